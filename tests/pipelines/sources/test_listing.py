@@ -392,8 +392,7 @@ def test_a_malformed_jsonl_row_is_an_error_with_its_line(images, row, message):
     ("line", "message"),
     [
         (b"{", "not JSON"),
-        (b'{"path": "a", "label": NaN}', "NaN is no JSON number"),
-        (b'{"path": "a", "path": "b", "label": 1}', "an object has a name twice"),
+        (b'{"path": "a", "label": NaN}', "not JSON .*not JSON compliant"),
         (b'{"path": "\\ud800", "label": 1}', "not JSON .*surrogates not allowed"),
         (b"[" * 100_000, "not JSON"),
         (b'{"path": "\xff", "label": 1}', "not UTF-8"),
