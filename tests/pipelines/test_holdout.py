@@ -45,7 +45,10 @@ def test_a_holdout_is_frozen():
 # --- classes
 
 KEYS_BY_CLASS = st.dictionaries(st.sampled_from("abcdef"), st.sets(st.integers(0, 10**6), min_size=1, max_size=40))
-FRACTIONS = st.dictionaries(st.sampled_from(["a", "b", "validation"]), st.floats(1e-6, 0.33), min_size=1)
+FRACTIONS = st.one_of(
+    st.dictionaries(st.sampled_from(["a", "b", "validation"]), st.floats(1e-6, 0.33), min_size=1),
+    st.fixed_dictionaries({"test": st.floats(1e-6, 1 - 1e-6)}),
+)
 
 
 def by_class(holdout: Holdout, keys: dict[str, set[int]]) -> dict[str, dict[int, str]]:
@@ -62,12 +65,6 @@ def test_every_class_with_enough_samples_has_one_in_every_split(keys, fractions,
             assert set(splits.values()) == wanted
         assert len(set(splits.values())) >= min(2, len(splits))
         assert "train" in splits.values()
-
-
-@given(KEYS_BY_CLASS, st.floats(1e-6, 1 - 1e-6), st.integers(0, 99))
-def test_two_samples_are_enough_for_one_held_out_split(keys, fraction, seed):
-    for splits in by_class(Holdout({"test": fraction}, seed), keys).values():
-        assert set(splits.values()) == ({"train", "test"} if len(splits) > 1 else {"train"})
 
 
 @given(KEYS_BY_CLASS, FRACTIONS, st.integers(0, 99))
@@ -99,11 +96,6 @@ def test_the_samples_that_small_classes_hold_out_are_frozen():
     split = by_class(Holdout({"test": 0.1}, seed=7), keys)
     chosen = {label: [key for key in some if some[key] == "test"] for label, some in split.items()}
     assert chosen == {"a": [], "b": [0], "c": [0], "d": [0], "e": [0], "f": [5]}
-
-
-@given(st.text("abc/", max_size=9), st.integers(0, 2**63))
-def test_a_fraction_close_to_one_takes_nearly_everything(key, seed):
-    assert Holdout({"test": 1 - 1e-15}, seed).split_of(key) == "test"
 
 
 @pytest.mark.parametrize(

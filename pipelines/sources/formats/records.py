@@ -4,7 +4,7 @@ import csv
 import json
 from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from pyarrow.parquet import ParquetFile
 
@@ -104,8 +104,8 @@ def _jsonl_rows(file: IO[bytes], where: str) -> Iterator[tuple[str, Record]]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line, object_pairs_hook=_without_duplicates, parse_constant=_refuse_constant)
-            compact(record).encode()  # a lone surrogate, which JSON can spell, raises here
+            record = json.loads(line)
+            compact(record).encode()  # a lone surrogate or NaN, which json reads, raises here
         except (ValueError, RecursionError) as error:
             raise SourceError(f"{where}: line {number}: not JSON ({error}); correct the line") from error
         if not isinstance(record, dict):
@@ -113,17 +113,6 @@ def _jsonl_rows(file: IO[bytes], where: str) -> Iterator[tuple[str, Record]]:
                 f"{where}: line {number}: a {type(record).__name__}, expected an object with path and label"
             )
         yield f"line {number}", record
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> Record:
-    record = dict(pairs)
-    if len(record) != len(pairs):
-        raise ValueError("an object has a name twice")
-    return record
-
-
-def _refuse_constant(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON number")
 
 
 def _read_parquet(file: IO[bytes], where: str) -> RecordTable:
@@ -147,7 +136,7 @@ def _parquet_rows(table: ParquetFile, names: list[str], where: str) -> Iterator[
 
 def compact(value: Any) -> str:
     """A value as JSON, the same for equal values."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 READERS: dict[str, Callable[[IO[bytes], str], RecordTable]] = {

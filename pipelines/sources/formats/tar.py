@@ -68,16 +68,33 @@ def walk(file: BinaryIO, where: str, start: int = 0, stop: int | None = None) ->
     member, or a missing end mark.
     """
     view = _View(file, start, file.seek(0, 2) if stop is None else stop)
-    try:
-        archive = tarfile.TarFile(fileobj=cast(BinaryIO, view), mode="r", encoding="utf-8", errors="backslashreplace")
-    except _BROKEN as error:
-        raise _damage(view, start, where, error) from error
-    while (member := _next(archive, view, where)) is not None:
+    at, archive = start, None
+    while True:
+        view.allowance = MAX_HEADER_BYTES
+        try:
+            if archive is None:
+                archive = tarfile.TarFile(fileobj=cast(BinaryIO, view), encoding="utf-8", errors="backslashreplace")
+            member = _plain(archive, view) or archive.next()
+        except _BROKEN as error:
+            raise _damage(view, at, where, error) from error
+        at = archive.offset
+        if member is None:
+            break
+        if member.size < 0 or member.offset_data <= member.offset:
+            raise SourceError(
+                f"{where}: member {member.name!r} at byte {member.offset} has the size {member.size}; "
+                "the archive is damaged, fetch it again"
+            )
+        if at > view.stop:
+            raise SourceError(
+                f"{where}: cut at byte {view.stop} inside {member.name!r}, which starts at byte {member.offset_data} "
+                f"and has {member.size} bytes; fetch it again"
+            )
         if not member.isdir():
             yield member
         # tarfile keeps every member it has seen; a million of them are a gigabyte.
         archive.members = []  # type: ignore[attr-defined]
-    _check_end(view, archive.offset, where)
+    _check_end(view, at, where)
 
 
 def reject_reason(member: tarfile.TarInfo) -> str | None:
@@ -117,18 +134,6 @@ class _View:
         return self.file.read(wanted)
 
 
-def _next(archive: tarfile.TarFile, view: _View, where: str) -> tarfile.TarInfo | None:
-    at = archive.offset
-    view.allowance = MAX_HEADER_BYTES
-    try:
-        member = _plain(archive, view) or archive.next()
-    except _BROKEN as error:
-        raise _damage(view, at, where, error) from error
-    if member is not None:
-        _check_member(member, archive.offset, view.stop, where)
-    return member
-
-
 def _plain(archive: tarfile.TarFile, view: _View) -> tarfile.TarInfo | None:
     """The next member if a single block describes it, as for nearly every image; saves tarfile's work.
 
@@ -156,20 +161,6 @@ def _plain(archive: tarfile.TarFile, view: _View) -> tarfile.TarInfo | None:
     member.size, member.offset, member.offset_data = int(size[:11], 8), at, at + BLOCK
     archive.offset = member.offset_data + -(-member.size // BLOCK) * BLOCK
     return member
-
-
-def _check_member(member: tarfile.TarInfo, end: int, stop: int, where: str) -> None:
-    """Raises SourceError for a member whose blocks, up to `end`, do not lie behind its header and before `stop`."""
-    if member.size < 0 or member.offset_data <= member.offset:
-        raise SourceError(
-            f"{where}: member {member.name!r} at byte {member.offset} has the size {member.size}; "
-            "the archive is damaged, fetch it again"
-        )
-    if end > stop:
-        raise SourceError(
-            f"{where}: cut at byte {stop} inside {member.name!r}, which starts at byte {member.offset_data} and has "
-            f"{member.size} bytes; fetch it again"
-        )
 
 
 def _check_end(view: _View, at: int, where: str) -> None:

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageFile
+from PIL import Image, ImageFile, ImageOps
 
 from pipelines.images.check import examine, marks_of
 from pipelines.images.encode import encode, libraries
 from pipelines.images.options import ImageOptions, resized, stored_field
-from shardset.errors import ConfigError, SourceError, UndecodableImage
+from shardset.errors import ConfigError, UndecodableImage
 from tests.makers import odd_images
 
 PLAIN = ImageOptions()
@@ -61,7 +61,6 @@ def test_a_bad_image_is_refused_with_its_reason(name):
     with pytest.raises(UndecodableImage) as caught:
         examine(data, field=extension, verify="decode", options=PLAIN)
     assert caught.value.reason == odd_images.BAD[name][2]
-    assert isinstance(caught.value, SourceError)
 
 
 def test_a_reason_survives_the_way_between_processes():
@@ -70,10 +69,11 @@ def test_a_reason_survives_the_way_between_processes():
     assert (again.reason, str(again)) == ("too many pixels", "too many pixels: 9 x 9, at most 80")
 
 
-@pytest.mark.parametrize("extension", ["jpg", "jpeg", "JPEG", "JPG", "jpe"])
+@pytest.mark.parametrize("extension", ["jpg", "JPEG", "jpe"])
 def test_every_spelling_of_an_extension_is_stored_under_one_field(extension):
-    found = examine(odd_images.jpeg(), field=extension, verify="header", options=PLAIN)
-    assert found == ("jpg", "")
+    assert examine(odd_images.jpeg(), field=extension, verify="header", options=PLAIN) == ("jpg", "")
+    assert examine(b"", field=extension, verify="none", options=PLAIN).field == "jpg"
+    assert ImageFile.LOAD_TRUNCATED_IMAGES is False
 
 
 def test_a_png_named_jpeg_keeps_its_bytes_under_its_own_extension_unless_jpegs_are_asked_for():
@@ -103,13 +103,9 @@ def test_a_ycck_jpeg_becomes_an_rgb_jpeg_of_the_same_picture():
     assert opened(encode(bytes(data), found.field, found.marks, PLAIN)[1]).mode == "RGB"
 
 
-def test_a_bomb_is_refused_from_its_header_alone():
-    data = odd_images.bomb()[:64]
+def test_an_image_above_the_limit_is_refused_from_its_header_alone_and_one_at_the_limit_is_not():
     with pytest.raises(UndecodableImage, match="too many pixels"):
-        examine(data, field="png", verify="header", options=PLAIN)
-
-
-def test_an_image_above_the_wanted_limit_is_refused_and_one_at_the_limit_is_not():
+        examine(odd_images.bomb()[:64], field="png", verify="header", options=PLAIN)
     width, height = odd_images.SIZE
     examine(odd_images.png(), field="png", verify="decode", options=ImageOptions(max_pixels=width * height))
     with pytest.raises(UndecodableImage, match="48 x 32, at most 1535"):
@@ -122,11 +118,6 @@ def test_truncation_is_found_by_decoding_only(name):
     assert examine(data, field=extension, verify="header", options=PLAIN).marks == ""
     with pytest.raises(UndecodableImage, match=r"^truncated$"):
         examine(data, field=extension, verify="decode", options=PLAIN)
-
-
-def test_without_verification_and_data_the_name_is_believed():
-    assert examine(b"", field="JPEG", verify="none", options=PLAIN).field == "jpg"
-    assert ImageFile.LOAD_TRUNCATED_IMAGES is False
 
 
 @settings(max_examples=60, deadline=None)
@@ -149,13 +140,10 @@ def test_a_jpeg_or_png_cut_anywhere_is_refused(missing):
             examine(data[: len(data) - 1 - missing], field=extension, verify="decode", options=PLAIN)
 
 
-def test_the_shorter_side_becomes_the_wanted_one_and_the_longer_keeps_the_ratio():
+def test_the_shorter_side_becomes_the_wanted_one_and_the_picture_stays():
     data = odd_images.encoded(odd_images.picture(size=(500, 375)), "JPEG")
     field, small = encode(data, "jpg", "", ImageOptions(resize_shorter=256))
     assert (field, opened(small).size) == ("jpg", (341, 256))
-
-
-def test_a_resized_picture_looks_like_the_picture():
     data = odd_images.encoded(odd_images.picture(size=(1200, 800)), "JPEG", quality=95)
     small = opened(encode(data, "jpg", "", ImageOptions(resize_shorter=32))[1])
     assert difference(small, odd_images.picture(size=(48, 32))) < 4
@@ -200,24 +188,15 @@ def test_what_has_more_than_eight_bits_or_fewer_channels_becomes_the_raw_colour_
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_reencoded_image_stands_upright_and_says_no_more_that_it_is_turned(orientation):
-    from PIL import ImageOps
-
+def test_a_reencoded_image_is_upright_and_says_no_more_that_it_is_turned_also_a_small_one(orientation):
     data = odd_images.exif_rotated(orientation)
     upright = ImageOps.exif_transpose(opened(data))
     image = opened(encode(data, "jpg", "", ImageOptions(image_format="png"))[1])
     assert odd_images.ORIENTATION not in image.getexif()
-    assert image.size == upright.size
     assert difference(image, upright) == 0
-
-
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_where_images_are_resized_the_small_ones_stand_upright_too(orientation):
-    data = odd_images.exif_rotated(orientation)
     small = encode(data, "jpg", "", ImageOptions(resize_shorter=1000))[1]
-    turned = encode(data, "jpg", "", ImageOptions(image_format="png"))[1]
     assert (small == data) == (orientation == 1)
-    assert difference(opened(small), opened(turned)) < 3
+    assert difference(opened(small), upright if orientation != 1 else opened(data)) < 3
 
 
 @pytest.mark.parametrize("orientation", [1, 3, 6])

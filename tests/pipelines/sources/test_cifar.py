@@ -43,9 +43,10 @@ def opened(kind, path, **options) -> Source:
 
 
 def read(source):
-    """All samples of a source, and its spool."""
-    spool = MemorySpool()
-    return [sample for unit in source.survey().units for sample in source.index(unit, spool)], spool
+    """All samples of a source, and its spool; the source is pickled and its units are JSON, as workers have them."""
+    spool, source = MemorySpool(), pickle.loads(pickle.dumps(source))
+    units = json.loads(json.dumps(source.survey().units))
+    return [sample for unit in units for sample in source.index(unit, spool)], spool
 
 
 def expect_same_pictures(source, batches: list[Batch]):
@@ -88,21 +89,14 @@ def test_the_coarse_label_of_cifar100_goes_into_json_and_cifar10_has_none(tmp_pa
     assert [list(sample.fields) for sample in samples] == [["png"]] * 6
 
 
-def test_keys_tell_batch_and_row_and_can_stand_in_a_tar(tmp_path):
+def test_keys_tell_batch_and_row_and_names_the_original_file_name_where_there_is_one(tmp_path):
     samples, _ = read(opened(Cifar10, write_folder(tmp_path / PYTHON10, python_files(cifar10(2)))))
-    keys = [sample.key for sample in samples]
-    assert keys[:3] == ["train-1-00000", "train-1-00001", "train-2-00000"]
-    assert keys[-1] == "test-00001"
+    keys, names = [sample.key for sample in samples], [sample.name for sample in samples]
+    assert (keys[0], keys[2], keys[-1]) == ("train-1-00000", "train-2-00000", "test-00001")
     assert all(map(naming.is_key, keys))
-    assert len(set(keys)) == len(keys)
-
-
-def test_names_hold_the_original_file_name_where_there_is_one_and_are_unique(tmp_path):
-    samples, _ = read(opened(Cifar10, write_folder(tmp_path / PYTHON10, python_files(cifar10(3)))))
-    names = [sample.name for sample in samples]
     # The maker gives rows 0 and 1 the same file name.
     assert names[:2] == ["data_batch_1/picture_s_000001.png#0", "data_batch_1/picture_s_000001.png#1"]
-    assert len(set(names)) == len(names)
+    assert len(set(keys)) == len(set(names)) == len(samples)
     samples, _ = read(opened(Cifar10, write_folder(tmp_path / BINARY10, binary_files(cifar10(1)))))
     assert [sample.name for sample in samples] == [sample.key for sample in samples]
 
@@ -125,30 +119,18 @@ def test_pictures_can_be_stored_as_ppm(tmp_path):
     assert content == b"P6\n32 32\n255\n" + cifar10(1)[0].pixels(0).tobytes()
 
 
-def test_a_unit_is_json_and_gives_the_same_samples_twice_also_after_pickling(tmp_path):
-    source = opened(Cifar100, write_archive(tmp_path / "a.tgz", python_files(cifar100(2)), "x"))
-    unit = source.survey().units[0]
-    first = list(source.index(json.loads(json.dumps(unit)), MemorySpool()))
-    assert list(pickle.loads(pickle.dumps(source)).index(unit, MemorySpool())) == first
-
-
 # --- where the files are
 
 
-@pytest.mark.parametrize("folder", [PYTHON10, BINARY10])
-def test_the_extracted_folder_and_its_parent_are_found(tmp_path, folder):
-    files = python_files(cifar10(1)) if folder == PYTHON10 else binary_files(cifar10(1))
-    write_folder(tmp_path / folder, files)
+@pytest.mark.parametrize(("archive", "folder", "files"), FORMS10)
+def test_the_extracted_folder_its_parent_and_before_them_an_archive_are_found(tmp_path, archive, folder, files):
+    write_folder(tmp_path / folder, files(cifar10(1)))
     for url in (tmp_path, tmp_path / folder, f"{tmp_path}/{folder}/"):
-        storage, archive = Cifar10.find(str(url))
-        assert (storage.url, archive) == (str(tmp_path / folder), None)
-
-
-def test_an_archive_in_a_folder_goes_before_extracted_files(tmp_path):
-    write_archive(tmp_path / "cifar-10-python.tar.gz", python_files(cifar10(1)), PYTHON10)
-    write_folder(tmp_path / PYTHON10, python_files(cifar10(1)))
-    storage, archive = Cifar10.find(str(tmp_path))
-    assert (storage.url, archive) == (str(tmp_path), "cifar-10-python.tar.gz")
+        storage, found = Cifar10.find(str(url))
+        assert (storage.url, found) == (str(tmp_path / folder), None)
+    write_archive(tmp_path / archive, files(cifar10(1)), folder)
+    storage, found = Cifar10.find(str(tmp_path))
+    assert (storage.url, found) == (str(tmp_path), archive)
 
 
 def test_input_without_the_files_is_an_error_that_names_what_is_there_and_what_is_expected(tmp_path):
@@ -183,9 +165,6 @@ def test_a_missing_batch_is_an_error_that_lists_found_and_expected(tmp_path):
             SourceError, match=r"found data_batch_1, .*test_batch of .*expected data_batch_3, batches\.meta"
         ):
             opened(Cifar10, path).survey()
-
-
-def test_the_other_data_set_is_an_error(tmp_path):
     path = write_archive(tmp_path / "a.tar.gz", python_files(cifar100(1)), "x")
     with pytest.raises(SourceError, match="found none of the files of cifar10"):
         opened(Cifar10, path).survey()
@@ -339,14 +318,8 @@ def test_an_input_that_changed_after_the_survey_is_an_error(tmp_path, in_archive
         path = write_folder(tmp_path / "in", python_files(cifar10(1)))
         changed = path / "test_batch"
     source = opened(Cifar10, path)
+    assert source.survey().objects[changed.name] == changed.stat().st_size
     unit = source.survey().units[-1]
     changed.write_bytes(changed.read_bytes() + b"\0")
     with pytest.raises(ChangedInput, match="start again"):
         list(source.index(unit, MemorySpool()))
-
-
-def test_the_survey_lists_the_objects_that_it_read(tmp_path):
-    archive = write_archive(tmp_path / "a.tgz", python_files(cifar10(1)), PYTHON10)
-    folder = write_folder(tmp_path / "in", binary_files(cifar10(1)))
-    assert opened(Cifar10, archive).survey().objects == {"a.tgz": archive.stat().st_size}
-    assert opened(Cifar10, folder).survey().objects["test_batch.bin"] == 3073

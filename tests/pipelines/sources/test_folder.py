@@ -27,7 +27,9 @@ def opened(path, **options) -> Folder:
 
 
 def read(source):
-    return [sample for unit in source.survey().units for sample in source.index(unit, MemorySpool())]
+    """All samples, as workers have them: the source pickled, the units as JSON."""
+    units, worker = json.loads(json.dumps(list(source.survey().units))), pickle.loads(pickle.dumps(source))
+    return [sample for unit in units for sample in worker.index(unit, MemorySpool())]
 
 
 def test_class_folders_give_labels_in_name_order_and_one_split(tmp_path):
@@ -125,9 +127,7 @@ def test_what_is_no_readable_file_is_rejected_or_counted_and_never_opened():
 FLAT = ["a_1.png", "b_2.png"]
 ADVISED = {
     "photos.zip": (["photos.zip"], "folder", "an archive: unpack it"),
-    "zipped": (["zipped/photos.zip"], "folder", "an archive: unpack it"),
     "x.npz": (["x.npz"], "hf", "arrays: docs/migrate.md"),
-    "torch": (["torch/train.pt"], "folder", "arrays: docs/migrate.md"),
     "mnist": (["mnist/train-images-idx3-ubyte.gz"], "hf", "arrays: docs/migrate.md"),
     "photos.csv": (["photos.csv"], "folder", "read it by --source listing"),
     "parquet": (["parquet/a.parquet"], "folder", "read by --source hf"),
@@ -135,7 +135,6 @@ ADVISED = {
     "pictures": (["pictures/cat/1.png"], "webdataset", "class folders are --source folder"),
     "flat": ([f"flat/{name}" for name in FLAT], "folder", "labels in their names, are listed as docs/migrate.md"),
     "yolo": (["yolo/images/train/1.png", "yolo/labels/train/1.txt"], "folder", "YOLO: boxes are no labels"),
-    "yolo2": (["yolo2/train/images/1.png", "yolo2/train/labels/1.txt"], "folder", "YOLO: boxes are no labels"),
     "coco": (["coco/val2017/1.png", "coco/annotations/instances_val2017.json"], "folder", "COCO: boxes are no labels"),
 }
 
@@ -155,14 +154,10 @@ def test_input_of_another_form_gets_a_sentence_that_names_the_way(tmp_path, name
     assert sentence in said
 
 
-def test_units_are_pieces_of_the_listing_and_are_json(tmp_path):
+def test_units_are_pieces_of_the_listing(tmp_path):
     source = opened(write_class_folders(tmp_path, ["a", "b"], 4), entries_per_unit=3)
-    units = json.loads(json.dumps(list(source.survey().units)))
-    assert [len(unit["entries"]) for unit in units] == [3, 3, 2]
-    again = pickle.loads(pickle.dumps(source))
-    samples = [sample for unit in units for sample in again.index(unit, MemorySpool())]
-    assert samples == read(source)
-    assert [sample.name for sample in samples] == [f"{name}/{n:03d}.png" for name in "ab" for n in range(4)]
+    assert [len(unit["entries"]) for unit in source.survey().units] == [3, 3, 2]
+    assert [sample.name for sample in read(source)] == [f"{name}/{n:03d}.png" for name in "ab" for n in range(4)]
 
 
 def test_a_name_that_is_no_utf8_is_rejected_with_a_printable_name(tmp_path):
@@ -177,21 +172,10 @@ def test_a_name_that_is_no_utf8_is_rejected_with_a_printable_name(tmp_path):
 # --- holdout
 
 
-def test_a_holdout_splits_class_folders_by_key(tmp_path):
-    source = opened(write_class_folders(tmp_path, ["a", "b"], 40), holdout=Holdout({"test": 0.25}, seed=3))
-    samples = read(source)
-    assert {sample.split for sample in samples} == {"train", "test"}
-    before = {sample.key: sample.split for sample in samples}
-    write_images(tmp_path, [f"a/more{number}.png" for number in range(5)])
-    after = {sample.key: sample.split for sample in read(source)}
-    assert {key: after[key] for key in before} == before
-
-
-@pytest.mark.parametrize("fraction", [0.001, 0.1, 0.999])
-def test_every_class_is_in_every_split_of_a_holdout(tmp_path, fraction):
+def test_every_class_is_in_every_split_of_a_holdout(tmp_path):
     write_class_folders(tmp_path, ["a", "b", "c"], 2)
     write_images(tmp_path, ["rare/1.png", "a/deep/er/1.png"])
-    source = opened(tmp_path, holdout=Holdout({"test": fraction}, seed=3))
+    source = opened(tmp_path, holdout=Holdout({"test": 0.1}, seed=3))
     seen = {(sample.label, sample.split) for sample in read(source)}
     assert seen == {(label, split) for label in range(3) for split in ("train", "test")} | {(3, "train")}
     assert "split test has no images of 1 class: rare" in source.survey().notes
@@ -298,14 +282,3 @@ def test_images_in_no_class_folder_are_left_out_with_a_note(tmp_path):
     source = opened(write_images(tmp_path, ["train/cat/1.png", "test/2.png", "test/3.png", "4.png"]))
     assert [sample.name for sample in read(source)] == ["train/cat/1.png"]
     assert source.survey().notes == ["left out 3 images in no class folder, such as 4.png"]
-
-
-def test_many_types_of_files_are_not_all_listed(tmp_path):
-    write_images(tmp_path, ["cat/1.png"])
-    for number in range(30):
-        (tmp_path / f"cat/x.t{number:02d}").write_text("x")
-    [note] = opened(tmp_path).survey().notes
-    assert note == (
-        f"left out 30 other files ({', '.join(f'1 .t{number:02d}' for number in range(12))}, and 18 more types), "
-        "which are in no image format that is read"
-    )

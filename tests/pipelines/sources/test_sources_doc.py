@@ -73,23 +73,19 @@ def test_the_example_rejects_a_label_that_is_no_digit(mnist, tmp_path):
     assert sum(isinstance(entry, RawSample) for entry in found) == 7
 
 
+LABELS = "train-labels-idx1-ubyte"
+
+
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("found", "says"),
     [
-        (lambda data: data[:-1], "no whole IDX file"),
-        (lambda data: b"<html>", "no whole IDX file"),
-        (lambda data: b"", "no whole IDX file"),
-        (lambda data: idx(np.zeros((5, 6, 4), np.uint8)), "no whole IDX file"),
-        (lambda data: idx(np.zeros(9, np.uint8)), "5 images, 9 labels"),
+        ({**files(), LABELS: files()[LABELS][:-1]}, "no whole IDX file"),
+        ({**files(), LABELS: b"<html>"}, "no whole IDX file"),
+        ({**files(), LABELS: idx(np.zeros((5, 6, 4), np.uint8))}, "no whole IDX file"),
+        ({**files(), LABELS: idx(np.zeros(9, np.uint8))}, "5 images, 9 labels"),
+        ({}, "no train-images-idx3-ubyte; fetch it"),
     ],
 )
-def test_the_example_refuses_files_that_are_cut_or_do_not_fit(mnist, tmp_path, change, says):
-    name = "train-labels-idx1-ubyte"
-    source = mnist(open_storage(str(put(tmp_path, files() | {name: change(files()[name])}))))
+def test_the_example_refuses_files_that_are_missing_cut_or_do_not_fit(mnist, tmp_path, found, says):
     with pytest.raises(SourceError, match=says):
-        everything(source)
-
-
-def test_the_example_names_a_missing_file(mnist, tmp_path):
-    with pytest.raises(SourceError, match="no train-images-idx3-ubyte; fetch it"):
-        mnist(open_storage(str(tmp_path))).survey()
+        everything(mnist(open_storage(str(put(tmp_path, found)))))
