@@ -157,7 +157,7 @@ def test_an_image_that_they_can_not_decode_is_named_with_its_reason(shards):
 def test_a_part_that_is_damaged_as_a_whole_is_masked_without_them(shards, tmp_path):
     copy, options = shutil.copytree(shards, tmp_path / "copy"), {"global_batch_size": 2}
     whole = make(shards, **options)
-    address = whole.addresses(whole.order.batch(0, 30).ids)[0]
+    address = whole.source.addresses(whole.order.batch(0, 30).ids)[0]
     path = copy / whole.split.shards[address.shard].path
     content = bytearray(path.read_bytes())
     content[address.start] ^= 1
