@@ -24,6 +24,7 @@ from shardset.storage.open import open_storage
 from shardset.stream.source import MIN_DECODED
 from shardset.stream.stream import Stream, order_options
 from tests.conftest import REPOSITORY
+from tests.makers.reading import same
 from tests.makers.shardset import encode, image_sample, pixels, write_shard_set
 
 PADDED = ImageSpec(size=8, crop=PadCrop(1), flip=True)
@@ -101,10 +102,6 @@ def state_and_parent(pid):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
     except (FileNotFoundError, ProcessLookupError):
         return None
-
-
-def same(one, other):
-    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.parametrize("name", SPECS)
