@@ -27,56 +27,30 @@ class Operation:
     is_signed: bool = False
 
 
-def _affine(image: Image.Image, *matrix: float) -> Image.Image:
-    return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR, fillcolor=FILL)
+def _affine(*matrix: float | None) -> Callable[[Image.Image, float], Image.Image]:
+    """An affine transform whose value takes the place of None in the matrix."""
 
+    def apply(image: Image.Image, value: float) -> Image.Image:
+        numbers = [value if number is None else number for number in matrix]
+        return image.transform(image.size, Image.Transform.AFFINE, numbers, Image.Resampling.BILINEAR, fillcolor=FILL)
 
-def _shear_x(image: Image.Image, factor: float) -> Image.Image:
-    return _affine(image, 1, factor, 0, 0, 1, 0)
-
-
-def _shear_y(image: Image.Image, factor: float) -> Image.Image:
-    return _affine(image, 1, 0, 0, factor, 1, 0)
-
-
-def _translate_x(image: Image.Image, pixels: float) -> Image.Image:
-    return _affine(image, 1, 0, pixels, 0, 1, 0)
-
-
-def _translate_y(image: Image.Image, pixels: float) -> Image.Image:
-    return _affine(image, 1, 0, 0, 0, 1, pixels)
+    return apply
 
 
 def _rotate(image: Image.Image, degrees: float) -> Image.Image:
     return image.rotate(degrees, Image.Resampling.BILINEAR, fillcolor=FILL)
 
 
-def _posterize(image: Image.Image, bits: float) -> Image.Image:
-    return ImageOps.posterize(image, int(bits))
-
-
-def _solarize(image: Image.Image, threshold: float) -> Image.Image:
-    return ImageOps.solarize(image, math.ceil(threshold))
-
-
 def _solarize_add(image: Image.Image, add: float) -> Image.Image:
     return image.point([min(255, one + int(add)) if one < 128 else one for one in range(256)] * 3)
 
 
-def _color(image: Image.Image, factor: float) -> Image.Image:
-    return ImageEnhance.Color(image).enhance(factor)
+def _posterize(value: Callable[[float, int], float]) -> Operation:
+    return Operation("posterize", lambda image, bits: ImageOps.posterize(image, int(bits)), value)
 
 
-def _contrast(image: Image.Image, factor: float) -> Image.Image:
-    return ImageEnhance.Contrast(image).enhance(factor)
-
-
-def _brightness(image: Image.Image, factor: float) -> Image.Image:
-    return ImageEnhance.Brightness(image).enhance(factor)
-
-
-def _sharpness(image: Image.Image, factor: float) -> Image.Image:
-    return ImageEnhance.Sharpness(image).enhance(factor)
+def _solarize(value: Callable[[float, int], float]) -> Operation:
+    return Operation("solarize", lambda image, threshold: ImageOps.solarize(image, math.ceil(threshold)), value)
 
 
 _WITHOUT_VALUE = (
@@ -84,20 +58,24 @@ _WITHOUT_VALUE = (
     Operation("equalize", lambda image, _: ImageOps.equalize(image)),
 )
 _INVERT = Operation("invert", lambda image, _: ImageOps.invert(image))
-_ENHANCE = {"color": _color, "contrast": _contrast, "brightness": _brightness, "sharpness": _sharpness}
 
 
 def _enhancing(value: Callable[[float, int], float], *, is_signed: bool) -> tuple[Operation, ...]:
-    return tuple(Operation(name, apply, value, is_signed) for name, apply in _ENHANCE.items())
+    return (
+        Operation("color", lambda image, factor: ImageEnhance.Color(image).enhance(factor), value, is_signed),
+        Operation("contrast", lambda image, factor: ImageEnhance.Contrast(image).enhance(factor), value, is_signed),
+        Operation("brightness", lambda image, factor: ImageEnhance.Brightness(image).enhance(factor), value, is_signed),
+        Operation("sharpness", lambda image, factor: ImageEnhance.Sharpness(image).enhance(factor), value, is_signed),
+    )
 
 
 def _geometric(rotate: float, shear: float, translate: Callable[[float, int], float]) -> tuple[Operation, ...]:
     return (
         Operation("rotate", _rotate, lambda level, side: rotate * level, is_signed=True),
-        Operation("shear_x", _shear_x, lambda level, side: shear * level, is_signed=True),
-        Operation("shear_y", _shear_y, lambda level, side: shear * level, is_signed=True),
-        Operation("translate_x", _translate_x, translate, is_signed=True),
-        Operation("translate_y", _translate_y, translate, is_signed=True),
+        Operation("shear_x", _affine(1, None, 0, 0, 1, 0), lambda level, side: shear * level, is_signed=True),
+        Operation("shear_y", _affine(1, 0, 0, None, 1, 0), lambda level, side: shear * level, is_signed=True),
+        Operation("translate_x", _affine(1, 0, None, 0, 1, 0), translate, is_signed=True),
+        Operation("translate_y", _affine(1, 0, 0, 0, 1, None), translate, is_signed=True),
     )
 
 
@@ -110,16 +88,16 @@ _COMMON = (
 
 RAND = (
     *_COMMON,
-    Operation("posterize", _posterize, lambda level, side: int(4 * level)),
-    Operation("solarize", _solarize, lambda level, side: min(256, int(256 * level))),
+    _posterize(lambda level, side: int(4 * level)),
+    _solarize(lambda level, side: min(256, int(256 * level))),
     *_enhancing(lambda level, side: 1.8 * level + 0.1, is_signed=False),
 )
 """RandAugment as in the paper's code: a higher magnitude weakens some of the operations."""
 
 RAND_INCREASING = (
     *_COMMON,
-    Operation("posterize", _posterize, lambda level, side: 4 - int(4 * level)),
-    Operation("solarize", _solarize, lambda level, side: 256 - min(256, int(256 * level))),
+    _posterize(lambda level, side: 4 - int(4 * level)),
+    _solarize(lambda level, side: 256 - min(256, int(256 * level))),
     *_enhancing(lambda level, side: max(0.1, 1 + 0.9 * level), is_signed=True),
 )
 """timm's `inc1`: a higher magnitude strengthens every operation."""
@@ -128,8 +106,8 @@ TRIVIAL = (
     *_WITHOUT_VALUE,
     Operation("identity", lambda image, _: image),
     *_geometric(135, 0.99, lambda level, side: int(32 * level)),
-    Operation("posterize", _posterize, lambda level, side: 8 - round(6 * level)),
-    Operation("solarize", _solarize, lambda level, side: 255 * (1 - level)),
+    _posterize(lambda level, side: 8 - round(6 * level)),
+    _solarize(lambda level, side: 255 * (1 - level)),
     *_enhancing(lambda level, side: 1 + 0.99 * level, is_signed=True),
 )
 """TrivialAugment in the wide form, which is the one that its paper recommends for ImageNet."""

@@ -9,7 +9,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from shardset.arguments import require_int
 from shardset.errors import BudgetTooSmall, ConfigError
 from shardset.order.epoch import LastBatch, Order
 from shardset.order.lanes import MAX_DEFAULT_LANES, default_lanes, lanes_of_reader
@@ -33,7 +32,7 @@ class OrderOptions:
     """What the order of a split follows from, besides its shards; the same for all of `world_size` equal readers.
 
     `budget_bytes` is the memory of each of them; it chooses `num_lanes`, `block_size` and `window` (L, q and w of
-    docs/order.md) where they are None. `Order` says what the others mean. Raises ConfigError for what is not a number.
+    docs/order.md) where they are None. `Order` says what the others mean.
     """
 
     global_batch_size: int
@@ -48,11 +47,6 @@ class OrderOptions:
     budget_bytes: int = BUDGET_BYTES
 
     def __post_init__(self) -> None:
-        for name in ("global_batch_size", "world_size", "augment_repeats", "budget_bytes"):
-            object.__setattr__(self, name, require_int(name, getattr(self, name)))
-        for name in ("num_lanes", "block_size", "window"):
-            if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, require_int(name, value))
         for name in ("num_lanes", "block_size", "augment_repeats"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ConfigError(f"{name} is {value}, expected at least 1; leave it out for the default")

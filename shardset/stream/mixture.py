@@ -106,7 +106,14 @@ class MixedStream:
                 streams.append(self._open_set(number, lanes))
             except BudgetTooSmall as error:
                 refused.append(error)
-        _check_budget(refused, len(lanes), self._budget_bytes)
+        if refused:
+            enough = len(lanes) * max(error.enough for error in refused)
+            raise BudgetTooSmall(
+                f"{len(lanes)} shard sets have {self._budget_bytes // MIB:,} MiB together, an equal part each, which "
+                f"is too little for {len(refused)} of them; raise budget_bytes to {enough} ({enough // MIB:,} MiB), "
+                "or lower window, num_lanes, prefetch or the batch size",
+                enough,
+            )
         warn_of_shared_lanes(sum(lanes), self._default_lanes, self._global_batch_size, self._rank, self._world_size)
         return streams
 
@@ -119,15 +126,21 @@ class MixedStream:
             share.split,
             global_batch_size=size,
             rank=0,
-            world_size=_num_readers(num_own, sum(lanes), self._world_size),
-            part=range(_clamp(part.start - begin, size), _clamp(part.stop - begin, size)),
+            # As many equal readers as give each of them at least the lanes of any replica.
+            world_size=max(1, num_own // lanes_of_reader(sum(lanes), self._world_size)),
+            part=range(*(min(max(slot - begin, 0), size) for slot in (part.start, part.stop))),
             seed=derive_key(self._seed, "mixture", number),
             num_lanes=num_own,
             last_batch="drop",
             budget_bytes=self._budget_bytes // len(lanes),
             **self._options,
         )
-        return _not_empty(stream, share)
+        if len(stream) < 1:
+            raise ConfigError(
+                f"{share.manifest_url} {share.split}: {stream.order.num_samples} samples do not fill one batch of "
+                f"{stream.order.global_batch_size}; lower its weight or the global batch size"
+            )
+        return stream
 
     @property
     def fingerprint(self) -> str:
@@ -153,13 +166,13 @@ class MixedStream:
         return [stream.state(*divmod(step, len(stream))) for stream in self.streams]
 
     def resume(self, states: Sequence[OrderState]) -> int:
-        """The step at which to go on, in the order of the states, whatever the number of replicas was.
+        """The step at which to continue, in the order of the states, whatever the number of replicas was.
 
         Raises ConfigError naming what else differs.
         """
         if len(states) != len(self.streams):
             raise ConfigError(
-                f"there are {len(states)} states for {len(self.streams)} shard sets; go on with the same sets, or "
+                f"there are {len(states)} states for {len(self.streams)} shard sets; give the same sets, or "
                 "start a new run"
             )
         lanes = [state.num_lanes for state in states]
@@ -173,47 +186,16 @@ class MixedStream:
         positions = [stream.restore(state) for stream, state in zip(streams, states, strict=True)]
         steps = {epoch * len(stream) + step for stream, (epoch, step) in zip(streams, positions, strict=True)}
         if len(steps) != 1:
-            raise ConfigError(f"the states stand at steps {sorted(steps)}, expected one; they are not of one mixture")
+            raise ConfigError(f"the states are of steps {sorted(steps)}, expected one; they are not of one mixture")
         self.lanes, self.streams = lanes, streams
         return steps.pop()
 
 
-def _num_readers(num_own: int, num_lanes: int, world_size: int) -> int:
-    """The number of equal readers of a set's lanes, each with at least as many of them as any replica has."""
-    return max(1, num_own // lanes_of_reader(num_lanes, world_size))
-
-
-def _clamp(slot: int, size: int) -> int:
-    return min(max(slot, 0), size)
-
-
-def _check_budget(refused: Sequence[BudgetTooSmall], num_shares: int, budget_bytes: int) -> None:
-    """Raises BudgetTooSmall if the budget is too small for some sets, with one that is enough for all."""
-    if refused:
-        enough = num_shares * max(error.enough for error in refused)
-        raise BudgetTooSmall(
-            f"{num_shares} shard sets have {budget_bytes // MIB:,} MiB together, an equal part each, which is too "
-            f"little for {len(refused)} of them; raise budget_bytes to {enough} ({enough // MIB:,} MiB), or lower "
-            "window, num_lanes, prefetch or the batch size",
-            enough,
-        )
-
-
-def _not_empty(stream: Stream, share: Share) -> Stream:
-    if len(stream) < 1:
-        raise ConfigError(
-            f"{share.manifest_url} {share.split}: {stream.order.num_samples} samples do not fill one batch of "
-            f"{stream.order.global_batch_size}; lower its weight or the global batch size"
-        )
-    return stream
-
-
 def _concatenate(batches: Sequence[Batch]) -> Batch:
+    if len(batches) == 1:
+        return batches[0]
     columns = {name: [batch[name] for batch in batches] for name in batches[0]}
-    return {name: _concatenate_values(values) for name, values in columns.items()}
-
-
-def _concatenate_values(values: Sequence[Any]) -> Any:
-    if isinstance(values[0], np.ndarray):
-        return np.concatenate(values) if len(values) > 1 else values[0]
-    return list(itertools.chain(*values))
+    return {
+        name: np.concatenate(values) if isinstance(values[0], np.ndarray) else list(itertools.chain(*values))
+        for name, values in columns.items()
+    }

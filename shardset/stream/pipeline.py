@@ -5,10 +5,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from shardset.order.budget import READ_AHEAD
-from shardset.read.open import open_sample_reader
+from shardset.read.blocks import open_sample_reader
 from shardset.read.pending import SampleReader
 from shardset.stream.batch import Batch
 from shardset.stream.fill.fillers import open_filler
@@ -89,10 +90,11 @@ class Pipeline:
 
     def _make_threads(self) -> list[threading.Thread]:
         """One thread for planning and filling if samples are small and local, because nothing waits; else two."""
-        if self._source.has_small_samples and self._source.is_local:
-            return [self._thread("fill", lambda: map(self._begin, self._plan()), self._filling)]
+        plan = partial(self._planner.plan, self._spans, self._wait_for_budget)
+        if self._source.has_small_samples and not self._source.table.storage.is_remote:
+            return [self._thread("fill", lambda: map(self._begin, plan()), self._filling)]
         return [
-            self._thread("plan", self._plan, self._planned),
+            self._thread("plan", plan, self._planned),
             self._thread("fill", lambda: map(self._begin, self._receive_planned()), self._filling),
         ]
 
@@ -111,9 +113,6 @@ class Pipeline:
                 self._send(out, None)
 
         return threading.Thread(target=run, name=f"shardset-{name}", daemon=True)
-
-    def _plan(self) -> Iterator[PlannedStep]:
-        return self._planner.plan(self._spans, self._wait_for_budget)
 
     def _receive_planned(self) -> Iterator[PlannedStep]:
         while (step := self._receive(self._planned)) is not None:

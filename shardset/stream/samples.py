@@ -23,8 +23,8 @@ from shardset.format import manifest as manifests
 from shardset.format.images import IMAGE_FIELDS
 from shardset.format.manifest import LoadedSet
 from shardset.order.epoch import Order
+from shardset.read.blocks import open_sample_reader
 from shardset.read.indexes import ShardTable
-from shardset.read.open import open_sample_reader
 from shardset.read.pending import PendingSamples, SampleReader
 from shardset.read.threads import ProcessLock
 
@@ -72,7 +72,10 @@ class SampleSet:
         self.manifest, storage = loaded
         self.split, self.split_name, self.transform = self.manifest.split(split), split, transform
         self.table = ShardTable(storage, self.split, with_keys=True)
-        self._order = _stored_order(self.split.shard_sizes)
+        sizes = self.split.shard_sizes
+        self._order = Order(
+            shard_sizes=sizes, seed=None, global_batch_size=1, num_lanes=1, block_size=max(sizes), window=0
+        )
         self._lock = ProcessLock()
         self._reader: tuple[int, SampleReader] | None = None
         self._closing: weakref.finalize[..., SampleSet] | None = None
@@ -221,9 +224,3 @@ def _close_later(reader: SampleReader, owner: int) -> None:
     if owner == os.getpid():
         # In a thread: garbage is collected anywhere, also where this thread holds a lock of the reader.
         threading.Thread(target=reader.close, name="shardset-close", daemon=True).start()
-
-
-def _stored_order(shard_sizes: Sequence[int]) -> Order:
-    return Order(
-        shard_sizes=shard_sizes, seed=None, global_batch_size=1, num_lanes=1, block_size=max(shard_sizes), window=0
-    )

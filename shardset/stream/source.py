@@ -20,7 +20,6 @@ from shardset.read.addresses import SampleAddresses
 from shardset.read.disk_cache import BlockCache
 from shardset.read.indexes import ShardTable
 from shardset.read.local import SMALL_BYTES
-from shardset.storage.base import Storage
 from shardset.stream.batch import BATCH_NAMES
 from shardset.stream.spec import StreamSpec
 
@@ -48,12 +47,7 @@ class StreamSource:
     @property
     def stored_bytes(self) -> int:
         """Bytes of all shards."""
-        return stored_bytes(self.split)
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the shards lie on a local disk."""
-        return not self.table.storage.is_remote
+        return sum(self.split.tar_bytes)
 
     @property
     def has_small_samples(self) -> bool:
@@ -83,24 +77,28 @@ def open_source(spec: StreamSpec) -> StreamSource:
     manifest, storage = url if isinstance(url, LoadedSet) else manifests.load(os.fspath(url))
     split = manifest.split(spec.split)
     _check_fields(split.fields, spec)
-    disk_cache = _open_disk_cache(spec, split, storage)
-    order = fit_order(split.shard_sizes, spec.order_options, stored_bytes=stored_bytes(split))
+    if spec.disk_cache is not None and not storage.is_remote:
+        raise ConfigError(f"{storage.url} lies on a local disk already; leave the disk cache out")
+    disk_cache = None if spec.disk_cache is None else BlockCache(spec.disk_cache, split)
+    stored_bytes = sum(split.tar_bytes)
+    order = fit_order(split.shard_sizes, spec.order_options, stored_bytes=stored_bytes)
     if spec.part is None:  # a mixture warns for all of its sets
         fresh = replace(spec.order_options, num_lanes=None)
         warn_of_shared_lanes(
             order.num_lanes,
-            lambda: fit_order(split.shard_sizes, fresh, stored_bytes=stored_bytes(split)).num_lanes,
+            lambda: fit_order(split.shard_sizes, fresh, stored_bytes=stored_bytes).num_lanes,
             spec.global_batch_size,
             spec.rank,
             spec.world_size,
         )
+    kept = None if spec.fields or spec.with_key else spec.image
     memory = fit_memory(
         order,
         spec.order_options,
         spec.slots,
-        stored_bytes=stored_bytes(split),
+        stored_bytes=stored_bytes,
         image_bytes=3 * spec.image.size**2 if spec.image else 0,
-        cache_bytes=_cache_bytes(spec, split),
+        cache_bytes=MemoryCache.num_bytes(split.num_samples, kept) if kept else None,
         prefetch=spec.prefetch,
     )
     # The disk cache looks up samples by their place in a shard, for which it needs whole indexes.
@@ -125,11 +123,6 @@ def open_decode_aids(source: StreamSource) -> DecodeAids:
     return DecodeAids(cache, WorkerPool(spec.image, min(spec.num_decode_threads, MAX_WORKERS), len(spec.slots), kept))
 
 
-def stored_bytes(split: Split) -> int:
-    """Bytes of all shards of a split."""
-    return sum(split.tar_bytes)
-
-
 def warn_of_shared_lanes(num_lanes: int, fresh: Callable[[], int], size: int, rank: int, world_size: int) -> None:
     """Has the first replica log what readers that share lanes read more than once, and what would be less.
 
@@ -146,20 +139,6 @@ def warn_of_shared_lanes(num_lanes: int, fresh: Callable[[], int], size: int, ra
         "%s%d readers would share none",
         world_size, num_lanes, factor, advice if least < factor else "", largest_divisor(num_lanes, world_size),
     )  # fmt: skip
-
-
-def _open_disk_cache(spec: StreamSpec, split: Split, storage: Storage) -> BlockCache | None:
-    if spec.disk_cache is None:
-        return None
-    if not storage.is_remote:
-        raise ConfigError(f"{storage.url} lies on a local disk already; leave the disk cache out")
-    return BlockCache(spec.disk_cache, split)
-
-
-def _cache_bytes(spec: StreamSpec, split: Split) -> int | None:
-    if spec.image is None or spec.fields or spec.with_key:
-        return None
-    return MemoryCache.num_bytes(split.num_samples, spec.image)
 
 
 def _check_fields(stored: Sequence[str], spec: StreamSpec) -> None:

@@ -17,6 +17,11 @@ from shardset.order.lanes import check_world, rank_part
 from shardset.read.disk_cache import DiskCache
 from shardset.stream.world import num_own_cores
 
+_OPTIONAL_NUMBERS = ("num_lanes", "block_size", "window", "num_threads")
+_NUMBERS = (
+    "rank", "world_size", "global_batch_size", "augment_repeats", "prefetch", "budget_bytes", *_OPTIONAL_NUMBERS
+)  # fmt: skip
+
 BadSamples = Literal["raise", "substitute", "mask"]
 
 RowTransform = Callable[[dict[str, Any], np.random.Generator], Mapping[str, Any]]
@@ -51,7 +56,7 @@ class StreamSpec:
 
     `part` replaces the even share of `rank` by other slots of the global batch. `seed=None` is evaluation: stored
     order, every sample once. `image=None` decodes nothing. `fields` pass through as lists of bytes (None where a sample
-    has none). `num_lanes`, `block_size` and `window` (L, q, w of docs/order.md) are part of the order: to go on with a
+    has none). `num_lanes`, `block_size` and `window` (L, q, w of docs/order.md) are part of the order: to resume a
     run, give those of its state. `augment_repeats` is repeated augmentation: each sample takes so many slots of its
     batch, each with a crop, a flip and a transform of its own. `bad_samples` says what happens to a sample whose bytes
     are damaged or no image: `raise`; `substitute` takes another sample, of its lane if it has one; `mask` gives a black
@@ -89,16 +94,25 @@ class StreamSpec:
     def __post_init__(self) -> None:
         if not isinstance(self.manifest_url, LoadedSet):
             object.__setattr__(self, "manifest_url", os.fspath(self.manifest_url))
-        self._require_ints("rank", "world_size", "global_batch_size", "augment_repeats", "prefetch", "budget_bytes")
-        if self.num_threads is not None:
-            self._require_ints("num_threads")
+        for name in _NUMBERS:
+            if getattr(self, name) is not None or name not in _OPTIONAL_NUMBERS:
+                object.__setattr__(self, name, require_int(name, getattr(self, name)))
         check_world(self.global_batch_size, self.rank, self.world_size)
-        _check_choice("bad_samples", self.bad_samples, get_args(BadSamples))
-        _check_choice("last_batch", self.last_batch, get_args(LastBatch))
-        self._check_threads()
-        self._check_transform()
+        for name, choices in (("bad_samples", get_args(BadSamples)), ("last_batch", get_args(LastBatch))):
+            if getattr(self, name) not in choices:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}, expected {' or '.join(choices)}")
+        if (self.num_threads is not None and self.num_threads < 1) or self.prefetch < 0:
+            raise ConfigError(
+                f"num_threads is {self.num_threads} and prefetch {self.prefetch}, expected at least 1 and 0"
+            )
+        if self.transform is not None and not callable(self.transform):
+            raise ConfigError(
+                f"transform is {self.transform!r}, expected a function of (row, rng) that returns the row"
+            )
+        slots, size = self.slots, self.global_batch_size
+        if slots.step != 1 or not 0 <= slots.start <= slots.stop <= size:
+            raise ConfigError(f"part is {self.part}, expected consecutive slots of a global batch of {size}")
         self._check_image()
-        self._check_part()
 
     @property
     def slots(self) -> range:
@@ -115,22 +129,6 @@ class StreamSpec:
         """Threads that decode: `num_threads`, or one for each core that is this process's share."""
         return self.num_threads or num_own_cores()
 
-    def _require_ints(self, *names: str) -> None:
-        for name in names:
-            object.__setattr__(self, name, require_int(name, getattr(self, name)))
-
-    def _check_threads(self) -> None:
-        if (self.num_threads is not None and self.num_threads < 1) or self.prefetch < 0:
-            raise ConfigError(
-                f"num_threads is {self.num_threads} and prefetch {self.prefetch}, expected at least 1 and 0"
-            )
-
-    def _check_transform(self) -> None:
-        if self.transform is not None and not callable(self.transform):
-            raise ConfigError(
-                f"transform is {self.transform!r}, expected a function of (row, rng) that returns the row"
-            )
-
     def _check_image(self) -> None:
         if self.image is not None and not isinstance(self.image, ImageSpec):
             raise ConfigError(f"image is {self.image!r}, expected ImageSpec(size=...), or None to decode nothing")
@@ -140,13 +138,3 @@ class StreamSpec:
             raise ConfigError(
                 "the stored order (seed None) takes no random crop or flip; use CenterCrop, or give a seed"
             )
-
-    def _check_part(self) -> None:
-        slots, size = self.slots, self.global_batch_size
-        if slots.step != 1 or not 0 <= slots.start <= slots.stop <= size:
-            raise ConfigError(f"part is {self.part}, expected consecutive slots of a global batch of {size}")
-
-
-def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ConfigError(f"{name} is {value!r}, expected {' or '.join(choices)}")

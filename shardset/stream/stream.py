@@ -15,13 +15,10 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Self, Unpack
 
-import numpy as np
-
 from shardset.arguments import require_int
 from shardset.errors import ConfigError
 from shardset.format.manifest import LoadedSet
 from shardset.order.state import OrderState, state_from_values, values_of_state
-from shardset.read.addresses import SampleAddresses
 from shardset.stream.batch import Batch
 from shardset.stream.defaults import DEFAULT_SEED, ImageChoice, check_names, choose_global_batch, choose_image
 from shardset.stream.fill.steps import Spans
@@ -163,7 +160,7 @@ class Stream:
         return values_of_state(self.state(self._position.epoch, self._position.step))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Has the next iteration go on at a position that `state_dict` gave, on any number of processes: `restore`."""
+        """Has the next iteration continue where `state_dict` was called, on any number of processes: see `restore`."""
         self._position = StreamPosition(*self.restore(state_from_values(state, OrderState)))
 
     def epoch(self, epoch: int, start_step: int = 0) -> Generator[Batch, None, None]:
@@ -251,25 +248,17 @@ class Stream:
         Takes num_lanes, block_size and window from the state where the constructor was given none. Raises ConfigError
         naming what else differs from this stream.
         """
-        source = self._source_with(state)
+        options: dict[str, Any] = {
+            name: value for name, value in order_options(state).items() if getattr(self._asked, name) is None
+        }
+        source = self.source
+        if any(getattr(self.order, name) != value for name, value in options.items()):
+            loaded = LoadedSet(self.manifest, source.table.storage)
+            source = open_source(replace(self._asked, manifest_url=loaded, **options))
         position = source.order.resume(state, source.manifest.digest)
         if source is not self.source:
             self._use(source)
         return position
-
-    def addresses(self, ids: np.ndarray) -> SampleAddresses:
-        """Where samples are stored, by id."""
-        return self.source.addresses(ids)
-
-    def _source_with(self, state: OrderState) -> StreamSource:
-        """The source with the order options of a state where the caller left them open."""
-        loaded = LoadedSet(self.manifest, self.source.table.storage)
-        options: dict[str, Any] = {
-            name: value for name, value in order_options(state).items() if getattr(self._asked, name) is None
-        }
-        if all(getattr(self.order, name) == value for name, value in options.items()):
-            return self.source
-        return open_source(replace(self._asked, manifest_url=loaded, **options))
 
 
 def order_options(state: OrderState) -> StreamOptions:

@@ -1,5 +1,6 @@
 """Which sample a run sees in which step, from manifest, order and indexes, without listing an epoch."""
 
+import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ import numpy as np
 
 from shardset.errors import ConfigError
 from shardset.format.manifest import Manifest, Split
-from shardset.format.originals import read_origins
+from shardset.format.originals import Origin, read_origins
 from shardset.order.epoch import Order
 from shardset.read.index_rows import read_rows
 from shardset.read.indexes import read_index
@@ -97,10 +98,10 @@ class Timetable:
     def samples(self, ids: np.ndarray) -> list[TimetableSample]:
         """Samples by id, in the order of `ids`; reads the rows of their shards' indexes."""
         shards = np.searchsorted(self.order.first_ids, ids, side="right") - 1
-        ids_by_shard = [np.unique(ids[shards == shard]) for shard in np.unique(shards)]
+        by_shard = {shard: np.unique(ids[shards == shard]) for shard in np.unique(shards).tolist()}
         with ThreadPoolExecutor(THREADS) as threads:
-            samples_by_shard = threads.map(self._samples_of_shard, np.unique(shards).tolist(), ids_by_shard)
-            by_id = {sample.id: sample for samples in samples_by_shard for sample in samples}
+            found = list(itertools.chain(*threads.map(self._samples_of_shard, by_shard, by_shard.values())))
+        by_id = {sample.id: sample for sample in found}
         return [by_id[sample_id] for sample_id in ids.tolist()]
 
     def id_of(self, key: str) -> int:
@@ -121,21 +122,23 @@ class Timetable:
         )
 
     def _samples_of_shard(self, number: int, ids: np.ndarray) -> list[TimetableSample]:
-        shard = self.split.shards[number]
+        shard, classes = self.split.shards[number], self.manifest.classes
         positions = (ids - self.order.first_ids[number]).tolist()
         rows = read_rows(self.storage, shard, self.split.fields, positions)
+        none: list[Origin | None] = [None] * len(positions)
         origins = read_origins(self.storage, self.split_name, number, rows["key"], positions)
         return [
             TimetableSample(
                 id=sample_id,
                 key=key.decode("ascii", "replace"),
-                name=origins[number].name if origins else None,
+                name=origin.name if origin else None,
                 label=label,
-                class_name=self.manifest.classes[label].name if 0 <= label < len(self.manifest.classes) else "",
+                class_name=classes[label].name if 0 <= label < len(classes) else "",
                 shard=shard.path,
                 position=position,
             )
-            for number, (sample_id, position, key, label) in enumerate(
-                zip(ids.tolist(), positions, rows["key"].tolist(), rows["label"].tolist(), strict=True)
+            for sample_id, position, key, label, origin in zip(
+                ids.tolist(), positions, rows["key"].tolist(), rows["label"].tolist(),
+                origins or none, strict=True,
             )
-        ]
+        ]  # fmt: skip

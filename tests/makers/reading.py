@@ -68,3 +68,13 @@ def read_epoch(reads, table, order, *, epoch=0, start=0, rank=0, world=1):
         pending = reads.read_step(epoch, slots, addresses_of(table, order, slots.ids))
         contents |= {id_: pending.take(number) for number, id_ in enumerate(slots.ids.tolist())}
     return contents
+
+
+def same(one, other):
+    """Whether two batches or rows have the same names and values."""
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def together(batches):
+    """The parts of one global batch as one, or the batches of an epoch."""
+    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}

@@ -24,18 +24,18 @@ class BatchFiller(Protocol):
 
     def begin(self, batch: Batch, step: PlannedStep) -> Sequence[Future[None]]:
         """Begins to fill a batch, which is full when all futures are done. Raises what prevents that."""
-        ...
 
     def submit(self, job: Callable[[], None]) -> Sequence[Future[None]]:
-        """Runs a job where images are decoded."""
-        ...
+        """Runs a job where images are decoded; by default at once, in the calling thread."""
+        job()
+        return ()
 
     def close(self) -> None:
-        """Waits for running jobs and cancels the rest."""
-        ...
+        """Waits for running jobs and cancels the rest; by default there are none."""
+        return None
 
 
-class FillHere:
+class FillHere(BatchFiller):
     """Fills in the calling thread: for small samples, switching threads takes longer than decoding."""
 
     def __init__(self, writer: SlotWriter) -> None:
@@ -47,21 +47,13 @@ class FillHere:
         _write_all(self._writer, batch, step, self._writer.write_undecoded(batch, step, samples))
         return ()
 
-    def submit(self, job: Callable[[], None]) -> Sequence[Future[None]]:
-        """See BatchFiller."""
-        job()
-        return ()
 
-    def close(self) -> None:
-        """See BatchFiller."""
-
-
-class _PoolFiller:
+class _PoolFiller(BatchFiller):
     """What fillers with a pool of threads share."""
 
     def __init__(self, writer: SlotWriter, num_threads: int) -> None:
         self._writer = writer
-        begin = use_one_opencv_thread if writer.decodes else None
+        begin = None if writer.spec.image is None else use_one_opencv_thread
         self._pool = ThreadPoolExecutor(num_threads, "shardset-decode", initializer=begin)
 
     def submit(self, job: Callable[[], None]) -> Sequence[Future[None]]:

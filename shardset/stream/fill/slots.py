@@ -13,7 +13,7 @@ from shardset.errors import DamagedShard, UndecodableImage
 from shardset.format import stored_png
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.read.pending import Contents, PendingSamples, SampleReader
-from shardset.stream.batch import Batch, mask, set_sample
+from shardset.stream.batch import Batch
 from shardset.stream.fill.steps import PlannedStep
 from shardset.stream.fill.substitutes import Substitutes
 from shardset.stream.source import StreamSource
@@ -31,16 +31,11 @@ class SlotWriter:
         self, source: StreamSource, cache: MemoryCache | None, reader: SampleReader, stopped: threading.Event
     ) -> None:
         self.cache, self.stopped = cache, stopped
-        self._spec, self._source, self._reader = source.spec, source, reader
+        self.spec, self._source, self._reader = source.spec, source, reader
         self._columns = [(name, source.split.fields.index(name)) for name in source.spec.fields]
         self._image_columns = [at for at, name in enumerate(source.split.fields) if name in FIELD_OF_EXTENSION]
         self._stored_png_size = _stored_png_size(source.spec.image)
         self._substitutes = Substitutes(source.order)
-
-    @property
-    def decodes(self) -> bool:
-        """Whether batches have images."""
-        return self._spec.image is not None
 
     def read(self, batch: Batch, step: PlannedStep, start: int, stop: int) -> Iterator[StoredContents]:
         """The slots [start, stop) with their stored fields, without damaged samples, which are handled here."""
@@ -70,7 +65,7 @@ class SlotWriter:
 
         Those are stored PNGs of the wanted size, and every sample where no image is decoded.
         """
-        if self._spec.image is None:
+        if self.spec.image is None:
             self.pass_through(batch, samples)
             return []
         if self._stored_png_size is None:
@@ -104,7 +99,7 @@ class SlotWriter:
     ) -> None:
         for name, column in self._columns:
             batch[name][slot] = contents[column]
-        if self._spec.image is None:
+        if self.spec.image is None:
             return
         image = self._image(contents)
         if image is None:
@@ -112,9 +107,9 @@ class SlotWriter:
             raise UndecodableImage(f"{pending.describe(number)}: it has no image among {stored}")
         try:
             if self.cache is None:
-                decode_into(batch["image"][slot], image, self._spec.image, drawn)
+                decode_into(batch["image"][slot], image, self.spec.image, drawn)
             else:
-                self._decode_once(batch["image"][slot], image, self._spec.image, drawn, pending, number)
+                self._decode_once(batch["image"][slot], image, self.spec.image, drawn, pending, number)
         except UndecodableImage as error:
             raise UndecodableImage(f"{pending.describe(number)}: {error}") from error
 
@@ -131,22 +126,24 @@ class SlotWriter:
 
     def _put_whole(self, batch: Batch, step: PlannedStep, slots: np.ndarray, pixels: np.ndarray) -> None:
         """Crops images of the wanted size, uint8 [n, size, size, 3], and keeps them if there is a cache."""
-        assert self._spec.image is not None
+        assert self.spec.image is not None
         if self.cache is not None:
             self.cache.put(step.slots.ids[slots], pixels, step.labels[slots])
-        self._spec.image.crop.put_many(batch["image"], slots, pixels, np.arange(len(slots)), step.drawn[slots])
+        self.spec.image.crop.put_many(batch["image"], slots, pixels, np.arange(len(slots)), step.drawn[slots])
 
     def _handle_bad_sample(
         self, batch: Batch, step: PlannedStep, slot: int, error: DamagedShard | UndecodableImage
     ) -> None:
-        policy = self._spec.bad_samples
+        policy = self.spec.bad_samples
         if policy == "raise":
             raise error
         _log.warning("epoch %d step %d slot %d: %s: %s", step.epoch, step.step, slot, policy, error)
-        if policy == "mask":
-            mask(batch, slot)
-        else:
+        if policy == "substitute":
             self._substitute(batch, step, slot, error)
+            return
+        batch["weight"][slot] = 0
+        if "image" in batch:
+            batch["image"][slot] = 0
 
     def _substitute(self, batch: Batch, step: PlannedStep, slot: int, error: DamagedShard | UndecodableImage) -> None:
         self._substitutes.mark_bad(step.slots.ids.item(slot), error)
@@ -159,7 +156,9 @@ class SlotWriter:
                 _log.warning("the substitute is bad too: %s", again)
                 self._substitutes.mark_bad(id_, again)
                 continue
-            set_sample(batch, slot, id_, other.addresses)
+            batch["id"][slot], batch["label"][slot] = id_, other.addresses.label(0)
+            if other.addresses.keys is not None:
+                batch["key"][slot] = other.addresses.keys[0]
             return
         raise error
 

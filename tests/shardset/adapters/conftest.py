@@ -22,5 +22,10 @@ def shards(tmp_path_factory):
 @pytest.fixture
 def make(shards):
     """Makes a stream over the set."""
-    choices = {"batch_size": 8, "image": ImageSpec(size=8, crop=PadCrop(1)), "seed": 7, "num_threads": 1}
-    return lambda **options: Stream(shards, "train", **{**choices, **options})
+    choices = {"rank": 0, "world_size": 1, "image": ImageSpec(size=8, crop=PadCrop(1)), "seed": 7, "num_threads": 1}
+
+    def make(**options):
+        size = {} if "batch_size" in options else {"global_batch_size": 8}
+        return Stream(shards, "train", **{**choices, **size, **options})
+
+    return make

@@ -7,10 +7,7 @@ import pytest
 
 from shardset.adapters.grain import StreamIterDataset
 from shardset.errors import ConfigError
-
-
-def same(one, other):
-    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+from tests.makers.reading import same
 
 
 def test_the_batches_are_those_of_the_stream(make):

@@ -10,15 +10,12 @@ from torch.utils.data import DataLoader
 
 from shardset.adapters.huggingface import iterable_dataset
 from shardset.stream.fill.finish import row_of
+from tests.makers.reading import same
 from tests.shardset.adapters.conftest import RAW
 
 
 def rows_of(stream, epoch):
     return [row_of(batch, slot) for batch in stream.epoch(epoch) for slot in np.flatnonzero(batch["weight"])]
-
-
-def same(one, other):
-    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.parametrize("epoch", [0, 2])

@@ -1,49 +1,22 @@
-import io
 import json
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
-import webdataset
-from PIL import Image
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardset.adapters.torch import BatchDataset, SampleDataset, TensorStream
-from shardset.decode.crops import PadCrop
-from shardset.decode.image import ImageSpec
 from shardset.errors import ConfigError
-from shardset.storage.open import open_storage
 from shardset.stream.stream import Stream
-from tests.makers.shardset import pixels, png_samples, write_shard_set
-
-PADDED = ImageSpec(size=8, crop=PadCrop(1))
-RAW = {"image": None, "fields": ("png", "cls"), "with_key": True}
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory):
-    url = str(tmp_path_factory.mktemp("set"))
-    write_shard_set(open_storage(url), {"train": png_samples("train", 50, size=8)}, num_shards=3)
-    return url
-
-
-def make(url, **options):
-    choices = {
-        "global_batch_size": 8,
-        "rank": 0,
-        "world_size": 1,
-        "seed": 7,
-        "image": ImageSpec(size=8, crop=PadCrop(1)),
-    }
-    return Stream(url, "train", **{**choices, "num_threads": 1, **options})
+from tests.shardset.adapters.conftest import RAW
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("start", [0, 2])
-def test_a_loader_with_any_number_of_workers_gives_the_streams_batches_in_order(shards, workers, start):
-    stream = make(shards)
+def test_a_loader_with_any_number_of_workers_gives_the_streams_batches_in_order(make, workers, start):
+    stream = make()
     dataset = BatchDataset(stream, epoch=2, start_step=start)
     assert len(dataset) == len(stream) - start
     found = list(DataLoader(dataset, batch_size=None, num_workers=workers))
@@ -53,8 +26,8 @@ def test_a_loader_with_any_number_of_workers_gives_the_streams_batches_in_order(
 
 
 @pytest.mark.parametrize("make_dataset", [BatchDataset, SampleDataset])
-def test_a_start_that_no_epoch_has_is_refused(shards, make_dataset):
-    stream = make(shards, **RAW)
+def test_a_start_that_no_epoch_has_is_refused(make, make_dataset):
+    stream = make(**RAW)
     assert list(make_dataset(stream, 0, len(stream))) == []
     for start in (-1, len(stream) + 1):
         with pytest.raises(ConfigError, match=f"step {start} of an epoch"):
@@ -62,34 +35,15 @@ def test_a_start_that_no_epoch_has_is_refused(shards, make_dataset):
 
 
 @pytest.mark.slow
-def test_workers_that_are_spawned_read_the_same(shards):
-    stream = make(shards)
+def test_workers_that_are_spawned_read_the_same(make):
+    stream = make()
     found = list(DataLoader(BatchDataset(stream), batch_size=None, num_workers=2, multiprocessing_context="spawn"))
     assert [batch["id"].tolist() for batch in found] == [batch["id"].tolist() for batch in stream.epoch(0)]
 
 
-def test_a_webdataset_pipeline_gets_every_sample_once(shards):
-    pipeline = webdataset.DataPipeline(SampleDataset(make(shards, **RAW)), webdataset.decode("rgb8"))
-    samples = list(pipeline)
-    assert sorted(sample["__id__"] for sample in samples) == list(range(50))
-    for sample in samples:
-        assert sample["__key__"] == f"train-{sample['__id__']:06d}"
-        assert sample["__url__"].endswith(".tar")
-        assert sample["cls"] == sample["__id__"] % 10
-        assert np.array_equal(sample["png"], pixels(sample["__id__"], 8, 8))
-
-
-def test_replicas_share_the_samples_of_a_webdataset_pipeline(shards):
-    parts = [
-        [sample["__id__"] for sample in SampleDataset(make(shards, rank=rank, world_size=4, **RAW))]
-        for rank in range(4)
-    ]
-    assert sorted(id_ for part in parts for id_ in part) == list(range(50))
-
-
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_each_worker_of_a_loader_gives_the_samples_of_its_steps_in_order(shards, workers):
-    stream = make(shards, **RAW)
+def test_each_worker_of_a_loader_gives_the_samples_of_its_steps_in_order(make, workers):
+    stream = make(**RAW)
     steps = [batch["id"][batch["weight"] == 1].tolist() for batch in stream.epoch(0)]
     loader = DataLoader(SampleDataset(stream), batch_size=None, num_workers=workers)
     found = [sample["__id__"] for sample in loader]
@@ -99,14 +53,9 @@ def test_each_worker_of_a_loader_gives_the_samples_of_its_steps_in_order(shards,
         assert [id_ for id_ in found if id_ in own] == own
 
 
-def test_samples_keep_their_bytes(shards):
-    sample = next(iter(SampleDataset(make(shards, **RAW))))
-    assert Image.open(io.BytesIO(sample["png"])).size == (8, 8)
-
-
-def test_samples_of_a_decoding_stream_are_refused(shards):
+def test_samples_of_a_decoding_stream_are_refused(make):
     with pytest.raises(ConfigError, match="image=None"):
-        SampleDataset(make(shards))
+        SampleDataset(make())
 
 
 # --- without a DataLoader ---------------------------------------------------------------------------------------------
@@ -127,17 +76,17 @@ def tensors(batches):
     return [{name: torch.from_numpy(value) for name, value in batch.items()} for batch in batches]
 
 
-def test_a_tensor_stream_gives_the_streams_batches_epoch_after_epoch(shards):
-    loader = TensorStream(make(shards))
+def test_a_tensor_stream_gives_the_streams_batches_epoch_after_epoch(make):
+    loader = TensorStream(make())
     for epoch in range(2):
         found = list(loader)
         assert len(found) == len(loader) == 7
-        assert all_same(found, tensors(make(shards).epoch(epoch)))
+        assert all_same(found, tensors(make().epoch(epoch)))
         assert all(tensor.is_pinned() == torch.cuda.is_available() for tensor in found[0].values())
 
 
-def test_a_tensor_stream_is_saved_and_restored_like_the_stream(shards):
-    loader, again = TensorStream(make(shards)), TensorStream(make(shards))
+def test_a_tensor_stream_is_saved_and_restored_like_the_stream(make):
+    loader, again = TensorStream(make()), TensorStream(make())
     batches = iter(loader)
     next(batches)
     again.load_state_dict(loader.state_dict())
@@ -146,63 +95,41 @@ def test_a_tensor_stream_is_saved_and_restored_like_the_stream(shards):
     assert all_same(rest, again)
 
 
-def test_lists_stay_lists(shards):
-    batch = next(iter(TensorStream(make(shards, **RAW), pin_memory=False)))
+def test_lists_stay_lists(make):
+    batch = next(iter(TensorStream(make(**RAW), pin_memory=False)))
     assert (type(batch["key"]), type(batch["png"][0]), type(batch["id"])) == (list, bytes, torch.Tensor)
 
 
 # --- DataLoaders over epochs ------------------------------------------------------------------------------------------
 
 
-def test_a_stream_in_a_data_loader_is_pointed_to_the_adapter(shards):
+def test_a_stream_in_a_data_loader_is_pointed_to_the_adapter(make):
     with pytest.raises(
         ConfigError, match=r"DataLoader\(shardset.adapters.torch.BatchDataset\(stream\), batch_size=None\)"
     ):
-        next(iter(DataLoader(make(shards))))
+        next(iter(DataLoader(make())))
 
 
 @pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 2, "persistent_workers": True}])
-def test_each_further_iteration_is_the_next_epoch(shards, options):
-    loader = DataLoader(BatchDataset(make(shards), 1), batch_size=None, **options)
+def test_each_further_iteration_is_the_next_epoch(make, options):
+    loader = DataLoader(BatchDataset(make(), 1), batch_size=None, **options)
     for epoch in (1, 2, 3):
-        assert all_same(loader, tensors(make(shards).epoch(epoch)))
+        assert all_same(loader, tensors(make().epoch(epoch)))
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_a_chosen_epoch_reaches_all_workers(shards, persistent):
-    dataset = BatchDataset(make(shards))
+def test_a_chosen_epoch_reaches_all_workers(make, persistent):
+    dataset = BatchDataset(make())
     loader = DataLoader(dataset, batch_size=None, num_workers=2, persistent_workers=persistent)
     for epoch in (0, 1, 5, 5):
         dataset.set_epoch(epoch)
-        assert all_same(loader, tensors(make(shards).epoch(epoch)))
-
-
-@pytest.mark.parametrize(("workers", "num_taken"), [(0, 6), (2, 3)])
-def test_a_stateful_loader_goes_on_exactly(shards, workers, num_taken):
-    def loader_of(dataset):
-        return StatefulDataLoader(dataset, batch_size=None, num_workers=workers)
-
-    dataset = BatchDataset(make(shards))
-    dataset.set_epoch(3)
-    loader = loader_of(dataset)
-    batches = iter(loader)
-    for _ in range(num_taken):
-        next(batches)
-    saved = loader.state_dict()
-    rest = list(batches)
-    again = BatchDataset(make(shards))
-    resumed = loader_of(again)
-    resumed.load_state_dict(saved)
-    assert len(rest) == 7 - num_taken
-    assert all_same(resumed, rest)
-    again.set_epoch(4)
-    assert all_same(resumed, tensors(make(shards).epoch(4)))
+        assert all_same(loader, tensors(make().epoch(epoch)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chooses", [False, True])
-def test_new_workers_that_would_read_an_epoch_again_warn(shards, capfd, chooses):
-    dataset = BatchDataset(make(shards))
+def test_new_workers_that_would_read_an_epoch_again_warn(make, capfd, chooses):
+    dataset = BatchDataset(make())
     # Spawned, so that they log as they do without pytest.
     loader = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context="spawn")
     for epoch in range(2):
@@ -215,12 +142,12 @@ def test_new_workers_that_would_read_an_epoch_again_warn(shards, capfd, chooses)
 LOADERS = [(0, False), (2, False), (2, True)]  # workers, and whether they persist
 
 
-def train(url, start_epoch, saved, loader_options, *, chooses):
+def train(make, start_epoch, saved, loader_options, *, chooses):
     """Two epochs of a loop that saves after each batch and each epoch: the ids of its batches, and what it saved.
 
     What is saved is the loader's state, and the epoch that a resumed loop begins with.
     """
-    dataset = BatchDataset(make(url))
+    dataset = BatchDataset(make())
     loader = StatefulDataLoader(dataset, batch_size=None, **loader_options)
     if saved is not None:
         loader.load_state_dict(saved)
@@ -240,37 +167,37 @@ def train(url, start_epoch, saved, loader_options, *, chooses):
     # New workers for which no epoch is chosen read the first one again, and warn.
     [(*loader, chooses) for loader in LOADERS for chooses in (False, True) if chooses or loader != (2, False)],
 )
-def test_a_loop_that_is_resumed_anywhere_trains_every_batch_once(shards, workers, persist, chooses):
+def test_a_loop_that_is_resumed_anywhere_trains_every_batch_once(make, workers, persist, chooses):
     options = {"num_workers": workers, "persistent_workers": persist}
-    trained, states = train(shards, 0, None, options, chooses=chooses)
-    expected = [(epoch, batch["id"].tolist()) for epoch in range(2) for batch in make(shards).epoch(epoch)]
+    trained, states = train(make, 0, None, options, chooses=chooses)
+    expected = [(epoch, batch["id"].tolist()) for epoch in range(2) for batch in make().epoch(epoch)]
     assert trained == expected
     for num_trained, epoch, state in states[:15] if not workers else [states[0], *states[5:9]]:
-        rest, _ = train(shards, epoch, json.loads(json.dumps(state)), options, chooses=chooses)
+        rest, _ = train(make, epoch, json.loads(json.dumps(state)), options, chooses=chooses)
         assert rest == expected[num_trained:], f"saved after {num_trained} batches, resumed in epoch {epoch}"
 
 
 @pytest.mark.parametrize(("workers", "persist"), LOADERS)
-def test_a_loaded_position_outranks_the_epoch_of_the_constructor(shards, workers, persist):
+def test_a_loaded_position_outranks_the_epoch_of_the_constructor(make, workers, persist):
     def loader_of(dataset):
         return StatefulDataLoader(dataset, batch_size=None, num_workers=workers, persistent_workers=persist)
 
-    dataset = BatchDataset(make(shards))
-    loader, again = loader_of(dataset), loader_of(BatchDataset(make(shards)))
+    dataset = BatchDataset(make())
+    loader, again = loader_of(dataset), loader_of(BatchDataset(make()))
     dataset.set_epoch(4)
     assert len(list(loader)) == 7
     again.load_state_dict(loader.state_dict())
-    assert all_same(again, tensors(make(shards).epoch(5)))
+    assert all_same(again, tensors(make().epoch(5)))
 
 
-def test_after_a_break_the_next_epoch_begins_and_a_state_saved_there_too(shards):
-    dataset, again = BatchDataset(make(shards)), BatchDataset(make(shards))
+def test_after_a_break_the_next_epoch_begins_and_a_state_saved_there_too(make):
+    dataset, again = BatchDataset(make()), BatchDataset(make())
     for _ in dataset:
         break
     begun = iter(dataset)
     again.load_state_dict(dataset.state_dict())
     again.set_epoch(1)  # as frameworks do before each epoch; it is the epoch of the state
-    expected = tensors(make(shards).epoch(1))
+    expected = tensors(make().epoch(1))
     assert all_same(begun, expected)
     assert all_same(again, expected)
 
@@ -286,12 +213,12 @@ def test_after_a_break_the_next_epoch_begins_and_a_state_saved_there_too(shards)
         ({}, 3, r"are \[4, 4\] here and were \[8, 8\] there; a state of samples"),
     ],
 )
-def test_a_state_that_would_repeat_or_skip_samples_is_refused(shards, options, num_taken, message):
-    dataset = SampleDataset(make(shards, **RAW))
+def test_a_state_that_would_repeat_or_skip_samples_is_refused(make, options, num_taken, message):
+    dataset = SampleDataset(make(**RAW))
     samples = iter(dataset)
     for _ in range(num_taken):
         next(samples)
-    again = SampleDataset(make(shards, **RAW, **({} if options else {"global_batch_size": 4, "num_lanes": 4})))
+    again = SampleDataset(make(**RAW, **({} if options else {"global_batch_size": 4, "num_lanes": 4})))
     with pytest.raises(ConfigError, match=message):
         load_and_begin(again, dataset.state_dict(), options)
 
@@ -302,9 +229,9 @@ def load_and_begin(dataset, state, options):
 
 
 @pytest.mark.parametrize("rank", [0, 3])  # the last rank has nothing but pads in the last row
-def test_samples_saved_after_the_last_one_go_on_with_the_next_epoch(shards, rank):
+def test_samples_saved_after_the_last_one_go_on_with_the_next_epoch(make, rank):
     def dataset():
-        return SampleDataset(make(shards, rank=rank, world_size=4, **RAW))
+        return SampleDataset(make(rank=rank, world_size=4, **RAW))
 
     saved, again = dataset(), dataset()
     first = list(saved)
@@ -314,20 +241,20 @@ def test_samples_saved_after_the_last_one_go_on_with_the_next_epoch(shards, rank
     assert following == list(saved)
 
 
-def test_a_state_brings_its_order(shards):
-    dataset, again = BatchDataset(make(shards, num_lanes=2, block_size=4, window=3)), BatchDataset(make(shards))
+def test_a_state_brings_its_order(make):
+    dataset, again = BatchDataset(make(num_lanes=2, block_size=4, window=3)), BatchDataset(make())
     items = iter(dataset)
     next(items)
     again.load_state_dict(dataset.state_dict())
     assert all_same(again, list(items))
     with pytest.raises(ConfigError, match="block_size is 8 here and was 4 there"):
-        BatchDataset(make(shards, block_size=8)).load_state_dict(dataset.state_dict())
+        BatchDataset(make(block_size=8)).load_state_dict(dataset.state_dict())
 
 
-def test_a_state_of_another_stream_is_refused(shards):
-    state = BatchDataset(make(shards)).state_dict()
+def test_a_state_of_another_stream_is_refused(make):
+    state = BatchDataset(make()).state_dict()
     with pytest.raises(ConfigError, match="seed is 8 here and was 7 there"):
-        BatchDataset(make(shards, seed=8)).load_state_dict(state)
+        BatchDataset(make(seed=8)).load_state_dict(state)
 
 
 class OwnDataset(IterableDataset):
@@ -343,7 +270,7 @@ class OwnDataset(IterableDataset):
 @pytest.mark.slow
 @pytest.mark.parametrize("in_worker", [False, True])
 def test_workers_that_would_all_read_the_same_are_refused(shards, in_worker):
-    dataset = OwnDataset(partial(Stream, shards, "train", batch_size=8, image=PADDED), in_worker=in_worker)
+    dataset = OwnDataset(partial(Stream, shards, "train", batch_size=8, image_size=8), in_worker=in_worker)
     with pytest.raises(ConfigError, match=r"each of the 2 workers .* would read the same samples"):
         list(DataLoader(dataset, batch_size=None, num_workers=2))
     assert len(list(DataLoader(dataset, batch_size=None, num_workers=1))) == 7
@@ -363,4 +290,5 @@ class PartDataset(IterableDataset):
 
     def __iter__(self):
         info = get_worker_info()
-        return iter(make(self.url, rank=info.id, world_size=info.num_workers))
+        part = {"rank": info.id, "world_size": info.num_workers}
+        return iter(Stream(self.url, "train", global_batch_size=8, image=None, **part))

@@ -1,7 +1,6 @@
 """Random augmentation: Pillow's pixels against torchvision's and timm's, and draws that depend on the sample alone."""
 
 import math
-import uuid
 from typing import Any
 
 import numpy as np
@@ -13,13 +12,8 @@ from torchvision.transforms import autoaugment as torchvision_ops
 
 from shardset.decode import operations
 from shardset.decode.augment import Chain, RandAugment, RandomErasing, TrivialAugment, augmentation_of
-from shardset.decode.crops import PadCrop
-from shardset.decode.image import ImageSpec
 from shardset.decode.operations import FILL, Operation
 from shardset.errors import ConfigError
-from shardset.storage.open import open_storage
-from shardset.stream.stream import Stream
-from tests.makers.shardset import png_samples, write_shard_set
 
 LEVELS = (0.0, 0.1, 0.35, 0.5, 0.9, 1.0)
 NUM_TRAIN = 50
@@ -94,59 +88,12 @@ def test_trivial_augment_has_the_operations_and_strengths_of_torchvision(number:
         assert difference.max() <= (1 if name.startswith("Shear") else 0), step
 
 
-@pytest.fixture(scope="module", params=["disk", "bucket"])
-def shards(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    url = f"memory://{uuid.uuid4().hex}/set" if request.param == "bucket" else str(tmp_path_factory.mktemp("set"))
-    write_shard_set(open_storage(url), {"train": png_samples("train", NUM_TRAIN, size=16)}, num_shards=3)
-    return url
-
-
-def stream_of(url: str, *, world_size: int = 1, rank: int = 0, threads: int = 3, transform: Any = ALL) -> Stream:
-    return Stream(
-        url,
-        "train",
-        global_batch_size=12,
-        rank=rank,
-        world_size=world_size,
-        seed=3,
-        image=ImageSpec(size=16, crop=PadCrop(2), flip=True),
-        num_threads=threads,
-        transform=transform,
-    )
-
-
-def images_of(*streams: Stream, epoch: int) -> dict[int, bytes]:
-    return {
-        int(id_): batch["image"][slot].tobytes()
-        for stream in streams
-        for batch in stream.epoch(epoch)
-        for slot, id_ in enumerate(batch["id"])
-        if batch["weight"][slot]
-    }
-
-
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_images_do_not_depend_on_the_number_of_readers_and_threads(shards: str, world_size: int) -> None:
-    whole = images_of(stream_of(shards), epoch=1)
-    parts = (stream_of(shards, world_size=world_size, rank=rank, threads=1) for rank in range(world_size))
-    assert images_of(*parts, epoch=1) == whole
-    assert len(whole) == NUM_TRAIN
-    plain = images_of(stream_of(shards, transform=None), epoch=1)
-    assert sum(plain[id_] != whole[id_] for id_ in whole) > NUM_TRAIN // 2
-    other = images_of(stream_of(shards), epoch=2)
-    assert sum(other[id_] != whole[id_] for id_ in whole) > NUM_TRAIN // 2
-
-
-def test_images_are_the_same_after_a_resume_on_more_readers(shards: str) -> None:
-    stream = stream_of(shards)
-    batches = iter(stream)
-    next(batches)
-    saved = stream.state_dict()
-    readers = [stream_of(shards, world_size=3, rank=rank) for rank in range(3)]
-    for reader in readers:
-        reader.load_state_dict(saved)
-    for expected, *parts in zip(batches, *readers, strict=True):
-        assert np.array_equal(np.concatenate([part["image"] for part in parts]), expected["image"])
+def test_a_chain_changes_an_image_in_place_and_alike_for_one_key() -> None:
+    images = [np.asarray(picture()).copy() for _ in range(3)]
+    for image, key in zip(images, (1, 1, 2), strict=True):
+        assert ALL({"image": image}, np.random.Generator(np.random.Philox(key=key)))["image"] is image
+    assert np.array_equal(images[0], images[1])
+    assert not np.array_equal(images[0], images[2])
 
 
 def drawn(transform: RandAugment | TrivialAugment, key: int) -> list[tuple[str, float, bool]]:

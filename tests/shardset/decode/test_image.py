@@ -129,7 +129,7 @@ def test_a_jpeg_decodes_as_pillow_does():
     [
         *((mode, "png") for mode in ("RGB", "L", "P", "RGBA", "1", "LA")),
         *((mode, "jpeg") for mode in ("RGB", "L", "CMYK")),
-        *(("RGB", file_format) for file_format in ("ppm", "bmp", "gif")),
+        *(("RGB", file_format) for file_format in ("ppm", "bmp", "gif", "webp")),
         *((mode, "tiff") for mode in ("RGB", "L", "P", "RGBA", "1", "CMYK")),
     ],
 )
@@ -171,11 +171,6 @@ def test_a_jpeg_of_a_sampling_that_turbojpeg_has_no_name_for_is_left_to_pillow()
     assert np.array_equal(one(data, ImageSpec(size=8)), np.full((8, 8, 3), 128))
 
 
-def test_webp_decodes():
-    data = encode(busy(33, 21), "webp", lossless=True)
-    assert np.array_equal(decode(data), busy(33, 21))
-
-
 def test_sixteen_bits_become_the_upper_eight():
     deep = np.arange(32 * 32, dtype=np.uint16).reshape(32, 32) * 60
     assert np.array_equal(decode(encode(deep, "png"))[:, :, 1], deep >> 8)
@@ -186,11 +181,6 @@ def test_sixteen_bits_of_a_pgm_become_the_upper_eight(white, scale):
     deep = np.linspace(0, white, 32 * 32).astype(">u2").reshape(32, 32)
     found = decode(b"P5\n32 32\n%d\n" % white + deep.tobytes())
     assert np.array_equal(found[:, :, 1], np.round(deep * scale).astype(int) >> 8)
-
-
-def test_an_image_of_floating_point_numbers_is_refused():
-    with pytest.raises(UndecodableImage, match="floating-point"):
-        decode(b"Pf\n2 1\n-1.0\n" + np.array([0.5, 1], "<f4").tobytes())
 
 
 def test_an_interlaced_png_decodes_to_its_pixels():
@@ -258,15 +248,6 @@ def test_a_reduced_jpeg_gives_almost_the_same_crop():
     assert off(one(encode(image, "jpeg", quality=97), RANDOM), whole) < 3
 
 
-@given(st.integers(0, 2**20))
-def test_a_pad_crop_is_a_window_of_the_padded_image(row):
-    image, spec = busy(32, 32), ImageSpec(size=32, crop=PadCrop(4))
-    padded = np.pad(image, ((4, 4), (4, 4), (0, 0)))
-    found = one(encode(image, "png"), spec, row=row)
-    windows = [(top, left) for top in range(9) for left in range(9)]
-    assert any(np.array_equal(found, padded[top : top + 32, left : left + 32]) for top, left in windows)
-
-
 @pytest.mark.parametrize(("size", "padding"), [(1, 1), (2, 4), (4, 4), (5, 4), (3, 7)])
 def test_a_window_of_a_padded_image_may_lie_in_the_black(size, padding):
     image, places = busy(size + 8, size + 8)[8:, 8:], np.arange(2 * padding + 1)
@@ -281,12 +262,6 @@ def test_a_window_of_a_padded_image_may_lie_in_the_black(size, padding):
     pad_crops(together, np.arange(len(tops)), images_NHWC, np.zeros(len(tops), int), padding, drawn)
     assert np.array_equal(single, expected)
     assert np.array_equal(together, expected)
-
-
-def test_pad_crops_reach_every_window():
-    spec = ImageSpec(size=4, crop=PadCrop(1))
-    data = encode(busy(4, 4), "png")
-    assert len({one(data, spec, row=row).tobytes() for row in range(200)}) == 9
 
 
 def test_an_image_too_small_for_its_pad_crop_says_so():
@@ -354,6 +329,7 @@ def test_a_header_that_claims_too_much_is_refused_before_anything_is_decoded():
         lambda: PadCrop(-1),
         lambda: ImageSpec(size=16, crop=CenterCrop),
         lambda: ImageSpec(size=16, crop="center"),
+        lambda: ImageSpec(size=16, flip="device"),
         lambda: ImageSpec(size="224"),
         lambda: ImageSpec(size=(224, 224)),
         lambda: ImageSpec(size=224.0),

@@ -24,6 +24,7 @@ from shardset.storage.open import open_storage
 from shardset.stream.source import MIN_DECODED
 from shardset.stream.stream import Stream, order_options
 from tests.conftest import REPOSITORY
+from tests.makers.reading import same
 from tests.makers.shardset import encode, image_sample, pixels, write_shard_set
 
 PADDED = ImageSpec(size=8, crop=PadCrop(1), flip=True)
@@ -103,10 +104,6 @@ def state_and_parent(pid):
         return None
 
 
-def same(one, other):
-    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
-
-
 @pytest.mark.parametrize("name", SPECS)
 def test_processes_give_the_batches_that_one_thread_gives(shards, name):
     alone, many = make(shards, image=SPECS[name], num_threads=1), make(shards, image=SPECS[name])
@@ -157,7 +154,7 @@ def test_an_image_that_they_can_not_decode_is_named_with_its_reason(shards):
 def test_a_part_that_is_damaged_as_a_whole_is_masked_without_them(shards, tmp_path):
     copy, options = shutil.copytree(shards, tmp_path / "copy"), {"global_batch_size": 2}
     whole = make(shards, **options)
-    address = whole.addresses(whole.order.batch(0, 30).ids)[0]
+    address = whole.source.addresses(whole.order.batch(0, 30).ids)[0]
     path = copy / whole.split.shards[address.shard].path
     content = bytearray(path.read_bytes())
     content[address.start] ^= 1

@@ -245,32 +245,6 @@ def test_a_sample_of_no_epoch_is_not_found(ids, message):
         order.find(0, np.array(ids))
 
 
-def test_no_samples_are_found_nowhere():
-    rows, lanes = make([8, 9, 9]).find(0, np.array([], dtype=np.int64))
-    assert (rows.tolist(), lanes.tolist()) == ([], [])
-
-
-@pytest.mark.parametrize("world", [1, 2, 3, 7, 24, 64, 255, 256, 384, 511, 512])
-def test_worlds_up_to_512_read_each_sample_once(world):
-    order = make([101] * 31, global_batch_size=1536, num_lanes=256, block_size=8, window=16)
-    parts = [rank_slots(order, 0, step, rank, world) for step in range(order.num_batches) for rank in range(world)]
-    ids = np.concatenate([part.ids[part.weights == 1] for part in parts])
-    assert np.array_equal(np.sort(ids), np.arange(101 * 31))
-    assert {len(part.ids) for part in parts} == {1536 // world, -(-1536 // world)}
-
-
-@given(orders(), st.integers(0, 3), st.data())
-@settings(max_examples=40, deadline=None)
-def test_random_access_equals_sequential(order, epoch, data):
-    start = data.draw(st.integers(0, order.num_rows - 1))
-    stop = data.draw(st.integers(start + 1, order.num_rows))
-    lanes = np.arange(order.num_lanes)
-    whole, there = order.positions(epoch, lanes, 0, order.num_rows)
-    part, part_there = order.positions(epoch, lanes, start, stop)
-    assert np.array_equal(part, whole[:, start:stop])
-    assert np.array_equal(part_there, there[:, start:stop])
-
-
 @given(orders(), st.integers(0, 3))
 @settings(max_examples=40, deadline=None)
 def test_a_sample_moves_fewer_than_w_places(order, epoch):
@@ -373,9 +347,6 @@ def test_a_state_goes_on_with_another_batch_size_at_a_row_border():
 def test_a_state_of_another_order_is_refused_with_the_difference_named(options, name):
     with pytest.raises(ConfigError, match=name):
         make([90], **options).resume(make([90]).state(0, 1, "abc"), "abc")
-
-
-def test_a_state_of_another_manifest_is_refused():
     with pytest.raises(ConfigError, match="manifest is 'new' here and was 'old' there"):
         make([90]).resume(make([90]).state(0, 1, "old"), "new")
 

@@ -200,14 +200,13 @@ def test_a_disk_that_takes_no_more_costs_the_cache_and_not_the_run(tmp_path):
         assert f"File too large; shard {number} is read from its storage from now on" in done.stderr
 
 
-def test_a_budget_that_holds_no_shard_is_refused(url, tmp_path):
-    with pytest.raises(ConfigError, match="holds not one shard"):
-        opened(url, tmp_path, 1000)
-
-
-def test_a_budget_that_the_disk_has_not_is_refused(url, tmp_path):
-    with pytest.raises(ConfigError, match=r"bytes are free for the cache, \d+ were asked for"):
-        opened(url, tmp_path, 1 << 60)
+@pytest.mark.parametrize(
+    ("num_bytes", "message"),
+    [(1000, "holds not one shard"), (1 << 60, r"bytes are free for the cache, \d+ were asked for")],
+)
+def test_a_budget_that_holds_no_shard_or_exceeds_the_disk_is_refused(url, tmp_path, num_bytes, message):
+    with pytest.raises(ConfigError, match=message):
+        opened(url, tmp_path, num_bytes)
 
 
 @dataclass

@@ -8,9 +8,9 @@ import pytest
 from shardset.errors import DamagedShard, StorageError
 from shardset.format.manifest import load
 from shardset.format.tar import StoredSample
+from shardset.read.blocks import open_sample_reader
 from shardset.read.indexes import ShardTable
 from shardset.read.local import SMALL_BYTES, LocalSampleReader
-from shardset.read.open import open_sample_reader
 from shardset.storage.open import open_storage
 from tests.makers.reading import addresses_of, order_of
 from tests.makers.shardset import png_samples, write_shard_set

@@ -15,6 +15,7 @@ from shardset.decode.crops import CenterCrop, RandomResizedCrop
 from shardset.decode.image import ImageSpec
 from shardset.errors import ConfigError
 from shardset.storage.open import open_storage
+from tests.makers.reading import same
 from tests.makers.shardset import jpeg_samples, write_shard_set
 
 ROOT = Path(__file__).parents[3]
@@ -34,10 +35,6 @@ def make(url, split="train", **options):
     return shardset.Stream(url, split, **{"batch_size": 8, "image_size": 16, **options})
 
 
-def same(one, other):
-    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
-
-
 def all_same(some, others):
     return all(same(one, other) for one, other in zip(some, others, strict=True))
 
@@ -46,6 +43,7 @@ def test_three_lines_give_an_epoch_of_batches(shards):
     stream = shardset.Stream(shards, "train", batch_size=8, image_size=16)
     batches = list(stream)
     assert len(stream) == len(batches) == 6
+    assert stream.classes == [f"class {label}" for label in range(10)]
     assert batches[0]["image"].shape == (8, 16, 16, 3)
     assert (batches[0]["image"].dtype, batches[0]["label"].dtype) == (np.uint8, np.int64)
     ids = np.concatenate([batch["id"][batch["weight"] == 1] for batch in batches])
@@ -127,15 +125,6 @@ def test_a_state_of_several_processes_goes_on_in_another_number_of_them(shards):
     assert all_same(again, make(shards).epoch(0, 1))
 
 
-def test_a_state_brings_the_order_options_that_were_left_open(shards):
-    first = make(shards, num_lanes=2, block_size=3, window=5)
-    batches = iter(first)
-    next(batches)
-    again = make(shards)
-    again.load_state_dict(first.state_dict())
-    assert all_same(again, batches)
-
-
 def test_states_of_several_orders_can_be_loaded_one_after_the_other(shards):
     again = make(shards)
     for options in ({"num_lanes": 2, "window": 5}, {"num_lanes": 4, "block_size": 3}):
@@ -159,10 +148,6 @@ def test_a_state_of_another_order_is_refused_and_changes_nothing(shards, options
 def test_a_state_that_is_none_is_refused(shards, state):
     with pytest.raises(ConfigError, match="the order state can't be read"):
         make(shards).load_state_dict(state)
-
-
-def test_classes_are_the_names_by_label(shards):
-    assert make(shards).classes == [f"class {label}" for label in range(10)]
 
 
 def test_with_closes(shards):
@@ -237,11 +222,6 @@ def test_arguments_that_contradict_each_other_are_named(shards, options, message
 def test_an_option_of_another_loader_is_answered_with_what_it_is_called_here(shards, name, hint):
     with pytest.raises(TypeError, match=f"Stream has no option '{name}'{hint.replace('?', '[?]')}"):
         make(shards, **{name: 1})
-
-
-def test_an_image_spec_has_no_other_flip():
-    with pytest.raises(ConfigError, match="flip is 'device', expected True, False, 'pixels' or 'alternating'"):
-        ImageSpec(size=16, flip="device")
 
 
 # --- one process or several -------------------------------------------------------------------------------------------

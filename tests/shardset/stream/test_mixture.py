@@ -100,24 +100,18 @@ def test_weights_that_leave_a_set_out_are_refused(weights):
         share_lanes(weights, 16)
 
 
-def test_a_mixture_without_lanes_is_refused(urls):
-    with pytest.raises(ConfigError, match="0 lanes do not divide a global batch of 24"):
-        make(urls, num_lanes=0)
-
-
-def test_a_mixture_of_a_text_of_lanes_is_refused(urls):
-    with pytest.raises(ConfigError, match="num_lanes is '4', expected a whole number"):
-        make(urls, num_lanes="4")
-
-
-def test_a_mixture_without_a_seed_is_refused(urls):
-    with pytest.raises(ConfigError, match="it needs a seed; evaluate each set by its own Stream"):
-        make(urls, seed=None)
-
-
-def test_a_shard_set_smaller_than_its_share_is_refused(urls):
-    with pytest.raises(ConfigError, match="25 samples do not fill one batch"):
-        make(urls, weights=(1, 1, 8), global_batch_size=60)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_lanes": 0}, "0 lanes do not divide a global batch of 24"),
+        ({"num_lanes": "4"}, "num_lanes is '4', expected a whole number"),
+        ({"seed": None}, "it needs a seed; evaluate each set by its own Stream"),
+        ({"weights": (1, 1, 8), "global_batch_size": 60}, "25 samples do not fill one batch"),
+    ],
+)
+def test_what_makes_no_mixture_is_refused(urls, options, message):
+    with pytest.raises(ConfigError, match=message):
+        make(urls, **options)
 
 
 @pytest.fixture(scope="module")
@@ -199,21 +193,6 @@ def test_a_mixture_goes_on_in_its_recorded_order_on_any_world(wide, there, here)
             assert batch["source"].tolist() == whole["source"][slots.start : slots.stop].tolist()
 
 
-def test_a_state_from_before_lanes_followed_the_replicas_resumes_to_its_samples(wide):
-    old = [
-        stream.order.state(1, 1, stream.manifest.digest)
-        for stream in make_wide(wide, num_lanes=default_lanes(1024)).streams
-    ]
-    assert [state.num_lanes for state in old] == [192, 64]
-    mixed = make_wide(wide, world=1024)
-    assert sum(mixed.lanes) == 1024
-    step = mixed.resume(old)
-    assert mixed.lanes == [192, 64]
-    (batch,) = take(mixed, 1, start=step)
-    (whole,) = take(make_wide(wide), 1, start=step)
-    assert batch["id"].tolist() == whole["id"][:1].tolist()
-
-
 def test_a_mixture_s_window_follows_what_a_replica_holds(wide):
     options = {"global_batch_size": 64, "num_lanes": 16, "block_size": 8, "budget_bytes": 4 << 20}
     windows = [[stream.order.window for stream in make_wide(wide, world=n, **options).streams] for n in (1, 4, 16)]
@@ -240,17 +219,6 @@ def test_a_mixture_with_more_replicas_than_lanes_is_warned_once_of_what_they_rea
     (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
     assert "8 readers share the 4 lanes of this order, so they read up to 2.00 times" in record.message
     assert "gets 256 lanes and reads 1.00 times the bytes; 4 readers would share none" in record.message
-
-
-def test_a_mixture_resumed_on_more_replicas_than_its_lanes_is_warned(wide, caplog):
-    saved = make_wide(wide, num_lanes=4).state(1)
-    make_wide(wide, world=8).resume(saved)
-    assert "8 readers share the 4 lanes" in caplog.text
-
-
-def test_states_of_other_weights_are_refused_where_the_lanes_are_left_open(wide):
-    with pytest.raises(ConfigError, match=r"have \[192, 64\] lanes here and had \[128, 128\] lanes there.*the weights"):
-        make_wide(wide).resume(make_wide(wide, weights=(1, 1)).state(1))
 
 
 def test_states_whose_lanes_do_not_divide_the_batch_are_refused(wide):

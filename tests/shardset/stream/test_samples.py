@@ -71,12 +71,6 @@ def test_what_is_no_number_of_a_sample_is_a_type_error(shards, number):
         shardset.open(shards, "train")[number]
 
 
-def test_a_sample_is_shown_without_its_bytes(shards):
-    shown = repr(shardset.open(shards, "train")[3])
-    assert "key='train-000003', label=3, class_name='class 3'" in shown
-    assert len(shown) < 300
-
-
 def test_a_program_that_ends_with_open_shards_ends_silently(tmp_path):
     write_shard_set(open_storage(str(tmp_path)), {"all": png_samples("all", 6, size=8)})
     code = (

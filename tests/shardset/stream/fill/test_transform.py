@@ -192,12 +192,3 @@ def test_a_bad_sample_still_raises_its_own_error(tmp_path):
     assert all(value.shape == (3, 16, 16) for (_, name), value in substituted.items() if name == "image")
     with pytest.raises(Exception, match="train-000005"):
         list(make(str(tmp_path), noisy).epoch(0))
-
-
-def test_leaving_a_stream_early_ends_its_threads(shards):
-    before = set(threading.enumerate())
-    for _ in make(shards, noisy):
-        break
-    for thread in set(threading.enumerate()) - before:
-        thread.join(timeout=300)
-    assert set(threading.enumerate()) <= before
