@@ -1,6 +1,6 @@
 """A build that is killed at any moment leaves no set or a whole one, and a rerun makes what an undisturbed build makes.
 
-SHARDSET_KILLS says how many builds are killed on disk, and half as often in `gs://` (3 and 2).
+SHARDSET_KILLS says how many builds are killed on disk, and half as often in `gs://` (2 and 1).
 """
 
 import os
@@ -28,7 +28,7 @@ from tests.makers.folders import write_class_folders
 from tests.makers.lives import Life, finish, wait_for_objects
 from tests.makers.stored import files_of
 
-NUM_KILLS = int(os.environ.get("SHARDSET_KILLS", "3"))
+NUM_KILLS = int(os.environ.get("SHARDSET_KILLS", "2"))
 HERE = ["--direct_running_mode=in_memory"]
 VICTIMS = ["launcher", "worker", "everything"]
 NUM_SHARDS = 20
@@ -130,21 +130,8 @@ def test_a_build_killed_in_gs_is_absent_or_whole_and_a_rerun_completes_it(raw, u
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_ends_the_build_with_one_sentence(raw, tmp_path):
-    with Life(words_of(raw, tmp_path / "out"), tmp_path / "log") as life:
-        wait_for_objects(life, str(tmp_path / "out"), LAST_BEFORE_SHARDS)
-        life.kill("worker", random.Random(0))
-        code, _, errors = life.wait()
-    assert code == 1
-    assert "ShardsetError: a worker process was killed (SIGKILL)" in errors
-    assert "Traceback" not in errors
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_the_build_with_code_130_and_one_sentence_and_a_rerun_completes_it(tmp_path):
-    raw = write_class_folders(tmp_path / "raw", ["cat", "dog"], 100, splits=["train"])
-    config = BuildConfig(source="folder", input=str(raw), output=str(tmp_path / "out"), num_shards={"": 60})
-    words = words_of(raw, tmp_path / "out", num_shards=60)  # so many that it is not done before the signal comes
+def test_ctrl_c_ends_the_build_with_code_130_and_one_sentence_and_a_rerun_completes_it(raw, undisturbed, tmp_path):
+    words = words_of(raw, tmp_path / "out")
     with Life(words, tmp_path / "log") as life:
         wait_for_objects(life, str(tmp_path / "out"), LAST_BEFORE_SHARDS)
         os.killpg(life.process.pid, signal.SIGINT)  # as a terminal does
@@ -153,9 +140,8 @@ def test_ctrl_c_ends_the_build_with_code_130_and_one_sentence_and_a_rerun_comple
     assert code == 130
     assert errors.endswith("stopped; run the same command again to continue\n")
     assert "Traceback" not in errors
-    build(config, HERE)
-    build(replace(config, output=str(tmp_path / "undisturbed")), HERE)
-    assert files_of(tmp_path / "out") == files_of(tmp_path / "undisturbed")
+    finish(words, tmp_path / "log")
+    assert files_of(tmp_path / "out") == files_of(undisturbed)
 
 
 # A set that replaces another
@@ -165,50 +151,33 @@ REPLACE = ["--overwrite", "--seed", "1"]
 
 
 @pytest.fixture(scope="module")
-def mended(raw):
+def repaired(raw):
     """The same pictures, all good."""
-    folder = shutil.copytree(raw, raw.parent / "mended")
+    folder = shutil.copytree(raw, raw.parent / "repaired")
     shutil.copy(raw / "train/cat/001.png", folder / "train/cat/000.png")
     return folder
 
 
 @pytest.fixture(scope="module")
-def replaced(mended, undisturbed):
+def replaced(repaired, undisturbed):
     """A set, replaced by a build that nobody killed: another seed, and nothing quarantined."""
-    folder = shutil.copytree(undisturbed, mended.parent / "replaced")
-    finish(words_of(mended, folder, *REPLACE), mended.parent / "replaced.log")
+    folder = shutil.copytree(undisturbed, repaired.parent / "replaced")
+    finish(words_of(repaired, folder, *REPLACE), repaired.parent / "replaced.log")
     return folder
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(max(1, NUM_KILLS // 4)))
 def test_a_set_whose_replacement_was_killed_stays_whole_and_a_rerun_leaves_only_the_new_one(
-    mended, undisturbed, replaced, tmp_path, seed
+    repaired, undisturbed, replaced, tmp_path, seed
 ):
     output = shutil.copytree(undisturbed, tmp_path / "out", ignore=shutil.ignore_patterns("plan"))
-    words = words_of(mended, output, *REPLACE)
+    words = words_of(repaired, output, *REPLACE)
     live_and_die(words, output, seed, num_files(replaced), tmp_path / "log")
     assert whole(output)
     finish(words, tmp_path / "log")
     assert files_of(output) == files_of(replaced)
     assert verify(str(output), deep=True).problems == ()
-
-
-@pytest.mark.slow
-def test_while_a_set_is_replaced_a_reader_finds_the_old_one_whole_until_the_new_one_stands(
-    mended, undisturbed, tmp_path
-):
-    output = shutil.copytree(undisturbed, tmp_path / "out")
-    old, looks = manifests.load(str(output))[0], []
-    with Life(words_of(mended, output, *REPLACE), tmp_path / "log") as life:
-        while life.process.poll() is None:
-            report = verify(str(output), deep=False)
-            if manifests.load(str(output))[0] == old:  # it stood before, during and after the look
-                looks.append(report.problems)
-        assert life.wait()[0] == 0
-    assert looks
-    assert not any(looks)
-    assert manifests.load(str(output))[0] != old
 
 
 class RefusesManifests(LocalStorage):

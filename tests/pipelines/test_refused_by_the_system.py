@@ -103,15 +103,6 @@ def test_a_full_disk_fails_the_build_and_with_more_room_a_rerun_completes_it(raw
     assert files_of(folder / "out") == files_of(tmp_path / "undisturbed")
 
 
-def test_a_limit_on_the_size_of_files_is_said(raw, tmp_path):
-    done = run(raw, tmp_path / "out", limit=20_000)
-    check_refusal(done, "the file is larger than the system allows here (ulimit -f)", "smaller shards")
-    assert not (tmp_path / "out" / naming.MANIFEST).exists()
-    assert not [
-        path for path in (tmp_path / "out").rglob("*") if path.suffix in (".tar", ".json") and "train" in path.name
-    ]
-
-
 def test_a_temporary_folder_that_is_full_when_the_manifest_is_put_together_is_said(tmp_path, monkeypatch):
     raw = write_class_folders(tmp_path / "raw", ["cat", "dog"], 5, splits=["test", "train"])
     (tmp_path / "tmp").mkdir()

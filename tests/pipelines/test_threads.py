@@ -9,10 +9,9 @@ import pytest
 
 from pipelines import build as builds
 from pipelines.config import BuildConfig
-from pipelines.pipeline import AssignBatch, SpreadKeys
+from pipelines.pipeline import SpreadKeys
 from pipelines.plan import paths
 from pipelines.plan.files import PlanFiles
-from pipelines.plan.layout import UnitOffset
 from pipelines.plan.records import PlanFile
 from pipelines.runners import options as runner_options
 from shardset.storage.open import open_storage
@@ -33,18 +32,7 @@ def planned(tmp_path_factory):
     return prepared
 
 
-OFFSETS = {"train": UnitOffset(serial=0, strata={0: 0})}
-STEPS = {
-    "SpreadKeys": (lambda build, files: SpreadKeys(files), (0, OFFSETS)),
-    "AssignBatch": (
-        lambda build, files: AssignBatch(files, build.config),
-        (0, {"offsets": [OFFSETS], "duplicate_keys": []}),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", STEPS)
-def test_the_threads_of_a_process_plan_one_batch_at_a_time(planned, name):
+def test_the_threads_of_a_process_plan_one_batch_at_a_time(planned):
     readers = []
 
     def note(verb, path):
@@ -53,13 +41,12 @@ def test_the_threads_of_a_process_plan_one_batch_at_a_time(planned, name):
 
     door = told(planned.files.output, uuid.uuid4().hex, note)
     plan = planned.files.read_record(paths.PLAN, PlanFile)
-    make, element = STEPS[name]
     begin, written = threading.Barrier(NUM_THREADS), []
 
     def work():
-        step = make(planned, PlanFiles(door, planned.files.build))
+        step = SpreadKeys(PlanFiles(door, planned.files.build))
         begin.wait()
-        written.append(list(step.process(element, plan)))
+        written.append(list(step.process((0, {}), plan)))
 
     threads = [threading.Thread(target=work) for _ in range(NUM_THREADS)]
     for thread in threads:
