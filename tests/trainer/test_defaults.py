@@ -242,7 +242,7 @@ def test_a_run_folder_alone_is_enough_to_go_on(tmp_path: Path) -> None:
         (["train", "--imagesize", "8"], "did you mean '--image-size'?"),
         (["train", "--label-smoothing", "0.1"], "did you mean --set regularize.label_smoothing=?"),
         (["predict", "--from", "run", "cat.png", "--topp=3"], "did you mean '--top'?"),
-        (["explain", "--run-dir", "run", "--step", "3", "--thumbnail", "page.html"], "did you mean '--thumbnails'?"),
+        (["explain", "--run-dir", "run", "--stepp", "3"], "did you mean '--step'?"),
         (["report", "run", "--batch-size", "3"], "unrecognized arguments: --batch-size 3\n"),
     ],
 )
