@@ -119,7 +119,6 @@ def _add_explain(verbs: "Verbs") -> None:
     asked.add_argument("--step", help="step of the run, counted from 0 over all epochs; or EPOCH:STEP, epochs from 1")
     asked.add_argument("--key", help="key of a sample of the training split; reads the split's indexes to find it")
     asked.add_argument("--id", type=int, help="id of a sample, instead of its key; reads one index")
-    verb.add_argument("--thumbnails", metavar="FILE", help="with --step: write a contact sheet as a page, .html")
     verb.add_argument("--json", action="store_true", help="print everything as one JSON object")
 
 
@@ -228,7 +227,7 @@ def explain(options: argparse.Namespace) -> None:
 
     explain.run(
         *_explained_run(options), num_hosts=options.hosts or 1, step=options.step, key=options.key,
-        sample_id=options.id, sheet=options.thumbnails, as_json=options.json,
+        sample_id=options.id, as_json=options.json,
     )  # fmt: skip
 
 

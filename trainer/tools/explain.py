@@ -15,13 +15,12 @@ from rich.table import Table
 from rich.text import Text
 
 from shardset.errors import ConfigError, NotFound
-from shardset.format import background
 from shardset.format import manifest as manifests
 from shardset.order.budget import OrderOptions, fit_order
 from shardset.order.epoch import Order
 from shardset.order.state import OrderState, quarantine_digest, state_from_json
 from shardset.program import printable
-from shardset.storage.open import open_file, open_storage
+from shardset.storage.open import open_storage
 from shardset.stream.timetable import StepVisit, Timetable, TimetableSample, Visit
 from trainer import config as configs
 from trainer.config import TrainConfig
@@ -56,17 +55,9 @@ def run(
     step: str | None,
     key: str | None,
     sample_id: int | None,
-    sheet: str | None,
     as_json: bool,
 ) -> None:
-    """Prints the answer for one of `step`, `key` and `sample_id`, and writes a contact sheet of the step to `sheet`."""
-    if sheet is not None:
-        from trainer.tools import contact_sheet
-
-        if step is None:
-            raise ConfigError("--thumbnails shows the samples of a step; give --step")
-        contact_sheet.check_name(sheet)
-        open_file(sheet)
+    """Prints the answer for one of `step`, `key` and `sample_id`."""
     timetable = timetable_of(config, state, num_hosts)
     answer: ExplainedStep | ExplainedSample
     if step is not None:
@@ -79,8 +70,6 @@ def run(
         print(json.dumps(to_json(timetable, answer)))
     else:
         show(timetable, answer)
-    if isinstance(answer, ExplainedStep) and sheet is not None:
-        write_sheet(timetable, config, answer, sheet)
 
 
 def recorded_run(url: str) -> tuple[TrainConfig, OrderState]:
@@ -180,7 +169,13 @@ def show(timetable: Timetable, answer: ExplainedStep | ExplainedSample) -> None:
             f"step {answer.global_step} of the run is epoch {answer.epoch + 1} step {answer.step} of "
             f"{timetable.order.num_batches}: {len(answer.samples)} slots{pads}"
         )
-        table = _step_table(answer.samples)
+        rows = [
+            (visit.slot, sample.id, sample.key, f"{sample.label} {sample.class_name}", sample.name or "",
+             sample.shard.rpartition("/")[2], sample.position, "0 (pad)" if visit.pad else "1")
+            for visit in answer.samples
+            for sample in [visit.sample]
+        ]  # fmt: skip
+        table = _table(["slot", "id", "key", "label", "original name", "shard", "position", "weight"], rows)
     else:
         sample = answer.sample
         named = f", originally {sample.name}" if sample.name is not None else ""
@@ -188,33 +183,10 @@ def show(timetable: Timetable, answer: ExplainedStep | ExplainedSample) -> None:
             f"{sample.key} (id {sample.id}, label {sample.label} {sample.class_name}{named}) is at position "
             f"{sample.position} of {sample.shard} and in {len(answer.visits)} steps"
         )
-        rows = [(visit.epoch + 1, visit.step, visit.global_step, visit.slot) for visit in answer.visits]
-        table = _table(["epoch", "step", "step of the run", "slot"], rows)
+        steps = [(visit.epoch + 1, visit.step, visit.global_step, visit.slot) for visit in answer.visits]
+        table = _table(["epoch", "step", "step of the run", "slot"], steps)
     console.print(Text(printable(line)))
     console.print(table)
-
-
-def write_sheet(timetable: Timetable, config: TrainConfig, answer: ExplainedStep, path: str) -> None:
-    """Writes a contact sheet of the samples of a step."""
-    from trainer.tools import contact_sheet
-
-    title = f"epoch {answer.epoch + 1} step {answer.step} (step {answer.global_step} of the run)"
-    colour = background.parse(config.image.background)
-    sheet = contact_sheet.render(timetable, answer.samples, title=title, background=colour)
-    storage, name = open_file(path)
-    with storage.writer(name) as writer:
-        writer.write(sheet)
-
-
-def _step_table(visits: Sequence[StepVisit]) -> Table:
-    columns = ["slot", "id", "key", "label", "original name", "shard", "position", "weight"]
-    rows = [
-        (visit.slot, sample.id, sample.key, f"{sample.label} {sample.class_name}", sample.name or "",
-         sample.shard.rpartition("/")[2], sample.position, "0 (pad)" if visit.pad else "1")
-        for visit in visits
-        for sample in [visit.sample]
-    ]  # fmt: skip
-    return _table(columns, rows)
 
 
 def _table(columns: Sequence[str], rows: Sequence[Iterable[Any]]) -> Table:
