@@ -10,6 +10,7 @@ from shardset.errors import ConfigError
 from shardset.settings import values_of
 from trainer.config import TrainConfig
 from trainer.data.splits import Data
+from trainer.record.checkpoint import differences_of
 from trainer.runtime.base import Runtime
 from trainer.supervise.run_lock import UNRIVALLED, RunLock, acquire_run_lock, run_lock_of
 
@@ -57,11 +58,7 @@ def check_agreement(facts: Sequence[dict[str, Any]]) -> None:
     """Raises ConfigError, naming both hosts and each difference, unless all hosts have the facts of host 0."""
     first = facts[0]
     for host, own in enumerate(facts):
-        names = [name for name in first if own[name] != first[name]]
-        if names:
-            differences = "; ".join(
-                f"{name} is {first[name]!r} on host 0 and {own[name]!r} on host {host}" for name in names
-            )
+        if differences := differences_of(first, own, "on host 0", f"on host {host}"):
             raise ConfigError(f"the hosts of this run differ: {differences}; start all with the same command")
 
 

@@ -125,12 +125,14 @@ def best(marks: Iterable[CommitMark]) -> CommitMark | None:
 
 def check_identity(saved: dict[str, Any], wanted: dict[str, Any], where: str) -> None:
     """Raises CheckpointError, naming every difference, unless a checkpoint belongs to this run."""
-    names = [name for name in wanted if saved.get(name) != wanted[name]]
-    if names:
-        differences = "; ".join(f"{name} is {saved.get(name)!r} there and {wanted[name]!r} here" for name in names)
-        raise CheckpointError(
-            f"{where}: belongs to another run: {differences}; use the same settings, or another --run-dir"
-        )
+    if text := differences_of(saved, wanted, "there", "here"):
+        raise CheckpointError(f"{where}: belongs to another run: {text}; use the same settings, or another --run-dir")
+
+
+def differences_of(one: dict[str, Any], other: dict[str, Any], there: str, here: str) -> str:
+    """`seed is 0 there and 7 here; ...` for the facts of the other that one has not; empty without any."""
+    names = [name for name in other if one.get(name) != other[name]]
+    return "; ".join(f"{name} is {one.get(name)!r} {there} and {other[name]!r} {here}" for name in names)
 
 
 def _read_commit(storage: Storage, name: str) -> CommitMark:
@@ -190,7 +192,7 @@ class CheckpointWriter:
 
     def _raise_error(self) -> None:
         newest, self._newest = self._newest, None
-        error = newest.exception() if newest else None
+        error = None if newest is None else newest.exception()
         if isinstance(error, RunTaken):
             raise error
         if error is not None:

@@ -32,11 +32,7 @@ class RunOutput:
         exits.callback(self.folder.close)
         logger = open_logger(config, self.folder.local) if self._is_master else None
         self.log = RunLog(
-            self.folder.local,
-            runtime.host,
-            master=self._is_master,
-            show_records=config.show_steps,
-            logger=logger,
+            self.folder.local, runtime.host, master=self._is_master, show_records=config.show_steps, logger=logger
         )
         exits.callback(self.log.close)
         if self._is_master:

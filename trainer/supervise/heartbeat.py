@@ -80,7 +80,7 @@ class Connection:
     def __init__(self, connection: socket.socket, silent_s: float) -> None:
         connection.setblocking(False)
         self.is_closed, self.newest = False, Message()
-        self._socket, self._silent_s = connection, silent_s
+        self.socket, self._silent_s = connection, silent_s
         self._unfinished_line, self._received_at = b"", time.monotonic()
 
     @property
@@ -91,12 +91,12 @@ class Connection:
     def send(self, message: Message) -> None:
         """Sends a message. Ignores a lost connection, which `receive` reports."""
         with suppress(OSError):
-            self._socket.send(msgspec.json.encode(message) + b"\n")
+            self.socket.send(msgspec.json.encode(message) + b"\n")
 
     def receive(self) -> None:
         """Takes the messages since the last call. Bytes that are not a message close the connection."""
         try:
-            data = self._socket.recv(MAX_MESSAGE_BYTES)
+            data = self.socket.recv(MAX_MESSAGE_BYTES)
             *lines, self._unfinished_line = (self._unfinished_line + data).split(b"\n")
             for line in lines:
                 self.newest = msgspec.json.decode(line, type=Message)
@@ -108,10 +108,6 @@ class Connection:
         # A line that long is not a heartbeat: something else has connected to this port.
         self.is_closed = not data or len(self._unfinished_line) > MAX_MESSAGE_BYTES
         self._received_at = time.monotonic()
-
-    def close(self) -> None:
-        """Closes the connection."""
-        self._socket.close()
 
     def loss(self, who: str) -> Message:
         """The loss that the other end tells of, or how itself was lost: it broke off, or has been silent."""
@@ -164,7 +160,7 @@ class HeartbeatServer:
         # Releases the clients, which would otherwise report this server as lost.
         self._beat(end="")
         for member in self._members:
-            member.close()
+            member.socket.close()
 
     def _beat(self, end: str | None = None) -> None:
         # Accepts every process that has connected since the last beat; then `accept` would block.
@@ -280,7 +276,7 @@ class HeartbeatClient:
             if self._has_left.wait(self.timing.beat_s):
                 break
         connection.send(msgspec.structs.replace(self._state, end=self._state.end or ""))
-        connection.close()
+        connection.socket.close()
 
     def _connect(self, address: Address) -> Connection | None:
         """A connection to the server, which may start later than this process; None if this process leaves first."""

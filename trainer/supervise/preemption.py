@@ -23,8 +23,7 @@ class PreemptionNotice:
     """
 
     def __init__(self, metadata_url: str | None = None) -> None:
-        self._requested = threading.Event()
-        self._left = threading.Event()
+        self._requested, self._left = threading.Event(), threading.Event()
         self._metadata_url = metadata_url
         self._before: object = None
 
@@ -32,10 +31,8 @@ class PreemptionNotice:
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGTERM, lambda *_: self._requested.set())
         if self._metadata_url:
-            poll = threading.Thread(
-                target=self._poll_metadata, args=(self._metadata_url,), name="maintenance", daemon=True
-            )
-            poll.start()
+            url = self._metadata_url
+            threading.Thread(target=lambda: self._poll_metadata(url), name="maintenance", daemon=True).start()
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -50,10 +50,6 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
         return f"process {self.pid} on {self.host}, since {self.since}"
 
 
-StoredLease = tuple[str, Holder | None]
-"""The generation and the holder of a lease in the bucket; None for a holder that can't be read."""
-
-
 class RunLock:
     """The hold on a run folder, until `close`. This one is of a folder that no other run can take meanwhile.
 
@@ -144,7 +140,6 @@ class FileLock(RunLock):
             self._file.write(msgspec.json.encode(who))
 
     def close(self) -> None:
-        """Releases the folder."""
         self._file.close()
 
 
@@ -156,7 +151,6 @@ class SeenLease(RunLock):
         self._lost: str | None = None
 
     def check(self) -> None:
-        """See RunLock.check. Also of a run that has ended since."""
         if self._lost is not None:
             raise RunTaken(
                 f"{self._storage.url}: this run has lost its lease: {self._lost}; the work since its last "
@@ -164,31 +158,30 @@ class SeenLease(RunLock):
             )
 
     def confirm(self) -> None:
-        """See RunLock.confirm."""
         self._seen_generation()
 
     def _seen_generation(self) -> str:
         """The generation of the lease in the bucket. Raises RunTaken, now and ever after, if it is lost."""
         self.check()
-        generation, holder = self._stored() or ("", None)
-        if not generation:
+        generation, holder = self._stored()
+        if generation == ABSENT:
             self._lost = f"{HOLDER} is gone: another run took the folder and has ended, or someone removed it"
         elif holder is None or holder.token != self.token:
             self._lost = f"it was not renewed in time, and {holder or 'another process'} took the folder"
         self.check()
         return generation
 
-    def _stored(self) -> StoredLease | None:
-        """The lease in the bucket; None if there is none."""
+    def _stored(self) -> tuple[str, Holder | None]:
+        """The generation of the lease in the bucket, ABSENT if there is none, and its holder if it can be read."""
         try:
             data, stat = self._storage.read_with_stat(HOLDER)
         except NotFound:
-            return None
+            return ABSENT, None
         return stat.generation, _read(data)
 
 
 def _awake_or_not() -> float:
-    """Seconds that count while this process is stopped and, where the system can tell (Linux), its machine sleeps."""
+    """Seconds that count while this process is stopped and, on Linux, its machine sleeps."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
@@ -216,7 +209,6 @@ class Lease(SeenLease):
         self._thread.start()
 
     def confirm(self) -> None:
-        """See RunLock.confirm. Renews the lease."""
         with self._renewing:
             while True:
                 # Not renewed where another process was faster: then the next look says which.
@@ -224,13 +216,12 @@ class Lease(SeenLease):
                     return self._write(self._seen_generation())
 
     def keep(self) -> None:
-        """See RunLock.keep. The other half of the patience is for the next request and the pause before it."""
         self.check()
+        # The other half of the patience is for the next request and the pause before it.
         if self._clock() - self._renewed_at > self._patience_s / 2:
             self.confirm()
 
     def close(self) -> None:
-        """Releases the folder."""
         self._closing.set()
         self._thread.join()
         with suppress(RunTaken):
@@ -238,20 +229,26 @@ class Lease(SeenLease):
             self._storage.delete(HOLDER, generation=self._seen_generation())
 
     def _take(self, tell: Callable[[str], None]) -> None:
-        first = stored = self._stored()
-        if first is not None and not _is_gone(first[1]):
-            tell(f"{self._storage.url} is held by {first[1]}; waiting up to {self._patience_s:.0f} s for a renewal")
-            end = time.monotonic() + self._patience_s
-            while stored is not None and time.monotonic() < end:
-                time.sleep(min(1.0, self._patience_s / 20))
-                stored = self._stored()
-                if stored is not None and stored[0] != first[0]:
-                    raise _refusal(self._storage.url, stored[1])
+        generation, holder = self._stored()
+        if generation != ABSENT and not _is_gone(holder):
+            tell(f"{self._storage.url} is held by {holder}; waiting up to {self._patience_s:.0f} s for a renewal")
+            generation = self._wait(generation)
         try:
-            self._write(ABSENT if stored is None else stored[0])
+            self._write(generation)
         except PreconditionFailed as error:
-            other = self._stored()
-            raise _refusal(self._storage.url, other and other[1]) from error
+            raise _refusal(self._storage.url, self._stored()[1]) from error
+
+    def _wait(self, generation: str) -> str:
+        """The generation if nobody renews it for `patience_s`, ABSENT once it is deleted, else raises ConfigError."""
+        end = time.monotonic() + self._patience_s
+        while time.monotonic() < end:
+            time.sleep(min(1.0, self._patience_s / 20))
+            newest, holder = self._stored()
+            if newest == ABSENT:
+                return ABSENT
+            if newest != generation:
+                raise _refusal(self._storage.url, holder)
+        return generation
 
     def _run(self) -> None:
         while self._lost is None and not self._closing.wait(self._beat_s):
@@ -285,7 +282,7 @@ def _read(data: bytes) -> Holder | None:
 def _is_gone(holder: Holder | None) -> bool:
     """Whether the holder was a process of this machine and has ended."""
     # A reused process id delays the next run by `PATIENCE_S` at most.
-    return bool(holder and holder.machine and holder.machine == _machine() and not Path(f"/proc/{holder.pid}").exists())
+    return holder is not None and holder.machine == _machine() != "" and not Path(f"/proc/{holder.pid}").exists()
 
 
 def _machine() -> str:

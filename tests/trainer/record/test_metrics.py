@@ -112,21 +112,6 @@ def test_only_the_first_host_prints_and_writes_events(tmp_path: Path, capsys: py
     assert capsys.readouterr().out == ""
 
 
-def test_merged_logs_are_in_the_order_of_time() -> None:
-    storage = MemoryStorage(uuid.uuid4().hex, "")
-    for host, moments in ((0, (1, 4)), (12, (2, 3))):
-        with storage.writer(log_files.log_name(host)) as writer:
-            writer.write("".join(f"2026-01-01T00:00:0{moment} line {moment}\n" for moment in moments).encode())
-    with storage.writer("logs/other.txt") as writer:
-        writer.write(b"not a log\n")
-    assert [line.split(" ", 1)[1] for line in log_files.merged_logs(storage)] == [
-        "host-000 line 1",
-        "host-012 line 2",
-        "host-012 line 3",
-        "host-000 line 4",
-    ]
-
-
 def test_a_folder_without_logs_is_refused() -> None:
     storage = MemoryStorage(uuid.uuid4().hex, "")
     with storage.writer("run/logs/host-000.log") as writer:
@@ -135,7 +120,7 @@ def test_a_folder_without_logs_is_refused() -> None:
         log_files.merged_logs(storage)
 
 
-def test_an_entry_of_several_lines_stays_whole_between_those_of_other_hosts() -> None:
+def test_merged_logs_are_in_the_order_of_time_and_an_entry_of_several_lines_stays_whole() -> None:
     storage = MemoryStorage(uuid.uuid4().hex, "")
     for host in (0, 1):
         entries = [f"2026-01-01T00:00:0{moment + host} trainer: {{\n }},\n}}\n" for moment in (1, 3)]

@@ -1,6 +1,5 @@
 import shutil
 import uuid
-from pathlib import Path
 
 import pytest
 
@@ -10,13 +9,6 @@ from shardset.storage.memory import MemoryStorage
 from shardset.storage.open import open_storage
 from tests.faulty_proxy import Fault, FaultyProxy
 from trainer.record.run_folder import RunFolder
-
-
-def test_a_local_run_folder_is_written_in_place(tmp_path: Path) -> None:
-    folder = RunFolder(str(tmp_path / "run"), ())
-    (folder.local / "a.txt").write_text("a")
-    folder.close()
-    assert open_storage(str(tmp_path / "run")).read("a.txt") == b"a"
 
 
 def test_files_of_a_run_are_in_its_storage_when_it_closes(storage: Storage) -> None:
@@ -35,20 +27,6 @@ def test_a_resumed_remote_run_appends() -> None:
             file.write(f"{number}\n")
         folder.close()
     assert open_storage(url).read("metrics.jsonl") == b"0\n1\n"
-
-
-@pytest.mark.gcs
-def test_a_storage_that_refuses_is_told_at_the_end(
-    gcs_root: str, gcs_emulator: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with FaultyProxy(gcs_emulator) as proxy:
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
-        folder = RunFolder(gcs_root, ())
-        (folder.local / "a.txt").write_text("a")
-        proxy.script = lambda seen: Fault("status", status=403)
-        with pytest.raises(StorageError, match="403"):
-            folder.close()
-    shutil.rmtree(folder.local)
 
 
 @pytest.mark.gcs

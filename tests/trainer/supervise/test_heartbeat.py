@@ -98,18 +98,11 @@ def test_a_process_that_fails_is_named_with_its_error_by_those_who_wait_for_it(s
 
 
 @pytest.mark.slow
-def test_processes_that_end_well_one_after_the_other_hear_of_no_loss(start: Start) -> None:
-    whats = {"later": 0, "end": 0, "preempted": PREEMPTED}
-    processes = [start(host, 3, what) for host, what in enumerate(whats)]
+@pytest.mark.parametrize("whats", [{"later": 0, "end": 0, "preempted": PREEMPTED}, {"end": 0, "later": 0}])
+def test_processes_that_end_well_one_after_the_other_hear_of_no_loss(start: Start, whats: dict[str, int]) -> None:
+    processes = [start(host, len(whats), what) for host, what in enumerate(whats)]
     ready(*processes)
     assert [end_of(process) for process in processes] == [(code, []) for code in whats.values()]
-
-
-@pytest.mark.slow
-def test_the_process_with_the_server_may_end_first(start: Start) -> None:
-    processes = [start(0, 2, "end"), start(1, 2, "later")]
-    ready(*processes)
-    assert [end_of(process) for process in processes] == [(0, [])] * 2
 
 
 @pytest.mark.slow

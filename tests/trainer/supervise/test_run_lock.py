@@ -22,7 +22,6 @@ from shardset.storage.retry import RetryPolicy
 from tests.faulty_proxy import Fault, FaultyProxy, Seen
 from tests.makers.doors import told
 from trainer.errors import RunTaken
-from trainer.supervise import run_lock as holds
 from trainer.supervise.run_lock import HOLDER, Holder, Lease, RunLock, acquire_run_lock, this_process
 
 BEAT_S = 0.02
@@ -178,14 +177,6 @@ def test_retries_of_a_write_end_when_the_lease_is_lost(
     assert len(tries) == 5  # renewed after the third, and asked after the fifth
 
 
-def test_a_lease_that_is_gone_at_the_end_is_left_alone(bucket: Storage) -> None:
-    held = acquire_run_lock(bucket.url, unexpected, beat_s=LONG_S, patience_s=LONG_S)
-    bucket.delete(HOLDER)
-    held.close()
-    with pytest.raises(NotFound):
-        bucket.stat(HOLDER)
-
-
 def test_a_lease_that_is_taken_while_its_holder_gives_it_back_stays_with_the_taker(bucket: Storage) -> None:
     taker = of_another_machine()
 
@@ -270,11 +261,6 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     acquire_run_lock(str(tmp_path), unexpected).close()
 
 
-def test_a_process_without_a_machine_is_never_called_gone() -> None:
-    assert not holds._is_gone(of_another_machine())
-    assert not holds._is_gone(None)
-
-
 @pytest.mark.parametrize("name", ["file", "file/run", "folder"])
 def test_a_folder_that_can_not_be_one_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
@@ -304,11 +290,3 @@ def test_a_file_system_without_locks_is_said_to_be_one(
     reason = re.escape(os.strerror(code))
     with pytest.raises(ConfigError, match=rf"^{tmp_path}: .*second run \({reason}\).*no locks; take another --run-dir"):
         acquire_run_lock(str(tmp_path), unexpected)
-
-
-@pytest.mark.parametrize("url", ["~/run", "gs:/bucket/run"])
-def test_a_slip_in_an_address_makes_no_folder(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=f"^{url}: "):
-        acquire_run_lock(url, unexpected)
-    assert not list(tmp_path.iterdir())
