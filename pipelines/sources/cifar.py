@@ -12,8 +12,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
-from pipelines.sources.classes import class_infos
+from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit, class_infos
 from pipelines.sources.formats import safe_pickle, tar_gz
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.tar_gz import MAX_BYTES, ArchiveMember

@@ -2,14 +2,13 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from pipelines.holdout import REST, Holdout, Label
 from pipelines.sources.advice import IN_ONE_FOLDER, advice_in
-from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
-from pipelines.sources.classes import class_infos, missing_notes
+from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit, class_infos, missing_notes
 from pipelines.sources.formats.spilled_list import Entry, SpilledList, SpilledUnits
 from pipelines.sources.objects import (
     UNREADABLE,
@@ -78,7 +77,13 @@ class Folder:
 
         seen = assigned.splits_and_labels(images)
         splits = {split for split, _ in seen}
-        self._check_splits(splits)
+        for split in sorted(splits):
+            if not is_split(split):
+                raise SourceError(
+                    f"{self.input.url}/{split}: this folder is where a split is expected; rename it "
+                    "to letters, digits, - and _ (at most 40, not plan)"
+                )
+        num_loose = len(listed.images) - len(images)
         loose = [name for folder, name in listed.folders.items() if placed[folder][1] < 0]
         return Survey(
             units=SpilledUnits(images, self.entries_per_unit, unit_of),
@@ -90,7 +95,7 @@ class Folder:
                     else []
                 ),
                 *(f"left out unread: {count} times {what}" for what, count in sorted(listed.unusual.items())),
-                *_note_loose(len(listed.images) - len(images), loose),
+                *(f"left out {num_loose} images in no class folder, such as {name}" for name in loose[:1]),
                 *layout.nesting_notes(listed.folders),
                 *([f"{names[0]} is the only class{advice}"] if len(names) == 1 and (advice := self._advice) else []),
                 *self.holdout.empty_notes(splits),
@@ -125,10 +130,9 @@ class Folder:
     def _layout(self, listed: "_Listed") -> "_Layout":
         where = self.input.url
         if not listed.folders:
-            others = _counts(listed.others) if listed.others else ""
-            unreadable = f"{len(listed.unreadable)} names: {listed.unreadable[0][1]}" if listed.unreadable else ""
-            files = " and ".join(filter(None, [others, unreadable]))
-            files = f"only {files}" if files else "no files"
+            found = [_counts(listed.others)] if listed.others else []
+            found += [f"{len(listed.unreadable)} names: {listed.unreadable[0][1]}"] if listed.unreadable else []
+            files = f"only {' and '.join(found)}" if found else "no files"
             raise SourceError(f"{where}: {files} there; {_LAYOUTS} ({', '.join(FIELD_OF_EXTENSION)})" + self._advice)
         tops = {folder.partition("/")[0] for folder in listed.folders} - {*listed.folders}
         layout = _Layout(any(map(_SPLIT_NAME.fullmatch, tops)), self.class_depth)
@@ -163,16 +167,8 @@ class Folder:
                 "folder with the splits as input, or move the splits above the classes" + self._advice
             )
 
-    def _check_splits(self, splits: set[str]) -> None:
-        for split in sorted(splits):
-            if not is_split(split):
-                raise SourceError(
-                    f"{self.input.url}/{split}: this folder stands where a split is expected; rename it "
-                    "to letters, digits, - and _ (at most 40, not plan)"
-                )
-
     def _rejected(self, name: str, reason: str, layout: "_Layout") -> list[str]:
-        split = _top(name) if layout.has_splits else self.holdout.split_of(without_extension(name))
+        split = name.partition("/")[0] if layout.has_splits else self.holdout.split_of(without_extension(name))
         return [printable(name), split if is_split(split) else REST, reason]
 
 
@@ -189,7 +185,7 @@ class _Layout:
 
     def split_of(self, folder: str, holdout: Holdout) -> str:
         """The split of all images in a folder, "" if the holdout decides for each of them."""
-        return _top(folder) if self.has_splits else "" if holdout else REST
+        return folder.partition("/")[0] if self.has_splits else "" if holdout else REST
 
     def nesting_notes(self, folders: Iterable[str]) -> Iterator[str]:
         """A sentence on images in folders below the one that names their class."""
@@ -279,16 +275,7 @@ def _folder_of(name: str) -> str:
     return name.rpartition("/")[0]
 
 
-def _top(name: str) -> str:
-    return name.partition("/")[0]
-
-
 def _counts(others: Counter[str]) -> str:
     each = [f"{count} {'.' + name if name else 'without extension'}" for name, count in sorted(others.items())]
     more = f", and {len(each) - _MAX_TYPES} more types" if len(each) > _MAX_TYPES else ""
     return f"{others.total()} other files ({', '.join(each[:_MAX_TYPES])}{more})"
-
-
-def _note_loose(number: int, examples: Sequence[str]) -> Iterable[str]:
-    if number:
-        yield f"left out {number} images in no class folder, such as {examples[0]}"

@@ -16,8 +16,7 @@ from pyarrow.parquet import ParquetFile
 
 from pipelines.holdout import REST, Holdout, Label
 from pipelines.sources.advice import advice_in
-from pipelines.sources.base import RawSample, Rejected, Spool, Survey, Unit
-from pipelines.sources.classes import class_infos, missing_notes
+from pipelines.sources.base import RawSample, Rejected, Spool, Survey, Unit, class_infos, missing_notes
 from pipelines.sources.formats import parquet
 from pipelines.sources.formats.image_table import NO_LABEL, ImageTable
 from pipelines.sources.formats.range_file import RangeFile

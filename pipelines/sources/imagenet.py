@@ -5,7 +5,7 @@ Nothing is unpacked: a sample of the archives is a byte range of the outer tar.
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
@@ -189,14 +189,14 @@ def _tables(storage: Storage) -> Synsets:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Folders:
     """What is below `prefix`: images by class folder, images elsewhere, and the number of other files."""
 
     prefix: str
-    counts: Counter[str]
-    strays: list[str]
-    num_others: int
+    counts: Counter[str] = field(default_factory=Counter)
+    strays: list[str] = field(default_factory=list)
+    num_others: int = 0
 
     def units(self, split: str, labels: dict[str, int]) -> list[Unit]:
         """A unit for each class folder that has a label."""
@@ -213,17 +213,16 @@ class _Folders:
 
 
 def _class_folders(storage: Storage, prefix: str) -> _Folders:
-    found = _Folders(prefix, Counter(), [], 0)
-    num_others = 0
+    found = _Folders(prefix)
     for stat in _visible(storage, prefix):
         wnid, slash, _ = stat.name[len(prefix) :].partition("/")
         if extension(stat.name) not in FIELD_OF_EXTENSION:
-            num_others += 1
+            found.num_others += 1
         elif slash and WNID.fullmatch(wnid):
             found.counts[wnid] += 1
         else:
             found.strays.append(printable(stat.name))
-    return replace(found, num_others=num_others)
+    return found
 
 
 def _visible(storage: Storage, prefix: str) -> Iterator[Stat]:
@@ -238,21 +237,17 @@ def _tree_validation(
         notes.append(f"no {root}val/: only split {TRAIN}")
         return []
     if has_prefix(storage, f"{prefix}ILSVRC2012_val_"):
-        _check_solution(storage, prefix, synsets)
+        if not synsets.truth:
+            raise SourceError(
+                f"{storage.url}/{prefix}: images without class folders and no {SOLUTION} with their labels; put it "
+                f"into {storage.url}, or sort them into folders nNNNNNNNN"
+            )
         return _validation_units({"split": VALIDATION, "prefix": prefix}, labels, synsets, notes, chunk)
     folders = _class_folders(storage, prefix)
     if num_left_out := sum(count for wnid, count in folders.counts.items() if wnid not in labels):
         notes.append(_left_out(num_left_out, folders.counts.total()))
     notes += folders.notes()
     return folders.units(VALIDATION, labels)
-
-
-def _check_solution(storage: Storage, prefix: str, synsets: Synsets) -> None:
-    if not synsets.truth:
-        raise SourceError(
-            f"{storage.url}/{prefix}: images without class folders and no {SOLUTION} with their labels; put it "
-            f"into {storage.url}, or sort them into folders nNNNNNNNN"
-        )
 
 
 def _in_folder(storage: Storage, unit: Unit) -> Iterator[_Found]:
@@ -298,17 +293,14 @@ def _notes_on_classes(labels: dict[str, int], synsets: Synsets) -> list[str]:
 def _validation_units(kind: Unit, labels: dict[str, int], synsets: Synsets, notes: list[str], chunk: int) -> list[Unit]:
     """Runs of `chunk` validation images by number, each with its label, _LEFT_OUT or _UNKNOWN."""
     last = max(synsets.truth)
-    of_number = [_label_of(synsets.truth.get(number), labels) for number in range(1, last + 1)]
+    label_of = {number: labels.get(wnid, _LEFT_OUT) for number, wnid in synsets.truth.items()}
+    of_number = [label_of.get(number, _UNKNOWN) for number in range(1, last + 1)]
     if num_left_out := of_number.count(_LEFT_OUT):
         notes.append(_left_out(num_left_out, len(synsets.truth)))
     return [
         {**kind, "first": start + 1, "last": last, "labels": of_number[start : start + chunk]}
         for start in range(0, last, chunk)
     ]
-
-
-def _label_of(wnid: str | None, labels: dict[str, int]) -> int:
-    return _UNKNOWN if wnid is None else labels.get(wnid, _LEFT_OUT)
 
 
 def _left_out(num_left_out: int, num_samples: int) -> str:

@@ -12,8 +12,7 @@ from itertools import islice
 from typing import Any, ClassVar, NamedTuple
 
 from pipelines.holdout import Holdout, Label, NamesBelow
-from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
-from pipelines.sources.classes import class_infos, missing_notes
+from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit, class_infos, missing_notes
 from pipelines.sources.formats.columns import LABELS, OTHERS, Columns, choose_columns, usual_name
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.records import READERS, Record, compact

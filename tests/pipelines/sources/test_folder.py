@@ -204,7 +204,7 @@ def test_a_holdout_of_folders_that_are_splits_already_is_refused(tmp_path):
         (["train/1.png", "Test/1.png"], "class folders are Test, train, which look like splits"),
         (
             ["my split/cat/1.png", "train/cat/1.png"],
-            "my split: this folder stands where a split is expected; rename it",
+            "my split: this folder is where a split is expected; rename it",
         ),
     ],
 )
