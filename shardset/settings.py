@@ -41,11 +41,6 @@ class Setting:
     help: str
 
     @property
-    def group(self) -> str:
-        """The name of the record that holds it; empty for the outermost one."""
-        return self.key.rpartition(".")[0]
-
-    @property
     def is_switch(self) -> bool:
         """Whether it is true or false (or none), so that its flag takes no value."""
         return set(typing.get_args(self.hint) or [self.hint]) <= {bool, type(None)}
@@ -176,7 +171,7 @@ def help_text(record: object) -> str:
     values, settings = values_of(record), settings_of(type(record)).values()
     width = max(80, shutil.get_terminal_size().columns) - 2
     text = ""
-    for name, group in groupby(settings, key=lambda one: one.group):
+    for name, group in groupby(settings, key=lambda one: one.key.rpartition(".")[0]):
         text += f" {name or 'run'}:\n"
         for one in group:
             name = f"  {one.key} = {value_text(values[one.key])}"

@@ -31,6 +31,7 @@ Positive = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
 Size = Annotated[int, Meta(ge=0)]
 Part = Annotated[float, Meta(gt=0, le=1)]
 Filter = Literal["area", "bilinear", "bicubic", "lanczos"]
+TrainCrop = Literal["random", "pad", "center"]
 Decay = Literal["cosine", "linear", "step", "constant"]
 Loss = Literal["cross_entropy", "bce"]
 Channels = tuple[Amount, Amount, Amount]
@@ -43,14 +44,12 @@ RECORD, CLASSES, ORDER = "config.json", "classes.json", "order.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The network.
-
-    `stem="cifar"` replaces the 7x7 stride-2 convolution and the pooling by one 3x3 convolution. `norm="group"` replaces
-    every BatchNorm by a GroupNorm of at most 32 groups.
-    """
+    """The network. A GroupNorm, which replaces a BatchNorm, has at most 32 groups."""
 
     name: str = setting("resnet50", "a timm model, or module:function called with num_classes")
-    stem: Literal["imagenet", "cifar"] = setting("imagenet", "first layers: cifar suits images of about 32 pixels")
+    stem: Literal["imagenet", "cifar"] = setting(
+        "imagenet", "cifar: one 3x3 convolution, for images of about 32 pixels"
+    )
     norm: Literal["batch", "group"] = setting("batch", "normalization layers: group keeps no batch statistics")
     num_classes: Count | None = setting(None, "number of classes; none takes it from the manifest")
     pretrained: str | None = setting(None, "weights to start from: timm (downloads its own) or a file; none: random")
@@ -61,15 +60,12 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageConfig:
-    """What the model sees of an image.
-
-    `train_crop`: "random" is the random resized crop of ImageNet training. "pad" is a random window of the image with
-    `pad` black pixels around it, for images that have `size` already. "center" is what an evaluation does: it resizes
-    the shorter side to `eval_resize` and takes the centre.
-    """
+    """What the model sees of an image. An evaluation resizes the shorter side and takes the centre."""
 
     size: Count = setting(224, "width and height in pixels")
-    train_crop: Literal["random", "pad", "center"] = setting("random", "crop of training images")
+    train_crop: TrainCrop = setting(
+        "random", "random: resized crop; pad: window of the padded image; center: as evaluated"
+    )
     eval_resize: Count = setting(256, "length of the shorter side before an evaluation takes the centre")
     eval_interpolation: Filter = setting("area", "how an evaluation resizes: averages of areas, or by Pillow's filter")
     eval_size: Count | None = setting(None, "width and height in an evaluation; none: image.size")
