@@ -25,7 +25,7 @@ def download(url: str, path: Path, md5: str) -> Path:
         _continue(url, part)
     except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
         have = part.stat().st_size if part.exists() else 0
-        raise TransientError(f"{url}: {error} after {have} bytes; run it again to go on from there") from error
+        raise TransientError(f"{url}: {error} after {have} bytes; run it again to resume from there") from error
     found = _md5(part)
     if found != md5:
         part.unlink()
