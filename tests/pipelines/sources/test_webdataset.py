@@ -165,12 +165,6 @@ def test_the_split_is_the_folder_or_the_name_before_the_number(tmp_path, tar, sp
     )
 
 
-def test_a_name_that_cannot_be_a_split_is_an_error(tmp_path):
-    put(tmp_path, {"my data/x-0.tar": tar_bytes({})})
-    with pytest.raises(SourceError, match="'my data' can't name a split"):
-        WebDataset(*find_tars(str(tmp_path))).survey()
-
-
 @pytest.mark.parametrize(
     ("pattern", "url", "names"),
     [
@@ -213,10 +207,12 @@ def test_a_pattern_that_names_no_tars_is_refused(pattern):
         ("train-?.tar", r"\* and \? are not read; name the folder, or the tars as in train-\{"),
         ("{train,val}-*.tar", r"\* and \? are not read; name the folder, or the tars as in train-\{"),
         ("empty", r"no \*\.tar below it \(1 other files\)"),
+        ("odd", "'my data' can't name a split"),
     ],
 )
-def test_tars_that_are_not_there_are_an_error(tmp_path, pattern, message):
+def test_tars_that_are_not_there_or_name_no_split_are_an_error(tmp_path, pattern, message):
     put(tmp_path, {"train-0.tar": tar_bytes({}), "train-2.tar": tar_bytes({}), "empty/cat.jpg": b"1"})
+    put(tmp_path / "odd", {"my data/x-0.tar": tar_bytes({})})
     with pytest.raises(SourceError, match=message):
         WebDataset(*find_tars(str(tmp_path / pattern))).survey()
 
@@ -251,13 +247,12 @@ def test_a_shard_set_keeps_its_splits_classes_and_samples(tmp_path):
 
 def test_a_shard_set_that_misses_or_exchanged_a_shard_is_an_error(tmp_path):
     source = shard_set(tmp_path)
-    first = source.survey().units[0]["tar"]
-    with (tmp_path / first).open("ab") as file:
-        file.write(b"\0")
-    with pytest.raises(SourceError, match=rf"{first}: \d+ bytes, its manifest says"):
+    first = tmp_path / source.survey().units[0]["tar"]
+    first.write_bytes(first.read_bytes() + b"\0")
+    with pytest.raises(SourceError, match=rf"{first.name}: \d+ bytes, its manifest says"):
         source.survey()
-    (tmp_path / first).unlink()
-    with pytest.raises(SourceError, match=rf"1 of 4 tars are missing: {first}"):
+    first.unlink()
+    with pytest.raises(SourceError, match=rf"1 of 4 tars are missing: .*{first.name}"):
         source.survey()
 
 

@@ -31,11 +31,6 @@ def sparse() -> tuple[tarfile.TarInfo, bytes]:
     return info, b""
 
 
-@pytest.mark.parametrize("format", FORMATS)
-def test_every_format_is_read_with_offsets_of_the_contents(format):
-    assert contents(tar_bytes(FILES, format)) == FILES
-
-
 NAMES = st.text(st.sampled_from("ab/. äß"), min_size=1, max_size=130).filter(lambda name: name.strip("/. ") == name)
 
 
@@ -54,12 +49,6 @@ def test_members_are_those_that_pythons_tarfile_finds(found, data):
         expected = [(one.name, one.offset_data, one.size, one.type) for one in archive if not one.isdir()]
     members = walk(io.BytesIO(raw.getvalue()), "x.tar")
     assert [(one.name, one.offset_data, one.size, one.type) for one in members] == expected
-
-
-@pytest.mark.parametrize("format", FORMATS[1:])
-def test_long_and_foreign_names_are_read(format):
-    files = {"x" * 180 + ".jpg": b"long", "Käse/écran 1.jpg": b"foreign"}
-    assert contents(tar_bytes(files, format)) == files
 
 
 def test_a_name_that_is_not_utf8_stays_printable():
@@ -113,47 +102,35 @@ def test_a_flipped_header_bit_never_makes_a_shorter_archive(member, position, bi
         assert contents(bytes(data), len(END) * start) == FILES
 
 
-def test_a_damaged_header_is_named_by_its_offset():
-    at = content_offset(SMALL, "d.jpg") - BLOCK
-    with pytest.raises(SourceError, match=rf"x\.tar: bad tar header at byte {at} "):
-        contents(SMALL[:at] + b"?" * BLOCK + SMALL[at + BLOCK :])
+D = content_offset(SMALL, "d.jpg")
+C = content_offset(SMALL, "b/c.jpg") - BLOCK
+LONG = plain("a.jpg", b"1")
+LONG.pax_headers = {"comment": "c" * (2 << 20)}
+NEGATIVE = plain("a.jpg", b"")
+NEGATIVE.pax_headers = {"size": "-1024"}
+DAMAGED = {
+    "a damaged header": (SMALL[: D - BLOCK] + b"?" * BLOCK + SMALL[D:], f"bad tar header at byte {D - BLOCK} "),
+    "a cut member": (SMALL[: D + 5], f"cut at byte {D + 5} inside 'd.jpg', which starts at byte {D} "),
+    "a block of zeros": (SMALL[:C] + bytes(BLOCK) + SMALL[C + BLOCK :], f"byte {C}"),
+    "two blocks of zeros": (
+        SMALL[:C] + bytes(2 * BLOCK) + SMALL[C + 2 * BLOCK :],
+        f"before byte {C + 1024}, then",
+    ),
+    "joined tars": (SMALL + tar_bytes({"e.jpg": b"e"}), "several were joined"),
+    "compressed data": (b"\x1f\x8b" + bytes(2000), "gunzip"),
+    "a header that asks for much memory": (tar_of([(LONG, b"1")], tarfile.PAX_FORMAT), "extension headers are longer"),
+    "a negative size": (
+        tar_of([(plain("b.jpg", b"1"), b"1"), (NEGATIVE, b"")], tarfile.PAX_FORMAT),
+        r"size -1024|bad tar header",
+    ),
+}
 
 
-def test_a_member_that_is_cut_is_named():
-    at = content_offset(SMALL, "d.jpg")
-    with pytest.raises(SourceError, match=rf"cut at byte {at + 5} inside 'd.jpg', which starts at byte {at} "):
-        contents(SMALL[: at + 5])
-
-
-@pytest.mark.parametrize("zeros", [BLOCK, 2 * BLOCK])
-def test_zeros_where_a_header_stood_are_a_hole_and_no_end(zeros):
-    at = content_offset(SMALL, "b/c.jpg") - BLOCK
-    with pytest.raises(SourceError, match=rf"byte {at}|before byte {at + zeros}, then data"):
-        contents(SMALL[:at] + bytes(zeros) + SMALL[at + zeros :])
-
-
-def test_joined_tars_are_refused_instead_of_ending_at_the_first():
-    with pytest.raises(SourceError, match="several were joined"):
-        contents(SMALL + tar_bytes({"e.jpg": b"e"}))
-
-
-def test_compressed_data_is_called_by_its_name():
-    with pytest.raises(SourceError, match="gunzip"):
-        contents(b"\x1f\x8b" + bytes(2000))
-
-
-def test_a_header_cannot_ask_for_more_memory_than_a_header_needs():
-    info = plain("a.jpg", b"1")
-    info.pax_headers = {"comment": "c" * (2 << 20)}
-    with pytest.raises(SourceError, match="extension headers are longer"):
-        contents(tar_of([(info, b"1")], tarfile.PAX_FORMAT))
-
-
-def test_a_negative_size_is_damage_and_no_endless_loop():
-    info = plain("a.jpg", b"")
-    info.pax_headers = {"size": "-1024"}
-    with pytest.raises(SourceError, match=r"size -1024|bad tar header"):
-        contents(tar_of([(plain("b.jpg", b"1"), b"1"), (info, b"")], tarfile.PAX_FORMAT))
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damage_is_an_error_that_says_where(name):
+    data, message = DAMAGED[name]
+    with pytest.raises(SourceError, match=rf"x\.tar: .*({message})"):
+        contents(data)
 
 
 @pytest.mark.parametrize(
