@@ -79,10 +79,7 @@ def read(storage: Storage, commit: CommitMark, folder: str | None = None) -> Che
         raise CheckpointError(f"{where}: the checkpoint is committed, but its state file is gone") from error
     except DamagedShard as error:
         raise CheckpointError(str(error)) from error
-    state = decode(data, where)
-    if state["step"] != commit.step:
-        raise CheckpointError(f"{where}: the state of step {state['step']}, expected that of step {commit.step}")
-    return state
+    return decode(data, where)
 
 
 def newest(storage: Storage, warn: Callable[[str], None]) -> tuple[CommitMark, CheckpointState] | None:

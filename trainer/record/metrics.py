@@ -213,7 +213,6 @@ def line_of(record: Record) -> str:
     """`step device=cpu epoch=1 step=9 ... time=12:03:55`, without the time. People count epochs from 1."""
     values = asdict(record)
     values |= {name: values[name] + 1 for name in ("epoch", "best_epoch") if values.get(name) is not None}
-    values = {name: value for name, value in values.items() if name != "mfu_percent" or value is not None}
     texts = {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in values.items()}
     return " ".join([_kind(record), *(f"{name}={text}" for name, text in texts.items())])
 

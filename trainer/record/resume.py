@@ -38,9 +38,14 @@ def find_checkpoint(folder: Storage, resume: str, note: Callable[[str], None]) -
     if newest is None:
         return ResumePoint(resume, checkpoint.at(open_storage(resume), note)[1])
     url = open_storage(resume).url
-    refuse_going_back(folder, newest[0].step, url)
+    step = newest[0].step
+    if url.startswith(f"{folder.url}/{FOLDER}") and url != f"{folder.url}/{folder_of(step)}".rstrip("/"):
+        raise ConfigError(
+            f"{folder.url} holds a run up to step {step}, so it can't go on from {url}, whose steps come before; take "
+            "another --run-dir"
+        )
     if not f"{url}/".startswith(f"{folder.url}/"):
-        note(f"{folder.url} has checkpoints of its own: it goes on from them, not from {resume}")
+        note(f"{folder.url} has checkpoints of its own: it resumes from them, not from {resume}")
     return ResumePoint(folder.url, newest[1])
 
 
@@ -64,12 +69,3 @@ def _recorded_order(config: TrainConfig) -> OrderState | None:
     # Damage is reported when the checkpoint is loaded.
     text = checkpoint.at(open_storage(config.resume), lambda text: None)[1]["stream"]
     return None if text is None else state_from_json(text)
-
-
-def refuse_going_back(folder: Storage, step: int, url: str) -> None:
-    """Raises ConfigError if `url` is a checkpoint of the run folder, but not the one of its newest step."""
-    if url.startswith(f"{folder.url}/{FOLDER}") and url != f"{folder.url}/{folder_of(step)}".rstrip("/"):
-        raise ConfigError(
-            f"{folder.url} holds a run up to step {step}, so it can't go on from {url}, whose steps come before; take "
-            "another --run-dir"
-        )

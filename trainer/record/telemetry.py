@@ -53,15 +53,13 @@ class Telemetry:
         share_of_peak: float | None = None,
     ) -> None:
         self._runtime, self._config, self._log = runtime, config, log
-        self._eval_split = eval_split
-        self._trace_folder = folder / PROFILE
+        self._eval_split, self._trace_folder = eval_split, folder / PROFILE
         self._steps_per_epoch, self._rate_at = steps_per_epoch, rate_at
         self._share_of_peak = share_of_peak
         self._started, self._spent_s = time.perf_counter(), dict.fromkeys(PARTS, 0.0)
         self._pending: list[tuple[DeviceBatch, torch.Tensor, float]] = []
         self._run_rates = Rates()
-        self._has_reported = False
-        self._is_tracing = False
+        self._has_reported = self._is_tracing = False
         self._pace_from: tuple[int, float] | None = None
         self._feed: DeviceFeed | None = None
         self._evaluation_started = 0.0
@@ -85,9 +83,7 @@ class Telemetry:
 
     def start_epoch(self) -> None:
         """Sets the counts of the epoch to zero."""
-        self._seen = SampleDigest()
-        self.epoch_totals = Totals()
-        self._epoch_rates = Rates()
+        self._seen, self.epoch_totals, self._epoch_rates = SampleDigest(), Totals(), Rates()
         self._replica_samples = 0
         self._epoch_started = time.perf_counter()
         self._wait_s_before = self._wait_s()
@@ -193,12 +189,11 @@ class Telemetry:
                 seconds=seconds,
             )
         )
-        trained = self.epoch_totals
-        self._log.summary(
-            f"epoch {position.closed_epochs + 1}/{self._config.epochs}: "
-            f"loss {trained.mean('loss'):.4f}, accuracy {trained.mean('top1'):.4f}; "
-            f"{self._eval_split}: loss {totals.mean('loss'):.4f}, accuracy {totals.mean('top1'):.4f}"
+        trained, evaluated = (
+            f"loss {each.mean('loss'):.4f}, accuracy {each.mean('top1'):.4f}" for each in (self.epoch_totals, totals)
         )
+        epoch = f"epoch {position.closed_epochs + 1}/{self._config.epochs}"
+        self._log.summary(f"{epoch}: {trained}; {self._eval_split}: {evaluated}")
 
     def log_final(self, position: Position, seconds: float) -> None:
         """Logs the whole run. Every host must call it."""

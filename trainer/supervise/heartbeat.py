@@ -182,15 +182,11 @@ class HeartbeatServer:
 
     def _find_loss(self) -> Message:
         known = [member for member in self._members if member.newest.who]
-        failed = [
-            Message(lost=f"another process of this run failed: {member.newest}: {member.newest.end}")
-            for member in known
-            if member.newest.end
-        ]
         lost = [loss for member in known if (loss := member.loss(str(member.newest))).lost]
+        ends = [f"{member.newest}: {member.newest.end}" for member in known if member.newest.end]
+        failed = [Message(lost=f"another process of this run failed: {end}") for end in ends]
         # A death first: the failures that it causes can arrive in the same beat.
-        died = [loss for loss in lost if not loss.hangs]
-        if found := [*died, *failed, *lost]:
+        if found := [*(loss for loss in lost if not loss.hangs), *failed, *lost]:
             return found[0]
         missing = [host for host in range(self._num_hosts) if host not in self._joined]
         if not missing or time.monotonic() - self._first_joined_at <= self._timing.join_s:
@@ -203,7 +199,7 @@ class HeartbeatServer:
 
 
 class HeartbeatClient:
-    """The side of a process. Does nothing until `start`. Leaving the context tells the server how the process ends."""
+    """The side of a process; does nothing until `start`. Leaving the context tells the server how the process ends."""
 
     def __init__(self, timing: HeartbeatTiming = TIMING) -> None:
         self.timing = timing

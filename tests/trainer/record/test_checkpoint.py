@@ -279,13 +279,6 @@ def committed(storage: Storage, step: int, data: bytes) -> None:
     put(storage, checkpoint.folder_of(step) + checkpoint.COMMIT, msgspec.json.encode(commit))
 
 
-def test_a_state_of_another_step_than_its_mark_says_is_named() -> None:
-    storage = MemoryStorage(uuid.uuid4().hex, "")
-    committed(storage, 12, checkpoint_state.encode(state_at(7)))
-    with pytest.raises(CheckpointError, match="the state of step 7, expected that of step 12"):
-        checkpoint.read(storage, checkpoint.commits(storage)[0])
-
-
 BAD_MARKS = [b"", b"{}", b"garbage", b'{"format": 1', b'{"format": 1, "crc32c": "\xe1"}']
 
 
