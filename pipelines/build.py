@@ -27,7 +27,7 @@ from pipelines.plan.records import PLAN_VERSION, BuildFile, PlanFile
 from pipelines.plan.summaries import MAX_REASONS
 from pipelines.plan.survey import write_units
 from pipelines.runners import dataflow, errors, local, options
-from pipelines.runners.progress import BuildProgress, ProgressWatcher
+from pipelines.runners.progress import BuildProgress, watched
 from pipelines.sources.base import Survey
 from pipelines.write import replace as replacing
 from shardset.errors import ConfigError, NotFound, PreconditionFailed, ShardsetError
@@ -60,7 +60,7 @@ class Result:
 def build(config: BuildConfig, beam_flags: Sequence[str] = (), progress: BuildProgress | None = None) -> Result:
     """Builds the shard set that `config` describes, and returns its plan and counters.
 
-    Resumes an unfinished build of the same input and options; checks a finished one and mends missing or damaged
+    Resumes an unfinished build of the same input and options; checks a finished one and repairs missing or damaged
     shards. Raises ShardsetError, with nothing published.
     """
     return _run(config, open_storage(config.output), beam_flags, progress, dry_run=False)
@@ -79,25 +79,21 @@ def _run(
     beam_options = options.prepare(beam_flags, source=config.input, output=output)
     prepared = prepare(config, output)
     options.limit_workers(beam_options, beam_flags, prepared.units.num_units, prepared.num_bytes)
-    with ProgressWatcher(output, prepared.units.num_units, progress, writes=not dry_run):
+    with watched(output, prepared.units.num_units, progress, writes=not dry_run):
         counters = run(prepared, beam_options, progress.print if progress else None, dry_run=dry_run)
     files = prepared.files
     with files.while_current():
         replacing.remove_partitions(files)
         plan = files.read_record(paths.PLAN, PlanFile)
+    first_rejected = map(json.loads, read_range(output, plan.rejected).splitlines()[:MAX_REASONS] if dry_run else ())
     return Result(
         plan=plan,
         plan_bytes=sum(stat.num_bytes for stat in output.list(naming.PLAN_FOLDER)),
-        rejected=_first_rejected(output, plan) if dry_run else [],
+        rejected=[f"{entry['name']}: {entry['reason']}" for entry in first_rejected],
         published=None if dry_run else _published(output, plan),
         counters=counters,
         seconds=time.monotonic() - started,
     )
-
-
-def _first_rejected(output: Storage, plan: PlanFile) -> list[str]:
-    lines = read_range(output, plan.rejected).splitlines()[:MAX_REASONS]
-    return [f"{entry['name']}: {entry['reason']}" for entry in map(json.loads, lines)]
 
 
 def run(
@@ -119,7 +115,9 @@ def run(
             show(dataflow.started(beam_options, result))
         state = result.wait_until_finish()
     if state not in (PipelineState.DONE, None):  # some runners return no state after a success
-        raise ShardsetError(f"the Beam job ended as {state}; see the runner's log; a rerun continues where it stopped")
+        raise ShardsetError(
+            f"the Beam job ended as {state}; see the runner's log; run the same command again to resume"
+        )
     return counters_of(result.metrics().query()["counters"])
 
 
@@ -169,7 +167,10 @@ class _Start:
         output.sweep()
         if stored and old and not changes and old.ready:
             files = PlanFiles(output, stored.build)
-            return files, _resume(files, old, file, generation)
+            file = msgspec.structs.replace(file, suffix=old.suffix, notes=old.notes, before=old.before)
+            if file != old:  # other libraries, on which no byte depends so far
+                _write_build(files, file, generation)
+            return files, file
         manifest_generation = plan_files.generation_of(output, naming.MANIFEST)
         self._refuse_existing(has_manifest=manifest_generation != ABSENT, has_build=old is not None, changes=changes)
         replaced = replacing.manifest_at(output, naming.MANIFEST)
@@ -236,13 +237,6 @@ def _describe(config: BuildConfig, survey: Survey, digest: str) -> BuildFile:
         classes=survey.classes,
         notes=list(survey.notes),
     )
-
-
-def _resume(files: PlanFiles, old: BuildFile, file: BuildFile, generation: str) -> BuildFile:
-    file = msgspec.structs.replace(file, suffix=old.suffix, notes=old.notes, before=old.before)
-    if file != old:  # other libraries, on which no byte depends so far
-        _write_build(files, file, generation)
-    return file
 
 
 def _lay_out(files: PlanFiles, unfinished: set[str], replaced: Manifest | None, lines: IO[bytes]) -> None:

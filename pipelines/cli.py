@@ -76,7 +76,7 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
         gc.freeze()
         gc.enable()
         run = build.dry_run if args.dry_run else build.build
-        result = run(config, beam_flags, progress.for_console(console))
+        result = run(config, beam_flags, progress.BuildProgress(console))
     report = page.after_build(config) if result.published and args.report else None
     if args.json:
         print(json.dumps({**summary.to_json(config, result), "report": report}))

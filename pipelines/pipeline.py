@@ -25,7 +25,7 @@ from pipelines.plan.partitions import ByteRange
 from pipelines.plan.records import BuildFile, PlanFile
 from pipelines.plan.splits import make_plan
 from pipelines.plan.summaries import UnitOffsets, read_summaries, unit_offsets
-from pipelines.plan.survey import UnitBlock, UnitRef, WrittenUnits, units_in
+from pipelines.plan.survey import UnitRef, WrittenUnits, units_in
 from pipelines.sources.base import Source
 from pipelines.write.commit import Committer
 from pipelines.write.pages import PagePart, PageWriter
@@ -66,7 +66,7 @@ def construct(pipeline: beam.Pipeline, build: PreparedBuild, *, dry_run: bool = 
     # A shuffle before a step keeps the runner from fusing it with the step before, which would limit its workers.
     num_indexed = (
         pipeline
-        | "List blocks" >> beam.Create(build.units.blocks)  # UnitBlock
+        | "List blocks" >> beam.Create(build.units.blocks)  # UnitRef of many
         | "Spread blocks" >> beam.Reshuffle()
         | "List units" >> beam.FlatMap(partial(_units_in, files))  # UnitRef
         | "Spread units" >> beam.Reshuffle()
@@ -244,7 +244,7 @@ def _one_at_a_time(files: PlanFiles, work: Callable[[], T]) -> T:
         return files.step(work)
 
 
-def _units_in(files: PlanFiles, block: UnitBlock) -> Iterator[UnitRef]:
+def _units_in(files: PlanFiles, block: UnitRef) -> Iterator[UnitRef]:
     with files.while_current():
         yield from units_in(files.output, block)
 

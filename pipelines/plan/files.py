@@ -6,7 +6,7 @@ have no frame: the ByteRange, UnitRef or Extent holds the length and the CRC32C.
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
@@ -34,9 +34,6 @@ _READ_AHEAD = 64
 _SIGNS_OF_ANOTHER_BUILD = (NotFound, PreconditionFailed, ConfigError, ManifestError, SourceError)
 """The errors of a step whose files another build has replaced or removed."""
 
-_TRIES = 4
-"""A step runs so often while files of a build that has lost the output arrive in its place."""
-
 
 @dataclass(frozen=True, slots=True)
 class PlanFiles:
@@ -50,13 +47,10 @@ class PlanFiles:
 
     def write(self, name: str, content: bytes | memoryview) -> None:
         """Writes one whole file; never replaces one of a build that has started since."""
-        generation = ABSENT
-        while True:
-            try:
-                write(self.output, name, self.build, content, if_generation=generation)
-                return
-            except PreconditionFailed:
-                generation = self.replaceable(name)
+        try:
+            write(self.output, name, self.build, content, if_generation=ABSENT)
+        except PreconditionFailed:
+            write(self.output, name, self.build, content, if_generation=self.replaceable(name))
 
     def writer(self, name: str) -> Writer:
         """A writer of a file without a frame; PreconditionFailed at its end if another file has arrived meanwhile."""
@@ -82,11 +76,6 @@ class PlanFiles:
         file = find(self.output, name)
         return file.content if file and file.build == self.build else None
 
-    def find_record(self, name: str, kind: type[T]) -> T | None:
-        """A JSON record; None if it is absent or of another build."""
-        content = self.find(name)
-        return None if content is None else decode_record(self.output, name, content, kind)
-
     def check_current(self) -> None:
         """Raises ManifestError if another build has started at the output."""
         file = find(self.output, paths.BUILD)
@@ -104,14 +93,7 @@ class PlanFiles:
             raise
 
     def step(self, work: Callable[[], T]) -> T:
-        """The result of `work`, which runs while the output belongs to this build.
-
-        Repeats it where a file arrives between its look-up and its write: a build that has lost the output may still
-        have been writing that.
-        """
-        for _ in range(_TRIES - 1):
-            with suppress(PreconditionFailed), self.while_current():
-                return work()
+        """The result of `work`, which runs while the output belongs to this build."""
         with self.while_current():
             return work()
 

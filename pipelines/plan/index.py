@@ -1,7 +1,7 @@
 """Indexes a unit: finds its samples, examines them, and records the extents of their bytes."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +13,7 @@ from pipelines.config import BuildConfig
 from pipelines.images.check import Examined, examine
 from pipelines.images.options import ImageOptions, stored_field
 from pipelines.plan import paths, tables
-from pipelines.plan.files import PlanFiles
+from pipelines.plan.files import PlanFiles, decode_record
 from pipelines.plan.range_reads import SPOOLED, fetch
 from pipelines.plan.summaries import UnitSummary, summarize
 from pipelines.plan.survey import UnitRef, read_unit
@@ -58,14 +58,10 @@ class UnitSpool:
 def index_unit(files: PlanFiles, source: Source, config: BuildConfig, unit: UnitRef) -> UnitSummary:
     """Writes a unit's table and summary, unless an earlier attempt of the same build left them; returns the summary."""
     table_path, summary_path = paths.unit_path(unit.number), paths.summary_path(unit.number)
-    if summary := files.find_record(summary_path, UnitSummary):
-        return summary
-    if content := files.find(table_path):
-        table = tables.unit_from_bytes(content)
-        rows, rejected = tables.rows_of(table), tables.rejected_of(table)
-    else:
-        rows, rejected = read_again(partial(_read_samples, files, source, config, unit))
-        files.write(table_path, tables.unit_to_bytes(tables.unit_table(rows, rejected)))
+    if content := files.find(summary_path):
+        return decode_record(files.output, summary_path, content, UnitSummary)
+    rows, rejected = read_again(partial(_read_samples, files, source, config, unit))
+    files.write(table_path, tables.unit_to_bytes(tables.unit_table(rows, rejected)))
     summary = summarize(unit.number, rows, rejected)
     files.write(summary_path, msgspec.json.encode(summary))
     return summary
@@ -109,7 +105,7 @@ class _Examiner:
     output: Storage
     spool: UnitSpool
 
-    def rows(self, batch: Iterable[RawSample | Rejected]) -> Iterator[UnitRow | QuarantineEntry]:
+    def rows(self, batch: Sequence[RawSample | Rejected]) -> Iterator[UnitRow | QuarantineEntry]:
         """A row or a quarantine entry for each sample, in order."""
         samples = list(map(_reject_too_large, batch))
         for sample, contents in zip(samples, self._fetch(samples), strict=True):
@@ -122,7 +118,7 @@ class _Examiner:
                 row = row if again == contents else self._row(sample, again)
             yield row
 
-    def _fetch(self, samples: list[RawSample | Rejected]) -> Iterator[list[bytes]]:
+    def _fetch(self, samples: Sequence[RawSample | Rejected]) -> Iterator[list[bytes]]:
         """The contents of the extents of each sample; compares what its source has seen with a second read."""
         fetched = fetch(([*self._extents(sample), *sample.seen] for sample in samples), self.input, self.output)
         for sample, contents in zip(samples, fetched, strict=True):

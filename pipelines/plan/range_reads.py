@@ -5,7 +5,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from itertools import groupby
+from itertools import groupby, islice
 from typing import NamedTuple, Self
 
 from pipelines.plan.files import START_OVER
@@ -28,12 +28,11 @@ class Window:
     """The limit of reads in flight: grows by one after each read, and halves when a request must be retried.
 
     All workers may read the same object, and a bucket accepts more load only gradually. Threads share a window: all
-    their reads together stay below its size. So do the contents that they read ahead, but for one of each thread.
+    their reads together stay below its size.
     """
 
     def __init__(self) -> None:
         self.size = FIRST_IN_FLIGHT
-        self._num_held = 0
         self._num_reading = 0
         self._changed = threading.Condition()
 
@@ -47,18 +46,6 @@ class Window:
         """Call before each retry."""
         with self._changed:
             self.size = max(1, self.size // 2)
-
-    def hold(self, num_own: int) -> bool:
-        """Whether a thread that holds `num_own` contents may read one more ahead, which then counts as held."""
-        with self._changed:
-            may_read = self._num_held < self.size or not num_own  # without one of its own, a thread would stand still
-            self._num_held += may_read
-            return may_read
-
-    def release(self, number: int = 1) -> None:
-        """Call when contents are no longer held."""
-        with self._changed:
-            self._num_held -= number
 
     def __enter__(self) -> Self:
         """Waits until one more read may be in flight."""
@@ -86,7 +73,6 @@ def fetch(
     Holds only the groups in flight. Reads an extent once more if its CRC32C differs. Raises ChangedInput if an object
     is no longer the planned one, or if its bytes changed. All threads of a process share its window and its readers.
     """
-
     num_threads = max(source.reads_at_once, output.reads_at_once)
     if num_threads == 1:
         yield from (_read_group(group, source, output) for group in groups)
@@ -133,33 +119,15 @@ def _ahead(
     remaining = iter(groups)
     try:
         while True:
-            while (group := _next(remaining, window, len(pending))) is not None:
-                pending.append(submit(group))
+            pending.extend(map(submit, islice(remaining, max(0, window.size - len(pending)))))
             if not pending:
                 return
-            contents = pending[0].result()
-            pending.popleft()
-            window.release()
-            yield contents
+            yield pending.popleft().result()
             window.grow()
     finally:
         for future in pending:
             future.cancel()
-        window.release(len(pending))
         wait(pending)
-
-
-def _next(groups: Iterator[Sequence[Extent]], window: Window, num_own: int) -> Sequence[Extent] | None:
-    """The next group, which then counts as held; None at the end, or while the window has no room for it."""
-    if not window.hold(num_own):
-        return None
-    group = None
-    try:
-        group = next(groups, None)
-    finally:
-        if group is None:
-            window.release()
-    return group
 
 
 class _Located(NamedTuple):

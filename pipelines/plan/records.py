@@ -5,6 +5,7 @@ Digests cover the names of the fields: a renamed field changes the plan digest o
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -54,17 +55,16 @@ class BuildFile(msgspec.Struct, frozen=True, kw_only=True):
         Suffix and notes may differ: no byte of a shard depends on them. The libraries may differ too, unless the old
         build `writes_images`. Another input is named only where nothing else differs, which may be its cause.
         """
-        differences = [*_differences(old.options, self.options, "{} was {!r} and is {!r}")]
+        differences = [*_differences(old.options, self.options)]
         if old.tool != self.tool:
             differences.append(f"it was begun by {old.tool}, this is {self.tool}")
         elif writes_images:
-            differences += _differences(old.libraries, self.libraries, "{} was {} and is {}")
-        before, now = old.classes or [], self.classes or []
-        if differences:
-            return differences
-        if old.survey != self.survey:
+            differences += _differences(old.libraries, self.libraries)
+        if not differences and old.survey != self.survey:
             return ["the input is not the same (names, labels, sizes or generations changed)"]
-        return [] if before == now else [_difference_of_classes(before, now)]
+        if not differences:
+            differences += islice(_differences(_names_of_classes(old), _names_of_classes(self)), 1)
+        return differences
 
 
 @decodable
@@ -109,16 +109,11 @@ class ShardRecord(msgspec.Struct, frozen=True, kw_only=True):
     shard: Shard
 
 
-def _differences(old: Mapping[str, Any], new: Mapping[str, Any], sentence: str) -> Iterator[str]:
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
     for name in sorted({*old, *new}):
         if old.get(name) != new.get(name):
-            yield sentence.format(name, old.get(name), new.get(name))
+            yield f"{name} was {old.get(name)!r} and is {new.get(name)!r}"
 
 
-def _difference_of_classes(old: list[ClassInfo], new: list[ClassInfo]) -> str:
-    if len(old) != len(new):
-        return f"there were {len(old)} classes and are {len(new)}"
-    before, now = next((before, now) for before, now in zip(old, new, strict=True) if before != now)
-    if before.name == now.name:
-        return f"class {before.name!r} had the WordNet id {before.wnid} and has {now.wnid}"
-    return f"class {before.label} was {before.name!r} and is {now.name!r}"
+def _names_of_classes(build: BuildFile) -> dict[str, str]:
+    return {f"class {one.label}": f"{one.name} ({one.wnid})" if one.wnid else one.name for one in build.classes or []}

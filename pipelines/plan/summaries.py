@@ -147,7 +147,7 @@ def refuse_too_many_bad(total: UnitSummary, max_bad_fraction: float) -> None:
             advice = "nothing is left, so check --source and --input"
             if num_bad < num_raw:
                 advice = (
-                    "mend or remove them, or leave them out by --on-bad quarantine --max-bad-fraction "
+                    "repair or remove them, or leave them out by --on-bad quarantine --max-bad-fraction "
                     f"{math.ceil(1000 * num_bad / num_raw) / 1000:g}"
                 )
             raise TooManyBad(

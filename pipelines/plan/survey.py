@@ -21,22 +21,16 @@ BLOCK_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class UnitRef:
-    """A unit of the survey: its number, and the byte range and CRC32C of its line."""
+    """Neighbouring lines of the survey: the number of the first unit, their byte range, and its CRC32C."""
 
     number: int
     start: int
     stop: int
     crc32c: int
 
-
-@dataclass(frozen=True, slots=True)
-class UnitBlock:
-    """Neighbouring lines of the survey: the number of the first unit, their byte range, and its CRC32C."""
-
-    first: int
-    start: int
-    stop: int
-    crc32c: int
+    def read(self, output: Storage) -> bytes:
+        """The lines."""
+        return read_range(output, ByteRange(paths.SURVEY, self.start, self.stop, self.crc32c))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +39,13 @@ class WrittenUnits:
 
     num_units: int = 0
     digest: str = ""
-    blocks: list[UnitBlock] = field(default_factory=list)
+    blocks: list[UnitRef] = field(default_factory=list)
 
 
 def write_units(units: Iterable[Unit], file: IO[bytes], block_bytes: int = BLOCK_BYTES) -> WrittenUnits:
     """Writes the units as JSON lines, in blocks of about `block_bytes`."""
     hasher, blocks, number = hashlib.sha256(), [], 0
-    block = UnitBlock(0, 0, 0, 0)
+    block = UnitRef(0, 0, 0, 0)
     for number, unit in enumerate(units, 1):
         line = json.dumps(unit, sort_keys=True, ensure_ascii=False).encode() + b"\n"
         hasher.update(line)
@@ -59,22 +53,21 @@ def write_units(units: Iterable[Unit], file: IO[bytes], block_bytes: int = BLOCK
         block = replace(block, stop=block.stop + len(line), crc32c=extend_crc32c(block.crc32c, line))
         if block.stop - block.start >= block_bytes:
             blocks.append(block)
-            block = UnitBlock(number, block.stop, block.stop, 0)
+            block = UnitRef(number, block.stop, block.stop, 0)
     if block.stop > block.start:
         blocks.append(block)
     return WrittenUnits(num_units=number, digest=hasher.hexdigest(), blocks=blocks)
 
 
-def units_in(output: Storage, block: UnitBlock) -> Iterator[UnitRef]:
-    """The units of a block."""
+def units_in(output: Storage, block: UnitRef) -> Iterator[UnitRef]:
+    """The units of a block, one by one."""
     start = block.start
-    lines = read_range(output, ByteRange(paths.SURVEY, block.start, block.stop, block.crc32c)).splitlines(keepends=True)
-    for number, line in enumerate(lines, block.first):
+    for number, line in enumerate(block.read(output).splitlines(keepends=True), block.number):
         yield UnitRef(number, start, start + len(line), extend_crc32c(0, line))
         start += len(line)
 
 
 def read_unit(output: Storage, unit: UnitRef) -> Unit:
     """One unit of the survey."""
-    line: Unit = json.loads(read_range(output, ByteRange(paths.SURVEY, unit.start, unit.stop, unit.crc32c)))
+    line: Unit = json.loads(unit.read(output))
     return line

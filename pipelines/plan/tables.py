@@ -84,7 +84,8 @@ def unit_table(rows: Sequence[UnitRow], rejected: Sequence[QuarantineEntry]) -> 
         "key_hash": hash_keys(pa.array([row.key for row in rows], pa.string())),
         "row": list(map(_encode, rows)),
     }
-    return from_columns(UNIT.with_metadata(_metadata(rejected)), columns)
+    metadata = {_REJECTED: json.dumps(list(rejected), sort_keys=True).encode()}
+    return from_columns(UNIT.with_metadata(metadata), columns)
 
 
 def rejected_of(table: pa.RecordBatch) -> list[QuarantineEntry]:
@@ -203,10 +204,6 @@ def values(column: pa.Array) -> list[Any]:
     """A column as Python values."""
     python_values: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
     return python_values
-
-
-def _metadata(rejected: Sequence[QuarantineEntry]) -> dict[bytes, bytes]:
-    return {_REJECTED: json.dumps(list(rejected), sort_keys=True).encode()}
 
 
 def _read(data: bytes | memoryview, schema: pa.Schema, columns: Sequence[str] = ()) -> pa.RecordBatch:

@@ -26,7 +26,6 @@ HARNESS_THREADS = 4
 """Threads of a worker process, unless --number_of_worker_harness_threads says otherwise: Dataflow's own number is 12 or
 more, and each holds a unit of input (40 MiB), or a shard that it writes."""
 
-_PROJECT = re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]")
 _REGION = re.compile(r"[a-z]+-[a-z]+[0-9]+")
 _ZONE = re.compile(r"([a-z]+-[a-z]+[0-9]+)-[a-z]")
 _BUCKET = re.compile(r"gs://([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])(/.*)?")
@@ -63,7 +62,6 @@ def check(options: PipelineOptions, *, source: str, output: str, locate: Callabl
     `locate` returns the location of a bucket. The bucket of the input may be anywhere, and its location may be hidden.
     """
     cloud = options.view_as(GoogleCloudOptions)
-    _check_project(cloud.project)
     _check_region(cloud.region)
     _check_package(options)
     _bucket_of("--input", source, "the workers can't read this machine's files; copy them to a bucket first")
@@ -86,37 +84,15 @@ def set_threads(options: PipelineOptions) -> None:
 
 
 def started(options: PipelineOptions, result: Any) -> str:
-    """What to tell the user once a job runs: its page, and the threads of its workers."""
-    threads = options.view_as(DebugOptions).number_of_worker_harness_threads
-    return (
-        f"the job continues at {page_of(options, result)}; {threads} threads in each worker process "
-        "(--number_of_worker_harness_threads)"
-    )
-
-
-def page_of(options: PipelineOptions, result: Any) -> str:
-    """The address of the console page of a job on Dataflow."""
-    cloud = options.view_as(GoogleCloudOptions)
-    return f"https://console.cloud.google.com/dataflow/jobs/{cloud.region}/{result.job_id()}?project={cloud.project}"
-
-
-def _check_project(project: str | None) -> None:
-    if not project:
-        raise ConfigError(
-            "--project is missing: Dataflow runs in a project of yours; `gcloud projects list` shows them"
-        )
-    if not _PROJECT.fullmatch(project):
-        raise ConfigError(f"--project {project}: expected a project's id such as my-project-1, not its name or number")
+    """What to tell the user once a job runs: its console page, and the threads of its workers."""
+    cloud, threads = options.view_as(GoogleCloudOptions), options.view_as(DebugOptions).number_of_worker_harness_threads
+    page = f"https://console.cloud.google.com/dataflow/jobs/{cloud.region}/{result.job_id()}?project={cloud.project}"
+    return f"the job continues at {page}; {threads} threads in each worker process (--number_of_worker_harness_threads)"
 
 
 def _check_region(region: str | None) -> None:
-    if not region:
-        raise ConfigError("--region is missing: take that of the bucket, for example --region=europe-west4")
-    zone = _ZONE.fullmatch(region)
-    if zone:
-        raise ConfigError(f"--region {region}: that is a zone, expected its region: --region={zone[1]}")
-    if not _REGION.fullmatch(region):
-        raise ConfigError(f"--region {region}: expected a region such as europe-west4 or us-central1")
+    if not _REGION.fullmatch(region or ""):
+        raise ConfigError(f"--region {region}: expected a region, not a zone: that of the bucket, such as europe-west4")
 
 
 def region_of_workers(options: PipelineOptions) -> str:

@@ -59,7 +59,7 @@ def _cause(error: Exception) -> errors.ShardsetError | None:
         return None
     else:
         sentence = f"the service did not take the job ({_gist(text)}); docs/dataflow.md lists the permissions"
-    return errors.ShardsetError(f"{sentence}; the same command goes on from here")
+    return errors.ShardsetError(f"{sentence}; run the same command again to resume")
 
 
 def _gist(text: str) -> str:

@@ -81,7 +81,7 @@ class WorkerGroup:
         event = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
         return (
             f"a worker process {event}; if the machine ran out of memory give fewer workers "
-            "(--direct_num_workers), --debug shows what it said; the same command goes on from here"
+            "(--direct_num_workers), --debug shows what it said; run the same command again to resume"
         )
 
 

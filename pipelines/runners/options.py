@@ -34,7 +34,11 @@ def prepare(flags: Sequence[str], *, source: str, output: Storage) -> PipelineOp
     if dataflow.is_wanted(options):
         dataflow.check(options, source=source, output=output.url)
     _check_job_server(options)
-    runner = create_runner(options.view_as(StandardOptions).runner)
+    name = options.view_as(StandardOptions).runner
+    try:
+        runner = create_runner(name)
+    except (ValueError, ImportError, AttributeError) as error:
+        raise ConfigError(f"--runner {name}: {error}; leave it out to build here") from error
     if refusals := PipelineOptionsValidator(options, runner).validate():
         raise ConfigError(f"a flag of Apache Beam: {'; '.join(refusals)}")
     return options
@@ -49,7 +53,6 @@ def beam_options(flags: Sequence[str], output: Storage) -> PipelineOptions:
             "--direct_running_mode=multi_threading loses elements after a GroupByKey (Beam 2.77): "
             "use multi_processing or in_memory"
         )
-    _check_runner(options.view_as(StandardOptions).runner)
     if "--runner" not in given:
         options.view_as(StandardOptions).runner = "FnApiRunner"
         _set_workers(options.view_as(DirectOptions), given, in_memory=not output.is_shared)
@@ -84,16 +87,6 @@ def _subclasses(options: type[PipelineOptions]) -> Iterator[type[PipelineOptions
     for child in options.__subclasses__():
         yield child
         yield from _subclasses(child)
-
-
-def _check_runner(name: str | None) -> None:
-    """Raises ConfigError if Beam has no such runner."""
-    if name is None:
-        return
-    try:
-        create_runner(name)
-    except (ValueError, ImportError, AttributeError) as error:
-        raise ConfigError(f"--runner {name}: {error}; leave it out to build here") from error
 
 
 def _check_job_server(options: PipelineOptions) -> None:
