@@ -1,6 +1,6 @@
 """The samples of a shard set as one table, from the indexes alone, and their images read by it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -135,35 +135,27 @@ def _read_shard(
     storage: Storage, catalog: Catalog, samples: list[int], use: Callable[[bytes], T]
 ) -> tuple[dict[int, T], list[Problem]]:
     """See `read_images`, for rows of one shard in the order of their images."""
-    path, results, problems = catalog.path(samples[0]), {}, []
+    rows, path, results, problems = catalog.rows[samples], catalog.path(samples[0]), {}, []
+    starts, sizes, checksums = (rows[name].tolist() for name in ("image_start", "image_bytes", "image_crc32c"))
+    ranges = [(start, start + size) for start, size in zip(starts, sizes, strict=True)]
     try:
-        for sample, image in _images(storage, catalog, samples):
-            where = f"{path}, sample {catalog.key(sample)}"
-            if image is None:
-                problems.append(Problem(where, "its CRC32C is not that of the index; rebuild with --only-shards"))
-                continue
-            try:
-                results[sample] = use(image)
-            except UndecodableImage as error:
-                if error.reason != NO_PICTURE:
-                    problems.append(Problem(where, f"can't be decoded: {error}; build again with --verify decode"))
+        for together in coalesce(ranges, max_gap=MAX_GAP, max_bytes=MAX_READ):
+            first = ranges[together][0][0]
+            data = storage.read(path, first, max(stop for _, stop in ranges[together]))
+            for number in range(len(ranges))[together]:
+                start, stop = ranges[number]
+                image, where = data[start - first : stop - first], f"{path}, sample {catalog.key(samples[number])}"
+                if crc32c_of(image) != checksums[number]:
+                    image = storage.read(path, start, stop)
+                if crc32c_of(image) != checksums[number]:
+                    problems.append(Problem(where, "its CRC32C is not that of the index; rebuild with --only-shards"))
+                    continue
+                try:
+                    results[samples[number]] = use(image)
+                except UndecodableImage as error:
+                    if error.reason != NO_PICTURE:
+                        text = f"can't be decoded: {error}; build again with --verify decode"
+                        problems.append(Problem(where, text))
     except StorageError as error:
         problems.append(problem_of(path, error))
     return results, problems
-
-
-def _images(storage: Storage, catalog: Catalog, samples: list[int]) -> Iterator[tuple[int, bytes | None]]:
-    """(row, image) of rows of one shard; None for an image that differs from its CRC32C in two reads."""
-    rows, path = catalog.rows[samples], catalog.path(samples[0])
-    starts, sizes, checksums = (rows[name].tolist() for name in ("image_start", "image_bytes", "image_crc32c"))
-    ranges = [(start, start + size) for start, size in zip(starts, sizes, strict=True)]
-    for together in coalesce(ranges, max_gap=MAX_GAP, max_bytes=MAX_READ):
-        first = ranges[together][0][0]
-        data = storage.read(path, first, max(stop for _, stop in ranges[together]))
-        for sample, (start, stop), expected in zip(
-            samples[together], ranges[together], checksums[together], strict=True
-        ):
-            image = data[start - first : stop - first]
-            if crc32c_of(image) != expected:
-                image = storage.read(path, start, stop)
-            yield sample, image if crc32c_of(image) == expected else None

@@ -7,17 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from pipelines.check.overview import ClassRow, overview
+from pipelines.check.overview import overview
 from pipelines.config import BuildConfig
 from pipelines.report import alike
 from pipelines.report.collect import MAX_GROUP_SHOWN, MAX_SHOWN, ReportData, collect
 from pipelines.report.findings import class_name, findings
 from shardset.errors import ConfigError, ShardsetError
 from shardset.format import manifest as manifests
-from shardset.format.images import IMAGE_FIELDS, is_image_field
-from shardset.format.manifest import Manifest
 from shardset.html import page, plots
 from shardset.html.plots import Bars
 from shardset.program import count
@@ -111,7 +107,7 @@ def render(data: ReportData) -> bytes:
     samples, shards = (sum(getattr(row, name) for row in rows.splits) for name in ("num_samples", "num_shards"))
     reasons = Counter((str(entry.get("split", "")), str(entry.get("reason", ""))) for entry in data.rejected)
     titles = ["Damage"] * bool(data.damage) + ["Classes"] * bool(manifest.classes)
-    titles += ["Images", "Duplicates", "Bad input", "Provenance", "How to load"]
+    titles += ["Images", "Duplicates", "Bad input", "Provenance"]
     return page.render(
         "pipelines.report",
         "report.html",
@@ -137,7 +133,10 @@ def render(data: ReportData) -> bytes:
              page.size(row.mean_bytes), row.num_source_samples, row.num_dropped, row.num_repeats, " ".join(row.fields))
             for row in rows.splits
         ],
-        class_bars=_class_bars(data.manifest, rows.classes[:MAX_CLASSES]),
+        class_bars=Bars("Samples of each class", "class", list(manifest.splits), [
+            (f"{row.label} {row.name} {row.wnid or ''}", list(row.counts.values()))
+            for row in rows.classes[:MAX_CLASSES]
+        ]),
         class_sheets=[_sheet(data, label, samples) for label, samples in data.by_class.items()],
         image_text=_image_text(data),
         image_bars=list(_image_bars(data)),
@@ -156,14 +155,7 @@ def render(data: ReportData) -> bytes:
             (name, json.dumps(value, sort_keys=True, ensure_ascii=False))
             for name, value in sorted(manifest.provenance.options.items())
         ],
-        loading=loading_code(manifest),
-        training=training_commands(manifest),
     )  # fmt: skip
-
-
-def _class_bars(manifest: Manifest, rows: Sequence[ClassRow]) -> Bars:
-    counts = [(f"{row.label} {row.name} {row.wnid or ''}", list(row.counts.values())) for row in rows]
-    return Bars("Samples of each class", "class", list(manifest.splits), counts)
 
 
 def _sheet(data: ReportData, label: int, samples: Sequence[int]) -> tuple[str, list[tuple[Any, str, list[str]]], int]:
@@ -195,63 +187,22 @@ def _image_text(data: ReportData) -> str:
     num_images = len(data.catalog.originals())
     if not num_images:
         return "No sample has an image."
-    text = f"Stored bytes are those of all samples. {count(len(data.images), 'image')} of {num_images:,} were decoded."
+    text = f"{count(len(data.images), 'image')} of {num_images:,} were decoded."
     if data.num_chosen < num_images:
         text += " They are a fixed random choice; `python -m pipelines report --images N` decodes N."
     return text
 
 
 def _image_bars(data: ReportData) -> Iterator[Bars]:
-    """Stored bytes of all images; of decoded ones the most frequent sizes, and sides and aspects if they differ."""
-    rows, splits = data.catalog.rows, data.catalog.splits
-    with_image = rows[rows["image_bytes"] > 0]
-    stored = [with_image["image_bytes"][with_image["split"] == number] for number in range(len(splits))]
-    if len(with_image):
-        yield plots.histogram("Stored bytes of an image", "bytes", dict(zip(splits, stored, strict=True)), plots.short)
-    found = [(int(rows["split"][sample]), image.width, image.height) for sample, image in data.images.items()]
-    sizes = Counter((width, height) for _, width, height in found)
-    split, width, height = np.array(found, float).reshape(-1, 3).T
-    by_split = Counter(found)
+    """Of decoded images the most frequent sizes, and the shorter sides if they differ."""
+    splits = data.catalog.splits
+    found = [(splits[data.catalog.rows["split"][sample]], image) for sample, image in data.images.items()]
+    sizes = Counter((image.width, image.height) for _, image in found)
     if sizes:
+        by_split = Counter((name, image.width, image.height) for name, image in found)
         most = sorted(sizes, key=lambda size: (-sizes[size], size))[:10]
-        counts = [(f"{w} x {h}", [by_split[number, w, h] for number in range(len(splits))]) for w, h in most]
+        counts = [(f"{w} x {h}", [by_split[name, w, h] for name in splits]) for w, h in most]
         yield Bars("Most frequent sizes of the decoded images", "width x height", splits, counts)
     if len(sizes) > 1:
-        for caption, label, values in [
-            ("Shorter side", "pixels", np.minimum(width, height)),
-            ("Aspect", "width over height, 0.25 to 4", np.clip(width / height, 0.25, 4)),
-        ]:
-            series = {name: values[split == number] for number, name in enumerate(splits)}
-            yield plots.histogram(caption, label, series, lambda value: f"{value:,.4g}")
-
-
-def loading_code(manifest: Manifest) -> str:
-    """Python code for plain webdataset, to run in the folder of the manifest."""
-    split = manifest.splits[_train_split(manifest)]
-    images = [name for name in split.fields if name in IMAGE_FIELDS] or list(filter(is_image_field, split.fields))[:1]
-    first, last = split.shards[0].path, split.shards[-1].path
-    urls = first if first == last else f"{first[:-10]}{{{first[-10:-4]}..{last[-10:-4]}}}.tar"
-    # `a;b` is the first of them that a sample has.
-    fields = repr(";".join(images) or split.fields[0]) + (
-        ", 'cls'" if sum(split.class_totals) == split.num_samples else ""
-    )
-    # Named formats: webdataset does not take avif for an image by itself.
-    decode = f".decode(webdataset.imagehandler('pil', {sorted(IMAGE_FIELDS & set(images))}))"
-    return (
-        "import webdataset\n\n"
-        f"samples = webdataset.WebDataset({urls!r}, shardshuffle={min(100, split.num_shards)})\n"
-        f"for sample in samples.shuffle(1000){decode if images else ''}.to_tuple({fields}):\n    ...\n"
-    )
-
-
-def training_commands(manifest: Manifest) -> str:
-    """The commands that verify the set and train on it."""
-    train = _train_split(manifest)
-    others = [name for name in manifest.splits if name != train]
-    settings = "" if train == "train" else f" --set train_split={train}"
-    settings += f" --set eval_split={others[0]}" if len(others) > 1 else ""
-    return f"python -m pipelines verify . --deep\npython -m trainer train --manifest . --run-dir run{settings}\n"
-
-
-def _train_split(manifest: Manifest) -> str:
-    return "train" if "train" in manifest.splits else next(iter(manifest.splits))
+        sides = {name: [min(each.width, each.height) for split, each in found if split == name] for name in splits}
+        yield plots.histogram("Shorter side", "pixels", sides)

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
@@ -91,13 +91,12 @@ def curves(title: str, series: Mapping[str, Sequence[Point]], *, x_label: str) -
     )
 
 
-def histogram(caption: str, label: str, series: Mapping[str, np.ndarray], text: Callable[[float], str]) -> Bars:
-    """The number of values in each of BINS intervals of equal width, which `text` names; one row for one value."""
-    every = np.concatenate(list(series.values()))
-    low, high = float(every.min()), float(every.max())
-    edges = np.linspace(low, high, BINS + 1 if high > low else 2)
+def histogram(caption: str, label: str, series: Mapping[str, Sequence[float]]) -> Bars:
+    """The number of values in each of BINS intervals of equal width; one row if all values are equal."""
+    every = [*itertools.chain(*series.values())]
+    edges = np.linspace(min(every), max(every), BINS + 1 if max(every) > min(every) else 2)
     counts = [np.histogram(values, edges)[0].tolist() for values in series.values()]
-    names = [text(a) if a == b else f"{text(a)} to {text(b)}" for a, b in itertools.pairwise(edges.tolist())]
+    names = [f"{a:,.4g}" if a == b else f"{a:,.4g} to {b:,.4g}" for a, b in itertools.pairwise(edges.tolist())]
     return Bars(caption, label, list(series), list(zip(names, map(list, zip(*counts, strict=True)), strict=True)))
 
 

@@ -1,21 +1,83 @@
-"""`python -m trainer tpu VERB`: one gcloud command for each verb, run or printed."""
+"""`python -m trainer tpu VERB`: one gcloud command for each verb, run or printed.
+
+Every flag is in the reference documentation of gcloud (the GA commands of `gcloud compute tpus` and `gcloud storage`).
+"""
 
 import argparse
+import re
 import shlex
 import subprocess
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from shardset.errors import ConfigError
 from shardset.program import PREEMPTED
 from shardset.storage.open import bucket_of
+from shardset.version import __version__
 from trainer.errors import CloudError, Preempted
 from trainer.flags import add_config_flags, config_flags
-from trainer.tpu import commands
-from trainer.tpu.commands import BACKENDS, Command, Tpu
+from trainer.runtime.machine import REFUSED
+
+Command = tuple[str, ...]
+
+FOLDER = "shardset-tpu"
+"""The folder for all files on a TPU VM, in the home folder."""
+
+WHEEL = f"shardset-{__version__}-py3-none-any.whl"
+PYTHON = f"~/{FOLDER}/env/bin/python"
+LOG = f"~/{FOLDER}/train.log"
+PID = f"~/{FOLDER}/train.pid"
+NOT_SET_UP = 127
+"""The exit code of a shell for a program that does not exist."""
+
+STOP_S = 900
+"""How long `stop` waits for the trainer to save."""
 
 GCLOUD_FLAGS = ("network", "subnetwork", "service_account")
+
+BACKENDS = {"xla": ("tpu", "trainer train"), "torchtpu": ("torchtpu", "trainer.tpu.processes")}
+"""Of each back end for TPUs: the extra of this project that brings it, and what trains with it on a machine."""
+
+RUNTIMES = {
+    "v2": "tpu-ubuntu2204-base",
+    "v3": "tpu-ubuntu2204-base",
+    "v4": "tpu-ubuntu2204-base",
+    "v5p": "v2-alpha-tpuv5",
+    "v5litepod": "v2-alpha-tpuv5-lite",
+    "v6e": "v2-alpha-tpuv6e",
+}
+"""The runtime version for PyTorch by TPU generation, from Google's table of TPU software versions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tpu:
+    """A TPU VM or slice. `internal_ips`: it has no external addresses, and is reached by its internal ones."""
+
+    name: str
+    zone: str
+    project: str | None = None
+    internal_ips: bool = False
+
+    def command(self, *words: str) -> Command:
+        """`gcloud compute tpus tpu-vm WORDS`, in its zone and project."""
+        return ("gcloud", "compute", "tpus", "tpu-vm", *words, f"--zone={self.zone}", *flags(project=self.project))
+
+    def ssh(self, command: str | None, worker: str = "all") -> Command:
+        """Runs a command on its workers at the same time; None opens a shell on one."""
+        return self.command("ssh", self.name, *self.internal, *flags(worker=worker, command=command))
+
+    @property
+    def internal(self) -> Command:
+        """The flag of ssh and scp that reaches it by internal addresses, if it has no others."""
+        return ("--internal-ip",) if self.internal_ips else ()
+
+
+def flags(**values: str | None) -> Command:
+    """`--NAME=VALUE` of each value that is given."""
+    return tuple(f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value)
 
 
 def register(verbs: Any) -> None:
@@ -23,7 +85,11 @@ def register(verbs: Any) -> None:
     top = verbs.add_parser("tpu", help="create, set up, use and delete Cloud TPU VMs by gcloud", allow_abbrev=False)
     verbs_of_tpu = top.add_subparsers(required=True, metavar="VERB")
 
-    def add(name: str, command: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
+    def add(name: str, run: Callable[[Tpu, argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
+        def command(options: argparse.Namespace) -> None:
+            place = {name: getattr(options, name) for name in ("name", "zone", "project", "internal_ips")}
+            run(Tpu(**place), options)
+
         verb: argparse.ArgumentParser = verbs_of_tpu.add_parser(name, help=text, description=text, allow_abbrev=False)
         verb.add_argument("name", help="name of the TPU VM")
         verb.add_argument("--zone", required=True, help="zone, for example us-central2-b")
@@ -77,65 +143,113 @@ def _add_config(verb: argparse.ArgumentParser) -> None:
     add_config_flags(verb)
 
 
-def create(options: argparse.Namespace) -> None:
+def create(tpu: Tpu, options: argparse.Namespace) -> None:
     """`create`: returns when the TPU is ready. Raises CloudError if there is none."""
+    type_ = options.accelerator_type
+    version = options.runtime_version or RUNTIMES.get(type_.partition("-")[0])
+    if version is None:
+        raise ConfigError(
+            f"--accelerator-type {type_}: expected a type such as v3-32, v4-32, v5litepod-16 (v5e), v5p-8 "
+            "or v6e-8; for another generation give --runtime-version too"
+        )
     given = {flag: getattr(options, flag) for flag in GCLOUD_FLAGS}
-    type_, version = options.accelerator_type, options.runtime_version
-    _run(options, commands.create(_tpu(options), type_, version, spot=options.spot, **given))
+    switches = ["--internal-ips"] * tpu.internal_ips + ["--spot"] * options.spot
+    words = flags(accelerator_type=type_, version=version, **given)
+    _run(options, tpu.command("create", tpu.name, *words, *switches))
 
 
-def setup(options: argparse.Namespace) -> None:
-    """`setup`: also brings an existing setup up to date."""
-    for command in commands.setup(_tpu(options), options.wheel, options.backend):
-        _run(options, command)
+def setup(tpu: Tpu, options: argparse.Namespace) -> None:
+    """`setup`: builds the wheel if none is given, copies it to all workers and installs it there, or updates it.
+
+    The TPU runtimes have Python 3.10. uv installs the 3.11 that this project needs, and removes the other back end.
+    """
+    wheel = options.wheel
+    if wheel is None:
+        source = Path(__file__).parents[2]
+        if not (source / "setup.py").is_file():
+            raise ConfigError(f"{source} has no source tree to build a wheel from; give one with --wheel FILE")
+        wheel = source / "build" / "tpu" / WHEEL
+        words = ("--quiet", "--no-deps", f"--wheel-dir={wheel.parent}")
+        _run(options, (sys.executable, "-m", "pip", "wheel", *words, str(source)))
+    uv = "~/.local/bin/uv"
+    steps = (
+        f"mkdir -p ~/{FOLDER}",
+        f"(test -x {uv} || python3 -m pip install --quiet --user uv)",
+        f"{uv} venv --quiet --allow-existing --python 3.11 ~/{FOLDER}/env",
+        f"{uv} pip install --quiet --exact --python {PYTHON} --reinstall-package shardset "
+        f'"$HOME/{wheel.name}[trainer,{BACKENDS[options.backend][0]}]"',
+    )
+    _run(options, tpu.command("scp", str(wheel), f"{tpu.name}:", *tpu.internal, "--worker=all"))
+    _run(options, tpu.ssh(" && ".join(steps)))
 
 
-def doctor(options: argparse.Namespace) -> None:
-    """`doctor`: raises CloudError if a worker failed a check."""
-    wanted = Tpu.flags(want_images_per_second=options.want_images_per_second)
-    flags = config_flags(options)
-    flags.config()  # a wrong flag must fail here, not on the workers
-    environment = commands.environment(options.env)
-    _run(options, commands.doctor(_tpu(options), environment, [*flags.arguments(), *wanted]))
+def doctor(tpu: Tpu, options: argparse.Namespace) -> None:
+    """`doctor`: on all workers at once, as the devices of a slice start together. CloudError if a check failed."""
+    config = config_flags(options)
+    config.config()  # a wrong flag must fail here, not on the workers
+    words = [*config.arguments(), *flags(want_images_per_second=options.want_images_per_second)]
+    _run(options, tpu.ssh(f"{environment(options.env)} {PYTHON} -m trainer doctor {shlex.join(words)}"))
 
 
-def train(options: argparse.Namespace) -> None:
-    """`train`: returns when the training is done. Raises Preempted if it was asked to stop and has saved."""
-    flags = config_flags(options)
-    config = flags.config()
+def train(tpu: Tpu, options: argparse.Namespace) -> None:
+    """`train`: returns when the training is done. Raises Preempted if it was asked to stop and has saved.
+
+    The trainer runs in a separate session on each worker, so that it outlives the connection.
+    """
+    given = config_flags(options)
+    config = given.config()
     resumed = None if config.resume in ("auto", "never") else config.resume
     for flag, url in (("--run-dir", config.run_dir), ("--manifest", config.manifest), ("--resume", resumed)):
         _check_bucket(flag, url)
-    environment = commands.environment(options.env)
+    program = f"{PYTHON} -m {BACKENDS[options.backend][1]} {shlex.join(given.arguments())}"
+    running = "a training runs here already: tpu logs --follow shows it, tpu stop ends it"
+    steps = (
+        f"if pkill -0 -f -F {PID} trainer 2> /dev/null; then echo {shlex.quote(running)} >&2; exit 1; fi",
+        f"touch {LOG} && start=$(stat -c %s {LOG}) || exit {NOT_SET_UP}",
+        f"{environment(options.env)} setsid {program} >> {LOG} 2>&1 < /dev/null & echo $! > {PID}",
+        f"tail -c +$((start + 1)) -f --pid=$! {LOG}; wait $!",
+    )
     try:
-        _run(options, commands.train(_tpu(options), environment, flags.arguments(), options.backend))
+        code = _run(options, tpu.ssh("; ".join(steps)), passed=PREEMPTED)
     except KeyboardInterrupt as error:
         raise CloudError(
             "interrupted; the training continues: `python -m trainer tpu logs --follow` shows it, `tpu stop` ends it"
         ) from error
+    if code == PREEMPTED:
+        raise Preempted(f"{tpu.name} was asked to stop, everything is saved; the same command resumes from there")
 
 
-def ssh(options: argparse.Namespace) -> None:
+def ssh(tpu: Tpu, options: argparse.Namespace) -> None:
     """`ssh`: a shell on one worker, or a command on all of them."""
-    worker = options.worker or ("all" if options.shell_command else "0")
-    _run(options, _tpu(options).ssh(options.shell_command, worker))
+    _run(options, tpu.ssh(options.shell_command, options.worker or ("all" if options.shell_command else "0")))
 
 
-def logs(options: argparse.Namespace) -> None:
+def logs(tpu: Tpu, options: argparse.Namespace) -> None:
     """`logs`: what the trainer printed on each worker. The run folder has the same by host, see `merge-logs`."""
-    _run(options, commands.logs(_tpu(options), options.worker, str(options.lines), follow=options.follow))
+    follow = "-f " if options.follow else ""
+    _run(options, tpu.ssh(f'tail -n {options.lines} {follow}{LOG} | sed -u "s/^/$(hostname): /"', options.worker))
 
 
-def stop(options: argparse.Namespace) -> None:
-    """`stop`: the TPU remains, and costs money, until it is deleted."""
-    _run(options, commands.stop(_tpu(options)))
+def stop(tpu: Tpu, options: argparse.Namespace) -> None:
+    """`stop`: SIGTERM to all trainers, until they have saved. The TPU remains, and costs money, until it is deleted."""
+    wait = f"timeout {STOP_S} tail -f --pid=$(cat {PID}) /dev/null"
+    _run(options, tpu.ssh(f"pkill -TERM -f -F {PID} trainer && {wait}"))
 
 
-def delete(options: argparse.Namespace) -> None:
+def delete(tpu: Tpu, options: argparse.Namespace) -> None:
     """`delete`: lists what remains even if the TPU could not be deleted."""
     _check_bucket("--run-dir", options.run_dir)
-    tpu, failed = _tpu(options), []
-    for name, command in {"": commands.delete(tpu), **commands.remaining(tpu, options.run_dir)}.items():
+    project = flags(project=tpu.project)
+    commands: dict[str, Command] = {
+        "": (*tpu.command("delete", tpu.name), "--quiet"),
+        "TPU VMs in this zone": tpu.command("list"),
+        "disks in this zone": ("gcloud", "compute", "disks", "list", f"--zones={tpu.zone}", *project),
+    }
+    if options.run_dir is not None:
+        folder = options.run_dir.rstrip("/")
+        commands["bytes in the run folder"] = ("gcloud", "storage", "du", "--summarize", folder, *project)
+    failed = []
+    for name, command in commands.items():
         if name:
             print(f"# {name}:", flush=True)
         try:
@@ -146,30 +260,38 @@ def delete(options: argparse.Namespace) -> None:
         raise CloudError("; ".join(failed))
 
 
+def environment(settings: Sequence[str]) -> str:
+    """PJRT_DEVICE=TPU and the settings NAME=VALUE of `--env`, as a shell takes them. Raises ConfigError."""
+    variables = {"PJRT_DEVICE": "TPU"}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise ConfigError(f"--env {setting!r} is not NAME=VALUE, for example --env LIBTPU_INIT_ARGS=--flag=1")
+        if name in REFUSED:
+            raise ConfigError(f"--env {setting}: {REFUSED[name]}")
+        variables[name] = value
+    return " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
+
+
 def _check_bucket(flag: str, url: str | None) -> None:
     if url is not None and bucket_of(url) is None:
         raise ConfigError(f"{flag} {url}: expected gs://BUCKET/FOLDER; the workers don't see this machine's files")
 
 
-def _tpu(options: argparse.Namespace) -> Tpu:
-    return Tpu(name=options.name, zone=options.zone, project=options.project, internal_ips=options.internal_ips)
-
-
-def _run(options: argparse.Namespace, command: Command) -> None:
-    """Runs a command, or prints it. Raises CloudError, or Preempted for the trainer's code of that name."""
+def _run(options: argparse.Namespace, command: Command, *, passed: int = 0) -> int:
+    """Runs a command, or prints it. Returns 0 or `passed`; raises CloudError for any other exit code."""
     if options.dry_run:
         print(shlex.join(command), flush=True)
-        return
+        return 0
     try:
         code = subprocess.run(command).returncode
     except FileNotFoundError as error:
         advice = "not installed, or not on the PATH; get it from https://cloud.google.com/sdk/docs/install"
         raise CloudError(f"{command[0]} is {advice}") from error
-    if code == PREEMPTED and options.command is train:
-        raise Preempted(f"{options.name} was asked to stop, everything is saved; the same command resumes from there")
-    if code == commands.NOT_SET_UP:
+    if code == NOT_SET_UP:
         raise CloudError(f"{options.name}: nothing is installed there; run `python -m trainer tpu setup` first")
-    if code:
+    if code not in (0, passed):
         raise CloudError(
             f"{' '.join(command[:5])}: ended with code {code}, see above; docs/tpu.md explains the usual errors"
         )
+    return code
