@@ -128,7 +128,7 @@ def open_decode_aids(source: StreamSource) -> DecodeAids:
 
 def stored_bytes(split: Split) -> int:
     """Bytes of all shards of a split."""
-    return sum(split.tar_bytes)
+    return split.num_tar_bytes
 
 
 def warn_of_shared_lanes(num_lanes: int, fresh: Callable[[], int], size: int, rank: int, world_size: int) -> None:

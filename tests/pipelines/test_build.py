@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import PIL
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -39,6 +40,7 @@ from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.index import index_from_bytes
 from shardset.format.manifest import Manifest
+from shardset.read.indexes import read_index
 from shardset.storage.open import open_storage
 from tests.makers import odd_images, planned
 from tests.makers.cifar import cifar10, python_files, write_archive
@@ -135,7 +137,7 @@ def test_many_classes_do_not_travel_with_the_plan(tmp_path):
     config = BuildConfig(source="listing", input=str(listing), output=str(tmp_path / "out"))
     manifest = built(config)
     assert [info.name for info in manifest.classes] == [str(label) for label in range(10_000)]
-    assert manifest.split("train").shards[0].class_counts == [0] * 9_999 + [1]
+    assert manifest.split("train").class_totals == [0] * 9_999 + [1]
     prepared = builds.prepare(config, open_storage(config.output))
     plan, *_ = MakePlan(prepared.files, config, prepared.file).process(None, prepared.units.num_units)
     assert len(pickle.dumps(plan)) < 2000
@@ -146,8 +148,10 @@ def test_the_output_has_the_files_that_the_design_names(raw, tmp_path):
     assert sorted(files_of(tmp_path / "out")) == [
         "manifest.json",
         "quarantine.jsonl",
+        "test/shards.npy",
         "test/test-000000.idx.npy",
         "test/test-000000.tar",
+        "train/shards.npy",
         "train/train-000000.idx.npy",
         "train/train-000000.tar",
     ]
@@ -568,7 +572,9 @@ def test_what_does_not_divide_goes_by_its_policy(raw, tmp_path, remainder, sizes
 
 def test_stratified_shards_have_the_same_class_mix(raw, tmp_path):
     split = built(config_of(raw, tmp_path / "out", balance="stratified", num_shards={"": 4})).split("train")
-    assert [shard.class_counts for shard in split.shards] == [[5, 5, 5]] * 4
+    indexes = [read_index(open_storage(str(tmp_path / "out")), shard) for shard in split.shards]
+    assert [np.bincount(index["label"]).tolist() for index in indexes] == [[5, 5, 5]] * 4
+    assert split.class_totals == [20, 20, 20]
 
 
 def test_a_dry_run_tells_the_arithmetic_and_writes_nothing(raw, tmp_path):

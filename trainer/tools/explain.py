@@ -114,7 +114,7 @@ def timetable_of(config: TrainConfig, state: OrderState | None = None, num_hosts
     if state is None:
         order = fit_order(
             split.shard_sizes,
-            stored_bytes=sum(split.tar_bytes),
+            stored_bytes=split.num_tar_bytes,
             seed=config.seed,
             global_batch_size=config.global_batch_size,
             world_size=num_hosts,
