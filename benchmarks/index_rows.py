@@ -8,10 +8,12 @@ planned as a running stream plans them.
 """
 
 import argparse
+import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
+import msgspec
 import numpy as np
 
 from benchmarks import environment
@@ -19,12 +21,14 @@ from shardset.checksum import crc32c_of, crc32c_text
 from shardset.format import naming
 from shardset.format.index import index_dtype, index_to_bytes
 from shardset.format.manifest import IndexFile, Shard, Split
+from shardset.format.shards import StoredShards, pattern_of
 from shardset.format.tar import BLOCK, END
+from shardset.format.write import WrittenShard, write_split
 from shardset.order.budget import OrderOptions, fit_order, steps_at_once
 from shardset.order.epoch import Order
 from shardset.order.lanes import rank_part
 from shardset.read.indexes import ShardTable
-from shardset.storage.base import Stat, Storage
+from shardset.storage.base import Stat, Storage, Writer
 
 MIN_BATCH = 1024
 PER_READER = 4
@@ -37,21 +41,29 @@ class OneIndexStorage:
     """A bucket in which all shards have the same index; counts what is asked of it."""
 
     index: bytes
+    table: bytes = b""
     num_reads: int = 0
     num_bytes: int = 0
     url: str = "memory://one-index"
     is_remote: bool = True
+    reads_at_once: int = 16
 
     def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
         """As `Storage.read`."""
-        found = self.index[start : len(self.index) if stop is None else stop]
+        data = self._data(name)
+        found = data[start : len(data) if stop is None else stop]
         self.num_reads += 1
         self.num_bytes += len(found)
         return found
 
     def read_with_stat(self, name: str, start: int = 0, stop: int | None = None) -> tuple[bytes, Stat]:
         """As `Storage.read_with_stat`."""
-        return self.read(name, start, stop), Stat(name=name, num_bytes=len(self.index), generation="1", crc32c=None)
+        return self.read(name, start, stop), Stat(
+            name=name, num_bytes=len(self._data(name)), generation="1", crc32c=None
+        )
+
+    def _data(self, name: str) -> bytes:
+        return self.index if name.endswith(".idx.npy") else self.table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,15 +98,17 @@ def made(num_samples: int, shard_size: int, mean_bytes: int) -> tuple[OneIndexSt
             sha256="0" * 64,
             first_id=number * shard_size,
             index=IndexFile(path=naming.index_path(path), num_bytes=len(storage.index), crc32c=index_crc32c),
-            class_counts=[],
         )
         for number in range(num_shards)
     ]
-    counts = {"num_source_samples": num_shards * shard_size, "num_dropped": 0, "num_repeats": 0}
-    split = Split(
-        num_samples=num_shards * shard_size, num_shards=num_shards, num_content_bytes=0, fields=["png", "cls"],
-        shards=shards, **counts,
+    out = io.BytesIO()
+    split = write_split(
+        cast(Writer, out), [WrittenShard(shard, ["png", "cls"], 0) for shard in shards],
+        pattern=pattern_of("train", "train", num_shards), table_path=naming.table_path("train"),
+        num_shards=num_shards, class_totals=[], seed=0, plan_digest="0" * 64, promises=[],
     )  # fmt: skip
+    storage.table = out.getvalue()
+    split = msgspec.structs.replace(split, shards=StoredShards(cast(Storage, storage), split.groups))
     return storage, split
 
 
@@ -102,7 +116,7 @@ def order_of(split: Split, world_size: int) -> Order:
     """The order that the first run of so many readers would choose."""
     batch = max(MIN_BATCH, PER_READER * world_size)
     options = OrderOptions(seed=7, global_batch_size=batch, world_size=world_size)
-    return fit_order(split.shard_sizes, options, stored_bytes=sum(split.tar_bytes))
+    return fit_order(split.shard_sizes, options, stored_bytes=split.num_tar_bytes)
 
 
 def measure(storage: OneIndexStorage, split: Split, order: Order, world_size: int, *, by_rows: bool) -> Reading:

@@ -52,7 +52,7 @@ class Result:
     plan: PlanFile
     plan_bytes: int
     rejected: list[str]
-    published: manifests.Head | None
+    published: Manifest | None
     counters: dict[str, int]
     seconds: float
 
@@ -261,9 +261,10 @@ def _write_build(files: PlanFiles, file: BuildFile, generation: str) -> None:
         raise plan_files.another_build(files.output, paths.BUILD) from error
 
 
-def _published(output: Storage, plan: PlanFile) -> manifests.Head | None:
+def _published(output: Storage, plan: PlanFile) -> Manifest | None:
     try:
         head = manifests.read_head(output)
     except NotFound:
         return None
-    return head if head.plan_digest == plan.digest else None
+    groups = (group for split in head.splits.values() for group in split.groups)
+    return head if any(group.plan_digest == plan.digest for group in groups) else None

@@ -9,11 +9,11 @@ from pipelines.arguments import Merge
 from pipelines.holdout import Holdout
 from pipelines.images.options import CMYK_TO_RGB, ImageOptions, Verify
 from shardset.errors import ConfigError
-from shardset.format.manifest import Remainder
 from shardset.settings import setting
 
 Balance = Literal["none", "stratified"]
 OnBad = Literal["quarantine", "fail"]
+Remainder = Literal["spread", "drop", "pad"]
 
 INPUT_FLAGS = ("holdout", "class_depth", "path_column", "label_column")
 """The options that decide which samples a source has."""
@@ -26,7 +26,6 @@ _ONLY_IN_SURVEY = ("class_depth", "path_column", "label_column")
 
 _NOT_IN_BYTES = (
     *("input", "output", "overwrite", "only_shards", "on_bad", "max_bad_fraction", "within_input"),
-    "max_listed_shards",  # no shard depends on it
     *_ONLY_IN_SURVEY,
 )
 
@@ -90,9 +89,6 @@ class BuildConfig:
         type=arguments.shard_numbers,
         metavar="SPLIT:0,4-7",
     )
-    max_listed_shards: int = setting(
-        10_000, "list up to N shards in manifest.json itself, and more in pages beside it (format version 2)"
-    )
     within_input: bool = setting(False, "refuse a listing with images outside its folder, by links or absolute paths")
     class_depth: int = setting(1, "folder: the first N folders name the class", type=arguments.positive)
     path_column: str | None = setting(
@@ -110,8 +106,6 @@ class BuildConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.max_bad_fraction <= 1:
             raise ConfigError(f"--max-bad-fraction is {self.max_bad_fraction}, expected a fraction from 0 to 1")
-        if self.max_listed_shards < 0:
-            raise ConfigError(f"--max-listed-shards is {self.max_listed_shards}, expected a whole number from 0")
         Holdout(self.holdout, self.seed)
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"--seed is {self.seed}, expected a whole number from 0 to 2**63 - 1")

@@ -4,16 +4,19 @@ Image bytes never pass through the runner. A step leaves its results in files be
 steps are only the names of these files, or the byte ranges that a receiver has to read.
 """
 
+import operator
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any, TypeVar
 
 import apache_beam as beam
 import msgspec
+import numpy as np
 from apache_beam.metrics.metric import Metrics
 from apache_beam.transforms import combiners
+from numpy.typing import NDArray
 
 from pipelines.config import BuildConfig
 from pipelines.plan import tables
@@ -28,8 +31,8 @@ from pipelines.plan.summaries import UnitOffsets, read_summaries, unit_offsets
 from pipelines.plan.survey import UnitRef, WrittenUnits, units_in
 from pipelines.sources.base import Source
 from pipelines.write.commit import Committer
-from pipelines.write.pages import PagePart, PageWriter
 from pipelines.write.shard import ShardWriter
+from shardset.format.write import class_counts
 
 T = TypeVar("T")
 
@@ -92,7 +95,7 @@ def construct(pipeline: beam.Pipeline, build: PreparedBuild, *, dry_run: bool = 
         | "Group keys" >> beam.GroupByKey()
         | "Find duplicate keys" >> beam.ParDo(FindDuplicateKeys(files), plan)  # (batch, ByteRange)
     )
-    num_written = (
+    written = (
         {"offsets": planned.offsets, "duplicate_keys": duplicate_keys}
         | "Join" >> beam.CoGroupByKey()  # (batch, {offsets, duplicate_keys})
         | "Assign" >> beam.ParDo(AssignBatch(files, config), plan)  # ((split, group), ByteRange)
@@ -100,22 +103,20 @@ def construct(pipeline: beam.Pipeline, build: PreparedBuild, *, dry_run: bool = 
         | "Plan shards" >> beam.ParDo(PlanGroup(files), plan)  # (split, shard)
         | "Choose shards" >> beam.Filter(_is_wanted, config.only_shards)
         | "Spread shards" >> beam.Reshuffle()
-        | "Write shards" >> beam.ParDo(WriteShard(files, writer), plan)
-        | "Count shards" >> combiners.Count.Globally()  # int
+        | "Write shards" >> beam.ParDo(WriteShard(files, writer), plan)  # (split, class counts)
     )
-    finished = beam.pvalue.AsSingleton(num_written)
-    parts = (
-        pipeline
-        | "Once all is written" >> beam.Create([committer])
-        | "List pages" >> beam.FlatMap(Committer.pages, plan, finished)  # (split, page)
-        | "Spread pages" >> beam.Reshuffle()
-        | "Write pages" >> beam.ParDo(WritePage(files, committer.page_writer), plan)  # PagePart
-    )
+    num_written = written | "Count shards" >> combiners.Count.Globally()  # int
+    class_totals = written | "Add up classes" >> beam.CombinePerKey(_sum)  # (split, class counts)
     _ = (
         pipeline
-        | "Once pages are written" >> beam.Create([None])
+        | "Once all is written" >> beam.Create([None])
         | "Commit"  # the manifest's digest
-        >> beam.ParDo(CommitManifest(files, committer), finished, plan, beam.pvalue.AsList(parts))
+        >> beam.ParDo(
+            CommitManifest(files, committer),
+            beam.pvalue.AsSingleton(num_written),
+            plan,
+            beam.pvalue.AsDict(class_totals),
+        )
     )
 
 
@@ -203,27 +204,17 @@ class PlanGroup(BuildStep):
 
 @dataclass(eq=False, repr=False)
 class WriteShard(BuildStep):
-    """Writes the tar, the index and the record of a shard."""
+    """Writes the tar, the index and the record of a shard. Yields its split, and its samples of each class."""
 
     writer: ShardWriter
 
-    def process(self, element: Slot, plan: PlanFile) -> Iterator[Slot]:
-        record, is_new = self.files.step(lambda: self.writer.write(plan, *element))
+    def process(self, element: Slot, plan: PlanFile) -> Iterator[tuple[str, NDArray[np.int64]]]:
+        record, labels, is_new = self.files.step(lambda: self.writer.write(plan, *element))
         _count("shards_written" if is_new else "shards_skipped", 1)
         if is_new:
             _count("samples_written", record.shard.num_samples)
             _count("bytes_written", record.shard.num_bytes)
-        yield element
-
-
-@dataclass(eq=False, repr=False)
-class WritePage(BuildStep):
-    """Writes a page of a manifest that does not list its shards itself."""
-
-    writer: PageWriter
-
-    def process(self, element: tuple[str, int], plan: PlanFile) -> Iterator[PagePart]:
-        yield self.files.step(lambda: self.writer.write(plan, *element))
+        yield element[0], class_counts(labels, plan.num_classes)
 
 
 @dataclass(eq=False, repr=False)
@@ -232,8 +223,10 @@ class CommitManifest(BuildStep):
 
     committer: Committer
 
-    def process(self, element: None, num_finished: int, plan: PlanFile, parts: Sequence[PagePart]) -> Iterator[str]:
-        digest = self.files.step(lambda: self.committer.commit(plan, num_finished, parts))
+    def process(
+        self, element: None, num_finished: int, plan: PlanFile, class_totals: Mapping[str, NDArray[np.int64]]
+    ) -> Iterator[str]:
+        digest = self.files.step(lambda: self.committer.commit(plan, num_finished, class_totals))
         if digest:
             yield digest
 
@@ -251,6 +244,10 @@ def _units_in(files: PlanFiles, block: UnitRef) -> Iterator[UnitRef]:
 
 def _count(name: str, number: int) -> None:
     Metrics.counter(NAMESPACE, name).inc(number)
+
+
+def _sum(counts: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:
+    return reduce(operator.add, counts)
 
 
 def _is_wanted(slot: Slot, wanted: frozenset[Slot]) -> bool:

@@ -24,10 +24,8 @@ from shardset.format import naming
 from shardset.format.images import IMAGE_FIELDS, MAX_PIXELS
 from shardset.format.index import index_fields
 from shardset.format.manifest import Manifest
-from shardset.storage.open import open_storage
 from shardset.stream.stream import Stream
 from tests.makers.folders import write_images
-from tests.makers.paged import to_pages
 from trainer import cli as trainer
 
 CLASSES = ["cat", "dog", "owl"]
@@ -53,9 +51,9 @@ class Built:
         return [self.folder / shard.path for shard in self.manifest.split(split).shards]
 
 
-@pytest.fixture(scope="module", params=["listed", "paged"])
-def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """A set whose manifest lists the shards, and one with pages of one or two shards."""
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """A set of three shards and one."""
     folder = tmp_path_factory.mktemp("contract")
     raw = write_images(folder / "raw", [f"{split}/{name}" for split, names in NAMES.items() for name in names])
     config = BuildConfig(
@@ -63,12 +61,8 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         input=str(raw),
         output=str(folder / "set"),
         num_shards={"train": 3, "test": 1},
-        max_listed_shards=3 if request.param == "paged" else 4,
     )
     build(config, ["--direct_running_mode=in_memory"])
-    if request.param == "paged":
-        assert manifests.load(config.output).manifest.version == 2
-        to_pages(open_storage(config.output), shards_per_page=2, shards_per_count_page=1)
     manifest, _ = manifests.load(str(folder / "set"))
     return Built(folder / "set", manifest, {split: expected(raw, split) for split in NAMES})
 
@@ -191,9 +185,9 @@ def test_the_pixels_that_arrive_are_those_of_the_raw_file(built):
             assert np.array_equal(pixels, np.asarray(raw))
 
 
-def test_the_manifest_of_every_set_has_its_version_and_passes_the_deep_verification(built):
-    kinds = {type(split.shards) is list for split in built.manifest.splits.values()}
-    assert kinds == {built.manifest.version == 1}
+def test_a_built_set_has_equal_shards_and_passes_the_deep_verification(built):
+    groups = [group for split in built.manifest.splits.values() for group in split.groups]
+    assert [group.promises for group in groups] == 2 * [["equal", "mixed", "reproducible"]]
     assert pipelines.main(["verify", str(built.folder), "--deep"]) == 0
 
 

@@ -10,6 +10,7 @@ import pytest
 from shardset.format import manifest as manifests
 from shardset.format.index import index_dtype
 from shardset.format.naming import MAX_FIELD_BYTES, MAX_KEY_BYTES
+from shardset.format.shards import SHARD_DTYPE
 from tests.makers import golden
 
 PAGE = (golden.REPOSITORY / "docs/manifest.md").read_text(encoding="utf-8")
@@ -25,6 +26,12 @@ def test_every_field_of_the_manifest_is_explained(record):
 def test_every_column_of_the_index_is_explained_with_its_type():
     for name, (kind, _) in index_dtype([], 1).fields.items():
         assert re.search(rf"^\| `{name}` \| `{'S…' if name == 'key' else kind.str}` \|", PAGE, re.MULTILINE), name
+
+
+def test_every_column_of_the_table_of_shards_is_explained_with_its_type():
+    for name, (kind, _) in SHARD_DTYPE.fields.items():
+        text = "V32" if name == "sha256" else kind.str
+        assert re.search(rf"^\| `{name}` \| `{text}` \|", PAGE, re.MULTILINE), name
 
 
 def test_the_limits_are_those_of_the_code():

@@ -41,7 +41,7 @@ class ClassRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRow:
-    """One shard. `num_of_class` counts the samples of the wanted class, or all samples if none was asked for."""
+    """One shard."""
 
     split: str
     number: int
@@ -49,12 +49,11 @@ class ShardRow:
     num_samples: int
     num_bytes: int
     first_id: int
-    num_of_class: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """A shard set on one page. With `label`, `classes` and the shards' `num_of_class` cover that class only."""
+    """A shard set on one page. With `label`, `classes` is that class only."""
 
     url: str
     digest: str
@@ -80,7 +79,7 @@ def overview(manifest: Manifest, url: str, *, split: str | None = None, label: i
         seed=manifest.seed,
         splits=[_split_row(name, one) for name, one in splits.items()],
         classes=[_class_row(info, totals) for info in manifest.classes if label in (None, info.label)],
-        shards=[row for name, one in splits.items() for row in _shard_rows(name, one, label)],
+        shards=[row for name, one in splits.items() for row in _shard_rows(name, one)],
         num_quarantined=manifest.quarantine.count,
         fixes=manifest.fixes,
         notes=manifest.provenance.notes,
@@ -107,7 +106,7 @@ def _split_row(name: str, split: Split) -> SplitRow:
         name=name,
         smallest=min(sizes, default=0),
         largest=max(sizes, default=0),
-        num_bytes=sum(split.tar_bytes),
+        num_bytes=split.num_tar_bytes,
         mean_bytes=split.mean_bytes,
         **{field: getattr(split, field) for field in same},
     )
@@ -118,7 +117,7 @@ def _class_row(info: ClassInfo, totals: dict[str, list[int]]) -> ClassRow:
     return ClassRow(label=info.label, name=info.name, wnid=info.wnid, counts=counts)
 
 
-def _shard_rows(name: str, split: Split, label: int | None) -> Iterator[ShardRow]:
+def _shard_rows(name: str, split: Split) -> Iterator[ShardRow]:
     for number, shard in enumerate(split.shards):
         yield ShardRow(
             split=name,
@@ -127,5 +126,4 @@ def _shard_rows(name: str, split: Split, label: int | None) -> Iterator[ShardRow
             num_samples=shard.num_samples,
             num_bytes=shard.num_bytes,
             first_id=shard.first_id,
-            num_of_class=shard.num_samples if label is None else shard.class_counts[label],
         )

@@ -84,10 +84,7 @@ def _classes_table(overview: Overview) -> RenderableType:
 def _shards_table(overview: Overview) -> RenderableType:
     columns = ["split", "shard", "path", "samples", "bytes", "first id"]
     rows = [(row.split, row.number, row.path, row.num_samples, row.num_bytes, row.first_id) for row in overview.shards]
-    if overview.label is None:
-        return _table("shards", columns, rows, MAX_ROWS)
-    counted = [(*row, shard.num_of_class) for row, shard in zip(rows, overview.shards, strict=True)]
-    return _table("shards", [*columns, f"of class {overview.label}"], counted, MAX_ROWS)
+    return _table("shards", columns, rows, MAX_ROWS)
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], max_rows: int) -> RenderableType:

@@ -152,11 +152,6 @@ def _check_tar(task: ShardTask, tar: bytes, index: np.ndarray | None, findings: 
     for group, row in zip(groups, rows, strict=False):  # a different length has been reported
         _check_sample(task, tar, group, row, findings)
     findings.num_samples = len(groups)
-    for label, expected in enumerate(shard.class_counts):
-        if (count := findings.labels[label]) != expected:
-            findings.add(
-                shard.path, f"holds {count} samples of class {label}, the manifest says {expected}; {_REBUILD}"
-            )
 
 
 def _check_sample(

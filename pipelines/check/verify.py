@@ -1,26 +1,31 @@
 """Verifies a whole shard set: each shard, and all of them against the manifest and the folders."""
 
+import hashlib
 import json
 import multiprocessing
 import os
-from collections.abc import Callable, Container, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
 import msgspec
 
-from pipelines.check import pages, quarantine
+from pipelines.check import quarantine
 from pipelines.check.duplicate_keys import duplicate_keys
-from pipelines.check.problems import Problem
+from pipelines.check.problems import Problem, problem_of
 from pipelines.check.shard import ShardFindings, ShardTask, check_shard
 from pipelines.images.options import options_to_read
-from shardset.errors import StorageError
+from shardset.errors import DamagedShard, StorageError
 from shardset.format import manifest as manifests
 from shardset.format.manifest import Manifest
 from shardset.storage.base import Storage
+from shardset.storage.checked import read_object
 
 MEMORY_BYTES = 2 * 2**30
 """Memory for deep verification, which holds one whole tar per worker: limits the number of workers."""
+
+_RESTORE = "restore or rebuild the shard set"
 
 SHALLOW_THREADS = 8
 MIN_PROCESS_BYTES = 64 * 2**20
@@ -75,10 +80,9 @@ def verify(
     shards hold `min_process_bytes` or more. Raises ManifestError without a valid manifest.
     """
     manifest, storage = manifests.load(url)
-    damaged = pages.check(manifest)
-    tasks = _tasks(storage, manifest, damaged, deep=deep)
+    tasks = _tasks(storage, manifest, deep=deep)
     checked = _check_all(tasks, progress, min_process_bytes)
-    problems = [problem for found in damaged.values() for problem in found]
+    problems = [*_table_problems(storage, manifest)]
     problems += [problem for findings in checked for problem in findings.problems]
     problems += _unlisted(storage, manifest)
     problems += quarantine.check(storage, manifest.quarantine)[1]
@@ -114,13 +118,13 @@ def to_json(report: VerifyReport) -> str:
     return json.dumps({"ok": report.ok, **msgspec.to_builtins(report)}, indent=1)
 
 
-def _tasks(storage: Storage, manifest: Manifest, without_counts: Container[str], *, deep: bool) -> list[ShardTask]:
+def _tasks(storage: Storage, manifest: Manifest, *, deep: bool) -> list[ShardTask]:
     image = options_to_read(manifest)
     return [
         ShardTask(
             storage=storage,
             split=name,
-            shard=msgspec.structs.replace(shard, class_counts=[]) if name in without_counts else shard,
+            shard=shard,
             fields=split.fields,
             num_source_samples=split.num_source_samples,
             num_classes=len(manifest.classes),
@@ -161,6 +165,28 @@ def _executor(tasks: list[ShardTask], min_process_bytes: int) -> Executor:
     return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
 
 
+def _table_problems(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
+    """What differs from the manifest in the tables of shards, whose rows have fitted their checks."""
+    for name, split in manifest.splits.items():
+        for group in split.groups:
+            try:
+                data = read_object(storage, group.table, group.table_bytes, group.table_crc32c, _RESTORE)
+            except (DamagedShard, StorageError) as error:
+                yield problem_of(group.table, error)
+                continue
+            if hashlib.sha256(data).hexdigest() != group.table_sha256:
+                yield Problem(group.table, f"its SHA-256 is not that of the manifest; {_RESTORE}")
+        sizes = [shard.num_bytes for shard in split.shards]
+        indexes = [shard.index.num_bytes for shard in split.shards]
+        found = sum(sizes), max(sizes), max(indexes)
+        if found != (expected := (split.num_tar_bytes, split.max_tar_bytes, split.max_index_bytes)):
+            yield Problem(
+                f"split {name}",
+                f"the bytes of its tars, of the largest tar and of the largest index are {found} in the table, "
+                f"the manifest says {expected}; {_RESTORE}",
+            )
+
+
 def _unlisted(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
     paths = {path for path in manifests.files_of(manifest) if path.endswith((".tar", ".idx.npy"))}
     for folder in sorted({path.rpartition("/")[0] for path in paths}):
@@ -179,9 +205,17 @@ def _unlisted(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
 def _split_problems(manifest: Manifest, tasks: list[ShardTask], checked: list[ShardFindings]) -> Iterator[Problem]:
     for name, split in manifest.splits.items():
         findings = [one for task, one in zip(tasks, checked, strict=True) if task.split == name]
+        if any(one.problems for one in findings):  # a damaged shard lacks samples, which has been reported
+            continue
+        labels = sum((one.labels for one in findings), Counter[int]())
+        for label, expected in enumerate(split.class_totals):
+            if labels[label] != expected:
+                yield Problem(
+                    f"split {name}",
+                    f"holds {labels[label]} samples of class {label}, the manifest says {expected}; rebuild the set",
+                )
         num_bytes = sum(one.num_content_bytes for one in findings)
-        # Damaged shards hold fewer bytes than they should, which has been reported.
-        if num_bytes != split.num_content_bytes and not any(one.problems for one in findings):
+        if num_bytes != split.num_content_bytes:
             yield Problem(
                 f"split {name}",
                 f"its samples hold {num_bytes} bytes, the manifest says {split.num_content_bytes}; rebuild the set",

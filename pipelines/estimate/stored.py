@@ -66,7 +66,7 @@ def from_manifest(url: str) -> StoredSet:
     manifest, _ = manifests.load(url)
     splits = {}
     for name, split in sorted(manifest.splits.items()):
-        num_bytes = sum(split.tar_bytes)
+        num_bytes = split.num_tar_bytes
         plan = SplitPlan(
             name=name,
             num_source=split.num_source_samples,

@@ -89,7 +89,7 @@ class WebDataset:
             return None
         data = self.input.read(MANIFEST)
         where = f"{self.input.url}/{MANIFEST}"
-        return manifests.opened(self.input, manifests.parse(data, where), where) if _is_ours(data) else None
+        return manifests.opened(self.input, manifests.parse(data, where)) if _is_ours(data) else None
 
 
 def _unit(tar: Stat, split: str) -> Unit:

@@ -1,29 +1,27 @@
 """The commit of a build: turns the records of all shards into the manifest, which is published last."""
 
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, Any, Literal
 
-import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from pipelines.config import BuildConfig
 from pipelines.images.encode import libraries
 from pipelines.plan import files as plan_files
 from pipelines.plan import paths
 from pipelines.plan.files import PlanFiles
-from pipelines.plan.layout import SplitPlan
 from pipelines.plan.partitions import copy_range
 from pipelines.plan.records import PlanFile, ShardRecord
 from pipelines.write import replace
-from pipelines.write.pages import PagePart, PageWriter, read_records
 from shardset.errors import ManifestError, NotFound, PreconditionFailed
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.manifest import Manifest, Provenance, Quarantine, Split
-from shardset.order.permutation import ORDER_VERSION
-from shardset.storage.base import ABSENT, Storage, os_errors_as_storage_errors
+from shardset.format.shards import pattern_of
+from shardset.format.write import WrittenShard, write_split
+from shardset.storage.base import ABSENT, Storage
 from shardset.version import __version__
 
 
@@ -39,81 +37,30 @@ class Committer:
     suffix: str
     replaces: bool = False
 
-    @property
-    def page_writer(self) -> PageWriter:
-        """What writes the pages of a manifest of version 2."""
-        return PageWriter(self.files, self.suffix)
-
-    def pages(self, plan: PlanFile, num_finished: int) -> list[tuple[str, int]]:
-        """The split and the number of each page to write before `commit`; none if `manifest.json` lists the shards."""
-        num_shards = sum(split.num_shards for split in plan.splits.values())
-        is_paged = num_finished == num_shards > self.config.max_listed_shards
-        return [*self.page_writer.numbers(plan)] if is_paged else []
-
-    def commit(self, plan: PlanFile, num_finished: int, parts: Iterable[PagePart] = ()) -> str | None:
+    def commit(self, plan: PlanFile, num_finished: int, class_totals: Mapping[str, NDArray[np.int64]]) -> str | None:
         """Publishes the manifest if all shards are finished and returns its digest; None if shards are missing.
 
-        `parts` are the written `pages`. A replaced set stays complete until the new manifest is published; then its
-        files are removed.
+        `class_totals` are the samples of each class by split. A replaced set stays complete until the new manifest is
+        published; then its files are removed.
         """
         if num_finished != sum(split.num_shards for split in plan.splits.values()):
             return None
         complete = self.files.read_record(paths.PLAN, PlanFile)  # `plan` travels without its classes
         if complete.digest != plan.digest:
             raise plan_files.another_build(self.files.output, paths.PLAN)
-        quarantine = naming.quarantine_path(self.suffix)
-        copy_range(self.files, complete.rejected, quarantine)
-        if pages := self.pages(plan, num_finished):
-            found = sorted(parts, key=lambda part: (part.split, part.number))
-            assert [(part.split, part.number) for part in found] == sorted(pages), "every page is written once"
-            digest = self.write_head(complete, found)
-        else:
-            digest = self.write_manifest(complete, {name: self.read_records(plan, name) for name in plan.splits})
+        copy_range(self.files, complete.rejected, naming.quarantine_path(self.suffix))
+        digest = self.write_manifest(complete, class_totals)
         self._remove_replaced()
         return digest
 
-    def read_records(self, plan: PlanFile, split: str) -> Iterator[ShardRecord]:
-        """The records of all shards of a split, in order, read one at a time."""
-        return read_records(self.files, plan, split, range(plan.splits[split].num_shards))
-
-    def write_head(self, plan: PlanFile, parts: Iterable[PagePart], pages: PageWriter | None = None) -> str:
-        """Writes the manifest of a plan whose shards are in pages, and returns its digest."""
-        by_split = {name: [part for part in parts if part.split == name] for name in sorted(plan.splits)}
-        writer = pages or self.page_writer
-        splits = {
-            name: _split_of(
-                plan.splits[name],
-                sum(part.num_content_bytes for part in found),
-                dict.fromkeys(field for part in found for field in part.fields),
-                writer.pages_of(name, found),
-            )
-            for name, found in by_split.items()
-        }
-        manifest = manifests.seal(self._manifest(plan, splits, manifests.PAGED))
-        self._publish(manifest.digest, [manifests.to_json(manifest)])
-        return manifest.digest
-
-    def write_manifest(self, plan: PlanFile, records: Mapping[str, Iterable[ShardRecord]]) -> str:
-        """Writes the manifest of a plan whose shards are all finished and returns its digest."""
-        # The manifest begins with sums and a digest over all shards, so their entries wait in temporary files.
-        with os_errors_as_storage_errors(f"the temporary folder {tempfile.gettempdir()}"), ExitStack() as stack:
-            lines = {name: stack.enter_context(tempfile.TemporaryFile()) for name in plan.splits}
-            splits = {name: _split(split, records[name], lines[name]) for name, split in sorted(plan.splits.items())}
-            manifest = self._manifest(plan, splits, manifests.LISTED)
-            digest, pieces = manifests.json_of_entries(manifest, lambda split: _read_lines(lines[split]))
-            self._publish(digest, pieces)
-        return digest
-
-    def _manifest(self, plan: PlanFile, splits: dict[str, Split], version: Literal[1, 2]) -> Manifest:
+    def write_manifest(self, plan: PlanFile, class_totals: Mapping[str, NDArray[np.int64]]) -> str:
+        """Writes the tables and the manifest of a plan whose shards are all finished, and returns its digest."""
+        splits = {name: self._write_split(plan, name, class_totals[name].tolist()) for name in sorted(plan.splits)}
         config = self.config
-        return Manifest(
+        manifest = Manifest(
             kind=manifests.KIND,
-            version=version,
+            version=manifests.VERSION,
             digest="",
-            plan_digest=plan.digest,
-            seed=config.seed,
-            order_version=ORDER_VERSION,
-            remainder=config.remainder,
             classes=plan.classes,
             splits=splits,
             quarantine=Quarantine(count=plan.num_rejected, path=naming.quarantine_path(self.suffix)),
@@ -127,16 +74,49 @@ class Committer:
                 notes=plan.notes,
             ),
         )
+        sealed = manifests.seal(manifest)
+        self._publish(sealed)
+        return sealed.digest
 
-    def _publish(self, digest: str, pieces: Iterable[bytes]) -> None:
+    def _write_split(self, plan: PlanFile, name: str, class_totals: list[int]) -> Split:
+        split, folder = plan.splits[name], name + self.suffix
+        written = (
+            WrittenShard(record.shard, record.fields, record.num_content_bytes) for record in self._records(plan, name)
+        )
+        with self.files.writer(naming.table_path(folder)) as out:
+            return write_split(
+                out,
+                written,
+                pattern=pattern_of(folder, name, split.num_shards),
+                table_path=naming.table_path(folder),
+                num_shards=split.num_shards,
+                class_totals=class_totals,
+                seed=self.config.seed,
+                plan_digest=plan.digest,
+                promises=["mixed", "reproducible"],
+                num_dropped=split.num_dropped,
+                num_repeats=split.num_repeats,
+            )
+
+    def _records(self, plan: PlanFile, split: str) -> Iterator[ShardRecord]:
+        """The records of all shards of a split, in order, read one at a time."""
+        numbers = range(plan.splits[split].num_shards)
+        contents = self.files.read_each(paths.record_path(split, number) for number in numbers)
+        for number, content in zip(numbers, contents, strict=True):
+            name = paths.record_path(split, number)
+            record = plan_files.decode_record(self.files.output, name, content, ShardRecord)
+            if record.plan_digest != plan.digest:
+                raise plan_files.another_build(self.files.output, name)
+            yield record
+
+    def _publish(self, manifest: Manifest) -> None:
         """Writes the manifest while the output belongs to this build; removes it if another build starts meanwhile."""
         output, replaces = self.files.output, self.replaces or self.suffix != ""
         old = self.files.replaceable(naming.MANIFEST) if replaces else ABSENT
         self.files.check_current()
         try:
             with output.writer(naming.MANIFEST, if_generation=old) as out:
-                for piece in pieces:
-                    out.write(piece)
+                out.write(manifests.to_json(manifest))
         except PreconditionFailed as error:
             if replaces:  # the step is repeated
                 raise
@@ -144,7 +124,7 @@ class Committer:
         try:
             self.files.check_current()
         except ManifestError:
-            _withdraw(output, digest)
+            _withdraw(output, manifest.digest)
             raise
 
     def _remove_replaced(self) -> None:
@@ -156,37 +136,6 @@ class Committer:
             old = manifests.parse(bytes(content), f"{output.url}/{paths.REPLACED}")
             replace.remove(self.files, [naming.REPORT, *replace.files_of(old)])  # the report is about the old set
             output.delete(paths.REPLACED, generation=generation)  # a build that has begun since may have its own
-
-
-def _split(plan: SplitPlan, records: Iterable[ShardRecord], file: IO[bytes]) -> Split:
-    """A split of the manifest without its shards, which are written to `file`, one on each line."""
-    num_content_bytes, first_id = 0, 0
-    fields: dict[str, None] = {}
-    for record in records:
-        num_content_bytes += record.num_content_bytes
-        fields.update(dict.fromkeys(record.fields))
-        file.write(manifests.entry_of(msgspec.structs.replace(record.shard, first_id=first_id)) + b"\n")
-        first_id += record.shard.num_samples
-    return _split_of(plan, num_content_bytes, fields, [])
-
-
-def _split_of(plan: SplitPlan, num_content_bytes: int, fields: Iterable[str], shards: Any) -> Split:
-    return Split(
-        num_samples=plan.num_stored,
-        num_shards=plan.num_shards,
-        num_source_samples=plan.num_source,
-        num_dropped=plan.num_dropped,
-        num_repeats=plan.num_repeats,
-        num_content_bytes=num_content_bytes,
-        fields=list(fields),
-        shards=shards,
-    )
-
-
-def _read_lines(file: IO[bytes]) -> Iterator[bytes]:
-    file.seek(0)
-    for line in file:
-        yield line.removesuffix(b"\n")
 
 
 def _withdraw(output: Storage, digest: str) -> None:

@@ -46,10 +46,9 @@ def unfinished_files(output: Storage) -> set[str]:
         return names
     for suffix in {build.suffix, *build.before}:
         names.add(naming.quarantine_path(suffix))
-        names.update(stat.name for stat in output.list(naming.page_folder(suffix)) if naming.is_page(stat.name))
         for split, sizes in plan.splits.items():
             shards = [naming.shard_path(split + suffix, split, number) for number in range(sizes.num_shards)]
-            names.update(shards, map(naming.index_path, shards))
+            names.update(shards, map(naming.index_path, shards), [naming.table_path(split + suffix)])
     return names
 
 

@@ -2,10 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import tee
+from typing import NamedTuple
 
 import msgspec
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from pipelines.images.encode import encode
 from pipelines.images.options import ImageOptions, stored_field
@@ -17,17 +21,25 @@ from pipelines.plan.range_reads import fetch
 from pipelines.plan.records import PlanFile, ShardRecord
 from pipelines.plan.tables import UnitRow
 from pipelines.sources.base import Extent
-from shardset.checksum import crc32c_of, crc32c_text
 from shardset.errors import NotFound, SourceError, UndecodableImage
 from shardset.format import naming
-from shardset.format.index import index_to_bytes
 from shardset.format.manifest import IndexFile, Shard
 from shardset.format.originals import stored_key
-from shardset.format.tar import StoredSample, TarBuilder
-from shardset.storage.base import ABSENT, Storage, Writer
+from shardset.format.tar import StoredSample
+from shardset.format.write import write_shard
+from shardset.read.indexes import read_index
+from shardset.storage.base import ABSENT, Storage
 from shardset.storage.checked import stored_crc32c
 
 _CHUNK_ROWS = 512
+
+
+class FinishedShard(NamedTuple):
+    """The record of a shard and the labels of its samples; `is_new` unless an earlier attempt wrote it."""
+
+    record: ShardRecord
+    labels: NDArray[np.int64]
+    is_new: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +55,8 @@ class ShardWriter:
     suffix: str
     replaces: bool = False
 
-    def write(self, plan: PlanFile, split: str, number: int) -> tuple[ShardRecord, bool]:
-        """The record of a shard, and whether this call wrote it; False if an earlier attempt had finished it."""
+    def write(self, plan: PlanFile, split: str, number: int) -> FinishedShard:
+        """Writes a shard, unless an earlier attempt had finished it."""
         name, output = paths.record_path(split, number), self.files.output
         # Replaces a shard that does not match its record, or that another build wrote; never a file of unknown origin.
         file = plan_files.find(output, name)
@@ -53,50 +65,29 @@ class ShardWriter:
             if old.plan_digest == plan.digest and all(
                 _is_stored(output, each) for each in (old.shard, old.shard.index)
             ):
-                return old, False
-        record = self._write(plan, plan.splits[split], number, replace=self.replaces or file is not None)
+                return FinishedShard(old, read_index(output, old.shard)["label"], is_new=False)
+        record, labels = self._write(plan, plan.splits[split], number, replace=self.replaces or file is not None)
         self.files.check_current()
         self.files.write(name, msgspec.json.encode(record))
-        return record, True
+        return FinishedShard(record, labels, is_new=True)
 
-    def _write(self, plan: PlanFile, split: SplitPlan, number: int, *, replace: bool) -> ShardRecord:
+    def _write(
+        self, plan: PlanFile, split: SplitPlan, number: int, *, replace: bool
+    ) -> tuple[ShardRecord, NDArray[np.int64]]:
         path = naming.shard_path(split.name + self.suffix, split.name, number)
-        index_path = naming.index_path(path)
-        with self._writer(path, replace=replace) as out:
-            builder, class_counts = self._write_tar(out, plan, split, number)
-        index = index_to_bytes(builder.index())
-        with self._writer(index_path, replace=replace) as out:
-            out.write(index)
-        return ShardRecord(
+        writer = self.files.writer if replace else partial(self.files.output.writer, if_generation=ABSENT)
+        (shard, fields, num_content_bytes), labels = write_shard(
+            path, self._samples(split.name, number), split.fields, writer
+        )
+        record = ShardRecord(
             split=split.name,
             number=number,
             plan_digest=plan.digest,
-            num_content_bytes=builder.num_content_bytes,
-            fields=builder.fields,
-            shard=Shard(
-                path=path,
-                num_samples=split.shard_size(number),
-                num_bytes=builder.num_bytes,
-                crc32c=builder.crc32c,
-                sha256=builder.sha256,
-                first_id=0,
-                index=IndexFile(path=index_path, num_bytes=len(index), crc32c=crc32c_text(crc32c_of(index))),
-                class_counts=class_counts,
-            ),
+            num_content_bytes=num_content_bytes,
+            fields=list(fields),
+            shard=shard,
         )
-
-    def _writer(self, name: str, *, replace: bool) -> Writer:
-        return self.files.writer(name) if replace else self.files.output.writer(name, if_generation=ABSENT)
-
-    def _write_tar(self, out: Writer, plan: PlanFile, split: SplitPlan, number: int) -> tuple[TarBuilder, list[int]]:
-        """The finished builder, and the number of samples of each class."""
-        builder, class_counts = TarBuilder(split.fields), [0] * plan.num_classes
-        for sample in self._samples(split.name, number):
-            if sample.label >= 0:
-                class_counts[sample.label] += 1
-            out.write(builder.add(sample))
-        out.write(builder.finish())
-        return builder, class_counts
+        return record, labels
 
     def _samples(self, split: str, number: int) -> Iterator[StoredSample]:
         table = tables.references_from_bytes(self.files.read(naming.references_path(split, number)))

@@ -22,7 +22,6 @@ _FIELD = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", re.ASCII)
 _MEMBER = re.compile(rf"({_KEY.pattern})(@[1-9][0-9]*)?\.({_FIELD.pattern})", re.ASCII)
 _SPLIT = re.compile(r"[A-Za-z0-9_-]{1,40}", re.ASCII)
 _SHARD_FILE = re.compile(r"[A-Za-z0-9_-]+/[A-Za-z0-9_-]+-[0-9]{6,}\.(tar|idx\.npy)", re.ASCII)
-_PAGE = re.compile(r"manifest(-[0-9a-f]{8})?/[A-Za-z0-9_-]+-[0-9]{5,}\.(shards|counts)\.npy", re.ASCII)
 _BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
@@ -93,24 +92,9 @@ def references_path(split: str, number: int) -> str:
     return f"plan/shards/{split}-{number:06d}.arrow"
 
 
-def page_folder(suffix: str = "") -> str:
-    """The folder of the pages of a manifest; `suffix` is that of the folders of its shards."""
-    return f"manifest{suffix}/"
-
-
-def page_path(suffix: str, split: str, number: int) -> str:
-    """A page that describes shards: `manifest/train-00012.shards.npy`."""
-    return f"{page_folder(suffix)}{split}-{number:05d}.shards.npy"
-
-
-def count_page_path(suffix: str, split: str, number: int) -> str:
-    """A page with the class counts of shards: `manifest/train-00012.counts.npy`."""
-    return f"{page_folder(suffix)}{split}-{number:05d}.counts.npy"
-
-
-def is_page(path: str) -> bool:
-    """Whether `path` is spelled like a page of ours."""
-    return _PAGE.fullmatch(path) is not None
+def table_path(folder: str) -> str:
+    """The table of the shards in a folder: `train/shards.npy`."""
+    return f"{folder}/shards.npy"
 
 
 def check_relative(path: str, where: str) -> str:

@@ -1,49 +1,52 @@
-"""The shards of a split: listed in the manifest (version 1), or in pages of fixed-width records beside it (version 2).
+"""The shards of a split, in groups: the manifest describes each group, and a table beside it has a row a shard.
 
-A page is an `.npy` file. Its header follows from the manifest, so it is compared, never parsed.
+A build writes one group. Where the shards of a group are equal, their sizes and first ids follow from the manifest, and
+only the rows that are touched are read.
 """
 
 import base64
-import io
+import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, Any, Final, overload
+from typing import Annotated, Any, Final, Literal, overload
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from shardset.checksum import crc32c_text
-from shardset.errors import ManifestError, NotFound
-from shardset.format import naming
+from shardset.errors import DamagedShard, ManifestError, NotFound
+from shardset.format import naming, table
 from shardset.storage.base import Storage
-from shardset.storage.checked import DamagedObject, read_object
 
-SHARDS_PER_PAGE: Final = 8192
-SHARDS_PER_COUNT_PAGE: Final = 1024
-"""Smaller, because a row has a number for each class: 22 MB with 21,841 classes of at most 255 samples a shard."""
-
-PAGE_DTYPE: Final = np.dtype(
+SHARD_DTYPE: Final = np.dtype(
     [
         ("num_samples", "<u8"),
         ("num_bytes", "<u8"),
         ("crc32c", "<u4"),
         ("sha256", "V32"),
-        ("index_num_bytes", "<u8"),
+        ("index_bytes", "<u8"),
         ("index_crc32c", "<u4"),
+        table.CHECK,
     ]
 )
-"""One shard in a page. Its path and its first id follow from its number and from the shards before it."""
+"""The row of a shard. Its paths follow from its number, its first id from the shards before it."""
 
-COUNT_DTYPES: Final = tuple(map(np.dtype, ("u1", "<u2", "<u4", "<u8")))
-"""A count page has the smallest that holds its numbers."""
+ROWS_AT_ONCE: Final = 64
+"""Neighbours that are read together, about 4 KB."""
 
-_NPY_1_0 = b"\x93NUMPY\x01\x00"
+WHOLE_ROWS: Final = 2048
+"""A table of up to so many rows, 140 KB, is read whole."""
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
 Crc32c = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9+/]{6}==$", max_length=8)]
+Pattern = Annotated[str, msgspec.Meta(pattern=r"^[^{}]*\{[0-9]{1,9}\.\.[0-9]{1,9}\}[^{}]*\.tar$")]
+Promise = Literal["equal", "mixed", "reproducible"]
+
+_PATTERN = re.compile(r"([^{}]*)\{([0-9]{1,9})\.\.([0-9]{1,9})\}([^{}]*)")
+_ADVICE = "restore or rebuild the shard set"
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -59,10 +62,7 @@ class IndexFile(Record, frozen=True, kw_only=True, gc=False):
 
 
 class Shard(Record, frozen=True, kw_only=True):
-    """One tar. `first_id` is the id of its first sample in the split; `class_counts[label]` counts its samples.
-
-    In a set of version 2 the first use of `class_counts` reads the page that holds them.
-    """
+    """One tar. `first_id` is the id of its first sample in the split."""
 
     path: str
     num_samples: Count
@@ -71,98 +71,119 @@ class Shard(Record, frozen=True, kw_only=True):
     sha256: Sha256
     first_id: Count
     index: IndexFile
-    class_counts: Sequence[Count]
 
 
-class PageFile(Record, frozen=True, kw_only=True):
-    """A page beside the manifest: path relative to it, size and checksums."""
+class Group(Record, frozen=True, kw_only=True):
+    """Shards that were written together: their names as a brace pattern, and the table that describes them.
 
-    path: str
-    num_bytes: Count
-    crc32c: Crc32c
-    sha256: Sha256
-
-
-class ShardPages(Record, frozen=True, kw_only=True):
-    """The shards of a split in version 2: `FOLDER/SPLIT-000000.tar` and so on, described in `pages`.
-
-    `class_counts` are the samples of each class in the split; `count_pages` have them by shard.
+    Promises: `equal` if sizes differ by one sample at most and the larger shards come first, `mixed` if samples were
+    permuted over all shards by `seed`, `reproducible` if the same plan makes the same bytes.
     """
 
-    folder: str
-    shards_per_page: Positive
-    pages: list[PageFile]
-    class_counts: list[Count]
-    shards_per_count_page: Positive
-    count_pages: list[PageFile]
+    shards: Pattern
+    table: str
+    table_crc32c: Crc32c
+    table_sha256: Sha256
+    num_shards: Positive
+    num_samples: Positive
+    seed: Count
+    plan_digest: Sha256
+    promises: list[Promise]
 
     @property
-    def files(self) -> list[PageFile]:
-        """All pages."""
-        return [*self.pages, *self.count_pages]
+    def is_equal(self) -> bool:
+        """Whether the sizes of the shards follow from their number."""
+        return "equal" in self.promises
+
+    @property
+    def table_bytes(self) -> int:
+        """The size of the table."""
+        return table.num_bytes(SHARD_DTYPE, self.num_shards)
+
+    @property
+    def num_named(self) -> int:
+        """The number of shards that the pattern names."""
+        _, first, last, _ = _parts(self.shards)
+        return int(last) + 1 - int(first)
+
+    def path(self, number: int) -> str:
+        """The path of one tar of the group."""
+        before, first, _, after = _parts(self.shards)
+        return f"{before}{int(first) + number:0{len(first)}d}{after}"
 
 
-def pages_of(shards: object) -> ShardPages | None:
-    """The pages of the shards of a split, whether they have been read or not; None in version 1."""
-    if isinstance(shards, PagedShards):
-        return shards.pages
-    return shards if isinstance(shards, ShardPages) else None
+def pattern_of(folder: str, split: str, num_shards: int) -> str:
+    """The brace pattern of the shards of a split."""
+    return f"{folder}/{split}-{{{0:06d}..{num_shards - 1:06d}}}.tar"
 
 
-def page_bytes(shards: Sequence[Shard]) -> bytes:
-    """The page of some consecutive shards."""
-    rows = [
-        (
-            shard.num_samples,
-            shard.num_bytes,
-            _crc_number(shard.crc32c),
-            bytes.fromhex(shard.sha256),
-            shard.index.num_bytes,
-            _crc_number(shard.index.crc32c),
-        )
-        for shard in shards
-    ]
-    records = np.array(rows, PAGE_DTYPE)
-    return _header(PAGE_DTYPE, records.shape) + records.tobytes()
+def shard_row(shard: Shard) -> tuple[Any, ...]:
+    """The row of a shard in the table; its check is still missing."""
+    index, sha256 = shard.index, bytes.fromhex(shard.sha256)
+    return (
+        *(shard.num_samples, shard.num_bytes, _crc_number(shard.crc32c), sha256),
+        *(index.num_bytes, _crc_number(index.crc32c), 0),
+    )
 
 
-def count_page_bytes(counts: NDArray[np.integer[Any]]) -> bytes:
-    """The count page of some consecutive shards: [shard, class]."""
-    largest = int(counts.max(initial=0))
-    dtype = next(dtype for dtype in COUNT_DTYPES if largest <= np.iinfo(dtype).max)
-    return _header(dtype, counts.shape) + np.ascontiguousarray(counts, dtype).tobytes()
+class StoredShards(Sequence[Shard]):
+    """The shards of a split, each made when it is asked for, from rows that are read once and kept.
 
-
-class PagedShards(Sequence[Shard]):
-    """The shards of a split of version 2, each made when it is asked for. Reads `pages` at once, and verifies them.
-
-    Raises ManifestError if a page is missing or damaged; what is damaged is read a second time first.
+    Reads at once the tables of groups that are not equal. Raises ManifestError if a table is missing, damaged, or says
+    something else than the manifest.
     """
 
-    def __init__(self, storage: Storage, split: str, num_shards: int, pages: ShardPages) -> None:
-        self.storage, self.split, self.pages = storage, split, pages
-        self.num_classes = len(pages.class_counts)
-        self._check_number(num_shards)
-        shapes = [(len(numbers),) for numbers in _cut(num_shards, pages.shards_per_page)]
-        with ThreadPoolExecutor(max(1, min(storage.reads_at_once, len(shapes)))) as threads:
-            parts = threads.map(lambda page, shape: _read(storage, page, [PAGE_DTYPE], shape), pages.pages, shapes)
-            self.columns = np.concatenate([*parts])
-        self.first_ids = np.cumsum(np.append(0, self.columns["num_samples"]), dtype=np.int64)
-        self._last_counts: tuple[int, NDArray[Any]] | None = None
+    def __init__(self, storage: Storage, groups: Sequence[Group]) -> None:
+        self.storage, self.groups = storage, groups
+        self._starts = np.cumsum([0, *(group.num_shards for group in groups)])
+        self._rows = np.zeros(self._starts[-1], SHARD_DTYPE)
+        self._is_read = np.zeros(len(self._rows), bool)
+        self.sizes: NDArray[np.int64] = np.concatenate([self._sizes_of(number) for number in range(len(groups))])
+        self.first_ids = np.cumsum(np.append(0, self.sizes), dtype=np.int64)
 
     def __len__(self) -> int:
-        return len(self.columns)
+        return len(self._rows)
 
     @overload
     def __getitem__(self, number: int) -> Shard: ...
     @overload
     def __getitem__(self, number: slice) -> list[Shard]: ...
     def __getitem__(self, number: int | slice) -> Shard | list[Shard]:
-        if isinstance(number, slice):
-            return [self[each] for each in range(len(self))[number]]
-        number = range(len(self))[number]
-        num_samples, num_bytes, crc32c, sha256, index_num_bytes, index_crc32c = self.columns[number].item()
-        path = naming.shard_path(self.pages.folder, self.split, number)
+        numbers = range(len(self))[number]
+        if isinstance(numbers, range):
+            self.load(np.array(numbers))
+            return [self._shard(each) for each in numbers]
+        self.load(np.array([numbers]))
+        return self._shard(numbers)
+
+    def __iter__(self) -> Iterator[Shard]:
+        self.load(np.arange(len(self)))
+        return map(self._shard, range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StoredShards) and self.groups == other.groups
+
+    def __reduce__(self) -> tuple[type["StoredShards"], tuple[Storage, Sequence[Group]]]:
+        return StoredShards, (self.storage, self.groups)
+
+    def load(self, numbers: NDArray[np.int64]) -> None:
+        """Reads the rows of some shards with their neighbours, at the same time from a bucket."""
+        missing = numbers[~self._is_read[numbers]]
+        if not len(missing):
+            return
+        reads = [
+            (group, rows)
+            for group, (start, stop) in enumerate(zip(self._starts, self._starts[1:], strict=False))
+            for rows in _runs(missing[(missing >= start) & (missing < stop)] - start, stop - start)
+        ]
+        with ThreadPoolExecutor(min(self.storage.reads_at_once, len(reads))) as threads:
+            for _ in threads.map(lambda read: self._read(*read), reads):
+                pass
+
+    def _shard(self, number: int) -> Shard:
+        group = np.searchsorted(self._starts, number, side="right").item() - 1
+        path = self.groups[group].path(number - self._starts.item(group))
+        num_samples, num_bytes, crc32c, sha256, index_bytes, index_crc32c, _ = self._rows[number].item()
         return Shard(
             path=path,
             num_samples=num_samples,
@@ -170,109 +191,63 @@ class PagedShards(Sequence[Shard]):
             crc32c=crc32c_text(crc32c),
             sha256=sha256.hex(),
             first_id=self.first_ids.item(number),
-            index=IndexFile(path=naming.index_path(path), num_bytes=index_num_bytes, crc32c=crc32c_text(index_crc32c)),
-            class_counts=ClassCounts(self, number) if self.num_classes else [],
+            index=IndexFile(path=naming.index_path(path), num_bytes=index_bytes, crc32c=crc32c_text(index_crc32c)),
         )
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, PagedShards) and (self.split, self.pages) == (other.split, other.pages)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_last_counts": None}
-
-    def column(self, name: str) -> list[int]:
-        """A number of every shard: `num_samples`, `num_bytes` or `index_num_bytes`."""
-        numbers: list[int] = self.columns[name].tolist()
-        return numbers
-
-    def count_blocks(self) -> Iterator[NDArray[np.integer[Any]]]:
-        """The class counts of all shards, [shard, class], a page at a time."""
-        yield from map(self.count_page, range(len(self.pages.count_pages)))
-
-    def count_page(self, page: int) -> NDArray[np.integer[Any]]:
-        """The class counts of the shards of one count page."""
-        numbers = _cut(len(self), self.pages.shards_per_count_page)[page]
-        return _read(self.storage, self.pages.count_pages[page], COUNT_DTYPES, (len(numbers), self.num_classes))
-
-    def counts(self, number: int) -> NDArray[np.integer[Any]]:
-        """The class counts of a shard. Keeps the last page that was read."""
-        page, row = divmod(number, self.pages.shards_per_count_page)
-        last = self._last_counts
-        if last is None or last[0] != page:
-            last = self._last_counts = page, self.count_page(page)
-        found: NDArray[np.integer[Any]] = last[1][row]
-        return found
-
-    def _check_number(self, num_shards: int) -> None:
-        pages = self.pages
-        expected = [
-            len(_cut(num_shards, pages.shards_per_page)),
-            len(_cut(num_shards, pages.shards_per_count_page)) if self.num_classes else 0,
-        ]
-        found = [len(pages.pages), len(pages.count_pages)]
-        if found != expected or not num_shards:
+    def _sizes_of(self, number: int) -> NDArray[np.int64]:
+        """The samples of each shard of a group."""
+        group = self.groups[number]
+        if group.is_equal:
+            size, larger = divmod(group.num_samples, group.num_shards)
+            return size + (np.arange(group.num_shards) < larger)
+        rows = self._read(number, range(group.num_shards))
+        sizes: NDArray[np.int64] = rows["num_samples"].astype(np.int64)
+        if sizes.min() < 1 or sizes.sum() != group.num_samples:
             raise ManifestError(
-                f"{self.storage.url}: split {self.split!r}: {found[0]} pages and {found[1]} count pages for "
-                f"{num_shards} shards, expected {expected[0]} and {expected[1]}; restore or rebuild the shard set"
+                f"{self.storage.url}/{group.table}: its shards hold {sizes.sum()} samples, at least {sizes.min()} each;"
+                f" the manifest says {group.num_samples}; {_ADVICE}"
             )
+        return sizes
+
+    def _read(self, number: int, wanted: range) -> table.Rows:
+        """Reads some rows of the table of a group."""
+        group, start, url = self.groups[number], self._starts.item(number), self.storage.url
+        try:
+            rows = table.read_rows(
+                self.storage, group.table, SHARD_DTYPE, group.num_shards, wanted,
+                crc32c=group.table_crc32c, advice=_ADVICE,
+            )  # fmt: skip
+        except NotFound as error:
+            raise ManifestError(f"{url}/{group.table}: this table of shards is missing; {_ADVICE}") from error
+        except DamagedShard as error:
+            raise ManifestError(f"a table of shards is damaged: {error}") from error
+        numbers = slice(start + wanted.start, start + wanted.stop)
+        if group.is_equal and not np.array_equal(rows["num_samples"], self.sizes[numbers]):
+            raise ManifestError(
+                f"{url}/{group.table}: its shards are not equal, though the manifest says so; {_ADVICE}"
+            )
+        self._rows[numbers] = rows
+        self._is_read[numbers] = True
+        return rows
 
 
-class ClassCounts(Sequence[int]):
-    """The class counts of one shard of version 2, read when they are used. Pickles as a list."""
-
-    def __init__(self, shards: PagedShards, number: int) -> None:
-        self._shards, self._number = shards, number
-
-    def __len__(self) -> int:
-        return self._shards.num_classes
-
-    @overload
-    def __getitem__(self, label: int) -> int: ...
-    @overload
-    def __getitem__(self, label: slice) -> list[int]: ...
-    def __getitem__(self, label: int | slice) -> int | list[int]:
-        found: int | list[int] = self._shards.counts(self._number)[label].tolist()
-        return found
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self[:])
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and self[:] == list(other)
-
-    def __reduce__(self) -> tuple[type[list[int]], tuple[list[int]]]:
-        return list, (self[:],)
+def _runs(missing: NDArray[np.int64], num_rows: int) -> Iterator[range]:
+    """The ranges of rows to read for those that are missing."""
+    if num_rows <= WHOLE_ROWS:
+        if len(missing):
+            yield range(num_rows)
+        return
+    blocks = np.unique(missing // ROWS_AT_ONCE)
+    for run in np.split(blocks, np.flatnonzero(np.diff(blocks) > 1) + 1):
+        if len(run):
+            yield range(run.item(0) * ROWS_AT_ONCE, min((run.item(-1) + 1) * ROWS_AT_ONCE, num_rows))
 
 
-def _read(storage: Storage, page: PageFile, dtypes: Sequence[np.dtype[Any]], shape: tuple[int, ...]) -> NDArray[Any]:
-    """The records of a page of one of these types."""
-    url, advice = f"{storage.url}/{page.path}", "restore or rebuild the shard set"
-    try:
-        data = read_object(storage, page.path, page.num_bytes, page.crc32c, f"read twice; {advice}")
-    except NotFound as error:
-        raise ManifestError(f"{url}: this page of the manifest is missing; {advice}") from error
-    except DamagedObject as error:
-        raise ManifestError(f"a page of the manifest is damaged: {error}") from error
-    start = 10 + int.from_bytes(data[8:10], "little")
-    for dtype in dtypes:
-        # NumPy's versions end the header with more or fewer spaces.
-        is_header = data[:8] == _NPY_1_0 and data[10:start].rstrip() == _header(dtype, shape)[10:].rstrip()
-        if is_header and len(data) == start + int(np.prod(shape)) * dtype.itemsize:
-            return np.frombuffer(data, dtype, offset=start).reshape(shape)
-    expected = " x ".join(map(str, shape))
-    raise ManifestError(f"{url}: not the page that the manifest describes, of {expected} records; {advice}")
-
-
-def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    out = io.BytesIO()
-    descr = np.lib.format.dtype_to_descr(dtype)
-    np.lib.format.write_array_header_1_0(out, {"descr": descr, "fortran_order": False, "shape": shape})
-    return out.getvalue()
-
-
-def _cut(num_shards: int, size: int) -> list[range]:
-    """The shards of each page."""
-    return [range(start, min(start + size, num_shards)) for start in range(0, num_shards, size)]
+def _parts(pattern: str) -> tuple[str, str, str, str]:
+    found = _PATTERN.fullmatch(pattern)
+    assert found, "the type of the field has this form"
+    before, first, last, after = found.groups()
+    return before, first, last, after
 
 
 def _crc_number(text: str) -> int:

@@ -63,7 +63,7 @@ class BlockCache:
     def __init__(self, spec: DiskCache, split: Split) -> None:
         self.spec, self.split = spec, split
         self._root = Path(spec.folder)
-        names = "\n".join(shard.sha256 for shard in split.shards)
+        names = "\n".join(group.table_sha256 for group in split.groups)
         self._folder = self._root / hashlib.sha256(names.encode("ascii")).hexdigest()[:32]
         self._files: OrderedDict[int, _CacheFile] = OrderedDict()
         self._uncached: set[int] = set()
@@ -138,7 +138,7 @@ class BlockCache:
         return used + size <= self.spec.num_bytes
 
     def _check_budget(self) -> None:
-        largest = max(map(sum, zip(self.split.tar_bytes, self.split.shard_sizes, strict=True)))
+        largest = self.split.max_tar_bytes + max(self.split.shard_sizes)
         if self.spec.num_bytes < largest:
             raise ConfigError(
                 f"a cache of {self.spec.num_bytes} bytes holds not one shard of {largest} bytes; raise its num_bytes, "

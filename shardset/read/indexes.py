@@ -71,7 +71,7 @@ class ShardTable:
         self.max_bytes_in_flight = max_bytes_in_flight
         self._whole_bytes_read = 0
         self._rows: RowTable | None = None
-        if by_rows and storage.is_remote and max(split.index_bytes) > LARGE_BYTES:
+        if by_rows and storage.is_remote and split.max_index_bytes > LARGE_BYTES:
             self._rows = RowTable(storage, split, with_keys=with_keys, budget_bytes=budget_bytes // 4)
             self.budget_bytes -= budget_bytes // 4
         self._cached: OrderedDict[int, ShardIndex] = OrderedDict()
@@ -144,6 +144,7 @@ class ShardTable:
 
         Limits the bytes in flight to `max_bytes_in_flight`, or to one index if that is larger.
         """
+        self.split.load(shards)
         with self._lock:
             missing = [self.split.shards[shard].index.num_bytes for shard in shards if shard not in self._cached]
         # A local disk answers faster than threads start.
@@ -158,6 +159,7 @@ class ShardTable:
 
         Of a large index in a bucket it reads the rows of these samples, up to a quarter of the index; then all of it.
         """
+        self.split.load(shards)
         found = self._rows_alone(shards, positions)
         whole = self.indexes([shard for shard, rows in zip(shards, found, strict=True) if rows is None])
         for rows, where in zip(found, positions, strict=True):

@@ -47,7 +47,7 @@ class StreamSource:
     @property
     def stored_bytes(self) -> int:
         """Bytes of all shards."""
-        return sum(self.split.tar_bytes)
+        return self.split.num_tar_bytes
 
     @property
     def has_small_samples(self) -> bool:
@@ -80,7 +80,7 @@ def open_source(spec: StreamSpec) -> StreamSource:
     if spec.disk_cache is not None and not storage.is_remote:
         raise ConfigError(f"{storage.url} lies on a local disk already; leave the disk cache out")
     disk_cache = None if spec.disk_cache is None else BlockCache(spec.disk_cache, split)
-    stored_bytes = sum(split.tar_bytes)
+    stored_bytes = split.num_tar_bytes
     order = fit_order(split.shard_sizes, spec.order_options, stored_bytes=stored_bytes)
     if spec.part is None:  # a mixture warns for all of its sets
         fresh = replace(spec.order_options, num_lanes=None)

@@ -69,12 +69,12 @@ def _read_all(storage: Storage) -> dict[str, bytes]:
 
 def _told(manifest: Manifest, splits: dict[str, Split]) -> Manifest:
     """The manifest with something in every field."""
-    train = msgspec.structs.replace(splits["train"], num_source_samples=4, num_dropped=1, num_repeats=1)
+    (group,) = splits["train"].groups
+    group = msgspec.structs.replace(group, seed=7, plan_digest="0123456789abcdef" * 4)
+    train = msgspec.structs.replace(splits["train"], num_source_samples=4, num_dropped=1, num_repeats=1, shards=[group])
     return manifests.seal(
         msgspec.structs.replace(
             manifest,
-            plan_digest="0123456789abcdef" * 4,
-            seed=7,
             classes=[ClassInfo(label=0, name='"Känguru", 袋鼠', wnid="n01877812"), ClassInfo(label=1, name="dog")],
             splits={**splits, "train": train},
             quarantine=Quarantine(count=1, path=naming.quarantine_path()),

@@ -7,19 +7,18 @@ import io
 import itertools
 from collections.abc import Sequence
 
-import google_crc32c
 import msgspec
 import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from shardset.checksum import crc32c_text
 from shardset.format import arrow, naming
-from shardset.format.index import index_to_bytes
-from shardset.format.manifest import ClassInfo, IndexFile, Manifest, Provenance, Quarantine, Shard, Split, seal, to_json
+from shardset.format.manifest import ClassInfo, Manifest, Provenance, Quarantine, Shard, Split, opened, seal, to_json
 from shardset.format.originals import REFERENCE
-from shardset.format.tar import StoredSample, TarBuilder
-from shardset.order.permutation import ORDER_VERSION, hash64
+from shardset.format.shards import pattern_of
+from shardset.format.tar import StoredSample
+from shardset.format.write import WrittenShard, class_counts, write_shard, write_split
+from shardset.order.permutation import hash64
 from shardset.storage.base import Storage
 
 
@@ -68,15 +67,13 @@ def write_shard_set(
 ) -> Manifest:
     """Writes tars, indexes and last the manifest; each split's shards differ by at most one sample."""
     splits = {name: _write_split(storage, name, found, num_shards, num_classes) for name, found in samples.items()}
-    manifest = seal(
+    put(storage, naming.quarantine_path(), b"")
+    return publish(
+        storage,
         Manifest(
             kind="shardset",
             version=1,
             digest="",
-            plan_digest="0" * 64,
-            seed=0,
-            order_version=ORDER_VERSION,
-            remainder="spread",
             classes=[ClassInfo(label=label, name=f"class {label}") for label in range(num_classes)],
             splits=splits,
             quarantine=Quarantine(count=0, path=naming.quarantine_path()),
@@ -84,11 +81,35 @@ def write_shard_set(
             provenance=Provenance(
                 tool="test", source="made", source_digest="0" * 64, options={}, libraries={}, notes=[]
             ),
-        )
+        ),
     )
-    put(storage, naming.quarantine_path(), b"")
-    put(storage, naming.MANIFEST, to_json(manifest))
-    return manifest
+
+
+def replace_shards(storage: Storage, manifest: Manifest, name: str, shards: Sequence[Shard]) -> Manifest:
+    """Writes the table of a split anew, with these shards, and seals the manifest; its totals stay."""
+    split = manifest.split(name)
+    written = [WrittenShard(shard, split.fields, 0) for shard in shards]
+    told = _write_table(storage, name, written, split.class_totals)
+    totals = {
+        field: getattr(told, field)
+        for field in (
+            "num_samples",
+            "num_tar_bytes",
+            "max_tar_bytes",
+            "max_index_bytes",
+            "num_source_samples",
+            "shards",
+        )
+    }
+    split = msgspec.structs.replace(split, **totals)
+    return publish(storage, msgspec.structs.replace(manifest, splits={**manifest.splits, name: split}))
+
+
+def publish(storage: Storage, manifest: Manifest) -> Manifest:
+    """Seals and writes a manifest, and returns it as a reader gets it."""
+    sealed = seal(manifest)
+    put(storage, naming.MANIFEST, to_json(sealed))
+    return opened(storage, sealed)
 
 
 def references(samples: Sequence[StoredSample], names: Sequence[str]) -> bytes:
@@ -117,39 +138,24 @@ def _write_split(
 ) -> Split:
     fields = list(dict.fromkeys(field for sample in samples for field, _ in sample.fields))
     cuts = [len(samples) * number // num_shards for number in range(num_shards + 1)]
-    shards = [
-        _write_shard(storage, naming.shard_path(name, name, number), samples[start:stop], start, fields, num_classes)
+    written = [
+        write_shard(naming.shard_path(name, name, number), samples[start:stop], fields, storage.writer)
         for number, (start, stop) in enumerate(itertools.pairwise(cuts))
     ]
-    return Split(
-        num_samples=len(samples),
-        num_shards=num_shards,
-        num_source_samples=len(samples),
-        num_dropped=0,
-        num_repeats=0,
-        num_content_bytes=sum(len(content) for sample in samples for _, content in sample.fields),
-        fields=fields,
-        shards=shards,
-    )
+    totals = sum(class_counts(labels, num_classes) for _, labels in written).tolist()
+    return _write_table(storage, name, [shard for shard, _ in written], totals)
 
 
-def _write_shard(
-    storage: Storage, path: str, samples: Sequence[StoredSample], first_id: int, fields: list[str], num_classes: int
-) -> Shard:
-    builder = TarBuilder(fields)
-    put(storage, path, b"".join([*(builder.add(sample) for sample in samples), builder.finish()]))
-    index = index_to_bytes(builder.index())
-    put(storage, naming.index_path(path), index)
-    labels = [sample.label for sample in samples if sample.label >= 0]
-    return Shard(
-        path=path,
-        num_samples=len(samples),
-        num_bytes=builder.num_bytes,
-        crc32c=builder.crc32c,
-        sha256=builder.sha256,
-        first_id=first_id,
-        index=IndexFile(
-            path=naming.index_path(path), num_bytes=len(index), crc32c=crc32c_text(google_crc32c.value(index))
-        ),
-        class_counts=np.bincount(labels, minlength=num_classes).tolist() if labels else [0] * num_classes,
-    )
+def _write_table(storage: Storage, name: str, shards: Sequence[WrittenShard], class_totals: list[int]) -> Split:
+    with storage.writer(naming.table_path(name)) as out:
+        return write_split(
+            out,
+            shards,
+            pattern=pattern_of(name, name, len(shards)),
+            table_path=naming.table_path(name),
+            num_shards=len(shards),
+            class_totals=class_totals,
+            seed=0,
+            plan_digest="0" * 64,
+            promises=["mixed", "reproducible"],
+        )

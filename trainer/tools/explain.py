@@ -111,7 +111,7 @@ def timetable_of(config: TrainConfig, state: OrderState | None = None, num_hosts
             augment_repeats=config.image.augment_repeats,
             budget_bytes=config.budget_bytes,
         )
-        order = fit_order(split.shard_sizes, options, stored_bytes=sum(split.tar_bytes))
+        order = fit_order(split.shard_sizes, options, stored_bytes=split.num_tar_bytes)
     elif state.quarantine != quarantine_digest(()):  # the state holds only a digest of the ids
         raise ConfigError(
             "the run left out quarantined samples, and its folder does not list them, so their steps are unknown"

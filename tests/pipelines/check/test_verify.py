@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pipelines.check.duplicate_keys import hash_keys
+from pipelines.check.problems import Problem
 from pipelines.check.verify import VerifyProgress, VerifyReport, render, to_json, verify
 from pipelines.report.collect import collect
 from shardset.checksum import crc32c_text
@@ -28,10 +29,10 @@ from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 from tests.makers.odd_images import BAD, huge_webp
 from tests.makers.once import DamagesOnce
-from tests.makers.shardset import image_sample, png_samples, put, write_shard_set
+from tests.makers.shardset import image_sample, png_samples, publish, put, replace_shards, write_shard_set
 
 _counter = itertools.count()
-FIRST, SECOND = "train/train-000000.tar", "train/train-000001.tar"
+FIRST, SECOND, TABLE = "train/train-000000.tar", "train/train-000001.tar", "train/shards.npy"
 
 
 def fresh() -> Storage:
@@ -60,9 +61,7 @@ def sentences(report: VerifyReport) -> str:
 def change_shard(storage: Storage, manifest: Manifest, change: Callable[[Shard], Shard]) -> None:
     """Publishes a manifest that seals the first training shard as changed."""
     train = manifest.splits["train"]
-    shards = [change(train.shards[0]), *train.shards[1:]]
-    splits = {**manifest.splits, "train": msgspec.structs.replace(train, shards=shards)}
-    put(storage, naming.MANIFEST, manifests.to_json(manifests.seal(msgspec.structs.replace(manifest, splits=splits))))
+    replace_shards(storage, manifest, "train", [change(train.shards[0]), *train.shards[1:]])
 
 
 def replace_index(storage: Storage, manifest: Manifest, change: Callable[[np.ndarray], np.ndarray]) -> None:
@@ -280,14 +279,32 @@ def test_a_label_outside_the_classes_is_a_problem():
     assert "its label is 10, expected one of the 10 classes" in sentences(verify(storage.url, deep=True))
 
 
-def test_wrong_class_counts_are_a_problem():
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"class_totals": [0, 2, *[1] * 7, 0]}, "split train: holds 1 samples of class 0, the manifest says 0"),
+        ({"max_tar_bytes": 5}, "split train: the bytes of its tars, of the largest tar and of the largest index are"),
+        ({"num_content_bytes": 5}, "split train: its samples hold"),
+    ],
+)
+def test_totals_of_a_split_that_are_not_those_of_its_shards_are_a_problem(changes, sentence):
     storage = fresh()
     manifest = sound(storage)
-    counts = [0, 2, *manifest.splits["train"].shards[0].class_counts[2:]]
-    change_shard(storage, manifest, lambda shard: msgspec.structs.replace(shard, class_counts=counts))
-    report = verify(storage.url, deep=True)
-    assert wheres(report) == {FIRST}
-    assert "holds 1 samples of class 0, the manifest says 0" in sentences(report)
+    train = msgspec.structs.replace(manifest.splits["train"], **changes)
+    publish(storage, msgspec.structs.replace(manifest, splits={**manifest.splits, "train": train}))
+    assert sentence in sentences(verify(storage.url, deep=True))
+
+
+def test_a_table_with_another_sha256_is_a_problem():
+    storage = fresh()
+    manifest = sound(storage)
+    (group,) = manifest.splits["train"].groups
+    groups = [msgspec.structs.replace(group, table_sha256="0" * 64)]
+    train = msgspec.structs.replace(manifest.splits["train"], shards=groups)
+    sealed = manifests.seal(msgspec.structs.replace(manifest, splits={**manifest.splits, "train": train}))
+    put(storage, naming.MANIFEST, manifests.to_json(sealed))
+    [problem] = verify(storage.url, deep=False).problems
+    assert problem == Problem(TABLE, "its SHA-256 is not that of the manifest; restore or rebuild the shard set")
 
 
 @pytest.mark.parametrize("splits", [("train", "train"), ("train", "val")])
@@ -404,7 +421,8 @@ def test_damage_that_comes_once_is_no_problem(deep, monkeypatch):
     put(storage.inner, naming.MANIFEST, manifests.to_json(changed))
     monkeypatch.setattr(manifests, "open_storage", lambda url: storage)
     assert verify(storage.url, deep=deep).problems == ()
-    assert {*listed(manifest), naming.MANIFEST, manifest.quarantine.path} == set(storage.damaged)
+    tables = {group.table for split in manifest.splits.values() for group in split.groups}
+    assert {*listed(manifest), *tables, naming.MANIFEST, manifest.quarantine.path} == set(storage.damaged)
 
 
 def test_a_wrong_sha256_is_a_problem():

@@ -20,14 +20,13 @@ from pipelines.export.write import ExportedFile, export
 from shardset.checksum import crc32c_text
 from shardset.errors import ConfigError, DamagedShard, ManifestError, NotFound
 from shardset.format import manifest as manifests
-from shardset.format import naming
 from shardset.format.index import index_to_bytes
 from shardset.format.manifest import Manifest, Shard
 from shardset.format.tar import StoredSample, members, sample_members
 from shardset.read.indexes import read_index
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
-from tests.makers.shardset import jpeg_samples, png_samples, put, write_shard_set
+from tests.makers.shardset import jpeg_samples, png_samples, put, replace_shards, write_shard_set
 
 _counter = itertools.count()
 
@@ -303,9 +302,7 @@ def _rename_first_key(storage: Storage, key: bytes) -> None:
     put(storage, shard.index.path, data)
     index = msgspec.structs.replace(shard.index, crc32c=crc32c_text(google_crc32c.value(data)), num_bytes=len(data))
     shard = msgspec.structs.replace(shard, index=index)
-    splits = {"train": msgspec.structs.replace(split, shards=[shard])}
-    changed = manifests.seal(msgspec.structs.replace(manifest, splits=splits))
-    put(storage, naming.MANIFEST, manifests.to_json(changed))
+    replace_shards(storage, manifest, "train", [shard])
 
 
 def test_an_md5_is_given_of_whole_tars_only():

@@ -272,7 +272,7 @@ def test_a_first_batch_of_tiny_images_reads_at_most_four_times_its_own_bytes():
     [(_, _, batch)] = stream.run(iter([(0, range(1))]))
     own = sum(stop - start for name, start, stop, _ in storage.reads if name.endswith(".tar"))
     indexes = stream.source.table.num_bytes_read
-    whole = sum(split.index_bytes)
+    whole = sum(shard.index.num_bytes for shard in split.shards)
     assert len(batch["id"]) == 32
     assert whole > 16 * own  # what it read before
     assert own + indexes <= 4 * own

@@ -79,8 +79,9 @@ def test_a_block_takes_one_request_and_the_index_of_its_shard_another(gcs_root, 
         assert len(read_epoch(reads, table, order)) == NUM_SAMPLES
         reads.close()
     assert all(is_media(seen) for seen in proxy.seen)
-    manifests, indexes, tars = (sum(mark in seen.path for seen in proxy.seen) for mark in ("json", ".npy?", ".tar?"))
-    assert (manifests, indexes) == (1, 3)
+    marks = ("json", "shards.npy?", "idx.npy?", ".tar?")
+    *others, tars = (sum(mark in seen.path for seen in proxy.seen) for mark in marks)
+    assert others == [1, 1, 3]
     # The samples of the first batch come alone; a block that they cover is not read.
     positions = np.arange(NUM_SAMPLES)
     lanes = ((positions + 1) * order.num_lanes - 1) // NUM_SAMPLES

@@ -1,0 +1,164 @@
+"""Writes a shard, and the table and the totals of a split; whoever builds a set calls these and publishes the manifest.
+
+Nothing here knows a plan or a pipeline: samples arrive in the order in which they are stored.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardset.checksum import crc32c_of, crc32c_text, extend_crc32c
+from shardset.format import naming, table
+from shardset.format.index import index_to_bytes
+from shardset.format.records import Split
+from shardset.format.shards import SHARD_DTYPE, Group, IndexFile, Promise, Shard, shard_row
+from shardset.format.tar import StoredSample, TarBuilder
+from shardset.storage.base import Writer
+
+_ROWS_AT_ONCE = 4096
+
+
+class WrittenShard(NamedTuple):
+    """A shard with what its split adds up: `fields` in the order of the index, and the bytes of their contents."""
+
+    shard: Shard
+    fields: Sequence[str]
+    num_content_bytes: int
+
+
+def write_shard(
+    path: str,
+    samples: Iterable[StoredSample],
+    fields: Sequence[str],
+    writer: Callable[[str], AbstractContextManager[Writer]],
+) -> tuple[WrittenShard, NDArray[np.int64]]:
+    """Writes the tar of some samples and its index, and returns what they are and the label of each sample.
+
+    `fields` are those of the split. `first_id` of the shard is 0, because it follows from the shards before.
+    """
+    builder = TarBuilder(fields)
+    with writer(path) as out:
+        for sample in samples:
+            out.write(builder.add(sample))
+        out.write(builder.finish())
+    rows = builder.index()
+    index, index_path = index_to_bytes(rows), naming.index_path(path)
+    with writer(index_path) as out:
+        out.write(index)
+    shard = Shard(
+        path=path,
+        num_samples=len(rows),
+        num_bytes=builder.num_bytes,
+        crc32c=builder.crc32c,
+        sha256=builder.sha256,
+        first_id=0,
+        index=IndexFile(path=index_path, num_bytes=len(index), crc32c=crc32c_text(crc32c_of(index))),
+    )
+    return WrittenShard(shard, builder.fields, builder.num_content_bytes), rows["label"]
+
+
+def class_counts(labels: NDArray[np.int64], num_classes: int) -> NDArray[np.int64]:
+    """The samples of each class; those without a label, -1, are in none."""
+    return np.bincount(labels[labels >= 0], minlength=num_classes)
+
+
+def write_split(
+    out: Writer,
+    shards: Iterable[WrittenShard],
+    *,
+    pattern: str,
+    table_path: str,
+    num_shards: int,
+    class_totals: Sequence[int],
+    seed: int,
+    plan_digest: str,
+    promises: Sequence[Promise],
+    num_dropped: int = 0,
+    num_repeats: int = 0,
+) -> Split:
+    """Writes the table of the shards of a split, and returns what the manifest says about them, in constant memory.
+
+    `pattern` and `table_path` are the names of the tars and of the table, which goes to `out`. The promise `equal` is
+    added where the sizes keep it.
+    """
+    totals = _Totals()
+    crc, sha256 = 0, hashlib.sha256()
+
+    def put(data: bytes) -> None:
+        nonlocal crc
+        crc = extend_crc32c(crc, data)
+        sha256.update(data)
+        out.write(data)
+
+    put(table.header(SHARD_DTYPE, num_shards))
+    waiting = iter(shards)
+    while some := [*islice(waiting, _ROWS_AT_ONCE)]:
+        first = totals.num_shards
+        rows = np.array([shard_row(totals.add(shard)) for shard in some], SHARD_DTYPE)
+        put(table.sealed(rows, first).tobytes())
+    assert totals.num_shards == num_shards, "each shard is in the table once"
+    kept: list[Promise] = ["equal"] if totals.is_equal else []
+    groups: Any = [
+        Group(
+            shards=pattern,
+            table=table_path,
+            table_crc32c=crc32c_text(crc),
+            table_sha256=sha256.hexdigest(),
+            num_shards=num_shards,
+            num_samples=totals.num_samples,
+            seed=seed,
+            plan_digest=plan_digest,
+            promises=[*kept, *promises],
+        )
+    ]
+    return Split(
+        num_samples=totals.num_samples,
+        num_source_samples=totals.num_samples + num_dropped - num_repeats,
+        num_dropped=num_dropped,
+        num_repeats=num_repeats,
+        num_content_bytes=totals.num_content_bytes,
+        num_tar_bytes=totals.num_tar_bytes,
+        max_tar_bytes=totals.max_tar_bytes,
+        max_index_bytes=totals.max_index_bytes,
+        fields=list(totals.fields),
+        class_totals=list(class_totals),
+        shards=groups,
+    )
+
+
+@dataclass(slots=True)
+class _Totals:
+    """The sums over the shards of a split."""
+
+    num_shards: int = 0
+    num_samples: int = 0
+    num_content_bytes: int = 0
+    num_tar_bytes: int = 0
+    max_tar_bytes: int = 0
+    max_index_bytes: int = 0
+    is_equal: bool = True
+    first_size: int = 0
+    last_size: int = 0
+    fields: dict[str, None] = field(default_factory=dict)
+
+    def add(self, written: WrittenShard) -> Shard:
+        """Counts one more shard, which it returns."""
+        shard, fields, num_content_bytes = written
+        size, before = shard.num_samples, self.last_size
+        self.first_size = self.first_size or size
+        self.is_equal &= (not before or before >= size) and self.first_size - size <= 1
+        self.last_size = size
+        self.num_shards += 1
+        self.num_samples += size
+        self.num_content_bytes += num_content_bytes
+        self.num_tar_bytes += shard.num_bytes
+        self.max_tar_bytes = max(self.max_tar_bytes, shard.num_bytes)
+        self.max_index_bytes = max(self.max_index_bytes, shard.index.num_bytes)
+        self.fields.update(dict.fromkeys(fields))
+        return shard
