@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from shardset.stream.samples import Sample, SampleSet, open
     from shardset.stream.stream import Stream, order_options
     from shardset.stream.timetable import Timetable
+    from shardset.writer import Writer
 
 __all__ = [
     "Batch",
@@ -51,6 +52,7 @@ __all__ = [
     "Stream",
     "Timetable",
     "TrivialAugment",
+    "Writer",
     "__version__",
     "load",
     "open",
@@ -77,6 +79,7 @@ _READER = {
     "Stream": "shardset.stream.stream",
     "Timetable": "shardset.stream.timetable",
     "TrivialAugment": "shardset.decode.augment",
+    "Writer": "shardset.writer",
     "open": "shardset.stream.samples",
     "order_options": "shardset.stream.stream",
     "state_from_json": "shardset.order.state",

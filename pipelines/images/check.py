@@ -10,13 +10,13 @@ from pipelines.images.open import (
     check_mode,
     check_sides,
     decode_whole,
-    format_of,
     opened,
 )
 from pipelines.images.options import CMYK_TO_RGB, ImageOptions, Verify, resized, stored_field
 from shardset.errors import UndecodableImage
 from shardset.format import background
 from shardset.format.background import may_be_transparent
+from shardset.format.images import format_of
 from shardset.format.orientation import UPRIGHT, orientation_of
 
 ALPHA_TO_BACKGROUND = "alpha-to-background"

@@ -31,13 +31,12 @@ from pipelines.images.open import (
     SIXTEEN_BIT_MODES,
     check_mode,
     check_sides,
-    format_of,
     opened,
 )
 from pipelines.images.options import CMYK_TO_RGB, DEFAULTS, ImageOptions, resized, stored_field
 from shardset.errors import UndecodableImage
 from shardset.format.background import WHITE, Background, flattened
-from shardset.format.images import IMAGE_FIELDS
+from shardset.format.images import IMAGE_FIELDS, format_of
 from shardset.format.orientation import UPRIGHT, orientation_of, upright_size
 
 _TURNS = {

@@ -43,47 +43,7 @@ _COLOUR_MODES = frozenset({"RGB", "RGBA", "RGBX", "RGBa", "P", "PA", "CMYK", "YC
 _LONGEST_SIDE = {"jpg": 65500, "webp": 16383}
 """The limits of libjpeg and libwebp in pixels."""
 
-_MAGIC = (
-    (b"\xff\xd8\xff", "jpg"),
-    (b"\x89PNG\r\n\x1a\n", "png"),
-    (b"GIF87a", "gif"),
-    (b"GIF89a", "gif"),
-    (b"BM", "bmp"),
-    (b"II*\0", "tif"),
-    (b"MM\0*", "tif"),
-    (b"\0\0\1\0", "ico"),
-    (b"\0\0\0\x0cjP  ", "jp2"),
-    (b"\xff\x4f\xff\x51", "jp2"),
-)
-_NETPBM = {b"P1": "pbm", b"P2": "pgm", b"P3": "ppm", b"P4": "pbm", b"P5": "pgm", b"P6": "ppm"}
 _PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
-
-
-def format_of(data: bytes) -> str:
-    """The format of an image by its first bytes, as a field; raises UndecodableImage if it is not supported."""
-    for magic, field in _MAGIC:
-        if data.startswith(magic):
-            return field
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        return "webp"
-    if data[4:12] in (b"ftypavif", b"ftypavis"):
-        return "avif"
-    if data[:2] in _NETPBM and data[2:3].isspace():
-        return _NETPBM[data[:2]]
-    raise UndecodableImage(_why_no_image(data))
-
-
-def _why_no_image(data: bytes) -> str:
-    start = data[:64].lstrip(b"\xef\xbb\xbf \t\r\n")
-    if not data:
-        return "empty"
-    if not any(data[:8]):
-        return "zeroed header"
-    if start.startswith(b"<"):
-        return "HTML or XML instead of an image"
-    if all(byte >= 32 or byte in b"\t\r\n" for byte in data[:64]):
-        return "text instead of an image"
-    return "unsupported format"
 
 
 @contextmanager

@@ -95,9 +95,10 @@ class TarBuilder:
         self.num_bytes += len(END)
         return self._count(END)
 
-    def index(self) -> np.ndarray:
-        """One record a sample; see `shardset.format.index.index_dtype`."""
-        return index_array(self._rows, self.fields)
+    def take_index(self) -> np.ndarray:
+        """One record a sample, of which no other copy is kept; see `shardset.format.index.index_dtype`."""
+        rows, self._rows = self._rows, []
+        return index_array(rows, self.fields)
 
     @property
     def crc32c(self) -> str:

@@ -47,7 +47,14 @@ def write_shard(
         for sample in samples:
             out.write(builder.add(sample))
         out.write(builder.finish())
-    rows = builder.index()
+    rows = builder.take_index()
+    return write_index(path, builder, rows, writer), rows["label"]
+
+
+def write_index(
+    path: str, builder: TarBuilder, rows: NDArray[np.void], writer: Callable[[str], AbstractContextManager[Writer]]
+) -> WrittenShard:
+    """Writes the index of the tar that a builder has finished, and returns what both are."""
     index, index_path = index_to_bytes(rows), naming.index_path(path)
     with writer(index_path) as out:
         out.write(index)
@@ -60,7 +67,7 @@ def write_shard(
         first_id=0,
         index=IndexFile(path=index_path, num_bytes=len(index), crc32c=crc32c_text(crc32c_of(index))),
     )
-    return WrittenShard(shard, builder.fields, builder.num_content_bytes), rows["label"]
+    return WrittenShard(shard, builder.fields, builder.num_content_bytes)
 
 
 def class_counts(labels: NDArray[np.int64], num_classes: int) -> NDArray[np.int64]:

@@ -56,7 +56,7 @@ def shard_of(found: Sequence[StoredSample], fields: Sequence[str] = ()) -> tuple
     assert builder.num_bytes == len(data)
     assert builder.sha256 == hashlib.sha256(data).hexdigest()
     assert builder.crc32c == crc32c_text(google_crc32c.value(data))
-    return data, builder.index()
+    return data, builder.take_index()
 
 
 def files_of(found: Sequence[StoredSample]) -> dict[str, bytes]:

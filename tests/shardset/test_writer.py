@@ -1,0 +1,162 @@
+"""The writer for any loop: its sets are those of a build to every reader, and nothing half-written stays."""
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import webdataset
+from PIL import Image
+
+import shardset
+from pipelines.check.verify import verify
+from shardset.errors import ConfigError, ShardsetError, UndecodableImage
+from shardset.format import manifest as manifests
+from shardset.storage.open import open_storage
+from tests.makers import odd_images
+from tests.makers.shardset import pixels
+
+
+EXACT = shardset.ImageSpec(size=16, crop=shardset.CenterCrop(16))
+"""Pixels as they are stored."""
+
+
+def jpeg(number: int, side: int = 16) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels(number, side, side)).save(file, "JPEG", quality=95)
+    return file.getvalue()
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def write_mixed(output: str) -> None:
+    """Ten samples for train, of JPEGs, colour and grey pixels, and three without labels for val."""
+    with shardset.Writer(output, samples_per_shard=4, classes=["cat", "dog", "owl"]) as writer:
+        for number in range(10):
+            image = [jpeg(number), pixels(number, 16, 16), pixels(number, 16, 16)[:, :, 0]][number % 3]
+            note = {"number": number} if number > 6 else None
+            writer.write(image=image, label=number % 3, key=f"a/{number}", json=note)
+        for number in range(3):
+            writer.write(image=pixels(number, 200, 200), split="val")
+
+
+def test_a_written_set_is_whole_and_read_like_a_built_one(tmp_path: Path) -> None:
+    write_mixed(str(tmp_path / "set"))
+    manifest, _ = manifests.load(str(tmp_path / "set"))
+    train = manifest.split("train")
+    assert [shard.num_samples for shard in train.shards] == [4, 4, 2]
+    assert train.fields == ["jpg", "cls", "png", "json"]
+    assert train.class_totals == [4, 3, 3]
+    assert train.groups[0].promises == ["reproducible"]
+    assert manifest.split("val").class_totals == [0, 0, 0]
+    assert verify(str(tmp_path / "set"), deep=True).problems == ()
+    stream = shardset.Stream(str(tmp_path / "set"), "train", batch_size=4, image=EXACT, with_key=True)
+    rows = [row for batch in stream for row in zip(batch["key"], batch["image"], batch["label"], batch["weight"])]
+    seen = {key: (image, label) for key, image, label, weight in rows if weight}
+    assert sorted(seen) == sorted(f"a/{number}" for number in range(10))
+    assert [seen[f"a/{number}"][1] for number in range(10)] == [number % 3 for number in range(10)]
+    assert np.array_equal(seen["a/1"][0], pixels(1, 16, 16))
+    assert np.array_equal(seen["a/2"][0], np.repeat(pixels(2, 16, 16)[:, :, :1], 3, axis=2))
+
+
+def test_other_programs_read_its_tars_and_images_are_stored_byte_for_byte(tmp_path: Path) -> None:
+    write_mixed(str(tmp_path))
+    tars = [str(path) for path in sorted((tmp_path / "train").glob("*.tar"))]
+    found = list(webdataset.WebDataset(tars, shardshuffle=False))
+    assert [sample["__key__"] for sample in found] == [f"a/{number}" for number in range(10)]
+    assert found[3]["jpg"] == jpeg(3)
+    assert found[8]["json"] == b'{"number":8}'
+    assert "json" not in found[0]
+
+
+def test_the_same_samples_make_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write_mixed(str(tmp_path / name))
+    for file in files_in(tmp_path / "one"):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes(), file
+
+
+def test_without_names_a_label_is_its_own_and_a_key_is_the_number_of_the_sample(tmp_path: Path) -> None:
+    with shardset.Writer(tmp_path / "set") as writer:
+        for label in (5, None, np.int64(2)):
+            writer.write(image=jpeg(0), label=label)
+    manifest, _ = manifests.load(str(tmp_path / "set"))
+    assert [info.name for info in manifest.classes] == ["0", "1", "2", "3", "4", "5"]
+    samples = shardset.open(str(tmp_path / "set"), "train")
+    assert [samples[number].key for number in range(3)] == ["000000000", "000000001", "000000002"]
+
+
+@pytest.mark.gcs
+def test_it_writes_into_a_bucket(gcs_root: str) -> None:
+    write_mixed(gcs_root)
+    assert verify(gcs_root, deep=True).problems == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "sentence"),
+    [
+        ({"image": b"<html>404</html>"}, UndecodableImage, r"sample 1 \('000000001'\)"),
+        ({"image": odd_images.jpeg()[:60]}, UndecodableImage, r"sample 1 \('000000001'\)"),
+        ({"image": np.zeros((8, 8, 4), np.uint8)}, ConfigError, r"pixels are uint8 \[8, 8, 4\], expected uint8"),
+        ({"image": np.zeros((8, 8))}, ConfigError, r"pixels are float64 \[8, 8\], expected uint8"),
+        ({"label": 2}, ConfigError, "label is 2, expected 0 to 1"),
+        ({"label": -1}, ConfigError, "label is -1, expected 0 to 1; use None"),
+        ({"label": 0.5}, ConfigError, "label is 0.5"),
+        ({"key": "first"}, ConfigError, "the key was used before"),
+        ({"key": "a.b"}, ConfigError, "the key is no key"),
+        ({"split": "plan"}, ConfigError, "'plan' can't name a split"),
+    ],
+)
+def test_what_can_not_be_stored_is_named_and_the_next_sample_may_follow(
+    tmp_path: Path, changes: dict, error: type[ShardsetError], sentence: str
+) -> None:
+    with shardset.Writer(tmp_path / "set", classes=["cat", "dog"]) as writer:
+        writer.write(image=jpeg(0), label=0, key="first")
+        with pytest.raises(error, match=sentence):
+            writer.write(**{"image": jpeg(1), "label": 1, **changes})
+        writer.write(image=jpeg(2), label=1)
+    assert manifests.load(str(tmp_path / "set")).manifest.split("train").num_samples == 2
+
+
+def test_an_exception_in_the_block_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), shardset.Writer(tmp_path / "set", samples_per_shard=2) as writer:
+        for number in range(5):
+            writer.write(image=jpeg(number), split="train" if number else "val")
+        1 / 0  # noqa: B018
+    assert files_in(tmp_path) == []
+    with pytest.raises(ConfigError, match="no sample was written"), shardset.Writer(tmp_path / "set"):
+        pass
+    assert files_in(tmp_path) == []
+
+
+def test_it_writes_neither_over_a_set_nor_over_what_a_killed_writer_left(tmp_path: Path) -> None:
+    code = (
+        "import os, shardset; writer = shardset.Writer('set', samples_per_shard=1).__enter__()\n"
+        f"writer.write(image={jpeg(0)!r}); os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path)
+    left = files_in(tmp_path)
+    assert "set/train/train-000000.tar" in left
+    expected = r"set/train/train-000000\.tar: left by a writer or a build that was stopped; remove the folder train/"
+    with pytest.raises(ConfigError, match=expected), shardset.Writer(tmp_path / "set") as writer:
+        writer.write(image=jpeg(0))
+    assert files_in(tmp_path) == left
+    write_mixed(str(tmp_path / "whole"))
+    whole = files_in(tmp_path / "whole")
+    with pytest.raises(ConfigError, match="there is a shard set already; choose another output"):
+        shardset.Writer(open_storage(str(tmp_path / "whole")))
+    assert files_in(tmp_path / "whole") == whole
+
+
+def test_it_needs_no_beam_and_no_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys, shardset\n"
+        f"with shardset.Writer('set') as writer: writer.write(image={jpeg(0)!r}, label=0)\n"
+        "print([name for name in ('apache_beam', 'torch') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
