@@ -469,7 +469,7 @@ def test_a_shard_that_another_build_wrote_meanwhile_ends_the_commit_with_one_sen
     committer = Committer(builds.prepare(config, output).files, config, suffix="")
     plan = files.find_record(output, paths.PLAN, PlanFile)
     with pytest.raises(ManifestError, match=r"done/train-000001\.json: another build began there meanwhile; choose"):
-        committer.commit(plan, 6)
+        committer.commit(plan, 6, {name: np.zeros(3, np.int64) for name in plan.splits})
 
 
 def test_a_table_of_the_plan_that_is_missing_where_a_shard_is_to_be_mended_is_named_with_what_helps(raw, tmp_path):
