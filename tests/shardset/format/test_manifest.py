@@ -222,10 +222,8 @@ def same_or_refused(data: bytes) -> None:
 
 def test_any_other_digit_anywhere_is_refused():
     for place in DIGITS:
-        for digit in b"0123456789":
-            if digit != GOLDEN[place]:
-                with pytest.raises(ManifestError):
-                    parse(GOLDEN[:place] + bytes([digit]) + GOLDEN[place + 1 :])
+        with pytest.raises(ManifestError):
+            parse(GOLDEN[:place] + bytes([GOLDEN[place] ^ 1]) + GOLDEN[place + 1 :])
 
 
 @settings(deadline=None)
