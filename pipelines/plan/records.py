@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 
 from pipelines.plan.layout import SplitPlan, units_per_batch
-from pipelines.plan.partitions import ByteRange
+from pipelines.plan.slices import ByteRange
 from shardset.decodable import decodable
 from shardset.format.manifest import ClassInfo, Shard
 
-PLAN_VERSION = 10
+PLAN_VERSION = 11
 """Increase it when the format of a file below `plan/` changes, or what the same input and options lead to, such as the
 held-out samples or the default sizes: unfinished builds of other versions then start over."""
 

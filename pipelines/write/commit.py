@@ -14,8 +14,8 @@ from pipelines.plan import files as plan_files
 from pipelines.plan import paths
 from pipelines.plan.files import PlanFiles
 from pipelines.plan.layout import SplitPlan
-from pipelines.plan.partitions import copy_range
 from pipelines.plan.records import PlanFile, ShardRecord
+from pipelines.plan.slices import copy_range
 from pipelines.write import replace
 from pipelines.write.pages import PagePart, PageWriter, read_records
 from shardset.errors import ManifestError, NotFound, PreconditionFailed
