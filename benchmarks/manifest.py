@@ -24,8 +24,8 @@ from benchmarks.scale import made_files
 from pipelines.config import BuildConfig, Sizing
 from pipelines.plan import paths
 from pipelines.plan.layout import plan_split
-from pipelines.plan.partitions import ByteRange
 from pipelines.plan.records import PlanFile, ShardRecord
+from pipelines.plan.slices import ByteRange
 from pipelines.write.commit import Committer
 from shardset.format import manifest as manifests
 from shardset.format import naming

@@ -35,8 +35,8 @@ from pipelines.plan.assign import assign_batch, plan_group
 from pipelines.plan.duplicate_keys import KEY, find_duplicate_keys, spread_keys
 from pipelines.plan.files import PlanFiles
 from pipelines.plan.layout import SplitPlan, UnitOffset, plan_split
-from pipelines.plan.partitions import ByteRange, write_partitions
 from pipelines.plan.records import PlanFile, ShardRecord
+from pipelines.plan.slices import ByteRange, write_slices
 from pipelines.plan.summaries import SplitCount, UnitOffsets, UnitSummary, read_summaries, summarize
 from pipelines.plan.survey import write_units
 from pipelines.plan.tables import Content, UnitRow
@@ -155,7 +155,7 @@ def find_duplicates_in_bucket(n: int) -> tuple[int, int, int]:
     per_part = max(1, len(keys) // -(-num_units(n) // plan.units_per_batch))
     parts = [
         part for first in range(0, len(keys), per_part)
-        for _, part in write_partitions(files, f"part-{first}", [(0, keys[first : first + per_part].tobytes())])
+        for _, part in write_slices(files, f"part-{first}", [(0, keys[first : first + per_part].tobytes())])
     ]  # fmt: skip
     started()
     assert not find_duplicate_keys(files, plan, 0, parts)
@@ -374,15 +374,15 @@ def put_group(files: PlanFiles, plan: SplitPlan, num_batches: int) -> tuple[list
     raw = tables.concat(list(unit_tables(num_units(len(line))))).slice(0, len(line))
     none = np.zeros(len(line), np.int32)
     columns = {
-        "row": raw["row"], "twin": none, "source": source, "copy": none, "shard": line % plan.num_shards,
+        "row": raw["row"], "occurrence": none, "source": source, "copy": none, "shard": line % plan.num_shards,
         "rank": hash64(derive_key(0, "rank", plan.name), line),
     }  # fmt: skip
     placed = tables.from_columns(tables.PLACEMENT, columns)
     bounds = np.linspace(0, len(line), num_batches + 1).astype(int).tolist()
     parts = []
     for number, piece in enumerate(tables.slices(placed, bounds)):
-        name = paths.partition_path("references", number)
-        parts += write_partitions(files, name, [(0, tables.placements_to_bytes(piece))])
+        name = paths.slice_path("references", number)
+        parts += write_slices(files, name, [(0, tables.placements_to_bytes(piece))])
     return [part for _, part in parts], len(line)
 
 

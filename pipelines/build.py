@@ -22,8 +22,8 @@ from pipelines.pipeline import NAMESPACE, PreparedBuild, construct
 from pipelines.plan import files as plan_files
 from pipelines.plan import paths
 from pipelines.plan.files import PlanFiles
-from pipelines.plan.partitions import read_range
 from pipelines.plan.records import PLAN_VERSION, BuildFile, PlanFile
+from pipelines.plan.slices import read_range
 from pipelines.plan.summaries import MAX_REASONS
 from pipelines.plan.survey import write_units
 from pipelines.runners import dataflow, errors, local, options
@@ -83,7 +83,7 @@ def _run(
         counters = run(prepared, beam_options, progress.print if progress else None, dry_run=dry_run)
     files = prepared.files
     with files.while_current():
-        replacing.remove_partitions(files)
+        replacing.remove_slices(files)
         plan = files.read_record(paths.PLAN, PlanFile)
     first_rejected = map(json.loads, read_range(output, plan.rejected).splitlines()[:MAX_REASONS] if dry_run else ())
     return Result(

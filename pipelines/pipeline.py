@@ -24,8 +24,8 @@ from pipelines.plan.assign import Group, assign_batch, plan_group
 from pipelines.plan.duplicate_keys import find_duplicate_keys, spread_keys
 from pipelines.plan.files import PlanFiles
 from pipelines.plan.index import index_unit
-from pipelines.plan.partitions import ByteRange
 from pipelines.plan.records import BuildFile, PlanFile
+from pipelines.plan.slices import ByteRange
 from pipelines.plan.splits import make_plan
 from pipelines.plan.summaries import UnitOffsets, read_summaries, unit_offsets
 from pipelines.plan.survey import UnitRef, WrittenUnits, units_in
@@ -197,8 +197,8 @@ class PlanGroup(BuildStep):
     """Writes the references of each shard of a group."""
 
     def process(self, element: tuple[Group, Iterable[ByteRange]], plan: PlanFile) -> Iterable[Slot]:
-        (split, _), partitions = element
-        numbers = _one_at_a_time(self.files, lambda: [*plan_group(self.files, plan.splits[split], partitions)])
+        (split, _), slices = element
+        numbers = _one_at_a_time(self.files, lambda: [*plan_group(self.files, plan.splits[split], slices)])
         return [(split, number) for number in numbers]
 
 

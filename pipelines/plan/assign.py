@@ -12,8 +12,8 @@ from pipelines.plan import layout, paths, tables
 from pipelines.plan.duplicate_keys import duplicate_numbers
 from pipelines.plan.files import PlanFiles
 from pipelines.plan.layout import Placements, SplitPlan
-from pipelines.plan.partitions import ByteRange, read_partitions, write_partitions
 from pipelines.plan.records import PlanFile
+from pipelines.plan.slices import ByteRange, read_slices, write_slices
 from pipelines.plan.summaries import UnitOffsets
 from shardset.format import naming
 from shardset.format.originals import REFERENCE
@@ -24,8 +24,8 @@ Group = tuple[str, int]
 Run = tuple[int, int, int]
 """The number of a group or shard, and its rows [start, stop)."""
 
-MAX_PARTITION_ROWS = 2**16
-"""The most rows copied at once: limits a worker's memory and the size of a partition."""
+MAX_SLICE_ROWS = 2**16
+"""The most rows copied at once: limits a worker's memory and the size of a slice."""
 
 
 def assign_batch(
@@ -50,7 +50,7 @@ def assign_batch(
     number = duplicate_numbers(files, duplicate_keys, units, first_rows)
     is_stored = np.zeros(len(raw), bool)
 
-    def partitions() -> Iterator[tuple[Group, memoryview]]:
+    def slices() -> Iterator[tuple[Group, memoryview]]:
         for name, split in sorted(plan.splits.items()):
             rows = np.flatnonzero(pc.equal(raw["split"], name).to_numpy(zero_copy_only=False))
             labels, offset = raw["label"].to_numpy()[rows], offsets[name]
@@ -60,15 +60,15 @@ def assign_batch(
                 for group, table in _by_group(split, raw, number, row, placed, offset.serial):
                     yield (name, group), tables.placements_to_bytes(table)
 
-    written = write_partitions(files, paths.partition_path("references", batch), partitions())
+    written = write_slices(files, paths.slice_path("references", batch), slices())
     for unit, (start, stop) in zip(units, pairwise(first_rows.tolist()), strict=True):
         _list_dropped(files, unit, np.flatnonzero(~is_stored[start:stop]))
     return written
 
 
-def plan_group(files: PlanFiles, split: SplitPlan, partitions: Iterable[ByteRange]) -> Iterator[int]:
+def plan_group(files: PlanFiles, split: SplitPlan, slices: Iterable[ByteRange]) -> Iterator[int]:
     """Writes the references of every shard of a group, in their final order; yields the shard numbers."""
-    placed = tables.concat([tables.placements_from_bytes(data) for data in read_partitions(files.output, partitions)])
+    placed = tables.concat([tables.placements_from_bytes(data) for data in read_slices(files.output, slices)])
     shard, rank, source, copy = (placed[name].to_numpy() for name in ("shard", "rank", "source", "copy"))
     order = layout.rank_order(shard, rank, source, copy)
     references = tables.take(placed.select(REFERENCE.names), order)
@@ -89,7 +89,7 @@ def _by_group(
         rows = row.take(some)
         columns = {
             "row": pc.take(raw["row"], pa.array(rows), boundscheck=False),
-            "twin": number.take(rows),
+            "occurrence": number.take(rows),
             "source": serial + placed.row.take(some),
             "copy": placed.copy.take(some),
             "shard": placed.shard.take(some),
@@ -100,12 +100,12 @@ def _by_group(
 
 
 def _pieces(runs: Iterable[Run]) -> Iterator[list[Run]]:
-    """Neighbouring runs with at most MAX_PARTITION_ROWS rows in total; longer runs are cut."""
+    """Neighbouring runs with at most MAX_SLICE_ROWS rows in total; longer runs are cut."""
     piece: list[Run] = []
     for number, start, stop in runs:
-        for first in range(start, stop, MAX_PARTITION_ROWS):
-            last = min(stop, first + MAX_PARTITION_ROWS)
-            if piece and last - piece[0][1] > MAX_PARTITION_ROWS:
+        for first in range(start, stop, MAX_SLICE_ROWS):
+            last = min(stop, first + MAX_SLICE_ROWS)
+            if piece and last - piece[0][1] > MAX_SLICE_ROWS:
                 yield piece
                 piece = []
             piece.append((number, first, last))

@@ -6,8 +6,8 @@ import numpy as np
 
 from pipelines.plan import layout, paths, tables
 from pipelines.plan.files import PlanFiles
-from pipelines.plan.partitions import ByteRange, read_partitions, write_partitions
 from pipelines.plan.records import PlanFile
+from pipelines.plan.slices import ByteRange, read_slices, write_slices
 
 KEY = np.dtype([("hash", "<u8"), ("unit", "<u4"), ("row", "<u4")])
 DUPLICATE = np.dtype([("unit", "<u4"), ("row", "<u4"), ("number", "<u4")])
@@ -22,24 +22,24 @@ def spread_keys(files: PlanFiles, plan: PlanFile, batch: int) -> list[tuple[int,
     )
     bucket = (keys["hash"] % np.uint64(layout.num_buckets(plan.splits.values()))).astype(np.uint16)
     keys = keys[np.argsort(bucket, kind="stable")]
-    partitions = ((number, keys[start:stop].tobytes()) for number, start, stop in tables.runs_of(np.sort(bucket)))
-    return write_partitions(files, paths.partition_path("keys", batch), partitions)
+    slices = ((number, keys[start:stop].tobytes()) for number, start, stop in tables.runs_of(np.sort(bucket)))
+    return write_slices(files, paths.slice_path("keys", batch), slices)
 
 
 def find_duplicate_keys(
-    files: PlanFiles, plan: PlanFile, bucket: int, partitions: Iterable[ByteRange]
+    files: PlanFiles, plan: PlanFile, bucket: int, slices: Iterable[ByteRange]
 ) -> list[tuple[int, ByteRange]]:
     """Writes the rows of a bucket whose key is taken, by batch of units; returns (batch, byte range) pairs.
 
-    `partitions` hold all keys of the bucket. Writes nothing if all keys differ.
+    `slices` hold all keys of the bucket. Writes nothing if all keys differ.
     """
-    keys = np.concatenate([np.frombuffer(data, KEY) for data in read_partitions(files.output, partitions)])
+    keys = np.concatenate([np.frombuffer(data, KEY) for data in read_slices(files.output, slices)])
     duplicates = duplicates_among(keys)
     if not len(duplicates):
         return []
     batches = tables.runs_of(duplicates["unit"] // plan.units_per_batch)
     by_batch = ((batch, duplicates[start:stop].tobytes()) for batch, start, stop in batches)
-    return write_partitions(files, paths.partition_path("duplicate_keys", bucket), by_batch)
+    return write_slices(files, paths.slice_path("duplicate_keys", bucket), by_batch)
 
 
 def duplicates_among(keys: np.ndarray) -> np.ndarray:
@@ -58,14 +58,14 @@ def duplicates_among(keys: np.ndarray) -> np.ndarray:
 
 
 def duplicate_numbers(
-    files: PlanFiles, partitions: Iterable[ByteRange], units: range, first_rows: np.ndarray
+    files: PlanFiles, slices: Iterable[ByteRange], units: range, first_rows: np.ndarray
 ) -> np.ndarray:
     """For each row of a batch of units, the number of rows before it with the same key.
 
     `first_rows` are the row numbers at which the units start, followed by the number of all rows.
     """
     numbers = np.zeros(first_rows[-1], np.int64)
-    for data in read_partitions(files.output, partitions):
+    for data in read_slices(files.output, slices):
         duplicates = np.frombuffer(data, DUPLICATE)
         numbers[first_rows[duplicates["unit"] - units.start] + duplicates["row"]] = duplicates["number"]
     return numbers

@@ -28,8 +28,8 @@ SMALL_SHARDS, SMALL_SHARD_SAMPLES = 4, 100
 readers have one each and ten test images are one file."""
 MIN_BATCH, MAX_BATCH = 2**17, 2**19
 """The bounds of a batch of references: they limit a worker's memory."""
-_PARTITION_ROWS = 400
-"""The references that a group gets from a batch, on average: limits the number of partitions."""
+_SLICE_ROWS = 400
+"""The references that a group gets from a batch, on average: limits the number of slices."""
 MAX_PLACEMENTS = 2**19
 """The most placements made at once."""
 BUCKET_KEYS = 2**20
@@ -92,8 +92,8 @@ class Placements:
 
 
 def batch_size(num_samples: int) -> int:
-    """Batch size for `num_samples`: fits the CPU cache, avoids tiny partitions."""
-    return min(MAX_BATCH, max(MIN_BATCH, math.isqrt(_PARTITION_ROWS * num_samples)))
+    """Batch size for `num_samples`: fits the CPU cache, avoids tiny slices."""
+    return min(MAX_BATCH, max(MIN_BATCH, math.isqrt(_SLICE_ROWS * num_samples)))
 
 
 def units_per_batch(num_units: int, splits: Iterable[SplitPlan]) -> int:

@@ -16,12 +16,12 @@ REPLACED = f"{PLAN_FOLDER}replaced.json"
 
 UNITS = f"{PLAN_FOLDER}units/"
 RECORDS = f"{PLAN_FOLDER}done/"
-PARTITIONS = f"{PLAN_FOLDER}partitions/"
+SLICES = f"{PLAN_FOLDER}slices/"
 """Data between the steps of a run; removed at its end."""
 
 _FILE = re.compile(
     r"plan/((build|plan|replaced)\.json|(survey|rejected)\.jsonl|"
-    r"(units|summaries|partitions|dropped|spool|shards|done)/[A-Za-z0-9_-]+\.(arrow|json|jsonl|bin))",
+    r"(units|summaries|slices|dropped|spool|shards|done)/[A-Za-z0-9_-]+\.(arrow|json|jsonl|bin))",
     re.ASCII,
 )
 
@@ -41,9 +41,9 @@ def summary_path(unit: int) -> str:
     return f"{PLAN_FOLDER}summaries/{unit:07d}.json"
 
 
-def partition_path(kind: str, number: int) -> str:
+def slice_path(kind: str, number: int) -> str:
     """The output of one call of a step: a byte range for each receiver."""
-    return f"{PARTITIONS}{kind}-{number:07d}.bin"
+    return f"{SLICES}{kind}-{number:07d}.bin"
 
 
 def dropped_path(unit: int) -> str:

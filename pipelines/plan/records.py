@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from pipelines.plan.layout import SplitPlan, units_per_batch
-from pipelines.plan.partitions import ByteRange
+from pipelines.plan.slices import ByteRange
 from shardset.decodable import decodable
 from shardset.format.manifest import ClassInfo, Shard
 

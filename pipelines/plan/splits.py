@@ -11,8 +11,8 @@ from pipelines.images.check import TRANSPARENT, TURNED
 from pipelines.plan import layout, paths, summaries, tables
 from pipelines.plan.files import PlanFiles, encode_record
 from pipelines.plan.layout import SplitPlan
-from pipelines.plan.partitions import write_pieces
 from pipelines.plan.records import BuildFile, PlanFile
+from pipelines.plan.slices import write_pieces
 from pipelines.plan.summaries import UnitSummary, read_summaries
 from shardset.errors import ConfigError, SourceError
 from shardset.format.manifest import ClassInfo

@@ -12,8 +12,8 @@ from pipelines.images.encode import libraries
 from pipelines.plan import files as plan_files
 from pipelines.plan import paths
 from pipelines.plan.files import PlanFiles
-from pipelines.plan.partitions import copy_range
 from pipelines.plan.records import PlanFile, ShardRecord
+from pipelines.plan.slices import copy_range
 from pipelines.write import replace
 from shardset.errors import ManifestError, NotFound, PreconditionFailed
 from shardset.format import manifest as manifests

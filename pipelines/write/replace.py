@@ -80,9 +80,9 @@ def remove(files: PlanFiles, names: Collection[str]) -> None:
         pass
 
 
-def remove_partitions(files: PlanFiles) -> None:
+def remove_slices(files: PlanFiles) -> None:
     """Removes the data between the steps of a run."""
-    remove(files, {stat.name for stat in files.output.list(paths.PARTITIONS)})
+    remove(files, {stat.name for stat in files.output.list(paths.SLICES)})
 
 
 def _existing(output: Storage, names: Collection[str]) -> Iterator[Stat]:

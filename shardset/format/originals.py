@@ -11,7 +11,7 @@ from shardset.format import arrow, naming
 from shardset.format.frame import NUM_BYTES, has_frame
 from shardset.storage.base import Storage
 
-REFERENCE = pa.schema([("row", pa.binary()), ("twin", pa.int32()), ("source", pa.int64()), ("copy", pa.int32())])
+REFERENCE = pa.schema([("row", pa.binary()), ("occurrence", pa.int32()), ("source", pa.int64()), ("copy", pa.int32())])
 """One stored sample in the plan of a shard: its raw sample as MessagePack (which begins with an Origin), how many
 samples before it wanted the same key, its serial, and the number of this copy."""
 
@@ -65,5 +65,5 @@ def read_origins(
     origins = list(map(_decode, table["row"].to_pylist()))
     if keys is None:
         return origins
-    stored = list(map(stored_key, origins, table["twin"].to_pylist(), table["copy"].to_pylist()))
+    stored = list(map(stored_key, origins, table["occurrence"].to_pylist(), table["copy"].to_pylist()))
     return origins if stored == [key.decode("ascii", "replace") for key in keys.tolist()] else None

@@ -10,7 +10,7 @@ from pipelines.config import Sizing
 from pipelines.plan import assign, layout, paths, tables
 from pipelines.plan.assign import assign_batch
 from pipelines.plan.layout import UnitOffset, plan_split
-from pipelines.plan.partitions import read_partitions
+from pipelines.plan.slices import read_slices
 
 MANY = [10**5, 10**7, 10**9]
 
@@ -69,8 +69,8 @@ def test_samples_that_are_stored_four_hundred_times_make_no_part_larger():
     )  # fmt: skip
     plan = scale.plan_file(split, units=1)
     found = assign_batch(files, plan, 0, {"train": UnitOffset(serial=0, strata={0: 0})}, [], seed=0, stratified=False)
-    parts = [tables.placements_from_bytes(data) for data in read_partitions(files.output, [part for _, part in found])]
+    parts = [tables.placements_from_bytes(data) for data in read_slices(files.output, [part for _, part in found])]
     assert sum(len(part) for part in parts) == num_samples * repeats
     stored = {(row, copy) for part in parts for row, copy in zip(part["row"], part["copy"].to_pylist(), strict=True)}
     assert len(stored) == num_samples * repeats
-    assert max(len(part) for part in parts) <= assign.MAX_PARTITION_ROWS
+    assert max(len(part) for part in parts) <= assign.MAX_SLICE_ROWS

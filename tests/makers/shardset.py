@@ -120,7 +120,7 @@ def references(samples: Sequence[StoredSample], names: Sequence[str]) -> bytes:
             msgspec.msgpack.encode(["train", name, key, "", 0, ["jpg", -1, []]])
             for name, key in zip(names, keys, strict=True)
         ],
-        "twin": [0] * len(samples),
+        "occurrence": [0] * len(samples),
         "source": [sample.source for sample in samples],
         "copy": [sample.copy for sample in samples],
     }

@@ -62,7 +62,7 @@ def digests_of(url):
 def run(config, output):
     prepared = builds.prepare(config, output)
     builds.run(prepared, runner_options.beam_options(HERE, output))
-    replacing.remove_partitions(prepared.files)
+    replacing.remove_slices(prepared.files)
 
 
 def at(moment, act):

@@ -28,9 +28,9 @@ KINDS = {
     "a spool": paths.spool_path(0),
     "the plan": paths.PLAN,
     "the list of rejects": paths.REJECTED,
-    "keys": paths.partition_path("keys", 0),
-    "duplicate keys": paths.partition_path("duplicate_keys", 0),
-    "references for groups": paths.partition_path("references", 0),
+    "keys": paths.slice_path("keys", 0),
+    "duplicate keys": paths.slice_path("duplicate_keys", 0),
+    "references for groups": paths.slice_path("references", 0),
     "references of a shard": naming.references_path("train", 1),
     "a record": paths.record_path("train", 1),
 }
@@ -60,7 +60,7 @@ def made(raw, storage, seed=0):
     )  # fmt: skip
     prepared = builds.prepare(config, storage)
     builds.run(prepared, options.beam_options(HERE, storage))
-    replace.remove_partitions(prepared.files)
+    replace.remove_slices(prepared.files)
     return files_of(storage.url)
 
 

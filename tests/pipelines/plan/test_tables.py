@@ -71,7 +71,7 @@ def test_of_many_rows_each_takes_less_than_80_bytes_and_of_many_references_less_
     table = tables.unit_table(photos(), [])
     assert len(tables.unit_to_bytes(table)) < 80 * len(table)
     numbers = np.arange(len(table))
-    columns = {"row": table["row"], "twin": 0 * numbers, "source": numbers, "copy": 0 * numbers}
+    columns = {"row": table["row"], "occurrence": 0 * numbers, "source": numbers, "copy": 0 * numbers}
     assert len(tables.references_to_bytes(tables.from_columns(tables.REFERENCE, columns))) < 180 * len(table)
 
 
@@ -94,7 +94,13 @@ def test_rows_that_were_joined_put_in_another_order_and_cut_are_the_same_rows(un
     random.shuffle(order)
     cut = random.randint(0, len(rows))
     numbers = np.array(order, np.int64)
-    added = {"twin": numbers % 2, "source": numbers, "copy": numbers % 3, "shard": numbers % 5, "rank": numbers * 7}
+    added = {
+        "occurrence": numbers % 2,
+        "source": numbers,
+        "copy": numbers % 3,
+        "shard": numbers % 5,
+        "rank": numbers * 7,
+    }
     taken = tables.take(tables.concat(read), numbers)
     placed = tables.from_columns(tables.PLACEMENT, {"row": taken["row"]} | added)
     parts = [

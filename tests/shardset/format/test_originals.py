@@ -49,7 +49,11 @@ def test_the_plan_names_all_samples_or_some_or_none_if_it_is_gone_or_of_other_ke
 def test_what_is_no_plan_of_a_shard_is_named():
     whole = planned().read(naming.references_path("train", 2))
     other = arrow.to_bytes(pa.RecordBatch.from_pydict({"row": [b""]}))
-    for data, what in ((b"", "CRC32C"), (whole[:-1], "CRC32C"), (other, "has the columns row, expected row, twin")):
+    for data, what in (
+        (b"", "CRC32C"),
+        (whole[:-1], "CRC32C"),
+        (other, "has the columns row, expected row, occurrence"),
+    ):
         expected = rf"plan/shards/train-000002\.arrow: not a plan of a shard \(.*{what}.*\); remove it or build again"
         with pytest.raises(DamagedShard, match=expected):
             read_origins(planned(bytes(data)), "train", 2, stored(KEYS))

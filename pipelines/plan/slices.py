@@ -1,4 +1,4 @@
-"""The data between two steps, stored below `plan/partitions/`, so that only byte ranges go through the runner.
+"""The data between two steps, stored below `plan/slices/`, so that only byte ranges go through the runner.
 
 Each call of a step writes one object with a byte range for each receiver. Name and bytes depend only on the call's
 input, so a retry writes the same object. A receiver reads its byte range of each object.
@@ -26,13 +26,13 @@ class ByteRange:
     crc32c: int
 
 
-def write_partitions(
-    files: PlanFiles, name: str, partitions: Iterable[tuple[K, bytes | memoryview]]
+def write_slices(
+    files: PlanFiles, name: str, slices: Iterable[tuple[K, bytes | memoryview]]
 ) -> list[tuple[K, ByteRange]]:
-    """Writes the partitions into one object; returns each receiver with its byte range."""
+    """Writes the slices into one object; returns each receiver with its byte range."""
     written, start = [], 0
     with files.writer(name) as out:
-        for receiver, data in partitions:
+        for receiver, data in slices:
             out.write(data)
             written.append((receiver, ByteRange(name, start, start + len(data), extend_crc32c(0, data))))
             start += len(data)
@@ -65,7 +65,7 @@ def read_range(output: Storage, byte_range: ByteRange) -> bytes:
     return read_checked(output, name, read)
 
 
-def read_partitions(output: Storage, byte_ranges: Iterable[ByteRange]) -> Iterator[bytes]:
+def read_slices(output: Storage, byte_ranges: Iterable[ByteRange]) -> Iterator[bytes]:
     """The bytes of each range, sorted by name: a runner delivers the ranges in any order."""
     return in_order(output, sorted(byte_ranges), lambda byte_range: read_range(output, byte_range))
 

@@ -5,7 +5,7 @@ import uuid
 import pytest
 
 from pipelines.plan.files import PlanFiles
-from pipelines.plan.partitions import read_range, write_pieces
+from pipelines.plan.slices import read_range, write_pieces
 from shardset.checksum import crc32c_of
 from shardset.errors import ConfigError
 from shardset.storage.open import open_storage
@@ -22,7 +22,7 @@ def output():
 
 def test_a_range_that_comes_short_is_read_again_and_is_damaged_if_it_does_so_twice(output):
     assert crc32c_of(CONTENT) == crc32c_of(b"")
-    byte_range = write_pieces(PlanFiles(output, "0123456789abcdef"), "plan/partitions/keys-0000000.bin", [CONTENT])
+    byte_range = write_pieces(PlanFiles(output, "0123456789abcdef"), "plan/slices/keys-0000000.bin", [CONTENT])
     answers = iter([b"", CONTENT])
     assert read_range(changing(output, uuid.uuid4().hex, lambda *_: next(answers)), byte_range) == CONTENT
     with pytest.raises(ConfigError, match=r"keys-0000000\.bin: .* are 0 with the CRC32C .* read twice.*damaged"):
