@@ -24,21 +24,17 @@ def nearest_multiples(number: int, wish: int) -> list[int]:
     return [n for n in (below, below + number) if n]
 
 
-def refusals_of(reading: Reading) -> list[str]:
-    """The errors with which a run of these numbers would stop before its first step."""
+def check_reading(reading: Reading) -> None:
+    """Raises the ConfigError with which a run of these numbers would stop before its first step."""
     if reading.num_replicas % reading.num_hosts:
         hosts = nearest_divisors(reading.num_replicas, reading.num_hosts)
         replicas = nearest_multiples(reading.num_hosts, reading.num_replicas)
-        return [
+        raise ConfigError(
             f"{reading.num_replicas} replicas do not divide over {reading.num_hosts} hosts; "
             f"use {_or(hosts)} hosts, or {_or(replicas)} replicas"
-        ]
-    try:
-        check_world(reading.global_batch_size, 0, reading.num_replicas)
-        check_world(reading.global_batch_size, 0, reading.num_readers)
-    except ConfigError as error:
-        return [str(error)]
-    return []
+        )
+    check_world(reading.global_batch_size, 0, reading.num_replicas)
+    check_world(reading.global_batch_size, 0, reading.num_readers)
 
 
 def advice_on(stored: StoredSplit, order: Order, reading: Reading, steps: Steps) -> Iterator[str]:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipelines import summary
-from pipelines.estimate.advice import advice_on, refusals_of
+from pipelines.estimate.advice import advice_on, check_reading
 from pipelines.estimate.reading import Mixing, Reading, Steps, memory_of, mixing_of, order_of, steps_of
 from pipelines.estimate.stored import StoredSet
 from shardset.errors import ConfigError
@@ -48,12 +48,12 @@ def estimate(stored: StoredSet, split: str, reading: Reading) -> Estimate:
     """All numbers of one split; raises ConfigError if they make no order."""
     stored_split = stored.splits[split]
     order = order_of(stored_split, reading)
-    memory, steps, refusals = None, steps_of(order), refusals_of(reading)
-    if not refusals:
-        try:
-            memory = memory_of(stored_split, order, reading)
-        except ConfigError as error:
-            refusals = [str(error)]
+    memory, steps, refusals = None, steps_of(order), []
+    try:
+        check_reading(reading)
+        memory = memory_of(stored_split, order, reading)
+    except ConfigError as error:
+        refusals = [str(error)]
     return Estimate(
         stored=stored,
         split=split,
@@ -119,28 +119,21 @@ def _memory(memory: Memory, num_readers: int) -> str:
 
 def to_json(found: Estimate) -> dict[str, Any]:
     """The same numbers as JSON: bytes and counts."""
-    stored, memory, order = found.stored, found.memory, found.order
+    stored, memory, order, reading = found.stored, found.memory, found.order, found.reading
+    splits = {
+        name: {f"num_{part}": getattr(split.plan, f"num_{part}") for part in ("dropped", "repeats", "shards")}
+        | {"num_source_samples": split.plan.num_source, "num_samples": split.plan.num_stored}
+        | {"smallest_shard": min(split.shard_sizes), "largest_shard": max(split.shard_sizes)}
+        | {"tar_bytes": split.num_bytes, "mean_bytes": split.mean_bytes}
+        for name, split in stored.splits.items()
+    }
     return {
         "assumption": stored.assumption or None,
-        "splits": {
-            name: {
-                "num_source_samples": split.plan.num_source,
-                "num_samples": split.plan.num_stored,
-                "num_dropped": split.plan.num_dropped,
-                "num_repeats": split.plan.num_repeats,
-                "num_shards": split.plan.num_shards,
-                "smallest_shard": min(split.shard_sizes),
-                "largest_shard": max(split.shard_sizes),
-                "tar_bytes": split.num_bytes,
-                "mean_bytes": split.mean_bytes,
-            }
-            for name, split in stored.splits.items()
-        },
+        "splits": splits,
         "num_classes": stored.num_classes,
         "stored_bytes": stored.num_bytes,
         "split": found.split,
-        "reading": asdict(found.reading)
-        | {"num_readers": found.reading.num_readers, "readers_per_host": found.reading.readers_per_host},
+        "reading": asdict(reading) | {"num_readers": reading.num_readers, "readers_per_host": reading.readers_per_host},
         "order": {"L": order.num_lanes, "q": order.block_size, "w": order.window},
         "steps": asdict(found.steps),
         "mixing": asdict(found.mixing) if found.mixing else None,

@@ -7,14 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-
 from shardset.checksum import crc32c_text, extend_crc32c
 from shardset.errors import ConfigError, DamagedShard
-from shardset.format.images import IMAGE_FIELDS
-from shardset.format.index import index_fields
 from shardset.format.manifest import Manifest, Shard
-from shardset.format.naming import is_member
 from shardset.storage.base import Storage
 from shardset.storage.checked import pieces_of, read_twice
 from shardset.storage.open import is_address
@@ -98,28 +93,6 @@ def _sums(storage: Storage, shard: Shard) -> tuple[str, str]:
         md5.update(data)
         crc = extend_crc32c(crc, data)
     return md5.hexdigest(), crc32c_text(crc)
-
-
-def components(index: np.ndarray, where: str) -> Iterator[tuple[str, list[tuple[str, int, int]]]]:
-    """For each sample its key and its members in tar order: (field, offset of the content, bytes).
-
-    Raises DamagedShard for a key that no shard can have: the formats use its dots and spaces as separators.
-    """
-    fields = index_fields(index)
-    columns = [index[f".{field}"].tolist() for field in fields]
-    keys = (key.decode("ascii", "replace") for key in index["key"].tolist())
-    for key, *ranges in zip(keys, *columns, strict=True):
-        if "." in key or not is_member(f"{key}.cls"):
-            raise DamagedShard(f"{where}: {key!r} can't be a key; verify the set, then rebuild the shard")
-        # The columns of an index need not be in tar order, and absent fields are (0, 0).
-        stored = [(field, *each) for field, each in zip(fields, ranges, strict=True) if each[0]]
-        yield key, sorted(stored, key=lambda member: member[1])
-
-
-def image_fields(manifest: Manifest) -> list[str]:
-    """The fields that hold images, of all splits."""
-    fields = dict.fromkeys(field for split in manifest.splits.values() for field in split.fields)
-    return [field for field in fields if field in IMAGE_FIELDS]
 
 
 def json_bytes(value: Any) -> bytes:

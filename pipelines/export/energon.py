@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import yaml
 
-from pipelines.export.base import ShardSet, SideFile, SideFormat, components, image_fields, json_bytes
+from pipelines.export.base import ShardSet, SideFile, SideFormat, json_bytes
 from shardset.errors import DamagedShard
+from shardset.format.images import IMAGE_FIELDS
+from shardset.format.index import index_fields
 from shardset.format.manifest import Manifest
 from shardset.format.tar import END
 from shardset.read.indexes import read_index
@@ -57,7 +59,8 @@ def files(shard_set: ShardSet) -> Iterator[SideFile]:
 
 def dataset(manifest: Manifest) -> dict[str, Any]:
     """What samples become: images with labels where all have one, and otherwise dicts of their raw fields."""
-    images = image_fields(manifest)
+    fields = dict.fromkeys(field for split in manifest.splits.values() for field in split.fields)
+    images = [field for field in fields if field in IMAGE_FIELDS]
     labelled = (sum(split.class_totals) == split.num_samples for split in manifest.splits.values())
     if not images or not all(labelled):
         return {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
@@ -69,11 +72,14 @@ def dataset(manifest: Manifest) -> dict[str, Any]:
 
 def _add(database: sqlite3.Connection, number: int, where: str, index: np.ndarray, ends: np.ndarray) -> None:
     """Adds the samples of a shard; `ends` are the first byte of each sample and the end of the last one."""
-    ranges = zip(ends[:-1].tolist(), np.diff(ends).tolist(), components(index, where), strict=True)
+    fields = index_fields(index)
+    columns = [ends[:-1], np.diff(ends), index["key"], *(index[f".{field}"] for field in fields)]
     samples, parts = [], []
-    for position, (offset, size, (key, members)) in enumerate(ranges):
-        samples.append((number, key, position, offset, size))
-        parts += [(number, position, *member) for member in members]
+    for position, (offset, size, key, *ranges) in enumerate(zip(*map(np.ndarray.tolist, columns), strict=True)):
+        samples.append((number, key.decode("ascii"), position, offset, size))
+        # The columns of an index need not be in tar order, and absent fields are (0, 0).
+        stored = [(field, *each) for field, each in zip(fields, ranges, strict=True) if each[0]]
+        parts += [(number, position, *member) for member in sorted(stored, key=lambda member: member[1])]
     try:
         database.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", samples)
     except sqlite3.IntegrityError as error:

@@ -18,7 +18,6 @@ from shardset.storage.open import open_storage
 from tests.makers import odd_images
 from tests.makers.shardset import pixels
 
-
 EXACT = shardset.ImageSpec(size=16, crop=shardset.CenterCrop(16))
 """Pixels as they are stored."""
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -19,8 +19,6 @@ from trainer.record.log_files import METRICS
 from trainer.record.metrics import EpochRecord, EvalRecord, FinalRecord, Record, StepRecord, advice, time_in_words
 
 MAX_ROWS = 200
-
-Kind = TypeVar("Kind", StepRecord, EpochRecord, EvalRecord, FinalRecord)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,14 +79,15 @@ def read(storage: Storage) -> RunRecord:
     written = [record for line in lines if (record := _record_of(line)) is not None]
     if not written:
         raise ConfigError(f"{storage.url}/{METRICS}: no record in it yet; wait for the first reported step")
-    records = {(type(record), record.global_step): record for record in written}.values()
+    newest = {(type(record), record.global_step): record for record in written}.values()
+    records = sorted(newest, key=lambda record: record.global_step)
     config, problem = _config(storage)
     return RunRecord(
-        steps=_of_kind(records, StepRecord),
-        epochs=_of_kind(records, EpochRecord),
-        evaluations=_of_kind(records, EvalRecord),
-        finals=_of_kind(records, FinalRecord),
-        num_replaced=len(written) - len(records),
+        steps=[one for one in records if isinstance(one, StepRecord)],
+        epochs=[one for one in records if isinstance(one, EpochRecord)],
+        evaluations=[one for one in records if isinstance(one, EvalRecord)],
+        finals=[one for one in records if isinstance(one, FinalRecord)],
+        num_replaced=len(written) - len(newest),
         num_damaged=len(lines) - len(written),
         config=config,
         problem=problem,
@@ -103,10 +102,6 @@ def _record_of(line: bytes) -> Record | None:
     except (ValueError, RecursionError, msgspec.ValidationError):
         return None
     return record
-
-
-def _of_kind(records: Iterable[Record], kind: type[Kind]) -> list[Kind]:
-    return sorted((record for record in records if isinstance(record, kind)), key=lambda record: record.global_step)
 
 
 def _config(storage: Storage) -> tuple[dict[str, Any], str]:
@@ -171,9 +166,8 @@ def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
         if last.rate_per_device is not None:
             tiles.append(("samples/s per device", f"{last.rate_per_device:,.1f}", "last epoch"))
         if last.mfu_percent is not None:
-            tiles.append(("MFU", f"{last.mfu_percent:.1f}\N{NO-BREAK SPACE}%", "of the devices' peak, last epoch"))
-        waited = f"{last.input_wait_percent:.1f}\N{NO-BREAK SPACE}%"
-        tiles.append(("waiting for data", waited, "of the time, last epoch"))
+            tiles.append(("MFU", _percent(last.mfu_percent / 100, 1), "of the devices' peak, last epoch"))
+        tiles.append(("waiting for data", _percent(last.input_wait_percent / 100, 1), "of the time, last epoch"))
     if run.final:
         tiles.append(("time", _duration(run.final.seconds), count(run.final.epochs, "epoch")))
     return tiles
@@ -222,9 +216,7 @@ def _plots(run: RunRecord) -> list[Plot]:
             "device busy": _points(epochs, "busy_percent"),
         },
     }
-    drawn = {
-        title: {name: points for name, points in series.items() if points} for title, series in series_by_title.items()
-    }
+    drawn = {title: {name: of for name, of in series.items() if of} for title, series in series_by_title.items()}
     return [plots.curves(title, series, x_label="step") for title, series in drawn.items() if series]
 
 
@@ -240,8 +232,8 @@ def _settings(config: dict[str, Any]) -> Iterable[tuple[str, str]]:
             yield name, value if isinstance(value, str) else json.dumps(value)
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.2f}\N{NO-BREAK SPACE}%"
+def _percent(share: float, digits: int = 2) -> str:
+    return f"{100 * share:.{digits}f}\N{NO-BREAK SPACE}%"
 
 
 def _duration(seconds: float) -> str:

@@ -10,7 +10,6 @@ from safetensors.torch import load
 from torch import nn
 
 from shardset.errors import ConfigError, NotFound
-from shardset.format import manifest as manifests
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 from trainer import config as configs
@@ -82,15 +81,13 @@ def opened(url: str) -> TrainedModel:
 
 
 def _classes_of(folder: Storage, config: TrainConfig) -> list[str]:
-    """The names that the run recorded; runs of older versions have them in their manifest."""
+    """The names that the run recorded; numbers for classes without a name, as those of fake data."""
     try:
         names: list[str] = json.loads(folder.read(CLASSES))
     except NotFound:
-        if config.manifest is None:
-            return [str(label) for label in range(config.model.num_classes or DEFAULT_CLASSES)]
-        names = [one.name for one in manifests.load(config.manifest).manifest.classes]
-    more = range(len(names), config.model.num_classes or 0)
-    return [*names, *map(str, more)]
+        names = []
+    unnamed = 0 if config.manifest else DEFAULT_CLASSES
+    return [*names, *map(str, range(len(names), config.model.num_classes or unnamed))]
 
 
 def _config_of(facts: dict[str, Any]) -> TrainConfig:

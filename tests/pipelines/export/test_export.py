@@ -7,8 +7,6 @@ import re
 import sqlite3
 from contextlib import closing
 
-import google_crc32c
-import msgspec
 import numpy as np
 import pytest
 import yaml
@@ -17,16 +15,13 @@ from pipelines import cli
 from pipelines.check.verify import verify
 from pipelines.export import FORMATS
 from pipelines.export.write import ExportedFile, export
-from shardset.checksum import crc32c_text
-from shardset.errors import ConfigError, DamagedShard, ManifestError, NotFound
+from shardset.errors import ConfigError, DamagedShard, NotFound
 from shardset.format import manifest as manifests
-from shardset.format.index import index_to_bytes
 from shardset.format.manifest import Manifest, Shard
 from shardset.format.tar import StoredSample, members, sample_members
-from shardset.read.indexes import read_index
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
-from tests.makers.shardset import jpeg_samples, png_samples, put, replace_shards, write_shard_set
+from tests.makers.shardset import jpeg_samples, png_samples, put, write_shard_set
 
 _counter = itertools.count()
 
@@ -167,12 +162,6 @@ def test_every_storage_gets_the_same_files_once_and_keeps_its_set(storage):
     assert verify(storage.url, deep=True).ok
 
 
-def test_formats_do_not_share_files():
-    storage, _ = made()
-    paths = [one.path for one in export(storage.url, list(FORMATS))]
-    assert len(set(paths)) == len(paths) == 2 + 1 + (6 + 5) + 1
-
-
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_file_in_the_way_stays_unless_it_may_be_replaced(name):
     storage, _ = made()
@@ -276,33 +265,10 @@ def test_a_changed_index_is_not_exported():
         export(storage.url, ["energon"])
 
 
-@pytest.mark.parametrize("key", ["a b", "a\nb", "../a", "a.b", "ä"])
-def test_a_key_that_would_break_a_format_is_damage(key):
-    storage = open_storage(f"memory://export-{next(_counter)}/set")
-    write_shard_set(storage, {"train": png_samples("train", 4, size=4)}, num_shards=1)
-    _rename_first_key(storage, key.encode())
-    with pytest.raises(DamagedShard, match="can't be a key"):
-        export(storage.url, ["energon"])
-
-
 def test_a_key_that_is_there_twice_is_damage():
     storage, _ = made(test=png_samples("train", 4, size=4))
     with pytest.raises(DamagedShard, match="there twice"):
         export(storage.url, ["energon"])
-
-
-def _rename_first_key(storage: Storage, key: bytes) -> None:
-    """Another key in the index of the only shard, and a manifest that vouches for it."""
-    manifest, _ = manifests.load(storage.url)
-    split = manifest.split("train")
-    (shard,) = split.shards
-    rows = read_index(storage, shard)
-    rows["key"][0] = key
-    data = index_to_bytes(rows)
-    put(storage, shard.index.path, data)
-    index = msgspec.structs.replace(shard.index, crc32c=crc32c_text(google_crc32c.value(data)), num_bytes=len(data))
-    shard = msgspec.structs.replace(shard, index=index)
-    replace_shards(storage, manifest, "train", [shard])
 
 
 def test_an_md5_is_given_of_whole_tars_only():
@@ -313,11 +279,6 @@ def test_an_md5_is_given_of_whole_tars_only():
     put(storage, path, bytes(data))
     with pytest.raises(DamagedShard, match=re.escape(path)):
         export(storage.url, ["wids"])
-
-
-def test_without_a_manifest_there_is_nothing_to_export():
-    with pytest.raises(ManifestError, match="no manifest there"):
-        export("memory://export-none/set", ["timm"])
 
 
 def test_the_command_says_what_it_wrote(capsys):

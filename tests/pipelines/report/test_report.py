@@ -13,7 +13,7 @@ from pipelines.check.verify import verify
 from pipelines.report import collect
 from pipelines.report import page as report
 from pipelines.report.findings import findings
-from shardset.errors import ConfigError, ManifestError
+from shardset.errors import ConfigError
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.manifest import ClassInfo, Manifest, Quarantine
@@ -278,21 +278,6 @@ def test_an_image_that_no_page_can_show_is_no_damage():
     assert "no picture" in text_of(found)
 
 
-def test_where_no_manifest_is_no_page_is_made(capsys):
-    with pytest.raises(ManifestError, match="no manifest there"):
-        report.write("memory://nothing/here")
-    assert cli.main(["report", "memory://nothing/here"]) == 1
-    assert "no manifest there" in capsys.readouterr().err
-
-
-def test_a_negative_number_of_images_is_refused(capsys):
-    storage, _ = stored(train=samples("train", range(4)))
-    with pytest.raises(ConfigError, match="--images is -1"):
-        report.write(storage.url, max_images=-1)
-    assert cli.main(["report", storage.url, "--images", "-1"]) == 2
-    assert "--images" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     "name", ["thesis.html", "thesis.tex", "manifest.json", "train/train-000001.tar", "report.html"]
 )
@@ -417,15 +402,6 @@ def test_a_report_that_fails_is_a_warning_and_the_build_is_done(raw, tmp_path, c
     assert "the shard set is finished" in found.err
     assert "report:" not in found.out
     assert verify(str(tmp_path / "set"), deep=True).problems == ()
-
-
-@pytest.mark.gcs
-def test_a_page_is_made_on_a_bucket(gcs_root):
-    storage = open_storage(gcs_root)
-    write_shard_set(storage, {"train": samples("train", range(6)), "test": samples("test", range(9, 12))}, num_shards=1)
-    written = report.write(f"{gcs_root}/manifest.json")
-    assert written.path == f"{gcs_root}/report.html"
-    assert len(storage.read("report.html")) == written.num_bytes
 
 
 def test_of_a_huge_set_only_some_shards_are_read():

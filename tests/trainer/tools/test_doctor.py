@@ -1,9 +1,6 @@
 """Each check of the doctor with what makes it pass, warn and fail, and the doctor as a whole on a tiny set."""
 
 import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -12,7 +9,7 @@ from shardset.errors import NotFound, StorageError, TransientError
 from shardset.format import manifest as manifests
 from shardset.program import FAILED, OK, USAGE
 from shardset.storage.open import open_storage
-from tests.makers.training import shard_set, tiny_config
+from tests.makers.training import shard_set
 from trainer import cli as command
 from trainer.runtime import xla
 from trainer.tools import doctor, probes
@@ -198,14 +195,6 @@ def test_a_set_on_disk_end_to_end(examined, folder, tmp_path):
     assert list(tmp_path.iterdir()) == [], "it leaves nothing"
 
 
-def test_the_manifest_is_loaded_once(folder, tmp_path, monkeypatch):
-    loads, load = [], manifests.load
-    monkeypatch.setattr(manifests, "load", lambda url: loads.append(url) or load(url))
-    url = f"{folder}/manifest.json"  # no other test has loaded it by this name
-    list(doctor._check_data(tiny_config(url, tmp_path / "run"), url, None, 1))
-    assert loads == [url]
-
-
 @pytest.mark.slow
 @pytest.mark.gcs
 def test_a_set_in_a_bucket_end_to_end(examined, folder, gcs_root):
@@ -294,21 +283,3 @@ def test_wrong_usage_is_code_2(words, message, capsys, tmp_path, monkeypatch):
     (tmp_path / "damaged" / "config.json").write_text("{")
     assert command.main(["doctor", *words]) == USAGE
     assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("words", [["--want-images-per-second", "many"], ["--manifset", "x"]])
-def test_unknown_flags_are_usage_errors(words):
-    with pytest.raises(SystemExit) as exit_code:
-        command.main(["doctor", *words])
-    assert exit_code.value.code == USAGE
-
-
-@pytest.mark.slow
-def test_the_program_itself_prints_and_ends_with_its_code(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "trainer", "doctor", "--run-dir", str(tmp_path), "--strategy", "ddp"],
-        capture_output=True, text=True, env=os.environ | {"GCE_METADATA_HOST": "127.0.0.1:9"},
-    )  # fmt: skip
-    assert done.returncode == FAILED
-    assert "fail  devices: " in done.stdout
-    assert "torchrun" in done.stdout

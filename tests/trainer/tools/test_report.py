@@ -11,7 +11,6 @@ from msgspec.structs import asdict, replace
 from shardset.errors import ConfigError
 from shardset.program import OK, USAGE
 from shardset.storage.open import open_storage
-from tests.makers.shardset import put
 from trainer import cli as command
 from trainer import config as configs
 from trainer import recipes
@@ -189,21 +188,6 @@ def test_the_command_writes_where_it_is_told(tmp_path, capsys):
     assert command.main(["report", str(path), "--output", str(tmp_path / "page.html")]) == OK
     assert capsys.readouterr().out.startswith(f"report: {tmp_path}/page.html (")
     assert not (path / "report.html").exists()
-
-
-@pytest.mark.gcs
-def test_a_run_on_a_bucket_has_its_page_there(gcs_root, tmp_path):
-    local, remote = open_storage(str(folder(tmp_path / "run", [line(one) for one in whole()]))), open_storage(gcs_root)
-    for stat in local.list():
-        put(remote, stat.name, local.read(stat.name))
-    _, where, _ = report.write(gcs_root)
-    assert where == f"{gcs_root}/report.html"
-    assert remote.read("report.html").startswith(b"<!DOCTYPE html>")
-
-
-def test_a_report_without_a_folder_raises_what_the_command_prints():
-    with pytest.raises(ConfigError, match="no metrics"):
-        report.write("memory://no-such-run")
 
 
 def test_a_page_never_replaces_a_file_of_somebody_else_unless_forced(tmp_path):

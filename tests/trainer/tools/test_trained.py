@@ -179,14 +179,6 @@ def test_wrong_words_are_refused(
     assert message in capsys.readouterr().err
 
 
-def test_a_run_of_an_older_version_has_its_classes_from_the_manifest(run: str, tmp_path: Path) -> None:
-    (Path(run) / "classes.json").rename(tmp_path / "classes.json")
-    try:
-        assert trained.of_run(run).classes[0] == "class 0"
-    finally:
-        (tmp_path / "classes.json").rename(Path(run) / "classes.json")
-
-
 def test_a_damaged_export_is_refused(run: str, tmp_path: Path) -> None:
     export.write(trained.of_run(run), str(tmp_path), ["safetensors"])
     (tmp_path / "model.safetensors").write_bytes(b"short")
