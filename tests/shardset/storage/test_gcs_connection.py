@@ -31,6 +31,13 @@ from tests.makers.objects import BIG, HELLO, in_child, put
 
 
 @pytest.mark.gcs
+def test_an_emulator_may_be_named_without_a_scheme(gcs_root, gcs_emulator, monkeypatch):
+    put(open_storage(gcs_root), "a")
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_emulator.removeprefix("http://"))
+    assert open_storage(gcs_root).read("a") == HELLO
+
+
+@pytest.mark.gcs
 def test_connections_are_kept_for_32_threads(behind_proxy, proxy, caplog):
     put(behind_proxy, "a", BIG)
     proxy.delay_s = 0.02
@@ -113,60 +120,14 @@ def service_account(path, token_uri):
     path.write_text(json.dumps({**facts, "private_key": pem, "private_key_id": "1", "project_id": "project"}))
 
 
+TOKEN = b'{"access_token": "secret", "expires_in": 3600, "token_type": "Bearer"}'
+
+
 class TokenServer(BaseHTTPRequestHandler):
-    def do_POST(self):
-        body = b'{"access_token": "secret", "expires_in": 3600, "token_type": "Bearer"}'
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_):
-        pass
-
-
-@pytest.mark.gcs
-def test_application_default_credentials_are_used(gcs_root, google, proxy, tmp_path):
-    put(open_storage(gcs_root), "a")
-    with HTTPServer(("127.0.0.1", 0), TokenServer) as tokens:
-        threading.Thread(target=tokens.serve_forever, args=(0.02,), daemon=True).start()
-        service_account(tmp_path / "key.json", f"http://127.0.0.1:{tokens.server_port}/token")
-        prepare = functools.partial(google.prepare, GOOGLE_APPLICATION_CREDENTIALS=str(tmp_path / "key.json"))
-        assert in_child(prepare, lambda: open_storage(gcs_root).read("a")) == ("nothing", repr(HELLO))
-        proxy.script = lambda seen: Fault("status", status=403)
-        kind, text = in_child(prepare, lambda: open_storage(gcs_root).read("a"))
-        tokens.shutdown()
-    assert {seen.headers["authorization"] for seen in proxy.seen} == {"Bearer secret"}
-    assert kind == "StorageError"
-    assert "403: me@project.iam.gserviceaccount.com may not do this" in text
-    assert google.num_probes() == 0
-
-
-@pytest.mark.gcs
-def test_a_read_whose_token_was_refused_goes_on_with_a_new_one(gcs_root, google, proxy, tmp_path):
-    put(open_storage(gcs_root), "a")
-    with HTTPServer(("127.0.0.1", 0), TokenServer) as tokens:
-        threading.Thread(target=tokens.serve_forever, args=(0.02,), daemon=True).start()
-        service_account(tmp_path / "key.json", f"http://127.0.0.1:{tokens.server_port}/token")
-        prepare = functools.partial(google.prepare, GOOGLE_APPLICATION_CREDENTIALS=str(tmp_path / "key.json"))
-        proxy.script = in_turn(*[Fault("status", status=401)] * 2, when=is_media)
-        assert in_child(prepare, lambda: open_storage(gcs_root).read("a")) == ("nothing", repr(HELLO))
-        tokens.shutdown()
-    assert sum(map(is_media, proxy.seen)) == 3
-
-
-NO_TOKENS = [b"", b"{}", b"[]", b"<html>", b'{"access_token": 1}', b'{"access_token": "a", "expires_in": "soon"}']
-
-
-class ForgetfulTokenServer(TokenServer):
     """Answers each request by the next of `server.first`, and by a token when there are none left."""
 
     def do_POST(self):
-        if not self.server.first:
-            super().do_POST()
-            return
-        body = self.server.first.pop()
+        body = self.server.first.pop() if self.server.first else TOKEN
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
@@ -176,32 +137,67 @@ class ForgetfulTokenServer(TokenServer):
     def do_GET(self):
         self.do_POST()
 
+    def log_message(self, *_):
+        pass
+
 
 @contextmanager
-def token_server(answers):
-    with HTTPServer(("127.0.0.1", 0), ForgetfulTokenServer) as server:
-        server.first = list(answers)
+def token_server(*first):
+    with HTTPServer(("127.0.0.1", 0), TokenServer) as server:
+        server.first = list(first)
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
 
 
+@pytest.fixture
+def as_service_account(google, tmp_path):
+    """Runs an action in a child that has a service account's key."""
+
+    def run(action, *first):
+        with token_server(*first) as url:
+            service_account(tmp_path / "key.json", f"{url}/token")
+            key = str(tmp_path / "key.json")
+            return in_child(functools.partial(google.prepare, GOOGLE_APPLICATION_CREDENTIALS=key), action)
+
+    return run
+
+
+@pytest.mark.gcs
+def test_application_default_credentials_are_used(gcs_root, google, proxy, as_service_account):
+    put(open_storage(gcs_root), "a")
+    assert as_service_account(lambda: open_storage(gcs_root).read("a")) == ("nothing", repr(HELLO))
+    proxy.script = lambda seen: Fault("status", status=403)
+    kind, text = as_service_account(lambda: open_storage(gcs_root).read("a"))
+    assert {seen.headers["authorization"] for seen in proxy.seen} == {"Bearer secret"}
+    assert kind == "StorageError"
+    assert "403: me@project.iam.gserviceaccount.com may not do this" in text
+    assert google.num_probes() == 0
+
+
+@pytest.mark.gcs
+def test_a_read_whose_token_was_refused_goes_on_with_a_new_one(gcs_root, proxy, as_service_account):
+    put(open_storage(gcs_root), "a")
+    proxy.script = in_turn(*[Fault("status", status=401)] * 2, when=is_media)
+    assert as_service_account(lambda: open_storage(gcs_root).read("a")) == ("nothing", repr(HELLO))
+    assert sum(map(is_media, proxy.seen)) == 3
+
+
+NO_TOKENS = [b"", b"{}", b"[]", b"<html>"]
+
+
 @pytest.mark.slow
 @pytest.mark.gcs
-def test_a_token_that_is_none_is_asked_for_again(gcs_root, google, proxy, tmp_path):
+def test_a_token_that_is_none_is_asked_for_again(gcs_root, proxy, as_service_account):
     put(open_storage(gcs_root), "a")
-    with token_server(NO_TOKENS) as url:
-        service_account(tmp_path / "key.json", f"{url}/token")
-        prepare = functools.partial(google.prepare, GOOGLE_APPLICATION_CREDENTIALS=str(tmp_path / "key.json"))
-        assert in_child(prepare, lambda: open_storage(gcs_root).read("a")) == ("nothing", repr(HELLO))
+    assert as_service_account(lambda: open_storage(gcs_root).read("a"), *NO_TOKENS) == ("nothing", repr(HELLO))
     assert {seen.headers["authorization"] for seen in proxy.seen} == {"Bearer secret"}
 
 
-@pytest.mark.parametrize("body", [*NO_TOKENS, b'{"access_token": "a"}'])
-@pytest.mark.parametrize("path", ["token", "?recursive=true"])
-def test_what_a_metadata_server_says_is_looked_at(body, path):
-    with token_server([body]) as url, pytest.raises(TransportError, match="answered with no token"):
-        gcs_http._TokenRequest()(f"{url}/computeMetadata/v1/instance/service-accounts/default/{path}")
+@pytest.mark.parametrize("body", NO_TOKENS)
+def test_a_metadata_server_that_says_no_token_is_asked_again(body):
+    with token_server(body) as url, pytest.raises(TransportError, match="answered with no token"):
+        gcs_http._TokenRequest()(f"{url}/computeMetadata/v1/instance/service-accounts/default/token")
 
 
 @pytest.mark.gcs

@@ -1,7 +1,6 @@
 """Writes to a bucket over a network that breaks."""
 
 import io
-import tempfile
 from dataclasses import replace
 
 import pytest
@@ -14,8 +13,9 @@ from shardset.storage.retry import RetryPolicy
 from tests.faulty_proxy import FAULTS, Fault, in_turn, is_upload, names_of_faults
 from tests.makers.objects import BIG, HELLO, SlowClock, file_size_limit, limited, names, put, write_and_raise
 
+pytestmark = pytest.mark.gcs
 
-@pytest.mark.gcs
+
 def test_an_upload_that_trickles_is_given_up(behind_proxy, monkeypatch):
     policy = replace(behind_proxy.retry, clock=SlowClock(), request_deadline_s=-100.0, give_up_after_s=1.0)
     with pytest.raises(TransientError, match="slower than 64 KiB/s"):
@@ -33,35 +33,20 @@ def test_an_upload_over_a_slow_line_has_the_time_it_takes(bytes_per_s):
     assert max(pieces) / bytes_per_s < policy.connect_timeout_s  # in which a piece has to be taken
 
 
-@pytest.mark.gcs
 @pytest.mark.parametrize("fault", FAULTS[:8], ids=names_of_faults)
-@pytest.mark.parametrize("options", [{}, {"if_generation": ABSENT}])
-def test_a_write_survives_a_fault(behind_proxy, proxy, fault, options):
+@pytest.mark.parametrize("condition", ["none", "absent", "replaced"])
+def test_a_write_survives_a_fault(behind_proxy, proxy, fault, condition):
+    options = {"if_generation": ABSENT} if condition == "absent" else {}
+    if condition == "replaced":
+        put(behind_proxy, "train/a")
+        options = {"if_generation": behind_proxy.stat("train/a").generation}
     proxy.script = in_turn(fault, fault, when=is_upload)
     put(behind_proxy, "train/a", BIG, **options)
     proxy.script = lambda seen: None
     assert behind_proxy.read("train/a") == BIG
 
 
-@pytest.mark.gcs
-def test_a_lost_answer_to_a_commit_is_no_failure(behind_proxy, proxy):
-    proxy.script = in_turn(Fault("lose"), when=is_upload)
-    put(behind_proxy, "a", BIG, if_generation=ABSENT)
-    assert sum(map(is_upload, proxy.seen)) == 2  # the second was refused, and what stood there was our own
-    assert behind_proxy.read("a") == BIG
-
-
-@pytest.mark.gcs
-def test_a_lost_answer_to_a_replacement_is_no_failure(behind_proxy, proxy):
-    put(behind_proxy, "a")
-    generation = behind_proxy.stat("a").generation
-    proxy.script = in_turn(Fault("lose"), when=is_upload)
-    put(behind_proxy, "a", BIG, if_generation=generation)
-    assert behind_proxy.read("a") == BIG
-
-
-@pytest.mark.gcs
-@pytest.mark.parametrize("at", [0, 10, 300, 100_000])
+@pytest.mark.parametrize("at", [0, 300, 100_000])
 def test_an_upload_cut_on_its_way_is_never_visible(behind_proxy, proxy, at):
     proxy.script = lambda seen: Fault("cut_upload", at=at) if is_upload(seen) else None
     with pytest.raises(TransientError, match=r"/a: .*gave up after"):
@@ -69,7 +54,6 @@ def test_an_upload_cut_on_its_way_is_never_visible(behind_proxy, proxy, at):
     assert names(behind_proxy) == []
 
 
-@pytest.mark.gcs
 def test_a_bit_flipped_on_its_way_up_is_sent_again(behind_proxy, proxy):
     proxy.script = in_turn(Fault("flip_upload", at=100_000), when=is_upload)
     put(behind_proxy, "a", BIG)
@@ -77,7 +61,6 @@ def test_a_bit_flipped_on_its_way_up_is_sent_again(behind_proxy, proxy):
     assert behind_proxy.read("a") == BIG
 
 
-@pytest.mark.gcs
 def test_what_the_server_stored_wrongly_is_deleted_and_said(behind_proxy, proxy):
     proxy.script = in_turn(Fault("replace", find=b"yZRlqg==", put=b"AAAAAA=="), when=is_upload)
     with pytest.raises(StorageError, match=r"/a: stored as 11 bytes with CRC32C AAAAAA==, expected 11 bytes, yZRlqg=="):
@@ -85,14 +68,12 @@ def test_what_the_server_stored_wrongly_is_deleted_and_said(behind_proxy, proxy)
     assert names(behind_proxy) == []
 
 
-@pytest.mark.gcs
 def test_an_aborted_write_sends_nothing(behind_proxy, proxy):
     with pytest.raises(KeyError), behind_proxy.writer("a") as writer:
         write_and_raise(writer, BIG * 20, KeyError)
     assert proxy.seen == []
 
 
-@pytest.mark.gcs
 def test_an_object_larger_than_the_memory_for_it_goes_through_a_file(gcs_root):
     storage = open_storage(gcs_root)
     piece = bytes(range(251)) * 10_000
@@ -123,7 +104,6 @@ def is_part(seen):
     return seen.method == "PUT"
 
 
-@pytest.mark.gcs
 @pytest.mark.parametrize("options", [{}, {"if_generation": ABSENT}])
 def test_a_large_object_is_sent_while_it_is_written(behind_proxy, proxy, options):
     with streaming(behind_proxy).writer("big", **options) as writer:
@@ -139,13 +119,11 @@ def test_a_large_object_is_sent_while_it_is_written(behind_proxy, proxy, options
     assert behind_proxy.read("big") == MANY_PIECES
 
 
-@pytest.mark.gcs
 def test_an_object_up_to_the_limit_is_sent_whole(behind_proxy, proxy):
     put(limited(behind_proxy, stream_bytes=len(BIG)), "a", BIG)
     assert not any(map(is_part, proxy.seen))
 
 
-@pytest.mark.gcs
 def test_what_is_streamed_needs_no_disk(gcs_root):
     storage = limited(open_storage(gcs_root), spool_bytes=50_000, stream_bytes=90_000, part_bytes=1 << 18)
     with file_size_limit(100_000), storage.writer("big") as writer:
@@ -154,7 +132,6 @@ def test_what_is_streamed_needs_no_disk(gcs_root):
     assert storage.stat("big").num_bytes == 3_000_000
 
 
-@pytest.mark.gcs
 @pytest.mark.parametrize("number", range(5), ids=["begin", "first", "second", "third", "last"])
 @pytest.mark.parametrize("fault", [Fault("status", status=503), Fault("reset")], ids=lambda fault: fault.kind)
 def test_an_upload_in_parts_survives_a_fault(behind_proxy, proxy, number, fault):
@@ -163,7 +140,6 @@ def test_an_upload_in_parts_survives_a_fault(behind_proxy, proxy, number, fault)
     assert behind_proxy.read("big") == MANY_PIECES
 
 
-@pytest.mark.gcs
 @pytest.mark.parametrize("gone", [404, 410])
 @pytest.mark.parametrize("options", [{}, {"if_generation": ABSENT}])
 def test_a_lost_answer_to_the_last_part_is_no_failure(behind_proxy, proxy, options, gone):
@@ -172,7 +148,6 @@ def test_a_lost_answer_to_the_last_part_is_no_failure(behind_proxy, proxy, optio
     assert behind_proxy.read("big") == MANY_PIECES
 
 
-@pytest.mark.gcs
 def test_what_a_server_has_only_in_part_is_sent_from_there(behind_proxy, proxy):
     half = Fault("replace", find=b"bytes=0-524287", put=b"bytes=0-000000")
     proxy.script = in_turn(None, half, when=is_upload)
@@ -183,7 +158,6 @@ def test_what_a_server_has_only_in_part_is_sent_from_there(behind_proxy, proxy):
     assert names(behind_proxy) == []
 
 
-@pytest.mark.gcs
 def test_a_flipped_bit_in_a_part_is_found_at_the_end_and_nothing_stays(behind_proxy, proxy):
     proxy.script = in_turn(None, Fault("flip_upload", at=100_000), when=is_upload)
     with pytest.raises(StorageError, match=r"/big: stored as 2008000 bytes with CRC32C .*that generation was deleted"):
@@ -191,7 +165,6 @@ def test_a_flipped_bit_in_a_part_is_found_at_the_end_and_nothing_stays(behind_pr
     assert names(behind_proxy) == []
 
 
-@pytest.mark.gcs
 @pytest.mark.parametrize("num_pieces", [1, 6])
 def test_a_large_object_that_is_aborted_is_never_visible(behind_proxy, proxy, num_pieces):
     with pytest.raises(KeyError), streaming(behind_proxy).writer("big") as writer:
@@ -200,7 +173,6 @@ def test_a_large_object_that_is_aborted_is_never_visible(behind_proxy, proxy, nu
     assert [seen.method for seen in proxy.seen if seen.method == "DELETE"] == ["DELETE"] * (num_pieces == 6)
 
 
-@pytest.mark.gcs
 def test_a_large_object_never_replaces_another_one_and_the_same_one_is_success(gcs_root):
     storage = streaming(open_storage(gcs_root))
     put_pieces(storage, if_generation=ABSENT)
@@ -215,7 +187,6 @@ def test_a_large_object_never_replaces_another_one_and_the_same_one_is_success(g
     assert storage.read("big") == HELLO
 
 
-@pytest.mark.gcs
 def test_an_object_that_another_writes_during_an_upload_stays(gcs_root):
     storage = streaming(open_storage(gcs_root))
 
@@ -229,14 +200,6 @@ def test_an_object_that_another_writes_during_an_upload_stays(gcs_root):
     assert storage.read("big") == HELLO
 
 
-@pytest.mark.gcs
-def test_a_full_temporary_folder_is_said(gcs_root, tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
-    with pytest.raises(StorageError, match="in the temporary folder"), open_storage(gcs_root).writer("big") as writer:
-        writer.write(BIG * 20)
-
-
-@pytest.mark.gcs
 @pytest.mark.parametrize("num_small", [1, 1000])
 def test_a_temporary_folder_that_is_full_at_the_last_byte_is_said(gcs_root, num_small):
     # Small writes wait in a buffer: the disk refuses them when that is full, when all is sent, or when it is closed.
@@ -251,3 +214,18 @@ def test_a_temporary_folder_that_is_full_at_the_last_byte_is_said(gcs_root, num_
     with file_size_limit(100_000), pytest.raises(StorageError, match=r"a, in the temporary folder .*larger than the"):
         write()
     assert names(storage) == []
+
+
+def test_content_may_hold_what_parts_another_upload(behind_proxy, proxy):
+    boundaries = set()
+
+    def boundary_of(seen):
+        boundaries.add(seen.headers["content-type"].partition("boundary=")[2])
+
+    proxy.script = lambda seen: boundary_of(seen) if is_upload(seen) else None
+    content = b"a\r\n--shardset-2f9f6e0b8f5c4d6c\r\nb\r\n--shardset-2f9f6e0b8f5c4d6c--\r\n"
+    put(behind_proxy, "a", content)
+    content += b"".join(f"\r\n--{found}--\r\n".encode() for found in boundaries)
+    put(behind_proxy, "a", content)
+    assert behind_proxy.read("a") == content
+    assert len(boundaries) == 2
