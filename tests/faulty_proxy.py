@@ -269,3 +269,24 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _flipped(data: bytes, at: int) -> bytes:
     return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+FAULTS = [
+    Fault("status", status=408),
+    Fault("status", status=429),
+    Fault("status", status=500),
+    Fault("status", status=502),
+    Fault("status", status=503),
+    Fault("status", status=504),
+    Fault("reset"),
+    Fault("lose"),
+    Fault("truncate", at=0),
+    Fault("truncate", at=100_000),
+    Fault("reset_at", at=100_000),
+    Fault("stall", at=0),
+    Fault("stall", at=100_000),
+]
+
+
+def names_of_faults(fault):
+    return f"{fault.kind}-{fault.status if fault.kind == 'status' else fault.at}"

@@ -1,0 +1,79 @@
+"""Objects to store, and short ways to store and list them."""
+
+import multiprocessing
+import os
+import resource
+from contextlib import contextmanager
+from dataclasses import replace
+
+from shardset.errors import ShardsetError
+from shardset.storage.gcs import GcsLimits
+
+HELLO = b"hello world"
+BIG = bytes(range(256)) * 4096  # 1 MiB
+
+
+def put(storage, name, data=HELLO, **options):
+    with storage.writer(name, **options) as writer:
+        writer.write(data)
+
+
+def limited(storage, **limits):
+    """The same `gs://` folder with other limits."""
+    return replace(storage, limits=GcsLimits(**limits))
+
+
+def write_and_raise(writer, data, error):
+    writer.write(data)
+    raise error
+
+
+def names(storage, prefix=""):
+    return [found.name for found in storage.list(prefix)]
+
+
+@contextmanager
+def file_size_limit(num_bytes):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def give_up_root():
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+
+
+def in_child(prepare, action):
+    """What `action` raises in a forked process, after `prepare()` there: (class name, text)."""
+
+    def run(results):
+        prepare()
+        try:
+            results.put(("nothing", repr(action())))
+        except ShardsetError as error:
+            results.put((type(error).__name__, str(error)))
+
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+    child = context.Process(target=run, args=(results,))
+    child.start()
+    answer = results.get()
+    child.join()
+    return answer
+
+
+class SlowClock:
+    """Time of which 10 ms pass whenever somebody looks."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        self.now += 0.01
+        return self.now

@@ -1,0 +1,297 @@
+"""Credentials, connections and servers that never answer."""
+
+import functools
+import itertools
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+import requests
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+from google.auth.credentials import AnonymousCredentials
+from google.auth.exceptions import TransportError
+from google.auth.transport.requests import AuthorizedSession
+
+from shardset.errors import StorageError, TransientError
+from shardset.storage import gcs_http
+from shardset.storage.open import open_storage
+from shardset.storage.retry import RetryPolicy, while_someone_waits
+from tests.faulty_proxy import Fault, in_turn, is_media
+from tests.makers.objects import BIG, HELLO, in_child, put
+
+
+@pytest.mark.gcs
+def test_an_emulator_may_be_named_without_a_scheme(gcs_root, gcs_emulator, monkeypatch):
+    put(open_storage(gcs_root), "a")
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_emulator.removeprefix("http://"))
+    assert open_storage(gcs_root).read("a") == HELLO
+
+
+@pytest.mark.gcs
+def test_connections_are_kept_for_32_threads(behind_proxy, proxy, caplog):
+    put(behind_proxy, "a", BIG)
+    proxy.delay_s = 0.02
+    with ThreadPoolExecutor(32) as pool:
+        list(pool.map(lambda start: behind_proxy.read("a", start, start + 10), range(200)))
+    assert "pool is full" not in caplog.text
+    assert proxy.num_connections <= 34
+
+
+class Google:
+    """Credentials as Google's machines give them out: a metadata server that never answers, a token server."""
+
+    def __init__(self, folder, emulator):
+        self.silent = socket.create_server(("127.0.0.1", 0))
+        self.environment = {
+            "API_ENDPOINT_OVERRIDE": emulator,  # the emulator, but without its leave to come anonymously
+            "GCE_METADATA_IP": f"127.0.0.1:{self.silent.getsockname()[1]}",
+            "CLOUDSDK_CONFIG": str(folder),
+        }
+
+    def prepare(self, **more):
+        """In a child: this environment and no other credentials."""
+        for name in ("STORAGE_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS"):
+            os.environ.pop(name, None)
+        os.environ.update(self.environment, **more)
+
+    def num_probes(self):
+        """How often the metadata server was asked."""
+        self.silent.settimeout(0.0)
+        for number in itertools.count():
+            try:
+                self.silent.accept()[0].close()
+            except BlockingIOError:
+                return number
+
+
+@pytest.fixture
+def google(tmp_path, proxy):
+    google = Google(tmp_path, proxy.url)
+    yield google
+    google.silent.close()
+
+
+@pytest.mark.gcs
+def test_without_credentials_it_is_anonymous_after_one_short_look(gcs_root, google, proxy):
+    put(open_storage(gcs_root), "a")
+    assert in_child(google.prepare, lambda: open_storage(gcs_root).read("a")) == ("nothing", repr(HELLO))
+    assert google.num_probes() == 1
+    assert "authorization" not in proxy.seen[-1].headers
+
+
+@pytest.mark.gcs
+def test_an_anonymous_user_who_is_refused_is_told_so(gcs_root, google, proxy):
+    proxy.script = lambda seen: Fault("status", status=401)
+    kind, text = in_child(google.prepare, lambda: open_storage(gcs_root).read("a"))
+    assert kind == "StorageError"
+    assert "401: an anonymous user (no Google credentials were found) may not do this" in text
+
+
+@pytest.mark.gcs
+@pytest.mark.parametrize("content", [None, "not json", '{"type": "unheard of"}'])
+def test_broken_credentials_are_an_error_and_not_anonymous(gcs_root, google, proxy, tmp_path, content):
+    path = tmp_path / "credentials.json"
+    if content is not None:
+        path.write_text(content)
+    prepare = functools.partial(google.prepare, GOOGLE_APPLICATION_CREDENTIALS=str(path))
+    kind, text = in_child(prepare, lambda: open_storage(gcs_root).read("a"))
+    assert kind == "StorageError"
+    assert "Google credentials are broken" in text
+    assert proxy.seen == []
+
+
+def service_account(path, token_uri):
+    """Writes a service account's key file as Google's console does."""
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    pem = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    ).decode()
+    facts = {"type": "service_account", "client_email": "me@project.iam.gserviceaccount.com", "token_uri": token_uri}
+    path.write_text(json.dumps({**facts, "private_key": pem, "private_key_id": "1", "project_id": "project"}))
+
+
+TOKEN = b'{"access_token": "secret", "expires_in": 3600, "token_type": "Bearer"}'
+
+
+class TokenServer(BaseHTTPRequestHandler):
+    """Answers each request by the next of `server.first`, and by a token when there are none left."""
+
+    def do_POST(self):
+        body = self.server.first.pop() if self.server.first else TOKEN
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self):
+        self.do_POST()
+
+    def log_message(self, *_):
+        pass
+
+
+@contextmanager
+def token_server(*first):
+    with HTTPServer(("127.0.0.1", 0), TokenServer) as server:
+        server.first = list(first)
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture
+def as_service_account(google, tmp_path):
+    """Runs an action in a child that has a service account's key."""
+
+    def run(action, *first):
+        with token_server(*first) as url:
+            service_account(tmp_path / "key.json", f"{url}/token")
+            key = str(tmp_path / "key.json")
+            return in_child(functools.partial(google.prepare, GOOGLE_APPLICATION_CREDENTIALS=key), action)
+
+    return run
+
+
+@pytest.mark.gcs
+def test_application_default_credentials_are_used(gcs_root, google, proxy, as_service_account):
+    put(open_storage(gcs_root), "a")
+    assert as_service_account(lambda: open_storage(gcs_root).read("a")) == ("nothing", repr(HELLO))
+    proxy.script = lambda seen: Fault("status", status=403)
+    kind, text = as_service_account(lambda: open_storage(gcs_root).read("a"))
+    assert {seen.headers["authorization"] for seen in proxy.seen} == {"Bearer secret"}
+    assert kind == "StorageError"
+    assert "403: me@project.iam.gserviceaccount.com may not do this" in text
+    assert google.num_probes() == 0
+
+
+@pytest.mark.gcs
+def test_a_read_whose_token_was_refused_goes_on_with_a_new_one(gcs_root, proxy, as_service_account):
+    put(open_storage(gcs_root), "a")
+    proxy.script = in_turn(*[Fault("status", status=401)] * 2, when=is_media)
+    assert as_service_account(lambda: open_storage(gcs_root).read("a")) == ("nothing", repr(HELLO))
+    assert sum(map(is_media, proxy.seen)) == 3
+
+
+NO_TOKENS = [b"", b"{}", b"[]", b"<html>"]
+
+
+@pytest.mark.slow
+@pytest.mark.gcs
+def test_a_token_that_is_none_is_asked_for_again(gcs_root, proxy, as_service_account):
+    put(open_storage(gcs_root), "a")
+    assert as_service_account(lambda: open_storage(gcs_root).read("a"), *NO_TOKENS) == ("nothing", repr(HELLO))
+    assert {seen.headers["authorization"] for seen in proxy.seen} == {"Bearer secret"}
+
+
+@pytest.mark.parametrize("body", NO_TOKENS)
+def test_a_metadata_server_that_says_no_token_is_asked_again(body):
+    with token_server(body) as url, pytest.raises(TransportError, match="answered with no token"):
+        gcs_http._TokenRequest()(f"{url}/computeMetadata/v1/instance/service-accounts/default/token")
+
+
+@pytest.mark.gcs
+@pytest.mark.parametrize("scheme", ["http://", ""])
+def test_the_password_of_an_emulator_is_never_shown(behind_proxy, proxy, monkeypatch, caplog, scheme):
+    host = proxy.url.removeprefix("http://")
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"{scheme}user:s3cret@{host}")
+    proxy.script = in_turn(Fault("status", status=403), *[Fault("reset")] * 1000)
+    with pytest.raises(StorageError, match=rf"403: the emulator at http://\*\*\*@{host} may not") as refused:
+        behind_proxy.stat("a")
+    with pytest.raises(TransientError, match="gave up after") as lost:
+        behind_proxy.stat("a")
+    assert "s3cret" not in f"{refused.value} {lost.value} {caplog.text}"
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"STORAGE_EMULATOR_HOST": "http://user:s3cret@host:port"},
+        {"STORAGE_EMULATOR_HOST": "http://127.0.0.1:1", "http_proxy": "http://user:s3cret@host:port"},
+        {"STORAGE_EMULATOR_HOST": "http://127.0.0.1:1", "http_proxy": "http://user:s3cret@/x"},
+    ],
+)
+def test_an_address_of_a_server_that_is_none_is_named_without_its_password(environment):
+    policy = RetryPolicy(give_up_after_s=0.0)
+
+    def stat():
+        replace(open_storage("gs://bucket/x"), retry=policy).stat("a")
+
+    kind, text = in_child(lambda: os.environ.update(environment, no_proxy=""), stat)
+    assert kind in ("ConfigError", "TransientError")
+    assert "s3cret" not in text
+    assert "host" in text
+
+
+@pytest.mark.gcs
+def test_objects_are_read_through_the_proxy_that_the_environment_names(gcs_root, gcs_emulator, proxy):
+    put(open_storage(gcs_root), "a")
+
+    def prepare():
+        os.environ.update(http_proxy=proxy.url, no_proxy="")
+
+    assert in_child(prepare, lambda: open_storage(gcs_root).read("a")) == ("nothing", repr(HELLO))
+    assert [seen.path.startswith(gcs_emulator) for seen in proxy.seen if is_media(seen)] == [True]
+
+
+def test_ranges_are_read_over_connections_that_check_certificates_as_requests_does(monkeypatch, tmp_path):
+    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    session = AuthorizedSession(AnonymousCredentials())
+    pool = gcs_http._pool(session, "https://storage.googleapis.com")
+    assert (pool.cert_reqs, pool.ca_certs) == ("CERT_REQUIRED", requests.certs.where())
+    (tmp_path / "own.pem").write_text("")
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "own.pem"))
+    assert gcs_http._pool(session, "https://storage.googleapis.com").ca_certs == str(tmp_path / "own.pem")
+
+
+@pytest.fixture
+def black_hole(monkeypatch):
+    """A server that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{server.getsockname()[1]}")
+        yield
+
+
+@pytest.mark.parametrize(
+    "verb", [["pipelines", "inspect"], ["pipelines", "estimate"], ["trainer", "explain", "--step", "3"]]
+)
+@pytest.mark.slow
+def test_who_waits_for_a_server_that_never_answers_is_told_so_and_then_gets_an_error(black_hole, verb):
+    address = ["--manifest", "gs://bucket/set"] if verb[0] == "trainer" else ["gs://bucket/set"]
+    run = subprocess.run([sys.executable, "-m", *verb, *address], capture_output=True, text=True, timeout=600)
+    assert run.returncode == 1
+    assert (
+        len(re.findall(r"no answer from gs://bucket/set/manifest.json yet; trying until \d\d:\d\d:\d\d", run.stderr))
+        == 1
+    )
+    assert re.search(r"TransientError: gs://bucket/set/manifest.json: .*gave up after 3 tries in 3\d s", run.stderr)
+
+
+@pytest.mark.parametrize("is_listening", [True, False])
+def test_an_operation_ends_at_its_deadline_and_says_before_that_nothing_answers(
+    black_hole, monkeypatch, caplog, is_listening
+):
+    if not is_listening:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:1")
+    policy = RetryPolicy(stall_timeout_s=0.3, deadline_s=1.0, notice_after_s=0.2, warn_after_s=float("inf"))
+    with pytest.raises(TransientError, match=r"gs://bucket/a: .*gave up after [234] tries in [012] s"):
+        replace(open_storage("gs://bucket"), retry=policy).stat("a")
+    [said] = [record.getMessage() for record in caplog.records if record.name.startswith("shardset")]
+    assert said.startswith("no answer from gs://bucket/a yet; trying until ")
+
+
+def test_storages_are_patient_unless_someone_waits():
+    with while_someone_waits():
+        assert open_storage("gs://bucket").retry.deadline_s == 30
+    assert open_storage("gs://bucket").retry == RetryPolicy()

@@ -1,0 +1,231 @@
+"""Writes to a bucket over a network that breaks."""
+
+import io
+from dataclasses import replace
+
+import pytest
+
+from shardset.errors import PreconditionFailed, StorageError, TransientError
+from shardset.storage.base import ABSENT
+from shardset.storage.gcs_upload import Body
+from shardset.storage.open import open_storage
+from shardset.storage.retry import RetryPolicy
+from tests.faulty_proxy import FAULTS, Fault, in_turn, is_upload, names_of_faults
+from tests.makers.objects import BIG, HELLO, SlowClock, file_size_limit, limited, names, put, write_and_raise
+
+pytestmark = pytest.mark.gcs
+
+
+def test_an_upload_that_trickles_is_given_up(behind_proxy, monkeypatch):
+    policy = replace(behind_proxy.retry, clock=SlowClock(), request_deadline_s=-100.0, give_up_after_s=1.0)
+    with pytest.raises(TransientError, match="slower than 64 KiB/s"):
+        put(replace(behind_proxy, retry=policy), "a", BIG)
+    assert names(behind_proxy) == []
+
+
+@pytest.mark.parametrize("bytes_per_s", [100_000, 300_000])
+def test_an_upload_over_a_slow_line_has_the_time_it_takes(bytes_per_s):
+    # The share of each of eight workers of a build behind a line of 6 or 20 Mbit/s.
+    shard = io.BytesIO(bytes(96 << 20))
+    policy = RetryPolicy(clock=lambda: shard.tell() / bytes_per_s)
+    pieces = [len(piece) for piece in Body(b"head", shard, 96 << 20, policy, b"tail")]
+    assert sum(pieces) > 96 << 20
+    assert max(pieces) / bytes_per_s < policy.connect_timeout_s  # in which a piece has to be taken
+
+
+@pytest.mark.parametrize("fault", FAULTS[:8], ids=names_of_faults)
+@pytest.mark.parametrize("condition", ["none", "absent", "replaced"])
+def test_a_write_survives_a_fault(behind_proxy, proxy, fault, condition):
+    options = {"if_generation": ABSENT} if condition == "absent" else {}
+    if condition == "replaced":
+        put(behind_proxy, "train/a")
+        options = {"if_generation": behind_proxy.stat("train/a").generation}
+    proxy.script = in_turn(fault, fault, when=is_upload)
+    put(behind_proxy, "train/a", BIG, **options)
+    proxy.script = lambda seen: None
+    assert behind_proxy.read("train/a") == BIG
+
+
+@pytest.mark.parametrize("at", [0, 300, 100_000])
+def test_an_upload_cut_on_its_way_is_never_visible(behind_proxy, proxy, at):
+    proxy.script = lambda seen: Fault("cut_upload", at=at) if is_upload(seen) else None
+    with pytest.raises(TransientError, match=r"/a: .*gave up after"):
+        put(behind_proxy, "a", BIG)
+    assert names(behind_proxy) == []
+
+
+def test_a_bit_flipped_on_its_way_up_is_sent_again(behind_proxy, proxy):
+    proxy.script = in_turn(Fault("flip_upload", at=100_000), when=is_upload)
+    put(behind_proxy, "a", BIG)
+    assert sum(map(is_upload, proxy.seen)) == 2
+    assert behind_proxy.read("a") == BIG
+
+
+def test_what_the_server_stored_wrongly_is_deleted_and_said(behind_proxy, proxy):
+    proxy.script = in_turn(Fault("replace", find=b"yZRlqg==", put=b"AAAAAA=="), when=is_upload)
+    with pytest.raises(StorageError, match=r"/a: stored as 11 bytes with CRC32C AAAAAA==, expected 11 bytes, yZRlqg=="):
+        put(behind_proxy, "a")
+    assert names(behind_proxy) == []
+
+
+def test_an_aborted_write_sends_nothing(behind_proxy, proxy):
+    with pytest.raises(KeyError), behind_proxy.writer("a") as writer:
+        write_and_raise(writer, BIG * 20, KeyError)
+    assert proxy.seen == []
+
+
+def test_an_object_larger_than_the_memory_for_it_goes_through_a_file(gcs_root):
+    storage = open_storage(gcs_root)
+    piece = bytes(range(251)) * 10_000
+    with storage.writer("big", if_generation=ABSENT) as writer:
+        for _ in range(10):
+            writer.write(piece)
+    assert storage.stat("big").num_bytes == 25_100_000
+    assert storage.read("big") == piece * 10
+    assert storage.read("big", 20_000_001, 25_000_000) == (piece * 10)[20_000_001:25_000_000]
+
+
+PIECE = bytes(range(251)) * 1000
+MANY_PIECES = PIECE * 8
+
+
+def streaming(storage):
+    """The same folder, from which objects of more than a megabyte are sent in parts of half a megabyte."""
+    return limited(storage, stream_bytes=1 << 20, part_bytes=1 << 19)
+
+
+def put_pieces(storage, name="big", **options):
+    with storage.writer(name, **options) as writer:
+        for _ in range(8):
+            writer.write(PIECE)
+
+
+def is_part(seen):
+    return seen.method == "PUT"
+
+
+@pytest.mark.parametrize("options", [{}, {"if_generation": ABSENT}])
+def test_a_large_object_is_sent_while_it_is_written(behind_proxy, proxy, options):
+    with streaming(behind_proxy).writer("big", **options) as writer:
+        for number in range(8):
+            writer.write(PIECE)
+            assert (number < 4) == (not any(map(is_part, proxy.seen)))
+        assert names(behind_proxy) == []
+    parts = [seen for seen in proxy.seen if is_part(seen)]
+    assert [seen.headers["content-range"] for seen in parts] == [
+        "bytes 0-524287/*", "bytes 524288-1048575/*", "bytes 1048576-1572863/*", "bytes 1572864-2007999/2008000",
+    ]  # fmt: skip
+    assert parts[-1].headers["x-goog-hash"] == f"crc32c={behind_proxy.stat('big').crc32c}"
+    assert behind_proxy.read("big") == MANY_PIECES
+
+
+def test_an_object_up_to_the_limit_is_sent_whole(behind_proxy, proxy):
+    put(limited(behind_proxy, stream_bytes=len(BIG)), "a", BIG)
+    assert not any(map(is_part, proxy.seen))
+
+
+def test_what_is_streamed_needs_no_disk(gcs_root):
+    storage = limited(open_storage(gcs_root), spool_bytes=50_000, stream_bytes=90_000, part_bytes=1 << 18)
+    with file_size_limit(100_000), storage.writer("big") as writer:
+        for _ in range(300):
+            writer.write(bytes(10_000))
+    assert storage.stat("big").num_bytes == 3_000_000
+
+
+@pytest.mark.parametrize("number", range(5), ids=["begin", "first", "second", "third", "last"])
+@pytest.mark.parametrize("fault", [Fault("status", status=503), Fault("reset")], ids=lambda fault: fault.kind)
+def test_an_upload_in_parts_survives_a_fault(behind_proxy, proxy, number, fault):
+    proxy.script = in_turn(*[None] * number, fault, fault, when=is_upload)
+    put_pieces(streaming(behind_proxy), if_generation=ABSENT)
+    assert behind_proxy.read("big") == MANY_PIECES
+
+
+@pytest.mark.parametrize("gone", [404, 410])
+@pytest.mark.parametrize("options", [{}, {"if_generation": ABSENT}])
+def test_a_lost_answer_to_the_last_part_is_no_failure(behind_proxy, proxy, options, gone):
+    proxy.script = in_turn(*[None] * 4, Fault("lose"), Fault("status", status=gone), when=is_upload)
+    put_pieces(streaming(behind_proxy), **options)
+    assert behind_proxy.read("big") == MANY_PIECES
+
+
+def test_what_a_server_has_only_in_part_is_sent_from_there(behind_proxy, proxy):
+    half = Fault("replace", find=b"bytes=0-524287", put=b"bytes=0-000000")
+    proxy.script = in_turn(None, half, when=is_upload)
+    with pytest.raises(StorageError, match=r"/big: stored as .*expected 2008000 bytes.*; that generation was deleted"):
+        put_pieces(streaming(behind_proxy))  # the emulator has it twice now; Google ignores what it has already
+    parts = [seen.headers["content-range"] for seen in proxy.seen if is_part(seen)]
+    assert parts[:3] == ["bytes 0-524287/*", "bytes 1-524288/*", "bytes 524289-1048576/*"]
+    assert names(behind_proxy) == []
+
+
+def test_a_flipped_bit_in_a_part_is_found_at_the_end_and_nothing_stays(behind_proxy, proxy):
+    proxy.script = in_turn(None, Fault("flip_upload", at=100_000), when=is_upload)
+    with pytest.raises(StorageError, match=r"/big: stored as 2008000 bytes with CRC32C .*that generation was deleted"):
+        put_pieces(streaming(behind_proxy))
+    assert names(behind_proxy) == []
+
+
+@pytest.mark.parametrize("num_pieces", [1, 6])
+def test_a_large_object_that_is_aborted_is_never_visible(behind_proxy, proxy, num_pieces):
+    with pytest.raises(KeyError), streaming(behind_proxy).writer("big") as writer:
+        write_and_raise(writer, PIECE * num_pieces, KeyError)
+    assert names(behind_proxy) == []
+    assert [seen.method for seen in proxy.seen if seen.method == "DELETE"] == ["DELETE"] * (num_pieces == 6)
+
+
+def test_a_large_object_never_replaces_another_one_and_the_same_one_is_success(gcs_root):
+    storage = streaming(open_storage(gcs_root))
+    put_pieces(storage, if_generation=ABSENT)
+    generation = storage.stat("big").generation
+    put_pieces(storage, if_generation=ABSENT)
+    assert storage.stat("big").generation == generation
+    put(storage, "big", HELLO)
+    with pytest.raises(PreconditionFailed, match="something else stands there: 11 bytes"):
+        put_pieces(storage, if_generation=ABSENT)
+    with pytest.raises(PreconditionFailed, match="something else stands there: 11 bytes"):
+        put_pieces(storage, if_generation=generation)
+    assert storage.read("big") == HELLO
+
+
+def test_an_object_that_another_writes_during_an_upload_stays(gcs_root):
+    storage = streaming(open_storage(gcs_root))
+
+    def write():
+        with storage.writer("big", if_generation=ABSENT) as writer:
+            writer.write(MANY_PIECES)
+            put(storage, "big", HELLO)
+
+    with pytest.raises(PreconditionFailed, match="something else stands there: 11 bytes"):
+        write()
+    assert storage.read("big") == HELLO
+
+
+@pytest.mark.parametrize("num_small", [1, 1000])
+def test_a_temporary_folder_that_is_full_at_the_last_byte_is_said(gcs_root, num_small):
+    # Small writes wait in a buffer: the disk refuses them when that is full, when all is sent, or when it is closed.
+    storage = limited(open_storage(gcs_root), spool_bytes=50_000)
+
+    def write():
+        with storage.writer("a") as writer:
+            writer.write(BIG[:98_000])
+            for _ in range(num_small):
+                writer.write(BIG[:3000])
+
+    with file_size_limit(100_000), pytest.raises(StorageError, match=r"a, in the temporary folder .*larger than the"):
+        write()
+    assert names(storage) == []
+
+
+def test_content_may_hold_what_parts_another_upload(behind_proxy, proxy):
+    boundaries = set()
+
+    def boundary_of(seen):
+        boundaries.add(seen.headers["content-type"].partition("boundary=")[2])
+
+    proxy.script = lambda seen: boundary_of(seen) if is_upload(seen) else None
+    content = b"a\r\n--shardset-2f9f6e0b8f5c4d6c\r\nb\r\n--shardset-2f9f6e0b8f5c4d6c--\r\n"
+    put(behind_proxy, "a", content)
+    content += b"".join(f"\r\n--{found}--\r\n".encode() for found in boundaries)
+    put(behind_proxy, "a", content)
+    assert behind_proxy.read("a") == content
+    assert len(boundaries) == 2

@@ -1,0 +1,316 @@
+"""What only a local disk can break."""
+
+import errno
+import multiprocessing
+import os
+import stat
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardset.errors import ConfigError, NotFound, PreconditionFailed, StorageError
+from shardset.storage.base import ABSENT
+from shardset.storage.local import LocalStorage
+from shardset.storage.open import open_storage
+from tests.makers.objects import BIG, HELLO, file_size_limit, give_up_root, in_child, names, put, write_and_raise
+
+
+@pytest.fixture
+def disk(tmp_path):
+    return open_storage(str(tmp_path / "disk"))
+
+
+def all_files(folder):
+    return sorted(os.path.relpath(path, folder) for path in Path(folder).rglob("*") if not path.is_dir())
+
+
+def write_numbers(disk):
+    os.makedirs(disk.root)
+    for number in range(100):
+        Path(disk.root, f"{number}").write_bytes(b"%03d" % number)
+
+
+def test_a_replaced_file_is_not_read_as_the_old_one(disk):
+    for number in range(30):
+        put(disk, "a", b"%03d" % number)
+        assert disk.read("a") == b"%03d" % number
+
+
+@pytest.mark.parametrize("is_kept_open", [False, True])
+@pytest.mark.parametrize("stop", [3, len(HELLO)])
+def test_a_file_changed_in_place_is_another_generation(disk, stop, is_kept_open):
+    put(disk, "a")
+    generation = disk.stat("a").generation
+    if is_kept_open:
+        assert disk.read("a", 0, stop, generation=generation) == HELLO[:stop]
+    os.truncate(os.path.join(disk.root, "a"), 5)
+    with pytest.raises(PreconditionFailed, match="was replaced or changed"):
+        disk.read("a", 0, stop, generation=generation)
+    assert disk.read("a") == HELLO[:5]
+    assert disk.read("a", generation=disk.stat("a").generation) == HELLO[:5]
+
+
+def test_a_file_that_is_kept_open_and_removed_is_not_found(disk):
+    put(disk, "a")
+    generation = disk.stat("a").generation
+    assert disk.read("a", generation=generation) == HELLO
+    disk.delete("a")
+    with pytest.raises(NotFound):
+        disk.read("a", generation=generation)
+
+
+def test_a_handle_that_fails_is_opened_again(disk):
+    put(disk, "a")
+    generation, other = disk.stat("a").generation, os.open(disk.root, os.O_RDONLY)
+    disk.read("a", generation=generation)
+    [kept] = [fd for fd in map(int, os.listdir("/proc/self/fd")) if _target(fd) == os.path.join(disk.root, "a")]
+    os.dup2(other, kept)
+    os.close(other)
+    with pytest.raises(StorageError):
+        disk.read("a", generation=generation)
+    assert disk.read("a", generation=generation) == HELLO
+
+
+def _target(fd: int) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except FileNotFoundError:  # that of the listing itself
+        return ""
+
+
+def test_more_files_can_be_read_than_are_kept_open(disk):
+    write_numbers(disk)
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(100):
+        assert disk.read(f"{number}") == b"%03d" % number
+    assert len(os.listdir("/proc/self/fd")) <= before + 64
+
+
+def test_threads_can_read_while_open_files_are_dropped(disk):
+    write_numbers(disk)
+    with ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(lambda number: disk.read(f"{number % 100}"), range(1000)))
+    assert found == [b"%03d" % (number % 100) for number in range(1000)]
+
+
+def test_a_writer_leaves_no_temporary(disk):
+    put(disk, "train/a")
+    put(disk, "train/a", if_generation=ABSENT)
+    with pytest.raises(PreconditionFailed):
+        put(disk, "train/a", b"other", if_generation=ABSENT)
+    with pytest.raises(KeyError), disk.writer("train/b") as writer:
+        write_and_raise(writer, BIG, KeyError)
+    assert all_files(disk.root) == ["train/a"]
+
+
+def test_a_killed_writer_leaves_nothing_that_is_listed(disk):
+    def die():
+        with disk.writer("train/a") as writer:
+            writer.write(BIG * 3)
+            os._exit(9)
+
+    child = multiprocessing.get_context("fork").Process(target=die)
+    child.start()
+    child.join()
+    assert len(all_files(disk.root)) == 1
+    assert names(disk) == names(disk, "train/") == names(disk, "train/.") == []
+    disk.sweep()
+    assert all_files(disk.root) == []
+
+
+def test_a_sweep_leaves_what_is_being_written(disk):
+    with disk.writer("train/a") as writer:
+        writer.write(BIG)
+        disk.sweep()
+    assert disk.read("train/a") == BIG
+
+
+def test_sweeping_all_the_time_disturbs_no_writer(disk):
+    with ThreadPoolExecutor(5) as pool:
+        writers = [pool.submit(put, disk, f"train/{number}", if_generation=ABSENT) for number in range(200)]
+        while not all(writer.done() for writer in writers):
+            disk.sweep()
+        assert [writer.result() for writer in writers] == [None] * 200
+    assert len(all_files(disk.root)) == len(names(disk)) == 200
+
+
+def test_names_of_temporaries_are_not_for_objects(disk):
+    with pytest.raises(ConfigError, match="kept for temporaries"):
+        put(disk, "train/.shardset-tmp-1")
+
+
+@contextmanager
+def little_room(folder):
+    """256 KiB of room in `folder`, and what a writer says beyond: a small disk if we may mount one, else a limit."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    if subprocess.run(mount, check=False, stderr=subprocess.DEVNULL).returncode:
+        with file_size_limit(256 << 10):
+            yield "larger than the system allows"
+        return
+    try:
+        yield "the disk is full; free some space"
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_hard_links_is_said_to_be_one_and_nothing_is_left(disk, monkeypatch, code):
+    def link(path: str, name: str) -> None:
+        raise OSError(code, os.strerror(code), path, name)
+
+    monkeypatch.setattr(os, "link", link)
+    with pytest.raises(StorageError, match=r"train/a: the file system has no hard links.*; choose another folder"):
+        put(disk, "train/a", if_generation=ABSENT)
+    assert os.listdir(f"{disk.root}/train") == []
+
+
+@pytest.mark.parametrize("options", [{}, {"if_generation": ABSENT}])
+def test_a_full_disk_is_said_and_leaves_nothing(tmp_path, options):
+    with little_room(tmp_path) as complaint:
+        disk = open_storage(str(tmp_path))
+        put(disk, "small")
+        with pytest.raises(StorageError, match=f"{tmp_path}/train/a: .*{complaint}"):
+            put(disk, "train/a", BIG, **options)
+        assert all_files(tmp_path) == ["small"]
+
+
+def test_a_file_larger_than_the_limit_is_said_and_leaves_nothing(disk):
+    with file_size_limit(100_000), pytest.raises(StorageError, match="larger than the system allows"):
+        put(disk, "a", BIG)
+    assert all_files(disk.root) == []
+
+
+def test_a_path_below_a_file_is_said(disk):
+    put(disk, "a")
+    with pytest.raises(StorageError, match="a part of the path is a file"):
+        put(disk, "a/b/c")
+    with pytest.raises(StorageError, match="a part of the path is a file"):
+        names(open_storage(disk.root + "/a"))
+    with pytest.raises(StorageError, match="a part of the path is a file"):
+        names(open_storage(disk.root + "/a/b"))
+
+
+@pytest.mark.parametrize("options", [{}, {"if_generation": ABSENT}])
+def test_an_object_in_a_folders_place_is_refused(disk, options):
+    put(disk, "a/b")
+    with pytest.raises(StorageError, match="a folder stands there"):
+        put(disk, "a", **options)
+    assert all_files(disk.root) == ["a/b"]
+
+
+@pytest.mark.parametrize("through_link", [False, True])
+def test_a_device_or_pipe_is_never_replaced(disk, through_link):
+    os.makedirs(disk.root)
+    os.mkfifo(f"{disk.root}/pipe")
+    os.symlink("pipe", f"{disk.root}/link")
+    name = "link" if through_link else "pipe"
+    with pytest.raises(StorageError, match=f"{name}: a device, pipe or socket stands there, expected a file"):
+        put(disk, name)
+    assert stat.S_ISFIFO(os.stat(f"{disk.root}/{name}").st_mode)
+    assert sorted(os.listdir(disk.root)) == ["link", "pipe"]
+
+
+def test_a_name_too_long_is_said(disk):
+    with pytest.raises(StorageError, match="name is too long"):
+        put(disk, "x" * 300)
+
+
+@pytest.fixture
+def closed():
+    """A storage anybody may enter, with an unreadable folder, an unreadable file and nowhere to write."""
+    with tempfile.TemporaryDirectory() as root:
+        disk = open_storage(root)
+        put(disk, "readable/a")
+        put(disk, "unreadable/a")
+        os.chmod(root, 0o755)
+        os.chmod(f"{root}/unreadable", 0)
+        os.chmod(f"{root}/readable/a", 0)
+        yield disk
+        os.chmod(f"{root}/unreadable", 0o700)
+
+
+def test_a_missing_permission_is_said(closed):
+    actions = {
+        "unreadable": lambda: names(closed),
+        "unreadable/a": lambda: closed.read("unreadable/a"),
+        "readable/a": lambda: closed.read("readable/a"),
+        "new": lambda: put(closed, "new"),
+        "readable/b": lambda: put(closed, "readable/b"),
+        "unreadable/b": lambda: put(closed, "unreadable/b"),
+    }
+    for name, action in actions.items():
+        kind, text = in_child(give_up_root, action)
+        assert (name, kind) == (name, "StorageError")
+        assert text.startswith(f"{closed.root}/{name}: no permission; run as a user who may")
+
+
+def test_a_list_of_what_is_readable_still_works(closed):
+    assert in_child(give_up_root, lambda: names(closed, "readable/")) == ("nothing", "['readable/a']")
+
+
+def test_links_to_files_and_folders_are_followed(disk, tmp_path):
+    put(disk, "b/real")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/c").write_bytes(HELLO)
+    os.symlink("real", f"{disk.root}/b/link")
+    os.symlink(tmp_path / "elsewhere", f"{disk.root}/a")
+    assert names(disk) == ["a/c", "b/link", "b/real"]
+    assert [found.num_bytes for found in disk.list()] == [11, 11, 11]
+    assert disk.read("b/link") == disk.read("a/c") == HELLO
+
+
+def test_a_link_to_nothing_is_an_error(disk):
+    put(disk, "a")
+    os.symlink("gone", f"{disk.root}/b")
+    with pytest.raises(StorageError, match="b: a symbolic link to nothing"):
+        names(disk)
+
+
+def test_links_in_a_circle_are_an_error(disk):
+    put(disk, "a/b/c")
+    os.symlink(f"{disk.root}/a", f"{disk.root}/a/b/up")
+    with pytest.raises(StorageError, match="leads back to a folder above"):
+        names(disk)
+
+
+def test_other_kinds_of_files_are_no_objects(disk):
+    put(disk, "a")
+    os.mkfifo(f"{disk.root}/pipe")
+    assert names(disk) == ["a"]
+    with pytest.raises(NotFound, match="expected a file"):
+        disk.read("pipe")
+
+
+def test_names_that_are_no_utf8_are_listed_in_byte_order(disk):
+    put(disk, "é")
+    for name in (b"\xff", b"\x80"):
+        with open(os.path.join(os.fsencode(disk.root), name), "wb") as file:
+            file.write(HELLO)
+    found = names(disk)
+    assert [os.fsencode(name) for name in found] == [b"\x80", "é".encode(), b"\xff"]
+    assert disk.read(found[0]) == HELLO
+
+
+PARTS = st.text("a.-0é ", min_size=1, max_size=3).filter(lambda part: part not in (".", ".."))
+PATHS = st.lists(PARTS, min_size=1, max_size=3).map("/".join)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sets(PATHS, max_size=12), st.text("a.-0é /", max_size=3))
+def test_a_walk_over_folders_gives_the_order_of_full_names(paths, prefix):
+    paths = {path for path in paths if not any(other.startswith(f"{path}/") for other in paths)}
+    with tempfile.TemporaryDirectory() as root:
+        for path in paths:
+            Path(root, path).parent.mkdir(parents=True, exist_ok=True)
+            Path(root, path).write_bytes(b"")
+        try:
+            found = names(LocalStorage(root), prefix)
+        except ConfigError:
+            return
+        assert found == sorted((path for path in paths if path.startswith(prefix)), key=str.encode)
