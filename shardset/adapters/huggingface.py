@@ -2,7 +2,7 @@
 
     dataset = iterable_dataset(stream, epoch=3).map(augment).with_format("torch").batch(64)
 
-Its own `state_dict` and `load_state_dict` go on in the middle of an epoch, and DataLoader workers share its steps.
+Its own `state_dict` and `load_state_dict` resume in the middle of an epoch, and DataLoader workers share its steps.
 """
 
 import os

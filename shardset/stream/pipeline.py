@@ -13,7 +13,7 @@ from shardset.read.blocks import open_sample_reader
 from shardset.read.pending import SampleReader
 from shardset.stream.batch import Batch
 from shardset.stream.fill.fillers import open_filler
-from shardset.stream.fill.finish import finishing
+from shardset.stream.fill.finish import FillAndFinish
 from shardset.stream.fill.slots import SlotWriter
 from shardset.stream.fill.steps import PlannedStep, Spans, StepPlanner, empty_batch
 from shardset.stream.source import DecodeAids, StreamSource
@@ -54,7 +54,9 @@ class Pipeline:
         )
         self._planner = StepPlanner(source, aids.cache, self._reader, self._stopped)
         writer = SlotWriter(source, aids.cache, self._reader, self._stopped)
-        self._filler = finishing(open_filler(source, writer, aids.workers), source.spec, self._stopped)
+        self._filler, spec = open_filler(source, writer, aids.workers), source.spec
+        if spec.transform is not None or (spec.image is not None and spec.image.flip == "pixels"):
+            self._filler = FillAndFinish(self._filler, spec, self._stopped)
         self._planned: queue.Queue[PlannedStep | _Failure | None] = queue.Queue(READ_AHEAD)
         self._filling: queue.Queue[_FillingBatch | _Failure | None] = queue.Queue(max(1, source.spec.prefetch))
         self._threads = self._make_threads()

@@ -105,7 +105,7 @@ class Stream:
         return self.order.num_batches
 
     def __iter__(self) -> Generator[Batch, None, None]:
-        """The batches of the epoch at which the stream stands; after it, or after a `break`, those of the next one."""
+        """The batches of the epoch at which the stream is; after it, or after a `break`, those of the next one."""
         begin = self._position = self._position.next_start
         for step, batch in enumerate(self.epoch(begin.epoch, begin.step), begin.step + 1):
             # Before the consumer has the batch: it may save the position next.

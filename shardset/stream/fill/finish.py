@@ -26,7 +26,7 @@ _Kind = tuple[tuple[int, ...], np.dtype[Any]] | None
 
 
 class FillAndFinish:
-    """Fills batches by another filler, and finishes them in its threads."""
+    """Fills batches by another filler, and mirrors and transforms them in its threads, as the spec says."""
 
     def __init__(self, filler: BatchFiller, spec: StreamSpec, stopped: threading.Event) -> None:
         self._filler, self._spec, self._stopped = filler, spec, stopped
@@ -142,7 +142,8 @@ def mirror(images_NHWC: np.ndarray, slots: Iterable[int]) -> None:
 
 def row_of(batch: Batch, slot: int) -> dict[str, Any]:
     """One row of a batch: a view of its image, numbers, its key and its stored fields."""
-    return {name: _plain(values[slot]) for name, values in batch.items()}
+    row = {name: values[slot] for name, values in batch.items()}
+    return {name: value.item() if isinstance(value, np.generic) else value for name, value in row.items()}
 
 
 def transform_keys(seed: int | None, epoch: int, ids: np.ndarray) -> np.ndarray:
@@ -153,16 +154,6 @@ def transform_keys(seed: int | None, epoch: int, ids: np.ndarray) -> np.ndarray:
     """
     keys: np.ndarray = hash64(*((0, 0) if seed is None else (seed, epoch)), Purpose.TRANSFORM, ids)
     return keys
-
-
-def finishing(filler: BatchFiller, spec: StreamSpec, stopped: threading.Event) -> BatchFiller:
-    """The filler, with what the spec asks to be done to a filled batch."""
-    mirrors = spec.image is not None and spec.image.flip == "pixels"
-    return FillAndFinish(filler, spec, stopped) if mirrors or spec.transform is not None else filler
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def _value(value: Any) -> Any:
