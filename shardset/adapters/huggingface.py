@@ -18,7 +18,7 @@ with brought_by("huggingface"):
     import datasets
 
     from shardset.stream.batch import Batch
-    from shardset.stream.fill.finish import row_of
+    from shardset.stream.decode_batch.finish import row_of
     from shardset.stream.stream import Stream
 
 _Run = Generator[tuple[int, int, Batch], None, None]

@@ -20,9 +20,9 @@ import msgspec
 import numpy as np
 
 from shardset.arguments import require_int
-from shardset.decodable import decodable
 from shardset.errors import ConfigError, brought_by
 from shardset.order.state import OrderState, StateCount, state_from_values, values_of_state
+from shardset.prepared import prepared
 
 with brought_by("torch"):
     import torch
@@ -66,7 +66,7 @@ class TensorStream:
         self.stream.load_state_dict(state)
 
 
-@decodable
+@prepared
 class _StepState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The position of a worker: its own step, of which it has given some items."""
 

@@ -11,7 +11,6 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from shardset.decodable import decodable
 from shardset.errors import ManifestError, NotFound
 from shardset.format import naming, records
 from shardset.format.records import LISTED as LISTED
@@ -26,6 +25,7 @@ from shardset.format.records import Split as Split
 from shardset.format.shards import IndexFile as IndexFile
 from shardset.format.shards import PagedShards, Sha256, ShardPages, pages_of
 from shardset.format.shards import Shard as Shard
+from shardset.prepared import prepared
 from shardset.storage.base import Stat, Storage
 from shardset.storage.checked import read_same_twice
 from shardset.storage.open import open_file, open_storage
@@ -40,13 +40,13 @@ _SPLITS = b',\n "splits": '
 _PIECE = 1 << 18
 
 
-@decodable
+@prepared
 class _Version(msgspec.Struct):
     kind: Any = None
     version: Any = None
 
 
-@decodable
+@prepared
 class Head(msgspec.Struct, frozen=True, kw_only=True):
     """The fields before the splits of a manifest that tell which set it is."""
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from shardset.decodable import decodable
 from shardset.errors import ManifestError
 from shardset.format import naming
 from shardset.format.shards import Count, PagedShards, Record, Sha256, Shard, ShardPages, pages_of
+from shardset.prepared import prepared
 
 LISTED: Final = 1
 PAGED: Final = 2
@@ -113,7 +113,7 @@ class Provenance(Record, frozen=True, kw_only=True):
     notes: list[str]
 
 
-@decodable
+@prepared
 class Manifest(Record, frozen=True, kw_only=True):
     """A shard set. Present means complete: it is written after everything it lists."""
 

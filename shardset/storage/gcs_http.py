@@ -28,8 +28,8 @@ from requests.adapters import HTTPAdapter
 from requests.utils import select_proxy
 
 from shardset.addresses import masked
-from shardset.decodable import decodable
 from shardset.errors import ConfigError, NotFound, PreconditionFailed, StorageError, Throttled, TransientError
+from shardset.prepared import prepared
 from shardset.storage.retry import RetryPolicy
 from shardset.storage.throttle import Throttle
 
@@ -301,7 +301,7 @@ def _who(credentials: Credentials, emulator: str) -> str:
     return getattr(credentials, "service_account_email", None) or "the user of the Application Default Credentials"
 
 
-@decodable
+@prepared
 class _Token(msgspec.Struct, rename="camel"):
     """The response of a token server; which of the two names it uses depends on the kind of credentials."""
 
@@ -314,7 +314,7 @@ class _Token(msgspec.Struct, rename="camel"):
             raise ValueError("no token")
 
 
-@decodable
+@prepared
 class _TimedToken(_Token):
     """The token of a metadata server."""
 
@@ -324,7 +324,7 @@ class _TimedToken(_Token):
             raise ValueError("no time at which the token expires")
 
 
-@decodable
+@prepared
 class _Account(msgspec.Struct):
     """A metadata server's description of a machine's service account."""
 

@@ -9,10 +9,10 @@ from typing import Annotated, Any, NotRequired, TypedDict
 import msgspec
 import torch
 
-from shardset.decodable import decodable
 from shardset.errors import ConfigError
 from shardset.order.permutation import ORDER_VERSION
 from shardset.order.state import state_from_json
+from shardset.prepared import prepared
 from trainer.errors import CheckpointError
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -33,7 +33,7 @@ class LearnerState(TypedDict):
     scaler: NotRequired[dict[str, float]]
 
 
-@decodable
+@prepared
 class CheckpointState(LearnerState):
     """The state of a learner and the position of its run. `seen` is the SampleDigest of the epoch so far."""
 
@@ -71,14 +71,14 @@ class _Config(msgspec.Struct):
     regularize: _Regularize
 
 
-@decodable
+@prepared
 class _WithConfig(msgspec.Struct):
     """The part of the recorded config that `evaluate` needs."""
 
     config: _Config
 
 
-@decodable
+@prepared
 class _Versioned(msgspec.Struct):
     version: int
 

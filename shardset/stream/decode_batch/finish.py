@@ -11,8 +11,8 @@ import numpy as np
 from shardset.errors import ConfigError
 from shardset.order.permutation import Purpose, hash64
 from shardset.stream.batch import Batch
-from shardset.stream.fill.fillers import BatchFiller, FillHere, even_slices
-from shardset.stream.fill.steps import PlannedStep
+from shardset.stream.decode_batch.decoders import BatchDecoder, DecodeHere, even_slices
+from shardset.stream.decode_batch.steps import PlannedStep
 from shardset.stream.spec import RowTransform, StreamSpec
 
 KEPT_NAMES = ("id", "weight")
@@ -25,18 +25,18 @@ _Kind = tuple[tuple[int, ...], np.dtype[Any]] | None
 """Shape and type of a value that is stacked; None for one that goes into a list."""
 
 
-class FillAndFinish:
-    """Fills batches by another filler, and mirrors and transforms them in its threads, as the spec says."""
+class DecodeAndFinish:
+    """Decodes batches by another decoder, and mirrors and transforms them in its threads, as the spec says."""
 
-    def __init__(self, filler: BatchFiller, spec: StreamSpec, stopped: threading.Event) -> None:
-        self._filler, self._spec, self._stopped = filler, spec, stopped
-        self._num_slices = 1 if isinstance(filler, FillHere) else spec.num_decode_threads
-        self.submit, self.close = filler.submit, filler.close
+    def __init__(self, decoder: BatchDecoder, spec: StreamSpec, stopped: threading.Event) -> None:
+        self._decoder, self._spec, self._stopped = decoder, spec, stopped
+        self._num_slices = 1 if isinstance(decoder, DecodeHere) else spec.num_decode_threads
+        self.submit, self.close = decoder.submit, decoder.close
 
     def begin(self, batch: Batch, step: PlannedStep) -> Sequence[Future[None]]:
-        """See BatchFiller."""
+        """See BatchDecoder."""
         rows = dict(batch)
-        filled = self._filler.begin(rows, step)
+        filled = self._decoder.begin(rows, step)
         columns = None
         if self._spec.transform is not None:
             for name in rows.keys() - KEPT_NAMES:
