@@ -9,12 +9,12 @@ import msgspec
 from msgspec import Meta
 
 from shardset import settings
-from shardset.decodable import decodable
 from shardset.decode import augment
 from shardset.errors import ConfigError
 from shardset.format import background as backgrounds
 from shardset.format.limits import DECODED_BYTES
 from shardset.order.budget import BUDGET_BYTES
+from shardset.prepared import prepared
 from shardset.settings import setting
 from shardset.storage.base import Storage
 
@@ -120,7 +120,7 @@ class RegularizeConfig:
     clip_norm: Amount | None = setting(None, "largest norm of the gradients; none turns clipping off")
 
 
-@decodable
+@prepared
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
     """A complete run. Raises ConfigError for a value, or a combination of values, that no run can have."""

@@ -12,15 +12,15 @@ import msgspec
 
 from pipelines.plan.layout import SplitPlan, units_per_batch
 from pipelines.plan.slices import ByteRange
-from shardset.decodable import decodable
 from shardset.format.manifest import ClassInfo, Shard
+from shardset.prepared import prepared
 
 PLAN_VERSION = 11
 """Increase it when the format of a file below `plan/` changes, or what the same input and options lead to, such as the
 held-out samples or the default sizes: unfinished builds of other versions then start over."""
 
 
-@decodable
+@prepared
 class BuildFile(msgspec.Struct, frozen=True, kw_only=True):
     """`plan/build.json`: the identity of a build. An unfinished build resumes only if it is the same.
 
@@ -67,7 +67,7 @@ class BuildFile(msgspec.Struct, frozen=True, kw_only=True):
         return differences
 
 
-@decodable
+@prepared
 class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
     """`plan/plan.json`: the arithmetic of every split, and the fields that the manifest copies.
 
@@ -97,7 +97,7 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
         return range(batch * size, min(self.num_units, (batch + 1) * size))
 
 
-@decodable
+@prepared
 class ShardRecord(msgspec.Struct, frozen=True, kw_only=True):
     """`plan/done/...`: a finished shard. Its `first_id` is 0 until the commit sets it."""
 

@@ -12,8 +12,8 @@ from pipelines.plan import paths, tables
 from pipelines.plan.files import PlanFiles, decode_record
 from pipelines.plan.layout import UnitOffset
 from pipelines.plan.tables import QuarantineEntry, UnitRow
-from shardset.decodable import decodable
 from shardset.errors import TooManyBad
+from shardset.prepared import prepared
 
 UnitOffsets = dict[str, UnitOffset]
 """The offset of a unit in each split."""
@@ -44,7 +44,7 @@ class SplitCount:
             self.strata[label] = before(label, 0) + number
 
 
-@decodable
+@prepared
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitSummary:
     """A unit, or all units, in a few numbers: counts and fields by split, fixes, reasons of rejected samples, a digest.

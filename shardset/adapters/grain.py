@@ -49,7 +49,10 @@ class StreamIterator(grain.DatasetIterator[Batch]):
     def __next__(self) -> Batch:
         self._assert_not_closed()
         if self._batches is None:
-            self._batches = self._stream.run(self._spans())
+            epoch, step = self._position
+            epochs = itertools.count(epoch) if self._num_epochs is None else range(epoch, self._num_epochs)
+            spans = ((each, self._stream.steps_from(step if each == epoch else 0)) for each in epochs)
+            self._batches = self._stream.run(spans)
         epoch, step, batch = next(self._batches)
         self._position = (epoch, step + 1) if step + 1 < len(self._stream) else (epoch + 1, 0)
         return batch
@@ -59,7 +62,7 @@ class StreamIterator(grain.DatasetIterator[Batch]):
         return values_of_state(self._stream.state(*self._position))
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes on there: see `Stream.restore`."""
+        """Continues there: see `Stream.restore`."""
         self._position = self._stream.restore(state_from_values(state, OrderState))
         self._batches = None
 
@@ -67,8 +70,3 @@ class StreamIterator(grain.DatasetIterator[Batch]):
         """Ends the threads that read ahead."""
         super().close()
         self._batches = None
-
-    def _spans(self) -> Iterator[tuple[int, range]]:
-        epoch, step = self._position
-        epochs = itertools.count(epoch) if self._num_epochs is None else range(epoch, self._num_epochs)
-        return ((each, self._stream.steps_from(step if each == epoch else 0)) for each in epochs)

@@ -2,7 +2,7 @@
 
     dataset = iterable_dataset(stream, epoch=3).map(augment).with_format("torch").batch(64)
 
-Its own `state_dict` and `load_state_dict` go on in the middle of an epoch, and DataLoader workers share its steps.
+Its own `state_dict` and `load_state_dict` resume in the middle of an epoch, and DataLoader workers share its steps.
 """
 
 import os
@@ -18,7 +18,7 @@ with brought_by("huggingface"):
     import datasets
 
     from shardset.stream.batch import Batch
-    from shardset.stream.fill.finish import row_of
+    from shardset.stream.decode_batch.finish import row_of
     from shardset.stream.stream import Stream
 
 _Run = Generator[tuple[int, int, Batch], None, None]

@@ -29,7 +29,12 @@ class GlobalBatches:
     """
 
     def __init__(self, stream: Stream, mesh: Mesh, axis: str = "data") -> None:
-        _check_processes(stream)
+        here, own = (jax.process_index(), jax.process_count()), (stream.spec.rank, stream.spec.world_size)
+        if own != here:
+            raise ConfigError(
+                f"the stream reads for rank {own[0]} of {own[1]}, but this is process {here[0]} of {here[1]} of JAX; "
+                "pass rank=jax.process_index(), world_size=jax.process_count()"
+            )
         _check_mesh(stream, mesh, axis)
         stream.check_same()
         self.stream, self.sharding = stream, NamedSharding(mesh, PartitionSpec(axis))
@@ -48,7 +53,7 @@ class GlobalBatches:
         return self.stream.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Has the next iteration go on there; raises ConfigError naming what differs from this stream."""
+        """Has the next iteration continue there; raises ConfigError naming what differs from this stream."""
         self.stream.load_state_dict(state)
 
     def _global(self, value: Any) -> Any:
@@ -56,15 +61,6 @@ class GlobalBatches:
             return value
         shape = (self.stream.order.global_batch_size, *value.shape[1:])
         return jax.make_array_from_process_local_data(self.sharding, value, shape)
-
-
-def _check_processes(stream: Stream) -> None:
-    here, own = (jax.process_index(), jax.process_count()), (stream.spec.rank, stream.spec.world_size)
-    if own != here:
-        raise ConfigError(
-            f"the stream reads for rank {own[0]} of {own[1]}, but this is process {here[0]} of {here[1]} of JAX; pass "
-            "rank=jax.process_index(), world_size=jax.process_count()"
-        )
 
 
 def _check_mesh(stream: Stream, mesh: Mesh, axis: str) -> None:

@@ -7,7 +7,7 @@
 
 A stream decodes in threads, so it needs no DataLoader; use one where a framework asks for it. Each of n workers takes
 every n-th step, so batches come in the same order with any number of workers, and each further worker reads the shards
-again. Samples come in the stream's order with no worker or one; with several, each keeps the order of its own steps,
+again. Samples come in the stream's order with no worker or one; with several, each keeps the order of its steps,
 and the loader takes one sample of each in turn.
 """
 
@@ -20,9 +20,9 @@ import msgspec
 import numpy as np
 
 from shardset.arguments import require_int
-from shardset.decodable import decodable
 from shardset.errors import ConfigError, brought_by
 from shardset.order.state import OrderState, StateCount, state_from_values, values_of_state
+from shardset.prepared import prepared
 
 with brought_by("torch"):
     import torch
@@ -62,13 +62,13 @@ class TensorStream:
         return self.stream.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Has the next iteration go on there; raises ConfigError naming what differs from this stream."""
+        """Has the next iteration continue there; raises ConfigError naming what differs from this stream."""
         self.stream.load_state_dict(state)
 
 
-@decodable
+@prepared
 class _StepState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a worker stands: at a step of its own, of which it has given some items."""
+    """The position of a worker: its own step, of which it has given some items."""
 
     stream: OrderState
     num_given: StateCount
@@ -118,7 +118,7 @@ class StepDataset(IterableDataset[dict[str, Any]]):
         return self._items_left(self._place)
 
     def set_epoch(self, epoch: int) -> None:
-        """Has the next iteration give this epoch, in all workers; a state that was loaded goes on in its epoch."""
+        """Has the next iteration give this epoch, in all workers; a state that was loaded resumes in its epoch."""
         self._shared[:3] = torch.tensor([require_int("epoch", epoch), 0, int(self._shared[2]) + 1])
 
     def state_dict(self) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class StepDataset(IterableDataset[dict[str, Any]]):
         return {"stream": values_of_state(state), **given}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Has the next iteration go on there; it gives nothing if it was saved at the end of an epoch, before its loop.
+        """Has the next iteration continue there; gives nothing if it was saved at the end of an epoch, before its loop.
 
         Raises ConfigError naming what differs: see `Stream.restore`.
         """
@@ -138,7 +138,7 @@ class StepDataset(IterableDataset[dict[str, Any]]):
         if list(saved.batch_sizes) != sizes and (saved.num_given or saved.worker != (0, 1)):
             raise ConfigError(
                 f"the global batch and this process's part of it are {sizes} here and were {list(saved.batch_sizes)} "
-                "there; a state of samples, or of workers, goes on with the same"
+                "there; a state of samples, or of workers, resumes with the same"
             )
         epoch, step = self.stream.restore(saved.stream)
         if epoch != saved.stream.epoch:
@@ -174,7 +174,7 @@ class StepDataset(IterableDataset[dict[str, Any]]):
         if place.worker != worker:
             raise ConfigError(
                 f"the state is of worker {place.worker[0]} of {place.worker[1]} of a DataLoader, and this is "
-                f"{worker[0]} of {worker[1]}; go on with as many workers, and load it through a StatefulDataLoader"
+                f"{worker[0]} of {worker[1]}; use as many workers, and load it through a StatefulDataLoader"
             )
         return place
 

@@ -54,7 +54,7 @@ class SamplePipeline(webdataset.DataPipeline, webdataset.FluidInterface):
         return self.source.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Has the next iteration go on there; raises ConfigError naming what differs."""
+        """Has the next iteration continue there; raises ConfigError naming what differs."""
         self.source.load_state_dict(state)
 
     def batched(

@@ -7,7 +7,7 @@ region fills a row. Draws are keyed by slot, so a slot gets the same crop whatev
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -97,7 +97,12 @@ class RandomResizedCrop(Crop):
 
     def __post_init__(self) -> None:
         for name, ends in (("scale", self.scale), ("ratio", self.ratio)):
-            if not _is_range(ends):
+            try:
+                low, high = ends
+                is_range = 0 < low <= high
+            except (TypeError, ValueError):
+                is_range = False
+            if not is_range:
                 raise ConfigError(f"crop {name} is {ends!r}, expected (low, high) with 0 < low <= high")
 
     @property
@@ -200,7 +205,9 @@ def random_box(crop: RandomResizedCrop, height: int, width: int, drawn: np.ndarr
         w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < w <= width and 0 < h <= height:
             return Box(int(down * (height - h + 1)), int(right * (width - w + 1)), h, w)
-    return _widest_box(crop, height, width)
+    ratio = min(max(width / height, crop.ratio[0]), crop.ratio[1])
+    w, h = min(width, max(1, round(height * ratio))), min(height, max(1, round(width / ratio)))
+    return Box((height - h) // 2, (width - w) // 2, h, w)
 
 
 def short_side(height: int, width: int, side: int) -> tuple[int, int]:
@@ -279,20 +286,6 @@ class _Frames(threading.local):
 
 
 _frames = _Frames()
-
-
-def _is_range(ends: Sequence[float]) -> bool:
-    try:
-        low, high = ends
-        return 0 < low <= high
-    except (TypeError, ValueError):
-        return False
-
-
-def _widest_box(crop: RandomResizedCrop, height: int, width: int) -> Box:
-    ratio = min(max(width / height, crop.ratio[0]), crop.ratio[1])
-    w, h = min(width, max(1, round(height * ratio))), min(height, max(1, round(width / ratio)))
-    return Box((height - h) // 2, (width - w) // 2, h, w)
 
 
 def _put_unchanged(row: np.ndarray, pixels: np.ndarray) -> None:

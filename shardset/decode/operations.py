@@ -37,10 +37,6 @@ def _affine(*matrix: float | None) -> Callable[[Image.Image, float], Image.Image
     return apply
 
 
-def _rotate(image: Image.Image, degrees: float) -> Image.Image:
-    return image.rotate(degrees, Image.Resampling.BILINEAR, fillcolor=FILL)
-
-
 def _solarize_add(image: Image.Image, add: float) -> Image.Image:
     return image.point([min(255, one + int(add)) if one < 128 else one for one in range(256)] * 3)
 
@@ -70,8 +66,11 @@ def _enhancing(value: Callable[[float, int], float], *, is_signed: bool) -> tupl
 
 
 def _geometric(rotate: float, shear: float, translate: Callable[[float, int], float]) -> tuple[Operation, ...]:
+    def turn(image: Image.Image, degrees: float) -> Image.Image:
+        return image.rotate(degrees, Image.Resampling.BILINEAR, fillcolor=FILL)
+
     return (
-        Operation("rotate", _rotate, lambda level, side: rotate * level, is_signed=True),
+        Operation("rotate", turn, lambda level, side: rotate * level, is_signed=True),
         Operation("shear_x", _affine(1, None, 0, 0, 1, 0), lambda level, side: shear * level, is_signed=True),
         Operation("shear_y", _affine(1, 0, 0, None, 1, 0), lambda level, side: shear * level, is_signed=True),
         Operation("translate_x", _affine(1, 0, None, 0, 1, 0), translate, is_signed=True),

@@ -42,7 +42,10 @@ def decode(data: bytes, background: Background = WHITE) -> np.ndarray | None:
     if data[24] != 8 or data[_HEADER] != _HEADER_BEGINS or not _is_one_image(data, sums=colours not in (_RGB, _RGBA)):
         return None
     try:
-        pixels = _decode_colours(data, colours)
+        if colours in (_RGB, _RGBA):
+            pixels: np.ndarray = kornia.decode_image_png_u8(data, size(data), "rgb" if colours == _RGB else "rgba")
+        else:
+            pixels = pyspng.load(data, "RGBA" if colours == _GREY_ALPHA else "RGB")
     except Exception:  # noqa: BLE001 - kornia_rs raises nothing narrower
         return None
     return over(pixels, background) if colours in (_GREY_ALPHA, _RGBA) else pixels
@@ -51,15 +54,6 @@ def decode(data: bytes, background: Background = WHITE) -> np.ndarray | None:
 def is_cut(data: bytes) -> bool:
     """Whether the end mark of a PNG is missing, which Pillow tolerates; the build checks the same."""
     return _END not in data
-
-
-def _decode_colours(data: bytes, colours: int) -> np.ndarray:
-    """The pixels as they are stored, with alpha if there is one: uint8 [height, width, 3 or 4]."""
-    if colours in (_RGB, _RGBA):
-        pixels: np.ndarray = kornia.decode_image_png_u8(data, size(data), "rgb" if colours == _RGB else "rgba")
-    else:
-        pixels = pyspng.load(data, "RGBA" if colours == _GREY_ALPHA else "RGB")
-    return pixels
 
 
 def _is_one_image(data: bytes, *, sums: bool) -> bool:

@@ -10,7 +10,6 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from shardset.decodable import decodable
 from shardset.errors import ManifestError, NotFound
 from shardset.format import naming, records
 from shardset.format.records import VERSION as VERSION
@@ -22,6 +21,7 @@ from shardset.format.records import Split as Split
 from shardset.format.shards import IndexFile as IndexFile
 from shardset.format.shards import Shard as Shard
 from shardset.format.shards import StoredShards
+from shardset.prepared import prepared
 from shardset.storage.base import Storage
 from shardset.storage.open import open_file, open_storage
 
@@ -31,7 +31,7 @@ _NUMBERS = re.compile(rb"\[\n *[0-9]+(,\n *[0-9]+)*\n *\]")
 _BREAK = re.compile(rb"\n *")
 
 
-@decodable
+@prepared
 class _Version(msgspec.Struct):
     kind: Any = None
     version: Any = None

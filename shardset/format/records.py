@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 import numpy as np
 
-from shardset.decodable import decodable
 from shardset.errors import ManifestError
 from shardset.format import naming
 from shardset.format.shards import Count, Group, Record, Sha256, Shard, StoredShards
+from shardset.prepared import prepared
 
 VERSION: Final = 1
 
@@ -94,7 +94,7 @@ class Provenance(Record, frozen=True, kw_only=True):
     notes: list[str]
 
 
-@decodable
+@prepared
 class Manifest(Record, frozen=True, kw_only=True):
     """A shard set. Present means complete: it is written after everything it lists."""
 

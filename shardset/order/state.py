@@ -8,8 +8,8 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import numpy as np
 
-from shardset.decodable import decodable
 from shardset.errors import ConfigError
+from shardset.prepared import prepared
 
 MAX_STATE_BYTES = 4096
 
@@ -19,7 +19,7 @@ StateCount = Annotated[int, msgspec.Meta(ge=0, le=2**48)]
 StateT = TypeVar("StateT")
 
 
-@decodable
+@prepared
 class OrderState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All that a run needs to resume at a row: the same on every replica, about 300 bytes of JSON."""
 

@@ -68,7 +68,12 @@ class BlockCache:
         self._files: OrderedDict[int, _CacheFile] = OrderedDict()
         self._uncached: set[int] = set()
         self._lock = ProcessLock()
-        self._check_budget()
+        largest = split.max_tar_bytes + max(split.shard_sizes)
+        if spec.num_bytes < largest:
+            raise ConfigError(
+                f"a cache of {spec.num_bytes} bytes holds not one shard of {largest} bytes; raise its num_bytes, or "
+                "leave the cache out"
+            )
         self._set_lock = self._lock_set()
 
     def __reduce__(self) -> tuple[type["BlockCache"], tuple[DiskCache, Split]]:
@@ -137,33 +142,22 @@ class BlockCache:
             used -= _remove_unless_read(folder)
         return used + size <= self.spec.num_bytes
 
-    def _check_budget(self) -> None:
-        largest = self.split.max_tar_bytes + max(self.split.shard_sizes)
-        if self.spec.num_bytes < largest:
-            raise ConfigError(
-                f"a cache of {self.spec.num_bytes} bytes holds not one shard of {largest} bytes; raise its num_bytes, "
-                "or leave the cache out"
-            )
-
     def _lock_set(self) -> "_SetLock":
         try:
             self._root.mkdir(parents=True, exist_ok=True)
             with _locked(self._root / _LOCK):  # else another process might remove files that are being counted
-                self._check_disk()
-                return _SetLock(self._folder)
+                cached = sum(512 * stat.st_blocks for folder in _sets(self._root) for stat in _stats(folder))
+                free = shutil.disk_usage(self._root).free + cached
+                if free >= self.spec.num_bytes:
+                    return _SetLock(self._folder)
         except OSError as error:
             raise ConfigError(
                 f"{self._root}: can't be the folder of a cache ({error.strerror}); name another"
             ) from error
-
-    def _check_disk(self) -> None:
-        cached = sum(512 * stat.st_blocks for folder in _sets(self._root) for stat in _stats(folder))
-        free = shutil.disk_usage(self._root).free + cached
-        if free < self.spec.num_bytes:
-            raise ConfigError(
-                f"{self._root}: {free} bytes are free for the cache, {self.spec.num_bytes} were asked for; lower its "
-                "num_bytes, or free some"
-            )
+        raise ConfigError(
+            f"{self._root}: {free} bytes are free for the cache, {self.spec.num_bytes} were asked for; lower its "
+            "num_bytes, or free some"
+        )
 
 
 class CachedReader:

@@ -185,6 +185,6 @@ def _listed_range(table: ShardTable, shard: int, start: int, stop: int) -> bytes
     if stat.crc32c not in (None, listed.crc32c):
         raise LostShard(
             f"{table.url(shard)}: crc32c is {stat.crc32c}, expected {listed.crc32c}; "
-            "another object stands there, fetch or rebuild the shard"
+            "another object is there, fetch or rebuild the shard"
         )
     return data

@@ -6,8 +6,8 @@ from typing import Protocol, Self
 
 import msgspec
 
-from shardset.decodable import decodable
 from shardset.errors import ConfigError, NotFound, PreconditionFailed, StorageError
+from shardset.prepared import prepared
 
 ABSENT = "0"
 """The generation of what does not exist: `writer(name, if_generation=ABSENT)` never replaces anything."""
@@ -33,7 +33,7 @@ _ADVICE = {
 }
 
 
-@decodable
+@prepared
 class Stat(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a stored object that need no read of it.
 

@@ -5,13 +5,13 @@ from typing import Annotated, Literal
 import msgspec
 
 from shardset.checksum import crc32c_text
-from shardset.decodable import decodable
+from shardset.prepared import prepared
 from shardset.storage.base import Stat
 
 _CRC32C_OF_NOTHING = crc32c_text(0)
 
 
-@decodable
+@prepared
 class ListedObject(msgspec.Struct, frozen=True):
     """An object in a listing. A server may leave out the size of an empty object."""
 
@@ -29,12 +29,12 @@ class ListedObject(msgspec.Struct, frozen=True):
         return Stat(name=name, num_bytes=self.size or 0, generation=str(self.generation), crc32c=self.crc32c)
 
 
-@decodable
+@prepared
 class StoredObject(ListedObject, frozen=True, kw_only=True):
     kind: Literal["storage#object"]
 
 
-@decodable
+@prepared
 class ListingPage(msgspec.Struct, frozen=True, rename="camel"):
     kind: Literal["storage#objects"]
     items: list[ListedObject] = []
@@ -45,7 +45,7 @@ class _PlacementConfig(msgspec.Struct, frozen=True, rename="camel"):
     data_locations: list[str] = []
 
 
-@decodable
+@prepared
 class BucketFacts(msgspec.Struct, frozen=True, rename="camel"):
     kind: Literal["storage#bucket"]
     location: str = "unknown"

@@ -156,7 +156,7 @@ class MixedStream:
                 batches = [next(run)[2] for run in runs]
                 for (number, stream), batch in zip(numbered, batches, strict=True):
                     batch["source"] = np.full(stream.batch_size, number, np.int64)
-                yield step, _concatenate(batches)
+                yield step, batches[0] if len(batches) == 1 else _concatenate(batches)
         finally:
             for run in runs:
                 run.close()
@@ -192,8 +192,6 @@ class MixedStream:
 
 
 def _concatenate(batches: Sequence[Batch]) -> Batch:
-    if len(batches) == 1:
-        return batches[0]
     columns = {name: [batch[name] for batch in batches] for name in batches[0]}
     return {
         name: np.concatenate(values) if isinstance(values[0], np.ndarray) else list(itertools.chain(*values))

@@ -1,4 +1,4 @@
-"""The threads of one run over a stream: plan -> begin to fill -> consumer."""
+"""The threads of one run over a stream: plan -> begin to decode -> consumer."""
 
 import queue
 import threading
@@ -12,10 +12,10 @@ from shardset.order.budget import READ_AHEAD
 from shardset.read.blocks import open_sample_reader
 from shardset.read.pending import SampleReader
 from shardset.stream.batch import Batch
-from shardset.stream.fill.fillers import open_filler
-from shardset.stream.fill.finish import finishing
-from shardset.stream.fill.slots import SlotWriter
-from shardset.stream.fill.steps import PlannedStep, Spans, StepPlanner, empty_batch
+from shardset.stream.decode_batch.decoders import open_decoder
+from shardset.stream.decode_batch.finish import DecodeAndFinish
+from shardset.stream.decode_batch.slots import SlotWriter
+from shardset.stream.decode_batch.steps import PlannedStep, Spans, StepPlanner, empty_batch
 from shardset.stream.source import DecodeAids, StreamSource
 
 POLL_S = 0.1
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class _FillingBatch:
+class _DecodingBatch:
     """A batch that is full when its futures are done."""
 
     epoch: int
@@ -54,9 +54,11 @@ class Pipeline:
         )
         self._planner = StepPlanner(source, aids.cache, self._reader, self._stopped)
         writer = SlotWriter(source, aids.cache, self._reader, self._stopped)
-        self._filler = finishing(open_filler(source, writer, aids.workers), source.spec, self._stopped)
+        self._decoder, spec = open_decoder(source, writer, aids.workers), source.spec
+        if spec.transform is not None or (spec.image is not None and spec.image.flip == "pixels"):
+            self._decoder = DecodeAndFinish(self._decoder, spec, self._stopped)
         self._planned: queue.Queue[PlannedStep | _Failure | None] = queue.Queue(READ_AHEAD)
-        self._filling: queue.Queue[_FillingBatch | _Failure | None] = queue.Queue(max(1, source.spec.prefetch))
+        self._decoding: queue.Queue[_DecodingBatch | _Failure | None] = queue.Queue(max(1, source.spec.prefetch))
         self._threads = self._make_threads()
 
     @property
@@ -73,15 +75,15 @@ class Pipeline:
         self.stop()
         for thread in self._threads:
             thread.join(JOIN_S)
-        self._filler.close()
+        self._decoder.close()
 
     def __iter__(self) -> Iterator[tuple[int, int, Batch]]:
-        while (filling := self._receive(self._filling)) is not None:
-            if isinstance(filling, _Failure):
-                raise filling.error
-            for future in filling.futures:
+        while (decoding := self._receive(self._decoding)) is not None:
+            if isinstance(decoding, _Failure):
+                raise decoding.error
+            for future in decoding.futures:
                 future.result()
-            yield filling.epoch, filling.step, filling.batch
+            yield decoding.epoch, decoding.step, decoding.batch
 
     def stop(self) -> None:
         """Ends all threads, and fails the reads that they wait for."""
@@ -89,13 +91,13 @@ class Pipeline:
         self._reader.close()
 
     def _make_threads(self) -> list[threading.Thread]:
-        """One thread for planning and filling if samples are small and local, because nothing waits; else two."""
+        """One thread for planning and decoding if samples are small and local, because nothing waits; else two."""
         plan = partial(self._planner.plan, self._spans, self._wait_for_budget)
         if self._source.has_small_samples and not self._source.table.storage.is_remote:
-            return [self._thread("fill", lambda: map(self._begin, plan()), self._filling)]
+            return [self._thread("begin", lambda: map(self._begin, plan()), self._decoding)]
         return [
             self._thread("plan", plan, self._planned),
-            self._thread("fill", lambda: map(self._begin, self._receive_planned()), self._filling),
+            self._thread("begin", lambda: map(self._begin, self._receive_planned()), self._decoding),
         ]
 
     def _thread(
@@ -120,9 +122,9 @@ class Pipeline:
                 raise step.error
             yield step
 
-    def _begin(self, step: PlannedStep) -> _FillingBatch:
+    def _begin(self, step: PlannedStep) -> _DecodingBatch:
         batch = empty_batch(self._source, step)
-        return _FillingBatch(step.epoch, step.step, batch, self._filler.begin(batch, step))
+        return _DecodingBatch(step.epoch, step.step, batch, self._decoder.begin(batch, step))
 
     def _wait_for_budget(self) -> None:
         """Waits while the budget is used up and a planned step can still free memory."""

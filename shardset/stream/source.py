@@ -147,6 +147,6 @@ def _check_fields(stored: Sequence[str], spec: StreamSpec) -> None:
         raise ConfigError(f"no field {missing[0]!r} in this split; it has {', '.join(stored)}")
     reserved = [name for name in spec.fields if name in BATCH_NAMES]
     if reserved:
-        raise ConfigError(f"a batch has a {reserved[0]!r} of its own; build the set with another name for that field")
+        raise ConfigError(f"a batch already has a {reserved[0]!r}; build the set with another name for that field")
     if spec.image is not None and FIELD_OF_EXTENSION.keys().isdisjoint(stored):
         raise ConfigError(f"this split has no images, only {', '.join(stored)}; use image=None")

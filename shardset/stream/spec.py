@@ -58,7 +58,7 @@ class StreamSpec:
     order, every sample once. `image=None` decodes nothing. `fields` pass through as lists of bytes (None where a sample
     has none). `num_lanes`, `block_size` and `window` (L, q, w of docs/order.md) are part of the order: to resume a
     run, give those of its state. `augment_repeats` is repeated augmentation: each sample takes so many slots of its
-    batch, each with a crop, a flip and a transform of its own. `bad_samples` says what happens to a sample whose bytes
+    batch, each with its own crop, flip and transform. `bad_samples` says what happens to a sample whose bytes
     are damaged or no image: `raise`; `substitute` takes another sample, of its lane if it has one; `mask` gives a black
     image of weight 0. Slots never shift, and each case is logged. `budget_bytes` limits the memory; small images
     (PadCrop) that all fit what remains of it are decoded once in the life of the stream. `disk_cache` keeps what comes
@@ -112,7 +112,14 @@ class StreamSpec:
         slots, size = self.slots, self.global_batch_size
         if slots.step != 1 or not 0 <= slots.start <= slots.stop <= size:
             raise ConfigError(f"part is {self.part}, expected consecutive slots of a global batch of {size}")
-        self._check_image()
+        if self.image is not None and not isinstance(self.image, ImageSpec):
+            raise ConfigError(f"image is {self.image!r}, expected ImageSpec(size=...), or None to decode nothing")
+        if isinstance(self.fields, str):
+            raise ConfigError(f"fields is {self.fields!r}, expected several, such as ({self.fields!r},)")
+        if self.seed is None and self.image is not None and self.image.is_random:
+            raise ConfigError(
+                "the stored order (seed None) takes no random crop or flip; use CenterCrop, or give a seed"
+            )
 
     @property
     def slots(self) -> range:
@@ -128,13 +135,3 @@ class StreamSpec:
     def num_decode_threads(self) -> int:
         """Threads that decode: `num_threads`, or one for each core that is this process's share."""
         return self.num_threads or num_own_cores()
-
-    def _check_image(self) -> None:
-        if self.image is not None and not isinstance(self.image, ImageSpec):
-            raise ConfigError(f"image is {self.image!r}, expected ImageSpec(size=...), or None to decode nothing")
-        if isinstance(self.fields, str):
-            raise ConfigError(f"fields is {self.fields!r}, expected several, such as ({self.fields!r},)")
-        if self.seed is None and self.image is not None and self.image.is_random:
-            raise ConfigError(
-                "the stored order (seed None) takes no random crop or flip; use CenterCrop, or give a seed"
-            )

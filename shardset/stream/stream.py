@@ -4,8 +4,8 @@
     for batch in stream:                      # one epoch; the next `for` is the next epoch
         batch["image"], batch["label"], batch["weight"], batch["id"]
 
-One thread plans and requests bytes, one begins to fill batches, a pool decodes (`pipeline`, `fill/`). All end with the
-generator. An error in one of them is raised at the batch that it prevented.
+One thread plans and requests bytes, one begins to decode batches, a pool decodes (`pipeline`, `decode_batch/`). All
+end with the generator. An error in one of them is raised at the batch that it prevented.
 """
 
 import itertools
@@ -20,8 +20,8 @@ from shardset.errors import ConfigError
 from shardset.format.manifest import LoadedSet
 from shardset.order.state import OrderState, state_from_values, values_of_state
 from shardset.stream.batch import Batch
+from shardset.stream.decode_batch.steps import Spans
 from shardset.stream.defaults import DEFAULT_SEED, ImageChoice, check_names, choose_global_batch, choose_image
-from shardset.stream.fill.steps import Spans
 from shardset.stream.pipeline import Pipeline
 from shardset.stream.source import DecodeAids, StreamSource, open_decode_aids, open_source
 from shardset.stream.spec import StreamOptions, StreamSpec
@@ -105,7 +105,7 @@ class Stream:
         return self.order.num_batches
 
     def __iter__(self) -> Generator[Batch, None, None]:
-        """The batches of the epoch at which the stream stands; after it, or after a `break`, those of the next one."""
+        """The batches of the epoch at which the stream is; after it, or after a `break`, those of the next one."""
         begin = self._position = self._position.next_start
         for step, batch in enumerate(self.epoch(begin.epoch, begin.step), begin.step + 1):
             # Before the consumer has the batch: it may save the position next.

@@ -53,7 +53,7 @@ def which_process(rank: int | None, world_size: int | None) -> tuple[int, int]:
         )
     if rank is not None and world_size is not None:
         return require_int("rank", rank), require_int("world_size", world_size)
-    if launch := find_launch():
+    if launch := _torch_launch() or _jax_launch() or _environment_launch():
         raise ConfigError(
             f"rank and world_size are not given, but {launch.evidence}: each process would read the same samples; pass "
             f"rank={launch.rank}, world_size={launch.world_size}, or rank=0, world_size=1 to read everything here"
@@ -116,11 +116,6 @@ def refuse_second_division(rank: int, world_size: int) -> None:
                 "iterate over it in each process, and move each batch to accelerator.device"
             )
         frame = frame.f_back
-
-
-def find_launch() -> Launch | None:
-    """How this process was started as one of several; None if nothing says so."""
-    return _torch_launch() or _jax_launch() or _environment_launch() or _xla_launch()
 
 
 def num_local_processes() -> int:
@@ -189,13 +184,9 @@ def _environment_launch() -> Launch | None:
     for size_name, rank_name in _LAUNCHERS.items():
         if size := _several(size_name):
             return Launch(f"{size_name} is {size}", f'int(os.environ["{rank_name}"])', size)
-    return None
-
-
-def _xla_launch() -> Launch | None:
-    """From torch_xla's `xmp.spawn`, whose variables know the processes of this host only."""
     if not (size := _several(_XLA_LOCAL_SIZE)):
         return None
+    # The variables of torch_xla's `xmp.spawn` know the processes of this host only.
     runtime = "torch_xla.runtime"
     return Launch(f"{_XLA_LOCAL_SIZE} is {size}", f"{runtime}.global_ordinal()", f"{runtime}.world_size()")
 

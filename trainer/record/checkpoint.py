@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from shardset.decodable import decodable
 from shardset.errors import ConfigError, DamagedShard, NotFound
+from shardset.prepared import prepared
 from shardset.storage.base import ABSENT, Storage
 from shardset.storage.checked import facts_of, read_object
 from trainer.errors import CheckpointError, NotFinite, RunTaken
@@ -27,7 +27,7 @@ from trainer.supervise.run_lock import UNRIVALLED, RunLock
 FORMAT = 1
 
 
-@decodable
+@prepared
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
     """The state file of a checkpoint as it was stored."""
 
@@ -36,7 +36,7 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
     crc32c: str
 
 
-@decodable
+@prepared
 class CommitMark(msgspec.Struct, frozen=True, kw_only=True):
     """The contents of `commit.json`: what the checkpoint is, and the size and checksum of its state file.
 

@@ -19,7 +19,7 @@ import msgspec
 import torch
 from msgspec.structs import asdict
 
-from shardset.decodable import decodable
+from shardset.prepared import prepared
 from shardset.storage.base import os_errors_as_storage_errors
 from trainer.errors import EpochMismatch, NotFinite
 from trainer.record.log_files import METRICS, log_name
@@ -109,7 +109,7 @@ class Rates:
 # --- records ---------------------------------------------------------------------------------------------------------
 
 
-@decodable
+@prepared
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="step"):
     """An interval of steps that ends with `step`. Loss and accuracy are means over the samples of all replicas.
 
@@ -127,7 +127,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
     learning_rate: float
 
 
-@decodable
+@prepared
 class EpochRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="epoch"):
     """One epoch. `samples` and `key_digest` are those of all hosts and equal the expected ones.
 
@@ -151,7 +151,7 @@ class EpochRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     mfu_percent: float | None = None
 
 
-@decodable
+@prepared
 class EvalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="eval"):
     """One evaluation: every sample of the split once."""
 
@@ -165,7 +165,7 @@ class EvalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
     seconds: float
 
 
-@decodable
+@prepared
 class FinalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="final"):
     """The whole run, as seen by the process that ended it. `accuracy` is the top-1 of the last evaluation.
 

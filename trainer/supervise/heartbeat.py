@@ -19,8 +19,8 @@ from typing import Self
 
 import msgspec
 
-from shardset.decodable import decodable
 from shardset.errors import ConfigError
+from shardset.prepared import prepared
 from trainer.errors import Preempted
 
 PORT = 8490
@@ -55,7 +55,7 @@ class HeartbeatTiming:
 TIMING = HeartbeatTiming()
 
 
-@decodable
+@prepared
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The state of one side: who it is, its last step, how it ended ("" is success), and which process was lost.
 

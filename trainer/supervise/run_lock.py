@@ -21,8 +21,8 @@ from pathlib import Path
 
 import msgspec
 
-from shardset.decodable import decodable
 from shardset.errors import ConfigError, NotFound, PreconditionFailed, StorageError, TransientError
+from shardset.prepared import prepared
 from shardset.storage.base import ABSENT, Storage, os_errors_as_storage_errors
 from shardset.storage.open import open_storage
 from trainer.errors import RunTaken
@@ -35,7 +35,7 @@ PATIENCE_S = 35.0
 """A lease that has not been renewed for this long is free to take."""
 
 
-@decodable
+@prepared
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
     """The process that holds a run folder. Processes of one `machine` can see each other. `beat` counts renewals."""
 

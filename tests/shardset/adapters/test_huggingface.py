@@ -9,7 +9,7 @@ from datasets import IterableDataset
 from torch.utils.data import DataLoader
 
 from shardset.adapters.huggingface import iterable_dataset
-from shardset.stream.fill.finish import row_of
+from shardset.stream.decode_batch.finish import row_of
 from tests.makers.reading import same
 from tests.shardset.adapters.conftest import RAW
 

@@ -235,7 +235,7 @@ def test_a_field_that_is_called_like_an_array_of_the_batch_is_refused(tmp_path, 
     sample = StoredSample(key="a", fields=(("png", b"x"), (name, b"{}")), label=-1, source=0)
     write_shard_set(open_storage(str(tmp_path)), {"train": [sample]}, num_shards=1, num_classes=0)
     options = {"global_batch_size": 1, "seed": None, "window": 0, "image": None}
-    with pytest.raises(ConfigError, match=f"a batch has a {name!r} of its own"):
+    with pytest.raises(ConfigError, match=f"a batch already has a {name!r}"):
         make(str(tmp_path), fields=("png", name), **options)
     assert next(make(str(tmp_path), fields=("png",), **options).epoch(0))["png"] == [b"x"]
 

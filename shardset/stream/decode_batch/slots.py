@@ -14,8 +14,8 @@ from shardset.format import stored_png
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.read.pending import Contents, PendingSamples, SampleReader
 from shardset.stream.batch import Batch
-from shardset.stream.fill.steps import PlannedStep
-from shardset.stream.fill.substitutes import Substitutes
+from shardset.stream.decode_batch.steps import PlannedStep
+from shardset.stream.decode_batch.substitutes import Substitutes
 from shardset.stream.source import StreamSource
 
 StoredContents = tuple[int, Contents]

@@ -11,8 +11,8 @@ import numpy as np
 from shardset.errors import ConfigError
 from shardset.order.permutation import Purpose, hash64
 from shardset.stream.batch import Batch
-from shardset.stream.fill.fillers import BatchFiller, FillHere, even_slices
-from shardset.stream.fill.steps import PlannedStep
+from shardset.stream.decode_batch.decoders import BatchDecoder, DecodeHere, even_slices
+from shardset.stream.decode_batch.steps import PlannedStep
 from shardset.stream.spec import RowTransform, StreamSpec
 
 KEPT_NAMES = ("id", "weight")
@@ -25,18 +25,18 @@ _Kind = tuple[tuple[int, ...], np.dtype[Any]] | None
 """Shape and type of a value that is stacked; None for one that goes into a list."""
 
 
-class FillAndFinish:
-    """Fills batches by another filler, and finishes them in its threads."""
+class DecodeAndFinish:
+    """Decodes batches by another decoder, and mirrors and transforms them in its threads, as the spec says."""
 
-    def __init__(self, filler: BatchFiller, spec: StreamSpec, stopped: threading.Event) -> None:
-        self._filler, self._spec, self._stopped = filler, spec, stopped
-        self._num_slices = 1 if isinstance(filler, FillHere) else spec.num_decode_threads
-        self.submit, self.close = filler.submit, filler.close
+    def __init__(self, decoder: BatchDecoder, spec: StreamSpec, stopped: threading.Event) -> None:
+        self._decoder, self._spec, self._stopped = decoder, spec, stopped
+        self._num_slices = 1 if isinstance(decoder, DecodeHere) else spec.num_decode_threads
+        self.submit, self.close = decoder.submit, decoder.close
 
     def begin(self, batch: Batch, step: PlannedStep) -> Sequence[Future[None]]:
-        """See BatchFiller."""
+        """See BatchDecoder."""
         rows = dict(batch)
-        filled = self._filler.begin(rows, step)
+        filled = self._decoder.begin(rows, step)
         columns = None
         if self._spec.transform is not None:
             for name in rows.keys() - KEPT_NAMES:
@@ -142,7 +142,8 @@ def mirror(images_NHWC: np.ndarray, slots: Iterable[int]) -> None:
 
 def row_of(batch: Batch, slot: int) -> dict[str, Any]:
     """One row of a batch: a view of its image, numbers, its key and its stored fields."""
-    return {name: _plain(values[slot]) for name, values in batch.items()}
+    row = {name: values[slot] for name, values in batch.items()}
+    return {name: value.item() if isinstance(value, np.generic) else value for name, value in row.items()}
 
 
 def transform_keys(seed: int | None, epoch: int, ids: np.ndarray) -> np.ndarray:
@@ -153,16 +154,6 @@ def transform_keys(seed: int | None, epoch: int, ids: np.ndarray) -> np.ndarray:
     """
     keys: np.ndarray = hash64(*((0, 0) if seed is None else (seed, epoch)), Purpose.TRANSFORM, ids)
     return keys
-
-
-def finishing(filler: BatchFiller, spec: StreamSpec, stopped: threading.Event) -> BatchFiller:
-    """The filler, with what the spec asks to be done to a filled batch."""
-    mirrors = spec.image is not None and spec.image.flip == "pixels"
-    return FillAndFinish(filler, spec, stopped) if mirrors or spec.transform is not None else filler
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def _value(value: Any) -> Any:

@@ -10,7 +10,7 @@ from shardset.decode.crops import CenterCrop, PadCrop
 from shardset.decode.image import ImageSpec
 from shardset.errors import ConfigError
 from shardset.storage.open import open_storage
-from shardset.stream.fill.finish import KeyedGenerator
+from shardset.stream.decode_batch.finish import KeyedGenerator
 from shardset.stream.stream import Stream
 from tests.makers.shardset import image_sample, jpeg_samples, png_samples, write_shard_set
 

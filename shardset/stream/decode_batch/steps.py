@@ -14,7 +14,7 @@ from shardset.order.epoch import Slots
 from shardset.read.addresses import SampleAddresses
 from shardset.read.pending import PendingSamples, SampleReader
 from shardset.stream.batch import Batch
-from shardset.stream.fill.substitutes import growing_slices
+from shardset.stream.decode_batch.substitutes import growing_slices
 from shardset.stream.source import StreamSource
 
 Spans = Iterator[tuple[int, range]]

@@ -12,18 +12,18 @@ from shardset.decode.crops import use_one_opencv_thread
 from shardset.decode.memory_cache import MemoryCache
 from shardset.decode.workers import Worker, WorkerPool
 from shardset.stream.batch import Batch
-from shardset.stream.fill.slots import SlotWriter, StoredContents, slots_of
-from shardset.stream.fill.steps import PlannedStep
+from shardset.stream.decode_batch.slots import SlotWriter, StoredContents, slots_of
+from shardset.stream.decode_batch.steps import PlannedStep
 from shardset.stream.source import StreamSource
 
 SLICES_PER_THREAD = 4
 
 
-class BatchFiller(Protocol):
-    """A way to fill the slots of a batch."""
+class BatchDecoder(Protocol):
+    """A way to decode the slots of a batch."""
 
     def begin(self, batch: Batch, step: PlannedStep) -> Sequence[Future[None]]:
-        """Begins to fill a batch, which is full when all futures are done. Raises what prevents that."""
+        """Begins to decode a batch, which is full when all futures are done. Raises what prevents that."""
 
     def submit(self, job: Callable[[], None]) -> Sequence[Future[None]]:
         """Runs a job where images are decoded; by default at once, in the calling thread."""
@@ -35,21 +35,21 @@ class BatchFiller(Protocol):
         return None
 
 
-class FillHere(BatchFiller):
-    """Fills in the calling thread: for small samples, switching threads takes longer than decoding."""
+class DecodeHere(BatchDecoder):
+    """Decodes in the calling thread: for small samples, switching threads takes longer than decoding."""
 
     def __init__(self, writer: SlotWriter) -> None:
         self._writer = writer
 
     def begin(self, batch: Batch, step: PlannedStep) -> Sequence[Future[None]]:
-        """See BatchFiller."""
+        """See BatchDecoder."""
         samples = list(self._writer.read(batch, step, 0, len(step.slots.ids)))
         _write_all(self._writer, batch, step, self._writer.write_undecoded(batch, step, samples))
         return ()
 
 
-class _PoolFiller(BatchFiller):
-    """What fillers with a pool of threads share."""
+class _PoolDecoder(BatchDecoder):
+    """What decoders with a pool of threads share."""
 
     def __init__(self, writer: SlotWriter, num_threads: int) -> None:
         self._writer = writer
@@ -57,15 +57,15 @@ class _PoolFiller(BatchFiller):
         self._pool = ThreadPoolExecutor(num_threads, "shardset-decode", initializer=begin)
 
     def submit(self, job: Callable[[], None]) -> Sequence[Future[None]]:
-        """See BatchFiller."""
+        """See BatchDecoder."""
         return [self._pool.submit(job)]
 
     def close(self) -> None:
-        """See BatchFiller."""
+        """See BatchDecoder."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
-class FillInThreads(_PoolFiller):
+class DecodeInThreads(_PoolDecoder):
     """Cuts a batch into slices that threads read and decode."""
 
     def __init__(self, writer: SlotWriter, num_threads: int, num_slices: int) -> None:
@@ -73,7 +73,7 @@ class FillInThreads(_PoolFiller):
         self._num_slices = num_slices
 
     def begin(self, batch: Batch, step: PlannedStep) -> Sequence[Future[None]]:
-        """See BatchFiller."""
+        """See BatchDecoder."""
         slices = even_slices(len(step.slots.ids), self._num_slices)
         return [
             self._pool.submit(_write_all, self._writer, batch, step, self._writer.read(batch, step, start, stop))
@@ -81,10 +81,10 @@ class FillInThreads(_PoolFiller):
         ]
 
 
-class FillInProcesses(_PoolFiller):
+class DecodeInProcesses(_PoolDecoder):
     """Decodes the slices of a batch in processes. A thread waits for each process and decodes what that can't.
 
-    The calling thread reads the bytes, as in FillHere and for the same reason.
+    The calling thread reads the bytes, as in DecodeHere and for the same reason.
     """
 
     def __init__(self, writer: SlotWriter, workers: WorkerPool) -> None:
@@ -92,7 +92,7 @@ class FillInProcesses(_PoolFiller):
         self._workers = workers
 
     def begin(self, batch: Batch, step: PlannedStep) -> Sequence[Future[None]]:
-        """See BatchFiller."""
+        """See BatchDecoder."""
         futures = []
         for start, stop in even_slices(len(step.slots.ids), self._workers.num_processes):
             samples = list(self._writer.read(batch, step, start, stop))
@@ -103,7 +103,7 @@ class FillInProcesses(_PoolFiller):
         return futures
 
     def _decode_in_workers(self, batch: Batch, step: PlannedStep, samples: list[StoredContents]) -> None:
-        """Fills a slice from an idle worker, and decodes the rest in this thread."""
+        """Decodes a slice from an idle worker, and decodes the rest in this thread."""
         with self._workers.idle() as worker:
             if worker is not None and not self._writer.stopped.is_set():
                 samples = self._decode_by(worker, batch, step, samples)
@@ -115,7 +115,7 @@ class FillInProcesses(_PoolFiller):
     def _decode_by(
         self, worker: Worker, batch: Batch, step: PlannedStep, samples: list[StoredContents]
     ) -> list[StoredContents]:
-        """Fills what a worker can decode; returns the samples that it can't."""
+        """Decodes what a worker can decode; returns the samples that it can't."""
         slots, cache = slots_of(samples), self._writer.cache
         numbers = np.arange(len(slots)) if cache is None else step.slots.ids[slots]
         done = worker.decode(self._writer.images(samples), step.drawn[slots], numbers)
@@ -129,33 +129,33 @@ class FillInProcesses(_PoolFiller):
         return list(itertools.compress(samples, ~done))
 
 
-class FillFromMemory:
-    """Crops the images of a step that the memory cache holds; leaves the other steps to another filler."""
+class DecodeFromMemory:
+    """Crops the images of a step that the memory cache holds; leaves the other steps to another decoder."""
 
-    def __init__(self, cache: MemoryCache, others: BatchFiller) -> None:
+    def __init__(self, cache: MemoryCache, others: BatchDecoder) -> None:
         self._cache, self._others = cache, others
         self.submit, self.close = others.submit, others.close
 
     def begin(self, batch: Batch, step: PlannedStep) -> Sequence[Future[None]]:
-        """See BatchFiller."""
+        """See BatchDecoder."""
         if step.pending is not None:
             return self._others.begin(batch, step)
         slots = np.arange(len(step.slots.ids))
         return self.submit(partial(self._cache.crop_into, batch["image"], slots, step.slots.ids, step.drawn))
 
 
-def open_filler(source: StreamSource, writer: SlotWriter, workers: WorkerPool | None) -> BatchFiller:
-    """The fastest filler for the batches of a source."""
-    filler: BatchFiller
+def open_decoder(source: StreamSource, writer: SlotWriter, workers: WorkerPool | None) -> BatchDecoder:
+    """The fastest decoder for the batches of a source."""
+    decoder: BatchDecoder
     if workers is not None:
-        filler = FillInProcesses(writer, workers)
+        decoder = DecodeInProcesses(writer, workers)
     elif source.has_small_samples:
-        filler = FillHere(writer)
+        decoder = DecodeHere(writer)
     else:
         num_threads = source.spec.num_decode_threads
         num_slices = 1 if source.spec.image is None else SLICES_PER_THREAD * num_threads
-        filler = FillInThreads(writer, num_threads, num_slices)
-    return filler if writer.cache is None else FillFromMemory(writer.cache, filler)
+        decoder = DecodeInThreads(writer, num_threads, num_slices)
+    return decoder if writer.cache is None else DecodeFromMemory(writer.cache, decoder)
 
 
 def even_slices(size: int, num_slices: int) -> Iterable[tuple[int, int]]:

@@ -11,7 +11,7 @@ import msgspec
 T = TypeVar("T")
 
 
-def decodable(kind: type[T]) -> type[T]:
+def prepared(kind: type[T]) -> type[T]:
     """Prepares a type, and all types of its fields, for msgspec's decoders; a decorator."""
     msgspec.json.Decoder(kind)
     return kind
