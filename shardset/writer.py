@@ -1,14 +1,9 @@
-"""Writes a shard set from any loop, in one process and without Beam, with the tars, indexes and manifest of a build.
-
-with shardset.Writer("shards", samples_per_shard=1000) as writer:
-    for image, label in pairs:
-        writer.write(image=image, label=label)
-"""
+"""Writes a shard set from any loop, in one process, with the tars, indexes and manifest of a build."""
 
 import hashlib
 import io
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,46 +28,47 @@ from shardset.storage.base import Writer as StorageWriter
 from shardset.storage.open import open_storage
 from shardset.version import __version__
 
+_Create = Callable[[str], AbstractContextManager[StorageWriter]]
+
 
 class Writer:
     """Writes a new shard set into `output`, a folder or a `gs://` address; the manifest appears when the block ends.
 
-    Shards hold `samples_per_shard` samples, the last one of a split may hold fewer. Samples are stored in the order in
-    which they come: if classes come one after the other, shuffle them first, or let `python -m pipelines build --source
-    webdataset` make a mixed set of the finished one. `classes` are the names of the labels 0, 1, ...; without them a
-    label is its own name. An exception in the block removes everything that was written. Not for several threads.
-    Memory: about 100 bytes a sample.
+        with shardset.Writer("shards", samples_per_shard=1000) as writer:
+            writer.write(image=pixels, label=3)
 
-    Raises ConfigError if the folder already holds a set, or what a killed writer left.
+    Samples are stored in the order in which they come, so shuffle sorted classes first; the last shard of a split may
+    be smaller. `classes` names the labels 0, 1, ...; without it a label is its own name. An exception in the block
+    removes everything that was written. Takes about 100 bytes of memory a sample; not for several threads. Raises
+    ConfigError if the folder holds a set, or what a stopped writer left.
     """
 
     def __init__(
         self, output: str | Path | Storage, *, samples_per_shard: int = 1000, classes: Sequence[str] | None = None
     ) -> None:
-        self._samples_per_shard = require_int("samples_per_shard", samples_per_shard)
-        if self._samples_per_shard < 1:
-            raise ConfigError(f"samples_per_shard is {samples_per_shard}, expected at least 1")
         self._storage = open_storage(str(output)) if isinstance(output, str | Path) else output
+        self._size = require_int("samples_per_shard", samples_per_shard)
+        if self._size < 1:
+            raise ConfigError(f"samples_per_shard is {samples_per_shard}, expected at least 1")
         self._classes = None if classes is None else list(classes)
         self._splits: dict[str, _SplitWriter] = {}
         self._keys: set[str] = set()
-        if next(self._storage.list(naming.MANIFEST), None) is not None:
-            raise ConfigError(f"{self._storage.url}: there is a shard set already; choose another output")
+        self._created: list[str] = []
+        self._refuse(naming.MANIFEST, "there is a shard set already; choose another output")
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            self._abort(error)
-            return
         try:
-            manifest = self._finish()
+            manifest = self._finish() if error is None else None
         except BaseException as failure:
             self._abort(failure)
             raise
-        # Nothing is removed from here on: the manifest may be there even if its writer fails.
-        _put(self._storage, naming.MANIFEST, manifests.to_json(manifest))
+        if error is not None:
+            self._abort(error)
+        elif manifest is not None:  # nothing is removed from here on: it may be there even if its writer fails
+            self._put(naming.MANIFEST, manifests.to_json(manifest))
 
     def write(
         self,
@@ -86,34 +82,31 @@ class Writer:
         """Adds a sample to a split.
 
         `image` is an encoded image, stored byte for byte, or pixels, stored as PNG: uint8 [height, width] or [height,
-        width, 3]. `label` is from 0, None if there is none. `key` names the sample in all splits; by default it is its
-        number. `json` is stored beside the image. Raises ConfigError for arguments that can't be stored, and
-        UndecodableImage for bytes that are no whole image of a supported format; the sample is left out then, and
-        others may follow.
+        width, 3]. `label` is from 0, None if there is none. `key` is unique in all splits; by default it is the number
+        of the sample. Raises ConfigError for what can't be stored, and UndecodableImage for bytes that are no whole
+        image of a supported format; that sample is left out then, and others may follow.
         """
-        number = len(self._keys)
-        key = f"{number:09d}" if key is None else key
-        where = f"sample {number} ({key!r})"
+        key = f"{len(self._keys):09d}" if key is None else key
+        where = f"sample {len(self._keys)} ({key!r})"
         if not naming.is_split(split):
             raise ConfigError(f"{where}: {split!r} can't name a split; use letters, digits, - and _, but not plan")
-        if not naming.is_key(key) or key in self._keys:
-            why = "was used before" if key in self._keys else "is no key: use up to 72 ASCII letters, digits and _+=-/"
-            raise ConfigError(f"{where}: the key {why}")
-        fields = [_image_field(image, where)]
-        if label is not None:
-            label = self._checked_label(label, where)
-            fields.append(("cls", str(label).encode()))
+        if not naming.is_key(key):
+            raise ConfigError(f"{where}: not a key; use up to 72 ASCII letters, digits and _+=-/")
+        if key in self._keys:
+            raise ConfigError(f"{where}: the key was used before")
+        label = -1 if label is None else self._checked_label(label, where)
+        fields = [_image_field(image, where), *([("cls", str(label).encode())] if label >= 0 else [])]
         if json is not None:
             fields.append(("json", json if isinstance(json, bytes) else msgspec.json.encode(json)))
         if split not in self._splits:
-            self._splits[split] = _SplitWriter(self._storage, split, self._samples_per_shard)
-        self._splits[split].add(key, fields, -1 if label is None else label)
+            self._refuse(f"{split}/", f"left by a writer or a build that was stopped; remove the folder {split}/")
+            self._splits[split] = _SplitWriter(self._create, split, self._size)
+        self._splits[split].add(key, fields, label)
         self._keys.add(key)
 
     def _checked_label(self, label: int, where: str) -> int:
-        label = require_int("label", label)
+        label, most = require_int("label", label), "" if self._classes is None else f" to {len(self._classes) - 1}"
         if label < 0 or (self._classes is not None and label >= len(self._classes)):
-            most = "" if self._classes is None else f" to {len(self._classes) - 1}"
             raise ConfigError(f"{where}: label is {label}, expected 0{most}; use None for a sample without a label")
         return label
 
@@ -121,77 +114,83 @@ class Writer:
         """Writes everything but the manifest, which it returns."""
         if not self._splits:
             raise ConfigError(f"{self._storage.url}: no sample was written, and a shard set can't be empty")
-        names = self._classes
-        if names is None:
-            names = [str(label) for label in range(1 + max(split.largest_label for split in self._splits.values()))]
+        num_labels = 1 + max(split.largest_label for split in self._splits.values())
+        names = [str(label) for label in range(num_labels)] if self._classes is None else self._classes
         splits = {name: split.finish(len(names)) for name, split in sorted(self._splits.items())}
-        quarantine = naming.quarantine_path()
-        _put(self._storage, quarantine, b"")
-        return manifests.seal(
-            Manifest(
-                kind=manifests.KIND,
-                version=manifests.VERSION,
-                digest="",
-                classes=[ClassInfo(label=label, name=name) for label, name in enumerate(names)],
-                splits=splits,
-                quarantine=Quarantine(count=0, path=quarantine),
-                fixes={},
-                provenance=Provenance(
-                    tool=f"shardset {__version__}",
-                    source="writer",
-                    source_digest=_digest(group.plan_digest for split in splits.values() for group in split.groups),
-                    options={"samples_per_shard": self._samples_per_shard},
-                    libraries={},
-                    notes=[],
-                ),
-            )
+        self._put(naming.quarantine_path(), b"")
+        provenance = Provenance(
+            tool=f"shardset {__version__}",
+            source="writer",
+            source_digest=_digest(group.plan_digest for split in splits.values() for group in split.groups),
+            options={"samples_per_shard": self._size},
+            libraries={},
+            notes=[],
         )
+        manifest = Manifest(
+            kind=manifests.KIND,
+            version=manifests.VERSION,
+            digest="",
+            classes=[ClassInfo(label=label, name=name) for label, name in enumerate(names)],
+            splits=splits,
+            quarantine=Quarantine(count=0, path=naming.quarantine_path()),
+            fixes={},
+            provenance=provenance,
+        )
+        return manifests.seal(manifest)
 
     def _abort(self, error: BaseException) -> None:
         for split in self._splits.values():
-            split.abort(error)
-        self._storage.delete(naming.quarantine_path())
+            split.tar.__exit__(type(error), error, error.__traceback__)
+        for path in self._created:
+            self._storage.delete(path)
+
+    def _refuse(self, prefix: str, why: str) -> None:
+        if (found := next(self._storage.list(prefix), None)) is not None:
+            raise ConfigError(f"{self._storage.url}/{found.name}: {why}")
+
+    @contextmanager
+    def _create(self, path: str) -> Iterator[StorageWriter]:
+        with self._storage.writer(path, if_generation=ABSENT) as out:
+            yield out
+        self._created.append(path)
+
+    def _put(self, path: str, data: bytes) -> None:
+        with self._create(path) as out:
+            out.write(data)
 
 
 class _SplitWriter:
-    """Writes the shards of one split, one after the other; their indexes wait for the fields of the last sample."""
+    """Writes the shards of a split one after the other; their indexes wait for the fields of the last sample."""
 
-    def __init__(self, storage: Storage, name: str, samples_per_shard: int) -> None:
-        if (found := next(storage.list(f"{name}/"), None)) is not None:
-            raise ConfigError(
-                f"{storage.url}/{found.name}: left by a writer or a build that was stopped; remove the folder "
-                f"{name}/, or choose another output"
-            )
-        self.largest_label = -1
-        self._storage, self._name, self._samples_per_shard = storage, name, samples_per_shard
+    def __init__(self, create: _Create, name: str, size: int) -> None:
+        self._create, self._name, self._size = create, name, size
+        self.tar, self.largest_label, self._num_samples = ExitStack(), -1, 0
         self._tars: list[tuple[TarBuilder, NDArray[Any]]] = []
         self._builder = TarBuilder(())
-        self._num_samples = 0
-        self._out: StorageWriter | None = None
 
     def add(self, key: str, fields: Sequence[tuple[str, bytes]], label: int) -> None:
-        """Writes a sample, and the end of its tar if it is the last one in it."""
-        if self._out is None:
+        """Writes a sample, and the end of its tar if that is full."""
+        if self._num_samples % self._size == 0:
             self._builder = TarBuilder(self._builder.fields)  # columns keep their places from shard to shard
-            self._out = self._storage.writer(self._path(len(self._tars)), if_generation=ABSENT).__enter__()
+            self._out = self.tar.enter_context(self._create(self._path(len(self._tars))))
         self._out.write(self._builder.add(StoredSample(key=key, fields=fields, label=label, source=self._num_samples)))
         self.largest_label = max(self.largest_label, label)
         self._num_samples += 1
-        if self._num_samples % self._samples_per_shard == 0:
+        if self._num_samples % self._size == 0:
             self._end_tar()
 
     def finish(self, num_classes: int) -> Split:
-        """Writes what is left: the end of the last tar, the indexes and the table."""
-        self._end_tar()
-        fields, totals, shards = self._builder.fields, np.zeros(num_classes, np.int64), []
+        """Writes the end of the last tar, the indexes and the table."""
+        if self._num_samples % self._size:
+            self._end_tar()
+        totals, shards, table = np.zeros(num_classes, np.int64), [], naming.table_path(self._name)
         for number, (builder, rows) in enumerate(self._tars):
-            full = np.zeros(len(rows), index_dtype(fields, rows.dtype["key"].itemsize))
+            full = np.zeros(len(rows), index_dtype(self._builder.fields, rows.dtype["key"].itemsize))
             for column in rows.dtype.names or ():
                 full[column] = rows[column]
-            shards.append(write_index(self._path(number), builder, full, partial(_absent, self._storage)))
+            shards.append(write_index(self._path(number), builder, full, self._create))
             totals += class_counts(rows["label"], num_classes)
-        table = naming.table_path(self._name)
-        with _absent(self._storage, table) as out:
+        with self._create(table) as out:
             return write_split(
                 out,
                 shards,
@@ -204,24 +203,13 @@ class _SplitWriter:
                 promises=["reproducible"],
             )
 
-    def abort(self, error: BaseException) -> None:
-        """Removes everything that was written."""
-        if self._out is not None:
-            self._out.__exit__(type(error), error, error.__traceback__)
-        for number in range(len(self._tars)):
-            self._storage.delete(self._path(number))
-            self._storage.delete(naming.index_path(self._path(number)))
-        self._storage.delete(naming.table_path(self._name))
-
     def _path(self, number: int) -> str:
         return naming.shard_path(self._name, self._name, number)
 
     def _end_tar(self) -> None:
-        if self._out is not None:
-            out, self._out = self._out, None
-            out.write(self._builder.finish())
-            out.__exit__(None, None, None)
-            self._tars.append((self._builder, self._builder.take_index()))
+        self._out.write(self._builder.finish())
+        self.tar.close()
+        self._tars.append((self._builder, self._builder.take_index()))
 
 
 def _image_field(image: bytes | np.ndarray, where: str) -> tuple[str, bytes]:
@@ -242,16 +230,6 @@ def _image_field(image: bytes | np.ndarray, where: str) -> tuple[str, bytes]:
         return format_of(image), image
     except UndecodableImage as error:
         raise UndecodableImage(error.reason, f"{where}: {error.detail}") from error
-
-
-def _absent(storage: Storage, path: str) -> StorageWriter:
-    """Writes a file that must not exist."""
-    return storage.writer(path, if_generation=ABSENT)
-
-
-def _put(storage: Storage, path: str, data: bytes) -> None:
-    with _absent(storage, path) as out:
-        out.write(data)
 
 
 def _digest(parts: Iterable[str]) -> str:

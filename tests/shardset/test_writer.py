@@ -107,7 +107,7 @@ def test_it_writes_into_a_bucket(gcs_root: str) -> None:
         ({"label": -1}, ConfigError, "label is -1, expected 0 to 1; use None"),
         ({"label": 0.5}, ConfigError, "label is 0.5"),
         ({"key": "first"}, ConfigError, "the key was used before"),
-        ({"key": "a.b"}, ConfigError, "the key is no key"),
+        ({"key": "a.b"}, ConfigError, "not a key; use"),
         ({"split": "plan"}, ConfigError, "'plan' can't name a split"),
     ],
 )
