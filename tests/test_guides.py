@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -39,6 +41,16 @@ import tensorflow_datasets
 made_up = tensorflow_datasets.testing.mock_data(num_examples=40)
 made_up.__enter__()
 """
+WRITE_LITDATA = """
+import io
+from pathlib import Path
+from litdata import optimize
+def sample(path):
+    return {"image": path.read_bytes(), "label": int(path.parent.name == "dog")}
+if __name__ == "__main__":
+    optimize(sample, sorted(Path("photos").glob("*/*.png")), output_dir="litdata", num_workers=1, chunk_bytes="64MB")
+"""
+ANY_LOOP = "Any loop"
 SECTIONS = ["webdataset", "MosaicML Streaming", "ImageFolder", "TFDS"]
 OF_PEERS = ("MosaicML Streaming", "TFDS")
 FORMS = ["Flat folders", "Arrays", "YOLO", "COCO"]
@@ -56,7 +68,7 @@ def section_of(title: str) -> str:
 
 def python_for(code: str) -> list[str]:
     """The words that run these lines, in the environment of the library that they come from."""
-    if "from streaming import" in code:
+    if "from streaming import" in code or "from litdata import" in code:
         return [peers_python(), "-c", code]
     if "tensorflow_datasets" in code:
         return [peers_python(), "-c", MADE_UP_TFDS + code]
@@ -100,6 +112,25 @@ def test_each_way_of_migrating_works_in_its_order(title: str, tmp_path: Path) ->
             run(python_for(text), tmp_path)
 
 
+@pytest.mark.parametrize("name", ["loop", "datasets", "torch", pytest.param("litdata", marks=pytest.mark.nightly)])
+def test_each_loop_gives_the_writer_all_its_samples(name: str, tmp_path: Path) -> None:
+    write_inputs(tmp_path)
+    write_class_folders(tmp_path / "pictures", ["cat", "dog"], 12, splits=("train",))
+    if name == "litdata":
+        (tmp_path / "make.py").write_text(WRITE_LITDATA)
+        run([peers_python(), "make.py"], tmp_path)
+    rows = [
+        {"image": {"bytes": path.read_bytes(), "path": path.name}, "label": int(path.parent.name == "dog")}
+        for path in sorted((tmp_path / "pictures").rglob("*.png"))
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "photos.parquet")
+    [code] = [text for _, text in steps_of(section_of(ANY_LOOP)) if f"shards-from-{name}" in text]
+    run(python_for(code), tmp_path)
+    manifest, _ = manifests.load(str(tmp_path / f"shards-from-{name}"))
+    split = manifest.split("train")
+    assert sum(split.class_totals) == split.num_samples == {"loop": 100, "litdata": 60}.get(name, 24)
+
+
 def write_forms(place: Path) -> None:
     """The inputs of FORMS: 12 images each, flat/, digits.npz, yolo/ and coco/."""
     numbers = range(12)
@@ -121,10 +152,11 @@ def write_forms(place: Path) -> None:
 @pytest.mark.parametrize("title", FORMS)
 def test_the_recipe_for_each_other_form_of_input_gives_all_its_samples(title: str, tmp_path: Path) -> None:
     write_forms(tmp_path)
-    (_, code), (_, command) = steps_of(section_of(title))
+    (_, code), *commands = steps_of(section_of(title))
     run([sys.executable, "-c", code], tmp_path)
-    run(words_of(command.strip(), {}), tmp_path)
-    output = tmp_path / command.split()[-1]
+    for _, command in commands:
+        run(words_of(command.strip(), {}), tmp_path)
+    output = tmp_path / re.findall(r"shards-from-\w+", code + "".join(command for _, command in commands))[0]
     manifest, _ = manifests.load(str(output))
     assert sum(split.num_samples for split in manifest.splits.values()) == 12
     assert len(manifest.classes) == {"Flat folders": 2, "Arrays": 3}.get(title, 0)
@@ -135,7 +167,7 @@ def test_the_recipe_for_each_other_form_of_input_gives_all_its_samples(title: st
 
 def test_the_page_about_migrating_has_no_section_that_is_not_run() -> None:
     text = (REPOSITORY / "docs/migrate.md").read_text()
-    assert re.findall(r"^## (.*)$", text, flags=re.M) == SECTIONS + FORMS
+    assert re.findall(r"^## (.*)$", text, flags=re.M) == [ANY_LOOP, *SECTIONS, *FORMS]
     assert not steps_of(text.split("\n## ")[0])
 
 
