@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import IO, ClassVar, Self, TypeVar
 from urllib.parse import quote
 
-import requests
+import urllib3
 
 from shardset.checksum import crc32c_text, extend_crc32c
 from shardset.errors import NotFound, PreconditionFailed, StorageError, TransientError
@@ -32,7 +32,7 @@ from shardset.storage.base import (
 )
 from shardset.storage.gcs_answers import BucketFacts, ListingPage, StoredObject
 from shardset.storage.gcs_download import Download
-from shardset.storage.gcs_http import check_empty, is_throttled, json_object, send
+from shardset.storage.gcs_http import is_throttled, json_object, send
 from shardset.storage.gcs_upload import Body, ResumableUpload, UploadGone
 from shardset.storage.retry import RetryPolicy, persist, policy_of_process
 
@@ -82,17 +82,15 @@ class GcsStorage:
         return f"gs://{self.bucket}/{self.prefix}".rstrip("/")
 
     def stat(self, name: str) -> Stat:
-        """See Storage.stat."""
         full, where = self._full(name), f"{self.url}/{name}"
         params = {"fields": _STAT_FIELDS}
         return _ask(self.retry, "GET", self._path(full), where, params, lambda r: _named(r, full, where)).stat(name)
 
     def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
-        """See Storage.read. Compares a whole object with the CRC32C that the server keeps."""
+        """Compares a whole object with the CRC32C that the server keeps."""
         return self._read(name, start, stop, generation)[0]
 
     def read_with_stat(self, name: str, start: int = 0, stop: int | None = None) -> tuple[bytes, Stat]:
-        """See Storage.read_with_stat."""
         return self._read(name, start, stop, None)
 
     def _read(self, name: str, start: int, stop: int | None, generation: str | None) -> tuple[bytes, Stat]:
@@ -117,26 +115,25 @@ class GcsStorage:
         return data, download.found
 
     def list(self, prefix: str = "") -> Iterator[Stat]:
-        """See Storage.list. Leaves out objects whose names end with `/`, by which consoles draw folders."""
+        """Leaves out objects whose names end with `/`, by which consoles draw folders."""
         return self._list(join(self.prefix, check_prefix(prefix, self.url)), len(join(self.prefix, "")))
 
     def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
-        """See Storage.writer. Keeps up to 16 MiB in memory, more in a temporary file; sends all at the block's end.
+        """Keeps up to 16 MiB in memory, more in a temporary file; sends all at the block's end.
 
         Sends an object of more than 256 MiB while it is written.
         """
         return _GcsWriter(replace(self, prefix=""), self._full(name), if_generation)
 
     def delete(self, name: str, *, generation: str | None = None) -> None:
-        """See Storage.delete. Only a 204 is taken for a deletion; after any other answer, the object must be gone."""
+        """Only a 204 is taken for a deletion; after any other answer, the object must be gone."""
         where, path = f"{self.url}/{name}", self._path(self._full(name))
         condition = {} if generation is None else {"ifGenerationMatch": generation}
 
         def attempt() -> None:
             try:
                 with closing(send(self.retry, "DELETE", path, where, params=condition)) as response:
-                    check_empty(response, where)
-                    answer = str(response.status_code)
+                    answer = str(response.status)
             except (NotFound, PreconditionFailed) as error:
                 answer = str(error).removeprefix(f"{where}: ")
             if answer != "204" and self._holds(name, generation):
@@ -152,15 +149,13 @@ class GcsStorage:
             return False
 
     def sweep(self) -> None:
-        """See Storage.sweep: a killed upload leaves nothing, because the server takes whole objects only."""
+        """A killed upload leaves nothing, because the server takes whole objects only."""
 
     def on_retry(self, tell: Callable[[], None]) -> Self:
-        """See Storage.on_retry."""
         return replace(self, retry=replace(self.retry, on_pause=tell))
 
     @property
     def is_throttled(self) -> bool:
-        """See Storage.is_throttled."""
         return is_throttled(self.retry, self._path(""))
 
     def _full(self, name: str) -> str:
@@ -192,7 +187,7 @@ class GcsStorage:
         }
         params |= {"pageToken": token} if token else {}
 
-        def accept(response: requests.Response) -> ListingPage:
+        def accept(response: urllib3.BaseHTTPResponse) -> ListingPage:
             page = json_object(response, where, ListingPage)
             foreign = [item.name for item in page.items if not item.name.startswith(wanted) or item.name <= last]
             if foreign or (token and page.next_page_token == token):
@@ -219,7 +214,7 @@ def _ask(
     path: str,
     where: str,
     params: dict[str, str],
-    accept: Callable[[requests.Response], T],
+    accept: Callable[[urllib3.BaseHTTPResponse], T],
 ) -> T:
     """The result of `accept` on the answer to a small request; repeats the request until it accepts one."""
 
@@ -234,7 +229,7 @@ def _bucket_path(bucket: str) -> str:
     return f"/storage/v1/b/{quote(bucket, safe='')}"
 
 
-def _named(response: requests.Response, full: str, where: str) -> StoredObject:
+def _named(response: urllib3.BaseHTTPResponse, full: str, where: str) -> StoredObject:
     """The object in an answer; raises TransientError if it has another name."""
     item = json_object(response, where, StoredObject)
     if item.name != full:
@@ -273,7 +268,6 @@ class _GcsWriter:
         return self
 
     def write(self, data: bytes | memoryview) -> None:
-        """Takes the next bytes."""
         self._num_bytes += len(data)
         self._crc = extend_crc32c(self._crc, data)
         if self._refused:  # only counted from now on, to compare them with what stands there
@@ -374,7 +368,7 @@ class _GcsWriter:
             self._where,
             params={"uploadType": "multipart", "fields": _STAT_FIELDS} | self._condition,
             headers={"Content-Type": f"multipart/related; boundary={boundary}"},
-            data=Body(self._head(boundary), self._file, self._num_bytes, self._bucket.retry, tail),
+            body=Body(self._head(boundary), self._file, self._num_bytes, self._bucket.retry, tail),
         )
         with closing(response):
             return _named(response, self._full, self._where)

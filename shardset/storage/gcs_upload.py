@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import IO
 from urllib.parse import urlsplit
 
-import requests
+import urllib3
 
 from shardset.errors import NotFound, StorageError, TransientError
 from shardset.storage.gcs_http import INCOMPLETE, send
@@ -63,7 +63,7 @@ class ResumableUpload:
         while len(self._rest) > self.part_bytes:  # keeps at least one byte for the last part
             self._send_part(self.part_bytes)
 
-    def finish(self, crc32c: str, accept: Callable[[requests.Response], None]) -> None:
+    def finish(self, crc32c: str, accept: Callable[[urllib3.BaseHTTPResponse], None]) -> None:
         """Sends the last part, with the CRC32C of the whole object; `accept` takes the server's answer.
 
         Raises PreconditionFailed if another generation stands there by now.
@@ -73,7 +73,7 @@ class ResumableUpload:
 
         def attempt() -> None:
             with closing(self._put(bytes(self._rest), f"{self._num_sent}-{stop - 1}/{stop}", said)) as response:
-                if response.status_code == INCOMPLETE:
+                if response.status == INCOMPLETE:
                     raise TransientError(f"{self.where}: the server did not take the last part ({_received(response)})")
                 accept(response)
 
@@ -90,7 +90,7 @@ class ResumableUpload:
         headers = {"Content-Type": "application/json; charset=UTF-8", "X-Upload-Content-Type": self.content_type}
         params = {"uploadType": "resumable"} | self.params
         with closing(
-            send(self.policy, "POST", self.path, self.where, params=params, headers=headers, data=body)
+            send(self.policy, "POST", self.path, self.where, params=params, headers=headers, body=body.encode())
         ) as got:
             address = urlsplit(got.headers.get("Location", ""))
         if not address.query:
@@ -103,7 +103,7 @@ class ResumableUpload:
 
         def attempt() -> int:
             with closing(self._put(part, f"{start}-{start + len(part) - 1}/*", {})) as response:
-                taken = _received(response) - start if response.status_code == INCOMPLETE else 0
+                taken = _received(response) - start if response.status == INCOMPLETE else 0
             if not 0 < taken <= len(part):
                 raise TransientError(
                     f"{self.where}: the server has bytes up to {start + taken} of the upload, expected "
@@ -115,16 +115,16 @@ class ResumableUpload:
         del self._rest[:taken]
         self._num_sent += taken
 
-    def _put(self, data: bytes, content_range: str, headers: dict[str, str]) -> requests.Response:
+    def _put(self, data: bytes, content_range: str, headers: dict[str, str]) -> urllib3.BaseHTTPResponse:
         sent = {"Content-Range": f"bytes {content_range}", "Content-Type": self.content_type} | headers
         body = Body(b"", io.BytesIO(data), len(data), self.policy, b"")
         try:
-            return send(self.policy, "PUT", self._session, self.where, headers=sent, data=body)
+            return send(self.policy, "PUT", self._session, self.where, headers=sent, body=body)
         except NotFound as error:
             raise UploadGone(f"{self.where}: the server has forgotten the upload; write it again") from error
 
 
-def _received(response: requests.Response) -> int:
+def _received(response: urllib3.BaseHTTPResponse) -> int:
     """The number of bytes that the server has."""
     match = _RECEIVED.fullmatch(response.headers.get("Range", ""))
     return int(match[1]) + 1 if match else 0

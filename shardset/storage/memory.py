@@ -60,33 +60,27 @@ class MemoryStorage:
         return f"memory://{self.name}/{self.prefix}".rstrip("/")
 
     def stat(self, name: str) -> Stat:
-        """See Storage.stat."""
         return self._get(name).stat(name)
 
     def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
-        """See Storage.read."""
         item, where = self._get(name), f"{self.url}/{name}"
         check_generation(item.generation, generation, where)
         return item.data[start : check_range(start, stop, len(item.data), where)]
 
     def read_with_stat(self, name: str, start: int = 0, stop: int | None = None) -> tuple[bytes, Stat]:
-        """See Storage.read_with_stat."""
         item = self._get(name)
         return item.data[start : check_range(start, stop, len(item.data), f"{self.url}/{name}")], item.stat(name)
 
     def list(self, prefix: str = "") -> Iterator[Stat]:
-        """See Storage.list."""
         wanted, skip = join(self.prefix, check_prefix(prefix, self.url)), len(join(self.prefix, ""))
         with _memory_lock:
             items = [(name, item) for name, item in self._objects.items() if name.startswith(wanted)]
         return (item.stat(name[skip:]) for name, item in sorted(items, key=lambda pair: utf8(pair[0])))
 
     def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
-        """See Storage.writer."""
         return _MemoryWriter(self, self._full(name), if_generation)
 
     def delete(self, name: str, *, generation: str | None = None) -> None:
-        """See Storage.delete."""
         full = self._full(name)
         with _memory_lock:
             item = self._objects.get(full)
@@ -94,10 +88,10 @@ class MemoryStorage:
                 del self._objects[full]
 
     def sweep(self) -> None:
-        """See Storage.sweep: there are no temporary files."""
+        """There are no temporary files."""
 
     def on_retry(self, tell: Callable[[], None]) -> Self:
-        """See Storage.on_retry: nothing is tried again."""
+        """Nothing is tried again."""
         return self
 
     @property
@@ -125,7 +119,6 @@ class _MemoryWriter:
         return self
 
     def write(self, data: bytes | memoryview) -> None:
-        """Takes the next bytes."""
         self._data.write(data)
 
     def __exit__(self, *exc: object) -> None:
