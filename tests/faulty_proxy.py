@@ -272,12 +272,7 @@ def _flipped(data: bytes, at: int) -> bytes:
 
 
 FAULTS = [
-    Fault("status", status=408),
-    Fault("status", status=429),
-    Fault("status", status=500),
-    Fault("status", status=502),
-    Fault("status", status=503),
-    Fault("status", status=504),
+    *(Fault("status", status=status) for status in (408, 429, 500, 502, 503, 504)),
     Fault("reset"),
     Fault("lose"),
     Fault("truncate", at=0),

@@ -24,7 +24,7 @@ _ADVICE = {
     errno.EROFS: "the file system is mounted read-only; choose another folder",
     errno.ENOTDIR: "a part of the path is a file, expected folders; choose another path",
     errno.EEXIST: "a part of the path is a file, expected folders; choose another path",
-    errno.EISDIR: "a folder stands there, expected a file; choose another name",
+    errno.EISDIR: "this is a folder, expected a file; choose another name",
     errno.ELOOP: "the symbolic links run in a circle; remove one of them",
     errno.ENAMETOOLONG: "the name is too long for this file system; choose a shorter one",
     errno.EMFILE: "too many open files; raise the limit (ulimit -n)",
@@ -168,10 +168,10 @@ def check_generation(current: str, wanted: str | None, where: str) -> None:
 def accept_identical_object(stored: Stat | None, num_bytes: int, crc32c: str, where: str) -> None:
     """Returns if the stored object equals what was to be written; raises PreconditionFailed otherwise."""
     if stored is None:
-        raise PreconditionFailed(f"{where}: nothing stands there, expected the generation that was to be replaced")
+        raise PreconditionFailed(f"{where}: it no longer exists, expected the generation that was to be replaced")
     if (stored.num_bytes, stored.crc32c) != (num_bytes, crc32c):
         raise PreconditionFailed(
-            f"{where}: something else stands there: {stored.num_bytes} bytes, crc32c {stored.crc32c}; "
+            f"{where}: a different object exists: {stored.num_bytes} bytes, crc32c {stored.crc32c}; "
             f"expected nothing, or {num_bytes} bytes, {crc32c}; remove it or choose another place"
         )
 

@@ -270,7 +270,7 @@ class _GcsWriter:
     def write(self, data: bytes | memoryview) -> None:
         self._num_bytes += len(data)
         self._crc = extend_crc32c(self._crc, data)
-        if self._refused:  # only counted from now on, to compare them with what stands there
+        if self._refused:  # only counted from now on, to compare them with what is stored
             return
         if self._stream:
             self._stream.write(data)

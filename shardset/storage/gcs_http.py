@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from email.utils import formatdate, parsedate_to_datetime
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlencode, urlsplit
@@ -137,7 +136,7 @@ _REFUSALS: dict[int, tuple[type[StorageError], str]] = (
     | dict.fromkeys(  # both are what Google says of an upload that it no longer knows
         (404, 410), (NotFound, "nothing is stored there, or there is no such bucket; check the name")
     )
-    | {412: (PreconditionFailed, "something else stands there than was expected")}
+    | {412: (PreconditionFailed, "another generation is stored than was expected")}
     | dict.fromkeys((401, 403), (StorageError, f"{{status}}: {{who}} may not do this{{why}}; {_NEEDED}; {_LOGIN}"))
 )
 """The error for a status, and its message after the address of the object."""
@@ -156,15 +155,9 @@ def _refusal(
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float:
-    """The pause that a Retry-After asks for, in seconds or as a date beside the server's own; 0 without one."""
+    """The pause in seconds that a Retry-After asks for; 0 without one."""
     text = headers.get("Retry-After", "").strip()
-    if text.isdecimal():
-        return float(text[:9])
-    try:
-        now = headers.get("Date") or formatdate(usegmt=True)
-        return max(0.0, (parsedate_to_datetime(text) - parsedate_to_datetime(now)).total_seconds())
-    except (ValueError, TypeError):  # no date, or one of them without a zone
-        return 0.0
+    return float(text[:9]) if text.isdecimal() else 0.0
 
 
 def _said(text: str) -> str:
@@ -247,7 +240,7 @@ def _connect(emulator: str) -> _Connection:
     try:
         pool, target, headers = _pool(session, url)
     except (ValueError, urllib3.exceptions.HTTPError) as error:
-        raise ConfigError(f"{url} is no address of a server ({explain(error)}); {_CHECK_ENVIRONMENT}") from None
+        raise ConfigError(f"{url} is not the address of a server ({explain(error)}); {_CHECK_ENVIRONMENT}") from None
     who = _who(credentials, emulator)
     return _Connection(credentials, url, who, pool, target, headers, _TokenRequest(), defaultdict(Throttle))
 

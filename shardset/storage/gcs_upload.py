@@ -66,7 +66,7 @@ class ResumableUpload:
     def finish(self, crc32c: str, accept: Callable[[urllib3.BaseHTTPResponse], None]) -> None:
         """Sends the last part, with the CRC32C of the whole object; `accept` takes the server's answer.
 
-        Raises PreconditionFailed if another generation stands there by now.
+        Raises PreconditionFailed if another generation is stored by now.
         """
         stop = self._num_sent + len(self._rest)
         said = {"X-Goog-Hash": f"crc32c={crc32c}"}

@@ -263,7 +263,7 @@ def _refuse_device(path: str) -> None:
     with suppress(FileNotFoundError):
         mode = os.stat(path).st_mode
         if not (modes.S_ISREG(mode) or modes.S_ISDIR(mode)):
-            raise StorageError(f"{path}: a device, pipe or socket stands there, expected a file; choose another name")
+            raise StorageError(f"{path}: this is a device, pipe or socket, expected a file; choose another name")
 
 
 def _link(path: str, name: str) -> None:

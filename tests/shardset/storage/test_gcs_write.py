@@ -180,9 +180,9 @@ def test_a_large_object_never_replaces_another_one_and_the_same_one_is_success(g
     put_pieces(storage, if_generation=ABSENT)
     assert storage.stat("big").generation == generation
     put(storage, "big", HELLO)
-    with pytest.raises(PreconditionFailed, match="something else stands there: 11 bytes"):
+    with pytest.raises(PreconditionFailed, match="a different object exists: 11 bytes"):
         put_pieces(storage, if_generation=ABSENT)
-    with pytest.raises(PreconditionFailed, match="something else stands there: 11 bytes"):
+    with pytest.raises(PreconditionFailed, match="a different object exists: 11 bytes"):
         put_pieces(storage, if_generation=generation)
     assert storage.read("big") == HELLO
 
@@ -195,7 +195,7 @@ def test_an_object_that_another_writes_during_an_upload_stays(gcs_root):
             writer.write(MANY_PIECES)
             put(storage, "big", HELLO)
 
-    with pytest.raises(PreconditionFailed, match="something else stands there: 11 bytes"):
+    with pytest.raises(PreconditionFailed, match="a different object exists: 11 bytes"):
         write()
     assert storage.read("big") == HELLO
 
