@@ -32,8 +32,8 @@ from shardset.storage.base import (
 )
 from shardset.storage.gcs_answers import BucketFacts, ListingPage, StoredObject
 from shardset.storage.gcs_download import Download
-from shardset.storage.gcs_http import is_throttled, json_object, send
-from shardset.storage.gcs_upload import Body, ResumableUpload, UploadGone
+from shardset.storage.gcs_http import Body, is_throttled, json_object, send
+from shardset.storage.gcs_upload import ResumableUpload, UploadGone
 from shardset.storage.retry import RetryPolicy, persist, policy_of_process
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar
+from typing import IO, Any, TypeVar
 from urllib.parse import urlencode, urlsplit
 
 import google.auth
@@ -34,15 +34,10 @@ from shardset.storage.throttle import Throttle
 T = TypeVar("T")
 
 
-class SizedBody(Protocol):
-    """The body of a request in pieces; iterated again for each attempt."""
-
-    def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[bytes]: ...
-
-
 _POOL = 64  # connections, for GcsStorage.reads_at_once and all else that a process does
 _PROBE_TIMEOUT_S = 1.0
+_SENT_AT_ONCE = 1 << 16  # urllib3 gives each of these the connect timeout; a mebibyte is too much for a slow line
+_SLOWEST_UPLOAD = 1 << 16  # bytes a second, for each of the uploads that share a line
 INCOMPLETE = 308
 """The status of the answer to a part of an upload that is not the last."""
 BROKEN = (urllib3.exceptions.HTTPError, TransportError, ConnectionError, TimeoutError)
@@ -61,7 +56,7 @@ def send(
     *,
     params: Mapping[str, str] = MappingProxyType({}),
     headers: Mapping[str, str] = MappingProxyType({}),
-    body: bytes | SizedBody | None = None,
+    body: "bytes | Body | None" = None,
 ) -> urllib3.BaseHTTPResponse:
     """The response to one request, its body unread; raises TransientError if another try may help, or StorageError.
 
@@ -97,6 +92,30 @@ def send(
         return request(refreshes_left - 1)
 
     return connection.throttle(path, headers).ask(policy, request)
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The body of an upload: has a length, and can be sent again for a retry."""
+
+    head: bytes
+    file: IO[bytes]
+    num_bytes: int
+    policy: RetryPolicy
+    tail: bytes
+
+    def __len__(self) -> int:
+        return len(self.head) + self.num_bytes + len(self.tail)
+
+    def __iter__(self) -> Iterator[bytes]:
+        began = self.policy.clock()
+        yield self.head
+        self.file.seek(0)
+        while piece := self.file.read(_SENT_AT_ONCE):
+            if self.policy.clock() - began > self.policy.request_deadline_s + self.num_bytes / _SLOWEST_UPLOAD:
+                raise TimeoutError("the upload is slower than 64 KiB/s")
+            yield piece
+        yield self.tail
 
 
 def is_throttled(policy: RetryPolicy, path: str) -> bool:
@@ -181,21 +200,16 @@ def json_object(response: urllib3.BaseHTTPResponse, where: str, kind: type[T]) -
 
     Accepts numbers in strings: Google sends 64-bit numbers so.
     """
-    body = body_of(response, where)
+    try:
+        body = response.read(decode_content=True)
+    except BROKEN as error:
+        raise TransientError(f"{where}: {explain(error)}") from error
     try:
         return msgspec.json.decode(body, type=kind, strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         beginning = _one_line(body[:60].decode(errors="replace"))
         content = f"{len(body)} bytes, {beginning!r}" if body else "it is empty"
         raise TransientError(f"{where}: the answer is not what was asked for ({error}): {content}") from error
-
-
-def body_of(response: urllib3.BaseHTTPResponse, where: str) -> bytes:
-    """The whole body of a response; raises TransientError if it did not arrive whole."""
-    try:
-        return response.read(decode_content=True)
-    except BROKEN as error:
-        raise TransientError(f"{where}: {explain(error)}") from error
 
 
 @dataclass(frozen=True, slots=True)

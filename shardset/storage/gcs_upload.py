@@ -1,29 +1,26 @@
-"""Uploads to Cloud Storage: the body of a request, and an object in parts that need not fit a disk of this machine.
+"""An upload to Cloud Storage in parts, for an object that need not fit a disk of this machine.
 
-An object in parts appears when the server has accepted the last one. Until then nothing is listed, and an upload that
+The object appears when the server has accepted the last one. Until then nothing is listed, and an upload that
 is given up leaves nothing.
 """
 
 import io
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from typing import IO
 from urllib.parse import urlsplit
 
 import urllib3
 
 from shardset.errors import NotFound, StorageError, TransientError
-from shardset.storage.gcs_http import INCOMPLETE, send
+from shardset.storage.gcs_http import INCOMPLETE, Body, send
 from shardset.storage.retry import RetryPolicy, persist
 
 PART_UNIT = 1 << 18
 """Cloud Storage takes parts of whole multiples of 256 KiB; only the last may be smaller."""
 
-_SENT_AT_ONCE = 1 << 16  # urllib3 gives each of these the connect timeout; a mebibyte is too much for a slow line
-_SLOWEST_UPLOAD = 1 << 16  # bytes a second, for each of the uploads that share a line
 _RECEIVED = re.compile(r"bytes=0-(\d+)")
 
 
@@ -128,27 +125,3 @@ def _received(response: urllib3.BaseHTTPResponse) -> int:
     """The number of bytes that the server has."""
     match = _RECEIVED.fullmatch(response.headers.get("Range", ""))
     return int(match[1]) + 1 if match else 0
-
-
-@dataclass(frozen=True, slots=True)
-class Body:
-    """The body of an upload: has a length, and can be sent again for a retry."""
-
-    head: bytes
-    file: IO[bytes]
-    num_bytes: int
-    policy: RetryPolicy
-    tail: bytes
-
-    def __len__(self) -> int:
-        return len(self.head) + self.num_bytes + len(self.tail)
-
-    def __iter__(self) -> Iterator[bytes]:
-        began = self.policy.clock()
-        yield self.head
-        self.file.seek(0)
-        while piece := self.file.read(_SENT_AT_ONCE):
-            if self.policy.clock() - began > self.policy.request_deadline_s + self.num_bytes / _SLOWEST_UPLOAD:
-                raise TimeoutError("the upload is slower than 64 KiB/s")
-            yield piece
-        yield self.tail

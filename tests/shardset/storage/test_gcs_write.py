@@ -7,7 +7,7 @@ import pytest
 
 from shardset.errors import PreconditionFailed, StorageError, TransientError
 from shardset.storage.base import ABSENT
-from shardset.storage.gcs_upload import Body
+from shardset.storage.gcs_http import Body
 from shardset.storage.open import open_storage
 from shardset.storage.retry import RetryPolicy
 from tests.faulty_proxy import FAULTS, Fault, in_turn, is_upload, names_of_faults
