@@ -87,7 +87,7 @@ class Storage(Protocol):
     @property
     def is_throttled(self) -> bool:
         """Whether reads were refused within a minute because there were too many: no time to add any."""
-        ...
+        return False
 
     def stat(self, name: str) -> Stat:
         """The facts about an object; raises NotFound."""
@@ -103,7 +103,8 @@ class Storage(Protocol):
 
     def read_with_stat(self, name: str, start: int = 0, stop: int | None = None) -> tuple[bytes, Stat]:
         """`read`, and the facts about the object that the bytes are of: one request where the storage sends both."""
-        ...
+        stat = self.stat(name)
+        return self.read(name, start, stop, generation=stat.generation), stat
 
     def list(self, prefix: str = "") -> Iterator[Stat]:
         """Objects whose names start with `prefix`, recursively, in the order of `utf8`; no temporary files.
@@ -125,12 +126,12 @@ class Storage(Protocol):
         ...
 
     def sweep(self) -> None:
-        """Deletes the temporary files of killed writers; keeps those of living ones."""
-        ...
+        """Deletes the temporary files of killed writers; keeps those of living ones. There are none in a bucket."""
+        return
 
     def on_retry(self, tell: Callable[[], None]) -> Self:
-        """The same folder; its requests call `tell` before each pause between retries."""
-        ...
+        """The same folder; its requests, if any is tried again, call `tell` before each pause between retries."""
+        return self
 
 
 def check_name(name: str, where: str) -> str:

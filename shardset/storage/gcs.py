@@ -21,6 +21,7 @@ from shardset.errors import NotFound, PreconditionFailed, StorageError, Transien
 from shardset.storage.base import (
     ABSENT,
     Stat,
+    Storage,
     Writer,
     accept_identical_object,
     check_generation,
@@ -56,7 +57,7 @@ class GcsLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class GcsStorage:
+class GcsStorage(Storage):
     """Objects of a bucket below a prefix.
 
     Uses the emulator at STORAGE_EMULATOR_HOST anonymously if that is set; otherwise Application Default Credentials,
@@ -147,9 +148,6 @@ class GcsStorage:
             return generation in (None, self.stat(name).generation)
         except NotFound:
             return False
-
-    def sweep(self) -> None:
-        """A killed upload leaves nothing, because the server takes whole objects only."""
 
     def on_retry(self, tell: Callable[[], None]) -> Self:
         return replace(self, retry=replace(self.retry, on_pause=tell))
@@ -342,15 +340,10 @@ class _GcsWriter:
         self._stream = stream
         with self._spool_errors:
             self._file.seek(0)
-        while piece := self._read_spool():
-            stream.write(piece)
-        with self._spool_errors:
+            while piece := self._file.read(self._bucket.limits.part_bytes):
+                stream.write(piece)
             self._file.seek(0)
             self._file.truncate()
-
-    def _read_spool(self) -> bytes:
-        with self._spool_errors:
-            return self._file.read(self._bucket.limits.part_bytes)
 
     def _stored(self) -> Stat | None:
         try:

@@ -8,13 +8,14 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import BinaryIO, ClassVar, Self
+from typing import BinaryIO, ClassVar
 
 from shardset.checksum import crc32c_text, extend_crc32c
 from shardset.errors import ConfigError, NotFound, StorageError, TransientError
 from shardset.storage.base import (
     ABSENT,
     Stat,
+    Storage,
     Writer,
     accept_identical_object,
     check_generation,
@@ -36,7 +37,7 @@ _BUFFERED = 1 << 16  # smaller writes are buffered; larger ones go to the system
 
 
 @dataclass(frozen=True, slots=True)
-class LocalStorage:
+class LocalStorage(Storage):
     """A folder on a local or mounted disk. `root` is absolute.
 
     Every regular file below it is an object, also through symbolic links; other kinds of files are not. An
@@ -48,7 +49,6 @@ class LocalStorage:
     is_remote: ClassVar[bool] = False
     is_shared: ClassVar[bool] = True
     reads_at_once: ClassVar[int] = 1
-    is_throttled: ClassVar[bool] = False
 
     @property
     def url(self) -> str:
@@ -84,10 +84,6 @@ class LocalStorage:
             )
         return data
 
-    def read_with_stat(self, name: str, start: int = 0, stop: int | None = None) -> tuple[bytes, Stat]:
-        stat = self.stat(name)
-        return self.read(name, start, stop, generation=stat.generation), stat
-
     def list(self, prefix: str = "") -> Iterator[Stat]:
         """Raises StorageError for an unreadable folder or a dangling link."""
         folder = check_prefix(prefix, self.root).rpartition("/")[0]
@@ -114,10 +110,6 @@ class LocalStorage:
             for name in names:
                 if name.startswith(_TEMPORARY):
                     _remove_if_orphaned(os.path.join(folder, name))
-
-    def on_retry(self, tell: Callable[[], None]) -> Self:
-        """Nothing is tried again."""
-        return self
 
     def _path(self, name: str) -> str:
         path = f"{self.root.rstrip('/')}/{check_name(name, self.root)}"

@@ -3,15 +3,16 @@
 import io
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from shardset.checksum import crc32c_of, crc32c_text
 from shardset.errors import NotFound
 from shardset.storage.base import (
     ABSENT,
     Stat,
+    Storage,
     Writer,
     accept_identical_object,
     check_generation,
@@ -39,7 +40,7 @@ _generations = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryStorage:
+class MemoryStorage(Storage):
     """Objects in the memory of this process, shared by all that open the same `name`."""
 
     name: str
@@ -48,7 +49,6 @@ class MemoryStorage:
     is_remote: ClassVar[bool] = True
     is_shared: ClassVar[bool] = False
     reads_at_once: ClassVar[int] = 1
-    is_throttled: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.prefix:
@@ -86,13 +86,6 @@ class MemoryStorage:
             item = self._objects.get(full)
             if item and generation in (None, item.generation):
                 del self._objects[full]
-
-    def sweep(self) -> None:
-        """There are no temporary files."""
-
-    def on_retry(self, tell: Callable[[], None]) -> Self:
-        """Nothing is tried again."""
-        return self
 
     @property
     def _objects(self) -> dict[str, _Object]:
