@@ -27,6 +27,7 @@ from tests.faulty_proxy import Fault, FaultyProxy, in_turn, is_media, is_upload
 from tests.makers import imagenet
 from tests.makers.folders import write_class_folders
 from tests.makers.imagenet import TRUTH, WNIDS, Image
+from tests.makers.objects import Clock
 from tests.makers.shardset import encode
 from tests.makers.stored import files_of, samples_of
 
@@ -296,19 +297,6 @@ def test_shards_are_written_from_their_own_bytes_and_their_references_each_read_
 # Answers that are none
 
 
-class Clock:
-    """A time that passes by pauses alone."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
-
-    def sleep(self, seconds):
-        self.now += seconds
-
-
 @pytest.fixture
 def without_waiting(monkeypatch):
     """Retries of every storage cost no time, and lists have pages of seven."""
@@ -362,7 +350,7 @@ def is_listing_of_input(seen):
 
 
 def test_no_image_is_lost_by_a_page_of_the_input_that_is_none(in_front, uploaded, output, set_of_pictures, capsys):
-    # tests/shardset/storage/test_storage.py has all answers that are none, to every request.
+    # tests/shardset/storage/test_gcs_answers.py has all answers that are none, to every request.
     answer = Fault("answer", status=200, put=b"<html>please log in</html>")
     in_front.script = in_turn(None, *[answer] * 1000, when=is_listing_of_input)
     assert main(words(uploaded, output)) == 1

@@ -7,7 +7,7 @@ import pytest
 from shardset.errors import PreconditionFailed, TransientError
 from shardset.storage.retry import RetryPolicy
 from tests.faulty_proxy import FAULTS, Fault, in_turn, is_media, names_of_faults
-from tests.makers.objects import BIG, SlowClock, limited, put
+from tests.makers.objects import BIG, Clock, limited, put
 
 pytestmark = pytest.mark.gcs
 
@@ -90,7 +90,7 @@ def test_a_pinned_read_never_mixes_generations(behind_proxy, proxy):
 
 def test_a_read_that_trickles_is_asked_for_again_at_the_byte_reached(behind_proxy, proxy):
     put(behind_proxy, "a", BIG)
-    policy = replace(behind_proxy.retry, clock=SlowClock(), request_deadline_s=0.51)
+    policy = replace(behind_proxy.retry, clock=Clock(step_s=0.01), request_deadline_s=0.51)
     assert limited(replace(behind_proxy, retry=policy), piece_bytes=10_000).read("a") == BIG
     firsts = [
         seen.headers.get("range", "bytes=0-").split("=")[1].split("-")[0] for seen in proxy.seen if is_media(seen)

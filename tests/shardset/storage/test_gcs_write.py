@@ -11,13 +11,13 @@ from shardset.storage.gcs_http import Body
 from shardset.storage.open import open_storage
 from shardset.storage.retry import RetryPolicy
 from tests.faulty_proxy import FAULTS, Fault, in_turn, is_upload, names_of_faults
-from tests.makers.objects import BIG, HELLO, SlowClock, file_size_limit, limited, names, put, write_and_raise
+from tests.makers.objects import BIG, HELLO, Clock, file_size_limit, limited, names, put, write_and_raise
 
 pytestmark = pytest.mark.gcs
 
 
 def test_an_upload_that_trickles_is_given_up(behind_proxy, monkeypatch):
-    policy = replace(behind_proxy.retry, clock=SlowClock(), request_deadline_s=-100.0, give_up_after_s=1.0)
+    policy = replace(behind_proxy.retry, clock=Clock(step_s=0.01), request_deadline_s=-100.0, give_up_after_s=1.0)
     with pytest.raises(TransientError, match="slower than 64 KiB/s"):
         put(replace(behind_proxy, retry=policy), "a", BIG)
     assert names(behind_proxy) == []
