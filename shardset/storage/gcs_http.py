@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import IO, Any, TypeVar
 from urllib.parse import urlencode, urlsplit
@@ -65,11 +66,12 @@ def send(
     connection = _connection()
     target = f"{connection.target}{path}" + (f"?{urlencode(params)}" if params else "")
     length = {} if body is None else {"Content-Length": str(len(body))}
+    token_request = partial(connection.token_request, timeout=policy.stall_timeout_s)
 
     def request(refreshes_left: int = 2) -> urllib3.BaseHTTPResponse:
         with _refused_in_words(where, connection):
             sent = {**connection.headers, **headers, **length}
-            connection.credentials.before_request(connection.token_request, method, connection.base_url + path, sent)
+            connection.credentials.before_request(token_request, method, connection.base_url + path, sent)
             response = connection.pool.urlopen(
                 method,
                 target,
@@ -88,7 +90,7 @@ def send(
                 text = response.read(decode_content=True).decode(errors="replace")
             if response.status != 401 or not refreshes_left:
                 raise _refusal(response.status, text, where, connection, response.headers)
-            connection.credentials.refresh(connection.token_request)  # a token may expire on its way
+            connection.credentials.refresh(token_request)  # a token may expire on its way
         return request(refreshes_left - 1)
 
     return connection.throttle(path, headers).ask(policy, request)
