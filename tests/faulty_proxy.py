@@ -8,7 +8,7 @@
 
 `script` gets each request as a `Seen` and returns a Fault, or None to pass it on untouched. It runs under a lock, so
 it may keep state. `in_turn` makes one from a list; a script of one's own can break every n-th or random requests.
-`delay_s` and `bytes_per_s` make every answer late and slow (a far-away bucket).
+`delay_s` makes every answer late (a far-away bucket).
 
 Kinds of faults (`at` counts bytes of the answer's body, or of the request's body for the two about uploads):
 
@@ -56,7 +56,6 @@ Kind = Literal[
     "cut_upload",
 ]
 
-_PIECE = 1 << 18
 _STARTS_WITH = 1 << 10
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "date", "server"}
 
@@ -116,7 +115,6 @@ class FaultyProxy:
         self.script: Script = lambda seen: None
         self.seen: list[Seen] = []
         self.delay_s = 0.0
-        self.bytes_per_s = 0.0
         self.num_connections = 0
         self.closing = threading.Event()
         self._lock = threading.Lock()
@@ -229,7 +227,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
-            self._send(memoryview(body)[:until])
+            self.wfile.write(memoryview(body)[:until])
 
     def _answer_in_chunks(self, fault: Fault) -> None:
         self.send_response_only(fault.status)
@@ -237,14 +235,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         chunks = [fault.put, b""] if fault.put else [b""]
         self.wfile.write(b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks))
-
-    def _send(self, body: memoryview) -> None:
-        rate = self.server.proxy.bytes_per_s
-        for start in range(0, len(body), _PIECE):
-            began = time.perf_counter()
-            self.wfile.write(body[start : start + _PIECE])
-            if rate:
-                time.sleep(max(0.0, _PIECE / rate - (time.perf_counter() - began)))
 
     def _end(self, fault: Fault) -> None:
         if fault.kind == "stall":
@@ -272,12 +262,7 @@ def _flipped(data: bytes, at: int) -> bytes:
 
 
 FAULTS = [
-    Fault("status", status=408),
-    Fault("status", status=429),
-    Fault("status", status=500),
-    Fault("status", status=502),
-    Fault("status", status=503),
-    Fault("status", status=504),
+    *(Fault("status", status=status) for status in (408, 429, 500, 502, 503, 504)),
     Fault("reset"),
     Fault("lose"),
     Fault("truncate", at=0),

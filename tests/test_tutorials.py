@@ -4,12 +4,9 @@ import re
 import shlex
 
 import pytest
-import torch
 
 from pipelines.cli import main as pipelines
-from shardset.storage.open import open_storage
 from tests.makers.documented import REPOSITORY, commands_of, run, words_of, write_inputs
-from tests.makers.shardset import png_samples, write_shard_set
 
 PAGES = sorted(path.relative_to(REPOSITORY).as_posix() for path in (REPOSITORY / "docs/tutorials").glob("*.md"))
 TINY = "--recipe digits_smoke --strategy single --set image.size=32 --set image.eval_resize=32"
@@ -72,16 +69,3 @@ def test_the_other_commands_of_the_dataflow_tutorial_work(tmp_path):
     for command in commands_of("docs/tutorials/dataflow.md"):
         if not of_cloud(command):
             run(words_of(command, REPLACED), tmp_path)
-
-
-def test_the_page_of_the_stream_goes_on_from_what_a_checkpoint_gave_back(tmp_path, monkeypatch):
-    text = (REPOSITORY / "docs/stream.md").read_text()
-    begin, go_on = re.findall(r"```python\n(.*?)```", text, flags=re.S)[:2]
-    write_shard_set(open_storage(str(tmp_path / "shards")), {"train": png_samples("train", 1000, size=8)}, num_shards=4)
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
-    exec(begin, names)
-    torch.save(names["saved"], "checkpoint.pt")
-    names["saved"] = torch.load("checkpoint.pt")
-    exec(go_on, names)
-    assert (names["epoch"], names["step"]) == (1, 3)

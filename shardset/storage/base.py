@@ -24,7 +24,7 @@ _ADVICE = {
     errno.EROFS: "the file system is mounted read-only; choose another folder",
     errno.ENOTDIR: "a part of the path is a file, expected folders; choose another path",
     errno.EEXIST: "a part of the path is a file, expected folders; choose another path",
-    errno.EISDIR: "a folder stands there, expected a file; choose another name",
+    errno.EISDIR: "this is a folder, expected a file; choose another name",
     errno.ELOOP: "the symbolic links run in a circle; remove one of them",
     errno.ENAMETOOLONG: "the name is too long for this file system; choose a shorter one",
     errno.EMFILE: "too many open files; raise the limit (ulimit -n)",
@@ -87,7 +87,7 @@ class Storage(Protocol):
     @property
     def is_throttled(self) -> bool:
         """Whether reads were refused within a minute because there were too many: no time to add any."""
-        ...
+        return False
 
     def stat(self, name: str) -> Stat:
         """The facts about an object; raises NotFound."""
@@ -103,7 +103,8 @@ class Storage(Protocol):
 
     def read_with_stat(self, name: str, start: int = 0, stop: int | None = None) -> tuple[bytes, Stat]:
         """`read`, and the facts about the object that the bytes are of: one request where the storage sends both."""
-        ...
+        stat = self.stat(name)
+        return self.read(name, start, stop, generation=stat.generation), stat
 
     def list(self, prefix: str = "") -> Iterator[Stat]:
         """Objects whose names start with `prefix`, recursively, in the order of `utf8`; no temporary files.
@@ -125,12 +126,12 @@ class Storage(Protocol):
         ...
 
     def sweep(self) -> None:
-        """Deletes the temporary files of killed writers; keeps those of living ones."""
-        ...
+        """Deletes the temporary files of killed writers; keeps those of living ones. There are none in a bucket."""
+        return
 
     def on_retry(self, tell: Callable[[], None]) -> Self:
-        """The same folder; its requests call `tell` before each pause between retries."""
-        ...
+        """The same folder; its requests, if any is tried again, call `tell` before each pause between retries."""
+        return self
 
 
 def check_name(name: str, where: str) -> str:
@@ -168,10 +169,10 @@ def check_generation(current: str, wanted: str | None, where: str) -> None:
 def accept_identical_object(stored: Stat | None, num_bytes: int, crc32c: str, where: str) -> None:
     """Returns if the stored object equals what was to be written; raises PreconditionFailed otherwise."""
     if stored is None:
-        raise PreconditionFailed(f"{where}: nothing stands there, expected the generation that was to be replaced")
+        raise PreconditionFailed(f"{where}: it no longer exists, expected the generation that was to be replaced")
     if (stored.num_bytes, stored.crc32c) != (num_bytes, crc32c):
         raise PreconditionFailed(
-            f"{where}: something else stands there: {stored.num_bytes} bytes, crc32c {stored.crc32c}; "
+            f"{where}: a different object exists: {stored.num_bytes} bytes, crc32c {stored.crc32c}; "
             f"expected nothing, or {num_bytes} bytes, {crc32c}; remove it or choose another place"
         )
 

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field, replace
 from typing import IO, ClassVar, Self, TypeVar
 from urllib.parse import quote
 
-import requests
+import urllib3
 
 from shardset.checksum import crc32c_text, extend_crc32c
 from shardset.errors import NotFound, PreconditionFailed, StorageError, TransientError
 from shardset.storage.base import (
     ABSENT,
     Stat,
+    Storage,
     Writer,
     accept_identical_object,
     check_generation,
@@ -32,8 +33,8 @@ from shardset.storage.base import (
 )
 from shardset.storage.gcs_answers import BucketFacts, ListingPage, StoredObject
 from shardset.storage.gcs_download import Download
-from shardset.storage.gcs_http import check_empty, is_throttled, json_object, send
-from shardset.storage.gcs_upload import Body, ResumableUpload, UploadGone
+from shardset.storage.gcs_http import Body, is_throttled, json_object, send
+from shardset.storage.gcs_upload import ResumableUpload, UploadGone
 from shardset.storage.retry import RetryPolicy, persist, policy_of_process
 
 T = TypeVar("T")
@@ -56,7 +57,7 @@ class GcsLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class GcsStorage:
+class GcsStorage(Storage):
     """Objects of a bucket below a prefix.
 
     Uses the emulator at STORAGE_EMULATOR_HOST anonymously if that is set; otherwise Application Default Credentials,
@@ -82,17 +83,15 @@ class GcsStorage:
         return f"gs://{self.bucket}/{self.prefix}".rstrip("/")
 
     def stat(self, name: str) -> Stat:
-        """See Storage.stat."""
         full, where = self._full(name), f"{self.url}/{name}"
         params = {"fields": _STAT_FIELDS}
         return _ask(self.retry, "GET", self._path(full), where, params, lambda r: _named(r, full, where)).stat(name)
 
     def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
-        """See Storage.read. Compares a whole object with the CRC32C that the server keeps."""
+        """Compares a whole object with the CRC32C that the server keeps."""
         return self._read(name, start, stop, generation)[0]
 
     def read_with_stat(self, name: str, start: int = 0, stop: int | None = None) -> tuple[bytes, Stat]:
-        """See Storage.read_with_stat."""
         return self._read(name, start, stop, None)
 
     def _read(self, name: str, start: int, stop: int | None, generation: str | None) -> tuple[bytes, Stat]:
@@ -117,26 +116,25 @@ class GcsStorage:
         return data, download.found
 
     def list(self, prefix: str = "") -> Iterator[Stat]:
-        """See Storage.list. Leaves out objects whose names end with `/`, by which consoles draw folders."""
+        """Leaves out objects whose names end with `/`, by which consoles draw folders."""
         return self._list(join(self.prefix, check_prefix(prefix, self.url)), len(join(self.prefix, "")))
 
     def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
-        """See Storage.writer. Keeps up to 16 MiB in memory, more in a temporary file; sends all at the block's end.
+        """Keeps up to 16 MiB in memory, more in a temporary file; sends all at the block's end.
 
         Sends an object of more than 256 MiB while it is written.
         """
         return _GcsWriter(replace(self, prefix=""), self._full(name), if_generation)
 
     def delete(self, name: str, *, generation: str | None = None) -> None:
-        """See Storage.delete. Only a 204 is taken for a deletion; after any other answer, the object must be gone."""
+        """Only a 204 is taken for a deletion; after any other answer, the object must be gone."""
         where, path = f"{self.url}/{name}", self._path(self._full(name))
         condition = {} if generation is None else {"ifGenerationMatch": generation}
 
         def attempt() -> None:
             try:
                 with closing(send(self.retry, "DELETE", path, where, params=condition)) as response:
-                    check_empty(response, where)
-                    answer = str(response.status_code)
+                    answer = str(response.status)
             except (NotFound, PreconditionFailed) as error:
                 answer = str(error).removeprefix(f"{where}: ")
             if answer != "204" and self._holds(name, generation):
@@ -151,16 +149,11 @@ class GcsStorage:
         except NotFound:
             return False
 
-    def sweep(self) -> None:
-        """See Storage.sweep: a killed upload leaves nothing, because the server takes whole objects only."""
-
     def on_retry(self, tell: Callable[[], None]) -> Self:
-        """See Storage.on_retry."""
         return replace(self, retry=replace(self.retry, on_pause=tell))
 
     @property
     def is_throttled(self) -> bool:
-        """See Storage.is_throttled."""
         return is_throttled(self.retry, self._path(""))
 
     def _full(self, name: str) -> str:
@@ -192,7 +185,7 @@ class GcsStorage:
         }
         params |= {"pageToken": token} if token else {}
 
-        def accept(response: requests.Response) -> ListingPage:
+        def accept(response: urllib3.BaseHTTPResponse) -> ListingPage:
             page = json_object(response, where, ListingPage)
             foreign = [item.name for item in page.items if not item.name.startswith(wanted) or item.name <= last]
             if foreign or (token and page.next_page_token == token):
@@ -219,7 +212,7 @@ def _ask(
     path: str,
     where: str,
     params: dict[str, str],
-    accept: Callable[[requests.Response], T],
+    accept: Callable[[urllib3.BaseHTTPResponse], T],
 ) -> T:
     """The result of `accept` on the answer to a small request; repeats the request until it accepts one."""
 
@@ -234,7 +227,7 @@ def _bucket_path(bucket: str) -> str:
     return f"/storage/v1/b/{quote(bucket, safe='')}"
 
 
-def _named(response: requests.Response, full: str, where: str) -> StoredObject:
+def _named(response: urllib3.BaseHTTPResponse, full: str, where: str) -> StoredObject:
     """The object in an answer; raises TransientError if it has another name."""
     item = json_object(response, where, StoredObject)
     if item.name != full:
@@ -273,10 +266,9 @@ class _GcsWriter:
         return self
 
     def write(self, data: bytes | memoryview) -> None:
-        """Takes the next bytes."""
         self._num_bytes += len(data)
         self._crc = extend_crc32c(self._crc, data)
-        if self._refused:  # only counted from now on, to compare them with what stands there
+        if self._refused:  # only counted from now on, to compare them with what is stored
             return
         if self._stream:
             self._stream.write(data)
@@ -348,15 +340,10 @@ class _GcsWriter:
         self._stream = stream
         with self._spool_errors:
             self._file.seek(0)
-        while piece := self._read_spool():
-            stream.write(piece)
-        with self._spool_errors:
+            while piece := self._file.read(self._bucket.limits.part_bytes):
+                stream.write(piece)
             self._file.seek(0)
             self._file.truncate()
-
-    def _read_spool(self) -> bytes:
-        with self._spool_errors:
-            return self._file.read(self._bucket.limits.part_bytes)
 
     def _stored(self) -> Stat | None:
         try:
@@ -374,7 +361,7 @@ class _GcsWriter:
             self._where,
             params={"uploadType": "multipart", "fields": _STAT_FIELDS} | self._condition,
             headers={"Content-Type": f"multipart/related; boundary={boundary}"},
-            data=Body(self._head(boundary), self._file, self._num_bytes, self._bucket.retry, tail),
+            body=Body(self._head(boundary), self._file, self._num_bytes, self._bucket.retry, tail),
         )
         with closing(response):
             return _named(response, self._full, self._where)

@@ -9,7 +9,7 @@ import urllib3
 from shardset.checksum import crc32c_of, crc32c_text
 from shardset.errors import PreconditionFailed, StorageError, TransientError
 from shardset.storage.base import Stat, check_generation, check_range
-from shardset.storage.gcs_http import BROKEN, explain, send_get
+from shardset.storage.gcs_http import BROKEN, explain, send
 from shardset.storage.retry import RetryPolicy
 
 
@@ -67,7 +67,7 @@ class Download:
         if not self._is_whole or self._position:
             headers["Range"] = f"bytes={self._position}-{'' if self._end is None else self._end - 1}"
         params = {"alt": "media"} | ({"ifGenerationMatch": self._pinned} if self._pinned else {})
-        with closing(send_get(self.policy, self.path, self.where, params, headers)) as response:
+        with closing(send(self.policy, "GET", self.path, self.where, params=params, headers=headers)) as response:
             if response.status == 416:
                 self._end = self._past_the_end()
             else:

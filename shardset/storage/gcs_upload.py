@@ -1,29 +1,26 @@
-"""Uploads to Cloud Storage: the body of a request, and an object in parts that need not fit a disk of this machine.
+"""An upload to Cloud Storage in parts, for an object that need not fit a disk of this machine.
 
-An object in parts appears when the server has accepted the last one. Until then nothing is listed, and an upload that
+The object appears when the server has accepted the last one. Until then nothing is listed, and an upload that
 is given up leaves nothing.
 """
 
 import io
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from typing import IO
 from urllib.parse import urlsplit
 
-import requests
+import urllib3
 
 from shardset.errors import NotFound, StorageError, TransientError
-from shardset.storage.gcs_http import INCOMPLETE, send
+from shardset.storage.gcs_http import INCOMPLETE, Body, send
 from shardset.storage.retry import RetryPolicy, persist
 
 PART_UNIT = 1 << 18
 """Cloud Storage takes parts of whole multiples of 256 KiB; only the last may be smaller."""
 
-_SENT_AT_ONCE = 1 << 16  # urllib3 gives each of these the connect timeout; a mebibyte is too much for a slow line
-_SLOWEST_UPLOAD = 1 << 16  # bytes a second, for each of the uploads that share a line
 _RECEIVED = re.compile(r"bytes=0-(\d+)")
 
 
@@ -63,17 +60,17 @@ class ResumableUpload:
         while len(self._rest) > self.part_bytes:  # keeps at least one byte for the last part
             self._send_part(self.part_bytes)
 
-    def finish(self, crc32c: str, accept: Callable[[requests.Response], None]) -> None:
+    def finish(self, crc32c: str, accept: Callable[[urllib3.BaseHTTPResponse], None]) -> None:
         """Sends the last part, with the CRC32C of the whole object; `accept` takes the server's answer.
 
-        Raises PreconditionFailed if another generation stands there by now.
+        Raises PreconditionFailed if another generation is stored by now.
         """
         stop = self._num_sent + len(self._rest)
         said = {"X-Goog-Hash": f"crc32c={crc32c}"}
 
         def attempt() -> None:
             with closing(self._put(bytes(self._rest), f"{self._num_sent}-{stop - 1}/{stop}", said)) as response:
-                if response.status_code == INCOMPLETE:
+                if response.status == INCOMPLETE:
                     raise TransientError(f"{self.where}: the server did not take the last part ({_received(response)})")
                 accept(response)
 
@@ -90,7 +87,7 @@ class ResumableUpload:
         headers = {"Content-Type": "application/json; charset=UTF-8", "X-Upload-Content-Type": self.content_type}
         params = {"uploadType": "resumable"} | self.params
         with closing(
-            send(self.policy, "POST", self.path, self.where, params=params, headers=headers, data=body)
+            send(self.policy, "POST", self.path, self.where, params=params, headers=headers, body=body.encode())
         ) as got:
             address = urlsplit(got.headers.get("Location", ""))
         if not address.query:
@@ -103,7 +100,7 @@ class ResumableUpload:
 
         def attempt() -> int:
             with closing(self._put(part, f"{start}-{start + len(part) - 1}/*", {})) as response:
-                taken = _received(response) - start if response.status_code == INCOMPLETE else 0
+                taken = _received(response) - start if response.status == INCOMPLETE else 0
             if not 0 < taken <= len(part):
                 raise TransientError(
                     f"{self.where}: the server has bytes up to {start + taken} of the upload, expected "
@@ -115,40 +112,16 @@ class ResumableUpload:
         del self._rest[:taken]
         self._num_sent += taken
 
-    def _put(self, data: bytes, content_range: str, headers: dict[str, str]) -> requests.Response:
+    def _put(self, data: bytes, content_range: str, headers: dict[str, str]) -> urllib3.BaseHTTPResponse:
         sent = {"Content-Range": f"bytes {content_range}", "Content-Type": self.content_type} | headers
         body = Body(b"", io.BytesIO(data), len(data), self.policy, b"")
         try:
-            return send(self.policy, "PUT", self._session, self.where, headers=sent, data=body)
+            return send(self.policy, "PUT", self._session, self.where, headers=sent, body=body)
         except NotFound as error:
             raise UploadGone(f"{self.where}: the server has forgotten the upload; write it again") from error
 
 
-def _received(response: requests.Response) -> int:
+def _received(response: urllib3.BaseHTTPResponse) -> int:
     """The number of bytes that the server has."""
     match = _RECEIVED.fullmatch(response.headers.get("Range", ""))
     return int(match[1]) + 1 if match else 0
-
-
-@dataclass(frozen=True, slots=True)
-class Body:
-    """The body of an upload: has a length, and can be sent again for a retry."""
-
-    head: bytes
-    file: IO[bytes]
-    num_bytes: int
-    policy: RetryPolicy
-    tail: bytes
-
-    def __len__(self) -> int:
-        return len(self.head) + self.num_bytes + len(self.tail)
-
-    def __iter__(self) -> Iterator[bytes]:
-        began = self.policy.clock()
-        yield self.head
-        self.file.seek(0)
-        while piece := self.file.read(_SENT_AT_ONCE):
-            if self.policy.clock() - began > self.policy.request_deadline_s + self.num_bytes / _SLOWEST_UPLOAD:
-                raise TimeoutError("the upload is slower than 64 KiB/s")
-            yield piece
-        yield self.tail

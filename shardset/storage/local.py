@@ -8,13 +8,14 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import BinaryIO, ClassVar, Self
+from typing import BinaryIO, ClassVar
 
 from shardset.checksum import crc32c_text, extend_crc32c
 from shardset.errors import ConfigError, NotFound, StorageError, TransientError
 from shardset.storage.base import (
     ABSENT,
     Stat,
+    Storage,
     Writer,
     accept_identical_object,
     check_generation,
@@ -36,7 +37,7 @@ _BUFFERED = 1 << 16  # smaller writes are buffered; larger ones go to the system
 
 
 @dataclass(frozen=True, slots=True)
-class LocalStorage:
+class LocalStorage(Storage):
     """A folder on a local or mounted disk. `root` is absolute.
 
     Every regular file below it is an object, also through symbolic links; other kinds of files are not. An
@@ -48,7 +49,6 @@ class LocalStorage:
     is_remote: ClassVar[bool] = False
     is_shared: ClassVar[bool] = True
     reads_at_once: ClassVar[int] = 1
-    is_throttled: ClassVar[bool] = False
 
     @property
     def url(self) -> str:
@@ -56,11 +56,11 @@ class LocalStorage:
         return self.root
 
     def stat(self, name: str) -> Stat:
-        """See Storage.stat. `crc32c` is None."""
+        """`crc32c` is None."""
         return _local_stat(name, stat_regular(self._path(name)))
 
     def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
-        """See Storage.read. Keeps files open, yet never reads a replaced file as the old one.
+        """Keeps files open, yet never reads a replaced file as the old one.
 
         With `generation`, a file that was renamed meanwhile may still be read under its old name.
         """
@@ -84,13 +84,8 @@ class LocalStorage:
             )
         return data
 
-    def read_with_stat(self, name: str, start: int = 0, stop: int | None = None) -> tuple[bytes, Stat]:
-        """See Storage.read_with_stat."""
-        stat = self.stat(name)
-        return self.read(name, start, stop, generation=stat.generation), stat
-
     def list(self, prefix: str = "") -> Iterator[Stat]:
-        """See Storage.list. Raises StorageError for an unreadable folder or a dangling link."""
+        """Raises StorageError for an unreadable folder or a dangling link."""
         folder = check_prefix(prefix, self.root).rpartition("/")[0]
         return self._walk(folder, prefix, ())
 
@@ -99,26 +94,22 @@ class LocalStorage:
         return self._walk("", "", (), tell)
 
     def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
-        """See Storage.writer. When the block has ended, the bytes and the folder's entry are on the disk."""
+        """When the block has ended, the bytes and the folder's entry are on the disk."""
         return _LocalWriter(self._path(name), if_generation)
 
     def delete(self, name: str, *, generation: str | None = None) -> None:
-        """See Storage.delete. The generation is checked right before the removal, not atomically with it."""
+        """The generation is checked right before the removal, not atomically with it."""
         path = self._path(name)
         with os_errors_as_storage_errors(path), suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
             if generation is None or generation == generation_of(os.stat(path)):
                 os.unlink(path)
 
     def sweep(self) -> None:
-        """See Storage.sweep. Does not enter folders behind symbolic links."""
+        """Does not enter folders behind symbolic links."""
         for folder, _, names in os.walk(self.root):
             for name in names:
                 if name.startswith(_TEMPORARY):
                     _remove_if_orphaned(os.path.join(folder, name))
-
-    def on_retry(self, tell: Callable[[], None]) -> Self:
-        """See Storage.on_retry: nothing is tried again."""
-        return self
 
     def _path(self, name: str) -> str:
         path = f"{self.root.rstrip('/')}/{check_name(name, self.root)}"
@@ -214,7 +205,6 @@ class _LocalWriter:
         return self
 
     def write(self, data: bytes | memoryview) -> None:
-        """Takes the next bytes."""
         with os_errors_as_storage_errors(self._path):
             self._file.write(data)
 
@@ -265,7 +255,7 @@ def _refuse_device(path: str) -> None:
     with suppress(FileNotFoundError):
         mode = os.stat(path).st_mode
         if not (modes.S_ISREG(mode) or modes.S_ISDIR(mode)):
-            raise StorageError(f"{path}: a device, pipe or socket stands there, expected a file; choose another name")
+            raise StorageError(f"{path}: this is a device, pipe or socket, expected a file; choose another name")
 
 
 def _link(path: str, name: str) -> None:

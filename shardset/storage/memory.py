@@ -3,15 +3,16 @@
 import io
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from shardset.checksum import crc32c_of, crc32c_text
 from shardset.errors import NotFound
 from shardset.storage.base import (
     ABSENT,
     Stat,
+    Storage,
     Writer,
     accept_identical_object,
     check_generation,
@@ -39,7 +40,7 @@ _generations = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryStorage:
+class MemoryStorage(Storage):
     """Objects in the memory of this process, shared by all that open the same `name`."""
 
     name: str
@@ -48,7 +49,6 @@ class MemoryStorage:
     is_remote: ClassVar[bool] = True
     is_shared: ClassVar[bool] = False
     reads_at_once: ClassVar[int] = 1
-    is_throttled: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.prefix:
@@ -60,45 +60,32 @@ class MemoryStorage:
         return f"memory://{self.name}/{self.prefix}".rstrip("/")
 
     def stat(self, name: str) -> Stat:
-        """See Storage.stat."""
         return self._get(name).stat(name)
 
     def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
-        """See Storage.read."""
         item, where = self._get(name), f"{self.url}/{name}"
         check_generation(item.generation, generation, where)
         return item.data[start : check_range(start, stop, len(item.data), where)]
 
     def read_with_stat(self, name: str, start: int = 0, stop: int | None = None) -> tuple[bytes, Stat]:
-        """See Storage.read_with_stat."""
         item = self._get(name)
         return item.data[start : check_range(start, stop, len(item.data), f"{self.url}/{name}")], item.stat(name)
 
     def list(self, prefix: str = "") -> Iterator[Stat]:
-        """See Storage.list."""
         wanted, skip = join(self.prefix, check_prefix(prefix, self.url)), len(join(self.prefix, ""))
         with _memory_lock:
             items = [(name, item) for name, item in self._objects.items() if name.startswith(wanted)]
         return (item.stat(name[skip:]) for name, item in sorted(items, key=lambda pair: utf8(pair[0])))
 
     def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
-        """See Storage.writer."""
         return _MemoryWriter(self, self._full(name), if_generation)
 
     def delete(self, name: str, *, generation: str | None = None) -> None:
-        """See Storage.delete."""
         full = self._full(name)
         with _memory_lock:
             item = self._objects.get(full)
             if item and generation in (None, item.generation):
                 del self._objects[full]
-
-    def sweep(self) -> None:
-        """See Storage.sweep: there are no temporary files."""
-
-    def on_retry(self, tell: Callable[[], None]) -> Self:
-        """See Storage.on_retry: nothing is tried again."""
-        return self
 
     @property
     def _objects(self) -> dict[str, _Object]:
@@ -125,7 +112,6 @@ class _MemoryWriter:
         return self
 
     def write(self, data: bytes | memoryview) -> None:
-        """Takes the next bytes."""
         self._data.write(data)
 
     def __exit__(self, *exc: object) -> None:

@@ -34,7 +34,7 @@ class RetryPolicy:
     `request_deadline_s` (checked every 8 MiB; an upload gets its time at 64 KiB/s in addition). Pauses double from
     `first_pause_s` to `max_pause_s`; jitter shortens each by up to half. An operation gives up `give_up_after_s` after
     its first failure since the last new byte, and logs a warning after `warn_after_s`. While the server refuses it
-    because there are too many requests, it goes on for `throttled_give_up_after_s`. In any case it gives up
+    because there are too many requests, it keeps trying for `throttled_give_up_after_s`. In any case it gives up
     `deadline_s` after it began or last got a byte; `notice_after_s` without an end is logged. `on_pause` is called
     before each pause.
     """

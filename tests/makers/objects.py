@@ -68,12 +68,18 @@ def in_child(prepare, action):
     return answer
 
 
-class SlowClock:
-    """Time of which 10 ms pass whenever somebody looks."""
+class Clock:
+    """Time that passes while somebody sleeps, and `step_s` whenever somebody looks."""
 
-    def __init__(self):
+    def __init__(self, step_s=0.0):
         self.now = 0.0
+        self.pauses = []
+        self._step_s = step_s
 
     def __call__(self):
-        self.now += 0.01
+        self.now += self._step_s
         return self.now
+
+    def sleep(self, seconds):
+        self.pauses.append(seconds)
+        self.now += seconds

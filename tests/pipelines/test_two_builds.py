@@ -160,7 +160,7 @@ def test_a_shard_of_unknown_origin_is_refused_and_its_removal_helps(raw, winner,
         with storage.writer(TAR) as out:
             out.write(b"somebody's")
 
-    with pytest.raises(PreconditionFailed, match=r"train-000001\.tar: something else stands there.*remove it"):
+    with pytest.raises(PreconditionFailed, match=r"train-000001\.tar: a different object exists.*remove it"):
         run(config, told(storage, uuid.uuid4().hex, at(MOMENTS["the plan"], put)))
     assert storage.read(TAR) == b"somebody's"
     storage.delete(TAR)

@@ -7,21 +7,7 @@ import pytest
 from shardset.storage.open import open_storage
 from shardset.storage.retry import RetryPolicy
 from tests.faulty_proxy import FaultyProxy
-
-
-class Clock:
-    """Time that passes only while somebody sleeps."""
-
-    def __init__(self):
-        self.now = 0.0
-        self.pauses = []
-
-    def __call__(self):
-        return self.now
-
-    def sleep(self, seconds):
-        self.pauses.append(seconds)
-        self.now += seconds
+from tests.makers.objects import Clock
 
 
 @pytest.fixture

@@ -248,11 +248,11 @@ def test_ranges_are_read_over_connections_that_check_certificates_as_requests_do
     for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
     session = AuthorizedSession(AnonymousCredentials())
-    pool = gcs_http._pool(session, "https://storage.googleapis.com")
+    pool, _, _ = gcs_http._pool(session, "https://storage.googleapis.com")
     assert (pool.cert_reqs, pool.ca_certs) == ("CERT_REQUIRED", requests.certs.where())
     (tmp_path / "own.pem").write_text("")
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "own.pem"))
-    assert gcs_http._pool(session, "https://storage.googleapis.com").ca_certs == str(tmp_path / "own.pem")
+    assert gcs_http._pool(session, "https://storage.googleapis.com")[0].ca_certs == str(tmp_path / "own.pem")
 
 
 @pytest.fixture

@@ -7,17 +7,17 @@ import pytest
 
 from shardset.errors import PreconditionFailed, StorageError, TransientError
 from shardset.storage.base import ABSENT
-from shardset.storage.gcs_upload import Body
+from shardset.storage.gcs_http import Body
 from shardset.storage.open import open_storage
 from shardset.storage.retry import RetryPolicy
 from tests.faulty_proxy import FAULTS, Fault, in_turn, is_upload, names_of_faults
-from tests.makers.objects import BIG, HELLO, SlowClock, file_size_limit, limited, names, put, write_and_raise
+from tests.makers.objects import BIG, HELLO, Clock, file_size_limit, limited, names, put, write_and_raise
 
 pytestmark = pytest.mark.gcs
 
 
 def test_an_upload_that_trickles_is_given_up(behind_proxy, monkeypatch):
-    policy = replace(behind_proxy.retry, clock=SlowClock(), request_deadline_s=-100.0, give_up_after_s=1.0)
+    policy = replace(behind_proxy.retry, clock=Clock(step_s=0.01), request_deadline_s=-100.0, give_up_after_s=1.0)
     with pytest.raises(TransientError, match="slower than 64 KiB/s"):
         put(replace(behind_proxy, retry=policy), "a", BIG)
     assert names(behind_proxy) == []
@@ -180,9 +180,9 @@ def test_a_large_object_never_replaces_another_one_and_the_same_one_is_success(g
     put_pieces(storage, if_generation=ABSENT)
     assert storage.stat("big").generation == generation
     put(storage, "big", HELLO)
-    with pytest.raises(PreconditionFailed, match="something else stands there: 11 bytes"):
+    with pytest.raises(PreconditionFailed, match="a different object exists: 11 bytes"):
         put_pieces(storage, if_generation=ABSENT)
-    with pytest.raises(PreconditionFailed, match="something else stands there: 11 bytes"):
+    with pytest.raises(PreconditionFailed, match="a different object exists: 11 bytes"):
         put_pieces(storage, if_generation=generation)
     assert storage.read("big") == HELLO
 
@@ -195,7 +195,7 @@ def test_an_object_that_another_writes_during_an_upload_stays(gcs_root):
             writer.write(MANY_PIECES)
             put(storage, "big", HELLO)
 
-    with pytest.raises(PreconditionFailed, match="something else stands there: 11 bytes"):
+    with pytest.raises(PreconditionFailed, match="a different object exists: 11 bytes"):
         write()
     assert storage.read("big") == HELLO
 

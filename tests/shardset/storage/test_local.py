@@ -7,7 +7,6 @@ import stat
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -124,13 +123,6 @@ def test_a_killed_writer_leaves_nothing_that_is_listed(disk):
     assert all_files(disk.root) == []
 
 
-def test_a_sweep_leaves_what_is_being_written(disk):
-    with disk.writer("train/a") as writer:
-        writer.write(BIG)
-        disk.sweep()
-    assert disk.read("train/a") == BIG
-
-
 def test_sweeping_all_the_time_disturbs_no_writer(disk):
     with ThreadPoolExecutor(5) as pool:
         writers = [pool.submit(put, disk, f"train/{number}", if_generation=ABSENT) for number in range(200)]
@@ -138,25 +130,6 @@ def test_sweeping_all_the_time_disturbs_no_writer(disk):
             disk.sweep()
         assert [writer.result() for writer in writers] == [None] * 200
     assert len(all_files(disk.root)) == len(names(disk)) == 200
-
-
-def test_names_of_temporaries_are_not_for_objects(disk):
-    with pytest.raises(ConfigError, match="kept for temporaries"):
-        put(disk, "train/.shardset-tmp-1")
-
-
-@contextmanager
-def little_room(folder):
-    """256 KiB of room in `folder`, and what a writer says beyond: a small disk if we may mount one, else a limit."""
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
-    if subprocess.run(mount, check=False, stderr=subprocess.DEVNULL).returncode:
-        with file_size_limit(256 << 10):
-            yield "larger than the system allows"
-        return
-    try:
-        yield "the disk is full; free some space"
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
 
 
 @pytest.mark.parametrize("code", [errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP])
@@ -172,12 +145,15 @@ def test_a_file_system_without_hard_links_is_said_to_be_one_and_nothing_is_left(
 
 @pytest.mark.parametrize("options", [{}, {"if_generation": ABSENT}])
 def test_a_full_disk_is_said_and_leaves_nothing(tmp_path, options):
-    with little_room(tmp_path) as complaint:
-        disk = open_storage(str(tmp_path))
-        put(disk, "small")
-        with pytest.raises(StorageError, match=f"{tmp_path}/train/a: .*{complaint}"):
-            put(disk, "train/a", BIG, **options)
-        assert all_files(tmp_path) == ["small"]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(tmp_path)]
+    if subprocess.run(mount, check=False, stderr=subprocess.DEVNULL).returncode:
+        pytest.skip("no permission to mount a small disk")
+    try:
+        with pytest.raises(StorageError, match=f"{tmp_path}/train/a: the disk is full; free some space"):
+            put(open_storage(str(tmp_path)), "train/a", BIG, **options)
+        assert all_files(tmp_path) == []
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
 
 
 def test_a_file_larger_than_the_limit_is_said_and_leaves_nothing(disk):
@@ -186,22 +162,29 @@ def test_a_file_larger_than_the_limit_is_said_and_leaves_nothing(disk):
     assert all_files(disk.root) == []
 
 
-def test_a_path_below_a_file_is_said(disk):
+@pytest.mark.parametrize("options", [{}, {"if_generation": ABSENT}])
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("file/b/c", "a part of the path is a file"),
+        ("folder", "this is a folder"),
+        ("x" * 300, "name is too long"),
+        ("folder/.shardset-tmp-1", "kept for temporaries"),
+    ],
+)
+def test_a_name_that_no_file_can_have_is_refused(disk, name, complaint, options):
+    put(disk, "file")
+    put(disk, "folder/b")
+    with pytest.raises((StorageError, ConfigError), match=complaint):
+        put(disk, name, **options)
+    assert all_files(disk.root) == ["file", "folder/b"]
+
+
+@pytest.mark.parametrize("folder", ["a", "a/b"])
+def test_a_folder_that_is_a_file_is_said(disk, folder):
     put(disk, "a")
     with pytest.raises(StorageError, match="a part of the path is a file"):
-        put(disk, "a/b/c")
-    with pytest.raises(StorageError, match="a part of the path is a file"):
-        names(open_storage(disk.root + "/a"))
-    with pytest.raises(StorageError, match="a part of the path is a file"):
-        names(open_storage(disk.root + "/a/b"))
-
-
-@pytest.mark.parametrize("options", [{}, {"if_generation": ABSENT}])
-def test_an_object_in_a_folders_place_is_refused(disk, options):
-    put(disk, "a/b")
-    with pytest.raises(StorageError, match="a folder stands there"):
-        put(disk, "a", **options)
-    assert all_files(disk.root) == ["a/b"]
+        names(open_storage(f"{disk.root}/{folder}"))
 
 
 @pytest.mark.parametrize("through_link", [False, True])
@@ -210,15 +193,10 @@ def test_a_device_or_pipe_is_never_replaced(disk, through_link):
     os.mkfifo(f"{disk.root}/pipe")
     os.symlink("pipe", f"{disk.root}/link")
     name = "link" if through_link else "pipe"
-    with pytest.raises(StorageError, match=f"{name}: a device, pipe or socket stands there, expected a file"):
+    with pytest.raises(StorageError, match=f"{name}: this is a device, pipe or socket, expected a file"):
         put(disk, name)
     assert stat.S_ISFIFO(os.stat(f"{disk.root}/{name}").st_mode)
     assert sorted(os.listdir(disk.root)) == ["link", "pipe"]
-
-
-def test_a_name_too_long_is_said(disk):
-    with pytest.raises(StorageError, match="name is too long"):
-        put(disk, "x" * 300)
 
 
 @pytest.fixture
@@ -248,9 +226,6 @@ def test_a_missing_permission_is_said(closed):
         kind, text = in_child(give_up_root, action)
         assert (name, kind) == (name, "StorageError")
         assert text.startswith(f"{closed.root}/{name}: no permission; run as a user who may")
-
-
-def test_a_list_of_what_is_readable_still_works(closed):
     assert in_child(give_up_root, lambda: names(closed, "readable/")) == ("nothing", "['readable/a']")
 
 
@@ -265,17 +240,13 @@ def test_links_to_files_and_folders_are_followed(disk, tmp_path):
     assert disk.read("b/link") == disk.read("a/c") == HELLO
 
 
-def test_a_link_to_nothing_is_an_error(disk):
-    put(disk, "a")
-    os.symlink("gone", f"{disk.root}/b")
-    with pytest.raises(StorageError, match="b: a symbolic link to nothing"):
-        names(disk)
-
-
-def test_links_in_a_circle_are_an_error(disk):
-    put(disk, "a/b/c")
-    os.symlink(f"{disk.root}/a", f"{disk.root}/a/b/up")
-    with pytest.raises(StorageError, match="leads back to a folder above"):
+@pytest.mark.parametrize(
+    ("target", "complaint"), [("gone", "link: a symbolic link to nothing"), ("..", "leads back to a folder above")]
+)
+def test_a_link_to_nothing_or_in_a_circle_is_an_error(disk, target, complaint):
+    put(disk, "a/b")
+    os.symlink(target, f"{disk.root}/a/link")
+    with pytest.raises(StorageError, match=complaint):
         names(disk)
 
 
