@@ -32,9 +32,9 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """The commit of the working tree."""
+    """The commit of the working tree; `unknown` in a copy without one."""
     words = ["git", "-C", str(REPOSITORY), "rev-parse", "--short", "HEAD"]
-    return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(words, capture_output=True, text=True).stdout.strip() or "unknown"
 
 
 def today() -> str:
