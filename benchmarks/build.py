@@ -6,8 +6,8 @@ python -m benchmarks.build --against CHECKOUT [--scale S] [--repeats N] [--folde
 --scale 1 is 10,000 photographs for those who copy them fast, and 4,000 photographs or 24,000 pictures of CIFAR for all
 others. Every contestant runs on the whole input and on a fifth of it, each as a process of its own. The steady rate is
 that of the additional images in the additional time, so that it holds all work on images and no start-up. Writes
-`docs/benchmarks/build.json`, `.md` and `.svg` after each run. With --against it only compares builds from class folders
-by this checkout and by another one, whole processes.
+`docs/benchmarks/build.json` and the tables of `build.md` after each run. With --against it only compares builds from
+class folders by this checkout and by another one, whole processes.
 """
 
 import argparse
@@ -18,10 +18,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import median
 
 from benchmarks import environment, inputs, peers_write, report
-from benchmarks.measuring import Run, watch
+from benchmarks.measuring import Run, compare, watch
 
 FIFTH = 0.2
 SMALL_SHARE = 0.4
@@ -31,7 +30,6 @@ FAST = {
     "MosaicML MDSWriter",
     "pool of TarWriters, unshuffled",
     "tar cf",
-    report.HASHING,
 }
 SOURCES = {"cifar": "cifar10", "folders": "folder", "imagenet": "imagenet"}
 OUTPUT = environment.REPOSITORY / "docs" / "benchmarks" / "build"
@@ -70,9 +68,6 @@ def contestants(kind: str, folder: Path, output: Path, peers: str) -> list[Conte
         Contestant("webdataset ShardWriter", "peer", [peers, script, "webdataset", *places], True),
         Contestant("MosaicML MDSWriter", "peer", [peers, script, "mds", *places], True),
         Contestant("LitData optimize", "peer", [peers, script, "litdata", *places], True),
-        Contestant(
-            "Beam, bytes through GroupByKey", "peer", [sys.executable, "-m", "benchmarks.peers_beam", *places], True
-        ),
         Contestant("pool of TarWriters, unshuffled", "peer", [peers, script, "pool", *places], False),
     ]
     if kind == "cifar":
@@ -82,8 +77,6 @@ def contestants(kind: str, folder: Path, output: Path, peers: str) -> list[Conte
         return [replace(one, share=SMALL_SHARE) for one in found]
     found += [
         Contestant("tar cf", "limit", ["tar", "cf", f"{output}/all.tar", "-C", str(folder), "."], False),
-        Contestant(report.HASHING, "limit", [sys.executable, script, "hashed", *places], True),
-        Contestant(report.DECODING_EIGHTH, "limit", [sys.executable, script, "decode_eighth", *places], False),
         Contestant(report.DECODING, "limit", [sys.executable, script, "decode", *places], False),
     ]
     return [one if one.name in FAST else replace(one, share=SMALL_SHARE) for one in found]
@@ -145,34 +138,19 @@ def _one_more(
     )  # fmt: skip
 
 
-def compare(other: Path, scale: float, repeats: int, folder: Path) -> float:
-    """Prints the medians of whole builds by both checkouts and by webdataset's ShardWriter, in turns.
-
-    Returns ours, divided by the other checkout's.
-    """
+def against(other: Path, scale: float, repeats: int, folder: Path) -> None:
+    """Compares whole builds by both checkouts and by webdataset's ShardWriter."""
     num_images = max(30, round(inputs.FULL_SIZE["folders"] * scale))
-    place, output = folder / f"against-{num_images}", folder / "output"
+    place = folder / f"against-{num_images}"
     inputs.make("folders", place, num_images)
-    ours, *others = contestants("folders", place, output, sys.executable)
+    ours, *others = contestants("folders", place, folder / "output", sys.executable)
     writer = next(one for one in others if one.name == "webdataset ShardWriter")
-    builds = {
+    commands = {
         "this checkout": (ours.words, environment.REPOSITORY),
-        str(other): (ours.words, other.resolve()),
+        str(other): (ours.words, other),
         writer.name: (writer.words, environment.REPOSITORY),
     }
-    runs: dict[str, list[Run]] = {name: [] for name in builds}
-    for _ in range(repeats):
-        for name, (words, checkout) in builds.items():
-            shutil.rmtree(output, ignore_errors=True)
-            paths = {"PYTHONPATH": str(checkout), "PYTHONSAFEPATH": "1"}
-            runs[name].append(watch(words, output, folder / "log.txt", paths))
-    seconds = {name: median(run.seconds for run in found) for name, found in runs.items()}
-    print(f"| {num_images} images, medians of {repeats} | seconds | processor time | this checkout takes, times |")
-    print("|---|---|---|---|")
-    for name, found in runs.items():
-        ratio = seconds["this checkout"] / seconds[name]
-        print(f"| {name} | {seconds[name]:.2f} | {median(run.cpu_s for run in found):.2f} | {ratio:.2f} |")
-    return seconds["this checkout"] / seconds[str(other)]
+    compare(f"{num_images} images", commands, repeats, folder)
 
 
 def read_results(path: Path) -> list[report.Result]:
@@ -190,23 +168,25 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", type=float, default=1.0, help="of the inputs' sizes (see above)")
     parser.add_argument("--only", default="", metavar="PART,...", help="contestants with that in their name")
-    parser.add_argument("--repeats", type=int, default=5, help="0 with --add writes the page anew")
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--inputs", default=",".join(SOURCES))
     parser.add_argument("--folder", type=Path, default=environment.REPOSITORY / ".tools" / "bench")
-    parser.add_argument("--output", type=Path, default=OUTPUT, help="where .json, .md and .svg go, without extension")
+    parser.add_argument("--output", type=Path, default=OUTPUT, help="the .json and .md, without extension")
     parser.add_argument(
         "--add", action="store_true", help="keep the runs of earlier calls (same scale) and add to them"
     )
+    parser.add_argument("--write", action="store_true", help="write the page from the .json and run nothing")
     parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="only compare with this other checkout")
     args = parser.parse_args(argv)
     args.folder.mkdir(parents=True, exist_ok=True)
     if args.against:
-        compare(args.against, args.scale, args.repeats, args.folder.resolve())
+        against(args.against, args.scale, args.repeats, args.folder.resolve())
         return
-    before = read_results(args.output.with_suffix(".json")) if args.add else []
-    if not args.repeats:
-        report.write(args.output, json.loads(args.output.with_suffix(".json").read_text())["facts"], before)
+    results, page = args.output.with_suffix(".json"), args.output.with_suffix(".md")
+    if args.write:
+        report.write(page, json.loads(results.read_text())["facts"], read_results(results))
         return
+    before = read_results(results) if args.add else []
     ours = ["apache-beam", "pillow", "pyarrow"]
     peers = ["webdataset", "mosaicml-streaming", "litdata", "torch"]
     facts = {
@@ -217,13 +197,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         **environment.versions(sys.executable, ours),
         **environment.versions(environment.peers_python(), peers),
     }
-    args.output.parent.mkdir(parents=True, exist_ok=True)
     turns = measure(args.inputs.split(","), args.only.split(","), args.scale, args.repeats, args.folder, before)
-    for results in turns:
-        args.output.with_suffix(".json").write_text(
-            json.dumps({"facts": facts, "results": [asdict(one) for one in results]}, indent=1) + "\n"
-        )
-        report.write(args.output, facts, results)
+    for found in turns:
+        content = {"facts": facts, "results": [asdict(one) for one in found]}
+        results.write_text(json.dumps(content, indent=1) + "\n")
+        report.write(page, facts, found)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import webdataset
 
+from benchmarks.environment import write_between
 from shardset.format.tar import TarMember, members
 from shardset.storage.open import open_storage
 from tests.conftest import BUCKET, emulator
@@ -160,62 +161,25 @@ def _short(said: str) -> str:
     return f"`{said}`"
 
 
-def page(local: Sequence[Row], wire: Sequence[Row]) -> str:
-    """The Markdown page."""
-
-    def table(rows: Sequence[Row]) -> str:
-        lines = [f"| {row.damage} | {row.stream} | {row.webdataset} |" for row in rows]
-        return "\n".join(["| damage | the stream | webdataset |", "|---|---|---|", *lines])
-
-    return f"""# What damage does
-
-The same damage is done to the same {NUM_SAMPLES} samples in two shards, and both readers read them: the stream
-(`bad_samples="raise"`) and `webdataset.WebDataset(urls)` version {webdataset.__version__} with its defaults. Bold marks
-errors that nobody would notice.
-
-Written by `python -m benchmarks.damage --write docs/damage.md`. `tests/shardset/stream/test_damage.py` tests the
-left column with more cases: a flip at any byte, a cut at every border and a fault at every single request.
-
-## On disk
-
-{table(local)}
-
-## In transfer from a bucket
-
-{table(wire)}
-
-A tar reader learns from the tar itself where the samples are, so missing data looks like the end of the file. The
-stream takes the locations from the manifest and the indexes. It compares every sample's length and CRC32C before it
-returns the sample, and reads again where the transfer may be at fault. If that does not help, the error names what was
-found and what to do. A damaged tar header has no effect, because the stream reads no tar headers.
-
-A response from a bucket is used only if it answers the request. A listing page, an object's metadata, or the response
-to an upload, a deletion or a token request may be empty, truncated, of the wrong kind or about another object. Such
-a request is repeated, and fails with a named error after three minutes. A listing ends only with its last page. A 416
-is accepted only for the read of a range, and only if the object's size agrees. An object without a size is empty; bytes
-without a generation are not accepted as the bucket's.
-
-`verify`, `report`, `inspect`, `export` and `explain` read parts of a finished set: manifest, indexes, samples and the
-quarantine list. If such data differ from what the manifest or the index says, they are read a second time. Only data
-that differ again are reported as damaged.
-
-[Faults found by testing from outside](faults.md) lists other faults, before and after the fix.
-"""
+def table(rows: Sequence[Row]) -> str:
+    """The rows in Markdown."""
+    lines = [f"| {row.damage} | {row.stream} | {row.webdataset} |" for row in rows]
+    return "\n".join(["| damage | the stream | webdataset |", "|---|---|---|", *lines, ""])
 
 
 def main() -> None:
-    """Prints or writes the page."""
+    """Prints both tables, or writes them into the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", type=Path)
+    parser.add_argument("--write", type=Path, metavar="PAGE")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         whole = Path(write(str(Path(folder, "whole"))))
         with emulator(Path(folder, "log")) as server:
-            text = page(local_rows(whole), wire_rows(whole, server))
-    if options.write:
-        options.write.write_text(text)
-    else:
+            tables = {"local": table(local_rows(whole)), "wire": table(wire_rows(whole, server))}
+    for name, text in tables.items():
         print(text)
+        if options.write:
+            write_between(options.write, name, text)
 
 
 if __name__ == "__main__":

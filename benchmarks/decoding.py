@@ -19,6 +19,7 @@ import pyspng
 from kornia_rs import io as kornia
 from PIL import Image
 
+from benchmarks.environment import write_between
 from benchmarks.reading import Data
 from benchmarks.stream import samples_of
 from pipelines.images import jpeg_restart
@@ -152,8 +153,7 @@ def main() -> None:
     for name, table in tables.items():
         print(table)
         if options.write:
-            before, mark, rest = options.write.read_text().partition(f"<!-- {name} -->\n")
-            options.write.write_text(before + mark + table + "<!-- end -->" + rest.partition("<!-- end -->")[2])
+            write_between(options.write, name, table)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""The Python environment of the peers, and a description of this machine."""
+"""The Python environment of the peers, a description of this machine, and the marks of pages."""
 
 import os
 import platform
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 
 from scripts import venvs
@@ -31,9 +32,23 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """The commit of the working tree."""
+    """The commit of the working tree; `unknown` in a copy without one."""
     words = ["git", "-C", str(REPOSITORY), "rev-parse", "--short", "HEAD"]
-    return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(words, capture_output=True, text=True).stdout.strip() or "unknown"
+
+
+def today() -> str:
+    """The date, the machine and the commit: the head of every table."""
+    return f"{datetime.now(UTC).date()}, {machine()}, commit {commit()}"
+
+
+def write_between(page: Path, name: str, content: str) -> None:
+    """Replaces what is between `<!-- NAME -->` and the next `<!-- end -->` of a page; ends the program without them."""
+    before, mark, rest = page.read_text().partition(f"<!-- {name} -->\n")
+    _, end, after = rest.partition("<!-- end -->")
+    if not end:
+        raise SystemExit(f"{page} has no lines '<!-- {name} -->' and '<!-- end -->' for a table")
+    page.write_text(before + mark + content + end + after)
 
 
 def _processor() -> str:

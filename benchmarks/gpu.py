@@ -1,7 +1,7 @@
-"""Measures the trainer on a CUDA device: rates, the share of it that the cores can feed, memory, and a stop and resume.
+"""Measures the trainer on a CUDA device: rates, the share of it that the cores can feed, and memory.
 
     python -m benchmarks.gpu --write docs/benchmarks/gpu.md
-    python -m benchmarks.gpu --parts rates feeding --timm-script pytorch-image-models/train.py
+    python -m benchmarks.gpu --parts rates feeding
     python -m benchmarks.gpu --scale tiny
 
 Makes JPEGs of about 110 KB and shard sets of them. Each case is a process of its own; real and fake data take turns in
@@ -9,11 +9,9 @@ it, and the first turn of each does not count. `--scale tiny` runs all parts on 
 """
 
 import argparse
-import importlib.metadata
 import json
 import os
 import shlex
-import signal
 import statistics
 import subprocess
 import sys
@@ -21,7 +19,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +26,6 @@ import torch
 
 from benchmarks import environment, inputs
 from benchmarks.gpu_case import CLASSES, Case, Timing, repeated
-from shardset.program import OK, PREEMPTED
-from tests.makers.training import finish, largest_difference, losses, trainer, when
 from trainer.config import (
     ImageConfig,
     ModelConfig,
@@ -41,9 +36,7 @@ from trainer.config import (
 )
 from trainer.data.splits import BatchSource, open_data
 
-HEADING = "## Measured"
-RUN_TIMEOUT_S = 3600
-PACKAGES = ("torch", "timm", "torchvision", "numpy", "opencv-python-headless")
+PACKAGES = ["torch", "timm", "numpy"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +51,13 @@ class Scale:
     steps: int
     warmup: int
     rounds: int
-    run_steps: int
 
 
 SCALES = {
     "full": Scale(num_images=20_000, resnet="resnet50", vit="vit_small_patch16_224", size=224, batch=256, steps=50,
-                  warmup=10, rounds=3, run_steps=40),
+                  warmup=10, rounds=3),
     "tiny": Scale(num_images=64, resnet="test_resnet", vit="test_vit", size=160, batch=4, steps=2,
-                  warmup=1, rounds=1, run_steps=8),
+                  warmup=1, rounds=1),
 }  # fmt: skip
 
 
@@ -78,7 +70,6 @@ class Place:
 
     folder: Path
     scale: Scale
-    script: str | None
 
     @property
     def raw(self) -> Path:
@@ -121,10 +112,12 @@ class Place:
 def rates_part(place: Place) -> str:
     """Part 1: ResNet-50 with real and fake data, and timm's way on the same files."""
     timings = run_case(place.case(place.scale.resnet, place.config(place.scale.resnet), is_real=True))
-    peer = rate_of_timm(place)
+    scale = place.scale
+    values = {"folder": str(place.raw / "train"), "model": scale.resnet, "batch": scale.batch, "size": scale.size}
+    values |= {"steps": scale.steps, "warmup": scale.warmup}
+    peer = float(json.loads(call([sys.executable, "-m", "benchmarks.timm_loop", json.dumps(values)]).splitlines()[-1]))
     ratio = statistics.median(timings[-1].rates["real"]) / peer
-    name = "timm's train.py" if place.script else "timm's loader in a plain loop (no train.py was at hand)"
-    text = f"{name}, compiled, on the same files: {peer:,.0f} images/s; the trainer's real rate is {ratio:.2f} of it."
+    text = f"timm, compiled, on the same files: {peer:,.0f} images/s; the trainer's real rate is {ratio:.2f} of it."
     return f"{TIMING_HEAD}\n{timing_rows(timings)}\n\n{text}"
 
 
@@ -158,8 +151,7 @@ def devices_part(place: Place) -> str:
     """Part 4: one process for each device, and what each of them takes: contexts of the driver, decoders."""
     config = place.config(place.scale.resnet, strategy="ddp")
     case = place.case(place.scale.resnet, config, is_real=True)
-    num_devices = torch.cuda.device_count() or 2
-    rows = [row for number in sorted({1, num_devices}) for row in devices_rows(place, case, number)]
+    rows = [devices_row(place, case, number) for number in sorted({1, torch.cuda.device_count() or 2})]
     head = (
         "Each process has a context on its own device only, and decodes in its share of the cores.\n\n"
         "| processes | images/s of all | of a process | decoders of each | contexts of each, by device "
@@ -168,45 +160,15 @@ def devices_part(place: Place) -> str:
     return "\n".join([head, *rows])
 
 
-def devices_rows(place: Place, case: Case, number: int) -> list[str]:
+def devices_row(place: Place, case: Case, number: int) -> str:
     """The row of a run of so many processes, each of which has the batch of the case."""
     config = replace(case.config, global_batch_size=number * place.scale.batch)
-    found = run_processes("benchmarks.gpu_devices", replace(case, config=config), number)
+    found = run_processes(replace(case, config=config), number)
     rates = [statistics.median(one["rates"]) for one in found]
     contexts = "; ".join(",".join(map(str, one["contexts"])) or "none" for one in found)
     decoders = ", ".join(str(one["decoders"]) for one in found)
     used = ", ".join(map(str, found[0]["used_mib"])) or "none"
-    return [f"| {number} | {sum(rates):,.0f} | {sum(rates) / number:,.0f} | {decoders} | {contexts} | {used} |"]
-
-
-def resume_part(place: Place) -> str:
-    """Part 5: SIGTERM in the middle of a run, and the same losses after it."""
-    num_steps = place.scale.run_steps
-    base = place.config(place.scale.resnet, max_steps=num_steps, compile=torch.cuda.is_available())
-    whole, stopped = (replace(base, run_dir=str(place.folder / name)) for name in ("whole", "stopped"))
-    run(whole, {OK})
-    process = trainer(stopped)
-    when(Path(stopped.run_dir) / "metrics.jsonl", lambda found: len(found) >= num_steps // 2, process)
-    process.send_signal(signal.SIGTERM)
-    began = time.perf_counter()
-    code, output = finish(process, RUN_TIMEOUT_S)
-    seconds = time.perf_counter() - began
-    if code not in (OK, PREEMPTED):
-        raise SystemExit(output)
-    run(stopped, {OK})
-    far = largest_difference(losses(whole.run_dir), losses(stopped.run_dir))
-    return (
-        f"{place.scale.resnet}, {num_steps} steps. SIGTERM after {num_steps // 2}: exit code {code} after "
-        f"{seconds:.1f} s, with everything saved. The same command then went on to the end; its losses differ from "
-        f"those of a run that was not stopped by at most {far:.2g}."
-    )
-
-
-def run(config: TrainConfig, codes: set[int]) -> None:
-    """The trainer in a process of its own, which must end with one of the codes."""
-    code, output = finish(trainer(config), RUN_TIMEOUT_S)
-    if code not in codes:
-        raise SystemExit(output)
+    return f"| {number} | {sum(rates):,.0f} | {sum(rates) / number:,.0f} | {decoders} | {contexts} | {used} |"
 
 
 PARTS: dict[str, tuple[str, Callable[[Place], str]]] = {
@@ -214,7 +176,6 @@ PARTS: dict[str, tuple[str, Callable[[Place], str]]] = {
     "feeding": ("What the cores can feed", feeding_part),
     "models": ("Other models", models_part),
     "devices": ("One process for each device", devices_part),
-    "resume": ("Stop and resume", resume_part),
 }
 
 TIMING_HEAD = (
@@ -225,17 +186,17 @@ TIMING_HEAD = (
 
 def timing_rows(timings: Sequence[Timing]) -> str:
     """The rows of a table; a rate is the median of the turns."""
-    return "\n".join(map(_timing_row, timings))
-
-
-def _timing_row(one: Timing) -> str:
-    fake = statistics.median(one.rates["fake"])
-    real = statistics.median(one.rates["real"]) if "real" in one.rates else None
-    data = f"{real:,.0f} | {real / fake:.3f} | {one.wait_percent:.1f} %" if real is not None else " | | "
-    return (
-        f"| {one.name} | {'yes' if one.compile else 'no'} | {fake:,.0f} | {data} | {one.first_step_s:.1f} "
-        f"| {one.peak_mib:,.0f} | {one.num_host_waits} | {one.state_s:.2f} |"
-    )
+    rows = []
+    for one in timings:
+        rates = {kind: statistics.median(found) for kind, found in one.rates.items()}
+        data = " | | "
+        if "real" in rates:
+            data = f"{rates['real']:,.0f} | {rates['real'] / rates['fake']:.3f} | {one.wait_percent:.1f} %"
+        rows.append(
+            f"| {one.name} | {'yes' if one.compile else 'no'} | {rates['fake']:,.0f} | {data} | {one.first_step_s:.1f} "
+            f"| {one.peak_mib:,.0f} | {one.num_host_waits} | {one.state_s:.2f} |"
+        )
+    return "\n".join(rows)
 
 
 def input_rate(stream: BatchSource, epoch: int, scale: Scale) -> float:
@@ -251,27 +212,17 @@ def input_rate(stream: BatchSource, epoch: int, scale: Scale) -> float:
 # --- processes -------------------------------------------------------------------------------------------------------
 
 
-def run_case(case: Case, *, torchrun: bool = False) -> list[Timing]:
+def run_case(case: Case) -> list[Timing]:
     """The timings of a case, plain and compiled, from a fresh process."""
-    return [Timing(**one) for one in run_processes("benchmarks.gpu_case", case, int(torchrun))]
+    return [Timing(**one) for one in run_processes(case, 0)]
 
 
-def run_processes(module: str, case: Case, number: int) -> list[dict[str, Any]]:
-    """What a module prints about a case, under torchrun with so many processes, or without torchrun if it is 0."""
+def run_processes(case: Case, number: int) -> list[dict[str, Any]]:
+    """What a case prints, under torchrun with so many processes, or without torchrun if it is 0."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={number}"] if number else []
-    found: list[dict[str, Any]] = json.loads(
-        call([sys.executable, *launcher, "-m", module, case.to_json()]).splitlines()[-1]
-    )
+    words = [sys.executable, *launcher, "-m", "benchmarks.gpu_case", case.to_json()]
+    found: list[dict[str, Any]] = json.loads(call(words).splitlines()[-1])
     return found
-
-
-def rate_of_timm(place: Place) -> float:
-    """Images a second of timm's way, in a fresh process."""
-    scale = place.scale
-    words = [str(place.raw / "train"), "--model", scale.resnet, "--batch", str(scale.batch), "--size", str(scale.size)]
-    words += ["--steps", str(scale.steps), "--warmup", str(scale.warmup)]
-    words += ["--script", place.script] if place.script else []
-    return float(json.loads(call([sys.executable, "-m", "benchmarks.timm_loop", *words]).splitlines()[-1]))
 
 
 def call(words: Sequence[str]) -> str:
@@ -293,36 +244,9 @@ def head(arguments: Sequence[str]) -> str:
     if torch.cuda.is_available():
         one = torch.cuda.get_device_properties(0)
         device = f"{one.name}, {one.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}"
-    versions = ", ".join(f"{name} {version}" for name in PACKAGES if (version := version_of(name)))
+    versions = ", ".join(f"{key} {value}" for key, value in environment.versions(sys.executable, PACKAGES).items())
     command = shlex.join(["python", "-m", "benchmarks.gpu", *arguments])
-    return (
-        f"{datetime.now(UTC).date()}; {device}; {environment.machine()}; {versions}; commit {commit()}.\n\n"
-        f"```\n{command}\n```"
-    )
-
-
-def version_of(package: str) -> str | None:
-    """The version of an installed package."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def commit() -> str:
-    """The commit; a copy of the tree may have none."""
-    try:
-        return environment.commit()
-    except (subprocess.CalledProcessError, OSError):
-        return "unknown"
-
-
-def with_tables(page: str, measured: str) -> str:
-    """The page with what was measured in place of what stood there."""
-    before, heading, _ = page.partition(f"\n{HEADING}\n")
-    if not heading:
-        raise SystemExit(f"the page has no line {HEADING!r}")
-    return f"{before}{heading}\n{measured.rstrip()}\n"
+    return f"{environment.today()}; {device}; {versions}.\n\n```\n{command}\n```"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -332,21 +256,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--scale", choices=SCALES, default="full")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--folder", type=Path, help="for images, sets and runs, used again; default: a temporary one")
-    parser.add_argument("--timm-script", metavar="PATH", help="timm's train.py")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the tables into this page, part by part")
     args = parser.parse_args(given)
     if args.scale == "full" and not torch.cuda.is_available():
         parser.error("there is no CUDA device; `--scale tiny` runs without one")
     texts = [head(given)]
     with tempfile.TemporaryDirectory(prefix="gpu-") as temporary:
-        place = Place(folder=args.folder or Path(temporary), scale=SCALES[args.scale], script=args.timm_script)
+        place = Place(folder=args.folder or Path(temporary), scale=SCALES[args.scale])
         print(texts[0], flush=True)
         for name in args.parts:
             title, part = PARTS[name]
             texts.append(f"### {title}\n\n{part(place)}")
             print(f"\n{texts[-1]}", flush=True)
             if args.write:
-                args.write.write_text(with_tables(args.write.read_text(), "\n\n".join(texts)))
+                environment.write_between(args.write, "measured", "\n\n".join(texts) + "\n")
     return 0
 
 

@@ -1,16 +1,23 @@
-"""Steps of one model, timed plain and compiled: a process of `benchmarks.gpu`.
+"""Steps of one model: a process of `benchmarks.gpu`.
 
-python -m benchmarks.gpu_case CASE_JSON
+    python -m benchmarks.gpu_case CASE_JSON
+    torchrun --nproc-per-node 8 -m benchmarks.gpu_case CASE_JSON
+
+Alone it times them plain and compiled; under torchrun it measures what each process takes.
 """
 
 import gc
 import json
+import shutil
 import statistics
+import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 
@@ -25,7 +32,6 @@ from trainer.runtime.launch import started
 from trainer.runtime.single import Single
 
 CLASSES = 1000
-MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,13 +73,18 @@ class Timing:
 
 
 def main() -> None:
-    """Prints the timings as JSON."""
+    """Prints what was measured as JSON: a timing plain and one compiled, or what each process takes."""
     values = json.loads(sys.argv[1])
     case = Case(**{**values, "config": from_dict(values["config"])})
     if not torch.cuda.is_available():
         Single.compile_backend = "aot_eager"  # makes no kernels, which would need a C++ compiler
     with started(case.config.strategy, case.config) as runtime:
-        print(json.dumps([asdict(measure(case, runtime, compile=compile)) for compile in (False, True)]))
+        if case.config.strategy == "single":
+            print(json.dumps([asdict(measure(case, runtime, compile=compile)) for compile in (False, True)]))
+            return
+        texts = runtime.gather_texts(json.dumps(measure_process(case, runtime)))
+        if runtime.is_master:
+            print(json.dumps([json.loads(text) for text in texts]))
 
 
 def measure(case: Case, runtime: Runtime, *, compile: bool) -> Timing:
@@ -82,7 +93,10 @@ def measure(case: Case, runtime: Runtime, *, compile: bool) -> Timing:
     streams = {"fake": open_data(replace(config, manifest=None, fake_data=True), runtime.host, runtime.num_hosts).train}
     if case.is_real:
         streams["real"] = open_data(config, runtime.host, runtime.num_hosts).train
-    reset_peak()
+    gc.collect()  # what earlier learners had
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     learner = Learner(runtime, config, CLASSES, None)
     began = time.perf_counter()
     turn(learner, runtime, streams["fake"], 0, num_steps=1)
@@ -106,7 +120,7 @@ def measure(case: Case, runtime: Runtime, *, compile: bool) -> Timing:
         rates=rates,
         wait_percent=100 * statistics.median(waits),
         first_step_s=first_step_s,
-        peak_mib=peak_bytes() / MIB,
+        peak_mib=torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else 0,
         num_host_waits=num_host_waits,
         state_s=state_s,
     )
@@ -152,17 +166,48 @@ def host_waits(call: Callable[[], object]) -> int:
     return max(0, sum("synchroniz" in str(one.message) for one in caught) - 1)
 
 
-def reset_peak() -> None:
-    """Frees what earlier learners had, and forgets the largest memory so far."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+def measure_process(case: Case, runtime: Runtime) -> dict[str, Any]:
+    """The images a second of this process in each turn, the devices that it has a context on, and its decoders."""
+    stream: Any = Counting(open_data(case.config, runtime.host, runtime.num_hosts).train)
+    learner = Learner(runtime, case.config, CLASSES, None)
+    steps = case.warmup + case.steps
+    rates = [
+        turn(learner, runtime, stream, number, num_steps=steps, warmup=case.warmup)[0]
+        for number in range(case.rounds + 1)
+    ]
+    runtime.sum_hosts([0])  # all have taken their steps: the contexts that they open are there
+    return {"rates": rates[1:], "decoders": stream.decoders, "contexts": contexts(), "used_mib": used_mib()}
 
 
-def peak_bytes() -> int:
-    """The largest memory that tensors had on the device; 0 on a CPU."""
-    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+class Counting:
+    """A stream that counts the threads that decode for it."""
+
+    def __init__(self, stream: BatchSource) -> None:
+        self._stream, self.stop, self.decoders = stream, stream.stop, 0
+
+    def __len__(self) -> int:
+        return len(self._stream)
+
+    def run(self, spans: Iterator[tuple[int, range]]) -> Iterator[tuple[int, int, Batch]]:
+        """The batches of the stream."""
+        for batch in self._stream.run(spans):
+            names = [thread.name for thread in threading.enumerate()]
+            self.decoders = max(self.decoders, sum(name.startswith("shardset-decode") for name in names))
+            yield batch
+
+
+def contexts() -> list[int]:
+    """The CUDA devices on which this process has a context, each of which takes about half a gigabyte."""
+    # Asking by other functions would open one.
+    return [number for number in range(torch.cuda.device_count()) if torch._C._cuda_hasPrimaryContext(number)]
+
+
+def used_mib() -> list[int]:
+    """The memory in use on each device of the machine, by all processes, as the driver says; empty without one."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    words = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    return [int(line) for line in subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()]
 
 
 if __name__ == "__main__":

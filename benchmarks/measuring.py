@@ -1,18 +1,17 @@
-"""Runs a command and measures it from outside: time, CPU time, memory of the largest process, first byte written."""
+"""Runs a command and measures it from outside: time, CPU time, memory of the largest process."""
 
 import os
 import select
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
-POLL_S = 0.02
 LOOK_S = 0.5
 """Between two looks at all processes, whose dozens of threads cost milliseconds each time."""
-
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class FailedRun(RuntimeError):
@@ -21,7 +20,7 @@ class FailedRun(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run of a command. `first_byte_s` is None where it wrote nothing; `peak_bytes` is of the largest process.
+    """One run of a command that wrote `num_bytes`; `peak_bytes` is of its largest process.
 
     `cpu_s` is of all its processes: what the system accounts for those that were waited for, or, where that is more,
     what was last seen of each.
@@ -30,55 +29,59 @@ class Run:
     seconds: float
     cpu_s: float
     peak_bytes: int
-    first_byte_s: float | None
     num_bytes: int
 
 
 def watch(words: Sequence[str], output: Path, log: Path, environment: Mapping[str, str]) -> Run:
-    """Runs a command that writes below `output`; raises FailedRun if it fails. What stands in `plan/` is no output."""
+    """Runs a command that writes below `output`, except into `plan/`; raises FailedRun if it fails."""
     started = time.perf_counter()
     with log.open("wb") as printed:
         process = subprocess.Popen(words, stdout=printed, stderr=printed, env={**os.environ, **environment})
-    peak, first_byte, look_at = 0, None, started
+    peak = 0
     seen: dict[int, float] = {}
     ended = os.pidfd_open(process.pid)
-    while not select.select([ended], [], [], POLL_S)[0]:
-        if time.perf_counter() >= look_at:
-            look_at += LOOK_S
-            processes = list(family(process.pid))
-            peak = max([peak, *map(peak_bytes_of, processes)])
-            seen |= {pid: spent for pid in processes if (spent := _cpu_s(pid))}
-        if first_byte is None and size_of(output):
-            first_byte = time.perf_counter() - started
+    while not select.select([ended], [], [], LOOK_S)[0]:
+        processes = list(family(process.pid))
+        peak = max([peak, *map(peak_bytes_of, processes)])
+        seen |= {pid: spent for pid in processes if (spent := cpu_s(pid))}
     seconds = time.perf_counter() - started
     os.close(ended)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise FailedRun(f"{' '.join(words)}: code {process.returncode}\n{log.read_text(errors='replace')[-3000:]}")
+    written = (path for path in output.rglob("*") if path.is_file() and path.relative_to(output).parts[0] != "plan")
     return Run(
         seconds=seconds,
         cpu_s=max(usage.ru_utime + usage.ru_stime, sum(seen.values())),
         peak_bytes=peak,
-        first_byte_s=first_byte,
-        num_bytes=size_of(output),
+        num_bytes=sum(path.stat().st_size for path in written),
     )
 
 
-def size_of(folder: Path) -> int:
-    """The bytes of all files below a folder, those in `plan/` left out; files may come and go meanwhile."""
-    total = 0
-    for path, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if name != "plan"]
-        total += sum(map(_size, (os.path.join(path, name) for name in names)))
-    return total
+def compare(what: str, commands: Mapping[str, tuple[Sequence[str], Path]], rounds: int, folder: Path) -> None:
+    """Prints the medians of whole processes, in turns, and what the first of them takes of each.
+
+    `commands` are words and the checkout whose packages they import; what they write to `folder/output` is removed.
+    """
+    output = folder / "output"
+    runs: dict[str, list[Run]] = {name: [] for name in commands}
+    for _ in range(rounds):
+        for name, (words, checkout) in commands.items():
+            shutil.rmtree(output, ignore_errors=True)
+            runs[name].append(watch(words, output, folder / "log.txt", of_checkout(checkout)))
+    seconds = {name: median(run.seconds for run in found) for name, found in runs.items()}
+    ours = next(iter(seconds.values()))
+    print(f"| {what}, medians of {rounds} | seconds | processor time | this checkout takes, times |")
+    print("|---|---|---|---|")
+    for name, found in runs.items():
+        cpu = median(run.cpu_s for run in found)
+        print(f"| {name} | {seconds[name]:.2f} | {cpu:.2f} | {ours / seconds[name]:.2f} |")
 
 
-def _size(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except FileNotFoundError:
-        return 0
+def of_checkout(checkout: Path) -> dict[str, str]:
+    """The variables of a process that imports the packages of a checkout."""
+    return {"PYTHONPATH": str(checkout.resolve()), "PYTHONSAFEPATH": "1"}
 
 
 def family(pid: int) -> Iterator[int]:
@@ -92,18 +95,28 @@ def family(pid: int) -> Iterator[int]:
         return
 
 
-def _cpu_s(pid: int) -> float:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+def cpu_s(pid: int) -> float:
+    """The processor time of a process, without its children; 0 once it is gone."""
+    fields = _read(pid, "stat").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
 
 
 def peak_bytes_of(pid: int) -> int:
     """The most memory that a process has had resident; 0 once it is gone."""
+    return _num_bytes(_read(pid, "status"), "VmHWM:")
+
+
+def proportional_bytes(pid: int) -> int:
+    """The memory of a process now, where memory that n processes share counts as 1/n; 0 once it is gone."""
+    return _num_bytes(_read(pid, "smaps_rollup"), "Pss:")
+
+
+def _read(pid: int, name: str) -> str:
     try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
+        return Path(f"/proc/{pid}/{name}").read_text()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return ""
+
+
+def _num_bytes(text: str, title: str) -> int:
+    return next((int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith(title)), 0)

@@ -1,13 +1,12 @@
 """Measures how well the epoch order mixes. Prints the table of docs/order.md; `--write` replaces it there.
 
-    python benchmarks/order_quality.py --write docs/order.md
+    python -m benchmarks.order_quality --write docs/order.md
 
 The worst case: 1,281,167 samples of 1,000 classes stored class by class in 640 shards. The build stores them permuted,
 so real batches are better than these. Every order is a function from the number of an epoch to all of its ids in turn.
 """
 
 import argparse
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.environment import write_between
 from pipelines.estimate.reading import classes_in
 from shardset.order.epoch import Order
 
@@ -203,9 +203,7 @@ def main() -> None:
     found = table()
     print(found)
     if arguments.write:
-        page = arguments.write.read_text()
-        marked = rf"(?<=<!-- table: {Path(__file__).name} -->\n).*?(?=<!-- end -->)"
-        arguments.write.write_text(re.sub(marked, found, page, flags=re.DOTALL))
+        write_between(arguments.write, "order", found)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ where nothing asks for it.
 
 import importlib
 import io
-import itertools
+import json
 import math
 import os
 import random
@@ -52,7 +52,7 @@ def _sample(path: str) -> dict[str, Any]:
 def webdataset_reader(make: Callable[[Data], Callable]) -> Contestant:
     """Its documentation's chain: shuffled shards, a shuffle buffer of 1,000, batches in the workers, a WebLoader."""
 
-    def read(data: Data, start: int) -> Iterator[int]:
+    def read(data: Data) -> Iterator[int]:
         import webdataset
 
         shards = sorted(map(str, Path(data.folder, "shards", "train").glob("*.tar")))
@@ -64,24 +64,24 @@ def webdataset_reader(make: Callable[[Data], Callable]) -> Contestant:
             .batched(BATCH)
         )
         loader = webdataset.WebLoader(dataset, batch_size=None, num_workers=WORKERS)
-        return _skipped((len(labels) for _, labels in loader), start)
+        return (len(labels) for _, labels in loader)
 
     return read
 
 
-def webdataset_bytes(data: Data, start: int) -> Iterator[int]:
+def webdataset_bytes(data: Data) -> Iterator[int]:
     """In one process, neither shuffled nor decoded."""
     import webdataset
 
     shards = sorted(map(str, Path(data.folder, "shards", "train").glob("*.tar")))
     dataset = webdataset.WebDataset(shards, shardshuffle=False)
-    return _skipped((1 for _ in range(data.passes) for _ in dataset), start * BATCH)
+    return (1 for _ in range(data.passes) for _ in dataset)
 
 
 def streaming_reader(make: Callable[[Data], Callable]) -> Contestant:
-    """MosaicML's StreamingDataset and StreamingDataLoader, its state loaded to go on."""
+    """MosaicML's StreamingDataset and StreamingDataLoader."""
 
-    def read(data: Data, start: int) -> Iterator[int]:
+    def read(data: Data) -> Iterator[int]:
         from streaming import StreamingDataLoader, StreamingDataset
         from streaming.base.util import clean_stale_shared_memory
 
@@ -95,9 +95,6 @@ def streaming_reader(make: Callable[[Data], Callable]) -> Contestant:
 
         dataset = Images(local=str(Path(data.folder, "mds")), shuffle=True, batch_size=BATCH)
         loader = StreamingDataLoader(dataset, batch_size=BATCH, num_workers=WORKERS)
-        if start:
-            done = {"epoch": 0, "sample_in_epoch": start * BATCH, "num_canonical_nodes": 64, "shuffle_seed": 9176}
-            loader.load_state_dict({**done, "initial_physical_nodes": 1})
         return (len(labels) for _, labels in loader)
 
     return read
@@ -106,7 +103,7 @@ def streaming_reader(make: Callable[[Data], Callable]) -> Contestant:
 def litdata_reader(make: Callable[[Data], Callable]) -> Contestant:
     """LitData's StreamingDataset and StreamingDataLoader."""
 
-    def read(data: Data, start: int) -> Iterator[int]:
+    def read(data: Data) -> Iterator[int]:
         import litdata
 
         decoded = make(data)
@@ -118,7 +115,7 @@ def litdata_reader(make: Callable[[Data], Callable]) -> Contestant:
 
         dataset = Images(str(Path(data.folder, "litdata")), shuffle=True, drop_last=False)
         loader = litdata.StreamingDataLoader(dataset, batch_size=BATCH, num_workers=WORKERS)
-        return _skipped((len(labels) for _, labels in loader), start)
+        return (len(labels) for _, labels in loader)
 
     return read
 
@@ -126,7 +123,7 @@ def litdata_reader(make: Callable[[Data], Callable]) -> Contestant:
 def grain_reader(make: Callable[[Data], Callable]) -> Contestant:
     """Grain's MapDataset over the files: shuffled, mapped, batched, read by two processes."""
 
-    def read(data: Data, start: int) -> Iterator[int]:
+    def read(data: Data) -> Iterator[int]:
         import grain
 
         decoded = make(data)
@@ -137,7 +134,7 @@ def grain_reader(make: Callable[[Data], Callable]) -> Contestant:
             return np.asarray(decoded(found["image"])), found["label"]
 
         dataset = grain.MapDataset.source(files).shuffle(seed=1).map(load).batch(BATCH)
-        found = dataset[start:].to_iter_dataset(grain.ReadOptions(num_threads=0))
+        found = dataset.to_iter_dataset(grain.ReadOptions(num_threads=0))
         return (len(labels) for _, labels in found.mp_prefetch(grain.MultiprocessingOptions(num_workers=WORKERS)))
 
     return read
@@ -146,8 +143,7 @@ def grain_reader(make: Callable[[Data], Callable]) -> Contestant:
 def image_folder(make: Callable[[Data], Callable]) -> Contestant:
     """torchvision's ImageFolder and PyTorch's DataLoader."""
 
-    def read(data: Data, start: int) -> Iterator[int]:
-        import torch
+    def read(data: Data) -> Iterator[int]:
         from torch.utils.data import DataLoader
         from torchvision.datasets import ImageFolder
 
@@ -157,23 +153,10 @@ def image_folder(make: Callable[[Data], Callable]) -> Contestant:
             return decoded(Path(path).read_bytes())
 
         files = ImageFolder(str(Path(data.folder, "files")), loader=load)
-        order = torch.randperm(len(files), generator=torch.Generator().manual_seed(1)).tolist()[start * BATCH :]
-        loader = DataLoader(files, BATCH, sampler=order, num_workers=WORKERS, collate_fn=_collated)
+        loader = DataLoader(files, BATCH, shuffle=True, num_workers=WORKERS, collate_fn=_collated)
         return (len(labels) for _, labels in loader)
 
     return read
-
-
-def timm_reader(data: Data, start: int) -> Iterator[int]:
-    """timm's create_dataset and create_loader on the files, with its training transform."""
-    from timm.data import create_dataset, create_loader
-
-    dataset = create_dataset("", root=str(Path(data.folder, "files")), is_training=True)
-    loader = create_loader(
-        dataset, (3, data.size, data.size), BATCH, is_training=True, use_prefetcher=False, num_workers=WORKERS,
-        auto_augment=None, color_jitter=None, persistent_workers=False,
-    )  # fmt: skip
-    return _skipped((len(labels) for _, labels in loader), start)
 
 
 def documented(data: Data) -> Callable[[bytes], Any]:
@@ -227,11 +210,6 @@ def _collated(samples: list[Any]) -> Any:
     return default_collate(samples)
 
 
-def _skipped(batches: Iterator[int], start: int) -> Iterator[int]:
-    """Resumes such a reader in the middle: reads and drops everything before."""
-    return itertools.islice(batches, start, None)
-
-
 CONTESTANTS: dict[str, Contestant] = {
     "webdataset, as documented": webdataset_reader(documented),
     "webdataset, tuned": webdataset_reader(tuned),
@@ -243,7 +221,6 @@ CONTESTANTS: dict[str, Contestant] = {
     "Grain on files, tuned": grain_reader(tuned),
     "ImageFolder, as documented": image_folder(documented),
     "ImageFolder, tuned": image_folder(tuned),
-    "timm on files": timm_reader,
     "webdataset, bytes only": webdataset_bytes,
 }
 
@@ -254,7 +231,6 @@ LIBRARIES = {
     "Grain on files, as documented": ("grain", "torchvision.transforms"),
     "Grain on files, tuned": ("grain",),
     "ImageFolder": ("torchvision.datasets",),
-    "timm": ("timm.data",),
 }
 """What the process of a contestant has imported before it is measured, by the beginning of its name."""
 
@@ -270,8 +246,6 @@ def load_libraries(name: str) -> None:
 if __name__ == "__main__":
     os.environ["OMP_NUM_THREADS"] = "1"
     if sys.argv[1] == "convert":
-        import json
-
         convert(Data(**json.loads(sys.argv[2])))
     else:
         load_libraries(sys.argv[1])

@@ -4,11 +4,10 @@ python benchmarks/peers_write.py TOOL KIND INPUT OUTPUT
 
 A tool gets a list of samples that was shuffled with a seed, as a careful user would do, and reads each where it is
 stored; nothing is unpacked first. `pool` is the scheme of img2dataset: some processes, a stretch of the unshuffled list
-each. `decode`, `decode_eighth` and `encode` write nothing: they are the limit of what checks or makes images.
+each. `decode` and `encode` write nothing: they are the limit of what checks or makes images.
 """
 
 import functools
-import hashlib
 import io
 import os
 import pickle
@@ -58,18 +57,6 @@ def in_tar_of_tars(folder: str) -> list[Sample]:
                     Sample(one.name.partition(".")[0], label, path, inner.offset_data + one.offset_data, one.size)
                     for one in members
                 ]
-    return samples
-
-
-def in_tar_of_tars_by_sizes(folder: str) -> list[Sample]:
-    """The same from sizes in the headers alone, without `tarfile`, which takes 30 µs a member."""
-    path, samples = f"{folder}/ILSVRC2012_img_train.tar", []
-    with tarfile.open(path) as outer, open(path, "rb") as file:
-        for label, inner in enumerate(sorted(outer, key=lambda member: member.name)):
-            at = inner.offset_data
-            while size := int(os.pread(file.fileno(), 12, at + 124).strip(b" \0") or b"0", 8):
-                samples.append(Sample(f"{at}", label, path, at + 512, size))
-                at += 512 + -(-size // 512) * 512
     return samples
 
 
@@ -189,38 +176,8 @@ def _write_stretch(samples: list[Sample], number: int, how: tuple[str, str]) -> 
 
 
 def decode(kind: str, folder: str, output: str) -> None:
-    """Reads and decodes every image with Pillow at its full size, one process a core."""
+    """Reads every image and decodes it with Pillow at an eighth of its size, for which all of a JPEG's data is read."""
     _on_all_cores(_decode_stretch, kind, folder)
-
-
-def decode_eighth(kind: str, folder: str, output: str) -> None:
-    """The same, but at an eighth of the size, for which all of a JPEG's data is read too."""
-    _on_all_cores(_decode_eighth_stretch, kind, folder)
-
-
-def hashed(kind: str, folder: str, output: str) -> None:
-    """Reads every image in shuffled order, hashes it (SHA-256, CRC32C) and writes it, one process a core."""
-    samples = in_tar_of_tars_by_sizes(folder) if kind == "imagenet" else in_folders(folder)
-    random.Random(SEED).shuffle(samples)
-    size = -(-len(samples) // NUM_SHARDS)
-    stretches = [samples[start : start + size] for start in range(0, len(samples), size)]
-    with ProcessPoolExecutor(NUM_PROCESSES) as workers:
-        list(workers.map(_hash_stretch, stretches, (f"{output}/{number:05d}" for number in range(len(stretches)))))
-
-
-def _hash_stretch(samples: list[Sample], path: str) -> None:
-    import google_crc32c
-
-    sha256, crc32c = hashlib.sha256(), 0
-    with open(path, "wb", buffering=0) as out:
-        for one in samples:
-            file = os.open(one.path, os.O_RDONLY)
-            data = os.pread(file, one.num_bytes, one.offset)
-            os.close(file)
-            sha256.update(data)
-            crc32c = google_crc32c.extend(crc32c, data)
-            out.write(data)
-        os.fsync(out.fileno())
 
 
 def encode(kind: str, folder: str, output: str) -> None:
@@ -238,13 +195,6 @@ def _decode_stretch(samples: list[Sample]) -> None:
     from PIL import Image
 
     for one in samples:
-        Image.open(io.BytesIO(read(one))).load()
-
-
-def _decode_eighth_stretch(samples: list[Sample]) -> None:
-    from PIL import Image
-
-    for one in samples:
         image = Image.open(io.BytesIO(read(one)))
         image.draft(None, (1, 1))
         image.load()
@@ -255,7 +205,7 @@ def _read_stretch(samples: list[Sample]) -> None:
         read(one)
 
 
-TOOLS = {tool.__name__: tool for tool in (webdataset, mds, litdata, pool, decode, decode_eighth, encode, hashed)}
+TOOLS = {tool.__name__: tool for tool in (webdataset, mds, litdata, pool, decode, encode)}
 
 
 def main() -> None:

@@ -4,9 +4,7 @@ python -m benchmarks.pod [--n 1e6,1e9] [--world 1,8,64,512,8192] [--bytes 110000
 
 Order and block reads are the real ones; the samples are not there. Every point is a process of its own. It plans the
 first steps of a few readers and counts the samples that the ranged reads of these steps would bring for each that the
-reader wants. `before` is the order of versions before 0.2, which cut every epoch into at most 256 lanes and divided the
-budget as if one reader held all of them. `one lost` is a run that goes on without one of its readers, in the order of
-all of them.
+reader wants. `one lost` is a run that continues without one of its readers, in the order of all of them.
 """
 
 import argparse
@@ -21,9 +19,9 @@ import numpy as np
 
 from benchmarks import environment
 from benchmarks.measuring import peak_bytes_of
-from shardset.order.budget import BUDGET_BYTES, OrderOptions, fit_order, held_bytes
+from shardset.order.budget import OrderOptions, fit_order, held_bytes
 from shardset.order.epoch import Order
-from shardset.order.lanes import default_lanes, rank_part
+from shardset.order.lanes import rank_part
 
 SHARD_BYTES = 128 << 20
 SIZES = (10**6, 10**8, 10**9)
@@ -46,7 +44,6 @@ class Point:
     num_samples: int
     world_size: int
     num_lost: int
-    fixed_lanes: bool
     num_lanes: int
     window: int
     bytes_factor: float
@@ -56,39 +53,20 @@ class Point:
     peak_bytes: int
 
 
-def order_of(
-    num_samples: int, world_size: int, mean_bytes: int, per_reader: int, *, fixed_lanes: bool, batch: int = 0
-) -> Order:
+def order_of(num_samples: int, world_size: int, mean_bytes: int, batch: int) -> Order:
     """The order that the first run of such a pod would choose."""
     shard_size = max(1, SHARD_BYTES // mean_bytes)
     num_shards = -(-num_samples // shard_size)
     small, left = divmod(num_samples, num_shards)
-    batch = batch or max(MIN_BATCH, per_reader * world_size)
-    lanes = default_lanes(batch, wide=0)
     shard_sizes = np.full(num_shards, small) + (np.arange(num_shards) < left)  # a list would be 1e6 objects
-    options = OrderOptions(
-        seed=7,
-        global_batch_size=batch,
-        world_size=1 if fixed_lanes else world_size,
-        num_lanes=lanes if fixed_lanes else None,
-        budget_bytes=BUDGET_BYTES * 4 // 9 if fixed_lanes else BUDGET_BYTES,
-    )
+    options = OrderOptions(seed=7, global_batch_size=batch, world_size=world_size)
     return fit_order(shard_sizes, options, stored_bytes=num_samples * mean_bytes)  # type: ignore[arg-type]
 
 
-def measure(
-    num_samples: int,
-    world_size: int,
-    mean_bytes: int,
-    per_reader: int,
-    *,
-    fixed_lanes: bool,
-    num_lost: int = 0,
-    batch: int = 0,
-) -> Point:
+def measure(num_samples: int, world_size: int, mean_bytes: int, batch: int, num_lost: int = 0) -> Point:
     """Plans the first steps of a few readers in this process."""
     began = time.process_time()
-    order = order_of(num_samples, world_size, mean_bytes, per_reader, fixed_lanes=fixed_lanes, batch=batch)
+    order = order_of(num_samples, world_size, mean_bytes, batch)
     num_readers = world_size - num_lost
     part = rank_part(order.global_batch_size, num_readers - 1, num_readers)
     order.slots(0, range(1), part.start, part.stop)
@@ -103,7 +81,6 @@ def measure(
         num_samples=num_samples,
         world_size=world_size,
         num_lost=num_lost,
-        fixed_lanes=fixed_lanes,
         num_lanes=order.num_lanes,
         window=order.window,
         bytes_factor=num_read / num_wanted,
@@ -131,12 +108,9 @@ def _reads(order: Order, rank: int, world_size: int, num_steps: int) -> tuple[in
     return int(real.sum()), int(reads.num_samples[once].sum()), len(first)
 
 
-def run_point(*sizes: int, fixed_lanes: bool, num_lost: int = 0, batch: int = 0) -> Point:
-    """`measure` in a fresh process; `sizes` are its positional arguments."""
-    num_samples, world_size, mean_bytes, per_reader = map(str, sizes)
-    words = [sys.executable, "-m", "benchmarks.pod", "--one", num_samples, world_size]
-    words += ["--bytes", mean_bytes, "--per-reader", per_reader, *(["--fixed-lanes"] if fixed_lanes else [])]
-    words += ["--lost", str(num_lost), "--batch", str(batch)]
+def run_point(*numbers: int) -> Point:
+    """`measure` of these arguments, in a fresh process."""
+    words = [sys.executable, "-m", "benchmarks.pod", "--one", *map(str, numbers)]
     return Point(**json.loads(subprocess.run(words, check=True, stdout=subprocess.PIPE).stdout))
 
 
@@ -150,10 +124,9 @@ def table(points: list[Point]) -> str:
 
 
 def _row(point: Point) -> str:
-    before, lost = " (before)" if point.fixed_lanes else "", " (one lost)" if point.num_lost else ""
-    readers = f"{point.world_size - point.num_lost:,}{lost}"
+    readers = f"{point.world_size - point.num_lost:,}{' (one lost)' if point.num_lost else ''}"
     return (
-        f"| {point.num_samples:,} | {readers} | {point.num_lanes:,}{before} | {point.window} "
+        f"| {point.num_samples:,} | {readers} | {point.num_lanes:,} | {point.window} "
         f"| {point.bytes_factor:.2f}x | {point.requests_per_step:,.0f} | {point.held_bytes / 2**20:,.0f} MiB "
         f"| {point.first_step_s:.2f} | {point.peak_bytes / 2**20:,.0f} |"
     )
@@ -167,22 +140,19 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, default=110_000, help="bytes of a sample")
     parser.add_argument("--per-reader", type=int, default=4, help="samples of a step for each reader, at least")
     parser.add_argument("--batch", type=int, default=0, help="samples of a step, instead")
-    parser.add_argument("--one", nargs=2, type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--lost", type=int, default=0, help=argparse.SUPPRESS)
-    parser.add_argument("--fixed-lanes", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs=5, type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
-        sizes = (*args.one, args.bytes, args.per_reader)
-        print(json.dumps(asdict(measure(*sizes, fixed_lanes=args.fixed_lanes, num_lost=args.lost, batch=args.batch))))
+        print(json.dumps(asdict(measure(*args.one))))
         return
     points = [
-        run_point(n, world, args.bytes, args.per_reader, fixed_lanes=fixed, num_lost=num_lost, batch=args.batch)
+        run_point(n, world, args.bytes, args.batch or max(MIN_BATCH, args.per_reader * world), num_lost)
         for n in args.n
         for world in args.world
-        for fixed, num_lost in ((True, 0), (False, 0), (False, 1))
+        for num_lost in (0, 1)
         if num_lost < world
     ]
-    print(f"{environment.machine()}, commit {environment.commit()}\n\n{table(points)}")
+    print(f"{environment.today()}\n\n{table(points)}")
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -37,8 +37,8 @@ class Data:
         return 224 if self.kind == "jpeg" else 32
 
 
-Contestant = Callable[[Data, int], Iterator[int]]
-"""Gives the number of samples of each batch from a step of the first epoch on; a first 0 ends its preparations."""
+Contestant = Callable[[Data], Iterator[int]]
+"""Gives the number of samples of each batch; a first 0 ends its preparations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,15 +57,13 @@ class Measured:
     num_samples: int
 
 
-def one(
-    contestants: dict[str, Contestant], name: str, data: Data, *, start: int = 0, device_s: float = 0.0
-) -> Measured:
-    """An epoch (of a reader that does not decode, several) from step `start` on; from the middle its first batch.
+def one(contestants: dict[str, Contestant], name: str, data: Data, *, device_s: float = 0.0) -> Measured:
+    """An epoch (of a reader that does not decode, several).
 
     After each batch a device works on it for `device_s`, in which the loop sleeps.
     """
     cpu, begun = _cpu_s(), time.perf_counter()
-    batches = contestants[name](data, start)
+    batches = contestants[name](data)
     num_first = next(batches)
     if not num_first:
         cpu, begun = _cpu_s(), time.perf_counter()
@@ -73,7 +71,7 @@ def one(
     first = time.perf_counter() - begun
     num_after, waited = 0, 0.0
     _work(device_s)
-    while not start:
+    while True:
         asked = time.perf_counter()
         count = next(batches, None)
         waited += time.perf_counter() - asked
@@ -101,10 +99,9 @@ def _work(seconds: float) -> None:
 
 
 def main(contestants: dict[str, Contestant], words: list[str]) -> None:
-    """`NAME DATA START DEVICE_S`: prints the measurement as JSON."""
-    name, data, start, device_s = words
-    found = one(contestants, name, Data(**json.loads(data)), start=int(start), device_s=float(device_s))
-    print(json.dumps(asdict(found)), flush=True)
+    """`NAME DATA DEVICE_S`: prints the measurement as JSON."""
+    name, data, device_s = words
+    print(json.dumps(asdict(one(contestants, name, Data(**json.loads(data)), device_s=float(device_s)))), flush=True)
 
 
 def _cpu_s() -> float:

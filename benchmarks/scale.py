@@ -14,7 +14,6 @@ import os
 import pickle
 import re
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -63,7 +62,7 @@ SOME_UNITS = 20
 class Step:
     """One step of planning: how many references were treated, how many objects or elements it makes of all.
 
-    `seconds` are processor time of the first call in a process, `then_s` of a later one, if it was called again.
+    `seconds` are processor time in a fresh process.
     """
 
     name: str
@@ -71,18 +70,12 @@ class Step:
     num_objects: int
     num_object_bytes: int
     seconds: float
-    then_s: float
     added_bytes: int
 
     @property
     def rate(self) -> float:
-        """References a second on one core, the first time."""
+        """References a second on one core."""
         return self.num_refs / self.seconds
-
-    @property
-    def later_rate(self) -> float:
-        """The same once the process has its memory."""
-        return self.num_refs / self.then_s
 
 
 def plan_of(n: int) -> SplitPlan:
@@ -236,10 +229,6 @@ PLANNING = ("plan_all", "spread_batch", "find_duplicates_in_bucket", "assign", "
 
 """Each returns how many references it treated, and the number and bytes of all objects or elements of that kind."""
 
-REPEATED = ("spread_batch", "find_duplicates_in_bucket", "assign", "gather_group")
-"""What a worker does with one batch, bucket or group after the other; so they are called again, so many times:"""
-AGAIN = 9
-
 AT_MOST = {"survey_folder": 10_000_000}
 """Steps that treat every file, and not only a part of them, are measured up to here."""
 
@@ -252,21 +241,13 @@ def started() -> None:
 
 
 def run_step(name: str, n: int) -> Step:
-    """One step in this process; the memory is what the peak grew by the first time."""
+    """One step in this process; the memory is what the peak grew by."""
     num_refs, num_objects, num_object_bytes = STEPS[name](n)
-    seconds, added_bytes = _seconds(), _peak_bytes() - int(_before["peak"])
-    later = [seconds]
-    for _ in range(AGAIN if name in REPEATED else 0):
-        STEPS[name](n)
-        later.append(_seconds())
+    seconds = max(1e-6, time.process_time() - _before["seconds"])
     return Step(
-        name=name, num_refs=num_refs, num_objects=num_objects, num_object_bytes=num_object_bytes,
-        seconds=seconds, then_s=statistics.median(later[1:] or later), added_bytes=added_bytes,
+        name=name, num_refs=num_refs, num_objects=num_objects, num_object_bytes=num_object_bytes, seconds=seconds,
+        added_bytes=_peak_bytes() - int(_before["peak"]),
     )  # fmt: skip
-
-
-def _seconds() -> float:
-    return max(1e-6, time.process_time() - _before["seconds"])
 
 
 def measure(name: str, n: int) -> Step:
@@ -275,30 +256,20 @@ def measure(name: str, n: int) -> Step:
     return Step(**json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout))
 
 
-def steps_for(n: int) -> list[str]:
-    """The steps that are measured at that size."""
-    return [name for name in STEPS if n <= AT_MOST.get(name, n)]
-
-
 def report(sizes: Sequence[int]) -> Iterator[str]:
     """The table of all steps, a Markdown line at a time."""
-    yield (
-        "| samples | step | measured references | references/s a core, at first | then "
-        "| grew by, MiB | objects | bytes of them |"
-    )
-    yield "|---|---|---|---|---|---|---|---|"
+    yield "| samples | step | measured references | references/s a core | grew by, MiB | objects | bytes of them |"
+    yield "|---|---|---|---|---|---|---|"
     for n in sizes:
-        per_ref = later = 0.0
-        for name in steps_for(n):
+        per_ref = 0.0
+        for name in (name for name in STEPS if n <= AT_MOST.get(name, n)):
             step = measure(name, n)
             per_ref += name in PLANNING and 1 / step.rate
-            later += name in PLANNING and 1 / step.later_rate
-            then = f"{step.later_rate:,.0f}" if name in REPEATED else ""
             yield (
-                f"| {n:,} | {name} | {step.num_refs:,} | {step.rate:,.0f} | {then} | {step.added_bytes / 2**20:,.0f} "
+                f"| {n:,} | {name} | {step.num_refs:,} | {step.rate:,.0f} | {step.added_bytes / 2**20:,.0f} "
                 f"| {step.num_objects:,} | {step.num_object_bytes:,} |"
             )
-        yield f"| {n:,} | planning in all | | {1 / per_ref:,.0f} | {1 / later:,.0f} | | | |"
+        yield f"| {n:,} | planning in all | | {1 / per_ref:,.0f} | | | |"
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -1,14 +1,12 @@
-"""Measures training: with real data and `--fake-data`, over 1, 2 and 4 devices or processes, and up to an accuracy.
+"""Measures training: with real data and `--fake-data`, and up to an accuracy.
 
     OMP_WAIT_POLICY=passive python -m benchmarks.train ratio --model resnet50 --size 224 --steps 3 --batch 8 --rounds 9
     OMP_WAIT_POLICY=passive python -m benchmarks.train cost --model resnet50 --size 224 --steps 3 --batch 8
-    python -m benchmarks.train scaling --strategy spmd --model resnet18 --size 32 --steps 30 --batch 64
     python -m benchmarks.train accuracy --strategy spmd
 
 Real data are JPEGs of 400 x 500 pixels; the accuracy is that of the demo's digits, with another seed in each round.
 Passive waiting keeps torch's threads from spinning while other work has their cores, which would count as processor
-time of a sample. For scaling and accuracy every run is a process of its own; rates are those that it logs, without
-compiling. On a machine whose devices share the same cores, scaling says what sharing costs and nothing about a pod.
+time of a sample.
 """
 
 import argparse
@@ -40,14 +38,13 @@ from trainer.record.log_files import log_name
 from trainer.runtime.base import Runtime
 from trainer.runtime.launch import running
 
-WORLDS = (1, 2, 4)
 ACCURACIES = (0.9, 0.95, 0.97)
 
 
 def main() -> None:
     """Prints one table in Markdown."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["ratio", "cost", "scaling", "accuracy"])
+    parser.add_argument("what", choices=["ratio", "cost", "accuracy"])
     parser.add_argument("--strategy", default="single")
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--precision", default="fp32")
@@ -60,7 +57,7 @@ def main() -> None:
         if args.what == "accuracy":
             print(accuracy_table(args.strategy, Path(folder), args.rounds))
             return
-        tables = {"ratio": ratio_table, "cost": cost_table, "scaling": scaling_table}
+        tables = {"ratio": ratio_table, "cost": cost_table}
         print(tables[args.what](config_of(args, Path(folder)), Path(folder), args.rounds))
 
 
@@ -194,19 +191,6 @@ def cost_table(config: TrainConfig, folder: Path, rounds: int) -> str:
     )
 
 
-def scaling_table(config: TrainConfig, folder: Path, rounds: int) -> str:
-    """Samples a second over 1, 2 and 4 devices (spmd) or processes (ddp) of the same global batch."""
-    fake = replace(config, fake_data=True)
-    rates = {
-        world: statistics.median(rate(fake, folder / f"{world}-{n}", world) for n in range(rounds)) for world in WORLDS
-    }
-    rows = [
-        f"| {world} | {value:.1f} | {value / rates[1]:.2f} | {value / rates[1] / world:.0%} |"
-        for world, value in rates.items()
-    ]
-    return "\n".join(["| devices | samples/s | speed-up | efficiency |", "|---|---|---|---|", *rows])
-
-
 def accuracy_table(strategy: Strategy, folder: Path, rounds: int) -> str:
     """The digits recipe to its end: when it first reached each accuracy, with its start and its compiling."""
     raw = write_digits(folder / "raw")
@@ -215,7 +199,9 @@ def accuracy_table(strategy: Strategy, folder: Path, rounds: int) -> str:
     for seed in range(rounds):
         run_dir = folder / f"run{seed}"
         config = replace(digits_smoke(), manifest=str(folder / "shards"), strategy=strategy, seed=seed)
-        rate(config, run_dir)
+        code, output = finish(trainer(replace(config, run_dir=str(run_dir))), timeout_s=1800)
+        if code:
+            raise SystemExit(output)
         final, evaluated = read_records(run_dir, "final")[0], read_records(run_dir, "eval")
         reached = (f"{seconds_to(run_dir, evaluated, share):.1f}" for share in ACCURACIES)
         rows.append(f"| {seed} | {' | '.join(reached)} | {final['seconds']:.1f} | {final['accuracy']:.4f} |")
@@ -235,16 +221,6 @@ def real_data(folder: Path, num_samples: int) -> str:
     samples = jpeg_samples("train", num_samples, height=400, width=500)
     write_shard_set(open_storage(str(folder)), {"train": samples, "val": jpeg_samples("val", 8)})
     return str(folder)
-
-
-def rate(config: TrainConfig, folder: Path, world: int = 1) -> float:
-    """Samples a second of all processes in one run."""
-    how = {"processes": world} if config.strategy == "ddp" else {"devices": world}
-    environment = {"OMP_NUM_THREADS": "2"} if world == 1 else {}
-    code, output = finish(trainer(replace(config, run_dir=str(folder)), environment=environment, **how), timeout_s=1800)
-    if code:
-        raise SystemExit(output)
-    return read_records(folder, "final")[0]["reduced_global_rate"]
 
 
 if __name__ == "__main__":

@@ -1,84 +1,73 @@
-"""The page of the stream benchmark, from measurements made by hand."""
+"""The page of the stream benchmark, from measurements made by hand, and the guard that compares two checkouts."""
 
 import json
+import sys
 
 import pytest
 
-from benchmarks import reading, stream
-from benchmarks.reading import Data, one
+from benchmarks import environment, reading, stream, stream_page
+from benchmarks.reading import Data
 
 LINES = [
-    {
-        "kind": "jpeg",
-        "name": name,
-        "rate": rate,
-        "cpu_s": 2.0 + 100 / rate,
-        "first_s": 0.5,
-        "peak_bytes": 3 << 20,
-        **more,
-    }
-    for name, rates, more in (
-        ("shardset", (900.0, 1100.0, 1000.0), {"resume_s": 0.25}),
-        ("decoding alone, both cores", (1200.0,), {}),
-        ("webdataset, tuned", (400.0, 500.0), {}),
+    {"kind": "jpeg", "name": name, "rate": rate, "cpu_s": 2 + 100 / rate, "first_s": 0.5, "servers_s": 0.125,
+     "peak_bytes": 3 << 20}
+    for name, rates in (
+        ("shardset", (900.0, 1100.0, 1000.0)), ("decoding alone", (1200.0,)), ("webdataset, tuned", (400.0, 500.0)),
     )
     for rate in rates
-]
-
-
-def test_medians_stand_in_the_order_of_their_processor_time():
-    found = stream.summary(LINES)
-    assert list(found) == ["decoding alone, both cores", "shardset", "webdataset, tuned"]
-    assert (found["shardset"]["rate"], found["webdataset, tuned"]["rate"]) == (1000, 450)
-
-
-def test_a_table_leaves_empty_what_nobody_measured():
-    lines = stream.table(stream.summary(LINES)).splitlines()
-    assert "| shardset | 1,000 | 2.100 | 0.50 | 0.25 | 3 |" in lines
-    assert "| webdataset, tuned | 450 | 2.225 | 0.50 |  | 3 |" in lines
-
-
-def test_the_page_gets_its_tables_between_the_marks_and_keeps_the_rest(tmp_path, monkeypatch):
-    monkeypatch.setattr(stream.environment, "peers_python", lambda: "python")
-    monkeypatch.setattr(stream.environment, "versions", lambda python, names: dict.fromkeys(names, "1"))
-    page, results = tmp_path / "page.md", tmp_path / "results.jsonl"
-    page.write_text("# T\n<!-- facts -->\nold\n<!-- end -->\n<!-- jpeg -->\nold\n<!-- end -->\nafter\n")
-    results.write_text("".join(json.dumps(line) + "\n" for line in LINES))
-    stream.write(page, results)
-    stream.write(page, results)
-    text = page.read_text()
-    assert text.count("| shardset |") == 1
-    assert "old" not in text
-    assert text.endswith("<!-- end -->\nafter\n")
-    assert page.with_suffix(".svg").read_text().count("<rect") == 4
-
+]  # fmt: skip
 
 ABC_LINES = [
-    {
-        "kind": "abc",
-        "loop": loop,
-        "letter": letter,
-        "name": stream.ABC[letter],
-        "num_samples": 8192,
-        "rate": rate + more,
-        "rate_after": 1.1 * rate,
-        "first_s": 0.5,
-        "wait": 0.25,
-        "cpu_s": 1.5,
-        "servers_s": 0.125,
-        **device,
-    }
-    for loop, device, rates in (
-        ("free", {}, {"A": 800, "B": 1000, "C": 700}),
-        ("device", {"device_s": 256 / 500}, {"A": 500, "B": 500, "C": 490}),
-    )
+    {"kind": "abc", "loop": loop, "letter": letter, "name": stream.ABC[letter], "num_samples": 8192,
+     "rate": rate + more, "rate_after": 1.1 * rate, "first_s": 0.5, "wait": 0.25, "cpu_s": 1.5, "servers_s": 0.125,
+     "device_s": 256 / 500}
+    for loop, rates in (("free", {"A": 800, "B": 1000, "C": 700}), ("device", {"A": 500, "B": 500, "C": 490}))
     for letter, rate in rates.items()
     for more in (-100, 0, 5)
-]
+]  # fmt: skip
 
 
-def test_far_shards_are_compared_with_local_ones_and_those_with_files_by_either_loop():
-    text = stream.abc_table(ABC_LINES)
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    """Writes lines into a page with all marks, twice, and returns it."""
+    monkeypatch.setattr(environment, "peers_python", lambda: "python")
+    monkeypatch.setattr(environment, "versions", lambda python, names: dict.fromkeys(names, "1"))
+
+    def write(lines):
+        page, results = tmp_path / "page.md", tmp_path / "results.jsonl"
+        page.write_text(
+            "".join(f"<!-- {name} -->\nold\n<!-- end -->\n" for name in ("facts", "jpeg", "abc")) + "after\n"
+        )
+        results.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        for _ in range(2):
+            stream_page.write(page, results)
+        return page.read_text()
+
+    return write
+
+
+def test_a_page_gets_medians_in_the_order_of_processor_time_between_its_marks_and_keeps_the_rest(written):
+    text = written(LINES)
+    rows = [line.split(" | ")[:3] for line in text.splitlines() if line.startswith("| ")]
+    assert rows[1:] == [
+        ["| decoding alone", "1,200", "2.083"],
+        ["| shardset", "1,000", "2.100"],
+        ["| webdataset, tuned", "450", "2.225"],
+    ]
+    assert "medians of 1 to 3 runs" in text
+    assert text.endswith("<!-- abc -->\nold\n<!-- end -->\nafter\n")
+
+
+def test_a_page_without_the_marks_of_a_table_is_refused(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- jpeg -->\n")
+    with pytest.raises(SystemExit, match="has no lines '<!-- jpeg -->' and '<!-- end -->'"):
+        environment.write_between(page, "jpeg", "table\n")
+
+
+def test_far_shards_are_compared_with_local_ones_and_those_with_files_by_either_loop(written):
+    text = written(ABC_LINES)
+    assert text.startswith("<!-- facts -->\nold\n")
     assert "| does nothing | C, far shards | 700 | 770 | 0.50 | 25.0% | 1.500 | 0.125 |" in text
     assert "8,192 samples, medians, rounds: 3." in text
     assert (
@@ -86,18 +75,6 @@ def test_far_shards_are_compared_with_local_ones_and_those_with_files_by_either_
         "C/B is 0.70 from the opening on and 0.70 after the first batch." in text
     )
     assert "- with a device that takes 500 samples/s: B/A is 1.00 from the opening on" in text
-
-
-def test_a_page_gets_the_table_of_far_shards_without_any_other(tmp_path):
-    page, results = tmp_path / "page.md", tmp_path / "results.jsonl"
-    page.write_text("<!-- facts -->\nkept\n<!-- end -->\n<!-- abc -->\nbefore\n<!-- end -->\nafter\n")
-    results.write_text("".join(json.dumps(line) + "\n" for line in ABC_LINES))
-    stream.write(page, results)
-    text = page.read_text()
-    assert text.startswith("<!-- facts -->\nkept\n<!-- end -->\n<!-- abc -->\n")
-    assert text.endswith("<!-- end -->\nafter\n")
-    assert text.count("| device | B, local shards |") == 1
-    assert "before\n" not in text
 
 
 class Clock:
@@ -117,7 +94,7 @@ def test_waiting_is_for_input_and_not_for_the_device_and_leaves_out_the_first_ba
     clock = Clock()
     monkeypatch.setattr(reading, "time", clock)
 
-    def reader(data, start):
+    def reader(data):
         for wait_s in (7.0, 1.0, 1.0, 2.0):
             clock.sleep(wait_s)
             yield 100
@@ -127,11 +104,9 @@ def test_waiting_is_for_input_and_not_for_the_device_and_leaves_out_the_first_ba
     assert (found.rate, found.rate_after, found.wait) == (400 / 23, 300 / 16, 4 / 16)
 
 
-@pytest.mark.parametrize(("start", "expected"), [(0, 600), (2, 100)])
-def test_an_epoch_is_counted_whole_and_from_the_middle_its_first_batch_only(start, expected):
-    def reader(data, begin):
-        return iter([300, 200, 100][begin:])
-
-    found = one({"it": reader}, "it", Data(folder="", kind="png", num_samples=600), start=start)
-    assert found.num_samples == expected
-    assert found.first_s >= 0
+@pytest.mark.slow
+def test_an_epoch_of_a_checkout_is_compared_with_that_of_another(monkeypatch, capsys):
+    words = ["--against", str(environment.REPOSITORY), "--kind", "png", "--samples", "64", "--rounds", "1"]
+    monkeypatch.setattr(sys, "argv", ["stream", *words])
+    stream.main()
+    assert "| 64 png images, medians of 1 | seconds | processor time |" in capsys.readouterr().out
