@@ -13,6 +13,7 @@ import pytest
 from pipelines import build as builds
 from pipelines.build import build
 from pipelines.check.verify import verify
+from pipelines.cli import main
 from pipelines.config import BuildConfig
 from pipelines.plan import paths
 from pipelines.runners import options
