@@ -49,8 +49,7 @@ FAST := tests/test_boundaries.py $(addprefix tests/shardset/,test_checksum.py fo
 	$(addprefix tests/pipelines/,plan/test_layout.py plan/test_tables.py plan/test_paths.py sources write export) \
 	$(addprefix tests/trainer/,test_config.py data model record)
 # Those that start processes or whole builds take seconds each.
-NOT_FAST := $(addprefix --ignore=tests/,shardset/decode/test_workers.py pipelines/write/test_pages.py \
-	trainer/record/test_loggers.py)
+NOT_FAST := $(addprefix --ignore=tests/,shardset/decode/test_workers.py trainer/record/test_loggers.py)
 unit: env
 	$(PY) -m pytest -q -n auto -m "not slow and not nightly and not gcs" $(FAST) $(NOT_FAST)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from shardset.format import manifest as manifests
 from tests.makers.documented import REPOSITORY, commands_of, run, words_of, write_inputs
 
 README = (REPOSITORY / "README.md").read_text()
@@ -36,7 +37,9 @@ def test_every_data_command_of_the_readme_works_in_its_order(workplace):
         run(words_of(command, SMALLER), workplace)
         ran += 1
     assert ran == len(COMMANDS) - len(ELSEWHERE) - len(OF_TRAINER)
-    stream, reader = re.findall(r"```python\n(.*?)```", README, flags=re.S)
+    writer, stream, reader = re.findall(r"```python\n(.*?)```", README, flags=re.S)
+    run([sys.executable, "-c", writer], workplace)
+    assert manifests.load(str(workplace / "written")).manifest.split("train").num_samples == 10
     assert "3 steps an epoch" in run([sys.executable, "-c", stream], workplace)
     assert run([sys.executable, "-c", reader], workplace).strip()
 
