@@ -1,13 +1,12 @@
 """Compares builds of shards from the same raw files, by this project and by others, in turns.
 
-python -m benchmarks.build [--scale S] [--repeats N] [--inputs cifar,folders,imagenet] [--folder DIR] [--add]
+python -m benchmarks.build [--scale S] [--repeats N] [--inputs folders,imagenet] [--folder DIR] [--add]
 python -m benchmarks.build --against CHECKOUT [--scale S] [--repeats N] [--folder DIR]
 
---scale 1 is 10,000 photographs for those who copy them fast, and 4,000 photographs or 24,000 pictures of CIFAR for all
-others. Every contestant runs on the whole input and on a fifth of it, each as a process of its own. The steady rate is
-that of the additional images in the additional time, so that it holds all work on images and no start-up. Writes
-`docs/benchmarks/build.json` and the tables of `build.md` after each run. With --against it only compares builds from
-class folders by this checkout and by another one, whole processes.
+--scale 1 is 10,000 photographs. Every contestant runs on the whole input and on a fifth of it, each as a process of its
+own. The steady rate is that of the additional images in the additional time, so that it holds all work on images and no
+start-up. Writes `docs/benchmarks/build.json` and the tables of `build.md` after each run. With --against it only
+compares builds from class folders by this checkout and by another one, whole processes.
 """
 
 import argparse
@@ -16,37 +15,25 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks import environment, inputs, peers_write, report
 from benchmarks.measuring import Run, compare, watch
 
 FIFTH = 0.2
-SMALL_SHARE = 0.4
-FAST = {
-    "shardset, --verify none",
-    "webdataset ShardWriter",
-    "MosaicML MDSWriter",
-    "pool of TarWriters, unshuffled",
-    "tar cf",
-}
-SOURCES = {"cifar": "cifar10", "folders": "folder", "imagenet": "imagenet"}
+SOURCES = {"folders": "folder", "imagenet": "imagenet"}
 OUTPUT = environment.REPOSITORY / "docs" / "benchmarks" / "build"
 
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """A way to make shards; `share` is that of the largest input that it gets.
-
-    `role` is ours, peer, tuned (a peer that was told what we found out) or limit.
-    """
+    """A way to make shards; `role` is ours, peer or limit."""
 
     name: str
     role: str
     words: Sequence[str]
     shuffles: bool
-    share: float = 1.0
 
 
 def contestants(kind: str, folder: Path, output: Path, peers: str) -> list[Contestant]:
@@ -69,17 +56,10 @@ def contestants(kind: str, folder: Path, output: Path, peers: str) -> list[Conte
         Contestant("MosaicML MDSWriter", "peer", [peers, script, "mds", *places], True),
         Contestant("LitData optimize", "peer", [peers, script, "litdata", *places], True),
         Contestant("pool of TarWriters, unshuffled", "peer", [peers, script, "pool", *places], False),
-    ]
-    if kind == "cifar":
-        words = ["env", "PNG_LEVEL=0", peers, script, "mds", *places]
-        found.append(Contestant(report.STORED, "tuned", words, True))
-        found.append(Contestant(report.ENCODING, "limit", [sys.executable, script, "encode", *places], False))
-        return [replace(one, share=SMALL_SHARE) for one in found]
-    found += [
         Contestant("tar cf", "limit", ["tar", "cf", f"{output}/all.tar", "-C", str(folder), "."], False),
         Contestant(report.DECODING, "limit", [sys.executable, script, "decode", *places], False),
     ]
-    return [one if one.name in FAST else replace(one, share=SMALL_SHARE) for one in found]
+    return found
 
 
 def run_once(contestant: Contestant, folder: Path, output: Path) -> Run:
@@ -122,9 +102,8 @@ def _one_more(
     """The result of a contestant with one more pair of runs."""
     sizes, runs = [], []
     for fraction in (1, FIFTH):
-        share = next(one.share for one in contestants(kind, folder, folder, peers) if one.name == name)
-        place = folder / f"{kind}-{scale * share * fraction:g}"
-        sizes.append(inputs.make(kind, place, max(30, round(inputs.FULL_SIZE[kind] * scale * share * fraction))))
+        place = folder / f"{kind}-{scale * fraction:g}"
+        sizes.append(inputs.make(kind, place, max(30, round(inputs.FULL_SIZE * scale * fraction))))
         contestant = next(one for one in contestants(kind, place, folder / "output", peers) if one.name == name)
         runs.append(run_once(contestant, folder, folder / "output"))
     num_images = (sizes[0], sizes[1])
@@ -140,7 +119,7 @@ def _one_more(
 
 def against(other: Path, scale: float, repeats: int, folder: Path) -> None:
     """Compares whole builds by both checkouts and by webdataset's ShardWriter."""
-    num_images = max(30, round(inputs.FULL_SIZE["folders"] * scale))
+    num_images = max(30, round(inputs.FULL_SIZE * scale))
     place = folder / f"against-{num_images}"
     inputs.make("folders", place, num_images)
     ours, *others = contestants("folders", place, folder / "output", sys.executable)

@@ -147,35 +147,10 @@ def models_part(place: Place) -> str:
     return "\n".join([TIMING_HEAD, *(timing_rows(run_case(case)) for case in cases)])
 
 
-def devices_part(place: Place) -> str:
-    """Part 4: one process for each device, and what each of them takes: contexts of the driver, decoders."""
-    config = place.config(place.scale.resnet, strategy="ddp")
-    case = place.case(place.scale.resnet, config, is_real=True)
-    rows = [devices_row(place, case, number) for number in sorted({1, torch.cuda.device_count() or 2})]
-    head = (
-        "Each process has a context on its own device only, and decodes in its share of the cores.\n\n"
-        "| processes | images/s of all | of a process | decoders of each | contexts of each, by device "
-        "| MiB used of each device |\n|---:|---:|---:|---|---|---|"
-    )
-    return "\n".join([head, *rows])
-
-
-def devices_row(place: Place, case: Case, number: int) -> str:
-    """The row of a run of so many processes, each of which has the batch of the case."""
-    config = replace(case.config, global_batch_size=number * place.scale.batch)
-    found = run_processes(replace(case, config=config), number)
-    rates = [statistics.median(one["rates"]) for one in found]
-    contexts = "; ".join(",".join(map(str, one["contexts"])) or "none" for one in found)
-    decoders = ", ".join(str(one["decoders"]) for one in found)
-    used = ", ".join(map(str, found[0]["used_mib"])) or "none"
-    return f"| {number} | {sum(rates):,.0f} | {sum(rates) / number:,.0f} | {decoders} | {contexts} | {used} |"
-
-
 PARTS: dict[str, tuple[str, Callable[[Place], str]]] = {
     "rates": ("Real and fake data, plain and compiled", rates_part),
     "feeding": ("What the cores can feed", feeding_part),
     "models": ("Other models", models_part),
-    "devices": ("One process for each device", devices_part),
 }
 
 TIMING_HEAD = (
@@ -214,15 +189,8 @@ def input_rate(stream: BatchSource, epoch: int, scale: Scale) -> float:
 
 def run_case(case: Case) -> list[Timing]:
     """The timings of a case, plain and compiled, from a fresh process."""
-    return [Timing(**one) for one in run_processes(case, 0)]
-
-
-def run_processes(case: Case, number: int) -> list[dict[str, Any]]:
-    """What a case prints, under torchrun with so many processes, or without torchrun if it is 0."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={number}"] if number else []
-    words = [sys.executable, *launcher, "-m", "benchmarks.gpu_case", case.to_json()]
-    found: list[dict[str, Any]] = json.loads(call(words).splitlines()[-1])
-    return found
+    printed = call([sys.executable, "-m", "benchmarks.gpu_case", case.to_json()])
+    return [Timing(**one) for one in json.loads(printed.splitlines()[-1])]
 
 
 def call(words: Sequence[str]) -> str:

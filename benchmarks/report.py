@@ -11,8 +11,6 @@ from benchmarks.measuring import Run
 PLAIN = "shardset, --verify none"
 CHECKED = "shardset, --verify decode"
 DECODING = "decoding alone, 1/8 size"
-ENCODING = "encoding alone"
-STORED = "MosaicML MDSWriter, PNGs not compressed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +99,7 @@ def sentences(results: Sequence[Result]) -> list[str]:
     if not peers or not {PLAIN, CHECKED} <= {*found}:
         return []
     plain, checked = found[PLAIN], found[CHECKED]
-    pairs = [(plain, "tar cf"), (plain, ENCODING), (plain, STORED), (checked, DECODING)]
+    pairs = [(plain, "tar cf"), (checked, DECODING)]
     lines = [
         f"- {a.name}: {_quotient(a.steady_rate, found[b].steady_rate)} of {b}, steady; "
         f"by processor time {_quotient(a.steady_cpu_rate, found[b].steady_cpu_rate)}."
