@@ -209,10 +209,10 @@ STEPS: dict[str, Callable[[int], tuple[int, int, int]]] = {
     "gather_group": gather_group,
     "commit_all": commit_all,
 }
+"""Each returns how many references it treated, and the number and bytes of all objects or elements of that kind."""
+
 PLANNING = ("plan_all", "spread_batch", "find_duplicates_in_bucket", "assign", "gather_group")
 """What is done with every reference once it is indexed."""
-
-"""Each returns how many references it treated, and the number and bytes of all objects or elements of that kind."""
 
 AT_MOST = {"survey_folder": 10_000_000}
 """Steps that treat every file, and not only a part of them, are measured up to here."""
@@ -359,16 +359,11 @@ def _summary(unit: int) -> UnitSummary:
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
 class _Listing(MemoryStorage):
     """A storage that lists `num_files` files in 1,000 class folders and holds none."""
 
-    name: str = "listing"
-    num_files: int = 0
-
     def __init__(self, num_files: int) -> None:
-        object.__setattr__(self, "name", "listing")
-        object.__setattr__(self, "prefix", "")
+        super().__init__("listing")
         object.__setattr__(self, "num_files", num_files)
 
     def list(self, prefix: str = "") -> Iterator[Stat]:
