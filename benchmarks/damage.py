@@ -83,17 +83,19 @@ def wire_rows(whole: Path, server: str) -> list[Row]:
     """Damage in transfer."""
     os.environ["STORAGE_EMULATOR_HOST"] = server
     url, truth, rows = f"gs://{BUCKET}/set", _truth(whole), []
-    _upload(whole, url)
+    source, storage = open_storage(str(whole)), open_storage(url)
+    for found in source.list():
+        put(storage, found.name, source.read(found.name))
     with FaultyProxy(server) as proxy:
         os.environ["STORAGE_EMULATOR_HOST"] = proxy.url
-        urls = [f"{proxy.url}/download/storage/v1/b/{BUCKET}/o/{_escaped(name)}?alt=media" for name in (FIRST, SHARD)]
+        names = (f"set/{name}".replace("/", "%2F") for name in (FIRST, SHARD))
+        urls = [f"{proxy.url}/download/storage/v1/b/{BUCKET}/o/{name}?alt=media" for name in names]
         for name, faults in WIRE.items():
             proxy.script = _broken(faults)
             ours = _ours(url)
             proxy.script = _broken([replace(one, at=IN_TAR) if one.kind == "flip" else one for one in faults])
             rows.append(Row(name, ours, _theirs(urls, truth)))
         proxy.script = lambda seen: None
-        storage = open_storage(url)
         data = bytearray(storage.read(SHARD))
         data[_member(whole).offset + 60] ^= 8
         put(storage, SHARD, bytes(data))
@@ -140,16 +142,6 @@ def _member(copy: Path) -> TarMember:
 
 def _cut(copy: Path, size: int) -> None:
     (copy / SHARD).write_bytes((copy / SHARD).read_bytes()[:size])
-
-
-def _upload(whole: Path, url: str) -> None:
-    source, target = open_storage(str(whole)), open_storage(url)
-    for found in source.list():
-        put(target, found.name, source.read(found.name))
-
-
-def _escaped(name: str) -> str:
-    return f"set/{name}".replace("/", "%2F")
 
 
 def _short(said: str) -> str:

@@ -28,7 +28,9 @@ def versions(python: str, names: list[str]) -> dict[str, str]:
 def machine() -> str:
     """Cores, memory and processor, as a few words."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return f"{len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB, {_processor()}, Python {platform.python_version()}"
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    processor = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+    return f"{len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB, {processor}, Python {platform.python_version()}"
 
 
 def commit() -> str:
@@ -49,8 +51,3 @@ def write_between(page: Path, name: str, content: str) -> None:
     if not end:
         raise SystemExit(f"{page} has no lines '<!-- {name} -->' and '<!-- end -->' for a table")
     page.write_text(before + mark + content + end + after)
-
-
-def _processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")

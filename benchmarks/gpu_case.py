@@ -1,23 +1,16 @@
-"""Steps of one model: a process of `benchmarks.gpu`.
+"""Steps of one model, timed plain and compiled: a process of `benchmarks.gpu`.
 
-    python -m benchmarks.gpu_case CASE_JSON
-    torchrun --nproc-per-node 8 -m benchmarks.gpu_case CASE_JSON
-
-Alone it times them plain and compiled; under torchrun it measures what each process takes.
+python -m benchmarks.gpu_case CASE_JSON
 """
 
 import gc
 import json
-import shutil
 import statistics
-import subprocess
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import torch
 
@@ -73,18 +66,13 @@ class Timing:
 
 
 def main() -> None:
-    """Prints what was measured as JSON: a timing plain and one compiled, or what each process takes."""
+    """Prints the timings as JSON."""
     values = json.loads(sys.argv[1])
     case = Case(**{**values, "config": from_dict(values["config"])})
     if not torch.cuda.is_available():
         Single.compile_backend = "aot_eager"  # makes no kernels, which would need a C++ compiler
     with started(case.config.strategy, case.config) as runtime:
-        if case.config.strategy == "single":
-            print(json.dumps([asdict(measure(case, runtime, compile=compile)) for compile in (False, True)]))
-            return
-        texts = runtime.gather_texts(json.dumps(measure_process(case, runtime)))
-        if runtime.is_master:
-            print(json.dumps([json.loads(text) for text in texts]))
+        print(json.dumps([asdict(measure(case, runtime, compile=compile)) for compile in (False, True)]))
 
 
 def measure(case: Case, runtime: Runtime, *, compile: bool) -> Timing:
@@ -164,50 +152,6 @@ def host_waits(call: Callable[[], object]) -> int:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     return max(0, sum("synchroniz" in str(one.message) for one in caught) - 1)
-
-
-def measure_process(case: Case, runtime: Runtime) -> dict[str, Any]:
-    """The images a second of this process in each turn, the devices that it has a context on, and its decoders."""
-    stream: Any = Counting(open_data(case.config, runtime.host, runtime.num_hosts).train)
-    learner = Learner(runtime, case.config, CLASSES, None)
-    steps = case.warmup + case.steps
-    rates = [
-        turn(learner, runtime, stream, number, num_steps=steps, warmup=case.warmup)[0]
-        for number in range(case.rounds + 1)
-    ]
-    runtime.sum_hosts([0])  # all have taken their steps: the contexts that they open are there
-    return {"rates": rates[1:], "decoders": stream.decoders, "contexts": contexts(), "used_mib": used_mib()}
-
-
-class Counting:
-    """A stream that counts the threads that decode for it."""
-
-    def __init__(self, stream: BatchSource) -> None:
-        self._stream, self.stop, self.decoders = stream, stream.stop, 0
-
-    def __len__(self) -> int:
-        return len(self._stream)
-
-    def run(self, spans: Iterator[tuple[int, range]]) -> Iterator[tuple[int, int, Batch]]:
-        """The batches of the stream."""
-        for batch in self._stream.run(spans):
-            names = [thread.name for thread in threading.enumerate()]
-            self.decoders = max(self.decoders, sum(name.startswith("shardset-decode") for name in names))
-            yield batch
-
-
-def contexts() -> list[int]:
-    """The CUDA devices on which this process has a context, each of which takes about half a gigabyte."""
-    # Asking by other functions would open one.
-    return [number for number in range(torch.cuda.device_count()) if torch._C._cuda_hasPrimaryContext(number)]
-
-
-def used_mib() -> list[int]:
-    """The memory in use on each device of the machine, by all processes, as the driver says; empty without one."""
-    if shutil.which("nvidia-smi") is None:
-        return []
-    words = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    return [int(line) for line in subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()]
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import numpy as np
 from PIL import Image
 from scipy.io import savemat
 
-from tests.makers import cifar
 from tests.makers.imagenet import pack_devkit
 
 SEED = 20_261_121
@@ -23,17 +22,6 @@ IMAGES_PER_CLASS = 200
 HEIGHT, WIDTH = 375, 500
 QUALITY = 88
 CONTRAST = 54.0
-
-
-def cifar_archive(folder: Path, num_images: int) -> int:
-    """`cifar-10-python.tar.gz` with six batches of photograph-like 32x32 pictures; returns how many there are."""
-    rows = max(1, num_images // 6)
-    batches = [
-        cifar.Batch(one.file, _planes(number, rows), one.labels, None, one.filenames)
-        for number, one in enumerate(cifar.cifar10(rows))
-    ]
-    cifar.write_archive(folder / "cifar-10-python.tar.gz", cifar.python_files(batches), "cifar-10-batches-py")
-    return 6 * rows
 
 
 def class_folders(folder: Path, num_images: int) -> int:
@@ -57,8 +45,8 @@ def tar_of_tars(folder: Path, num_images: int) -> int:
     return num_images
 
 
-MAKERS = {"cifar": cifar_archive, "folders": class_folders, "imagenet": tar_of_tars}
-FULL_SIZE = {"cifar": 60_000, "folders": 10_000, "imagenet": 10_000}
+MAKERS = {"folders": class_folders, "imagenet": tar_of_tars}
+FULL_SIZE = 10_000
 
 
 def make(kind: str, folder: Path, num_images: int) -> int:
@@ -102,14 +90,6 @@ def _falling_noise(random: np.random.Generator, height: int, width: int) -> np.n
     frequency[0, 0] = 1.0
     noise = np.fft.irfft2(np.fft.rfft2(random.standard_normal((height, width))) / frequency, s=(height, width))
     return noise / noise.std()
-
-
-def _planes(batch: int, rows: int) -> np.ndarray:
-    """Uint8 [rows, 3072]: 32x32 pieces of one large picture, red, green and blue planes."""
-    side = 32 * (int(np.ceil(np.sqrt(rows))) + 1)
-    picture = _photograph(1000 + batch, side, side)
-    pieces = picture.reshape(side // 32, 32, side // 32, 32, 3).transpose(0, 2, 4, 1, 3)
-    return np.ascontiguousarray(pieces.reshape(-1, 3072)[:rows])
 
 
 def _tar(files: list[tuple[str, bytes]]) -> bytes:

@@ -14,10 +14,6 @@ LOOK_S = 0.5
 """Between two looks at all processes, whose dozens of threads cost milliseconds each time."""
 
 
-class FailedRun(RuntimeError):
-    """A command that ended with another code than 0; the message ends with what it printed."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """One run of a command that wrote `num_bytes`; `peak_bytes` is of its largest process.
@@ -33,7 +29,7 @@ class Run:
 
 
 def watch(words: Sequence[str], output: Path, log: Path, environment: Mapping[str, str]) -> Run:
-    """Runs a command that writes below `output`, except into `plan/`; raises FailedRun if it fails."""
+    """Runs a command that writes to `output`, except into `plan/`; RuntimeError, with its last output, if it fails."""
     started = time.perf_counter()
     with log.open("wb") as printed:
         process = subprocess.Popen(words, stdout=printed, stderr=printed, env={**os.environ, **environment})
@@ -49,7 +45,7 @@ def watch(words: Sequence[str], output: Path, log: Path, environment: Mapping[st
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        raise FailedRun(f"{' '.join(words)}: code {process.returncode}\n{log.read_text(errors='replace')[-3000:]}")
+        raise RuntimeError(f"{' '.join(words)}: code {process.returncode}\n{log.read_text(errors='replace')[-3000:]}")
     written = (path for path in output.rglob("*") if path.is_file() and path.relative_to(output).parts[0] != "plan")
     return Run(
         seconds=seconds,

@@ -4,13 +4,11 @@ python benchmarks/peers_write.py TOOL KIND INPUT OUTPUT
 
 A tool gets a list of samples that was shuffled with a seed, as a careful user would do, and reads each where it is
 stored; nothing is unpacked first. `pool` is the scheme of img2dataset: some processes, a stretch of the unshuffled list
-each. `decode` and `encode` write nothing: they are the limit of what checks or makes images.
+each. `decode` writes nothing: it is the limit of what checks images.
 """
 
-import functools
 import io
 import os
-import pickle
 import random
 import sys
 import tarfile
@@ -22,13 +20,11 @@ from pathlib import Path
 NUM_SHARDS = 16
 NUM_PROCESSES = len(os.sched_getaffinity(0))
 SEED = 7
-PNG_LEVEL = int(os.environ.get("PNG_LEVEL", "6"))
-"""Pillow's default is 6; 0 stores the pixels as they are, as the build does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A sample and where its bytes are: a file and a range of it, or a row of a batch of CIFAR."""
+    """A sample and where its bytes are: a file and a range of it."""
 
     key: str
     label: int
@@ -60,50 +56,14 @@ def in_tar_of_tars(folder: str) -> list[Sample]:
     return samples
 
 
-def in_cifar(folder: str) -> list[Sample]:
-    """Every row; `path` is the archive and the batch, `offset` the row."""
-    archive = f"{folder}/cifar-10-python.tar.gz"
-    return [
-        Sample(f"{batch}-{row:05d}", label, f"{archive}:{batch}", row, 0)
-        for batch, (_, labels) in sorted(batches(archive).items())
-        for row, label in enumerate(labels)
-    ]
-
-
-@functools.cache
-def batches(archive: str) -> dict[str, tuple]:
-    """Pixels uint8 [rows, 32, 32, 3] and labels of each batch. The archive is our own, so its pickles are trusted."""
-    found = {}
-    with tarfile.open(archive) as tar:
-        for member in tar:
-            if "_batch" in member.name:
-                values = pickle.loads(tar.extractfile(member).read(), encoding="latin1")
-                pixels = values["data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-                found[os.path.basename(member.name)] = (pixels, values["labels"])
-    return found
-
-
 def read(sample: Sample) -> bytes:
-    """The image file of a sample; CIFAR's is a PNG."""
-    if ":" in sample.path:
-        return encode_png(sample)
+    """The image file of a sample."""
     with open(sample.path, "rb") as file:
         file.seek(sample.offset)
         return file.read(sample.num_bytes)
 
 
-def encode_png(sample: Sample) -> bytes:
-    """One row of CIFAR as a PNG, by Pillow's settings but for the level of deflate that PNG_LEVEL may give."""
-    from PIL import Image
-
-    archive, _, batch = sample.path.partition(":")
-    buffer = io.BytesIO()
-    Image.fromarray(batches(archive)[batch][0][sample.offset].copy()).save(buffer, "PNG", compress_level=PNG_LEVEL)
-    return buffer.getvalue()
-
-
 LISTINGS: dict[str, Callable[[str], list[Sample]]] = {
-    "cifar": in_cifar,
     "folders": in_folders,
     "imagenet": in_tar_of_tars,
 }
@@ -116,19 +76,14 @@ def shuffled(kind: str, folder: str) -> list[Sample]:
     return samples
 
 
-def extension(kind: str) -> str:
-    """What the images of an input are."""
-    return "png" if kind == "cifar" else "jpg"
-
-
 def webdataset(kind: str, folder: str, output: str) -> None:
     """webdataset's ShardWriter, one process."""
     from webdataset import ShardWriter
 
-    samples, field = shuffled(kind, folder), extension(kind)
+    samples = shuffled(kind, folder)
     with ShardWriter(f"{output}/train-%06d.tar", maxcount=-(-len(samples) // NUM_SHARDS), verbose=0) as sink:
         for one in samples:
-            sink.write({"__key__": one.key, field: read(one), "cls": one.label})
+            sink.write({"__key__": one.key, "jpg": read(one), "cls": one.label})
 
 
 def mds(kind: str, folder: str, output: str) -> None:
@@ -163,32 +118,22 @@ def pool(kind: str, folder: str, output: str) -> None:
     size = -(-len(samples) // NUM_SHARDS)
     stretches = [samples[start : start + size] for start in range(0, len(samples), size)]
     with ProcessPoolExecutor(NUM_PROCESSES) as workers:
-        list(workers.map(_write_stretch, stretches, range(NUM_SHARDS), [(extension(kind), output)] * NUM_SHARDS))
+        list(workers.map(_write_stretch, stretches, range(NUM_SHARDS), [output] * NUM_SHARDS))
 
 
-def _write_stretch(samples: list[Sample], number: int, how: tuple[str, str]) -> None:
+def _write_stretch(samples: list[Sample], number: int, output: str) -> None:
     from webdataset import TarWriter
 
-    field, output = how
     with TarWriter(f"{output}/{number:05d}.tar") as sink:
         for one in samples:
-            sink.write({"__key__": one.key, field: read(one), "cls": one.label})
+            sink.write({"__key__": one.key, "jpg": read(one), "cls": one.label})
 
 
 def decode(kind: str, folder: str, output: str) -> None:
     """Reads every image and decodes it with Pillow at an eighth of its size, for which all of a JPEG's data is read."""
-    _on_all_cores(_decode_stretch, kind, folder)
-
-
-def encode(kind: str, folder: str, output: str) -> None:
-    """Encodes every picture of CIFAR, one process a core."""
-    _on_all_cores(_read_stretch, kind, folder)
-
-
-def _on_all_cores(work: Callable[[list[Sample]], None], kind: str, folder: str) -> None:
     samples = LISTINGS[kind](folder)
     with ProcessPoolExecutor(NUM_PROCESSES) as workers:
-        list(workers.map(work, [samples[start : start + 100] for start in range(0, len(samples), 100)]))
+        list(workers.map(_decode_stretch, [samples[start : start + 100] for start in range(0, len(samples), 100)]))
 
 
 def _decode_stretch(samples: list[Sample]) -> None:
@@ -200,12 +145,7 @@ def _decode_stretch(samples: list[Sample]) -> None:
         image.load()
 
 
-def _read_stretch(samples: list[Sample]) -> None:
-    for one in samples:
-        read(one)
-
-
-TOOLS = {tool.__name__: tool for tool in (webdataset, mds, litdata, pool, decode, encode)}
+TOOLS = {tool.__name__: tool for tool in (webdataset, mds, litdata, pool, decode)}
 
 
 def main() -> None:

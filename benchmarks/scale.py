@@ -155,20 +155,6 @@ def find_duplicates_in_bucket(n: int) -> tuple[int, int, int]:
     return len(keys), buckets, 16 * n
 
 
-def place_all(n: int) -> tuple[int, int, int]:
-    """Every sample to its shard and rank: arithmetic alone."""
-    plan = plan_of(n)
-    at_once = layout.MAX_PLACEMENTS
-    some = range(0, n, at_once)[:SOME_UNITS]
-    labels = np.zeros(at_once, np.int64)
-    started()
-    for first in some:
-        start = UnitOffset(serial=first, strata={0: first})
-        for _ in layout.placements(labels[: n - first], start, plan, seed=0, stratified=False):
-            pass
-    return min(n, at_once * len(some)), 0, 0
-
-
 def assign(n: int) -> tuple[int, int, int]:
     """A batch of units: read, placed, cut by group of shards and written for the groups."""
     files, plan = files_of(n), plan_file(plan_of(n), num_units(n))
@@ -219,15 +205,14 @@ STEPS: dict[str, Callable[[int], tuple[int, int, int]]] = {
     "plan_all": plan_all,
     "spread_batch": spread_batch,
     "find_duplicates_in_bucket": find_duplicates_in_bucket,
-    "place_all": place_all,
     "assign": assign,
     "gather_group": gather_group,
     "commit_all": commit_all,
 }
-PLANNING = ("plan_all", "spread_batch", "find_duplicates_in_bucket", "assign", "gather_group")
-"""What is done with every reference once it is indexed; `place_all` is a part of `assign`."""
-
 """Each returns how many references it treated, and the number and bytes of all objects or elements of that kind."""
+
+PLANNING = ("plan_all", "spread_batch", "find_duplicates_in_bucket", "assign", "gather_group")
+"""What is done with every reference once it is indexed."""
 
 AT_MOST = {"survey_folder": 10_000_000}
 """Steps that treat every file, and not only a part of them, are measured up to here."""
@@ -374,16 +359,11 @@ def _summary(unit: int) -> UnitSummary:
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
 class _Listing(MemoryStorage):
     """A storage that lists `num_files` files in 1,000 class folders and holds none."""
 
-    name: str = "listing"
-    num_files: int = 0
-
     def __init__(self, num_files: int) -> None:
-        object.__setattr__(self, "name", "listing")
-        object.__setattr__(self, "prefix", "")
+        super().__init__("listing")
         object.__setattr__(self, "num_files", num_files)
 
     def list(self, prefix: str = "") -> Iterator[Stat]:

@@ -22,20 +22,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from examples.demo import commands, write_digits
 from shardset.storage.open import open_storage
-from shardset.stream.batch import Batch
 from tests.makers.shardset import jpeg_samples, write_shard_set
 from tests.makers.training import finish, read_records, trainer
 from trainer.config import DEFAULT_CLASSES, ImageConfig, ModelConfig, ScheduleConfig, Strategy, TrainConfig
-from trainer.data.device_feed import ON_DEVICE, DeviceFeed
+from trainer.data.device_feed import DeviceFeed
 from trainer.data.splits import open_data
 from trainer.model.learner import Learner
 from trainer.recipes import digits_smoke
 from trainer.record.log_files import log_name
-from trainer.runtime.base import Runtime
 from trainer.runtime.launch import running
 
 ACCURACIES = (0.9, 0.95, 0.97)
@@ -159,12 +155,6 @@ def quotients(left: Sequence[float], right: Sequence[float]) -> tuple[float, lis
     return statistics.median(left) / statistics.median(right), [a / b for a, b in zip(left, right, strict=True)]
 
 
-def train(learner: Learner, runtime: Runtime, batch: Batch, step: int) -> None:
-    """One step as a run takes it."""
-    placed = runtime.to_device({name: torch.from_numpy(batch[name]) for name in ON_DEVICE if name in batch})
-    learner.train_step(placed, 0.0, step)
-
-
 def cost_table(config: TrainConfig, folder: Path, rounds: int) -> str:
     """Processor time of a sample in the input and in the model's step, in one process: no other load is in it."""
     steps = config.max_steps or 1
@@ -175,13 +165,11 @@ def cost_table(config: TrainConfig, folder: Path, rounds: int) -> str:
         learner = Learner(runtime, config, DEFAULT_CLASSES, None)
         for epoch in range(rounds):
             before = time.process_time()
-            batches = [batch for _, _, batch in stream.run(iter([(epoch, range(steps))]))]
-            between = time.process_time()
-            for step, batch in enumerate(batches):
-                train(learner, runtime, batch, step)
+            batches = list(stream.run(iter([(epoch, range(steps))])))
             samples = steps * config.global_batch_size
-            input_ms.append(1000 * (between - before) / samples)
-            step_ms.append(1000 * (time.process_time() - between) / samples)
+            input_ms.append(1000 * (time.process_time() - before) / samples)
+            with DeviceFeed(iter(batches), runtime.to_device) as feed:
+                step_ms.append(turn_of(learner, feed).cpu_ms)
     left, right = statistics.median(input_ms), statistics.median(step_ms)
     return (
         "| part | CPU ms a sample (median) | each round |\n|---|---|---|\n"
