@@ -24,6 +24,7 @@ from shardset.format.manifest import Manifest
 from tests.makers import odd_images
 from tests.makers.built import HERE, add, built, config_of
 from tests.makers.folders import write_class_folders, write_images, write_jsonl
+from tests.makers.images import image_bytes
 from tests.makers.stored import samples_of
 from tests.makers.tars import plain, tar_bytes
 
@@ -58,6 +59,13 @@ def test_bad_images_are_quarantined_with_their_reasons_and_the_rest_is_kept(raw,
     assert manifest.quarantine.count == len(bad)
     assert manifest.split("train").num_samples == 60
     assert verify(str(tmp_path / "out"), deep=True).problems == ()
+
+
+def test_an_image_beyond_the_side_limit_of_the_wanted_format_is_quarantined(raw, tmp_path):
+    add(raw, "train/cat/wide.png", image_bytes(0, width=16384))
+    built(config_of(raw, tmp_path / "out", max_bad_fraction=0.05, image=ImageOptions(image_format="webp")))
+    (entry,) = quarantined(tmp_path / "out")
+    assert entry["reason"] == "too large for webp: 16384 x 8, at most 16383 a side"
 
 
 def test_unusual_but_good_images_are_kept_byte_for_byte(raw, tmp_path):

@@ -1,25 +1,33 @@
 """The build, on real files: every runner gives the same bytes, and each policy its sizes."""
 
+import io
 import json
+import pickle
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from apache_beam.metrics.execution import MetricKey, MetricResult
 from apache_beam.metrics.metricbase import MetricName
+from PIL import Image
 
 from pipelines import build as builds
 from pipelines import cli as command
 from pipelines.build import build
 from pipelines.check.verify import verify
 from pipelines.config import BuildConfig
+from pipelines.pipeline import MakePlan
 from pipelines.plan import paths
 from pipelines.runners import options
 from shardset.format.index import index_from_bytes
 from shardset.read.indexes import read_index
 from shardset.storage.open import open_storage
 from tests.makers.built import HERE, add, built, config_of
+from tests.makers.cifar import cifar10, python_files, write_archive
 from tests.makers.folders import write_class_folders, write_images, write_jsonl
+from tests.makers.images import image_bytes
 from tests.makers.stored import files_of, samples_of
 
 RUNNERS = {
@@ -62,6 +70,40 @@ def test_long_metadata_is_stored_too_and_does_not_stand_in_the_rows_that_are_hel
     assert verify(str(output), deep=True).problems == ()
     assert (output / paths.spool_path(0)).stat().st_size == len('{"note":""}') + 10**4
     assert all(path.stat().st_size < 5000 for path in (output / "plan" / "shards").iterdir())
+
+
+def test_an_archive_of_cifar_becomes_png_shards_with_the_right_pictures(tmp_path):
+    batches = cifar10(rows=6)
+    archive = write_archive(tmp_path / "cifar-10-python.tar.gz", python_files(batches), folder="cifar-10-batches-py")
+    manifest = built(config_of(archive, tmp_path / "out", source="cifar10", num_shards={"": 2}))
+    stored = samples_of(tmp_path / "out", manifest, "test")
+    for row in range(6):
+        fields = stored[f"test-{row:05d}"]
+        assert int(fields["cls"]) == batches[-1].labels[row]
+        assert np.array_equal(np.asarray(Image.open(io.BytesIO(fields["png"]))), batches[-1].pixels(row))
+    assert manifest.split("train").num_samples == 30
+
+
+def test_a_parquet_of_hugging_face_is_stored_byte_for_byte_without_its_bad_image(tmp_path):
+    images = [image_bytes(number, "jpg") for number in range(12)]
+    rows = [{"image": {"bytes": data, "path": f"{n}.jpg"}, "label": n % 2} for n, data in enumerate(images)]
+    rows[5]["image"]["bytes"] = images[5][:100]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet", row_group_size=5)
+    manifest = built(config_of(tmp_path / "train.parquet", tmp_path / "out", source="hf"))
+    stored = samples_of(tmp_path / "out", manifest, "train")
+    kept = {f"train/{number}": data for number, data in enumerate(images) if number != 5}
+    assert {key: fields["jpg"] for key, fields in stored.items()} == kept
+    assert json.loads((tmp_path / "out/quarantine.jsonl").read_text())["name"] == "train.parquet/5/5.jpg"
+
+
+def test_many_classes_do_not_travel_with_the_plan(tmp_path):
+    images = write_images(tmp_path / "raw", ["a.png"])
+    listing = write_jsonl(images / "all.jsonl", [{"path": "a.png", "label": 9_999}])
+    config = config_of(listing, tmp_path / "out", source="listing", num_shards={"": 1})
+    assert len(built(config).classes) == 10_000
+    prepared = builds.prepare(config, open_storage(config.output))
+    plan, *_ = MakePlan(prepared.files, config, prepared.file).process(None, prepared.units.num_units)
+    assert len(pickle.dumps(plan)) < 2000
 
 
 @pytest.mark.slow

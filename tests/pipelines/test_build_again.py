@@ -192,6 +192,13 @@ def test_an_output_in_the_folder_of_raw_images_is_refused_before_anything_is_wri
     assert files_of(photos) == before
 
 
+@pytest.mark.parametrize("place", ["in", "in/photos-shards"])
+def test_an_output_beside_or_around_the_raw_images_is_allowed(tmp_path, place):
+    photos = write_class_folders(tmp_path / "in/photos", ["a", "b"], 2)
+    config = config_of(photos, tmp_path / place, num_shards={"": 1})
+    assert built(config) == built(config)
+
+
 def test_an_output_in_the_bucket_folder_of_raw_images_is_refused(storage):
     for url in (storage.url, f"{storage.url}/", f"{storage.url}/shards"):
         with pytest.raises(ConfigError, match="is in the input"):
@@ -214,6 +221,15 @@ def test_a_spool_that_is_gone_where_a_shard_is_to_be_repaired_is_named_with_what
     shutil.rmtree(tmp_path / "out" / naming.PLAN_FOLDER)
     again = built(replace(config, overwrite=True))
     assert [shard.sha256 for shard in again.split("train").shards] == [s.sha256 for s in manifest.split("train").shards]
+
+
+def test_a_table_of_the_plan_that_is_missing_where_a_shard_is_to_be_repaired_is_named_with_what_helps(raw, tmp_path):
+    config = config_of(raw, tmp_path / "out")
+    build(config, HERE)
+    (tmp_path / "out" / paths.unit_path(0)).unlink()
+    (tmp_path / "out" / naming.shard_path("train", "train", 1)).unlink()
+    with pytest.raises(ConfigError, match=r"0000000\.arrow.*remove plan/ at the output.*then build again with --over"):
+        build(config, HERE)
 
 
 def test_a_build_that_another_version_began_is_refused_and_starts_over_when_told_to(raw, tmp_path):

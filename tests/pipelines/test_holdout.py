@@ -36,6 +36,12 @@ def test_another_seed_holds_out_other_samples():
     assert 0 < len(chosen[0] & chosen[1]) < 0.25 * len(chosen[0])
 
 
+def test_the_same_sample_twice_is_in_one_split_twice():
+    classes = Holdout({"test": 0.1}, seed=3).by_class(lambda: [("x", 0), ("x", 0), ("y", 1), ("y", 1), ("z", 1)])
+    assert classes.split_of("x", 0) == "train"
+    assert {classes.split_of("y", 1), classes.split_of("z", 1)} == {"train", "test"}
+
+
 def test_a_holdout_is_frozen():
     # Held-out samples of existing sets. To change them is to leak test samples into training.
     chosen = [key for key in KEYS[:60] if Holdout({"test": 0.1}, seed=7).split_of(key) == "test"]

@@ -280,10 +280,17 @@ def test_a_job_that_the_service_refuses_ends_with_code_1_and_its_reason(service,
 
 
 @pytest.mark.gcs
-def test_a_wrong_region_ends_with_code_2_and_sends_and_writes_nothing(service, raw):
+@pytest.mark.parametrize(
+    ("flag", "sentence"),
+    [
+        ("--region=europe-west4", "bucket bucket is in US-CENTRAL1, the workers would be in europe-west4"),
+        ("--temp_location=gs://no-such-bucket/tmp", "--temp_location: there is no bucket no-such-bucket"),
+    ],
+)
+def test_a_wrong_region_or_bucket_ends_with_code_2_and_sends_and_writes_nothing(service, raw, flag, sentence):
     dataflows, endpoint = service
-    done = submit(endpoint, raw, "--region=europe-west4")
+    done = submit(endpoint, raw, flag)
     assert done.returncode == 2
-    assert "bucket bucket is in US-CENTRAL1, the workers would be in europe-west4" in done.stderr
+    assert sentence in done.stderr
     assert dataflows.jobs == {}
     assert [found.name for found in open_storage(raw.removesuffix("/raw")).list() if "raw/" not in found.name] == []
