@@ -20,7 +20,7 @@ from shardset.decode.image import ImageSpec, decode, decode_into
 from shardset.decode.workers import DecodeWhole
 from shardset.errors import ConfigError
 from shardset.format import manifest as manifests
-from shardset.format.background import check, flattened, is_transparent, mend_transparency, over, parse, rgb_pixels
+from shardset.format.background import check, flattened, is_transparent, over, parse, repair_transparency, rgb_pixels
 from shardset.settings import with_values
 from shardset.stream.stream import Stream
 from tests.makers import odd_images
@@ -158,7 +158,7 @@ def test_every_decoder_puts_a_transparent_image_on_the_background(kind):
     expected = composite(pixels, background)
     assert np.array_equal(decode(data, background=background), expected)
     with Image.open(io.BytesIO(data)) as image:
-        mend_transparency(image)
+        repair_transparency(image)
         assert is_transparent(image)
         assert np.array_equal(rgb_pixels(image, background), expected)
         assert np.array_equal(np.asarray(flattened(image, background).convert("RGB")), expected)
@@ -191,7 +191,7 @@ def test_a_large_image_is_put_together_strip_by_strip(kind):
     data, pixels = KINDS[kind]()
     expected = composite(pixels, (255, 255, 255)).repeat(40, axis=0).repeat(20, axis=1)
     with Image.open(io.BytesIO(data)) as image:
-        mend_transparency(image)
+        repair_transparency(image)
         image.load()
         large = image.resize((20 * SIZE[0], 40 * SIZE[1]), Image.Resampling.NEAREST)
     assert np.array_equal(rgb_pixels(large), expected)

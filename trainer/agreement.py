@@ -28,7 +28,7 @@ def check_batch_size(config: TrainConfig, runtime: Runtime) -> None:
 
 
 def identity_of(config: TrainConfig, data: Data) -> dict[str, Any]:
-    """What a checkpoint must have in common with the run that goes on from it."""
+    """What a checkpoint must have in common with the run that resumes from it."""
     return {
         "manifest digest": data.manifest_digest,
         "train_split": config.train_split,

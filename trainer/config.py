@@ -235,7 +235,7 @@ def recorded(folder: Storage) -> TrainConfig:
 
 
 def continued(config: TrainConfig, run_dir: str) -> TrainConfig:
-    """A recorded run as a new command goes on with it: without what was said about one command only."""
+    """A recorded run as a new command resumes it: without what was said about one command only."""
     return replace(
         config,
         run_dir=run_dir,

@@ -13,7 +13,7 @@ from PIL import Image
 from pipelines.images.options import ImageOptions
 from shardset.errors import UndecodableImage
 from shardset.format import limits
-from shardset.format.background import mend_transparency
+from shardset.format.background import repair_transparency
 from shardset.format.images import MAX_PIXELS
 
 PILLOW_FORMATS = {
@@ -70,7 +70,7 @@ def _header(data: bytes, field: str, options: ImageOptions) -> Image.Image:
     width, height = image.size
     if width * height > options.max_pixels:
         raise UndecodableImage("too many pixels", f"{width} x {height}, at most {options.max_pixels}")
-    mend_transparency(image)
+    repair_transparency(image)
     return image
 
 

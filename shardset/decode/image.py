@@ -22,7 +22,7 @@ from shardset.decode.jpeg_restart import Grid, grid_of
 from shardset.errors import ConfigError, UndecodableImage
 from shardset.format import background as backgrounds
 from shardset.format import limits
-from shardset.format.background import WHITE, Background, mend_transparency, rgb_pixels
+from shardset.format.background import WHITE, Background, repair_transparency, rgb_pixels
 from shardset.format.images import MAX_PIXELS
 from shardset.format.limits import DECODED_BYTES
 from shardset.format.orientation import APP1, UPRIGHT, orientation_of, upright_size
@@ -224,7 +224,7 @@ def _unknown_format(data: bytes, error: Exception) -> str:
 def _decode_pillow(data: bytes, background: Background) -> np.ndarray:
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            mend_transparency(image)
+            repair_transparency(image)
             if image.format == "PNG" and png.is_cut(data):
                 raise UndecodableImage("it is truncated: the end mark of a PNG is missing; restore it")
             if image.mode == "F" or (image.mode == "I" and image.format == "TIFF"):

@@ -61,7 +61,7 @@ def over(pixels: np.ndarray, background: Background = WHITE) -> np.ndarray:
     return out
 
 
-def mend_transparency(image: "ImageFile.ImageFile") -> None:
+def repair_transparency(image: "ImageFile.ImageFile") -> None:
     """Converts the transparent level of a just opened PNG to the 8 bits of the pixels that Pillow will return.
 
     The level has as many bits as the pixels of the file. Pillow stretches pixels of fewer than 8 bits and keeps the

@@ -1,7 +1,7 @@
 """Which way up a stored image is, by its EXIF data: a number from 1 (upright) to 8.
 
 The build and every decoder of the reader ask here, so that both turn the same images, those that Pillow's
-`exif_transpose` turns. Nothing is raised: of data that are cut or damaged, what stands before the fault counts, as in
+`exif_transpose` turns. Nothing is raised: of data that are cut or damaged, what precedes the fault counts, as in
 Pillow. TIFFs are upright here, because Pillow turns them while it loads them.
 """
 

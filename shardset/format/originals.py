@@ -17,7 +17,7 @@ samples before it wanted the same key, its serial, and the number of this copy."
 
 
 class Origin(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The name of a raw sample and the key it wants; `fix` is what the build mends in its image, "" if nothing."""
+    """The name of a raw sample and the key it wants; `fix` is what the build repairs in its image, "" if nothing."""
 
     split: str
     name: str

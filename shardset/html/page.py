@@ -29,7 +29,7 @@ SHARP_SIDE = 48
 _TOOL = f"shardset {__version__}"
 _MARK = b'<meta name="generator" content="shardset '
 _MARKED_BYTES = 1024
-"""The generator tag stands before the title, within this many bytes."""
+"""The generator tag precedes the title, within this many bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from shardset.errors import ConfigError
 
 _LAUNCHERS = {
     "WORLD_SIZE": "RANK",  # torchrun, accelerate, DeepSpeed
-    "SLURM_STEP_NUM_TASKS": "SLURM_PROCID",  # srun; SLURM_NTASKS also stands in a batch script that is one process
+    "SLURM_STEP_NUM_TASKS": "SLURM_PROCID",  # srun; SLURM_NTASKS is also set in a batch script that is one process
     "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK",  # Open MPI
     "PMI_SIZE": "PMI_RANK",  # MPICH, Intel MPI
 }

@@ -367,7 +367,7 @@ def test_a_run_does_not_go_back_in_its_own_folder(manifest: str, tmp_path: Path)
     config = tiny_config(manifest, tmp_path, max_steps=6, checkpoint_every_steps=3)
     run(config)
     older = f"{tmp_path}/{checkpoint.folder_of(3)}"
-    with pytest.raises(ConfigError, match=r"step 6, so it can't go on from .*000003.*; take another --run-dir"):
+    with pytest.raises(ConfigError, match=r"step 6, so it can't resume from .*000003.*; take another --run-dir"):
         run(replace(config, resume=older))
     run(replace(config, resume=older, run_dir=str(tmp_path / "other")))
     run(replace(config, max_steps=7, resume=f"{tmp_path}/{checkpoint.folder_of(6)}"))

@@ -199,7 +199,7 @@ def _average_in(average: nn.Module, net: nn.Module, decay: float) -> None:
 
 
 def _saved_once(net: nn.Module) -> Iterable[torch.Tensor]:
-    """All that a state holds; weights that several layers share stand there several times, and here once."""
+    """All that a state holds; weights that several layers share are there several times, and here once."""
     return {id(tensor): tensor for tensor in net.state_dict(keep_vars=True).values()}.values()
 
 

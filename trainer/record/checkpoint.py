@@ -139,7 +139,7 @@ def _read_commit(storage: Storage, name: str) -> CommitMark:
         commit = msgspec.json.decode(data, type=CommitMark)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(f"{storage.url}/{name}: not a commit mark ({error})") from error
-    # Not a CheckpointError: the checkpoint would be skipped as damaged, and deleted by a run that goes on without it.
+    # Not a CheckpointError: the checkpoint would be skipped as damaged, and deleted by a run that continues without it.
     if commit.format != FORMAT:
         raise ConfigError(
             f"{storage.url}/{name}: a checkpoint of format {commit.format}, this version of shardset reads format "

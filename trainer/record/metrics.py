@@ -62,7 +62,7 @@ def check_evaluation(totals: Totals, num_samples: int) -> None:
     if not math.isfinite(totals.loss):
         raise NotFinite(
             f"the loss of the evaluation is {totals.loss}, so its accuracy means nothing; lower the learning rate, or "
-            "clip gradients with --set regularize.clip_norm=1; the same command goes on from the checkpoint before"
+            "clip gradients with --set regularize.clip_norm=1; the same command resumes from the checkpoint before"
         )
 
 

@@ -41,7 +41,7 @@ def find_checkpoint(folder: Storage, resume: str, note: Callable[[str], None]) -
     step = newest[0].step
     if url.startswith(f"{folder.url}/{FOLDER}") and url != f"{folder.url}/{folder_of(step)}".rstrip("/"):
         raise ConfigError(
-            f"{folder.url} holds a run up to step {step}, so it can't go on from {url}, whose steps come before; take "
+            f"{folder.url} holds a run up to step {step}, so it can't resume from {url}, whose steps come before; take "
             "another --run-dir"
         )
     if not f"{url}/".startswith(f"{folder.url}/"):

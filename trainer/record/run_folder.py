@@ -56,7 +56,7 @@ class RunFolder:
         self._closing.set()
         self._thread.join()
         if self._error is not None:
-            advice = f"before the run goes on, copy what is missing from {self.local} to {self.storage.url}"
+            advice = f"before the run resumes, copy what is missing from {self.local} to {self.storage.url}"
             if isinstance(self._error, RunTaken):
                 advice = f"its last logs are in {self.local}"
             raise type(self._error)(f"{self._error}; {advice}") from self._error
@@ -86,7 +86,7 @@ class RunFolder:
             if not changed:
                 return
             try:
-                # First what stands there, then the lock: if it still holds, another run has written none of that.
+                # First what is stored, then the lock: if it still holds, another run has written none of that.
                 stored = {stat.name: stat.generation for stat in self.storage.list()}
                 self._lock.confirm()
             except ShardsetError as error:

@@ -163,7 +163,7 @@ class Runtime:
 
     def optimizer_options(self, name: str) -> dict[str, Any]:
         """The options that timm's optimizer of that name gets on this device."""
-        # Not with a GradScaler: a fused SGD whose first step is skipped goes on with momentum that nobody has set.
+        # Not with a GradScaler: a fused SGD whose first step is skipped continues with momentum that nobody has set.
         return {} if self.precision == "fp16" else optimizers.options_for(name, self.device)
 
     def first_moments(self, optimizer: torch.optim.Optimizer, name: str) -> optimizers.Moments:
