@@ -1,7 +1,6 @@
 """Writes a shard set from any loop, in one process, with the tars, indexes and manifest of a build."""
 
 import hashlib
-import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any, Self
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from shardset.arguments import require_int
 from shardset.decode.image import decode
@@ -18,7 +16,7 @@ from shardset.errors import ConfigError, UndecodableImage
 from shardset.format import manifest as manifests
 from shardset.format import naming, stored_png
 from shardset.format.images import format_of
-from shardset.format.index import index_dtype
+from shardset.format.index import with_fields
 from shardset.format.manifest import ClassInfo, Manifest, Provenance, Quarantine, Split
 from shardset.format.shards import pattern_of
 from shardset.format.tar import StoredSample, TarBuilder
@@ -185,10 +183,8 @@ class _SplitWriter:
             self._end_tar()
         totals, shards, table = np.zeros(num_classes, np.int64), [], naming.table_path(self._name)
         for number, (builder, rows) in enumerate(self._tars):
-            full = np.zeros(len(rows), index_dtype(self._builder.fields, rows.dtype["key"].itemsize))
-            for column in rows.dtype.names or ():
-                full[column] = rows[column]
-            shards.append(write_index(self._path(number), builder, full, self._create))
+            index = with_fields(rows, self._builder.fields)
+            shards.append(write_index(self._path(number), builder, index, self._create))
             totals += class_counts(rows["label"], num_classes)
         with self._create(table) as out:
             return write_split(
@@ -220,11 +216,7 @@ def _image_field(image: bytes | np.ndarray, where: str) -> tuple[str, bytes]:
                 f"{where}: pixels are {image.dtype} {list(image.shape)}, expected uint8 [height, width] or "
                 "[height, width, 3]"
             )
-        if image.ndim == 3 and stored_png.fits(*image.shape[:2]):
-            return "png", stored_png.stored(image[None])[0]
-        file = io.BytesIO()
-        Image.fromarray(image).save(file, "PNG")
-        return "png", file.getvalue()
+        return "png", stored_png.encoded(image)
     try:
         decode(image)
         return format_of(image), image

@@ -67,6 +67,14 @@ def index_array(rows: Sequence[tuple[Any, ...]], fields: Sequence[str]) -> np.nd
     return np.array(full, dtype=index_dtype(fields, key_bytes))
 
 
+def with_fields(index: np.ndarray, fields: Sequence[str]) -> np.ndarray:
+    """The rows of an index with columns for all these fields, (0, 0) in those that it lacks."""
+    full = np.zeros(len(index), index_dtype(fields, index.dtype["key"].itemsize))
+    for column in index.dtype.names or ():
+        full[column] = index[column]
+    return full
+
+
 def index_to_bytes(index: np.ndarray) -> bytes:
     """An index as the bytes of a table."""
     return table.to_bytes(index)

@@ -6,12 +6,14 @@ block of deflate (all rows, a zero byte before each), IEND. Sources: the PNG spe
 1951.
 """
 
+import io
 import itertools
 import zlib
 from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
+from PIL import Image
 
 MAX_BYTES = 65_535
 """The capacity of a stored block of deflate, which holds all rows of a picture, each with one more byte."""
@@ -28,6 +30,15 @@ def stored(images_NHWC: np.ndarray) -> list[bytes]:
     files = np.tile(template, (num_images, 1))
     _rows(files, height, width)[:, :, 1:] = images_NHWC.reshape(num_images, height, 3 * width)
     return [_summed(file.data) for file in files]
+
+
+def encoded(image: np.ndarray) -> bytes:
+    """The PNG of a picture, uint8 [height, width] or [height, width, 3]: not compressed if it fits."""
+    if image.ndim == 3 and fits(*image.shape[:2]):
+        return stored(image[None])[0]
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, "PNG")
+    return file.getvalue()
 
 
 def pixels(files: Sequence[bytes], height: int, width: int) -> tuple[np.ndarray, np.ndarray]:

@@ -90,7 +90,7 @@ class PinnedCopies:
             self._keep(tensor, stream)
 
     def read(self, rows: Sequence[torch.Tensor], done: Any) -> torch.Tensor:
-        """The rows, stacked, on the host once the event is past. The device continues with what was given to it later."""
+        """The rows, stacked, on the host once the event is past. The device continues meanwhile."""
         with self._cuda.stream(self._reads):
             self._reads.wait_event(done)
             return torch.stack(list(rows)).cpu()
