@@ -97,7 +97,7 @@ def read(pod: Pod, rank: int, world_size: int, state: str | None, out: Connectio
 
 
 def content_of(key: str, data: bytes | memoryview) -> int:
-    """A checksum of a sample's key and bytes."""
+    """The CRC32 of a sample's key and bytes."""
     return zlib.crc32(data, zlib.crc32(key.encode()))
 
 

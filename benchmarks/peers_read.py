@@ -235,18 +235,13 @@ LIBRARIES = {
 """What the process of a contestant has imported before it is measured, by the beginning of its name."""
 
 
-def load_libraries(name: str) -> None:
-    """Imports what a contestant needs: no import of the process itself is measured."""
-    for beginning, modules in LIBRARIES.items():
-        if name.startswith(beginning):
-            for module in modules:
-                importlib.import_module(module)
-
-
 if __name__ == "__main__":
     os.environ["OMP_NUM_THREADS"] = "1"
     if sys.argv[1] == "convert":
         convert(Data(**json.loads(sys.argv[2])))
     else:
-        load_libraries(sys.argv[1])
+        for beginning, modules in LIBRARIES.items():
+            if sys.argv[1].startswith(beginning):
+                for module in modules:
+                    importlib.import_module(module)
         main(CONTESTANTS, sys.argv[1:])

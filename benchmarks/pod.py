@@ -1,6 +1,6 @@
 """What each reader of a pod reads and holds: 1 to 8,192 readers of sets of a million to a thousand million samples.
 
-python -m benchmarks.pod [--n 1e6,1e9] [--world 1,8,64,512,8192] [--bytes 110000] [--per-reader 4] [--batch 32768]
+python -m benchmarks.pod [--n 1e6,1e9] [--world 1,8,64,512,8192] [--bytes 110000] [--batch 32768]
 
 Order and block reads are the real ones; the samples are not there. Every point is a process of its own. It plans the
 first steps of a few readers and counts the samples that the ranged reads of these steps would bring for each that the
@@ -26,7 +26,6 @@ from shardset.order.lanes import rank_part
 SHARD_BYTES = 128 << 20
 SIZES = (10**6, 10**8, 10**9)
 WORLDS = (1, 8, 64, 512, 8192)
-MIN_BATCH = 1024
 NUM_READERS = 9
 """Readers whose steps are planned, from the first to the last."""
 
@@ -138,15 +137,14 @@ def main() -> None:
     parser.add_argument("--n", type=_numbers, default=SIZES, help="numbers of samples, separated by commas")
     parser.add_argument("--world", type=_numbers, default=WORLDS, help="numbers of readers, separated by commas")
     parser.add_argument("--bytes", type=int, default=110_000, help="bytes of a sample")
-    parser.add_argument("--per-reader", type=int, default=4, help="samples of a step for each reader, at least")
-    parser.add_argument("--batch", type=int, default=0, help="samples of a step, instead")
+    parser.add_argument("--batch", type=int, help="samples of a step; default: 4 a reader, at least 1,024")
     parser.add_argument("--one", nargs=5, type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
         print(json.dumps(asdict(measure(*args.one))))
         return
     points = [
-        run_point(n, world, args.bytes, args.batch or max(MIN_BATCH, args.per_reader * world), num_lost)
+        run_point(n, world, args.bytes, args.batch or max(1024, 4 * world), num_lost)
         for n in args.n
         for world in args.world
         for num_lost in (0, 1)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -77,21 +78,9 @@ def test_far_shards_are_compared_with_local_ones_and_those_with_files_by_either_
     assert "- with a device that takes 500 samples/s: B/A is 1.00 from the opening on" in text
 
 
-class Clock:
-    """Time that passes in `sleep` alone."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def perf_counter(self):
-        return self.now
-
-    def sleep(self, seconds):
-        self.now += seconds
-
-
 def test_waiting_is_for_input_and_not_for_the_device_and_leaves_out_the_first_batch(monkeypatch):
-    clock = Clock()
+    slept = [0.0]
+    clock = SimpleNamespace(perf_counter=lambda: sum(slept), sleep=slept.append)
     monkeypatch.setattr(reading, "time", clock)
 
     def reader(data):

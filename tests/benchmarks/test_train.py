@@ -22,20 +22,10 @@ def test_ratios_are_those_of_medians_and_of_each_pair():
     ]
 
 
-def test_each_kind_of_data_comes_first_in_every_other_round():
-    assert [train.kinds_of(number)[0] for number in range(1, 5)] == ["real", "fake", "real", "fake"]
-    assert {frozenset(train.kinds_of(number)) for number in range(4)} == {frozenset({"real", "fake"})}
-
-
-def test_real_and_fake_data_train_in_turns_and_the_first_turns_do_not_count(tmp_path, capsys):
+def test_real_and_fake_data_train_in_turns_and_the_first_turns_do_not_count(tmp_path):
     options = argparse.Namespace(
         strategy="single", precision="fp32", batch=4, steps=2, model="trainer.model:tiny_resnet", size=8
     )
     rows = train.ratio_table(train.config_of(options, tmp_path), tmp_path, 2).splitlines()[2:]
     assert [row.count(",", row.rindex("|", 0, -1)) for row in rows] == [1] * 6
     assert all(float(figure) > 0 for row in rows for figure in re.findall(r"\d+\.\d+", row))
-    assert [line.partition(":")[0] for line in capsys.readouterr().err.splitlines()] == [
-        "round 0",
-        "round 1",
-        "round 2",
-    ]
