@@ -1,6 +1,7 @@
 """Two builds with other options at one output: there is one set, exactly one build's, and the other build says so."""
 
 import uuid
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from pipelines.write import replace as replacing
 from shardset.errors import ConfigError, PreconditionFailed, ShardsetError, StorageError
 from shardset.format import manifest as manifests
 from shardset.format import naming
+from shardset.storage.base import ABSENT
 from shardset.storage.open import open_storage
 from tests.makers.doors import told
 from tests.makers.folders import write_class_folders
@@ -149,6 +151,25 @@ def test_a_shard_that_a_lost_build_wrote_after_its_successor_died_is_replaced(ra
     door = told(storage, uuid.uuid4().hex, at(MOMENTS["a shard is closed"], begin_and_die))
     with pytest.raises(ShardsetError, match=LOST):
         run(config_of(raw, storage.url), door)
+    run(second, storage)
+    check_one_set(storage.url, winner)
+
+
+@pytest.mark.parametrize("moment", ["close", "closed"])
+@pytest.mark.parametrize("name", [TAR, naming.MANIFEST])
+def test_a_file_of_a_lost_build_that_arrives_just_before_or_after_its_own_leaves_one_set(
+    raw, winner, storage, name, moment
+):
+    second, alone = config_of(raw, storage.url, seed=1, overwrite=True), open_storage(f"memory://{uuid.uuid4().hex}")
+    run(config_of(raw, alone.url), alone)
+    builds.prepare(config_of(raw, storage.url), storage)
+
+    def arrive():
+        with suppress(PreconditionFailed), storage.writer(name, if_generation=ABSENT) as out:
+            out.write(alone.read(name))
+
+    with suppress(ShardsetError):
+        run(second, told(storage, uuid.uuid4().hex, at((moment, name, 1), arrive)))
     run(second, storage)
     check_one_set(storage.url, winner)
 

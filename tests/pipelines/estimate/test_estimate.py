@@ -348,6 +348,7 @@ def test_a_manifest_is_enough_without_anything_else_of_the_set(tmp_path, capsys)
         (["--source", "folder"], "--source needs --input too"),
         (["--samples", "100"], "--samples needs --mean-bytes too"),
         (["--samples", "100", "--mean-bytes", "0.5"], "--mean-bytes is 0.5"),
+        (["--samples", "100", "--mean-bytes", "nan"], "--mean-bytes is nan"),
         (["--samples", "5,train=7", "--mean-bytes", "9"], "names the split train twice"),
         (["--samples", "a/b=7", "--mean-bytes", "9"], "'a/b' can't name a split"),
         (["somewhere", "--classes", "7"], "--classes goes with --samples"),
@@ -365,5 +366,15 @@ def test_a_manifest_is_enough_without_anything_else_of_the_set(tmp_path, capsys)
 def test_a_wrong_command_line_is_one_sentence_and_code_2(words, message, capsys):
     code, page, errors = run(capsys, words)
     assert (code, page) == (2, "")
+    assert message in errors
+    assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"), [([], "no manifest there"), (["--source", "folder", "--input"], "no files there")]
+)
+def test_an_empty_folder_is_one_sentence_and_code_1(words, message, tmp_path, capsys):
+    code, page, errors = run(capsys, [*words, str(tmp_path)])
+    assert (code, page) == (1, "")
     assert message in errors
     assert errors.count("\n") == 1

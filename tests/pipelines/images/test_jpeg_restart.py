@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from pipelines import cli
 from pipelines.build import build
 from pipelines.config import BuildConfig
 from pipelines.images import jpeg_restart
@@ -126,22 +127,22 @@ def test_a_rewrite_that_would_change_a_coefficient_is_not_used(monkeypatch):
     assert add_restart_markers(jpeg("4:2:0")) == jpeg("4:2:0")
 
 
-def test_a_build_writes_the_same_bytes_twice_and_says_what_it_did(tmp_path):
+def test_a_build_from_the_command_line_too_writes_the_same_bytes_and_says_what_it_did(tmp_path):
     raw = tmp_path / "raw" / "train" / "cat"
     raw.mkdir(parents=True)
     for number in range(4):
         (raw / f"{number}.jpg").write_bytes(odd_images.jpeg(number))
-    image, tars = ImageOptions(jpeg_restart=True), []
-    for name in ("one", "two"):
-        output = tmp_path / name
-        config = BuildConfig(
-            source="folder", input=str(raw.parents[1]), output=str(output), num_shards={"": 1}, image=image
-        )
-        build(config, ["--direct_running_mode=in_memory"])
-        tars.append((output / "train/train-000000.tar").read_bytes())
+    options = {"num_shards": {"": 1}, "image": ImageOptions(jpeg_restart=True)}
+    build(
+        BuildConfig(source="folder", input=str(raw.parents[1]), output=str(tmp_path / "one"), **options),
+        ["--direct_running_mode=in_memory"],
+    )
+    words = ["--source=folder", f"--input={raw.parents[1]}", f"--output={tmp_path / 'two'}", "--num-shards=1"]
+    assert cli.main(["build", *words, "--jpeg-restart", "--direct_running_mode=in_memory"]) == 0
+    tars = [(tmp_path / name / "train/train-000000.tar").read_bytes() for name in ("one", "two")]
     assert tars[0] == tars[1]
     assert b"\xff\xd0" in tars[0]
-    assert load(str(output))[0].provenance.options["image"]["jpeg_restart"] is True
+    assert load(str(tmp_path / "two"))[0].provenance.options["image"]["jpeg_restart"] is True
 
 
 def mutants(number):

@@ -69,6 +69,19 @@ def text_of(data: collect.ReportData) -> str:
     return report.render(data).decode()
 
 
+def test_without_a_manifest_no_page_is_made(capsys):
+    assert cli.main(["report", "memory://nothing/here"]) == 1
+    assert "no manifest there" in capsys.readouterr().err
+
+
+@pytest.mark.gcs
+def test_a_page_is_made_on_a_bucket(gcs_root):
+    write_shard_set(open_storage(gcs_root), {"train": samples("train", range(6))}, num_shards=1)
+    written = report.write(f"{gcs_root}/manifest.json")
+    assert written.path == f"{gcs_root}/report.html"
+    assert len(open_storage(gcs_root).read("report.html")) == written.num_bytes
+
+
 def test_the_page_stands_beside_the_manifest_and_disturbs_nothing():
     storage, _ = stored(train=samples("train", range(12)), test=samples("test", range(20, 26)))
     before = storage.read(naming.MANIFEST)

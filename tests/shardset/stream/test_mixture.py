@@ -221,6 +221,12 @@ def test_a_mixture_with_more_replicas_than_lanes_is_warned_once_of_what_they_rea
     assert "gets 256 lanes and reads 1.00 times the bytes; 4 readers would share none" in record.message
 
 
+def test_a_mixture_resumed_on_more_replicas_than_its_lanes_is_warned(wide, caplog):
+    saved = make_wide(wide, num_lanes=4).state(1)
+    make_wide(wide, world=8).resume(saved)
+    assert "8 readers share the 4 lanes" in caplog.text
+
+
 def test_states_whose_lanes_do_not_divide_the_batch_are_refused(wide):
     with pytest.raises(ConfigError, match="256 lanes do not divide a global batch of 1000"):
         make_wide(wide, global_batch_size=1000).resume(make_wide(wide).state(1))

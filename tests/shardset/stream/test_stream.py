@@ -9,6 +9,7 @@ import uuid
 import numpy as np
 import pytest
 
+from shardset.decode.augment import Chain, RandAugment, RandomErasing
 from shardset.decode.crops import CenterCrop, PadCrop
 from shardset.decode.image import ImageSpec
 from shardset.decode.memory_cache import MemoryCache
@@ -104,14 +105,22 @@ def test_a_repeated_sample_is_augmented_anew_in_each_slot_of_its_batch(shards):
     assert len(np.unique(found["drawn"][found["weight"] == 1])) == 3 * NUM_TRAIN
 
 
+DRAWN = {
+    "repeats": REPEATED,
+    "repeats without a window": {**REPEATED, "window": 0},
+    "alternating flips": {"image": ALTERNATING},
+    "alternating flips of repeats": {"image": ALTERNATING, "augment_repeats": 3},
+    "augmentations": {
+        "transform": Chain((RandAugment(magnitude=9, magnitude_std=0.5), RandomErasing(probability=0.5)))
+    },
+}
+
+
 @pytest.mark.parametrize("world", [2, 4, 5, 12])
-@pytest.mark.parametrize("window", [0, 6])
-def test_repeats_are_the_same_in_any_world_and_after_a_resume(shards, world, window):
-    whole = list(make(shards, window=window, **REPEATED).epoch(1))
-    parts = [
-        make(shards, window=window, rank=rank, world_size=world, num_threads=1, **REPEATED).epoch(1, 3)
-        for rank in range(world)
-    ]
+@pytest.mark.parametrize("options", DRAWN.values(), ids=DRAWN)
+def test_all_that_is_drawn_for_an_image_is_the_same_in_any_world_and_after_a_resume(shards, world, options):
+    whole = list(make(shards, **options).epoch(1))
+    parts = [make(shards, rank=rank, world_size=world, num_threads=1, **options).epoch(1, 3) for rank in range(world)]
     for expected, *found in zip(whole[3:], *parts, strict=True):
         assert same(together(found), expected)
 
@@ -140,6 +149,12 @@ def test_alternating_flips_change_nothing_else(shards):
     found, plain = together(list(make(shards, image=ALTERNATING).epoch(1))), together(list(make(shards).epoch(1)))
     assert (found.pop("flip") != plain.pop("flip")).any()
     assert same(found, plain)
+
+
+def test_a_lower_budget_lowers_the_window(shards):
+    wide, narrow = (make(shards, window=None, budget_bytes=budget).order for budget in (1 << 30, 1 << 18))
+    assert wide.window == 256
+    assert 0 <= narrow.window < 256
 
 
 def test_threads_change_nothing(shards):

@@ -54,6 +54,14 @@ def check_until_it_raises(held: RunLock) -> None:
         time.sleep(BEAT_S)
 
 
+@pytest.mark.parametrize("url", ["~/run", "gs:/bucket/run"])
+def test_a_mistyped_address_creates_no_folder(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=f"^{url}: "):
+        acquire_run_lock(url, unexpected)
+    assert not list(tmp_path.iterdir())
+
+
 def of_another_machine() -> Holder:
     return msgspec.structs.replace(this_process(), host="elsewhere", machine="", pid=7)
 

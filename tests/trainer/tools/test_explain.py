@@ -271,6 +271,14 @@ def test_a_folder_without_a_config_or_an_order_is_no_run(recorded, tmp_path, cap
     assert "no config.json and order.json there" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("text", "message"), [("{", "not JSON"), ('{"epochs": "many"}', "another version or changed")])
+def test_a_broken_config_is_named(recorded, tmp_path, text, message):
+    folder = copied(recorded[0], tmp_path / "run")
+    (folder / configs.RECORD).write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        timetable_of_run(str(folder))
+
+
 def test_a_run_without_a_shard_set_has_nothing_to_explain(capsys):
     assert command.main(["explain", "--recipe", "digits_smoke", "--step", "0"]) == USAGE
     assert "no shard set to explain" in capsys.readouterr().err

@@ -11,6 +11,7 @@ from msgspec.structs import asdict, replace
 from shardset.errors import ConfigError
 from shardset.program import OK, USAGE
 from shardset.storage.open import open_storage
+from tests.makers.shardset import put
 from trainer import cli as command
 from trainer import config as configs
 from trainer import recipes
@@ -82,6 +83,15 @@ def test_the_page_shows_curves_epochs_evaluations_and_settings(tmp_path):
     ):
         assert wanted in text
     assert sentences(run)[0] == "The run has ended after 10 steps."
+
+
+@pytest.mark.gcs
+def test_a_run_on_a_bucket_has_its_page_there(gcs_root, tmp_path):
+    remote = open_storage(gcs_root)
+    for path in folder(tmp_path / "run", [line(one) for one in whole()]).iterdir():
+        put(remote, path.name, path.read_bytes())
+    assert report.write(gcs_root)[1] == f"{gcs_root}/report.html"
+    assert remote.read("report.html").startswith(b"<!DOCTYPE html>")
 
 
 def test_the_same_folder_gives_the_same_page(tmp_path):

@@ -259,6 +259,17 @@ def test_wrong_usage_is_found_before_gcloud_is_called(cloud, tpu, words, message
     assert cloud.calls == []
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["train", *PLACE, *RUN, "--max-step=1"], ["create", *PLACE], ["stop", "my-tpu"], ["destroy", *PLACE], []],
+)
+def test_unknown_flags_and_missing_ones_are_usage_errors(cloud, words):
+    with pytest.raises(SystemExit) as exit_code:
+        command.main(["tpu", *words])
+    assert exit_code.value.code == USAGE
+    assert cloud.calls == []
+
+
 # --- ssh, logs and delete --------------------------------------------------------------------------------------------
 
 
