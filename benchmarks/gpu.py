@@ -126,6 +126,18 @@ def rate_of_timm(place: Place) -> float:
     return float(json.loads(call([sys.executable, "-m", "benchmarks.timm_loop", json.dumps(values)]).splitlines()[-1]))
 
 
+def devices_row(place: Place, number: int) -> str:
+    """The row of one process for each of so many devices: what all read, and what each opens and decodes with."""
+    case = place.case(place.scale.resnet, is_real=True, strategy="ddp", global_batch_size=number * place.scale.batch)
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={number}"]
+    printed = call([sys.executable, *launcher, "-m", "benchmarks.gpu_devices", case.to_json()])
+    found = json.loads(printed.splitlines()[-1])
+    rate = sum(statistics.median(one["rates"]) for one in found)
+    contexts = "; ".join(",".join(map(str, one["contexts"])) or "none" for one in found)
+    decoders = ", ".join(str(one["decoders"]) for one in found)
+    return f"| {number} | {rate:,.0f} | {rate / number:,.0f} | {decoders} | {contexts} |"
+
+
 def call(words: Sequence[str]) -> str:
     """What a command prints; its errors go to those of this script. Ends this script if it fails."""
     # Threads that spin while they wait would take the time of those that decode.
@@ -139,6 +151,13 @@ def call(words: Sequence[str]) -> str:
 HEAD = (
     "| model | compiled | fake, images/s | real, images/s | real / fake | waits for data | first step, s | peak, MiB "
     "| waits of the host | state, s |\n|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"
+)
+
+
+DEVICES_HEAD = (
+    "\nEach process has a context on its own device only, and decodes in its share of the cores.\n\n"
+    "| processes | images/s of all | of a process | decoders of each | contexts of each, by device |\n"
+    "|---:|---:|---:|---|---|"
 )
 
 
@@ -184,6 +203,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             timings += run_case(case)
             lines += [row(one) for one in timings[-2:]]
             print("\n".join(lines[-2:]), flush=True)
+        lines.append(DEVICES_HEAD)
+        lines += [devices_row(place, number) for number in sorted({1, torch.cuda.device_count() or 2})]
+        print("\n".join(lines[-3:]), flush=True)
         peer = rate_of_timm(place)
     ratio = statistics.median(timings[1].rates["real"]) / peer
     lines.append(

@@ -38,4 +38,5 @@ def test_all_cases_run_on_a_cpu_at_a_tiny_size(tmp_path: Path, capfd: pytest.Cap
     for model in ("test_resnet", "test_vit", "test_resnet, averages, two passes"):
         for compiled in ("no", "yes"):
             assert f"\n| {model} | {compiled} | " in written
+    assert written.count("| none; none |") == 1  # two processes without a GPU have no context on one
     assert "timm, compiled, on the same files: " in capfd.readouterr().out
