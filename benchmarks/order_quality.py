@@ -125,6 +125,38 @@ def _through_buffer(line: Ids, size: int, draw: np.random.Generator) -> Ids:
     return out
 
 
+def expanded(range_of_shard: int, nodes: int, note: str = "") -> Row:
+    """The row of MosaicML Streaming's py1e: each sample of a shuffled shard moves anywhere in a range around it.
+
+    The ranges are 0.75 to 1.25 times `range_of_shard` long; samples stay in their canonical node, shards too.
+    """
+    starts = np.concatenate([[0], np.cumsum(sizes())])
+    nodes_of_run = np.array_split(np.random.default_rng(7).permutation(NUM_SHARDS), nodes)
+
+    def ids(epoch: int) -> Ids:
+        draw = np.random.default_rng(100 + epoch)
+        lines = [
+            _expand([np.arange(starts[s], starts[s + 1]) for s in draw.permutation(own)], range_of_shard, draw)
+            for own in nodes_of_run
+        ]
+        turns = np.concatenate([np.arange(len(line)) for line in lines])
+        return np.concatenate(lines)[np.argsort(turns, kind="stable")]
+
+    held = nodes * range_of_shard / NUM_SAMPLES
+    return measured(f"MosaicML's py1e, ranges of {range_of_shard:,}, {nodes} nodes{note}", ids, held)
+
+
+def _expand(shards: list[Ids], range_of_shard: int, draw: np.random.Generator) -> Ids:
+    line = np.concatenate([draw.permutation(shard) for shard in shards])
+    places, begin = np.arange(len(line), dtype=np.float64), 0
+    for shard in shards:
+        room = max(0.0, (draw.uniform(0.75, 1.25) * range_of_shard - len(shard)) / 2)
+        low, high = max(-room, -begin), min(room, len(line) - begin - len(shard))
+        places[begin : begin + len(shard)] += draw.uniform(low, high, size=len(shard))
+        begin += len(shard)
+    return line[np.argsort(places)]
+
+
 def rows() -> list[Row]:
     """All rows of the page."""
     held = 256 * (38 + 256)
@@ -137,6 +169,8 @@ def rows() -> list[Row]:
         buffered(10_000, 1),
         buffered(1000, 8),
         buffered(held // 64, 64, " (the default's memory)"),
+        expanded(held // 8, 8, " (the default's memory)"),
+        expanded(500_000, 8, " (its default)"),
         uniform(32_768),
         ours(256, 256, batch=32_768),
         ours(512, 256, batch=32_768, note=" (the default of 16 readers)"),
