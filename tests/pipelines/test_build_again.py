@@ -300,7 +300,7 @@ def test_images_that_another_pillow_wrote_are_not_mixed_with_those_of_this_one(t
     begun_with_pillow(tmp_path / "out", "9.9")
     here = PIL.__version__
     with pytest.raises(
-        ConfigError, match=rf"already holds an[a-z ]+ \(pillow was 9\.9 and is {re.escape(here)}\).*--overwrite"
+        ConfigError, match=rf"already holds an[a-z ]+ \(pillow was '9\.9' and is '{re.escape(here)}'\).*--overwrite"
     ):
         build(config, HERE)
     assert built(replace(config, overwrite=True)).provenance.libraries["pillow"] == here
