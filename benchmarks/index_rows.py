@@ -28,7 +28,7 @@ from shardset.order.budget import OrderOptions, fit_order, steps_at_once
 from shardset.order.epoch import Order
 from shardset.order.lanes import rank_part
 from shardset.read.indexes import ShardTable
-from shardset.storage.base import Stat, Storage, Writer
+from shardset.storage.base import ObjectWriter, Stat, Storage
 
 MIN_BATCH = 1024
 PER_READER = 4
@@ -103,7 +103,7 @@ def made(num_samples: int, shard_size: int, mean_bytes: int) -> tuple[OneIndexSt
     ]
     out = io.BytesIO()
     split = write_split(
-        cast(Writer, out), [WrittenShard(shard, ["png", "cls"], 0) for shard in shards],
+        cast(ObjectWriter, out), [WrittenShard(shard, ["png", "cls"], 0) for shard in shards],
         pattern=pattern_of("train", "train", num_shards), table_path=naming.table_path("train"),
         num_shards=num_shards, class_totals=[], seed=0, plan_digest="0" * 64, promises=[],
     )  # fmt: skip

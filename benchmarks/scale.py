@@ -46,7 +46,7 @@ from shardset.format import naming
 from shardset.format.frame import frame
 from shardset.format.manifest import ClassInfo, IndexFile, Shard
 from shardset.order.permutation import derive_key, hash64, unpermute
-from shardset.storage.base import Stat, Writer
+from shardset.storage.base import ObjectWriter, Stat
 from shardset.storage.local import LocalStorage
 from shardset.storage.memory import MemoryStorage
 
@@ -385,7 +385,7 @@ class _Made(MemoryStorage):
     def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
         return self.make(int(re.findall(r"[0-9]+", name)[-1])) if name != paths.BUILD else frame("", b"")
 
-    def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
+    def writer(self, name: str, *, if_generation: str | None = None) -> ObjectWriter:
         return LocalStorage(self.folder).writer(name, if_generation=if_generation)
 
 

@@ -21,12 +21,11 @@ from shardset.format.manifest import ClassInfo, Manifest, Provenance, Quarantine
 from shardset.format.shards import pattern_of
 from shardset.format.tar import StoredSample, TarBuilder
 from shardset.format.write import class_counts, write_index, write_split
-from shardset.storage.base import ABSENT, Storage
-from shardset.storage.base import Writer as StorageWriter
+from shardset.storage.base import ABSENT, ObjectWriter, Storage
 from shardset.storage.open import open_storage
 from shardset.version import __version__
 
-_Create = Callable[[str], AbstractContextManager[StorageWriter]]
+_Create = Callable[[str], AbstractContextManager[ObjectWriter]]
 
 
 class Writer:
@@ -147,7 +146,7 @@ class Writer:
             raise ConfigError(f"{self._storage.url}/{found.name}: {why}")
 
     @contextmanager
-    def _create(self, path: str) -> Iterator[StorageWriter]:
+    def _create(self, path: str) -> Iterator[ObjectWriter]:
         with self._storage.writer(path, if_generation=ABSENT) as out:
             yield out
         self._created.append(path)

@@ -17,7 +17,7 @@ from pipelines.plan import paths
 from shardset.errors import ConfigError, ManifestError, NotFound, PreconditionFailed, SourceError
 from shardset.format import naming
 from shardset.format.frame import Framed, frame, open_frame
-from shardset.storage.base import ABSENT, Storage, Writer
+from shardset.storage.base import ABSENT, ObjectWriter, Storage
 from shardset.storage.checked import read_again
 
 R = TypeVar("R")
@@ -52,7 +52,7 @@ class PlanFiles:
         except PreconditionFailed:
             write(self.output, name, self.build, content, if_generation=self.replaceable(name))
 
-    def writer(self, name: str) -> Writer:
+    def writer(self, name: str) -> ObjectWriter:
         """A writer of a file without a frame; PreconditionFailed at its end if another file has arrived meanwhile."""
         return self.output.writer(name, if_generation=self.replaceable(name))
 

@@ -24,7 +24,7 @@ from shardset.errors import SourceError, UndecodableImage
 from shardset.format import naming
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.tar import MAX_MEMBER_BYTES
-from shardset.storage.base import Storage, Writer
+from shardset.storage.base import ObjectWriter, Storage
 from shardset.storage.checked import read_again
 
 BATCH = 64
@@ -41,7 +41,7 @@ class UnitSpool:
         self.recent: dict[int, bytes] = {}
         """The contents of the current batch, by offset."""
         self._files, self._stack = files, stack
-        self._writer: Writer | None = None
+        self._writer: ObjectWriter | None = None
         self._size = 0
 
     def add(self, content: bytes) -> Extent:

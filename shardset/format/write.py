@@ -19,7 +19,7 @@ from shardset.format.index import index_to_bytes
 from shardset.format.records import Split
 from shardset.format.shards import SHARD_DTYPE, Group, IndexFile, Promise, Shard, shard_row
 from shardset.format.tar import StoredSample, TarBuilder
-from shardset.storage.base import Writer
+from shardset.storage.base import ObjectWriter
 
 _ROWS_AT_ONCE = 4096
 
@@ -36,7 +36,7 @@ def write_shard(
     path: str,
     samples: Iterable[StoredSample],
     fields: Sequence[str],
-    writer: Callable[[str], AbstractContextManager[Writer]],
+    writer: Callable[[str], AbstractContextManager[ObjectWriter]],
 ) -> tuple[WrittenShard, NDArray[np.int64]]:
     """Writes the tar of some samples and its index, and returns what they are and the label of each sample.
 
@@ -52,7 +52,10 @@ def write_shard(
 
 
 def write_index(
-    path: str, builder: TarBuilder, rows: NDArray[np.void], writer: Callable[[str], AbstractContextManager[Writer]]
+    path: str,
+    builder: TarBuilder,
+    rows: NDArray[np.void],
+    writer: Callable[[str], AbstractContextManager[ObjectWriter]],
 ) -> WrittenShard:
     """Writes the index of the tar that a builder has finished, and returns what both are."""
     index, index_path = index_to_bytes(rows), naming.index_path(path)
@@ -76,7 +79,7 @@ def class_counts(labels: NDArray[np.int64], num_classes: int) -> NDArray[np.int6
 
 
 def write_split(
-    out: Writer,
+    out: ObjectWriter,
     shards: Iterable[WrittenShard],
     *,
     pattern: str,

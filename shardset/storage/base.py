@@ -47,13 +47,13 @@ class Stat(msgspec.Struct, frozen=True, kw_only=True):
     crc32c: str | None
 
 
-class Writer(Protocol):
+class ObjectWriter(Protocol):
     """Writes one object, which appears when the `with` block ends.
 
     An exception in the block aborts: no object appears and no temporary file stays.
     """
 
-    def __enter__(self) -> "Writer": ...
+    def __enter__(self) -> "ObjectWriter": ...
     def __exit__(self, *exc: object) -> None: ...
     def write(self, data: bytes | memoryview) -> None: ...
 
@@ -113,7 +113,7 @@ class Storage(Protocol):
         """
         ...
 
-    def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
+    def writer(self, name: str, *, if_generation: str | None = None) -> ObjectWriter:
         """Creates or replaces an object atomically. With `if_generation`, only if that generation is stored now.
 
         If another one is stored, the end of the block raises PreconditionFailed, unless it has the same size and

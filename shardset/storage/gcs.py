@@ -20,9 +20,9 @@ from shardset.checksum import crc32c_text, extend_crc32c
 from shardset.errors import NotFound, PreconditionFailed, StorageError, TransientError
 from shardset.storage.base import (
     ABSENT,
+    ObjectWriter,
     Stat,
     Storage,
-    Writer,
     accept_identical_object,
     check_generation,
     check_name,
@@ -119,7 +119,7 @@ class GcsStorage(Storage):
         """Leaves out objects whose names end with `/`, by which consoles draw folders."""
         return self._list(join(self.prefix, check_prefix(prefix, self.url)), len(join(self.prefix, "")))
 
-    def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
+    def writer(self, name: str, *, if_generation: str | None = None) -> ObjectWriter:
         """Keeps up to 16 MiB in memory, more in a temporary file; sends all at the block's end.
 
         Sends an object of more than 256 MiB while it is written.
@@ -261,7 +261,7 @@ class _GcsWriter:
             f"{self._where}, in the temporary folder {tempfile.gettempdir()}"
         )
 
-    def __enter__(self) -> Writer:
+    def __enter__(self) -> ObjectWriter:
         self._file = tempfile.SpooledTemporaryFile(max_size=self._bucket.limits.spool_bytes)
         return self
 

@@ -14,9 +14,9 @@ from shardset.checksum import crc32c_text, extend_crc32c
 from shardset.errors import ConfigError, NotFound, StorageError, TransientError
 from shardset.storage.base import (
     ABSENT,
+    ObjectWriter,
     Stat,
     Storage,
-    Writer,
     accept_identical_object,
     check_generation,
     check_name,
@@ -93,7 +93,7 @@ class LocalStorage(Storage):
         """All objects, as `list`; calls `tell` with the name of anything else, and what it is: no error for a link."""
         return self._walk("", "", (), tell)
 
-    def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
+    def writer(self, name: str, *, if_generation: str | None = None) -> ObjectWriter:
         """When the block has ended, the bytes and the folder's entry are on the disk."""
         return _LocalWriter(self._path(name), if_generation)
 
@@ -197,7 +197,7 @@ class _LocalWriter:
         self._folder = os.path.dirname(path)
         self._temporary = os.path.join(self._folder, _TEMPORARY + uuid.uuid4().hex)
 
-    def __enter__(self) -> Writer:
+    def __enter__(self) -> ObjectWriter:
         with os_errors_as_storage_errors(self._path):
             _make_folders(self._folder)
             _refuse_device(self._path)

@@ -11,9 +11,9 @@ from shardset.checksum import crc32c_of, crc32c_text
 from shardset.errors import NotFound
 from shardset.storage.base import (
     ABSENT,
+    ObjectWriter,
     Stat,
     Storage,
-    Writer,
     accept_identical_object,
     check_generation,
     check_name,
@@ -77,7 +77,7 @@ class MemoryStorage(Storage):
             items = [(name, item) for name, item in self._objects.items() if name.startswith(wanted)]
         return (item.stat(name[skip:]) for name, item in sorted(items, key=lambda pair: utf8(pair[0])))
 
-    def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
+    def writer(self, name: str, *, if_generation: str | None = None) -> ObjectWriter:
         return _MemoryWriter(self, self._full(name), if_generation)
 
     def delete(self, name: str, *, generation: str | None = None) -> None:
@@ -108,7 +108,7 @@ class _MemoryWriter:
         self._if_generation = if_generation
         self._data = io.BytesIO()
 
-    def __enter__(self) -> Writer:
+    def __enter__(self) -> ObjectWriter:
         return self
 
     def write(self, data: bytes | memoryview) -> None:

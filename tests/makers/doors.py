@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from shardset.storage.base import Stat, Storage, Writer
+from shardset.storage.base import ObjectWriter, Stat, Storage
 
 Told = Callable[[str, str], None]
 """Told of (verb, name): `read`, `stat`, `delete`; of a writer `write` at its start, `close` and `closed` at its end."""
@@ -55,7 +55,7 @@ class Door:
     def list(self, prefix: str = "") -> Iterator[Stat]:
         return self.inner.list(prefix)
 
-    def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
+    def writer(self, name: str, *, if_generation: str | None = None) -> ObjectWriter:
         self._tell("write", name)
         return _Writer(self, name, self.inner.writer(name, if_generation=if_generation))
 
@@ -75,10 +75,10 @@ class Door:
 
 
 class _Writer:
-    def __init__(self, door: Door, name: str, inner: Writer) -> None:
+    def __init__(self, door: Door, name: str, inner: ObjectWriter) -> None:
         self._door, self._name, self._inner = door, name, inner
 
-    def __enter__(self) -> Writer:
+    def __enter__(self) -> ObjectWriter:
         self._inner.__enter__()
         return self
 

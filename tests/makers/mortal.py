@@ -1,6 +1,6 @@
 """A storage whose user dies."""
 
-from shardset.storage.base import Writer
+from shardset.storage.base import ObjectWriter
 from shardset.storage.memory import MemoryStorage
 
 
@@ -13,7 +13,7 @@ class Mortal(MemoryStorage):
 
     __slots__ = ("lives",)
 
-    def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
+    def writer(self, name: str, *, if_generation: str | None = None) -> ObjectWriter:
         self._live()
         return super().writer(name, if_generation=if_generation)
 

@@ -21,7 +21,7 @@ from pipelines.runners import options
 from shardset.errors import ManifestError, StorageError
 from shardset.format import manifest as manifests
 from shardset.format import naming
-from shardset.storage.base import Writer
+from shardset.storage.base import ObjectWriter
 from shardset.storage.local import LocalStorage
 from shardset.storage.open import open_storage
 from tests.makers.folders import write_class_folders
@@ -183,7 +183,7 @@ def test_a_set_whose_replacement_was_killed_stays_whole_and_a_rerun_leaves_only_
 class RefusesManifests(LocalStorage):
     """A disk that fails at the last moment of a build."""
 
-    def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
+    def writer(self, name: str, *, if_generation: str | None = None) -> ObjectWriter:
         if name == naming.MANIFEST:
             raise StorageError("refused")
         return super().writer(name, if_generation=if_generation)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from shardset.errors import ConfigError, TransientError
-from shardset.storage.base import Stat, Storage, Writer
+from shardset.storage.base import ObjectWriter, Stat, Storage
 from shardset.storage.checked import facts_of
 from shardset.storage.memory import MemoryStorage
 from shardset.storage.open import open_storage
@@ -207,7 +207,7 @@ class Resting(MemoryStorage):
 
     refused: threading.Event = field(default_factory=threading.Event)
 
-    def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
+    def writer(self, name: str, *, if_generation: str | None = None) -> ObjectWriter:
         if self.refused.is_set():
             raise TransientError("503")
         return MemoryStorage.writer(self, name, if_generation=if_generation)

@@ -4,7 +4,7 @@ import uuid
 import pytest
 
 from shardset.errors import StorageError, TransientError
-from shardset.storage.base import Storage, Writer
+from shardset.storage.base import ObjectWriter, Storage
 from shardset.storage.memory import MemoryStorage
 from shardset.storage.open import open_storage
 from tests.faulty_proxy import Fault, FaultyProxy
@@ -51,7 +51,7 @@ class OutOfReach(MemoryStorage):
 
     num_writes = 0
 
-    def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
+    def writer(self, name: str, *, if_generation: str | None = None) -> ObjectWriter:
         OutOfReach.num_writes += 1
         raise TransientError(f"{name}: no answer; gave up")
 
