@@ -67,7 +67,7 @@ def test_a_whole_download_is_kept_and_not_fetched_again(server, tmp_path):
 
 def test_a_download_that_was_cut_goes_on_at_the_byte_reached(server, tmp_path):
     server.cut_after = 1000
-    with pytest.raises(TransientError, match="run it again to go on"):
+    with pytest.raises(TransientError, match="run it again to resume"):
         download(server.url, tmp_path / "file", MD5)
     assert not (tmp_path / "file").exists()
     server.cut_after = None

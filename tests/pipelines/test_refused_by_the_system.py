@@ -103,15 +103,6 @@ def test_a_full_disk_fails_the_build_and_with_more_room_a_rerun_completes_it(raw
     assert files_of(folder / "out") == files_of(tmp_path / "undisturbed")
 
 
-def test_a_temporary_folder_that_is_full_when_the_manifest_is_put_together_is_said(tmp_path, monkeypatch):
-    raw = write_class_folders(tmp_path / "raw", ["cat", "dog"], 5, splits=["test", "train"])
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    done = run(raw, tmp_path / "out", before=(*WITH_ITS_OWN_MOUNTS, "sh", "-c", ONE_PAGE_OF_TMPDIR, "sh"))
-    check_refusal(done, f"the temporary folder {tmp_path}/tmp: the disk is full")
-    assert not (tmp_path / "out" / naming.MANIFEST).exists()
-
-
 @pytest.mark.slow
 def test_workers_whose_messages_have_no_room_either_tell_what_failed(raw, tmp_path):
     done = run(raw, tmp_path / "out", limit=8_000, mode="--direct_num_workers=2")

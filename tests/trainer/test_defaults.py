@@ -233,7 +233,7 @@ def test_a_run_without_a_recipe_parses_its_manifest_once(tmp_path: Path, name: s
         (["train", "--batch-size", "8"], "did you mean '--global-batch-size'?"),
         (["train", "--label-smoothing", "0.1"], "did you mean --set regularize.label_smoothing=?"),
         (["predict", "--from", "run", "cat.png", "--topp=3"], "did you mean '--top'?"),
-        (["explain", "--run-dir", "run", "--stepp", "3"], "did you mean '--step'?"),
+        (["explain", "--run-dir", "run", "--step", "3", "--jsn"], "did you mean '--json'?"),
         (["report", "run", "--batch-size", "3"], "unrecognized arguments: --batch-size 3\n"),
     ],
 )

@@ -16,6 +16,7 @@ from torch import nn
 
 from shardset.decode.crops import INTERPOLATIONS
 from shardset.errors import ConfigError
+from shardset.prepared import prepared
 from trainer.config import ModelConfig, TrainConfig
 from trainer.errors import first_line
 
@@ -47,6 +48,7 @@ class ModelInput(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
+@prepared
 class _Facts(msgspec.Struct, frozen=True):
     """What SIDECAR says."""
 
