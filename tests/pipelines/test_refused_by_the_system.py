@@ -19,7 +19,6 @@ UNPRIVILEGED = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--i
 """Before a command: takes from root what lets it read and write whatever the permissions say."""
 
 WITH_ITS_OWN_MOUNTS = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"])]
-ONE_PAGE_OF_TMPDIR = 'mount -t tmpfs -o size=4096 tmpfs "$TMPDIR" && exec "$@"'
 """One file finds room there: the survey does, the second split of a manifest doesn't."""
 
 
