@@ -189,7 +189,7 @@ BUILDS = {
     "columns a, b": "listing --input odd.csv",
     "none of its 2 images": "listing --input moved.csv",
     "all numbers or all names": "listing --input mixed.csv",
-    "no end mark": "webdataset --input cut-000000.tar",
+    "cut at byte 5000 inside": "webdataset --input cut-000000.tar",
 }
 RUNS = {
     "optimizer.learnin_rate": "train --manifest shards --run-dir run --set optimizer.learnin_rate=1",
