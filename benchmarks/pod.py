@@ -13,7 +13,9 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import cast
 
 import numpy as np
 
@@ -59,7 +61,7 @@ def order_of(num_samples: int, world_size: int, mean_bytes: int, batch: int) -> 
     small, left = divmod(num_samples, num_shards)
     shard_sizes = np.full(num_shards, small) + (np.arange(num_shards) < left)  # a list would be 1e6 objects
     options = OrderOptions(seed=7, global_batch_size=batch, world_size=world_size)
-    return fit_order(shard_sizes, options, stored_bytes=num_samples * mean_bytes)  # type: ignore[arg-type]
+    return fit_order(cast(Sequence[int], shard_sizes), options, stored_bytes=num_samples * mean_bytes)
 
 
 def measure(num_samples: int, world_size: int, mean_bytes: int, batch: int, num_lost: int = 0) -> Point:

@@ -216,11 +216,15 @@ def _image_field(image: bytes | np.ndarray, where: str) -> tuple[str, bytes]:
                 "[height, width, 3]"
             )
         return "png", stored_png.encoded(image)
+    if not isinstance(image, bytes):
+        raise ConfigError(
+            f"{where}: image is a {type(image).__name__}, expected bytes, or an array of its pixels: np.asarray(image)"
+        )
     try:
         decode(image)
         return format_of(image), image
     except UndecodableImage as error:
-        raise UndecodableImage(error.reason, f"{where}: {error.detail}") from error
+        raise UndecodableImage(error.reason, f"{where} {error.detail}".rstrip()) from error
 
 
 def _digest(parts: Iterable[str]) -> str:

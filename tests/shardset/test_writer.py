@@ -103,6 +103,7 @@ def test_it_writes_into_a_bucket(gcs_root: str) -> None:
         ({"image": odd_images.jpeg()[:60]}, UndecodableImage, r"sample 1 \('000000001'\)"),
         ({"image": np.zeros((8, 8, 4), np.uint8)}, ConfigError, r"pixels are uint8 \[8, 8, 4\], expected uint8"),
         ({"image": np.zeros((8, 8))}, ConfigError, r"pixels are float64 \[8, 8\], expected uint8"),
+        ({"image": Image.new("RGB", (8, 8))}, ConfigError, r"image is a Image, expected bytes, or an array of its pix"),
         ({"label": 2}, ConfigError, "label is 2, expected 0 to 1"),
         ({"label": -1}, ConfigError, "label is -1, expected 0 to 1; use None"),
         ({"label": 0.5}, ConfigError, "label is 0.5"),

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from shardset.errors import ConfigError
 from tests.makers.training import shard_set, tiny_config
 from trainer.agreement import check_agreement, check_batch_size, facts_of
+from trainer.config import TrainConfig
 from trainer.data.splits import open_data, synthetic_data
 from trainer.runtime import torchtpu, xla
-from trainer.runtime.base import replica_key
+from trainer.runtime.base import Runtime, replica_key
 from trainer.runtime.distributed import Ddp
 from trainer.runtime.launch import choose, launch
 from trainer.runtime.single import Single
@@ -105,6 +106,10 @@ def test_every_process_brings_the_fewest_rows_that_hold_its_share_and_divide_ove
     assert here.num_rows(hosts * unit * 3, passes) == 3 * unit
 
 
+def never(runtime: Runtime, config: TrainConfig) -> None:
+    pytest.fail("it was started")
+
+
 @pytest.mark.parametrize("strategy", ["single", "spmd", "replica"])
 def test_processes_that_would_know_nothing_of_each_other_are_refused(
     strategy: Any, monkeypatch: pytest.MonkeyPatch
@@ -112,7 +117,7 @@ def test_processes_that_would_know_nothing_of_each_other_are_refused(
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match=r"2 processes.*all of the data"):
-        launch(tiny_config(None, "run", strategy=strategy), pytest.fail)  # type: ignore[arg-type]
+        launch(tiny_config(None, "run", strategy=strategy), never)
 
 
 @pytest.fixture
@@ -137,7 +142,7 @@ def test_what_a_strategy_can_not_do_on_cpus_is_refused(alone: Ddp, monkeypatch: 
     monkeypatch.setattr(xla, "select_device", lambda: "CPU")
     monkeypatch.setenv("CPU_NUM_DEVICES", "2")
     with pytest.raises(ConfigError, match=r"several replicas on the CPU.* --strategy spmd"):
-        launch(tiny_config(None, "run", strategy="replica"), pytest.fail)  # type: ignore[arg-type]
+        launch(tiny_config(None, "run", strategy="replica"), never)
 
 
 def test_a_process_of_torchtpu_s_launch_takes_part_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
