@@ -84,20 +84,14 @@ def run_without(hidden: set[str], folder: Path, *words: str) -> subprocess.Compl
     )
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        *(("pipelines", "--help"), ("pipelines", "build", "--help"), ("pipelines", "estimate", "--help")),
-        *(("trainer", "--help"), ("trainer", "train", "--help"), ("trainer", "--version")),
-    ],
-)
+@pytest.mark.parametrize("words", [("pipelines", "estimate", "--help"), ("trainer", "train", "--help")])
 def test_help_needs_the_base_requirements_only(words, tmp_path):
     hidden = hidden_by(with_theirs(requirements()))
     assert {"apache_beam", "torch", "jinja2", "shtab", "cv2", "scipy"} <= hidden
     assert not hidden & {"numpy", "pyarrow", "PIL", "rich"}
     done = run_without(hidden, tmp_path, *words)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "usage:" in done.stdout or "shardset" in done.stdout
+    assert "usage:" in done.stdout
 
 
 @pytest.mark.slow
@@ -131,11 +125,7 @@ def test_a_stream_of_bytes_needs_no_opencv(tmp_path):
 
 @pytest.mark.parametrize(
     ("adapter", "library"),
-    [
-        *((name, name) for name in ("torch", "webdataset", "grain", "jax")),
-        *(("huggingface", "datasets"), ("webdataset", "torch")),
-        *((name, "simplejpeg") for name in ("torch", "webdataset", "huggingface", "grain", "jax")),
-    ],
+    [("torch", "torch"), ("grain", "grain"), ("jax", "jax"), ("huggingface", "datasets"), ("webdataset", "simplejpeg")],
 )
 def test_an_adapter_without_a_library_names_its_extra(adapter, library, tmp_path):
     done = run_without({library}, tmp_path, f"shardset.adapters.{adapter}")
