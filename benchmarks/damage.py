@@ -19,7 +19,7 @@ from pathlib import Path
 
 import webdataset
 
-from benchmarks.environment import write_between
+from benchmarks.environment import show
 from shardset.format.tar import TarMember, members
 from shardset.storage.open import open_storage
 from tests.conftest import BUCKET, emulator
@@ -168,10 +168,7 @@ def main() -> None:
         whole = Path(write(str(Path(folder, "whole"))))
         with emulator(Path(folder, "log")) as server:
             tables = {"local": table(local_rows(whole)), "wire": table(wire_rows(whole, server))}
-    for name, text in tables.items():
-        print(text)
-        if options.write:
-            write_between(options.write, name, text)
+    show(tables, options.write)
 
 
 if __name__ == "__main__":

@@ -2,28 +2,25 @@
 
     python -m benchmarks.decoding --write docs/decoding.md
 
-One thread, but for the last table; the best of `--repeats` runs, because other work on the machine only ever adds.
+One thread; the best of `--repeats` runs, because other work on the machine only ever adds.
 """
 
 import argparse
 import io
 import time
+import timeit
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import cv2
 import numpy as np
-import pyspng
-from kornia_rs import io as kornia
 from PIL import Image
 
-from benchmarks.environment import write_between
+from benchmarks.environment import show
 from benchmarks.reading import Data
 from benchmarks.stream import samples_of
 from pipelines.images import jpeg_restart
-from shardset.decode.crops import PadCrop
 from shardset.decode.image import ImageSpec, decode, decode_into, draws
 from shardset.format import stored_png
 
@@ -60,10 +57,8 @@ def jpeg_table(files: Sequence[bytes], repeats: int) -> str:
     started = time.process_time()
     rewritten(files, *jpeg_restart.SEGMENT_PIXELS)
     cost = 1e3 * (time.process_time() - started) / len(files)
-    return (
-        "\n".join(lines)
-        + f"\n\nRewriting an image takes {cost:.1f} ms of a core, comparing its coefficients included.\n"
-    )
+    lines.append(f"\nRewriting an image takes {cost:.1f} ms of a core, comparing its coefficients included.\n")
+    return "\n".join(lines)
 
 
 def png_table(files: Sequence[bytes], repeats: int) -> str:
@@ -95,30 +90,6 @@ def _png_line(
     return f"| {name} | {size:,.0f} | {stored:,.0f} | {micros[0]:.0f} | {micros[1]:.0f} |"
 
 
-def threads_table(files: Sequence[bytes], repeats: int) -> str:
-    """PNGs a second in one thread and in a pool of two, which shows which decoder holds the GIL."""
-    spec, rows = ImageSpec(size=32, crop=PadCrop(4)), np.arange(len(files))
-    drawn, out = draws(spec, 1, 0, rows, rows * 0), np.empty((len(files), 32, 32, 3), np.uint8)
-    works: dict[str, Callable[[int], object]] = {
-        "read and cropped as in training": lambda n: decode_into(out[n], files[n], spec, drawn[n]),
-        "kornia_rs alone": lambda n: kornia.decode_image_png_u8(files[n], (32, 32), "rgb"),
-        "pyspng alone": lambda n: pyspng.load(files[n], "RGB"),
-        "OpenCV alone": lambda n: cv2.imdecode(np.frombuffer(files[n], np.uint8), cv2.IMREAD_COLOR),
-    }
-    lines = ["| | one thread, images/s | two threads, images/s |", "|---|---|---|"]
-    for name, work in works.items():
-        one, two = (_threaded_rate(work, np.tile(rows, 8), threads, repeats) for threads in (1, 2))
-        lines.append(f"| {name} | {one:,.0f} | {two:,.0f} |")
-    return "\n".join(lines) + "\n"
-
-
-def _threaded_rate(work: Callable[[int], object], numbers: np.ndarray, threads: int, repeats: int) -> float:
-    parts = [part.tolist() for part in np.array_split(numbers, threads)]
-    with ThreadPoolExecutor(threads) as pool:
-        seconds = _best_s(lambda: list(pool.map(lambda part: [work(number) for number in part], parts)), repeats)
-    return len(numbers) / seconds
-
-
 def _png(image: np.ndarray, level: int) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(image).save(buffer, "PNG", compress_level=level)
@@ -126,12 +97,7 @@ def _png(image: np.ndarray, level: int) -> bytes:
 
 
 def _best_s(job: Callable[[], object], repeats: int) -> float:
-    best = float("inf")
-    for _ in range(repeats):
-        started = time.perf_counter()
-        job()
-        best = min(best, time.perf_counter() - started)
-    return best
+    return min(timeit.repeat(job, number=1, repeat=repeats))
 
 
 def main() -> None:
@@ -148,12 +114,8 @@ def main() -> None:
     tables = {
         "crops": jpeg_table(files["jpeg"], options.repeats),
         "levels": png_table(files["png"], options.repeats),
-        "threads": threads_table(files["png"], options.repeats),
     }
-    for name, table in tables.items():
-        print(table)
-        if options.write:
-            write_between(options.write, name, table)
+    show(tables, options.write)
 
 
 if __name__ == "__main__":

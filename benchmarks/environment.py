@@ -51,3 +51,11 @@ def write_between(page: Path, name: str, content: str) -> None:
     if not end:
         raise SystemExit(f"{page} has no lines '<!-- {name} -->' and '<!-- end -->' for a table")
     page.write_text(before + mark + content + end + after)
+
+
+def show(tables: dict[str, str], page: Path | None) -> None:
+    """Prints tables by name, and replaces those of a page if there is one."""
+    for name, table in tables.items():
+        print(table)
+        if page:
+            write_between(page, name, table)

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from benchmarks import environment
+from benchmarks.measuring import numbers
 from shardset.checksum import crc32c_of, crc32c_text
 from shardset.format import naming
 from shardset.format.index import index_dtype, index_to_bytes
@@ -58,9 +59,8 @@ class OneIndexStorage:
 
     def read_with_stat(self, name: str, start: int = 0, stop: int | None = None) -> tuple[bytes, Stat]:
         """As `Storage.read_with_stat`."""
-        return self.read(name, start, stop), Stat(
-            name=name, num_bytes=len(self._data(name)), generation="1", crc32c=None
-        )
+        stat = Stat(name=name, num_bytes=len(self._data(name)), generation="1", crc32c=None)
+        return self.read(name, start, stop), stat
 
     def _data(self, name: str) -> bytes:
         return self.index if name.endswith(".idx.npy") else self.table
@@ -178,9 +178,9 @@ def row(num_samples: int, shard_size: int, world_size: int, reading: Reading, *,
 def main() -> None:
     """Measures all sets and numbers of readers, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--n", type=_numbers, default=(1_280_000, 10**9), help="numbers of samples, with commas")
-    parser.add_argument("--size", type=_numbers, default=(2000, 20_000), help="samples of a shard, with commas")
-    parser.add_argument("--world", type=_numbers, default=(1, 8, 512), help="numbers of readers, with commas")
+    parser.add_argument("--n", type=numbers, default=(1_280_000, 10**9), help="numbers of samples, with commas")
+    parser.add_argument("--size", type=numbers, default=(2000, 20_000), help="samples of a shard, with commas")
+    parser.add_argument("--world", type=numbers, default=(1, 8, 512), help="numbers of readers, with commas")
     parser.add_argument("--bytes", type=int, default=2265, help="bytes of an image")
     args = parser.parse_args()
     print(f"{environment.machine()}, commit {environment.commit()}\n")
@@ -195,10 +195,6 @@ def main() -> None:
                 for by_rows in (False, True):
                     reading = measure(storage, split, order, world_size, by_rows=by_rows)
                     print(row(num_samples, shard_size, world_size, reading, by_rows=by_rows), flush=True)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(float(word)) for word in text.split(","))
 
 
 if __name__ == "__main__":

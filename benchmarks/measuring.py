@@ -116,3 +116,8 @@ def _read(pid: int, name: str) -> str:
 
 def _num_bytes(text: str, title: str) -> int:
     return next((int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith(title)), 0)
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Whole numbers with commas between, which may be written like 1e6."""
+    return tuple(int(float(word)) for word in text.split(","))

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.environment import write_between
+from benchmarks.environment import show
 from pipelines.estimate.reading import classes_in
 from shardset.order.epoch import Order
 
@@ -195,11 +195,7 @@ def main() -> None:
     """Prints the table, or replaces the one between the marks of a page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", type=Path)
-    arguments = parser.parse_args()
-    found = table()
-    print(found)
-    if arguments.write:
-        write_between(arguments.write, "order", found)
+    show({"order": table()}, parser.parse_args().write)
 
 
 if __name__ == "__main__":

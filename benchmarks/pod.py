@@ -20,7 +20,7 @@ from typing import cast
 import numpy as np
 
 from benchmarks import environment
-from benchmarks.measuring import peak_bytes_of
+from benchmarks.measuring import numbers, peak_bytes_of
 from shardset.order.budget import OrderOptions, fit_order, held_bytes
 from shardset.order.epoch import Order
 from shardset.order.lanes import rank_part
@@ -136,8 +136,8 @@ def _row(point: Point) -> str:
 def main() -> None:
     """Measures all points and prints or writes the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--n", type=_numbers, default=SIZES, help="numbers of samples, separated by commas")
-    parser.add_argument("--world", type=_numbers, default=WORLDS, help="numbers of readers, separated by commas")
+    parser.add_argument("--n", type=numbers, default=SIZES, help="numbers of samples, separated by commas")
+    parser.add_argument("--world", type=numbers, default=WORLDS, help="numbers of readers, separated by commas")
     parser.add_argument("--bytes", type=int, default=110_000, help="bytes of a sample")
     parser.add_argument("--batch", type=int, help="samples of a step; default: 4 a reader, at least 1,024")
     parser.add_argument("--one", nargs=5, type=int, help=argparse.SUPPRESS)
@@ -153,10 +153,6 @@ def main() -> None:
         if num_lost < world
     ]
     print(f"{environment.today()}\n\n{table(points)}")
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(float(word)) for word in text.split(","))
 
 
 if __name__ == "__main__":

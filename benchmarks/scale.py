@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
 
@@ -28,6 +28,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from benchmarks.measuring import numbers
 from pipelines.config import BuildConfig, Sizing
 from pipelines.plan import layout, paths, summaries, tables
 from pipelines.plan.assign import assign_batch, plan_group
@@ -263,12 +264,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--n", default=",".join(map(str, SIZES)), help="numbers of samples, separated by commas")
     parser.add_argument("--step", choices=sorted(STEPS), help="only that one, as JSON")
     args = parser.parse_args(argv)
-    sizes = [int(float(text)) for text in args.n.split(",")]
     if args.step:
-        step = run_step(args.step, sizes[0])
-        print(json.dumps({name: getattr(step, name) for name in Step.__slots__}))
+        print(json.dumps(asdict(run_step(args.step, *numbers(args.n)))))
         return
-    for line in report(sizes):
+    for line in report(numbers(args.n)):
         print(line, flush=True)
 
 
