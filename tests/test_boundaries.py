@@ -267,7 +267,12 @@ READS_ONLY = ("__main__", "check.verify", "check.inspect", "estimate.estimate", 
         (importing_all_of("shardset"), "shardset.html.page", ("google.cloud.storage",)),
         (f"import {', '.join(f'pipelines.{name}' for name in READS_ONLY)}", "pipelines", ("google.cloud.storage",)),
         (importing_all_of("pipelines"), "pipelines", ("google.cloud.storage", "apache_beam")),
-        (importing_all_of("trainer"), "trainer", ("google.cloud.storage", "torch", "webdataset")),
+        pytest.param(
+            importing_all_of("trainer"),
+            "trainer",
+            ("google.cloud.storage", "torch", "webdataset"),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["the contract", "the read path", "the library", "verbs that only read", "all that writes", "the trainer"],
 )

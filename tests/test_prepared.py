@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 # In a process of its own, in which nothing has been decoded yet.
 PROGRAM = """
 import importlib, pkgutil, sys
@@ -38,6 +40,7 @@ print(*sorted(kind.__name__ for kind in own if not is_prepared(kind)))
 NEVER_DECODED = ["RawSample", "Record", "SampleInfo"]
 
 
+@pytest.mark.slow
 def test_every_record_is_prepared_before_threads_decode_it() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
