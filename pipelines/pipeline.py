@@ -15,7 +15,6 @@ import apache_beam as beam
 import msgspec
 import numpy as np
 from apache_beam.metrics.metric import Metrics
-from apache_beam.transforms import combiners
 from numpy.typing import NDArray
 
 from pipelines.config import BuildConfig
@@ -67,20 +66,19 @@ def construct(pipeline: beam.Pipeline, build: PreparedBuild, *, dry_run: bool = 
     writer = ShardWriter(files, build.source.input, config.image, suffix, replaces)
     committer = Committer(files, config, suffix, replaces)
     # A shuffle before a step keeps the runner from fusing it with the step before, which would limit its workers.
-    num_indexed = (
+    indexed = (
         pipeline
         | "List blocks" >> beam.Create(build.units.blocks)  # UnitRef of many
         | "Spread blocks" >> beam.Reshuffle()
         | "List units" >> beam.FlatMap(partial(_units_in, files))  # UnitRef
         | "Spread units" >> beam.Reshuffle()
         | "Index" >> beam.ParDo(IndexUnit(files, build.source, config))  # unit
-        | "Count units" >> combiners.Count.Globally()  # int
     )
     planned = (
         pipeline
         | "Once all is indexed" >> beam.Create([None])
         | "Plan"  # PlanFile, and (batch, UnitOffsets) tagged `offsets`
-        >> beam.ParDo(MakePlan(files, config, build.file), beam.pvalue.AsSingleton(num_indexed)).with_outputs(
+        >> beam.ParDo(MakePlan(files, config, build.file), beam.pvalue.AsIter(indexed)).with_outputs(
             "offsets", main="plan"
         )
     )
@@ -103,20 +101,14 @@ def construct(pipeline: beam.Pipeline, build: PreparedBuild, *, dry_run: bool = 
         | "Plan shards" >> beam.ParDo(PlanGroup(files), plan)  # (split, shard)
         | "Choose shards" >> beam.Filter(_is_wanted, config.only_shards)
         | "Spread shards" >> beam.Reshuffle()
-        | "Write shards" >> beam.ParDo(WriteShard(files, writer), plan)  # (split, class counts)
+        | "Write shards" >> beam.ParDo(WriteShard(files, writer), plan)  # (split, counts)
+        | "Add up" >> beam.CombinePerKey(_sum)  # (split, counts): shards, then samples of each class
     )
-    num_written = written | "Count shards" >> combiners.Count.Globally()  # int
-    class_totals = written | "Add up classes" >> beam.CombinePerKey(_sum)  # (split, class counts)
     _ = (
         pipeline
         | "Once all is written" >> beam.Create([None])
         | "Commit"  # the manifest's digest
-        >> beam.ParDo(
-            CommitManifest(files, committer),
-            beam.pvalue.AsSingleton(num_written),
-            plan,
-            beam.pvalue.AsDict(class_totals),
-        )
+        >> beam.ParDo(CommitManifest(files, committer), plan, beam.pvalue.AsDict(written))
     )
 
 
@@ -154,8 +146,8 @@ class MakePlan(BuildStep):
     config: BuildConfig
     file: BuildFile
 
-    def process(self, element: None, num_indexed: int) -> Iterator[Any]:
-        assert num_indexed == self.file.num_units, "every unit is indexed"
+    def process(self, element: None, indexed: Iterable[int]) -> Iterator[Any]:
+        assert sum(1 for _ in indexed) == self.file.num_units, "every unit is indexed"
         plan = self.files.step(lambda: make_plan(self.files, self.config, self.file))
         with self.files.while_current():
             yield msgspec.structs.replace(plan, classes=[])
@@ -204,7 +196,7 @@ class PlanGroup(BuildStep):
 
 @dataclass(eq=False, repr=False)
 class WriteShard(BuildStep):
-    """Writes the tar, the index and the record of a shard. Yields its split, and its samples of each class."""
+    """Writes the tar, the index and the record of a shard. Yields its split, and 1 and its samples of each class."""
 
     writer: ShardWriter
 
@@ -214,7 +206,7 @@ class WriteShard(BuildStep):
         if is_new:
             _count("samples_written", record.shard.num_samples)
             _count("bytes_written", record.shard.num_bytes)
-        yield element[0], class_counts(labels, plan.num_classes)
+        yield element[0], np.concatenate([[1], class_counts(labels, plan.num_classes)])
 
 
 @dataclass(eq=False, repr=False)
@@ -223,9 +215,9 @@ class CommitManifest(BuildStep):
 
     committer: Committer
 
-    def process(
-        self, element: None, num_finished: int, plan: PlanFile, class_totals: Mapping[str, NDArray[np.int64]]
-    ) -> Iterator[str]:
+    def process(self, element: None, plan: PlanFile, counts: Mapping[str, NDArray[np.int64]]) -> Iterator[str]:
+        class_totals = {split: found[1:] for split, found in counts.items()}
+        num_finished = sum(int(found[0]) for found in counts.values())
         digest = self.files.step(lambda: self.committer.commit(plan, num_finished, class_totals))
         if digest:
             yield digest

@@ -102,7 +102,7 @@ def test_many_classes_do_not_travel_with_the_plan(tmp_path):
     config = config_of(listing, tmp_path / "out", source="listing", num_shards={"": 1})
     assert len(built(config).classes) == 10_000
     prepared = builds.prepare(config, open_storage(config.output))
-    plan, *_ = MakePlan(prepared.files, config, prepared.file).process(None, prepared.units.num_units)
+    plan, *_ = MakePlan(prepared.files, config, prepared.file).process(None, range(prepared.units.num_units))
     assert len(pickle.dumps(plan)) < 2000
 
 

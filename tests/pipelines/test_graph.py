@@ -87,7 +87,7 @@ def test_between_two_steps_of_ours_there_is_a_shuffle_so_none_is_bound_to_the_wo
 @pytest.mark.parametrize("name", ["MakePlan", "CommitManifest"])
 def test_the_two_barriers_take_what_is_before_them_as_a_side_input(steps, name):
     assert what_feeds(steps[name]) == "Impulse"
-    assert len(steps[name].side_inputs) == {"MakePlan": 1, "CommitManifest": 3}[name]
+    assert len(steps[name].side_inputs) == {"MakePlan": 1, "CommitManifest": 2}[name]
 
 
 def test_the_job_does_not_grow_with_the_units_of_input():
