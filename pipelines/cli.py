@@ -108,7 +108,7 @@ def _json(result: object) -> str:
 
 
 def _inspect(args: argparse.Namespace, _: Sequence[str]) -> int:
-    from pipelines.check import inspect
+    from pipelines.check import inspect, render
 
     question = inspect.Question(
         split=args.split, shard=args.shard, key=args.key, name=args.name, class_name=args.class_name
@@ -117,7 +117,7 @@ def _inspect(args: argparse.Namespace, _: Sequence[str]) -> int:
     if args.json:
         print(_json(answer))
     else:
-        on_standard_output().print(inspect.render(answer))
+        on_standard_output().print(render.render(answer))
     return 0
 
 
