@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from rich.console import Console
 
-from pipelines.config import INPUT_FLAGS, SIZES, BuildConfig
+from pipelines.config import SIZES, BuildConfig
 from pipelines.images.options import IMAGE_FLAGS, ImageOptions
 from pipelines.parsers import parser
 from pipelines.terminal import on_standard_output, quiet_workers
@@ -108,7 +108,7 @@ def _json(result: object) -> str:
 
 
 def _inspect(args: argparse.Namespace, _: Sequence[str]) -> int:
-    from pipelines.check import inspect
+    from pipelines.check import inspect, render
 
     question = inspect.Question(
         split=args.split, shard=args.shard, key=args.key, name=args.name, class_name=args.class_name
@@ -117,7 +117,7 @@ def _inspect(args: argparse.Namespace, _: Sequence[str]) -> int:
     if args.json:
         print(_json(answer))
     else:
-        on_standard_output().print(inspect.render(answer))
+        on_standard_output().print(render.render(answer))
     return 0
 
 
@@ -147,30 +147,22 @@ def _estimate(args: argparse.Namespace, _: Sequence[str]) -> int:
         print(json.dumps(estimate.to_json(found)))
     else:
         estimate.show(found, Console())
-    return REFUSED if found.refusals else 0
+    return REFUSED if found.refusal else 0
 
 
 def _stored_set(args: argparse.Namespace) -> "StoredSet":
-    """The shard set that MANIFEST, --source or --samples describes; ConfigError for flags that belong to another."""
+    """The shard set that MANIFEST or --samples describes; ConfigError for flags that belong to the other."""
     from pipelines.estimate import stored
 
-    is_given = {name: value != args.verb_parser.get_default(name) for name, value in vars(args).items()}
-    for owner, names in {"source": ("input", *INPUT_FLAGS), "samples": ("mean_bytes", "classes")}.items():
-        for name in names:
-            flag = "--" + name.replace("_", "-")
-            if is_given[name] and not is_given[owner]:
-                raise ConfigError(f"{flag} goes with --{owner}; leave one of them out")
-            if is_given[owner] and not is_given[name] and name in ("input", "mean_bytes"):
-                raise ConfigError(f"--{owner} needs {flag} too; see the examples of `estimate --help`")
-    if args.manifest:
-        if wrong := next((name for name in SIZES if is_given[name]), None):
-            flag = "--" + wrong.replace("_", "-")
-            raise ConfigError(f"{flag}: the shards of an existing set have their sizes; leave it out")
+    if args.samples and args.mean_bytes is None:
+        raise ConfigError("--samples needs --mean-bytes too; see the examples of `estimate --help`")
+    if not args.samples:
+        for name in ("mean_bytes", "classes", *SIZES):
+            if getattr(args, name) != args.verb_parser.get_default(name):
+                flag = "--" + name.replace("_", "-")
+                raise ConfigError(f"{flag} goes with --samples; an existing set has its sizes, so leave it out")
         return stored.from_manifest(args.manifest)
-    options = {name: getattr(args, name) for name in (*SIZES, *INPUT_FLAGS, "seed")}
-    config = BuildConfig(source=args.source or "", input=args.input or "", output="", **options)
-    if args.source:
-        return stored.from_listing(config)
+    config = BuildConfig(source="", input="", output="", **{name: getattr(args, name) for name in SIZES})
     return stored.from_numbers(config, args.samples, mean_bytes=args.mean_bytes, num_classes=args.classes or 1)
 
 

@@ -47,13 +47,12 @@ without --runner the build runs here, on all cores. To resume a build that was s
 ESTIMATE_EPILOG = f"""\
 examples:
   python -m pipelines estimate gs://bucket/imagenet --global-batch-size 4096 --world 32 --hosts 4
-  python -m pipelines estimate --source folder --input photos --holdout test=0.1 --num-shards 8
   python -m pipelines estimate --samples train=1281167,validation=50000 --mean-bytes 110000 --classes 1000 \\
-      --num-shards train=640,validation=50 --global-batch-size 4096 --world 32 --hosts 4 --workers 8
+      --num-shards train=640,validation=50 --global-batch-size 4096 --world 32 --hosts 4
 
 Sizes, order, steps and memory come from the code that builds and trains; docs/estimate.md explains every number.
 Numbers that a run would refuse are printed as `refused`, and the exit code is 2.
-Archives must be read: for them, `build --dry-run` prints the exact plan.
+For raw files, `build --dry-run --verify none` prints how they would divide, from names and sizes where those tell it.
 
 {EXIT_CODES}
 """
@@ -86,7 +85,7 @@ def parser() -> argparse.ArgumentParser:
     _add_inspect(verb("inspect", "show what is in a shard set", text))
     text = "Writes the side files of other readers, from the manifest and the indexes; never a tar."
     _add_export(verb("export", "write the side files of other readers", text))
-    text = "Samples, shards, steps, mixing, memory and bytes, from a manifest, a listing or numbers."
+    text = "Samples, shards, steps, mixing, memory and bytes, from a manifest or numbers."
     short = "how a shard set divides and is read: steps, memory, bytes"
     _add_estimate(verb("estimate", short, text, ESTIMATE_EPILOG))
     text = "Makes a page of totals, classes, sizes, contact sheets, duplicates, bad input and provenance."
@@ -140,14 +139,11 @@ def _add_manifest(verb: Parser) -> None:
 
 
 def _add_estimate(estimate: Parser) -> None:
-    raw = estimate.add_argument_group("one of: an existing set, files to list, or bare numbers")
+    raw = estimate.add_argument_group("one of: an existing set, or bare numbers")
     one = raw.add_mutually_exclusive_group(required=True)
     one.add_argument("manifest", metavar="MANIFEST", nargs="?", help="the manifest of an existing set, or its folder")
-    one.add_argument("--source", help="folder, listing, or imagenet as class folders")
     one.add_argument("--samples", action=Merge, type=arguments.numbers, default={}, metavar="N",
                      help="number of images, or SPLIT=N,SPLIT=N")  # fmt: skip
-    raw.add_argument("--input", metavar="PATH", help="local or gs://, as for build; only names and sizes are read")
-    add_flags(raw, BuildConfig, INPUT_FLAGS)
     raw.add_argument("--mean-bytes", type=float, metavar="N", help="mean bytes of an image as it will be stored")
     raw.add_argument("--classes", type=arguments.positive, metavar="N",
                      help="number of classes of --samples (default: no labels to mix)")  # fmt: skip

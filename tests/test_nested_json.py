@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.check import quarantine
+from pipelines.check.problems import quarantine_entry
 from pipelines.plan import files, paths
 from pipelines.plan.records import BuildFile
 from pipelines.sources.webdataset import WebDataset
@@ -60,7 +60,7 @@ def test_a_record_of_the_plan(folder: Storage, data: bytes):
 
 @EITHER
 def test_a_line_of_the_quarantine_list(data: bytes):
-    assert quarantine.entry_of(data) is None
+    assert quarantine_entry(data) is None
 
 
 def test_an_order_state():

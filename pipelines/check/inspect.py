@@ -1,16 +1,29 @@
 """Answers one question about a shard set: an overview, or the samples of a shard, of a key or of an original name."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
-from rich.console import RenderableType
+import msgspec
+import numpy as np
 
-from pipelines.check.lookups import SampleInfo, find_key, find_name, samples_of_shard
-from pipelines.check.overview import Overview, find_label, overview
-from pipelines.check.render import render_overview, render_samples
+from pipelines.check.problems import read_quarantine
 from shardset.errors import ConfigError
 from shardset.format import manifest as manifests
-from shardset.format.manifest import Manifest
+from shardset.format.index import index_fields
+from shardset.format.manifest import Manifest, Shard, Split
+from shardset.format.originals import Origin, read_origins
+from shardset.read.indexes import read_index
+from shardset.storage.base import Storage
+
+NO_NAMES = (
+    "original names are not available: the plan folder beside the manifest is missing, or of another build or version"
+)
+_THREADS = 8
+_MAX_REASONS = 20
+"""An error lists this many entries of the quarantine list."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +44,28 @@ class Question:
             raise ConfigError("--shard, --key and --name ask for different things; give one of them")
 
 
-def inspect(url: str, question: Question) -> Overview | list[SampleInfo]:
+class SampleInfo(msgspec.Struct, frozen=True, kw_only=True, rename={"byte_ranges": "places"}):
+    """One stored sample. `name` is its name in the raw input, None if the plan is gone.
+
+    `id` counts over the split, `position` in the shard. `byte_ranges` maps a field to (offset, bytes) in the tar; the
+    JSON of `inspect` calls it `places`.
+    """
+
+    split: str
+    shard: str
+    number: int
+    position: int
+    id: int
+    key: str
+    name: str | None
+    label: int
+    class_name: str
+    source: int
+    copy: int
+    byte_ranges: dict[str, tuple[int, int]]
+
+
+def inspect(url: str, question: Question) -> dict[str, Any] | list[SampleInfo]:
     """The answer from the shard set at `url` (its manifest or folder): samples, or an overview if none are asked for.
 
     Raises ConfigError if there is no such split, class, shard or sample.
@@ -46,18 +80,163 @@ def inspect(url: str, question: Question) -> Overview | list[SampleInfo]:
     elif question.name is not None:
         samples = find_name(storage, manifest, question.name, split=split)
     elif question.shard is not None:
-        samples = samples_of_shard(storage, manifest, split or _only_split(manifest), question.shard)
+        if split is None and len(manifest.splits) > 1:
+            names = " or --split ".join(sorted(manifest.splits))
+            raise ConfigError(f"every split has its own shards; add --split {names}")
+        samples = samples_of_shard(storage, manifest, split or next(iter(manifest.splits)), question.shard)
     else:
         return overview(manifest, url, split=split, label=label)
     return [sample for sample in samples if label in (None, sample.label)]
 
 
-def render(answer: Overview | Sequence[SampleInfo]) -> RenderableType:
-    """The answer as tables for a terminal."""
-    return render_overview(answer) if isinstance(answer, Overview) else render_samples(answer)
+def overview(manifest: Manifest, url: str, *, split: str | None = None, label: int | None = None) -> dict[str, Any]:
+    """The JSON of `split` (or all splits) and of the class `label` (or all classes), from the manifest alone."""
+    splits = dict(manifest.splits) if split is None else {split: manifest.split(split)}
+    totals = {name: one.class_totals for name, one in splits.items()}
+    return {
+        "url": url,
+        "digest": manifest.digest,
+        "source": manifest.provenance.source,
+        "seed": manifest.seed,
+        "splits": [_split_row(name, one) for name, one in splits.items()],
+        "classes": [
+            {"label": info.label, "name": info.name, "wnid": info.wnid}
+            | {"counts": {name: counts[info.label] for name, counts in totals.items()}}
+            for info in manifest.classes
+            if label in (None, info.label)
+        ],
+        "shards": [
+            {"split": name, "number": number, "path": shard.path}
+            | {"num_samples": shard.num_samples, "num_bytes": shard.num_bytes, "first_id": shard.first_id}
+            for name, one in splits.items()
+            for number, shard in enumerate(one.shards)
+        ],
+        "num_quarantined": manifest.quarantine.count,
+        "fixes": manifest.fixes,
+        "notes": manifest.provenance.notes,
+        "label": label,
+    }
 
 
-def _only_split(manifest: Manifest) -> str:
-    if len(manifest.splits) != 1:
-        raise ConfigError(f"every split has its own shards; add --split {' or --split '.join(sorted(manifest.splits))}")
-    return next(iter(manifest.splits))
+def _split_row(name: str, split: Split) -> dict[str, Any]:
+    same = ("num_samples", "num_shards", "mean_bytes", "fields", "num_source_samples", "num_dropped", "num_repeats")
+    sizes = {"smallest": min(split.shard_sizes, default=0), "largest": max(split.shard_sizes, default=0)}
+    return {"name": name, "num_bytes": split.num_tar_bytes, **sizes, **{field: getattr(split, field) for field in same}}
+
+
+def find_label(manifest: Manifest, wanted: str) -> int:
+    """The label of the class that `wanted` names by wnid, name or label; raises ConfigError if none or several."""
+    for matches in (lambda i: i.wnid == wanted, lambda i: i.name == wanted, lambda i: str(i.label) == wanted):
+        labels = [info.label for info in manifest.classes if matches(info)]
+        if len(labels) > 1:
+            raise ConfigError(f"classes {labels} are all called {wanted!r}; give the label instead")
+        if labels:
+            return labels[0]
+    known = ", ".join(info.name for info in manifest.classes[:5])
+    raise ConfigError(f"no class {wanted!r} among the {len(manifest.classes)} of this set ({known}, ...)")
+
+
+def samples_of_shard(storage: Storage, manifest: Manifest, split: str, number: int) -> list[SampleInfo]:
+    """The samples of one shard in position order; raises ConfigError, NotFound or DamagedShard."""
+    shards = manifest.split(split).shards
+    if not 0 <= number < len(shards):
+        raise ConfigError(
+            f"no shard {number} in split {split!r}: it has {len(shards)}, numbered 0 to {len(shards) - 1}"
+        )
+    index = read_index(storage, shards[number])
+    origins = read_origins(storage, split, number, index["key"])
+    return [_sample(manifest, split, number, index, row, origins) for row in range(len(index))]
+
+
+def find_key(storage: Storage, manifest: Manifest, key: str, *, split: str | None = None) -> list[SampleInfo]:
+    """The sample with that key, and its copies (`KEY@2`); reads the indexes. Raises ConfigError if there is none."""
+    own_or_copy = re.compile(rf"{re.escape(key)}(@[0-9]+)?").fullmatch
+
+    def in_shard(name: str, number: int, shard: Shard) -> list[SampleInfo]:
+        index = read_index(storage, shard)
+        # Only the few keys with this beginning are decoded: a shard may hold a million.
+        candidates = np.flatnonzero(np.char.startswith(index["key"], key.encode("utf-8", "surrogateescape"))).tolist()
+        rows = [row for row in candidates if own_or_copy(index["key"][row].decode("ascii", "replace"))]
+        origins = read_origins(storage, name, number, index["key"]) if rows else None
+        return [_sample(manifest, name, number, index, row, origins) for row in rows]
+
+    samples = _over_shards(manifest, split, in_shard)
+    if not samples:
+        raise ConfigError(f"no sample has the key {key!r}; look at some keys with --shard 0, or search by --name")
+    return samples
+
+
+def find_name(storage: Storage, manifest: Manifest, name: str, *, split: str | None = None) -> list[SampleInfo]:
+    """All samples made from the raw sample of that original name, or of a name that ends with `/` and it.
+
+    Reads the plan. Raises ConfigError if the plan is gone or there is no such sample, with the reason if the raw sample
+    was rejected.
+    """
+    no_names = f"{storage.url}: {NO_NAMES}; search by --key"
+
+    def in_shard(split_name: str, number: int, shard: Shard) -> list[SampleInfo]:
+        # The plan first: only shards with a match need their index, which then proves that the plan is theirs.
+        origins = read_origins(storage, split_name, number, None)
+        if origins is None:
+            raise ConfigError(_why_rejected(storage, manifest, name, split) or no_names)
+        rows = [row for row, origin in enumerate(origins) if f"/{origin.name}".endswith(f"/{name}")]
+        if not rows:
+            return []
+        index = read_index(storage, shard)
+        if read_origins(storage, split_name, number, index["key"]) is None:
+            raise ConfigError(no_names)
+        return [_sample(manifest, split_name, number, index, row, origins) for row in rows]
+
+    samples = _over_shards(manifest, split, in_shard)
+    if not samples:
+        unknown = (
+            f"no sample was made from {name!r}, and {manifest.quarantine.path} does not list it; check the spelling"
+        )
+        raise ConfigError(_why_rejected(storage, manifest, name, split) or unknown)
+    return samples
+
+
+def _why_rejected(storage: Storage, manifest: Manifest, name: str, split: str | None) -> str:
+    """The reasons why the quarantine list has that name; "" if it does not."""
+    entries = read_quarantine(storage, manifest.quarantine) if manifest.quarantine.count else []
+    reasons = [
+        f"{entry.get('name')} (split {entry.get('split')}): {entry.get('reason')}"
+        for entry in entries
+        if entry and f"/{entry.get('name')}".endswith(f"/{name}") and split in (None, entry.get("split"))
+    ]
+    if not reasons:
+        return ""
+    more = f"; and {len(reasons) - _MAX_REASONS:,} more" if len(reasons) > _MAX_REASONS else ""
+    listed = "; ".join(reasons[:_MAX_REASONS])
+    return f"no sample was made from {name!r}; {manifest.quarantine.path} says why: {listed}{more}"
+
+
+def _over_shards(
+    manifest: Manifest, split: str | None, in_shard: Callable[[str, int, Shard], list[SampleInfo]]
+) -> list[SampleInfo]:
+    names = list(manifest.splits) if split is None else [split]
+    tasks = [(name, number, shard) for name in names for number, shard in enumerate(manifest.split(name).shards)]
+    with ThreadPoolExecutor(_THREADS) as threads:
+        return [sample for samples in threads.map(lambda task: in_shard(*task), tasks) for sample in samples]
+
+
+def _sample(
+    manifest: Manifest, split: str, number: int, index: np.ndarray, row: int, origins: list[Origin] | None
+) -> SampleInfo:
+    shard, record = manifest.splits[split].shards[number], index[row]
+    label = int(record["label"])
+    ranges = {field: (int(record[f".{field}"][0]), int(record[f".{field}"][1])) for field in index_fields(index)}
+    return SampleInfo(
+        split=split,
+        shard=shard.path,
+        number=number,
+        position=row,
+        id=shard.first_id + row,
+        key=record["key"].decode("ascii", "replace"),
+        name=origins[row].name if origins else None,
+        label=label,
+        class_name=manifest.classes[label].name if 0 <= label < len(manifest.classes) else "",
+        source=int(record["source"]),
+        copy=int(record["copy"]),
+        byte_ranges={field: offset_size for field, offset_size in ranges.items() if offset_size != (0, 0)},
+    )

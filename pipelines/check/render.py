@@ -1,35 +1,63 @@
 """Renders the answers of `inspect` as tables for a terminal."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Group, RenderableType
 from rich.table import Table
-from rich.text import Text
 
-from pipelines.check.lookups import NO_NAMES, SampleInfo
-from pipelines.check.overview import Overview
+from pipelines.check.inspect import NO_NAMES, SampleInfo
 from pipelines.terminal import plain
 
 MAX_ROWS = 20
 """Longer tables are cut on a terminal, with a note; the JSON is complete."""
 
-_MIN_NAME_LETTERS = 7
-"""If name columns would be narrower than this, numbers are folded too."""
+
+def render(answer: dict[str, Any] | Sequence[SampleInfo]) -> RenderableType:
+    """An overview or samples as tables."""
+    return render_overview(answer) if isinstance(answer, dict) else render_samples(answer)
 
 
-def render_overview(overview: Overview) -> RenderableType:
+def render_overview(overview: dict[str, Any]) -> RenderableType:
     """The overview as tables: splits, classes, shards, and lines for the rest."""
-    fixes = ", ".join(f"{name} {count:,}" for name, count in overview.fixes.items())
+    splits = overview["splits"]
+    optional = [name for name in ("dropped", "repeats") if any(row[f"num_{name}"] for row in splits)]
+    tables = [
+        _table(
+            "splits",
+            ["split", "samples", "shards", "per shard", "bytes", "mean", *optional, "fields"],
+            [
+                (row["name"], row["num_samples"], row["num_shards"], spread(row["smallest"], row["largest"]),
+                 row["num_bytes"], round(row["mean_bytes"]), *(row[f"num_{name}"] for name in optional),
+                 " ".join(row["fields"]))
+                for row in splits
+            ],
+        ),
+        _table(
+            "classes",
+            ["label", "name", "wnid", *(row["name"] for row in splits)],
+            [(row["label"], row["name"], row["wnid"] or "", *row["counts"].values()) for row in overview["classes"]],
+        ),
+        _table(
+            "shards",
+            ["split", "shard", "path", "samples", "bytes", "first id"],
+            [tuple(row.values()) for row in overview["shards"]],
+        ),
+    ]  # fmt: skip
+    fixes = ", ".join(f"{name} {count:,}" for name, count in overview["fixes"].items())
     lines = [
-        f"{overview.url}: from {overview.source}, seed {overview.seed}, digest {overview.digest[:12]}",
-        f"quarantined: {overview.num_quarantined:,}",
+        f"{overview['url']}: from {overview['source']}, seed {overview['seed']}, digest {overview['digest'][:12]}",
+        f"quarantined: {overview['num_quarantined']:,}",
         f"fixed: {fixes or 'none'}",
-        *(f"note: {note}" for note in overview.notes),
+        *(f"note: {note}" for note in overview["notes"]),
     ]
     first, *others = (plain(line) for line in lines)
-    return Group(first, _splits_table(overview), _classes_table(overview), _shards_table(overview), *others)
+    return Group(first, *tables, *others)
+
+
+def spread(smallest: int, largest: int) -> str:
+    """Samples of a shard: `500`, or `499 to 500`."""
+    return f"{smallest:,}" if smallest == largest else f"{smallest:,} to {largest:,}"
 
 
 def render_samples(samples: Sequence[SampleInfo], *, max_rows: int = MAX_ROWS) -> RenderableType:
@@ -37,9 +65,10 @@ def render_samples(samples: Sequence[SampleInfo], *, max_rows: int = MAX_ROWS) -
     if len(samples) == 1:
         return _sample_table(samples[0])
     rows = [
-        (s.split, s.number, s.position, s.key, "" if s.name is None else s.name, s.label, s.class_name, s.num_bytes)
+        (s.split, s.number, s.position, s.key, s.name or "", s.label, s.class_name,
+         sum(num_bytes for _, num_bytes in s.byte_ranges.values()))
         for s in samples
-    ]
+    ]  # fmt: skip
     table = _table("samples", ["split", "shard", "position", "key", "name", "label", "class", "bytes"], rows, max_rows)
     return table if all(s.name is not None for s in samples) else Group(table, NO_NAMES)
 
@@ -56,70 +85,14 @@ def _sample_table(sample: SampleInfo) -> RenderableType:
     return _table("sample", ["", ""], facts, len(facts))
 
 
-def _splits_table(overview: Overview) -> RenderableType:
-    optional = [name for name in ("dropped", "repeats") if any(getattr(row, f"num_{name}") for row in overview.splits)]
-    columns = ["split", "samples", "shards", "per shard", "bytes", "mean", *optional, "fields"]
-    rows = [
-        (
-            row.name,
-            row.num_samples,
-            row.num_shards,
-            row.per_shard,
-            row.num_bytes,
-            round(row.mean_bytes),
-            *(getattr(row, f"num_{name}") for name in optional),
-            " ".join(row.fields),
-        )
-        for row in overview.splits
-    ]
-    return _table("splits", columns, rows, MAX_ROWS)
-
-
-def _classes_table(overview: Overview) -> RenderableType:
-    names = [row.name for row in overview.splits]
-    rows = [(row.label, row.name, row.wnid or "", *(row.counts[name] for name in names)) for row in overview.classes]
-    return _table("classes", ["label", "name", "wnid", *names], rows, MAX_ROWS)
-
-
-def _shards_table(overview: Overview) -> RenderableType:
-    columns = ["split", "shard", "path", "samples", "bytes", "first id"]
-    rows = [(row.split, row.number, row.path, row.num_samples, row.num_bytes, row.first_id) for row in overview.shards]
-    return _table("shards", columns, rows, MAX_ROWS)
-
-
-def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], max_rows: int) -> RenderableType:
-    shown = [[f"{cell:,}" if isinstance(cell, int) else plain(cell) for cell in row] for row in rows[:max_rows]]
-    numeric = [bool(rows) and isinstance(rows[0][number], int) for number in range(len(columns))]
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], max_rows: int = MAX_ROWS) -> Table:
     caption = f"... and {len(rows) - max_rows:,} more (all of them with --json)" if len(rows) > max_rows else None
-    return _FoldingTable(title, columns, numeric, shown, caption)
-
-
-@dataclass(frozen=True, slots=True)
-class _FoldingTable:
-    """A table that folds long names first and numbers last: rich would truncate `12,345` to another number."""
-
-    title: str
-    columns: Sequence[str]
-    numeric: Sequence[bool]
-    rows: Sequence[Sequence[str | Text]]
-    caption: str | None
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        table = Table(title=self.title, title_justify="left", caption=self.caption, caption_justify="left")
-        table.show_header = any(self.columns)
-        fits = self._min_width() <= options.max_width
-        for name, is_number in zip(self.columns, self.numeric, strict=True):
-            table.add_column(
-                name, justify="right" if is_number else "left", overflow="fold", no_wrap=is_number and fits
-            )
-        for row in self.rows:
-            table.add_row(*row)
-        yield table
-
-    def _min_width(self) -> int:
-        """The width of the table with numbers on one line and names folded."""
-        widths = [
-            max(map(len, cells)) if is_number else _MIN_NAME_LETTERS
-            for is_number, *cells in zip(self.numeric, self.columns, *self.rows, strict=True)
-        ]
-        return sum(width + 3 for width in widths) + 1
+    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left", show_header=any(columns))
+    for number, name in enumerate(columns):
+        # Where names are folded and a number still does not fit, it ends with an ellipsis: never another number.
+        is_number = bool(rows) and isinstance(rows[0][number], int)
+        table.add_column(name, justify="right" if is_number else "left", overflow="ellipsis" if is_number else "fold",
+                         no_wrap=is_number)  # fmt: skip
+    for row in rows[:max_rows]:
+        table.add_row(*(f"{cell:,}" if isinstance(cell, int) else plain(cell) for cell in row))
+    return table

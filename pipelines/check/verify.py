@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from pipelines.check import quarantine
 from pipelines.check.duplicate_keys import duplicate_keys
-from pipelines.check.problems import Problem, problem_of
+from pipelines.check.problems import Problem, check_quarantine, problem_of
 from pipelines.check.shard import ShardFindings, ShardTask, check_shard
 from pipelines.images.options import options_to_read
 from shardset.errors import DamagedShard, StorageError
@@ -85,7 +84,7 @@ def verify(
     problems = [*_table_problems(storage, manifest)]
     problems += [problem for findings in checked for problem in findings.problems]
     problems += _unlisted(storage, manifest)
-    problems += quarantine.check(storage, manifest.quarantine)[1]
+    problems += check_quarantine(storage, manifest.quarantine)[1]
     if deep:
         problems += _split_problems(manifest, tasks, checked)
         problems += _duplicate_key_problems(storage, tasks, checked)

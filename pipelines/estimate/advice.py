@@ -5,10 +5,9 @@ from collections.abc import Iterator, Sequence
 
 from pipelines.estimate.reading import Reading, Steps
 from pipelines.estimate.stored import StoredSplit
-from shardset.errors import ConfigError
-from shardset.order.budget import DEFAULT_WINDOW, INDEX_BUDGET_BYTES, INDEX_BYTES, held_bytes
+from shardset.order.budget import DEFAULT_WINDOW, held_bytes
 from shardset.order.epoch import Order
-from shardset.order.lanes import check_world, default_lanes, lanes_of_reader, read_factor
+from shardset.order.lanes import default_lanes, lanes_of_reader, read_factor
 
 
 def nearest_divisors(number: int, wish: int) -> list[int]:
@@ -24,26 +23,11 @@ def nearest_multiples(number: int, wish: int) -> list[int]:
     return [n for n in (below, below + number) if n]
 
 
-def check_reading(reading: Reading) -> None:
-    """Raises the ConfigError with which a run of these numbers would stop before its first step."""
-    if reading.num_replicas % reading.num_hosts:
-        hosts = nearest_divisors(reading.num_replicas, reading.num_hosts)
-        replicas = nearest_multiples(reading.num_hosts, reading.num_replicas)
-        raise ConfigError(
-            f"{reading.num_replicas} replicas do not divide over {reading.num_hosts} hosts; "
-            f"use {_or(hosts)} hosts, or {_or(replicas)} replicas"
-        )
-    check_world(reading.global_batch_size, 0, reading.num_replicas)
-    check_world(reading.global_batch_size, 0, reading.num_readers)
-
-
 def advice_on(stored: StoredSplit, order: Order, reading: Reading, steps: Steps) -> Iterator[str]:
     """A sentence or two for each number worth changing."""
     yield from _on_shard_sizes(stored)
-    yield from _on_batches(order, steps)
-    yield from _on_shares(order, reading)
+    yield from _on_batches(order, reading, steps)
     yield from _on_lanes(order, reading)
-    yield from _on_plain_readers(stored, reading)
     yield from _on_memory(stored, order, reading)
 
 
@@ -61,8 +45,8 @@ def _on_shard_sizes(stored: StoredSplit) -> Iterator[str]:
         )
 
 
-def _on_batches(order: Order, steps: Steps) -> Iterator[str]:
-    size = order.global_batch_size
+def _on_batches(order: Order, reading: Reading, steps: Steps) -> Iterator[str]:
+    size, replicas = order.global_batch_size, reading.num_replicas
     if steps.num_left_out:
         yield (
             f"Each epoch leaves out {steps.num_left_out:,} samples, others each time, because {order.num_samples:,} "
@@ -75,10 +59,6 @@ def _on_batches(order: Order, steps: Steps) -> Iterator[str]:
             f"{order.num_samples:,} samples over batches of {size:,}: the last batch has {steps.num_last:,}, and "
             f"{steps.num_pads:,} repeats of weight 0, which count nowhere.{also}"
         )
-
-
-def _on_shares(order: Order, reading: Reading) -> Iterator[str]:
-    size, replicas = order.global_batch_size, reading.num_replicas
     most = -(-size // replicas)
     if size % replicas and size > replicas:
         yield (
@@ -100,25 +80,6 @@ def _on_lanes(order: Order, reading: Reading) -> Iterator[str]:
         )
 
 
-def _on_plain_readers(stored: StoredSplit, reading: Reading) -> Iterator[str]:
-    if reading.num_workers is None:
-        return
-    shards, readers = len(stored.shard_sizes), reading.num_replicas * reading.num_workers
-    who = f"{reading.num_replicas} replicas x {reading.num_workers} workers"
-    if shards % readers == 0:
-        yield f"{shards:,} shards over {who}: {shards // readers} for each plain tar reader."
-        return
-    each = f"{shards // readers} or {shards // readers + 1}" if shards > readers else "0 or 1"
-    per_replica, left = divmod(shards, reading.num_replicas)
-    workers = [] if left else nearest_divisors(per_replica, reading.num_workers)
-    also = f", or {_or(workers)} workers" if workers else ""
-    yield (
-        f"{shards:,} shards over {who} = {readers:,} plain tar readers (webdataset, one shard at a time): {each} "
-        f"each, so their epochs differ in length. {_or(nearest_multiples(readers, shards))} shards{also} would "
-        "divide. This trainer's stream cuts by sample, so it is not affected."
-    )
-
-
 def _on_memory(stored: StoredSplit, order: Order, reading: Reading) -> Iterator[str]:
     if reading.window is None and reading.num_lanes is None and order.window < DEFAULT_WINDOW:
         wanted = default_lanes(order.global_batch_size, reading.num_readers)
@@ -133,11 +94,6 @@ def _on_memory(stored: StoredSplit, order: Order, reading: Reading) -> Iterator[
             f"The budget of {reading.budget_bytes / 2**30:.3g} GiB a reader lowers w from {DEFAULT_WINDOW} to "
             f"{order.window}{lanes}: neighbours in a shard stay together. {needed / 2**30:.1f} GiB are enough for the "
             f"default (--budget-bytes {needed}; in a run --set budget_bytes={needed}), or store smaller images."
-        )
-    if (num_bytes := INDEX_BYTES * order.num_samples) > INDEX_BUDGET_BYTES:
-        yield (
-            f"The indexes of {order.num_samples:,} samples take about {num_bytes / 2**30:.1f} GiB in memory, and a "
-            f"reader keeps {INDEX_BUDGET_BYTES >> 20} MiB of them, so it reads indexes again in every epoch."
         )
 
 

@@ -10,19 +10,19 @@ from rich.table import Table
 from rich.text import Text
 
 from pipelines import summary
-from pipelines.estimate.advice import advice_on, check_reading
-from pipelines.estimate.reading import Mixing, Reading, Steps, memory_of, mixing_of, order_of, steps_of
-from pipelines.estimate.stored import StoredSet
+from pipelines.estimate.advice import advice_on, nearest_divisors
+from pipelines.estimate.reading import Mixing, Reading, Steps, memory_of, mixing_of, steps_of
+from pipelines.estimate.stored import StoredSet, StoredSplit
 from shardset.errors import ConfigError
-from shardset.order.budget import Memory
+from shardset.order.budget import Memory, fit_order
 from shardset.order.epoch import Order
-from shardset.order.lanes import read_factor
+from shardset.order.lanes import check_world, read_factor
 from shardset.program import count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What `estimate` shows. `refusals` says why a run would be refused; it then has no memory.
+    """What `estimate` shows. `refusal` says why a run would be refused, else "": then `memory` is None.
 
     `read_bytes` are those of an epoch by all readers, which is `amplification` times the bytes that are stored.
     """
@@ -36,7 +36,7 @@ class Estimate:
     amplification: float
     memory: Memory | None
     advice: list[str]
-    refusals: list[str]
+    refusal: str
 
     @property
     def read_bytes(self) -> int:
@@ -47,13 +47,12 @@ class Estimate:
 def estimate(stored: StoredSet, split: str, reading: Reading) -> Estimate:
     """All numbers of one split; raises ConfigError if they make no order."""
     stored_split = stored.splits[split]
-    order = order_of(stored_split, reading)
-    memory, steps, refusals = None, steps_of(order), []
+    order = fit_order(stored_split.shard_sizes, reading.order_options, stored_bytes=stored_split.num_bytes)
+    memory, steps, refusal = None, steps_of(order), ""
     try:
-        check_reading(reading)
-        memory = memory_of(stored_split, order, reading)
+        memory = _checked_memory(stored_split, order, reading)
     except ConfigError as error:
-        refusals = [str(error)]
+        refusal = str(error)
     return Estimate(
         stored=stored,
         split=split,
@@ -64,8 +63,19 @@ def estimate(stored: StoredSet, split: str, reading: Reading) -> Estimate:
         amplification=read_factor(order.num_lanes, order.global_batch_size, reading.num_readers),
         memory=memory,
         advice=[*advice_on(stored_split, order, reading, steps)],
-        refusals=refusals,
+        refusal=refusal,
     )
+
+
+def _checked_memory(stored: StoredSplit, order: Order, reading: Reading) -> Memory:
+    """The memory of a reader; raises the ConfigError with which a run of these numbers would stop."""
+    if reading.num_replicas % reading.num_hosts:
+        hosts = " or ".join(map(str, nearest_divisors(reading.num_replicas, reading.num_hosts)))
+        raise ConfigError(
+            f"{reading.num_replicas} replicas do not divide over {reading.num_hosts} hosts; use {hosts} hosts"
+        )
+    check_world(reading.global_batch_size, 0, reading.num_replicas)
+    return memory_of(stored, order, reading)
 
 
 def show(found: Estimate, console: Console) -> None:
@@ -84,12 +94,10 @@ def show(found: Estimate, console: Console) -> None:
     console.print(table)
     for sentence in found.advice:
         console.print(Text(f"\n- {sentence}"))
-    for sentence in found.refusals:
-        console.print(Text(f"\nrefused: {sentence}", style="bold red"))
-    if found.stored.assumption:
-        console.print(
-            Text(f"\nassumed: {found.stored.assumption}; so bytes, memory, order and shuffle are about right.")
-        )
+    if found.refusal:
+        console.print(Text(f"\nrefused: {found.refusal}", style="bold red"))
+    if assumed := found.stored.assumption:
+        console.print(Text(f"\nassumed: {assumed}; so bytes, memory, order and shuffle are about right."))
 
 
 def _rows(found: Estimate) -> Iterator[tuple[str, str]]:
@@ -100,7 +108,7 @@ def _rows(found: Estimate) -> Iterator[tuple[str, str]]:
     if mixing := found.mixing:
         yield (
             "shuffle",
-            f"{mixing.worst:.0f} of {mixing.num_classes:,} classes in a batch if they were stored class by class; "
+            f"{mixing.worst:.0f} of {stored.num_classes:,} classes in a batch if they were stored class by class; "
             f"{mixing.uniform:.0f} from a uniform shuffle, which the order of a build comes near",
         )
     mean = stored.splits[found.split].mean_bytes
@@ -131,9 +139,8 @@ def to_json(found: Estimate) -> dict[str, Any]:
         "assumption": stored.assumption or None,
         "splits": splits,
         "num_classes": stored.num_classes,
-        "stored_bytes": stored.num_bytes,
         "split": found.split,
-        "reading": asdict(reading) | {"num_readers": reading.num_readers, "readers_per_host": reading.readers_per_host},
+        "reading": asdict(reading) | {"num_readers": reading.num_readers},
         "order": {"L": order.num_lanes, "q": order.block_size, "w": order.window},
         "steps": asdict(found.steps),
         "mixing": asdict(found.mixing) if found.mixing else None,
@@ -141,5 +148,5 @@ def to_json(found: Estimate) -> dict[str, Any]:
         "amplification": found.amplification,
         "memory": asdict(memory) | {"total": memory.total} if memory else None,
         "advice": found.advice,
-        "refusals": found.refusals,
+        "refusal": found.refusal or None,
     }

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.check import quarantine
-from pipelines.check.problems import Problem
+from pipelines.check.problems import Problem, check_quarantine
 from pipelines.images.encode import thumbnail_of
 from pipelines.images.options import ImageOptions, options_to_read
 from pipelines.report import alike
@@ -85,7 +84,7 @@ def collect(manifest: Manifest, storage: Storage, *, max_images: int, max_sample
         lambda image: page.picture(thumbnail_of(image, _PICTURE_SIDE, options).pixels),
     )
     listed = manifest.quarantine
-    rejected, damaged_list = quarantine.check(storage, listed) if listed.count else ([], [])
+    rejected, damaged_list = check_quarantine(storage, listed) if listed.count else ([], [])
     return ReportData(
         manifest=manifest,
         catalog=catalog,

@@ -3,11 +3,11 @@
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipelines.check.overview import overview
+from pipelines.check.render import spread
 from pipelines.config import BuildConfig
 from pipelines.report import alike
 from pipelines.report.collect import MAX_GROUP_SHOWN, MAX_SHOWN, ReportData, collect
@@ -103,8 +103,8 @@ def to_json(written: WrittenPage) -> dict[str, Any]:
 def render(data: ReportData) -> bytes:
     """The page as UTF-8."""
     manifest = data.manifest
-    rows = overview(manifest, "")
-    samples, shards = (sum(getattr(row, name) for row in rows.splits) for name in ("num_samples", "num_shards"))
+    splits = manifest.splits
+    samples, shards = (sum(getattr(row, name) for row in splits.values()) for name in ("num_samples", "num_shards"))
     reasons = Counter((str(entry.get("split", "")), str(entry.get("reason", ""))) for entry in data.rejected)
     titles = ["Damage"] * bool(data.damage) + ["Classes"] * bool(manifest.classes)
     titles += ["Images", "Duplicates", "Bad input", "Provenance"]
@@ -120,22 +120,23 @@ def render(data: ReportData) -> bytes:
         sections=[(title.split()[0].lower(), title) for title in titles],
         closing="Made from the set alone: the same set and limits give the same page, without scripts or links.",
         tiles=[
-            ("samples", f"{samples:,}", ", ".join(f"{row.name} {row.num_samples:,}" for row in rows.splits[:4])),
+            ("samples", f"{samples:,}", _first_four({name: split.num_samples for name, split in splits.items()})),
             ("classes", f"{len(manifest.classes):,}", ""),
-            ("shards", f"{shards:,}", ", ".join(f"{row.name} {row.num_shards:,}" for row in rows.splits[:4])),
-            ("size", page.size(sum(row.num_bytes for row in rows.splits)), "of all tars"),
+            ("shards", f"{shards:,}", _first_four({name: split.num_shards for name, split in splits.items()})),
+            ("size", page.size(sum(split.num_tar_bytes for split in splits.values())), "of all tars"),
             ("quarantined", f"{manifest.quarantine.count:,}", ""),
             ("fixed", f"{sum(manifest.fixes.values()):,}", ""),
         ],
         findings=list(findings(data)),
         splits=[
-            (row.name, row.num_samples, row.num_shards, row.per_shard, page.size(row.num_bytes),
-             page.size(row.mean_bytes), row.num_source_samples, row.num_dropped, row.num_repeats, " ".join(row.fields))
-            for row in rows.splits
+            (name, split.num_samples, split.num_shards, spread(min(split.shard_sizes), max(split.shard_sizes)),
+             page.size(split.num_tar_bytes), page.size(split.mean_bytes), split.num_source_samples, split.num_dropped,
+             split.num_repeats, " ".join(split.fields))
+            for name, split in splits.items()
         ],
-        class_bars=Bars("Samples of each class", "class", list(manifest.splits), [
-            (f"{row.label} {row.name} {row.wnid or ''}", list(row.counts.values()))
-            for row in rows.classes[:MAX_CLASSES]
+        class_bars=Bars("Samples of each class", "class", list(splits), [
+            (f"{info.label} {info.name} {info.wnid or ''}", [one.class_totals[info.label] for one in splits.values()])
+            for info in manifest.classes[:MAX_CLASSES]
         ]),
         class_sheets=[_sheet(data, label, samples) for label, samples in data.by_class.items()],
         image_text=_image_text(data),
@@ -156,6 +157,10 @@ def render(data: ReportData) -> bytes:
             for name, value in sorted(manifest.provenance.options.items())
         ],
     )  # fmt: skip
+
+
+def _first_four(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {number:,}" for name, number in list(counts.items())[:4])
 
 
 def _sheet(data: ReportData, label: int, samples: Sequence[int]) -> tuple[str, list[tuple[Any, str, list[str]]], int]:
