@@ -14,8 +14,8 @@ from shardset.arguments import require_int
 from shardset.decode.image import decode
 from shardset.errors import ConfigError, UndecodableImage
 from shardset.format import manifest as manifests
-from shardset.format import naming, stored_png
-from shardset.format.images import format_of
+from shardset.format import naming
+from shardset.format.images import format_of, stored_png
 from shardset.format.index import with_fields
 from shardset.format.manifest import ClassInfo, Manifest, Provenance, Quarantine, Split
 from shardset.format.shards import pattern_of

@@ -11,8 +11,8 @@ from msgspec import Meta
 from shardset import settings
 from shardset.decode import augment
 from shardset.errors import ConfigError
-from shardset.format import background as backgrounds
-from shardset.format.limits import DECODED_BYTES
+from shardset.format.images import background as backgrounds
+from shardset.format.images.limits import DECODED_BYTES
 from shardset.order.budget import BUDGET_BYTES
 from shardset.prepared import prepared
 from shardset.settings import setting

@@ -1,8 +1,8 @@
 """Encoded images to rows of one uint8 batch buffer.
 
 simplejpeg decodes JPEG (`jpeg`), kornia_rs and pyspng 8-bit PNG (`png`), Pillow everything else. Transparent pixels
-are put on a background whatever the decoder (`shardset.format.background`); `crops` fills the row. `docs/decoding.md`
-states how far the result may be from that of Pillow and torchvision.
+are put on a background whatever the decoder (`shardset.format.images.background`); `crops` fills the row.
+`docs/decoding.md` states how far the result may be from that of Pillow and torchvision.
 """
 
 import io
@@ -20,12 +20,11 @@ from shardset.decode import jpeg, png
 from shardset.decode.crops import Box, Crop, RandomResizedCrop, turned
 from shardset.decode.jpeg_restart import Grid, grid_of
 from shardset.errors import ConfigError, UndecodableImage
-from shardset.format import background as backgrounds
-from shardset.format import limits
-from shardset.format.background import WHITE, Background, repair_transparency, rgb_pixels
-from shardset.format.images import MAX_PIXELS
-from shardset.format.limits import DECODED_BYTES
-from shardset.format.orientation import APP1, UPRIGHT, orientation_of, upright_size
+from shardset.format.images import MAX_PIXELS, limits
+from shardset.format.images import background as backgrounds
+from shardset.format.images.background import WHITE, Background, repair_transparency, rgb_pixels
+from shardset.format.images.limits import DECODED_BYTES
+from shardset.format.images.orientation import APP1, UPRIGHT, orientation_of, upright_size
 from shardset.order.epoch import slot_key
 from shardset.order.permutation import Purpose, hash64
 

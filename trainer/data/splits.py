@@ -11,8 +11,8 @@ from shardset.decode.augment import Chain, RandomErasing, augmentation_of
 from shardset.decode.crops import CenterCrop, Crop, PadCrop, RandomResizedCrop
 from shardset.decode.image import ImageSpec
 from shardset.errors import ConfigError
-from shardset.format import background as backgrounds
 from shardset.format import manifest as manifests
+from shardset.format.images import background as backgrounds
 from shardset.format.manifest import LoadedSet, Manifest
 from shardset.order.permutation import derive_key, hash64
 from shardset.order.state import OrderState

@@ -10,8 +10,7 @@ import numpy as np
 from shardset.decode.image import ImageSpec, decode, decode_into
 from shardset.decode.memory_cache import MemoryCache
 from shardset.errors import DamagedShard, UndecodableImage
-from shardset.format import stored_png
-from shardset.format.images import FIELD_OF_EXTENSION
+from shardset.format.images import FIELD_OF_EXTENSION, stored_png
 from shardset.read.pending import Contents, PendingSamples, SampleReader
 from shardset.stream.batch import Batch
 from shardset.stream.decode_batch.steps import PlannedStep
