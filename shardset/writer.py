@@ -10,9 +10,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shardset.arguments import require_int
 from shardset.decode.image import decode
-from shardset.errors import ConfigError, UndecodableImage
+from shardset.errors import ConfigError, UndecodableImage, require_int
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.images import format_of, stored_png

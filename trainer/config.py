@@ -70,7 +70,7 @@ class ImageConfig:
     eval_interpolation: Filter = setting("area", "how an evaluation resizes: averages of areas, or by Pillow's filter")
     eval_size: Count | None = setting(None, "width and height in an evaluation; none: image.size")
     pad: Size = setting(4, "black pixels around an image, for train_crop=pad")
-    flip: bool | Literal["alternating"] = setting(True, "mirror half of the images; alternating: in every other epoch")
+    flip: bool = setting(True, "mirror half of the images, drawn anew in each epoch")
     auto_augment: str | None = setting(None, "trivial, or RandAugment as timm writes it: rand-m9-mstd0.5-inc1")
     augment_repeats: Count = setting(1, "slots of its batch that each training image takes, augmented anew in each")
     erase: Annotated[float, Meta(ge=0, le=1)] = setting(0.0, "share of training images with a random box of noise")

@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from types import EllipsisType
 from typing import Literal, get_args, get_type_hints
 
-from shardset.arguments import require_int
 from shardset.decode.crops import CenterCrop, RandomResizedCrop
 from shardset.decode.image import ImageSpec
-from shardset.errors import ConfigError
+from shardset.errors import ConfigError, require_int
 from shardset.program import did_you_mean
 from shardset.stream.spec import StreamOptions
 

@@ -11,12 +11,12 @@ from typing import TypeVar
 from shardset.order.budget import READ_AHEAD
 from shardset.read.blocks import open_sample_reader
 from shardset.read.pending import SampleReader
-from shardset.stream.batch import Batch
 from shardset.stream.decode_batch.decoders import open_decoder
 from shardset.stream.decode_batch.finish import DecodeAndFinish
 from shardset.stream.decode_batch.slots import SlotWriter
 from shardset.stream.decode_batch.steps import PlannedStep, Spans, StepPlanner, empty_batch
 from shardset.stream.source import DecodeAids, StreamSource
+from shardset.stream.spec import Batch
 
 POLL_S = 0.1
 JOIN_S = 2.0

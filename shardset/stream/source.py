@@ -20,8 +20,7 @@ from shardset.read.addresses import SampleAddresses
 from shardset.read.disk_cache import BlockCache
 from shardset.read.indexes import ShardTable
 from shardset.read.local import SMALL_BYTES
-from shardset.stream.batch import BATCH_NAMES
-from shardset.stream.spec import StreamSpec
+from shardset.stream.spec import BATCH_NAMES, StreamSpec
 
 _log = logging.getLogger(__name__)
 
@@ -81,9 +80,9 @@ def open_source(spec: StreamSpec) -> StreamSource:
         raise ConfigError(f"{storage.url} lies on a local disk already; leave the disk cache out")
     disk_cache = None if spec.disk_cache is None else BlockCache(spec.disk_cache, split)
     stored_bytes = split.num_tar_bytes
-    order = fit_order(split.shard_sizes, spec.order_options, stored_bytes=stored_bytes)
+    order = fit_order(split.shard_sizes, spec, stored_bytes=stored_bytes)
     if spec.part is None:  # a mixture warns for all of its sets
-        fresh = replace(spec.order_options, num_lanes=None)
+        fresh = replace(spec, num_lanes=None)
         warn_of_shared_lanes(
             order.num_lanes,
             lambda: fit_order(split.shard_sizes, fresh, stored_bytes=stored_bytes).num_lanes,
@@ -94,7 +93,7 @@ def open_source(spec: StreamSpec) -> StreamSource:
     kept = None if spec.fields or spec.with_key else spec.image
     memory = fit_memory(
         order,
-        spec.order_options,
+        spec,
         spec.slots,
         stored_bytes=stored_bytes,
         image_bytes=3 * spec.image.size**2 if spec.image else 0,

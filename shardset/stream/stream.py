@@ -15,16 +15,14 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Self, Unpack
 
-from shardset.arguments import require_int
-from shardset.errors import ConfigError
+from shardset.errors import ConfigError, require_int
 from shardset.format.manifest import LoadedSet
 from shardset.order.state import OrderState, state_from_values, values_of_state
-from shardset.stream.batch import Batch
 from shardset.stream.decode_batch.steps import Spans
 from shardset.stream.defaults import DEFAULT_SEED, ImageChoice, check_names, choose_global_batch, choose_image
 from shardset.stream.pipeline import Pipeline
 from shardset.stream.source import DecodeAids, StreamSource, open_decode_aids, open_source
-from shardset.stream.spec import StreamOptions, StreamSpec
+from shardset.stream.spec import Batch, StreamOptions, StreamSpec
 from shardset.stream.world import check_same, refuse_copies, refuse_second_division, which_process
 
 _log = logging.getLogger(__name__)

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardset.arguments import require_int
-from shardset.errors import ConfigError
+from shardset.errors import ConfigError, require_int
 
 _LAUNCHERS = {
     "WORLD_SIZE": "RANK",  # torchrun, accelerate, DeepSpeed

@@ -11,10 +11,10 @@ import numpy as np
 from shardset.decode.crops import use_one_opencv_thread
 from shardset.decode.memory_cache import MemoryCache
 from shardset.decode.workers import Worker, WorkerPool
-from shardset.stream.batch import Batch
 from shardset.stream.decode_batch.slots import SlotWriter, StoredContents, slots_of
 from shardset.stream.decode_batch.steps import PlannedStep
 from shardset.stream.source import StreamSource
+from shardset.stream.spec import Batch
 
 SLICES_PER_THREAD = 4
 

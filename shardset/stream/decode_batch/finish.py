@@ -10,10 +10,9 @@ import numpy as np
 
 from shardset.errors import ConfigError
 from shardset.order.permutation import Purpose, hash64
-from shardset.stream.batch import Batch
 from shardset.stream.decode_batch.decoders import BatchDecoder, DecodeHere, even_slices
 from shardset.stream.decode_batch.steps import PlannedStep
-from shardset.stream.spec import RowTransform, StreamSpec
+from shardset.stream.spec import Batch, RowTransform, StreamSpec
 
 KEPT_NAMES = ("id", "weight")
 """What a transform can't change: which sample a slot holds, and whether it counts."""

@@ -12,10 +12,10 @@ from shardset.decode.memory_cache import MemoryCache
 from shardset.errors import DamagedShard, UndecodableImage
 from shardset.format.images import FIELD_OF_EXTENSION, stored_png
 from shardset.read.pending import Contents, PendingSamples, SampleReader
-from shardset.stream.batch import Batch
 from shardset.stream.decode_batch.steps import PlannedStep
 from shardset.stream.decode_batch.substitutes import Substitutes
 from shardset.stream.source import StreamSource
+from shardset.stream.spec import Batch
 
 StoredContents = tuple[int, Contents]
 """A slot and the stored fields of its sample."""
