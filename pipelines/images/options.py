@@ -9,7 +9,7 @@ from shardset.format.images import MAX_PIXELS, limits
 from shardset.format.images import background as backgrounds
 from shardset.format.images.background import WHITE, Background
 from shardset.format.images.limits import DECODED_BYTES
-from shardset.format.records import Manifest
+from shardset.format.manifest import Manifest
 from shardset.settings import setting
 
 Verify = Literal["decode", "header", "none"]
