@@ -283,7 +283,8 @@ def _problems(manifest: Manifest, where: str) -> Iterator[str]:
     groups = [group for split in manifest.splits.values() for group in split.groups]
     paths = [path for group in groups for path in (group.shards, group.table)]
     for path, count in Counter([manifest.quarantine.path, *paths]).items():
-        naming.check_relative(path, where)
+        if not naming.is_relative(path):
+            yield f"{where}: path {path!r} leaves the manifest's folder, expected one inside it"
         if count > 1:
             yield f"{where}: path {path!r} is listed twice"
 

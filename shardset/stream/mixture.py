@@ -113,7 +113,7 @@ class MixedStream:
                 "or lower window, num_lanes, prefetch or the batch size",
                 enough,
             )
-        warn_of_shared_lanes(sum(lanes), self._default_lanes, self._global_batch_size, self._rank, self._world_size)
+        warn_of_shared_lanes(sum(lanes), self._global_batch_size, self._rank, self._world_size)
         return streams
 
     def _open_set(self, number: int, lanes: Sequence[int]) -> Stream:

@@ -15,9 +15,7 @@ from shardset.decode.image import ImageSpec
 from shardset.decode.memory_cache import MemoryCache
 from shardset.errors import ConfigError, DamagedShard, ManifestError, UndecodableImage
 from shardset.format.tar import StoredSample
-from shardset.order.lanes import default_lanes
 from shardset.storage.open import open_storage
-from shardset.stream.source import warn_of_shared_lanes
 from shardset.stream.stream import Stream
 from tests.makers.reading import RecordingStorage, same, together
 from tests.makers.shardset import encode, image_sample, jpeg_samples, pixels, png_samples, write_shard_set
@@ -327,18 +325,12 @@ def test_closing_a_stream_ends_its_threads(shards):
     assert set(threading.enumerate()) <= before
 
 
-def test_more_readers_than_lanes_are_warned_of_what_they_read_twice_and_what_a_new_run_would(shards, caplog):
+def test_more_readers_than_lanes_are_warned_of_what_they_read_twice(shards, caplog):
     make(shards, num_lanes=2, world_size=4, global_batch_size=8)
     assert "4 readers share the 2 lanes of this order, so they read up to 2.00 times" in caplog.text
-    promised = int(re.search(r"a new run on as many readers gets (\d+) lanes and reads 1.00 times", caplog.text)[1])
     caplog.clear()
-    assert make(shards, world_size=4, global_batch_size=8).order.num_lanes == promised
+    make(shards, world_size=4, global_batch_size=8)
     assert "readers share" not in caplog.text
-
-
-def test_a_new_run_is_promised_nothing_that_it_would_not_get(caplog):
-    warn_of_shared_lanes(16_384, lambda: default_lanes(65_536, 32_768), 65_536, 0, 32_768)
-    assert "up to 2.00 times the stored bytes; 16384 readers would share none" in caplog.text
 
 
 def test_the_memory_of_a_stream_is_logged_and_kept(shards, caplog):
