@@ -13,7 +13,6 @@ from shardset.order.budget import steps_at_once
 from shardset.order.epoch import Slots
 from shardset.read.addresses import SampleAddresses
 from shardset.read.pending import PendingSamples, SampleReader
-from shardset.stream.decode_batch.substitutes import growing_slices
 from shardset.stream.source import StreamSource
 from shardset.stream.spec import Batch
 
@@ -106,3 +105,12 @@ def empty_batch(source: StreamSource, step: PlannedStep) -> Batch:
     for name in spec.fields:
         batch[name] = [None] * num_slots
     return batch
+
+
+def growing_slices(numbers: range, max_size: int) -> Iterator[tuple[int, int]]:
+    """Cuts a range into (start, stop) of 1, 2, 4 ... numbers, so that the first is there at once."""
+    start, size = numbers.start, 1
+    while start < numbers.stop:
+        stop = min(numbers.stop, start + size)
+        yield start, stop
+        start, size = stop, min(2 * size, max_size)
