@@ -22,7 +22,7 @@ from benchmarks.reading import Data
 from benchmarks.stream import samples_of
 from pipelines.images import jpeg_restart
 from shardset.decode.image import ImageSpec, decode, decode_into, draws
-from shardset.format import stored_png
+from shardset.format.images import stored_png
 
 NUM_IMAGES = 64
 WIDTHS = {"a row of blocks": (1 << 16, 1 << 16), "64 pixels": (33, 64), "32 pixels": (17, 32), "16 pixels": (1, 16)}

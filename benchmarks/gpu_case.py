@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 import torch
 
 from benchmarks.train import kinds_of
-from shardset.stream.batch import Batch
+from shardset.stream.spec import Batch
 from trainer.config import TrainConfig, from_dict, to_dict
 from trainer.data.device_feed import DeviceFeed
 from trainer.data.splits import BatchSource, open_data

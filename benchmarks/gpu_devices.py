@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_case import CLASSES, Case, turn
-from shardset.stream.batch import Batch
+from shardset.stream.spec import Batch
 from trainer.config import from_dict
 from trainer.data.splits import BatchSource, open_data
 from trainer.model.learner import Learner

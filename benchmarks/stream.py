@@ -39,7 +39,7 @@ from benchmarks.reading import BATCH, WORKERS, Contestant, Data
 from pipelines.images.jpeg_restart import add_restart_markers
 from shardset.decode.crops import PadCrop
 from shardset.decode.image import ImageSpec, decode, decode_into, draws
-from shardset.format import stored_png
+from shardset.format.images import stored_png
 from shardset.format.tar import StoredSample
 from shardset.storage.open import open_storage
 from shardset.stream.stream import Stream

@@ -4,8 +4,8 @@ import argparse
 from typing import Any, NoReturn
 
 from shardset.errors import ConfigError
-from shardset.format import background as backgrounds
-from shardset.format.background import Background
+from shardset.format.images import background as backgrounds
+from shardset.format.images.background import Background
 
 MAX_RANGE = 1_000_000
 """Limit of one range of --only-shards: it becomes a set in memory."""

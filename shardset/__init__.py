@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from shardset.decode.image import ImageSpec
     from shardset.order.state import OrderState, state_from_json
     from shardset.read.disk_cache import DiskCache
-    from shardset.stream.batch import Batch
     from shardset.stream.mixture import MixedStream, Share
     from shardset.stream.samples import Sample, SampleSet, open
+    from shardset.stream.spec import Batch
     from shardset.stream.stream import Stream, order_options
     from shardset.stream.timetable import Timetable
     from shardset.writer import Writer
@@ -62,7 +62,7 @@ __all__ = [
 ]
 
 _READER = {
-    "Batch": "shardset.stream.batch",
+    "Batch": "shardset.stream.spec",
     "CenterCrop": "shardset.decode.crops",
     "Chain": "shardset.decode.augment",
     "DiskCache": "shardset.read.disk_cache",

@@ -1,12 +1,14 @@
-"""The exceptions, in one tree.
+"""The exceptions, in one tree, and what turns others into them.
 
 Every message says where, what was found, what was expected and what to do.
 """
 
+import operator
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import SupportsIndex
 
 # All between :// and the last @ before a slash. A password may contain a slash; a port is not a password.
 _USER = re.compile(r"(?<=://)(?:[^/\s]*@|[^/\s:@]+:(?!\d+/)\S*@)")
@@ -101,6 +103,14 @@ class Throttled(TransientError):
     def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+def require_int(name: str, value: SupportsIndex) -> int:
+    """`value` as a Python int, whatever its library; raises ConfigError for text, a fraction or None."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ConfigError(f"{name} is {value!r}, expected a whole number") from None
 
 
 def missing_library(error: ModuleNotFoundError, extra: str) -> str:

@@ -1,8 +1,9 @@
 """Writes a shard set from any loop, in one process, with the tars, indexes and manifest of a build."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -10,22 +11,19 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shardset.arguments import require_int
 from shardset.decode.image import decode
-from shardset.errors import ConfigError, UndecodableImage
+from shardset.errors import ConfigError, UndecodableImage, require_int
 from shardset.format import manifest as manifests
-from shardset.format import naming, stored_png
-from shardset.format.images import format_of
+from shardset.format import naming
+from shardset.format.images import format_of, stored_png
 from shardset.format.index import with_fields
 from shardset.format.manifest import ClassInfo, Manifest, Provenance, Quarantine, Split
 from shardset.format.shards import pattern_of
 from shardset.format.tar import StoredSample, TarBuilder
-from shardset.format.write import class_counts, write_index, write_split
+from shardset.format.write import OpenWriter, write_index, write_split
 from shardset.storage.base import ABSENT, ObjectWriter, Storage
 from shardset.storage.open import open_storage
 from shardset.version import __version__
-
-_Create = Callable[[str], AbstractContextManager[ObjectWriter]]
 
 
 class Writer:
@@ -91,38 +89,28 @@ class Writer:
             raise ConfigError(f"{where}: not a key; use up to 72 ASCII letters, digits and _+=-/")
         if key in self._keys:
             raise ConfigError(f"{where}: the key was used before")
-        label = -1 if label is None else self._checked_label(label, where)
-        fields = [_image_field(image, where), *([("cls", str(label).encode())] if label >= 0 else [])]
+        fields = [_image_field(image, where)]
+        if label is not None:
+            label, most = require_int("label", label), "" if self._classes is None else f" to {len(self._classes) - 1}"
+            if label < 0 or (self._classes is not None and label >= len(self._classes)):
+                raise ConfigError(f"{where}: label is {label}, expected 0{most}; use None for a sample without a label")
+            fields.append(("cls", str(label).encode()))
         if json is not None:
             fields.append(("json", json if isinstance(json, bytes) else msgspec.json.encode(json)))
         if split not in self._splits:
             self._refuse(f"{split}/", f"left by a writer or a build that was stopped; remove the folder {split}/")
             self._splits[split] = _SplitWriter(self._create, split, self._size)
-        self._splits[split].add(key, fields, label)
+        self._splits[split].add(key, fields, -1 if label is None else label)
         self._keys.add(key)
-
-    def _checked_label(self, label: int, where: str) -> int:
-        label, most = require_int("label", label), "" if self._classes is None else f" to {len(self._classes) - 1}"
-        if label < 0 or (self._classes is not None and label >= len(self._classes)):
-            raise ConfigError(f"{where}: label is {label}, expected 0{most}; use None for a sample without a label")
-        return label
 
     def _finish(self) -> Manifest:
         """Writes everything but the manifest, which it returns."""
         if not self._splits:
             raise ConfigError(f"{self._storage.url}: no sample was written, and a shard set can't be empty")
-        num_labels = 1 + max(split.largest_label for split in self._splits.values())
-        names = [str(label) for label in range(num_labels)] if self._classes is None else self._classes
+        largest = max(max(split.labels) for split in self._splits.values())
+        names = [str(label) for label in range(largest + 1)] if self._classes is None else self._classes
         splits = {name: split.finish(len(names)) for name, split in sorted(self._splits.items())}
         self._put(naming.quarantine_path(), b"")
-        provenance = Provenance(
-            tool=f"shardset {__version__}",
-            source="writer",
-            source_digest=_digest(group.plan_digest for split in splits.values() for group in split.groups),
-            options={"samples_per_shard": self._size},
-            libraries={},
-            notes=[],
-        )
         manifest = Manifest(
             kind=manifests.KIND,
             version=manifests.VERSION,
@@ -131,7 +119,14 @@ class Writer:
             splits=splits,
             quarantine=Quarantine(count=0, path=naming.quarantine_path()),
             fixes={},
-            provenance=provenance,
+            provenance=Provenance(
+                tool=f"shardset {__version__}",
+                source="writer",
+                source_digest=_digest(group.plan_digest for split in splits.values() for group in split.groups),
+                options={"samples_per_shard": self._size},
+                libraries={},
+                notes=[],
+            ),
         )
         return manifests.seal(manifest)
 
@@ -159,9 +154,9 @@ class Writer:
 class _SplitWriter:
     """Writes the shards of a split one after the other; their indexes wait for the fields of the last sample."""
 
-    def __init__(self, create: _Create, name: str, size: int) -> None:
+    def __init__(self, create: OpenWriter, name: str, size: int) -> None:
         self._create, self._name, self._size = create, name, size
-        self.tar, self.largest_label, self._num_samples = ExitStack(), -1, 0
+        self.tar, self.labels, self._num_samples = ExitStack(), Counter[int](), 0
         self._tars: list[tuple[TarBuilder, NDArray[Any]]] = []
         self._builder = TarBuilder(())
 
@@ -171,7 +166,7 @@ class _SplitWriter:
             self._builder = TarBuilder(self._builder.fields)  # columns keep their places from shard to shard
             self._out = self.tar.enter_context(self._create(self._path(len(self._tars))))
         self._out.write(self._builder.add(StoredSample(key=key, fields=fields, label=label, source=self._num_samples)))
-        self.largest_label = max(self.largest_label, label)
+        self.labels[label] += 1
         self._num_samples += 1
         if self._num_samples % self._size == 0:
             self._end_tar()
@@ -180,11 +175,11 @@ class _SplitWriter:
         """Writes the end of the last tar, the indexes and the table."""
         if self._num_samples % self._size:
             self._end_tar()
-        totals, shards, table = np.zeros(num_classes, np.int64), [], naming.table_path(self._name)
-        for number, (builder, rows) in enumerate(self._tars):
-            index = with_fields(rows, self._builder.fields)
-            shards.append(write_index(self._path(number), builder, index, self._create))
-            totals += class_counts(rows["label"], num_classes)
+        shards = [
+            write_index(self._path(number), builder, with_fields(rows, self._builder.fields), self._create)
+            for number, (builder, rows) in enumerate(self._tars)
+        ]
+        table = naming.table_path(self._name)
         with self._create(table) as out:
             return write_split(
                 out,
@@ -192,7 +187,7 @@ class _SplitWriter:
                 pattern=pattern_of(self._name, self._name, len(shards)),
                 table_path=table,
                 num_shards=len(shards),
-                class_totals=totals.tolist(),
+                class_totals=[self.labels[label] for label in range(num_classes)],
                 seed=0,
                 plan_digest=_digest(written.shard.sha256 for written in shards),
                 promises=["reproducible"],
@@ -211,10 +206,8 @@ def _image_field(image: bytes | np.ndarray, where: str) -> tuple[str, bytes]:
     """The field and the content of an image; raises ConfigError or UndecodableImage."""
     if isinstance(image, np.ndarray):
         if image.dtype != np.uint8 or image.ndim not in (2, 3) or image.shape[2:] not in ((), (3,)) or 0 in image.shape:
-            raise ConfigError(
-                f"{where}: pixels are {image.dtype} {list(image.shape)}, expected uint8 [height, width] or "
-                "[height, width, 3]"
-            )
+            found = f"{image.dtype} {list(image.shape)}"
+            raise ConfigError(f"{where}: pixels are {found}, expected uint8 [height, width] or [height, width, 3]")
         return "png", stored_png.encoded(image)
     if not isinstance(image, bytes):
         raise ConfigError(

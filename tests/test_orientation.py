@@ -17,7 +17,7 @@ from shardset.decode.crops import CenterCrop, PadCrop, RandomResizedCrop
 from shardset.decode.image import ImageSpec, decode, decode_into, draws, image_size
 from shardset.decode.workers import DecodeCrops, DecodeWhole
 from shardset.format import manifest as manifests
-from shardset.format.orientation import orientation_of
+from shardset.format.images.orientation import orientation_of
 from shardset.settings import with_values
 from shardset.stream.stream import Stream
 from tests.makers import odd_images

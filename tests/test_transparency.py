@@ -20,7 +20,15 @@ from shardset.decode.image import ImageSpec, decode, decode_into
 from shardset.decode.workers import DecodeWhole
 from shardset.errors import ConfigError
 from shardset.format import manifest as manifests
-from shardset.format.background import check, flattened, is_transparent, over, parse, repair_transparency, rgb_pixels
+from shardset.format.images.background import (
+    check,
+    flattened,
+    is_transparent,
+    over,
+    parse,
+    repair_transparency,
+    rgb_pixels,
+)
 from shardset.settings import with_values
 from shardset.stream.stream import Stream
 from tests.makers import odd_images

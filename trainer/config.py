@@ -11,8 +11,8 @@ from msgspec import Meta
 from shardset import settings
 from shardset.decode import augment
 from shardset.errors import ConfigError
-from shardset.format import background as backgrounds
-from shardset.format.limits import DECODED_BYTES
+from shardset.format.images import background as backgrounds
+from shardset.format.images.limits import DECODED_BYTES
 from shardset.order.budget import BUDGET_BYTES
 from shardset.prepared import prepared
 from shardset.settings import setting
@@ -70,7 +70,7 @@ class ImageConfig:
     eval_interpolation: Filter = setting("area", "how an evaluation resizes: averages of areas, or by Pillow's filter")
     eval_size: Count | None = setting(None, "width and height in an evaluation; none: image.size")
     pad: Size = setting(4, "black pixels around an image, for train_crop=pad")
-    flip: bool | Literal["alternating"] = setting(True, "mirror half of the images; alternating: in every other epoch")
+    flip: bool = setting(True, "mirror half of the images, drawn anew in each epoch")
     auto_augment: str | None = setting(None, "trivial, or RandAugment as timm writes it: rand-m9-mstd0.5-inc1")
     augment_repeats: Count = setting(1, "slots of its batch that each training image takes, augmented anew in each")
     erase: Annotated[float, Meta(ge=0, le=1)] = setting(0.0, "share of training images with a random box of noise")

@@ -14,10 +14,9 @@ from pipelines.images.open import (
 )
 from pipelines.images.options import CMYK_TO_RGB, ImageOptions, Verify, resized, stored_field
 from shardset.errors import UndecodableImage
-from shardset.format import background
-from shardset.format.background import may_be_transparent
-from shardset.format.images import format_of
-from shardset.format.orientation import UPRIGHT, orientation_of
+from shardset.format.images import background, format_of
+from shardset.format.images.background import may_be_transparent
+from shardset.format.images.orientation import UPRIGHT, orientation_of
 
 ALPHA_TO_BACKGROUND = "alpha-to-background"
 """The fix of a transparent image that is re-encoded, which makes it opaque."""

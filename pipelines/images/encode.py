@@ -35,9 +35,9 @@ from pipelines.images.open import (
 )
 from pipelines.images.options import CMYK_TO_RGB, DEFAULTS, ImageOptions, resized, stored_field
 from shardset.errors import UndecodableImage
-from shardset.format.background import WHITE, Background, flattened
 from shardset.format.images import IMAGE_FIELDS, format_of
-from shardset.format.orientation import UPRIGHT, orientation_of, upright_size
+from shardset.format.images.background import WHITE, Background, flattened
+from shardset.format.images.orientation import UPRIGHT, orientation_of, upright_size
 
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,

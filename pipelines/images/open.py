@@ -12,9 +12,8 @@ from PIL import Image
 
 from pipelines.images.options import ImageOptions
 from shardset.errors import UndecodableImage
-from shardset.format import limits
-from shardset.format.background import repair_transparency
-from shardset.format.images import MAX_PIXELS
+from shardset.format.images import MAX_PIXELS, limits
+from shardset.format.images.background import repair_transparency
 
 PILLOW_FORMATS = {
     "jpg": "JPEG",

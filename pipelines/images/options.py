@@ -5,12 +5,11 @@ from typing import Literal
 
 from pipelines import arguments
 from shardset.errors import ConfigError
-from shardset.format import background as backgrounds
-from shardset.format import limits
-from shardset.format.background import WHITE, Background
-from shardset.format.images import MAX_PIXELS
-from shardset.format.limits import DECODED_BYTES
-from shardset.format.records import Manifest
+from shardset.format.images import MAX_PIXELS, limits
+from shardset.format.images import background as backgrounds
+from shardset.format.images.background import WHITE, Background
+from shardset.format.images.limits import DECODED_BYTES
+from shardset.format.manifest import Manifest
 from shardset.settings import setting
 
 Verify = Literal["decode", "header", "none"]

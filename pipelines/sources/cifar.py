@@ -18,7 +18,7 @@ from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.tar_gz import MAX_BYTES, ArchiveMember
 from pipelines.sources.objects import first_names, stat_or_none
 from shardset.errors import SourceError
-from shardset.format import stored_png
+from shardset.format.images import stored_png
 from shardset.storage.base import Stat, Storage
 from shardset.storage.checked import read_again
 from shardset.storage.open import open_file, open_storage

@@ -15,7 +15,7 @@ from shardset.order.state import OrderState, state_from_values, values_of_state
 with brought_by("grain"):
     import grain
 
-    from shardset.stream.batch import Batch
+    from shardset.stream.spec import Batch
     from shardset.stream.stream import Stream
 
 

@@ -17,8 +17,8 @@ from shardset.errors import brought_by
 with brought_by("huggingface"):
     import datasets
 
-    from shardset.stream.batch import Batch
     from shardset.stream.decode_batch.finish import row_of
+    from shardset.stream.spec import Batch
     from shardset.stream.stream import Stream
 
 _Run = Generator[tuple[int, int, Batch], None, None]

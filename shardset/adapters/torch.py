@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from shardset.arguments import require_int
-from shardset.errors import ConfigError, brought_by
+from shardset.errors import ConfigError, brought_by, require_int
 from shardset.order.state import OrderState, StateCount, state_from_values, values_of_state
 from shardset.prepared import prepared
 
@@ -28,7 +27,7 @@ with brought_by("torch"):
     import torch
     from torch.utils.data import IterableDataset, get_worker_info
 
-    from shardset.stream.batch import Batch
+    from shardset.stream.spec import Batch
     from shardset.stream.stream import Stream
 
 _NEVER = -1

@@ -15,8 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from shardset.arguments import require_int
-from shardset.errors import ConfigError, UndecodableImage
+from shardset.errors import ConfigError, UndecodableImage, require_int
 from shardset.format.images import MAX_PIXELS
 
 NUM_TRIES = 10

@@ -1,8 +1,8 @@
 """Encoded images to rows of one uint8 batch buffer.
 
 simplejpeg decodes JPEG (`jpeg`), kornia_rs and pyspng 8-bit PNG (`png`), Pillow everything else. Transparent pixels
-are put on a background whatever the decoder (`shardset.format.background`); `crops` fills the row. `docs/decoding.md`
-states how far the result may be from that of Pillow and torchvision.
+are put on a background whatever the decoder (`shardset.format.images.background`); `crops` fills the row.
+`docs/decoding.md` states how far the result may be from that of Pillow and torchvision.
 """
 
 import io
@@ -15,19 +15,16 @@ from typing import Literal
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from shardset.arguments import require_int
 from shardset.decode import jpeg, png
 from shardset.decode.crops import Box, Crop, RandomResizedCrop, turned
 from shardset.decode.jpeg_restart import Grid, grid_of
-from shardset.errors import ConfigError, UndecodableImage
-from shardset.format import background as backgrounds
-from shardset.format import limits
-from shardset.format.background import WHITE, Background, repair_transparency, rgb_pixels
-from shardset.format.images import MAX_PIXELS
-from shardset.format.limits import DECODED_BYTES
-from shardset.format.orientation import APP1, UPRIGHT, orientation_of, upright_size
+from shardset.errors import ConfigError, UndecodableImage, require_int
+from shardset.format.images import MAX_PIXELS, limits
+from shardset.format.images import background as backgrounds
+from shardset.format.images.background import WHITE, Background, repair_transparency, rgb_pixels
+from shardset.format.images.limits import DECODED_BYTES
+from shardset.format.images.orientation import APP1, UPRIGHT, orientation_of, upright_size
 from shardset.order.epoch import slot_key
-from shardset.order.permutation import Purpose, hash64
 
 FORMATS = ("JPEG", "PNG", "PPM", "WEBP", "BMP", "GIF", "TIFF", "AVIF", "JPEG2000", "ICO")
 """The formats that Pillow may open."""
@@ -64,15 +61,14 @@ class ImageSpec:
     """What each image becomes: uint8 [size, size, 3], RGB.
 
     With `flip=True`, batches say in `flip` (bool) which images the device must mirror; the pixels come unmirrored.
-    `flip="alternating"` says so too: a coin decides about each sample in epoch 0, and every later epoch shows it the
-    other way than the epoch before. With `flip="pixels"` the pixels come mirrored, and nothing is left to the device.
+    With `flip="pixels"` the pixels come mirrored, and nothing is left to the device.
     Transparent images are put on `background`. `decoded_bytes` limits the memory of the images that a process decodes
     at once; an image that needs more is undecodable. `upright` turns images as their EXIF data say, before the crop.
     """
 
     size: int
     crop: Crop = field(default_factory=RandomResizedCrop)
-    flip: bool | Literal["pixels", "alternating"] = False
+    flip: bool | Literal["pixels"] = False
     background: Background = WHITE
     decoded_bytes: int = DECODED_BYTES
     upright: bool = True
@@ -82,8 +78,8 @@ class ImageSpec:
             raise ConfigError(f"image size is {self.size}, expected at least 1")
         if not isinstance(self.crop, Crop):
             raise ConfigError(f"crop is {self.crop!r}, expected a RandomResizedCrop(), CenterCrop(...) or PadCrop(...)")
-        if isinstance(self.flip, str) and self.flip not in ("pixels", "alternating"):
-            raise ConfigError(f"flip is {self.flip!r}, expected True, False, 'pixels' or 'alternating'")
+        if isinstance(self.flip, str) and self.flip != "pixels":
+            raise ConfigError(f"flip is {self.flip!r}, expected True, False or 'pixels'")
         self.crop.check(self.size)
         backgrounds.check(self.background)
         limits.check(self.decoded_bytes)
@@ -98,16 +94,6 @@ def draws(spec: ImageSpec, seed: int, epoch: int, rows: np.ndarray, lanes: np.nd
     """Uniform numbers in [0, 1) for each slot: float64 [n, m]; column 0 is the flip, the others are the crop's."""
     keys = slot_key(seed, epoch, rows[:, None], lanes[:, None], np.arange(1 + spec.crop.num_draws))
     return (keys >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-def alternating_draws(seed: int, epoch: int, ids: np.ndarray, repeats: np.ndarray) -> np.ndarray:
-    """Column 0 of `draws` where flips alternate: 0 mirrors an image, 1/2 does not; float64 [n].
-
-    A coin decides about a sample's first turn; from epoch to epoch and from repeat to repeat the other way follows.
-    """
-    coins = hash64(seed, 0, Purpose.FLIP, ids) & np.uint64(1)
-    turns: np.ndarray = (coins.astype(np.int64) + epoch + repeats) % 2
-    return turns / 2
 
 
 def decode_into(row: np.ndarray, data: bytes, spec: ImageSpec, drawn: np.ndarray) -> None:

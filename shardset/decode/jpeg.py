@@ -10,7 +10,7 @@ import simplejpeg
 from shardset.decode.crops import Box
 from shardset.decode.jpeg_restart import Grid, cut, head
 from shardset.errors import UndecodableImage
-from shardset.format import limits
+from shardset.format.images import limits
 
 _LEAST_COLUMNS = 5
 """The width from which on libjpeg-turbo interpolates colours: it needs three halved pixels (jdsample.c)."""

@@ -11,7 +11,7 @@ import numpy as np
 import pyspng
 from kornia_rs import io as kornia
 
-from shardset.format.background import WHITE, Background, over
+from shardset.format.images.background import WHITE, Background, over
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _HEADER = slice(8, 16)

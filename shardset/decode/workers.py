@@ -29,7 +29,7 @@ import numpy as np
 
 from shardset.decode import png
 from shardset.errors import DecoderLost, UndecodableImage
-from shardset.format.background import Background
+from shardset.format.images.background import Background
 from shardset.read.threads import ProcessLock
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ Nothing here knows a plan or a pipeline: samples arrive in the order in which th
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -16,10 +15,13 @@ from numpy.typing import NDArray
 from shardset.checksum import crc32c_of, crc32c_text, extend_crc32c
 from shardset.format import naming, table
 from shardset.format.index import index_to_bytes
-from shardset.format.records import Split
+from shardset.format.manifest import Split
 from shardset.format.shards import SHARD_DTYPE, Group, IndexFile, Promise, Shard, shard_row
 from shardset.format.tar import StoredSample, TarBuilder
 from shardset.storage.base import ObjectWriter
+
+OpenWriter = Callable[[str], AbstractContextManager[ObjectWriter]]
+"""Opens a new object of that name to be written."""
 
 _ROWS_AT_ONCE = 4096
 
@@ -33,10 +35,7 @@ class WrittenShard(NamedTuple):
 
 
 def write_shard(
-    path: str,
-    samples: Iterable[StoredSample],
-    fields: Sequence[str],
-    writer: Callable[[str], AbstractContextManager[ObjectWriter]],
+    path: str, samples: Iterable[StoredSample], fields: Sequence[str], writer: OpenWriter
 ) -> tuple[WrittenShard, NDArray[np.int64]]:
     """Writes the tar of some samples and its index, and returns what they are and the label of each sample.
 
@@ -51,12 +50,7 @@ def write_shard(
     return write_index(path, builder, rows, writer), rows["label"]
 
 
-def write_index(
-    path: str,
-    builder: TarBuilder,
-    rows: NDArray[np.void],
-    writer: Callable[[str], AbstractContextManager[ObjectWriter]],
-) -> WrittenShard:
+def write_index(path: str, builder: TarBuilder, rows: NDArray[np.void], writer: OpenWriter) -> WrittenShard:
     """Writes the index of the tar that a builder has finished, and returns what both are."""
     index, index_path = index_to_bytes(rows), naming.index_path(path)
     with writer(index_path) as out:
@@ -97,8 +91,10 @@ def write_split(
     `pattern` and `table_path` are the names of the tars and of the table, which goes to `out`. The promise `equal` is
     added where the sizes keep it.
     """
-    totals = _Totals()
-    crc, sha256 = 0, hashlib.sha256()
+    num_done = num_samples = num_content_bytes = num_tar_bytes = max_tar_bytes = max_index_bytes = 0
+    fields: dict[str, None] = {}
+    ends: list[int] = []  # the sizes of the first and of the last shard so far
+    is_equal, crc, sha256 = True, 0, hashlib.sha256()
 
     def put(data: bytes) -> None:
         nonlocal crc
@@ -109,11 +105,20 @@ def write_split(
     put(table.header(SHARD_DTYPE, num_shards))
     waiting = iter(shards)
     while some := [*islice(waiting, _ROWS_AT_ONCE)]:
-        first = totals.num_shards
-        rows = np.array([shard_row(totals.add(shard)) for shard in some], SHARD_DTYPE)
-        put(table.sealed(rows, first).tobytes())
-    assert totals.num_shards == num_shards, "each shard is in the table once"
-    kept: list[Promise] = ["equal"] if totals.is_equal else []
+        rows = np.array([shard_row(written.shard) for written in some], SHARD_DTYPE)
+        put(table.sealed(rows, num_done).tobytes())
+        sizes = [*ends, *rows["num_samples"].tolist()]
+        ends = [sizes[0], sizes[-1]]
+        is_equal &= sizes[0] - sizes[-1] <= 1 and sizes == sorted(sizes, reverse=True)
+        num_done += len(rows)
+        num_samples += int(rows["num_samples"].sum())
+        num_content_bytes += sum(written.num_content_bytes for written in some)
+        num_tar_bytes += int(rows["num_bytes"].sum())
+        max_tar_bytes = max(max_tar_bytes, int(rows["num_bytes"].max()))
+        max_index_bytes = max(max_index_bytes, int(rows["index_bytes"].max()))
+        fields.update(dict.fromkeys(field for written in some for field in written.fields))
+    assert num_done == num_shards, "each shard is in the table once"
+    kept: list[Promise] = ["equal"] if is_equal else []
     groups: Any = [
         Group(
             shards=pattern,
@@ -121,54 +126,22 @@ def write_split(
             table_crc32c=crc32c_text(crc),
             table_sha256=sha256.hexdigest(),
             num_shards=num_shards,
-            num_samples=totals.num_samples,
+            num_samples=num_samples,
             seed=seed,
             plan_digest=plan_digest,
             promises=[*kept, *promises],
         )
     ]
     return Split(
-        num_samples=totals.num_samples,
-        num_source_samples=totals.num_samples + num_dropped - num_repeats,
+        num_samples=num_samples,
+        num_source_samples=num_samples + num_dropped - num_repeats,
         num_dropped=num_dropped,
         num_repeats=num_repeats,
-        num_content_bytes=totals.num_content_bytes,
-        num_tar_bytes=totals.num_tar_bytes,
-        max_tar_bytes=totals.max_tar_bytes,
-        max_index_bytes=totals.max_index_bytes,
-        fields=list(totals.fields),
+        num_content_bytes=num_content_bytes,
+        num_tar_bytes=num_tar_bytes,
+        max_tar_bytes=max_tar_bytes,
+        max_index_bytes=max_index_bytes,
+        fields=list(fields),
         class_totals=list(class_totals),
         shards=groups,
     )
-
-
-@dataclass(slots=True)
-class _Totals:
-    """The sums over the shards of a split."""
-
-    num_shards: int = 0
-    num_samples: int = 0
-    num_content_bytes: int = 0
-    num_tar_bytes: int = 0
-    max_tar_bytes: int = 0
-    max_index_bytes: int = 0
-    is_equal: bool = True
-    first_size: int = 0
-    last_size: int = 0
-    fields: dict[str, None] = field(default_factory=dict)
-
-    def add(self, written: WrittenShard) -> Shard:
-        """Counts one more shard, which it returns."""
-        shard, fields, num_content_bytes = written
-        size, before = shard.num_samples, self.last_size
-        self.first_size = self.first_size or size
-        self.is_equal &= (not before or before >= size) and self.first_size - size <= 1
-        self.last_size = size
-        self.num_shards += 1
-        self.num_samples += size
-        self.num_content_bytes += num_content_bytes
-        self.num_tar_bytes += shard.num_bytes
-        self.max_tar_bytes = max(self.max_tar_bytes, shard.num_bytes)
-        self.max_index_bytes = max(self.max_index_bytes, shard.index.num_bytes)
-        self.fields.update(dict.fromkeys(fields))
-        return shard

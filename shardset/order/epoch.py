@@ -13,8 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from shardset.arguments import require_int
-from shardset.errors import ConfigError
+from shardset.errors import ConfigError, require_int
 from shardset.order.blocks import BlockLayout, Ints, RangeReads
 from shardset.order.lanes import default_lanes
 from shardset.order.permutation import ORDER_VERSION, Purpose, hash64

@@ -29,7 +29,6 @@ class Purpose(IntEnum):
     SHUFFLE = 3
     SLOT = 4
     TRANSFORM = 5
-    FLIP = 6
 
 
 Round = Callable[[Any], Any]

@@ -1,19 +1,13 @@
 """The short spellings of a stream's arguments, and what they stand for: `batch_size`, `image_size`, named images."""
 
-from collections.abc import Mapping
 from types import EllipsisType
-from typing import Literal, get_args, get_type_hints
+from typing import Literal, get_args
 
-from shardset.arguments import require_int
 from shardset.decode.crops import CenterCrop, RandomResizedCrop
 from shardset.decode.image import ImageSpec
-from shardset.errors import ConfigError
-from shardset.program import did_you_mean
-from shardset.stream.spec import StreamOptions
+from shardset.errors import ConfigError, require_int
 
 DEFAULT_SEED = 0
-
-_ARGUMENTS = ("batch_size", "global_batch_size", "image", "image_size", "rank", "seed", "world_size")
 
 ImagePreset = Literal["train", "eval"]
 ImageChoice = ImageSpec | ImagePreset | EllipsisType | None
@@ -21,23 +15,6 @@ ImageChoice = ImageSpec | ImagePreset | EllipsisType | None
 
 _EVAL_SHARE = 0.875
 """The share of the shorter side that evaluation sees: timm's `crop_pct`."""
-
-
-_OF_OTHERS = {
-    "shuffle": "seed=None gives the stored order, and any number another shuffled one",
-    "drop_last": 'last_batch="drop" leaves out a batch that is not full',
-    "num_workers": "a stream decodes in threads; num_threads says in how many",
-    "num_replicas": "world_size is the number of processes",
-}
-"""What the options of other loaders are called here."""
-
-
-def check_names(options: Mapping[str, object]) -> None:
-    """Raises TypeError for an option that no stream has; the message says what it is called here."""
-    known = get_type_hints(StreamOptions)
-    for name in options.keys() - known:
-        hint = f"; {_OF_OTHERS[name]}" if name in _OF_OTHERS else did_you_mean(name, [*known, *_ARGUMENTS])
-        raise TypeError(f"Stream has no option {name!r}{hint}")
 
 
 def preset(name: ImagePreset, size: int) -> ImageSpec:

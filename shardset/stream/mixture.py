@@ -16,15 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from shardset.arguments import require_int
-from shardset.errors import BudgetTooSmall, ConfigError
+from shardset.errors import BudgetTooSmall, ConfigError, require_int
 from shardset.format.manifest import LoadedSet
 from shardset.order.budget import BUDGET_BYTES, MIB
 from shardset.order.lanes import check_world, default_lanes, lanes_of_reader, rank_part
 from shardset.order.permutation import derive_key
 from shardset.order.state import OrderState
-from shardset.stream.batch import Batch
 from shardset.stream.source import warn_of_shared_lanes
+from shardset.stream.spec import Batch
 from shardset.stream.stream import Stream
 
 
@@ -114,7 +113,7 @@ class MixedStream:
                 "or lower window, num_lanes, prefetch or the batch size",
                 enough,
             )
-        warn_of_shared_lanes(sum(lanes), self._default_lanes, self._global_batch_size, self._rank, self._world_size)
+        warn_of_shared_lanes(sum(lanes), self._global_batch_size, self._rank, self._world_size)
         return streams
 
     def _open_set(self, number: int, lanes: Sequence[int]) -> Stream:

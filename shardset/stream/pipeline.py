@@ -11,12 +11,12 @@ from typing import TypeVar
 from shardset.order.budget import READ_AHEAD
 from shardset.read.blocks import open_sample_reader
 from shardset.read.pending import SampleReader
-from shardset.stream.batch import Batch
-from shardset.stream.decode_batch.decoders import open_decoder
+from shardset.stream.decode_batch.decoders import BatchDecoder
 from shardset.stream.decode_batch.finish import DecodeAndFinish
 from shardset.stream.decode_batch.slots import SlotWriter
 from shardset.stream.decode_batch.steps import PlannedStep, Spans, StepPlanner, empty_batch
 from shardset.stream.source import DecodeAids, StreamSource
+from shardset.stream.spec import Batch
 
 POLL_S = 0.1
 JOIN_S = 2.0
@@ -54,7 +54,8 @@ class Pipeline:
         )
         self._planner = StepPlanner(source, aids.cache, self._reader, self._stopped)
         writer = SlotWriter(source, aids.cache, self._reader, self._stopped)
-        self._decoder, spec = open_decoder(source, writer, aids.workers), source.spec
+        spec = source.spec
+        self._decoder: BatchDecoder | DecodeAndFinish = BatchDecoder(source, writer, aids.workers)
         if spec.transform is not None or (spec.image is not None and spec.image.flip == "pixels"):
             self._decoder = DecodeAndFinish(self._decoder, spec, self._stopped)
         self._planned: queue.Queue[PlannedStep | _Failure | None] = queue.Queue(READ_AHEAD)

@@ -2,8 +2,8 @@
 
 import logging
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,8 +20,7 @@ from shardset.read.addresses import SampleAddresses
 from shardset.read.disk_cache import BlockCache
 from shardset.read.indexes import ShardTable
 from shardset.read.local import SMALL_BYTES
-from shardset.stream.batch import BATCH_NAMES
-from shardset.stream.spec import StreamSpec
+from shardset.stream.spec import BATCH_NAMES, StreamSpec
 
 _log = logging.getLogger(__name__)
 
@@ -81,20 +80,13 @@ def open_source(spec: StreamSpec) -> StreamSource:
         raise ConfigError(f"{storage.url} lies on a local disk already; leave the disk cache out")
     disk_cache = None if spec.disk_cache is None else BlockCache(spec.disk_cache, split)
     stored_bytes = split.num_tar_bytes
-    order = fit_order(split.shard_sizes, spec.order_options, stored_bytes=stored_bytes)
+    order = fit_order(split.shard_sizes, spec, stored_bytes=stored_bytes)
     if spec.part is None:  # a mixture warns for all of its sets
-        fresh = replace(spec.order_options, num_lanes=None)
-        warn_of_shared_lanes(
-            order.num_lanes,
-            lambda: fit_order(split.shard_sizes, fresh, stored_bytes=stored_bytes).num_lanes,
-            spec.global_batch_size,
-            spec.rank,
-            spec.world_size,
-        )
+        warn_of_shared_lanes(order.num_lanes, spec.global_batch_size, spec.rank, spec.world_size)
     kept = None if spec.fields or spec.with_key else spec.image
     memory = fit_memory(
         order,
-        spec.order_options,
+        spec,
         spec.slots,
         stored_bytes=stored_bytes,
         image_bytes=3 * spec.image.size**2 if spec.image else 0,
@@ -123,22 +115,15 @@ def open_decode_aids(source: StreamSource) -> DecodeAids:
     return DecodeAids(cache, WorkerPool(spec.image, min(spec.num_decode_threads, MAX_WORKERS), len(spec.slots), kept))
 
 
-def warn_of_shared_lanes(num_lanes: int, fresh: Callable[[], int], size: int, rank: int, world_size: int) -> None:
-    """Has the first replica log what readers that share lanes read more than once, and what would be less.
-
-    `fresh` gives the lanes that a new run would choose, `size` is the global batch size.
-    """
-    factor = read_factor(num_lanes, size, world_size)
-    if rank or factor <= LITTLE_MORE:
-        return
-    new = fresh()
-    least = read_factor(new, size, world_size)
-    advice = f"a new run on as many readers gets {new:,} lanes and reads {least:.2f} times the bytes; "
-    _log.warning(
-        "%d readers share the %d lanes of this order, so they read up to %.2f times the stored bytes; "
-        "%s%d readers would share none",
-        world_size, num_lanes, factor, advice if least < factor else "", largest_divisor(num_lanes, world_size),
-    )  # fmt: skip
+def warn_of_shared_lanes(num_lanes: int, global_batch_size: int, rank: int, world_size: int) -> None:
+    """Has the first replica log what readers that share lanes read more than once."""
+    factor = read_factor(num_lanes, global_batch_size, world_size)
+    if rank == 0 and factor > LITTLE_MORE:
+        _log.warning(
+            "%d readers share the %d lanes of this order, so they read up to %.2f times the stored bytes; "
+            "%d readers would share none",
+            world_size, num_lanes, factor, largest_divisor(num_lanes, world_size),
+        )  # fmt: skip
 
 
 def _check_fields(stored: Sequence[str], spec: StreamSpec) -> None:

@@ -2,16 +2,15 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, get_args
 
 import numpy as np
 
-from shardset.arguments import require_int
 from shardset.decode.image import ImageSpec
-from shardset.errors import ConfigError
+from shardset.errors import ConfigError, require_int
 from shardset.format.manifest import LoadedSet
-from shardset.order.budget import BUDGET_BYTES, PREFETCH, OrderOptions
+from shardset.order.budget import PREFETCH, OrderOptions
 from shardset.order.epoch import LastBatch
 from shardset.order.lanes import check_world, rank_part
 from shardset.read.disk_cache import DiskCache
@@ -21,6 +20,12 @@ _OPTIONAL_NUMBERS = ("num_lanes", "block_size", "window", "num_threads")
 _NUMBERS = (
     "rank", "world_size", "global_batch_size", "augment_repeats", "prefetch", "budget_bytes", *_OPTIONAL_NUMBERS
 )  # fmt: skip
+
+Batch = dict[str, Any]
+"""One batch: arrays and lists by name, which the stream's options decide; docs/stream.md has their shapes and types."""
+
+BATCH_NAMES = frozenset({"image", "label", "weight", "id", "flip", "key", "source"})
+"""Names that no stored field of a batch may have; `source` is the number of the shard set in a mixture."""
 
 BadSamples = Literal["raise", "substitute", "mask"]
 
@@ -49,7 +54,7 @@ class StreamOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamSpec:
+class StreamSpec(OrderOptions):
     """One replica's (or host's) part of the batches of a split.
 
     `manifest_url` may also be the set that `shardset.load` returned, so that several streams read one manifest once.
@@ -70,24 +75,14 @@ class StreamSpec:
 
     manifest_url: str | os.PathLike[str] | LoadedSet
     split: str
-    global_batch_size: int
     rank: int
-    world_size: int
-    seed: int | None
     image: ImageSpec | None
     part: range | None = None
     fields: Sequence[str] = ()
     with_key: bool = False
-    num_lanes: int | None = None
-    block_size: int | None = None
-    window: int | None = None
-    quarantined: Sequence[int] = ()
-    last_batch: LastBatch = "pad"
-    augment_repeats: int = 1
     bad_samples: BadSamples = "raise"
     num_threads: int | None = None
     prefetch: int = PREFETCH
-    budget_bytes: int = BUDGET_BYTES
     disk_cache: DiskCache | None = None
     transform: RowTransform | None = None
 
@@ -97,6 +92,7 @@ class StreamSpec:
         for name in _NUMBERS:
             if getattr(self, name) is not None or name not in _OPTIONAL_NUMBERS:
                 object.__setattr__(self, name, require_int(name, getattr(self, name)))
+        OrderOptions.__post_init__(self)  # a dataclass with slots has no plain super()
         check_world(self.global_batch_size, self.rank, self.world_size)
         for name, choices in (("bad_samples", get_args(BadSamples)), ("last_batch", get_args(LastBatch))):
             if getattr(self, name) not in choices:
@@ -125,11 +121,6 @@ class StreamSpec:
     def slots(self) -> range:
         """The slots of the global batch that this replica takes."""
         return rank_part(self.global_batch_size, self.rank, self.world_size) if self.part is None else self.part
-
-    @property
-    def order_options(self) -> OrderOptions:
-        """What the order of the split follows from."""
-        return OrderOptions(**{field.name: getattr(self, field.name) for field in fields(OrderOptions)})
 
     @property
     def num_decode_threads(self) -> int:

@@ -12,36 +12,20 @@ import itertools
 import logging
 import os
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NoReturn, Self, Unpack
 
-from shardset.arguments import require_int
-from shardset.errors import ConfigError
+from shardset.errors import ConfigError, require_int
 from shardset.format.manifest import LoadedSet
 from shardset.order.state import OrderState, state_from_values, values_of_state
-from shardset.stream.batch import Batch
 from shardset.stream.decode_batch.steps import Spans
-from shardset.stream.defaults import DEFAULT_SEED, ImageChoice, check_names, choose_global_batch, choose_image
+from shardset.stream.defaults import DEFAULT_SEED, ImageChoice, choose_global_batch, choose_image
 from shardset.stream.pipeline import Pipeline
 from shardset.stream.source import DecodeAids, StreamSource, open_decode_aids, open_source
-from shardset.stream.spec import StreamOptions, StreamSpec
+from shardset.stream.spec import Batch, StreamOptions, StreamSpec
 from shardset.stream.world import check_same, refuse_copies, refuse_second_division, which_process
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class StreamPosition:
-    """Batches of `epoch` were given up to `step`; `begun` if the iteration that gave them has been started."""
-
-    epoch: int = 0
-    step: int = 0
-    begun: bool = False
-
-    @property
-    def next_start(self) -> "StreamPosition":
-        """Where the next iteration begins: here, or at the next epoch if this one has been begun."""
-        return StreamPosition(self.epoch + 1, 0, True) if self.begun else StreamPosition(self.epoch, self.step, True)
 
 
 class Stream:
@@ -75,7 +59,6 @@ class Stream:
         image: ImageChoice = ...,
         **options: Unpack[StreamOptions],
     ) -> None:
-        check_names(options)
         rank, world_size = which_process(rank, world_size)
         spec = StreamSpec(
             manifest_url=manifest_url,
@@ -91,7 +74,8 @@ class Stream:
         self._asked = spec
         self._owner = os.getpid()
         self._running: set[Pipeline] = set()
-        self._position = StreamPosition()
+        # Batches of the epoch were given up to the step, by an iteration that has been begun or not.
+        self._position, self._is_begun = (0, 0), False
         self._is_closed = False
         self._use(open_source(spec))
 
@@ -106,12 +90,12 @@ class Stream:
 
     def __iter__(self) -> Generator[Batch, None, None]:
         """The batches of the epoch at which the stream is; after it, or after a `break`, those of the next one."""
-        begin = self._position = self._position.next_start
-        for step, batch in enumerate(self.epoch(begin.epoch, begin.step), begin.step + 1):
-            # Before the consumer has the batch: it may save the position next.
-            self._position = StreamPosition(begin.epoch, step, begun=True)
+        epoch, start_step = (self._position[0] + 1, 0) if self._is_begun else self._position
+        self._position, self._is_begun = (epoch, start_step), True
+        for step, batch in enumerate(self.epoch(epoch, start_step), start_step + 1):
+            self._position = epoch, step  # before the consumer has the batch: it may save the position next
             yield batch
-        self._position = StreamPosition(begin.epoch + 1)
+        self._position, self._is_begun = (epoch + 1, 0), False
 
     def __getitem__(self, index: object) -> NoReturn:
         """Raises ConfigError: a stream has batches in an order, and none by number."""
@@ -157,11 +141,11 @@ class Stream:
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the last batch that the iteration has given, whatever is prefetched: plain values."""
-        return values_of_state(self.state(self._position.epoch, self._position.step))
+        return values_of_state(self.state(*self._position))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Has the next iteration continue where `state_dict` was called, on any number of processes: see `restore`."""
-        self._position = StreamPosition(*self.restore(state_from_values(state, OrderState)))
+        self._position, self._is_begun = self.restore(state_from_values(state, OrderState)), False
 
     def epoch(self, epoch: int, start_step: int = 0) -> Generator[Batch, None, None]:
         """The batches of one epoch from a step on.

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardset.arguments import require_int
-from shardset.errors import ConfigError
+from shardset.errors import ConfigError, require_int
 
 _LAUNCHERS = {
     "WORLD_SIZE": "RANK",  # torchrun, accelerate, DeepSpeed
@@ -138,15 +137,12 @@ def share_of_cores(own: int, parents: int, limit: float, num_processes: int) -> 
 
 
 def _core_limit(root: Path) -> float:
-    """The cores that the container may use at a time, by either version of cgroups."""
-    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
-        try:
-            quota, period = " ".join((root / name).read_text() for name in names).split()
-        except OSError:
-            continue
-        if quota not in ("max", "-1"):
-            return int(quota) / int(period)
-    return float("inf")
+    """The cores that the container may use at a time, by cgroups v2."""
+    try:
+        quota, period = (root / "cpu.max").read_text().split()
+    except OSError:
+        return float("inf")
+    return float("inf") if quota == "max" else int(quota) / int(period)
 
 
 def _refuse_in_workers() -> None:

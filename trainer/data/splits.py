@@ -11,13 +11,13 @@ from shardset.decode.augment import Chain, RandomErasing, augmentation_of
 from shardset.decode.crops import CenterCrop, Crop, PadCrop, RandomResizedCrop
 from shardset.decode.image import ImageSpec
 from shardset.errors import ConfigError
-from shardset.format import background as backgrounds
 from shardset.format import manifest as manifests
+from shardset.format.images import background as backgrounds
 from shardset.format.manifest import LoadedSet, Manifest
 from shardset.order.permutation import derive_key, hash64
 from shardset.order.state import OrderState
 from shardset.read.disk_cache import DiskCache
-from shardset.stream.batch import Batch
+from shardset.stream.spec import Batch
 from shardset.stream.stream import Stream
 from trainer.config import DEFAULT_CLASSES, ImageConfig, TrainConfig
 from trainer.data.synthetic import NUM_EVAL_SAMPLES, NUM_SAMPLES, SyntheticStream

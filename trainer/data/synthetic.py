@@ -7,7 +7,7 @@ import numpy as np
 
 from shardset.order.lanes import rank_part
 from shardset.order.state import OrderState
-from shardset.stream.batch import Batch
+from shardset.stream.spec import Batch
 
 NUM_SAMPLES = 1_281_167
 """Samples of a synthetic training epoch: those of ImageNet. `--max-steps` stops earlier."""

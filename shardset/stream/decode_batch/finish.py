@@ -10,10 +10,9 @@ import numpy as np
 
 from shardset.errors import ConfigError
 from shardset.order.permutation import Purpose, hash64
-from shardset.stream.batch import Batch
-from shardset.stream.decode_batch.decoders import BatchDecoder, DecodeHere, even_slices
+from shardset.stream.decode_batch.decoders import BatchDecoder, even_slices
 from shardset.stream.decode_batch.steps import PlannedStep
-from shardset.stream.spec import RowTransform, StreamSpec
+from shardset.stream.spec import Batch, RowTransform, StreamSpec
 
 KEPT_NAMES = ("id", "weight")
 """What a transform can't change: which sample a slot holds, and whether it counts."""
@@ -30,7 +29,7 @@ class DecodeAndFinish:
 
     def __init__(self, decoder: BatchDecoder, spec: StreamSpec, stopped: threading.Event) -> None:
         self._decoder, self._spec, self._stopped = decoder, spec, stopped
-        self._num_slices = 1 if isinstance(decoder, DecodeHere) else spec.num_decode_threads
+        self._num_slices = spec.num_decode_threads if decoder.has_threads else 1
         self.submit, self.close = decoder.submit, decoder.close
 
     def begin(self, batch: Batch, step: PlannedStep) -> Sequence[Future[None]]:

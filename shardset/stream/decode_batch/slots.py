@@ -10,16 +10,19 @@ import numpy as np
 from shardset.decode.image import ImageSpec, decode, decode_into
 from shardset.decode.memory_cache import MemoryCache
 from shardset.errors import DamagedShard, UndecodableImage
-from shardset.format import stored_png
-from shardset.format.images import FIELD_OF_EXTENSION
+from shardset.format.images import FIELD_OF_EXTENSION, stored_png
+from shardset.order.epoch import Order
+from shardset.read.indexes import LostShard
 from shardset.read.pending import Contents, PendingSamples, SampleReader
-from shardset.stream.batch import Batch
-from shardset.stream.decode_batch.steps import PlannedStep
-from shardset.stream.decode_batch.substitutes import Substitutes
+from shardset.stream.decode_batch.steps import PlannedStep, growing_slices
 from shardset.stream.source import StreamSource
+from shardset.stream.spec import Batch
 
 StoredContents = tuple[int, Contents]
 """A slot and the stored fields of its sample."""
+
+MAX_NEAR = 1024
+"""Most rows of a lane whose ids are computed together, when its next rows are bad too."""
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +38,7 @@ class SlotWriter:
         self._columns = [(name, source.split.fields.index(name)) for name in source.spec.fields]
         self._image_columns = [at for at, name in enumerate(source.split.fields) if name in FIELD_OF_EXTENSION]
         self._stored_png_size = _stored_png_size(source.spec.image)
-        self._substitutes = Substitutes(source.order)
+        self._bad_ids: set[int] = set()
 
     def read(self, batch: Batch, step: PlannedStep, start: int, stop: int) -> Iterator[StoredContents]:
         """The slots [start, stop) with their stored fields, without damaged samples, which are handled here."""
@@ -146,21 +149,49 @@ class SlotWriter:
             batch["image"][slot] = 0
 
     def _substitute(self, batch: Batch, step: PlannedStep, slot: int, error: DamagedShard | UndecodableImage) -> None:
-        self._substitutes.mark_bad(step.slots.ids.item(slot), error)
-        lane, row = step.slots.lanes.item(slot), step.slots.rows.item(slot)
-        for id_ in self._substitutes.candidates(step.epoch, lane, row):
+        self._mark_bad(step.slots.ids.item(slot), error)
+        for id_ in near_ids(self._source.order, step.epoch, step.slots.lanes.item(slot), step.slots.rows.item(slot)):
+            if id_ in self._bad_ids:
+                continue
             other = self._reader.read_single(self._source.addresses(np.array([id_])))
             try:
                 self._write_sample(batch, slot, other.take(0), step.drawn[slot], other, 0)
             except (DamagedShard, UndecodableImage) as again:
                 _log.warning("the substitute is bad too: %s", again)
-                self._substitutes.mark_bad(id_, again)
+                self._mark_bad(id_, again)
                 continue
             batch["id"][slot], batch["label"][slot] = id_, other.addresses.label(0)
             if other.addresses.keys is not None:
                 batch["key"][slot] = other.addresses.keys[0]
             return
         raise error
+
+    def _mark_bad(self, id_: int, error: Exception) -> None:
+        """Excludes a sample as a substitute, and all others of its shard if that is lost."""
+        if isinstance(error, LostShard) and id_ not in self._bad_ids:
+            first_ids = self._source.order.first_ids
+            shard = int(np.searchsorted(first_ids, id_, side="right")) - 1
+            self._bad_ids.update(range(first_ids.item(shard), first_ids.item(shard + 1)))
+        self._bad_ids.add(id_)
+
+
+def near_ids(order: Order, epoch: int, lane: int, row: int) -> Iterator[int]:
+    """The ids that may stand in for that of a row, best first, the same for any number of replicas.
+
+    Those of the next rows of its lane, then of the rows before, then of the same row in the next lanes.
+    """
+
+    def ids(lanes: Sequence[int], start: int, stop: int) -> list[int]:
+        positions, _ = order.positions(epoch, np.array(lanes), start, stop)
+        return [int(id_) for id_ in order.ids(epoch, positions.ravel())]
+
+    begin, end = order.lane_starts(np.array([lane, lane + 1])).tolist()
+    row = min(row, end - begin - 1)  # a pad repeats the last row
+    for start, stop in growing_slices(range(row + 1, end - begin), MAX_NEAR):
+        yield from ids([lane], start, stop)
+    for start, stop in growing_slices(range(row), MAX_NEAR):
+        yield from reversed(ids([lane], row - stop, row - start))
+    yield from ids([*range(lane + 1, order.num_lanes), *range(lane)], row, row + 1)
 
 
 def slots_of(samples: Sequence[StoredContents]) -> np.ndarray:

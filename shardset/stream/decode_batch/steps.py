@@ -6,16 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardset.decode.image import alternating_draws, draws
+from shardset.decode.image import draws
 from shardset.decode.memory_cache import MemoryCache
 from shardset.errors import ConfigError
 from shardset.order.budget import steps_at_once
 from shardset.order.epoch import Slots
 from shardset.read.addresses import SampleAddresses
 from shardset.read.pending import PendingSamples, SampleReader
-from shardset.stream.batch import Batch
-from shardset.stream.decode_batch.substitutes import growing_slices
 from shardset.stream.source import StreamSource
+from shardset.stream.spec import Batch
 
 Spans = Iterator[tuple[int, range]]
 """(epoch, steps), one after the other; steps may be every n-th."""
@@ -87,8 +86,6 @@ class StepPlanner:
             # Rows are counted apart for each repeat; with one of each sample they are those of the order.
             rows = slots.rows * self._source.order.augment_repeats + slots.repeats
             drawn = draws(image, seed, epoch, rows, slots.lanes)
-            if image.flip == "alternating":
-                drawn[:, 0] = alternating_draws(seed, epoch, slots.ids, slots.repeats)
         if self._cache is not None and (addresses is None or self._cache.holds(slots.ids)):
             return PlannedStep(epoch, step, slots, None, drawn, self._cache.labels[slots.ids])
         assert addresses is not None, "only cached samples have no address"
@@ -108,3 +105,12 @@ def empty_batch(source: StreamSource, step: PlannedStep) -> Batch:
     for name in spec.fields:
         batch[name] = [None] * num_slots
     return batch
+
+
+def growing_slices(numbers: range, max_size: int) -> Iterator[tuple[int, int]]:
+    """Cuts a range into (start, stop) of 1, 2, 4 ... numbers, so that the first is there at once."""
+    start, size = numbers.start, 1
+    while start < numbers.stop:
+        stop = min(numbers.stop, start + size)
+        yield start, stop
+        start, size = stop, min(2 * size, max_size)

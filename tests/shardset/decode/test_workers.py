@@ -19,7 +19,7 @@ from shardset.decode.crops import CenterCrop, PadCrop, RandomResizedCrop
 from shardset.decode.image import ImageSpec, decode
 from shardset.decode.workers import SharedImages, WorkerPool
 from shardset.errors import DecoderLost, UndecodableImage
-from shardset.format import stored_png
+from shardset.format.images import stored_png
 from shardset.storage.open import open_storage
 from shardset.stream.source import MIN_DECODED
 from shardset.stream.stream import Stream, order_options

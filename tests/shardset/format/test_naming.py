@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardset.errors import ManifestError
 from shardset.format import naming
 
 GOOD_KEYS = [
@@ -147,32 +146,15 @@ def test_shard_paths_sort_as_their_numbers(number):
 
 @pytest.mark.parametrize("path", ["train/train-000000.tar", "a", "a..b/c...d", "a b/ü"])
 def test_a_path_inside_the_folder_is_taken(path):
-    assert naming.check_relative(path, "manifest.json") == path
+    assert naming.is_relative(path)
 
 
-@pytest.mark.parametrize("path", ["/etc/passwd", "gs://b/o", "a/memory://x"])
-def test_an_absolute_path_is_refused(path):
-    with pytest.raises(ManifestError, match=r"manifest\.json: path .* is absolute"):
-        naming.check_relative(path, "manifest.json")
-
-
-@pytest.mark.parametrize("path", ["a\\b", "C:\\x", "..\\a", "a\0b"])
-def test_a_path_that_other_systems_read_otherwise_is_refused(path):
-    with pytest.raises(ManifestError, match=r"manifest\.json: path .* has a backslash or a NUL"):
-        naming.check_relative(path, "manifest.json")
-
-
-@pytest.mark.parametrize("path", ["", "..", "../a", "a/../../b", "a/..", "./a", "a//b", "a/", "."])
-def test_a_climbing_path_is_refused(path):
-    with pytest.raises(ManifestError, match=r"manifest\.json: path .* leaves"):
-        naming.check_relative(path, "manifest.json")
-
-
-@given(st.text(max_size=30))
-def test_a_path_that_is_taken_stays_inside(path):
-    try:
-        naming.check_relative(path, "here")
-    except ManifestError:
-        return
-    assert not path.startswith("/")
-    assert ".." not in path.split("/")
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/etc/passwd", "gs://b/o", "a/memory://x", "a\\b", "C:\\x", "..\\a", "a\0b"),
+        *("", "..", "../a", "a/../../b", "a/..", "./a", "a//b", "a/", "."),
+    ],
+)
+def test_a_path_that_may_leave_the_folder_on_some_system_is_refused(path):
+    assert not naming.is_relative(path)

@@ -15,16 +15,13 @@ from shardset.decode.image import ImageSpec
 from shardset.decode.memory_cache import MemoryCache
 from shardset.errors import ConfigError, DamagedShard, ManifestError, UndecodableImage
 from shardset.format.tar import StoredSample
-from shardset.order.lanes import default_lanes
 from shardset.storage.open import open_storage
-from shardset.stream.source import warn_of_shared_lanes
 from shardset.stream.stream import Stream
 from tests.makers.reading import RecordingStorage, same, together
 from tests.makers.shardset import encode, image_sample, jpeg_samples, pixels, png_samples, write_shard_set
 
 WHOLE = ImageSpec(size=16, crop=CenterCrop(16))
 PADDED = ImageSpec(size=16, crop=PadCrop(2), flip=True)
-ALTERNATING = ImageSpec(size=16, crop=PadCrop(2), flip="alternating")
 NUM_TRAIN, NUM_VAL = 101, 37
 
 
@@ -108,8 +105,6 @@ def test_a_repeated_sample_is_augmented_anew_in_each_slot_of_its_batch(shards):
 DRAWN = {
     "repeats": REPEATED,
     "repeats without a window": {**REPEATED, "window": 0},
-    "alternating flips": {"image": ALTERNATING},
-    "alternating flips of repeats": {"image": ALTERNATING, "augment_repeats": 3},
     "augmentations": {
         "transform": Chain((RandAugment(magnitude=9, magnitude_std=0.5), RandomErasing(probability=0.5)))
     },
@@ -123,32 +118,6 @@ def test_all_that_is_drawn_for_an_image_is_the_same_in_any_world_and_after_a_res
     parts = [make(shards, rank=rank, world_size=world, num_threads=1, **options).epoch(1, 3) for rank in range(world)]
     for expected, *found in zip(whole[3:], *parts, strict=True):
         assert same(together(found), expected)
-
-
-def turns(stream, epoch):
-    """For each sample, which of its slots say that they are mirrored."""
-    found = {}
-    for batch in stream.epoch(epoch):
-        for id_, flip, weight in zip(batch["id"].tolist(), batch["flip"].tolist(), batch["weight"], strict=True):
-            found.setdefault(id_, []).extend([flip] if weight else [])
-    return found
-
-
-@pytest.mark.parametrize("repeats", [1, 3])
-def test_alternating_flips_mirror_half_of_the_samples_and_the_other_half_in_the_next_epoch(shards, repeats):
-    epochs = [turns(make(shards, image=ALTERNATING, augment_repeats=repeats), epoch) for epoch in range(4)]
-    assert len(epochs[0]) == NUM_TRAIN
-    assert 0.3 < np.mean([flips[0] for flips in epochs[0].values()]) < 0.7
-    for id_, first in epochs[0].items():
-        assert first == [first[0] ^ (repeat % 2 == 1) for repeat in range(repeats)]
-        assert [flips[id_][0] for flips in epochs] == [first[0], not first[0], first[0], not first[0]]
-    assert turns(make(shards, image=ALTERNATING, seed=8), 0) != turns(make(shards, image=ALTERNATING), 0)
-
-
-def test_alternating_flips_change_nothing_else(shards):
-    found, plain = together(list(make(shards, image=ALTERNATING).epoch(1))), together(list(make(shards).epoch(1)))
-    assert (found.pop("flip") != plain.pop("flip")).any()
-    assert same(found, plain)
 
 
 def test_a_lower_budget_lowers_the_window(shards):
@@ -356,18 +325,12 @@ def test_closing_a_stream_ends_its_threads(shards):
     assert set(threading.enumerate()) <= before
 
 
-def test_more_readers_than_lanes_are_warned_of_what_they_read_twice_and_what_a_new_run_would(shards, caplog):
+def test_more_readers_than_lanes_are_warned_of_what_they_read_twice(shards, caplog):
     make(shards, num_lanes=2, world_size=4, global_batch_size=8)
     assert "4 readers share the 2 lanes of this order, so they read up to 2.00 times" in caplog.text
-    promised = int(re.search(r"a new run on as many readers gets (\d+) lanes and reads 1.00 times", caplog.text)[1])
     caplog.clear()
-    assert make(shards, world_size=4, global_batch_size=8).order.num_lanes == promised
+    make(shards, world_size=4, global_batch_size=8)
     assert "readers share" not in caplog.text
-
-
-def test_a_new_run_is_promised_nothing_that_it_would_not_get(caplog):
-    warn_of_shared_lanes(16_384, lambda: default_lanes(65_536, 32_768), 65_536, 0, 32_768)
-    assert "up to 2.00 times the stored bytes; 16384 readers would share none" in caplog.text
 
 
 def test_the_memory_of_a_stream_is_logged_and_kept(shards, caplog):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image
 
-from shardset.format import stored_png
+from shardset.format.images import stored_png
 
 SIDES = st.integers(1, 40)
 PICTURES = st.tuples(st.integers(1, 4), SIDES, SIDES).flatmap(lambda shape: hnp.arrays(np.uint8, (*shape, 3)))

@@ -1,4 +1,4 @@
-"""Facts about images that writers and the reader share: extensions, formats and the pixel limit."""
+"""What the build and the reader agree on about images: extensions, formats and the pixel limit."""
 
 from shardset.errors import UndecodableImage
 

@@ -12,7 +12,7 @@ from shardset.decode import image as decoding
 from shardset.decode.crops import CenterCrop, PadCrop, RandomResizedCrop
 from shardset.decode.image import ImageSpec, decode, decode_into
 from shardset.errors import ConfigError, UndecodableImage
-from shardset.format import limits
+from shardset.format.images import limits
 from tests.makers import odd_images
 from tests.makers.odd_images import huge_webp
 from tests.makers.shardset import encode, pixels
