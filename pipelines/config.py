@@ -25,7 +25,7 @@ _ONLY_IN_SURVEY = ("class_depth", "path_column", "label_column")
 """The options that decide bytes only by what the survey finds."""
 
 _NOT_IN_BYTES = (
-    *("input", "output", "overwrite", "only_shards", "on_bad", "max_bad_fraction", "within_input"),
+    *("input", "output", "overwrite", "only_shards", "on_bad", "max_bad_fraction"),
     *_ONLY_IN_SURVEY,
 )
 
@@ -89,7 +89,6 @@ class BuildConfig:
         type=arguments.shard_numbers,
         metavar="SPLIT:0,4-7",
     )
-    within_input: bool = setting(False, "refuse a listing with images outside its folder, by links or absolute paths")
     class_depth: int = setting(1, "folder: the first N folders name the class", type=arguments.positive)
     path_column: str | None = setting(
         None,

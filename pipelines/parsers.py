@@ -98,7 +98,7 @@ def _add_build(build: Parser) -> None:
     where.add_argument("--source", required=True, help="format of the raw input, see below")
     where.add_argument("--input", required=True, metavar="PATH", help="local or gs://, see below")
     where.add_argument("--output", required=True, metavar="URL", help="the folder of the shard set, local or gs://")
-    add_flags(where, BuildConfig, (*INPUT_FLAGS, "within_input", "overwrite", "only_shards"))
+    add_flags(where, BuildConfig, (*INPUT_FLAGS, "overwrite", "only_shards"))
     where.add_argument("--dry-run", action="store_true", help="read all input, print the exact plan, write nothing")
     where.add_argument("--report", action=argparse.BooleanOptionalAction, default=True,
                        help="write report.html, a page about the set")  # fmt: skip

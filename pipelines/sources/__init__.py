@@ -5,13 +5,13 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from pipelines.holdout import Holdout
-from pipelines.sources.advice import refuse_file
 from pipelines.sources.base import Source
 from pipelines.sources.cifar import Cifar10, Cifar100
 from pipelines.sources.folder import Folder
 from pipelines.sources.huggingface import HuggingFace
 from pipelines.sources.imagenet import ImageNet
 from pipelines.sources.listing import Listing
+from pipelines.sources.objects import refuse_file
 from pipelines.sources.webdataset import WebDataset, find_tars
 from shardset.errors import ConfigError
 from shardset.storage.base import Storage
@@ -36,7 +36,6 @@ def _listing(config: "BuildConfig") -> Source:
     return Listing(
         *open_file(config.input),
         Holdout(config.holdout, config.seed),
-        within_input=config.within_input,
         path_column=config.path_column,
         label_column=config.label_column,
     )
@@ -60,7 +59,6 @@ SOURCES: dict[str, Callable[["BuildConfig"], Source]] = {
 
 OPTIONS = {
     "holdout": ("folder", "hf", "listing"),
-    "within_input": ("listing",),
     "class_depth": ("folder",),
     "path_column": ("hf", "listing"),
     "label_column": ("hf", "listing"),

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from pipelines.holdout import REST, Holdout, Label
-from pipelines.sources.advice import IN_ONE_FOLDER, advice_in
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit, class_infos, missing_notes
 from pipelines.sources.formats.spilled_list import Entry, SpilledList, SpilledUnits
 from pipelines.sources.objects import (
     UNREADABLE,
+    advice_in,
     extension,
     is_hidden,
     is_text,
@@ -150,7 +150,7 @@ class Folder:
             example = listed.folders[min(listed.folders)]
             raise SourceError(
                 f"{where}: found images such as {example}; {_LAYOUTS}; name the folder above the classes"
-                + (self._advice or f"; {IN_ONE_FOLDER}")
+                + (self._advice or "; images whose names hold the labels are listed as docs/migrate.md shows")
             )
         if layout.has_splits:
             return

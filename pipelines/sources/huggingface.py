@@ -15,14 +15,13 @@ from typing import Any, ClassVar, NamedTuple
 from pyarrow.parquet import ParquetFile
 
 from pipelines.holdout import REST, Holdout, Label
-from pipelines.sources.advice import advice_in
 from pipelines.sources.base import RawSample, Rejected, Spool, Survey, Unit, class_infos, missing_notes
 from pipelines.sources.formats import parquet
 from pipelines.sources.formats.image_table import NO_LABEL, ImageTable
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.records import compact
 from pipelines.sources.formats.spilled_list import Entry, SpilledList
-from pipelines.sources.objects import UNKNOWN_FIELD, extension, first_names, is_hidden, without_extension
+from pipelines.sources.objects import UNKNOWN_FIELD, advice_in, extension, first_names, is_hidden, without_extension
 from shardset.errors import ConfigError, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.naming import is_split

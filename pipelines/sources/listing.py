@@ -3,7 +3,6 @@
 The table is a CSV, JSONL or Parquet file.
 """
 
-import os
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -70,15 +69,13 @@ class Listing:
     that there are no labels. A path is relative to `input`, absolute, or a gs:// URL. Labels are either all numbers,
     taken as they are, or all names, numbered in sorted order. In CSV a label of digits (`7`, `7.0`) is a number, and
     white space around it is ignored; elsewhere its type decides. `holdout` is for listings without splits; it goes by
-    `key` or, without one, by the image's name below `input`, without its extension. With `within_input` an image
-    outside of `input`, by an absolute path or a symbolic link, is a SourceError. Raises ConfigError if the name of
-    `file` has none of the known extensions.
+    `key` or, without one, by the image's name below `input`, without its extension. Raises
+    ConfigError if the name of `file` has none of the known extensions.
     """
 
     input: Storage
     file: str
     holdout: Holdout = field(default_factory=Holdout)
-    within_input: bool = False
     path_column: str | None = None
     label_column: str | None = None
     entries_per_unit: int = ENTRIES_PER_UNIT
@@ -153,11 +150,6 @@ class Listing:
                 raise SourceError(f"{where}: a label, but {table.header} has none; give all rows a label, or none")
             if self.holdout and row.split:
                 raise ConfigError(f"{where}: --holdout with a listing that has splits; leave one of the two out")
-            if self.within_input and not _is_within(self.input, row.path):
-                raise SourceError(
-                    f"{where}: path {row.path!r:.200} leads out of {self.input.url}; move the image there, or leave "
-                    "--within-input out"
-                )
             listed.add(row, position)
         return listed
 
@@ -281,12 +273,3 @@ def _check_path(path: str, where: str) -> str:
             f"{where}: path {path!r:.80} climbs out of the listing's folder; write it as an absolute path"
         )
     return "/".join(parts)
-
-
-def _is_within(folder: Storage, path: str) -> bool:
-    """Whether the file at a path of a listing is below the folder, with symbolic links resolved."""
-    storage, name = open_file(path) if is_absolute(path) else (folder, path)
-    file, top = f"{storage.url}/{name}", folder.url
-    if not (storage.is_remote or folder.is_remote):
-        file, top = os.path.realpath(file), os.path.realpath(top)
-    return file.startswith(f"{top.rstrip('/')}/")

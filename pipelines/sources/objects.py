@@ -1,17 +1,58 @@
 """What is in an input folder, and what a path there tells about an image."""
 
 import os
+import re
+from collections.abc import Iterable
 from itertools import islice
 
-from shardset.errors import NotFound
+from shardset.errors import ConfigError, NotFound
+from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.storage.base import Stat, Storage
-from shardset.storage.open import is_absolute, open_file
+from shardset.storage.open import is_absolute, is_address, open_file
 
 UNREADABLE = "no permission to read it"
 """The reason of a rejected file for which `may_read` is false."""
 
 UNKNOWN_FIELD = "img"
 """The field of an image whose path does not tell its format; the build corrects it by content."""
+
+_NOT_LABELS = "boxes are not labels; docs/migrate.md shows how to list them with the images"
+_ADVICE = (
+    (r"\.(zip|7z|rar|tgz|tar\.(gz|bz2|xz|zst))", "", "an archive: unpack it and name the folder"),
+    (
+        r"\.(npy|npz|pt|pth|pkl|pickle|mat|h5|hdf5)|-idx\d-ubyte(\.gz)?",
+        "",
+        "arrays: docs/migrate.md shows how to write and list their images",
+    ),
+    (r"(^|/)labels/.+\.txt", "", f"YOLO: {_NOT_LABELS}"),
+    (r"(^|/)annotations/[^/]+\.json|\.coco\.json", "", f"COCO: {_NOT_LABELS}"),
+    (r"\.parquet", "hf listing", "Parquet: read by --source hf, or by --source listing if it lists paths"),
+    (r"\.(csv|tsv|jsonl|ndjson)", "listing", "a table: if it lists images, read it by --source listing"),
+    (r"\.tar", "webdataset imagenet", "tars: read by --source webdataset if they have samples, or unpack them"),
+    (rf"\.({'|'.join(FIELD_OF_EXTENSION)})", "folder listing imagenet", "images: class folders are --source folder"),
+)
+"""The end of a name, the sources that read such a file, and what to do for any other; the first that fits counts."""
+
+
+def advice_in(folder: Storage, source: str) -> str:
+    """`; ` and what to do about a file in a folder that another source or a recipe is for; "" if there is none."""
+    advice = _advice_on([stat.name for stat in islice(folder.list(), 10_000)], source)
+    return f"; {advice}" if advice else ""
+
+
+def refuse_file(path: str, source: str) -> None:
+    """Raises ConfigError if the input is a file that the source does not read."""
+    advice = _advice_on([path], source)
+    if advice and (is_address(path) or os.path.isfile(path)):
+        raise ConfigError(f"--source {source} does not read this file: {advice}")
+
+
+def _advice_on(names: Iterable[str], source: str) -> str:
+    for ending, sources, advice in _ADVICE:
+        seen = next((name for name in names if re.search(f"({ending})$", name, re.I)), None)
+        if seen and source not in sources.split():
+            return f"{printable(seen)} looks like {advice}"
+    return ""
 
 
 def may_read(storage: Storage, name: str) -> bool:

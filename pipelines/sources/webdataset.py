@@ -6,12 +6,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pipelines.sources.advice import advice_in
 from pipelines.sources.base import RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.tar import header_window
 from pipelines.sources.formats.tar_samples import samples_of
-from pipelines.sources.objects import is_hidden, is_text, printable
+from pipelines.sources.objects import advice_in, is_hidden, is_text, printable
 from shardset.errors import ConfigError, SourceError
 from shardset.format import manifest as manifests
 from shardset.format.manifest import Manifest

@@ -133,9 +133,9 @@ ADVISED = {
     "parquet": (["parquet/a.parquet"], "folder", "read by --source hf"),
     "tars": (["tars/a.tar"], "hf", "read by --source webdataset"),
     "pictures": (["pictures/cat/1.png"], "webdataset", "class folders are --source folder"),
-    "flat": ([f"flat/{name}" for name in FLAT], "folder", "labels in their names, are listed as docs/migrate.md"),
-    "yolo": (["yolo/images/train/1.png", "yolo/labels/train/1.txt"], "folder", "YOLO: boxes are no labels"),
-    "coco": (["coco/val2017/1.png", "coco/annotations/instances_val2017.json"], "folder", "COCO: boxes are no labels"),
+    "flat": ([f"flat/{name}" for name in FLAT], "folder", "whose names hold the labels are listed as docs/migrate.md"),
+    "yolo": (["yolo/images/train/1.png", "yolo/labels/train/1.txt"], "folder", "YOLO: boxes are not labels"),
+    "coco": (["coco/val2017/1.png", "coco/annotations/instances_val2017.json"], "folder", "COCO: boxes are not labels"),
 }
 
 

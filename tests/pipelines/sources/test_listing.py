@@ -312,26 +312,17 @@ def test_a_holdout_of_a_listing_with_splits_is_refused(images):
 # --- images elsewhere
 
 
-def test_a_symbolic_link_out_of_the_folder_is_followed_unless_it_is_refused(images, tmp_path_factory):
+def test_a_symbolic_link_out_of_the_folder_is_followed(images, tmp_path_factory):
     secret = tmp_path_factory.mktemp("elsewhere") / "secret.png"
     secret.write_bytes(image_bytes(9))
     (images / "link.png").symlink_to(secret)
     (images / "folder").symlink_to(secret.parent)
-    (images / "near").symlink_to("a")
-    for path in ("link.png", "folder/secret.png", str(secret), f"{images}/link.png", "memory://bucket/x.png"):
-        listing = write_csv(images / "list.csv", ["path", "label"], [["3.ppm", 0], [path, 0]])
-        assert len(read(opened(listing))) == 2
-        with pytest.raises(SourceError, match=r"list\.csv: line 3: path .* leads out of .*--within-input"):
-            opened(listing, within_input=True).survey()
-    inside = ["3.ppm", "near/1.png", "gone.png", f"{images}/a/1.png"]
-    write_csv(images / "list.csv", ["path", "label"], [[path, 0] for path in inside])
-    assert len(read(opened(images / "list.csv", within_input=True))) == 4
+    assert len(read(csv_of(images, ["link.png", 0], ["folder/secret.png", 0]))) == 2
 
 
 @pytest.mark.parametrize(
     ("source", "option", "takers"),
     [
-        ("folder", {"within_input": True}, "listing"),
         ("listing", {"class_depth": 2}, "folder"),
         *(
             (source, {"holdout": {"test": 0.1}}, "folder and hf and listing")
@@ -343,11 +334,6 @@ def test_an_option_of_other_sources_is_refused(tmp_path, source, option, takers)
     config = BuildConfig(source=source, input=str(tmp_path), output="out", **option)
     with pytest.raises(ConfigError, match=f"--[a-z-]+ has no meaning for {source}, only for {takers}; leave it out"):
         open_source(config)
-
-
-def test_within_input_changes_no_bytes():
-    plain = BuildConfig(source="listing", input="x", output="y")
-    assert replace(plain, within_input=True).what_decides_bytes() == plain.what_decides_bytes()
 
 
 # --- malformed listings
