@@ -35,7 +35,6 @@ PIPELINES = [
     "pyjpegio>=0.3,<0.4",
     "pyyaml>=6,<7",
     "scipy>=1.13,<2",
-    "shtab>=1.7,<2",
 ]
 TRAINER = [
     *READ,
@@ -46,7 +45,6 @@ TRAINER = [
     "safetensors>=0.4.5,<1",
     "webdataset>=1.0.2,<1.1",
     "tensorboard>=2.18,<3",
-    "shtab>=1.7,<2",
 ]
 EXPORT = ["onnx>=1.17,<2"]
 WANDB = ["wandb>=0.19,<1"]

@@ -11,9 +11,6 @@ from pipelines.images.options import IMAGE_FLAGS, ImageOptions
 from shardset.program import Parser, program_parser
 from shardset.settings import add_flags
 
-COMMAND = "shardset-pipelines"
-"""The installed name of this program: a shell completes commands by name, so not `python -m pipelines`."""
-
 SIZES_TITLE = "sizes (a number, or SPLIT=NUMBER,SPLIT=NUMBER)"
 EXIT_CODES = "exit codes: 0 done; 1 failed, or the data is damaged; 2 wrong command line; 130 stopped by Ctrl-C"
 
@@ -61,7 +58,7 @@ For raw files, `build --dry-run --verify none` prints how they would divide, fro
 def parser() -> argparse.ArgumentParser:
     """The parser of the program. Its result holds the chosen verb in `verb` and that verb's parser in `verb_parser`."""
     top = program_parser(
-        COMMAND, "pipelines", epilog=EXIT_CODES,
+        "pipelines", epilog=EXIT_CODES,
         description="Turns raw image files into exact, reproducible WebDataset shards.",
     )  # fmt: skip
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")

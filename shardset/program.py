@@ -42,26 +42,14 @@ class Parser(argparse.ArgumentParser):
         super().error(masked(message))
 
 
-def program_parser(command: str, module: str, **options: Any) -> Parser:
-    """The top-level parser of a program, with `--version` and `--print-completion`; named as the shell called it."""
+def program_parser(module: str, **options: Any) -> Parser:
+    """The top-level parser of a program, with `--version`; named as the shell called it."""
     called = Path(sys.argv[0]).name
-    parser = Parser(prog=called if called == command else f"python -m {module}", allow_abbrev=False, **options)
+    parser = Parser(
+        prog=called if called == f"shardset-{module}" else f"python -m {module}", allow_abbrev=False, **options
+    )
     parser.add_argument("--version", action="version", version=f"shardset {__version__}")
-    parser.add_argument("--print-completion", action=_PrintCompletion, choices=["bash", "zsh", "tcsh"],
-                        help=f"for {command}: a completion script, to be evaluated")  # fmt: skip
     return parser
-
-
-class _PrintCompletion(argparse.Action):
-    """Prints the script and ends the program."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
-    ) -> None:
-        import shtab  # comes with an extra; `--help` works without one
-
-        print(shtab.complete(parser, values))
-        parser.exit(OK)
 
 
 def did_you_mean(name: str, names: Collection[str]) -> str:

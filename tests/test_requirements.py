@@ -87,7 +87,7 @@ def run_without(hidden: set[str], folder: Path, *words: str) -> subprocess.Compl
 @pytest.mark.parametrize("words", [("pipelines", "estimate", "--help"), ("trainer", "train", "--help")])
 def test_help_needs_the_base_requirements_only(words, tmp_path):
     hidden = hidden_by(with_theirs(requirements()))
-    assert {"apache_beam", "torch", "jinja2", "shtab", "cv2", "scipy"} <= hidden
+    assert {"apache_beam", "torch", "jinja2", "cv2", "scipy"} <= hidden
     assert not hidden & {"numpy", "pyarrow", "PIL", "rich"}
     done = run_without(hidden, tmp_path, *words)
     assert (done.returncode, done.stderr) == (0, "")

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
     Verbs = argparse._SubParsersAction[Parser]
 
-COMMAND = "shardset-trainer"
-"""The installed name of this program. Shells complete commands by name, so not `python -m trainer`."""
-
 EXIT_CODES = """exit codes:
   0  done
   1  failed; the last line on stderr says why
@@ -62,7 +59,6 @@ def _run(options: argparse.Namespace) -> int:
 def parser() -> Parser:
     """The command line."""
     top = program_parser(
-        COMMAND,
         "trainer",
         description="Trains on a shard set, with plain PyTorch or PyTorch/XLA.",
         epilog=EXIT_CODES,

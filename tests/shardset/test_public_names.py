@@ -16,7 +16,6 @@ EXTRAS = (
     "jinja2",
     "jpegio",
     "scipy",
-    "shtab",
     "timm",
     "torch",
     "torchvision",
