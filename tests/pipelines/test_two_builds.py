@@ -155,8 +155,7 @@ def test_a_shard_that_a_lost_build_wrote_after_its_successor_died_is_replaced(ra
     check_one_set(storage.url, winner)
 
 
-@pytest.mark.parametrize("moment", ["close", "closed"])
-@pytest.mark.parametrize("name", [TAR, naming.MANIFEST])
+@pytest.mark.parametrize(("name", "moment"), [(TAR, "close"), (TAR, "closed"), (naming.MANIFEST, "close")])
 def test_a_file_of_a_lost_build_that_arrives_just_before_or_after_its_own_leaves_one_set(
     raw, winner, storage, name, moment
 ):

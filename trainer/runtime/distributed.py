@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from timm.layers.norm_act import convert_sync_batchnorm
 from torch import nn
 from torch._C._distributed_c10d import Store, TCPStore
 from torch.nn.parallel import DistributedDataParallel
@@ -93,7 +92,9 @@ class Ddp(Single):
                 "sync_batch_norm is true, but torch has such a BatchNorm for CUDA devices only; use --strategy single, "
                 "or --set model.norm=group"
             )
-        convert: Any = convert_sync_batchnorm  # has no types
+        from timm.layers import norm_act  # three seconds, which only this needs
+
+        convert: Any = norm_act.convert_sync_batchnorm  # has no types
         synchronized: nn.Module = convert(model)
         return synchronized
 

@@ -51,14 +51,13 @@ def other(tmp_path_factory):
     return url
 
 
-@pytest.mark.parametrize("library", [TORCH, JAX])
 @pytest.mark.parametrize(
-    ("choice", "message"),
+    ("library", "choice", "message"),
     [
-        ({}, "same"),
-        ({"seed": 8}, "seed=0 in process 0 and seed=8 in process 1; give all of them the same shard set"),
-        ({"url": None}, "processes read differently: manifest="),
-        ({"num_lanes": 2}, "num_lanes=2 in process 1"),
+        (TORCH, {}, "same"),
+        (TORCH, {"url": None}, "processes read differently: manifest="),
+        (TORCH, {"num_lanes": 2}, "num_lanes=2 in process 1"),
+        (JAX, {"seed": 8}, "seed=0 in process 0 and seed=8 in process 1; give all of them the same shard set"),
     ],
 )
 def test_processes_whose_streams_differ_are_told_what_differs(shards, other, library, choice, message):

@@ -54,8 +54,15 @@ def epoch_of(loader, epoch):
     return list(loader)
 
 
-@pytest.mark.parametrize(("kind", "name"), ALL)
-@pytest.mark.parametrize("part", ["some", "all"])
+@pytest.mark.parametrize(
+    ("part", "kind", "name"),
+    [
+        *(("some", *one) for one in ALL),
+        ("all", "batches", "new"),
+        ("all", "samples", "stay"),
+        ("all", "sevens", "alone"),
+    ],
+)
 def test_interrupted_within_an_epoch_gives_the_rest_and_then_whole_epochs(loader_of, kind, name, part):
     epochs = whole(loader_of, kind, name)
     num_taken = 3 if part == "some" else len(epochs[0])
@@ -67,7 +74,7 @@ def test_interrupted_within_an_epoch_gives_the_rest_and_then_whole_epochs(loader
     assert [list(resumed), epoch_of(resumed, 1), epoch_of(resumed, 2)] == [epochs[0][num_taken:], *epochs[1:3]]
 
 
-@pytest.mark.parametrize(("every", "ahead", "num_taken"), [(2, 2, 1), (2, 2, 10), (17, 2, 19), (1, 5, 10)])
+@pytest.mark.parametrize(("every", "ahead", "num_taken"), [(2, 2, 1), (17, 2, 19), (1, 5, 10)])
 def test_rare_snapshots_and_items_fetched_ahead_are_not_lost(loader_of, num_taken, every, ahead):
     more = {"snapshot_every_n_steps": every, "prefetch_factor": ahead}
     epochs, loader = whole(loader_of, "samples", "stay"), loader_of("samples", "stay", **more)
@@ -122,7 +129,7 @@ def test_a_state_from_a_loop_that_is_left_stays_the_same_when_handed_on(loader_o
         assert [list(again), list(again)] == [epochs[0][1:], epochs[1]]
 
 
-@pytest.mark.parametrize(("saved_with", "loaded_with"), [(0, 3), (3, 0), (2, 3)])
+@pytest.mark.parametrize(("saved_with", "loaded_with"), [(0, 3), (3, 2)])
 def test_another_number_of_workers_is_refused(loader_of, saved_with, loaded_with):
     loader = loader_of("batches", "alone", num_workers=saved_with)
     with pytest.raises((AssertionError, ConfigError)):

@@ -187,6 +187,12 @@ def examined(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     return run
 
 
+@pytest.fixture
+def known_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One device, which no process has to look for."""
+    monkeypatch.setattr(probes, "devices", lambda _: devices("cpu", None))
+
+
 def test_a_set_on_disk_end_to_end(examined, folder, tmp_path):
     cache = ["--set", f"cache_dir={tmp_path / 'cache'}", "--set", "cache_bytes=1000000"]
     words = [*flags(folder, str(tmp_path / "not" / "yet" / "run")), *cache, "--want-images-per-second", "0.001"]
@@ -219,6 +225,7 @@ def test_a_set_in_a_bucket_end_to_end(examined, folder, gcs_root):
 
 
 @pytest.mark.gcs
+@pytest.mark.usefixtures("known_devices")
 def test_a_bucket_that_does_not_exist_is_one_failure_and_no_more(examined, gcs_root):
     code, found, _ = examined(*flags("gs://no-such-bucket/set", "gs://no-such-bucket/run"))
     assert code == FAILED
@@ -226,6 +233,7 @@ def test_a_bucket_that_does_not_exist_is_one_failure_and_no_more(examined, gcs_r
     assert "run folder" not in found
 
 
+@pytest.mark.usefixtures("known_devices")
 def test_what_is_wrong_fails_with_code_1_and_says_how_much(examined, tmp_path):
     (tmp_path / "file").write_text("")
     code, found, errors = examined(*flags(str(tmp_path / "nothing"), str(tmp_path / "file" / "run")))
@@ -235,6 +243,7 @@ def test_what_is_wrong_fails_with_code_1_and_says_how_much(examined, tmp_path):
     assert errors.strip().splitlines()[-1].startswith(f"TrainingError: 2 of {len(found)} checks failed")
 
 
+@pytest.mark.usefixtures("known_devices")
 def test_damage_that_only_decoding_shows_is_a_failure(examined, tmp_path):
     damaged = shard_set(tmp_path / "set")
     for shard in (tmp_path / "set/train").glob("*.tar"):
@@ -247,6 +256,7 @@ def test_damage_that_only_decoding_shows_is_a_failure(examined, tmp_path):
     assert found["decode rate"]["status"] == "fail"
 
 
+@pytest.mark.usefixtures("known_devices")
 def test_settings_that_do_not_suit_the_data_are_a_failure(examined, folder, tmp_path):
     code, found, _ = examined(*flags(folder, str(tmp_path)), "--set", "eval_split=test")
     assert code == FAILED
