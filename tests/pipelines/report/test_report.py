@@ -12,7 +12,7 @@ from pipelines import cli
 from pipelines.check.verify import verify
 from pipelines.report import collect
 from pipelines.report import page as report
-from pipelines.report.findings import findings
+from pipelines.report.page import findings
 from shardset.errors import ConfigError
 from shardset.format import manifest as manifests
 from shardset.format import naming
