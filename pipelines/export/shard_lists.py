@@ -1,7 +1,7 @@
 """Lists of shards with their sizes, from the manifest alone: of wids and of timm.
 
-wids takes `wids-SPLIT.json` for random access by `wids.ShardListDataset`, which compares no MD5, so none is listed. timm takes
-`_info.json`, from which `timm.data.create_dataset("wds/...")` has the names and counts of shards.
+wids takes `wids-SPLIT.json` for random access by `wids.ShardListDataset`, which compares no MD5, so none is listed.
+timm takes `_info.json`, from which `timm.data.create_dataset("wds/...")` has the names and counts of shards.
 """
 
 from collections.abc import Iterator
