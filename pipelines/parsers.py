@@ -117,7 +117,7 @@ def _add_inspect(inspect: Parser) -> None:
 def _add_export(export: Parser) -> None:
     _add_manifest(export)
     export.add_argument("--to", required=True, action="extend", type=lambda text: text.split(","), metavar="READER,...",
-                        help="any of wids (reads every tar once, for its MD5), timm, energon, hf")  # fmt: skip
+                        help="any of wids, timm, energon, hf")  # fmt: skip
     export.add_argument("--output", metavar="FOLDER",
                         help="where to write, if the format allows (default: beside the tars)")  # fmt: skip
     export.add_argument("--overwrite", action="store_true", help="replace existing files that differ")

@@ -112,7 +112,15 @@ def test_each_way_of_migrating_works_in_its_order(title: str, tmp_path: Path) ->
             run(python_for(text), tmp_path)
 
 
-@pytest.mark.parametrize("name", ["loop", "datasets", "torch", pytest.param("litdata", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "loop",
+        "datasets",
+        pytest.param("torch", marks=pytest.mark.slow),
+        pytest.param("litdata", marks=pytest.mark.nightly),
+    ],
+)
 def test_each_loop_gives_the_writer_all_its_samples(name: str, tmp_path: Path) -> None:
     write_inputs(tmp_path)
     write_class_folders(tmp_path / "pictures", ["cat", "dog"], 12, splits=("train",))

@@ -16,11 +16,11 @@ from shardset.checksum import crc32c_of
 from shardset.errors import DamagedShard, StorageError, UndecodableImage
 from shardset.format import table
 from shardset.format.images import is_image_field
-from shardset.format.index import index_from_bytes
 from shardset.format.manifest import IndexFile, Shard
 from shardset.format.tar import TarMember, members, sample_members
+from shardset.read.indexes import read_index
 from shardset.storage.base import Storage
-from shardset.storage.checked import DamagedObject, facts_of, read_object, read_twice, stored_crc32c
+from shardset.storage.checked import DamagedObject, read_object, read_twice, stored_crc32c
 
 _REBUILD = "rebuild the shard with --only-shards"
 
@@ -66,11 +66,12 @@ def check_shard(task: ShardTask) -> ShardFindings:
     """The problems and totals of one shard. Runs in a thread or a process."""
     findings = ShardFindings()
     if task.deep:
-        _check_deep(task, findings)
-        return findings
-    findings.num_samples = task.shard.num_samples
-    for file in (task.shard, task.shard.index):
-        _check_object(task.storage, file, findings)
+        index = _checked_index(task, findings)
+        _check_tar(task, index, findings)
+    else:
+        findings.num_samples = task.shard.num_samples
+        for file in (task.shard, task.shard.index):
+            _check_object(task.storage, file, findings)
     return findings
 
 
@@ -90,57 +91,39 @@ def _check_object(storage: Storage, file: Shard | IndexFile, findings: ShardFind
     except StorageError as error:
         findings.problems.append(problem_of(file.path, error))
         return
-    findings.add(file.path, *_differences(file, stat.num_bytes, crc32c))
-
-
-def _differences(file: Shard | IndexFile, num_bytes: int, crc32c: str | None) -> Iterator[str]:
-    if num_bytes != file.num_bytes:
-        yield f"holds {num_bytes} bytes, the manifest says {file.num_bytes}; {_REBUILD}"
+    if stat.num_bytes != file.num_bytes:
+        findings.add(file.path, f"{stat.num_bytes} bytes, expected {file.num_bytes}; {_REBUILD}")
     elif crc32c != file.crc32c:
-        yield f"its CRC32C is {crc32c}, the manifest says {file.crc32c}: bytes were changed; {_REBUILD}"
+        findings.add(file.path, f"its crc32c is {crc32c}, expected {file.crc32c}: bytes were changed; {_REBUILD}")
 
 
-def _check_deep(task: ShardTask, findings: ShardFindings) -> None:
-    data, index = _read_whole(task.storage, task.shard.index, findings), None
-    # A damaged index has been reported; only a sound one is worth comparing with the tar.
-    if data is not None and not findings.problems:
-        index = _parse_index(task.shard, data, findings)
-    if index is not None:
-        findings.key_hashes = hash_keys(index["key"])
-    tar = _read_whole(task.storage, task.shard, findings)
-    if tar is not None:
-        _check_tar(task, tar, index, findings)
-
-
-def _read_whole(storage: Storage, file: Shard | IndexFile, findings: ShardFindings) -> bytes | None:
+def _checked_index(task: ShardTask, findings: ShardFindings) -> np.ndarray | None:
+    """The index; None if it is damaged: only a sound one is worth comparing with the tar."""
+    path = task.shard.index.path
     try:
-        data = read_object(storage, file.path, file.num_bytes, file.crc32c, _REBUILD)
-    except StorageError as error:
-        findings.problems.append(problem_of(file.path, error))
-        return None
-    except DamagedObject as error:
-        data = error.data
-        findings.add(file.path, *_differences(file, *facts_of(data)))
-    findings.num_bytes += len(data)
-    return data
-
-
-def _parse_index(shard: Shard, data: bytes, findings: ShardFindings) -> np.ndarray | None:
-    path = shard.index.path
-    try:
-        index = index_from_bytes(data, path)
-    except DamagedShard as error:
+        index = read_index(task.storage, task.shard)
+    except (DamagedShard, StorageError) as error:
         findings.problems.append(problem_of(path, error))
         return None
-    if len(index) != shard.num_samples:
-        findings.add(path, f"lists {len(index)} samples, the manifest says {shard.num_samples}; {_REBUILD}")
+    findings.num_bytes += task.shard.index.num_bytes
+    findings.key_hashes = hash_keys(index["key"])
     if len(wrong := np.flatnonzero(index["check"] != table.checks(index))):
         findings.add(path, f"{len(wrong)} rows do not fit their checks, the first is row {wrong[0]}; {_REBUILD}")
     return index
 
 
-def _check_tar(task: ShardTask, tar: bytes, index: np.ndarray | None, findings: ShardFindings) -> None:
-    shard, sha256 = task.shard, hashlib.sha256(tar).hexdigest()
+def _check_tar(task: ShardTask, index: np.ndarray | None, findings: ShardFindings) -> None:
+    shard = task.shard
+    try:
+        tar = read_object(task.storage, shard.path, shard.num_bytes, shard.crc32c, _REBUILD)
+    except StorageError as error:
+        findings.problems.append(problem_of(shard.path, error))
+        return
+    except DamagedObject as error:
+        findings.problems.append(problem_of(shard.path, error))
+        tar = error.data  # its samples tell which of them are damaged
+    findings.num_bytes += len(tar)
+    sha256 = hashlib.sha256(tar).hexdigest()
     if sha256 != shard.sha256:
         findings.add(shard.path, f"its SHA-256 is {sha256[:12]}…, the manifest says {shard.sha256[:12]}…; {_REBUILD}")
     groups = _groups(shard.path, tar, findings)
@@ -150,19 +133,15 @@ def _check_tar(task: ShardTask, tar: bytes, index: np.ndarray | None, findings: 
     if index is not None:
         rows = (dict(zip(index.dtype.names or (), row, strict=True)) for row in index.tolist())
     for group, row in zip(groups, rows, strict=False):  # a different length has been reported
-        _check_sample(task, tar, group, row, findings)
+        contents = {member.field: tar[member.offset : member.offset + member.num_bytes] for member in group}
+        where = f"{shard.path}, sample {group[0].key}"
+        findings.num_content_bytes += sum(map(len, contents.values()))
+        findings.add(where, *_field_problems(task, group, contents))
+        if row is not None:
+            findings.labels[row["label"]] += 1
+            findings.add(where, *_row_problems(task, group, contents, row))
+        findings.add(where, *_image_problems(task, contents, findings))
     findings.num_samples = len(groups)
-
-
-def _check_sample(
-    task: ShardTask, tar: bytes, group: list[TarMember], row: dict[str, Any] | None, findings: ShardFindings
-) -> None:
-    contents = {member.field: tar[member.offset : member.offset + member.num_bytes] for member in group}
-    label = int(row["label"]) if row else _label_of(contents)
-    findings.labels[-1 if label is None else label] += 1
-    findings.num_content_bytes += sum(map(len, contents.values()))
-    where = f"{task.shard.path}, sample {group[0].key}"
-    findings.add(where, *_sample_problems(task, group, contents, row), *_image_problems(task, contents, findings))
 
 
 def _groups(path: str, tar: bytes, findings: ShardFindings) -> list[list[TarMember]]:
@@ -175,21 +154,16 @@ def _groups(path: str, tar: bytes, findings: ShardFindings) -> list[list[TarMemb
     return list(sample_members(walked))
 
 
-def _sample_problems(
-    task: ShardTask, group: list[TarMember], contents: dict[str, bytes], row: dict[str, Any] | None
-) -> Iterator[str]:
+def _field_problems(task: ShardTask, group: list[TarMember], contents: dict[str, bytes]) -> Iterator[str]:
     if len(contents) != len(group):
         yield f"has a field twice: {', '.join(member.field for member in group)}; {_REBUILD}"
     for unknown in sorted(contents.keys() - set(task.fields)):
         yield f"has a field {unknown!r}, the manifest lists {', '.join(task.fields)}; {_REBUILD}"
-    if row is not None:
-        yield from _row_problems(group, contents, row)
-        yield from _label_problems(int(row["label"]), contents, task.num_classes)
-        if row["source"] >= task.num_source_samples:
-            yield f"the index says source {row['source']}, but the split has {task.num_source_samples}; {_REBUILD}"
 
 
-def _row_problems(group: list[TarMember], contents: dict[str, bytes], row: dict[str, Any]) -> Iterator[str]:
+def _row_problems(
+    task: ShardTask, group: list[TarMember], contents: dict[str, bytes], row: dict[str, Any]
+) -> Iterator[str]:
     # The index says (0, 0) for a field that the sample lacks.
     byte_ranges = {name: (0, 0) for name in row if name.startswith(".")}
     byte_ranges |= {f".{member.field}": (member.offset, member.num_bytes) for member in group}
@@ -203,21 +177,13 @@ def _row_problems(group: list[TarMember], contents: dict[str, bytes], row: dict[
     for column, value in in_tar.items():
         if row.get(column) != value:
             yield f"the index says {column} {row.get(column)}, the tar says {value}; {_REBUILD}"
-
-
-def _label_of(contents: dict[str, bytes]) -> int | None:
-    text = contents.get("cls", b"")
-    return int(text) if text.isdigit() else None
-
-
-def _label_problems(label: int, contents: dict[str, bytes], num_classes: int) -> Iterator[str]:
-    stored = _label_of(contents)
-    if label >= 0 and stored is None:
-        yield f"the index says label {label}, but its cls field is {contents.get('cls', b'absent')!r}; {_REBUILD}"
-    elif stored is not None and stored != label:
-        yield f"the index says label {label}, its cls field {stored}; {_REBUILD}"
-    if not -1 <= label < num_classes:
-        yield f"its label is {label}, expected one of the {num_classes} classes; {_REBUILD}"
+    label, text = row["label"], contents.get("cls", b"absent")
+    if label != (int(text) if text.isdigit() else -1):
+        yield f"the index says label {label}, but its cls field is {text!r}; {_REBUILD}"
+    if not -1 <= label < task.num_classes:
+        yield f"its label is {label}, expected one of the {task.num_classes} classes; {_REBUILD}"
+    if row["source"] >= task.num_source_samples:
+        yield f"the index says source {row['source']}, but the split has {task.num_source_samples}; {_REBUILD}"
 
 
 def _image_problems(task: ShardTask, contents: dict[str, bytes], findings: ShardFindings) -> Iterator[str]:

@@ -79,15 +79,34 @@ def verify(
     shards hold `min_process_bytes` or more. Raises ManifestError without a valid manifest.
     """
     manifest, storage = manifests.load(url)
-    tasks = _tasks(storage, manifest, deep=deep)
+    image = options_to_read(manifest)
+    tasks = [
+        ShardTask(
+            storage=storage,
+            split=name,
+            shard=shard,
+            fields=split.fields,
+            num_source_samples=split.num_source_samples,
+            num_classes=len(manifest.classes),
+            image=image,
+            deep=deep,
+        )
+        for name, split in manifest.splits.items()
+        for shard in split.shards
+    ]
     checked = _check_all(tasks, progress, min_process_bytes)
-    problems = [*_table_problems(storage, manifest)]
-    problems += [problem for findings in checked for problem in findings.problems]
-    problems += _unlisted(storage, manifest)
-    problems += check_quarantine(storage, manifest.quarantine)[1]
+    problems = [
+        *_table_problems(storage, manifest),
+        *(problem for findings in checked for problem in findings.problems),
+        *_unlisted(storage, manifest),
+        *check_quarantine(storage, manifest.quarantine)[1],
+    ]
     if deep:
         problems += _split_problems(manifest, tasks, checked)
-        problems += _duplicate_key_problems(storage, tasks, checked)
+        repeated = duplicate_keys(storage, [task.shard for task in tasks], [one.key_hashes for one in checked])
+        for shard, key, first in repeated:
+            name = key.decode("ascii", "replace")
+            problems.append(Problem(shard.path, f"has a sample {name} as {first.path} has; rebuild the set"))
     return VerifyReport(
         url=url,
         digest=manifest.digest,
@@ -115,24 +134,6 @@ def render(report: VerifyReport, *, max_problems: int = 100) -> str:
 def to_json(report: VerifyReport) -> str:
     """The report as one JSON object with all problems, and `ok`."""
     return json.dumps({"ok": report.ok, **msgspec.to_builtins(report)}, indent=1)
-
-
-def _tasks(storage: Storage, manifest: Manifest, *, deep: bool) -> list[ShardTask]:
-    image = options_to_read(manifest)
-    return [
-        ShardTask(
-            storage=storage,
-            split=name,
-            shard=shard,
-            fields=split.fields,
-            num_source_samples=split.num_source_samples,
-            num_classes=len(manifest.classes),
-            image=image,
-            deep=deep,
-        )
-        for name, split in manifest.splits.items()
-        for shard in split.shards
-    ]
 
 
 def _check_all(
@@ -207,24 +208,10 @@ def _split_problems(manifest: Manifest, tasks: list[ShardTask], checked: list[Sh
         if any(one.problems for one in findings):  # a damaged shard lacks samples, which has been reported
             continue
         labels = sum((one.labels for one in findings), Counter[int]())
-        for label, expected in enumerate(split.class_totals):
-            if labels[label] != expected:
-                yield Problem(
-                    f"split {name}",
-                    f"holds {labels[label]} samples of class {label}, the manifest says {expected}; rebuild the set",
-                )
-        num_bytes = sum(one.num_content_bytes for one in findings)
-        if num_bytes != split.num_content_bytes:
-            yield Problem(
-                f"split {name}",
-                f"its samples hold {num_bytes} bytes, the manifest says {split.num_content_bytes}; rebuild the set",
-            )
-
-
-def _duplicate_key_problems(
-    storage: Storage, tasks: list[ShardTask], checked: list[ShardFindings]
-) -> Iterator[Problem]:
-    shards, key_hashes = [task.shard for task in tasks], [findings.key_hashes for findings in checked]
-    for shard, key, first in duplicate_keys(storage, shards, key_hashes):
-        name = key.decode("ascii", "replace")
-        yield Problem(shard.path, f"has a sample {name} as {first.path} has; rebuild the set")
+        totals = {
+            f"samples of class {label}": (labels[label], expected) for label, expected in enumerate(split.class_totals)
+        }
+        totals["bytes of samples"] = sum(one.num_content_bytes for one in findings), split.num_content_bytes
+        for what, (found, expected) in totals.items():
+            if found != expected:
+                yield Problem(f"split {name}", f"holds {found} {what}, the manifest says {expected}; rebuild the set")

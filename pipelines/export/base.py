@@ -1,26 +1,18 @@
 """The base of all formats: a shard set, and the paths or URLs that lead from the side files to its tars."""
 
-import hashlib
 import json
 import os.path
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
-from shardset.checksum import crc32c_text, extend_crc32c
-from shardset.errors import ConfigError, DamagedShard
+from shardset.errors import ConfigError
 from shardset.format.manifest import Manifest, Shard
 from shardset.storage.base import Storage
-from shardset.storage.checked import pieces_of, read_twice
 from shardset.storage.open import is_address
 
-Location = Literal["beside", "relative", "anywhere"]
-"""Where the files of a format may be: in the set's own folder, wherever a relative path leads to the tars, or anywhere
-because the format takes URLs."""
 
-
-@dataclass(frozen=True, slots=True)
-class SideFile:
+class SideFile(NamedTuple):
     """One file for another reader; `path` is relative to the output folder."""
 
     path: str
@@ -46,53 +38,29 @@ class ShardSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideFormat:
-    """The side files of one reader: where they may be, and the function that makes them.
+    """The side files of one reader, and the function that makes them.
 
-    `check` raises ConfigError for a set that the reader can't read.
+    They are beside the tars; `takes` says what may lead to the tars from another folder: relative paths, URLs. `check`
+    raises ConfigError for a set that the reader can't read.
     """
 
-    location: Location
     files: Callable[[ShardSet], Iterator[SideFile]]
+    takes: Collection[str] = ()
     check: Callable[[Manifest], None] = lambda manifest: None
 
 
-def prefix_of(url: str, output: str, location: Location, name: str) -> str:
-    """The prefix that leads from the folder `output` to the set at `url`; ConfigError if the format has none."""
+def prefix_of(url: str, output: str, takes: Collection[str], name: str) -> str:
+    """The prefix that leads from the folder `output` to the set at `url`; ConfigError if the format takes none."""
     if output == url:
         return ""
-    if location == "beside":
-        raise ConfigError(f"{name} reads its files only beside the tars; leave --output out, or copy the set first")
-    if not (is_address(url) or is_address(output)):
+    if is_address(url) and "URLs" in takes:
+        return f"{url}/"
+    if not (is_address(url) or is_address(output)) and "relative paths" in takes:
         return os.path.relpath(os.path.realpath(url), os.path.realpath(output)) + "/"  # a link's .. is its target's
-    if not is_address(url):
-        raise ConfigError(
-            f"no path leads from {output} to the tars in {url}; leave --output out, or copy the set first"
-        )
-    if location == "relative":
-        raise ConfigError(
-            f"{name} takes relative paths only, and none leads from {output} to {url}; leave --output out"
-        )
-    return f"{url}/"
-
-
-def md5_of(storage: Storage, shard: Shard) -> str:
-    """The MD5 of a tar, from one pass over its bytes; raises DamagedShard if they do not match the manifest."""
-    md5, crc32c = read_twice(lambda: _sums(storage, shard), lambda sums: sums[1] == shard.crc32c)
-    if crc32c != shard.crc32c:
-        raise DamagedShard(
-            f"{storage.url}/{shard.path}: its CRC32C is {crc32c}, the manifest says {shard.crc32c}; "
-            "rebuild the shard with --only-shards"
-        )
-    return md5
-
-
-def _sums(storage: Storage, shard: Shard) -> tuple[str, str]:
-    """MD5 and CRC32C of a tar."""
-    md5, crc = hashlib.md5(usedforsecurity=False), 0
-    for data in pieces_of(storage, shard.path, 0, shard.num_bytes):
-        md5.update(data)
-        crc = extend_crc32c(crc, data)
-    return md5.hexdigest(), crc32c_text(crc)
+    wanted = f"takes {' and '.join(takes)} to the tars" if takes else "reads its files only beside the tars"
+    raise ConfigError(
+        f"{name} {wanted}, and none leads from {output} to {url}; leave --output out, or copy the set first"
+    )
 
 
 def json_bytes(value: Any) -> bytes:

@@ -95,4 +95,4 @@ def _yaml(value: dict[str, Any]) -> bytes:
     return text.encode()
 
 
-ENERGON = SideFormat(location="beside", files=files)
+ENERGON = SideFormat(files=files)

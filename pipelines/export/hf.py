@@ -24,7 +24,7 @@ _KINDS: dict[str, str | None] = {
 
 
 def files(shard_set: ShardSet) -> Iterator[SideFile]:
-    """`README.md`, from the manifest alone: the header, and a few lines for people."""
+    """`README.md`, from the manifest alone: the header, and a line for people."""
     manifest = shard_set.manifest
     data_files = [
         {"split": name, "path": sorted({_NUMBER.sub("*.tar", shard_set.address(shard)) for shard in split.shards})}
@@ -39,7 +39,8 @@ def files(shard_set: ShardSet) -> Iterator[SideFile]:
         ]
         header["dataset_info"] = {"features": features, "splits": splits}
     text = yaml.safe_dump(header, sort_keys=False, allow_unicode=True)
-    yield SideFile("README.md", f"---\n{text}---\n\n{_words(manifest)}".encode())
+    words = f"WebDataset shards made from {manifest.provenance.source}, manifest {manifest.digest}."
+    yield SideFile("README.md", f"---\n{text}---\n\n{words}\n".encode())
 
 
 def check(manifest: Manifest) -> None:
@@ -63,10 +64,4 @@ def features_of(manifest: Manifest) -> list[dict[str, Any]] | None:
     return [*columns, {"name": "__key__", "dtype": "string"}, {"name": "__url__", "dtype": "string"}]
 
 
-def _words(manifest: Manifest) -> str:
-    rows = [f"| {name} | {split.num_samples} | {split.num_shards} |" for name, split in manifest.splits.items()]
-    table = "\n".join(["| split | samples | shards |", "|---|---|---|", *rows])
-    return f"WebDataset shards made from {manifest.provenance.source}, manifest {manifest.digest}.\n\n{table}\n"
-
-
-HF = SideFormat(location="relative", files=files, check=check)
+HF = SideFormat(files=files, takes=("relative paths",), check=check)

@@ -5,14 +5,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pipelines.export import FORMATS
-from pipelines.export.base import ShardSet, SideFile, prefix_of
+from pipelines.export.base import ShardSet, SideFile, SideFormat, prefix_of
+from pipelines.export.energon import ENERGON
+from pipelines.export.hf import HF
+from pipelines.export.shard_lists import TIMM, WIDS
 from pipelines.write.replace import files_of
 from shardset.errors import ConfigError, NotFound
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.storage.base import ABSENT, Storage
 from shardset.storage.open import open_storage
+
+FORMATS: dict[str, SideFormat] = {"wids": WIDS, "timm": TIMM, "energon": ENERGON, "hf": HF}
 
 Outcome = Literal["written", "replaced", "unchanged"]
 
@@ -40,7 +44,7 @@ def export(
         raise ConfigError(f"no format {(unknown or [''])[0]!r} to export to; there are {', '.join(FORMATS)}")
     manifest, storage = manifests.load(url)
     target = storage if output is None else open_storage(output)
-    prefixes = {name: prefix_of(storage.url, target.url, FORMATS[name].location, name) for name in formats}
+    prefixes = {name: prefix_of(storage.url, target.url, FORMATS[name].takes, name) for name in formats}
     for name in formats:
         FORMATS[name].check(manifest)
     own = {naming.MANIFEST, *files_of(manifest)}
@@ -55,16 +59,15 @@ def export(
 
 def render(exported: Sequence[ExportedFile]) -> str:
     """One line for each format: its files, or the first and last of many."""
-    by_format = {name: [file for file in exported if file.format == name] for name in FORMATS}
-    return "\n".join(_line(name, files) for name, files in by_format.items() if files)
-
-
-def _line(name: str, files: list[ExportedFile]) -> str:
-    paths = [file.path for file in files]
-    shown = paths if len(paths) <= 6 else [*paths[:2], "...", paths[-1]]
-    outcomes = Counter(file.outcome for file in files)
-    counted = ", ".join(f"{number} {outcome}" for outcome, number in outcomes.items())
-    return f"{name}: {counted}, {sum(file.num_bytes for file in files):,} bytes: {', '.join(shown)}"
+    lines = []
+    for name in dict.fromkeys(file.format for file in exported):
+        files = [file for file in exported if file.format == name]
+        paths = [file.path for file in files]
+        shown = paths if len(paths) <= 6 else [*paths[:2], "...", paths[-1]]
+        outcomes = Counter(file.outcome for file in files)
+        counted = ", ".join(f"{number} {outcome}" for outcome, number in outcomes.items())
+        lines.append(f"{name}: {counted}, {sum(file.num_bytes for file in files):,} bytes: {', '.join(shown)}")
+    return "\n".join(lines)
 
 
 def _write_all(target: Storage, name: str, files: list[SideFile], *, overwrite: bool) -> Iterator[ExportedFile]:

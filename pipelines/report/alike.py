@@ -1,8 +1,7 @@
 """Pure: which images are equal, by size and CRC32C, and which of different splits look alike, by grey versions."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,8 +15,7 @@ MIN_CONTRAST = 8
 ROWS_AT_ONCE = 256
 
 
-@dataclass(frozen=True, slots=True)
-class DuplicateGroup:
+class DuplicateGroup(NamedTuple):
     """Samples with equal images, and over how many splits and labels they spread; these differ in the first samples."""
 
     samples: list[int]
@@ -25,8 +23,7 @@ class DuplicateGroup:
     num_labels: int
 
 
-@dataclass(frozen=True, slots=True)
-class SimilarPair:
+class SimilarPair(NamedTuple):
     """An image and the one of another split that is most like it; `alike` is at most 1."""
 
     left: int
@@ -40,18 +37,16 @@ def equal_images(rows: np.ndarray, candidates: np.ndarray) -> list[DuplicateGrou
     _, inverse, counts = np.unique(content[candidates], return_inverse=True, return_counts=True)
     repeated = np.flatnonzero(counts[inverse] > 1)
     order = repeated[np.argsort(inverse[repeated], kind="stable")]
-    groups = np.split(candidates[order], np.flatnonzero(np.diff(inverse[order])) + 1) if len(order) else []
-    found = [_group(rows, group.tolist()) for group in groups]
+    groups: dict[int, list[int]] = {}
+    for number, sample in zip(inverse[order].tolist(), candidates[order].tolist(), strict=True):
+        groups.setdefault(number, []).append(sample)
+    found = []
+    for samples in groups.values():
+        firsts = {(int(rows["split"][sample]), int(rows["label"][sample])): sample for sample in reversed(samples)}
+        splits, labels = ({pair[column] for pair in firsts} for column in (0, 1))
+        spread = list(dict.fromkeys([*reversed(firsts.values()), *samples]))
+        found.append(DuplicateGroup(spread, len(splits), len(labels)))
     return sorted(found, key=lambda group: (-group.num_splits, -group.num_labels, group.samples))
-
-
-def _group(rows: np.ndarray, samples: list[int]) -> DuplicateGroup:
-    firsts = {(int(rows["split"][sample]), int(rows["label"][sample])): sample for sample in reversed(samples)}
-    return DuplicateGroup(
-        samples=list(dict.fromkeys([*reversed(firsts.values()), *samples])),
-        num_splits=len({split for split, _ in firsts}),
-        num_labels=len({label for _, label in firsts}),
-    )
 
 
 def similar_pairs(greys: np.ndarray, splits: np.ndarray) -> list[SimilarPair]:
@@ -63,29 +58,18 @@ def similar_pairs(greys: np.ndarray, splits: np.ndarray) -> list[SimilarPair]:
     """
     if not len(greys):
         return []
+    levels = greys.astype(np.float32)
+    steps = np.concatenate([np.diff(levels, axis=axis).reshape(len(levels), -1) for axis in (2, 1)], axis=1)
+    units = steps / np.maximum(np.linalg.norm(steps, axis=1, keepdims=True), 1)
     bright = np.ptp(greys, axis=(1, 2)) >= MIN_CONTRAST
     members = sorted((np.flatnonzero(bright & (splits == number)) for number in np.unique(splits)), key=len)
-    units = _steps(greys)
-    pairs = (pair for left, right in combinations(members, 2) for pair in _pairs(units, left, right))
+    pairs = []
+    for left, right in combinations(members, 2):
+        others = units[right].T
+        for start in range(0, len(left), ROWS_AT_ONCE):
+            rows = left[start : start + ROWS_AT_ONCE]
+            cosines = np.round(units[rows] @ others, 4)
+            best, alike = cosines.argmax(axis=1), cosines.max(axis=1)
+            for number in np.flatnonzero(alike >= MIN_ALIKE).tolist():
+                pairs.append(SimilarPair(int(rows[number]), int(right[best[number]]), float(alike[number])))
     return sorted(pairs, key=lambda pair: (-pair.alike, pair.left))
-
-
-def _pairs(units: np.ndarray, left: np.ndarray, right: np.ndarray) -> Iterator[SimilarPair]:
-    others = units[right].T
-    for start in range(0, len(left), ROWS_AT_ONCE):
-        rows = left[start : start + ROWS_AT_ONCE]
-        cosines = np.round(units[rows] @ others, 4)
-        best = cosines.argmax(axis=1)
-        for row, column, cosine in zip(rows.tolist(), best.tolist(), cosines.max(axis=1).tolist(), strict=True):
-            if cosine >= MIN_ALIKE:
-                yield SimilarPair(row, int(right[column]), cosine)
-
-
-def _steps(greys: np.ndarray) -> np.ndarray:
-    """The differences of neighbouring pixels in both directions, as vectors of length 1."""
-    levels = greys.astype(np.float32)
-    across, down = np.diff(levels, axis=2), np.diff(levels, axis=1)
-    steps = np.concatenate((across.reshape(len(levels), -1), down.reshape(len(levels), -1)), axis=1)
-    lengths: np.ndarray = np.linalg.norm(steps, axis=1, keepdims=True)
-    units: np.ndarray = steps / np.maximum(lengths, 1)
-    return units

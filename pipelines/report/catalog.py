@@ -136,22 +136,21 @@ def _read_shard(
 ) -> tuple[dict[int, T], list[Problem]]:
     """See `read_images`, for rows of one shard in the order of their images."""
     rows, path, results, problems = catalog.rows[samples], catalog.path(samples[0]), {}, []
-    starts, sizes, checksums = (rows[name].tolist() for name in ("image_start", "image_bytes", "image_crc32c"))
-    ranges = [(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+    starts, stops = rows["image_start"], rows["image_start"] + rows["image_bytes"]
+    images = [*zip(starts.tolist(), stops.tolist(), rows["image_crc32c"].tolist(), samples, strict=True)]
     try:
-        for together in coalesce(ranges, max_gap=MAX_GAP, max_bytes=MAX_READ):
-            first = ranges[together][0][0]
-            data = storage.read(path, first, max(stop for _, stop in ranges[together]))
-            for number in range(len(ranges))[together]:
-                start, stop = ranges[number]
-                image, where = data[start - first : stop - first], f"{path}, sample {catalog.key(samples[number])}"
-                if crc32c_of(image) != checksums[number]:
+        for together in coalesce([image[:2] for image in images], max_gap=MAX_GAP, max_bytes=MAX_READ):
+            first = images[together][0][0]
+            data = storage.read(path, first, max(stop for _, stop, *_ in images[together]))
+            for start, stop, checksum, sample in images[together]:
+                image, where = data[start - first : stop - first], f"{path}, sample {catalog.key(sample)}"
+                if crc32c_of(image) != checksum:
                     image = storage.read(path, start, stop)
-                if crc32c_of(image) != checksums[number]:
+                if crc32c_of(image) != checksum:
                     problems.append(Problem(where, "its CRC32C is not that of the index; rebuild with --only-shards"))
                     continue
                 try:
-                    results[samples[number]] = use(image)
+                    results[sample] = use(image)
                 except UndecodableImage as error:
                     if error.reason != NO_PICTURE:
                         text = f"can't be decoded: {error}; build again with --verify decode"

@@ -3,7 +3,7 @@
 Everything is bounded and depends only on the set, so that the same set and limits give the same page.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ class ImageStats:
 
     width: int
     height: int
-    grey: bytes
+    grey: np.ndarray
     transparent: bool
     turned: bool
     flat: bool
@@ -116,18 +116,15 @@ def _stats(image: bytes, options: ImageOptions) -> ImageStats:
     small = thumbnail_of(image, _GREY_FROM, options)
     grey = small.pixels.convert("L").resize((alike.SIDE, alike.SIDE))
     flat = bool(np.ptp(np.asarray(small.pixels), axis=(0, 1)).max() < alike.MIN_CONTRAST)
-    return ImageStats(small.width, small.height, grey.tobytes(), small.transparent, small.turned, flat)
+    return ImageStats(small.width, small.height, np.asarray(grey), small.transparent, small.turned, flat)
 
 
 def _similar(catalog: Catalog, images: dict[int, ImageStats]) -> list[SimilarPair]:
     """Pairs of similar images, without equal ones."""
-    samples = np.array(sorted(images), np.int64)
-    greys = np.frombuffer(b"".join(images[sample].grey for sample in samples.tolist()), np.uint8)
-    pairs = [
-        replace(pair, left=int(samples[pair.left]), right=int(samples[pair.right]))
-        for pair in alike.similar_pairs(greys.reshape(-1, alike.SIDE, alike.SIDE), catalog.rows["split"][samples])
-    ]
-    content = catalog.rows[["image_crc32c", "image_bytes"]]
+    samples, content = sorted(images), catalog.rows[["image_crc32c", "image_bytes"]]
+    greys = np.array([images[sample].grey for sample in samples], np.uint8).reshape(-1, alike.SIDE, alike.SIDE)
+    found = alike.similar_pairs(greys, catalog.rows["split"][samples])
+    pairs = [SimilarPair(samples[pair.left], samples[pair.right], pair.alike) for pair in found]
     return [pair for pair in pairs if content[pair.left] != content[pair.right]]
 
 

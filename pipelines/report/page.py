@@ -4,17 +4,18 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipelines.check.render import spread
 from pipelines.config import BuildConfig
 from pipelines.report import alike
 from pipelines.report.collect import MAX_GROUP_SHOWN, MAX_SHOWN, ReportData, collect
-from pipelines.report.findings import class_name, findings
 from shardset.errors import ConfigError, ShardsetError
 from shardset.format import manifest as manifests
+from shardset.format.manifest import Manifest
 from shardset.html import page, plots
+from shardset.html.page import Finding, Picture, clip
 from shardset.html.plots import Bars
 from shardset.program import count
 
@@ -27,6 +28,9 @@ IMAGES_AFTER_BUILD = 4_000
 MAX_CLASSES = 1_000
 MAX_ROWS = 200
 MAX_DAMAGE_PRINTED = 20
+
+Shown = tuple[Picture | None, str, list[str]]
+"""A sample of a contact sheet: its picture, name, and lines of a caption."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +97,7 @@ def to_json(written: WrittenPage) -> dict[str, Any]:
         "duplicates": len(data.duplicates),
         "duplicates_across_splits": sum(group.num_splits > 1 for group in data.duplicates),
         "near_duplicates_across_splits": len(data.near_duplicates),
-        "damage": [{"where": each.where, "sentence": each.sentence} for each in data.damage],
+        "damage": [asdict(each) for each in data.damage],
     }
 
 
@@ -163,23 +167,21 @@ def _first_four(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {number:,}" for name, number in list(counts.items())[:4])
 
 
-def _sheet(data: ReportData, label: int, samples: Sequence[int]) -> tuple[str, list[tuple[Any, str, list[str]]], int]:
+def _sheet(data: ReportData, label: int, samples: Sequence[int]) -> tuple[str, list[Shown], int]:
     """(title, samples of a contact sheet, samples without a picture)."""
     name = class_name(data.manifest, label)
     shown = [sample for sample in samples if sample in data.pictures]
-    sheet: list[tuple[Any, str, list[str]]] = [
-        (data.pictures[sample], f"{data.catalog.key(sample)}, {name}", []) for sample in shown
-    ]
+    sheet: list[Shown] = [(data.pictures[one], f"{data.catalog.key(one)}, {name}", []) for one in shown]
     return f"{label} {name}" if label >= 0 else name, sheet, len(samples) - len(shown)
 
 
-def _members(data: ReportData, samples: Sequence[int]) -> list[tuple[Any, str, list[str]]]:
+def _members(data: ReportData, samples: Sequence[int]) -> list[Shown]:
     """Samples of a contact sheet, with their class, key and shard."""
-    keys = {sample: data.catalog.key(sample) for sample in samples}
+    keys = [data.catalog.key(sample) for sample in samples]
     labels = [class_name(data.manifest, int(data.catalog.rows["label"][sample])) for sample in samples]
     return [
-        (data.pictures.get(sample), keys[sample], [label, keys[sample], data.catalog.path(sample)])
-        for sample, label in zip(samples, labels, strict=True)
+        (data.pictures.get(sample), key, [label, key, data.catalog.path(sample)])
+        for sample, key, label in zip(samples, keys, labels, strict=True)
     ]
 
 
@@ -211,3 +213,81 @@ def _image_bars(data: ReportData) -> Iterator[Bars]:
     if len(sizes) > 1:
         sides = {name: [min(each.width, each.height) for split, each in found if split == name] for name in splits}
         yield plots.histogram("Shorter side", "pixels", sides)
+
+
+# --- the summary: what is fine, and what needs attention -------------------------------------------------------------
+
+
+def findings(data: ReportData) -> Iterator[Finding]:
+    """One sentence per finding, in the order of the page."""
+    if data.damage:
+        places = count(len(data.damage), "place")
+        yield Finding("bad", f"{places} could not be read; `python -m pipelines verify --deep` checks all.", "damage")
+    else:
+        decoded = count(data.num_chosen, "image that was", "images that were")
+        yield Finding("good", f"All indexes and the {decoded} decoded are as the manifest says.")
+    yield from _duplicates(data)
+    if num_rejected := data.manifest.quarantine.count:
+        rejected = count(num_rejected, "raw sample is", "raw samples are")
+        yield Finding("note", f"{rejected} in quarantine: unusable, so left out.", "bad")
+    else:
+        yield Finding("good", "No raw sample was rejected.")
+    yield from _classes(data.manifest)
+    yield from _images(data)
+    if left_out := data.catalog.num_left_out:
+        text = f"The set is so large that only some shards were read; {count(left_out, 'sample')} are not in them."
+        yield Finding("note", text)
+
+
+def class_name(manifest: Manifest, label: int) -> str:
+    """The name of a class, or `no label`."""
+    return manifest.classes[label].name if 0 <= label < len(manifest.classes) else "no label"
+
+
+def _duplicates(data: ReportData) -> Iterator[Finding]:
+    groups = data.duplicates
+    if not groups:
+        yield Finding("good", "No two samples have the same image.")
+    across = sum(group.num_splits > 1 for group in groups)
+    conflicting = sum(group.num_labels > 1 for group in groups)
+    inside = sum(group.num_splits == 1 and group.num_labels == 1 for group in groups)
+    for level, number, one, many, text in [
+        ("bad", across, "image is", "images are", "in several splits: evaluation meets what was trained on."),
+        ("bad", conflicting, "image has", "images have", "more than one label."),
+        ("note", inside, "image is", "images are", "stored more than once in a split, under one label."),
+        ("note", len(data.near_duplicates), "image looks", "images look", "much like an image of another split."),
+    ]:
+        if number:
+            yield Finding(level, f"{count(number, one, many)} {text}", "duplicates")
+
+
+def _classes(manifest: Manifest) -> Iterator[Finding]:
+    counts = {name: split.class_totals for name, split in manifest.splits.items()}
+    for name, numbers in counts.items():
+        empty = [class_name(manifest, label) for label, number in enumerate(numbers) if not number]
+        if empty and len(empty) < len(numbers):
+            text = f"Split {name} has no sample of {count(len(empty), 'class', 'classes')}: {_first_three(empty)}"
+            yield Finding("note", text, "classes")
+    totals = [sum(numbers) for numbers in zip(*counts.values(), strict=True)]
+    if totals and min(totals) and max(totals) > 3 * min(totals):
+        text = f"The largest class has {max(totals) / min(totals):.3g} times as many samples as the smallest."
+        yield Finding("note", text, "classes")
+
+
+def _images(data: ReportData) -> Iterator[Finding]:
+    flat = [data.catalog.key(sample) for sample, image in data.images.items() if image.flat]
+    for verb, verbs, number, text in [
+        ("is", "are", len(flat), f"nearly a single colour: {_first_three(flat)}"),
+        ("has", "have", sum(image.transparent for image in data.images.values()),
+         "transparency; the stream puts them on white, or on image.background; other readers may ignore it and show "
+         "the colours beneath."),
+        ("is", "are", sum(image.turned for image in data.images.values()),
+         "stored turned, with an EXIF orientation; the stream turns them upright, other readers may not."),
+    ]:  # fmt: skip
+        if number:
+            subject = count(number, f"decoded image {verb}", f"decoded images {verbs}")
+            yield Finding("note", f"{subject} {text}", "images")
+
+
+def _first_three(names: list[str]) -> str:
+    return ", ".join(clip(name, 40) for name in names[:3]) + (", ..." if len(names) > 3 else ".")

@@ -8,7 +8,6 @@ import base64
 import io
 import os
 import unicodedata
-from dataclasses import dataclass
 from importlib import resources
 from typing import Any, NamedTuple
 
@@ -32,8 +31,7 @@ _MARKED_BYTES = 1024
 """The generator tag precedes the title, within this many bytes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(NamedTuple):
     """One sentence of a summary. `level` is `good`, `note` or `bad`; `anchor` is the id of its section."""
 
     level: str

@@ -1,4 +1,8 @@
-"""timm: `_info.json`, from which `timm.data.create_dataset("wds/...")` takes the names and counts of shards."""
+"""Lists of shards with their sizes, from the manifest alone: of wids and of timm.
+
+wids takes `wids-SPLIT.json` for random access by `wids.ShardListDataset`, which compares no MD5, so none is listed.
+timm takes `_info.json`, from which `timm.data.create_dataset("wds/...")` has the names and counts of shards.
+"""
 
 from collections.abc import Iterator
 
@@ -8,11 +12,22 @@ from shardset.format.images import IMAGE_FIELDS
 from shardset.format.manifest import Manifest
 
 READ = ("jpg", "png", "webp")
-"""The fields that its reader takes images from. It skips a sample without one of them, or without a label."""
+"""The fields that timm's reader takes images from. It skips a sample without one of them, or without a label."""
 
 
-def files(shard_set: ShardSet) -> Iterator[SideFile]:
-    """`_info.json`, from the manifest alone."""
+def wids_files(shard_set: ShardSet) -> Iterator[SideFile]:
+    """`wids-SPLIT.json` for each split."""
+    for name, split in shard_set.manifest.splits.items():
+        shards = [
+            {"url": shard_set.address(shard), "nsamples": shard.num_samples, "filesize": shard.num_bytes}
+            for shard in split.shards
+        ]
+        index = {"__kind__": "wids-shard-index-v1", "wids_version": 1, "name": name, "shardlist": shards}
+        yield SideFile(f"wids-{name}.json", json_bytes(index))
+
+
+def timm_files(shard_set: ShardSet) -> Iterator[SideFile]:
+    """`_info.json`."""
     splits = {
         name: {
             "name": name,
@@ -25,7 +40,7 @@ def files(shard_set: ShardSet) -> Iterator[SideFile]:
     yield SideFile("_info.json", json_bytes({"splits": splits}))
 
 
-def check(manifest: Manifest) -> None:
+def check_timm(manifest: Manifest) -> None:
     """timm mistakes a split name with `tar` in it for a list of tars, and skips what it can't read without a word."""
     for name, split in manifest.splits.items():
         if "tar" in name:
@@ -45,4 +60,5 @@ def check(manifest: Manifest) -> None:
             )
 
 
-TIMM = SideFormat(location="relative", files=files, check=check)
+WIDS = SideFormat(files=wids_files, takes=("relative paths", "URLs"))
+TIMM = SideFormat(files=timm_files, takes=("relative paths",), check=check_timm)
