@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from msgspec.structs import asdict
 
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit, class_infos
 from pipelines.sources.formats import safe_pickle, tar_gz
@@ -136,9 +137,7 @@ class _Cifar:
                 "batch": batch,
                 "prefix": prefix,
                 "form": form.name,
-                "object": files[batch].object.name,
-                "generation": files[batch].object.generation,
-                "num_bytes": files[batch].object.num_bytes,
+                "object": asdict(files[batch].object),
                 "member": files[batch].member,
                 "names": names,
             }
@@ -188,10 +187,15 @@ class _Cifar:
             where = f"{self.input.url}/{self.archive}"
             if stat is None:
                 raise SourceError(f"{where}: not there; found {first_names(self.input)}")
-            members, contents = tar_gz.read_members(self._opened(stat), where, names=batches | meta, contents_of=meta)
+            members, contents = tar_gz.read_members(
+                RangeFile(self.input, stat), where, names=batches | meta, contents_of=meta
+            )
             return {name: _File(stat, contents.get(name, b""), member) for name, member in members.items()}
         stats = {name: stat for name in sorted(batches | meta) if (stat := stat_or_none(self.input, name))}
-        return {name: _File(stat, self._opened(stat).read() if name in meta else b"") for name, stat in stats.items()}
+        return {
+            name: _File(stat, RangeFile(self.input, stat).read() if name in meta else b"")
+            for name, stat in stats.items()
+        }
 
     def _form(self, files: dict[str, _File]) -> Form:
         form = max(self.forms, key=lambda form: sum(name in files for name in form.batches))
@@ -205,13 +209,10 @@ class _Cifar:
         return form
 
     def _content(self, unit: Unit) -> bytes:
-        stat = Stat(name=unit["object"], num_bytes=unit["num_bytes"], generation=unit["generation"], crc32c=None)
+        file = RangeFile(self.input, Stat(**unit["object"]))
         if not self.archive:
-            return self._opened(stat).read()
-        return tar_gz.read_member(self._opened(stat), self._where(unit["batch"]), ArchiveMember(*unit["member"]))
-
-    def _opened(self, stat: Stat) -> RangeFile:
-        return RangeFile(self.input, stat.name, stat.generation, stat.num_bytes)
+            return file.read()
+        return tar_gz.read_member(file, self._where(unit["batch"]), ArchiveMember(*unit["member"]))
 
 
 class Cifar10(_Cifar):

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from msgspec.structs import asdict
+
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.tar import SCATTERED_BYTES, crc32c_in_passing, header_window, reject_reason, walk
@@ -107,7 +109,7 @@ def _survey_archives(storage: Storage, stats: dict[str, Stat]) -> Survey:
     units = [{**unit, "label": labels[wnid]} for wnid, unit in inner_tars]
     notes = _notes_on_classes(labels, synsets) + _stray_notes(strays, f"in {TRAIN_TAR} that are no nNNNNNNNN.tar")
     if validation:
-        units.append(_validation_unit(_tar(validation, VALIDATION), labels, synsets, notes))
+        units.append(_validation_unit({"split": VALIDATION, "tar": asdict(validation)}, labels, synsets, notes))
     else:
         notes.append(f"no {VALIDATION_TAR}: only split {TRAIN}")
     return Survey(
@@ -121,7 +123,7 @@ def _survey_archives(storage: Storage, stats: dict[str, Stat]) -> Survey:
 def _devkit(storage: Storage, stat: Stat | None) -> Synsets:
     if not stat:
         return Synsets()
-    with RangeFile(storage, DEVKIT, stat.generation, stat.num_bytes) as file:
+    with RangeFile(storage, stat) as file:
         return read_devkit(file, f"{storage.url}/{DEVKIT}")
 
 
@@ -129,14 +131,16 @@ def _inner_tars(storage: Storage, train: Stat) -> tuple[list[tuple[str, Unit]], 
     """The wnid and the unit, without its label, of each inner tar; the names of whatever else is in the outer tar."""
     units: list[tuple[str, Unit]] = []
     strays: list[str] = []
-    with RangeFile(storage, TRAIN_TAR, train.generation, train.num_bytes, SCATTERED_BYTES) as file:
+    with RangeFile(storage, train, SCATTERED_BYTES) as file:
         for member in walk(file, f"{storage.url}/{TRAIN_TAR}"):
             wnid = member.name.rpartition("/")[2].removesuffix(".tar")
             if reject_reason(member) or not WNID.fullmatch(wnid):
                 strays.append(member.name)
                 continue
             start, stop = member.offset_data, member.offset_data + member.size
-            units.append((wnid, {**_tar(train, TRAIN), "inner": f"{wnid}.tar", "start": start, "stop": stop}))
+            units.append(
+                (wnid, {"tar": asdict(train), "split": TRAIN, "inner": f"{wnid}.tar", "start": start, "stop": stop})
+            )
     if not units:
         raise SourceError(
             f"{storage.url}/{TRAIN_TAR}: holds no nNNNNNNNN.tar; fetch the training images of Task 1 and 2"
@@ -144,20 +148,16 @@ def _inner_tars(storage: Storage, train: Stat) -> tuple[list[tuple[str, Unit]], 
     return units, strays
 
 
-def _tar(stat: Stat, split: str) -> Unit:
-    return {"tar": stat.name, "split": split, "generation": stat.generation, "num_bytes": stat.num_bytes}
-
-
 def _in_tar(storage: Storage, unit: Unit) -> Iterator[_Found]:
-    tar, generation, start = unit["tar"], unit["generation"], unit.get("start", 0)
-    path = f"{tar}/{unit['inner']}" if "inner" in unit else tar
+    tar, start = Stat(**unit["tar"]), unit.get("start", 0)
+    path = f"{tar.name}/{unit['inner']}" if "inner" in unit else tar.name
     where = f"{storage.url}/{path}" + (f" (from byte {start})" if start else "")
-    with RangeFile(storage, tar, generation, unit["num_bytes"], header_window(storage)) as file:
+    with RangeFile(storage, tar, header_window(storage)) as file:
         for member in walk(file, where, start, unit.get("stop")):
             reason, extent = reject_reason(member), None
             if not reason:
                 crc32c = crc32c_in_passing(file, member, storage)
-                extent = Extent(tar, generation, member.offset_data, member.size, crc32c)
+                extent = Extent(tar.name, tar.generation, member.offset_data, member.size, crc32c)
             yield f"{path}/{member.name}", extent, reason
 
 

@@ -193,7 +193,7 @@ def test_a_flipped_bit_in_a_picture_is_found_by_the_survey_and_by_a_unit(tmp_pat
     damaged = opened(Cifar10, path)
     pinned = damaged.input.stat("a.tar.gz").generation
     with pytest.raises(SourceError, match="CRC"):
-        list(damaged.index({**unit, "generation": pinned}, MemorySpool()))
+        list(damaged.index({**unit, "object": {**unit["object"], "generation": pinned}}, MemorySpool()))
 
 
 def test_a_tar_that_was_cut_before_it_was_compressed_is_an_error(tmp_path):
