@@ -5,17 +5,18 @@ unit reads it up to the end of its batch, whose checksum the survey took. Pictur
 holds them encoded.
 """
 
-import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from msgspec.structs import asdict
 
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit, class_infos
 from pipelines.sources.formats import safe_pickle, tar_gz
 from pipelines.sources.formats.range_file import RangeFile
-from pipelines.sources.formats.tar_gz import MAX_BYTES, ArchiveMember
+from pipelines.sources.formats.records import compact
+from pipelines.sources.formats.tar_gz import ArchiveMember
 from pipelines.sources.objects import first_names, stat_or_none
 from shardset.errors import SourceError
 from shardset.format.images import stored_png
@@ -52,11 +53,6 @@ class Form:
         """The base names of all files that are needed."""
         return [*self.batches, *dict.fromkeys(column.names_file for column in self.columns)]
 
-    @property
-    def archive(self) -> str:
-        """The name of the published archive."""
-        return f"{self.name}.tar.gz"
-
 
 @dataclass(frozen=True, slots=True)
 class CifarBatch:
@@ -69,24 +65,21 @@ class CifarBatch:
 
 _KEYS_10 = {**{f"data_batch_{number}": f"train-{number}" for number in range(1, 6)}, "test_batch": "test"}
 _KEYS_100 = {"train": "train", "test": "test"}
+_BINARY_10, _BINARY_100 = ({f"{name}.bin": key for name, key in keys.items()} for keys in (_KEYS_10, _KEYS_100))
 _COARSE = Column("meta", "coarse_label_names", "coarse_labels")
 _FINE = Column("meta", "fine_label_names", "fine_labels")
 
 
-def _binary(keys: dict[str, str]) -> dict[str, str]:
-    return {f"{name}.bin": key for name, key in keys.items()}
-
-
 CIFAR10_FORMS = (
     Form("cifar-10-python", "cifar-10-batches-py", _KEYS_10, (Column("batches.meta", "label_names", "labels"),)),
-    Form("cifar-10-binary", "cifar-10-batches-bin", _binary(_KEYS_10), (Column("batches.meta.txt"),)),
+    Form("cifar-10-binary", "cifar-10-batches-bin", _BINARY_10, (Column("batches.meta.txt"),)),
 )
 CIFAR100_FORMS = (
     Form("cifar-100-python", "cifar-100-python", _KEYS_100, (_COARSE, _FINE)),
     Form(
         "cifar-100-binary",
         "cifar-100-binary",
-        _binary(_KEYS_100),
+        _BINARY_100,
         (Column("coarse_label_names.txt"), Column("fine_label_names.txt")),
     ),
 )
@@ -106,7 +99,6 @@ class _Cifar:
     input: Storage
     archive: str | None
     image_format: ImageFormat = "png"
-    max_bytes: int = MAX_BYTES
 
     name: ClassVar[str]
     forms: ClassVar[tuple[Form, ...]]
@@ -122,14 +114,14 @@ class _Cifar:
             return open_file(url)
         storage = open_storage(url)
         for form in cls.forms:
-            if stat_or_none(storage, form.archive):
-                return storage, form.archive
+            if stat_or_none(storage, archive := f"{form.name}.tar.gz"):
+                return storage, archive
         for folder in (storage, *(open_storage(f"{url.rstrip('/')}/{form.folder}") for form in cls.forms)):
             if any(stat_or_none(folder, batch) for form in cls.forms for batch in form.batches):
                 return folder, None
         raise SourceError(
             f"{url}: no {cls.name} here: found {first_names(storage)}; expected "
-            f"{', '.join(form.archive for form in cls.forms)}, or the folder that one of them unpacks to"
+            f"{', '.join(f'{form.name}.tar.gz' for form in cls.forms)}, or the folder that one of them unpacks to"
         )
 
     def survey(self) -> Survey:
@@ -140,8 +132,19 @@ class _Cifar:
             _class_names(column, files[column.names_file].content, self._where(column.names_file))
             for column in form.columns
         ]
+        units: list[Unit] = [
+            {
+                "batch": batch,
+                "prefix": prefix,
+                "form": form.name,
+                "object": asdict(files[batch].object),
+                "member": files[batch].member,
+                "names": names,
+            }
+            for batch, prefix in form.batches.items()
+        ]
         return Survey(
-            units=[_unit(form, batch, files[batch], names) for batch in form.batches],
+            units=units,
             classes=class_infos(names[-1]),
             objects={stat.name: stat.num_bytes for stat in (files[name].object for name in form.files)},
         )
@@ -153,12 +156,24 @@ class _Cifar:
         file names; its samples are named by their keys. Keys are the same in all forms: `train-1-00042`, `test-00042`.
         """
         form = next(form for form in self.forms if form.name == unit["form"])
-        where = self._where(unit["batch"])
+        where, names = self._where(unit["batch"]), unit["names"]
         parse = _parse_python if form.name.endswith("python") else _parse_binary
         batch = parse(form, self._content(unit), where)
-        _check_labels(batch, unit["names"], where)
+        _check_labels(batch, names, where)
         for row, content in enumerate(_encoded(batch.data, self.image_format)):
-            yield self._sample(unit, batch, row, spool.add(content))
+            key = f"{unit['prefix']}-{row:05d}"
+            fields: dict[str, Extent | bytes] = {self.image_format: spool.add(content)}
+            if len(names) > 1:
+                coarse = batch.labels[0][row]
+                fields["json"] = compact({"coarse_label": coarse, "coarse_name": names[0][coarse]}).encode()
+            yield RawSample(
+                name=f"{unit['batch']}/{batch.filenames[row]}#{row}" if batch.filenames else key,
+                key=key,
+                split=unit["prefix"].partition("-")[0],
+                label=batch.labels[-1][row],
+                image=self.image_format,
+                fields=fields,
+            )
 
     def _where(self, name: str) -> str:
         return f"{self.input.url}/{self.archive}: {name}" if self.archive else f"{self.input.url}/{name}"
@@ -168,22 +183,19 @@ class _Cifar:
         batches = {name for form in self.forms for name in form.batches}
         meta = {column.names_file for form in self.forms for column in form.columns}
         if self.archive:
-            return self._archived(self.archive, batches, meta)
+            stat = stat_or_none(self.input, self.archive)
+            where = f"{self.input.url}/{self.archive}"
+            if stat is None:
+                raise SourceError(f"{where}: not there; found {first_names(self.input)}")
+            members, contents = tar_gz.read_members(
+                RangeFile(self.input, stat), where, names=batches | meta, contents_of=meta
+            )
+            return {name: _File(stat, contents.get(name, b""), member) for name, member in members.items()}
         stats = {name: stat for name in sorted(batches | meta) if (stat := stat_or_none(self.input, name))}
-        return {name: _File(stat, self._read(stat) if name in meta else b"") for name, stat in stats.items()}
-
-    def _archived(self, archive: str, batches: set[str], meta: set[str]) -> dict[str, _File]:
-        stat = stat_or_none(self.input, archive)
-        if stat is None:
-            raise SourceError(f"{self.input.url}/{archive}: not there; found {first_names(self.input)}")
-        members, contents = tar_gz.read_members(
-            self._opened(stat),
-            f"{self.input.url}/{archive}",
-            names=batches | meta,
-            contents_of=meta,
-            max_bytes=self.max_bytes,
-        )
-        return {name: _File(stat, contents.get(name, b""), member) for name, member in members.items()}
+        return {
+            name: _File(stat, RangeFile(self.input, stat).read() if name in meta else b"")
+            for name, stat in stats.items()
+        }
 
     def _form(self, files: dict[str, _File]) -> Form:
         form = max(self.forms, key=lambda form: sum(name in files for name in form.batches))
@@ -192,37 +204,15 @@ class _Cifar:
             where = f"{self.input.url}/{self.archive}" if self.archive else self.input.url
             raise SourceError(
                 f"{where}: found {', '.join(sorted(files)) or 'none'} of the files of {self.name}, also expected "
-                f"{', '.join(missing)}; download {form.archive} again, or name the right --source"
+                f"{', '.join(missing)}; download {form.name}.tar.gz again, or name the right --source"
             )
         return form
 
     def _content(self, unit: Unit) -> bytes:
-        stat = Stat(name=unit["object"], num_bytes=unit["num_bytes"], generation=unit["generation"], crc32c=None)
+        file = RangeFile(self.input, Stat(**unit["object"]))
         if not self.archive:
-            return self._read(stat)
-        return tar_gz.read_member(self._opened(stat), self._where(unit["batch"]), ArchiveMember(**unit["member"]))
-
-    def _read(self, stat: Stat) -> bytes:
-        if stat.num_bytes > self.max_bytes:
-            raise SourceError(
-                f"{self._where(stat.name)}: {stat.num_bytes} bytes, expected at most {self.max_bytes}; this is not a "
-                f"file of {self.name}"
-            )
-        return self._opened(stat).read()
-
-    def _opened(self, stat: Stat) -> RangeFile:
-        return RangeFile(self.input, stat.name, stat.generation, stat.num_bytes)
-
-    def _sample(self, unit: Unit, batch: CifarBatch, row: int, image: Extent) -> RawSample:
-        key = f"{unit['prefix']}-{row:05d}"
-        return RawSample(
-            name=f"{unit['batch']}/{batch.filenames[row]}#{row}" if batch.filenames else key,
-            key=key,
-            split=unit["prefix"].partition("-")[0],
-            label=batch.labels[-1][row],
-            image=self.image_format,
-            fields={self.image_format: image, **_coarse(unit, batch, row)},
-        )
+            return file.read()
+        return tar_gz.read_member(file, self._where(unit["batch"]), ArchiveMember(*unit["member"]))
 
 
 class Cifar10(_Cifar):
@@ -250,27 +240,6 @@ def _encoded(data: np.ndarray, image_format: ImageFormat) -> Iterator[bytes]:
             yield from (b"P6\n32 32\n255\n" + image.tobytes() for image in images_NHWC)
 
 
-def _unit(form: Form, batch: str, file: _File, names: list[list[str]]) -> Unit:
-    return {
-        "batch": batch,
-        "prefix": form.batches[batch],
-        "form": form.name,
-        "object": file.object.name,
-        "generation": file.object.generation,
-        "num_bytes": file.object.num_bytes,
-        "member": asdict(file.member) if file.member else None,
-        "names": names,
-    }
-
-
-def _coarse(unit: Unit, batch: CifarBatch, row: int) -> dict[str, Extent | bytes]:
-    if len(batch.labels) == 1:
-        return {}
-    label = batch.labels[0][row]
-    value = {"coarse_label": label, "coarse_name": unit["names"][0][label]}
-    return {"json": json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()}
-
-
 def _class_names(column: Column, content: bytes, where: str) -> list[str]:
     if column.names_field:
         names = _list_field(_fields(content, where), column.names_field, where)
@@ -286,8 +255,8 @@ def _parse_python(form: Form, content: bytes, where: str) -> CifarBatch:
     fields = _fields(content, where)
     data = fields.get("data")
     if not isinstance(data, np.ndarray) or data.ndim != 2 or data.shape[1] != _NUM_VALUES:
-        shape = f"shape {data.shape}" if isinstance(data, np.ndarray) else "none"
-        raise SourceError(f"{where}: array 'data': {shape}, expected [rows, {_NUM_VALUES}]; download it again")
+        shape = getattr(data, "shape", None)
+        raise SourceError(f"{where}: array 'data': shape {shape}, expected [rows, {_NUM_VALUES}]; download it again")
     labels = [_list_field(fields, column.labels_field, where) for column in form.columns]
     filenames = [_text(name, where) for name in _list_field(fields, "filenames", where)]
     if len(filenames) != len(data):
@@ -310,10 +279,9 @@ def _check_labels(batch: CifarBatch, names: list[list[str]], where: str) -> None
             raise SourceError(f"{where}: {len(labels)} labels for {len(batch.data)} pictures; download it again")
         for row, label in enumerate(labels):
             if type(label) is not int or not 0 <= label < len(column_names):
-                shown = str(label)[:20] if isinstance(label, int | str | bytes) else f"a {type(label).__name__}"
                 raise SourceError(
-                    f"{where}: row {row}: label {shown!r}, expected 0 to {len(column_names) - 1}; the file is damaged, "
-                    "download it again"
+                    f"{where}: row {row}: label {label!r:.40}, expected 0 to {len(column_names) - 1}; the file is "
+                    "damaged, download it again"
                 )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, ClassVar, NamedTuple
 
+from msgspec.structs import asdict
 from pyarrow.parquet import ParquetFile
 
 from pipelines.holdout import REST, Holdout, Label
@@ -83,14 +84,15 @@ class HuggingFace:
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
         """The rows of a run of row groups, in order, with their images in the spool."""
-        where = f"{self.input.url}/{unit['file']}"
-        with RangeFile(self.input, unit["file"], unit["generation"], unit["num_bytes"], twice=True) as file:
+        stat = Stat(**unit["object"])
+        where = f"{self.input.url}/{stat.name}"
+        with RangeFile(self.input, stat, twice=True) as file:
             opened = parquet.open_parquet(file, where)
             table = self._table(opened, where)
             columns, row_groups = [table.columns.path, *table.extra], range(*unit["row_groups"])
             records = parquet.records(opened, where, columns=columns, row_groups=row_groups, batch_size=_IMAGES_AT_ONCE)
             for number, (row, record) in enumerate(zip(unit["rows"], records, strict=True), unit["first_row"]):
-                yield _sample(f"{unit['file']}/{number}", row, unit["num_classes"], table, record, spool)
+                yield _sample(f"{stat.name}/{number}", row, unit["num_classes"], table, record, spool)
 
     def _files(self) -> list["_File"]:
         stats = [stat for stat in self.input.list(self.file) if self._is_wanted(stat.name)]
@@ -136,7 +138,7 @@ class HuggingFace:
     def _surveyed(self, file: "_File") -> Iterator[tuple[ParquetFile, str]]:
         """A file whose footer and small columns are read, and how messages call it."""
         stat, where = file.stat, f"{self.input.url}/{file.stat.name}"
-        with RangeFile(self.input, stat.name, stat.generation, stat.num_bytes, _SURVEY_WINDOW, twice=True) as opened:
+        with RangeFile(self.input, stat, _SURVEY_WINDOW, twice=True) as opened:
             yield parquet.open_parquet(opened, where), where
 
     def _scan_all(self, files: Sequence["_File"], table: ImageTable) -> Iterator[tuple[list[int], list[Entry]]]:
@@ -250,14 +252,12 @@ def _sample(
 
 def _units(file: _File, row_groups: Sequence[int], rows_per_unit: int) -> Iterator[Unit]:
     """Neighbouring row groups of together at least `rows_per_unit` rows."""
-    stat, start, first_row, num_rows = file.stat, 0, 0, 0
+    start, first_row, num_rows = 0, 0, 0
     for number, size in enumerate(row_groups, start=1):
         num_rows += size
         if num_rows >= rows_per_unit or number == len(row_groups):
             yield {
-                "file": stat.name,
-                "generation": stat.generation,
-                "num_bytes": stat.num_bytes,
+                "object": asdict(file.stat),
                 "split": file.split,
                 "row_groups": [start, number],
                 "first_row": first_row,

@@ -5,8 +5,10 @@ Nothing is unpacked: a sample of the archives is a byte range of the outer tar.
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
+
+from msgspec.structs import asdict
 
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.formats.range_file import RangeFile
@@ -44,7 +46,6 @@ KAGGLE_ROOT = "ILSVRC/Data/CLS-LOC/"
 MAPPING = "LOC_synset_mapping.txt"
 SOLUTION = "LOC_val_solution.csv"
 TRAIN, VALIDATION = "train", "validation"
-VALIDATION_CHUNK = 12_500
 
 _LEFT_OUT, _UNKNOWN = -1, -2
 
@@ -61,22 +62,21 @@ _WANTED = (
 class ImageNet:
     """Splits `train` and `validation`; labels are 0-based in wnid order over the classes with training data.
 
-    Units are inner tars or class folders, and runs of 12,500 validation images by number. Each of these walks the
-    whole validation archive, because only its headers say where an image is. Keys are file names without `.JPEG`.
+    Units are inner tars or class folders, and all validation images where these have no class folders. Keys are file
+    names without `.JPEG`.
     """
 
     input: Storage
-    validation_chunk: int = VALIDATION_CHUNK
 
     name: ClassVar[str] = "imagenet"
 
     def survey(self) -> Survey:
         """The units of the archives or folders; raises SourceError if there are neither, listing what was expected."""
         if archives := self.archives():
-            return read_again(lambda: _survey_archives(self.input, archives, self.validation_chunk))
+            return read_again(lambda: _survey_archives(self.input, archives))
         for root in (KAGGLE_ROOT, ""):
             if has_prefix(self.input, f"{root}{TRAIN}/"):
-                return _survey_tree(self.input, root, self.validation_chunk)
+                return _survey_tree(self.input, root)
         raise SourceError(f"{self.input.url}: no ImageNet there: {_WANTED}; found {first_names(self.input)}")
 
     def archives(self) -> dict[str, Stat]:
@@ -86,10 +86,10 @@ class ImageNet:
         return stats if TRAIN_TAR in stats else {}
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
-        """The samples of one inner tar, class folder or run of validation images; raises SourceError if damaged."""
+        """The samples of one inner tar, one class folder or all validation images; raises SourceError if damaged."""
         found = _in_tar(self.input, unit) if "tar" in unit else _in_folder(self.input, unit)
         for name, extent, reason in found:
-            label = _once(reason, unit) if reason else _label_in(unit, name)
+            label = reason or _label_in(unit, name)
             if isinstance(label, str):
                 yield Rejected(name=name, split=unit["split"], reason=label, extent=extent)
             elif extent and label != _LEFT_OUT:
@@ -99,7 +99,7 @@ class ImageNet:
 # The archives: a tar of 1,000 tars, a tar of 50,000 images, and the devkit with the labels of these.
 
 
-def _survey_archives(storage: Storage, stats: dict[str, Stat], validation_chunk: int) -> Survey:
+def _survey_archives(storage: Storage, stats: dict[str, Stat]) -> Survey:
     train, validation = stats[TRAIN_TAR], stats.get(VALIDATION_TAR)
     synsets = _devkit(storage, stats.get(DEVKIT))
     if validation and not synsets.truth:
@@ -109,7 +109,7 @@ def _survey_archives(storage: Storage, stats: dict[str, Stat], validation_chunk:
     units = [{**unit, "label": labels[wnid]} for wnid, unit in inner_tars]
     notes = _notes_on_classes(labels, synsets) + _stray_notes(strays, f"in {TRAIN_TAR} that are no nNNNNNNNN.tar")
     if validation:
-        units += _validation_units(_tar(validation, VALIDATION), labels, synsets, notes, validation_chunk)
+        units.append(_validation_unit({"split": VALIDATION, "tar": asdict(validation)}, labels, synsets, notes))
     else:
         notes.append(f"no {VALIDATION_TAR}: only split {TRAIN}")
     return Survey(
@@ -123,7 +123,7 @@ def _survey_archives(storage: Storage, stats: dict[str, Stat], validation_chunk:
 def _devkit(storage: Storage, stat: Stat | None) -> Synsets:
     if not stat:
         return Synsets()
-    with RangeFile(storage, DEVKIT, stat.generation, stat.num_bytes) as file:
+    with RangeFile(storage, stat) as file:
         return read_devkit(file, f"{storage.url}/{DEVKIT}")
 
 
@@ -131,14 +131,16 @@ def _inner_tars(storage: Storage, train: Stat) -> tuple[list[tuple[str, Unit]], 
     """The wnid and the unit, without its label, of each inner tar; the names of whatever else is in the outer tar."""
     units: list[tuple[str, Unit]] = []
     strays: list[str] = []
-    with RangeFile(storage, TRAIN_TAR, train.generation, train.num_bytes, SCATTERED_BYTES) as file:
+    with RangeFile(storage, train, SCATTERED_BYTES) as file:
         for member in walk(file, f"{storage.url}/{TRAIN_TAR}"):
             wnid = member.name.rpartition("/")[2].removesuffix(".tar")
             if reject_reason(member) or not WNID.fullmatch(wnid):
                 strays.append(member.name)
                 continue
             start, stop = member.offset_data, member.offset_data + member.size
-            units.append((wnid, {**_tar(train, TRAIN), "inner": f"{wnid}.tar", "start": start, "stop": stop}))
+            units.append(
+                (wnid, {"tar": asdict(train), "split": TRAIN, "inner": f"{wnid}.tar", "start": start, "stop": stop})
+            )
     if not units:
         raise SourceError(
             f"{storage.url}/{TRAIN_TAR}: holds no nNNNNNNNN.tar; fetch the training images of Task 1 and 2"
@@ -146,34 +148,31 @@ def _inner_tars(storage: Storage, train: Stat) -> tuple[list[tuple[str, Unit]], 
     return units, strays
 
 
-def _tar(stat: Stat, split: str) -> Unit:
-    return {"tar": stat.name, "split": split, "generation": stat.generation, "num_bytes": stat.num_bytes}
-
-
 def _in_tar(storage: Storage, unit: Unit) -> Iterator[_Found]:
-    tar, generation, start = unit["tar"], unit["generation"], unit.get("start", 0)
-    path = f"{tar}/{unit['inner']}" if "inner" in unit else tar
+    tar, start = Stat(**unit["tar"]), unit.get("start", 0)
+    path = f"{tar.name}/{unit['inner']}" if "inner" in unit else tar.name
     where = f"{storage.url}/{path}" + (f" (from byte {start})" if start else "")
-    with RangeFile(storage, tar, generation, unit["num_bytes"], header_window(storage)) as file:
+    with RangeFile(storage, tar, header_window(storage)) as file:
         for member in walk(file, where, start, unit.get("stop")):
             reason, extent = reject_reason(member), None
             if not reason:
                 crc32c = crc32c_in_passing(file, member, storage)
-                extent = Extent(tar, generation, member.offset_data, member.size, crc32c)
+                extent = Extent(tar.name, tar.generation, member.offset_data, member.size, crc32c)
             yield f"{path}/{member.name}", extent, reason
 
 
 # The tree: one folder per class; Kaggle's validation images are in one folder, with a table of their labels.
 
 
-def _survey_tree(storage: Storage, root: str, validation_chunk: int) -> Survey:
+def _survey_tree(storage: Storage, root: str) -> Survey:
     synsets = _tables(storage)
-    train = _class_folders(storage, f"{root}{TRAIN}/")
-    if not train.counts:
+    prefix = f"{root}{TRAIN}/"
+    counts, strays = _class_folders(storage, prefix)
+    if not counts:
         raise SourceError(f"{storage.url}/{root}{TRAIN}: no folder nNNNNNNNN in it; for other class names use `folder`")
-    labels = _labels(set(train.counts), synsets, f"{storage.url}/{root}{TRAIN}")
-    notes = _notes_on_classes(labels, synsets) + train.notes()
-    units = train.units(TRAIN, labels) + _tree_validation(storage, root, labels, synsets, notes, validation_chunk)
+    labels = _labels(set(counts), synsets, f"{storage.url}/{root}{TRAIN}")
+    notes = _notes_on_classes(labels, synsets) + strays
+    units = _folder_units(prefix, TRAIN, counts, labels) + _tree_validation(storage, root, labels, synsets, notes)
     return Survey(units=units, classes=_classes(labels, synsets), notes=notes)
 
 
@@ -189,40 +188,30 @@ def _tables(storage: Storage) -> Synsets:
     )
 
 
-@dataclass(slots=True)
-class _Folders:
-    """What is below `prefix`: images by class folder, images elsewhere, and the number of other files."""
-
-    prefix: str
-    counts: Counter[str] = field(default_factory=Counter)
-    strays: list[str] = field(default_factory=list)
-    num_others: int = 0
-
-    def units(self, split: str, labels: dict[str, int]) -> list[Unit]:
-        """A unit for each class folder that has a label."""
-        return [
-            {"split": split, "prefix": f"{self.prefix}{wnid}/", "label": labels[wnid], "num_files": count}
-            for wnid, count in sorted(self.counts.items())
-            if wnid in labels
-        ]
-
-    def notes(self) -> list[str]:
-        others = [f"{self.prefix}: left out {self.num_others} files that are no images by name"]
-        strays = _stray_notes(self.strays, "in no folder nNNNNNNNN")
-        return others * bool(self.num_others) + strays
-
-
-def _class_folders(storage: Storage, prefix: str) -> _Folders:
-    found = _Folders(prefix)
+def _class_folders(storage: Storage, prefix: str) -> tuple[Counter[str], list[str]]:
+    """The number of images in each class folder below `prefix`, and sentences on what else is there."""
+    counts: Counter[str] = Counter()
+    strays: list[str] = []
+    num_others = 0
     for stat in _visible(storage, prefix):
         wnid, slash, _ = stat.name[len(prefix) :].partition("/")
         if extension(stat.name) not in FIELD_OF_EXTENSION:
-            found.num_others += 1
+            num_others += 1
         elif slash and WNID.fullmatch(wnid):
-            found.counts[wnid] += 1
+            counts[wnid] += 1
         else:
-            found.strays.append(printable(stat.name))
-    return found
+            strays.append(printable(stat.name))
+    notes = [f"{prefix}: left out {num_others} files that are no images by name"] if num_others else []
+    return counts, notes + _stray_notes(strays, "in no folder nNNNNNNNN")
+
+
+def _folder_units(prefix: str, split: str, counts: Counter[str], labels: dict[str, int]) -> list[Unit]:
+    """A unit for each class folder that has a label."""
+    return [
+        {"split": split, "prefix": f"{prefix}{wnid}/", "label": labels[wnid], "num_files": count}
+        for wnid, count in sorted(counts.items())
+        if wnid in labels
+    ]
 
 
 def _visible(storage: Storage, prefix: str) -> Iterator[Stat]:
@@ -230,7 +219,7 @@ def _visible(storage: Storage, prefix: str) -> Iterator[Stat]:
 
 
 def _tree_validation(
-    storage: Storage, root: str, labels: dict[str, int], synsets: Synsets, notes: list[str], chunk: int
+    storage: Storage, root: str, labels: dict[str, int], synsets: Synsets, notes: list[str]
 ) -> list[Unit]:
     prefix = next((p for name in ("val", VALIDATION) if has_prefix(storage, p := f"{root}{name}/")), None)
     if prefix is None:
@@ -242,12 +231,11 @@ def _tree_validation(
                 f"{storage.url}/{prefix}: images without class folders and no {SOLUTION} with their labels; put it "
                 f"into {storage.url}, or sort them into folders nNNNNNNNN"
             )
-        return _validation_units({"split": VALIDATION, "prefix": prefix}, labels, synsets, notes, chunk)
-    folders = _class_folders(storage, prefix)
-    if num_left_out := sum(count for wnid, count in folders.counts.items() if wnid not in labels):
-        notes.append(_left_out(num_left_out, folders.counts.total()))
-    notes += folders.notes()
-    return folders.units(VALIDATION, labels)
+        return [_validation_unit({"split": VALIDATION, "prefix": prefix}, labels, synsets, notes)]
+    counts, strays = _class_folders(storage, prefix)
+    notes += _left_out(sum(count for wnid, count in counts.items() if wnid not in labels), counts.total())
+    notes += strays
+    return _folder_units(prefix, VALIDATION, counts, labels)
 
 
 def _in_folder(storage: Storage, unit: Unit) -> Iterator[_Found]:
@@ -290,40 +278,29 @@ def _notes_on_classes(labels: dict[str, int], synsets: Synsets) -> list[str]:
     return []
 
 
-def _validation_units(kind: Unit, labels: dict[str, int], synsets: Synsets, notes: list[str], chunk: int) -> list[Unit]:
-    """Runs of `chunk` validation images by number, each with its label, _LEFT_OUT or _UNKNOWN."""
-    last = max(synsets.truth)
+def _validation_unit(kind: Unit, labels: dict[str, int], synsets: Synsets, notes: list[str]) -> Unit:
+    """All validation images, with the label of each number, _LEFT_OUT or _UNKNOWN."""
     label_of = {number: labels.get(wnid, _LEFT_OUT) for number, wnid in synsets.truth.items()}
-    of_number = [label_of.get(number, _UNKNOWN) for number in range(1, last + 1)]
-    if num_left_out := of_number.count(_LEFT_OUT):
-        notes.append(_left_out(num_left_out, len(synsets.truth)))
-    return [
-        {**kind, "first": start + 1, "last": last, "labels": of_number[start : start + chunk]}
-        for start in range(0, last, chunk)
-    ]
+    of_number = [label_of.get(number, _UNKNOWN) for number in range(1, max(label_of) + 1)]
+    notes += _left_out(of_number.count(_LEFT_OUT), len(synsets.truth))
+    return {**kind, "labels": of_number}
 
 
-def _left_out(num_left_out: int, num_samples: int) -> str:
-    return f"{num_left_out} of {num_samples} validation samples are of classes without training data: left out"
+def _left_out(num_left_out: int, num_samples: int) -> list[str]:
+    note = f"{num_left_out} of {num_samples} validation samples are of classes without training data: left out"
+    return [note] if num_left_out else []
 
 
 def _label_in(unit: Unit, name: str) -> int | str:
-    """The label of an image in a unit, _LEFT_OUT if it has none or is of another unit; or why it can't have one."""
+    """The label of an image in a unit, _LEFT_OUT if its class has none; or why it can't have one."""
     if "label" in unit:
         return int(unit["label"])
     match = VALIDATION_NAME.fullmatch(without_extension(name.rpartition("/")[2]))
-    number = int(match[1]) if match else 0
-    if not 1 <= number <= unit["last"]:
-        reason = f"is not named ILSVRC2012_val_NNNNNNNN.JPEG with a number from 1 to {unit['last']}: no label"
-        return _once(reason, unit)
-    position = number - unit["first"]
-    label = int(unit["labels"][position]) if 0 <= position < len(unit["labels"]) else _LEFT_OUT
+    number, last = int(match[1]) if match else 0, len(unit["labels"])
+    if not 1 <= number <= last:
+        return f"is not named ILSVRC2012_val_NNNNNNNN.JPEG with a number from 1 to {last}: no label"
+    label = int(unit["labels"][number - 1])
     return f"has no label in {SOLUTION}" if label == _UNKNOWN else label
-
-
-def _once(reason: str, unit: Unit) -> int | str:
-    """The reason in the first unit only: all runs of validation images meet the files that belong to none."""
-    return reason if unit.get("first", 1) == 1 else _LEFT_OUT
 
 
 def _sample(name: str, split: str, label: int, extent: Extent) -> RawSample:

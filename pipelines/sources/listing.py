@@ -139,7 +139,7 @@ class Listing:
 
     def _listed(self, listing: Stat) -> _Listed:
         """The checked rows."""
-        file = RangeFile(self.input, self.file, listing.generation, listing.num_bytes, twice=True)
+        file = RangeFile(self.input, listing, twice=True)
         table = READERS[extension(self.file)](file, self._where)
         columns = choose_columns(table.names, self.path_column, self.label_column, f"{self._where}: {table.header}")
         listed = _Listed(columns)

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from msgspec.structs import asdict
+
 from pipelines.sources.base import RawSample, Rejected, Spool, Survey, Unit
-from pipelines.sources.formats.range_file import RangeFile
-from pipelines.sources.formats.tar import header_window
 from pipelines.sources.formats.tar_samples import samples_of
 from pipelines.sources.objects import advice_in, is_hidden, is_text, printable
 from shardset.errors import ConfigError, SourceError
@@ -78,9 +78,7 @@ class WebDataset:
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
         """The samples of one tar in its order; raises SourceError if the tar is damaged."""
-        window = header_window(self.input)
-        with RangeFile(self.input, unit["tar"], unit["generation"], unit["num_bytes"], window) as file:
-            yield from samples_of(self.input, unit, file)
+        yield from samples_of(self.input, Stat(**unit["tar"]), unit["split"])
 
     def manifest(self) -> Manifest | None:
         """The manifest of the input folder if that is a shard set; None if it is not, or tars were named."""
@@ -96,7 +94,7 @@ def _unit(tar: Stat, split: str) -> Unit:
         raise SourceError(f"{printable(tar.name)}: the name of this tar is not valid UTF-8; rename it")
     if not is_split(split):
         raise SourceError(f"{tar.name}: {split!r} can't name a split (letters, digits, - and _, not plan); rename it")
-    return {"tar": tar.name, "generation": tar.generation, "num_bytes": tar.num_bytes, "split": split}
+    return {"tar": asdict(tar), "split": split}
 
 
 def _split_in(tar: str) -> str:

@@ -41,7 +41,8 @@ def pipeline_of(num_units):
     file = BuildFile(tool="", options={}, survey="", num_units=num_units, suffix="", classes=None, notes=[])
     pipeline = beam.Pipeline(runner="FnApiRunner")
     tars = (
-        {"tar": f"train/{n:07d}.tar", "generation": str(n), "num_bytes": n, "split": "train"} for n in range(num_units)
+        {"tar": {"name": f"train/{n:07d}.tar", "generation": str(n), "num_bytes": n}, "split": "train"}
+        for n in range(num_units)
     )
     with tempfile.TemporaryFile() as lines:
         units = write_units(tars, lines)

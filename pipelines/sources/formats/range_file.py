@@ -1,10 +1,11 @@
 """One generation of a stored object as a read-only, seekable file, for libraries that want a file."""
 
 import io
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardset.errors import ChangedInput, NotFound, PreconditionFailed
-from shardset.storage.base import Storage
+from shardset.storage.base import Stat, Storage
 from shardset.storage.checked import read_same_twice
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ WINDOW_BYTES = 4 << 20
 
 
 class RangeFile(io.BufferedReader):
-    """A file over ranged reads of `num_bytes` bytes of one generation; holds at most one window in memory.
+    """A file over ranged reads of the object that `stat` tells of; holds at most one window in memory.
 
     A read outside of the buffered window fetches a whole window, so each jump costs up to `window` bytes: choose a
     small one for scattered reads. Any read raises ChangedInput if the object has been replaced.
@@ -23,25 +24,18 @@ class RangeFile(io.BufferedReader):
     two reads agree: for content whose format has no checksum, and which nothing compares later.
     """
 
-    def __init__(
-        self,
-        storage: Storage,
-        name: str,
-        generation: str,
-        num_bytes: int,
-        window: int = WINDOW_BYTES,
-        *,
-        twice: bool = False,
-    ) -> None:
-        super().__init__(_Ranges(storage, name, generation, num_bytes, twice and storage.is_remote), window)
+    def __init__(self, storage: Storage, stat: Stat, window: int = WINDOW_BYTES, *, twice: bool = False) -> None:
+        super().__init__(_Ranges(storage, stat, twice and storage.is_remote), window)
 
 
+@dataclass(eq=False)
 class _Ranges(io.RawIOBase):
     """Each `readinto` is one ranged read."""
 
-    def __init__(self, storage: Storage, name: str, generation: str, num_bytes: int, twice: bool) -> None:
-        self._storage, self._name, self._generation = storage, name, generation
-        self._num_bytes, self._position, self._twice = num_bytes, 0, twice
+    storage: Storage
+    stat: Stat
+    twice: bool
+    position: int = 0
 
     def readable(self) -> bool:
         return True
@@ -50,41 +44,35 @@ class _Ranges(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        position = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._num_bytes}[whence] + offset
-        if position < 0:
-            raise ValueError(f"position {position} is before the start of {self._name}")
-        self._position = position
-        return position
+        self.position = {io.SEEK_SET: 0, io.SEEK_CUR: self.position, io.SEEK_END: self.stat.num_bytes}[whence] + offset
+        return self.position
 
     def readinto(self, buffer: "WriteableBuffer") -> int:
         view = memoryview(buffer).cast("B")
-        start, stop = self._position, min(self._num_bytes, self._position + len(view))
-        if start >= stop:
-            return 0
-        view[: stop - start] = self._fetch(start, stop)
-        self._position = stop
-        return stop - start
+        data = self._next(len(view))
+        view[: len(data)] = data
+        return len(data)
 
     def readall(self) -> bytes:
         """The rest in one ranged read; the base class would read 8 KiB at a time."""
-        start, self._position = self._position, max(self._position, self._num_bytes)
-        return self._fetch(start, self._num_bytes) if start < self._num_bytes else b""
+        return self._next(self.stat.num_bytes)
 
-    def _fetch(self, start: int, stop: int) -> bytes:
-        if not self._twice or stop - start == self._num_bytes:  # the bucket compares a whole object
+    def _next(self, num_bytes: int) -> bytes:
+        start, stop = self.position, min(self.stat.num_bytes, self.position + num_bytes)
+        if start >= stop:
+            return b""
+        self.position = stop
+        if not self.twice or stop - start == self.stat.num_bytes:  # the bucket compares a whole object
             return self._read(start, stop)
-        where = f"{self._storage.url}/{self._name} bytes {start} to {stop}"
+        where = f"{self.storage.url}/{self.stat.name} bytes {start} to {stop}"
         return read_same_twice(lambda: self._read(start, stop), where)
 
     def _read(self, start: int, stop: int) -> bytes:
-        where = f"{self._storage.url}/{self._name}"
+        where = f"{self.storage.url}/{self.stat.name}"
         try:
-            data = self._storage.read(self._name, start, stop, generation=self._generation)
+            data = self.storage.read(self.stat.name, start, stop, generation=self.stat.generation)
         except (NotFound, PreconditionFailed) as error:
             raise ChangedInput(f"{where}: replaced or removed while it was read ({error}); start again") from error
         if len(data) != stop - start:
-            raise ChangedInput(
-                f"{where}: {len(data)} bytes at [{start}, {stop}), expected {stop - start}; it became shorter while "
-                "it was read, start again"
-            )
+            raise ChangedInput(f"{where}: became shorter than {stop} bytes while it was read; start again")
         return data

@@ -9,8 +9,7 @@ the archive up to its batch.
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import IO, Any, cast
+from typing import IO, Any, NamedTuple, cast
 
 from isal import igzip, isal_zlib
 
@@ -27,8 +26,7 @@ _BROKEN = (igzip.BadGzipFile, cast(type[Exception], isal_zlib.error), EOFError)
 """What igzip raises for bytes that are truncated or damaged."""
 
 
-@dataclass(frozen=True, slots=True)
-class ArchiveMember:
+class ArchiveMember(NamedTuple):
     """A regular file in an archive: its offset in the unpacked tar, its size, its CRC32C."""
 
     offset: int

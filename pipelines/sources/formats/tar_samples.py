@@ -7,12 +7,13 @@ from itertools import groupby
 from tarfile import TarInfo
 from typing import Any, BinaryIO, NamedTuple
 
-from pipelines.sources.base import UNREAD, Extent, RawSample, Rejected, Unit
-from pipelines.sources.formats.tar import BLOCK, is_passed, read_member, reject_reason, walk
+from pipelines.sources.base import UNREAD, Extent, RawSample, Rejected
+from pipelines.sources.formats.range_file import RangeFile
+from pipelines.sources.formats.tar import BLOCK, header_window, is_passed, read_member, reject_reason, walk
 from shardset.checksum import crc32c_of
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.naming import is_field, split_member
-from shardset.storage.base import Storage
+from shardset.storage.base import Stat, Storage
 
 INLINE_FIELDS = frozenset(("cls", "json", "txt"))
 MAX_INLINE_BYTES = 4096
@@ -42,16 +43,17 @@ class TarGroupMember(NamedTuple):
         return self.content is not None and self.field in INLINE_FIELDS and len(self.content) <= MAX_INLINE_BYTES
 
 
-def samples_of(storage: Storage, unit: Unit, file: BinaryIO) -> Iterator[RawSample | Rejected]:
+def samples_of(storage: Storage, tar: Stat, split: str) -> Iterator[RawSample | Rejected]:
     """The samples of a tar of the storage, in its order; raises SourceError if it is damaged."""
-    infos, seen = walk(file, f"{storage.url}/{unit['tar']}"), set[str]()
-    members = (_read(storage, unit, file, info) for info in infos)
-    for key, group in groupby(members, lambda member: split_member(member.name)[0]):
-        yield _sample(unit, key, [*group], repeated=key in seen)
-        seen.add(key)
+    seen: set[str] = set()
+    with RangeFile(storage, tar, header_window(storage)) as file:
+        members = (_read(storage, tar, file, info) for info in walk(file, f"{storage.url}/{tar.name}"))
+        for key, group in groupby(members, lambda member: split_member(member.name)[0]):
+            yield _sample(tar.name, split, key, [*group], repeated=key in seen)
+            seen.add(key)
 
 
-def _read(storage: Storage, unit: Unit, file: BinaryIO, info: TarInfo) -> TarGroupMember:
+def _read(storage: Storage, tar: Stat, file: BinaryIO, info: TarInfo) -> TarGroupMember:
     """The member of a header that the walk has just given: the window of the file still holds what follows."""
     reason, field, num_header_bytes = reject_reason(info), split_member(info.name)[1].lower(), BLOCK
     header_crc32c = crc32c = UNREAD
@@ -68,13 +70,15 @@ def _read(storage: Storage, unit: Unit, file: BinaryIO, info: TarInfo) -> TarGro
         name=info.name,
         field=field,
         reason=reason,
-        header=Extent(unit["tar"], unit["generation"], info.offset, num_header_bytes, header_crc32c),
-        extent=Extent(unit["tar"], unit["generation"], info.offset_data, info.size, crc32c),
+        header=Extent(tar.name, tar.generation, info.offset, num_header_bytes, header_crc32c),
+        extent=Extent(tar.name, tar.generation, info.offset_data, info.size, crc32c),
         content=content if is_kept else None,
     )
 
 
-def _sample(unit: Unit, key: str, members: Sequence[TarGroupMember], *, repeated: bool) -> RawSample | Rejected:
+def _sample(
+    tar: str, split: str, key: str, members: Sequence[TarGroupMember], *, repeated: bool
+) -> RawSample | Rejected:
     decisive = [member.extent for member in members if member.content is not None or member.field == "json"]
     read = [*(member.header for member in members), *decisive]
     seen = tuple(extent for extent in read if extent.crc32c != UNREAD)
@@ -92,16 +96,16 @@ def _sample(unit: Unit, key: str, members: Sequence[TarGroupMember], *, repeated
     if isinstance(label, str):
         first = members[0]
         return Rejected(
-            name=f"{unit['tar']}/{first.name}",
-            split=unit["split"],
+            name=f"{tar}/{first.name}",
+            split=split,
             reason=label,
             extent=None if first.reason else first.extent,
             seen=seen,
         )
     return RawSample(
-        name=f"{unit['tar']}/{key}",
+        name=f"{tar}/{key}",
         key=key,
-        split=unit["split"],
+        split=split,
         label=label,
         image=next((member.field for member in members if member.field in FIELD_OF_EXTENSION), ""),
         fields=fields,

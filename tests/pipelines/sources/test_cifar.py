@@ -193,7 +193,7 @@ def test_a_flipped_bit_in_a_picture_is_found_by_the_survey_and_by_a_unit(tmp_pat
     damaged = opened(Cifar10, path)
     pinned = damaged.input.stat("a.tar.gz").generation
     with pytest.raises(SourceError, match="CRC"):
-        list(damaged.index({**unit, "generation": pinned}, MemorySpool()))
+        list(damaged.index({**unit, "object": {**unit["object"], "generation": pinned}}, MemorySpool()))
 
 
 def test_a_tar_that_was_cut_before_it_was_compressed_is_an_error(tmp_path):
@@ -208,15 +208,6 @@ def test_a_web_page_in_place_of_an_archive_is_an_error(tmp_path):
     (tmp_path / "cifar-10-python.tar.gz").write_text("<html>404</html>")
     with pytest.raises(SourceError, match=r"cut or damaged, expected a whole \.tar\.gz"):
         opened(Cifar10, tmp_path).survey()
-
-
-def test_an_archive_or_a_file_that_is_far_too_large_is_refused(tmp_path):
-    files = {**python_files(cifar10(1)), "batches.meta": bytes(20_000)}
-    path = write_archive(tmp_path / "a.tar.gz", files, PYTHON10)
-    with pytest.raises(SourceError, match=r"unpacked to at most 1000 bytes: cut at byte 1000"):
-        opened(Cifar10, path, max_bytes=1000).survey()
-    with pytest.raises(SourceError, match=r"batches\.meta: 20000 bytes, expected at most 10000"):
-        opened(Cifar10, write_folder(tmp_path / "b", files), max_bytes=10_000).survey()
 
 
 def test_paths_in_an_archive_are_never_used_as_paths(tmp_path):
@@ -275,8 +266,8 @@ def batch_value(**changes):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (batch_value(labels=[1, 10]), "row 1: label '10', expected 0 to 9"),
-        (batch_value(labels=[-1, 1]), "row 0: label '-1', expected 0 to 9"),
+        (batch_value(labels=[1, 10]), "row 1: label 10, expected 0 to 9"),
+        (batch_value(labels=[-1, 1]), "row 0: label -1, expected 0 to 9"),
         (batch_value(labels=["1", 1]), "row 0: label"),
         (batch_value(labels=[1]), "1 labels for 2 pictures"),
         (batch_value(labels=3), "no list 'labels'"),
@@ -284,9 +275,9 @@ def batch_value(**changes):
         (batch_value(filenames=[1, 2]), "a int where a text is expected"),
         (batch_value(data=np.zeros((2, 3073), np.uint8)), r"shape \(2, 3073\), expected \[rows, 3072\]"),
         (batch_value(data=np.zeros(3072, np.uint8)), r"shape \(3072,\)"),
-        (batch_value(data=[1, 2]), "array 'data': none"),
+        (batch_value(data=[1, 2]), "array 'data': shape None"),
         ([1, 2], "a pickled list, expected a dict"),
-        (batch_value(labels=[1, [1]]), "row 1: label 'a list', expected 0 to 9"),
+        (batch_value(labels=[1, [1]]), "row 1: label \\[1\\], expected 0 to 9"),
     ],
 )
 def test_a_batch_that_is_not_what_the_format_says_is_an_error(tmp_path, value, message):
@@ -298,7 +289,7 @@ def test_a_batch_that_is_not_what_the_format_says_is_an_error(tmp_path, value, m
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("test_batch.bin", lambda data: b"\x0a" + data[1:], "row 0: label '10', expected 0 to 9"),
+        ("test_batch.bin", lambda data: b"\x0a" + data[1:], "row 0: label 10, expected 0 to 9"),
         ("test_batch.bin", lambda data: data[:-1], "6145 bytes, expected a multiple of 3073"),
         ("batches.meta.txt", lambda _: b"cat\ndog\ncat\n", "3 class names, expected some, all different"),
     ],

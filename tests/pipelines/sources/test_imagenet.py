@@ -31,15 +31,14 @@ def content(storage: Storage, sample: RawSample) -> bytes:
     return storage.read(extent.object, extent.offset, extent.offset + extent.num_bytes, generation=extent.generation)
 
 
-def source_of(tmp_path, files, **options) -> ImageNet:
-    return ImageNet(open_storage(str(maker.put(tmp_path / "in", files))), **options)
+def source_of(tmp_path, files) -> ImageNet:
+    return ImageNet(open_storage(str(maker.put(tmp_path / "in", files))))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("chunk", [2, 100])
-def test_every_layout_gives_the_same_samples_labels_and_bytes(tmp_path, layout, chunk):
+def test_every_layout_gives_the_same_samples_labels_and_bytes(tmp_path, layout):
     images = maker.images()
-    source = source_of(tmp_path, LAYOUTS[layout](images), validation_chunk=chunk)
+    source = source_of(tmp_path, LAYOUTS[layout](images))
     survey, samples, rejected = everything(source)
     assert rejected == []
     assert {(s.split, s.key, maker.WNIDS[s.label], content(source.input, s)) for s in samples} == {
@@ -189,12 +188,11 @@ def test_what_is_no_plain_file_is_rejected_by_name_and_what_is_no_class_archive_
     ]
 
 
-@pytest.mark.parametrize("chunk", [2, 100])
-def test_validation_images_without_a_label_are_rejected_once(tmp_path, chunk):
+def test_validation_images_without_a_label_are_rejected(tmp_path):
     files = maker.archives(maker.images())
     images = {f"{image.key}.JPEG": image.content for image in maker.images() if image.split == "validation"}
     files[VALIDATION_TAR] = tar_bytes(images | {"ILSVRC2012_val_00000008.JPEG": b"8", "cat.JPEG": b"c"})
-    _, samples, rejected = everything(source_of(tmp_path, files, validation_chunk=chunk))
+    _, samples, rejected = everything(source_of(tmp_path, files))
     assert sum(sample.split == "validation" for sample in samples) == len(maker.TRUTH)
     assert [entry.name.rpartition("/")[2] for entry in rejected] == ["ILSVRC2012_val_00000008.JPEG", "cat.JPEG"]
     assert all("with a number from 1 to 7: no label" in entry.reason for entry in rejected)

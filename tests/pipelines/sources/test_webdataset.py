@@ -247,7 +247,7 @@ def test_a_shard_set_keeps_its_splits_classes_and_samples(tmp_path):
 
 def test_a_shard_set_that_misses_or_exchanged_a_shard_is_an_error(tmp_path):
     source = shard_set(tmp_path)
-    first = tmp_path / source.survey().units[0]["tar"]
+    first = tmp_path / source.survey().units[0]["tar"]["name"]
     first.write_bytes(first.read_bytes() + b"\0")
     with pytest.raises(SourceError, match=rf"{first.name}: \d+ bytes, its manifest says"):
         source.survey()

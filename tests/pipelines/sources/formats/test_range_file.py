@@ -19,7 +19,7 @@ def storage(tmp_path):
 
 def opened(storage, window=64):
     stat = storage.stat("a")
-    return RangeFile(storage, "a", stat.generation, stat.num_bytes, window)
+    return RangeFile(storage, stat, window)
 
 
 class Counting:
@@ -36,7 +36,7 @@ class Counting:
 def test_the_rest_of_a_file_is_one_read_and_small_reads_share_a_window(storage):
     stat = storage.stat("a")
     counting = Counting(storage)
-    file = RangeFile(counting, "a", stat.generation, stat.num_bytes, window=100)
+    file = RangeFile(counting, stat, window=100)
     assert [file.read(20) for _ in range(4)] == [CONTENT[start : start + 20] for start in range(0, 80, 20)]
     assert file.read() == CONTENT[80:]
     assert counting.ranges == [(0, 100), (100, len(CONTENT))]
