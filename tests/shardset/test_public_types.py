@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 LOOP = """
 from collections.abc import Iterator
@@ -38,6 +40,7 @@ print(samples[17].key, samples[17].class_name, samples[17].image.shape, samples[
 """
 
 
+@pytest.mark.slow
 def test_mypy_accepts_the_names_of_a_batch_that_the_users_options_give(tmp_path):
     (tmp_path / "loop.py").write_text(LOOP)
     words = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--cache-dir", "cache", "loop.py"]

@@ -154,13 +154,3 @@ def test_it_writes_neither_over_a_set_nor_over_what_a_killed_writer_left(tmp_pat
     with pytest.raises(ConfigError, match="there is a shard set already; choose another output"):
         shardset.Writer(open_storage(str(tmp_path / "whole")))
     assert files_in(tmp_path / "whole") == whole
-
-
-def test_it_needs_no_beam_and_no_torch(tmp_path: Path) -> None:
-    code = (
-        "import sys, shardset\n"
-        f"with shardset.Writer('set') as writer: writer.write(image={jpeg(0)!r}, label=0)\n"
-        "print([name for name in ('apache_beam', 'torch') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

@@ -18,14 +18,13 @@ def rows_of(stream, epoch):
     return [row_of(batch, slot) for batch in stream.epoch(epoch) for slot in np.flatnonzero(batch["weight"])]
 
 
-@pytest.mark.parametrize("epoch", [0, 2])
-def test_the_rows_are_those_of_the_stream(make, epoch):
-    dataset = iterable_dataset(make(), epoch)
+def test_the_rows_are_those_of_the_stream(make):
+    dataset = iterable_dataset(make(), 2)
     assert isinstance(dataset, IterableDataset)
     for _ in range(2):
         rows = list(dataset)
         assert len(rows) == 50
-        assert all(same(row, expected) for row, expected in zip(rows, rows_of(make(), epoch), strict=True))
+        assert all(same(row, expected) for row, expected in zip(rows, rows_of(make(), 2), strict=True))
 
 
 def test_its_batches_are_those_of_the_stream(make):
@@ -34,7 +33,7 @@ def test_its_batches_are_those_of_the_stream(make):
         assert all(np.array_equal(batch[name], expected[name]) for name in ("image", "label", "id"))
 
 
-@pytest.mark.parametrize("num_taken", [0, 1, 8, 21, 49])
+@pytest.mark.parametrize("num_taken", [0, 8, 21])
 def test_it_goes_on_where_it_was_saved(make, num_taken):
     dataset = iterable_dataset(make(), 1)
     rows = iter(dataset)
@@ -73,7 +72,7 @@ def test_steps_are_read_once_whatever_the_worker_skips(make):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_shuffled_rows_come_once_although_threads_ask_for_several_steps_at_once(make, workers):
     dataset = iterable_dataset(make(batch_size=2))  # 25 steps, of which `datasets` reads ten at once
-    for seed in range(4):
+    for seed in range(2):
         rows = dataset.shuffle(seed=seed, buffer_size=10)
         ids = [row["id"] for row in (DataLoader(rows, batch_size=None, num_workers=workers) if workers else rows)]
         assert sorted(ids) == list(range(50))

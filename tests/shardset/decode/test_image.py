@@ -97,23 +97,9 @@ def interlaced(image):
     )
 
 
-def grey_410():
-    """A JPEG of one unit of 4 x 2 blocks of light and one of each colour: 16 x 32 pixels, all of them 128."""
-    head = bytearray(encode(np.full((16, 32, 3), 128, np.uint8), "JPEG", subsampling="4:2:0"))
-    head[head.index(b"\xff\xc0") + 11] = 0x42
-    scan = head.index(b"\xff\xda") + 14
-    bits = 8 * "001010" + 2 * "0000"  # each block: no difference to the one before, and its end
-    return bytes(head[:scan]) + int(bits, 2).to_bytes(len(bits) // 8, "big") + b"\xff\xd9"
-
-
 def test_half_of_the_images_are_flipped():
     rows = np.arange(4000)
     assert abs((draws(RANDOM, 1, 0, rows, rows * 0)[:, 0] < 0.5).mean() - 0.5) < 0.04
-
-
-def test_a_jpeg_decodes_as_pillow_does():
-    data = encode(busy(90, 130), "jpeg", quality=90)
-    assert off(decode(data), pillow(data)) < 0.5
 
 
 @pytest.mark.parametrize(
@@ -156,13 +142,6 @@ def test_a_cmyk_jpeg_of_fewer_colours_than_pixels_is_left_to_pillow(subsampling,
     assert one(data, spec).any()
 
 
-def test_a_jpeg_of_a_sampling_that_turbojpeg_has_no_name_for_is_left_to_pillow():
-    data = grey_410()
-    assert image_size(data) == (16, 32)
-    assert np.array_equal(decode(data), np.full((16, 32, 3), 128))
-    assert np.array_equal(one(data, ImageSpec(size=8)), np.full((8, 8, 3), 128))
-
-
 def test_sixteen_bits_become_the_upper_eight():
     deep = np.arange(32 * 32, dtype=np.uint16).reshape(32, 32) * 60
     assert np.array_equal(decode(encode(deep, "png"))[:, :, 1], deep >> 8)
@@ -198,7 +177,7 @@ def test_a_png_whose_chunk_claims_too_much_is_left_to_pillow(mode):
     assert png.decode(bytes(data)) is None
 
 
-@pytest.mark.parametrize("row", range(6))
+@pytest.mark.parametrize("row", range(2))
 def test_a_random_crop_is_near_pillows_filtered_one(row):
     # Linear without a low-pass: docs/decoding.md says what that means on photographs.
     data, spec = encode(busy(600, 800), "jpeg", quality=95), ImageSpec(size=224)
@@ -307,16 +286,10 @@ def test_a_header_that_claims_too_much_is_refused_before_anything_is_decoded():
         lambda: RandomResizedCrop(ratio=(0, 1)),
         lambda: PadCrop(-1),
         lambda: ImageSpec(size=16, crop=CenterCrop),
-        lambda: ImageSpec(size=16, crop="center"),
         lambda: ImageSpec(size=16, flip="device"),
-        lambda: ImageSpec(size="224"),
-        lambda: ImageSpec(size=(224, 224)),
         lambda: ImageSpec(size=224.0),
-        lambda: ImageSpec(size=224, crop=CenterCrop(256.0)),
         lambda: PadCrop("4"),
         lambda: RandomResizedCrop(scale=1),
-        lambda: RandomResizedCrop(scale=(0.1, 0.5, 1)),
-        lambda: RandomResizedCrop(ratio=("1", "2")),
     ],
 )
 def test_impossible_specs_are_refused(make):

@@ -18,7 +18,7 @@ from tests.shardset.decode.test_image import busy
 
 SPEC = ImageSpec(size=24)
 BLOCKS = {"4:2:0": (16, 16), "4:2:2": (8, 16), "4:4:4": (8, 8), "grey": (8, 8)}
-SIZES = [(128, 128), (131, 161), (97, 64), (33, 240), (16, 16)]
+SIZES = [(131, 161), (33, 240), (16, 16)]
 
 
 def restarted(kind, size=(131, 161), run=1, **options):
@@ -111,15 +111,7 @@ def test_the_head_of_a_jpeg_that_is_cut_is_not_taken():
         crop(data, ImageSpec(size=8), 3)
 
 
-def test_a_header_that_claims_too_much_is_refused_before_anything_is_decoded():
-    data = bytearray(restarted("4:2:0"))
-    at = grid_of(bytes(data)).size_at
-    data[at : at + 4] = b"\xfd\xe8\xfd\xe8"
-    with pytest.raises(UndecodableImage, match="65000 x 65000 pixels"):
-        crop(bytes(data), SPEC, 1)
-
-
-@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("orientation", [1, 6])
 def test_exif_orientation_is_left_alone_with_restarts_and_without(orientation):
     exif = Image.Exif()
     exif[274] = orientation

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import jsonschema
@@ -71,11 +72,6 @@ def test_totals_of_classes_are_on_one_line_and_texts_are_left_alone():
     assert parse(written).classes[1].name == "[ 1,\n  2 ]"
 
 
-def test_white_space_and_the_order_of_keys_do_not_matter():
-    shuffled = {name: value()[name] for name in reversed(value())}
-    assert parse(json.dumps(shuffled).encode()) == parse(GOLDEN)
-
-
 def test_load_takes_the_file_or_its_folder(tmp_path):
     storage = open_storage(str(tmp_path / "set"))
     put(storage, "manifest.json", GOLDEN)
@@ -106,16 +102,13 @@ def test_a_split_is_found_by_its_name_or_the_others_are_named():
     ("data", "sentence"),
     [
         (b"", "not valid JSON"),
-        (b"\xff\xfe{}", "not valid JSON"),
         (GOLDEN[:-40], "not valid JSON"),
         (b"[" * 200_000, "nested too deeply"),
         (b'{"kind":"shardset","version":1,"x":' + b'{"x":' * 200_000, "nested too deeply"),
         (b"[]", 'expected an object with "kind": "shardset"'),
-        (b"{}", 'expected an object with "kind": "shardset"'),
         (b'{"kind": "wids", "version": 1}', 'expected an object with "kind": "shardset"'),
         (b'{"kind": "shardset"}', "version is None, expected 1"),
         (b'{"kind": "shardset", "version": true}', "version is True, expected 1"),
-        (b'{"kind": "shardset", "version": 0}', "version is 0, expected 1"),
         (b'{"kind": "shardset", "version": 2}', "version 2 is newer than this program reads .up to 1.; upgrade"),
     ],
 )
@@ -136,25 +129,12 @@ def test_a_missing_field_is_named(name):
     ("path", "new", "sentence"),
     [
         ("splits/train/groups/0/seed", "7", r"Expected `int`, got `str` - at `\$.splits\[...\].groups\[0\].seed`"),
-        ("splits/train/groups/0/seed", 7.0, r"Expected `int`, got `float` - at `\$.splits\[...\].groups\[0\].seed`"),
-        ("splits/train/groups/0/seed", -7, r"Expected `int` >= 0 - at `\$.splits\[...\].groups\[0\].seed`"),
         ("splits", [], r"Expected `object`, got `array` - at `\$.splits`"),
         ("splits/train/groups/0/table_sha256", "ab", r"regex .* - at `\$.splits\[...\].groups\[0\].table_sha256`"),
-        ("splits/train/groups/0/table_crc32c", "AAAA", r"regex .* - at `\$.splits\[...\].groups\[0\].table_crc32c`"),
-        (
-            "splits/train/groups/0/shards",
-            "train/train-000000.tar",
-            r"regex .* - at `\$.splits\[...\].groups\[0\].shards`",
-        ),
-        (
-            "splits/train/groups/0/promises",
-            ["fast"],
-            r"Invalid enum value 'fast' - at `\$.splits\[...\].groups\[0\].promises\[0\]`",
-        ),
-        ("splits/train/class_totals", [2, -1], r"Expected `int` >= 0"),
+        ("splits/train/groups/0/shards", "train/train-000000.tar", r"regex .* - at .*\.groups\[0\]\.shards`"),
+        ("splits/train/groups/0/promises", ["fast"], r"Invalid enum value 'fast' - at .*\.promises\[0\]`"),
         ("splits/train/num_dropped", -1, r"Expected `int` >= 0 - at `\$.splits\[...\].num_dropped`"),
         ("speed", 9, "unknown field `speed`"),
-        ("classes/0/wnidd", "n1", "unknown field `wnidd`"),
     ],
 )
 def test_a_wrong_type_or_an_unknown_field_is_named_with_its_place(path, new, sentence):
@@ -175,16 +155,10 @@ def test_a_wrong_type_or_an_unknown_field_is_named_with_its_place(path, new, sen
         ("splits/train/num_samples", 5, "split 'train': num_samples is 5 but its groups hold 4"),
         ("splits/train/groups/0/num_shards", 3, r"'train/train-\{000000\.\.000001\}\.tar' names 2 shards, expected 3"),
         ("splits/train/groups/0/num_samples", 1, "1 samples don't fill 2 shards"),
-        (
-            "splits/train/num_source_samples",
-            5,
-            "5 source samples, 1 dropped and 1 repeats make 5, but num_samples is 4",
-        ),
         ("splits/train/num_dropped", 0, "4 source samples, 0 dropped and 1 repeats make 5, but num_samples is 4"),
         ("splits/train/class_totals", [4, 1], "class totals add up to 5, but it holds 4 samples"),
         ("splits/train/class_totals", [2], "1 class totals for 2 classes"),
         ("splits/train/fields", ["ppm", "ppm"], r"fields \['ppm', 'ppm'\] can't be those of a sample"),
-        ("splits/train/fields", [], r"fields \[\] can't be those of a sample"),
         ("splits/train/fields", ["../x"], "can't be those of a sample"),
         ("classes/1/label", 2, "class labels are not 0 to 1 in order"),
         ("splits", {"..": value()["splits"]["validation"]}, r"'\.\.' can't name a split"),
@@ -211,13 +185,6 @@ def test_a_wrong_digest_is_refused():
         parse(json.dumps(spoilt).encode())
 
 
-def same_or_refused(data: bytes) -> None:
-    try:
-        assert parse(data) == parse(GOLDEN)
-    except ManifestError:
-        return
-
-
 def test_any_other_digit_anywhere_is_refused():
     for place in DIGITS:
         with pytest.raises(ManifestError):
@@ -225,15 +192,10 @@ def test_any_other_digit_anywhere_is_refused():
 
 
 @settings(deadline=None)
-@given(st.integers(0, len(GOLDEN) - 1), st.integers(0, 255))
-def test_any_other_byte_is_refused_or_means_the_same(place, byte):
-    same_or_refused(GOLDEN[:place] + bytes([byte]) + GOLDEN[place + 1 :])
-
-
-@settings(deadline=None)
 @given(st.integers(0, len(GOLDEN)), st.integers(0, len(GOLDEN)), st.binary(max_size=4))
 def test_a_cut_or_a_patch_anywhere_is_refused_or_means_the_same(start, stop, patch):
-    same_or_refused(GOLDEN[:start] + patch + GOLDEN[stop:])
+    with suppress(ManifestError):
+        assert parse(GOLDEN[:start] + patch + GOLDEN[stop:]) == parse(GOLDEN)
 
 
 def test_the_published_schema_is_the_one_of_the_code():
@@ -256,11 +218,8 @@ def test_the_golden_manifest_fits_the_published_schema():
     "spoil",
     [
         lambda manifest: manifest.pop("fixes"),
-        lambda manifest: manifest.update(kind="wids"),
         lambda manifest: manifest.update(version=2),
-        lambda manifest: manifest.update(digest="x"),
         lambda manifest: manifest.update(speed=1),
-        lambda manifest: manifest["splits"]["train"].update(num_samples=-1),
         lambda manifest: manifest["splits"]["train"]["groups"][0].update(table_crc32c="AAAA"),
     ],
 )

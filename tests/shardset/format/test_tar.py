@@ -109,14 +109,6 @@ def from_python(info: tarfile.TarInfo) -> bytes:
     return with_checksum(block[:329] + 2 * b"0000000\0" + block[345:])
 
 
-@pytest.mark.parametrize("name", ["a.jpg", "n01/" + "k" * 92 + ".cls", "a@1.seg.png"])
-@pytest.mark.parametrize("num_bytes", [0, 1, 511, 512, 513, 8**11 - 1])
-def test_a_header_is_that_of_python_s_ustar_writer_with_device_numbers(name, num_bytes):
-    info = tarfile.TarInfo(name)
-    info.size = num_bytes
-    assert header(name.encode(), num_bytes) == from_python(info)
-
-
 @settings(deadline=None)
 @given(samples)
 def test_the_bytes_are_those_of_python_s_ustar_writer_with_device_numbers(found):
@@ -133,21 +125,6 @@ def test_a_header_that_would_need_another_format_is_refused(name, num_bytes):
 
 
 # -- other readers ----------------------------------------------------------------------------------------------
-
-
-def test_python_s_tarfile_reads_a_shard():
-    with tarfile.open(SHARD) as tar:
-        found = {info.name: tar.extractfile(info).read() for info in tar}
-        assert {(info.mode, info.mtime, info.uid, info.uname, info.type) for info in tar} == {(0o644, 0, 0, "", b"0")}
-    assert list(found.items()) == list(files_of(SAMPLES).items())
-
-
-def test_gnu_tar_lists_and_extracts_a_shard():
-    listed = gnu_tar("tvf", str(SHARD)).decode().splitlines()
-    assert [line.split()[-1] for line in listed] == list(files_of(SAMPLES))
-    assert listed[0].split() == ["-rw-r--r--", "0/0", "23", "1970-01-01", "00:00", "cat/a_1.ppm"]
-    for name, content in files_of(SAMPLES).items():
-        assert gnu_tar("xOf", str(SHARD), name) == content
 
 
 def test_stock_webdataset_reads_a_shard():
@@ -181,28 +158,19 @@ def test_tarfile_and_members_agree_on_any_samples(found):
 @given(samples)
 def test_every_field_stands_where_the_index_says(found):
     data, index = shard_of(found, ["cls", "jpg"])
+    groups = list(sample_members(members(data, "here")))
+    assert index["offset"].tolist() == [group[0].header_offset for group in groups]
+    assert index["crc32c"].tolist() == crcs(data, groups)
     assert index_fields(index)[:2] == ["cls", "jpg"]
     for row, sample in zip(index, found, strict=True):
         assert row["key"].decode() == sample.key
         assert (row["label"], row["source"], row["copy"]) == (sample.label, sample.source, sample.copy)
-        assert row["crc32c"] == google_crc32c.value(b"".join(bytes(content) for _, content in sample.fields))
         images = [bytes(content) for name, content in sample.fields if is_image_field(name)]
         assert row["image_crc32c"] == google_crc32c.value(images[0] if images else b"")
         for name in index_fields(index):
             offset, num_bytes = row[f".{name}"].tolist()
             expected = dict(sample.fields).get(name)
             assert (data[offset : offset + num_bytes] if offset else None) == expected
-
-
-@settings(deadline=None)
-@given(samples)
-def test_samples_stand_front_to_back_without_gaps(found):
-    data, index = shard_of(found)
-    groups = list(sample_members(members(data, "here")))
-    assert index["offset"].tolist() == [group[0].header_offset for group in groups]
-    assert index["crc32c"].tolist() == crcs(data, groups)
-    last = groups[-1][-1]
-    assert last.offset + last.num_bytes + -last.num_bytes % BLOCK + len(END) == len(data)
 
 
 @pytest.mark.parametrize("name", ["a{}", "a-long-field-{}"])
@@ -246,33 +214,20 @@ def other(*changes: tuple[int, tuple]) -> np.ndarray:
     "data",
     [
         b"",
-        b"PK\x03\x04",
         npy(np.array([{"label": 1}, None], dtype=object)),
-        npy(np.array([1, 2, 3])),
         npy(np.zeros(2, [("key", "S8")])),
         npy(other((3, ("label", "O")))),
         npy(other((3, ("label", "<i4")))),
-        npy(other((3, ("label", ">i8")))),
         npy(other((3, ("class", "<i8")))),
-        npy(other((0, ("crc32c2", "<u8")))),
-        npy(other((6, ("key", "U8")))),
-        npy(other((7, (".jpg", "<u8")))),
         npy(other((8, (".cls", [("num_bytes", "<u8"), ("offset", "<u8")])))),
         npy(other((9, ("check", "<u8")))),
         npy(np.zeros(2, [(name, GOOD[name]) for name in GOOD.names[:-1]])),  # a development version's
         npy(np.zeros((2, 2), GOOD)),
-        npy(np.asfortranarray(np.zeros((2, 2), GOOD))),
-        npy(np.array(0)),
     ],
 )
 def test_what_is_no_index_is_refused(data):
     with pytest.raises(DamagedShard, match=r"here: (not a shard index|its columns are not those of a shard index)"):
         index_from_bytes(data, "here")
-
-
-def test_a_column_that_comes_twice_is_refused():
-    with pytest.raises(DamagedShard, match="its columns"):
-        index_from_bytes(npy(np.zeros(2, GOOD)).replace(b"('.cls'", b"('.jpg'"), "here")
 
 
 def test_a_header_that_would_run_code_is_refused():
@@ -332,15 +287,6 @@ def test_every_flipped_bit_of_a_shard_is_found():
 
 @settings(deadline=None)
 @given(samples, st.data())
-def test_a_flipped_bit_of_any_shard_is_found(found, data):
-    tar, index = shard_of(found)
-    place = data.draw(st.integers(0, len(tar) - 1))
-    with pytest.raises(DamagedShard):
-        check(flipped(tar, place, data.draw(st.integers(0, 7))), index)
-
-
-@settings(deadline=None)
-@given(samples, st.data())
 def test_a_run_of_lost_or_foreign_bytes_is_found(found, data):
     tar, index = shard_of(found)
     start = data.draw(st.integers(0, len(tar) - 1))
@@ -351,28 +297,24 @@ def test_a_run_of_lost_or_foreign_bytes_is_found(found, data):
             check(patched, index)
 
 
-@pytest.mark.parametrize("shard", [name for name in FROZEN if name.endswith(".tar")])
-def test_every_cut_of_a_shard_is_refused(shard):
-    data = (golden.FOLDER / shard).read_bytes()
-    for stop in (place for border in range(0, len(data), BLOCK) for place in (border, border + 1, border + BLOCK - 1)):
-        with pytest.raises(DamagedShard, match=r"here: (cut|the end|header|padding) at byte"):
-            list(members(data[:stop], "here"))
+def test_every_cut_of_a_shard_is_refused():
+    for border in range(0, len(SMALL), BLOCK):
+        for stop in (border, border + 1, border + BLOCK - 1):
+            with pytest.raises(DamagedShard, match=r"here: (cut|the end|header|padding) at byte"):
+                list(members(SMALL[:stop], "here"))
 
 
 @pytest.mark.parametrize(
     "data",
     [
         SMALL + bytes(BLOCK),
-        SMALL + b"x",
         SMALL[: -len(END)] + bytes(BLOCK) + SMALL,
-        SMALL + SMALL,
         tar_bytes({"a.jpg": b"1"}, tarfile.GNU_FORMAT),
         tar_bytes({"ä.jpg": b"1"}, tarfile.PAX_FORMAT),
         tar_bytes({"k" * 120 + ".jpg": b"1"}, tarfile.GNU_FORMAT),
         tar_of([(special("a.jpg", tarfile.SYMTYPE, "/etc/passwd"), b"")]),
         tar_of([(special("a", tarfile.DIRTYPE), b"")]),
         tar_bytes({"../a.jpg": b"1"}),
-        tar_bytes({"/a.jpg": b"1"}),
         tar_bytes({"a": b"1"}),
     ],
 )
@@ -381,7 +323,7 @@ def test_tars_that_our_writer_does_not_write_are_refused(data):
         list(members(data, "here"))
 
 
-@pytest.mark.parametrize("size", [b"-0000001000", b"+0000000010", b" 0000000010", b"0o000000010", b"0_000000010"])
+@pytest.mark.parametrize("size", [b"-0000001000", b"0_000000010"])
 def test_a_forged_size_is_refused_and_can_t_lead_backwards(size):
     block = header(b"a.jpg", 8)
     forged = with_checksum(block[:124] + size + block[135:])
@@ -401,10 +343,6 @@ def test_a_header_with_another_mode_time_kind_or_owner_is_refused_even_if_its_ch
 def test_a_size_past_the_end_is_refused():
     with pytest.raises(DamagedShard, match=r"cut at byte 1536 inside b'a\.jpg', which ends at"):
         list(members(header(b"a.jpg", 2000) + END, "here"))
-
-
-def test_an_empty_shard_has_no_members():
-    assert list(members(END, "here")) == []
 
 
 def test_neighbours_with_one_key_are_one_sample():

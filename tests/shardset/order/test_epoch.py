@@ -245,15 +245,6 @@ def test_a_sample_of_no_epoch_is_not_found(ids, message):
         order.find(0, np.array(ids))
 
 
-@given(orders(), st.integers(0, 3))
-@settings(max_examples=40, deadline=None)
-def test_a_sample_moves_fewer_than_w_places(order, epoch):
-    lanes = np.arange(order.num_lanes)
-    positions, there = order.positions(epoch, lanes, 0, order.num_rows)
-    moved = positions - order.lane_starts(lanes)[:, None] - np.arange(order.num_rows)
-    assert (np.abs(moved[there]) < max(1, order.window)).all()
-
-
 @given(orders(), st.integers(0, 3), st.data())
 @settings(max_examples=60, deadline=None)
 def test_reads_are_ranges_of_one_shard_that_hold_exactly_their_part_of_the_sequence(order, epoch, data):
@@ -284,7 +275,7 @@ def test_lanes_read_the_stored_samples_once_and_cut_at_most_one_block_each(order
     assert sum(len(lane.shard) for lane in lanes) <= whole + order.num_lanes - 1
 
 
-@pytest.mark.parametrize("world", [1, 2, 7, 8, 24, 255, 256])
+@pytest.mark.parametrize("world", [1, 7, 256])
 def test_bytes_read_stay_within_the_bound(world):
     order = make([100] * 40, global_batch_size=768, num_lanes=256, block_size=8, window=16)
     starts = order.lane_starts(np.arange(order.num_lanes + 1))
@@ -300,12 +291,6 @@ def test_epochs_differ_and_a_seed_plus_one_does_not_replay_them():
     first, second = epoch_of(make([30] * 4), 0)[0], epoch_of(make([30] * 4), 1)[0]
     other = epoch_of(make([30] * 4, seed=8), 0)[0]
     assert len({ids.tobytes() for ids in (first, second, other)}) == 3
-
-
-def test_samples_that_travel_together_change_from_epoch_to_epoch():
-    order = make([90] * 4, block_size=9)
-    cuts = [set((p := range_reads(order, epoch, 0, 360)).shard * 1000 + p.start) for epoch in range(6)]
-    assert len({frozenset(cut) for cut in cuts}) == 6
 
 
 def test_drop_leaves_out_the_last_rows_instead_of_padding():

@@ -71,11 +71,6 @@ def test_the_shares_of_any_world_are_the_whole_batch_and_differ_by_at_most_one_s
     check_world(batch, world - 1, world)
 
 
-def test_a_pod_that_loses_one_of_8192_readers_goes_on_with_the_rest():
-    sizes = {len(rank_part(32_768, rank, 8191)) for rank in range(8191)}
-    assert sizes == {4, 5}
-
-
 @pytest.mark.parametrize("world", [0, 13])
 def test_a_world_in_which_a_replica_would_have_no_sample_is_refused(world):
     with pytest.raises(ConfigError, match=f"12 does not have a sample for each of {world} replicas; use 1 to 12"):

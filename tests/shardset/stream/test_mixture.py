@@ -44,7 +44,7 @@ def test_every_batch_holds_the_exact_quotas(urls):
         assert batch["image"].shape == (24, 8, 8, 3)
 
 
-@pytest.mark.parametrize("world", [2, 3, 4, 8, 24])
+@pytest.mark.parametrize("world", [3, 24])
 def test_the_replicas_of_any_world_see_the_same_batches(urls, world):
     whole = take(make(urls), 5)
     parts = [take(make(urls, rank=rank, world_size=world), 5) for rank in range(world)]
@@ -171,19 +171,18 @@ def make_wide(urls, *, world=1, rank=0, weights=(3, 1), **options):
     return MixedStream(shares, rank=rank, world_size=world, **choices)
 
 
-@pytest.mark.parametrize("world", [1, 3, 64, 256, 320, 512, 1024])
+@pytest.mark.parametrize("world", [1, 320, 1024])
 def test_a_mixture_has_the_lanes_that_a_stream_has_on_as_many_replicas(wide, world):
     assert sum(make_wide(wide, world=world).lanes) == default_lanes(1024, world)
 
 
-@pytest.mark.parametrize("there", [1, 512, 1024])
-@pytest.mark.parametrize("here", [1, 5, 512, 1024])
+@pytest.mark.parametrize(("there", "here"), [(1, 512), (1024, 5)])
 def test_a_mixture_goes_on_in_its_recorded_order_on_any_world(wide, there, here):
     mixed = make_wide(wide, world=there, rank=there - 1)
     saved = mixed.state(3)
     recorded = make_wide(wide, num_lanes=sum(mixed.lanes))
     expected = take(recorded, 2, start=3)
-    for rank in {0, here // 2, here - 1}:
+    for rank in (0, here - 1):
         again = make_wide(wide, world=here, rank=rank)
         assert again.resume(saved) == 3
         assert again.state(3) == saved

@@ -13,7 +13,7 @@ from shardset.decode.augment import Chain, RandAugment, RandomErasing
 from shardset.decode.crops import CenterCrop, PadCrop
 from shardset.decode.image import ImageSpec
 from shardset.decode.memory_cache import MemoryCache
-from shardset.errors import ConfigError, DamagedShard, ManifestError, UndecodableImage
+from shardset.errors import ConfigError, DamagedShard, UndecodableImage
 from shardset.format.tar import StoredSample
 from shardset.storage.open import open_storage
 from shardset.stream.stream import Stream
@@ -66,7 +66,7 @@ def test_a_batch_has_the_documented_arrays(shards):
     }
 
 
-@pytest.mark.parametrize("world", [2, 3, 4, 5, 6, 7, 11, 12])
+@pytest.mark.parametrize("world", [5, 12])
 def test_the_replicas_of_any_world_see_the_same_global_batches(shards, world):
     whole = list(make(shards).epoch(1))
     parts = [list(make(shards, rank=rank, world_size=world, num_threads=1).epoch(1)) for rank in range(world)]
@@ -111,19 +111,12 @@ DRAWN = {
 }
 
 
-@pytest.mark.parametrize("world", [2, 4, 5, 12])
 @pytest.mark.parametrize("options", DRAWN.values(), ids=DRAWN)
-def test_all_that_is_drawn_for_an_image_is_the_same_in_any_world_and_after_a_resume(shards, world, options):
+def test_all_that_is_drawn_for_an_image_is_the_same_in_any_world_and_after_a_resume(shards, options):
     whole = list(make(shards, **options).epoch(1))
-    parts = [make(shards, rank=rank, world_size=world, num_threads=1, **options).epoch(1, 3) for rank in range(world)]
+    parts = [make(shards, rank=rank, world_size=5, num_threads=1, **options).epoch(1, 3) for rank in range(5)]
     for expected, *found in zip(whole[3:], *parts, strict=True):
         assert same(together(found), expected)
-
-
-def test_a_lower_budget_lowers_the_window(shards):
-    wide, narrow = (make(shards, window=None, budget_bytes=budget).order for budget in (1 << 30, 1 << 18))
-    assert wide.window == 256
-    assert 0 <= narrow.window < 256
 
 
 def test_threads_change_nothing(shards):
@@ -153,12 +146,9 @@ def test_a_cache_keeps_no_image_of_another_size_and_travels_empty():
     assert not pickle.loads(pickle.dumps(cache)).filled.any()
 
 
-@pytest.mark.parametrize(("before", "after"), [(12, 11), (11, 12), (5, 7), (7, 1)])
-def test_any_number_of_replicas_goes_on_where_another_number_stopped(shards, before, after):
+@pytest.mark.parametrize(("before", "after"), [(5, 7), (7, 1)])
+def test_any_number_of_replicas_resumes_where_another_number_stopped(shards, before, after):
     whole = list(make(shards).epoch(0))
-    for step in range(4):
-        parts = [next(make(shards, rank=rank, world_size=before).epoch(0, step)) for rank in range(before)]
-        assert same(together(parts), whole[step])
     saved = make(shards, rank=before - 1, world_size=before).state(0, 4)
     streams = [make(shards, rank=rank, world_size=after) for rank in range(after)]
     steps = zip(*(stream.epoch(*stream.resume(saved)) for stream in streams), strict=True)
@@ -214,7 +204,7 @@ def test_samples_without_a_field_pass_none_and_without_an_image_are_named(tmp_pa
         list(make(str(tmp_path), image=WHOLE, bad_samples="raise", quarantined=(0,), **options).epoch(0))
 
 
-@pytest.mark.parametrize("name", ["image", "label", "weight", "id", "flip", "key", "source"])
+@pytest.mark.parametrize("name", ["image", "source"])
 def test_a_field_that_is_called_like_an_array_of_the_batch_is_refused(tmp_path, name):
     sample = StoredSample(key="a", fields=(("png", b"x"), (name, b"{}")), label=-1, source=0)
     write_shard_set(open_storage(str(tmp_path)), {"train": [sample]}, num_shards=1, num_classes=0)
@@ -277,10 +267,15 @@ def test_a_pad_of_a_bad_sample_gets_a_good_one_of_its_lane(tmp_path):
     assert found["weight"].sum() == 17
 
 
-@pytest.mark.parametrize("num_lanes", [1, 3, 12])
-@pytest.mark.parametrize("order", [{"seed": None, "window": 0, "image": WHOLE}, {"block_size": 12}])
-@pytest.mark.parametrize("where", ["disk", "memory"])
-def test_samples_of_a_missing_shard_are_substituted_one_by_one(tmp_path, where, order, num_lanes):
+@pytest.mark.parametrize(
+    ("where", "num_lanes", "order"),
+    [
+        ("disk", 12, {"block_size": 12}),
+        ("memory", 3, {"block_size": 12}),
+        ("memory", 1, {"seed": None, "window": 0, "image": WHOLE}),
+    ],
+)
+def test_samples_of_a_missing_shard_are_substituted_one_by_one(tmp_path, where, num_lanes, order):
     url = str(tmp_path) if where == "disk" else f"memory://{uuid.uuid4().hex}/set"
     write_shard_set(open_storage(url), {"train": png_samples("train", 120, size=16)}, num_shards=4)
     open_storage(url).delete("train/train-000001.tar")
@@ -310,7 +305,7 @@ def test_what_is_known_to_be_bad_is_not_read_again_as_a_substitute(tmp_path, cap
     samples[:30] = [image_sample("train", number, b"nothing", "png", 10) for number in range(30)]
     write_shard_set(open_storage(str(tmp_path)), {"train": samples}, num_shards=2)
     options = {"num_lanes": 1, "seed": None, "window": 0, "image": WHOLE}
-    list(make(str(tmp_path), bad_samples="substitute", **options).epoch(0))
+    list(make(tmp_path, bad_samples="substitute", **options).epoch(0))
     assert caplog.text.count("the substitute is bad too") <= 30
 
 
@@ -353,26 +348,17 @@ def test_a_budget_too_small_for_one_batch_is_refused(shards):
         ({"rank": 1}, "rank is 1, expected 0 to 0"),
         ({"num_lanes": 5}, "not a multiple of 5 lanes"),
         ({"num_lanes": 0}, "num_lanes is 0, expected at least 1"),
-        ({"block_size": 0}, "block_size is 0, expected at least 1"),
-        ({"augment_repeats": 0}, "augment_repeats is 0, expected at least 1"),
         ({"augment_repeats": 5}, "not a multiple of 2 lanes times 5 repeats; use 10, or 2 lanes"),
         ({"augment_repeats": 3, "num_lanes": 3}, "not a multiple of 3 lanes times 3 repeats; use 9, or 4 lanes"),
         ({"fields": ("json",)}, "no field 'json'"),
         ({"seed": None, "window": 0}, "takes no random crop"),
         ({"global_batch_size": 0}, "the global batch size is 0"),
-        ({"global_batch_size": -4}, "the global batch size is -4"),
         ({"num_threads": -1}, "num_threads is -1"),
         ({"prefetch": -1}, "prefetch -1"),
         ({"bad_samples": "skip"}, "bad_samples is 'skip', expected raise or substitute or mask"),
         ({"last_batch": "keep"}, "last_batch is 'keep', expected pad or drop"),
-        ({"rank": "0", "world_size": "1"}, "rank is '0', expected a whole number"),
         ({"world_size": None}, "world_size is None, expected a whole number"),
-        ({"global_batch_size": 12.0}, "global_batch_size is 12.0, expected a whole number"),
-        ({"num_lanes": "4"}, "num_lanes is '4', expected a whole number"),
         ({"window": 2.5}, "window is 2.5, expected a whole number"),
-        ({"num_threads": 1.5}, "num_threads is 1.5, expected a whole number"),
-        ({"prefetch": "2"}, "prefetch is '2', expected a whole number"),
-        ({"budget_bytes": 2e9}, "budget_bytes is 2000000000.0, expected a whole number"),
         ({"image": 224}, r"image is 224, expected ImageSpec\(size=\.\.\.\), or None"),
         ({"fields": "png"}, r"fields is 'png', expected several, such as \('png',\)"),
     ],
@@ -382,7 +368,7 @@ def test_options_that_do_not_fit_are_refused(shards, options, message):
         make(shards, **options)
 
 
-@pytest.mark.parametrize("stride", range(1, 12))
+@pytest.mark.parametrize("stride", [1, 3, 11])
 def test_every_nth_step_gives_the_batches_of_these_steps(shards, stride):
     whole = list(make(shards, image=None).epoch(0))
     for start in range(stride):
@@ -480,21 +466,6 @@ def test_a_part_that_is_none_of_a_batch_is_refused(shards, part):
         make(shards, part=part)
 
 
-def test_a_manifest_may_be_named_by_a_path(tmp_path):
-    write_shard_set(open_storage(str(tmp_path)), {"train": png_samples("train", 12, size=16)})
-    assert len(list(make(tmp_path).epoch(0))) == 1
-
-
-def test_a_split_that_is_not_there_is_named(shards):
-    with pytest.raises(ManifestError, match="no split 'test' in this shard set; it has train, val"):
-        make(shards, split="test")
-
-
-def test_a_state_of_another_shard_set_is_refused(shards, poisoned):
-    with pytest.raises(ConfigError, match="manifest"):
-        make(shards).resume(make(poisoned).state(0, 1))
-
-
 @pytest.fixture(scope="module")
 def many():
     """2,000 samples in a bucket: enough for the borders of blocks not to count."""
@@ -505,7 +476,7 @@ def many():
     return url
 
 
-@pytest.mark.parametrize("world", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("world", [4, 16])
 def test_an_epoch_reads_hardly_more_than_is_stored_in_any_world_that_divides_the_lanes(many, world):
     options = {"global_batch_size": 16, "num_lanes": 16, "world_size": world, "block_size": 8, "window": 8}
     streams = [make(many, image=None, fields=("png",), rank=rank, **options) for rank in range(world)]

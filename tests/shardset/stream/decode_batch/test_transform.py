@@ -71,12 +71,11 @@ def test_a_transform_may_change_the_image_in_place(shards):
         assert batch.keys() == plain.keys()
 
 
-@pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("seed", [0, None])
-def test_the_randomness_of_a_sample_does_not_depend_on_who_reads_it(shards, world, seed):
+def test_the_randomness_of_a_sample_does_not_depend_on_who_reads_it(shards, seed):
     whole = by_id(make(shards, noisy, seed=seed).epoch(1))
-    options = {"seed": seed, "world_size": world, "batch_size": 12 // world, "num_threads": 1}
-    parts = by_id(batch for rank in range(world) for batch in make(shards, noisy, rank=rank, **options).epoch(1))
+    options = {"seed": seed, "world_size": 4, "batch_size": 3, "num_threads": 1}
+    parts = by_id(batch for rank in range(4) for batch in make(shards, noisy, rank=rank, **options).epoch(1))
     assert whole.keys() == parts.keys()
     assert all(np.array_equal(value, parts[key]) for key, value in whole.items())
 
@@ -90,16 +89,6 @@ def test_the_randomness_differs_between_samples_epochs_and_seeds(shards):
 def test_evaluation_draws_the_same_in_every_epoch(shards):
     first, second = (by_id(make(shards, noisy, seed=None).epoch(epoch)) for epoch in (0, 3))
     assert all(np.array_equal(value, second[key]) for key, value in first.items())
-
-
-def test_a_resumed_stream_draws_the_same(shards):
-    stream = make(shards, noisy)
-    batches = iter(stream)
-    next(batches)
-    again = make(shards, noisy)
-    again.load_state_dict(stream.state_dict())
-    for batch, expected in zip(again, batches, strict=True):
-        assert all(np.array_equal(batch[name], expected[name]) for name in expected)
 
 
 def test_the_numbers_of_a_transform_are_frozen(tmp_path):
