@@ -241,7 +241,7 @@ def _explained_run(options: argparse.Namespace) -> "tuple[TrainConfig, OrderStat
 
 def merge_logs(options: argparse.Namespace) -> None:
     """`merge-logs`."""
-    from trainer.record.log_files import merged_logs
+    from trainer.record.run_folder import merged_logs
 
     _check_run_dir(options.run_dir)
     for line in merged_logs(open_storage(options.run_dir)):

@@ -9,6 +9,7 @@ from dataclasses import astuple, replace
 from types import TracebackType
 
 from shardset.order.state import state_from_json
+from shardset.program import count
 from shardset.version import __version__
 from trainer import config as configs
 from trainer.agreement import acquire_run_folder, check_batch_size, identity_of
@@ -20,9 +21,10 @@ from trainer.model import augment, flops, schedule
 from trainer.model.learner import Learner, step_key
 from trainer.record import checkpoint
 from trainer.record.checkpoint_state import CheckpointState, Position, position_of
-from trainer.record.metrics import Totals, check_evaluation
+from trainer.record.loggers import open_logger
+from trainer.record.metrics import RunLog, Totals, check_evaluation
 from trainer.record.resume import find_checkpoint, in_recorded_order
-from trainer.record.run_output import RunOutput
+from trainer.record.run_folder import RunFolder
 from trainer.record.telemetry import Telemetry
 from trainer.runtime.base import Runtime
 from trainer.supervise.preemption import METADATA, PreemptionNotice
@@ -55,15 +57,26 @@ class Run:
         self._exits.callback(faulthandler.cancel_dump_traceback_later)
         self._notice = self._exits.enter_context(PreemptionNotice(METADATA if self.runtime.is_cloud else None))
         self._run_lock = acquire_run_folder(self.runtime, self.config, self.data, self._exits)
-        self._output = RunOutput(self.runtime, self.config, self._run_lock, self._exits)
-        self._log = self._output.log
+        self._folder = RunFolder(self.config.run_dir, self.runtime.host, self._run_lock)
+        self._exits.callback(self._folder.close)
+        self._log = RunLog(
+            self._folder.local,
+            self.runtime.host,
+            show_records=self.config.show_steps,
+            logger=open_logger(self.config, self._folder.local) if self.runtime.is_master else None,
+        )
+        self._exits.callback(self._log.close)
+        self.runtime.heartbeat.on_loss(self._log_loss)
+        # Logged first, so that the log of a run that is refused later shows its config too.
+        devices = f"strategy {self.runtime.strategy}, {count(self.runtime.num_devices, 'device')}"
+        self._log.note(f"trainer {__version__}, {devices}", f": {configs.to_json(self.config)}")
         self.steps_per_epoch = len(self.data.train)
         self._rate_at = schedule.of(self.config, self.steps_per_epoch)
         self._telemetry = Telemetry(
             self.runtime,
             self.config,
             self._log,
-            self._output.folder.local,
+            self._folder.local,
             steps_per_epoch=self.steps_per_epoch,
             rate_at=self._rate_at,
             eval_split=self.data.eval_split,
@@ -74,9 +87,15 @@ class Run:
         self.learner = Learner(self.runtime, self.config, self.data.num_classes, state, self.data.class_names)
         self._restore(state)
         order = _order_of(self.data.train, 0, 0)
-        self._output.write_records(order, self.data.class_names, is_done=self.is_done())
+        self._folder.write_records(self.config, order, self.data.class_names, is_done=self.is_done())
         self._mix = augment.mix_of(self.config)
-        self._writer = self._output.open_writer()
+        self._writer = None
+        if self.runtime.is_master:
+            # Metrics are flushed before the commit: after a kill the resumed run would leave a gap in them otherwise.
+            self._writer = checkpoint.CheckpointWriter(
+                self._folder.storage, self.config.keep_checkpoints, self._folder.flush, self._log.note, self._run_lock
+            )
+            self._exits.callback(self._writer.close)
         # Runs first at the end: writing the last checkpoint may take longer than a step.
         self._exits.callback(faulthandler.cancel_dump_traceback_later)
 
@@ -250,7 +269,7 @@ class Run:
             self.save()
 
     def _load_checkpoint(self) -> CheckpointState | None:
-        resumed = find_checkpoint(self._output.folder.storage, self.config.resume, self._log.note)
+        resumed = find_checkpoint(self._folder.storage, self.config.resume, self._log.note)
         step = resumed.state["step"] if resumed else 0
         if self.runtime.sum_hosts([step]) != [step * self.runtime.num_hosts]:
             raise CheckpointError(
@@ -301,6 +320,11 @@ class Run:
 
     def _seconds(self) -> float:
         return self._seconds_before + time.perf_counter() - self._started
+
+    def _log_loss(self, text: str) -> None:
+        """Logs which process was lost and stores the log at once, because this process may be ended next."""
+        self._log.note(text)
+        self._folder.flush()
 
     def _restart_watchdog(self) -> None:
         """Ends this process with a traceback if nothing happens for `stall_timeout_s`.

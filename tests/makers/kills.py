@@ -22,7 +22,7 @@ from trainer import config as configs
 from trainer import loop
 from trainer.config import TrainConfig
 from trainer.model.build import tiny_resnet
-from trainer.record.log_files import METRICS
+from trainer.record.run_folder import METRICS
 from trainer.runtime.launch import launch
 
 MODEL = "tests.makers.kills:telling_model"

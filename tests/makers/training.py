@@ -16,7 +16,7 @@ from shardset.settings import value_text, values_of
 from shardset.storage.open import open_storage
 from tests.makers.shardset import png_samples, write_shard_set
 from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
-from trainer.record.log_files import METRICS
+from trainer.record.run_folder import METRICS
 
 NUM_TRAIN = 52
 NUM_EVAL = 21

@@ -43,9 +43,8 @@ from trainer.errors import CheckpointError, EpochMismatch, NotFinite, Preempted,
 from trainer.model.build import tiny_resnet
 from trainer.model.learner import Learner
 from trainer.record import checkpoint, metrics
-from trainer.record.checkpoint_names import new_state_name
-from trainer.record.log_files import log_name
-from trainer.record.run_output import from_anywhere
+from trainer.record.checkpoint import new_state_name
+from trainer.record.run_folder import from_anywhere, log_name
 from trainer.run import Run
 from trainer.runtime.base import Step
 from trainer.runtime.launch import launch, running

@@ -8,6 +8,8 @@ A run that was paused may find its folder taken by another one. So every change 
 there, confirm the lock, change only that generation. What another run has written since is never replaced or deleted.
 """
 
+import re
+import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -19,12 +21,15 @@ from shardset.errors import ConfigError, DamagedShard, NotFound
 from shardset.prepared import prepared
 from shardset.storage.base import ABSENT, Storage
 from shardset.storage.checked import facts_of, read_object
+from shardset.storage.open import open_storage
 from trainer.errors import CheckpointError, NotFinite, RunTaken
-from trainer.record.checkpoint_names import COMMIT, FOLDER, folder_of, is_state, new_state_name, step_of, steps
 from trainer.record.checkpoint_state import CheckpointState, decode, encode
+from trainer.record.run_folder import CHECKPOINTS, COMMIT, folder_of, step_of, steps
 from trainer.supervise.run_lock import UNRIVALLED, RunLock
 
 FORMAT = 1
+
+_STATE = re.compile(r".*/state-[0-9a-f]{12}\.pt")
 
 
 @prepared
@@ -94,7 +99,7 @@ def newest(storage: Storage, warn: Callable[[str], None]) -> tuple[CommitMark, C
             warn(f"{error}; trying the one before it")
     if count := len(steps(storage)):
         raise CheckpointError(
-            f"{storage.url}/{FOLDER}: none of {count} checkpoints is intact; start again in another --run-dir"
+            f"{storage.url}/{CHECKPOINTS}: none of {count} checkpoints is intact; start again in another --run-dir"
         )
     return None
 
@@ -169,6 +174,8 @@ class CheckpointWriter:
     ) -> None:
         self._storage, self._keep, self._lock = storage, keep, lock
         self._before_commit, self._tell = before_commit, tell
+        # What a killed run left of a file that it was writing.
+        open_storage(f"{storage.url}/{CHECKPOINTS}").sweep()
         self._executor = ThreadPoolExecutor(1, "checkpoint")
         self._newest: Future[None] | None = None
 
@@ -235,6 +242,11 @@ def write(
     _put(storage, folder + COMMIT, msgspec.json.encode(mark), seen)
 
 
+def new_state_name() -> str:
+    """`state-1f0c5a7be2d9.pt`: no other save has this name, be it of another run or of the same step again."""
+    return f"state-{uuid.uuid4().hex[:12]}.pt"
+
+
 def _check_weights(state: CheckpointState) -> None:
     # An update can spoil the weights although its loss was finite. Every run resumed from them would fail.
     weights = [*state["model"].items(), *(state.get("ema") or {}).items()]
@@ -275,16 +287,16 @@ def retain(storage: Storage, keep: int, lock: RunLock = UNRIVALLED) -> None:
     Also deletes checkpoints whose mark is damaged, or names a file that is gone. Keeps everything that is not named
     like a checkpoint, such as a copy that a user made.
     """
-    stored = {stat.name: stat.generation for stat in storage.list(FOLDER) if step_of(stat.name) is not None}
+    stored = {stat.name: stat.generation for stat in storage.list(CHECKPOINTS) if step_of(stat.name) is not None}
     states = {folder_of(mark.step) + mark.file.name: mark for mark in commits(storage)}
     whole = [mark for name, mark in states.items() if name in stored]
     kept = {mark.step for mark in [*whole[-keep:], *filter(None, [best(whole)])]}
-    doomed = [name for name in stored if step_of(name) not in kept or (is_state(name) and name not in states)]
+    doomed = [name for name in stored if step_of(name) not in kept or (_STATE.fullmatch(name) and name not in states)]
     # Commit marks first: a kill in between leaves a state without a mark, never the reverse.
     for name in sorted(doomed, key=lambda name: not name.endswith(COMMIT)):
         lock.confirm()
         storage.delete(name, generation=stored[name])
     # A disk, unlike a bucket, keeps the empty folders of deleted checkpoints.
-    for folder in () if storage.is_remote else Path(storage.url).glob(f"{FOLDER}*/"):
-        if step_of(f"{FOLDER}{folder.name}/") is not None and not any(folder.iterdir()):
+    for folder in () if storage.is_remote else Path(storage.url).glob(f"{CHECKPOINTS}*/"):
+        if step_of(f"{CHECKPOINTS}{folder.name}/") is not None and not any(folder.iterdir()):
             folder.rmdir()

@@ -22,8 +22,8 @@ from msgspec.structs import asdict
 from shardset.prepared import prepared
 from shardset.storage.base import os_errors_as_storage_errors
 from trainer.errors import EpochMismatch, NotFinite
-from trainer.record.log_files import METRICS, log_name
 from trainer.record.loggers import Logger, TensorBoardLogger
+from trainer.record.run_folder import LOGS, METRICS, log_name
 
 SMOOTHING = 0.4
 """Weight of the newest interval in a moving average."""
@@ -236,22 +236,21 @@ def advice(input_wait_percent: float) -> str | None:
 
 
 class RunLog:
-    """Writes the log of a host; as `master` also `metrics.jsonl`, events, the logger's metrics, and to stdout.
+    """Writes the log of a host; on the first one also `metrics.jsonl`, events, the logger's metrics, and to stdout.
 
     Stdout has sentences and a line for each epoch, and records only with `show_records`; a terminal has progress too.
     """
 
     def __init__(
-        self, folder: Path, host: int, *, master: bool, show_records: bool = False, logger: Logger | None = None
+        self, folder: Path, host: int = 0, *, show_records: bool = False, logger: Logger | None = None
     ) -> None:
-        path = folder / log_name(host)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._log = _open_for_appending(path)
-        self._lines = _open_for_appending(folder / METRICS) if master else None
-        self._loggers: list[Logger] = [TensorBoardLogger(folder)] if master else []
+        (folder / LOGS).mkdir(parents=True, exist_ok=True)
+        self._is_master, self._prints_records = host == 0, show_records
+        self._log = (folder / log_name(host)).open("a", encoding="utf-8")
+        self._lines = (folder / METRICS).open("a", encoding="utf-8") if self._is_master else None
+        self._loggers: list[Logger] = [TensorBoardLogger(folder)] if self._is_master else []
         self._loggers += [] if logger is None else [logger]
-        self._is_master, self._prints_records = master, show_records
-        self._is_terminal = master and sys.stderr.isatty()
+        self._is_terminal = self._is_master and sys.stderr.isatty()
 
     def note(self, text: str, detail: str = "") -> None:
         """Writes a sentence for people; the log adds the detail."""
@@ -305,15 +304,6 @@ class RunLog:
         if self._is_master:
             self.progress("")
             print(text, flush=True)
-
-
-def _open_for_appending(path: Path) -> TextIO:
-    """The file, opened to append lines. Ends a last line that a full disk or a loss of power has cut."""
-    is_cut = path.is_file() and path.read_bytes()[-1:] not in (b"", b"\n")
-    file = path.open("a", encoding="utf-8")
-    if is_cut:
-        file.write("\n")
-    return file
 
 
 def _append(file: TextIO, line: str) -> None:

@@ -10,8 +10,8 @@ from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 from trainer.config import ORDER, TrainConfig
 from trainer.record import checkpoint
-from trainer.record.checkpoint_names import FOLDER, folder_of, steps
 from trainer.record.checkpoint_state import CheckpointState
+from trainer.record.run_folder import CHECKPOINTS, folder_of, steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ def find_checkpoint(folder: Storage, resume: str, note: Callable[[str], None]) -
         return ResumePoint(resume, checkpoint.at(open_storage(resume), note)[1])
     url = open_storage(resume).url
     step = newest[0].step
-    if url.startswith(f"{folder.url}/{FOLDER}") and url != f"{folder.url}/{folder_of(step)}".rstrip("/"):
+    if url.startswith(f"{folder.url}/{CHECKPOINTS}") and url != f"{folder.url}/{folder_of(step)}".rstrip("/"):
         raise ConfigError(
             f"{folder.url} holds a run up to step {step}, so it can't resume from {url}, whose steps come before; take "
             "another --run-dir"

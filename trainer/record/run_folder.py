@@ -1,41 +1,109 @@
-"""The run folder: files are written to the local disk and copied to gs:// in the background."""
+"""The run folder: the names of its files, and their copy in a bucket. Importing this needs no torch."""
 
+import json
+import os
+import re
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterable
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
-from shardset.errors import ShardsetError, TransientError
+from shardset.errors import ConfigError, NotFound, ShardsetError, TransientError
 from shardset.storage.base import ABSENT, Storage, os_errors_as_storage_errors
 from shardset.storage.open import open_storage
+from trainer import config as configs
+from trainer.config import TrainConfig
 from trainer.errors import RunTaken
 from trainer.supervise.run_lock import UNRIVALLED, RunLock
 
+METRICS = "metrics.jsonl"
+LOGS = "logs/"
+CHECKPOINTS = "checkpoints/"
+COMMIT = "commit.json"
 UPLOAD_EVERY_S = 30.0
+
+_LOG_NAME = re.compile(r"logs/host-(\d+)\.log")
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\S+")
+_IN_CHECKPOINT = re.compile(r"checkpoints/step-(\d{9}|[1-9]\d{9,})/")
+
+
+def folder_of(step: int) -> str:
+    """`checkpoints/step-000000123/`."""
+    return f"{CHECKPOINTS}step-{step:09d}/"
+
+
+def step_of(name: str) -> int | None:
+    """The step of the checkpoint that a file belongs to; None if it does not lie in a checkpoint folder."""
+    match = _IN_CHECKPOINT.match(name)
+    return int(match[1]) if match else None
+
+
+def steps(storage: Storage) -> list[int]:
+    """The steps of the checkpoints in a run folder that have a commit mark, damaged or not; oldest first."""
+    names = [stat.name for stat in storage.list(CHECKPOINTS)]
+    return sorted(step for name in names if (step := step_of(name)) is not None and name == folder_of(step) + COMMIT)
+
+
+def log_name(host: int) -> str:
+    """`logs/host-000.log`."""
+    return f"{LOGS}host-{host:03d}.log"
+
+
+def merged_logs(storage: Storage) -> list[str]:
+    """The lines of all hosts' logs by time, each as `TIME host-000 TEXT`. Raises ConfigError if there are no logs.
+
+    A line without a time takes that of the line before it.
+    """
+    logs = [(match[1], stat.name) for stat in storage.list(LOGS) if (match := _LOG_NAME.fullmatch(stat.name))]
+    if not logs:
+        raise ConfigError(
+            f"{storage.url}: no {log_name(0)} there, expected the folder of a run; give the --run-dir of "
+            "`python -m trainer train`"
+        )
+    lines = []
+    for host, name in logs:
+        last = ""
+        for line in storage.read(name).decode("utf-8", "replace").splitlines():
+            moment, _, text = line.partition(" ")
+            if not _TIME.fullmatch(moment):
+                moment, text = last, line
+            last = moment
+            lines.append((moment, f"{moment} host-{host} {text}"))
+    return [line for _, line in sorted(lines, key=lambda pair: pair[0])]
+
+
+def from_anywhere(config: TrainConfig) -> TrainConfig:
+    """The config with absolute local paths, so that it can be read from any folder."""
+    urls = {name: getattr(config, name) for name in ("manifest", "cache_dir", "compile_cache")}
+    return replace(config, **{name: os.path.abspath(url) for name, url in urls.items() if url and "://" not in url})
 
 
 class RunFolder:
     """`local` is the folder that this process writes to; `storage` is where the files end up.
 
-    They are the same folder for a local run. For a remote run, construction fetches the files named in `resumed` so
-    that they can be appended to, a thread copies changed files, and `flush` copies them at once. Storage failures are
-    kept until `close` raises them: a log must never stop a step. A run that has lost `lock` copies nothing.
+    They are the same folder for a local run. For a remote run, construction fetches the files that this host appends
+    to, a thread copies changed files, and `flush` copies them at once. Storage failures are kept until `close` raises
+    them: a log must never stop a step. A run that has lost `lock` copies nothing.
     """
 
-    def __init__(self, url: str, resumed: Iterable[str], lock: RunLock = UNRIVALLED) -> None:
-        self._lock = lock
+    def __init__(self, url: str, host: int = 0, lock: RunLock = UNRIVALLED) -> None:
+        self._host, self._lock = host, lock
         self.storage: Storage = open_storage(url).on_retry(lock.keep)
         self._temporary = tempfile.mkdtemp(prefix="run-") if self.storage.is_remote else None
         self.local = Path(self._temporary or url)
-        self.local.mkdir(parents=True, exist_ok=True)
+        (self.local / LOGS).mkdir(parents=True, exist_ok=True)
         self._sent: dict[Path, tuple[int, int]] = {}
         self._error: ShardsetError | None = None
         self._uploading = threading.Lock()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="run folder", daemon=True)
         if self._temporary:
-            self._fetch(resumed)
+            for name in (log_name(host), METRICS) if host == 0 else (log_name(host),):
+                with suppress(NotFound), os_errors_as_storage_errors(str(self.local / name)):
+                    (self.local / name).write_bytes(self.storage.read(name))
             self._thread.start()
 
     def write(self, name: str, text: str) -> None:
@@ -43,6 +111,20 @@ class RunFolder:
         path = self.local / name
         with os_errors_as_storage_errors(str(path)):
             path.write_text(text)
+
+    def write_records(self, config: TrainConfig, order: str | None, classes: Sequence[str], *, is_done: bool) -> None:
+        """Writes config, order and classes of a run that was accepted, on the first host.
+
+        A run that is done keeps its recorded config.
+        """
+        if self._host != 0:
+            return
+        if not (is_done and steps(self.storage)):
+            self.write(configs.RECORD, configs.to_json(from_anywhere(config)) + "\n")
+        if order is not None:
+            self.write(configs.ORDER, order + "\n")
+        if classes:
+            self.write(configs.CLASSES, json.dumps(classes) + "\n")
 
     def flush(self) -> None:
         """Copies what has changed since the last copy; does nothing for a local run."""
@@ -61,15 +143,6 @@ class RunFolder:
                 advice = f"its last logs are in {self.local}"
             raise type(self._error)(f"{self._error}; {advice}") from self._error
         shutil.rmtree(self._temporary)
-
-    def _fetch(self, names: Iterable[str]) -> None:
-        stored = {stat.name for stat in self.storage.list()}
-        for name in stored.intersection(names):
-            target = self.local / name
-            data = self.storage.read(name)
-            with os_errors_as_storage_errors(str(target)):
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(data)
 
     def _run(self) -> None:
         while not self._closing.wait(UPLOAD_EVERY_S):

@@ -15,8 +15,8 @@ from shardset.program import count
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 from trainer.config import RECORD
-from trainer.record.log_files import METRICS
 from trainer.record.metrics import EpochRecord, EvalRecord, FinalRecord, Record, StepRecord, advice, time_in_words
+from trainer.record.run_folder import METRICS
 
 MAX_ROWS = 200
 

@@ -19,7 +19,7 @@ from shardset.storage.memory import MemoryStorage
 from shardset.storage.open import open_storage
 from tests.makers.mortal import Killed, mortal
 from trainer.errors import CheckpointError
-from trainer.record import checkpoint, checkpoint_names, checkpoint_state
+from trainer.record import checkpoint, checkpoint_state
 
 IDENTITY = {"manifest digest": "abc", "model": "resnet18", "seed": 0}
 
@@ -72,7 +72,7 @@ def test_what_was_saved_comes_back(storage: Storage) -> None:
 def test_a_state_without_its_commit_does_not_count(storage: Storage) -> None:
     assert checkpoint.newest(storage, unexpected) is None
     saved(storage, 5)
-    put(storage, checkpoint.folder_of(9) + checkpoint_names.new_state_name(), checkpoint_state.encode(state_at(9)))
+    put(storage, checkpoint.folder_of(9) + checkpoint.new_state_name(), checkpoint_state.encode(state_at(9)))
     commit, _ = checkpoint.newest(storage, unexpected) or (None, None)
     assert commit is not None
     assert commit.step == 5
@@ -218,7 +218,7 @@ class Broken(MemoryStorage):
 
     def stat(self, name: str) -> Stat:
         stat = super().stat(name)
-        lost = checkpoint_names.is_state(name)
+        lost = "/state-" in name
         return msgspec.structs.replace(stat, num_bytes=stat.num_bytes - lost)
 
 
@@ -271,7 +271,7 @@ def test_a_pickle_with_code_is_refused(capsys: pytest.CaptureFixture[str]) -> No
 
 def committed(storage: Storage, step: int, data: bytes) -> None:
     """A checkpoint of any bytes, whose mark says just these."""
-    file = checkpoint.StoredFile(name=checkpoint_names.new_state_name(), num_bytes=len(data), crc32c=facts_of(data)[1])
+    file = checkpoint.StoredFile(name=checkpoint.new_state_name(), num_bytes=len(data), crc32c=facts_of(data)[1])
     commit = checkpoint.CommitMark(
         format=checkpoint.FORMAT, step=step, epoch=0, top1=None, identity=IDENTITY, file=file
     )

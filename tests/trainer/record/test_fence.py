@@ -36,7 +36,7 @@ def save(storage: Storage, lock: RunLock, log: str, *steps: int) -> list[Shardse
         except ShardsetError as error:
             errors.append(error)
 
-    folder = RunFolder(storage.url, (), lock)
+    folder = RunFolder(storage.url, 0, lock)
     folder.storage = storage
     writer = CheckpointWriter(storage, 1, folder.flush, lock=lock)
     for step in steps:

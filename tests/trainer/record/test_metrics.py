@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shardset.errors import ConfigError, StorageError
 from shardset.storage.memory import MemoryStorage
-from trainer.record import log_files, metrics
+from trainer.record import metrics, run_folder
 from trainer.record.loggers import TensorBoardLogger
 from trainer.record.metrics import EvalRecord, FinalRecord, Rates, RunLog, StepRecord, Totals, stats_row
 
@@ -58,7 +58,7 @@ def test_a_step_line_has_the_fields_of_the_original_by_name() -> None:
 def test_records_go_to_the_log_the_json_lines_and_tensorboard(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    log = RunLog(tmp_path, 0, master=True)
+    log = RunLog(tmp_path)
     log.record(STEP)
     log.summary("an epoch")
     log.record(EvalRecord(split="val", epoch=1, global_step=10, samples=7, loss=0.1, top1=0.5, top5=1.0, seconds=2.0))
@@ -77,19 +77,10 @@ def test_records_go_to_the_log_the_json_lines_and_tensorboard(
 def test_a_log_that_a_full_disk_does_not_take_is_named_with_what_helps(tmp_path: Path, name: str) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / name).symlink_to("/dev/full")
-    log = RunLog(tmp_path, 0, master=True)
+    log = RunLog(tmp_path)
     for act in (lambda: log.record(STEP), log.close):
         with pytest.raises(StorageError, match=rf"{name}: the disk is full; free some space"):
             act()
-
-
-def test_a_record_after_one_that_was_cut_has_a_line_of_its_own(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"kind": "epo')
-    log = RunLog(tmp_path, 0, master=True)
-    log.record(STEP)
-    log.close()
-    cut, line = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert (cut, json.loads(line)["kind"]) == ('{"kind": "epo', "step")
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
@@ -97,7 +88,7 @@ def test_only_a_terminal_has_a_progress_line_and_it_makes_way_for_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, is_terminal: bool
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
-    log = RunLog(tmp_path, 0, master=True)
+    log = RunLog(tmp_path)
     log.progress("step 10")
     log.note("a sentence")
     assert capsys.readouterr() == ("a sentence\n", "\rstep 10\x1b[K\r\x1b[K" if is_terminal else "")
@@ -105,7 +96,7 @@ def test_only_a_terminal_has_a_progress_line_and_it_makes_way_for_others(
 
 
 def test_only_the_first_host_prints_and_writes_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = RunLog(tmp_path, 3, master=False)
+    log = RunLog(tmp_path, 3)
     log.record(STEP)
     log.close()
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["host-003.log"]
@@ -117,17 +108,17 @@ def test_a_folder_without_logs_is_refused() -> None:
     with storage.writer("run/logs/host-000.log") as writer:
         writer.write(b"of a run below\n")
     with pytest.raises(ConfigError, match=f"{storage.url}: no logs/host-000.log there, expected the folder of a run"):
-        log_files.merged_logs(storage)
+        run_folder.merged_logs(storage)
 
 
 def test_merged_logs_are_in_the_order_of_time_and_an_entry_of_several_lines_stays_whole() -> None:
     storage = MemoryStorage(uuid.uuid4().hex, "")
     for host in (0, 1):
         entries = [f"2026-01-01T00:00:0{moment + host} trainer: {{\n }},\n}}\n" for moment in (1, 3)]
-        with storage.writer(log_files.log_name(host)) as writer:
+        with storage.writer(run_folder.log_name(host)) as writer:
             writer.write("".join(entries).encode())
     texts = ("trainer: {", " },", "}")
-    assert list(log_files.merged_logs(storage)) == [
+    assert run_folder.merged_logs(storage) == [
         f"2026-01-01T00:00:0{moment} host-00{(moment - 1) % 2} {text}" for moment in (1, 2, 3, 4) for text in texts
     ]
 
@@ -155,7 +146,7 @@ def test_the_parts_of_the_time_are_told_in_words_where_there_are_any() -> None:
 
 def test_closing_is_a_matter_of_seconds_though_ctrl_c_came_while_an_event_was_handed_over(tmp_path: Path) -> None:
     # Between the two halves of waking the writer's thread: the one that woke stays in the list, and is woken again.
-    log = RunLog(tmp_path, 0, master=True)
+    log = RunLog(tmp_path)
     log.record(STEP)
     events = next(logger.events for logger in log._loggers if isinstance(logger, TensorBoardLogger))
     waiters = events.file_writer.event_writer._async_writer._byte_queue.not_empty._waiters

@@ -12,8 +12,7 @@ from trainer.record.run_folder import RunFolder
 
 
 def test_files_of_a_run_are_in_its_storage_when_it_closes(storage: Storage) -> None:
-    folder = RunFolder(storage.url, ())
-    (folder.local / "logs").mkdir()
+    folder = RunFolder(storage.url)
     (folder.local / "logs/host-000.log").write_text("a line\n")
     folder.close()
     assert storage.read("logs/host-000.log") == b"a line\n"
@@ -22,7 +21,7 @@ def test_files_of_a_run_are_in_its_storage_when_it_closes(storage: Storage) -> N
 def test_a_resumed_remote_run_appends() -> None:
     url = f"memory://{uuid.uuid4().hex}/run"
     for number in range(2):
-        folder = RunFolder(url, ("metrics.jsonl",))
+        folder = RunFolder(url)
         with (folder.local / "metrics.jsonl").open("a") as file:
             file.write(f"{number}\n")
         folder.close()
@@ -35,7 +34,7 @@ def test_what_could_not_be_copied_stays_on_the_disk_and_is_named(
 ) -> None:
     with FaultyProxy(gcs_emulator) as proxy:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
-        folder = RunFolder(gcs_root, ())
+        folder = RunFolder(gcs_root)
         for name in ("a.txt", "metrics.jsonl"):
             (folder.local / name).write_text(name)
         proxy.script = lambda seen: Fault("status", status=403) if b"metrics.jsonl" in seen.start else None
@@ -57,7 +56,7 @@ class OutOfReach(MemoryStorage):
 
 
 def test_closing_waits_for_one_file_where_the_storage_is_out_of_reach() -> None:
-    folder = RunFolder(f"memory://{uuid.uuid4().hex}/run", ())
+    folder = RunFolder(f"memory://{uuid.uuid4().hex}/run")
     folder.storage = OutOfReach("out of reach", "")
     for name in ("a.txt", "b.txt", "c.txt"):
         (folder.local / name).write_text(name)
