@@ -206,44 +206,38 @@ def test_a_large_image_is_put_together_strip_by_strip(kind):
     assert np.array_equal(np.asarray(flattened(large).convert("RGB")), expected)
 
 
-@pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "LA", "1", "CMYK", "I;16"])
-def test_an_opaque_image_is_the_image(mode):
-    image = odd_images.sixteen_bit() if mode == "I;16" else odd_images.picture().convert(mode)
-    assert not is_transparent(image)
-    if mode != "I;16":
+def test_an_opaque_image_is_the_image_and_a_grey_one_stays_grey_on_a_grey_background_only():
+    for mode in ("RGB", "L", "P", "RGBA", "LA", "1", "CMYK"):
+        image = odd_images.picture().convert(mode)
+        assert not is_transparent(image)
         assert np.array_equal(rgb_pixels(image), np.asarray(image.convert("RGB")))
+    assert not is_transparent(odd_images.sixteen_bit())
+    assert flattened(rgba().convert("LA")).mode == "L"
+    assert flattened(rgba().convert("LA"), (200, 17, 90)).mode == "RGB"
 
 
-def test_a_grey_image_stays_grey_on_a_grey_background_only():
-    image = rgba().convert("LA")
-    assert flattened(image).mode == "L"
-    assert flattened(image, (200, 17, 90)).mode == "RGB"
+SMALLER = ImageOptions(resize_shorter=8, image_format="jpg")
 
 
-def test_a_resized_image_fades_into_the_background_and_counts_as_mended():
-    data = saved(rgba(), "PNG")
-    options = ImageOptions(resize_shorter=8, image_format="jpg")
-    found = examine(data, field="png", verify="decode", options=options)
-    assert found.marks == "alpha-to-background"
-    stored = Image.open(io.BytesIO(encode(data, found.field, found.marks, options)[1]))
-    assert np.asarray(stored)[0].min() > 235
-    plain = examine(data, field="png", verify="decode", options=ImageOptions())
-    assert plain.marks == "transparent"
-    small = ImageOptions(resize_shorter=100)
-    found = examine(data, field="png", verify="decode", options=small)
-    assert found.marks == "transparent"
-    assert encode(data, "png", "", small) == ("png", data)
-
-
-def test_an_image_may_be_named_wrong_and_transparent():
-    found = examine(saved(rgba(), "PNG"), field="jpg", verify="decode", options=ImageOptions(resize_shorter=8))
-    assert found.marks == "renamed-png+alpha-to-background"
-
-
-def test_an_alpha_channel_that_hides_nothing_is_no_transparency():
-    data = saved(odd_images.picture().convert("RGBA"), "PNG")
-    found = examine(data, field="png", verify="decode", options=ImageOptions(resize_shorter=8))
-    assert found.marks == ""
+@pytest.mark.parametrize(
+    ("image", "field", "options", "marks"),
+    [
+        (rgba(), "png", SMALLER, "alpha-to-background"),
+        (rgba(), "png", ImageOptions(), "transparent"),
+        (rgba(), "png", ImageOptions(resize_shorter=100), "transparent"),
+        (rgba(), "jpg", ImageOptions(resize_shorter=8), "renamed-png+alpha-to-background"),
+        (odd_images.picture().convert("RGBA"), "png", ImageOptions(resize_shorter=8), ""),
+    ],
+    ids=["resized", "as it came", "small enough", "named wrong", "hides nothing"],
+)
+def test_a_transparent_image_that_is_encoded_again_counts_as_repaired(image, field, options, marks):
+    data = saved(image, "PNG")
+    found = examine(data, field=field, verify="decode", options=options)
+    assert found.marks == marks
+    stored = encode(data, found.field, found.marks, options)[1]
+    assert (stored == data) == (marks == "transparent")
+    if options is SMALLER:
+        assert np.asarray(Image.open(io.BytesIO(stored)))[0].min() > 235
 
 
 def test_a_thumbnail_is_on_white():
@@ -252,19 +246,13 @@ def test_a_thumbnail_is_on_white():
     assert found.pixels.getextrema() == ((255, 255),) * 3
 
 
-@pytest.mark.parametrize(
-    ("text", "colour"), [("white", (255, 255, 255)), ("black", (0, 0, 0)), ("#0a141E", (10, 20, 30))]
-)
-def test_a_colour_is_named_or_written_in_hexadecimal(text, colour):
-    assert parse(text) == colour
-
-
-@pytest.mark.parametrize("text", ["", "red-ish", "#12345", "1,2,3"])
-def test_what_names_no_colour_is_refused(text):
-    with pytest.raises(ConfigError, match="expected white, black, grey or #rrggbb"):
-        parse(text)
-    with pytest.raises(ConfigError, match="expected three levels"):
-        check(text)
+def test_a_colour_is_named_or_written_in_hexadecimal():
+    assert [parse(text) for text in ("white", "black", "#0a141E")] == [(255, 255, 255), (0, 0, 0), (10, 20, 30)]
+    for text in ("", "red-ish", "#12345", "1,2,3"):
+        with pytest.raises(ConfigError, match="expected white, black, grey or #rrggbb"):
+            parse(text)
+        with pytest.raises(ConfigError, match="expected three levels"):
+            check(text)
 
 
 def test_a_background_without_a_use_is_refused():
@@ -292,7 +280,7 @@ def build(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., t
     return run
 
 
-def test_stamps_are_stored_as_they_came_and_told_of(tmp_path, build):
+def test_stamps_are_stored_as_they_came_and_the_stream_puts_them_on_the_background_of_the_run(tmp_path, build):
     output, said = build()
     assert "note: 4 images with transparency are stored as they came" in said
     assert "fixed:" not in said
@@ -307,9 +295,16 @@ def test_stamps_are_stored_as_they_came_and_told_of(tmp_path, build):
     assert "4 decoded images have transparency; the stream puts them on white" in page
     assert "1 decoded image is nearly a single colour" in page
     assert "alpha-to-background" not in page
+    config = tiny_config(str(output), tmp_path, train_split="train", eval_split="train")
+    config = with_values(config, {"image.background": "#0a141e", "image.train_crop": "center", "image.flip": False})
+    assert (train_spec(config.image).background, eval_spec(config.image).background) == ((10, 20, 30), (10, 20, 30))
+    stream = Stream(str(output), "train", batch_size=5, seed=None, image=eval_spec(config.image), with_key=True)
+    (batch,) = stream.epoch(0)
+    flat = batch["image"][[key.endswith("flat") for key in batch["key"]]][0]
+    assert (flat == np.round(255 * 90 / 255 + np.array([10, 20, 30]) * 165 / 255)).all()
 
 
-def test_stamps_that_are_resized_keep_their_shapes_and_count_as_mended(build):
+def test_stamps_that_are_resized_keep_their_shapes_and_count_as_repaired(build):
     output, said = build("--resize", "shorter=8", "--image-format", "jpg", "--background", "#00ff00")
     assert "fixed: 4 x alpha-to-background" in said
     manifest, _ = manifests.load(str(output))
@@ -321,18 +316,3 @@ def test_stamps_that_are_resized_keep_their_shapes_and_count_as_mended(build):
     assert spread[0] < 8  # the one that is half transparent everywhere
     assert spread[1] > 40
     assert "alpha-to-background" in (output / "report.html").read_text()
-
-
-def test_the_stream_shows_the_background_of_the_run(tmp_path, build):
-    output, _ = build("--no-report")
-    config = tiny_config(str(output), tmp_path, train_split="train", eval_split="train")
-    config = with_values(config, {"image.background": "#0a141e", "image.train_crop": "center", "image.flip": False})
-    spec = train_spec(config.image)
-    assert (spec.background, eval_spec(config.image).background) == ((10, 20, 30), (10, 20, 30))
-    stream = Stream(
-        str(output), "train", global_batch_size=5, rank=0, world_size=1, seed=None, image=eval_spec(config.image),
-        with_key=True,
-    )  # fmt: skip
-    (batch,) = stream.epoch(0)
-    flat = batch["image"][[key.endswith("flat") for key in batch["key"]]][0]
-    assert (flat == np.round(255 * 90 / 255 + np.array([10, 20, 30]) * 165 / 255)).all()

@@ -13,14 +13,13 @@ from pipelines.plan.layout import UnitOffset, plan_split
 from pipelines.plan.slices import read_slices
 
 
-@pytest.mark.parametrize("n", [10**5, 10**7, 10**9])
+@pytest.mark.parametrize("n", [10**5, 10**8])
 def test_a_plan_is_a_few_numbers_whatever_its_size_and_its_groups_are_equal(n):
     plan = scale.plan_of(n)
     assert len(pickle.dumps(plan)) < 1_000
     shards = np.arange(plan.num_shards)
-    sizes = np.bincount(
-        plan.group_of(shards), weights=[plan.shard_size(shard) for shard in shards], minlength=plan.num_groups
-    )
+    shard_sizes = [plan.shard_size(shard) for shard in shards]
+    sizes = np.bincount(plan.group_of(shards), weights=shard_sizes, minlength=plan.num_groups)
     assert sizes.sum() == n
     assert sizes.max() <= layout.MAX_BATCH + plan.shard_size(0)
     num_batches = -(-scale.num_units(n) // layout.units_per_batch(scale.num_units(n), [plan]))

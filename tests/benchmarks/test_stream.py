@@ -2,12 +2,10 @@
 
 import json
 import sys
-from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import environment, reading, stream, stream_page
-from benchmarks.reading import Data
+from benchmarks import environment, stream, stream_page
 
 LINES = [
     {"kind": "jpeg", "name": name, "rate": rate, "cpu_s": 2 + 100 / rate, "first_s": 0.5, "servers_s": 0.125,
@@ -30,18 +28,15 @@ ABC_LINES = [
 
 @pytest.fixture
 def written(tmp_path, monkeypatch):
-    """Writes lines into a page with all marks, twice, and returns it."""
+    """Writes lines into a page with all marks, and returns it."""
     monkeypatch.setattr(environment, "peers_python", lambda: "python")
     monkeypatch.setattr(environment, "versions", lambda python, names: dict.fromkeys(names, "1"))
 
     def write(lines):
         page, results = tmp_path / "page.md", tmp_path / "results.jsonl"
-        page.write_text(
-            "".join(f"<!-- {name} -->\nold\n<!-- end -->\n" for name in ("facts", "jpeg", "abc")) + "after\n"
-        )
+        page.write_text("".join(f"<!-- {name} -->\nold\n<!-- end -->\n" for name in ("facts", "jpeg", "abc")))
         results.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        for _ in range(2):
-            stream_page.write(page, results)
+        stream_page.write(page, results)
         return page.read_text()
 
     return write
@@ -56,14 +51,7 @@ def test_a_page_gets_medians_in_the_order_of_processor_time_between_its_marks_an
         ["| webdataset, tuned", "450", "2.225"],
     ]
     assert "medians of 1 to 3 runs" in text
-    assert text.endswith("<!-- abc -->\nold\n<!-- end -->\nafter\n")
-
-
-def test_a_page_without_the_marks_of_a_table_is_refused(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("<!-- jpeg -->\n")
-    with pytest.raises(SystemExit, match="has no lines '<!-- jpeg -->' and '<!-- end -->'"):
-        environment.write_between(page, "jpeg", "table\n")
+    assert text.endswith("<!-- abc -->\nold\n<!-- end -->\n")
 
 
 def test_far_shards_are_compared_with_local_ones_and_those_with_files_by_either_loop(written):
@@ -76,21 +64,6 @@ def test_far_shards_are_compared_with_local_ones_and_those_with_files_by_either_
         "C/B is 0.70 from the opening on and 0.70 after the first batch." in text
     )
     assert "- with a device that takes 500 samples/s: B/A is 1.00 from the opening on" in text
-
-
-def test_waiting_is_for_input_and_not_for_the_device_and_leaves_out_the_first_batch(monkeypatch):
-    slept = [0.0]
-    clock = SimpleNamespace(perf_counter=lambda: sum(slept), sleep=slept.append)
-    monkeypatch.setattr(reading, "time", clock)
-
-    def reader(data):
-        for wait_s in (7.0, 1.0, 1.0, 2.0):
-            clock.sleep(wait_s)
-            yield 100
-
-    found = reading.one({"it": reader}, "it", Data(folder="", kind="png", num_samples=4), device_s=3.0)
-    assert (found.first_s, found.num_samples) == (7, 400)
-    assert (found.rate, found.rate_after, found.wait) == (400 / 23, 300 / 16, 4 / 16)
 
 
 @pytest.mark.slow

@@ -44,9 +44,7 @@ def made(*, with_plan: bool = True) -> tuple[Storage, Manifest]:
 
 
 def _copy(sample: StoredSample) -> StoredSample:
-    return StoredSample(
-        key=naming.copy_key(sample.key, 1), fields=sample.fields, label=sample.label, source=sample.source, copy=1
-    )
+    return msgspec.structs.replace(sample, key=naming.copy_key(sample.key, 1), copy=1)
 
 
 def _write_plan(storage: Storage, manifest: Manifest, split: str, samples: list[StoredSample]) -> None:
@@ -88,11 +86,15 @@ def test_the_samples_of_a_shard_are_in_order_with_their_names_and_byte_ranges():
     assert samples[2].class_name == f"cat {samples[2].label}"
 
 
-def test_a_sample_is_found_by_key_and_from_its_name_back():
+def test_a_sample_and_its_copies_are_found_by_key_and_from_its_name_back():
     storage, manifest = made()
     (by_key,) = inspect.find_key(storage, manifest, "train-000004")
     assert by_key.name == NAME.format("train", 4)
     assert inspect.find_name(storage, manifest, by_key.name) == [by_key]
+    copies = inspect.find_key(storage, manifest, "train-000000")
+    assert [(s.key, s.copy) for s in copies] == [("train-000000", 0), ("train-000000@1", 1)]
+    assert inspect.find_name(storage, manifest, NAME.format("train", 0)) == copies
+    assert inspect.find_key(storage, manifest, "train-000000@1") == copies[1:]
 
 
 def test_the_last_part_of_a_name_suffices_and_part_of_a_part_does_not():
@@ -101,16 +103,6 @@ def test_the_last_part_of_a_name_suffices_and_part_of_a_part_does_not():
     assert [s.key for s in inspect.find_name(storage, manifest, "bild 2.PNG", split="val")] == ["val-000002"]
     with pytest.raises(ConfigError, match=r"no sample was made from '2\.PNG'"):
         inspect.find_name(storage, manifest, "2.PNG")
-
-
-def test_copies_are_found_with_their_sample():
-    storage, manifest = made()
-    assert [(s.key, s.copy) for s in inspect.find_key(storage, manifest, "train-000000")] == [
-        ("train-000000", 0),
-        ("train-000000@1", 1),
-    ]
-    assert len(inspect.find_name(storage, manifest, NAME.format("train", 0))) == 2
-    assert [s.key for s in inspect.find_key(storage, manifest, "train-000000@1")] == ["train-000000@1"]
 
 
 @pytest.mark.parametrize("key", ["caf\udce9", "ü", "train-00000"])
@@ -162,23 +154,21 @@ def test_without_the_plan_keys_are_found_and_names_are_said_to_be_gone():
         inspect.find_name(storage, manifest, "bild 2.PNG")
 
 
-def test_the_plan_of_another_build_names_nothing():
+def test_the_plan_of_another_build_names_nothing_and_a_damaged_one_is_an_error():
     storage, manifest = made()
     put(storage, naming.references_path("val", 0), storage.read(naming.references_path("val", 1)))
     assert [s.name for s in inspect.samples_of_shard(storage, manifest, "val", 0)] == [None, None]
     with pytest.raises(ConfigError, match="of another build"):
         inspect.find_name(storage, manifest, "bild 3.PNG", split="val")
-
-
-def test_a_damaged_plan_or_index_is_an_error_that_says_where():
-    storage, manifest = made()
     put(storage, naming.references_path("val", 0), b"no arrow file at all")
     with pytest.raises(DamagedShard, match=r"plan/shards/val-000000\.arrow: not a plan"):
         inspect.samples_of_shard(storage, manifest, "val", 0)
+
+
+def test_a_damaged_or_missing_index_is_an_error_that_says_where():
+    storage, manifest = made()
     put(storage, "val/val-000001.idx.npy", b"no index")
-    with pytest.raises(
-        DamagedShard, match=r"val-000001\.idx\.npy: 8 bytes with crc32c \S+, expected 548 with \S+; the index of shard"
-    ):
+    with pytest.raises(DamagedShard, match=r"val-000001\.idx\.npy: 8 bytes with crc32c \S+, expected 548 with"):
         inspect.samples_of_shard(storage, manifest, "val", 1)
     storage.delete("val/val-000001.idx.npy")
     with pytest.raises(NotFound):
@@ -200,6 +190,8 @@ def test_the_verb_prints_tables(capsys, monkeypatch):
     storage, _ = made()
     assert cli.main(["inspect", storage.url]) == 0
     text = capsys.readouterr().out
+    samples = render.render_samples(inspect.inspect(storage.url, Question(split="train", shard=1)), max_rows=3)
+    assert "... and 1 more (all of them with --json)" in shown(samples)
     for expected in ("train/train-000001.tar", "cat 3", "n00003", "3 to 4", "cmyk-to-rgb 3", "quarantined: 0"):
         assert expected in text
     assert cli.main(["inspect", storage.url, "--class", "cat 1"]) == 0
@@ -220,10 +212,6 @@ def test_the_verb_prints_json(capsys, flags, keys):
     storage, _ = made()
     assert cli.main(["inspect", storage.url, "--json", *flags]) == 0
     assert [sample["key"] for sample in json.loads(capsys.readouterr().out)] == keys
-
-
-def test_the_json_of_the_overview_holds_every_class(capsys):
-    storage, _ = made()
     assert cli.main(["inspect", storage.url, "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["classes"]) == 4
 
@@ -258,14 +246,6 @@ def test_lines_to_another_program_are_not_folded(capsys, monkeypatch):
     write_shard_set(storage, {"train": png_samples("train", 2, size=8)}, num_shards=1)
     cli.main(["inspect", storage.url])
     assert capsys.readouterr().out.startswith(f"{storage.url}: from ")
-
-
-def test_long_tables_are_cut_and_say_so():
-    storage, manifest = made()
-    samples = inspect.samples_of_shard(storage, manifest, "train", 1)
-    text = shown(render.render_samples(samples, max_rows=3))
-    assert "... and 1 more (all of them with --json)" in text
-    assert "train-000000@1" not in text
 
 
 def test_a_hostile_name_in_an_error_stays_in_its_line(capsys):
