@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipelines.sources.formats import parquet
-from pipelines.sources.formats.columns import PATHS, Columns, choose_columns, usual_name
+from pipelines.sources.formats.records import PATHS, Columns, choose_columns, usual_name
 from shardset.errors import SourceError
 
 NO_LABEL = -1
