@@ -122,7 +122,7 @@ class Listing:
         if not num_found:
             raise self._none_found(next(iter(entries))[0], len(entries))
         return Survey(
-            units=SpilledUnits(entries, self.entries_per_unit, lambda _, some: {"entries": some}),
+            units=SpilledUnits(entries, self.entries_per_unit),
             classes=class_infos(names),
             notes=[
                 *listed.columns.notes(),
@@ -209,8 +209,8 @@ class Listing:
         tried = path if is_absolute(path) else f"{self.input.url}/{path}"
         return SourceError(
             f"{self._where}: none of its {num_rows} images is there, the first not as {tried}; found "
-            f"{first_names(self.input, 3)}; a path is relative to the listing's folder, absolute, or a gs:// URL, written "
-            "with / and with its extension"
+            f"{first_names(self.input, 3)}; a path is relative to the listing's folder, absolute, or a gs:// URL, "
+            "written with / and with its extension"
         )
 
     def _holdout_key(self, path: str, key: str, below: NamesBelow) -> str:
