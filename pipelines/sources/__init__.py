@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pipelines.holdout import Holdout
@@ -21,11 +22,8 @@ if TYPE_CHECKING:
     from pipelines.config import BuildConfig
 
 
-def _cifar(kind: type[Cifar10] | type[Cifar100]) -> Callable[["BuildConfig"], Source]:
-    def open_cifar(config: "BuildConfig") -> Source:
-        return kind(*kind.find(config.input), "ppm" if config.image.image_format == "ppm" else "png")
-
-    return open_cifar
+def _cifar(kind: type[Cifar10] | type[Cifar100], config: "BuildConfig") -> Source:
+    return kind(*kind.find(config.input), "ppm" if config.image.image_format == "ppm" else "png")
 
 
 def _folder(config: "BuildConfig") -> Source:
@@ -33,12 +31,8 @@ def _folder(config: "BuildConfig") -> Source:
 
 
 def _listing(config: "BuildConfig") -> Source:
-    return Listing(
-        *open_file(config.input),
-        Holdout(config.holdout, config.seed),
-        path_column=config.path_column,
-        label_column=config.label_column,
-    )
+    storage, file = open_file(config.input)
+    return Listing(storage, file, Holdout(config.holdout, config.seed), config.path_column, config.label_column)
 
 
 def _hugging_face(config: "BuildConfig") -> Source:
@@ -48,8 +42,8 @@ def _hugging_face(config: "BuildConfig") -> Source:
 
 
 SOURCES: dict[str, Callable[["BuildConfig"], Source]] = {
-    "cifar10": _cifar(Cifar10),
-    "cifar100": _cifar(Cifar100),
+    "cifar10": partial(_cifar, Cifar10),
+    "cifar100": partial(_cifar, Cifar100),
     "folder": _folder,
     "hf": _hugging_face,
     "imagenet": lambda config: ImageNet(open_storage(config.input)),
@@ -84,10 +78,7 @@ def open_source(config: "BuildConfig") -> Source:
 
 def input_folder(config: "BuildConfig") -> Storage | None:
     """The folder with nothing but raw input; None if --input names files, and for tars, which may be a shard set."""
-    if config.source in ("listing", "webdataset"):
-        return None
-    if config.source == "hf" and config.input.endswith(".parquet"):
-        return None
-    if config.source.startswith("cifar") and config.input.endswith((".tar.gz", ".tgz")):
+    endings = {"hf": ".parquet", "cifar10": (".tar.gz", ".tgz"), "cifar100": (".tar.gz", ".tgz")}
+    if config.source in ("listing", "webdataset") or config.input.endswith(endings.get(config.source, ())):
         return None
     return open_storage(config.input)

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from pipelines.holdout import REST, Holdout, Label
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit, class_infos, missing_notes
-from pipelines.sources.formats.spilled_list import Entry, SpilledList, SpilledUnits
+from pipelines.sources.formats.spilled_list import SpilledList, SpilledUnits
 from pipelines.sources.objects import (
     UNREADABLE,
     advice_in,
@@ -27,6 +27,7 @@ from shardset.storage.base import Storage
 from shardset.storage.local import LINK_TO_NOTHING, LocalStorage
 
 ENTRIES_PER_UNIT = 1_000
+NO_LABEL = -1
 
 _LAYOUTS = "expected images as SPLIT/CLASS/file or CLASS/file, with any folders below CLASS"
 _SPLIT_NAME = re.compile(
@@ -64,18 +65,20 @@ class Folder:
         names = sorted({layout.class_of(folder) for folder in listed.folders} - {""})
         self._check_classes(layout, listed, names)
         labels = {name: label for label, name in enumerate(names)}
-        placed = {
-            folder: (layout.split_of(folder, self.holdout), labels.get(layout.class_of(folder), -1))
-            for folder in listed.folders
-        }
-        images = _in_classes(listed.images, placed)
-        assigned = _Assigned(placed, self.holdout.by_class(lambda: _keys_of(images, placed)))
-        rejected = [self._rejected(*each, layout) for each in listed.unreadable]
-
-        def unit_of(number: int, images: list[Entry]) -> Unit:
-            return {"entries": list(map(assigned.entry_of, images)), "rejected": [] if number else rejected}
-
-        seen = assigned.splits_and_labels(images)
+        label_of = {folder: labels.get(layout.class_of(folder), NO_LABEL) for folder in listed.folders}
+        entries, seen, num_loose = SpilledList(), set(), 0
+        for name, reason in listed.unreadable:
+            split = layout.split_of(name) or self.holdout.split_of(without_extension(name))
+            entries.add([printable(name), 0, "", NO_LABEL, split if is_split(split) else REST, reason])
+        holdout = self.holdout.by_class(lambda: _keys_of(listed.images, label_of))
+        for name, num_bytes, generation in listed.images:
+            label = label_of[_folder_of(name)]
+            if label == NO_LABEL:
+                num_loose += 1
+                continue
+            split = layout.split_of(name) or holdout.split_of(without_extension(name), label)
+            entries.add([name, num_bytes, generation, label, split, ""])
+            seen.add((split, label))
         splits = {split for split, _ in seen}
         for split in sorted(splits):
             if not is_split(split):
@@ -83,17 +86,13 @@ class Folder:
                     f"{self.input.url}/{split}: this folder is where a split is expected; rename it "
                     "to letters, digits, - and _ (at most 40, not plan)"
                 )
-        num_loose = len(listed.images) - len(images)
-        loose = [name for folder, name in listed.folders.items() if placed[folder][1] < 0]
+        loose = [name for folder, name in listed.folders.items() if label_of[folder] == NO_LABEL]
+        others = f"left out {_counts(listed.others)}, which are in no image format that is read"
         return Survey(
-            units=SpilledUnits(images, self.entries_per_unit, unit_of),
+            units=SpilledUnits(entries, self.entries_per_unit),
             classes=class_infos(names),
             notes=[
-                *(
-                    [f"left out {_counts(listed.others)}, which are in no image format that is read"]
-                    if listed.others
-                    else []
-                ),
+                *([others] if listed.others else []),
                 *(f"left out unread: {count} times {what}" for what, count in sorted(listed.unusual.items())),
                 *(f"left out {num_loose} images in no class folder, such as {name}" for name in loose[:1]),
                 *layout.nesting_notes(listed.folders),
@@ -106,11 +105,9 @@ class Folder:
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
         """One sample for each image of the unit, pinned to the generation that the survey saw."""
-        for name, split, reason in unit["rejected"]:
-            yield Rejected(name=name, split=split, reason=reason)
-        for name, num_bytes, generation, label, split in unit["entries"]:
-            if not may_read(self.input, name):
-                yield Rejected(name=name, split=split, reason=UNREADABLE)
+        for name, num_bytes, generation, label, split, reason in unit["entries"]:
+            if reason or not may_read(self.input, name):
+                yield Rejected(name=name, split=split, reason=reason or UNREADABLE)
                 continue
             key, last = split_extension(name)
             image = FIELD_OF_EXTENSION[last.lower()]
@@ -154,22 +151,14 @@ class Folder:
             )
         if layout.has_splits:
             return
-        if all(map(_SPLIT_NAME.fullmatch, names)):
-            raise SourceError(
-                f"{where}: the class folders are {', '.join(names)}, which look like splits; {_LAYOUTS}; put the "
-                "images into class folders or list them in a CSV file (--source listing)" + self._advice
-            )
-        below = {folder: folder.split("/")[1] for folder in listed.folders if "/" in folder}
-        if below and all(map(_SPLIT_NAME.fullmatch, below.values())):
-            example = listed.folders[min(below)]
-            raise SourceError(
-                f"{where}: the folders below the classes look like splits, as in {example}; {_LAYOUTS}; name the "
-                "folder with the splits as input, or move the splits above the classes" + self._advice
-            )
-
-    def _rejected(self, name: str, reason: str, layout: "_Layout") -> list[str]:
-        split = name.partition("/")[0] if layout.has_splits else self.holdout.split_of(without_extension(name))
-        return [printable(name), split if is_split(split) else REST, reason]
+        below = [folder.split("/")[1] for folder in listed.folders if "/" in folder]
+        for what, folders in (("class folders", names), ("folders below the classes", below)):
+            if folders and all(map(_SPLIT_NAME.fullmatch, folders)):
+                raise SourceError(
+                    f"{where}: the {what} look like splits, such as {min(folders)}; {_LAYOUTS}; name the folder with "
+                    "the splits as input, move the splits above the classes, or list the images in a CSV file "
+                    "(--source listing)" + self._advice
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,9 +172,9 @@ class _Layout:
         """The class of the images directly in a folder, "" if it is not below a class."""
         return "/".join(folder.split("/")[self.has_splits :][: self.class_depth])
 
-    def split_of(self, folder: str, holdout: Holdout) -> str:
-        """The split of all images in a folder, "" if the holdout decides for each of them."""
-        return folder.partition("/")[0] if self.has_splits else "" if holdout else REST
+    def split_of(self, name: str) -> str:
+        """The split of an image, "" if the folders do not tell."""
+        return name.partition("/")[0] if self.has_splits else ""
 
     def nesting_notes(self, folders: Iterable[str]) -> Iterator[str]:
         """A sentence on images in folders below the one that names their class."""
@@ -195,26 +184,6 @@ class _Layout:
                 f"images in folders below a class folder are of its class: those in {deep[0]} of class "
                 f"{self.class_of(deep[0])}; --class-depth {self.class_depth + 1} makes classes of deeper folders"
             )
-
-
-@dataclass(frozen=True, slots=True)
-class _Assigned:
-    """The split ("": the holdout decides) and the label (-1: none) of the images of each folder."""
-
-    placed: Mapping[str, tuple[str, int]]
-    holdout: Holdout
-
-    def entry_of(self, image: Entry) -> Entry:
-        """The image as a unit lists it."""
-        name, num_bytes, generation = image
-        split, label = self.placed[_folder_of(name)]
-        return [name, num_bytes, generation, label, split or self.holdout.split_of(without_extension(name), label)]
-
-    def splits_and_labels(self, images: Iterable[Entry]) -> set[tuple[str, int]]:
-        """The split and the label of every image."""
-        if self.holdout:
-            return {(split, label) for *_, label, split in map(self.entry_of, images)}
-        return {(split, label) for split, label in self.placed.values() if label >= 0}
 
 
 @dataclass(slots=True)
@@ -256,19 +225,10 @@ def _listed(storage: Storage) -> _Listed:
     return listed
 
 
-def _in_classes(images: SpilledList, placed: Mapping[str, tuple[str, int]]) -> SpilledList:
-    """The images in class folders."""
-    if all(label >= 0 for _, label in placed.values()):
-        return images
-    in_classes = SpilledList()
-    for image in images:
-        if placed[_folder_of(image[0])][1] >= 0:
-            in_classes.add(image)
-    return in_classes
-
-
-def _keys_of(images: Iterable[Entry], placed: Mapping[str, tuple[str, int]]) -> Iterator[tuple[str, Label]]:
-    return ((without_extension(name), placed[_folder_of(name)][1]) for name, *_ in images)
+def _keys_of(images: SpilledList, label_of: Mapping[str, int]) -> Iterator[tuple[str, Label]]:
+    """The key and the label of each image in a class folder."""
+    found = ((name, label_of[_folder_of(name)]) for name, *_ in images)
+    return ((without_extension(name), label) for name, label in found if label != NO_LABEL)
 
 
 def _folder_of(name: str) -> str:

@@ -5,6 +5,7 @@ its images a few at a time. Few files have checksums of their pages, so each ran
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -29,7 +30,6 @@ from shardset.format.naming import is_split
 from shardset.storage.base import Stat, Storage
 
 ROWS_PER_UNIT = 1_000
-MAX_LABEL = 1_000_000
 
 _IMAGES_AT_ONCE = 16
 _LABELS_AT_ONCE = 10_000
@@ -64,15 +64,25 @@ class HuggingFace:
         files = self._files()
         with self._surveyed(files[0]) as opened:
             table = self._table(*opened)
-        listed = _Listed(table)
-        for file, scanned in zip(files, self._scan_all(files, table), strict=True):
-            listed.add(file, *scanned, rows_per_unit=self.rows_per_unit)
-        names = listed.class_names()
-        holdout = self.holdout.by_class(listed.classes) if names else self.holdout
-        units = _Units(listed, {name: label for label, name in enumerate(names)}, holdout)
-        seen = {(split, label) for unit in units for label, split, _ in unit["rows"]}
+        rows, units, found, num_rows = SpilledList(), list[Unit](), set[Label](), Counter[str]()
+        for file, (row_groups, labels_and_paths) in zip(files, self._scan_all(files, table), strict=True):
+            for number, (label, path) in enumerate(labels_and_paths, num_rows[file.split]):
+                found.add(label)
+                stem = without_extension(path.partition("://")[2] or path).lstrip("/")
+                rows.add([label, file.split, f"{file.split}/{stem or f'{number:07d}'}"])
+            num_rows[file.split] += len(labels_and_paths)
+            units += _units(file, row_groups, self.rows_per_unit)
+        names = table.class_names(found)
+        labels = {name: label for label, name in enumerate(names)}
+        holdout = self.holdout.by_class(lambda: ((key, label) for label, _, key in rows)) if names else self.holdout
+        entries, seen = SpilledList(), set[tuple[str, int]]()
+        for label, split, key in rows:
+            number = labels[label] if isinstance(label, str) else label
+            split = holdout.split_of(key, label) if holdout else split
+            entries.add([number, split, key])
+            seen.add((split, number))
         return Survey(
-            units=units,
+            units=_Units(units, entries, len(names)),
             classes=class_infos(names),
             notes=[
                 *table.notes(),
@@ -169,59 +179,21 @@ class _File(NamedTuple):
     folder: str
 
 
-class _Listed:
-    """All rows (label and key) of all files, and the units that they are in, without their rows."""
-
-    def __init__(self, table: ImageTable) -> None:
-        self.rows, self.units = SpilledList(), list[Unit]()
-        self._table = table
-        self._labels: set[Label] = set()
-        self._num_rows: dict[str, int] = {}
-
-    def add(self, file: _File, row_groups: Sequence[int], rows: Sequence[Entry], *, rows_per_unit: int) -> None:
-        """Adds the rows (label and path) of one file; `row_groups` are the numbers of rows in its row groups."""
-        first = self._num_rows.get(file.split, 0)
-        self._num_rows[file.split] = first + len(rows)
-        for number, (label, path) in enumerate(rows, first):
-            self._labels.add(label)
-            stem = without_extension(path.partition("://")[2] or path).lstrip("/")
-            self.rows.add([label, f"{file.split}/{stem or f'{number:07d}'}"])
-        self.units += _units(file, row_groups, rows_per_unit)
-
-    def class_names(self) -> list[str]:
-        """The names of the classes, in the order of their labels."""
-        if self._table.names is not None:
-            return list(self._table.names)
-        if self._table.label_type == "text":
-            return sorted(str(label) for label in self._labels - {NO_LABEL})
-        numbers = [int(label) for label in self._labels if int(label) <= MAX_LABEL]
-        return [str(label) for label in range(max(numbers, default=NO_LABEL) + 1)]
-
-    def classes(self) -> Iterator[tuple[str, Label]]:
-        """The key and the label of each row."""
-        return ((key, label) for label, key in self.rows)
-
-
 @dataclass(frozen=True, slots=True)
 class _Units:
-    """The units with their rows, made anew each time."""
+    """The units, to which rows (label, split, key) and the number of classes are added each time."""
 
-    listed: _Listed
-    labels: dict[str, int]
-    holdout: Holdout
+    units: list[Unit]
+    rows: SpilledList
+    num_classes: int
 
     def __len__(self) -> int:
-        return len(self.listed.units)
+        return len(self.units)
 
     def __iter__(self) -> Iterator[Unit]:
-        rows = iter(self.listed.rows)
-        for unit in self.listed.units:
-            own = [self._row(unit["split"], *row) for row in islice(rows, unit["num_rows"])]
-            yield {**unit, "num_classes": len(self.labels), "rows": own}
-
-    def _row(self, split: str, label: Label, key: str) -> Entry:
-        split = self.holdout.split_of(key, label) if self.holdout else split
-        return [self.labels[label] if isinstance(label, str) else label, split, key]
+        rows = iter(self.rows)
+        for unit in self.units:
+            yield {**unit, "num_classes": self.num_classes, "rows": list(islice(rows, unit["num_rows"]))}
 
 
 def _sample(
@@ -258,7 +230,6 @@ def _units(file: _File, row_groups: Sequence[int], rows_per_unit: int) -> Iterat
         if num_rows >= rows_per_unit or number == len(row_groups):
             yield {
                 "object": asdict(file.stat),
-                "split": file.split,
                 "row_groups": [start, number],
                 "first_row": first_row,
                 "num_rows": num_rows,

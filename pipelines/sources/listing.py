@@ -12,11 +12,27 @@ from typing import Any, ClassVar, NamedTuple
 
 from pipelines.holdout import Holdout, Label, NamesBelow
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit, class_infos, missing_notes
-from pipelines.sources.formats.columns import LABELS, OTHERS, Columns, choose_columns, usual_name
 from pipelines.sources.formats.range_file import RangeFile
-from pipelines.sources.formats.records import READERS, Record, compact
+from pipelines.sources.formats.records import (
+    LABELS,
+    OTHERS,
+    READERS,
+    Columns,
+    Record,
+    choose_columns,
+    compact,
+    usual_name,
+)
 from pipelines.sources.formats.spilled_list import Entry, SpilledList, SpilledUnits
-from pipelines.sources.objects import UNKNOWN_FIELD, UNREADABLE, extension, may_read, stat_or_none, without_extension
+from pipelines.sources.objects import (
+    UNKNOWN_FIELD,
+    UNREADABLE,
+    extension,
+    first_names,
+    may_read,
+    stat_or_none,
+    without_extension,
+)
 from shardset.errors import ConfigError, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.naming import is_split
@@ -28,7 +44,6 @@ MAX_LABEL = 1_000_000
 
 _STAT_THREADS = 32
 _ROWS_AT_ONCE = 10_000
-_NAMES_COMPARED = 100_000
 NO_LABEL = -1
 _NUMBER = re.compile(r"([+-]?[0-9]+)(\.0+)?", re.ASCII)
 """Whole numbers, also as pandas writes them (`7.0`) in a column with a missing one."""
@@ -107,7 +122,7 @@ class Listing:
         if not num_found:
             raise self._none_found(next(iter(entries))[0], len(entries))
         return Survey(
-            units=SpilledUnits(entries, self.entries_per_unit, lambda _, some: {"entries": some}),
+            units=SpilledUnits(entries, self.entries_per_unit),
             classes=class_infos(names),
             notes=[
                 *listed.columns.notes(),
@@ -191,19 +206,11 @@ class Listing:
 
     def _none_found(self, path: str, num_rows: int) -> SourceError:
         """The error of a listing whose images are all missing: what was looked for, and what is there instead."""
-        if "\\" in path:
-            guess = "paths are written with /, not with \\"
-        elif there := next((end for end in FIELD_OF_EXTENSION if self._stat(f"{path}.{end}")), ""):
-            guess = f"{path}.{there} is there: add the extension to the paths"
-        else:
-            last = f"/{path.rpartition('/')[2]}"
-            elsewhere = (stat.name for stat in islice(self.input.list(), _NAMES_COMPARED))
-            found = next((name for name in elsewhere if f"/{name}".endswith(last)), "")
-            guess = f"{found} is there: correct the folder in the paths" if found else "correct the paths"
         tried = path if is_absolute(path) else f"{self.input.url}/{path}"
         return SourceError(
-            f"{self._where}: none of its {num_rows} images is there, the first not as {tried}; {guess}; a path is "
-            "relative to the listing's folder, absolute, or a gs:// URL"
+            f"{self._where}: none of its {num_rows} images is there, the first not as {tried}; found "
+            f"{first_names(self.input, 3)}; a path is relative to the listing's folder, absolute, or a gs:// URL, "
+            "written with / and with its extension"
         )
 
     def _holdout_key(self, path: str, key: str, below: NamesBelow) -> str:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,7 +24,7 @@ DEFAULT_SPLIT = "train"
 _NO_SPLIT = f"the names of some tars say no split: their samples go to split {DEFAULT_SPLIT}"
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
-_RANGE = re.compile(r"(\d+)\.\.(\d+)", re.ASCII)
+_RANGE = re.compile(r"(\d{1,18})\.\.(\d{1,18})", re.ASCII)
 _NUMBER = re.compile(r"[-_.]?\d*(-of-\d+)?\.tar$", re.ASCII)
 
 
@@ -62,12 +62,12 @@ class WebDataset:
     def survey(self) -> Survey:
         """The tars with their splits; raises SourceError naming those that are missing."""
         known = self.manifest()
-        tars = (
-            _known(self.input, known) if known else _named(self.input, self.tars) if self.tars else _below(self.input)
-        )
-        splits = {tar.name: _split_in(tar.name) for tar in tars}
         if known:
+            tars = _known(self.input, known)
             splits = {shard.path: name for name, split in known.splits.items() for shard in split.shards}
+        else:
+            tars = _named(self.input, self.tars) if self.tars else _below(self.input)
+            splits = {tar.name: _split_in(tar.name) for tar in tars}
         return Survey(
             units=[_unit(tar, splits[tar.name] or DEFAULT_SPLIT) for tar in tars],
             classes=(known.classes or None) if known else None,
@@ -128,14 +128,10 @@ def _named(storage: Storage, names: Iterable[str]) -> list[Stat]:
     wanted = list(names)
     stats = {stat.name: stat for stat in storage.list(common_start(wanted))}
     if missing := [name for name in wanted if name not in stats]:
-        if any(letter in name for name in missing for letter in "*?"):
-            raise SourceError(
-                f"{storage.url}/{missing[0]}: no such tar, and * and ? are not read; name the folder, or the tars as "
-                "in train-{000000..000099}.tar"
-            )
         first = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
         raise SourceError(
-            f"{storage.url}: {len(missing)} of {len(wanted)} tars are missing: {first}; fetch them or correct --input"
+            f"{storage.url}: {len(missing)} of {len(wanted)} tars are missing: {first}; fetch them or correct --input, "
+            "where {000..099} and {a,b} are patterns, and * and ? are not"
         )
     return [stats[name] for name in wanted]
 
@@ -162,23 +158,20 @@ def _expand(pattern: str) -> list[str]:
     braces = _BRACES.search(pattern)
     if not braces:
         return [pattern]
-    before, after = pattern[: braces.start()], pattern[braces.end() :]
-    choices, rests = _choices(braces[1], pattern), _expand(after)
-    if len(choices) * len(rests) > MAX_EXPANDED:
-        raise ConfigError(f"{pattern}: more than {MAX_EXPANDED} names; give the folder instead")
-    return [before + choice + rest for choice in choices for rest in rests]
-
-
-def _choices(body: str, pattern: str) -> list[str]:
+    before, body, after = pattern[: braces.start()], braces[1], pattern[braces.end() :]
+    choices: Sequence[int | str] = body.split(",")
+    width = 0
     if numbers := _RANGE.fullmatch(body):
-        start, stop = int(numbers[1]), int(numbers[2]) + 1
-        if not 0 < stop - start <= MAX_EXPANDED:
-            raise ConfigError(f"{pattern}: {{{body}}} is {max(0, stop - start)} numbers, expected 1 to {MAX_EXPANDED}")
+        choices = range(int(numbers[1]), int(numbers[2]) + 1)
         width = len(numbers[1]) if numbers[1].startswith("0") else 0
-        return [f"{number:0{width}d}" for number in range(start, stop)]
-    if "," in body:
-        return body.split(",")
-    raise ConfigError(f"{pattern}: {{{body}}} is neither a range {{000..009}} nor a list {{a,b}}")
+    elif len(choices) == 1:
+        raise ConfigError(f"{pattern}: {{{body}}} is neither a range {{000..009}} nor a list {{a,b}}")
+    rests = _expand(after)
+    if not 0 < len(choices) * len(rests) <= MAX_EXPANDED:
+        raise ConfigError(
+            f"{pattern}: {len(choices) * len(rests)} names, expected 1 to {MAX_EXPANDED}; give the folder instead"
+        )
+    return [before + str(choice).zfill(width) + rest for choice in choices for rest in rests]
 
 
 def common_start(names: list[str]) -> str:

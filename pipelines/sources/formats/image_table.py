@@ -7,11 +7,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from pipelines.holdout import Label
 from pipelines.sources.formats import parquet
-from pipelines.sources.formats.columns import PATHS, Columns, choose_columns, usual_name
+from pipelines.sources.formats.records import PATHS, Columns, choose_columns, usual_name
 from shardset.errors import SourceError
 
 NO_LABEL = -1
+MAX_LABEL = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,15 @@ class ImageTable:
         label = record.get(self.columns.label)
         path = (record.get(self.columns.path) or {}).get("path") if self.has_paths else None
         return [NO_LABEL if label in (None, "") else label, path or ""]
+
+    def class_names(self, labels: set[Label]) -> list[str]:
+        """The names of the classes in the order of their labels; `labels` are those of all rows."""
+        if self.names is not None:
+            return list(self.names)
+        if self.label_type == "text":
+            return sorted(str(label) for label in labels - {NO_LABEL})
+        numbers = [int(label) for label in labels if int(label) <= MAX_LABEL]
+        return [str(label) for label in range(max(numbers, default=NO_LABEL) + 1)]
 
     def refuse_other(self, other: "ImageTable", where: str) -> None:
         """Raises SourceError if another file has other columns or classes."""

@@ -4,10 +4,8 @@ import datetime
 import decimal
 import math
 import uuid
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import IO, Any
 
 import pyarrow as pa
@@ -52,9 +50,8 @@ def records(
     """
     for number in row_groups:
         place, num_rows = f"{where}: row group {number}", 0
-        read = partial(file.iter_batches, batch_size, row_groups=[number], use_threads=False)
-        batches = read(columns=list(columns))
-        while (batch := _next(batches, read, columns, place)) is not None:
+        batches = file.iter_batches(batch_size, row_groups=[number], columns=list(columns), use_threads=False)
+        while (batch := _next(batches, place)) is not None:
             num_rows += len(batch)
             values = [_values(batch, name, place) for name in batch.schema.names]
             yield from (dict(zip(batch.schema.names, row, strict=True)) for row in zip(*values, strict=True))
@@ -62,21 +59,9 @@ def records(
             raise SourceError(f"{place}: {num_rows} rows, its footer says {listed}; {_ADVICE}")
 
 
-def _next(
-    batches: Iterator[pa.RecordBatch],
-    read: Callable[..., Iterator[pa.RecordBatch]],
-    columns: Sequence[str],
-    place: str,
-) -> pa.RecordBatch | None:
-    """The next batch; an error names the first column that can't be read alone."""
-    try:
+def _next(batches: Iterator[pa.RecordBatch], place: str) -> pa.RecordBatch | None:
+    with parquet_errors(place):
         return next(batches, None)
-    except _UNREADABLE:
-        for name in columns:
-            with parquet_errors(f"{place}, column {name}"):
-                deque(read(columns=[name]), maxlen=0)
-        with parquet_errors(place):
-            raise
 
 
 def _values(batch: pa.RecordBatch, name: str, place: str) -> list[Any]:

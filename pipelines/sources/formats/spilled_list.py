@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice, pairwise
 from typing import Any
 
@@ -23,8 +23,7 @@ class SpilledList:
     Raises StorageError if the temporary folder can't hold them.
     """
 
-    def __init__(self, *, entries_per_write: int = ENTRIES_PER_WRITE) -> None:
-        self._entries_per_write = entries_per_write
+    def __init__(self) -> None:
         self._where = f"the temporary folder {tempfile.gettempdir()}"
         with os_errors_as_storage_errors(self._where):
             self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # closed, and so removed, with the list
@@ -36,9 +35,14 @@ class SpilledList:
         """Appends an entry."""
         self._last.append(entry)
         self._num_entries += 1
-        if len(self._last) == self._entries_per_write:
-            self._write(msgspec.msgpack.encode(self._last))
-            self._last.clear()
+        if len(self._last) < ENTRIES_PER_WRITE:
+            return
+        data = msgspec.msgpack.encode(self._last)
+        self._last.clear()
+        self._stops.append(self._stops[-1] + len(data))
+        with os_errors_as_storage_errors(self._where):
+            while data:
+                data = data[self._file.write(data) :]
 
     def __len__(self) -> int:
         return self._num_entries
@@ -50,23 +54,17 @@ class SpilledList:
             yield from msgspec.msgpack.decode(data)
         yield from self._last
 
-    def _write(self, data: bytes) -> None:
-        with os_errors_as_storage_errors(self._where):
-            self._stops.append(self._stops[-1] + len(data))
-            while data:
-                data = data[self._file.write(data) :]
-
 
 class SpilledUnits:
     """Units of `size` entries of a list, at least one unit; made anew each time they are iterated over."""
 
-    def __init__(self, entries: SpilledList, size: int, unit_of: Callable[[int, list[Entry]], Unit]) -> None:
-        self._entries, self._size, self._unit_of = entries, size, unit_of
+    def __init__(self, entries: SpilledList, size: int) -> None:
+        self._entries, self._size = entries, size
 
     def __len__(self) -> int:
         return max(1, -(-len(self._entries) // self._size))
 
     def __iter__(self) -> Iterator[Unit]:
         entries = iter(self._entries)
-        for number in range(len(self)):
-            yield self._unit_of(number, list(islice(entries, self._size)))
+        for _ in range(len(self)):
+            yield {"entries": list(islice(entries, self._size))}

@@ -420,21 +420,12 @@ def test_a_listing_that_is_not_there_or_of_another_kind_is_an_error(tmp_path):
         opened(tmp_path / "list.xlsx")
 
 
-@pytest.mark.parametrize(
-    ("path", "guess"),
-    [
-        ("sub\\1.png", "written with /, not with \\"),
-        ("sub/1", "sub/1.png is there: add the extension"),
-        ("other/1.png", "sub/1.png is there: correct the folder"),
-        ("/elsewhere/1.png", "sub/1.png is there: correct the folder"),
-        ("sub/3.png", "correct the paths; a path is relative to"),
-    ],
-)
-def test_a_listing_whose_images_are_all_missing_says_what_was_looked_for_and_guesses_why(tmp_path, path, guess):
+@pytest.mark.parametrize("path", ["other/1.png", "/elsewhere/1.png"])
+def test_a_listing_whose_images_are_all_missing_says_what_was_looked_for_and_what_is_there(tmp_path, path):
     write_images(tmp_path, ["sub/1.png"])
     write_csv(tmp_path / "list.csv", ["path", "label"], [[path, "cat"]] * 2)
     with pytest.raises(SourceError) as caught:
         Listing(open_storage(str(tmp_path)), "list.csv").survey()
     tried = path if path.startswith("/") else f"{tmp_path}/{path}"
-    assert f"none of its 2 images is there, the first not as {tried}; " in str(caught.value)
-    assert guess in str(caught.value)
+    said = f"none of its 2 images is there, the first not as {tried}; found list.csv, sub/1.png; a path is relative to"
+    assert said in str(caught.value)
