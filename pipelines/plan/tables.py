@@ -20,8 +20,7 @@ from pipelines.plan import paths
 from pipelines.plan.files import START_OVER, PlanFiles
 from pipelines.sources.base import Extent
 from shardset.errors import ConfigError, NotFound
-from shardset.format import arrow
-from shardset.format.originals import REFERENCE, Origin
+from shardset.format.originals import REFERENCE, Origin, table_from_bytes, table_to_bytes
 from shardset.order.permutation import hash64
 
 UNIT = pa.schema([("split", pa.string()), ("label", pa.int64()), ("key_hash", pa.uint64()), ("row", pa.binary())])
@@ -129,7 +128,7 @@ def from_columns(schema: pa.Schema, columns: Mapping[str, Any]) -> pa.RecordBatc
 
 def unit_to_bytes(table: pa.RecordBatch) -> memoryview:
     """The bytes of a unit's table, compressed."""
-    return arrow.to_bytes(table, "lz4")
+    return table_to_bytes(table, "lz4")
 
 
 def read_units(files: PlanFiles, units: Iterable[int]) -> Iterator[memoryview]:
@@ -148,7 +147,7 @@ def unit_from_bytes(data: bytes | memoryview, *columns: str) -> pa.RecordBatch:
 def references_to_bytes(table: pa.RecordBatch) -> memoryview:
     """The bytes of a shard's references, not compressed."""
     # Compression would save about 110 bytes a sample and take a quarter of the time of planning.
-    return arrow.to_bytes(table)
+    return table_to_bytes(table)
 
 
 def references_from_bytes(data: bytes | memoryview) -> pa.RecordBatch:
@@ -208,6 +207,6 @@ def values(column: pa.Array) -> list[Any]:
 
 def _read(data: bytes | memoryview, schema: pa.Schema, columns: Sequence[str] = ()) -> pa.RecordBatch:
     try:
-        return arrow.from_bytes(data, schema, columns)
+        return table_from_bytes(data, schema, columns)
     except ValueError as error:
         raise ConfigError(f"a table of the plan can't be read ({error}): it is damaged; {START_OVER}") from error

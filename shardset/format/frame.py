@@ -29,15 +29,10 @@ def frame(build: str, content: bytes | memoryview) -> bytes:
 
 def open_frame(data: bytes) -> Framed:
     """The content and its build; raises ValueError, which says what is wrong with the bytes."""
-    if not has_frame(data):
-        raise ValueError(f"its {len(data)} bytes don't end with a length and a CRC32C")
     content, end = memoryview(data)[:-NUM_BYTES], data[-NUM_BYTES:]
+    if len(end) < NUM_BYTES or not end.startswith(_MARK):
+        raise ValueError(f"its {len(data)} bytes don't end with a length and a CRC32C")
     build = end[len(_MARK) : len(_MARK) + _BUILD_BYTES].lstrip(b"-").decode("ascii", "replace")
     if end != frame(build, content):
         raise ValueError("its length and CRC32C are not those of its bytes")
     return Framed(build, content)
-
-
-def has_frame(data: bytes) -> bool:
-    """Whether the bytes end with a frame, which may belong to other bytes."""
-    return len(data) >= NUM_BYTES and data[-NUM_BYTES:].startswith(_MARK)

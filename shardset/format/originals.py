@@ -1,5 +1,9 @@
-"""The names of samples in the raw input, from the plan beside the manifest, as long as that is kept."""
+"""The names of samples in the raw input, from the plan beside the manifest, as long as that is kept.
 
+The plan's tables are Arrow IPC streams, in files with a frame.
+"""
+
+import io
 from collections.abc import Sequence
 
 import msgspec
@@ -7,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from shardset.errors import DamagedShard, NotFound
-from shardset.format import arrow, naming
-from shardset.format.frame import NUM_BYTES, has_frame
+from shardset.format import naming
+from shardset.format.frame import open_frame
 from shardset.storage.base import Storage
 
 REFERENCE = pa.schema([("row", pa.binary()), ("occurrence", pa.int32()), ("source", pa.int64()), ("copy", pa.int32())])
@@ -26,6 +30,30 @@ class Origin(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 _decode = msgspec.msgpack.Decoder(Origin).decode
+
+
+def table_to_bytes(table: pa.RecordBatch, compression: str | None = None) -> memoryview:
+    """The bytes of a table, its columns compressed with a codec of Arrow."""
+    sink = io.BytesIO()
+    # No threads: each of the many small columns would wait for one longer than its compression takes.
+    options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
+    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
+        writer.write_batch(table)
+    return sink.getbuffer()
+
+
+def table_from_bytes(data: bytes | memoryview, schema: pa.Schema, columns: Sequence[str] = ()) -> pa.RecordBatch:
+    """The table, or only these columns of it; raises ValueError unless it has that schema.
+
+    Its frame must have been checked: Arrow follows offsets that a flipped bit has changed.
+    """
+    with pa.ipc.open_stream(data) as reader:
+        if not reader.schema.equals(schema):
+            names, expected = (", ".join(one.names) for one in (reader.schema, schema))
+            raise ValueError(f"it has the columns {names}, expected {expected}")
+    wanted = [schema.get_field_index(name) for name in columns or schema.names]
+    options = pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False)
+    return pa.ipc.open_stream(data, options=options).read_next_batch()
 
 
 def stored_key(origin: Origin, occurrence: int, copy: int) -> str:
@@ -53,7 +81,7 @@ def read_origins(
     except NotFound:
         return None
     try:
-        table = arrow.from_bytes(memoryview(data)[: -NUM_BYTES if has_frame(data) else None], REFERENCE)
+        table = table_from_bytes(open_frame(data).content, REFERENCE)
     except ValueError as error:
         raise DamagedShard(
             f"{storage.url}/{path}: not a plan of a shard ({error}); remove it or build again"

@@ -12,9 +12,10 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from shardset.format import arrow, naming
+from shardset.format import naming
+from shardset.format.frame import frame
 from shardset.format.manifest import ClassInfo, Manifest, Provenance, Quarantine, Shard, Split, opened, seal, to_json
-from shardset.format.originals import REFERENCE
+from shardset.format.originals import REFERENCE, table_to_bytes
 from shardset.format.shards import pattern_of
 from shardset.format.tar import StoredSample
 from shardset.format.write import WrittenShard, class_counts, write_shard, write_split
@@ -124,7 +125,8 @@ def references(samples: Sequence[StoredSample], names: Sequence[str]) -> bytes:
         "source": [sample.source for sample in samples],
         "copy": [sample.copy for sample in samples],
     }
-    return bytes(arrow.to_bytes(pa.RecordBatch.from_pydict(columns, schema=REFERENCE)))
+    content = table_to_bytes(pa.RecordBatch.from_pydict(columns, schema=REFERENCE))
+    return bytes(content) + frame("", content)
 
 
 def put(storage: Storage, name: str, data: bytes) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shardset.format.frame import NUM_BYTES, frame, has_frame, open_frame
+from shardset.format.frame import NUM_BYTES, frame, open_frame
 
 BUILD = "0123456789abcdef"
 DATA = b'{"a": 1}\n'
@@ -37,5 +37,3 @@ def test_the_frame_of_a_file_is_frozen():
     # Of every plan that stands somewhere. To change it, raise PLAN_VERSION.
     assert frame(BUILD, DATA) == b"\nshardset 0123456789abcdef 0000000000000009 b55b41b3\n"
     assert len(frame("", b"")) == NUM_BYTES
-    assert has_frame(DATA + frame("", b""))
-    assert not has_frame(DATA)

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardset.errors import DamagedShard
-from shardset.format import arrow, naming
-from shardset.format.originals import Origin, read_origins, stored_key
+from shardset.format import naming
+from shardset.format.frame import frame
+from shardset.format.originals import Origin, read_origins, stored_key, table_to_bytes
 from shardset.format.tar import StoredSample
 from shardset.storage.memory import MemoryStorage
 from tests.makers.shardset import put, references
@@ -48,15 +49,15 @@ def test_the_plan_names_all_samples_or_some_or_none_if_it_is_gone_or_of_other_ke
 
 def test_what_is_no_plan_of_a_shard_is_named():
     whole = planned().read(naming.references_path("train", 2))
-    other = arrow.to_bytes(pa.RecordBatch.from_pydict({"row": [b""]}))
+    other = table_to_bytes(pa.RecordBatch.from_pydict({"row": [b""]}))
     for data, what in (
         (b"", "CRC32C"),
         (whole[:-1], "CRC32C"),
-        (other, "has the columns row, expected row, occurrence"),
+        (bytes(other) + frame("", other), "has the columns row, expected row, occurrence"),
     ):
         expected = rf"plan/shards/train-000002\.arrow: not a plan of a shard \(.*{what}.*\); remove it or build again"
         with pytest.raises(DamagedShard, match=expected):
-            read_origins(planned(bytes(data)), "train", 2, stored(KEYS))
+            read_origins(planned(data), "train", 2, stored(KEYS))
 
 
 @given(st.text() | st.sampled_from(KEYS), st.integers(0, 3), st.integers(0, 3))

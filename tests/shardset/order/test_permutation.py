@@ -1,6 +1,5 @@
 """The frozen numbers on which every order stands, and what a permutation must be for every n and key."""
 
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
