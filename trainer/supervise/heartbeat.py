@@ -287,7 +287,7 @@ def _send(connection: socket.socket, message: Message) -> None:
 
 
 def _receive(lines: BinaryIO, who: str, timing: HeartbeatTiming) -> Message:
-    """The next message of the other end, or its loss: it broke off (also by bytes that are no message), or is silent."""
+    """The next message of the other end, or its loss: it broke off, sent other bytes, or is silent."""
     text = f"another process of this run {{}}: {who}; {{}}"
     try:
         return msgspec.json.decode(lines.readline(MAX_MESSAGE_BYTES), type=Message)
