@@ -43,7 +43,7 @@ def main(port: int, host: int, num_hosts: int, what: str) -> None:
 
 
 def _num_heard(server: heartbeat.HeartbeatServer) -> int:
-    return sum(member.newest.step is not None for member in server._members)
+    return sum(state.step is not None for state in server._hosts.values())
 
 
 def act(what: str, own: heartbeat.HeartbeatClient) -> None:

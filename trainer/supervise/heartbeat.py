@@ -1,9 +1,9 @@
 """Ends all processes of a run when one of them dies or hangs, even if they wait for it in native code.
 
 One process of a run starts the `HeartbeatServer`. Every process that trains has a `HeartbeatClient`: a thread with a
-TCP connection to the server, over which both sides send their state every second. A process that ends reports this
-first, with its error. A connection that closes without a report, and silence, count as a loss. The server then tells
-everyone which process was lost. Each client logs it, and ends its process if that does not end within `grace_s`.
+TCP connection to the server, over which it sends its state every second, and gets an answer. A process that ends
+reports this first, with its error. A connection that closes without a report, and silence, count as a loss. Then the
+answers name the process that was lost. Each client logs it, and ends its process if that does not end within `grace_s`.
 """
 
 import math
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Self
+from typing import BinaryIO, Self
 
 import msgspec
 
@@ -57,7 +57,7 @@ TIMING = HeartbeatTiming()
 
 @prepared
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The state of one side: who it is, its last step, how it ended ("" is success), and which process was lost.
+    """The state of one side: who it is, its last step, how it ended ("" is success), and which process was lost how.
 
     A process that trains has a number `host` below `num_hosts`; a launcher has none.
     """
@@ -68,57 +68,11 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     step: int | None = None
     end: str | None = None
     lost: str | None = None
+    failed: bool = False
     hangs: bool = False
 
     def __str__(self) -> str:
         return f"{self.who} after {'no step' if self.step is None else f'step {self.step}'}"
-
-
-class Connection:
-    """One end of a TCP connection, which never blocks; `newest` is the last message of the other end."""
-
-    def __init__(self, connection: socket.socket, silent_s: float) -> None:
-        connection.setblocking(False)
-        self.is_closed, self.newest = False, Message()
-        self.socket, self._silent_s = connection, silent_s
-        self._unfinished_line, self._received_at = b"", time.monotonic()
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether nothing came for too long. Call `receive` first, for messages that came while this process slept."""
-        return time.monotonic() - self._received_at > self._silent_s
-
-    def send(self, message: Message) -> None:
-        """Sends a message. Ignores a lost connection, which `receive` reports."""
-        with suppress(OSError):
-            self.socket.send(msgspec.json.encode(message) + b"\n")
-
-    def receive(self) -> None:
-        """Takes the messages since the last call. Bytes that are not a message close the connection."""
-        try:
-            data = self.socket.recv(MAX_MESSAGE_BYTES)
-            *lines, self._unfinished_line = (self._unfinished_line + data).split(b"\n")
-            for line in lines:
-                self.newest = msgspec.json.decode(line, type=Message)
-        except BlockingIOError:
-            return
-        except (OSError, msgspec.MsgspecError, RecursionError):
-            self.is_closed = True
-            return
-        # A line that long is not a heartbeat: something else has connected to this port.
-        self.is_closed = not data or len(self._unfinished_line) > MAX_MESSAGE_BYTES
-        self._received_at = time.monotonic()
-
-    def loss(self, who: str) -> Message:
-        """The loss that the other end tells of, or how itself was lost: it broke off, or has been silent."""
-        if self.newest.lost:
-            return self.newest
-        text = f"another process of this run {{}}: {who}; {{}}"
-        if self.newest.end is None and self.is_closed:
-            return Message(lost=text.format("died", "it was killed, or its machine is gone"))
-        if self.newest.end is None and self.is_silent:
-            return Message(lost=text.format("hangs", f"no sign of life for {self._silent_s:.0f} s"), hangs=True)
-        return Message()
 
 
 class HeartbeatServer:
@@ -135,13 +89,14 @@ class HeartbeatServer:
                 f"can't listen on port {address[1]} for heartbeats ({error}); does another training run here? "
                 "`python -m trainer tpu stop` ends it"
             ) from error
-        self._server.setblocking(False)
+        self._server.settimeout(timing.beat_s)
         self.port: int = self._server.getsockname()[1]
         self._timing = timing
-        self._loss = Message()
-        self._members: list[Connection] = []
-        self._num_hosts, self._joined, self._first_joined_at = 0, set[int](), 0.0
-        self._stopped = threading.Event()
+        self._answer = Message()
+        self._losses: list[Message] = []
+        self._connections: list[socket.socket] = []
+        self._hosts: dict[int, Message] = {}
+        self._first_joined_at = math.inf
         self._thread = threading.Thread(target=self._run, name="heartbeat server", daemon=True)
 
     def __enter__(self) -> Self:
@@ -150,52 +105,62 @@ class HeartbeatServer:
 
     def __exit__(self, *exc: object) -> None:
         """Releases all processes, and tells them of a loss if there was one."""
-        self._stopped.set()
+        with suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)  # ends `accept`
         self._thread.join()
         self._server.close()
+        self._decide()
+        # Without an end, the clients would report this server as lost.
+        self._answer = msgspec.structs.replace(self._answer, end="")
+        for connection in self._connections:
+            _send(connection, self._answer)
 
     def _run(self) -> None:
-        while not self._stopped.wait(self._timing.beat_s):
-            self._beat()
-        # Releases the clients, which would otherwise report this server as lost.
-        self._beat(end="")
-        for member in self._members:
-            member.socket.close()
+        while True:
+            try:
+                connection, _ = self._server.accept()
+                self._connections.append(connection)
+                threading.Thread(target=self._watch, args=[connection], name="heartbeats", daemon=True).start()
+            except TimeoutError:
+                self._decide()
+            except OSError:
+                return
 
-    def _beat(self, end: str | None = None) -> None:
-        # Accepts every process that has connected since the last beat; then `accept` would block.
-        with suppress(BlockingIOError):
-            while True:
-                self._members.append(Connection(self._server.accept()[0], self._timing.silent_s))
-        for member in self._members:
-            member.receive()
-            if member.newest.host is not None:
-                self._first_joined_at = self._first_joined_at or time.monotonic()
-                self._num_hosts = max(self._num_hosts, member.newest.num_hosts)
-                self._joined.add(member.newest.host)
-        if self._loss.lost is None:
-            self._loss = self._find_loss()
-        for member in self._members:
-            member.send(msgspec.structs.replace(self._loss, end=end))
-        # Last: the search for losses above must see the closed connections.
-        self._members = [member for member in self._members if not member.is_closed]
+    def _watch(self, connection: socket.socket) -> None:
+        """Answers the heartbeats of one process until it ends or is lost."""
+        state = Message()
+        connection.settimeout(self._timing.silent_s)
+        with connection, connection.makefile("rb") as lines:
+            while state.end is None:
+                newest = _receive(lines, str(state), self._timing)
+                if newest.lost is not None:
+                    self._losses += [newest] if state.who else []  # else a stranger at this port
+                    break
+                state = newest
+                if state.host is not None:
+                    self._first_joined_at = min(self._first_joined_at, time.monotonic())
+                    self._hosts[state.host] = state
+                if state.end:
+                    text = f"another process of this run failed: {state}: {state.end}"
+                    self._losses.append(Message(lost=text, failed=True))
+                _send(connection, self._answer)
+        self._connections.remove(connection)
 
-    def _find_loss(self) -> Message:
-        known = [member for member in self._members if member.newest.who]
-        lost = [loss for member in known if (loss := member.loss(str(member.newest))).lost]
-        ends = [f"{member.newest}: {member.newest.end}" for member in known if member.newest.end]
-        failed = [Message(lost=f"another process of this run failed: {end}") for end in ends]
-        # A death first: the failures that it causes can arrive in the same beat.
-        if found := [*(loss for loss in lost if not loss.hangs), *failed, *lost]:
-            return found[0]
-        missing = [host for host in range(self._num_hosts) if host not in self._joined]
-        if not missing or time.monotonic() - self._first_joined_at <= self._timing.join_s:
-            return Message()
-        return Message(
-            lost=f"{len(missing)} of {self._num_hosts} processes of this run, such as number {missing[0]}, did "
-            f"not reach port {self.port} of {socket.gethostname()} within {self._timing.join_s:.0f} s: see in their "
-            "logs whether they ended, or allow this TCP port between the hosts"
-        )
+    def _decide(self) -> None:
+        """Chooses the loss to tell of, once a beat."""
+        if self._answer.lost is not None:
+            return
+        num_hosts = max((state.num_hosts for state in self._hosts.values()), default=0)
+        missing = [host for host in range(num_hosts) if host not in self._hosts]
+        if self._losses:
+            # A death first: the failures that it causes can arrive in the same beat.
+            self._answer = min(self._losses, key=lambda loss: (loss.hangs, loss.failed))
+        elif missing and time.monotonic() - self._first_joined_at > self._timing.join_s:
+            self._answer = Message(
+                lost=f"{len(missing)} of {num_hosts} processes of this run, such as number {missing[0]}, did "
+                f"not reach port {self.port} of {socket.gethostname()} within {self._timing.join_s:.0f} s: see in "
+                "their logs whether they ended, or allow this TCP port between the hosts"
+            )
 
 
 class HeartbeatClient:
@@ -262,24 +227,24 @@ class HeartbeatClient:
         connection = self._connect(address)
         if connection is None:
             return
-        while connection.newest.end is None:
-            connection.send(self._state)
-            connection.receive()
-            loss = connection.loss(f"the one that listens on port {address[1]} of {address[0]}")
-            if loss.lost is not None:
-                self._handle_loss(loss)
-                break
-            if self._has_left.wait(self.timing.beat_s):
-                break
-        connection.send(msgspec.structs.replace(self._state, end=self._state.end or ""))
-        connection.socket.close()
+        connection.settimeout(self.timing.silent_s)
+        answer = Message()
+        with connection, connection.makefile("rb") as lines:
+            while not self._has_left.is_set() and answer.end is None and answer.lost is None:
+                _send(connection, self._state)
+                answer = _receive(lines, f"the one that listens on port {address[1]} of {address[0]}", self.timing)
+                if answer.lost is None:
+                    self._has_left.wait(self.timing.beat_s)
+            if answer.lost is not None:
+                self._handle_loss(answer)
+            _send(connection, msgspec.structs.replace(self._state, end=self._state.end or ""))
 
-    def _connect(self, address: Address) -> Connection | None:
+    def _connect(self, address: Address) -> socket.socket | None:
         """A connection to the server, which may start later than this process; None if this process leaves first."""
         deadline = math.inf if self._state.host is None else time.monotonic() + self.timing.join_s
         while True:
             try:
-                return Connection(socket.create_connection(address, timeout=self.timing.grace_s), self.timing.silent_s)
+                return socket.create_connection(address, timeout=self.timing.grace_s)
             except OSError as error:
                 reason = error
             if self._has_left.wait(self.timing.beat_s):
@@ -313,3 +278,20 @@ def _listen(address: Address) -> socket.socket:
     if address[0] == "" and socket.has_dualstack_ipv6():
         return socket.create_server(address, family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(address)
+
+
+def _send(connection: socket.socket, message: Message) -> None:
+    # A lost connection is noticed by `_receive`.
+    with suppress(OSError):
+        connection.sendall(msgspec.json.encode(message) + b"\n")
+
+
+def _receive(lines: BinaryIO, who: str, timing: HeartbeatTiming) -> Message:
+    """The next message of the other end, or its loss: it broke off, sent other bytes, or is silent."""
+    text = f"another process of this run {{}}: {who}; {{}}"
+    try:
+        return msgspec.json.decode(lines.readline(MAX_MESSAGE_BYTES), type=Message)
+    except TimeoutError:
+        return Message(lost=text.format("hangs", f"no sign of life for {timing.silent_s:.0f} s"), hangs=True)
+    except (OSError, msgspec.MsgspecError, RecursionError):
+        return Message(lost=text.format("died", "it was killed, or its machine is gone"))

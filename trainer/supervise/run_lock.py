@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -58,6 +59,9 @@ class RunLock:
 
     token = ""
 
+    def __init__(self, file: BinaryIO | None = None) -> None:
+        self._file = file
+
     def check(self) -> None:
         """Raises RunTaken if it is known that another run took the folder. Asks nobody."""
 
@@ -81,6 +85,8 @@ class RunLock:
 
     def close(self) -> None:
         """Releases the folder."""
+        if self._file is not None:
+            self._file.close()
 
 
 UNRIVALLED = RunLock()
@@ -92,7 +98,7 @@ def acquire_run_lock(
     """Locks a run folder, local or remote, for this process. Raises ConfigError if a living run holds it."""
     storage = open_storage(url)
     if not storage.is_remote:
-        return FileLock(Path(url), this_process())
+        return _locked_folder(Path(url))
     return Lease(storage, this_process(), tell, beat_s=beat_s, patience_s=patience_s)
 
 
@@ -113,34 +119,30 @@ def run_lock_of(url: str, token: str) -> RunLock:
     return SeenLease(storage, token) if storage.is_remote else UNRIVALLED
 
 
-class FileLock(RunLock):
+def _locked_folder(folder: Path) -> RunLock:
     """A lock on the file `holder.json`, which remains when the lock is gone. No other process can take it."""
-
-    def __init__(self, folder: Path, who: Holder) -> None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            # Not truncated before it is locked: until then it names the process that holds it.
-            self._file = (folder / HOLDER).open("a+b", buffering=0)
-        except OSError as error:
-            raise ConfigError(f"{folder}: can't be a run folder ({error.strerror}); take another --run-dir") from error
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            self._file.seek(0)
-            with self._file:
-                raise _refusal(str(folder), _read(self._file.read())) from error
-        except OSError as error:
-            self._file.close()
-            raise ConfigError(
-                f"{folder}: can't be locked against a second run ({error.strerror}): its file system has no locks; "
-                "take another --run-dir, on a file system that has them or in a bucket (gs://)"
-            ) from error
-        with os_errors_as_storage_errors(str(folder / HOLDER)):
-            self._file.truncate(0)
-            self._file.write(msgspec.json.encode(who))
-
-    def close(self) -> None:
-        self._file.close()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Not truncated before it is locked: until then it names the process that holds it.
+        file = (folder / HOLDER).open("a+b", buffering=0)
+    except OSError as error:
+        raise ConfigError(f"{folder}: can't be a run folder ({error.strerror}); take another --run-dir") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.seek(0)
+        with file:
+            raise _refusal(str(folder), _read(file.read())) from error
+    except OSError as error:
+        file.close()
+        raise ConfigError(
+            f"{folder}: can't be locked against a second run ({error.strerror}): its file system has no locks; "
+            "take another --run-dir, on a file system that has them or in a bucket (gs://)"
+        ) from error
+    with os_errors_as_storage_errors(str(folder / HOLDER)):
+        file.truncate(0)
+        file.write(msgspec.json.encode(this_process()))
+    return RunLock(file)
 
 
 class SeenLease(RunLock):
@@ -232,23 +234,17 @@ class Lease(SeenLease):
         generation, holder = self._stored()
         if generation != ABSENT and not _is_gone(holder):
             tell(f"{self._storage.url} is held by {holder}; waiting up to {self._patience_s:.0f} s for a renewal")
-            generation = self._wait(generation)
+            end = time.monotonic() + self._patience_s
+            while generation != ABSENT and time.monotonic() < end:
+                time.sleep(min(1.0, self._patience_s / 20))
+                newest, holder = self._stored()
+                if newest not in (generation, ABSENT):
+                    raise _refusal(self._storage.url, holder)
+                generation = newest
         try:
             self._write(generation)
         except PreconditionFailed as error:
             raise _refusal(self._storage.url, self._stored()[1]) from error
-
-    def _wait(self, generation: str) -> str:
-        """The generation if nobody renews it for `patience_s`, ABSENT once it is deleted, else raises ConfigError."""
-        end = time.monotonic() + self._patience_s
-        while time.monotonic() < end:
-            time.sleep(min(1.0, self._patience_s / 20))
-            newest, holder = self._stored()
-            if newest == ABSENT:
-                return ABSENT
-            if newest != generation:
-                raise _refusal(self._storage.url, holder)
-        return generation
 
     def _run(self) -> None:
         while self._lost is None and not self._closing.wait(self._beat_s):
