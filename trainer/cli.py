@@ -152,8 +152,9 @@ def _add_predict(verbs: "Verbs") -> None:
 def train(options: argparse.Namespace) -> None:
     """`train`."""
     config, about = defaults.resolve(config_flags(options))
-    if os.environ.get("RANK", "0") == "0" and (lines := [*filter(None, [about]), *defaults.notes(config)]):
-        print("\n".join(lines), flush=True)
+    if os.environ.get("RANK", "0") == "0":
+        for text in filter(None, (about, defaults.note(config))):
+            print(text, flush=True)
     try:
         from trainer import loop
         from trainer.runtime.launch import launch

@@ -210,7 +210,7 @@ def _input_of(name: str, weights: str) -> "ModelInput | None":
 
 
 def table(chosen: Settings, facts: "SetFacts", machine: Machine) -> str:
-    """What was chosen, as the flags that would say so: one on each line. Empty if everything was given."""
+    """What was chosen, as the flags that would say so: one on each line."""
     flags = [
         f"  {FLAGS[key]} {value_text(value)}" if key in FLAGS else f"  --set {key}={value_text(value)}"
         for key, value in chosen.items()
@@ -223,19 +223,19 @@ def table(chosen: Settings, facts: "SetFacts", machine: Machine) -> str:
         f"chosen for {facts.num_samples:,} {what} of {about}{facts.side} pixels in {facts.num_classes} classes, on "
         f"{machine.name}{processes}; these flags would say the same, and change it:"
     )
-    return "\n".join([title, *flags]) if flags else ""
+    return "\n".join([title, *flags])
 
 
-def notes(config: TrainConfig) -> list[str]:
-    """A line for each choice that the settings do not show. Reads the manifest unless the evaluation split is named."""
-    from trainer.data.splits import eval_split_of, load_once, other_splits
-    from trainer.model import pretrained
+def note(config: TrainConfig) -> str:
+    """Which of several splits the run evaluates on, if none was named: maybe nothing. Reads the manifest then."""
+    if config.manifest is None or config.eval_split is not None:
+        return ""
+    from trainer.data.splits import eval_split_of, load_once
 
-    texts = pretrained.differences(config)
-    if config.manifest is not None and config.eval_split is None:
-        manifest = load_once(config.manifest).manifest
-        if len(others := other_splits(config, manifest)) > 1:
-            others.remove(chosen := eval_split_of(config, manifest))
-            names = ", ".join(map(repr, others))
-            texts.insert(0, f"evaluates on {chosen!r}, not on {names}; --set eval_split={others[-1]} changes that")
-    return [f"note: {text}" for text in texts]
+    manifest = load_once(config.manifest).manifest
+    chosen = eval_split_of(config, manifest)
+    others = [name for name in manifest.splits if name not in (config.train_split, chosen)]
+    if not others:
+        return ""
+    names = ", ".join(map(repr, others))
+    return f"note: evaluates on {chosen!r}, not on {names}; --set eval_split={others[-1]} changes that"

@@ -34,7 +34,6 @@ def test_an_unknown_recipe_is_refused_with_the_nearest_one() -> None:
         ("max_steps=7", "max_steps", 7),
         ("eval_split=test", "eval_split", "test"),
         ("regularize.ema_decay=none", "regularize.ema_decay", None),
-        ("strategy=spmd", "strategy", "spmd"),
         ("profile_steps=20:25", "profile_steps", (20, 25)),
         (
             "model.kwargs=drop_path_rate=0.1,betas=[0.9,0.95],act_layer=gelu,qkv_bias=false,depth=2",
@@ -42,7 +41,6 @@ def test_an_unknown_recipe_is_refused_with_the_nearest_one() -> None:
             {"drop_path_rate": 0.1, "betas": [0.9, 0.95], "act_layer": "gelu", "qkv_bias": False, "depth": 2},
         ),
         ("image.mean=0.5:0.4:0.3", "image.mean", (0.5, 0.4, 0.3)),
-        ("optimizer.layer_decay=0.75", "optimizer.layer_decay", 0.75),
     ],
 )
 def test_a_setting_is_read_as_its_fields_type(setting: str, key: str, value: object) -> None:
@@ -54,7 +52,6 @@ def test_a_setting_is_read_as_its_fields_type(setting: str, key: str, value: obj
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("optimizer.learning_rat=1", "did you mean 'optimizer.learning_rate'"),
         ("learning_rate=1", "did you mean 'optimizer.learning_rate'"),
         ("epochs=many", "epochs is many, expected int >= 1"),
         ("strategy=gpu", "strategy is gpu, expected auto, ddp, replica, single or spmd"),
@@ -65,20 +62,13 @@ def test_a_setting_is_read_as_its_fields_type(setting: str, key: str, value: obj
         ("target_accuracy=76", "target_accuracy is 76, expected finite float > 0 and <= 1 or none"),
         ("profile_steps=7", "profile_steps is 7, expected START:STOP, for example 10:15"),
         ("stall_timeout_s=10000000000", "stall_timeout_s is 10000000000, expected int >= 1 and <= 1000000000"),
-        (
-            "image.size=300",
-            r"image\.eval_resize is 256, expected at least image\.size, 300.* --set image\.eval_resize=300",
-        ),
         ("image.eval_size=300", r"image\.eval_resize is 256, expected at least image\.eval_size, 300"),
-        ("image.eval_resize=128", r"image\.eval_resize is 128, expected at least image\.size, 224"),
+        ("image.eval_resize=128", r"expected at least image\.size, 224.* --set image\.eval_resize=224"),
         ("image.flip=sometimes", "image.flip is sometimes, expected true or false"),
         ("image.auto_augment=rand-m12", "magnitude 0 to 10"),
         ("image.auto_augment=random", "augmentation 'random': expected trivial, or rand"),
         ("model.kwargs=depth", "model.kwargs is depth, expected NAME=VALUE, several with commas"),
         ("regularize.bce_threshold=0.2", "bce_threshold is of regularize.loss=bce"),
-        ("image.erase=1.5", "image.erase is 1.5, expected finite float >= 0 and <= 1"),
-        ("schedule.warmup_epochs=-1", "schedule.warmup_epochs is -1, expected finite float >= 0"),
-        ("optimizer.momentum=9", "optimizer.momentum is 9, expected finite float >= 0 and < 1"),
         ("regularize.ema_decay=-0.1", "ema_decay is -0.1, expected finite float >= 0 and < 1"),
         ("optimizer.learning_rate=nan", "optimizer.learning_rate is nan, expected finite float"),
     ],
@@ -92,7 +82,6 @@ def test_arguments_of_a_model_are_written_as_they_are_read() -> None:
     config = changed("model.kwargs=a=0.1,b=[0.9,0.95],c=gelu,d=true")
     again = changed(f"model.kwargs={value_text(config.model.kwargs)}")
     assert again == config
-    assert configs.from_dict(configs.to_dict(config)) == config
 
 
 def test_padding_that_may_leave_nothing_of_an_image_is_refused() -> None:
@@ -109,28 +98,16 @@ def test_settings_that_belong_together_are_changed_at_once() -> None:
         changed("cache_dir=/tmp/x")
 
 
-def test_fake_data_and_a_manifest_exclude_each_other() -> None:
-    with pytest.raises(ConfigError, match="fake_data"):
-        TrainConfig(fake_data=True, manifest="gs://bucket/set")
-
-
-@pytest.mark.parametrize("name", ["cifar10_resnet50", "imagenet_resnet50", "imagenet_resnet50_gn"])
-@pytest.mark.parametrize("devices", [32, 16, 8])
-def test_the_large_recipes_fit_the_slices_that_they_are_made_for(name: str, devices: int) -> None:
-    # 32 cores of a v3-32, 16 chips of a v4-32, a single host of 8.
-    config = recipes.recipe(name)
-    assert config.global_batch_size % devices == 0
-    assert config.global_batch_size // 32 == 128
-    assert config.precision == "bf16"
-
-
 def test_every_setting_has_a_help_line() -> None:
     settings = settings_of(TrainConfig)
     assert all(setting.help and setting.help[0].islower() for setting in settings.values())
     assert all(setting.expected for setting in settings.values())
 
 
-@pytest.mark.parametrize("values", [{"epochs": 0}, {"epochs": "3"}, {"strategy": "gpu"}, {"target_accuracy": 76.0}])
-def test_a_record_refuses_wrong_values_without_a_command_line(values: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=f"{next(iter(values))} is .*, expected "):
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [({"epochs": "3"}, "epochs is .*, expected "), ({"fake_data": True, "manifest": "gs://bucket/set"}, "fake_data")],
+)
+def test_a_record_refuses_wrong_values_without_a_command_line(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         TrainConfig(**values)

@@ -1,4 +1,4 @@
-"""Every recipe takes two steps at a tiny size, with the settings that make it."""
+"""Recipes take two steps at a tiny size, with the settings that make them."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +8,7 @@ from torch import nn
 
 from tests.makers.training import read_records, shard_set
 from trainer import recipes
-from trainer.config import ModelConfig, TrainConfig
+from trainer.config import TrainConfig
 from trainer.loop import train
 from trainer.model import build
 from trainer.runtime.single import Single
@@ -27,12 +27,7 @@ def tiny(config: TrainConfig, manifest: str, run_dir: Path) -> TrainConfig:
     if model.name.startswith("vit"):
         model = replace(model, kwargs={**(model.kwargs or {}), **TINY_VIT})
     elif model.name.startswith("resnet"):
-        model = ModelConfig(
-            name="resnet10t" if model.stem == "imagenet" else "resnet18",
-            stem=model.stem,
-            norm=model.norm,
-            kwargs=model.kwargs,
-        )
+        model = replace(model, name="resnet10t" if model.stem == "imagenet" else "resnet18")
     size = 16 if model.stem == "cifar" else 32
     return replace(
         config,
@@ -49,20 +44,19 @@ def tiny(config: TrainConfig, manifest: str, run_dir: Path) -> TrainConfig:
     )
 
 
-@pytest.mark.parametrize("name", recipes.RECIPES)
+@pytest.mark.parametrize(
+    "name", ["digits_smoke", "cifar10_resnet50", "imagenet_resnet50", "imagenet_resnet50_a3", "imagenet_vit_s16"]
+)
 def test_a_recipe_takes_its_steps(name: str, manifest: str, tmp_path: Path) -> None:
     config = tiny(recipes.recipe(name), manifest, tmp_path)
     train(Single(config.precision), config)
     assert [one["global_step"] for one in read_records(tmp_path, "step")] == [0, 1]
 
 
-def test_rates_and_decays_that_are_published_for_other_batches_or_units() -> None:
+def test_the_settings_that_are_published_in_other_units_are_those_of_the_papers() -> None:
     plain, vit = recipes.imagenet_resnet50(), recipes.imagenet_vit_s16()
     assert plain.optimizer.learning_rate / plain.global_batch_size * 256 == pytest.approx(0.1)
     assert vit.optimizer.learning_rate * vit.optimizer.weight_decay == pytest.approx(1e-4)
     assert vit.schedule.warmup_epochs * -(-1_281_167 // vit.global_batch_size) == pytest.approx(10_000, rel=0.01)
-
-
-def test_momentum_of_the_sgd_recipes_is_nesterovs() -> None:
-    optimizer = build.optimizer(recipes.imagenet_resnet50().optimizer, nn.Linear(2, 2))
-    assert {group["nesterov"] for group in optimizer.param_groups} == {True}
+    assert plain.global_batch_size // 32 == 128  # for each core of a v3-32
+    assert all(group["nesterov"] for group in build.optimizer(plain.optimizer, nn.Linear(2, 2)).param_groups)

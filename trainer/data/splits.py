@@ -247,7 +247,7 @@ def eval_split_of(config: TrainConfig, manifest: Manifest) -> str:
     """
     if config.eval_split is not None:
         return config.eval_split
-    others = other_splits(config, manifest)
+    others = [name for name in manifest.splits if name != config.train_split]
     if not others:
         raise ConfigError(
             f"the shard set {config.manifest} has no split to evaluate on, only {config.train_split!r}; build it again "
@@ -258,11 +258,6 @@ def eval_split_of(config: TrainConfig, manifest: Manifest) -> str:
         names = ", ".join(manifest.splits)
         raise ConfigError(f"which split to evaluate on? The shard set has {names}; name one with --set eval_split=NAME")
     return chosen[0]
-
-
-def other_splits(config: TrainConfig, manifest: Manifest) -> list[str]:
-    """The splits that the run does not train on."""
-    return [name for name in manifest.splits if name != config.train_split]
 
 
 def num_classes_of(config: TrainConfig, manifest: Manifest) -> int:

@@ -17,7 +17,7 @@ from torch import nn
 from shardset.decode.crops import INTERPOLATIONS
 from shardset.errors import ConfigError
 from shardset.prepared import prepared
-from trainer.config import ModelConfig, TrainConfig
+from trainer.config import ModelConfig
 from trainer.errors import first_line
 
 TIMM = "timm"
@@ -63,7 +63,11 @@ def input_of(name: str, pretrained: str) -> ModelInput | None:
         return facts.input
     if not timm.is_model(name):
         return None
-    known = _data_config(name)
+    cfg: Any = timm.get_pretrained_cfg(name)
+    if cfg is None:
+        raise ConfigError(f"timm has no weights of {name!r}; leave --pretrained out, or give it a file")
+    resolve: Any = resolve_data_config  # has no types
+    known: dict[str, Any] = resolve({}, pretrained_cfg=cfg.to_dict())
     size = int(known["input_size"][-1])
     red, green, blue = zip(known["mean"], known["std"], strict=True)
     return ModelInput(
@@ -73,26 +77,6 @@ def input_of(name: str, pretrained: str) -> ModelInput | None:
         mean=(red[0], green[0], blue[0]),
         std=(red[1], green[1], blue[1]),
     )
-
-
-def differences(config: TrainConfig) -> list[str]:
-    """How an evaluation prepares images otherwise than timm did for the weights: a sentence for each difference."""
-    name, weights = config.model.name, config.model.pretrained
-    if weights is None or not timm.is_model(name) or (weights != TIMM and Path(weights).with_name(SIDECAR).is_file()):
-        return []
-    known = _data_config(name)
-    mode, filter = known["crop_mode"], known["interpolation"]
-    found = []
-    if mode != "center":
-        found.append(
-            f"timm prepares images for {name} with crop_mode {mode!r}; this run takes the centre of each image"
-        )
-    if filter not in INTERPOLATIONS:
-        found.append(
-            f"timm resizes images for {name} by {filter!r}, which is not implemented here; --set "
-            f"image.eval_interpolation= takes {', '.join(INTERPOLATIONS)}"
-        )
-    return found
 
 
 def check(config: ModelConfig) -> None:
@@ -144,15 +128,6 @@ def heads_of(model: Any, name: str) -> list[nn.Module]:
             f"model {name!r} does not say which layer is its last; give it a method get_classifier(), as timm's have"
         )
     return heads
-
-
-def _data_config(name: str) -> dict[str, Any]:
-    known: Any = timm.get_pretrained_cfg(name)
-    if known is None:
-        raise ConfigError(f"timm has no weights of {name!r}; leave --pretrained out, or give it a file")
-    resolve: Any = resolve_data_config  # has no types
-    values: dict[str, Any] = resolve({}, pretrained_cfg=known.to_dict())
-    return values
 
 
 def _facts_beside(weights: str) -> _Facts | None:

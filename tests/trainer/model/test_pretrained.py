@@ -9,7 +9,6 @@ from torch import nn
 
 from shardset.errors import ConfigError
 from tests.makers.training import tiny_config
-from trainer import defaults
 from trainer.config import ModelConfig, OptimizerConfig, TrainConfig
 from trainer.model import build, pretrained
 from trainer.model.learner import Learner
@@ -103,26 +102,6 @@ def test_a_model_of_timm_says_which_images_it_was_trained_on(tmp_path: Path) -> 
     beside = pretrained.input_of(TINY, str(tmp_path / "model.safetensors"))
     assert beside is not None
     assert (beside.size, beside.eval_resize, beside.mean) == (8, 9, (0.1, 0.2, 0.3))
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("vit_so400m_patch14_siglip_378.webli_ft_in1k", "crop_mode 'squash'; this run takes the centre of each image"),
-        ("vit_tiny_patch16_224", None),
-        (TINY, None),
-    ],
-)
-def test_a_model_that_timm_evaluates_otherwise_has_a_note(name: str, expected: str | None, tmp_path: Path) -> None:
-    def noted(weights: str | None) -> str:
-        model = ModelConfig(name=name, pretrained=weights)
-        return "\n".join(defaults.notes(tiny_config(None, "run", fake_data=True, model=model)))
-
-    assert (expected in noted("timm")) if expected else noted("timm") == ""
-    assert noted(str(tmp_path / "w.pt")) == noted("timm")
-    assert noted(None) == ""
-    (tmp_path / "model.json").write_text("{}")
-    assert noted(str(tmp_path / "w.pt")) == ""
 
 
 # --- training on from them -------------------------------------------------------------------------------------------
