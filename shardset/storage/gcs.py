@@ -31,9 +31,16 @@ from shardset.storage.base import (
     join,
     os_errors_as_storage_errors,
 )
-from shardset.storage.gcs_answers import BucketFacts, ListingPage, StoredObject
 from shardset.storage.gcs_download import Download
-from shardset.storage.gcs_http import Body, is_throttled, json_object, send
+from shardset.storage.gcs_http import (
+    Body,
+    BucketFacts,
+    ListingPage,
+    StoredObject,
+    is_throttled,
+    json_object,
+    send,
+)
 from shardset.storage.retry import RetryPolicy, persist, policy_of_process
 
 T = TypeVar("T")

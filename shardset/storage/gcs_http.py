@@ -1,4 +1,4 @@
-"""One request to Google Cloud Storage: credentials, connections, refusals in plain words.
+"""One request to Google Cloud Storage: credentials, connections, what its answers mean, refusals in plain words.
 
 The only import of google-cloud-storage. Google's client supplies credentials and connections; its own download takes
 1.4 ms of processor time a MB at 4 MiB a range, `send` 0.35 ms a request and 0.5 ms a MB (emulator on the same
@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType, SimpleNamespace
-from typing import IO, Any, TypeVar
+from typing import IO, Annotated, Any, Literal, TypeVar
 from urllib.parse import urlencode, urlsplit
 
 import google.auth
@@ -28,9 +28,11 @@ from google.auth.transport.requests import AuthorizedSession, Request
 from google.cloud.storage import Client
 from requests.adapters import HTTPAdapter
 
+from shardset.checksum import crc32c_text
 from shardset.errors import ConfigError, NotFound, PreconditionFailed, StorageError, Throttled, TransientError, masked
-from shardset.storage.retry import RetryPolicy
-from shardset.storage.throttle import Throttle
+from shardset.prepared import prepared
+from shardset.storage.base import Stat
+from shardset.storage.retry import RetryPolicy, Throttle
 
 T = TypeVar("T")
 
@@ -44,6 +46,7 @@ BROKEN = (urllib3.exceptions.HTTPError, TransportError, ConnectionError, Timeout
 
 _TOKEN = re.compile(rb'"access_?[tT]oken"')
 """What a token server answers; which of the two names it uses depends on the kind of credentials."""
+_CRC32C_OF_NOTHING = crc32c_text(0)
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 
 
@@ -185,6 +188,47 @@ def _one_line(text: str) -> str:
 def explain(error: Exception) -> str:
     """An exception in one line: its class and its message."""
     return f"{type(error).__name__}: {_one_line(str(error))}"
+
+
+@prepared
+class ListedObject(msgspec.Struct, frozen=True):
+    """An object in a listing. A server may leave out the size of an empty object."""
+
+    name: str
+    generation: int
+    size: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    crc32c: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.size is None and self.crc32c not in (None, _CRC32C_OF_NOTHING):
+            raise ValueError(f"no size, though the CRC32C {self.crc32c} is not that of zero bytes")
+
+    def stat(self, name: str) -> Stat:
+        """The object as a Stat; `name` is its name in the folder."""
+        return Stat(name=name, num_bytes=self.size or 0, generation=str(self.generation), crc32c=self.crc32c)
+
+
+@prepared
+class StoredObject(ListedObject, frozen=True, kw_only=True):
+    kind: Literal["storage#object"]
+
+
+@prepared
+class ListingPage(msgspec.Struct, frozen=True, rename="camel"):
+    kind: Literal["storage#objects"]
+    items: list[ListedObject] = []
+    next_page_token: str = ""
+
+
+class _PlacementConfig(msgspec.Struct, frozen=True, rename="camel"):
+    data_locations: list[str] = []
+
+
+@prepared
+class BucketFacts(msgspec.Struct, frozen=True, rename="camel"):
+    kind: Literal["storage#bucket"]
+    location: str = "unknown"
+    custom_placement_config: _PlacementConfig = _PlacementConfig()
 
 
 def json_object(response: urllib3.BaseHTTPResponse, where: str, kind: type[T]) -> T:
