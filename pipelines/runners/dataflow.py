@@ -20,7 +20,7 @@ from apache_beam.options.pipeline_options import (
 )
 
 from shardset.errors import ConfigError, NotFound, StorageError
-from shardset.storage.regions import holds
+from shardset.storage.open import holds
 
 HARNESS_THREADS = 4
 """Threads of a worker process, unless --number_of_worker_harness_threads says otherwise: Dataflow's own number is 12 or

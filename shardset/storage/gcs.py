@@ -31,10 +31,16 @@ from shardset.storage.base import (
     join,
     os_errors_as_storage_errors,
 )
-from shardset.storage.gcs_answers import BucketFacts, ListingPage, StoredObject
 from shardset.storage.gcs_download import Download
-from shardset.storage.gcs_http import Body, is_throttled, json_object, send
-from shardset.storage.gcs_upload import ResumableUpload, UploadGone
+from shardset.storage.gcs_http import (
+    Body,
+    BucketFacts,
+    ListingPage,
+    StoredObject,
+    is_throttled,
+    json_object,
+    send,
+)
 from shardset.storage.retry import RetryPolicy, persist, policy_of_process
 
 T = TypeVar("T")
@@ -50,9 +56,6 @@ class GcsLimits:
 
     piece_bytes: int = 8 << 20  # one allocation for a usual range: two halves and their sum take three times as long
     spool_bytes: int = 16 << 20
-    stream_bytes: int = 256 << 20
-    """What is larger is sent while it is written, in parts of `part_bytes`, and not from a temporary file."""
-    part_bytes: int = 8 << 20
     page_size: int = 1000
 
 
@@ -120,10 +123,7 @@ class GcsStorage(Storage):
         return self._list(join(self.prefix, check_prefix(prefix, self.url)), len(join(self.prefix, "")))
 
     def writer(self, name: str, *, if_generation: str | None = None) -> ObjectWriter:
-        """Keeps up to 16 MiB in memory, more in a temporary file; sends all at the block's end.
-
-        Sends an object of more than 256 MiB while it is written.
-        """
+        """Keeps up to 16 MiB in memory, more in a temporary file; sends all at the block's end."""
         return _GcsWriter(replace(self, prefix=""), self._full(name), if_generation)
 
     def delete(self, name: str, *, generation: str | None = None) -> None:
@@ -242,13 +242,10 @@ class _GcsWriter:
     """Collects the bytes and their CRC32C, then sends them in one request that the server accepts or refuses whole.
 
     One request instead of a resumable session: the server checks generation and CRC32C before the object appears, an
-    aborted body was never sent, and a retry can't join halves of two attempts. Only an object that would fill the disk
-    is sent in parts, and its CRC32C compared at the end.
+    aborted body was never sent, and a retry can't join halves of two attempts.
     """
 
     _file: IO[bytes]
-    _stream: ResumableUpload | None = None
-    _refused: PreconditionFailed | None = None
 
     def __init__(self, bucket: GcsStorage, full: str, if_generation: str | None) -> None:
         self._bucket = bucket
@@ -268,15 +265,8 @@ class _GcsWriter:
     def write(self, data: bytes | memoryview) -> None:
         self._num_bytes += len(data)
         self._crc = extend_crc32c(self._crc, data)
-        if self._refused:  # only counted from now on, to compare them with what is stored
-            return
-        if self._stream:
-            self._stream.write(data)
-            return
         with self._spool_errors:
             self._file.write(data)
-        if self._num_bytes > self._bucket.limits.stream_bytes:
-            self._begin_stream()
 
     def __exit__(self, *exc: object) -> None:
         try:
@@ -284,19 +274,9 @@ class _GcsWriter:
                 with self._spool_errors:
                     self._file.flush()
                 self._commit()
-            elif self._stream:
-                self._stream.abort()
         finally:
             with suppress(OSError):  # on a full disk, closing complains about bytes that nobody wants any more
                 self._file.close()
-
-    @property
-    def _condition(self) -> dict[str, str]:
-        return {} if self._if_generation is None else {"ifGenerationMatch": self._if_generation}
-
-    @property
-    def _content_type(self) -> str:
-        return mimetypes.guess_type(self._full)[0] or "application/octet-stream"
 
     @property
     def _crc32c(self) -> str:
@@ -304,46 +284,12 @@ class _GcsWriter:
 
     def _commit(self) -> None:
         try:
-            if self._refused:
-                raise self._refused
-            if self._stream:
-                self._stream.finish(self._crc32c, lambda r: self._verify(_named(r, self._full, self._where)))
-                return
-            self._check_generation()
+            if self._if_generation is not None:  # saves an upload that the server would refuse at its end
+                stored = self._stored()
+                check_generation(stored.generation if stored else ABSENT, self._if_generation, self._where)
             self._verify(persist(self._bucket.retry, self._where, self._upload))
-        except (PreconditionFailed, UploadGone):
+        except PreconditionFailed:
             accept_identical_object(self._stored(), self._num_bytes, self._crc32c, self._where)
-
-    def _check_generation(self) -> None:
-        """Raises PreconditionFailed now: saves an upload that the server would refuse at its end."""
-        if self._if_generation is not None:
-            stored = self._stored()
-            check_generation(stored.generation if stored else ABSENT, self._if_generation, self._where)
-
-    def _begin_stream(self) -> None:
-        """Sends what was collected so far as the first parts of an upload."""
-        stream = ResumableUpload(
-            policy=self._bucket.retry,
-            path=f"/upload{_bucket_path(self._bucket.bucket)}/o",
-            name=self._full,
-            where=self._where,
-            params={"fields": _STAT_FIELDS} | self._condition,
-            content_type=self._content_type,
-            part_bytes=self._bucket.limits.part_bytes,
-        )
-        try:
-            self._check_generation()
-            stream.begin()
-        except PreconditionFailed as error:
-            self._refused = error
-            return
-        self._stream = stream
-        with self._spool_errors:
-            self._file.seek(0)
-            while piece := self._file.read(self._bucket.limits.part_bytes):
-                stream.write(piece)
-            self._file.seek(0)
-            self._file.truncate()
 
     def _stored(self) -> Stat | None:
         try:
@@ -352,6 +298,7 @@ class _GcsWriter:
             return None
 
     def _upload(self) -> StoredObject:
+        condition = {} if self._if_generation is None else {"ifGenerationMatch": self._if_generation}
         boundary = f"shardset-{secrets.token_hex(16)}"  # random for each attempt, so that no content can contain it
         tail = f"\r\n--{boundary}--\r\n".encode()
         response = send(
@@ -359,7 +306,7 @@ class _GcsWriter:
             "POST",
             f"/upload{_bucket_path(self._bucket.bucket)}/o",
             self._where,
-            params={"uploadType": "multipart", "fields": _STAT_FIELDS} | self._condition,
+            params={"uploadType": "multipart", "fields": _STAT_FIELDS} | condition,
             headers={"Content-Type": f"multipart/related; boundary={boundary}"},
             body=Body(self._head(boundary), self._file, self._num_bytes, self._bucket.retry, tail),
         )
@@ -367,7 +314,7 @@ class _GcsWriter:
             return _named(response, self._full, self._where)
 
     def _head(self, boundary: str) -> bytes:
-        kind = self._content_type
+        kind = mimetypes.guess_type(self._full)[0] or "application/octet-stream"
         facts = json.dumps({"name": self._full, "contentType": kind, "crc32c": self._crc32c})
         return (
             f"--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{facts}\r\n"

@@ -4,7 +4,9 @@ import errno
 import fcntl
 import os
 import stat as modes
+import threading
 import uuid
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,12 +29,12 @@ from shardset.storage.base import (
     storage_error,
     utf8,
 )
-from shardset.storage.local_files import generation_of, open_files, stat_regular
 
 LINK_TO_NOTHING = "a symbolic link to nothing"
 
 _TEMPORARY = ".shardset-tmp-"
 _PIECE = 1 << 20
+_MAX_OPEN_FILES = 64
 _BUFFERED = 1 << 16  # smaller writes are buffered; larger ones go to the system without another copy
 
 
@@ -87,11 +89,11 @@ class LocalStorage(Storage):
     def list(self, prefix: str = "") -> Iterator[Stat]:
         """Raises StorageError for an unreadable folder or a dangling link."""
         folder = check_prefix(prefix, self.root).rpartition("/")[0]
-        return self._walk(folder, prefix, ())
+        return self._walk(folder, prefix)
 
     def list_telling(self, tell: Callable[[str, str], None]) -> Iterator[Stat]:
         """All objects, as `list`; calls `tell` with the name of anything else, and what it is: no error for a link."""
-        return self._walk("", "", (), tell)
+        return self._walk("", "", tell)
 
     def writer(self, name: str, *, if_generation: str | None = None) -> ObjectWriter:
         """When the block has ended, the bytes and the folder's entry are on the disk."""
@@ -117,24 +119,14 @@ class LocalStorage(Storage):
             raise ConfigError(f"{path}: names that start with {_TEMPORARY} are kept for temporaries; choose another")
         return path
 
-    def _walk(
-        self,
-        folder: str,
-        prefix: str,
-        above: tuple[tuple[int, int], ...],
-        tell: Callable[[str, str], None] | None = None,
-    ) -> Iterator[Stat]:
+    def _walk(self, folder: str, prefix: str, tell: Callable[[str, str], None] | None = None) -> Iterator[Stat]:
         path = os.path.join(self.root, folder)
-        identity = _identity_of_folder(path, optional=not above and folder != "")
-        if identity is None:
-            return
-        if identity in above:
-            raise StorageError(f"{path}: a symbolic link leads back to a folder above it; remove the link")
-        for entry in _sorted_entries(path):
+        for entry in _sorted_entries(path, is_optional=folder != ""):
             name = join(folder, entry.name)
             if entry.is_dir():
                 if f"{name}/".startswith(prefix):
-                    yield from self._walk(name, prefix, (*above, identity), tell)
+                    _refuse_circle(entry, path)
+                    yield from self._walk(name, prefix, tell)
             elif tell and entry.is_symlink() and not os.path.exists(entry.path):
                 tell(name, LINK_TO_NOTHING)
             elif name.startswith(prefix) and (facts := _facts(entry)):
@@ -144,30 +136,27 @@ class LocalStorage(Storage):
                     tell(name, "a pipe, socket or device")
 
 
-def _identity_of_folder(path: str, *, optional: bool) -> tuple[int, int] | None:
-    """Device and inode of a folder; None if there is none. A file there is an error unless `optional`."""
-    with os_errors_as_storage_errors(path):
-        try:
-            facts = os.stat(path)
-            if not modes.S_ISDIR(facts.st_mode):
-                raise NotADirectoryError(errno.ENOTDIR, path)
-        except FileNotFoundError:
-            return None
-        except NotADirectoryError:
-            if optional:
-                return None
-            raise
-    return facts.st_dev, facts.st_ino
+def _refuse_circle(entry: os.DirEntry[str], folder: str) -> None:
+    """Raises StorageError for a link to a folder above; other circles end with the system's ELOOP."""
+    if entry.is_symlink() and f"{os.path.realpath(folder)}/".startswith(f"{os.path.realpath(entry.path)}/"):
+        raise StorageError(f"{entry.path}: a symbolic link leads back to a folder above it; remove the link")
 
 
-def _sorted_entries(path: str) -> list[os.DirEntry[str]]:
-    """A folder's entries in the order of their full names' UTF-8 bytes; a folder's own name ends with `/` there."""
+def _sorted_entries(path: str, *, is_optional: bool) -> list[os.DirEntry[str]]:
+    """A folder's entries in the order of their full names' UTF-8 bytes; a folder's own name ends with `/` there.
+
+    Empty if the folder does not exist. A file in its place is an error unless `is_optional`.
+    """
     with os_errors_as_storage_errors(path):
         try:
             with os.scandir(path) as scan:
                 entries = [entry for entry in scan if not entry.name.startswith(_TEMPORARY)]
-        except FileNotFoundError:  # removed since its parent was read
+        except FileNotFoundError:
             return []
+        except NotADirectoryError:
+            if is_optional:
+                return []
+            raise
         return sorted(entries, key=lambda entry: utf8(f"{entry.name}/" if entry.is_dir() else entry.name))
 
 
@@ -180,6 +169,97 @@ def _facts(entry: os.DirEntry[str]) -> os.stat_result | None:
             if not os.path.islink(entry.path):
                 return None
             raise StorageError(f"{entry.path}: {LINK_TO_NOTHING}; remove it or restore its target") from error
+
+
+def generation_of(facts: os.stat_result) -> str:
+    """The generation of a file: it changes with its time, its size or its inode."""
+    return f"{facts.st_mtime_ns}-{facts.st_size}-{facts.st_ino}"
+
+
+def stat_regular(path: str) -> os.stat_result:
+    """The facts of a regular file; raises NotFound if there is none under that path."""
+    with os_errors_as_storage_errors(path):
+        try:
+            facts = os.stat(path)
+        except NotADirectoryError as error:
+            raise NotFound(f"{path}: nothing is stored there: a part of the path is a file") from error
+    return _check_regular(facts, path)
+
+
+def _check_regular(facts: os.stat_result, path: str) -> os.stat_result:
+    if not modes.S_ISREG(facts.st_mode):
+        raise NotFound(f"{path}: expected a file, found a folder or a device; check the name")
+    return facts
+
+
+class OpenFile:
+    """A regular file, and its facts when it was opened.
+
+    The descriptor closes with the last reference, so the cache may drop a file that is in use.
+    """
+
+    __slots__ = ("facts", "fd", "generation")
+
+    def __init__(self, path: str) -> None:
+        try:
+            # O_NONBLOCK: opening a pipe must not wait for a writer; regular files ignore it.
+            self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            stat_regular(path)
+            raise storage_error(error, path) from error
+        self.facts = _check_regular(os.fstat(self.fd), path)
+        self.generation = generation_of(self.facts)
+
+    def __del__(self) -> None:
+        try:
+            os.close(self.fd)
+        except AttributeError:  # it was never opened
+            return
+
+    def read(self, start: int, stop: int) -> bytes:
+        """The bytes [start, stop), fewer where the file ends before."""
+        data = os.pread(self.fd, stop - start, start)
+        while len(data) < stop - start:  # the system reads at most 2 GiB at once
+            more = os.pread(self.fd, stop - start - len(data), start + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+
+class OpenFiles:
+    """The most recently read files of this process, kept open."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._files: OrderedDict[str, OpenFile] = OrderedDict()
+
+    def get(self, path: str, generation: str | None) -> OpenFile:
+        """The kept file if it has that generation, or is still the one at `path`; else a newly opened one."""
+        with self._lock:
+            file = self._files.get(path)
+            if file is None or not (
+                file.generation == generation if generation else os.path.samestat(file.facts, stat_regular(path))
+            ):
+                file = self._files[path] = OpenFile(path)
+                if len(self._files) > _MAX_OPEN_FILES:
+                    self._files.popitem(last=False)
+            self._files.move_to_end(path)
+        return file
+
+    def drop(self, path: str) -> None:
+        """Forgets a file, so that the next read opens it again."""
+        with self._lock:
+            self._files.pop(path, None)
+
+
+_files_of_process: dict[int, OpenFiles] = {}
+
+
+def open_files() -> OpenFiles:
+    """The open files of this process."""
+    # One for each process: a lock that another thread held during a fork stays locked in the child.
+    return _files_of_process.get(os.getpid()) or _files_of_process.setdefault(os.getpid(), OpenFiles())
 
 
 def _local_stat(name: str, facts: os.stat_result, crc32c: str | None = None) -> Stat:
@@ -200,7 +280,7 @@ class _LocalWriter:
     def __enter__(self) -> ObjectWriter:
         with os_errors_as_storage_errors(self._path):
             _make_folders(self._folder)
-            _refuse_device(self._path)
+            _refuse_other_kinds(self._path)
             self._file = _create_locked(self._temporary)
         return self
 
@@ -231,7 +311,11 @@ class _LocalWriter:
                 _link(self._temporary, self._path)
                 return
         num_bytes = os.path.getsize(self._temporary)
-        accept_identical_object(self._stored(num_bytes), num_bytes, _crc32c_of(self._temporary), self._path)
+        stored = None
+        with suppress(FileNotFoundError):
+            facts = os.stat(self._path)
+            stored = _local_stat(self._path, facts, _crc32c_of(self._path) if facts.st_size == num_bytes else None)
+        accept_identical_object(stored, num_bytes, _crc32c_of(self._temporary), self._path)
 
     def _generation(self) -> str:
         try:
@@ -239,22 +323,14 @@ class _LocalWriter:
         except FileNotFoundError:
             return ABSENT
 
-    def _stored(self, num_bytes: int) -> Stat | None:
-        """The facts about the stored file; its CRC32C is read only if it has `num_bytes`."""
-        if os.path.isdir(self._path):
-            raise IsADirectoryError(errno.EISDIR, self._path)
-        try:
-            facts = stat_regular(self._path)
-        except NotFound:
-            return None
-        return _local_stat(self._path, facts, _crc32c_of(self._path) if facts.st_size == num_bytes else None)
 
-
-def _refuse_device(path: str) -> None:
-    """Raises StorageError where a rename would replace a device such as /dev/null or the target of /dev/stdout."""
+def _refuse_other_kinds(path: str) -> None:
+    """Raises StorageError where a rename would replace a folder, a device or the target of /dev/stdout."""
     with suppress(FileNotFoundError):
         mode = os.stat(path).st_mode
-        if not (modes.S_ISREG(mode) or modes.S_ISDIR(mode)):
+        if modes.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, path)
+        if not modes.S_ISREG(mode):
             raise StorageError(f"{path}: this is a device, pipe or socket, expected a file; choose another name")
 
 

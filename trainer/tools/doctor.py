@@ -8,8 +8,7 @@ from typing import Any, Literal
 from shardset.errors import NotFound, ShardsetError, StorageError, TransientError
 from shardset.format.manifest import Manifest
 from shardset.program import count
-from shardset.storage.open import bucket_of
-from shardset.storage.regions import holds, is_known
+from shardset.storage.open import bucket_of, holds, is_known
 from trainer.config import TrainConfig
 from trainer.errors import TrainingError
 from trainer.runtime import machine

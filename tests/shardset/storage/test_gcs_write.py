@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from shardset.errors import PreconditionFailed, StorageError, TransientError
+from shardset.errors import StorageError, TransientError
 from shardset.storage.base import ABSENT
 from shardset.storage.gcs_http import Body
 from shardset.storage.open import open_storage
 from shardset.storage.retry import RetryPolicy
 from tests.faulty_proxy import FAULTS, Fault, in_turn, is_upload, names_of_faults
-from tests.makers.objects import BIG, HELLO, Clock, file_size_limit, limited, names, put, write_and_raise
+from tests.makers.objects import BIG, Clock, file_size_limit, limited, names, put, write_and_raise
 
 pytestmark = pytest.mark.gcs
 
@@ -83,121 +83,6 @@ def test_an_object_larger_than_the_memory_for_it_goes_through_a_file(gcs_root):
     assert storage.stat("big").num_bytes == 25_100_000
     assert storage.read("big") == piece * 10
     assert storage.read("big", 20_000_001, 25_000_000) == (piece * 10)[20_000_001:25_000_000]
-
-
-PIECE = bytes(range(251)) * 1000
-MANY_PIECES = PIECE * 8
-
-
-def streaming(storage):
-    """The same folder, from which objects of more than a megabyte are sent in parts of half a megabyte."""
-    return limited(storage, stream_bytes=1 << 20, part_bytes=1 << 19)
-
-
-def put_pieces(storage, name="big", **options):
-    with storage.writer(name, **options) as writer:
-        for _ in range(8):
-            writer.write(PIECE)
-
-
-def is_part(seen):
-    return seen.method == "PUT"
-
-
-@pytest.mark.parametrize("options", [{}, {"if_generation": ABSENT}])
-def test_a_large_object_is_sent_while_it_is_written(behind_proxy, proxy, options):
-    with streaming(behind_proxy).writer("big", **options) as writer:
-        for number in range(8):
-            writer.write(PIECE)
-            assert (number < 4) == (not any(map(is_part, proxy.seen)))
-        assert names(behind_proxy) == []
-    parts = [seen for seen in proxy.seen if is_part(seen)]
-    assert [seen.headers["content-range"] for seen in parts] == [
-        "bytes 0-524287/*", "bytes 524288-1048575/*", "bytes 1048576-1572863/*", "bytes 1572864-2007999/2008000",
-    ]  # fmt: skip
-    assert parts[-1].headers["x-goog-hash"] == f"crc32c={behind_proxy.stat('big').crc32c}"
-    assert behind_proxy.read("big") == MANY_PIECES
-
-
-def test_an_object_up_to_the_limit_is_sent_whole(behind_proxy, proxy):
-    put(limited(behind_proxy, stream_bytes=len(BIG)), "a", BIG)
-    assert not any(map(is_part, proxy.seen))
-
-
-def test_what_is_streamed_needs_no_disk(gcs_root):
-    storage = limited(open_storage(gcs_root), spool_bytes=50_000, stream_bytes=90_000, part_bytes=1 << 18)
-    with file_size_limit(100_000), storage.writer("big") as writer:
-        for _ in range(300):
-            writer.write(bytes(10_000))
-    assert storage.stat("big").num_bytes == 3_000_000
-
-
-@pytest.mark.parametrize("number", range(5), ids=["begin", "first", "second", "third", "last"])
-@pytest.mark.parametrize("fault", [Fault("status", status=503), Fault("reset")], ids=lambda fault: fault.kind)
-def test_an_upload_in_parts_survives_a_fault(behind_proxy, proxy, number, fault):
-    proxy.script = in_turn(*[None] * number, fault, fault, when=is_upload)
-    put_pieces(streaming(behind_proxy), if_generation=ABSENT)
-    assert behind_proxy.read("big") == MANY_PIECES
-
-
-@pytest.mark.parametrize("gone", [404, 410])
-@pytest.mark.parametrize("options", [{}, {"if_generation": ABSENT}])
-def test_a_lost_answer_to_the_last_part_is_no_failure(behind_proxy, proxy, options, gone):
-    proxy.script = in_turn(*[None] * 4, Fault("lose"), Fault("status", status=gone), when=is_upload)
-    put_pieces(streaming(behind_proxy), **options)
-    assert behind_proxy.read("big") == MANY_PIECES
-
-
-def test_what_a_server_has_only_in_part_is_sent_from_there(behind_proxy, proxy):
-    half = Fault("replace", find=b"bytes=0-524287", put=b"bytes=0-000000")
-    proxy.script = in_turn(None, half, when=is_upload)
-    with pytest.raises(StorageError, match=r"/big: stored as .*expected 2008000 bytes.*; that generation was deleted"):
-        put_pieces(streaming(behind_proxy))  # the emulator has it twice now; Google ignores what it has already
-    parts = [seen.headers["content-range"] for seen in proxy.seen if is_part(seen)]
-    assert parts[:3] == ["bytes 0-524287/*", "bytes 1-524288/*", "bytes 524289-1048576/*"]
-    assert names(behind_proxy) == []
-
-
-def test_a_flipped_bit_in_a_part_is_found_at_the_end_and_nothing_stays(behind_proxy, proxy):
-    proxy.script = in_turn(None, Fault("flip_upload", at=100_000), when=is_upload)
-    with pytest.raises(StorageError, match=r"/big: stored as 2008000 bytes with CRC32C .*that generation was deleted"):
-        put_pieces(streaming(behind_proxy))
-    assert names(behind_proxy) == []
-
-
-@pytest.mark.parametrize("num_pieces", [1, 6])
-def test_a_large_object_that_is_aborted_is_never_visible(behind_proxy, proxy, num_pieces):
-    with pytest.raises(KeyError), streaming(behind_proxy).writer("big") as writer:
-        write_and_raise(writer, PIECE * num_pieces, KeyError)
-    assert names(behind_proxy) == []
-    assert [seen.method for seen in proxy.seen if seen.method == "DELETE"] == ["DELETE"] * (num_pieces == 6)
-
-
-def test_a_large_object_never_replaces_another_one_and_the_same_one_is_success(gcs_root):
-    storage = streaming(open_storage(gcs_root))
-    put_pieces(storage, if_generation=ABSENT)
-    generation = storage.stat("big").generation
-    put_pieces(storage, if_generation=ABSENT)
-    assert storage.stat("big").generation == generation
-    put(storage, "big", HELLO)
-    with pytest.raises(PreconditionFailed, match="a different object exists: 11 bytes"):
-        put_pieces(storage, if_generation=ABSENT)
-    with pytest.raises(PreconditionFailed, match="a different object exists: 11 bytes"):
-        put_pieces(storage, if_generation=generation)
-    assert storage.read("big") == HELLO
-
-
-def test_an_object_that_another_writes_during_an_upload_stays(gcs_root):
-    storage = streaming(open_storage(gcs_root))
-
-    def write():
-        with storage.writer("big", if_generation=ABSENT) as writer:
-            writer.write(MANY_PIECES)
-            put(storage, "big", HELLO)
-
-    with pytest.raises(PreconditionFailed, match="a different object exists: 11 bytes"):
-        write()
-    assert storage.read("big") == HELLO
 
 
 @pytest.mark.parametrize("num_small", [1, 1000])

@@ -8,8 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from shardset.errors import Throttled, TransientError
-from shardset.storage.retry import RetryPolicy, persist
-from shardset.storage.throttle import Throttle
+from shardset.storage.retry import RetryPolicy, Throttle, persist
 
 NUM_READERS, NUM_FETCHERS, SERVED_PER_S = 16, 32, 10
 """A 500th of 8,000 readers, and of the 5,000 reads a second that a bucket serves at first."""
