@@ -1,13 +1,9 @@
 """What the doctor sees of a machine, from real servers, files and processes."""
 
-import json
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -63,16 +59,12 @@ def test_zone_and_workers_come_from_the_metadata_server(monkeypatch):
         assert probes.metadata("attributes/nothing") is None
 
 
-def test_a_metadata_server_of_another_cloud_is_not_asked_for_a_zone(monkeypatch):
-    with server({"/computeMetadata/v1/instance/zone": "mars-1"}, {}) as address:
-        monkeypatch.setenv("GCE_METADATA_HOST", address)
-        assert probes.zone() is None
-
-
-def test_without_a_metadata_server_nothing_is_known(monkeypatch, free_port):
-    monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{free_port}")
-    assert probes.zone() is None
-    assert probes.workers() == []
+def test_without_googles_metadata_server_nothing_is_known(monkeypatch, free_port):
+    with server({"/computeMetadata/v1/instance/zone": "mars-1"}, {}) as of_another_cloud:
+        for address in (of_another_cloud, f"127.0.0.1:{free_port}"):
+            monkeypatch.setenv("GCE_METADATA_HOST", address)
+            assert probes.zone() is None
+            assert probes.workers() == []
 
 
 def test_open_ports_closed_ones_and_unknown_hosts_are_told_apart(free_port):
@@ -108,12 +100,9 @@ def test_a_run_folder_is_written_and_left_as_it_was(tmp_path):
 
 
 @pytest.mark.gcs
-def test_a_bucket_says_where_it_is_or_why_not(gcs_root):
+def test_a_bucket_says_where_it_is_or_why_not(gcs_root, monkeypatch, free_port):
     assert isinstance(probes.bucket_location("bucket"), str)
     assert isinstance(probes.bucket_location("no-such-bucket"), NotFound)
-
-
-def test_a_network_without_a_way_out_is_found_within_seconds(monkeypatch, free_port):
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{free_port}")
     assert isinstance(probes.bucket_location("bucket", timeout_s=0.5), TransientError)
 
@@ -125,10 +114,6 @@ def test_devices_are_looked_at_in_a_process_of_their_own(monkeypatch):
     assert isinstance(devices, probes.Devices), devices
     expected = probes.Devices(strategy="single", kind="cpu", platform=None, num_hosts=1, num_devices=1)
     assert devices == expected
-    done = subprocess.run(
-        [sys.executable, "-m", "trainer.tools.probes", "devices", "single"], capture_output=True, text=True, check=True
-    )
-    assert json.loads(done.stdout.splitlines()[-1]) == asdict(expected)
 
 
 @pytest.mark.slow

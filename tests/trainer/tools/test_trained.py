@@ -22,8 +22,7 @@ from trainer.data.splits import open_data
 from trainer.record import checkpoint
 from trainer.runtime.single import Single
 from trainer.tools import export, trained
-from trainer.tools.predict import predictions, probabilities
-from trainer.tools.trained import TrainedModel
+from trainer.tools.predict import probabilities
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
 
@@ -93,7 +92,8 @@ def test_every_format_computes_what_the_model_computes(name: str, run: str, tmp_
 
 
 def test_classes_and_preprocessing_stand_beside_the_weights(run: str, tmp_path: Path) -> None:
-    assert command.main(["export", run, "--output", str(tmp_path)]) == OK
+    assert command.main(["export", run, "--output", str(tmp_path), "--format", "safetensors,onnx"]) == OK
+    assert {one.name for one in tmp_path.iterdir()} == {"model.safetensors", "model.onnx", "model.json"}
     facts = json.loads((tmp_path / "model.json").read_text())
     assert facts["classes"][3] == "class 3"
     assert (facts["input"]["size"], facts["input"]["mean"]) == (8, list(MEAN))
@@ -113,11 +113,6 @@ def test_a_run_and_its_export_predict_the_same(
     assert first["image"] == str(images / "0.png")
     assert len(first["classes"]) == 2
     assert first["classes"][0]["probability"] >= first["classes"][1]["probability"] > 0
-
-
-def test_several_formats_may_be_named_with_commas(run: str, tmp_path: Path) -> None:
-    assert command.main(["export", run, "--output", str(tmp_path), "--format", "safetensors,onnx"]) == OK
-    assert {one.name for one in tmp_path.iterdir()} == {"model.safetensors", "model.onnx", "model.json"}
 
 
 def narrow_net(num_classes: int, width: int = 8) -> nn.Module:
@@ -151,14 +146,6 @@ def test_a_file_that_is_no_image_is_named_and_the_others_are_predicted(
     assert "%" in lines.out.splitlines()[1]
     assert lines.out.splitlines()[3].endswith("it is empty, 0 bytes")
     assert "3 images could not be read; the lines above give the reasons" in lines.err
-
-
-def test_more_images_than_a_batch_are_predicted_in_order(run: str, images: Path) -> None:
-    model: TrainedModel = trained.opened(run)
-    paths = [str(images / f"{number % 3}.png") for number in range(70)]
-    found = list(predictions(model, paths, 1))
-    assert [one.image for one in found] == paths
-    assert {one.classes[0].name for one in found[::3]} == {found[0].classes[0].name}
 
 
 @pytest.mark.parametrize(
