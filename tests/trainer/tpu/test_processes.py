@@ -62,12 +62,6 @@ def test_processes_are_numbered_over_all_machines_and_meet_at_the_first() -> Non
     assert all(one.items() >= (base | shared).items() for one in told)
 
 
-def test_processes_of_one_machine_meet_at_a_free_port() -> None:
-    (told,) = processes.environments_of({}, 1)
-    assert told["MASTER_ADDR"] == "127.0.0.1"
-    assert 0 < int(told["MASTER_PORT"]) < 65536
-
-
 def test_a_machine_has_its_share_of_all_processes() -> None:
     environment = {torchtpu.ADDRESSES: "a:1,a:2,b:1,b:2", "NNODES": "2"}
     assert torchtpu.num_local_processes(environment) == 2
