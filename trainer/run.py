@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import astuple, replace
+from dataclasses import asdict, astuple, replace
 from types import TracebackType
 
 from shardset.order.state import state_from_json
@@ -25,7 +25,7 @@ from trainer.record.loggers import open_logger
 from trainer.record.metrics import RunLog, Totals, check_evaluation
 from trainer.record.resume import find_checkpoint, in_recorded_order
 from trainer.record.run_folder import RunFolder
-from trainer.record.telemetry import Telemetry
+from trainer.record.telemetry import PROFILE, Telemetry
 from trainer.runtime.base import Runtime
 from trainer.supervise.preemption import METADATA, PreemptionNotice
 
@@ -76,7 +76,6 @@ class Run:
             self.runtime,
             self.config,
             self._log,
-            self._folder.local,
             steps_per_epoch=self.steps_per_epoch,
             rate_at=self._rate_at,
             eval_split=self.data.eval_split,
@@ -185,7 +184,7 @@ class Run:
         """One update."""
         step = self.position.step
         assert (batch.epoch, batch.step) == divmod(step, self.steps_per_epoch), "steps_of yields no other"
-        self._telemetry.profile(step)
+        self._telemetry.profile(step, self._folder.local / PROFILE)
         key = step_key(self.config.seed, batch.epoch, batch.step)
         weight = self.data.weight_of_step(batch.step, self.config.global_batch_size)
         self._telemetry.add(batch, self.learner.train_step(batch.tensors, self._rate_at(step), key, weight))
@@ -235,7 +234,7 @@ class Run:
 
     def stop(self) -> None:
         """Saves what is not saved, and raises Preempted."""
-        self._telemetry.profile(None)
+        self._telemetry.profile(None, self._folder.local / PROFILE)
         self._save_unsaved()
         if self._writer is not None:
             self._writer.close()
@@ -245,7 +244,7 @@ class Run:
 
     def finish(self) -> None:
         """The last report, checkpoint and line."""
-        self._telemetry.profile(None)
+        self._telemetry.profile(None, self._folder.local / PROFILE)
         self._report_pending()
         self._save_unsaved()
         self._telemetry.log_final(self.position, self._seconds())
@@ -260,9 +259,8 @@ class Run:
             yield epoch, step, self._mix(batch, epoch, step)
 
     def _report_pending(self) -> None:
-        if self._telemetry.has_pending:
-            self._telemetry.report(self.position.step, with_newest=True)
-            self._restart_watchdog()
+        self._telemetry.report(self.position.step, with_newest=True)
+        self._restart_watchdog()
 
     def _save_unsaved(self) -> None:
         if self._saved != self.position:
@@ -303,17 +301,12 @@ class Run:
             "version": __version__,
             "identity": self._identity,
             "config": configs.to_dict(self.config),
-            "step": position.step,
+            **asdict(position),
             "epoch": epoch,
             "step_in_epoch": step,
-            "closed_epochs": position.closed_epochs,
             "seen": [seen.samples, seen.digest],
             "epoch_totals": list(astuple(self._telemetry.epoch_totals)),
-            "best_top1": position.best_top1,
-            "best_epoch": position.best_epoch,
-            "last_top1": position.last_top1,
             "seconds": self._seconds(),
-            "seconds_to_target": position.seconds_to_target,
             "stream": _order_of(self.data.train, epoch, step),
             **self.learner.state(),
         }

@@ -3,47 +3,21 @@
 import io
 import pickle
 import textwrap
-from dataclasses import dataclass, replace
-from typing import Any, TypedDict
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 
 from trainer.errors import CheckpointError
 
+LearnerState = dict[str, Any]
+"""What a learner of any strategy can resume from: weights (`model`), averaged weights (`ema`) and optimizer state.
 
-class LearnerState(TypedDict):
-    """Weights, averaged weights and optimizer state, which a learner of any strategy can resume from.
+The keys of `optimizer` are positions in `optimizer_weights`, the names of the weights.
+"""
 
-    The keys of `optimizer` are positions in `optimizer_weights`, the names of the weights.
-    """
-
-    model: dict[str, torch.Tensor]
-    ema: dict[str, torch.Tensor] | None
-    optimizer: dict[int, dict[str, Any]]
-    optimizer_weights: list[str]
-    optimizer_counters: dict[str, Any]
-    scaler: dict[str, float]
-
-
-class CheckpointState(LearnerState):
-    """The state of a learner and the position of its run. `seen` is the SampleDigest of the epoch so far."""
-
-    format: int
-    version: str
-    identity: dict[str, Any]
-    config: dict[str, Any]
-    step: int
-    epoch: int
-    step_in_epoch: int
-    closed_epochs: int
-    seen: list[int]
-    epoch_totals: list[float]
-    best_top1: float | None
-    best_epoch: int | None
-    last_top1: float | None
-    seconds: float
-    seconds_to_target: float | None
-    stream: str | None
+CheckpointState = dict[str, Any]
+"""The state of a learner, the Position of its run, and `seen`, the SampleDigest of the epoch so far."""
 
 
 def encode(state: LearnerState) -> bytes:
@@ -93,14 +67,8 @@ class Position:
 def position_of(state: CheckpointState, target: float | None) -> Position:
     """The position in a checkpoint. The target accuracy may have changed since it was written."""
     seconds = (state["seconds_to_target"] or state["seconds"]) if _is_reached(target, state["last_top1"]) else None
-    return Position(
-        step=state["step"],
-        closed_epochs=state["closed_epochs"],
-        best_top1=state["best_top1"],
-        best_epoch=state["best_epoch"],
-        last_top1=state["last_top1"],
-        seconds_to_target=seconds,
-    )
+    saved = Position(**{field.name: state[field.name] for field in fields(Position)})
+    return replace(saved, seconds_to_target=seconds)
 
 
 def _is_reached(target: float | None, top1: float | None) -> bool:

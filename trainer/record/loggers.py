@@ -86,34 +86,27 @@ class MlflowLogger:
     def __init__(self, config: TrainConfig, folder: Path) -> None:
         import mlflow
 
-        library: Any = mlflow
-        uri = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{(folder / DATABASE).absolute()}")
+        self._mlflow: Any = mlflow
+        tag = {RUN_TAG: run_id(config)}
         try:
-            self._client = library.MlflowClient(tracking_uri=uri)
-            self._run = self._earlier_or_new(config)
-        except library.exceptions.MlflowException as error:
+            self._mlflow.set_tracking_uri(
+                os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{folder.absolute()}/{DATABASE}")
+            )
+            self._mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT))
+            query = f"tags.{RUN_TAG} = '{tag[RUN_TAG]}'"
+            earlier = self._mlflow.search_runs(filter_string=query, max_results=1, output_format="list")
+            self._mlflow.start_run(earlier[0].info.run_id if earlier else None, run_name=config.run_dir, tags=tag)
+            if not earlier:
+                self._mlflow.log_params({key: value_text(value) for key, value in values_of(config).items()})
+        except mlflow.exceptions.MlflowException as error:
             advice = "set MLFLOW_TRACKING_URI to a server or sqlite:///FILE"
             raise ConfigError(f"--logger mlflow: {error}; {advice}") from error
 
-    def _earlier_or_new(self, config: TrainConfig) -> str:
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
-        experiment = self._client.get_experiment_by_name(name)
-        number = experiment.experiment_id if experiment else self._client.create_experiment(name)
-        earlier = self._client.search_runs([number], f"tags.{RUN_TAG} = '{run_id(config)}'", max_results=1)
-        if earlier:
-            self._client.update_run(earlier[0].info.run_id, status="RUNNING")
-            return str(earlier[0].info.run_id)
-        run = self._client.create_run(number, run_name=config.run_dir, tags={RUN_TAG: run_id(config)})
-        for key, value in values_of(config).items():
-            self._client.log_param(run.info.run_id, key, value_text(value))
-        return str(run.info.run_id)
-
     def log(self, values: Mapping[str, float], step: int) -> None:
-        for name, value in values.items():
-            self._client.log_metric(self._run, name, value, step=step, synchronous=False)
+        self._mlflow.log_metrics(dict(values), step=step, synchronous=False)
 
     def close(self) -> None:
-        self._client.set_terminated(self._run)
+        self._mlflow.end_run()
 
 
 LOGGERS: dict[str, type[WandbLogger | MlflowLogger]] = {"wandb": WandbLogger, "mlflow": MlflowLogger}

@@ -54,6 +54,9 @@ class Totals:
         total: float = getattr(self, name)
         return total / max(1.0, self.weight)
 
+    def __str__(self) -> str:
+        return f"loss {self.mean('loss'):.4f}, accuracy {self.mean('top1'):.4f}"
+
 
 def check_evaluation(totals: Totals, num_samples: int) -> None:
     """Raises EpochMismatch unless every sample was evaluated, NotFinite if the loss is not finite."""
@@ -256,11 +259,6 @@ class RunLog:
         """Writes a sentence for people; the log adds the detail."""
         self._append(text + detail)
         self._print(text)
-
-    def summary(self, text: str) -> None:
-        """Shows a line for people in place of records, where records are not printed."""
-        if not self._prints_records:
-            self._print(text)
 
     def log_error(self, error: BaseException) -> None:
         """Writes the error that ended the run, to the log only: the command prints it."""

@@ -1,12 +1,12 @@
 """Counts what a process trains on and how fast, and turns the counts into records."""
 
 import datetime
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from shardset.program import count
@@ -45,7 +45,6 @@ class Telemetry:
         runtime: Runtime,
         config: TrainConfig,
         log: RunLog,
-        folder: Path,
         *,
         steps_per_epoch: int,
         rate_at: Callable[[int], float],
@@ -53,22 +52,15 @@ class Telemetry:
         share_of_peak: float | None = None,
     ) -> None:
         self._runtime, self._config, self._log = runtime, config, log
-        self._eval_split, self._trace_folder = eval_split, folder / PROFILE
+        self._eval_split, self._share_of_peak = eval_split, share_of_peak
         self._steps_per_epoch, self._rate_at = steps_per_epoch, rate_at
-        self._share_of_peak = share_of_peak
         self._started, self._spent_s = time.perf_counter(), dict.fromkeys(PARTS, 0.0)
         self._pending: list[tuple[DeviceBatch, torch.Tensor, float]] = []
         self._run_rates = Rates()
         self._has_reported = self._is_tracing = False
         self._pace_from: tuple[int, float] | None = None
         self._feed: DeviceFeed | None = None
-        self._evaluation_started = 0.0
         self.start_epoch()
-
-    @property
-    def has_pending(self) -> bool:
-        """Whether steps were taken that no report covers."""
-        return bool(self._pending)
 
     def restore(self, state: CheckpointState) -> None:
         """Continues to count in the epoch of a checkpoint."""
@@ -106,12 +98,12 @@ class Telemetry:
         samples, digest = self._runtime.sum_hosts([self._seen.samples, self._seen.digest])
         return SampleDigest().merge(SampleDigest(samples, digest))
 
-    def profile(self, step: int | None) -> None:
+    def profile(self, step: int | None, folder: Path) -> None:
         """Starts or ends the trace of `profile_steps`. Call it before every step, and with None at the end."""
         start, stop = self._config.profile_steps or (0, 0)
         wanted = step is not None and start <= step < stop
         if wanted != self._is_tracing:
-            (self._runtime.start_trace if wanted else self._runtime.stop_trace)(self._trace_folder)
+            (self._runtime.start_trace if wanted else self._runtime.stop_trace)(folder)
             self._is_tracing = wanted
 
     # --- records -----------------------------------------------------------------------------------------------------
@@ -122,17 +114,19 @@ class Telemetry:
         return is_late or not self._has_reported
 
     def report(self, step: int, *, with_newest: bool) -> None:
-        """Fetches and logs the sums of the steps before `step`. Raises NotFinite, with the step and its samples.
+        """Fetches and logs the sums of the steps before `step`, if there are any. Raises NotFinite with the samples.
 
         Without the newest, unless it is the only one, the device computes that one meanwhile.
         """
         num_left = int(not with_newest and len(self._pending) > 1)
         num_done = len(self._pending) - num_left
         done, self._pending = self._pending[:num_done], self._pending[num_done:]
-        batches = [batch for batch, _, _ in done]
+        if not done:
+            return
         rows = self._runtime.fetch([row for _, row, _ in done])
         # The time at which the last of them was computed; where steps block, the newest has been since.
         now = done[-1][2] if self._runtime.steps_block else time.perf_counter()
+        batches = [batch for batch, _, _ in done]
         _check_finite(rows, batches)
         num_samples = sum(len(batch.real_ids) for batch in batches)
         self._epoch_rates.add(num_samples, now)
@@ -189,11 +183,8 @@ class Telemetry:
                 seconds=seconds,
             )
         )
-        trained, evaluated = (
-            f"loss {each.mean('loss'):.4f}, accuracy {each.mean('top1'):.4f}" for each in (self.epoch_totals, totals)
-        )
         epoch = f"epoch {position.closed_epochs + 1}/{self._config.epochs}"
-        self._log.summary(f"{epoch}: {trained}; {self._eval_split}: {evaluated}")
+        self._log.note(f"{epoch}: {self.epoch_totals}; {self._eval_split}: {totals}")
 
     def log_final(self, position: Position, seconds: float) -> None:
         """Logs the whole run. Every host must call it."""
@@ -214,7 +205,12 @@ class Telemetry:
         self._log.record(record)
         if self._has_reported:
             self._log.note(f"time: {time_in_words(record)}")
-        self._log.note(_summary(position, self._eval_split, seconds))
+        trained = f"after {count(position.step, 'step')} ({count(position.closed_epochs, 'epoch')}) in {seconds:.0f} s"
+        if position.last_top1 is None or position.best_epoch is None:
+            self._log.note(f"done {trained}; no epoch was completed, so nothing was evaluated")
+            return
+        best = f"best {position.best_top1:.4f} in epoch {position.best_epoch + 1}"
+        self._log.note(f"{self._eval_split} accuracy {position.last_top1:.4f} ({best}) {trained}")
 
     def _log_step(self, global_step: int, interval: Totals) -> None:
         epoch, step = divmod(global_step, self._steps_per_epoch)
@@ -257,21 +253,9 @@ class Telemetry:
 
 
 def _check_finite(rows: torch.Tensor, batches: Sequence[DeviceBatch]) -> None:
-    bad = np.flatnonzero(~np.isfinite(rows[:, 0].numpy()))
-    if bad.size:
-        first = int(bad[0])
-        batch = batches[first]
-        raise NotFinite(
-            f"the loss is {rows[first, 0].item()} in epoch {batch.epoch + 1} step {batch.step}; "
-            f"this host's samples were {batch.ids.tolist()}; "
-            "nothing was saved since: lower the learning rate, or look at these samples"
-        )
-
-
-def _summary(position: Position, split: str, seconds: float) -> str:
-    trained = f"after {count(position.step, 'step')} ({count(position.closed_epochs, 'epoch')}) in {seconds:.0f} s"
-    if position.last_top1 is None:
-        return f"done {trained}; no epoch was completed, so nothing was evaluated"
-    best_epoch = 0 if position.best_epoch is None else position.best_epoch + 1
-    best = f"best {position.best_top1:.4f} in epoch {best_epoch}"
-    return f"{split} accuracy {position.last_top1:.4f} ({best}) {trained}"
+    for (loss, *_), batch in zip(rows.tolist(), batches, strict=True):
+        if not math.isfinite(loss):
+            raise NotFinite(
+                f"the loss is {loss} in epoch {batch.epoch + 1} step {batch.step}; this host's samples were "
+                f"{batch.ids.tolist()}; nothing was saved since: lower the learning rate, or look at these samples"
+            )
