@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, unknown = top.parse_known_args(arguments)
     if unknown:
         top.error(f"unrecognized arguments: {' '.join(unknown)}{near_miss(unknown[0], options.verb_parser)}")
-    return run_verb(lambda: _run(options), debug=options.debug, is_interactive=options.command is explain)
+    return run_verb(lambda: _run(options), debug=options.debug, is_interactive=options.command is _explain)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -69,17 +69,17 @@ def parser() -> Parser:
         f"settings for --set KEY=VALUE, with their values in the recipe `default`:\n{help_text(recipes.default())}"
     )
     text = "train a model on a shard set, or resume the run in the run folder"
-    add_config_flags(_add_verb(verbs, "train", train, text, settings + EXIT_CODES))
+    add_config_flags(_add_verb(verbs, "train", _train, text, settings + EXIT_CODES))
     text = "print the accuracy of a run folder's best checkpoint, or of --resume URL"
-    add_config_flags(_add_verb(verbs, "evaluate", evaluate, text), EVALUATION, "are those in the run folder")
+    add_config_flags(_add_verb(verbs, "evaluate", _evaluate, text), EVALUATION, "are those in the run folder")
     text = "read and decode as training does, without a model, and print the rate"
-    add_config_flags(_add_verb(verbs, "bench-input", bench_input, text))
-    verb = _add_verb(verbs, "doctor", doctor, "check whether this machine is ready for a run")
+    add_config_flags(_add_verb(verbs, "bench-input", _bench_input, text))
+    verb = _add_verb(verbs, "doctor", _doctor, "check whether this machine is ready for a run")
     add_config_flags(verb)
     text = "the rate that the whole run should read at"
     verb.add_argument("--want-images-per-second", type=float, metavar="N", help=text)
     verb.add_argument("--json", action="store_true", help="print the findings as JSON")
-    verb = _add_verb(verbs, "merge-logs", merge_logs, "print the logs of all hosts by time")
+    verb = _add_verb(verbs, "merge-logs", _merge_logs, "print the logs of all hosts by time")
     verb.add_argument("--run-dir", required=True, help=RUN_DIR_HELP)
     _add_explain(verbs)
     tpu.register(verbs)
@@ -107,7 +107,7 @@ def _add_verb(
 
 def _add_explain(verbs: "Verbs") -> None:
     text = "print the samples of a step, or the steps of a sample, of the run in --run-dir or one that flags describe"
-    verb = _add_verb(verbs, "explain", explain, text)
+    verb = _add_verb(verbs, "explain", _explain, text)
     add_config_flags(verb, ("run_dir", "manifest", "seed", "global_batch_size"))
     text = "hosts that the run starts on; with ddp, processes (default 1)"
     verb.add_argument("--hosts", type=int, metavar="N", help=text)
@@ -120,7 +120,7 @@ def _add_explain(verbs: "Verbs") -> None:
 
 def _add_report(verbs: "Verbs") -> None:
     text = "make one HTML page that shows a run: curves, epochs, checkpoints, hosts, configuration"
-    verb = _add_verb(verbs, "report", make_report, text)
+    verb = _add_verb(verbs, "report", _make_report, text)
     verb.add_argument("run_dir", metavar="RUN", help=RUN_DIR_HELP)
     verb.add_argument("--output", metavar="FILE", help="default: report.html in the run folder")
     verb.add_argument("--force", action="store_true", help="replace any file at --output")
@@ -129,7 +129,7 @@ def _add_report(verbs: "Verbs") -> None:
 def _add_export(verbs: "Verbs") -> None:
     text = "write a trained model as files: weights, graphs, classes and how images are prepared"
     example = "example: python -m trainer export run --output model --format safetensors onnx"
-    verb = _add_verb(verbs, "export", export_model, text, example)
+    verb = _add_verb(verbs, "export", _export_model, text, example)
     verb.add_argument("run_dir", metavar="RUN", help=RUN_DIR_HELP)
     verb.add_argument("--output", required=True, metavar="FOLDER", help="folder for the files, local or gs://")
     verb.add_argument("--format", nargs="+", default=["safetensors"], metavar="FORMAT",
@@ -138,7 +138,7 @@ def _add_export(verbs: "Verbs") -> None:
 
 def _add_predict(verbs: "Verbs") -> None:
     text = "print the most probable classes of images"
-    verb = _add_verb(verbs, "predict", predict, text, "example: python -m trainer predict --from run cat.jpg dog.png")
+    verb = _add_verb(verbs, "predict", _predict, text, "example: python -m trainer predict --from run cat.jpg dog.png")
     verb.add_argument("images", nargs="+", metavar="IMAGE", help="picture, local or gs://; or a local folder of them")
     text = "run folder (its best checkpoint), or a folder that `export` wrote; local or gs://"
     verb.add_argument("--from", dest="model", required=True, metavar="FOLDER", help=text)
@@ -149,8 +149,7 @@ def _add_predict(verbs: "Verbs") -> None:
 # --- the verbs -------------------------------------------------------------------------------------------------------
 
 
-def train(options: argparse.Namespace) -> None:
-    """`train`."""
+def _train(options: argparse.Namespace) -> None:
     config, about = defaults.resolve(config_flags(options))
     if os.environ.get("RANK", "0") == "0":
         for text in filter(None, (about, defaults.note(config))):
@@ -165,7 +164,7 @@ def train(options: argparse.Namespace) -> None:
         raise KeyboardInterrupt(text) from None
 
 
-def evaluate(options: argparse.Namespace) -> None:
+def _evaluate(options: argparse.Namespace) -> None:
     """`evaluate`: without a recipe, with the configuration in the run folder."""
     config = config_flags(options).config(recorded_config(options.run_dir) if options.run_dir else None)
     if options.run_dir and config.manifest is None and not config.fake_data:
@@ -187,7 +186,7 @@ def recorded_config(run_dir: str) -> TrainConfig:
         return recipes.default()
 
 
-def bench_input(options: argparse.Namespace) -> None:
+def _bench_input(options: argparse.Namespace) -> None:
     """`bench-input`: the training stream of one host that feeds all replicas."""
     config, _ = defaults.resolve(config_flags(options))
     from trainer.data.splits import open_data
@@ -202,7 +201,7 @@ def bench_input(options: argparse.Namespace) -> None:
     print(f"{num_samples} samples in {limit} steps and {seconds:.2f} s: {rate:.0f} samples/s on this host")
 
 
-def doctor(options: argparse.Namespace) -> None:
+def _doctor(options: argparse.Namespace) -> None:
     """`doctor`: without a recipe and a manifest, for the configuration in the run folder."""
     from trainer.tools import doctor
 
@@ -218,30 +217,25 @@ def doctor(options: argparse.Namespace) -> None:
     doctor.report(doctor.run_checks(config, rate), as_json=options.json)
 
 
-def explain(options: argparse.Namespace) -> None:
-    """`explain`."""
+def _explain(options: argparse.Namespace) -> None:
     from trainer.tools import explain
 
+    flags = config_flags(options)
+    run: tuple[TrainConfig, OrderState | None]
+    if options.run_dir is None:
+        run = flags.config(chosen={} if flags.recipe else defaults.steps_of_set(flags.given)), None
+    else:
+        names = [f"--{name}" for name in ("recipe", "hosts", "set") if getattr(options, name)]
+        if described := [*(FLAGS[key] for key in flags.values if key != "run_dir"), *names]:
+            raise ConfigError(f"--run-dir says everything about the run, so {described[0]} can't be given beside it")
+        run = explain.recorded_run(options.run_dir)
     explain.run(
-        *_explained_run(options), num_hosts=options.hosts or 1, step=options.step, key=options.key,
+        *run, num_hosts=options.hosts or 1, step=options.step, key=options.key,
         sample_id=options.id, as_json=options.json,
     )  # fmt: skip
 
 
-def _explained_run(options: argparse.Namespace) -> "tuple[TrainConfig, OrderState | None]":
-    from trainer.tools import explain
-
-    flags = config_flags(options)
-    if options.run_dir is None:
-        return flags.config(chosen={} if flags.recipe else defaults.steps_of_set(flags.given)), None
-    names = [f"--{name}" for name in ("recipe", "hosts", "set") if getattr(options, name)]
-    if described := [*(FLAGS[key] for key in flags.values if key != "run_dir"), *names]:
-        raise ConfigError(f"--run-dir says everything about the run, so {described[0]} can't be given beside it")
-    return explain.recorded_run(options.run_dir)
-
-
-def merge_logs(options: argparse.Namespace) -> None:
-    """`merge-logs`."""
+def _merge_logs(options: argparse.Namespace) -> None:
     from trainer.record.run_folder import merged_logs
 
     _check_run_dir(options.run_dir)
@@ -249,8 +243,7 @@ def merge_logs(options: argparse.Namespace) -> None:
         print(line)
 
 
-def make_report(options: argparse.Namespace) -> None:
-    """`report`."""
+def _make_report(options: argparse.Namespace) -> None:
     from shardset.html.page import size
     from trainer.tools import report
 
@@ -259,8 +252,7 @@ def make_report(options: argparse.Namespace) -> None:
     print(f"report: {url} ({size(num_bytes)}, {count(run.last_step, 'step')})")
 
 
-def export_model(options: argparse.Namespace) -> None:
-    """`export`."""
+def _export_model(options: argparse.Namespace) -> None:
     from trainer.tools import export, trained
 
     _check_run_dir(options.run_dir)
@@ -269,8 +261,7 @@ def export_model(options: argparse.Namespace) -> None:
     print(f"wrote {', '.join(files)} to {options.output}")
 
 
-def predict(options: argparse.Namespace) -> None:
-    """`predict`."""
+def _predict(options: argparse.Namespace) -> None:
     from trainer.tools import predict, trained
 
     if options.top < 1:

@@ -4,7 +4,6 @@ import argparse
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from shardset.program import Parser, nearest
@@ -38,7 +37,6 @@ FLAGS = {
 """The flag of each setting that has one."""
 
 EVALUATION = FLAGS.keys() - set(GROUPS["training"])
-EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +52,15 @@ class ConfigFlags:
         """The value of each setting that the command line names; `--set` wins. Raises ConfigError."""
         return parsed(TrainConfig, self.values | assignments(self.changes))
 
-    def config(self, base: TrainConfig | None = None, chosen: Mapping[str, Any] = EMPTY) -> TrainConfig:
+    def config(self, base: TrainConfig | None = None, chosen: Mapping[str, Any] | None = None) -> TrainConfig:
         """The recipe, else `base`, else the default recipe; then `chosen`, flags and `--set`. Raises ConfigError."""
         config = recipes.recipe(self.recipe) if self.recipe else base or recipes.default()
-        given = self.given
-        return with_values(config, {**_resized(config, given), **chosen, **given})
+        given, image = self.given, config.image
+        # An evaluation resizes in proportion to the image size.
+        scale = given.get("image.size", image.size) / image.size
+        sizes = {"image.eval_resize": image.eval_resize, "image.eval_size": image.eval_size}
+        resized = {key: math.ceil(scale * size) for key, size in sizes.items() if size is not None}
+        return with_values(config, {**resized, **(chosen or {}), **given})
 
     def arguments(self) -> list[str]:
         """The same as a command line."""
@@ -67,13 +69,6 @@ class ConfigFlags:
             switches = {"true": FLAGS[key], "false": f"--no-{FLAGS[key][2:]}"}
             given.append(switches.get(value, f"{FLAGS[key]}={value}"))
         return given + [f"--set={change}" for change in self.changes]
-
-
-def _resized(config: TrainConfig, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What another image size changes besides: an evaluation resizes in proportion."""
-    scale = given.get("image.size", config.image.size) / config.image.size
-    sizes = {"image.eval_resize": config.image.eval_resize, "image.eval_size": config.image.eval_size}
-    return {key: math.ceil(scale * size) for key, size in sizes.items() if size is not None}
 
 
 def add_config_flags(

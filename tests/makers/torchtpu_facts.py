@@ -29,7 +29,6 @@ def loading() -> dict[str, Any]:
     return {
         "entry points": [one.value for one in importlib.metadata.entry_points(group="torch.backends")],
         "is loaded": "torch_tpu" in sys.modules,
-        "is installed": torchtpu.is_installed(),
         "is available": torchtpu.is_available(),
         "auto": choose("auto"),
         "device": Single("fp32").device.type,

@@ -40,7 +40,6 @@ def test_torch_loads_torchtpu_by_itself_and_finds_no_tpu_here(python: str) -> No
     assert facts(python, "loading") == {
         "entry points": ["torch_tpu._loader:load"],
         "is loaded": True,
-        "is installed": True,
         "is available": False,
         "auto": "single",
         "device": "cpu",

@@ -14,13 +14,13 @@ from shardset.errors import ConfigError
 from shardset.format import manifest as manifests
 from shardset.format.images import background as backgrounds
 from shardset.format.manifest import LoadedSet, Manifest
+from shardset.order.lanes import rank_part
 from shardset.order.permutation import derive_key, hash64
 from shardset.order.state import OrderState
 from shardset.read.disk_cache import DiskCache
 from shardset.stream.spec import Batch
 from shardset.stream.stream import Stream
 from trainer.config import DEFAULT_CLASSES, ImageConfig, TrainConfig
-from trainer.data.synthetic import NUM_EVAL_SAMPLES, NUM_SAMPLES, SyntheticStream
 from trainer.errors import EpochMismatch
 
 SYNTHETIC_DIGEST = "fake data"
@@ -29,17 +29,17 @@ SYNTHETIC_DIGEST = "fake data"
 DIGEST_MASK = (1 << 48) - 1
 """48 bits, so that sums over hosts stay within the integers that every runtime can sum."""
 
+NUM_SAMPLES, NUM_EVAL_SAMPLES = 1_281_167, 50_000
+"""Samples of a synthetic epoch and evaluation: those of ImageNet. `--max-steps` stops earlier."""
+
 TUNING_SPLITS = ("val", "validation", "valid", "dev")
 """The split to evaluate on while a run is tuned, where there is also one for the final test."""
 
 IDS_AT_ONCE = 1 << 16
 """Ids that are hashed together: their hashes stay in the processor's cache, whatever the size of the split."""
 
-HostBatch = dict[str, Any]
-"""A batch of a stream by field; mixing adds fields."""
-
-Step = tuple[int, int, HostBatch]
-"""(epoch, step in the epoch, batch)."""
+Step = tuple[int, int, dict[str, Any]]
+"""(epoch, step in the epoch, batch by field)."""
 
 
 class BatchSource(Protocol):
@@ -127,7 +127,7 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
     check_split("train_split", config.train_split, manifest, config.manifest)
     eval_split = eval_split_of(config, manifest)
     check_split("eval_split", eval_split, manifest, config.manifest)
-    num_classes = num_classes_of(config, manifest)
+    num_classes = _num_classes_of(config, manifest)
     disk_cache = None
     if config.cache_dir is not None and config.cache_bytes is not None:
         disk_cache = DiskCache(folder=config.cache_dir, num_bytes=config.cache_bytes)
@@ -166,6 +166,75 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
     )
 
 
+def eval_spec(image: ImageConfig) -> ImageSpec:
+    """How evaluation images are cropped and resized."""
+    return ImageSpec(
+        size=image.size_in_evaluation,
+        crop=CenterCrop(image.eval_resize, image.eval_interpolation),
+        flip=False,
+        background=backgrounds.parse(image.background),
+        decoded_bytes=image.decoded_bytes,
+        upright=image.upright,
+    )
+
+
+def train_spec(image: ImageConfig) -> ImageSpec:
+    """How training images are cropped and resized."""
+    evaluation = eval_spec(image)
+    crops: dict[str, Crop] = {"random": RandomResizedCrop(), "pad": PadCrop(image.pad), "center": evaluation.crop}
+    return replace(evaluation, size=image.size, crop=crops[image.train_crop], flip=image.flip)
+
+
+def train_transform(image: ImageConfig) -> Chain | None:
+    """What happens to the pixels of a cropped training image; None leaves them alone. Raises ConfigError."""
+    augment = () if image.auto_augment is None else (augmentation_of(image.auto_augment),)
+    erase = (RandomErasing(probability=image.erase, mean=image.mean, std=image.std),) if image.erase else ()
+    return Chain((*augment, *erase)) if augment or erase else None
+
+
+# --- without a shard set ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyntheticStream:
+    """Yields one random batch at every step. The last step of an epoch is padded with samples of weight 0."""
+
+    num_samples: int
+    global_batch_size: int
+    rank: int
+    world_size: int
+    image_size: int
+    num_classes: int
+    augment_repeats: int = 1
+
+    def __len__(self) -> int:
+        """The steps of an epoch."""
+        return -(-self.num_samples * self.augment_repeats // self.global_batch_size)
+
+    def state(self, epoch: int, step: int) -> None:
+        """None: there is no order to record."""
+
+    def resume(self, state: OrderState) -> None:
+        """Does nothing: there is no order to compare."""
+
+    def stop(self) -> None:
+        """Does nothing: the stream never waits."""
+
+    def run(self, spans: Iterator[tuple[int, range]]) -> Iterator[tuple[int, int, Batch]]:
+        """Yields (epoch, step, batch) for spans (epoch, steps), as a Stream does."""
+        part = rank_part(self.global_batch_size, self.rank, self.world_size)
+        per_host = len(part)
+        draw = np.random.default_rng(0)
+        image = draw.integers(0, 256, (per_host, self.image_size, self.image_size, 3), dtype=np.uint8)
+        label = draw.integers(0, self.num_classes, per_host, dtype=np.int64)
+        for epoch, steps in spans:
+            for step in steps:
+                ids = (step * self.global_batch_size + part.start + np.arange(per_host)) // self.augment_repeats
+                weight = (ids < self.num_samples).astype(np.float32)
+                flip, ids = label % 2 == 0, ids % self.num_samples
+                yield epoch, step, {"image": image, "label": label, "flip": flip, "id": ids, "weight": weight}
+
+
 def synthetic_data(
     config: TrainConfig,
     host: int,
@@ -195,32 +264,6 @@ def synthetic_data(
         augment_repeats=config.image.augment_repeats,
         num_eval_samples=num_eval_samples,
     )
-
-
-def eval_spec(image: ImageConfig) -> ImageSpec:
-    """How evaluation images are cropped and resized."""
-    return ImageSpec(
-        size=image.size_in_evaluation,
-        crop=CenterCrop(image.eval_resize, image.eval_interpolation),
-        flip=False,
-        background=backgrounds.parse(image.background),
-        decoded_bytes=image.decoded_bytes,
-        upright=image.upright,
-    )
-
-
-def train_spec(image: ImageConfig) -> ImageSpec:
-    """How training images are cropped and resized."""
-    evaluation = eval_spec(image)
-    crops: dict[str, Crop] = {"random": RandomResizedCrop(), "pad": PadCrop(image.pad), "center": evaluation.crop}
-    return replace(evaluation, size=image.size, crop=crops[image.train_crop], flip=image.flip)
-
-
-def train_transform(image: ImageConfig) -> Chain | None:
-    """What happens to the pixels of a cropped training image; None leaves them alone. Raises ConfigError."""
-    augment = () if image.auto_augment is None else (augmentation_of(image.auto_augment),)
-    erase = (RandomErasing(probability=image.erase, mean=image.mean, std=image.std),) if image.erase else ()
-    return Chain((*augment, *erase)) if augment or erase else None
 
 
 # --- does the shard set fit the config? ------------------------------------------------------------------------------
@@ -260,7 +303,7 @@ def eval_split_of(config: TrainConfig, manifest: Manifest) -> str:
     return chosen[0]
 
 
-def num_classes_of(config: TrainConfig, manifest: Manifest) -> int:
+def _num_classes_of(config: TrainConfig, manifest: Manifest) -> int:
     """The number of classes of the model: that of the config if it suffices, else that of the manifest."""
     wanted, stored = config.model.num_classes, len(manifest.classes)
     if wanted is not None and wanted < stored:
@@ -299,18 +342,13 @@ def steps_of(stream: BatchSource, start: int, stop: int) -> Iterator[Step]:
     Prefetches across the end of an epoch. Raises EpochMismatch if the stream skips a step or ends early.
     """
     due = start
-    for epoch, step, batch in stream.run(_spans(start, stop, len(stream))):
-        if (epoch, step) != divmod(due, len(stream)):
+    size = len(stream)
+    epochs = range(start // size, -(-stop // size))
+    spans = ((epoch, range(max(0, start - epoch * size), min(size, stop - epoch * size))) for epoch in epochs)
+    for epoch, step, batch in stream.run(spans):
+        if (epoch, step) != divmod(due, size):
             raise EpochMismatch(f"the stream yielded epoch {epoch + 1} step {step} where step {due} of the run was due")
         yield epoch, step, batch
         due += 1
     if due != stop:
         raise EpochMismatch(f"the stream ended before step {due} of the run, expected {stop}")
-
-
-def _spans(start: int, stop: int, steps_per_epoch: int) -> Iterator[tuple[int, range]]:
-    while start < stop:
-        epoch, first = divmod(start, steps_per_epoch)
-        end = min(stop, (epoch + 1) * steps_per_epoch)
-        yield epoch, range(first, first + end - start)
-        start = end

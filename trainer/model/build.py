@@ -13,7 +13,7 @@ import timm
 import torch
 from timm.layers.norm_act import BatchNormAct2d, GroupNormAct
 from timm.models.resnet import BasicBlock, ResNet
-from timm.optim._optim_factory import create_optimizer_v2, get_optimizer_info, list_optimizers
+from timm.optim._optim_factory import create_optimizer_v2
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -55,10 +55,12 @@ def freeze(model: nn.Module, config: ModelConfig) -> None:
             head.requires_grad_(True)
 
 
-def checkpoint_activations(model: Any, config: ModelConfig) -> None:
+def checkpoint_activations(model: Any, config: ModelConfig, device: torch.device) -> None:
     """Has the model compute activations again in the backward pass, if the config says so. Raises ConfigError."""
     if not config.checkpoint_activations:
         return
+    if device.type == "xla":
+        raise ConfigError("model.checkpoint_activations needs CUDA or a CPU: torch's function does not know XLA")
     try:
         model.set_grad_checkpointing(True)
     except (AttributeError, AssertionError) as error:
@@ -96,12 +98,8 @@ def optimizer(
 ) -> torch.optim.Optimizer:
     """timm's optimizer of that name; biases and norms get no weight decay. Raises ConfigError for an unknown name.
 
-    `of_device` are the options that suit the device (see `Runtime.optimizer_options`); those of the config go first.
+    `of_device` are the options that suit the device (see `optimizers.options_for`); those of the config go first.
     """
-    if config.name in list_optimizers() and get_optimizer_info(config.name).second_order:
-        raise ConfigError(
-            f"optimizer {config.name!r}: it needs second derivatives, which a step here does not compute; use another"
-        )
     options = dict(of_device or {})
     if config.layer_decay is not None:
         options["layer_decay"] = config.layer_decay
@@ -181,7 +179,7 @@ def _of_name(config: ModelConfig, num_classes: int) -> nn.Module:
     try:
         model: nn.Module = timm.create_model(name, pretrained=from_timm, num_classes=num_classes, **kwargs)
     except TypeError as error:
-        raise _not_taken(config, error) from error
+        raise ConfigError(f"model {name!r}: {error}; expected a function of num_classes and model.kwargs") from error
     except (OSError, RuntimeError) as error:
         if config.pretrained is None:  # a name with a tag of weights, as `.a1_in1k`, that do not exist
             raise ConfigError(f"model {name!r}: {first_line(error)}; leave the tag of weights out") from error
@@ -190,10 +188,6 @@ def _of_name(config: ModelConfig, num_classes: int) -> nn.Module:
             "elsewhere and give --pretrained FILE"
         ) from error
     return model
-
-
-def _not_taken(config: ModelConfig, error: TypeError) -> ConfigError:
-    return ConfigError(f"model {config.name!r}: {error}; expected a function of num_classes and model.kwargs")
 
 
 def _of_function(config: ModelConfig, num_classes: int) -> nn.Module:
@@ -206,7 +200,7 @@ def _of_function(config: ModelConfig, num_classes: int) -> nn.Module:
     try:
         model = build_model(num_classes=num_classes, **(config.kwargs or {}))
     except TypeError as error:
-        raise _not_taken(config, error) from error
+        raise ConfigError(f"model {name!r}: {error}; expected a function of num_classes and model.kwargs") from error
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model {name!r}: the function returned a {type(model).__name__}, expected a torch.nn.Module")
     return model

@@ -21,6 +21,7 @@ from trainer.model.losses import Partners, losses_of
 from trainer.record import metrics
 from trainer.record.checkpoint_state import LearnerState
 from trainer.runtime.base import Runtime, TensorBatch
+from trainer.runtime.optimizers import options_for
 
 COUNTERS = ("step", "lookahead_step")
 """What optimizers of timm call a count of steps that all weights have in common: lamb, adan, lookahead."""
@@ -49,9 +50,7 @@ class Learner:
         build.freeze(net, config.model)
         if config.sync_batch_norm:
             net = runtime.synchronize_norms(net)
-        if config.model.checkpoint_activations:
-            runtime.check_recomputes()
-        build.checkpoint_activations(net, config.model)
+        build.checkpoint_activations(net, config.model, runtime.device)
         ema = copy.deepcopy(net) if config.regularize.ema_decay else None
         if state is not None:
             _load_weights(net, ema, state, config.model.name)
@@ -63,7 +62,9 @@ class Learner:
         self.net = to_device(net)
         self._average = None if ema is None else to_device(ema)
         runtime.module_to_device(self._normalize)
-        self._optimizer = build.optimizer(config.optimizer, self.net, runtime.optimizer_options(name))
+        self._optimizer = build.optimizer(
+            config.optimizer, self.net, options_for(name, runtime.device, runtime.precision)
+        )
         if state is not None:
             _load_optimizer(self._optimizer, self.net, state)
             if state["scaler"]:

@@ -20,7 +20,11 @@ def losses_of(
 ) -> torch.Tensor:
     """float32 [B]; `partners` are those of mixed images."""
     if config.loss == "bce":
-        targets = soft_targets(labels, partners, logits.shape[1], config.label_smoothing)
+        targets = _one_class(labels, logits.shape[1], config.label_smoothing)
+        if partners is not None:
+            share = partners.own_share.unsqueeze(1)
+            others = _one_class(partners.labels, logits.shape[1], config.label_smoothing)
+            targets = share * targets + (1 - share) * others
         if config.bce_threshold is not None:
             targets = targets.gt(config.bce_threshold).float()
         return binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(1)
@@ -31,16 +35,8 @@ def losses_of(
     return partners.own_share * own + (1 - partners.own_share) * other
 
 
-def soft_targets(labels: torch.Tensor, partners: Partners | None, num_classes: int, smoothing: float) -> torch.Tensor:
-    """The share of each class in each image: float32 [B, classes]; smoothing gives all classes a part, as in timm."""
-    own = _one_class(labels, num_classes, smoothing)
-    if partners is None:
-        return own
-    share = partners.own_share.unsqueeze(1)
-    return share * own + (1 - share) * _one_class(partners.labels, num_classes, smoothing)
-
-
 def _one_class(labels: torch.Tensor, num_classes: int, smoothing: float) -> torch.Tensor:
+    """The share of each class in each image: float32 [B, classes]; smoothing gives all classes a part, as in timm."""
     # Compared and not scattered: a graph without indexes, which every compiler splits over devices.
     classes = torch.arange(num_classes, device=labels.device)
     return (labels.unsqueeze(1) == classes).float() * (1 - smoothing) + smoothing / num_classes

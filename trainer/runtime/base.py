@@ -20,9 +20,6 @@ from trainer.config import Precision
 from trainer.runtime import cuda, optimizers, torchtpu
 from trainer.supervise.heartbeat import Address, HeartbeatClient
 
-TEXT_BYTES = 4
-"""Bytes of text in each number that `gather_texts` sums. Sums of 32-bit numbers fit every runtime."""
-
 TensorBatch = cuda.TensorBatch
 """`image`, `label` and `weight`, and where used `flip` and `mix`. The first dimension is the sample."""
 
@@ -131,9 +128,6 @@ class Runtime:
         """The model with a BatchNorm that sees the global batch. Raises ConfigError where it can't."""
         return model
 
-    def check_recomputes(self) -> None:
-        """Raises ConfigError where a backward pass can't compute activations again."""
-
     def data_parallel(self, model: nn.Module) -> nn.Module:
         """The module that the training step calls in place of the model, so that gradients are averaged."""
         return model
@@ -160,11 +154,6 @@ class Runtime:
     def number(self, value: float) -> float | torch.Tensor:
         """A number that changes between steps, as a step takes it: a tensor if it would become part of the graph."""
         return value
-
-    def optimizer_options(self, name: str) -> dict[str, Any]:
-        """The options that timm's optimizer of that name gets on this device."""
-        # Not with a GradScaler: a fused SGD whose first step is skipped continues with momentum that nobody has set.
-        return {} if self.precision == "fp16" else optimizers.options_for(name, self.device)
 
     def first_moments(self, optimizer: torch.optim.Optimizer, name: str) -> optimizers.Moments:
         """The state that a new optimizer begins with, on the CPU, as `optimizer` is; {} where its first step makes it.
@@ -223,7 +212,7 @@ class Runtime:
                 f"host numbers from 0 on are taken by {counts} processes, expected one each; this one has "
                 f"{self.host}; two of the same number would train on the same data"
             )
-        width = TEXT_BYTES * max(1, -(-max(sizes) // TEXT_BYTES))
+        width = 4 * max(1, -(-max(sizes) // 4))  # sums of 32-bit numbers fit every runtime
         numbers = np.frombuffer(data.ljust(width, b"\0"), dtype="<u4").tolist()
         # Each host adds zeros in the places of the others, so the sums are the texts one after the other.
         sums = self.sum_hosts([number * is_own for is_own in one_hot for number in numbers])

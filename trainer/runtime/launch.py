@@ -23,14 +23,7 @@ from trainer.runtime.base import Runtime
 from trainer.runtime.distributed import Ddp
 from trainer.runtime.machine import REFUSED
 from trainer.runtime.single import Single
-from trainer.supervise.heartbeat import (
-    AGAIN,
-    PORT,
-    TIMING,
-    HeartbeatClient,
-    HeartbeatServer,
-    HeartbeatTiming,
-)
+from trainer.supervise.heartbeat import AGAIN, PORT, TIMING, HeartbeatClient, HeartbeatServer, HeartbeatTiming
 from trainer.supervise.preemption import relay
 
 Worker = Callable[[Runtime, TrainConfig], None]
@@ -47,7 +40,11 @@ def launch(config: TrainConfig, worker: Worker) -> None:
         if name.startswith("XLA_") and name in os.environ:
             raise ConfigError(f"{name} is set: {instead}, and unset it")
     strategy = choose(config.strategy)
-    _refuse_torchrun(strategy)
+    if strategy != "ddp" and dist.is_torchelastic_launched() and int(os.environ["WORLD_SIZE"]) > 1:
+        raise ConfigError(
+            f"torchrun started {os.environ['WORLD_SIZE']} processes, but strategy {strategy} starts its own: "
+            "each would train on all of the data; use --strategy ddp, or start it without torchrun"
+        )
     if strategy == "replica":
         _launch_replicas(config, worker)
     else:
@@ -113,15 +110,6 @@ def watched(runtime: Runtime) -> Iterator[None]:
         yield
 
 
-def _refuse_torchrun(strategy: str) -> None:
-    """Raises ConfigError if torchrun has started several processes that would not know of each other."""
-    if strategy != "ddp" and dist.is_torchelastic_launched() and int(os.environ["WORLD_SIZE"]) > 1:
-        raise ConfigError(
-            f"torchrun started {os.environ['WORLD_SIZE']} processes, but strategy {strategy} starts its own: "
-            "each would train on all of the data; use --strategy ddp, or start it without torchrun"
-        )
-
-
 # --- replicas --------------------------------------------------------------------------------------------------------
 
 
@@ -136,8 +124,10 @@ def _launch_replicas(config: TrainConfig, worker: Worker) -> None:
     workers, own = xla.tpu_workers() if device == "TPU" else (["127.0.0.1"], 0)
     with tempfile.TemporaryDirectory() as folder, watched_launcher(workers, own, timing=timing):
         relay(Path(folder) / "asked to stop")
-        with _ctrl_c_kills_replicas():
-            xla.spawn_replicas(run_replica, worker, config)
+        # Not an ignored SIGINT, as in the background of a script.
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, _kill_replicas)
+        xla.spawn_replicas(run_replica, worker, config)
 
 
 def run_replica(index: int, worker: Worker, config: TrainConfig) -> None:
@@ -164,23 +154,8 @@ def watched_launcher(
             raise PeerLost(heartbeat.loss() or f"a process of this host ended; its error is above; {AGAIN}") from error
 
 
-@contextmanager
-def _ctrl_c_kills_replicas() -> Iterator[None]:
-    """Ctrl-C kills the replicas. Otherwise they would train to the end, and this process would wait for them.
-
-    Keeps a handler that is set already, and an ignored SIGINT, as in the background of a script.
-    """
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-
-    def end(*_: object) -> None:
-        for child in multiprocessing.active_children():
-            child.kill()
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGINT, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+def _kill_replicas(*_: object) -> None:
+    """Handles Ctrl-C. Without it the replicas would train to the end, and this process would wait for them."""
+    for child in multiprocessing.active_children():
+        child.kill()
+    raise KeyboardInterrupt

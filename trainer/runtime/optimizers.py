@@ -6,6 +6,7 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 
 from shardset.errors import ConfigError
+from trainer.config import Precision
 
 STATIC_OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "lars")
 """Optimizers that compile to one graph: their state exists from the start and holds no Python number."""
@@ -14,8 +15,10 @@ Moments = dict[int, dict[str, torch.Tensor]]
 """The state of an optimizer by the number of the weight."""
 
 
-def options_for(name: str, device: torch.device) -> dict[str, Any]:
+def options_for(name: str, device: torch.device, precision: Precision) -> dict[str, Any]:
     """The options of an optimizer that suit a device: one kernel for all weights, or a step count on the device."""
+    if precision == "fp16":  # a fused SGD whose first step is skipped continues with momentum that nobody has set
+        return {}
     if device.type == "cuda" and name in ("sgd", "momentum", "adam", "adamw"):
         return {"fused": True}
     # With a step count on the host, Adam's bias correction is a constant of the compiled graph.

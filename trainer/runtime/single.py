@@ -74,7 +74,16 @@ class Single(Runtime):
                 module.compile(backend=backend, dynamic=False)
 
     def compiled(self, step: Step, name: str) -> Step:
-        return self._timed_by_clock(step) if self._copies is None else self._timed_by_events(step, self._copies)
+        if self._copies is not None:
+            return self._timed_by_events(step, self._copies)
+
+        def timed(*args: Any) -> torch.Tensor:
+            start = time.perf_counter()
+            result = step(*args)
+            self._busy_s += time.perf_counter() - start
+            return result
+
+        return timed
 
     def seed(self, key: int) -> None:
         torch.manual_seed(replica_key(key, self.replica))
@@ -106,15 +115,6 @@ class Single(Runtime):
         folder.mkdir(parents=True, exist_ok=True)
         self._profiler.stop()
         self._profiler.export_chrome_trace(str(folder / f"host-{self.host:03d}.json"))
-
-    def _timed_by_clock(self, step: Step) -> Step:
-        def timed(*args: Any) -> torch.Tensor:
-            start = time.perf_counter()
-            result = step(*args)
-            self._busy_s += time.perf_counter() - start
-            return result
-
-        return timed
 
     def _timed_by_events(self, step: Step, copies: cuda.PinnedCopies) -> Step:
         make_event: Any = torch.cuda.Event  # its constructor is not typed

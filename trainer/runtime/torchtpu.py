@@ -5,7 +5,6 @@ here imports it.
 """
 
 import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -26,11 +25,6 @@ COMPILE_BACKEND = "tpu"
 TOPOLOGY = "TORCH_TPU_TOPOLOGY"
 ADDRESSES = "TORCH_TPU_SLICEBUILDER_ADDRESSES"
 """Environment variables that a launcher sets: how the chips are wired, and where each process finds the others."""
-
-
-def is_installed() -> bool:
-    """Whether torch_tpu is there; does not import it."""
-    return importlib.util.find_spec("torch_tpu") is not None
 
 
 def is_available() -> bool:
@@ -64,10 +58,7 @@ def check_environment(environment: Mapping[str, str]) -> None:
 
 
 def set_launch_environment() -> None:
-    """Sets the variables that the processes of this machine need, by TorchTPU's own detection; starts no TPU.
-
-    Raises ConfigError where there is no TPU.
-    """
+    """Sets the variables that the processes of this machine need; starts no TPU. Raises ConfigError without a TPU."""
     try:
         module().distributed.set_tpu_launch_env()
     except (RuntimeError, ValueError) as error:
@@ -80,18 +71,16 @@ def num_local_processes(environment: Mapping[str, str]) -> int:
 
 
 def spmd_safe(step: Step) -> Step:
-    """The step, marked as one that all processes run alike, where this version of TorchTPU knows such a mark.
-
-    TorchTPU then compiles exchanges between processes together with what surrounds them.
-    """
+    """The step, marked as one that all processes run alike, if this version of TorchTPU knows such a mark."""
     mark: Any = getattr(module().distributed, "spmd_safe", None)
     return step if mark is None else mark(step)
 
 
 def module() -> Any:
     """`torch.tpu` of TorchTPU. Raises ConfigError if it is not installed."""
-    if not is_installed():
+    try:
+        return importlib.import_module("torch.tpu")
+    except ImportError as error:
         raise ConfigError(
-            "TorchTPU is not installed; run pip install 'shardset[trainer,torchtpu]' in an environment of its own"
-        )
-    return importlib.import_module("torch.tpu")
+            "TorchTPU is not installed; run pip install 'shardset[trainer,torchtpu]' in a separate environment"
+        ) from error

