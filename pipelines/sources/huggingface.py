@@ -23,7 +23,15 @@ from pipelines.sources.formats.image_table import NO_LABEL, ImageTable
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.records import compact
 from pipelines.sources.formats.spilled_list import Entry, SpilledList
-from pipelines.sources.objects import UNKNOWN_FIELD, advice_in, extension, first_names, is_hidden, without_extension
+from pipelines.sources.objects import (
+    UNKNOWN_FIELD,
+    advice_in,
+    extension,
+    first_names,
+    is_hidden,
+    key_of,
+    without_extension,
+)
 from shardset.errors import ConfigError, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.naming import is_split
@@ -68,8 +76,7 @@ class HuggingFace:
         for file, (row_groups, labels_and_paths) in zip(files, self._scan_all(files, table), strict=True):
             for number, (label, path) in enumerate(labels_and_paths, num_rows[file.split]):
                 found.add(label)
-                stem = without_extension(path.partition("://")[2] or path).lstrip("/")
-                rows.add([label, file.split, f"{file.split}/{stem or f'{number:07d}'}"])
+                rows.add([label, file.split, f"{file.split}/{key_of(path) or f'{number:07d}'}"])
             num_rows[file.split] += len(labels_and_paths)
             units += _units(file, row_groups, self.rows_per_unit)
         names = table.class_names(found)
