@@ -23,10 +23,9 @@ _TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 _BROKEN = (
     ValueError,
     TypeError,
-    KeyError,
-    IndexError,
-    NotImplementedError,
-    OverflowError,
+    LookupError,
+    RuntimeError,
+    ArithmeticError,
     MemoryError,
     OSError,
     struct.error,
