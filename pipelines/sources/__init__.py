@@ -78,7 +78,8 @@ def open_source(config: "BuildConfig") -> Source:
 
 def input_folder(config: "BuildConfig") -> Storage | None:
     """The folder with nothing but raw input; None if --input names files, and for tars, which may be a shard set."""
-    endings = {"hf": (".parquet",), "cifar10": (".tar.gz", ".tgz"), "cifar100": (".tar.gz", ".tgz")}
+    archives = (".tar.gz", ".tgz")
+    endings: dict[str, tuple[str, ...]] = {"hf": (".parquet",), "cifar10": archives, "cifar100": archives}
     if config.source in ("listing", "webdataset") or config.input.endswith(endings.get(config.source, ())):
         return None
     return open_storage(config.input)

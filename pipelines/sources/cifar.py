@@ -13,11 +13,12 @@ import numpy as np
 from msgspec.structs import asdict
 
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit, class_infos
-from pipelines.sources.formats import safe_pickle, tar_gz
+from pipelines.sources.formats import safe_pickle
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.records import compact
-from pipelines.sources.formats.tar_gz import ArchiveMember
+from pipelines.sources.formats.tar_gz import read_members
 from pipelines.sources.objects import first_names, stat_or_none
+from shardset.checksum import crc32c_of
 from shardset.errors import SourceError
 from shardset.format.images import stored_png
 from shardset.storage.base import Stat, Storage
@@ -87,11 +88,10 @@ CIFAR100_FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file of the data set and the object that it is in; `member` says where, if that is the archive."""
+    """A file of the data set and the object that it is in; the content of a batch is b"" outside of an archive."""
 
     object: Stat
     content: bytes
-    member: ArchiveMember | None = None
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class _Cifar:
                 "prefix": prefix,
                 "form": form.name,
                 "object": asdict(files[batch].object),
-                "member": files[batch].member,
+                "crc32c": crc32c_of(files[batch].content),
                 "names": names,
             }
             for batch, prefix in form.batches.items()
@@ -187,10 +187,8 @@ class _Cifar:
             where = f"{self.input.url}/{self.archive}"
             if stat is None:
                 raise SourceError(f"{where}: not there; found {first_names(self.input)}")
-            members, contents = tar_gz.read_members(
-                RangeFile(self.input, stat), where, names=batches | meta, contents_of=meta
-            )
-            return {name: _File(stat, contents.get(name, b""), member) for name, member in members.items()}
+            contents = read_members(RangeFile(self.input, stat), where, batches | meta)
+            return {name: _File(stat, content) for name, content in contents.items()}
         stats = {name: stat for name in sorted(batches | meta) if (stat := stat_or_none(self.input, name))}
         return {
             name: _File(stat, RangeFile(self.input, stat).read() if name in meta else b"")
@@ -209,10 +207,13 @@ class _Cifar:
         return form
 
     def _content(self, unit: Unit) -> bytes:
-        file = RangeFile(self.input, Stat(**unit["object"]))
+        file, batch = RangeFile(self.input, Stat(**unit["object"])), unit["batch"]
         if not self.archive:
             return file.read()
-        return tar_gz.read_member(file, self._where(unit["batch"]), ArchiveMember(*unit["member"]))
+        content = read_members(file, self._where(batch), [batch], to_end=False).get(batch, b"")
+        if crc32c_of(content) != unit["crc32c"]:
+            raise SourceError(f"{self._where(batch)}: its CRC32C is not that of the survey; download it again")
+        return content
 
 
 class Cifar10(_Cifar):

@@ -237,5 +237,4 @@ def _folder_of(name: str) -> str:
 
 def _counts(others: Counter[str]) -> str:
     each = [f"{count} {'.' + name if name else 'without extension'}" for name, count in sorted(others.items())]
-    more = f", and {len(each) - _MAX_TYPES} more types" if len(each) > _MAX_TYPES else ""
-    return f"{others.total()} other files ({', '.join(each[:_MAX_TYPES])}{more})"
+    return f"{others.total()} other files ({', '.join(each[:_MAX_TYPES])}{', ...' * (len(each) > _MAX_TYPES)})"

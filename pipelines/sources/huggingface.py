@@ -4,6 +4,7 @@ The survey reads the footers, labels and paths, a thousandth of the bytes. A uni
 its images a few at a time. Few files have checksums of their pages, so each range of a bucket is read twice.
 """
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -13,23 +14,33 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, ClassVar, NamedTuple
 
+import pyarrow as pa
 from msgspec.structs import asdict
 from pyarrow.parquet import ParquetFile
 
 from pipelines.holdout import REST, Holdout, Label
 from pipelines.sources.base import RawSample, Rejected, Spool, Survey, Unit, class_infos, missing_notes
 from pipelines.sources.formats import parquet
-from pipelines.sources.formats.image_table import NO_LABEL, ImageTable
 from pipelines.sources.formats.range_file import RangeFile
-from pipelines.sources.formats.records import compact
+from pipelines.sources.formats.records import PATHS, Columns, choose_columns, compact, usual_name
 from pipelines.sources.formats.spilled_list import Entry, SpilledList
-from pipelines.sources.objects import UNKNOWN_FIELD, advice_in, extension, first_names, is_hidden, without_extension
+from pipelines.sources.objects import (
+    UNKNOWN_FIELD,
+    advice_in,
+    extension,
+    first_names,
+    is_hidden,
+    key_of,
+    without_extension,
+)
 from shardset.errors import ConfigError, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.naming import is_split
 from shardset.storage.base import Stat, Storage
 
 ROWS_PER_UNIT = 1_000
+NO_LABEL = -1
+MAX_LABEL = 1_000_000
 
 _IMAGES_AT_ONCE = 16
 _LABELS_AT_ONCE = 10_000
@@ -68,8 +79,7 @@ class HuggingFace:
         for file, (row_groups, labels_and_paths) in zip(files, self._scan_all(files, table), strict=True):
             for number, (label, path) in enumerate(labels_and_paths, num_rows[file.split]):
                 found.add(label)
-                stem = without_extension(path.partition("://")[2] or path).lstrip("/")
-                rows.add([label, file.split, f"{file.split}/{stem or f'{number:07d}'}"])
+                rows.add([label, file.split, f"{file.split}/{key_of(path) or f'{number:07d}'}"])
             num_rows[file.split] += len(labels_and_paths)
             units += _units(file, row_groups, self.rows_per_unit)
         names = table.class_names(found)
@@ -141,7 +151,7 @@ class HuggingFace:
                 "name one file as input"
             )
 
-    def _table(self, opened: ParquetFile, where: str) -> ImageTable:
+    def _table(self, opened: ParquetFile, where: str) -> "ImageTable":
         return ImageTable.of(opened.schema_arrow, self.image_column, self.label_column, where)
 
     @contextmanager
@@ -151,14 +161,14 @@ class HuggingFace:
         with RangeFile(self.input, stat, _SURVEY_WINDOW, twice=True) as opened:
             yield parquet.open_parquet(opened, where), where
 
-    def _scan_all(self, files: Sequence["_File"], table: ImageTable) -> Iterator[tuple[list[int], list[Entry]]]:
+    def _scan_all(self, files: Sequence["_File"], table: "ImageTable") -> Iterator[tuple[list[int], list[Entry]]]:
         """The numbers of rows in the row groups of each file, and the label and path of each row."""
         remaining = iter(files)
         with ThreadPoolExecutor(_SURVEY_THREADS) as threads:
             while some := list(islice(remaining, _SURVEY_THREADS)):  # so that the rows of few files wait in memory
                 yield from threads.map(lambda file: self._scan(file, table), some)
 
-    def _scan(self, file: "_File", table: ImageTable) -> tuple[list[int], list[Entry]]:
+    def _scan(self, file: "_File", table: "ImageTable") -> tuple[list[int], list[Entry]]:
         with self._surveyed(file) as (opened, where):
             table.refuse_other(self._table(opened, where), where)
             row_groups = range(opened.num_row_groups)
@@ -197,7 +207,7 @@ class _Units:
 
 
 def _sample(
-    name: str, row: Entry, num_classes: int, table: ImageTable, record: dict[str, Any], spool: Spool
+    name: str, row: Entry, num_classes: int, table: "ImageTable", record: dict[str, Any], spool: Spool
 ) -> RawSample | Rejected:
     label, split, key = row
     image = record[table.columns.path]
@@ -253,3 +263,122 @@ def _split_and_folder(name: str) -> tuple[str, str]:
     if word := _SPLIT_WORD.search(inner):
         return word[0].lower(), parent
     return REST, folder
+
+
+@dataclass(frozen=True, slots=True)
+class ImageTable:
+    """What a schema says: the columns, the class names if it has them, the columns that go into `json`, and the rest.
+
+    `label_type` is "none", "number" or "text".
+    """
+
+    columns: Columns
+    names: tuple[str, ...] | None
+    label_type: str
+    has_paths: bool
+    extra: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+    @classmethod
+    def of(cls, schema: pa.Schema, image: str | None, label: str | None, where: str) -> "ImageTable":
+        """Raises SourceError if there is no column of images, or no telling which one has the labels."""
+        features = _features(schema)
+        class_labels = [name for name, feature in features.items() if feature.get("_type") == "ClassLabel"]
+        if label is None and len(class_labels) == 1:
+            [label] = class_labels
+        columns = choose_columns(schema.names, _image_column(schema, image, where), label, where)
+        rest = [name for name in schema.names if name not in (columns.path, columns.label)]
+        extra = [name for name in rest if not parquet.holds_bytes(schema.field(name).type)]
+        names = features.get(columns.label, {}).get("names")
+        return cls(
+            columns=columns,
+            names=tuple(map(str, names)) if isinstance(names, list) and names else None,
+            label_type=_label_type(schema, columns.label, where),
+            has_paths=_has_paths(schema.field(columns.path).type),
+            extra=tuple(extra),
+            left_out=tuple(name for name in rest if name not in extra),
+        )
+
+    @property
+    def leaves(self) -> list[str]:
+        """The columns that the survey reads."""
+        paths = [f"{self.columns.path}.path"] if self.has_paths else []
+        return [self.columns.label, *paths] if self.columns.label else paths
+
+    def label_and_path(self, record: dict[str, Any]) -> list[Any]:
+        """The label of a row, NO_LABEL if it has none, and the path of its image, "" if it has none."""
+        label = record.get(self.columns.label)
+        path = (record.get(self.columns.path) or {}).get("path") if self.has_paths else None
+        return [NO_LABEL if label in (None, "") else label, path or ""]
+
+    def class_names(self, labels: set[Label]) -> list[str]:
+        """The names of the classes in the order of their labels; `labels` are those of all rows."""
+        if self.names is not None:
+            return list(self.names)
+        if self.label_type == "text":
+            return sorted(str(label) for label in labels - {NO_LABEL})
+        numbers = [int(label) for label in labels if int(label) <= MAX_LABEL]
+        return [str(label) for label in range(max(numbers, default=NO_LABEL) + 1)]
+
+    def refuse_other(self, other: "ImageTable", where: str) -> None:
+        """Raises SourceError if another file has other columns or classes."""
+        for what in ("columns", "names", "label_type", "extra"):
+            mine, its = getattr(self, what), getattr(other, what)
+            if mine != its:
+                raise SourceError(
+                    f"{where}: its {what.replace('_', ' ')} are {its!s:.200}, those of the first file "
+                    f"{mine!s:.200}; expected files of one data set: name one file or folder as input"
+                )
+
+    def notes(self) -> Iterator[str]:
+        """Sentences on the columns that were taken, and on those that were not."""
+        yield from self.columns.notes()
+        if self.left_out:
+            yield f"left out the columns {', '.join(self.left_out)}, which hold bytes"
+
+
+def _features(schema: pa.Schema) -> dict[str, dict[str, Any]]:
+    """What the library datasets notes about each column; nothing if another program wrote the file."""
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        return {name: feature for name, feature in features.items() if isinstance(feature, dict)}
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+        return {}
+
+
+def _image_column(schema: pa.Schema, wanted: str | None, where: str) -> str:
+    images = [name for name in schema.names if _is_image(schema.field(name).type)]
+    if not images:
+        raise SourceError(
+            f"{where}: columns {', '.join(schema.names)}; none holds images (bytes, or bytes and path); a table of "
+            "paths is read by --source listing"
+        )
+    column = wanted or (images[0] if len(images) == 1 else usual_name(images, PATHS))
+    if not column or column not in images:
+        raise SourceError(
+            f"{where}: images are in the columns {', '.join(images)}"
+            + (f", not in {column}; correct --image-column" if column else "; choose one by --image-column")
+        )
+    return column
+
+
+def _is_image(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        return any(each.name == "bytes" and _is_image(each.type) for each in kind)
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _has_paths(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_struct(kind)) and any(each.name == "path" for each in kind)
+
+
+def _label_type(schema: pa.Schema, column: str, where: str) -> str:
+    if not column:
+        return "none"
+    kind = schema.field(column).type
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if pa.types.is_integer(kind):
+        return "number"
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return "text"
+    raise SourceError(f"{where}: labels in column {column} are {kind}, expected whole numbers or texts; name another")

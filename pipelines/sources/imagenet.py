@@ -52,6 +52,9 @@ _LEFT_OUT, _UNKNOWN = -1, -2
 _Found = tuple[str, Extent | None, str | None]
 """The name of a file, and where its bytes are or why it can't be a sample."""
 
+_Classes = list[tuple[str, Unit]]
+"""The wnid of each class, and the unit of its images, without its label."""
+
 _WANTED = (
     f"expected {TRAIN_TAR} (with {VALIDATION_TAR} and {DEVKIT}), or Kaggle's {KAGGLE_ROOT}{TRAIN}/nNNNNNNNN/ "
     f"(with {MAPPING} and {SOLUTION}), or {TRAIN}/nNNNNNNNN/ and val/nNNNNNNNN/"
@@ -101,12 +104,12 @@ class ImageNet:
 
 def _survey_archives(storage: Storage, stats: dict[str, Stat]) -> Survey:
     train, validation = stats[TRAIN_TAR], stats.get(VALIDATION_TAR)
-    synsets = _devkit(storage, stats.get(DEVKIT))
+    synsets = _synsets(storage)
     if validation and not synsets.truth:
         raise SourceError(f"{storage.url}: {VALIDATION_TAR} without {DEVKIT}, which holds its labels; put it there too")
     inner_tars, strays = _inner_tars(storage, train)
-    labels = _labels({wnid for wnid, _ in inner_tars}, synsets, f"{storage.url}/{TRAIN_TAR}")
-    units = [{**unit, "label": labels[wnid]} for wnid, unit in inner_tars]
+    labels = _labels(inner_tars, synsets, f"{storage.url}/{TRAIN_TAR}")
+    units = _labelled(inner_tars, labels)
     notes = _notes_on_classes(labels, synsets) + _stray_notes(strays, f"in {TRAIN_TAR} that are no nNNNNNNNN.tar")
     if validation:
         units.append(_validation_unit({"split": VALIDATION, "tar": asdict(validation)}, labels, synsets, notes))
@@ -120,16 +123,9 @@ def _survey_archives(storage: Storage, stats: dict[str, Stat]) -> Survey:
     )
 
 
-def _devkit(storage: Storage, stat: Stat | None) -> Synsets:
-    if not stat:
-        return Synsets()
-    with RangeFile(storage, stat) as file:
-        return read_devkit(file, f"{storage.url}/{DEVKIT}")
-
-
-def _inner_tars(storage: Storage, train: Stat) -> tuple[list[tuple[str, Unit]], list[str]]:
-    """The wnid and the unit, without its label, of each inner tar; the names of whatever else is in the outer tar."""
-    units: list[tuple[str, Unit]] = []
+def _inner_tars(storage: Storage, train: Stat) -> tuple[_Classes, list[str]]:
+    """The inner tars; the names of whatever else is in the outer tar."""
+    units: _Classes = []
     strays: list[str] = []
     with RangeFile(storage, train, SCATTERED_BYTES) as file:
         for member in walk(file, f"{storage.url}/{TRAIN_TAR}"):
@@ -165,31 +161,18 @@ def _in_tar(storage: Storage, unit: Unit) -> Iterator[_Found]:
 
 
 def _survey_tree(storage: Storage, root: str) -> Survey:
-    synsets = _tables(storage)
-    prefix = f"{root}{TRAIN}/"
-    counts, strays = _class_folders(storage, prefix)
-    if not counts:
+    synsets = _synsets(storage)
+    folders, strays = _class_folders(storage, f"{root}{TRAIN}/", TRAIN)
+    if not folders:
         raise SourceError(f"{storage.url}/{root}{TRAIN}: no folder nNNNNNNNN in it; for other class names use `folder`")
-    labels = _labels(set(counts), synsets, f"{storage.url}/{root}{TRAIN}")
+    labels = _labels(folders, synsets, f"{storage.url}/{root}{TRAIN}")
     notes = _notes_on_classes(labels, synsets) + strays
-    units = _folder_units(prefix, TRAIN, counts, labels) + _tree_validation(storage, root, labels, synsets, notes)
+    units = _labelled(folders, labels) + _tree_validation(storage, root, labels, synsets, notes)
     return Survey(units=units, classes=_classes(labels, synsets), notes=notes)
 
 
-def _tables(storage: Storage) -> Synsets:
-    """The tables beside a tree, as far as they are there."""
-    if stat := stat_or_none(storage, DEVKIT):
-        return read_again(lambda: _devkit(storage, stat))
-    mapping = storage.read(MAPPING) if stat_or_none(storage, MAPPING) else b""
-    solution = storage.read(SOLUTION) if stat_or_none(storage, SOLUTION) else b""
-    return Synsets(
-        names=read_mapping(mapping, f"{storage.url}/{MAPPING}"),
-        truth=read_solution(solution, f"{storage.url}/{SOLUTION}") if solution else {},
-    )
-
-
-def _class_folders(storage: Storage, prefix: str) -> tuple[Counter[str], list[str]]:
-    """The number of images in each class folder below `prefix`, and sentences on what else is there."""
+def _class_folders(storage: Storage, prefix: str, split: str) -> tuple[_Classes, list[str]]:
+    """The class folders below `prefix`, and sentences on what else is there."""
     counts: Counter[str] = Counter()
     strays: list[str] = []
     num_others = 0
@@ -202,16 +185,11 @@ def _class_folders(storage: Storage, prefix: str) -> tuple[Counter[str], list[st
         else:
             strays.append(printable(stat.name))
     notes = [f"{prefix}: left out {num_others} files that are no images by name"] if num_others else []
-    return counts, notes + _stray_notes(strays, "in no folder nNNNNNNNN")
-
-
-def _folder_units(prefix: str, split: str, counts: Counter[str], labels: dict[str, int]) -> list[Unit]:
-    """A unit for each class folder that has a label."""
-    return [
-        {"split": split, "prefix": f"{prefix}{wnid}/", "label": labels[wnid], "num_files": count}
+    folders: _Classes = [
+        (wnid, {"split": split, "prefix": f"{prefix}{wnid}/", "num_files": count})
         for wnid, count in sorted(counts.items())
-        if wnid in labels
     ]
+    return folders, notes + _stray_notes(strays, "in no folder nNNNNNNNN")
 
 
 def _visible(storage: Storage, prefix: str) -> Iterator[Stat]:
@@ -232,10 +210,11 @@ def _tree_validation(
                 f"into {storage.url}, or sort them into folders nNNNNNNNN"
             )
         return [_validation_unit({"split": VALIDATION, "prefix": prefix}, labels, synsets, notes)]
-    counts, strays = _class_folders(storage, prefix)
-    notes += _left_out(sum(count for wnid, count in counts.items() if wnid not in labels), counts.total())
+    folders, strays = _class_folders(storage, prefix, VALIDATION)
+    units, num_images = _labelled(folders, labels), sum(unit["num_files"] for _, unit in folders)
+    notes += _left_out(num_images - sum(unit["num_files"] for unit in units), num_images)
     notes += strays
-    return _folder_units(prefix, VALIDATION, counts, labels)
+    return units
 
 
 def _in_folder(storage: Storage, unit: Unit) -> Iterator[_Found]:
@@ -257,7 +236,25 @@ def _in_folder(storage: Storage, unit: Unit) -> Iterator[_Found]:
 # Shared by archives and trees.
 
 
-def _labels(present: set[str], synsets: Synsets, where: str) -> dict[str, int]:
+def _synsets(storage: Storage) -> Synsets:
+    """What the devkit or else Kaggle's tables say, as far as they are there."""
+    if stat := stat_or_none(storage, DEVKIT):
+        return read_again(lambda: read_devkit(RangeFile(storage, stat), f"{storage.url}/{DEVKIT}"))
+    mapping = storage.read(MAPPING) if stat_or_none(storage, MAPPING) else b""
+    solution = storage.read(SOLUTION) if stat_or_none(storage, SOLUTION) else b""
+    return Synsets(
+        names=read_mapping(mapping, f"{storage.url}/{MAPPING}"),
+        truth=read_solution(solution, f"{storage.url}/{SOLUTION}") if solution else {},
+    )
+
+
+def _labelled(classes: _Classes, labels: dict[str, int]) -> list[Unit]:
+    """The units of the classes that have a label, with that."""
+    return [{**unit, "label": labels[wnid]} for wnid, unit in classes if wnid in labels]
+
+
+def _labels(classes: _Classes, synsets: Synsets, where: str) -> dict[str, int]:
+    present = {wnid for wnid, _ in classes}
     if unknown := sorted(present - set(synsets.names)) if synsets.names else []:
         raise SourceError(
             f"{where}: {len(unknown)} classes that the table of synsets does not know: {', '.join(unknown[:5])}; "

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from pipelines.holdout import Holdout, Label, NamesBelow
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit, class_infos, missing_notes
@@ -29,9 +29,9 @@ from pipelines.sources.objects import (
     UNREADABLE,
     extension,
     first_names,
+    key_of,
     may_read,
     stat_or_none,
-    without_extension,
 )
 from shardset.errors import ConfigError, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
@@ -49,31 +49,18 @@ _NUMBER = re.compile(r"([+-]?[0-9]+)(\.0+)?", re.ASCII)
 """Whole numbers, also as pandas writes them (`7.0`) in a column with a missing one."""
 
 
-class _Row(NamedTuple):
-    """One checked row: `label` is a number (-1: none) or a name, `key` may be empty, `extra` has the rest as JSON."""
-
-    path: str
-    label: Label
-    split: str
-    key: str
-    extra: str
-
-
 @dataclass(slots=True)
 class _Listed:
-    """All rows, the columns that were taken, and the first label of each type with its position."""
+    """All rows, the columns that were taken, and the first label of each type with its position.
+
+    A row is path, label (-1: none), split, key, what decides on a holdout, and other columns as JSON.
+    """
 
     columns: Columns
     rows: SpilledList = field(default_factory=SpilledList)
     first: dict[type, tuple[Label, str]] = field(default_factory=dict)
     labels: set[Label] = field(default_factory=set)
     has_extra: bool = False
-
-    def add(self, row: _Row, position: str) -> None:
-        self.rows.add([*row])
-        self.first.setdefault(type(row.label), (row.label, position))
-        self.labels.add(row.label)
-        self.has_extra = self.has_extra or bool(row.extra)
 
 
 @dataclass(frozen=True)
@@ -84,8 +71,8 @@ class Listing:
     that there are no labels. A path is relative to `input`, absolute, or a gs:// URL. Labels are either all numbers,
     taken as they are, or all names, numbered in sorted order. In CSV a label of digits (`7`, `7.0`) is a number, and
     white space around it is ignored; elsewhere its type decides. `holdout` is for listings without splits; it goes by
-    `key` or, without one, by the image's name below `input`, without its extension. Raises
-    ConfigError if the name of `file` has none of the known extensions.
+    `key` or, without one, by the image's name below `input`, without its extension. Raises ConfigError if the name of
+    `file` has none of the known extensions.
     """
 
     input: Storage
@@ -157,15 +144,20 @@ class Listing:
         file = RangeFile(self.input, listing, twice=True)
         table = READERS[extension(self.file)](file, self._where)
         columns = choose_columns(table.names, self.path_column, self.label_column, f"{self._where}: {table.header}")
-        listed = _Listed(columns)
+        listed, below = _Listed(columns), NamesBelow(self.input)
         for position, record in table.rows:
             where = f"{self._where}: {position}"
-            row = _row(record, columns, where, untyped=table.untyped)
+            path, label, split, key, extra = _row(record, columns, where, untyped=table.untyped)
             if not columns.label and self.label_column is None and usual_name(record, LABELS):
                 raise SourceError(f"{where}: a label, but {table.header} has none; give all rows a label, or none")
-            if self.holdout and row.split:
+            if self.holdout and split:
                 raise ConfigError(f"{where}: --holdout with a listing that has splits; leave one of the two out")
-            listed.add(row, position)
+            # Wherever the listing is, and however its paths are spelled, an image is held out or not.
+            decisive = key or key_of(below.name(path) if self.holdout and is_absolute(path) else path)
+            listed.rows.add([path, label, split, key or key_of(path), decisive, extra])
+            listed.first.setdefault(type(label), (label, position))
+            listed.labels.add(label)
+            listed.has_extra = listed.has_extra or bool(extra)
         return listed
 
     def _class_names(self, listed: _Listed) -> list[str]:
@@ -184,25 +176,16 @@ class Listing:
 
     def _entries(self, listed: _Listed, labels: dict[str, int]) -> Iterator[Entry]:
         empty = "{}" if listed.has_extra else ""
-        rows, below = iter(listed.rows), NamesBelow(self.input)
-
-        def classes() -> Iterator[tuple[str, Label]]:
-            return ((self._holdout_key(path, key, below), label) for path, label, _, key, _ in listed.rows)
-
-        holdout = self.holdout.by_class(classes) if labels else self.holdout
+        rows = iter(listed.rows)
+        holdout = self.holdout.by_class(lambda: ((row[4], row[1]) for row in listed.rows)) if labels else self.holdout
         with ThreadPoolExecutor(_STAT_THREADS) as threads:
             while some := list(islice(rows, _ROWS_AT_ONCE)):
                 stats = threads.map(self._stat, [path for path, *_ in some])
-                for (path, label, split, key, extra), stat in zip(some, stats, strict=True):
-                    yield [
-                        path,
-                        stat.num_bytes if stat else 0,
-                        stat.generation if stat else None,
-                        labels.get(str(label), NO_LABEL),
-                        split or holdout.split_of(self._holdout_key(path, key, below), label),
-                        key or _key_of(path),
-                        extra or empty,
-                    ]
+                for (path, label, split, key, decisive, extra), stat in zip(some, stats, strict=True):
+                    split = split or holdout.split_of(decisive, label)
+                    num_bytes, generation = (stat.num_bytes, stat.generation) if stat else (0, None)
+                    number = labels.get(str(label), NO_LABEL)
+                    yield [path, num_bytes, generation, number, split, key, extra or empty]
 
     def _none_found(self, path: str, num_rows: int) -> SourceError:
         """The error of a listing whose images are all missing: what was looked for, and what is there instead."""
@@ -213,17 +196,12 @@ class Listing:
             "written with / and with its extension"
         )
 
-    def _holdout_key(self, path: str, key: str, below: NamesBelow) -> str:
-        """What decides the split of a row, wherever the listing is and however its paths are spelled."""
-        if self.holdout and not key and is_absolute(path):
-            key = _key_of(below.name(path))
-        return key or _key_of(path)
-
     def _stat(self, path: str) -> Stat | None:
         return stat_or_none(*open_file(path)) if is_absolute(path) else stat_or_none(self.input, path)
 
 
-def _row(record: Record, columns: Columns, where: str, *, untyped: bool) -> _Row:
+def _row(record: Record, columns: Columns, where: str, *, untyped: bool) -> tuple[str, Label, str, str, str]:
+    """The checked path, label, split, key and other columns; texts may be empty."""
     path = _check_path(_text(record, columns.path, where), where)
     split, key = _text(record, "split", where), _text(record, "key", where)
     if split and not is_split(split):
@@ -234,18 +212,8 @@ def _row(record: Record, columns: Columns, where: str, *, untyped: bool) -> _Row
         number = _NUMBER.fullmatch(text)
         label = int(number[1][:20]) if number else text
     extra = {name: value for name, value in record.items() if name not in (columns.path, columns.label, *OTHERS)}
-    return _Row(
-        path=path,
-        label=_check_label(label, where) if columns.label else NO_LABEL,
-        split=split,
-        key=key,
-        extra=compact(extra) if extra else "",
-    )
-
-
-def _key_of(path: str) -> str:
-    """The key of an image that is listed without one: its path or URL, without its extension."""
-    return without_extension(path.partition("://")[2] or path).lstrip("/")
+    label = _check_label(label, where) if columns.label else NO_LABEL
+    return path, label, split, key, compact(extra) if extra else ""
 
 
 def _text(record: Record, column: str, where: str) -> str:

@@ -95,6 +95,11 @@ def without_extension(path: str) -> str:
     return split_extension(path)[0]
 
 
+def key_of(path: str) -> str:
+    """The key of an image that has none: its path or URL, without its extension."""
+    return without_extension(path.partition("://")[2] or path).lstrip("/")
+
+
 def split_extension(path: str) -> tuple[str, str]:
     """`posixpath.splitext` in a third of its time, without the dot; a name's leading dots begin no extension."""
     stem, _, last = path.rpartition(".")

@@ -23,10 +23,9 @@ _TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 _BROKEN = (
     ValueError,
     TypeError,
-    KeyError,
-    IndexError,
-    NotImplementedError,
-    OverflowError,
+    LookupError,
+    RuntimeError,
+    ArithmeticError,
     MemoryError,
     OSError,
     struct.error,
@@ -49,7 +48,7 @@ def read_devkit(file: IO[bytes], where: str) -> Synsets:
     A validation label there is an ILSVRC2012_ID; their order is not that of the wnids.
     """
     wanted = (_META, _TRUTH)
-    _, contents = read_members(file, where, names=wanted, contents_of=wanted)
+    contents = read_members(file, where, wanted)
     if missing := [name for name in wanted if not contents.get(name)]:
         raise SourceError(f"{where}: holds no {' and no '.join(missing)}; fetch the devkit of Task 1 and 2")
     wnids, names = _classes(contents[_META], f"{where}: {_META}")

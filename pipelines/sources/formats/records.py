@@ -55,30 +55,30 @@ def _read_csv(file: IO[bytes], where: str) -> RecordTable:
     first = next(lines, "")
     # As the header has it: spreadsheets write semicolons where the comma is the decimal mark.
     delimiter = next((mark for mark in DELIMITERS if mark in first), ",")
-    reader = csv.reader(chain([first], lines), delimiter=delimiter, strict=True)
-    try:
-        header = _check_header(next(reader, []), where)
-    except csv.Error as error:
-        raise _not_csv(where, reader.line_num, error) from error
-    return RecordTable(header, "line 1", _csv_rows(reader, header, where, delimiter), untyped=True)
+    rows = _csv_rows(csv.reader(chain([first], lines), delimiter=delimiter, strict=True), where)
+    header = _check_header(next(rows, (0, []))[1], where)
+    return RecordTable(header, "line 1", _csv_records(rows, header, where, delimiter), untyped=True)
 
 
-def _csv_rows(reader: "Reader", header: list[str], where: str, delimiter: str) -> Iterator[tuple[str, Record]]:
+def _csv_rows(reader: "Reader", where: str) -> Iterator[tuple[int, list[str]]]:
     try:
         for cells in reader:
-            if len(cells) not in (0, len(header)):
-                raise SourceError(
-                    f"{where}: line {reader.line_num}: {len(cells)} cells, expected {len(header)} as in the header; "
-                    f"does a cell with {delimiter!r} in it lack quotes?"
-                )
-            if cells:
-                yield f"line {reader.line_num}", dict(zip(header, cells, strict=True))
+            yield reader.line_num, cells
     except csv.Error as error:
-        raise _not_csv(where, reader.line_num, error) from error
+        raise SourceError(f"{where}: line {reader.line_num}: not CSV ({error}); correct the line") from error
 
 
-def _not_csv(where: str, line: int, error: csv.Error) -> SourceError:
-    return SourceError(f"{where}: line {line}: not CSV ({error}); correct the line")
+def _csv_records(
+    rows: Iterator[tuple[int, list[str]]], header: list[str], where: str, delimiter: str
+) -> Iterator[tuple[str, Record]]:
+    for line, cells in rows:
+        if len(cells) not in (0, len(header)):
+            raise SourceError(
+                f"{where}: line {line}: {len(cells)} cells, expected {len(header)} as in the header; does a cell with "
+                f"{delimiter!r} in it lack quotes?"
+            )
+        if cells:
+            yield f"line {line}", dict(zip(header, cells, strict=True))
 
 
 def _check_header(header: list[str], where: str) -> list[str]:
