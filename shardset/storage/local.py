@@ -288,9 +288,9 @@ class _LocalWriter:
         with os_errors_as_storage_errors(self._path):
             self._file.write(data)
 
-    def __exit__(self, kind: object, *_: object) -> None:
+    def __exit__(self, *exc: object) -> None:
         try:
-            if kind is None:
+            if exc[0] is None:
                 with os_errors_as_storage_errors(self._path):
                     self._file.flush()
                     os.fsync(self._file.fileno())
