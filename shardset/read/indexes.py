@@ -80,7 +80,7 @@ def read_rows(storage: Storage, shard: Shard, fields: Sequence[str], positions: 
     if dtype is None:
         raise DamagedShard(
             f"{storage.url}/{index.path}: no index of {shard.num_samples} samples has {index.num_bytes} bytes; "
-            " build the set again"
+            "build the set again"
         )
     advice = f"the index of shard {shard.path} is damaged, rebuild the shard with --only-shards"
     wanted = range(first, max(positions) + 1)
