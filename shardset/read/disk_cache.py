@@ -74,7 +74,7 @@ class BlockCache:
                 f"a cache of {spec.num_bytes} bytes holds not one shard of {largest} bytes; raise its num_bytes, or "
                 "leave the cache out"
             )
-        self._set_lock = self._lock_set()
+        self._set_in_use = self._claim()
 
     def __reduce__(self) -> tuple[type["BlockCache"], tuple[DiskCache, Split]]:
         return BlockCache, (self.spec, self.split)
@@ -136,20 +136,20 @@ class BlockCache:
 
     def _make_room(self, size: int) -> bool:
         used = sum(stat.st_size for folder in _sets(self._root) for stat in _stats(folder))
-        for folder in sorted(_sets(self._root), key=_last_used):
+        for folder in _sets(self._root):
             if used + size <= self.spec.num_bytes:
                 break
             used -= _remove_unless_read(folder)
         return used + size <= self.spec.num_bytes
 
-    def _lock_set(self) -> "_SetLock":
+    def _claim(self) -> "_File":
         try:
             self._root.mkdir(parents=True, exist_ok=True)
             with _locked(self._root / _LOCK):  # else another process might remove files that are being counted
                 cached = sum(512 * stat.st_blocks for folder in _sets(self._root) for stat in _stats(folder))
                 free = shutil.disk_usage(self._root).free + cached
                 if free >= self.spec.num_bytes:
-                    return _SetLock(self._folder)
+                    return _in_use(self._folder)
         except OSError as error:
             raise ConfigError(
                 f"{self._root}: can't be the folder of a cache ({error.strerror}); name another"
@@ -207,12 +207,23 @@ class CachedReader:
         return result
 
 
-class _CacheFile:
-    """The sparse file of a shard: its bytes, then a flag per sample. Closed when nothing refers to it any more."""
+class _File:
+    """An open file, created if it is absent. Closed when nothing refers to it any more."""
+
+    def __init__(self, path: Path) -> None:
+        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def __del__(self) -> None:
+        if hasattr(self, "fd"):
+            os.close(self.fd)
+
+
+class _CacheFile(_File):
+    """The sparse file of a shard: its bytes, then a flag per sample."""
 
     def __init__(self, path: Path, num_bytes: int, size: int) -> None:
+        super().__init__(path)
         self.num_bytes = num_bytes
-        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         os.ftruncate(self.fd, size)
 
     def present(self, first: int, last: int) -> NDArray[np.bool_]:
@@ -220,72 +231,49 @@ class _CacheFile:
         return np.frombuffer(flags.ljust(last - first, b"\0"), dtype=bool)
 
     def put(self, first: int, last: int, start: int, data: bytes) -> None:
-        _pwrite(self.fd, data, start)
-        # The flags come last: whoever sees them may read the bytes.
-        _pwrite(self.fd, b"\1" * (last - first), self.num_bytes + first)
-
-    def __del__(self) -> None:
-        if hasattr(self, "fd"):
-            os.close(self.fd)
-
-
-def _pwrite(fd: int, data: bytes, at: int) -> None:
-    left = memoryview(data)
-    while left:
-        written = os.pwrite(fd, left, at)
-        left, at = left[written:], at + written
+        # The flags come last: whoever sees them may read the bytes. A full disk takes a part of them, then no more.
+        if os.pwrite(self.fd, data, start) == len(data):
+            os.pwrite(self.fd, b"\1" * (last - first), self.num_bytes + first)
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """A block that one process at a time may enter. The lock ends with its process, however that ends."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    file = _File(path)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        fcntl.flock(file.fd, fcntl.LOCK_EX)
         yield
     finally:
-        fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough: a child forked meanwhile holds the file too
-        os.close(fd)
+        fcntl.flock(file.fd, fcntl.LOCK_UN)  # closing is not enough: a child forked meanwhile holds the file too
 
 
-class _SetLock:
-    """Keeps other processes from removing a set's folder while this object lives."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(exist_ok=True)
-        self.fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        fcntl.flock(self.fd, fcntl.LOCK_SH)
-        os.utime(folder / _LOCK)
-
-    def __del__(self) -> None:
-        if hasattr(self, "fd"):
-            os.close(self.fd)
+def _in_use(folder: Path) -> _File:
+    """Keeps other processes from removing a set's folder while what this returns lives."""
+    folder.mkdir(exist_ok=True)
+    os.utime(folder)
+    file = _File(folder / _LOCK)
+    fcntl.flock(file.fd, fcntl.LOCK_SH)
+    return file
 
 
 def _sets(root: Path) -> list[Path]:
-    """The folders of sets in `root`; other files and folders there are not ours."""
-    return [path for path in root.iterdir() if _SET.fullmatch(path.name) and path.is_dir() and not path.is_symlink()]
+    """The folders of sets in `root`, the least recently used first; other files and folders there are not ours."""
+    found = [path for path in root.iterdir() if _SET.fullmatch(path.name) and path.is_dir() and not path.is_symlink()]
+    return sorted(found, key=lambda folder: folder.stat().st_mtime)
 
 
 def _stats(folder: Path) -> list[os.stat_result]:
     return [path.stat() for path in folder.iterdir() if path.name != _LOCK]
 
 
-def _last_used(folder: Path) -> float:
-    lock = folder / _LOCK
-    return lock.stat().st_mtime if lock.exists() else 0.0
-
-
 def _remove_unless_read(folder: Path) -> int:
     """Removes a set unless a process reads it; returns the number of bytes removed."""
-    fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    lock = _File(folder / _LOCK)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        num_bytes = sum(stat.st_size for stat in _stats(folder))
-        shutil.rmtree(folder)
+        fcntl.flock(lock.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return 0
-    finally:
-        os.close(fd)
+    num_bytes = sum(stat.st_size for stat in _stats(folder))
+    shutil.rmtree(folder)
     _log.info("%s: removed %d bytes that no process reads", folder, num_bytes)
     return num_bytes

@@ -1,26 +1,45 @@
-"""The indexes of shards, verified against the manifest before anything uses them."""
+"""The indexes of shards, verified against the manifest before anything uses them: whole, or rows of large ones.
+
+A reader that needs few rows of a large index in a bucket reads these and their neighbours, each compared with its own
+check; from a quarter of the index on, all of it.
+"""
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from itertools import repeat
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardset.errors import DamagedShard, NotFound, ShardsetError
-from shardset.format.index import index_fields, index_from_bytes
+from shardset.format import table
+from shardset.format.index import index_fields, index_from_bytes, stored_dtype
 from shardset.format.manifest import Shard, Split
 from shardset.order.blocks import RangeReads
 from shardset.order.budget import INDEX_BUDGET_BYTES
 from shardset.read.addresses import SampleAddress, SampleAddresses, ShardIndex, num_columns
-from shardset.read.index_rows import LARGE_BYTES, HeldRows, RowTable, missing_index
 from shardset.read.threads import ProcessLock, results_in_order
 from shardset.storage.base import Storage
 from shardset.storage.checked import read_object
 
 NUM_INDEX_READERS = 32
 MAX_BYTES_IN_FLIGHT = 16 << 20
+
+LARGE_BYTES: Final = 128 << 10
+"""An index of more bytes, which is one of more than about 1,500 samples, is read by its rows."""
+
+ROWS_AT_ONCE: Final = 64
+"""Neighbours that are read together, about 6 KB: little more than a small image takes in its tar."""
+
+WHOLE_FROM: Final = 0.25
+"""From this share of its rows on, an index is read whole: one request instead of many more."""
+
+T = TypeVar("T")
+
+Positions = NDArray[np.int64]
 
 
 class LostShard(DamagedShard):
@@ -41,7 +60,7 @@ def read_index(storage: Storage, shard: Shard) -> NDArray[np.void]:
     try:
         data = read_object(storage, shard.index.path, shard.index.num_bytes, shard.index.crc32c, advice)
     except NotFound as error:
-        raise missing_index(storage, shard) from error
+        raise _missing_index(storage, shard) from error
     records = index_from_bytes(data, url)
     if len(records) != shard.num_samples:
         raise DamagedShard(
@@ -49,6 +68,67 @@ def read_index(storage: Storage, shard: Shard) -> NDArray[np.void]:
             "with --only-shards"
         )
     return records
+
+
+def read_rows(storage: Storage, shard: Shard, fields: Sequence[str], positions: Sequence[int]) -> NDArray[np.void]:
+    """The index rows of some samples of a shard, in the order asked for; reads only their range, and checks it.
+
+    `fields` are those of the split. Raises NotFound or StorageError, or DamagedShard if two reads find other rows.
+    """
+    first, index = min(positions), shard.index
+    dtype = stored_dtype(fields, shard.num_samples, index.num_bytes)
+    if dtype is None:
+        raise DamagedShard(
+            f"{storage.url}/{index.path}: no index of {shard.num_samples} samples has {index.num_bytes} bytes; "
+            "build the set again"
+        )
+    advice = f"the index of shard {shard.path} is damaged, rebuild the shard with --only-shards"
+    wanted = range(first, max(positions) + 1)
+    try:
+        rows = table.read_rows(
+            storage, index.path, dtype, shard.num_samples, wanted, crc32c=index.crc32c, advice=advice
+        )
+    except NotFound as error:
+        raise _missing_index(storage, shard) from error
+    return rows[[position - first for position in positions]]
+
+
+def _missing_index(storage: Storage, shard: Shard) -> NotFound:
+    return NotFound(
+        f"{storage.url}/{shard.index.path}: the index of shard {shard.path} is missing; restore it, or rebuild the "
+        "shard with --only-shards"
+    )
+
+
+class HeldRows(NamedTuple):
+    """Some rows of a shard: `numbers` are theirs in `held`, which may lack other rows of the shard."""
+
+    held: ShardIndex
+    numbers: Positions
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _HeldIndex:
+    """Groups of rows that have been read. `places` is where each begins in `index`, -1 if it is missing.
+
+    `places` is None for a whole index.
+    """
+
+    index: ShardIndex
+    places: Positions | None = None
+
+    def rows(self, positions: Positions) -> HeldRows:
+        """The rows of samples whose groups have been read."""
+        if self.places is None:
+            return HeldRows(self.index, positions)
+        return HeldRows(self.index, self.places[positions // ROWS_AT_ONCE] + positions % ROWS_AT_ONCE)
+
+    def with_groups(self, groups: range, rows: ShardIndex) -> "_HeldIndex":
+        """This, with the rows of further groups."""
+        assert self.places is not None
+        places = self.places.copy()
+        places[groups] = len(self.index.rows) + ROWS_AT_ONCE * np.arange(len(groups))
+        return _HeldIndex(self.index.extended(rows), places)
 
 
 class ShardTable:
@@ -69,28 +149,17 @@ class ShardTable:
         self.with_keys = with_keys
         self.budget_bytes = budget_bytes
         self.max_bytes_in_flight = max_bytes_in_flight
-        self._whole_bytes_read = 0
-        self._rows: RowTable | None = None
-        if by_rows and storage.is_remote and split.max_index_bytes > LARGE_BYTES:
-            self._rows = RowTable(storage, split, with_keys=with_keys, budget_bytes=budget_bytes // 4)
-            self.budget_bytes -= budget_bytes // 4
-        self._cached: OrderedDict[int, ShardIndex] = OrderedDict()
-        self._cached_bytes = 0
+        self.num_bytes_read = 0
+        """Bytes of indexes that were read."""
+        self.reads_rows = by_rows and storage.is_remote and split.max_index_bytes > LARGE_BYTES
+        """Whether the rows of some indexes may be read without the others."""
+        self._held: OrderedDict[int, _HeldIndex] = OrderedDict()
+        self._held_bytes = 0
         self._last_keys: tuple[int, NDArray[np.bytes_]] | None = None
         self._lock = ProcessLock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_cached": OrderedDict(), "_cached_bytes": 0, "_last_keys": None}
-
-    @property
-    def num_bytes_read(self) -> int:
-        """Bytes of indexes that were read."""
-        return self._whole_bytes_read + (self._rows.num_bytes_read if self._rows else 0)
-
-    @property
-    def reads_rows(self) -> bool:
-        """Whether the rows of some indexes may be read without the others."""
-        return self._rows is not None
+        return {**self.__dict__, "_held": OrderedDict(), "_held_bytes": 0, "_last_keys": None}
 
     def url(self, shard: int) -> str:
         """The URL of a shard, as messages show it."""
@@ -119,63 +188,31 @@ class ShardTable:
 
     def index(self, shard: int) -> ShardIndex:
         """The index of a shard; raises DamagedShard if it is missing or differs from the manifest."""
-        with self._lock:
-            if shard in self._cached:
-                self._cached.move_to_end(shard)
-                return self._cached[shard]
-        # Read outside the lock, so that threads read several indexes at a time; two may read the same one.
-        index = ShardIndex.from_records(
-            self._records(shard),
-            self.split.shards[shard],
-            self.split.fields,
-            self.storage.url,
-            with_keys=self.with_keys,
-        )
-        with self._lock:
-            if shard not in self._cached:
-                self._cached[shard] = index
-                self._cached_bytes += index.num_bytes
-            while self._cached_bytes > self.budget_bytes and len(self._cached) > 1:
-                self._cached_bytes -= self._cached.popitem(last=False)[1].num_bytes
-        return index
+        held = self._find(shard)
+        return (held if held and held.places is None else self._read_whole(shard)).index
 
     def indexes(self, shards: Sequence[int]) -> Iterator[ShardIndex]:
-        """The indexes of several shards in this order; reads those that are missing concurrently from a bucket.
-
-        Limits the bytes in flight to `max_bytes_in_flight`, or to one index if that is larger.
-        """
+        """The indexes of several shards in this order; reads those that are missing concurrently from a bucket."""
         self.split.load(shards)
         with self._lock:
-            missing = [self.split.shards[shard].index.num_bytes for shard in shards if shard not in self._cached]
-        # A local disk answers faster than threads start.
-        if len(missing) < 2 or not self.storage.is_remote:
-            yield from map(self.index, shards)
-            return
-        num_threads = max(1, min(NUM_INDEX_READERS, len(missing), self.max_bytes_in_flight // max(missing)))
-        yield from results_in_order("shardset-index", num_threads, (partial(self.index, shard) for shard in shards))
+            sizes = [self.split.shards[shard].index.num_bytes for shard in shards if shard not in self._held]
+        return self._concurrently(sizes, (partial(self.index, shard) for shard in shards))
 
-    def rows(self, shards: Sequence[int], positions: Sequence[NDArray[np.int64]]) -> Iterator[HeldRows]:
+    def rows(self, shards: Sequence[int], positions: Sequence[Positions]) -> Iterator[HeldRows]:
         """Where the index rows of some samples are, for several shards in this order; reads those that are missing.
 
         Of a large index in a bucket it reads the rows of these samples, up to a quarter of the index; then all of it.
         """
         self.split.load(shards)
-        found = self._rows_alone(shards, positions)
-        whole = self.indexes([shard for shard, rows in zip(shards, found, strict=True) if rows is None])
-        for rows, where in zip(found, positions, strict=True):
-            yield rows or HeldRows(next(whole), where)
-
-    def _rows_alone(self, shards: Sequence[int], positions: Sequence[NDArray[np.int64]]) -> Sequence[HeldRows | None]:
-        """The rows that were read without the others; None for those of whole indexes."""
-        if self._rows is None:
-            return [None] * len(shards)
         with self._lock:
-            is_cached = [shard in self._cached for shard in shards]
-        wanted = [
-            pair for pair, cached in zip(zip(shards, positions, strict=True), is_cached, strict=True) if not cached
-        ]
-        found = iter([*self._rows.rows(wanted)])
-        return [None if cached else next(found) for cached in is_cached]
+            found = map(self._held.get, shards)
+            wanted = [
+                (shard, held, where)
+                for shard, held, where in zip(shards, found, positions, strict=True)
+                if held is None or held.places is not None
+            ]
+        sizes = [size for each in wanted if (size := self._num_bytes_to_read(*each))]
+        return self._concurrently(sizes, map(partial, repeat(self._rows), shards, positions))
 
     def byte_range(self, shard: int, first: int, last: int) -> tuple[int, int]:
         """The bytes [start, stop) of a shard that hold the samples [first, last)."""
@@ -187,7 +224,7 @@ class ShardTable:
         """Reads the index rows of some ranges of shards, all at the same time."""
         shards, owners = np.unique(reads.shard, return_inverse=True)
         once = np.unique(reads.first, return_index=True)[1]
-        ranges: list[list[NDArray[np.int64]]] = [[] for _ in shards]
+        ranges: list[list[Positions]] = [[] for _ in shards]
         for number in once.tolist():
             ranges[owners[number]].append(np.arange(reads.start[number], reads.stop[number]))
         for _ in self.rows(shards.tolist(), [np.concatenate(each) for each in ranges]):
@@ -207,6 +244,90 @@ class ShardTable:
                 keys[group] = index.keys[numbers].astype(str)
         return SampleAddresses(rows, shards, positions, keys.tolist() if self.with_keys else None)
 
+    def _concurrently(self, sizes: Sequence[int], calls: Iterable[Callable[[], T]]) -> Iterator[T]:
+        """The results of some calls in their order, of which those of `sizes` read that many bytes.
+
+        Limits the bytes in flight to `max_bytes_in_flight`, or to one index if that is larger.
+        """
+        # A local disk answers faster than threads start.
+        if len(sizes) < 2 or not self.storage.is_remote:
+            return (call() for call in calls)
+        num_threads = max(1, min(NUM_INDEX_READERS, len(sizes), self.max_bytes_in_flight // max(sizes)))
+        return results_in_order("shardset-index", num_threads, calls)
+
+    def _find(self, shard: int) -> _HeldIndex | None:
+        with self._lock:
+            if shard in self._held:
+                self._held.move_to_end(shard)
+            return self._held.get(shard)
+
+    def _keep(self, shard: int, found: _HeldIndex) -> _HeldIndex:
+        with self._lock:
+            before = self._held.pop(shard, None)
+            self._held[shard] = found
+            self._held_bytes += found.index.num_bytes - (before.index.num_bytes if before else 0)
+            while self._held_bytes > self.budget_bytes and len(self._held) > 1:
+                self._held_bytes -= self._held.popitem(last=False)[1].index.num_bytes
+        return found
+
+    def _missing(self, shard: int, held: _HeldIndex | None, positions: Positions) -> Positions | None:
+        """The groups of rows to read for some samples, in order; None if the index is to be read whole."""
+        listed = self.split.shards[shard]
+        if not self.reads_rows or listed.index.num_bytes <= LARGE_BYTES:
+            return None
+        groups = np.unique(positions // ROWS_AT_ONCE)
+        num_held = 0
+        if held and held.places is not None:
+            groups = groups[held.places[groups] < 0]
+            num_held = int(np.count_nonzero(held.places >= 0))
+        is_much = num_held + len(groups) > WHOLE_FROM * _num_groups(listed)
+        return None if is_much and len(groups) else groups
+
+    def _num_bytes_to_read(self, shard: int, held: _HeldIndex | None, positions: Positions) -> int:
+        """How many bytes `_rows` will read, about."""
+        missing, listed = self._missing(shard, held, positions), self.split.shards[shard]
+        share = 1.0 if missing is None else len(missing) / _num_groups(listed)
+        return int(share * listed.index.num_bytes)
+
+    def _rows(self, shard: int, positions: Positions) -> HeldRows:
+        held = self._find(shard)
+        if held and held.places is None:
+            return held.rows(positions)
+        missing = self._missing(shard, held, positions)
+        if missing is None:
+            held = self._read_whole(shard)
+        elif held is None or len(missing):
+            held = self._read_groups(shard, held, missing)
+        return held.rows(positions)
+
+    def _read_whole(self, shard: int) -> _HeldIndex:
+        # Read outside the lock, so that threads read several indexes at a time; two may read the same one.
+        return self._keep(shard, _HeldIndex(self._index_of(shard, self._records(shard))))
+
+    def _read_groups(self, shard: int, held: _HeldIndex | None, missing: Positions) -> _HeldIndex:
+        """What is held of an index, with the missing groups of its rows."""
+        listed, fields = self.split.shards[shard], self.split.fields
+        if held is None:
+            rows = np.empty((0, num_columns(len(fields))), np.int32)
+            held = _HeldIndex(
+                ShardIndex(rows, np.empty(0, "S1") if self.with_keys else None), np.full(_num_groups(listed), -1)
+            )
+        for run in np.split(missing, np.flatnonzero(np.diff(missing) > 1) + 1):
+            groups = range(run.item(0), run.item(-1) + 1)
+            wanted = range(groups.start * ROWS_AT_ONCE, min(groups.stop * ROWS_AT_ONCE, listed.num_samples))
+            try:
+                records = read_rows(self.storage, listed, fields, wanted)
+            except NotFound as error:
+                raise DamagedShard(str(error)) from error
+            with self._lock:
+                self.num_bytes_read += records.nbytes
+            held = held.with_groups(groups, self._index_of(shard, records))
+        return self._keep(shard, held)
+
+    def _index_of(self, shard: int, records: NDArray[np.void]) -> ShardIndex:
+        listed, split = self.split.shards[shard], self.split
+        return ShardIndex.from_records(records, listed, split.fields, self.storage.url, with_keys=self.with_keys)
+
     def _keys(self, shard: int) -> NDArray[np.bytes_]:
         """The keys of a shard. Keeps those of the last one, because bad samples often share a shard."""
         last = self._last_keys
@@ -221,10 +342,14 @@ class ShardTable:
         except NotFound as error:
             raise DamagedShard(str(error)) from error
         with self._lock:
-            self._whole_bytes_read += shard.index.num_bytes
+            self.num_bytes_read += shard.index.num_bytes
         if index_fields(records) != list(self.split.fields):
             raise DamagedShard(
                 f"{self.storage.url}/{shard.index.path}: fields {index_fields(records)}, expected "
                 f"{list(self.split.fields)}; rebuild shard {shard.path} with --only-shards"
             )
         return records
+
+
+def _num_groups(shard: Shard) -> int:
+    return -(-shard.num_samples // ROWS_AT_ONCE)

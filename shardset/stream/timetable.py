@@ -11,8 +11,7 @@ from shardset.errors import ConfigError
 from shardset.format.manifest import Manifest, Split
 from shardset.format.originals import Origin, read_origins
 from shardset.order.epoch import Order
-from shardset.read.index_rows import read_rows
-from shardset.read.indexes import read_index
+from shardset.read.indexes import read_index, read_rows
 from shardset.storage.base import Storage
 
 THREADS = 16

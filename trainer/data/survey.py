@@ -11,7 +11,7 @@ from shardset.errors import ConfigError, UndecodableImage
 from shardset.format.images import IMAGE_FIELDS
 from shardset.format.index import index_fields
 from shardset.format.manifest import LoadedSet, Shard, Split
-from shardset.read.index_rows import read_rows
+from shardset.read.indexes import read_rows
 from shardset.storage.base import Storage
 
 NUM_IMAGES = 64

@@ -14,8 +14,7 @@ from shardset.errors import DamagedShard, TransientError
 from shardset.format.manifest import LoadedSet, Split, load
 from shardset.format.tar import StoredSample
 from shardset.read.blocks import BlockSampleReader
-from shardset.read.index_rows import ROWS_AT_ONCE
-from shardset.read.indexes import ShardTable
+from shardset.read.indexes import ROWS_AT_ONCE, ShardTable
 from shardset.read.remote import RemoteReader
 from shardset.storage.open import open_storage
 from shardset.stream.stream import Stream

@@ -11,8 +11,7 @@ from shardset.errors import DamagedShard, NotFound
 from shardset.format.manifest import Shard
 from shardset.format.tar import StoredSample
 from shardset.order.budget import INDEX_BYTES
-from shardset.read.index_rows import read_rows
-from shardset.read.indexes import ShardTable, read_index
+from shardset.read.indexes import ShardTable, read_index, read_rows
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 from tests.makers.once import DamagesOnce
@@ -59,7 +58,7 @@ def test_rows_of_samples_with_800_fields_are_read_by_ranges_too():
 def test_an_index_of_another_size_than_its_fields_make_is_told_to_be_built_again(fields):
     storage, shard = made()
     with pytest.raises(
-        DamagedShard, match=r"train-000000.idx.npy: (no index of 60 samples .* build it again|row 3 does)"
+        DamagedShard, match=r"train-000000.idx.npy: (no index of 60 samples .* build the set again|row 3 does)"
     ):
         read_rows(storage, shard, fields, [3])
 

@@ -6,8 +6,7 @@ import pytest
 
 from shardset.errors import DamagedShard, ManifestError
 from shardset.format import manifest as manifests
-from shardset.read.index_rows import read_rows
-from shardset.read.indexes import read_index
+from shardset.read.indexes import read_index, read_rows
 from shardset.storage.checked import DamagedObject, facts_of, read_object, read_twice
 from shardset.storage.open import open_storage
 from tests.makers.once import DamagesOnce
