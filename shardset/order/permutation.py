@@ -32,7 +32,6 @@ class Purpose(IntEnum):
 
 
 Round = Callable[[Any], Any]
-Step = Callable[[Any, Any, Round], tuple[Any, Any]]
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -83,31 +82,15 @@ def hash_text(text: str, *, key: int) -> int:
 
 def permute(position: Any, *, n: int, key: int) -> Any:
     """Where a keyed permutation of `range(n)` sends `position`, an int or an array of integers."""
-    return _walk(position, n=n, key=key, rounds=range(_ROUNDS), step=_forward)
-
-
-def unpermute(position: Any, *, n: int, key: int) -> Any:
-    """The inverse of `permute`: `unpermute(permute(i, n=n, key=key), n=n, key=key) == i`."""
-    return _walk(position, n=n, key=key, rounds=reversed(range(_ROUNDS)), step=_backward)
-
-
-def _uint64(word: Any) -> NDArray[np.uint64]:
-    # At least one dimension: a NumPy scalar warns when it wraps around, an array does not, and a hash must wrap.
-    if isinstance(word, int):
-        return np.array([word & _MASK], dtype=np.uint64)
-    return np.asarray(word).astype(np.uint64, copy=False)
-
-
-def _walk(position: Any, *, n: int, key: int, rounds: Iterable[int], step: Step) -> Any:
     half = max(_MIN_HALF_BITS, ((n - 1).bit_length() + 1) // 2)
-    keys = [hash64(key, number) for number in rounds]
+    keys = [hash64(key, number) for number in range(_ROUNDS)]
     if isinstance(position, int):
         if not 0 <= position < n:
             raise ValueError(f"position {position} is outside [0, {n})")
         functions: list[Round] = [partial(_round, key, (1 << half) - 1) for key in keys]
-        value = _network(position, functions, half, step)
+        value = _network(position, functions, half)
         while value >= n:  # cycle walking: ends, because the network permutes a finite set that holds `position`
-            value = _network(value, functions, half, step)
+            value = _network(value, functions, half)
         return value
     values = np.asarray(position)
     for extreme in (int(values.min()), int(values.max())) if values.size else ():
@@ -115,13 +98,20 @@ def _walk(position: Any, *, n: int, key: int, rounds: Iterable[int], step: Step)
             raise ValueError(f"position {extreme} is outside [0, {n})")
     values = values.astype(np.int64)
     functions = list(_rounds(keys, half, values.size))
-    values = _network(values, functions, half, step)
+    values = _network(values, functions, half)
     outside = np.flatnonzero(values >= n)
     while outside.size:
-        again = _network(values[outside], functions, half, step)
+        again = _network(values[outside], functions, half)
         values[outside] = again
         outside = outside[again >= n]
     return values
+
+
+def _uint64(word: Any) -> NDArray[np.uint64]:
+    # At least one dimension: a NumPy scalar warns when it wraps around, an array does not, and a hash must wrap.
+    if isinstance(word, int):
+        return np.array([word & _MASK], dtype=np.uint64)
+    return np.asarray(word).astype(np.uint64, copy=False)
 
 
 def _rounds(keys: Iterable[int], half: int, num_values: int) -> Iterator[Round]:
@@ -136,16 +126,8 @@ def _round(key: int, mask: int, value: Any) -> Any:
     return mixed & mask if isinstance(mixed, int) else (mixed & np.uint64(mask)).astype(np.int64)
 
 
-def _network(value: Any, functions: Iterable[Round], half: int, step: Step) -> Any:
+def _network(value: Any, functions: Iterable[Round], half: int) -> Any:
     left, right = value >> half, value & ((1 << half) - 1)
     for function in functions:
-        left, right = step(left, right, function)
+        left, right = right, left ^ function(right)
     return (left << half) | right
-
-
-def _forward(left: Any, right: Any, function: Round) -> tuple[Any, Any]:
-    return right, left ^ function(right)
-
-
-def _backward(left: Any, right: Any, function: Round) -> tuple[Any, Any]:
-    return right ^ function(left), left
