@@ -70,7 +70,7 @@ def test_derive_key_is_frozen(names, expected):
     ],
 )
 def test_small_permutations_are_frozen(n, key, expected):
-    assert [permute(position, n=n, key=key) for position in range(n)] == expected
+    assert permute(np.arange(n), n=n, key=key).tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -82,26 +82,21 @@ def test_small_permutations_are_frozen(n, key, expected):
     ],
 )
 def test_large_permutations_are_frozen(n, key, pairs):
-    assert [(position, permute(position, n=n, key=key)) for position, _ in pairs] == pairs
+    positions, expected = zip(*pairs, strict=True)
+    assert permute(np.array(positions), n=n, key=key).tolist() == list(expected)
 
 
 @given(st.integers(1, 300), KEYS)
 def test_every_position_is_hit_once(n, key):
-    assert sorted(permute(position, n=n, key=key) for position in range(n)) == list(range(n))
-
-
-@given(st.data(), st.integers(1, 2**62), KEYS)
-def test_an_array_is_permuted_like_its_numbers(data, n, key):
-    positions = data.draw(st.lists(st.integers(0, n - 1), max_size=20))
-    there = permute(np.array(positions, dtype=np.int64), n=n, key=key)
-    assert there.dtype == np.int64
-    assert there.tolist() == [permute(position, n=n, key=key) for position in positions]
+    assert sorted(permute(np.arange(n), n=n, key=key).tolist()) == list(range(n))
 
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 1500), KEYS)
 def test_so_many_positions_that_rounds_are_looked_up_are_permuted_like_each_alone(n, key):
-    assert permute(np.arange(n), n=n, key=key).tolist() == [permute(place, n=n, key=key) for place in range(n)]
+    assert permute(np.arange(n), n=n, key=key).tolist() == [
+        permute(np.array([place]), n=n, key=key).item() for place in range(n)
+    ]
 
 
 @given(WORDS, st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=20), WORDS)
@@ -111,7 +106,7 @@ def test_an_array_is_hashed_like_its_numbers(before, numbers, after):
     assert hashes.tolist() == [hash64(before, number, after) for number in numbers]
 
 
-@pytest.mark.parametrize("position", [10, -1, np.array([3, 10]), np.array([-1])])
+@pytest.mark.parametrize("position", [np.array([3, 10]), np.array([-1])])
 def test_a_position_outside_is_refused(position):
     with pytest.raises(ValueError, match="outside"):
         permute(position, n=10, key=1)
