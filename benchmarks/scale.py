@@ -46,7 +46,7 @@ from pipelines.write.commit import Committer
 from shardset.format import naming
 from shardset.format.frame import frame
 from shardset.format.manifest import ClassInfo, IndexFile, Shard
-from shardset.order.permutation import derive_key, hash64, unpermute
+from shardset.order.permutation import derive_key, hash64, permute
 from shardset.storage.base import ObjectWriter, Stat
 from shardset.storage.local import LocalStorage
 from shardset.storage.memory import MemoryStorage
@@ -320,11 +320,11 @@ def unit_tables(num_units: int) -> Iterator[pa.RecordBatch]:
 
 
 def put_group(files: PlanFiles, plan: SplitPlan, num_batches: int) -> tuple[list[ByteRange], int]:
-    """All references of group 0, by the inverse of what places them, a part from each batch; and how many they are."""
+    """All references of group 0, of scattered samples, a part from each batch; and how many they are."""
     shards = np.arange(plan.num_shards)
     shards = shards[plan.group_of(shards) == 0]
     line = np.concatenate([np.arange(shard, plan.num_stored, plan.num_shards) for shard in shards.tolist()])
-    source = unpermute(line, n=plan.num_stored, key=derive_key(0, "place", plan.name, 0))
+    source = permute(line, n=plan.num_stored, key=derive_key(0, "place", plan.name, 0))
     line, source = line[np.argsort(source)], np.sort(source)
     raw = tables.concat(list(unit_tables(num_units(len(line))))).slice(0, len(line))
     none = np.zeros(len(line), np.int32)

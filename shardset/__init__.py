@@ -62,36 +62,27 @@ __all__ = [
 ]
 
 _READER = {
-    "Batch": "shardset.stream.spec",
-    "CenterCrop": "shardset.decode.crops",
-    "Chain": "shardset.decode.augment",
-    "DiskCache": "shardset.read.disk_cache",
-    "ImageSpec": "shardset.decode.image",
-    "MixedStream": "shardset.stream.mixture",
-    "OrderState": "shardset.order.state",
-    "PadCrop": "shardset.decode.crops",
-    "RandAugment": "shardset.decode.augment",
-    "RandomErasing": "shardset.decode.augment",
-    "RandomResizedCrop": "shardset.decode.crops",
-    "Sample": "shardset.stream.samples",
-    "SampleSet": "shardset.stream.samples",
-    "Share": "shardset.stream.mixture",
-    "Stream": "shardset.stream.stream",
-    "Timetable": "shardset.stream.timetable",
-    "TrivialAugment": "shardset.decode.augment",
-    "Writer": "shardset.writer",
-    "open": "shardset.stream.samples",
-    "order_options": "shardset.stream.stream",
-    "state_from_json": "shardset.order.state",
+    "decode.augment": ("Chain", "RandAugment", "RandomErasing", "TrivialAugment"),
+    "decode.crops": ("CenterCrop", "PadCrop", "RandomResizedCrop"),
+    "decode.image": ("ImageSpec",),
+    "order.state": ("OrderState", "state_from_json"),
+    "read.disk_cache": ("DiskCache",),
+    "stream.mixture": ("MixedStream", "Share"),
+    "stream.samples": ("Sample", "SampleSet", "open"),
+    "stream.spec": ("Batch",),
+    "stream.stream": ("Stream", "order_options"),
+    "stream.timetable": ("Timetable",),
+    "writer": ("Writer",),
 }
-"""Modules of the names that need more than the base requirements."""
+"""The names of each module that needs more than the base requirements."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _READER:
+    module = next((module for module, names in _READER.items() if name in names), None)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with brought_by("read"):
-        value = getattr(importlib.import_module(_READER[name]), name)
+        value = getattr(importlib.import_module(f"shardset.{module}"), name)
     globals()[name] = value
     return value
 

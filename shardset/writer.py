@@ -55,15 +55,16 @@ class Writer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self._abort(error)
+            return
         try:
-            manifest = self._finish() if error is None else None
+            manifest = self._finish()
         except BaseException as failure:
             self._abort(failure)
             raise
-        if error is not None:
-            self._abort(error)
-        elif manifest is not None:  # nothing is removed from here on: it may be there even if its writer fails
-            self._put(naming.MANIFEST, manifests.to_json(manifest))
+        # Nothing is removed from here on: the manifest may be there even if its writer fails.
+        self._put(naming.MANIFEST, manifests.to_json(manifest))
 
     def write(
         self,

@@ -19,7 +19,7 @@ from shardset.decode import jpeg, png
 from shardset.decode.crops import Box, Crop, RandomResizedCrop, turned
 from shardset.decode.jpeg_restart import Grid, grid_of
 from shardset.errors import ConfigError, UndecodableImage, require_int
-from shardset.format.images import MAX_PIXELS, limits
+from shardset.format.images import MAX_PIXELS, known_format, limits
 from shardset.format.images import background as backgrounds
 from shardset.format.images.background import WHITE, Background, repair_transparency, rgb_pixels
 from shardset.format.images.limits import DECODED_BYTES
@@ -34,16 +34,6 @@ _SMALL_PIXELS, _MOST_PER_PIXEL = 2**20, 28
 
 _TURNED_BYTES = 6
 """For each pixel of an image that is turned: transposed, and then flipped."""
-
-_COSTLY = (
-    ("webp", 8, b"WEBP"),
-    ("tif", 0, b"II"),
-    ("tif", 0, b"MM"),
-    ("avif", 4, b"ftyp"),
-    ("jp2", 4, b"jP  "),
-    ("jp2", 0, b"\xff\x4f\xff\x51"),
-)
-"""How a file begins whose decoder takes more memory than others: the format, and bytes at an offset."""
 
 _Header = tuple[str, tuple[int, int], Grid | None, int]
 """The format of an image as a field, its (height, width) as stored, the grid of a JPEG, and the orientation to undo.
@@ -143,7 +133,7 @@ def _read_header(data: bytes, upright: bool) -> _Header:
         kind, (height, width) = "png", png.size(data)
         orientation = orientation_of(data) if upright else UPRIGHT
     else:
-        kind = next((kind for kind, at, magic in _COSTLY if data.startswith(magic, at)), "image")
+        kind = known_format(data) or "image"
         (height, width), stated = _open_header(data)
         orientation = stated if upright else UPRIGHT
     if not 0 < height * width <= MAX_PIXELS:

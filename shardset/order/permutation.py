@@ -1,7 +1,7 @@
 """An order as arithmetic: a keyed 64-bit hash and a keyed permutation of `range(n)`.
 
 The vectors in `tests/shardset/order/test_permutation.py` fix both for ever. No library generator is involved, because
-libraries don't promise stable streams. Scalars and NumPy arrays go through the same code.
+libraries don't promise stable streams.
 
 The hash chains the SplitMix64 finalizer (Steele, Lea, Flood 2014: "Fast splittable pseudorandom number
 generators"). The permutation is a balanced 4-round Feistel network over the smallest even number of bits, at
@@ -9,9 +9,8 @@ least 8, that holds `n`, with cycle walking (Black, Rogaway 2002: "Ciphers with 
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from enum import IntEnum
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,8 +30,7 @@ class Purpose(IntEnum):
     TRANSFORM = 5
 
 
-Round = Callable[[Any], Any]
-Step = Callable[[Any, Any, Round], tuple[Any, Any]]
+Round = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -81,14 +79,20 @@ def hash_text(text: str, *, key: int) -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
-def permute(position: Any, *, n: int, key: int) -> Any:
-    """Where a keyed permutation of `range(n)` sends `position`, an int or an array of integers."""
-    return _walk(position, n=n, key=key, rounds=range(_ROUNDS), step=_forward)
-
-
-def unpermute(position: Any, *, n: int, key: int) -> Any:
-    """The inverse of `permute`: `unpermute(permute(i, n=n, key=key), n=n, key=key) == i`."""
-    return _walk(position, n=n, key=key, rounds=reversed(range(_ROUNDS)), step=_backward)
+def permute(positions: NDArray[np.int64], *, n: int, key: int) -> NDArray[np.int64]:
+    """Where a keyed permutation of `range(n)` sends each position; of the same shape."""
+    for extreme in (int(positions.min()), int(positions.max())) if positions.size else ():
+        if not 0 <= extreme < n:
+            raise ValueError(f"position {extreme} is outside [0, {n})")
+    half = max(_MIN_HALF_BITS, ((n - 1).bit_length() + 1) // 2)
+    rounds = [_round(hash64(key, number), half, positions.size) for number in range(_ROUNDS)]
+    values = _network(positions.astype(np.int64), rounds, half)
+    outside = np.flatnonzero(values >= n)
+    while outside.size:  # cycle walking: ends, because the network permutes a finite set that holds the positions
+        again = _network(values[outside], rounds, half)
+        values[outside] = again
+        outside = outside[again >= n]
+    return values
 
 
 def _uint64(word: Any) -> NDArray[np.uint64]:
@@ -98,54 +102,18 @@ def _uint64(word: Any) -> NDArray[np.uint64]:
     return np.asarray(word).astype(np.uint64, copy=False)
 
 
-def _walk(position: Any, *, n: int, key: int, rounds: Iterable[int], step: Step) -> Any:
-    half = max(_MIN_HALF_BITS, ((n - 1).bit_length() + 1) // 2)
-    keys = [hash64(key, number) for number in rounds]
-    if isinstance(position, int):
-        if not 0 <= position < n:
-            raise ValueError(f"position {position} is outside [0, {n})")
-        functions: list[Round] = [partial(_round, key, (1 << half) - 1) for key in keys]
-        value = _network(position, functions, half, step)
-        while value >= n:  # cycle walking: ends, because the network permutes a finite set that holds `position`
-            value = _network(value, functions, half, step)
-        return value
-    values = np.asarray(position)
-    for extreme in (int(values.min()), int(values.max())) if values.size else ():
-        if not 0 <= extreme < n:
-            raise ValueError(f"position {extreme} is outside [0, {n})")
-    values = values.astype(np.int64)
-    functions = list(_rounds(keys, half, values.size))
-    values = _network(values, functions, half, step)
-    outside = np.flatnonzero(values >= n)
-    while outside.size:
-        again = _network(values[outside], functions, half, step)
-        values[outside] = again
-        outside = outside[again >= n]
-    return values
+def _round(key: int, half: int, num_values: int) -> Round:
+    """The function of a round: a table if there are at least as many values as it has results."""
+
+    def function(value: NDArray[np.int64]) -> NDArray[np.int64]:
+        mixed: NDArray[np.uint64] = hash64_on(key, value)
+        return (mixed & np.uint64((1 << half) - 1)).astype(np.int64)
+
+    return function(np.arange(1 << half)).__getitem__ if num_values >= 1 << half else function
 
 
-def _rounds(keys: Iterable[int], half: int, num_values: int) -> Iterator[Round]:
-    """The functions of the rounds: tables if there are at least as many values as a round has results."""
-    for key in keys:
-        function = partial(_round, key, (1 << half) - 1)
-        yield function(np.arange(1 << half)).__getitem__ if num_values >= 1 << half else function
-
-
-def _round(key: int, mask: int, value: Any) -> Any:
-    mixed = hash64_on(key, value)
-    return mixed & mask if isinstance(mixed, int) else (mixed & np.uint64(mask)).astype(np.int64)
-
-
-def _network(value: Any, functions: Iterable[Round], half: int, step: Step) -> Any:
-    left, right = value >> half, value & ((1 << half) - 1)
-    for function in functions:
-        left, right = step(left, right, function)
+def _network(values: NDArray[np.int64], rounds: Iterable[Round], half: int) -> NDArray[np.int64]:
+    left, right = values >> half, values & ((1 << half) - 1)
+    for function in rounds:
+        left, right = right, left ^ function(right)
     return (left << half) | right
-
-
-def _forward(left: Any, right: Any, function: Round) -> tuple[Any, Any]:
-    return right, left ^ function(right)
-
-
-def _backward(left: Any, right: Any, function: Round) -> tuple[Any, Any]:
-    return right ^ function(left), left

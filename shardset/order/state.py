@@ -11,8 +11,6 @@ import numpy as np
 from shardset.errors import ConfigError
 from shardset.prepared import prepared
 
-MAX_STATE_BYTES = 4096
-
 StateCount = Annotated[int, msgspec.Meta(ge=0, le=2**48)]
 """A number in a state that is computed with; no run gets further."""
 
@@ -59,10 +57,6 @@ def state_from_values(values: Mapping[str, Any], kind: type[StateT]) -> StateT:
 
 
 def _decode(text: str | bytes, kind: type[StateT]) -> StateT:
-    if len(text) > MAX_STATE_BYTES:
-        raise ConfigError(
-            f"the order state is {len(text)} bytes, expected at most {MAX_STATE_BYTES}; it is not a state"
-        )
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:

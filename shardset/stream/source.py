@@ -44,14 +44,9 @@ class StreamSource:
     disk_cache: BlockCache | None
 
     @property
-    def stored_bytes(self) -> int:
-        """Bytes of all shards."""
-        return self.split.num_tar_bytes
-
-    @property
     def has_small_samples(self) -> bool:
         """Whether reading a sample takes about as long as switching threads."""
-        return self.stored_bytes <= SMALL_BYTES * self.split.num_samples
+        return self.split.num_tar_bytes <= SMALL_BYTES * self.split.num_samples
 
     def addresses(self, ids: np.ndarray) -> SampleAddresses:
         """Where samples are stored, by id."""

@@ -49,6 +49,13 @@ _NETPBM = {b"P1": "pbm", b"P2": "pgm", b"P3": "ppm", b"P4": "pbm", b"P5": "pgm",
 
 def format_of(data: bytes) -> str:
     """The format of an image by its first bytes, as a field; raises UndecodableImage if it is not supported."""
+    if (found := known_format(data)) is None:
+        raise UndecodableImage(_why_no_image(data))
+    return found
+
+
+def known_format(data: bytes) -> str | None:
+    """The format of an image by its first bytes, as a field; None if it is not supported."""
     for magic, field in _MAGIC:
         if data.startswith(magic):
             return field
@@ -58,7 +65,7 @@ def format_of(data: bytes) -> str:
         return "avif"
     if data[:2] in _NETPBM and data[2:3].isspace():
         return _NETPBM[data[:2]]
-    raise UndecodableImage(_why_no_image(data))
+    return None
 
 
 def _why_no_image(data: bytes) -> str:

@@ -66,7 +66,9 @@ class DecodeAndFinish:
         self, transform: RowTransform, rows: Batch, columns: "StackedRows", step: PlannedStep, slots: range
     ) -> None:
         ids = step.slots.ids * self._spec.augment_repeats + step.slots.repeats
-        keys = transform_keys(self._spec.seed, step.epoch, ids[slots.start : slots.stop])
+        # They depend on the sample and its epoch, not on who reads it; in the stored order on the sample alone.
+        time = (0, 0) if self._spec.seed is None else (self._spec.seed, step.epoch)
+        keys: np.ndarray = hash64(*time, Purpose.TRANSFORM, ids[slots.start : slots.stop])
         generator = KeyedGenerator()
         for slot, key in zip(slots, keys.tolist(), strict=True):
             if self._stopped.is_set():
@@ -116,7 +118,10 @@ class StackedRows:
                 self._kinds = kinds
                 self._batch.update({name: self._column(name, kind) for name, kind in kinds.items()})
         if kinds != self._kinds:
-            raise ConfigError(_difference(kinds, self._kinds))
+            raise ConfigError(
+                f"transform returned {_described(kinds)} for one row and {_described(self._kinds)} for another; return "
+                "the same names, shapes and types for every row, because rows are stacked"
+            )
         for name, value in values.items():
             if value is not given.get(name) or self._batch[name] is not self._rows.get(name):
                 self._batch[name][slot] = value
@@ -145,16 +150,6 @@ def row_of(batch: Batch, slot: int) -> dict[str, Any]:
     return {name: value.item() if isinstance(value, np.generic) else value for name, value in row.items()}
 
 
-def transform_keys(seed: int | None, epoch: int, ids: np.ndarray) -> np.ndarray:
-    """The keys of the generators that a transform gets: uint64 [n].
-
-    They depend on the sample and its epoch, not on who reads it; in the stored order on the sample alone. The repeats
-    of a sample count as samples: `ids` are then those times their number, plus the repeat.
-    """
-    keys: np.ndarray = hash64(*((0, 0) if seed is None else (seed, epoch)), Purpose.TRANSFORM, ids)
-    return keys
-
-
 def _value(value: Any) -> Any:
     """Numbers, tensors and pictures as arrays or numbers; anything else as it is."""
     return np.asarray(value) if hasattr(value, "__array__") and not isinstance(value, np.ndarray) else value
@@ -166,15 +161,8 @@ def _kind(value: Any) -> _Kind:
     return ((), _TYPES[type(value)]) if type(value) in _TYPES else None
 
 
-def _difference(kinds: Mapping[str, _Kind], others: Mapping[str, _Kind]) -> str:
-    if kinds.keys() != others.keys():
-        return f"transform returned {sorted(kinds)} for one row and {sorted(others)} for another; return the same names"
-    name = next(name for name in kinds if kinds[name] != others[name])
-    return (
-        f"transform returned a {name!r} of {_describe(kinds[name])} for one row and of {_describe(others[name])} for "
-        "another; return the same shape and type for every row, because rows are stacked"
+def _described(kinds: Mapping[str, _Kind]) -> str:
+    shown = (
+        f"{name!r} of {'no array' if kind is None else f'{kind[1]} {list(kind[0])}'}" for name, kind in kinds.items()
     )
-
-
-def _describe(kind: _Kind) -> str:
-    return "no array" if kind is None else f"{kind[1]} {list(kind[0])}"
+    return ", ".join(shown) or "nothing"

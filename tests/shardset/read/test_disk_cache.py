@@ -89,7 +89,7 @@ def test_the_second_epoch_reads_nothing_from_the_bucket(url, tmp_path, expected)
     stream = opened(url, tmp_path)
     contents, num_bytes = read(stream)
     assert contents == expected
-    assert 0 < num_bytes < stream.source.stored_bytes
+    assert 0 < num_bytes < stream.split.num_tar_bytes
     assert read(stream, 1) == (expected, 0)
 
 

@@ -482,4 +482,4 @@ def test_an_epoch_reads_hardly_more_than_is_stored_in_any_world_that_divides_the
     streams = [make(many, image=None, fields=("png",), rank=rank, **options) for rank in range(world)]
     ids = [id_ for stream in streams for batch in stream.epoch(0) for id_ in batch["id"][batch["weight"] == 1]]
     assert sorted(ids) == list(range(2000))
-    assert sum(stream.num_bytes_read for stream in streams) <= 1.05 * streams[0].source.stored_bytes
+    assert sum(stream.num_bytes_read for stream in streams) <= 1.05 * streams[0].split.num_tar_bytes
