@@ -3,10 +3,10 @@
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import groupby, islice
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from pipelines.plan.files import START_OVER
 from pipelines.sources.base import UNREAD, Extent
@@ -17,73 +17,38 @@ from shardset.storage.open import is_absolute, open_file
 
 MAX_GAP = 4096
 MAX_READ = 8 * 2**20
-FIRST_IN_FLIGHT = 4
-MOST_IN_FLIGHT = 32
 
 SPOOLED = "spool:///"
 """The prefix of a plan file's name in an extent of spooled bytes. No name of an input object can start with it."""
 
 
-class Window:
-    """The limit of reads in flight: grows by one after each read, and halves when a request must be retried.
-
-    All workers may read the same object, and a bucket accepts more load only gradually. Threads share a window: all
-    their reads together stay below its size.
-    """
-
-    def __init__(self) -> None:
-        self.size = FIRST_IN_FLIGHT
-        self._num_reading = 0
-        self._changed = threading.Condition()
-
-    def grow(self) -> None:
-        """Call after each read."""
-        with self._changed:
-            self.size = min(MOST_IN_FLIGHT, self.size + 1)
-            self._changed.notify()
-
-    def shrink(self) -> None:
-        """Call before each retry."""
-        with self._changed:
-            self.size = max(1, self.size // 2)
-
-    def __enter__(self) -> Self:
-        """Waits until one more read may be in flight."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._num_reading < self.size)
-            self._num_reading += 1
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        with self._changed:
-            self._num_reading -= 1
-            self._changed.notify()
-
-
-_of_process = Window()
 _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
 _pools_lock = threading.Lock()
 
 
-def fetch(
-    groups: Iterable[Sequence[Extent]], source: Storage, output: Storage, window: Window = _of_process
-) -> Iterator[list[bytes]]:
+def fetch(groups: Iterable[Sequence[Extent]], source: Storage, output: Storage) -> Iterator[list[bytes]]:
     """The contents of each group of extents, such as those of a sample; neighbours in a group share a request.
 
     Holds only the groups in flight. Reads an extent once more if its CRC32C differs. Raises ChangedInput if an object
-    is no longer the planned one, or if its bytes changed. All threads of a process share its window and its readers.
+    is no longer the planned one, or if its bytes changed. All threads of a process share its readers.
     """
     num_threads = max(source.reads_at_once, output.reads_at_once)
     if num_threads == 1:
         yield from (_read_group(group, source, output) for group in groups)
         return
-    source, output, pool = source.on_retry(window.shrink), output.on_retry(window.shrink), _pool(num_threads)
-
-    def read(group: Sequence[Extent]) -> list[bytes]:
-        with window:
-            return _read_group(group, source, output)
-
-    yield from _ahead(lambda group: pool.submit(read, group), groups, window)
+    pool, remaining = _pool(num_threads), iter(groups)
+    pending: deque[Future[list[bytes]]] = deque()
+    try:
+        while True:
+            for group in islice(remaining, num_threads - len(pending)):
+                pending.append(pool.submit(_read_group, group, source, output))
+            if not pending:
+                return
+            yield pending.popleft().result()
+    finally:
+        for future in pending:
+            future.cancel()
+        wait(pending)
 
 
 def coalesce(ranges: Sequence[tuple[int, int]], *, max_gap: int, max_bytes: int) -> Iterator[slice]:
@@ -109,25 +74,6 @@ def _pool(num_threads: int) -> ThreadPoolExecutor:
         if key not in _pools:
             _pools[key] = ThreadPoolExecutor(num_threads, "range-reads")
         return _pools[key]
-
-
-def _ahead(
-    submit: Callable[[Sequence[Extent]], Future[list[bytes]]], groups: Iterable[Sequence[Extent]], window: Window
-) -> Iterator[list[bytes]]:
-    """The results of `submit` for each group, in order; submits as many at once as the window allows."""
-    pending: deque[Future[list[bytes]]] = deque()
-    remaining = iter(groups)
-    try:
-        while True:
-            pending.extend(map(submit, islice(remaining, max(0, window.size - len(pending)))))
-            if not pending:
-                return
-            yield pending.popleft().result()
-            window.grow()
-    finally:
-        for future in pending:
-            future.cancel()
-        wait(pending)
 
 
 class _Located(NamedTuple):

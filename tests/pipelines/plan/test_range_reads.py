@@ -1,16 +1,15 @@
-"""Many readers of one object: few reads at first, more after each, fewer when the server refuses."""
+"""Many readers of one object: so many reads at once and no more, each as planned."""
 
 import threading
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import ClassVar
 
 import pytest
 
-from pipelines.plan.range_reads import FIRST_IN_FLIGHT, MOST_IN_FLIGHT, Window, fetch
+from pipelines.plan.range_reads import fetch
 from pipelines.sources.base import UNREAD, Extent
 from shardset.errors import ChangedInput
 from shardset.storage.memory import MemoryStorage
@@ -39,7 +38,6 @@ class Slow:
     inner: MemoryStorage
     most: list[int]
     now: list[int]
-    told: list[Callable[[], None]]
 
     url: ClassVar[str] = "memory://slow"
     is_remote: ClassVar[bool] = True
@@ -54,16 +52,12 @@ class Slow:
         self.now.pop()
         return self.inner.read(name, start, stop, generation=generation)
 
-    def on_retry(self, tell: Callable[[], None]) -> "Slow":
-        self.told.append(tell)
-        return self
-
 
 def slow(num_reads):
     storage = MemoryStorage(uuid.uuid4().hex)
     with storage.writer("all.tar") as out:
         out.write(bytes(i % 251 for i in range(num_reads * 10)))
-    return Slow(storage, [], [], [])
+    return Slow(storage, [], [])
 
 
 def in_threads(num_threads, act):
@@ -79,18 +73,6 @@ def in_threads(num_threads, act):
     return results
 
 
-class NotingWindow(Window):
-    """Remembers its size after each refusal."""
-
-    def __init__(self):
-        super().__init__()
-        self.shrunk_to = []
-
-    def shrink(self):
-        super().shrink()
-        self.shrunk_to.append(self.size)
-
-
 def extents(archive):
     generation = archive.stat("all.tar").generation
     return [[Extent("all.tar", generation, 10 * i, 10)] for i in range(NUM_READS)]
@@ -100,94 +82,37 @@ def contents():
     return [[bytes(j % 251 for j in range(10 * i, 10 * i + 10))] for i in range(NUM_READS)]
 
 
-def test_the_first_reads_are_few_and_each_that_is_done_allows_one_more():
-    window = Window()
-    sizes = [window.size]
-    for _ in range(MOST_IN_FLIGHT):
-        window.grow()
-        sizes.append(window.size)
-    assert sizes[0] == FIRST_IN_FLIGHT
-    assert sizes == sorted(sizes)
-    assert sizes[-1] == MOST_IN_FLIGHT
-
-
-def test_a_window_never_closes():
-    window = Window()
-    for _ in range(10):
-        window.shrink()
-    assert window.size == 1
-
-
-def test_a_dozen_threads_of_a_process_begin_with_as_few_reads_as_one():
-    storage, window = slow(12), Window()
-    [generation] = [stat.generation for stat in storage.inner.list()]
-    group = [Extent("all.tar", generation, 0, 10)]
-    found = in_threads(12, lambda: next(fetch([group] * 4, storage, NOWHERE, window)))
-    assert found == [[bytes(range(10))]] * 12
-    assert max(storage.most[:FIRST_IN_FLIGHT]) <= FIRST_IN_FLIGHT
-    assert max(storage.most) <= window.size
-
-
 def test_a_dozen_threads_of_a_process_read_no_more_at_once_than_one_and_each_gets_its_own():
-    storage, window = slow(NUM_READS), Window()
-    found = in_threads(12, lambda: list(fetch(extents(storage.inner), storage, NOWHERE, window)))
+    storage = slow(NUM_READS)
+    found = in_threads(12, lambda: list(fetch(extents(storage.inner), storage, NOWHERE)))
     assert found == [contents()] * 12
     assert max(storage.most) <= storage.reads_at_once
-    assert window.size == MOST_IN_FLIGHT
-
-
-def test_a_window_that_closed_to_one_read_lets_every_thread_go_on():
-    storage, window = slow(NUM_READS), Window()
-
-    def act():
-        contents_in_order = fetch(extents(storage.inner), storage, NOWHERE, window)
-        first = next(contents_in_order)
-        while window.size > 1:
-            storage.told[0]()
-        return [first, *contents_in_order]
-
-    assert in_threads(4, act) == [contents()] * 4
 
 
 def test_a_read_that_fails_and_a_reader_that_stops_leave_room_for_the_others():
-    storage, window = slow(NUM_READS), Window()
+    storage = slow(NUM_READS)
     gone = [[Extent("gone.tar", "1", 0, 10)]]
-    for _ in range(2 * MOST_IN_FLIGHT):
+    for _ in range(2 * storage.reads_at_once):
         with pytest.raises(ChangedInput, match=r"gone\.tar: not the object that was planned"):
-            list(fetch(gone, storage, NOWHERE, window))
-        stopped = fetch(extents(storage.inner), storage, NOWHERE, window)
+            list(fetch(gone, storage, NOWHERE))
+        stopped = fetch(extents(storage.inner), storage, NOWHERE)
         next(stopped)
         stopped.close()
     asked = []
     groups = (asked.append(group) or group for group in extents(storage.inner))
-    last = fetch(groups, storage, NOWHERE, window)
+    last = fetch(groups, storage, NOWHERE)
     next(last)
-    assert len(asked) == window.size
+    assert len(asked) == storage.reads_at_once
     last.close()
 
 
 @pytest.mark.gcs
-def test_only_the_reads_in_the_window_are_asked_for(archive):
-    asked = []
-    groups = (asked.append(group) or group for group in extents(archive))
-    contents_in_order = fetch(groups, archive, NOWHERE, Window())
-    first = next(contents_in_order)
-    assert len(asked) == FIRST_IN_FLIGHT
-    assert [first, *contents_in_order] == contents()
-
-
-@pytest.mark.gcs
 @pytest.mark.parametrize("status", [429, 503])
-def test_a_refusal_halves_the_reads_on_their_way_and_loses_nothing(archive, gcs_emulator, monkeypatch, status):
-    window = NotingWindow()
-    assert list(fetch(extents(archive), archive, NOWHERE, window)) == contents()
-    assert (window.size, window.shrunk_to) == (MOST_IN_FLIGHT, [])
+def test_a_refusal_loses_nothing(archive, gcs_emulator, monkeypatch, status):
     with FaultyProxy(gcs_emulator) as proxy:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
         proxy.script = in_turn(Fault("status", status=status), Fault("status", status=status), when=is_media)
-        assert list(fetch(extents(archive), archive, NOWHERE, window)) == contents()
-    assert window.shrunk_to[0] == MOST_IN_FLIGHT // 2
-    assert len(window.shrunk_to) == 2
+        assert list(fetch(extents(archive), archive, NOWHERE)) == contents()
 
 
 @pytest.mark.parametrize("starts", [[3], [0, 3]], ids=["alone", "with a neighbour"])
