@@ -150,5 +150,5 @@ def _add_estimate(estimate: Parser) -> None:
                      help="number of classes of --samples (default: no labels to mix)")  # fmt: skip
     add_flags(estimate.add_argument_group(SIZES_TITLE), BuildConfig, SIZES)
     how = estimate.add_argument_group("how it is read")
-    how.add_argument("--split", help="default: train, or the only one")
+    how.add_argument("--split", help="default: train, or the first by name")
     add_flags(how, Reading, [field.name for field in fields(Reading)])
