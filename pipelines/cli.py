@@ -110,10 +110,9 @@ def _json(result: object) -> str:
 def _inspect(args: argparse.Namespace, _: Sequence[str]) -> int:
     from pipelines.check import inspect, render
 
-    question = inspect.Question(
-        split=args.split, shard=args.shard, key=args.key, name=args.name, class_name=args.class_name
+    answer = inspect.inspect(
+        args.manifest, split=args.split, shard=args.shard, key=args.key, name=args.name, class_name=args.class_name
     )
-    answer = inspect.inspect(args.manifest, question)
     if args.json:
         print(_json(answer))
     else:

@@ -108,9 +108,10 @@ def _add_build(build: Parser) -> None:
 def _add_inspect(inspect: Parser) -> None:
     _add_manifest(inspect)
     inspect.add_argument("--split", help="only this split")
-    inspect.add_argument("--shard", type=int, metavar="N", help="the samples of one shard")
-    inspect.add_argument("--key", help="where the sample with this key is stored, and its original name")
-    inspect.add_argument("--name", help="the samples made from the input with this original name")
+    one = inspect.add_mutually_exclusive_group()
+    one.add_argument("--shard", type=int, metavar="N", help="the samples of one shard")
+    one.add_argument("--key", help="where the sample with this key is stored, and its original name")
+    one.add_argument("--name", help="the samples made from the input with this original name")
     inspect.add_argument("--class", dest="class_name", metavar="CLASS", help="a class by label, name or wnid")
 
 
@@ -146,5 +147,5 @@ def _add_estimate(estimate: Parser) -> None:
                      help="number of classes of --samples (default: no labels to mix)")  # fmt: skip
     add_flags(estimate.add_argument_group(SIZES_TITLE), BuildConfig, SIZES)
     how = estimate.add_argument_group("how it is read")
-    how.add_argument("--split", help="default: train, or the only one")
+    how.add_argument("--split", help="default: train, or the first by name")
     add_flags(how, Reading, [field.name for field in fields(Reading)])

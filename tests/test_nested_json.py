@@ -1,5 +1,6 @@
 """JSON from outside that is nested beyond Python's limit is damage like any other: named, never a traceback."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from pipelines.check.problems import quarantine_entry
 from pipelines.plan import files, paths
 from pipelines.plan.records import BuildFile
 from pipelines.sources.webdataset import WebDataset
-from shardset.errors import ConfigError, ManifestError
+from shardset.errors import ConfigError, ManifestError, ShardsetError
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.order.state import state_from_json
@@ -24,8 +25,8 @@ from trainer.supervise import run_lock
 from trainer.tools import explain, report
 
 DEEP = 100_000 * b"["
-INSIDE = b'{"x": ' + DEEP + 100_000 * b"]" + b"}"
-EITHER = pytest.mark.parametrize("data", [DEEP, INSIDE], ids=["brackets", "in an object"])
+COMMIT = "checkpoints/step-000000000001/commit.json"
+EITHER = pytest.mark.parametrize("data", [DEEP, b'{"x": ' + DEEP + 100_000 * b"]" + b"}"], ids=["brackets", "inside"])
 
 
 @pytest.fixture
@@ -34,70 +35,37 @@ def folder(tmp_path: Path) -> Storage:
 
 
 @EITHER
-def test_a_manifest_beside_tars(folder: Storage, data: bytes):
+@pytest.mark.parametrize(
+    ("name", "read", "error", "message"),
+    [
+        (naming.MANIFEST, lambda s: WebDataset(s).survey(), ManifestError, r"manifest\.json: .*nested too deeply"),
+        (naming.MANIFEST, manifests.read_head, ManifestError, r"manifest\.json"),
+        (paths.BUILD, lambda s: files.find_record(s, paths.BUILD, BuildFile), ConfigError, "not readable"),
+        (configs.RECORD, lambda s: program.recorded_config(s.url), ConfigError, configs.RECORD),
+        (configs.RECORD, lambda s: explain.recorded_run(s.url), ConfigError, configs.RECORD),
+        (COMMIT, lambda s: checkpoint._read_commit(s, COMMIT), CheckpointError, "not a commit mark"),
+    ],
+)
+def test_a_file_that_must_be_read_is_named(
+    folder: Storage, data: bytes, name: str, read: Callable, error: type[ShardsetError], message: str
+):
     put(folder, "train-000000.tar", b"tar")
-    put(folder, naming.MANIFEST, data)
-    with pytest.raises(ManifestError, match=r"manifest\.json: .*nested too deeply"):
-        WebDataset(folder).survey()
+    put(folder, name, data)
+    with pytest.raises(error, match=message):
+        read(folder)
 
 
 @EITHER
-def test_the_head_of_a_manifest(folder: Storage, data: bytes):
-    put(folder, naming.MANIFEST, data)
-    with pytest.raises(ManifestError):
-        manifests.read_head(folder)
-    put(folder, naming.MANIFEST, b'{"x": ' + DEEP + b',\n "splits": {}}')
-    with pytest.raises(ManifestError):
-        manifests.read_head(folder)
-
-
-@EITHER
-def test_a_record_of_the_plan(folder: Storage, data: bytes):
-    put(folder, paths.BUILD, data)
-    with pytest.raises(ConfigError, match=r"plan/build\.json: not readable"):
-        files.find_record(folder, paths.BUILD, BuildFile)
-
-
-@EITHER
-def test_a_line_of_the_quarantine_list(data: bytes):
-    assert quarantine_entry(data) is None
-
-
-def test_an_order_state():
-    with pytest.raises(ConfigError, match="the order state"):
-        state_from_json(b'{"x": ' + 4000 * b"[")
-    with pytest.raises(ConfigError, match="the order state"):
-        state_from_json(DEEP)
-
-
-@EITHER
-def test_what_a_run_records(folder: Storage, tmp_path: Path, data: bytes):
+def test_what_may_be_damaged_is_left_out(folder: Storage, data: bytes):
     put(folder, configs.RECORD, data)
-    for read in (program.recorded_config, explain.recorded_run):
-        with pytest.raises(ConfigError, match=configs.RECORD):
-            read(str(tmp_path))
     config, problem = report._config(folder)
     assert config == {}
     assert configs.RECORD in problem
-
-
-@EITHER
-def test_a_line_of_a_runs_metrics(data: bytes):
-    assert report._record_of(data) is None
-
-
-@EITHER
-def test_the_mark_of_who_holds_a_run_folder(data: bytes):
-    assert run_lock._read(data) is None
-
-
-@EITHER
-def test_the_commit_mark_of_a_checkpoint(folder: Storage, data: bytes):
-    put(folder, "checkpoints/step-000000000001/commit.json", data)
-    with pytest.raises(CheckpointError, match="not a commit mark"):
-        checkpoint._read_commit(folder, "checkpoints/step-000000000001/commit.json")
-
-
-@EITHER
-def test_what_a_bucket_says_with_a_refusal(data: bytes):
+    assert [quarantine_entry(data), report._record_of(data), run_lock._read(data)] == [None, None, None]
     assert gcs_http._said(data.decode())[:1] in "[{"
+
+
+def test_an_order_state_is_named():
+    for data in (b'{"x": ' + 4000 * b"[", DEEP):
+        with pytest.raises(ConfigError, match="the order state"):
+            state_from_json(data)

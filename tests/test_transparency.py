@@ -36,7 +36,6 @@ from tests.makers.training import tiny_config
 from trainer.data.splits import eval_spec, train_spec
 
 SIZE = (24, 16)
-BACKGROUNDS = [(255, 255, 255), (0, 0, 0), (200, 17, 90)]
 
 
 def rgba() -> Image.Image:
@@ -113,21 +112,18 @@ def with_channel(bits: int, channels: int) -> tuple[bytes, np.ndarray]:
     return data, pixels if channels == 4 else pixels[:, :, [0, 0, 0, 1]]
 
 
-def of_pillow(file_format: str, mode: str = "RGBA", **options: object) -> tuple[bytes, np.ndarray]:
-    image = rgba().convert(mode)
+def of_pillow(image: Image.Image, file_format: str, **options: object) -> tuple[bytes, np.ndarray]:
     data = saved(image, file_format, **options)
     return data, np.asarray(Image.open(io.BytesIO(data)).convert("RGBA"))
 
 
 def gif() -> tuple[bytes, np.ndarray]:
     image = odd_images.picture(5, SIZE).quantize(8)
-    data = saved(image, "GIF", transparency=image.getpixel((0, 0)))
-    return data, np.asarray(Image.open(io.BytesIO(data)).convert("RGBA"))
+    return of_pillow(image, "GIF", transparency=image.getpixel((0, 0)))
 
 
 def animated_png() -> tuple[bytes, np.ndarray]:
-    frames = [rgba(), rgba().transpose(Image.Transpose.ROTATE_180)]
-    return saved(frames[0], "PNG", save_all=True, append_images=frames[1:]), np.asarray(frames[0])
+    return of_pillow(rgba(), "PNG", save_all=True, append_images=[rgba().transpose(Image.Transpose.ROTATE_180)])
 
 
 KINDS = {
@@ -139,9 +135,9 @@ KINDS = {
     **{f"grey and alpha {bits}": lambda bits=bits: with_channel(bits, 2) for bits in (8, 16)},
     **{f"rgb and alpha {bits}": lambda bits=bits: with_channel(bits, 4) for bits in (8, 16)},
     "animated png": animated_png,
-    "webp": lambda: of_pillow("WEBP", lossless=True, exact=True),
-    "tiff": lambda: of_pillow("TIFF"),
-    "grey tiff": lambda: of_pillow("TIFF", "LA"),
+    "webp": lambda: of_pillow(rgba(), "WEBP", lossless=True, exact=True),
+    "tiff": lambda: of_pillow(rgba(), "TIFF"),
+    "grey tiff": lambda: of_pillow(rgba().convert("LA"), "TIFF"),
     "gif": gif,
 }
 
@@ -152,7 +148,7 @@ def composite(pixels: np.ndarray, background: tuple[int, int, int]) -> np.ndarra
     return np.asarray(Image.alpha_composite(Image.new("RGBA", image.size, (*background, 255)), image))[:, :, :3]
 
 
-@pytest.mark.parametrize("background", BACKGROUNDS, ids=str)
+@pytest.mark.parametrize("background", [(255, 255, 255), (0, 0, 0), (200, 17, 90)], ids=str)
 def test_every_colour_and_alpha_becomes_what_pillows_composite_makes_of_it(background):
     colour, alpha = np.meshgrid(np.arange(256), np.arange(256))
     pixels = np.stack([colour, 255 - colour, colour // 2, alpha], axis=2).astype(np.uint8)
@@ -179,19 +175,15 @@ def test_every_decoder_puts_a_transparent_image_on_the_background(kind):
     "crop", [CenterCrop(16), RandomResizedCrop(), PadCrop(2)], ids=lambda crop: type(crop).__name__
 )
 @pytest.mark.parametrize("kind", ["png", "palette", "webp"])
-def test_a_crop_shows_the_background(crop, kind):
+def test_a_crop_and_a_whole_image_of_a_process_show_the_background(crop, kind):
     image = Image.new("RGBA", (16, 16), (9, 9, 9, 0))
     data = saved(image if kind != "palette" else image.quantize(4), "WEBP" if kind == "webp" else "PNG")
     row = np.zeros((16, 16, 3), np.uint8)
     decode_into(row, data, ImageSpec(size=16, crop=crop, background=(10, 20, 30)), np.full(23, 0.5))
     assert (row == (10, 20, 30)).all()
-
-
-def test_a_process_that_decodes_whole_images_puts_them_on_the_background():
-    images = np.zeros((2, 16, 16, 3), np.uint8)
-    contents = [saved(Image.new(mode, (16, 16), 0), "PNG") for mode in ("RGBA", "LA")]
-    assert DecodeWhole((10, 20, 30)).decode(images, np.arange(2), contents, np.zeros((2, 0))).all()
-    assert (images == (10, 20, 30)).all()
+    rows = np.zeros((1, 16, 16, 3), np.uint8)
+    assert DecodeWhole((10, 20, 30)).decode(rows, np.arange(1), [data], np.zeros((1, 0))).all()
+    assert (rows == (10, 20, 30)).all()
 
 
 @pytest.mark.parametrize("kind", ["grey 8", "rgb 16", "palette 4", "rgb and alpha 8", "webp"])
@@ -230,7 +222,9 @@ SMALLER = ImageOptions(resize_shorter=8, image_format="jpg")
     ],
     ids=["resized", "as it came", "small enough", "named wrong", "hides nothing"],
 )
-def test_a_transparent_image_that_is_encoded_again_counts_as_repaired(image, field, options, marks):
+def test_a_transparent_image_that_is_encoded_again_counts_as_repaired_and_is_shown_on_white(
+    image, field, options, marks
+):
     data = saved(image, "PNG")
     found = examine(data, field=field, verify="decode", options=options)
     assert found.marks == marks
@@ -238,24 +232,18 @@ def test_a_transparent_image_that_is_encoded_again_counts_as_repaired(image, fie
     assert (stored == data) == (marks == "transparent")
     if options is SMALLER:
         assert np.asarray(Image.open(io.BytesIO(stored)))[0].min() > 235
+    shown = thumbnail_of(data, 8)
+    assert shown.transparent == bool(marks)
+    assert not marks or np.asarray(shown.pixels)[0].min() > 200
 
 
-def test_a_thumbnail_is_on_white():
-    found = thumbnail_of(saved(Image.new("RGBA", (40, 40), (0, 0, 0, 0)), "PNG"), 20)
-    assert found.transparent
-    assert found.pixels.getextrema() == ((255, 255),) * 3
-
-
-def test_a_colour_is_named_or_written_in_hexadecimal():
+def test_a_colour_is_named_or_written_in_hexadecimal_and_is_of_use():
     assert [parse(text) for text in ("white", "black", "#0a141E")] == [(255, 255, 255), (0, 0, 0), (10, 20, 30)]
     for text in ("", "red-ish", "#12345", "1,2,3"):
         with pytest.raises(ConfigError, match="expected white, black, grey or #rrggbb"):
             parse(text)
         with pytest.raises(ConfigError, match="expected three levels"):
             check(text)
-
-
-def test_a_background_without_a_use_is_refused():
     with pytest.raises(ConfigError, match="--background is for images that are re-encoded"):
         ImageOptions(background=(0, 0, 0))
 

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -24,24 +23,6 @@ NO_NAMES = (
 _THREADS = 8
 _MAX_REASONS = 20
 """An error lists this many entries of the quarantine list."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """What to look up: at most one of `shard`, `key` and `name`; optionally only in one split or class.
-
-    `class_name` is a name, a wnid or a label.
-    """
-
-    split: str | None = None
-    shard: int | None = None
-    key: str | None = None
-    name: str | None = None
-    class_name: str | None = None
-
-    def __post_init__(self) -> None:
-        if sum(wanted is not None for wanted in (self.shard, self.key, self.name)) > 1:
-            raise ConfigError("--shard, --key and --name ask for different things; give one of them")
 
 
 class SampleInfo(msgspec.Struct, frozen=True, kw_only=True, rename={"byte_ranges": "places"}):
@@ -65,25 +46,33 @@ class SampleInfo(msgspec.Struct, frozen=True, kw_only=True, rename={"byte_ranges
     byte_ranges: dict[str, tuple[int, int]]
 
 
-def inspect(url: str, question: Question) -> dict[str, Any] | list[SampleInfo]:
+def inspect(
+    url: str,
+    *,
+    split: str | None = None,
+    shard: int | None = None,
+    key: str | None = None,
+    name: str | None = None,
+    class_name: str | None = None,
+) -> dict[str, Any] | list[SampleInfo]:
     """The answer from the shard set at `url` (its manifest or folder): samples, or an overview if none are asked for.
 
-    Raises ConfigError if there is no such split, class, shard or sample.
+    At most one of `shard`, `key` and `name`; optionally only in one split or class (a name, a wnid or a label). Raises
+    ConfigError if there is no such split, class, shard or sample.
     """
     manifest, storage = manifests.load(url)
-    split, wanted = question.split, question.class_name
     if split is not None and split not in manifest.splits:
         raise ConfigError(f"no split {split!r} in this shard set; it has {', '.join(sorted(manifest.splits))}")
-    label = None if wanted is None else find_label(manifest, wanted)
-    if question.key is not None:
-        samples = find_key(storage, manifest, question.key, split=split)
-    elif question.name is not None:
-        samples = find_name(storage, manifest, question.name, split=split)
-    elif question.shard is not None:
+    label = None if class_name is None else find_label(manifest, class_name)
+    if key is not None:
+        samples = find_key(storage, manifest, key, split=split)
+    elif name is not None:
+        samples = find_name(storage, manifest, name, split=split)
+    elif shard is not None:
         if split is None and len(manifest.splits) > 1:
             names = " or --split ".join(sorted(manifest.splits))
             raise ConfigError(f"every split has its own shards; add --split {names}")
-        samples = samples_of_shard(storage, manifest, split or next(iter(manifest.splits)), question.shard)
+        samples = samples_of_shard(storage, manifest, split or next(iter(manifest.splits)), shard)
     else:
         return overview(manifest, url, split=split, label=label)
     return [sample for sample in samples if label in (None, sample.label)]

@@ -54,21 +54,15 @@ class VerifyReport:
         return not self.problems
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyProgress:
-    """The progress of a verification."""
-
-    shards_done: int
-    num_shards: int
-    samples_done: int
-    bytes_done: int
+ShowProgress = Callable[[int, int, int], None]
+"""Takes the shards that were checked, those of the whole set, and the bytes that were read."""
 
 
 def verify(
     url: str,
     *,
     deep: bool,
-    progress: Callable[[VerifyProgress], None] | None = None,
+    progress: ShowProgress | None = None,
     min_process_bytes: int = MIN_PROCESS_BYTES,
 ) -> VerifyReport:
     """Every problem of the shard set at `url` (its manifest or folder).
@@ -136,21 +130,14 @@ def to_json(report: VerifyReport) -> str:
     return json.dumps({"ok": report.ok, **msgspec.to_builtins(report)}, indent=1)
 
 
-def _check_all(
-    tasks: list[ShardTask], progress: Callable[[VerifyProgress], None] | None, min_process_bytes: int
-) -> list[ShardFindings]:
+def _check_all(tasks: list[ShardTask], progress: ShowProgress | None, min_process_bytes: int) -> list[ShardFindings]:
     with _executor(tasks, min_process_bytes) as executor:
         futures = [executor.submit(check_shard, task) for task in tasks]
-        samples_done = bytes_done = 0
+        num_bytes = 0
         for done, future in enumerate(as_completed(futures), 1):
-            samples_done += future.result().num_samples
-            bytes_done += future.result().num_bytes
+            num_bytes += future.result().num_bytes
             if progress:
-                progress(
-                    VerifyProgress(
-                        shards_done=done, num_shards=len(tasks), samples_done=samples_done, bytes_done=bytes_done
-                    )
-                )
+                progress(done, len(tasks), num_bytes)
     return [future.result() for future in futures]
 
 

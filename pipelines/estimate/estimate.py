@@ -10,13 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from pipelines import summary
-from pipelines.estimate.advice import advice_on, nearest_divisors
+from pipelines.estimate.advice import advice_on
 from pipelines.estimate.reading import Mixing, Reading, Steps, memory_of, mixing_of, steps_of
-from pipelines.estimate.stored import StoredSet, StoredSplit
+from pipelines.estimate.stored import StoredSet
 from shardset.errors import ConfigError
 from shardset.order.budget import Memory, fit_order
 from shardset.order.epoch import Order
-from shardset.order.lanes import check_world, read_factor
+from shardset.order.lanes import read_factor
 from shardset.program import count
 
 
@@ -50,7 +50,7 @@ def estimate(stored: StoredSet, split: str, reading: Reading) -> Estimate:
     order = fit_order(stored_split.shard_sizes, reading.order_options, stored_bytes=stored_split.num_bytes)
     memory, steps, refusal = None, steps_of(order), ""
     try:
-        memory = _checked_memory(stored_split, order, reading)
+        memory = memory_of(stored_split, order, reading)
     except ConfigError as error:
         refusal = str(error)
     return Estimate(
@@ -65,17 +65,6 @@ def estimate(stored: StoredSet, split: str, reading: Reading) -> Estimate:
         advice=[*advice_on(stored_split, order, reading, steps)],
         refusal=refusal,
     )
-
-
-def _checked_memory(stored: StoredSplit, order: Order, reading: Reading) -> Memory:
-    """The memory of a reader; raises the ConfigError with which a run of these numbers would stop."""
-    if reading.num_replicas % reading.num_hosts:
-        hosts = " or ".join(map(str, nearest_divisors(reading.num_replicas, reading.num_hosts)))
-        raise ConfigError(
-            f"{reading.num_replicas} replicas do not divide over {reading.num_hosts} hosts; use {hosts} hosts"
-        )
-    check_world(reading.global_batch_size, 0, reading.num_replicas)
-    return memory_of(stored, order, reading)
 
 
 def show(found: Estimate, console: Console) -> None:
@@ -115,7 +104,7 @@ def _rows(found: Estimate) -> Iterator[tuple[str, str]]:
     yield "stored", f"{decimal(stored.num_bytes)} in all splits; {mean:,.0f} bytes a sample in its tar"
     yield "read", f"{decimal(found.read_bytes)} an epoch, {found.amplification:.3f} times what is stored"
     if found.memory:
-        yield "memory", _memory(found.memory, found.reading.readers_per_host)
+        yield "memory", _memory(found.memory, max(1, found.reading.num_readers // found.reading.num_hosts))
 
 
 def _memory(memory: Memory, num_readers: int) -> str:

@@ -14,7 +14,7 @@ from pipelines import arguments
 from shardset.errors import ConfigError
 from shardset.order.budget import BUDGET_BYTES, Memory, OrderOptions, fit_memory
 from shardset.order.epoch import LastBatch, Order
-from shardset.order.lanes import rank_part
+from shardset.order.lanes import check_world, rank_part
 from shardset.settings import setting
 
 if TYPE_CHECKING:
@@ -54,11 +54,6 @@ class Reading:
     def num_readers(self) -> int:
         """Number of streams that share the reading: hosts with spmd, replicas with replica and ddp."""
         return {"spmd": self.num_hosts, "single": 1}.get(self.strategy, self.num_replicas)
-
-    @property
-    def readers_per_host(self) -> int:
-        """Number of streams that share the memory of a host."""
-        return max(1, self.num_readers // self.num_hosts)
 
     @property
     def order_options(self) -> OrderOptions:
@@ -113,7 +108,13 @@ def steps_of(order: Order) -> Steps:
 
 
 def memory_of(stored: "StoredSplit", order: Order, reading: Reading) -> Memory:
-    """The memory of one reader; raises ConfigError if it exceeds the budget."""
+    """The memory of one reader; raises the ConfigError with which a run of these numbers would stop."""
+    if reading.num_replicas % reading.num_hosts:
+        raise ConfigError(
+            f"{reading.num_replicas} replicas do not divide over {reading.num_hosts} hosts; "
+            f"use a number of hosts that divides {reading.num_replicas}"
+        )
+    check_world(reading.global_batch_size, 0, reading.num_replicas)
     cache_bytes = None  # without PadCrop, nothing is kept decoded
     if reading.crop_padding is not None and reading.image_size:
         cache_bytes = 3 * stored.plan.num_stored * (reading.image_size + 2 * reading.crop_padding) ** 2

@@ -43,13 +43,10 @@ class StoredSet:
         return sum(split.num_bytes for split in self.splits.values())
 
     def name_of_split(self, wanted: str | None) -> str:
-        """The split to read: the one asked for, else `train`, else the only one. Raises ConfigError if it is absent."""
-        names = sorted(self.splits)
-        if wanted is None and "train" not in names and len(names) > 1:
-            raise ConfigError(f"which split is read? there are {', '.join(names)}; name one with --split")
-        name = wanted or ("train" if "train" in names else names[0])
-        if name not in names:
-            raise ConfigError(f"no split {name!r}; there are {', '.join(names)}")
+        """The split to read: the one asked for, else `train`, else the first. Raises ConfigError if it is absent."""
+        name = wanted or ("train" if "train" in self.splits else min(self.splits))
+        if name not in self.splits:
+            raise ConfigError(f"no split {name!r}; there are {', '.join(sorted(self.splits))}")
         return name
 
 

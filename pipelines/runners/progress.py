@@ -2,13 +2,13 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from pipelines.check.verify import VerifyProgress
+from pipelines.check.verify import ShowProgress
 from pipelines.plan import files, paths
 from pipelines.plan.records import PlanFile
 from pipelines.terminal import plain
@@ -71,11 +71,11 @@ def _line(output: Storage, num_units: int, writes: bool, seconds: float) -> str:
 
 
 @contextmanager
-def verifying(console: Console) -> Iterator[Callable[[VerifyProgress], None]]:
+def verifying(console: Console) -> Iterator[ShowProgress]:
     """A progress bar of verified shards; shows nothing without a terminal."""
     columns = [TextColumn("verify shards"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}")]
     with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as bars:
         task = bars.add_task("verify shards", total=None, rate="")
-        yield lambda done: bars.update(
-            task, completed=done.shards_done, total=done.num_shards, rate=f"{done.bytes_done / 1e6:,.0f} MB"
+        yield lambda done, total, num_bytes: bars.update(
+            task, completed=done, total=total, rate=f"{num_bytes / 1e6:,.0f} MB"
         )

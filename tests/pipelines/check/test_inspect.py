@@ -11,7 +11,6 @@ from rich.console import Console
 
 from pipelines import cli
 from pipelines.check import inspect, render
-from pipelines.check.inspect import Question
 from shardset.errors import ConfigError, DamagedShard, NotFound
 from shardset.format import manifest as manifests
 from shardset.format import naming
@@ -190,7 +189,7 @@ def test_the_verb_prints_tables(capsys, monkeypatch):
     storage, _ = made()
     assert cli.main(["inspect", storage.url]) == 0
     text = capsys.readouterr().out
-    samples = render.render_samples(inspect.inspect(storage.url, Question(split="train", shard=1)), max_rows=3)
+    samples = render.render_samples(inspect.inspect(storage.url, split="train", shard=1), max_rows=3)
     assert "... and 1 more (all of them with --json)" in shown(samples)
     for expected in ("train/train-000001.tar", "cat 3", "n00003", "3 to 4", "cmyk-to-rgb 3", "quarantined: 0"):
         assert expected in text
@@ -216,16 +215,17 @@ def test_the_verb_prints_json(capsys, flags, keys):
     assert len(json.loads(capsys.readouterr().out)["classes"]) == 4
 
 
-def test_questions_without_an_answer_are_refused():
+def test_questions_without_an_answer_are_refused(capsys):
     storage, manifest = made()
     with pytest.raises(ConfigError, match="no shard 2 in split 'val': it has 2, numbered 0 to 1"):
         inspect.samples_of_shard(storage, manifest, "val", 2)
-    with pytest.raises(ConfigError, match="give one of them"):
-        inspect.inspect(storage.url, Question(key="a", shard=0))
     with pytest.raises(ConfigError, match="add --split train or --split val"):
-        inspect.inspect(storage.url, Question(shard=0))
+        inspect.inspect(storage.url, shard=0)
     with pytest.raises(ConfigError, match="no split 'test' in this shard set; it has train, val"):
-        inspect.inspect(storage.url, Question(split="test"))
+        inspect.inspect(storage.url, split="test")
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["inspect", storage.url, "--key", "a", "--shard", "0"])
+    assert "not allowed with argument --key" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("width", "whole"), [(80, True), (60, False)])

@@ -22,10 +22,8 @@ from pipelines.estimate.stored import from_manifest, from_numbers
 from shardset.decode.crops import CenterCrop
 from shardset.decode.image import ImageSpec
 from shardset.order.epoch import Order
-from shardset.order.lanes import read_factor
 from shardset.stream.stream import Stream
 from tests.makers.folders import write_class_folders
-from tests.makers.reading import rank_slots
 
 DOCS = Path(__file__).parents[3] / "docs"
 HERE = ["--direct_running_mode=in_memory"]
@@ -123,30 +121,6 @@ def test_steps_count_every_sample_of_an_epoch(order):
     assert not weights or steps.num_last == int(weights[-1].sum())
 
 
-@settings(max_examples=60, deadline=None)
-@given(orders(), st.data())
-def test_the_amplification_is_that_of_all_readers_together(order, data):
-    worlds = [n for n in range(1, order.global_batch_size + 1) if order.global_batch_size % n == 0]
-    world = data.draw(st.sampled_from(worlds))
-    amplification = read_factor(order.num_lanes, order.global_batch_size, world)
-    pieces = [piece for rank in range(world) for piece in pieces_of(order, rank, world)]
-    # Lanes differ by one sample, so which of them are shared matters that much.
-    assert sum(size for _, _, size in pieces) <= amplification * order.num_samples + order.num_lanes
-    assert world > order.num_lanes or amplification <= 1 + (world - 1) / order.num_lanes + 1e-9
-    assert order.num_lanes % world or amplification == 1
-
-
-def pieces_of(order: Order, rank: int, world: int) -> set[tuple[int, int, int]]:
-    """The ranged reads of one reader, as the trainer names them: lane, first position, samples."""
-    found = set()
-    for step in range(order.num_batches):
-        slots = rank_slots(order, 0, step, rank, world)
-        pieces = order.reads_of(0, slots.lanes, slots.positions)
-        columns = (slots.lanes, pieces.first, pieces.num_samples)
-        found |= set(zip(*(column[slots.weights > 0].tolist() for column in columns), strict=True))
-    return found
-
-
 def test_lanes_that_readers_share_are_said_to_cost_with_what_would_not():
     found = numbers(reading=Reading(global_batch_size=1536, num_replicas=24, num_hosts=24, num_lanes=256))
     # 256 lanes over 24 readers: 10 2/3 each, so of the 23 borders all but those at multiples of a third cut a lane
@@ -162,7 +136,7 @@ def test_lanes_that_readers_share_are_said_to_cost_with_what_would_not():
             Reading(global_batch_size=20, num_replicas=32),
             r"does not have a sample for each of 32 replicas; use 1 to 20",
         ),
-        (Reading(num_replicas=32, num_hosts=5), r"do not divide over 5 hosts; use 4 or 8 hosts"),
+        (Reading(num_replicas=32, num_hosts=5), r"do not divide over 5 hosts; use a number of hosts that divides 32"),
         (Reading(global_batch_size=65536), r"MiB decoded.*raise budget_bytes"),
     ],
 )
@@ -299,7 +273,6 @@ def test_a_manifest_is_enough_without_anything_else_of_the_set(built, tmp_path, 
         (["somewhere", "--classes", "7"], "--classes goes with --samples"),
         (["somewhere", "--num-shards", "7"], "--num-shards goes with --samples"),
         ([*BARE, "--split", "test"], "no split 'test'; there are train, validation"),
-        (["--samples", "a=5,b=6", "--mean-bytes", "9"], "which split is read? there are a, b"),
         (["--samples", "5", "--mean-bytes", "9", "--num-shards", "6"], "can't fill 6 shard(s)"),
         ([*BARE, "--num-lanes", "7"], "is not a multiple of 7 lanes"),
         ([*BARE, "--window", "-1"], "w is -1"),
