@@ -66,7 +66,6 @@ class BlockSampleReader:
 
     @property
     def num_bytes_read(self) -> int:
-        """See SampleReader."""
         return self.reader.num_bytes_read
 
     def prepare(self, epoch: int, slots: Slots) -> None:
@@ -79,7 +78,6 @@ class BlockSampleReader:
         self.table.load(self.order.reads_of(epoch, lanes, slots.positions[is_real]))
 
     def read_step(self, epoch: int, slots: Slots, addresses: SampleAddresses) -> PendingSamples:
-        """See SampleReader."""
         if not self._begun:
             self._begun = True
             self._num_first_left = len(addresses)
@@ -100,15 +98,12 @@ class BlockSampleReader:
         return BlockPendingSamples(self, addresses, blocks)
 
     def read_single(self, addresses: SampleAddresses) -> PendingSamples:
-        """See SampleReader."""
         return BlockPendingSamples(self, addresses, [self._single(address) for address in addresses])
 
     def within_budget(self) -> bool:
-        """See SampleReader."""
         return self.held_bytes < self.budget_bytes
 
     def close(self) -> None:
-        """See SampleReader."""
         self._first_taken.set()
         self.reader.close()
 
@@ -191,7 +186,6 @@ class BlockPendingSamples(PendingSamples):
         self.reader, self._blocks = reader, blocks
 
     def contents(self, start: int, stop: int) -> Iterator[Contents]:
-        """See PendingSamples."""
         number = start - 1
         try:
             for number in range(start, stop):

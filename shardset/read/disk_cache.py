@@ -169,11 +169,9 @@ class CachedReader:
 
     @property
     def num_bytes_read(self) -> int:
-        """See RangeReader."""
         return self.reader.num_bytes_read
 
     def submit(self, shard: int, start: int, stop: int, *, fresh: bool = False) -> Future[bytes]:
-        """See RangeReader."""
         first, last = np.searchsorted(self.table.index(shard).starts, [start, stop]).tolist()
         missing = (first, last) if fresh else self.cache.missing(shard, first, last)
         if missing is None:
@@ -181,7 +179,6 @@ class CachedReader:
         return self._fetch(shard, start, stop, *missing)
 
     def close(self) -> None:
-        """See RangeReader."""
         self.reader.close()
         self._threads.close()
 

@@ -32,11 +32,9 @@ class LocalSampleReader:
         """See SampleReader. Nothing, because an index on a disk is read at once."""
 
     def read_step(self, epoch: int, slots: Slots, addresses: SampleAddresses) -> PendingSamples:
-        """See SampleReader."""
         return self.read_single(addresses)
 
     def read_single(self, addresses: SampleAddresses) -> PendingSamples:
-        """See SampleReader."""
         return LocalPendingSamples(self, addresses)
 
     def within_budget(self) -> bool:
@@ -67,7 +65,6 @@ class LocalPendingSamples(PendingSamples):
         self._shards = addresses.shards.tolist()
 
     def contents(self, start: int, stop: int) -> Iterator[Contents]:
-        """See PendingSamples."""
         # A small sample takes a few microseconds, so local names replace attributes in the loop.
         reader, pread, verified, fields = self.reader, os.pread, self._verified, self._fields
         samples = zip(self._shards[start:stop], self.starts[start:stop], self.sizes[start:stop], strict=True)

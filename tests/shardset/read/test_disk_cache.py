@@ -1,8 +1,5 @@
 """What came from a bucket is kept on disk: nothing is read twice, nothing wrong is believed, the budget holds."""
 
-import fcntl
-import multiprocessing
-import os
 import pickle
 import signal
 import subprocess
@@ -10,8 +7,6 @@ import sys
 import threading
 import time
 import uuid
-from concurrent.futures import CancelledError, wait
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +14,7 @@ import pytest
 
 from shardset.errors import ConfigError
 from shardset.format.manifest import load
-from shardset.read import disk_cache
-from shardset.read.disk_cache import BlockCache, CachedReader, DiskCache
-from shardset.read.remote import RemoteReader
+from shardset.read.disk_cache import BlockCache, DiskCache
 from shardset.storage.open import open_storage
 from shardset.stream.stream import Stream
 from tests.makers.shardset import png_samples, write_shard_set
@@ -85,30 +78,25 @@ def other_pictures(number):
     return url
 
 
-def test_the_second_epoch_reads_nothing_from_the_bucket(url, tmp_path, expected):
+def test_the_second_epoch_and_a_new_run_read_nothing_from_the_bucket(url, tmp_path, expected):
     stream = opened(url, tmp_path)
     contents, num_bytes = read(stream)
     assert contents == expected
     assert 0 < num_bytes < stream.split.num_tar_bytes
     assert read(stream, 1) == (expected, 0)
-
-
-def test_a_new_run_reads_nothing_from_the_bucket(url, tmp_path, expected):
-    read(opened(url, tmp_path))
     assert read(opened(url, tmp_path, seed=8, global_batch_size=20), 5) == (expected, 0)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_only_what_is_missing_is_read(url, tmp_path, expected, rank):
-    half = opened(url, tmp_path, rank=rank, world_size=2)
+def test_only_what_is_missing_is_read(url, tmp_path, expected):
+    half = opened(url, tmp_path, rank=1, world_size=2)
     _, num_bytes = read(half)
     contents, rest = read(opened(url, tmp_path))
     assert contents == expected
     assert 0 < rest < 1.5 * num_bytes
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "zero", "remove", "empty"])
-def test_a_damaged_cache_is_a_miss_and_is_mended(url, tmp_path, expected, damage):
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+def test_a_damaged_cache_is_a_miss_and_is_repaired(url, tmp_path, expected, damage):
     read(opened(url, tmp_path))
     path = cached_shards(tmp_path)[2]
     data = bytearray(path.read_bytes())
@@ -116,13 +104,9 @@ def test_a_damaged_cache_is_a_miss_and_is_mended(url, tmp_path, expected, damage
         data[600] ^= 1
     elif damage == "cut":
         del data[len(data) // 2 :]
-    elif damage == "zero":
-        data[1000:5000] = bytes(4000)
-    else:
-        data = bytearray()
-    path.write_bytes(data)
-    if damage == "remove":
-        path.unlink()
+    path.unlink()
+    if damage != "remove":
+        path.write_bytes(data)
     contents, num_bytes = read(opened(url, tmp_path))
     assert contents == expected
     assert num_bytes > 0
@@ -150,25 +134,17 @@ def test_the_budget_is_kept_and_what_came_first_stays(url, tmp_path, expected):
     assert num_bytes == pytest.approx(first / 2, rel=0.2)
 
 
-def test_a_set_that_nobody_reads_makes_room_and_one_in_use_does_not(url, tmp_path, expected):
+def test_a_set_that_nobody_reads_makes_room_and_one_in_use_does_not(url, tmp_path):
     budget = 4 * shard_bytes(url) + 400
-    other = opened(shard_set(), tmp_path, budget, seed=1)
-    read(other)
-    kept = cached_shards(tmp_path)
-    write_other = shard_set(split="train")
-    assert len(kept) == 4
-    stream = opened(write_other, tmp_path, budget)
-    # Equal shards are one set, wherever they lie.
-    assert stream.source.disk_cache._folder == other.source.disk_cache._folder
-    different = f"memory://{uuid.uuid4().hex}/set"
-    samples = png_samples("train", NUM_SAMPLES, size=9)
-    write_shard_set(open_storage(different), {"train": samples}, num_shards=NUM_SHARDS)
-    third = opened(different, tmp_path, budget)
-    read(third)
-    assert [path for path in kept if path.exists()] == kept
-    del other, stream
-    read(opened(different, tmp_path, budget), 1)
+    in_use = opened(url, tmp_path, budget)
+    read(in_use)
+    kept, other = cached_shards(tmp_path), other_pictures(5)
+    read(opened(other, tmp_path, budget))
+    assert cached_shards(tmp_path) == kept
+    del in_use
+    read(opened(other, tmp_path, budget), 1)
     assert not any(path.exists() for path in kept)
+    assert cached_shards(tmp_path)
 
 
 def test_files_that_are_not_ours_stay(url, tmp_path):
@@ -209,48 +185,6 @@ def test_a_budget_that_holds_no_shard_or_exceeds_the_disk_is_refused(url, tmp_pa
         opened(url, tmp_path, num_bytes)
 
 
-@dataclass
-class Held:
-    """A cache whose reads wait."""
-
-    cache: BlockCache
-    goes_on: threading.Event
-
-    def missing(self, *span):
-        return self.cache.missing(*span)
-
-    def read(self, *place):
-        self.goes_on.wait(600)
-        return self.cache.read(*place)
-
-
-def test_closing_fails_what_the_cache_has_not_read(url, tmp_path):
-    stream, goes_on = opened(url, tmp_path), threading.Event()
-    read(stream)
-    table = stream.source.table
-    reader = CachedReader(RemoteReader(table), table, Held(stream.source.disk_cache, goes_on))
-    index = table.index(0)
-    results = [reader.submit(0, *index.byte_range(number, number + 1)) for number in range(20)]
-    reader.close()
-    goes_on.set()
-    assert not wait(results, timeout=300).not_done
-    assert any(isinstance(result.exception(), CancelledError) for result in results)
-    with pytest.raises(CancelledError):
-        reader.submit(0, *index.byte_range(0, 1))
-
-
-def test_a_cache_that_can_not_be_read_any_more_is_a_miss(url, tmp_path, expected, caplog):
-    stream, folder = opened(url, tmp_path), os.open(tmp_path, os.O_RDONLY)
-    read(stream)
-    for file in stream.source.disk_cache._files.values():
-        os.dup2(folder, file.fd)
-    os.close(folder)
-    contents, num_bytes = read(stream, 1)
-    assert contents == expected
-    assert num_bytes > 0
-    assert "is read from its storage from now on" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("folder", "message"), [("gs://bucket/cache", "expected a local folder"), ("~/cache", "~ is not your home folder")]
 )
@@ -285,16 +219,6 @@ def test_caches_open_while_others_make_room(tmp_path):
     assert not failures
 
 
-def test_a_child_that_is_forked_while_room_is_made_keeps_nobody_waiting(tmp_path):
-    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=[600])
-    with disk_cache._locked(tmp_path / "lock"):
-        child.start()
-    with (tmp_path / "lock").open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    child.kill()
-    child.join()
-
-
 def test_shards_on_a_local_disk_need_no_cache(tmp_path):
     with pytest.raises(ConfigError, match="lies on a local disk already"):
         opened(shard_set(str(tmp_path / "set")), tmp_path / "cache")
@@ -326,7 +250,7 @@ def start(url, folder, epochs):
 @pytest.mark.gcs
 def test_two_processes_share_a_cache(gcs_root, tmp_path, expected):
     url = shard_set(f"{gcs_root}/set")
-    both = [start(url, tmp_path, 3) for _ in range(2)]
+    both = [start(url, tmp_path, 2) for _ in range(2)]
     outcomes = [tuple(map(int, process.communicate(timeout=600)[0].split())) for process in both]
     assert [(count, last) for count, _, last in outcomes] == [(NUM_SAMPLES, 0)] * 2
     assert len(cached_shards(tmp_path)) == NUM_SHARDS
@@ -335,12 +259,11 @@ def test_two_processes_share_a_cache(gcs_root, tmp_path, expected):
 
 @pytest.mark.gcs
 @pytest.mark.slow
-@pytest.mark.parametrize("shards", [0, 1, 2, 3])
-def test_a_process_killed_in_the_middle_leaves_a_cache_that_serves(gcs_root, tmp_path, expected, shards):
+def test_a_process_killed_in_the_middle_leaves_a_cache_that_serves(gcs_root, tmp_path, expected):
     url = shard_set(f"{gcs_root}/set")
     process = start(url, tmp_path, 1000)
     deadline = time.monotonic() + 600
-    while len(cached_shards(tmp_path)) <= shards and time.monotonic() < deadline:
+    while len(cached_shards(tmp_path)) <= 1 and time.monotonic() < deadline:
         time.sleep(0.001)
     process.send_signal(signal.SIGKILL)
     process.communicate()
