@@ -5,7 +5,6 @@ import re
 import shutil
 import threading
 import uuid
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,10 @@ import pytest
 import torch
 
 from shardset.errors import ConfigError, TransientError
-from shardset.storage.base import ObjectWriter, Stat, Storage
+from shardset.storage.base import Stat, Storage
 from shardset.storage.memory import MemoryStorage
 from shardset.storage.open import open_storage
+from tests.makers.doors import told
 from tests.makers.mortal import Killed, mortal
 from trainer.errors import CheckpointError
 from trainer.record import checkpoint, checkpoint_state
@@ -160,18 +160,6 @@ def test_weights_that_are_not_finite_are_never_saved(which: str, value: float) -
     assert [commit.step for commit in checkpoint.commits(storage)] == [5]
 
 
-@dataclass(frozen=True, slots=True)
-class Resting(MemoryStorage):
-    """A storage that takes nothing where `refused` is set."""
-
-    refused: threading.Event = field(default_factory=threading.Event)
-
-    def writer(self, name: str, *, if_generation: str | None = None) -> ObjectWriter:
-        if self.refused.is_set():
-            raise TransientError("503")
-        return MemoryStorage.writer(self, name, if_generation=if_generation)
-
-
 class Broken(MemoryStorage):
     """A storage that loses the last byte of a state."""
 
@@ -192,13 +180,17 @@ def test_an_upload_that_arrives_short_is_never_committed() -> None:
 def test_one_checkpoint_that_could_not_be_written_is_made_good_by_the_next_one_and_two_end_the_run(
     num_failed: int,
 ) -> None:
-    storage, told = Resting(uuid.uuid4().hex, ""), queue.Queue[str]()
-    writer = checkpoint.CheckpointWriter(storage, 3, tell=told.put)
-    storage.refused.set()
+    refused, heard = ["checkpoints/step-000000001", "checkpoints/step-000000002"][:num_failed], queue.Queue[str]()
+
+    def refuse(verb: str, name: str) -> None:
+        if verb == "write" and name.startswith(tuple(refused)):
+            raise TransientError("503")
+
+    storage = told(MemoryStorage(uuid.uuid4().hex, ""), uuid.uuid4().hex, refuse)
+    writer = checkpoint.CheckpointWriter(storage, 3, tell=heard.put)
     writer.save(state_at(1), top1=None)
-    assert "step 1 could not be written: 503" in told.get(timeout=600)
+    assert "step 1 could not be written: 503" in heard.get(timeout=600)
     if num_failed == 1:
-        storage.refused.clear()
         writer.save(state_at(2), top1=None)
         assert [commit.step for commit in checkpoint.commits(storage)] == [2]  # waited for: the run has none but this
     else:
