@@ -1,39 +1,28 @@
-"""A run that is stopped or cut off from its bucket in its last save, while another run takes the folder and ends.
+"""A run that is stopped or cut off from its bucket in its last save, while another run takes the folder and ends."""
 
-`python -m tests.makers.paused [FIRST STEP]` tries every moment of the save in every way, twenty in all or every
-STEP-th, and prints what became of each.
-"""
-
-import itertools
-import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 from urllib.parse import unquote
 
 from shardset.errors import ShardsetError
 from shardset.storage.open import open_storage
-from tests.conftest import BUCKET, emulator
 from tests.faulty_proxy import Fault, FaultyProxy, Seen
-from tests.makers.training import arguments, clean_environment, finish, shard_set, tiny_config
+from tests.makers.training import arguments, clean_environment, finish, tiny_config
 from trainer.record import checkpoint
 
 BEAT_S, PATIENCE_S = 1.0, 4.0
 LAST = 6
 
 Way = Literal["stopped", "cut off"]
-Moment = Literal["state", "verify", "log", "mark", "retention"]
-"""The request of the last save at which it happens; `log` is the first copy of a log, in an earlier save."""
+Moment = Literal["verify", "mark"]
+"""The request of the last save at which it happens."""
 Arrival = Literal["late", "at once"]
 """When that request reaches the bucket. Of a run that is cut off, `late` never does."""
-
-TRIES: list[tuple[Way, Moment, Arrival]] = list(itertools.product(get_args(Way), get_args(Moment), get_args(Arrival)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +37,9 @@ class Outcome:
     newest: str
 
     @property
-    def last_line(self) -> str:
-        return self.output.splitlines()[-1] if self.output else ""
-
-    @property
     def is_right(self) -> bool:
-        said = self.last_line.startswith("RunTaken: ") and "Traceback" not in self.output
+        last_line = self.output.splitlines()[-1] if self.output else ""
+        said = last_line.startswith("RunTaken: ") and "Traceback" not in self.output
         return (self.code, self.other_code, self.changed) == (1, 0, []) and said and self.newest == f"step {LAST}"
 
 
@@ -106,13 +92,11 @@ class _Interruption:
     def __init__(self, process: subprocess.Popen[str], way: Way, moment: Moment, arrival: Arrival) -> None:
         self.began, self.over = threading.Event(), threading.Event()
         self._process, self._way, self._moment, self._arrival = process, way, moment, arrival
-        self._is_saving = False
 
     def look(self, seen: Seen) -> Fault | None:
         """A script for the proxy."""
         if self.began.is_set():
             return Fault("reset") if self._way == "cut off" and not self.over.is_set() else None
-        self._is_saving = self._is_saving or _saves(seen, "state")
         if not self._is_moment(seen):
             return None
         if self._way == "cut off":
@@ -127,32 +111,4 @@ class _Interruption:
     def _is_moment(self, seen: Seen) -> bool:
         if self._moment == "verify":
             return seen.method == "GET" and f"step-{LAST:09d}/state" in unquote(seen.path)
-        if self._moment == "log":
-            return seen.method == "POST" and b"checkpoints/" not in seen.start and b"holder.json" not in seen.start
-        if self._moment == "retention":
-            return self._is_saving and seen.method == "DELETE"
-        return _saves(seen, "state" if self._moment == "state" else "commit.json")
-
-
-def _saves(seen: Seen, name: str) -> bool:
-    return seen.method == "POST" and f"step-{LAST:09d}/{name}".encode() in seen.start
-
-
-def main() -> None:
-    """All tries, one after the other."""
-    first, step = map(int, sys.argv[1:3] or ("0", "1"))
-    with tempfile.TemporaryDirectory() as folder, emulator(Path(folder) / "log") as server:
-        os.environ["STORAGE_EMULATOR_HOST"] = server
-        manifest = shard_set(Path(folder) / "shards")
-        for number, (way, moment, arrival) in enumerate(TRIES[first::step]):
-            got = attempt(server, manifest, f"gs://{BUCKET}/try-{number}", way, moment, arrival)
-            verdict = "right" if got.is_right else "WRONG"
-            print(f"{verdict}: {way}, {moment}, {arrival}: codes {got.code} and {got.other_code}, {got.newest}")
-            for text in [*got.changed, got.last_line]:
-                print(f"    {text}", flush=True)
-            if not got.is_right:
-                print(got.output[-3000:], "\n-- other\n", got.other_output[-2000:], flush=True)
-
-
-if __name__ == "__main__":
-    main()
+        return seen.method == "POST" and f"step-{LAST:09d}/commit.json".encode() in seen.start

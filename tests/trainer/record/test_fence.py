@@ -11,7 +11,7 @@ from shardset.errors import ShardsetError
 from shardset.storage.base import Storage
 from shardset.storage.memory import MemoryStorage
 from tests.makers.doors import told
-from tests.trainer.record.test_checkpoint import put, saved, state_at, unexpected
+from tests.trainer.record.test_checkpoint import newest, put, saved, state_at
 from trainer.errors import RunTaken
 from trainer.record import checkpoint
 from trainer.record.checkpoint import CheckpointWriter
@@ -93,8 +93,7 @@ def overtaken(moment: int, *, before: int, rival_saves: Sequence[int], lock: str
     if rival_saves:
         assert standing.items() <= generations(storage).items()
     if rival_saves != (5,):
-        commit, state = checkpoint.newest(storage, unexpected) or (None, {})
-        assert commit is not None
+        commit, state = newest(storage)
         assert commit.step == state["step"] == (rival_saves or (before,))[-1]
     assert storage.read(LOG) == b"rival to the end"
     # After the last call there is nothing left to lose.

@@ -18,8 +18,6 @@ from trainer.supervise import heartbeat
 
 FAILED, PREEMPTED = 1, 3
 
-LOSSES = [(signal.SIGKILL, "died"), pytest.param(signal.SIGSTOP, "hangs", marks=pytest.mark.slow)]
-
 Start = Callable[..., subprocess.Popen[str]]
 
 
@@ -57,8 +55,10 @@ def end_of(process: subprocess.Popen[str]) -> tuple[int, list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("sent", "word"), LOSSES)
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize(
+    ("lost", "sent", "word"),
+    [(0, signal.SIGKILL, "died"), (1, signal.SIGKILL, "died"), (1, signal.SIGSTOP, "hangs")],
+)
 def test_those_who_wait_for_a_lost_process_in_native_code_say_so_and_end(
     start: Start, sent: signal.Signals, word: str, lost: int
 ) -> None:
@@ -98,25 +98,25 @@ def test_a_process_that_fails_is_named_with_its_error_by_those_who_wait_for_it(s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("whats", [{"later": 0, "end": 0, "preempted": PREEMPTED}, {"end": 0, "later": 0}])
-def test_processes_that_end_well_one_after_the_other_hear_of_no_loss(start: Start, whats: dict[str, int]) -> None:
+def test_processes_that_end_well_one_after_the_other_hear_of_no_loss(start: Start) -> None:
+    whats = {"later": 0, "end": 0, "preempted": PREEMPTED}
     processes = [start(host, len(whats), what) for host, what in enumerate(whats)]
     ready(*processes)
     assert [end_of(process) for process in processes] == [(code, []) for code in whats.values()]
 
 
 @pytest.mark.slow
-def test_a_process_that_does_not_come_is_named(start: Start) -> None:
-    code, lines = end_of(start(0, 3, "wait alone"))
+@pytest.mark.parametrize(
+    ("host", "num_hosts", "expected"),
+    [
+        (0, 3, "2 of 3 processes of this run, such as number 1, did not reach port"),
+        (1, 2, r"no way to port \d+ of 127.0.0.1 within 3 s .*allow this TCP port between the hosts"),
+    ],
+)
+def test_a_process_that_does_not_come_is_named(start: Start, host: int, num_hosts: int, expected: str) -> None:
+    code, lines = end_of(start(host, num_hosts, "wait alone"))
     assert code == FAILED
-    assert "2 of 3 processes of this run, such as number 1, did not reach port" in lines[-1]
-
-
-@pytest.mark.slow
-def test_a_server_that_can_not_be_reached_is_named_with_what_to_open(start: Start) -> None:
-    code, lines = end_of(start(1, 2, "wait alone"))
-    assert code == FAILED
-    assert re.search(r"no way to port \d+ of 127.0.0.1 within 3 s .*allow this TCP port between the hosts", lines[-1])
+    assert re.search(expected, lines[-1])
 
 
 def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
@@ -139,9 +139,3 @@ def test_strangers_at_the_port_harm_nobody(said: bytes) -> None:
                 assert not stranger.recv(100).replace(b"{}\n", b"")
         own.leave(None)
     assert (server._answer.lost, own._loss) == (None, None)
-
-
-def test_a_client_that_was_not_started_does_nothing() -> None:
-    with heartbeat.HeartbeatClient() as own:
-        own.set_step(5)
-        assert own.loss() is None
