@@ -1,6 +1,9 @@
-"""Spools for tests of sources."""
+"""Spools for tests of sources, and what sources give."""
 
-from pipelines.sources.base import SPOOL, Extent
+import json
+import pickle
+
+from pipelines.sources.base import SPOOL, Extent, RawSample, Rejected, Source
 
 
 class MemorySpool:
@@ -18,3 +21,10 @@ class MemorySpool:
     def content(self, extent: Extent) -> bytes:
         """The bytes of an extent of this spool."""
         return bytes(self.data[extent.offset : extent.offset + extent.num_bytes])
+
+
+def read(source: Source, spool: MemorySpool | None = None) -> list[RawSample | Rejected]:
+    """All samples, as workers have them: the source pickled, the units as JSON."""
+    spool, worker = spool or MemorySpool(), pickle.loads(pickle.dumps(source))
+    units = json.loads(json.dumps([*source.survey().units]))
+    return [sample for unit in units for sample in worker.index(unit, spool)]

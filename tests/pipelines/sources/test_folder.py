@@ -1,6 +1,4 @@
-import json
 import os
-import pickle
 import socket
 import tempfile
 from contextlib import ExitStack
@@ -19,30 +17,18 @@ from shardset.errors import ConfigError, ShardsetError, SourceError
 from shardset.storage.open import open_storage
 from tests.makers.folders import write_class_folders, write_csv, write_images
 from tests.makers.images import image_bytes
-from tests.makers.spools import MemorySpool
+from tests.makers.spools import read
 
 
 def opened(path, **options) -> Folder:
     return Folder(open_storage(str(path)), **options)
 
 
-def read(source):
-    """All samples, as workers have them: the source pickled, the units as JSON."""
-    units, worker = json.loads(json.dumps(list(source.survey().units))), pickle.loads(pickle.dumps(source))
-    return [sample for unit in units for sample in worker.index(unit, MemorySpool())]
-
-
 def test_class_folders_give_labels_in_name_order_and_one_split(tmp_path):
     source = opened(write_class_folders(tmp_path, ["dog", "Cat", "émeu"], 2))
     assert [(info.label, info.name) for info in source.survey().classes] == [(0, "Cat"), (1, "dog"), (2, "émeu")]
-    samples = read(source)
-    assert [(sample.name, sample.label, sample.split) for sample in samples] == [
-        ("Cat/000.png", 0, "train"),
-        ("Cat/001.png", 0, "train"),
-        ("dog/000.png", 1, "train"),
-        ("dog/001.png", 1, "train"),
-        ("émeu/000.png", 2, "train"),
-        ("émeu/001.png", 2, "train"),
+    assert [(sample.name, sample.label, sample.split) for sample in read(source)] == [
+        (f"{name}/{n:03d}.png", label, "train") for label, name in enumerate(["Cat", "dog", "émeu"]) for n in (0, 1)
     ]
 
 
@@ -127,7 +113,6 @@ def test_what_is_no_readable_file_is_rejected_or_counted_and_never_opened():
 FLAT = ["a_1.png", "b_2.png"]
 ADVISED = {
     "photos.zip": (["photos.zip"], "folder", "an archive: unpack it"),
-    "x.npz": (["x.npz"], "hf", "arrays: docs/migrate.md"),
     "mnist": (["mnist/train-images-idx3-ubyte.gz"], "hf", "arrays: docs/migrate.md"),
     "photos.csv": (["photos.csv"], "folder", "read it by --source listing"),
     "parquet": (["parquet/a.parquet"], "folder", "read by --source hf"),
@@ -197,7 +182,6 @@ def test_a_holdout_of_folders_that_are_splits_already_is_refused(tmp_path):
         (["x/train/cat/1.png"], "folders below the classes look like splits, such as train; .*name the folder with"),
         (["cat/train/1.png", "dog/test/1.png"], "look like splits, such as test; .*move the splits above"),
         (["train2017/1.png", "val2017/1.png"], "class folders look like splits, such as train2017"),
-        (["train/1.png", "train/cat/1.png"], "class folders look like splits, such as train"),
         (["train/1.png", "Test/1.png"], "class folders look like splits, such as Test"),
         (
             ["my split/cat/1.png", "train/cat/1.png"],
@@ -263,19 +247,13 @@ def test_a_class_depth_makes_classes_of_deeper_folders_and_counts_from_the_split
         (["train/cat/1.png", "test/cat/1.png"], {"train", "test"}),
         (["Train/cat/1.png", "val2017/cat/1.png"], {"Train", "val2017"}),
         (["train/cat/1.png", "extra/cat/1.png"], {"train", "extra"}),
-        (["fold1/cat/1.png", "fold2/cat/1.png"], {"fold1", "fold2"}),
-        (["train/cat/x/1.png", "test/cat/1.png"], {"train", "test"}),
         (["train/cat/1.png", "test/1.png", "1.png"], {"train"}),  # a test split without labels, as Kaggle has it
         (["train/1.png", "train/steam/1.png", "plane/1.png"], {"train"}),  # a train is a vehicle
-        (["animals/cats/1.png", "plants/trees/1.png"], {"train"}),
         (["trainers/left/1.png", "test tubes/small/1.png"], {"train"}),
     ],
 )
 def test_folders_with_the_name_of_a_split_and_no_images_of_their_own_are_splits(tmp_path, paths, splits):
-    assert {sample.split for sample in read(opened(write_images(tmp_path, paths)))} == splits
-
-
-def test_images_in_no_class_folder_are_left_out_with_a_note(tmp_path):
-    source = opened(write_images(tmp_path, ["train/cat/1.png", "test/2.png", "test/3.png", "4.png"]))
-    assert [sample.name for sample in read(source)] == ["train/cat/1.png"]
-    assert source.survey().notes == ["left out 3 images in no class folder, such as 4.png"]
+    source = opened(write_images(tmp_path, paths))
+    assert {sample.split for sample in read(source)} == splits
+    if "1.png" in paths:
+        assert "left out 2 images in no class folder, such as 1.png" in source.survey().notes

@@ -1,6 +1,4 @@
-import json
 import os
-import pickle
 import tarfile
 
 import pytest
@@ -13,6 +11,7 @@ from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 from tests.makers import imagenet as maker
 from tests.makers.shardset import put
+from tests.makers.spools import read
 from tests.makers.tars import content_offset, plain, special, tar_bytes, tar_of
 
 LAYOUTS = {"archives": maker.archives, "kaggle": maker.kaggle, "class folders": maker.class_folders}
@@ -20,10 +19,9 @@ TRAIN_TAR, VALIDATION_TAR, DEVKIT = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_
 
 
 def everything(source: ImageNet) -> tuple[Survey, list[RawSample], list[Rejected]]:
-    survey, source = source.survey(), pickle.loads(pickle.dumps(source))
-    found = [entry for unit in json.loads(json.dumps(survey.units)) for entry in source.index(unit, spool=None)]
+    found = read(source)
     samples = [entry for entry in found if isinstance(entry, RawSample)]
-    return survey, samples, [entry for entry in found if isinstance(entry, Rejected)]
+    return source.survey(), samples, [entry for entry in found if isinstance(entry, Rejected)]
 
 
 def content(storage: Storage, sample: RawSample) -> bytes:
@@ -48,10 +46,9 @@ def test_every_layout_gives_the_same_samples_labels_and_bytes(tmp_path, layout):
     assert [(info.label, info.wnid) for info in survey.classes] == list(enumerate(maker.WNIDS))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_is_read_from_every_storage(storage, layout):
+def test_the_archives_are_read_from_every_storage(storage):
     images = maker.images()
-    for name, data in LAYOUTS[layout](images).items():
+    for name, data in maker.archives(images).items():
         put(storage, name, data)
     _, samples, _ = everything(ImageNet(storage))
     assert {(s.key, content(storage, s)) for s in samples} == {(image.key, image.content) for image in images}
@@ -160,20 +157,6 @@ def test_an_inner_tar_that_is_cut_is_named_with_its_offset(tmp_path):
     assert list(source.index(units[1], None)) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "size", "message"),
-    [
-        (TRAIN_TAR, 40_000, r"img_train.tar: cut at byte 40000 inside 'n0"),
-        (VALIDATION_TAR, 3000, r"img_val.tar: cut at byte 3000"),
-    ],
-)
-def test_an_outer_tar_that_is_cut_is_an_error(tmp_path, name, size, message):
-    files = maker.archives(maker.images())
-    files[name] = files[name][:size]
-    with pytest.raises(SourceError, match=message):
-        everything(source_of(tmp_path, files))
-
-
 def test_what_is_no_plain_file_is_rejected_by_name_and_what_is_no_class_archive_is_noted(tmp_path):
     inner = tar_of(
         [(special("n01440764_1.JPEG", tarfile.SYMTYPE, "/etc/passwd"), b""), (plain("../b.JPEG", b"1"), b"1")]
@@ -218,10 +201,9 @@ def test_what_is_in_no_class_folder_or_no_image_is_counted_and_hidden_files_are_
     ]
 
 
-@pytest.mark.parametrize("layout", ["kaggle", "class folders"])
-def test_a_file_name_that_is_not_utf8_is_rejected_printably(tmp_path, layout):
+def test_a_file_name_that_is_not_utf8_is_rejected_printably(tmp_path):
     images = maker.images()
-    source = source_of(tmp_path, LAYOUTS[layout](images))
+    source = source_of(tmp_path, maker.class_folders(images))
     folder = next((tmp_path / "in").rglob("ILSVRC2012_val_00000001.JPEG")).parent
     (folder / os.fsdecode(b"k\xe4se.JPEG")).write_bytes(b"1")
     _, samples, rejected = everything(source)
@@ -241,12 +223,9 @@ def test_a_class_folder_that_grows_after_the_survey_is_noticed(tmp_path):
     ("packed", "says"),
     [
         (maker.devkit()[:200], "cut or damaged"),
-        (b"<html>not found</html>", "cut or damaged"),
         (maker.pack_devkit(b"", b"1\n"), "holds no meta.mat"),
-        (maker.pack_devkit(b"MATLAB" * 100, b"1\n"), "no table of synsets"),
         (maker.pack_devkit(maker.meta()[:300], b"1\n"), "no table of synsets"),
         (maker.pack_devkit(maker.meta(), b"1\n77\n"), "line 2 is '77', expected an ILSVRC2012_ID"),
-        (maker.pack_devkit(maker.meta(), b"5\n"), "line 1 is '5', expected an ILSVRC2012_ID"),
     ],
 )
 def test_a_broken_devkit_is_an_error_that_says_where(tmp_path, packed, says):
@@ -259,12 +238,8 @@ def test_a_broken_devkit_is_an_error_that_says_where(tmp_path, packed, says):
     ("read", "text", "says"),
     [
         (read_mapping, b"tench\n", "line 1"),
-        (read_mapping, b"n01440764\n", "line 1"),
-        (read_mapping, b"n1 tench\n", "line 1"),
-        (read_solution, b"", "its head is"),
         (read_solution, b"a,b\n", "its head is"),
         (read_solution, b"ImageId,PredictionString\n", "no row"),
-        (read_solution, b"ImageId,PredictionString\nILSVRC2012_val_00000001\n", "line 2"),
         (read_solution, b"ImageId,PredictionString\nILSVRC2012_val_00000001,cat 1 2 3 4\n", "line 2"),
         (read_solution, b"ImageId,PredictionString\nILSVRC2012_val_99999999,n01440764 1 2 3 4\n", "line 2"),
     ],

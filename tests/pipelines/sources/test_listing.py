@@ -1,6 +1,5 @@
 import datetime
 import json
-import pickle
 from dataclasses import replace
 
 import pandas
@@ -18,17 +17,11 @@ from shardset.errors import ConfigError, SourceError
 from shardset.storage.open import open_file, open_storage
 from tests.makers.folders import write_csv, write_images, write_jsonl
 from tests.makers.images import image_bytes
-from tests.makers.spools import MemorySpool
+from tests.makers.spools import read
 
 
 def opened(path, **options) -> Listing:
     return Listing(*open_file(str(path)), **options)
-
-
-def read(source):
-    """All samples, as workers have them: the source pickled, the units as JSON."""
-    units, worker = json.loads(json.dumps(list(source.survey().units))), pickle.loads(pickle.dumps(source))
-    return [sample for unit in units for sample in worker.index(unit, MemorySpool())]
 
 
 @pytest.fixture
@@ -163,8 +156,6 @@ def test_blank_lines_of_jsonl_are_passed_over_and_the_extension_may_be_ndjson(im
     [
         (["image", "class"], "image", "class"),
         (["Filename", "Category"], "Filename", "Category"),
-        (["target", "filepath"], "filepath", "target"),
-        (["file_name", "label"], "file_name", "label"),
         (["file", "image", "class", "label"], "image", "label"),
         (["kind", "path", "label", "image"], "path", "label"),
     ],
@@ -260,23 +251,14 @@ def test_numbers_in_parquet_are_labels_and_other_values_are_written_as_json_has_
     ("columns", "message"),
     [
         ({"path": ["3.ppm", "a/1.png"], "label": [1, None]}, r"row 2: label None, expected a number or a name"),
-        ({"path": ["3.ppm"], "label": [1.0]}, r"row 1: label 1\.0"),
         ({"path": ["3.ppm"], "label": ["x"], "raw": [b"1"]}, "column raw holds bytes; read images .* --source hf"),
         ({"path": [{"bytes": b"1", "path": "x"}], "label": [1]}, "column path holds bytes"),
         ({"where": ["3.ppm"]}, "the schema: columns where; expected"),
-        ({"path": [], "label": []}, "no rows, expected one for each image"),
     ],
 )
 def test_a_malformed_parquet_listing_is_an_error_with_its_row(images, columns, message):
     with pytest.raises(SourceError, match=rf"list\.parquet: {message}"):
         parquet_of(images, columns).survey()
-
-
-@pytest.mark.parametrize("data", [b"", b"path,label\n3.ppm,1\n" * 9])
-def test_a_file_that_is_no_parquet_is_an_error(images, data):
-    (images / "list.parquet").write_bytes(data)
-    with pytest.raises(SourceError, match=r"list\.parquet: not readable as Parquet .*; fetch or write the file again"):
-        opened(images / "list.parquet").survey()
 
 
 # --- holdout
@@ -295,12 +277,6 @@ def test_a_holdout_goes_by_the_key_and_gives_every_class_every_split(images):
     assert [sample.split for sample in read(opened(listing, holdout=holdout))] == [
         holdout.split_of(f"k{number}") for number in range(60)
     ]
-
-
-def test_a_split_that_a_holdout_leaves_empty_is_noted(images):
-    path = write_jsonl(images / "list.jsonl", [{"path": "3.ppm", "label": 0}])
-    [note] = opened(path, holdout=Holdout({"test": 0.001})).survey().notes
-    assert note == "--holdout test=0.001 left no image in split test, so there is no such split"
 
 
 def test_a_holdout_of_a_listing_with_splits_is_refused(images):
@@ -324,10 +300,7 @@ def test_a_symbolic_link_out_of_the_folder_is_followed(images, tmp_path_factory)
     ("source", "option", "takers"),
     [
         ("listing", {"class_depth": 2}, "folder"),
-        *(
-            (source, {"holdout": {"test": 0.1}}, "folder and hf and listing")
-            for source in ("cifar10", "imagenet", "webdataset")
-        ),
+        ("imagenet", {"holdout": {"test": 0.1}}, "folder and hf and listing"),
     ],
 )
 def test_an_option_of_other_sources_is_refused(tmp_path, source, option, takers):
@@ -343,19 +316,13 @@ def test_an_option_of_other_sources_is_refused(tmp_path, source, option, takers)
     ("row", "message"),
     [
         ({"path": "", "label": 1}, "line 2: path '', expected that of an image"),
-        ({"label": 1}, "line 2: path ''"),
         ({"path": "../x.png", "label": 1}, "line 2: path '../x.png' climbs out of the listing's folder"),
-        ({"path": "a/../1.png", "label": 1}, "line 2: path 'a/../1.png' climbs out of the listing's folder"),
         ({"path": "a\0b", "label": 1}, "line 2: path"),
-        ({"path": "a/", "label": 1}, "line 2: path 'a/'"),
         ({"path": 3, "label": 1}, "line 2: path is 3, expected a text"),
         ({"path": "http://x/y.png", "label": 1}, "line 2: .*http.* is not known"),
         ({"path": "x.png"}, "line 2: label None, expected a number or a name"),
-        ({"path": "x.png", "label": ""}, "line 2: label ''"),
         ({"path": "x.png", "label": True}, "line 2: label True"),
-        ({"path": "x.png", "label": 1.0}, r"line 2: label 1\.0"),
         ({"path": "x.png", "label": -1}, "line 2: label -1, expected 0 to 1000000"),
-        ({"path": "x.png", "label": 10**9}, "line 2: label 1000000000, expected 0 to"),
         ({"path": "x.png", "label": 1, "split": "a b"}, "line 2: split 'a b', expected at most 40"),
         ({"path": "x.png", "label": 1, "key": 5}, "line 2: key is 5, expected a text"),
         (["x.png", 1], "line 2: a list, expected an object with path and label"),
@@ -372,7 +339,6 @@ def test_a_malformed_jsonl_row_is_an_error_with_its_line(images, row, message):
         (b"{", "not JSON"),
         (b'{"path": "a", "label": NaN}', "not JSON .*not JSON compliant"),
         (b'{"path": "\\ud800", "label": 1}', "not JSON .*surrogates not allowed"),
-        (b"[" * 100_000, "not JSON"),
         (b'{"path": "\xff", "label": 1}', "not UTF-8"),
         (b"x" * (MAX_LINE_BYTES + 1), "has more than 1048576 bytes"),
     ],
@@ -387,17 +353,12 @@ def test_a_line_that_is_no_json_is_an_error_with_its_line(images, line, message)
     ("text", "message"),
     [
         ("path,label\nx.png\n", "line 2: 1 cells, expected 2"),
-        ("path,label\n3.ppm,1\nx.png,a,b\n", "line 3: 3 cells, expected 2"),
         ("path;label\na/1.png;cat;dog\n", "line 2: 3 cells, expected 2 as in the header; does a cell with ';'"),
-        ("path,label\n3.ppm,-1\n", "line 2: label -1, expected 0 to"),
         (f"path,label\n3.ppm,{'9' * 5000}\n", "line 2: label 9999"),
         ('path,label\n"a"x,1\n', "line 2: not CSV"),
-        ('path,label\n"a,1\n', "line 2: not CSV"),
         ("path,kind\n3.ppm,1\n", "line 1: columns path, kind; none is called label; .* --label-column"),
         ("where,label\n3.ppm,1\n", "line 1: columns where, label; expected a header with path and label"),
         ("path,label,label\n3.ppm,1,1\n", "line 1: columns path, label, label"),
-        ("path,label,\n3.ppm,1,1\n", "line 1: columns"),
-        ("path|label\n3.ppm|1\n", r"line 1: columns path\|label"),
         ("", r"line 1: columns \(none\)"),
         ("path,label\n", "no rows, expected one for each image"),
     ],

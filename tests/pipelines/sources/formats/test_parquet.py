@@ -54,7 +54,6 @@ UNHELD = {
     "bad UTF-8": texts(b"ok", b"\xff\xfe"),
     "bad UTF-8 in a list": pa.ListArray.from_arrays(list(range(NUM_ROWS + 1)), texts(b"\xff")),
     "a far day": numbers(10**9, pa.date32()),
-    "a far time": numbers(1 << 60, pa.timestamp("us")),
     "an unknown time zone": numbers(1, pa.timestamp("us", tz="Europe/Bellin")),
     "a far duration": numbers(1 << 62, pa.duration("ms")),
 }
@@ -75,7 +74,7 @@ def test_damaged_files_give_samples_or_a_sentence(tmp_path, kind):
     pq.write_table(table(kind, taken=UNHELD["a far day"].slice(0, 5).take([0] * NUM_ROWS)), content, row_group_size=3)
     whole, draw, sentences = content.getvalue(), random.Random(7), []
     footer = int.from_bytes(whole[-8:-4], "little")
-    for number in range(150):
+    for number in range(60):
         damaged = bytearray(whole)
         at = draw.randrange(4, len(whole) - 8) if number % 2 else draw.randrange(len(whole) - footer - 8, len(whole))
         damaged[at] ^= 1 << draw.randrange(8)
@@ -84,5 +83,5 @@ def test_damaged_files_give_samples_or_a_sentence(tmp_path, kind):
             assert len(list(samples_of(source_of(tmp_path, kind)))) <= NUM_ROWS
         except ShardsetError as error:
             sentences.append(str(error))
-    assert len(sentences) > 20
+    assert len(sentences) > 8
     assert all("\n" not in sentence for sentence in sentences), sentences

