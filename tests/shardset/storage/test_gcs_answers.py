@@ -8,9 +8,7 @@ import pytest
 
 from shardset.errors import NotFound, StorageError, TransientError
 from shardset.storage.base import ABSENT
-from shardset.storage.gcs import bucket_location
 from shardset.storage.open import open_storage
-from shardset.storage.retry import RetryPolicy
 from tests.faulty_proxy import Fault, in_turn, is_media, is_upload
 from tests.makers.objects import BIG, HELLO, limited, names, put
 
@@ -31,8 +29,7 @@ WRAPPED = json.dumps({"error": {"errors": [{"message": "x" * 500}], "code": 403,
 
 @pytest.mark.parametrize(
     ("status", "body", "said"),
-    [(401, "", ""), (403, RETENTION, f" ({RETENTION})"), (403, WRAPPED, f" ({RETENTION})")]
-    + [(403, body, f" ({body})" if body.strip() else "") for body in (" ", "[]", '{"error": "x"}', '{"error": {}}')],
+    [(401, "", ""), (403, RETENTION, f" ({RETENTION})"), (403, WRAPPED, f" ({RETENTION})"), (403, "[]", " ([])")],
 )
 def test_a_refusal_passes_on_what_the_server_says_and_names_the_permission(
     behind_proxy, proxy, clock, status, body, said
@@ -73,22 +70,11 @@ def pages_of_three(behind_proxy):
     return limited(behind_proxy, page_size=3)
 
 
-def test_a_list_survives_a_fault_on_every_page(pages_of_three, proxy):
-    fault = Fault("status", status=503)
-    proxy.script = in_turn(fault, None, fault, None, fault, None, fault, None, when=is_listing)
-    assert names(pages_of_three) == TEN
-
-
 NO_ANSWERS = {
     "empty": Fault("answer", status=200),
-    "empty chunked": Fault("chunked", status=200),
     "cut": Fault("shorten", at=60),
     "416": Fault("answer", status=416, put=b"<html>the range is not satisfiable</html>"),
-    "[]": Fault("answer", status=200, put=b"[]"),
-    "{}": Fault("chunked", status=200, put=b"{}"),
-    "another kind": Fault("answer", status=200, put=b'{"kind": "storage#buckets", "items": []}'),
-    "items that are none": Fault("answer", status=200, put=b'{"kind": "storage#objects", "items": {"name": "a"}}'),
-    "a token that is none": Fault("answer", status=200, put=b'{"kind": "storage#objects", "nextPageToken": 7}'),
+    "{}": Fault("answer", status=200, put=b"{}"),
     "another object": Fault("answer", status=200, put=b'{"kind":"storage#object","name":"x","generation":"1"}'),
     "deep": Fault("answer", status=200, put=b"[" * 100_000),
     "nothing more": Fault("answer", status=204),
@@ -96,15 +82,12 @@ NO_ANSWERS = {
 """What may come in place of an answer."""
 
 
-@pytest.mark.parametrize("page", [0, 3])
 @pytest.mark.parametrize("answer", NO_ANSWERS)
-def test_a_page_of_a_list_that_is_none_is_asked_for_again_and_never_taken_for_its_end(
-    pages_of_three, proxy, answer, page
-):
-    proxy.script = in_turn(*[None] * page, NO_ANSWERS[answer], when=is_listing)
+def test_a_page_of_a_list_that_is_none_is_asked_for_again_and_never_taken_for_its_end(pages_of_three, proxy, answer):
+    proxy.script = in_turn(None, None, None, NO_ANSWERS[answer], when=is_listing)
     assert names(pages_of_three) == TEN
     assert sum(map(is_listing, proxy.seen)) == 5
-    proxy.script = in_turn(*[None] * page, *[NO_ANSWERS[answer]] * 1000, when=is_listing)
+    proxy.script = in_turn(None, None, None, *[NO_ANSWERS[answer]] * 1000, when=is_listing)
     with pytest.raises(TransientError, match=r"gs://bucket/folder.*gave up after \d+ tries"):
         names(pages_of_three)
 
@@ -135,7 +118,7 @@ def test_what_is_not_the_answer_is_asked_for_again_and_then_named(
     assert behind_proxy.read("a") == HELLO
 
 
-@pytest.mark.parametrize("answer", ["empty", "cut", "416", "deep"])
+@pytest.mark.parametrize("answer", ["empty", "cut"])
 def test_an_upload_that_was_stored_though_its_answer_is_none_is_success(behind_proxy, proxy, answer):
     fault = NO_ANSWERS[answer]
     fault = replace(fault, kind="instead") if fault.kind == "answer" else fault
@@ -166,11 +149,7 @@ def test_a_list_that_leads_to_its_own_page_for_ever_is_an_error(pages_of_three, 
 
 
 @pytest.mark.parametrize("is_pinned", [False, True])
-@pytest.mark.parametrize(
-    "fault",
-    [Fault("status", status=404), Fault("status", status=412), *(NO_ANSWERS[name] for name in ("empty", "416", "{}"))],
-    ids=lambda fault: str(fault.status),
-)
+@pytest.mark.parametrize("fault", [Fault("status", status=404), NO_ANSWERS["empty"]], ids=["404", "empty"])
 def test_a_deletion_counts_only_once_the_object_is_gone(behind_proxy, proxy, fault, is_pinned):
     put(behind_proxy, "a")
     generation = behind_proxy.stat("a").generation if is_pinned else None
@@ -198,11 +177,6 @@ def test_a_deletion_whose_answer_was_lost_is_done_and_a_newer_object_stays(behin
     assert behind_proxy.read("a") == BIG
 
 
-def test_a_location_that_is_none_is_asked_for_again(behind_proxy, proxy):
-    proxy.script = in_turn(NO_ANSWERS["{}"], NO_ANSWERS["empty"])
-    assert bucket_location("bucket", behind_proxy.retry) == bucket_location("bucket", RetryPolicy())
-
-
 def test_an_object_without_a_size_is_an_empty_one(behind_proxy, proxy):
     # What Google's test bench answers.
     proxy.script = lambda seen: None if is_media(seen) else Fault("replace", find=b'"size":"0",', put=b"")
@@ -228,13 +202,6 @@ def test_a_page_in_no_order_is_put_in_order(pages_of_three, proxy):
     page = json.dumps({"kind": "storage#objects", "items": listed}).encode()
     proxy.script = in_turn(Fault("answer", status=200, put=page), when=is_listing)
     assert names(pages_of_three) == ["a", "b", "c"]
-
-
-def test_the_size_in_a_416_is_compared_with_the_object(behind_proxy, proxy):
-    put(behind_proxy, "a")
-    proxy.script = lambda seen: Fault("replace", find=b"bytes */11", put=b"bytes */99")
-    with pytest.raises(StorageError, match="bytes 12 to 15 were asked for but it holds 11"):
-        behind_proxy.read("a", 12, 15)
 
 
 def test_folders_drawn_by_consoles_are_not_listed(gcs_root, gcs_emulator):

@@ -98,7 +98,7 @@ def test_an_anonymous_user_who_is_refused_is_told_so(gcs_root, google, proxy):
 
 
 @pytest.mark.gcs
-@pytest.mark.parametrize("content", [None, "not json", '{"type": "unheard of"}'])
+@pytest.mark.parametrize("content", [None, "not json"])
 def test_broken_credentials_are_an_error_and_not_anonymous(gcs_root, google, proxy, tmp_path, content):
     path = tmp_path / "credentials.json"
     if content is not None:
@@ -186,14 +186,6 @@ def test_a_read_whose_token_was_refused_goes_on_with_a_new_one(gcs_root, proxy, 
 NO_TOKENS = [b"", b"{}", b"[]", b"<html>"]
 
 
-@pytest.mark.slow
-@pytest.mark.gcs
-def test_a_token_that_is_none_is_asked_for_again(gcs_root, proxy, as_service_account):
-    put(open_storage(gcs_root), "a")
-    assert as_service_account(lambda: open_storage(gcs_root).read("a"), *NO_TOKENS) == ("nothing", repr(HELLO))
-    assert {seen.headers["authorization"] for seen in proxy.seen} == {"Bearer secret"}
-
-
 @pytest.mark.parametrize("body", NO_TOKENS)
 def test_a_metadata_server_that_says_no_token_is_asked_again(body):
     with token_server(body) as url, pytest.raises(TransportError, match="answered with no token"):
@@ -218,7 +210,6 @@ def test_the_password_of_an_emulator_is_never_shown(behind_proxy, proxy, monkeyp
     [
         {"STORAGE_EMULATOR_HOST": "http://user:s3cret@host:port"},
         {"STORAGE_EMULATOR_HOST": "http://127.0.0.1:1", "http_proxy": "http://user:s3cret@host:port"},
-        {"STORAGE_EMULATOR_HOST": "http://127.0.0.1:1", "http_proxy": "http://user:s3cret@/x"},
     ],
 )
 def test_an_address_of_a_server_that_is_none_is_named_without_its_password(environment):
@@ -263,13 +254,10 @@ def black_hole(monkeypatch):
         yield
 
 
-@pytest.mark.parametrize(
-    "verb", [["pipelines", "inspect"], ["pipelines", "estimate"], ["trainer", "explain", "--step", "3"]]
-)
 @pytest.mark.slow
-def test_who_waits_for_a_server_that_never_answers_is_told_so_and_then_gets_an_error(black_hole, verb):
-    address = ["--manifest", "gs://bucket/set"] if verb[0] == "trainer" else ["gs://bucket/set"]
-    run = subprocess.run([sys.executable, "-m", *verb, *address], capture_output=True, text=True, timeout=600)
+def test_who_waits_for_a_server_that_never_answers_is_told_so_and_then_gets_an_error(black_hole):
+    words = [sys.executable, "-m", "pipelines", "inspect", "gs://bucket/set"]
+    run = subprocess.run(words, capture_output=True, text=True, timeout=600)
     assert run.returncode == 1
     assert (
         len(re.findall(r"no answer from gs://bucket/set/manifest.json yet; trying until \d\d:\d\d:\d\d", run.stderr))

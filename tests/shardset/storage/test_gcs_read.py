@@ -13,13 +13,12 @@ pytestmark = pytest.mark.gcs
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=names_of_faults)
-@pytest.mark.parametrize(("start", "stop"), [(0, None), (1000, 900_000)])
-def test_a_read_survives_a_fault(behind_proxy, proxy, fault, start, stop):
+def test_a_read_survives_a_fault(behind_proxy, proxy, fault):
     put(behind_proxy, "a", BIG)
     proxy.script = in_turn(fault, fault, when=is_media)
-    stall_timeout_s = 1.0 if fault.kind == "stall" else behind_proxy.retry.stall_timeout_s
+    stall_timeout_s = 0.5 if fault.kind == "stall" else behind_proxy.retry.stall_timeout_s
     storage = replace(behind_proxy, retry=replace(behind_proxy.retry, stall_timeout_s=stall_timeout_s))
-    assert storage.read("a", start, stop) == BIG[start:stop]
+    assert storage.read("a", 1000, 900_000) == BIG[1000:900_000]
     assert sum(map(is_media, proxy.seen)) == 3
 
 
@@ -126,8 +125,7 @@ def test_a_link_that_breaks_now_and_then_does_not_end_the_patience_for_a_bucket_
     assert 180 < clock.now < 1200
 
 
-@pytest.mark.parametrize("status", [429, 503])
-@pytest.mark.parametrize(("asks", "pause_s"), [("90", 90), ("-90 s", 0.2)])
+@pytest.mark.parametrize(("status", "asks", "pause_s"), [(429, "90", 90), (503, "-90 s", 0.2)])
 def test_all_wait_for_as_long_as_a_refusal_asks_for(behind_proxy, proxy, clock, status, asks, pause_s):
     put(behind_proxy, "a", BIG)
     proxy.script = in_turn(Fault("status", status=status, headers=(("Retry-After", asks),)), when=is_media)
