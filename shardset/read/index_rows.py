@@ -45,7 +45,7 @@ def read_rows(storage: Storage, shard: Shard, fields: Sequence[str], positions: 
 
 
 def _read(storage: Storage, shard: Shard, fields: Sequence[str], wanted: range) -> NDArray[np.void]:
-    dtype = stored_dtype(fields, shard.num_samples, shard.index.num_bytes)
+    dtype = stored_dtype(tuple(fields), shard.num_samples, shard.index.num_bytes)
     if dtype is None:
         raise DamagedShard(
             f"{storage.url}/{shard.index.path}: no index of {shard.num_samples} samples has {shard.index.num_bytes} "
