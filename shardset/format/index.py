@@ -31,13 +31,9 @@ def index_dtype(fields: Sequence[str], key_bytes: int) -> np.dtype:
     return np.dtype([*_HEAD, ("key", f"S{key_bytes}"), *((f".{field}", _RANGE) for field in fields), table.CHECK])
 
 
-def stored_dtype(fields: Sequence[str], num_samples: int, num_bytes: int) -> np.dtype | None:
-    """The type of the rows of a stored index of that size, whose keys have one width; None if there is none."""
-    return _stored_dtype(tuple(fields), num_samples, num_bytes)
-
-
 @lru_cache(maxsize=256)
-def _stored_dtype(fields: tuple[str, ...], num_samples: int, num_bytes: int) -> np.dtype | None:
+def stored_dtype(fields: tuple[str, ...], num_samples: int, num_bytes: int) -> np.dtype | None:
+    """The type of the rows of a stored index of that size, whose keys have one width; None if there is none."""
     for like in (1, 10, 100):  # the number of digits decides the size of the header
         dtype = index_dtype(fields, like)
         row_bytes, rest = divmod(num_bytes - len(table.header(dtype, num_samples)), num_samples)
@@ -88,16 +84,13 @@ def index_from_bytes(data: bytes, where: str) -> np.ndarray:
     """
     text = data[10 : 10 + int.from_bytes(data[8:10], "little")]
     key, shape = _KEY_COLUMN.search(text), _SHAPE.search(text)
-    if not data.startswith(table.MAGIC) or key is None or shape is None:
+    if key is None or shape is None:
         raise DamagedShard(f"{where}: not a shard index; rebuild the shard with --only-shards")
     fields = [name.decode("ascii") for name in dict.fromkeys(_FIELD_COLUMN.findall(text))]
     dtype, num_samples = index_dtype(fields, int(key[1])), int(shape[1])
     header = table.header(dtype, num_samples)
     if not data.startswith(header):
-        raise DamagedShard(
-            f"{where}: its columns are not those of a shard index; a development version may have written it: build "
-            "the set again"
-        )
+        raise DamagedShard(f"{where}: its columns are not those of a shard index; build the set again")
     if len(data) != len(header) + num_samples * dtype.itemsize:
         raise DamagedShard(f"{where}: {len(data)} bytes do not hold {num_samples} samples; rebuild the shard")
     return np.frombuffer(data, dtype, offset=len(header)).copy()

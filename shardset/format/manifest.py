@@ -262,12 +262,9 @@ def _check_version(data: bytes, where: str) -> None:
         head = _Version()
     if head.kind != KIND:
         raise ManifestError(f'{where}: not a shardset manifest: expected an object with "kind": "{KIND}"')
-    version = head.version
-    if type(version) is not int or version < 1:
-        raise ManifestError(f"{where}: version is {version!r}, expected {VERSION}")
-    if version > VERSION:
+    if head.version != VERSION:
         raise ManifestError(
-            f"{where}: version {version} is newer than this program reads (up to {VERSION}); upgrade shardset"
+            f"{where}: version is {head.version!r}, expected {VERSION}; upgrade shardset if it is newer"
         )
 
 

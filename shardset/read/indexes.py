@@ -76,7 +76,7 @@ def read_rows(storage: Storage, shard: Shard, fields: Sequence[str], positions: 
     `fields` are those of the split. Raises NotFound or StorageError, or DamagedShard if two reads find other rows.
     """
     first, index = min(positions), shard.index
-    dtype = stored_dtype(fields, shard.num_samples, index.num_bytes)
+    dtype = stored_dtype(tuple(fields), shard.num_samples, index.num_bytes)
     if dtype is None:
         raise DamagedShard(
             f"{storage.url}/{index.path}: no index of {shard.num_samples} samples has {index.num_bytes} bytes; "

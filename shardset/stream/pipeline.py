@@ -79,9 +79,7 @@ class Pipeline:
         self._decoder.close()
 
     def __iter__(self) -> Iterator[tuple[int, int, Batch]]:
-        while (decoding := self._receive(self._decoding)) is not None:
-            if isinstance(decoding, _Failure):
-                raise decoding.error
+        for decoding in self._received(self._decoding):
             for future in decoding.futures:
                 future.result()
             yield decoding.epoch, decoding.step, decoding.batch
@@ -98,7 +96,7 @@ class Pipeline:
             return [self._thread("begin", lambda: map(self._begin, plan()), self._decoding)]
         return [
             self._thread("plan", plan, self._planned),
-            self._thread("begin", lambda: map(self._begin, self._receive_planned()), self._decoding),
+            self._thread("begin", lambda: map(self._begin, self._received(self._planned)), self._decoding),
         ]
 
     def _thread(
@@ -117,12 +115,6 @@ class Pipeline:
 
         return threading.Thread(target=run, name=f"shardset-{name}", daemon=True)
 
-    def _receive_planned(self) -> Iterator[PlannedStep]:
-        while (step := self._receive(self._planned)) is not None:
-            if isinstance(step, _Failure):
-                raise step.error
-            yield step
-
     def _begin(self, step: PlannedStep) -> _DecodingBatch:
         batch = empty_batch(self._source, step)
         return _DecodingBatch(step.epoch, step.step, batch, self._decoder.begin(batch, step))
@@ -140,10 +132,15 @@ class Pipeline:
                 continue
             return
 
-    def _receive(self, source: "queue.Queue[T | _Failure | None]") -> T | _Failure | None:
+    def _received(self, source: "queue.Queue[T | _Failure | None]") -> Iterator[T]:
+        """What a thread puts into a queue; raises the failure that ended it."""
         while not self._stopped.is_set():
             try:
-                return source.get(timeout=POLL_S)
+                item = source.get(timeout=POLL_S)
             except queue.Empty:
                 continue
-        return None
+            if isinstance(item, _Failure):
+                raise item.error
+            if item is None:
+                return
+            yield item

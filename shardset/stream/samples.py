@@ -154,13 +154,7 @@ class SampleSet:
         return keys[ids], ids
 
     def _checked(self, index: int) -> int:
-        try:
-            index = operator.index(index)
-        except TypeError:
-            raise TypeError(
-                f"sample {index!r} was asked for, expected the number or the key of one sample; for several, "
-                "[samples[number] for number in range(10)]"
-            ) from None
+        index = operator.index(index)
         number = index + len(self) if index < 0 else index
         if not 0 <= number < len(self):
             raise IndexError(f"there is no sample {index} in split {self.split_name!r} of {len(self)} samples")

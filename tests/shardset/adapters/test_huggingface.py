@@ -27,12 +27,6 @@ def test_the_rows_are_those_of_the_stream(make):
         assert all(same(row, expected) for row, expected in zip(rows, rows_of(make(), 2), strict=True))
 
 
-def test_its_batches_are_those_of_the_stream(make):
-    batches = list(iterable_dataset(make()).with_format("numpy").batch(8))
-    for batch, expected in zip(batches[:6], make().epoch(0), strict=False):
-        assert all(np.array_equal(batch[name], expected[name]) for name in ("image", "label", "id"))
-
-
 @pytest.mark.parametrize("num_taken", [0, 8, 21])
 def test_it_goes_on_where_it_was_saved(make, num_taken):
     dataset = iterable_dataset(make(), 1)

@@ -97,11 +97,6 @@ def interlaced(image):
     )
 
 
-def test_half_of_the_images_are_flipped():
-    rows = np.arange(4000)
-    assert abs((draws(RANDOM, 1, 0, rows, rows * 0)[:, 0] < 0.5).mean() - 0.5) < 0.04
-
-
 @pytest.mark.parametrize(
     ("mode", "file_format"),
     [

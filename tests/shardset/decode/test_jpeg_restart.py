@@ -111,10 +111,9 @@ def test_the_head_of_a_jpeg_that_is_cut_is_not_taken():
         crop(data, ImageSpec(size=8), 3)
 
 
-@pytest.mark.parametrize("orientation", [1, 6])
-def test_exif_orientation_is_left_alone_with_restarts_and_without(orientation):
+def test_a_jpeg_that_is_turned_has_the_same_crops_with_restarts_and_without():
     exif = Image.Exif()
-    exif[274] = orientation
+    exif[274] = 6
     whole, parts = (restarted("4:2:0", run=run, exif=exif) for run in (0, 1))
     assert all(np.array_equal(crop(whole, SPEC, row), crop(parts, SPEC, row)) for row in range(5))
 

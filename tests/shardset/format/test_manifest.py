@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardset.errors import ConfigError, ManifestError
+from shardset.errors import ManifestError
 from shardset.format import manifest as manifests
 from shardset.format.manifest import Manifest, load, parse, seal, to_json
 from shardset.storage.open import open_storage
@@ -86,12 +86,6 @@ def test_load_says_that_a_folder_without_a_manifest_holds_no_finished_set(tmp_pa
         load(str(tmp_path))
 
 
-@pytest.mark.parametrize("url", ["", "gs://", "memory://"])
-def test_load_refuses_what_names_no_folder(url):
-    with pytest.raises(ConfigError, match=f"^'{url}' names no storage"):
-        load(url)
-
-
 def test_a_split_is_found_by_its_name_or_the_others_are_named():
     assert parse(GOLDEN).split("train").mean_bytes == 97 / 4
     with pytest.raises(ManifestError, match="no split 'test' in this shard set; it has train, validation"):
@@ -108,8 +102,7 @@ def test_a_split_is_found_by_its_name_or_the_others_are_named():
         (b"[]", 'expected an object with "kind": "shardset"'),
         (b'{"kind": "wids", "version": 1}', 'expected an object with "kind": "shardset"'),
         (b'{"kind": "shardset"}', "version is None, expected 1"),
-        (b'{"kind": "shardset", "version": true}', "version is True, expected 1"),
-        (b'{"kind": "shardset", "version": 2}', "version 2 is newer than this program reads .up to 1.; upgrade"),
+        (b'{"kind": "shardset", "version": 2}', "version is 2, expected 1; upgrade shardset if it is newer"),
     ],
 )
 def test_what_is_no_manifest_of_this_version_is_refused(data, sentence):

@@ -69,13 +69,6 @@ def test_a_key_stays_if_it_can_be_one_and_nobody_had_it_before(key, twin, copy):
     assert naming.is_member(f"{found}.jpg")
 
 
-def test_samples_of_one_name_get_a_key_each():
-    wanted = ["crop0.0", "crop0.1", "x", "x", "y", "y"]
-    twins = [wanted[:number].count(key) for number, key in enumerate(wanted)]
-    found = [stored_key(Origin("train", "a.jpg", key, ""), twin, 0) for key, twin in zip(wanted, twins, strict=True)]
-    assert len(set(found)) == len(wanted)
-
-
 def test_keys_of_samples_whose_own_can_not_stay_are_frozen():
     # Those of every shard set that holds one. To change them, raise PLAN_VERSION.
     assert stored_key(Origin("train", "a b.JPEG", "a b", ""), 0, 0) == "k663rgqcex201b"

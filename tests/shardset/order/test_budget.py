@@ -41,11 +41,6 @@ def test_a_pod_reads_imagenet_with_the_full_window(world):
     assert memory_of(world=world).total <= BUDGET_BYTES
 
 
-def test_a_large_world_has_a_lane_for_each_reader():
-    fitted = order(global_batch_size=32_768, world_size=8192)
-    assert (fitted.num_lanes, fitted.window) == (8192, 256)
-
-
 @pytest.mark.parametrize(("world", "lanes"), [(1, 256), (8, 256), (16, 512), (64, 2048), (1000, 16_384)])
 def test_lanes_grow_with_the_batch_while_half_of_the_readers_could_hold_them_with_the_full_window(world, lanes):
     fitted = order(global_batch_size=32_768, world_size=world)

@@ -8,9 +8,12 @@ from shardset.errors import ConfigError
 from shardset.order.lanes import check_world, default_lanes, lanes_of_reader, rank_part, read_factor
 
 
-@pytest.mark.parametrize(("batch", "lanes"), [(1, 1), (256, 256), (1024, 256), (320, 160), (257, 1), (96, 96)])
-def test_lanes_default_to_the_largest_divisor_up_to_256(batch, lanes):
-    assert default_lanes(batch) == lanes
+@pytest.mark.parametrize(
+    ("batch", "world", "lanes"),
+    [(1, 1, 1), (1024, 1, 256), (320, 1, 160), (257, 1, 1), (768, 96, 192), (65_536, 32_768, 16_384), (96, 5, 96)],
+)
+def test_lanes_default_to_a_divisor_up_to_256_and_to_a_multiple_of_the_readers(batch, world, lanes):
+    assert default_lanes(batch, world) == lanes
 
 
 @pytest.mark.parametrize(("batch", "lanes"), [(4096, 256), (8192, 512), (32_768, 2048), (1 << 20, 16_384)])
@@ -38,14 +41,6 @@ def test_no_divisor_of_the_batch_is_read_a_tenth_less_than_the_default(batch, da
     divisors = [number for number in range(1, min(most, batch) + 1) if batch % number == 0]
     assert lanes in divisors
     assert read_factor(lanes, batch, world) <= 1.1 * min(read_factor(number, batch, world) for number in divisors)
-
-
-@pytest.mark.parametrize(
-    ("batch", "world", "lanes"),
-    [(4096, 8, 256), (768, 96, 192), (32_768, 8192, 8192), (1024, 512, 512), (65_536, 32_768, 16_384), (96, 5, 96)],
-)
-def test_lanes_are_a_multiple_of_the_readers_where_the_batch_allows_it(batch, world, lanes):
-    assert default_lanes(batch, world) == lanes
 
 
 @given(st.integers(1, 200), st.integers(1, 12), st.integers(1, 300))

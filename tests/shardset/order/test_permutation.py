@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardset.order.permutation import derive_key, hash64, hash64_on, hash_text, permute
+from shardset.order.permutation import derive_key, hash64, hash_text, permute
 
 KEYS = st.integers(0, 2**64 - 1)
 WORDS = st.integers(-(2**63), 2**64 - 1)
@@ -130,10 +130,3 @@ def test_a_permutation_sends_every_position_everywhere_equally_often():
     expected = num_keys / n
     chi_square = ((counts - expected) ** 2 / expected).sum()
     assert 0.85 < chi_square / (n - 1) ** 2 < 1.15  # 1 expected, standard deviation 0.02
-
-
-@given(st.lists(st.integers(0, 2**64 - 1), min_size=1), st.integers(0, 2**64 - 1))
-def test_a_hash_goes_on_from_that_of_its_first_words(words, last):
-    assert hash64_on(hash64(*words), last) == hash64(*words, last)
-    states = np.array([hash64(*words)], dtype=np.uint64)
-    assert hash64_on(states, np.array([last], dtype=np.uint64)).item() == hash64(*words, last)

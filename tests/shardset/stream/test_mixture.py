@@ -60,14 +60,6 @@ def test_a_shard_set_repeats_no_sample_before_its_epoch_ends(urls):
     assert len(set(ids.tolist())) == len(ids) == 88
 
 
-def test_a_mixture_goes_on_at_any_step(urls):
-    mixed = make(urls)
-    states = mixed.state(7)
-    assert make(urls).resume(states) == 7
-    for again, expected in zip(take(mixed, 3, start=7), take(mixed, 10)[7:], strict=True):
-        assert all(np.array_equal(again[name], expected[name]) for name in expected)
-
-
 def test_states_of_different_steps_are_refused(urls):
     mixed = make(urls)
     with pytest.raises(ConfigError, match="expected one"):
@@ -218,17 +210,6 @@ def test_a_mixture_with_more_replicas_than_lanes_is_warned_once_of_what_they_rea
     (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
     assert "8 readers share the 4 lanes of this order, so they read up to 2.00 times" in record.message
     assert "4 readers would share none" in record.message
-
-
-def test_a_mixture_resumed_on_more_replicas_than_its_lanes_is_warned(wide, caplog):
-    saved = make_wide(wide, num_lanes=4).state(1)
-    make_wide(wide, world=8).resume(saved)
-    assert "8 readers share the 4 lanes" in caplog.text
-
-
-def test_states_whose_lanes_do_not_divide_the_batch_are_refused(wide):
-    with pytest.raises(ConfigError, match="256 lanes do not divide a global batch of 1000"):
-        make_wide(wide, global_batch_size=1000).resume(make_wide(wide).state(1))
 
 
 def test_a_mixture_of_repeated_samples_has_lanes_for_them(wide):

@@ -60,12 +60,6 @@ def test_a_number_beyond_the_end_is_an_index_error(shards, number):
         shardset.open(shards, "train")[number]
 
 
-@pytest.mark.parametrize("number", [1.5, slice(1, 3), None, np.float64(2)])
-def test_what_is_no_number_of_a_sample_is_a_type_error(shards, number):
-    with pytest.raises(TypeError, match="expected the number or the key of one sample"):
-        shardset.open(shards, "train")[number]
-
-
 def test_a_program_that_ends_with_open_shards_ends_silently(tmp_path):
     write_shard_set(open_storage(str(tmp_path)), {"all": png_samples("all", 6, size=8)})
     code = (

@@ -368,16 +368,6 @@ def test_options_that_do_not_fit_are_refused(shards, options, message):
         make(shards, **options)
 
 
-@pytest.mark.parametrize("stride", [1, 3, 11])
-def test_every_nth_step_gives_the_batches_of_these_steps(shards, stride):
-    whole = list(make(shards, image=None).epoch(0))
-    for start in range(stride):
-        steps = range(start, len(whole), stride)
-        found = list(make(shards, image=None).run(iter([(0, steps)])))
-        assert [step for _, step, _ in found] == list(steps)
-        assert all(same(batch, whole[step]) for _, step, batch in found)
-
-
 def test_steps_may_be_named_twice_and_in_any_order(shards):
     stream = make(shards, image=None)
     whole = list(stream.epoch(0))

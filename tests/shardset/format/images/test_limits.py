@@ -1,19 +1,16 @@
-import io
 import threading
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from pipelines.images.check import examine
 from pipelines.images.encode import thumbnail_of
 from pipelines.images.options import ImageOptions
 from shardset.decode import image as decoding
-from shardset.decode.crops import CenterCrop, PadCrop, RandomResizedCrop
+from shardset.decode.crops import CenterCrop, PadCrop
 from shardset.decode.image import ImageSpec, decode, decode_into
 from shardset.errors import ConfigError, UndecodableImage
 from shardset.format.images import limits
-from tests.makers import odd_images
 from tests.makers.odd_images import huge_webp
 from tests.makers.shardset import encode, pixels
 
@@ -73,11 +70,6 @@ def test_what_follows_the_end_of_a_jpeg_counts_as_no_scan(options):
     assert decode(data).shape == (48, 64, 3)
 
 
-def test_a_sequential_jpeg_of_one_scan_is_told_by_its_header():
-    data = encode(pixels(1, 48, 64), "jpeg")
-    assert limits.num_scans(data[: data.index(b"\xff\xda") + 20] + b"\xff\xda" * 1000) == 1
-
-
 def test_large_images_wait_for_each_other_and_never_for_themselves():
     free, budget = limits._FREE_BYTES, 3 * limits._FREE_BYTES
     entered, leave, inside = threading.Semaphore(0), threading.Event(), []
@@ -103,31 +95,9 @@ def test_large_images_wait_for_each_other_and_never_for_themselves():
     assert not any(room.taken for room in limits._rooms.values())
 
 
-def test_a_large_image_is_decoded_in_its_room(monkeypatch):
-    taken = []
-    plain = decoding._decode_pillow
-
-    def noting(data: bytes, background: tuple[int, int, int]) -> np.ndarray:
-        taken.append(sum(room.taken for room in limits._rooms.values()))
-        return plain(data, background)
-
-    monkeypatch.setattr(decoding, "_decode_pillow", noting)
-    data = encode(np.full((1200, 1500, 3), 7, np.uint8), "webp")  # of more than a megapixel: small ones need no room
-    for spec in (ImageSpec(size=8, crop=RandomResizedCrop()), ImageSpec(size=8, crop=CenterCrop(8))):
-        decode_into(np.zeros((8, 8, 3), np.uint8), data, spec, np.full(23, 0.5))
-    assert taken == [20 * 1200 * 1500, 20 * 1200 * 1500 + 3 * 8 * 10]
-
-
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "1"])
 def test_what_is_no_budget_is_refused(wrong):
     with pytest.raises(ConfigError, match="expected a number of bytes"):
         ImageSpec(size=8, decoded_bytes=wrong)
     with pytest.raises(ConfigError, match="expected a number of bytes"):
         ImageOptions(decoded_bytes=wrong)
-
-
-def test_an_image_is_encoded_again_without_a_second_copy_of_its_pixels():
-    from pipelines.images import encode as encoding
-
-    with Image.open(io.BytesIO(odd_images.png())) as image:
-        assert encoding._pixels(image, 1, image.size, "png") is image

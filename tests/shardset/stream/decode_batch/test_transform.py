@@ -1,6 +1,5 @@
 """`transform=`: the caller's own change of each row, with keyed randomness, wherever rows are decoded."""
 
-import threading
 import uuid
 
 import numpy as np
@@ -124,18 +123,6 @@ def test_later_epochs_from_the_memory_cache_are_transformed_too(tmp_path):
     cached.source.table.addresses = None  # nothing is looked up any more
     for batch, expected in zip(cached.epoch(1), fresh.epoch(1), strict=True):
         assert all(np.array_equal(batch[name], expected[name]) for name in expected)
-
-
-def test_a_transform_runs_beside_the_loop(shards):
-    threads = set()
-
-    def noted(row, rng):
-        threads.add(threading.current_thread())
-        return row
-
-    list(make(shards, noted).epoch(0))
-    assert threads
-    assert threading.current_thread() not in threads
 
 
 def test_fields_and_keys_reach_a_transform(shards):
