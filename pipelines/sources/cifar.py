@@ -127,7 +127,12 @@ class _Cifar:
     def survey(self) -> Survey:
         """One unit for each batch file; raises SourceError if one is missing or the archive is damaged."""
         files = read_again(self._files)
-        form = self._form(files)
+        form = max(self.forms, key=lambda form: sum(name in files for name in form.batches))
+        if missing := [name for name in form.files if name not in files]:
+            raise SourceError(
+                f"{self._where()}: found {', '.join(sorted(files)) or 'none'} of the files of {self.name}, also "
+                f"expected {', '.join(missing)}; download {form.name}.tar.gz again, or name the right --source"
+            )
         names = [
             _class_names(column, files[column.names_file].content, self._where(column.names_file))
             for column in form.columns
@@ -157,12 +162,19 @@ class _Cifar:
         """
         form = next(form for form in self.forms if form.name == unit["form"])
         where, names = self._where(unit["batch"]), unit["names"]
+        file = RangeFile(self.input, Stat(**unit["object"]))
+        if self.archive:
+            content = read_members(file, where, [unit["batch"]], to_end=False).get(unit["batch"], b"")
+            if crc32c_of(content) != unit["crc32c"]:
+                raise SourceError(f"{where}: its CRC32C is not that of the survey; download it again")
+        else:
+            content = file.read()
         parse = _parse_python if form.name.endswith("python") else _parse_binary
-        batch = parse(form, self._content(unit), where)
+        batch = parse(form, content, where)
         _check_labels(batch, names, where)
-        for row, content in enumerate(_encoded(batch.data, self.image_format)):
+        for row, picture in enumerate(_encoded(batch.data, self.image_format)):
             key = f"{unit['prefix']}-{row:05d}"
-            fields: dict[str, Extent | bytes] = {self.image_format: spool.add(content)}
+            fields: dict[str, Extent | bytes] = {self.image_format: spool.add(picture)}
             if len(names) > 1:
                 coarse = batch.labels[0][row]
                 fields["json"] = compact({"coarse_label": coarse, "coarse_name": names[0][coarse]}).encode()
@@ -175,8 +187,9 @@ class _Cifar:
                 fields=fields,
             )
 
-    def _where(self, name: str) -> str:
-        return f"{self.input.url}/{self.archive}: {name}" if self.archive else f"{self.input.url}/{name}"
+    def _where(self, name: str = "") -> str:
+        where = f"{self.input.url}/{self.archive}" if self.archive else self.input.url
+        return where + (": " if self.archive else "/") * bool(name) + name
 
     def _files(self) -> dict[str, _File]:
         """The files of the data set that are there, by base name, with the contents of those that name classes."""
@@ -184,36 +197,15 @@ class _Cifar:
         meta = {column.names_file for form in self.forms for column in form.columns}
         if self.archive:
             stat = stat_or_none(self.input, self.archive)
-            where = f"{self.input.url}/{self.archive}"
             if stat is None:
-                raise SourceError(f"{where}: not there; found {first_names(self.input)}")
-            contents = read_members(RangeFile(self.input, stat), where, batches | meta)
+                raise SourceError(f"{self._where()}: not there; found {first_names(self.input)}")
+            contents = read_members(RangeFile(self.input, stat), self._where(), batches | meta)
             return {name: _File(stat, content) for name, content in contents.items()}
         stats = {name: stat for name in sorted(batches | meta) if (stat := stat_or_none(self.input, name))}
         return {
             name: _File(stat, RangeFile(self.input, stat).read() if name in meta else b"")
             for name, stat in stats.items()
         }
-
-    def _form(self, files: dict[str, _File]) -> Form:
-        form = max(self.forms, key=lambda form: sum(name in files for name in form.batches))
-        missing = [name for name in form.files if name not in files]
-        if missing:
-            where = f"{self.input.url}/{self.archive}" if self.archive else self.input.url
-            raise SourceError(
-                f"{where}: found {', '.join(sorted(files)) or 'none'} of the files of {self.name}, also expected "
-                f"{', '.join(missing)}; download {form.name}.tar.gz again, or name the right --source"
-            )
-        return form
-
-    def _content(self, unit: Unit) -> bytes:
-        file, batch = RangeFile(self.input, Stat(**unit["object"])), unit["batch"]
-        if not self.archive:
-            return file.read()
-        content = read_members(file, self._where(batch), [batch], to_end=False).get(batch, b"")
-        if crc32c_of(content) != unit["crc32c"]:
-            raise SourceError(f"{self._where(batch)}: its CRC32C is not that of the survey; download it again")
-        return content
 
 
 class Cifar10(_Cifar):

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from pipelines.holdout import REST, Holdout, Label
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit, class_infos, missing_notes
-from pipelines.sources.formats.spilled_list import SpilledList, SpilledUnits
+from pipelines.sources.formats.spilled_list import SpilledList, spilled_units
 from pipelines.sources.objects import (
     UNREADABLE,
     advice_in,
@@ -89,7 +89,7 @@ class Folder:
         loose = [name for folder, name in listed.folders.items() if label_of[folder] == NO_LABEL]
         others = f"left out {_counts(listed.others)}, which are in no image format that is read"
         return Survey(
-            units=SpilledUnits(entries, self.entries_per_unit),
+            units=spilled_units(entries, self.entries_per_unit),
             classes=class_infos(names),
             notes=[
                 *([others] if listed.others else []),

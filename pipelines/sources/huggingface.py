@@ -9,7 +9,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, ClassVar, NamedTuple
@@ -73,26 +72,30 @@ class HuggingFace:
     def survey(self) -> Survey:
         """Reads the labels and paths of all rows; raises SourceError if a file is damaged or unlike the others."""
         files = self._files()
-        with self._surveyed(files[0]) as opened:
-            table = self._table(*opened)
-        rows, units, found, num_rows = SpilledList(), list[Unit](), set[Label](), Counter[str]()
-        for file, (row_groups, labels_and_paths) in zip(files, self._scan_all(files, table), strict=True):
+        rows, without_rows, found, num_rows = SpilledList(), list[Unit](), set[Label](), Counter[str]()
+        table: ImageTable | None = None
+        for file, (own, row_groups, labels_and_paths) in zip(files, self._scan_all(files), strict=True):
+            table = table or own
+            table.refuse_other(own, f"{self.input.url}/{file.stat.name}")
             for number, (label, path) in enumerate(labels_and_paths, num_rows[file.split]):
                 found.add(label)
                 rows.add([label, file.split, f"{file.split}/{key_of(path) or f'{number:07d}'}"])
             num_rows[file.split] += len(labels_and_paths)
-            units += _units(file, row_groups, self.rows_per_unit)
+            without_rows += _units(file, row_groups, self.rows_per_unit)
+        assert table is not None
         names = table.class_names(found)
         labels = {name: label for label, name in enumerate(names)}
         holdout = self.holdout.by_class(lambda: ((key, label) for label, _, key in rows)) if names else self.holdout
-        entries, seen = SpilledList(), set[tuple[str, int]]()
-        for label, split, key in rows:
-            number = labels[label] if isinstance(label, str) else label
-            split = holdout.split_of(key, label) if holdout else split
-            entries.add([number, split, key])
-            seen.add((split, number))
+        units, seen, remaining = SpilledList(1), set[tuple[str, int]](), iter(rows)
+        for unit in without_rows:
+            entries: list[Entry] = []
+            for label, split, key in islice(remaining, unit["num_rows"]):
+                number = labels[label] if isinstance(label, str) else label
+                entries.append([number, holdout.split_of(key, label) if holdout else split, key])
+            seen.update((split, number) for number, split, _ in entries)
+            units.add({**unit, "num_classes": len(names), "rows": entries})
         return Survey(
-            units=_Units(units, entries, len(names)),
+            units=units,
             classes=class_infos(names),
             notes=[
                 *table.notes(),
@@ -154,31 +157,25 @@ class HuggingFace:
     def _table(self, opened: ParquetFile, where: str) -> "ImageTable":
         return ImageTable.of(opened.schema_arrow, self.image_column, self.label_column, where)
 
-    @contextmanager
-    def _surveyed(self, file: "_File") -> Iterator[tuple[ParquetFile, str]]:
-        """A file whose footer and small columns are read, and how messages call it."""
-        stat, where = file.stat, f"{self.input.url}/{file.stat.name}"
-        with RangeFile(self.input, stat, _SURVEY_WINDOW, twice=True) as opened:
-            yield parquet.open_parquet(opened, where), where
-
-    def _scan_all(self, files: Sequence["_File"], table: "ImageTable") -> Iterator[tuple[list[int], list[Entry]]]:
-        """The numbers of rows in the row groups of each file, and the label and path of each row."""
+    def _scan_all(self, files: Sequence["_File"]) -> Iterator[tuple["ImageTable", list[int], list[Entry]]]:
+        """The schema of each file, the numbers of rows in its row groups, and the label and path of each row."""
         remaining = iter(files)
         with ThreadPoolExecutor(_SURVEY_THREADS) as threads:
             while some := list(islice(remaining, _SURVEY_THREADS)):  # so that the rows of few files wait in memory
-                yield from threads.map(lambda file: self._scan(file, table), some)
+                yield from threads.map(self._scan, some)
 
-    def _scan(self, file: "_File", table: "ImageTable") -> tuple[list[int], list[Entry]]:
-        with self._surveyed(file) as (opened, where):
-            table.refuse_other(self._table(opened, where), where)
-            row_groups = range(opened.num_row_groups)
-            sizes = [opened.metadata.row_group(number).num_rows for number in row_groups]
+    def _scan(self, file: "_File") -> tuple["ImageTable", list[int], list[Entry]]:
+        where = f"{self.input.url}/{file.stat.name}"
+        with RangeFile(self.input, file.stat, _SURVEY_WINDOW, twice=True) as opened:
+            footer = parquet.open_parquet(opened, where)
+            table, row_groups = self._table(footer, where), range(footer.num_row_groups)
+            sizes = [footer.metadata.row_group(number).num_rows for number in row_groups]
             if not table.leaves:
-                return sizes, [[NO_LABEL, ""]] * sum(sizes)
+                return table, sizes, [[NO_LABEL, ""]] * sum(sizes)
             records = parquet.records(
-                opened, where, columns=table.leaves, row_groups=row_groups, batch_size=_LABELS_AT_ONCE
+                footer, where, columns=table.leaves, row_groups=row_groups, batch_size=_LABELS_AT_ONCE
             )
-            return sizes, list(map(table.label_and_path, records))
+            return table, sizes, list(map(table.label_and_path, records))
 
 
 class _File(NamedTuple):
@@ -187,23 +184,6 @@ class _File(NamedTuple):
     stat: Stat
     split: str
     folder: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Units:
-    """The units, to which rows (label, split, key) and the number of classes are added each time."""
-
-    units: list[Unit]
-    rows: SpilledList
-    num_classes: int
-
-    def __len__(self) -> int:
-        return len(self.units)
-
-    def __iter__(self) -> Iterator[Unit]:
-        rows = iter(self.rows)
-        for unit in self.units:
-            yield {**unit, "num_classes": self.num_classes, "rows": list(islice(rows, unit["num_rows"]))}
 
 
 def _sample(

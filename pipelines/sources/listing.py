@@ -23,7 +23,7 @@ from pipelines.sources.formats.records import (
     compact,
     usual_name,
 )
-from pipelines.sources.formats.spilled_list import Entry, SpilledList, SpilledUnits
+from pipelines.sources.formats.spilled_list import Entry, SpilledList, spilled_units
 from pipelines.sources.objects import (
     UNKNOWN_FIELD,
     UNREADABLE,
@@ -109,7 +109,7 @@ class Listing:
         if not num_found:
             raise self._none_found(next(iter(entries))[0], len(entries))
         return Survey(
-            units=SpilledUnits(entries, self.entries_per_unit),
+            units=spilled_units(entries, self.entries_per_unit),
             classes=class_infos(names),
             notes=[
                 *listed.columns.notes(),

@@ -82,18 +82,18 @@ def read_solution(text: bytes, where: str) -> dict[int, str]:
     rows = csv.reader(io.StringIO(text.decode("utf-8", "replace")))
     if (head := next(rows, [])) != ["ImageId", "PredictionString"]:
         raise SourceError(f"{where}: its head is {head}, expected ImageId,PredictionString; fetch it again")
-    truth = dict(_solved(row, f"{where}: line {line}") for line, row in enumerate(rows, start=2))
+    truth: dict[int, str] = {}
+    for line, row in enumerate(rows, start=2):
+        image = VALIDATION_NAME.fullmatch(row[0]) if len(row) == 2 else None
+        wnid = row[1].split(" ", 1)[0] if image else ""
+        if not image or not WNID.fullmatch(wnid) or not 1 <= int(image[1]) <= MAX_VALIDATION:
+            raise SourceError(
+                f"{where}: line {line} is {row}, expected ILSVRC2012_val_NNNNNNNN,nNNNNNNNN x y w h; fetch it again"
+            )
+        truth[int(image[1])] = wnid
     if not truth:
         raise SourceError(f"{where}: holds no row after its head; fetch it again")
     return truth
-
-
-def _solved(row: list[str], where: str) -> tuple[int, str]:
-    image = VALIDATION_NAME.fullmatch(row[0]) if len(row) == 2 else None
-    wnid = row[1].split(" ", 1)[0] if image else ""
-    if not image or not WNID.fullmatch(wnid) or not 1 <= int(image[1]) <= MAX_VALIDATION:
-        raise SourceError(f"{where} is {row}, expected ILSVRC2012_val_NNNNNNNN,nNNNNNNNN x y w h; fetch it again")
-    return int(image[1]), wnid
 
 
 def _classes(mat: bytes, where: str) -> tuple[dict[int, str], dict[str, str]]:

@@ -15,7 +15,6 @@ from shardset.errors import SourceError
 if TYPE_CHECKING:
     from _csv import Reader
 
-MAX_LINE_BYTES = 1 << 20
 ROWS_PER_BATCH = 1_000
 DELIMITERS = ",;\t"
 
@@ -36,11 +35,7 @@ class RecordTable(NamedTuple):
 
 
 def _lines(file: IO[bytes], where: str) -> Iterator[str]:
-    number = 0
-    while line := file.readline(MAX_LINE_BYTES + 1):
-        number += 1
-        if len(line) > MAX_LINE_BYTES:
-            raise SourceError(f"{where}: line {number} has more than {MAX_LINE_BYTES} bytes; is this a listing?")
+    for number, line in enumerate(file, start=1):
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:

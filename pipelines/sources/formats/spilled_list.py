@@ -2,19 +2,18 @@
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice, pairwise
 from typing import Any
 
 import msgspec
 
-from pipelines.sources.base import Unit
 from shardset.storage.base import os_errors_as_storage_errors
 
 ENTRIES_PER_WRITE = 1_000
 
-Entry = list[Any]
-"""One entry: numbers, texts and None."""
+Entry = Any
+"""One entry, as JSON has it: a row as a list, a unit as a dict."""
 
 
 class SpilledList:
@@ -23,7 +22,8 @@ class SpilledList:
     Raises StorageError if the temporary folder can't hold them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, entries_per_write: int = ENTRIES_PER_WRITE) -> None:
+        self._entries_per_write = entries_per_write
         self._where = f"the temporary folder {tempfile.gettempdir()}"
         with os_errors_as_storage_errors(self._where):
             self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # closed, and so removed, with the list
@@ -35,7 +35,7 @@ class SpilledList:
         """Appends an entry."""
         self._last.append(entry)
         self._num_entries += 1
-        if len(self._last) < ENTRIES_PER_WRITE:
+        if len(self._last) < self._entries_per_write:
             return
         data = msgspec.msgpack.encode(self._last)
         self._last.clear()
@@ -55,16 +55,9 @@ class SpilledList:
         yield from self._last
 
 
-class SpilledUnits:
-    """Units of `size` entries of a list, at least one unit; made anew each time they are iterated over."""
-
-    def __init__(self, entries: SpilledList, size: int) -> None:
-        self._entries, self._size = entries, size
-
-    def __len__(self) -> int:
-        return max(1, -(-len(self._entries) // self._size))
-
-    def __iter__(self) -> Iterator[Unit]:
-        entries = iter(self._entries)
-        for _ in range(len(self)):
-            yield {"entries": list(islice(entries, self._size))}
+def spilled_units(entries: Iterable[Entry], size: int) -> SpilledList:
+    """Units of `size` entries, at least one unit."""
+    units, remaining = SpilledList(1), iter(entries)
+    while (some := list(islice(remaining, size))) or not units:
+        units.add({"entries": some})
+    return units

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.sources.formats import spilled_list as module
-from pipelines.sources.formats.spilled_list import SpilledList, SpilledUnits
+from pipelines.sources.formats.spilled_list import SpilledList, spilled_units
 from shardset.errors import StorageError
 
 ENTRIES = st.lists(st.tuples(st.text(), st.integers(-(2**63), 2**63 - 1), st.none() | st.text()).map(list))
@@ -16,15 +15,13 @@ ENTRIES = st.lists(st.tuples(st.text(), st.integers(-(2**63), 2**63 - 1), st.non
 @settings(deadline=None, max_examples=30)
 @given(ENTRIES, st.integers(1, 5), st.integers(1, 7))
 def test_entries_come_back_in_order_and_more_than_once(entries, entries_per_write, size):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "ENTRIES_PER_WRITE", entries_per_write)
-        spilled = SpilledList()
-        for entry in entries:
-            spilled.add(entry)
+    spilled = SpilledList(entries_per_write)
+    for entry in entries:
+        spilled.add(entry)
     assert len(spilled) == len(entries)
     assert len(spilled._last) < entries_per_write  # the others are not in memory
     assert list(zip(spilled, spilled, strict=True)) == list(zip(entries, entries, strict=True))
-    units = SpilledUnits(spilled, size)
+    units = spilled_units(spilled, size)
     pieces = [entries[start : start + size] for start in range(0, len(entries), size)] or [[]]
     for _ in range(2):
         assert list(units) == [{"entries": some} for some in pieces]
