@@ -36,7 +36,7 @@ def open_storage(url: str) -> Storage:
         raise ConfigError(f"{url!r} names no storage; use a local path, gs://bucket/prefix or memory://name/prefix")
     if not separator:
         _refuse_slip(url)
-        return LocalStorage(_absolute(url))
+        return LocalStorage(os.path.abspath(url))
     if "@" in root or ":" in root:
         raise ConfigError(f"{url}: an address of storage holds no user, password or port; leave them out")
     if scheme == "memory":
@@ -101,12 +101,3 @@ def _refuse_slip(url: str) -> None:
             f"{url}: ~ is not your home folder here, since a shell leaves it behind --flag= and in quotes; write the "
             f"whole path, or ./{url} for a folder of this name"
         )
-
-
-def _absolute(path: str) -> str:
-    try:
-        return os.path.abspath(path)
-    except FileNotFoundError as error:
-        raise ConfigError(
-            f"{path}: the folder in which the command was started is gone; change into another, or give the whole path"
-        ) from error

@@ -44,19 +44,3 @@ def test_a_copy_of_a_held_lock_is_free():
     lock = ProcessLock()
     with lock, pickle.loads(pickle.dumps(lock)):
         pass
-
-
-def test_of_the_threads_of_a_process_one_has_the_lock():
-    lock, counts = ProcessLock(), []
-
-    def count():
-        for _ in range(1000):
-            with lock:
-                counts.append(len(counts))
-
-    threads = [threading.Thread(target=count) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert counts == list(range(4000))

@@ -166,7 +166,7 @@ def as_service_account(google, tmp_path):
 @pytest.mark.gcs
 def test_application_default_credentials_are_used(gcs_root, google, proxy, as_service_account):
     put(open_storage(gcs_root), "a")
-    assert as_service_account(lambda: open_storage(gcs_root).read("a")) == ("nothing", repr(HELLO))
+    assert as_service_account(lambda: open_storage(gcs_root).read("a"), b"{}") == ("nothing", repr(HELLO))
     proxy.script = lambda seen: Fault("status", status=403)
     kind, text = as_service_account(lambda: open_storage(gcs_root).read("a"))
     assert {seen.headers["authorization"] for seen in proxy.seen} == {"Bearer secret"}
@@ -183,10 +183,7 @@ def test_a_read_whose_token_was_refused_goes_on_with_a_new_one(gcs_root, proxy, 
     assert sum(map(is_media, proxy.seen)) == 3
 
 
-NO_TOKENS = [b"", b"{}", b"[]", b"<html>"]
-
-
-@pytest.mark.parametrize("body", NO_TOKENS)
+@pytest.mark.parametrize("body", [b"", b"{}"])
 def test_a_metadata_server_that_says_no_token_is_asked_again(body):
     with token_server(body) as url, pytest.raises(TransportError, match="answered with no token"):
         gcs_http._TokenRequest()(f"{url}/computeMetadata/v1/instance/service-accounts/default/token")
@@ -205,21 +202,11 @@ def test_the_password_of_an_emulator_is_never_shown(behind_proxy, proxy, monkeyp
     assert "s3cret" not in f"{refused.value} {lost.value} {caplog.text}"
 
 
-@pytest.mark.parametrize(
-    "environment",
-    [
-        {"STORAGE_EMULATOR_HOST": "http://user:s3cret@host:port"},
-        {"STORAGE_EMULATOR_HOST": "http://127.0.0.1:1", "http_proxy": "http://user:s3cret@host:port"},
-    ],
-)
-def test_an_address_of_a_server_that_is_none_is_named_without_its_password(environment):
-    policy = RetryPolicy(give_up_after_s=0.0)
-
-    def stat():
-        replace(open_storage("gs://bucket/x"), retry=policy).stat("a")
-
-    kind, text = in_child(lambda: os.environ.update(environment, no_proxy=""), stat)
-    assert kind in ("ConfigError", "TransientError")
+@pytest.mark.parametrize("variable", ["STORAGE_EMULATOR_HOST", "http_proxy"])
+def test_an_address_of_a_server_that_is_none_is_named_without_its_password(variable):
+    words = {"STORAGE_EMULATOR_HOST": "http://127.0.0.1:1", "no_proxy": "", variable: "http://user:s3cret@host:port"}
+    kind, text = in_child(lambda: os.environ.update(words), lambda: open_storage("gs://bucket/x").stat("a"))
+    assert kind == "ConfigError"
     assert "s3cret" not in text
     assert "host" in text
 

@@ -23,15 +23,6 @@ def test_an_address_without_its_slashes_is_not_taken_for_a_folder_here(url):
     assert open_storage(f"./{url}").url.endswith(url)
 
 
-def test_a_relative_folder_below_one_that_is_gone_is_refused(tmp_path, monkeypatch):
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    with pytest.raises(ConfigError, match=r"^shards: the folder in which the command was started is gone"):
-        open_storage("shards")
-    assert open_storage(str(tmp_path)).url == str(tmp_path)
-
-
 @pytest.mark.parametrize("url", ["~", "~/shards"])
 def test_a_home_folder_that_no_shell_put_in_is_not_made_here(url):
     with pytest.raises(ConfigError, match=f"^{url}: ~ is not your home folder here"):
@@ -73,7 +64,7 @@ def test_memories_of_different_names_are_apart():
     assert names(MemoryStorage("one")) == ["a/x"]
 
 
-@pytest.mark.parametrize("scheme", ["gs", "memory", "http", "https", "s3"])
+@pytest.mark.parametrize("scheme", ["gs", "memory", "s3"])
 @pytest.mark.parametrize("password", ["s3cret", "s3/cret", "s3@cret"])
 def test_an_address_with_a_password_is_refused_without_it(scheme, password):
     with pytest.raises(ConfigError) as caught:
@@ -85,13 +76,8 @@ def test_an_address_with_a_password_is_refused_without_it(scheme, password):
     ("location", "region", "expected"),
     [
         ("EUROPE-WEST4", "europe-west4", True),
-        ("EUROPE-WEST4", "europe-west1", False),
         ("EU", "europe-west4", True),
         ("EU", "europe-west2", False),
-        ("US", "us-east1", True),
-        ("US", "europe-west4", False),
-        ("ASIA", "asia-east1", True),
-        ("EUR4", "europe-north1", True),
         ("NAM4", "us-west1", False),
         ("US-EAST1+US-WEST1", "us-west1", True),
         ("US-EAST1+US-WEST1", "us-central1", False),

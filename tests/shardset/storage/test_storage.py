@@ -17,19 +17,19 @@ from tests.makers.objects import BIG, HELLO, limited, names, put, write_and_rais
 ODD_NAMES = ["%41", "a b", "a#b?c&d=e", "a+b", "a-b", "a.b", "a/b", "a0", "a\\b", "b/c/d", "é/ß", "日本", "😀", "~"]
 
 
-def test_a_sweep_keeps_every_object(storage):
-    put(storage, "a")
-    put(storage, "train/b")
-    storage.sweep()
-    assert names(storage) == ["a", "train/b"]
-
-
-@pytest.mark.parametrize(
-    ("start", "stop"), [(0, None), (0, 11), (0, 0), (3, 5), (5, None), (10, 11), (11, 11), (11, None), (4, 4)]
-)
-def test_a_range_is_read_exactly(storage, start, stop):
+def test_a_range_is_read_exactly_and_comes_with_the_facts_about_its_object(storage):
     put(storage, "train/a.tar")
-    assert storage.read("train/a.tar", start, stop) == HELLO[start:stop]
+    for start, stop in [(0, None), (0, 11), (0, 0), (3, 5), (5, None), (10, 11), (11, 11), (11, None), (4, 4)]:
+        assert storage.read("train/a.tar", start, stop) == HELLO[start:stop]
+        assert storage.read_with_stat("train/a.tar", start, stop) == (HELLO[start:stop], storage.stat("train/a.tar"))
+
+
+def test_an_empty_object_is_an_object(storage):
+    put(storage, "empty", b"")
+    assert storage.read("empty") == b""
+    assert storage.read_with_stat("empty") == (b"", storage.stat("empty"))
+    assert storage.stat("empty").num_bytes == 0
+    assert names(storage) == ["empty"]
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 12), (5, 100), (12, None), (12, 12), (20, 30), (5, 3)])
@@ -40,28 +40,13 @@ def test_a_range_past_the_end_is_an_error_that_says_so(storage, start, stop):
     assert not isinstance(caught.value, TransientError)
 
 
-def test_bytes_come_back_from_any_number_of_writes(storage):
+def test_bytes_come_back_from_any_number_of_writes_and_not_before_the_end(storage):
     with storage.writer("parts") as writer:
         for part in (b"", b"he", memoryview(b"llo"), memoryview(bytearray(b" world"))):
             writer.write(part)
+        assert names(storage) == []
+    assert names(storage) == ["parts"]
     assert storage.read("parts") == HELLO
-
-
-def test_an_empty_object_is_an_object(storage):
-    put(storage, "empty", b"")
-    assert storage.read("empty") == b""
-    assert storage.stat("empty").num_bytes == 0
-    assert names(storage) == ["empty"]
-
-
-@pytest.mark.parametrize(("start", "stop"), [(0, None), (0, 11), (3, 7), (4, None), (5, 5)])
-def test_a_range_comes_with_the_facts_about_its_object(storage, start, stop):
-    put(storage, "a", HELLO)
-    assert storage.read_with_stat("a", start, stop) == (HELLO[start:stop], storage.stat("a"))
-    put(storage, "empty", b"")
-    assert storage.read_with_stat("empty") == (b"", storage.stat("empty"))
-    with pytest.raises(NotFound, match="nothing is stored there"):
-        storage.read_with_stat("b", start, stop)
 
 
 def test_stat_tells_size_and_checksum_without_reading(storage):
@@ -73,27 +58,18 @@ def test_stat_tells_size_and_checksum_without_reading(storage):
     assert list(storage.list()) == [found]
 
 
-@pytest.mark.parametrize("name", ODD_NAMES)
-def test_odd_names_are_names(storage, name):
-    put(storage, name)
-    assert storage.read(name) == HELLO
-    assert storage.stat(name).name == name
-    storage.delete(name)
-    assert names(storage) == []
-
-
-def test_objects_are_listed_in_byte_order(storage):
+def test_odd_names_are_names_and_are_listed_in_byte_order_and_by_prefix(storage):
+    assert names(storage) == names(storage, "train/") == []
     for name in reversed(ODD_NAMES):
-        put(storage, name, b"")
-    assert names(storage) == sorted(ODD_NAMES, key=str.encode)
-
-
-@pytest.mark.parametrize("prefix", ["a", "a/", "a ", "b/c", "b/c/", "b/c/d", "b/c/d/", "é", "x", "x/y", "😀", "."])
-def test_a_prefix_selects_by_name(storage, prefix):
+        put(storage, name, name.encode())
+    storage.sweep()
+    for prefix in ["", "a", "a/", "a ", "b/c", "b/c/", "b/c/d", "b/c/d/", "é", "x", "x/y", "😀", "."]:
+        assert names(storage, prefix) == [name for name in sorted(ODD_NAMES, key=str.encode) if name.startswith(prefix)]
     for name in ODD_NAMES:
-        put(storage, name, b"")
-    expected = [name for name in sorted(ODD_NAMES, key=str.encode) if name.startswith(prefix)]
-    assert names(storage, prefix) == expected
+        assert storage.read(name) == name.encode()
+        assert storage.stat(name).name == name
+        storage.delete(name)
+    assert names(storage) == []
 
 
 def test_many_objects_are_all_listed(storage):
@@ -104,12 +80,7 @@ def test_many_objects_are_all_listed(storage):
     assert names(storage) == sorted(wanted)
 
 
-def test_a_folder_that_does_not_exist_lists_nothing(storage):
-    assert names(storage) == []
-    assert names(storage, "train/") == []
-
-
-@pytest.mark.parametrize("action", ["read", "read_range", "read_nothing", "stat"])
+@pytest.mark.parametrize("action", ["read", "read_range", "read_nothing", "read_with_stat", "stat"])
 @pytest.mark.parametrize("name", ["absent", "train", "train/a/b"])
 def test_what_is_not_stored_is_not_found(storage, action, name):
     put(storage, "train/a")
@@ -117,6 +88,7 @@ def test_what_is_not_stored_is_not_found(storage, action, name):
         "read": storage.read,
         "read_range": lambda name: storage.read(name, 2, 5),
         "read_nothing": lambda name: storage.read(name, 2, 2),
+        "read_with_stat": lambda name: storage.read_with_stat(name, 2, 5),
         "stat": storage.stat,
     }
     with pytest.raises(NotFound, match=name):
@@ -132,39 +104,22 @@ def test_only_the_generation_that_was_seen_is_deleted(storage):
     storage.delete("a", generation=storage.stat("a").generation)
     assert list(storage.list()) == []
     storage.delete("a", generation=seen)
-
-
-def test_deleting_what_is_not_there_is_no_error(storage):
     put(storage, "train/a")
-    storage.delete("absent")
-    storage.delete("train/a/b")
-    storage.delete("train")
+    for name in ("absent", "train/a/b", "train"):
+        storage.delete(name)
     assert names(storage) == ["train/a"]
-
-
-def test_an_object_can_be_replaced(storage):
-    put(storage, "a")
-    before = storage.stat("a")
-    put(storage, "a", b"other")
-    assert storage.read("a") == b"other"
-    assert storage.stat("a").generation != before.generation
 
 
 def test_only_if_absent_refuses_to_replace(storage):
     put(storage, "a", if_generation=ABSENT)
-    with pytest.raises(PreconditionFailed, match="a: a different object exists"):
-        put(storage, "a", b"HELLO WORLD", if_generation=ABSENT)
-    with pytest.raises(PreconditionFailed, match="a: a different object exists"):
-        put(storage, "a", b"longer than before", if_generation=ABSENT)
+    before = storage.stat("a")
+    put(storage, "a", if_generation=ABSENT)  # by another writer of the same bytes
+    for data in (b"HELLO WORLD", b"longer than before"):
+        with pytest.raises(PreconditionFailed, match="a: a different object exists"):
+            put(storage, "a", data, if_generation=ABSENT)
+    assert storage.stat("a") == before
     assert storage.read("a") == HELLO
     assert names(storage) == ["a"]
-
-
-def test_a_twin_that_writes_the_same_bytes_succeeds(storage):
-    put(storage, "a", if_generation=ABSENT)
-    before = storage.stat("a")
-    put(storage, "a", if_generation=ABSENT)
-    assert storage.stat("a") == before
 
 
 def test_a_known_generation_can_be_replaced_once(storage):
@@ -175,11 +130,6 @@ def test_a_known_generation_can_be_replaced_once(storage):
     with pytest.raises(PreconditionFailed):
         put(storage, "a", b"third!", if_generation=first)
     assert storage.read("a") == b"second"
-
-
-def test_replacing_what_is_gone_is_refused(storage):
-    put(storage, "a")
-    first = storage.stat("a").generation
     storage.delete("a")
     with pytest.raises(PreconditionFailed, match="it no longer exists"):
         put(storage, "a", if_generation=first)
@@ -191,24 +141,12 @@ def test_an_exception_publishes_nothing(storage, options):
     with pytest.raises(KeyError), storage.writer("train/a", **options) as writer:
         write_and_raise(writer, BIG, KeyError)
     assert names(storage) == []
-    with pytest.raises(NotFound):
-        storage.stat("train/a")
-
-
-def test_an_exception_leaves_the_old_object(storage):
     put(storage, "a")
     before = storage.stat("a")
-    with pytest.raises(KeyboardInterrupt), storage.writer("a") as writer:
+    with pytest.raises(KeyboardInterrupt), storage.writer("a", **options) as writer:
         write_and_raise(writer, b"half of the n", KeyboardInterrupt)
     assert storage.stat("a") == before
     assert storage.read("a") == HELLO
-
-
-def test_nothing_is_visible_before_the_end(storage):
-    with storage.writer("a") as writer:
-        writer.write(BIG)
-        assert names(storage) == []
-    assert names(storage) == ["a"]
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, None), (2, 5), (4, 4)])
@@ -230,12 +168,9 @@ def test_no_name_leaves_the_folder(storage, name):
     for action in (storage.read, storage.stat, storage.delete, storage.writer):
         with pytest.raises(ConfigError, match="absolute, empty or climbs"):
             action(name)
-
-
-@pytest.mark.parametrize("prefix", ["/", "/etc", "../", "a/../", "a//", "./a"])
-def test_no_prefix_leaves_the_folder(storage, prefix):
-    with pytest.raises(ConfigError, match="absolute, empty or climbs"):
-        storage.list(prefix)
+    if name not in ("", ".", "..", "a/.."):  # which may begin a name
+        with pytest.raises(ConfigError, match="absolute, empty or climbs"):
+            storage.list(f"{name}/")
 
 
 def test_its_url_opens_it_again(storage):
