@@ -6,13 +6,13 @@ Its own `state_dict` and `load_state_dict` resume in the middle of an epoch, and
 """
 
 import os
-import threading
 from collections.abc import Generator, Iterator
 from typing import Any
 
 import numpy as np
 
 from shardset.errors import brought_by
+from shardset.read.threads import ProcessLock
 
 with brought_by("huggingface"):
     import datasets
@@ -35,46 +35,39 @@ def iterable_dataset(stream: Stream, epoch: int = 0) -> datasets.IterableDataset
 
 
 class StepRows:
-    """The rows of some steps of an epoch. `datasets` asks for one step after the other, so that it can skip some."""
+    """The rows of some steps of an epoch. `datasets` asks for one step after the other, so that it can skip some.
+
+    Safe to iterate over from several threads. One run at a time reads ahead where steps are asked for at equal
+    distances.
+    """
 
     def __init__(self, stream: Stream, epoch: int) -> None:
-        self._stream, self._epoch = stream, epoch
+        self._stream, self._epoch, self._lock = stream, epoch, ProcessLock()
         # By process: the threads of a run are in the process that began it, and forked workers leave it alone.
-        self._readers: dict[int, _StepReader] = {}
+        self._runs: dict[int, tuple[_Run | None, range]] = {}
 
     def __call__(self, steps: list[int]) -> Iterator[dict[str, Any]]:
-        """The rows of these steps; safe to iterate over from several threads."""
-        reader = self._readers.setdefault(os.getpid(), _StepReader(self._stream, self._epoch))
+        """The rows of these steps."""
         for step in steps:
-            batch = reader.batch(step)
+            with self._lock:
+                batch = self._batch(step)
             for slot in np.flatnonzero(batch["weight"]).tolist():
                 yield row_of(batch, slot)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_readers": {}}
+        return {**self.__dict__, "_runs": {}}
 
-
-class _StepReader:
-    """One run at a time over an epoch, which reads ahead where steps are asked for at equal distances."""
-
-    def __init__(self, stream: Stream, epoch: int) -> None:
-        self._stream, self._epoch = stream, epoch
-        self._run: _Run | None = None
-        self._steps = range(0)
-        self._lock = threading.Lock()
-
-    def batch(self, step: int) -> Batch:
-        """The batch of a step, from the run that is open if that comes to it next."""
-        with self._lock:
-            if self._run is None or step not in self._steps[:1]:
-                expected, stride = self._steps.start, self._steps.step
-                if step == expected:
-                    self._steps = range(step, len(self._stream), stride)
-                else:  # of n workers each asks for every n-th step
-                    self._steps = range(step, step + 1, max(1, step - expected + stride))
-                self._run = self._stream.run(iter([(self._epoch, self._steps)]))
-            batch = next(self._run)[2]
-            self._steps = self._steps[1:]
-            if not self._steps:
-                self._run = None  # ends its threads
-            return batch
+    def _batch(self, step: int) -> Batch:
+        """The batch of a step, from the run of this process if that comes to it next."""
+        run, steps = self._runs.get(os.getpid(), (None, range(0)))
+        if run is None or step not in steps[:1]:
+            expected, stride = steps.start, steps.step
+            if step == expected:
+                steps = range(step, len(self._stream), stride)
+            else:  # of n workers each asks for every n-th step
+                steps = range(step, step + 1, max(1, step - expected + stride))
+            run = self._stream.run(iter([(self._epoch, steps)]))
+        batch = next(run)[2]
+        steps = steps[1:]
+        self._runs[os.getpid()] = run if steps else None, steps  # without a step left, a run ends its threads
+        return batch

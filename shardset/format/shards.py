@@ -8,7 +8,7 @@ import base64
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, Any, Final, Literal, overload
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -144,11 +144,7 @@ class StoredShards(Sequence[Shard]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    @overload
-    def __getitem__(self, number: int) -> Shard: ...
-    @overload
-    def __getitem__(self, number: slice) -> list[Shard]: ...
-    def __getitem__(self, number: int | slice) -> Shard | list[Shard]:
+    def __getitem__(self, number: Any) -> Any:
         numbers = range(len(self))[number]
         if isinstance(numbers, range):
             self.load(np.array(numbers))
