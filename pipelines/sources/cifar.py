@@ -16,7 +16,7 @@ from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, U
 from pipelines.sources.formats import safe_pickle
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.records import compact
-from pipelines.sources.formats.tar_gz import read_members
+from pipelines.sources.formats.tar import read_members
 from pipelines.sources.objects import first_names, stat_or_none
 from shardset.checksum import crc32c_of
 from shardset.errors import SourceError
@@ -188,8 +188,9 @@ class _Cifar:
             )
 
     def _where(self, name: str = "") -> str:
-        where = f"{self.input.url}/{self.archive}" if self.archive else self.input.url
-        return where + (": " if self.archive else "/") * bool(name) + name
+        if self.archive:
+            return f"{self.input.url}/{self.archive}" + (f": {name}" if name else "")
+        return f"{self.input.url}/{name}" if name else self.input.url
 
     def _files(self) -> dict[str, _File]:
         """The files of the data set that are there, by base name, with the contents of those that name classes."""

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from pipelines.sources.formats.tar_gz import read_members
+from pipelines.sources.formats.tar import read_members
 from shardset.errors import SourceError
 
 WNID = re.compile(r"n\d{8}", re.ASCII)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.sources.formats.tar_gz import read_members
+from pipelines.sources.formats.tar import read_members
 from shardset.errors import SourceError
 from tests.makers.cifar import tar_of
 
