@@ -34,14 +34,10 @@ class Estimate:
     steps: Steps
     mixing: Mixing | None
     amplification: float
+    read_bytes: int
     memory: Memory | None
     advice: list[str]
     refusal: str
-
-    @property
-    def read_bytes(self) -> int:
-        """Bytes of samples that an epoch reads."""
-        return round(self.amplification * self.stored.splits[self.split].num_bytes)
 
 
 def estimate(stored: StoredSet, split: str, reading: Reading) -> Estimate:
@@ -49,6 +45,7 @@ def estimate(stored: StoredSet, split: str, reading: Reading) -> Estimate:
     stored_split = stored.splits[split]
     order = fit_order(stored_split.shard_sizes, reading.order_options, stored_bytes=stored_split.num_bytes)
     memory, steps, refusal = None, steps_of(order), ""
+    amplification = read_factor(order.num_lanes, order.global_batch_size, reading.num_readers)
     try:
         memory = memory_of(stored_split, order, reading)
     except ConfigError as error:
@@ -60,7 +57,8 @@ def estimate(stored: StoredSet, split: str, reading: Reading) -> Estimate:
         order=order,
         steps=steps,
         mixing=mixing_of(order, stored.num_classes) if stored.num_classes > 1 else None,
-        amplification=read_factor(order.num_lanes, order.global_batch_size, reading.num_readers),
+        amplification=amplification,
+        read_bytes=round(amplification * stored_split.num_bytes),
         memory=memory,
         advice=[*advice_on(stored_split, order, reading, steps)],
         refusal=refusal,

@@ -31,10 +31,6 @@ class ShardSet:
         """The path or URL of a tar in a side file."""
         return self.prefix + shard.path
 
-    def shards(self) -> list[Shard]:
-        """The shards of all splits."""
-        return [shard for split in self.manifest.splits.values() for shard in split.shards]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideFormat:

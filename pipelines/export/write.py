@@ -9,10 +9,8 @@ from pipelines.export.base import ShardSet, SideFile, SideFormat, prefix_of
 from pipelines.export.energon import ENERGON
 from pipelines.export.hf import HF
 from pipelines.export.shard_lists import TIMM, WIDS
-from pipelines.write.replace import files_of
 from shardset.errors import ConfigError, NotFound
 from shardset.format import manifest as manifests
-from shardset.format import naming
 from shardset.storage.base import ABSENT, Storage
 from shardset.storage.open import open_storage
 
@@ -47,12 +45,9 @@ def export(
     prefixes = {name: prefix_of(storage.url, target.url, FORMATS[name].takes, name) for name in formats}
     for name in formats:
         FORMATS[name].check(manifest)
-    own = {naming.MANIFEST, *files_of(manifest)}
     exported: list[ExportedFile] = []
     for name, prefix in prefixes.items():
         files = list(FORMATS[name].files(ShardSet(manifest=manifest, storage=storage, prefix=prefix)))
-        if target.url == storage.url:
-            assert not own.intersection(file.path for file in files), "no file of the set itself is written"
         exported += _write_all(target, name, files, overwrite=overwrite)
     return exported
 

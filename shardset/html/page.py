@@ -6,7 +6,6 @@ escape every value, because keys, class names and error messages come from raw i
 
 import base64
 import io
-import os
 import unicodedata
 from importlib import resources
 from typing import Any, NamedTuple
@@ -66,15 +65,16 @@ def output_of(storage: Storage, output: str | None, *, force: bool) -> tuple[Sto
     Raises ConfigError if the page would replace anything but a page or an empty file, unless forced.
     """
     target, name = (storage, naming.REPORT) if output is None else open_file(output)
-    where = f"{target.url}/{name}"
     try:
         num_bytes = target.stat(name).num_bytes
         is_ours = not num_bytes or _MARK in target.read(name, 0, min(_MARKED_BYTES, num_bytes))
     except NotFound:
-        is_ours = target.is_remote or not os.path.exists(where)
+        is_ours = True
     if is_ours or force:
         return target, name
-    raise ConfigError(f"{where}: not a page of shardset; choose another --output, or replace it with --force")
+    raise ConfigError(
+        f"{target.url}/{name}: not a page of shardset; choose another --output, or replace it with --force"
+    )
 
 
 def picture(image: Image.Image) -> Picture:

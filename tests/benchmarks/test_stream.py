@@ -16,15 +16,6 @@ LINES = [
     for rate in rates
 ]  # fmt: skip
 
-ABC_LINES = [
-    {"kind": "abc", "loop": loop, "letter": letter, "name": stream.ABC[letter], "num_samples": 8192,
-     "rate": rate + more, "rate_after": 1.1 * rate, "first_s": 0.5, "wait": 0.25, "cpu_s": 1.5, "servers_s": 0.125,
-     "device_s": 256 / 500}
-    for loop, rates in (("free", {"A": 800, "B": 1000, "C": 700}), ("device", {"A": 500, "B": 500, "C": 490}))
-    for letter, rate in rates.items()
-    for more in (-100, 0, 5)
-]  # fmt: skip
-
 
 @pytest.fixture
 def written(tmp_path, monkeypatch):
@@ -52,18 +43,6 @@ def test_a_page_gets_medians_in_the_order_of_processor_time_between_its_marks_an
     ]
     assert "medians of 1 to 3 runs" in text
     assert text.endswith("<!-- abc -->\nold\n<!-- end -->\n")
-
-
-def test_far_shards_are_compared_with_local_ones_and_those_with_files_by_either_loop(written):
-    text = written(ABC_LINES)
-    assert text.startswith("<!-- facts -->\nold\n")
-    assert "| does nothing | C, far shards | 700 | 770 | 0.50 | 25.0% | 1.500 | 0.125 |" in text
-    assert "8,192 samples, medians, rounds: 3." in text
-    assert (
-        "- with a loop that does nothing: B/A is 1.25 from the opening on and 1.25 after the first batch; "
-        "C/B is 0.70 from the opening on and 0.70 after the first batch." in text
-    )
-    assert "- with a device that takes 500 samples/s: B/A is 1.00 from the opening on" in text
 
 
 @pytest.mark.slow

@@ -22,7 +22,6 @@ from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.index import index_dtype, index_from_bytes, index_to_bytes
 from shardset.format.manifest import IndexFile, Manifest, Quarantine
-from shardset.order.permutation import hash64
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 from tests.makers.odd_images import BAD, huge_webp
@@ -91,7 +90,7 @@ def change_index(storage: Storage, manifest: Manifest, column: str, value: objec
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
-    [({}, "takes too much"), ({"decoded_bytes": 1000}, "takes too much"), ({"decoded_bytes": 4 << 30}, "damaged")],
+    [({}, "takes too much"), ({"decoded_bytes": 4 << 30}, "damaged")],
 )
 def test_images_are_decoded_with_the_memory_that_the_build_was_given(options, sentence):
     # Damaged behind its header: whether its size is refused shows without decoding all of 16,383 x 10,000 pixels.
@@ -117,22 +116,15 @@ def test_a_sound_set_has_no_problem_and_is_read_once_if_at_all(deep, tmp_path):
         assert report.num_bytes == (0 if keeps_checksums and not deep else num_bytes)
 
 
-def test_processes_find_what_threads_find(tmp_path):
-    storage = open_storage(str(tmp_path))
+def test_processes_find_what_threads_find_and_progress_ends_with_everything_done(tmp_path):
+    storage, seen = open_storage(str(tmp_path)), []
     sound(storage)
     put(storage, SECOND, b"not a tar" * 100)
-    in_threads = verify(storage.url, deep=True)
+    in_threads = verify(storage.url, deep=True, progress=lambda *step: seen.append(step))
     assert verify(storage.url, deep=True, min_process_bytes=0) == in_threads
     assert not in_threads.ok
-
-
-def test_progress_ends_with_everything_done():
-    storage = fresh()
-    sound(storage)
-    seen: list[tuple[int, int, int]] = []
-    report = verify(storage.url, deep=True, progress=lambda *step: seen.append(step))
     assert [done for done, *_ in seen] == [1, 2, 3, 4]
-    assert seen[-1] == (4, 4, report.num_bytes)
+    assert seen[-1] == (4, 4, in_threads.num_bytes)
 
 
 FLIPPED = fresh()
@@ -167,16 +159,6 @@ def test_a_shard_cut_at_any_block_is_reported():
 
 
 @pytest.mark.parametrize("deep", [False, True])
-def test_swapped_shards_are_reported_on_both_sides(deep):
-    storage = fresh()
-    write_shard_set(storage, {"train": png_samples("train", 8, size=8)}, num_shards=2)
-    first, second = storage.read(FIRST), storage.read(SECOND)
-    put(storage, FIRST, second)
-    put(storage, SECOND, first)
-    assert {where.partition(",")[0] for where in wheres(verify(storage.url, deep=deep))} == {FIRST, SECOND}
-
-
-@pytest.mark.parametrize("deep", [False, True])
 def test_every_file_that_is_missing_changed_or_not_listed_is_named(deep):
     storage = fresh()
     sound(storage)
@@ -192,26 +174,17 @@ def test_every_file_that_is_missing_changed_or_not_listed_is_named(deep):
     assert {problem.where for problem in report.problems if "is not in the manifest" in problem.sentence} == unlisted
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"), [({"label": 7}, "label 7, but its cls field is b'4'"), ({"fields": 1}, "b'absent'")]
-)
-def test_a_label_that_differs_from_the_cls_field_is_found_by_the_deep_look_only(changes, sentence):
-    storage = fresh()
-    samples = png_samples("train", 6, size=8)
-    changes = {"fields": samples[4].fields[:1]} if "fields" in changes else changes
-    samples[4] = replace(samples[4], **changes)
+def test_a_label_that_differs_from_the_cls_field_is_found_by_the_deep_look_only():
+    storage, samples = fresh(), png_samples("train", 6, size=8)
+    samples[3] = replace(samples[3], fields=samples[3].fields[:1])
+    samples[4] = replace(samples[4], label=7)
+    samples[5] = replace(samples[5], label=-1, fields=samples[5].fields[:1])  # has no label, which is fine
     write_shard_set(storage, {"train": samples})
     assert verify(storage.url, deep=False).ok
     report = verify(storage.url, deep=True)
-    assert wheres(report) == {f"{SECOND}, sample train-000004"}
-    assert sentence in sentences(report)
-
-
-def test_samples_without_labels_are_fine():
-    storage = fresh()
-    samples = [replace(sample, label=-1, fields=sample.fields[:1]) for sample in png_samples("train", 4, size=8)]
-    write_shard_set(storage, {"train": samples}, num_classes=0)
-    assert verify(storage.url, deep=True).ok
+    assert wheres(report) == {f"{SECOND}, sample train-00000{number}" for number in (3, 4)}
+    assert "the index says label 3, but its cls field is b'absent'" in sentences(report)
+    assert "the index says label 7, but its cls field is b'4'" in sentences(report)
 
 
 SAMPLE = f"{FIRST}, sample train-000001"
@@ -263,16 +236,16 @@ def _with_float_labels(index: np.ndarray) -> np.ndarray:
     return index.astype([(name, "<f8" if name == "label" else index.dtype[name]) for name in index.dtype.names])
 
 
-@pytest.mark.parametrize("splits", [("train", "train"), ("train", "val")])
-def test_a_key_that_occurs_twice_is_a_problem_also_over_splits(splits):
-    storage = fresh()
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_key_that_occurs_twice_is_a_problem_also_over_splits(split):
     samples = {"train": png_samples("train", 6, size=8), "val": png_samples("val", 4, size=8)}
-    samples[splits[0]][0] = replace(samples[splits[0]][0], key="twin")
-    samples[splits[1]][3] = replace(samples[splits[1]][3], key="twin")
+    for name, number in (("train", 0), (split, 3)):
+        samples[name][number] = replace(samples[name][number], key="again")
+    storage = fresh()
     write_shard_set(storage, samples)
     assert verify(storage.url, deep=False).ok
     report = verify(storage.url, deep=True)
-    assert [p.sentence for p in report.problems] == [f"has a sample twin as {FIRST} has; rebuild the set"]
+    assert [p.sentence for p in report.problems] == [f"has a sample again as {FIRST} has; rebuild the set"]
 
 
 def test_equal_hashes_alone_are_not_duplicates():
@@ -334,7 +307,6 @@ def test_damage_that_comes_once_is_no_problem(deep, monkeypatch):
     ("content", "count", "sentence"),
     [
         (b"", 1, "lists 0 samples, the manifest says 1"),
-        (b"{}\nrubbish\n", 2, "line 2 is not a JSON object"),
         (b'{}\n["a.png"]\n', 2, "line 2 is not a JSON object"),
     ],
 )
@@ -368,5 +340,3 @@ def test_the_report_reads_well_and_its_json_holds_everything():
 def test_the_hash_of_a_key_does_not_depend_on_the_width_of_its_column():
     keys = [b"a", b"train-000001", b"k" * 100]
     assert hash_keys(np.array(keys[:2])).tolist() == hash_keys(np.array(keys))[:2].tolist()
-    words = [int.from_bytes(b"a".ljust(104, b"\0")[at : at + 8], "little") for at in range(0, 104, 8)]
-    assert hash_keys(np.array(keys))[0] == hash64(*words)
