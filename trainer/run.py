@@ -23,7 +23,6 @@ from trainer.record import checkpoint
 from trainer.record.checkpoint_state import CheckpointState, Position, position_of
 from trainer.record.loggers import open_logger
 from trainer.record.metrics import RunLog, Totals, check_evaluation
-from trainer.record.resume import find_checkpoint, in_recorded_order
 from trainer.record.run_folder import RunFolder
 from trainer.record.telemetry import PROFILE, Telemetry
 from trainer.runtime.base import Runtime
@@ -41,7 +40,7 @@ class Run:
     def __init__(self, runtime: Runtime, config: TrainConfig, open_data: OpenData = open_data) -> None:
         check_batch_size(config, runtime)
         self.runtime, self.config = runtime, config
-        self.data = open_data(in_recorded_order(config), runtime.host, runtime.num_hosts)
+        self.data = open_data(checkpoint.in_recorded_order(config), runtime.host, runtime.num_hosts)
         self.position = Position()
         self._answer: Callable[[], bool] | None = None
         self._exits = ExitStack()
@@ -267,8 +266,8 @@ class Run:
             self.save()
 
     def _load_checkpoint(self) -> CheckpointState | None:
-        resumed = find_checkpoint(self._folder.storage, self.config.resume, self._log.note)
-        step = resumed.state["step"] if resumed else 0
+        resumed = checkpoint.find_checkpoint(self._folder.storage, self.config.resume, self._log.note)
+        step = resumed[1]["step"] if resumed else 0
         if self.runtime.sum_hosts([step]) != [step * self.runtime.num_hosts]:
             raise CheckpointError(
                 f"{self.config.run_dir}: this host found step {step}, others found another; "
@@ -276,8 +275,8 @@ class Run:
             )
         if resumed is None:
             return None
-        state = resumed.state
-        checkpoint.check_identity(state["identity"], self._identity, f"{resumed.url}: step {step}")
+        url, state = resumed
+        checkpoint.check_identity(state["identity"], self._identity, f"{url}: step {step}")
         if state["stream"] is not None:
             self.data.train.resume(state_from_json(state["stream"]))
         self._log.note(f"resumed at step {step} (epoch {state['epoch'] + 1})")

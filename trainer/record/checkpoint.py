@@ -12,16 +12,20 @@ import re
 import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from shardset.errors import ConfigError, DamagedShard, NotFound
+from shardset.order.state import OrderState, state_from_json
 from shardset.prepared import prepared
 from shardset.storage.base import ABSENT, Storage
 from shardset.storage.checked import facts_of, read_object
 from shardset.storage.open import open_storage
+from trainer.config import ORDER, TrainConfig
 from trainer.errors import CheckpointError, NotFinite, RunTaken
 from trainer.record.checkpoint_state import CheckpointState, decode, encode
 from trainer.record.run_folder import CHECKPOINTS, COMMIT, folder_of, step_of, steps
@@ -153,6 +157,58 @@ def _read_commit(storage: Storage, name: str) -> CommitMark:
     return commit
 
 
+# --- resuming -------------------------------------------------------------------------------------------------------
+
+
+def find_checkpoint(folder: Storage, resume: str, note: Callable[[str], None]) -> tuple[str, CheckpointState] | None:
+    """Where the checkpoint is that `config.resume` selects for a run folder, and its state; None for a fresh start.
+
+    Raises ConfigError if this would mix two runs, or take a run back to an earlier step in its own folder.
+    """
+    if resume == "never" and (existing := steps(folder)):
+        raise ConfigError(
+            f"{folder.url} holds a run up to step {existing[-1]}; --resume never would mix two runs; take another "
+            "--run-dir, or --resume auto"
+        )
+    found = newest(folder, note)
+    if resume in ("auto", "never"):
+        return None if found is None else (folder.url, found[1])
+    if found is None:
+        return resume, at(open_storage(resume), note)[1]
+    url = open_storage(resume).url
+    step = found[0].step
+    if url.startswith(f"{folder.url}/{CHECKPOINTS}") and url != f"{folder.url}/{folder_of(step)}".rstrip("/"):
+        raise ConfigError(
+            f"{folder.url} holds a run up to step {step}, so it can't resume from {url}, whose steps come before; take "
+            "another --run-dir"
+        )
+    if not f"{url}/".startswith(f"{folder.url}/"):
+        note(f"{folder.url} has checkpoints of its own: it resumes from them, not from {resume}")
+    return folder.url, found[1]
+
+
+def in_recorded_order(config: TrainConfig) -> TrainConfig:
+    """The config of a run that resumes, with the L, q and w that the run began with, where it sets none itself."""
+    order = None if config.fake_data else _recorded_order(config)
+    # A checkpoint of another batch size is refused by name later.
+    if order is None or config.global_batch_size % (order.num_lanes * config.image.augment_repeats):
+        return config
+    values = {name: getattr(order, name) for name in ("num_lanes", "block_size", "window")}
+    return replace(config, **{name: value for name, value in values.items() if getattr(config, name) is None})
+
+
+def _recorded_order(config: TrainConfig) -> OrderState | None:
+    folder = open_storage(config.run_dir)
+    if steps(folder):
+        with suppress(NotFound):  # of synthetic data: a run with other data is refused later
+            return state_from_json(folder.read(ORDER).strip())
+    if config.resume in ("auto", "never"):
+        return None
+    # Damage is reported when the checkpoint is loaded.
+    text = at(open_storage(config.resume), lambda text: None)[1]["stream"]
+    return None if text is None else state_from_json(text)
+
+
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
@@ -204,8 +260,8 @@ class CheckpointWriter:
 
     def _write(self, state: CheckpointState, top1: float | None) -> None:
         try:
-            write(self._storage, state, top1, self._before_commit, self._lock)
-            retain(self._storage, self._keep, self._lock)
+            self._store(state, top1)
+            self._retain()
         except BaseException as error:
             if (taken := self._lock.taken(error)) is not None:
                 raise taken from None
@@ -213,33 +269,57 @@ class CheckpointWriter:
             self._tell(f"the checkpoint of step {step} could not be written: {error}; the next one is due")
             raise
 
+    def _store(self, state: CheckpointState, top1: float | None) -> None:
+        """Stores a state, verifies what is stored, then commits it. The state of an earlier save of this step stays."""
+        _check_weights(state)
+        data = encode(state)
+        num_bytes, crc32c = facts_of(data)
+        file = StoredFile(name=new_state_name(), num_bytes=num_bytes, crc32c=crc32c)
+        folder = folder_of(state["step"])
+        self._lock.keep()
+        with self._storage.writer(folder + file.name) as writer:
+            writer.write(data)
+        stat = self._storage.stat(folder + file.name)
+        if stat.num_bytes != num_bytes or stat.crc32c not in (None, crc32c):
+            raise CheckpointError(
+                f"{self._storage.url}/{folder}{file.name}: {stat.num_bytes} bytes with CRC32C {stat.crc32c} arrived, "
+                f"expected {num_bytes} with {crc32c}"
+            )
+        self._before_commit()
+        mark = CommitMark(
+            format=FORMAT, step=state["step"], epoch=state["epoch"], top1=top1, identity=state["identity"], file=file
+        )
+        try:
+            seen = self._storage.stat(folder + COMMIT).generation
+        except NotFound:
+            seen = ABSENT
+        self._lock.confirm()
+        # On a disk the lock can't be lost, and a file system may lack the hard links that ABSENT takes there.
+        seen_remotely = seen if self._storage.is_remote else None
+        with self._storage.writer(folder + COMMIT, if_generation=seen_remotely) as writer:
+            writer.write(msgspec.json.encode(mark))
 
-def write(
-    storage: Storage,
-    state: CheckpointState,
-    top1: float | None,
-    before_commit: Callable[[], None] = lambda: None,
-    lock: RunLock = UNRIVALLED,
-) -> None:
-    """Stores a state, verifies what is stored, then commits it. Raises NotFinite if a weight is not finite.
+    def _retain(self) -> None:
+        """Deletes all checkpoints but the newest `keep` and the best, and what saves left that never got their mark.
 
-    The state of an earlier save of this step stays until `retain`.
-    """
-    _check_weights(state)
-    data = encode(state)
-    num_bytes, crc32c = facts_of(data)
-    file = StoredFile(name=new_state_name(), num_bytes=num_bytes, crc32c=crc32c)
-    folder = folder_of(state["step"])
-    lock.keep()
-    _put(storage, folder + file.name, data)
-    _verify(storage, folder, file)
-    before_commit()
-    mark = CommitMark(
-        format=FORMAT, step=state["step"], epoch=state["epoch"], top1=top1, identity=state["identity"], file=file
-    )
-    seen = _generation(storage, folder + COMMIT)
-    lock.confirm()
-    _put(storage, folder + COMMIT, msgspec.json.encode(mark), seen)
+        Also deletes checkpoints whose mark is damaged, or names a file that is gone. Keeps everything that is not
+        named like a checkpoint, such as a copy that a user made.
+        """
+        found = {stat.name: stat.generation for stat in self._storage.list(CHECKPOINTS)}
+        stored = {name: generation for name, generation in found.items() if step_of(name) is not None}
+        states = {folder_of(mark.step) + mark.file.name: mark for mark in commits(self._storage)}
+        whole = [mark for name, mark in states.items() if name in stored]
+        kept = {mark.step for mark in [*whole[-self._keep :], *filter(None, [best(whole)])]}
+        unmarked = {name for name in stored if _STATE.fullmatch(name) and name not in states}
+        doomed = [name for name in stored if step_of(name) not in kept or name in unmarked]
+        # Commit marks first: a kill in between leaves a state without a mark, never the reverse.
+        for name in sorted(doomed, key=lambda name: not name.endswith(COMMIT)):
+            self._lock.confirm()
+            self._storage.delete(name, generation=stored[name])
+        # A disk, unlike a bucket, keeps the empty folders of deleted checkpoints.
+        for folder in () if self._storage.is_remote else Path(self._storage.url).glob(f"{CHECKPOINTS}*/"):
+            if step_of(f"{CHECKPOINTS}{folder.name}/") is not None and not any(folder.iterdir()):
+                folder.rmdir()
 
 
 def new_state_name() -> str:
@@ -256,47 +336,3 @@ def _check_weights(state: CheckpointState) -> None:
             f"{len(bad)} weights of step {state['step']} are not finite, {bad[0]!r} first; lower the learning rate, or "
             "clip gradients with --set regularize.clip_norm=1"
         )
-
-
-def _generation(storage: Storage, name: str) -> str:
-    try:
-        return storage.stat(name).generation
-    except NotFound:
-        return ABSENT
-
-
-def _put(storage: Storage, name: str, data: bytes, generation: str | None = None) -> None:
-    # On a disk the lock can't be lost, and a file system may lack the hard links that ABSENT takes there.
-    with storage.writer(name, if_generation=generation if storage.is_remote else None) as writer:
-        writer.write(data)
-
-
-def _verify(storage: Storage, folder: str, file: StoredFile) -> None:
-    """Raises CheckpointError unless the storage holds what was sent: its size, and its CRC32C where it keeps one."""
-    stat = storage.stat(folder + file.name)
-    if stat.num_bytes != file.num_bytes or stat.crc32c not in (None, file.crc32c):
-        raise CheckpointError(
-            f"{storage.url}/{folder}{file.name}: {stat.num_bytes} bytes with CRC32C {stat.crc32c} arrived, "
-            f"expected {file.num_bytes} with {file.crc32c}"
-        )
-
-
-def retain(storage: Storage, keep: int, lock: RunLock = UNRIVALLED) -> None:
-    """Deletes all checkpoints but the newest `keep` and the best, and what saves left that never got their mark.
-
-    Also deletes checkpoints whose mark is damaged, or names a file that is gone. Keeps everything that is not named
-    like a checkpoint, such as a copy that a user made.
-    """
-    stored = {stat.name: stat.generation for stat in storage.list(CHECKPOINTS) if step_of(stat.name) is not None}
-    states = {folder_of(mark.step) + mark.file.name: mark for mark in commits(storage)}
-    whole = [mark for name, mark in states.items() if name in stored]
-    kept = {mark.step for mark in [*whole[-keep:], *filter(None, [best(whole)])]}
-    doomed = [name for name in stored if step_of(name) not in kept or (_STATE.fullmatch(name) and name not in states)]
-    # Commit marks first: a kill in between leaves a state without a mark, never the reverse.
-    for name in sorted(doomed, key=lambda name: not name.endswith(COMMIT)):
-        lock.confirm()
-        storage.delete(name, generation=stored[name])
-    # A disk, unlike a bucket, keeps the empty folders of deleted checkpoints.
-    for folder in () if storage.is_remote else Path(storage.url).glob(f"{CHECKPOINTS}*/"):
-        if step_of(f"{CHECKPOINTS}{folder.name}/") is not None and not any(folder.iterdir()):
-            folder.rmdir()

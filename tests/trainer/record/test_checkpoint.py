@@ -5,6 +5,7 @@ import re
 import shutil
 import threading
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from shardset.storage.base import Stat, Storage
 from shardset.storage.memory import MemoryStorage
 from shardset.storage.open import open_storage
 from tests.makers.doors import told
-from tests.makers.mortal import Killed, mortal
+from tests.makers.mortal import mortal
 from trainer.errors import CheckpointError
 from trainer.record import checkpoint, checkpoint_state
 
@@ -124,12 +125,8 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(steps: tuple[int, ...], 
     # The same step again: an evaluation was interrupted there, or the step before was damaged.
     storage = MemoryStorage(uuid.uuid4().hex, "")
     saved(storage, *steps[:-1], keep=1)
-    dying = mortal(storage, lives)
-    try:
-        checkpoint.write(dying, state_at(12), top1=0.5)
-        checkpoint.retain(dying, keep=1)
-    except Killed:
-        pass
+    with suppress(CheckpointError):
+        saved(mortal(storage, lives), 12, keep=1, top1={12: 0.5})
     commit, state = newest(storage)
     assert commit.step == state["step"] in steps
     assert lives < 2 or (commit.step, commit.top1) == (12, 0.5)
