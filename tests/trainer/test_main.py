@@ -17,7 +17,6 @@ from trainer import cli as command
 from trainer.recipes import RECIPES
 from trainer.record import checkpoint
 
-
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
