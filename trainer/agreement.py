@@ -8,7 +8,7 @@ from typing import Any
 
 from shardset.errors import ConfigError
 from shardset.settings import values_of
-from trainer.config import TrainConfig
+from trainer.config import ModelConfig, TrainConfig
 from trainer.data.splits import Data
 from trainer.record.checkpoint import differences_of
 from trainer.runtime.base import Runtime
@@ -35,15 +35,14 @@ def identity_of(config: TrainConfig, data: Data) -> dict[str, Any]:
         "seed": config.seed,
         "global_batch_size": config.global_batch_size,
         "augment_repeats": config.image.augment_repeats,
-        **model_identity_of(config, data),
+        **model_identity_of(config.model, data.num_classes),
         "optimizer": config.optimizer.name,
     }
 
 
-def model_identity_of(config: TrainConfig, data: Data) -> dict[str, Any]:
+def model_identity_of(model: ModelConfig, num_classes: int) -> dict[str, Any]:
     """What a checkpoint must have in common with an evaluation of it."""
-    model = config.model
-    return {"model": f"{model.name} stem={model.stem} norm={model.norm} classes={data.num_classes}"}
+    return {"model": f"{model.name} stem={model.stem} norm={model.norm} classes={num_classes}"}
 
 
 def facts_of(config: TrainConfig, data: Data, num_hosts: int) -> dict[str, Any]:

@@ -24,23 +24,15 @@ if TYPE_CHECKING:
 NAME = "auto"
 """What `config.recipe` says of a run whose settings were chosen here."""
 
-SMALL_SIDE = 96
-"""Sets of equal images up to this side are cropped from padded images; resizing would blur them."""
-TINY_SIDE = 32
-"""Up to this side `tiny_resnet` is enough on a CPU."""
-GREY_SIDE = 64
-"""Small images without colour are mostly letters and digits, whose mirror images mean something else."""
-MANY_SAMPLES = 20_000
-HUGE_SAMPLES = 500_000
+TINY_SIDE = 32  # up to this side `tiny_resnet` is enough on a CPU
+GREY_SIDE = 64  # small images without colour are mostly letters and digits, whose mirror images mean something else
+SMALL_SIDE = 96  # up to this side equal images are cropped from padded images; resizing would blur them
+MANY_SAMPLES, HUGE_SAMPLES = 20_000, 500_000
 LARGE_SIZE, LARGE_SIZE_CPU = 224, 128
-RATE = 3e-3
-FINE_TUNING_RATE, FINE_TUNING_BATCH = 2e-3, 64
-"""Close to the best for two models on two small sets (docs/log/train.md); both rates are for batches of 256. Batches
-below this one have its rate."""
-FINE_TUNING_STEPS = 500
-"""The fewest steps of a fine-tuning: 10 epochs of a small set end before its last layer has learnt."""
-RESIZE = 8 / 7
-"""An evaluation resizes the shorter side to 256 for a crop of 224."""
+RATE, FINE_TUNING_RATE = 3e-3, 2e-3  # of batches of 256, close to the best on two small sets (docs/log/train.md)
+FINE_TUNING_BATCH = 64  # smaller batches have its rate
+FINE_TUNING_STEPS = 500  # 10 epochs of a small set end before its last layer has learnt
+RESIZE = 8 / 7  # an evaluation resizes the shorter side to 256 for a crop of 224
 
 Settings = dict[str, Any]
 InputOf = Callable[[str, str], "ModelInput | None"]
@@ -153,10 +145,9 @@ def _optimizer(settings: Settings) -> Settings:
 
 
 def _memory(machine: Machine) -> Settings:
-    # A power of two, so that hosts whose memory differs by a little choose the same, as they must.
-    budget = min(BUDGET_BYTES, 1 << max(1 << 26, machine.host_bytes // 8).bit_length() - 1)
-    # Eight times the budget is needed before it shrinks: then both streams take a quarter.
-    small_budget = {"budget_bytes": budget} if machine.host_bytes < 8 * BUDGET_BYTES else {}
+    # Both streams take at most a quarter. A power of two: hosts whose memory differs by a little choose the same.
+    budget = 1 << max(1 << 26, machine.host_bytes // 8).bit_length() - 1
+    small_budget = {"budget_bytes": budget} if budget < BUDGET_BYTES else {}
     return {"precision": machine.precision, **small_budget, **strategy_on(machine)}
 
 
@@ -185,19 +176,14 @@ def resolve(flags: ConfigFlags) -> tuple[TrainConfig, str]:
             config = flags.config(configs.continued(recorded, run_dir), same)
             return config, f"settings of {run_dir}/{configs.RECORD}"
         if given.get("manifest") is not None:
-            return _chosen(flags, given)
+            from trainer.data.splits import load_once
+            from trainer.data.survey import survey
+
+            facts = survey(load_once(given["manifest"]), given.get("train_split", TrainConfig().train_split))
+            here = machine()
+            chosen = choose(facts, here, given, _input_of)
+            return flags.config(chosen=chosen), table(chosen, facts, here)
     return flags.config(chosen=input_settings(given, flags.config().model.name, _input_of)), ""
-
-
-def _chosen(flags: ConfigFlags, given: Settings) -> tuple[TrainConfig, str]:
-    from trainer.data.splits import load_once
-    from trainer.data.survey import survey
-
-    loaded = load_once(given["manifest"])
-    facts = survey(loaded, given.get("train_split", TrainConfig().train_split))
-    here = machine()
-    chosen = choose(facts, here, given, _input_of)
-    return flags.config(chosen=chosen), table(chosen, facts, here)
 
 
 def _input_of(name: str, weights: str) -> "ModelInput | None":

@@ -86,8 +86,11 @@ def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
     check_batch_size(config, runtime)
     data = open_data(config, runtime.host, runtime.num_hosts)
     commit, state = _choose_checkpoint(config)
-    checkpoint.check_identity(commit.identity, model_identity_of(config, data), f"step {commit.step}")
-    learner = Learner(runtime, _with_averages(config, state), data.num_classes, state)
+    checkpoint.check_identity(commit.identity, model_identity_of(config.model, data.num_classes), f"step {commit.step}")
+    if state["ema"] is not None and config.regularize.ema_decay is None:
+        decay = state["config"]["regularize"]["ema_decay"]
+        config = replace(config, regularize=replace(config.regularize, ema_decay=decay))
+    learner = Learner(runtime, config, data.num_classes, state)
     start = time.perf_counter()
     num_rows = runtime.num_rows(config.global_batch_size, 1)
     totals = evaluate(runtime, learner, data.evaluation, lambda: False, num_rows=num_rows) or Totals()
@@ -120,10 +123,3 @@ def _choose_checkpoint(config: TrainConfig) -> tuple[CommitMark, CheckpointState
     storage = open_storage(config.run_dir)
     commit = checkpoint.best(checkpoint.commits(storage, print))
     return (commit, checkpoint.read(storage, commit)) if commit else checkpoint.at(storage, print)
-
-
-def _with_averages(config: TrainConfig, state: CheckpointState) -> TrainConfig:
-    if state["ema"] is None or config.regularize.ema_decay is not None:
-        return config
-    decay = state["config"]["regularize"]["ema_decay"]
-    return replace(config, regularize=replace(config.regularize, ema_decay=decay))

@@ -169,7 +169,7 @@ class Run:
         return self.runtime.any_host(bool(self._notice))
 
     def stop_requested_while_evaluating(self) -> bool:
-        """`stop_requested` between the steps of an evaluation, which count as steps of a run that is alive."""
+        """`stop_requested` between the steps of an evaluation, which restart the watchdog too."""
         self._restart_watchdog()
         return self.stop_requested()
 
@@ -234,7 +234,8 @@ class Run:
     def stop(self) -> None:
         """Saves what is not saved, and raises Preempted."""
         self._telemetry.profile(None, self._folder.local / PROFILE)
-        self._save_unsaved()
+        if self._saved != self.position:
+            self.save()
         if self._writer is not None:
             self._writer.close()
         text = f"asked to stop: saved at step {self.position.step}; the same command resumes there"
@@ -245,13 +246,13 @@ class Run:
         """The last report, checkpoint and line."""
         self._telemetry.profile(None, self._folder.local / PROFILE)
         self._report_pending()
-        self._save_unsaved()
+        if self._saved != self.position:
+            self.save()
         self._telemetry.log_final(self.position, self._seconds())
 
     # --- position and checkpoints ------------------------------------------------------------------------------------
 
     def _steps(self) -> Iterator[Step]:
-        """The steps to take, with their batches."""
         num_steps = self.config.epochs * self.steps_per_epoch
         stop = min(self.config.max_steps or num_steps, num_steps)
         for epoch, step, batch in steps_of(self.data.train, self.position.step, stop):
@@ -260,10 +261,6 @@ class Run:
     def _report_pending(self) -> None:
         self._telemetry.report(self.position.step, with_newest=True)
         self._restart_watchdog()
-
-    def _save_unsaved(self) -> None:
-        if self._saved != self.position:
-            self.save()
 
     def _load_checkpoint(self) -> CheckpointState | None:
         resumed = checkpoint.find_checkpoint(self._folder.storage, self.config.resume, self._log.note)

@@ -80,7 +80,7 @@ class DeviceFeed:
     def __exit__(self, *exc: object) -> None:
         """Ends the thread and drops the batches that were not taken."""
         self._stopped.set()
-        # In a loop: the thread may wait for the source, or for room in the queue, and may do so again.
+        # The thread may wait for the source or for room in the queue, more than once.
         while self._thread.is_alive():
             self._stop()
             while not self._queue.empty():

@@ -1,10 +1,9 @@
 """A look at the first training images, for runs whose settings follow from the shard set."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median_low
-
-import numpy as np
 
 from shardset.decode.image import decode, image_size
 from shardset.errors import ConfigError, UndecodableImage
@@ -38,17 +37,21 @@ def survey(loaded: LoadedSet, split_name: str) -> SetFacts:
     manifest, storage = loaded
     split = manifest.split(split_name)
     shard = next(shard for shard in split.shards if shard.num_samples)
-    looks = [look for data in _first_images(storage, split, shard) if (look := _look_at(data)) is not None]
-    if not looks:
+    sizes, is_grey = [], True
+    for data in _first_images(storage, split, shard):
+        with suppress(UndecodableImage):
+            pixels = decode(data, (32, 32))
+            sizes.append(image_size(data))
+            is_grey &= bool((pixels == pixels[..., :1]).all())
+    if not sizes:
         raise ConfigError(f"{storage.url}/{shard.path}: no image at its beginning can be decoded; name a --recipe")
-    sizes = [size for size, _ in looks]
     side = median_low(map(min, sizes))
     return SetFacts(
         num_samples=split.num_samples,
         num_classes=len(manifest.classes),
         side=side,
         is_uniform=set(sizes) == {(side, side)},
-        is_grey=all(is_grey for _, is_grey in looks),
+        is_grey=is_grey,
     )
 
 
@@ -64,13 +67,3 @@ def _first_images(storage: Storage, split: Split, shard: Shard) -> Iterator[byte
     within = [one for one in ranges if one[1] <= start + READ_BYTES] or ranges[:1]
     data = storage.read(shard.path, start, max(stop for _, stop in within))
     yield from (data[first - start : stop - start] for first, stop in within)
-
-
-def _look_at(data: bytes) -> tuple[tuple[int, int], bool] | None:
-    """Width, height, and whether it has no colour; None if it can't be decoded."""
-    try:
-        pixels = decode(data, (32, 32))
-        is_grey = np.array_equal(pixels[..., 0], pixels[..., 1]) and np.array_equal(pixels[..., 1], pixels[..., 2])
-        return image_size(data), bool(is_grey)
-    except UndecodableImage:
-        return None

@@ -61,18 +61,22 @@ class Learner:
         to_device = guarded(runtime.module_to_device)
         self.net = to_device(net)
         self._average = None if ema is None else to_device(ema)
+        self._eval_net = self.net if self._average is None else self._average
         runtime.module_to_device(self._normalize)
         self._optimizer = build.optimizer(
             config.optimizer, self.net, options_for(name, runtime.device, runtime.precision)
         )
         if state is not None:
-            _load_optimizer(self._optimizer, self.net, state)
+            saved = {name: state["optimizer"].get(number) for number, name in enumerate(state["optimizer_weights"])}
+            names = _weight_names(self._optimizer, self.net)
+            kept = {number: one for number, name in enumerate(names) if (one := saved.get(name)) is not None}
+            _load_moments(self._optimizer, kept, state["optimizer_counters"])
             if state["scaler"]:
                 self._scaler.load_state_dict(state["scaler"])
         elif moments:
             _load_moments(self._optimizer, moments, {})
         runtime.mark_replicated(self._tensors())
-        runtime.accelerate(filter(None, (self.net, self._average)), compile=config.compile, tf32=config.tf32)
+        runtime.accelerate({self.net, self._eval_net}, compile=config.compile, tf32=config.tf32)
         self._parallel = runtime.data_parallel(self.net)
         self._train = guarded(runtime.compiled(self._train_step, "train step"))
         self._eval = guarded(runtime.compiled(self._eval_step, "evaluation step"))
@@ -124,10 +128,6 @@ class Learner:
             yield from itertools.chain(module.parameters(), module.buffers())
         for moments in self._optimizer.state.values():
             yield from moments.values()
-
-    @property
-    def _eval_net(self) -> nn.Module:
-        return self.net if self._average is None else self._average
 
     def _train_step(
         self, batch: TensorBatch, rate: float | torch.Tensor, weight: float | torch.Tensor | None
@@ -222,13 +222,6 @@ def _weight_names(optimizer: torch.optim.Optimizer, net: nn.Module) -> list[str]
     """Weights in the order in which the optimizer numbers them: those without weight decay come first."""
     names = {id(parameter): name for name, parameter in net.named_parameters()}
     return [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _load_optimizer(optimizer: torch.optim.Optimizer, net: nn.Module, state: LearnerState) -> None:
-    names = _weight_names(optimizer, net)
-    saved = {name: state["optimizer"].get(number) for number, name in enumerate(state["optimizer_weights"])}
-    moments = {number: kept for number, name in enumerate(names) if (kept := saved.get(name)) is not None}
-    _load_moments(optimizer, moments, state["optimizer_counters"])
 
 
 def _load_moments(optimizer: torch.optim.Optimizer, moments: Mapping[int, Any], counters: dict[str, Any]) -> None:

@@ -98,7 +98,8 @@ def load_file(model: nn.Module, path: str, class_names: Sequence[str] = ()) -> N
     """
     weights = _weights_in(path)
     own = model.state_dict()
-    heads = _head_names(model)
+    layers = heads_of(model, type(model).__name__) if hasattr(model, "get_classifier") else []
+    heads = tuple(f"{name}." for name, module in model.named_modules() if any(module is one for one in layers))
     facts = _facts_beside(path)
     has_other_names = bool(class_names and facts and facts.classes and facts.classes != list(class_names))
     wanted = {
@@ -154,10 +155,3 @@ def _weights_in(path: str) -> dict[str, torch.Tensor]:
     if not tensors:
         raise ConfigError(f"{path}: no tensors there, expected safetensors or a state dict")
     return tensors
-
-
-def _head_names(model: Any) -> tuple[str, ...]:
-    if not hasattr(model, "get_classifier"):
-        return ()
-    heads = {id(one) for one in heads_of(model, type(model).__name__)}
-    return tuple(f"{name}." for name, module in model.named_modules() if id(module) in heads)

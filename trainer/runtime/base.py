@@ -62,7 +62,7 @@ class Runtime:
     @property
     def is_cloud(self) -> bool:
         """Whether this is a Compute Engine machine, which announces its preemption."""
-        return False
+        return self.device.type == torchtpu.DEVICE_TYPE
 
     @property
     def platform(self) -> str | None:

@@ -38,10 +38,6 @@ class Single(Runtime):
         return torch.device(torchtpu.DEVICE_TYPE if torchtpu.is_available() else "cpu")
 
     @property
-    def is_cloud(self) -> bool:
-        return self.device.type == "tpu"
-
-    @property
     def steps_block(self) -> bool:
         return self.on_host
 
