@@ -3,12 +3,10 @@
     Stream("gs://bucket/imagenet", ..., disk_cache=DiskCache(folder="/mnt/ssd/cache", num_bytes=200 << 30))
 
 Each shard has one sparse file: as many bytes as the shard, then a flag byte per sample that says whether it is there.
-The cache is not trusted: its samples are compared with their CRC32C like those from the bucket. A file that was cut,
-damaged, or half written when the power failed is a miss, not an error.
-
-A file counts with its full size from the start, so the budget holds at any moment. When the budget is used up, sets
-that no process reads are removed, the least recently used first; after that, further shards stay uncached. Shards of a
-set never evict each other: a pass over all of them would evict each one just before it is needed again.
+It counts with its full size from the start. Samples are compared with their CRC32C like those from the bucket, so a
+damaged file is a miss. When the budget is used up, sets that no process reads are removed, the least recently used
+first; after that, further shards stay uncached: if shards of a set evicted each other, a pass over all of them would
+evict each one just before it is needed again.
 """
 
 import fcntl

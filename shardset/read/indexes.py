@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from shardset.errors import DamagedShard, NotFound, ShardsetError
 from shardset.format import table
-from shardset.format.index import index_fields, index_from_bytes, stored_dtype
+from shardset.format.index import index_from_bytes, stored_dtype
 from shardset.format.manifest import Shard, Split
 from shardset.order.blocks import RangeReads
 from shardset.order.budget import INDEX_BUDGET_BYTES
@@ -26,7 +26,8 @@ from shardset.storage.base import Storage
 from shardset.storage.checked import read_object
 
 NUM_INDEX_READERS = 32
-MAX_BYTES_IN_FLIGHT = 16 << 20
+MAX_BYTES_IN_FLIGHT: Final = 16 << 20
+"""Of indexes that are read at the same time; one index may be larger."""
 
 LARGE_BYTES: Final = 128 << 10
 """An index of more bytes, which is one of more than about 1,500 samples, is read by its rows."""
@@ -141,14 +142,12 @@ class ShardTable:
         *,
         with_keys: bool = False,
         budget_bytes: int = INDEX_BUDGET_BYTES,
-        max_bytes_in_flight: int = MAX_BYTES_IN_FLIGHT,
         by_rows: bool = True,
     ) -> None:
         self.storage = storage
         self.split = split
         self.with_keys = with_keys
         self.budget_bytes = budget_bytes
-        self.max_bytes_in_flight = max_bytes_in_flight
         self.num_bytes_read = 0
         """Bytes of indexes that were read."""
         self.reads_rows = by_rows and storage.is_remote and split.max_index_bytes > LARGE_BYTES
@@ -245,14 +244,11 @@ class ShardTable:
         return SampleAddresses(rows, shards, positions, keys.tolist() if self.with_keys else None)
 
     def _concurrently(self, sizes: Sequence[int], calls: Iterable[Callable[[], T]]) -> Iterator[T]:
-        """The results of some calls in their order, of which those of `sizes` read that many bytes.
-
-        Limits the bytes in flight to `max_bytes_in_flight`, or to one index if that is larger.
-        """
+        """The results of some calls in their order, of which those of `sizes` read that many bytes."""
         # A local disk answers faster than threads start.
         if len(sizes) < 2 or not self.storage.is_remote:
             return (call() for call in calls)
-        num_threads = max(1, min(NUM_INDEX_READERS, len(sizes), self.max_bytes_in_flight // max(sizes)))
+        num_threads = max(1, min(NUM_INDEX_READERS, len(sizes), MAX_BYTES_IN_FLIGHT // max(sizes)))
         return results_in_order("shardset-index", num_threads, calls)
 
     def _find(self, shard: int) -> _HeldIndex | None:
@@ -343,11 +339,6 @@ class ShardTable:
             raise DamagedShard(str(error)) from error
         with self._lock:
             self.num_bytes_read += shard.index.num_bytes
-        if index_fields(records) != list(self.split.fields):
-            raise DamagedShard(
-                f"{self.storage.url}/{shard.index.path}: fields {index_fields(records)}, expected "
-                f"{list(self.split.fields)}; rebuild shard {shard.path} with --only-shards"
-            )
         return records
 
 

@@ -88,7 +88,7 @@ class GcsStorage(Storage):
     def stat(self, name: str) -> Stat:
         full, where = self._full(name), f"{self.url}/{name}"
         params = {"fields": _STAT_FIELDS}
-        return _ask(self.retry, "GET", self._path(full), where, params, lambda r: _named(r, full, where)).stat(name)
+        return _ask(self.retry, self._path(full), where, params, lambda r: _named(r, full, where)).stat(name)
 
     def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
         """Compares a whole object with the CRC32C that the server keeps."""
@@ -163,27 +163,12 @@ class GcsStorage(Storage):
         return f"{_bucket_path(self.bucket)}/o/{quote(full, safe='')}"
 
     def _list(self, wanted: str, skip: int) -> Iterator[Stat]:
-        last, token = "", ""
-        while True:
-            page = self._page(wanted, last, token)
-            # Google lists in the order of names; an emulator that does not answers with a single page.
-            for item in sorted(page.items, key=lambda item: item.name):
-                last = item.name
-                if not last.endswith("/"):
-                    yield item.stat(last[skip:])
-            token = page.next_page_token
-            if not token:
-                return
-
-    def _page(self, wanted: str, last: str, token: str) -> ListingPage:
-        """The page of a listing for `token`; all of its names come after `last`."""
-        where = f"gs://{self.bucket}/{wanted}"
+        where, last, token = f"gs://{self.bucket}/{wanted}", "", ""
         params = {
             "prefix": wanted,
             "fields": "kind,items(name,size,generation,crc32c),nextPageToken",
             "maxResults": str(self.limits.page_size),
         }
-        params |= {"pageToken": token} if token else {}
 
         def accept(response: urllib3.BaseHTTPResponse) -> ListingPage:
             page = json_object(response, where, ListingPage)
@@ -193,7 +178,17 @@ class GcsStorage(Storage):
                 raise TransientError(f"{where}: the answer is another page of the list, by its {name}")
             return page
 
-        return _ask(self.retry, "GET", f"{_bucket_path(self.bucket)}/o", where, params, accept)
+        while True:
+            page = _ask(self.retry, f"{_bucket_path(self.bucket)}/o", where, params, accept)
+            # Google lists in the order of names; an emulator that does not answers with a single page.
+            for item in sorted(page.items, key=lambda item: item.name):
+                last = item.name
+                if not last.endswith("/"):
+                    yield item.stat(last[skip:])
+            token = page.next_page_token
+            if not token:
+                return
+            params["pageToken"] = token
 
 
 def bucket_location(bucket: str, retry: RetryPolicy) -> str:
@@ -202,22 +197,17 @@ def bucket_location(bucket: str, retry: RetryPolicy) -> str:
     Raises NotFound if there is no such bucket. Needs the permission storage.buckets.get.
     """
     where, params = f"gs://{bucket}", {"fields": "kind,location,customPlacementConfig"}
-    answer = _ask(retry, "GET", _bucket_path(bucket), where, params, lambda r: json_object(r, where, BucketFacts))
+    answer = _ask(retry, _bucket_path(bucket), where, params, lambda r: json_object(r, where, BucketFacts))
     return "+".join(answer.custom_placement_config.data_locations or [answer.location])
 
 
 def _ask(
-    retry: RetryPolicy,
-    method: str,
-    path: str,
-    where: str,
-    params: dict[str, str],
-    accept: Callable[[urllib3.BaseHTTPResponse], T],
+    retry: RetryPolicy, path: str, where: str, params: dict[str, str], accept: Callable[[urllib3.BaseHTTPResponse], T]
 ) -> T:
     """The result of `accept` on the answer to a small request; repeats the request until it accepts one."""
 
     def attempt() -> T:
-        with closing(send(retry, method, path, where, params=params)) as response:
+        with closing(send(retry, "GET", path, where, params=params)) as response:
             return accept(response)
 
     return persist(retry, where, attempt)
@@ -278,11 +268,8 @@ class _GcsWriter:
             with suppress(OSError):  # on a full disk, closing complains about bytes that nobody wants any more
                 self._file.close()
 
-    @property
-    def _crc32c(self) -> str:
-        return crc32c_text(self._crc)
-
     def _commit(self) -> None:
+        self._crc32c = crc32c_text(self._crc)
         try:
             if self._if_generation is not None:  # saves an upload that the server would refuse at its end
                 stored = self._stored()
