@@ -47,8 +47,6 @@ T = TypeVar("T")
 
 _STAT_FIELDS = "kind,name,size,generation,crc32c"
 
-# -- a bucket ---------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GcsLimits:
@@ -143,11 +141,16 @@ class GcsStorage(Storage):
         if generation is None or self._holds(name, generation):  # an emulator may not know the condition
             persist(self.retry, where, attempt)
 
-    def _holds(self, name: str, generation: str | None) -> bool:
+    def stat_or_none(self, name: str) -> Stat | None:
+        """The facts about an object; None if it does not exist."""
         try:
-            return generation in (None, self.stat(name).generation)
+            return self.stat(name)
         except NotFound:
-            return False
+            return None
+
+    def _holds(self, name: str, generation: str | None) -> bool:
+        stored = self.stat_or_none(name)
+        return stored is not None and generation in (None, stored.generation)
 
     def on_retry(self, tell: Callable[[], None]) -> Self:
         return replace(self, retry=replace(self.retry, on_pause=tell))
@@ -225,9 +228,6 @@ def _named(response: urllib3.BaseHTTPResponse, full: str, where: str) -> StoredO
     return item
 
 
-# -- writing ----------------------------------------------------------------------------------------------------
-
-
 class _GcsWriter:
     """Collects the bytes and their CRC32C, then sends them in one request that the server accepts or refuses whole.
 
@@ -272,17 +272,12 @@ class _GcsWriter:
         self._crc32c = crc32c_text(self._crc)
         try:
             if self._if_generation is not None:  # saves an upload that the server would refuse at its end
-                stored = self._stored()
+                stored = self._bucket.stat_or_none(self._full)
                 check_generation(stored.generation if stored else ABSENT, self._if_generation, self._where)
             self._verify(persist(self._bucket.retry, self._where, self._upload))
         except PreconditionFailed:
-            accept_identical_object(self._stored(), self._num_bytes, self._crc32c, self._where)
-
-    def _stored(self) -> Stat | None:
-        try:
-            return self._bucket.stat(self._full)
-        except NotFound:
-            return None
+            stored = self._bucket.stat_or_none(self._full)
+            accept_identical_object(stored, self._num_bytes, self._crc32c, self._where)
 
     def _upload(self) -> StoredObject:
         condition = {} if self._if_generation is None else {"ifGenerationMatch": self._if_generation}
