@@ -124,13 +124,6 @@ class _HeldIndex:
             return HeldRows(self.index, positions)
         return HeldRows(self.index, self.places[positions // ROWS_AT_ONCE] + positions % ROWS_AT_ONCE)
 
-    def with_groups(self, groups: range, rows: ShardIndex) -> "_HeldIndex":
-        """This, with the rows of further groups."""
-        assert self.places is not None
-        places = self.places.copy()
-        places[groups] = len(self.index.rows) + ROWS_AT_ONCE * np.arange(len(groups))
-        return _HeldIndex(self.index.extended(rows), places)
-
 
 class ShardTable:
     """The shards of a split and their indexes, which are read and verified on first use and kept within a budget."""
@@ -303,11 +296,12 @@ class ShardTable:
     def _read_groups(self, shard: int, held: _HeldIndex | None, missing: Positions) -> _HeldIndex:
         """What is held of an index, with the missing groups of its rows."""
         listed, fields = self.split.shards[shard], self.split.fields
-        if held is None:
+        if held is not None and held.places is not None:
+            index, places = held.index, held.places.copy()
+        else:
             rows = np.empty((0, num_columns(len(fields))), np.int32)
-            held = _HeldIndex(
-                ShardIndex(rows, np.empty(0, "S1") if self.with_keys else None), np.full(_num_groups(listed), -1)
-            )
+            index = ShardIndex(rows, np.empty(0, "S1") if self.with_keys else None)
+            places = np.full(_num_groups(listed), -1)
         for run in np.split(missing, np.flatnonzero(np.diff(missing) > 1) + 1):
             groups = range(run.item(0), run.item(-1) + 1)
             wanted = range(groups.start * ROWS_AT_ONCE, min(groups.stop * ROWS_AT_ONCE, listed.num_samples))
@@ -317,8 +311,9 @@ class ShardTable:
                 raise DamagedShard(str(error)) from error
             with self._lock:
                 self.num_bytes_read += records.nbytes
-            held = held.with_groups(groups, self._index_of(shard, records))
-        return self._keep(shard, held)
+            places[groups] = len(index.rows) + ROWS_AT_ONCE * np.arange(len(groups))
+            index = index.extended(self._index_of(shard, records))
+        return self._keep(shard, _HeldIndex(index, places))
 
     def _index_of(self, shard: int, records: NDArray[np.void]) -> ShardIndex:
         listed, split = self.split.shards[shard], self.split
