@@ -137,13 +137,18 @@ class BlockCache:
         return used + size <= self.spec.num_bytes
 
     def _claim(self) -> Descriptor:
+        """Keeps other processes from removing the set's folder while what this returns lives."""
         try:
             self._root.mkdir(parents=True, exist_ok=True)
             with _locked(self._root / _LOCK):  # else another process might remove files that are being counted
                 cached = sum(512 * stat.st_blocks for folder in _sets(self._root) for stat in _stats(folder))
                 free = shutil.disk_usage(self._root).free + cached
                 if free >= self.spec.num_bytes:
-                    return _in_use(self._folder)
+                    self._folder.mkdir(exist_ok=True)
+                    os.utime(self._folder)
+                    lock = Descriptor(self._folder / _LOCK, _CREATE)
+                    fcntl.flock(lock.fd, fcntl.LOCK_SH)
+                    return lock
         except OSError as error:
             raise ConfigError(
                 f"{self._root}: can't be the folder of a cache ({error.strerror}); name another"
@@ -225,15 +230,6 @@ def _locked(path: Path) -> Iterator[None]:
         yield
     finally:
         fcntl.flock(file.fd, fcntl.LOCK_UN)  # closing is not enough: a child forked meanwhile holds the file too
-
-
-def _in_use(folder: Path) -> Descriptor:
-    """Keeps other processes from removing a set's folder while what this returns lives."""
-    folder.mkdir(exist_ok=True)
-    os.utime(folder)
-    file = Descriptor(folder / _LOCK, _CREATE)
-    fcntl.flock(file.fd, fcntl.LOCK_SH)
-    return file
 
 
 def _sets(root: Path) -> list[Path]:

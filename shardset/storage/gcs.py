@@ -201,7 +201,7 @@ def bucket_location(bucket: str, retry: RetryPolicy) -> str:
     """
     where, params = f"gs://{bucket}", {"fields": "kind,location,customPlacementConfig"}
     answer = _ask(retry, _bucket_path(bucket), where, params, lambda r: json_object(r, where, BucketFacts))
-    return "+".join(answer.custom_placement_config.data_locations or [answer.location])
+    return "+".join(answer.custom_placement_config.get("dataLocations") or [answer.location])
 
 
 def _ask(

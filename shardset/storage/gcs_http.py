@@ -214,15 +214,11 @@ class ListingPage(msgspec.Struct, frozen=True, rename="camel"):
     next_page_token: str = ""
 
 
-class _PlacementConfig(msgspec.Struct, frozen=True, rename="camel"):
-    data_locations: list[str] = []
-
-
 @prepared
 class BucketFacts(msgspec.Struct, frozen=True, rename="camel"):
     kind: Literal["storage#bucket"]
     location: str = "unknown"
-    custom_placement_config: _PlacementConfig = _PlacementConfig()
+    custom_placement_config: dict[str, list[str]] = {}
 
 
 def json_object(response: urllib3.BaseHTTPResponse, where: str, kind: type[T]) -> T:
