@@ -3,12 +3,10 @@
     Stream("gs://bucket/imagenet", ..., disk_cache=DiskCache(folder="/mnt/ssd/cache", num_bytes=200 << 30))
 
 Each shard has one sparse file: as many bytes as the shard, then a flag byte per sample that says whether it is there.
-The cache is not trusted: its samples are compared with their CRC32C like those from the bucket. A file that was cut,
-damaged, or half written when the power failed is a miss, not an error.
-
-A file counts with its full size from the start, so the budget holds at any moment. When the budget is used up, sets
-that no process reads are removed, the least recently used first; after that, further shards stay uncached. Shards of a
-set never evict each other: a pass over all of them would evict each one just before it is needed again.
+It counts with its full size from the start. Samples are compared with their CRC32C like those from the bucket, so a
+damaged file is a miss. When the budget is used up, sets that no process reads are removed, the least recently used
+first; after that, further shards stay uncached: if shards of a set evicted each other, a pass over all of them would
+evict each one just before it is needed again.
 """
 
 import fcntl
@@ -34,6 +32,7 @@ from shardset.format.manifest import Split
 from shardset.read.indexes import ShardTable
 from shardset.read.remote import RangeReader
 from shardset.read.threads import ProcessLock, Threads, outcome_of, settle
+from shardset.storage.local import Descriptor
 from shardset.storage.open import local_folder
 
 T = TypeVar("T")
@@ -41,6 +40,7 @@ T = TypeVar("T")
 MAX_OPEN_FILES = 256
 NUM_CACHE_READERS = 4
 _LOCK = "lock"
+_CREATE = os.O_RDWR | os.O_CREAT
 _SET = re.compile("[0-9a-f]{32}")
 
 _log = logging.getLogger(__name__)
@@ -95,11 +95,12 @@ class BlockCache:
 
     def _use(self, shard: int, call: "Callable[[_CacheFile], T]", otherwise: T) -> T:
         """The result of `call`; `otherwise` without a file, and for good if the disk fails."""
-        file = self._file_of(shard)
         try:
+            file = self._file_of(shard)
             return otherwise if file is None else call(file)
         except OSError as error:
-            self._warn(shard, error)
+            said = "%s: %s; shard %d is read from its storage from now on"
+            _log.warning(said, self._folder, error, shard)
             with self._lock:
                 self._files.pop(shard, None)
                 self._uncached.add(shard)
@@ -107,14 +108,14 @@ class BlockCache:
 
     def _file_of(self, shard: int) -> "_CacheFile | None":
         with self._lock:
-            if shard in self._files:
-                self._files.move_to_end(shard)
-                return self._files[shard]
-            file = None if shard in self._uncached else self._open(shard)
+            if shard in self._uncached:
+                return None
+            file = self._files.get(shard) or self._open(shard)
             if file is None:
                 self._uncached.add(shard)
                 return None
             self._files[shard] = file
+            self._files.move_to_end(shard)
             if len(self._files) > MAX_OPEN_FILES:
                 self._files.popitem(last=False)
             return file
@@ -122,17 +123,10 @@ class BlockCache:
     def _open(self, number: int) -> "_CacheFile | None":
         shard = self.split.shards[number]
         path, size = self._folder / f"{number:06d}", shard.num_bytes + shard.num_samples
-        try:
-            with _locked(self._root / _LOCK):
-                old_size = path.stat().st_size if path.exists() else 0
-                has_room = old_size >= size or self._make_room(size - old_size)
-                return _CacheFile(path, shard.num_bytes, size) if has_room else None
-        except OSError as error:
-            self._warn(number, error)
-            return None
-
-    def _warn(self, shard: int, error: OSError) -> None:
-        _log.warning("%s: %s; shard %d is read from its storage from now on", self._folder, error, shard)
+        with _locked(self._root / _LOCK):
+            old_size = path.stat().st_size if path.exists() else 0
+            has_room = old_size >= size or self._make_room(size - old_size)
+            return _CacheFile(path, shard.num_bytes, size) if has_room else None
 
     def _make_room(self, size: int) -> bool:
         used = sum(stat.st_size for folder in _sets(self._root) for stat in _stats(folder))
@@ -142,14 +136,19 @@ class BlockCache:
             used -= _remove_unless_read(folder)
         return used + size <= self.spec.num_bytes
 
-    def _claim(self) -> "_File":
+    def _claim(self) -> Descriptor:
+        """Keeps other processes from removing the set's folder while what this returns lives."""
         try:
             self._root.mkdir(parents=True, exist_ok=True)
             with _locked(self._root / _LOCK):  # else another process might remove files that are being counted
                 cached = sum(512 * stat.st_blocks for folder in _sets(self._root) for stat in _stats(folder))
                 free = shutil.disk_usage(self._root).free + cached
                 if free >= self.spec.num_bytes:
-                    return _in_use(self._folder)
+                    self._folder.mkdir(exist_ok=True)
+                    os.utime(self._folder)
+                    lock = Descriptor(self._folder / _LOCK, _CREATE)
+                    fcntl.flock(lock.fd, fcntl.LOCK_SH)
+                    return lock
         except OSError as error:
             raise ConfigError(
                 f"{self._root}: can't be the folder of a cache ({error.strerror}); name another"
@@ -204,22 +203,11 @@ class CachedReader:
         return result
 
 
-class _File:
-    """An open file, created if it is absent. Closed when nothing refers to it any more."""
-
-    def __init__(self, path: Path) -> None:
-        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-
-    def __del__(self) -> None:
-        if hasattr(self, "fd"):
-            os.close(self.fd)
-
-
-class _CacheFile(_File):
+class _CacheFile(Descriptor):
     """The sparse file of a shard: its bytes, then a flag per sample."""
 
     def __init__(self, path: Path, num_bytes: int, size: int) -> None:
-        super().__init__(path)
+        super().__init__(path, _CREATE)
         self.num_bytes = num_bytes
         os.ftruncate(self.fd, size)
 
@@ -236,21 +224,12 @@ class _CacheFile(_File):
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """A block that one process at a time may enter. The lock ends with its process, however that ends."""
-    file = _File(path)
+    file = Descriptor(path, _CREATE)
     try:
         fcntl.flock(file.fd, fcntl.LOCK_EX)
         yield
     finally:
         fcntl.flock(file.fd, fcntl.LOCK_UN)  # closing is not enough: a child forked meanwhile holds the file too
-
-
-def _in_use(folder: Path) -> _File:
-    """Keeps other processes from removing a set's folder while what this returns lives."""
-    folder.mkdir(exist_ok=True)
-    os.utime(folder)
-    file = _File(folder / _LOCK)
-    fcntl.flock(file.fd, fcntl.LOCK_SH)
-    return file
 
 
 def _sets(root: Path) -> list[Path]:
@@ -265,7 +244,7 @@ def _stats(folder: Path) -> list[os.stat_result]:
 
 def _remove_unless_read(folder: Path) -> int:
     """Removes a set unless a process reads it; returns the number of bytes removed."""
-    lock = _File(folder / _LOCK)
+    lock = Descriptor(folder / _LOCK, _CREATE)
     try:
         fcntl.flock(lock.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from shardset.errors import DamagedShard, NotFound, ShardsetError
 from shardset.format import table
-from shardset.format.index import index_fields, index_from_bytes, stored_dtype
+from shardset.format.index import index_from_bytes, stored_dtype
 from shardset.format.manifest import Shard, Split
 from shardset.order.blocks import RangeReads
 from shardset.order.budget import INDEX_BUDGET_BYTES
@@ -26,7 +26,8 @@ from shardset.storage.base import Storage
 from shardset.storage.checked import read_object
 
 NUM_INDEX_READERS = 32
-MAX_BYTES_IN_FLIGHT = 16 << 20
+MAX_BYTES_IN_FLIGHT: Final = 16 << 20
+"""Of indexes that are read at the same time; one index may be larger."""
 
 LARGE_BYTES: Final = 128 << 10
 """An index of more bytes, which is one of more than about 1,500 samples, is read by its rows."""
@@ -123,13 +124,6 @@ class _HeldIndex:
             return HeldRows(self.index, positions)
         return HeldRows(self.index, self.places[positions // ROWS_AT_ONCE] + positions % ROWS_AT_ONCE)
 
-    def with_groups(self, groups: range, rows: ShardIndex) -> "_HeldIndex":
-        """This, with the rows of further groups."""
-        assert self.places is not None
-        places = self.places.copy()
-        places[groups] = len(self.index.rows) + ROWS_AT_ONCE * np.arange(len(groups))
-        return _HeldIndex(self.index.extended(rows), places)
-
 
 class ShardTable:
     """The shards of a split and their indexes, which are read and verified on first use and kept within a budget."""
@@ -141,14 +135,12 @@ class ShardTable:
         *,
         with_keys: bool = False,
         budget_bytes: int = INDEX_BUDGET_BYTES,
-        max_bytes_in_flight: int = MAX_BYTES_IN_FLIGHT,
         by_rows: bool = True,
     ) -> None:
         self.storage = storage
         self.split = split
         self.with_keys = with_keys
         self.budget_bytes = budget_bytes
-        self.max_bytes_in_flight = max_bytes_in_flight
         self.num_bytes_read = 0
         """Bytes of indexes that were read."""
         self.reads_rows = by_rows and storage.is_remote and split.max_index_bytes > LARGE_BYTES
@@ -245,14 +237,11 @@ class ShardTable:
         return SampleAddresses(rows, shards, positions, keys.tolist() if self.with_keys else None)
 
     def _concurrently(self, sizes: Sequence[int], calls: Iterable[Callable[[], T]]) -> Iterator[T]:
-        """The results of some calls in their order, of which those of `sizes` read that many bytes.
-
-        Limits the bytes in flight to `max_bytes_in_flight`, or to one index if that is larger.
-        """
+        """The results of some calls in their order, of which those of `sizes` read that many bytes."""
         # A local disk answers faster than threads start.
         if len(sizes) < 2 or not self.storage.is_remote:
             return (call() for call in calls)
-        num_threads = max(1, min(NUM_INDEX_READERS, len(sizes), self.max_bytes_in_flight // max(sizes)))
+        num_threads = max(1, min(NUM_INDEX_READERS, len(sizes), MAX_BYTES_IN_FLIGHT // max(sizes)))
         return results_in_order("shardset-index", num_threads, calls)
 
     def _find(self, shard: int) -> _HeldIndex | None:
@@ -307,11 +296,12 @@ class ShardTable:
     def _read_groups(self, shard: int, held: _HeldIndex | None, missing: Positions) -> _HeldIndex:
         """What is held of an index, with the missing groups of its rows."""
         listed, fields = self.split.shards[shard], self.split.fields
-        if held is None:
+        if held is not None and held.places is not None:
+            index, places = held.index, held.places.copy()
+        else:
             rows = np.empty((0, num_columns(len(fields))), np.int32)
-            held = _HeldIndex(
-                ShardIndex(rows, np.empty(0, "S1") if self.with_keys else None), np.full(_num_groups(listed), -1)
-            )
+            index = ShardIndex(rows, np.empty(0, "S1") if self.with_keys else None)
+            places = np.full(_num_groups(listed), -1)
         for run in np.split(missing, np.flatnonzero(np.diff(missing) > 1) + 1):
             groups = range(run.item(0), run.item(-1) + 1)
             wanted = range(groups.start * ROWS_AT_ONCE, min(groups.stop * ROWS_AT_ONCE, listed.num_samples))
@@ -321,8 +311,9 @@ class ShardTable:
                 raise DamagedShard(str(error)) from error
             with self._lock:
                 self.num_bytes_read += records.nbytes
-            held = held.with_groups(groups, self._index_of(shard, records))
-        return self._keep(shard, held)
+            places[groups] = len(index.rows) + ROWS_AT_ONCE * np.arange(len(groups))
+            index = index.extended(self._index_of(shard, records))
+        return self._keep(shard, _HeldIndex(index, places))
 
     def _index_of(self, shard: int, records: NDArray[np.void]) -> ShardIndex:
         listed, split = self.split.shards[shard], self.split
@@ -343,11 +334,6 @@ class ShardTable:
             raise DamagedShard(str(error)) from error
         with self._lock:
             self.num_bytes_read += shard.index.num_bytes
-        if index_fields(records) != list(self.split.fields):
-            raise DamagedShard(
-                f"{self.storage.url}/{shard.index.path}: fields {index_fields(records)}, expected "
-                f"{list(self.split.fields)}; rebuild shard {shard.path} with --only-shards"
-            )
         return records
 
 

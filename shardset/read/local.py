@@ -3,7 +3,7 @@
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from shardset.errors import NotFound, ShardsetError, StorageError
 from shardset.order.epoch import Slots
@@ -11,6 +11,7 @@ from shardset.read.addresses import SampleAddresses
 from shardset.read.indexes import ShardTable
 from shardset.read.pending import Contents, PendingSamples
 from shardset.storage.base import os_errors_as_storage_errors
+from shardset.storage.local import Descriptor
 
 SMALL_BYTES = 1 << 14
 """Up to this size a sample is one read, from which its fields are copied; beyond it, each field is a read."""
@@ -91,19 +92,13 @@ class LocalPendingSamples(PendingSamples):
             raise self._located(number, error) from error
 
 
-class _ShardFile:
-    """An open shard; closed when nothing refers to it any more."""
+class _ShardFile(Descriptor):
+    """An open shard."""
 
     def __init__(self, table: ShardTable, shard: int) -> None:
-        self.fd = -1
         try:
             with os_errors_as_storage_errors(table.url(shard)):
-                self.fd = os.open(table.url(shard), os.O_RDONLY | os.O_CLOEXEC)
+                super().__init__(table.url(shard), os.O_RDONLY)
         except NotFound as error:
             raise table.missing(shard) from error
         table.check_size(shard, os.fstat(self.fd).st_size)
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        # An argument, because at the end of the program `os` may be gone before this.
-        if self.fd >= 0:
-            close(self.fd)

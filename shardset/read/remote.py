@@ -103,22 +103,17 @@ class RemoteReader:
 
     def _hedge_late_reads(self) -> None:
         while not self._closed.wait(MIN_HEDGE_S / 2):
-            with self._lock:
-                for read in self._late_reads():
-                    self._attempt(read, self._hedgers)
-
-    def _late_reads(self) -> "list[_RangeRead]":
-        """The reads to hedge now; call it with the lock, and keep that until they are counted as attempts."""
-        now, limits = time.monotonic(), self.hedges.limits_s()
-        return [
-            read
-            for read in self._running
-            if read.attempts == 1
-            and read.started
-            and now - read.started > limits.get(read.size_class, float("inf"))
-            and not self.table.storage.is_throttled
-            and self.hedges.take(read.size_class)
-        ]
+            with self._lock:  # until each hedge is counted as an attempt
+                now, limits = time.monotonic(), self.hedges.limits_s()
+                for read in self._running:
+                    if (
+                        read.attempts == 1
+                        and read.started
+                        and now - read.started > limits.get(read.size_class, float("inf"))
+                        and not self.table.storage.is_throttled
+                        and self.hedges.take(read.size_class)
+                    ):
+                        self._attempt(read, self._hedgers)
 
 
 class HedgePolicy:

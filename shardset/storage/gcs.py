@@ -47,8 +47,6 @@ T = TypeVar("T")
 
 _STAT_FIELDS = "kind,name,size,generation,crc32c"
 
-# -- a bucket ---------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GcsLimits:
@@ -88,7 +86,7 @@ class GcsStorage(Storage):
     def stat(self, name: str) -> Stat:
         full, where = self._full(name), f"{self.url}/{name}"
         params = {"fields": _STAT_FIELDS}
-        return _ask(self.retry, "GET", self._path(full), where, params, lambda r: _named(r, full, where)).stat(name)
+        return _ask(self.retry, self._path(full), where, params, lambda r: _named(r, full, where)).stat(name)
 
     def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
         """Compares a whole object with the CRC32C that the server keeps."""
@@ -143,11 +141,16 @@ class GcsStorage(Storage):
         if generation is None or self._holds(name, generation):  # an emulator may not know the condition
             persist(self.retry, where, attempt)
 
-    def _holds(self, name: str, generation: str | None) -> bool:
+    def stat_or_none(self, name: str) -> Stat | None:
+        """The facts about an object; None if it does not exist."""
         try:
-            return generation in (None, self.stat(name).generation)
+            return self.stat(name)
         except NotFound:
-            return False
+            return None
+
+    def _holds(self, name: str, generation: str | None) -> bool:
+        stored = self.stat_or_none(name)
+        return stored is not None and generation in (None, stored.generation)
 
     def on_retry(self, tell: Callable[[], None]) -> Self:
         return replace(self, retry=replace(self.retry, on_pause=tell))
@@ -163,27 +166,12 @@ class GcsStorage(Storage):
         return f"{_bucket_path(self.bucket)}/o/{quote(full, safe='')}"
 
     def _list(self, wanted: str, skip: int) -> Iterator[Stat]:
-        last, token = "", ""
-        while True:
-            page = self._page(wanted, last, token)
-            # Google lists in the order of names; an emulator that does not answers with a single page.
-            for item in sorted(page.items, key=lambda item: item.name):
-                last = item.name
-                if not last.endswith("/"):
-                    yield item.stat(last[skip:])
-            token = page.next_page_token
-            if not token:
-                return
-
-    def _page(self, wanted: str, last: str, token: str) -> ListingPage:
-        """The page of a listing for `token`; all of its names come after `last`."""
-        where = f"gs://{self.bucket}/{wanted}"
+        where, last, token = f"gs://{self.bucket}/{wanted}", "", ""
         params = {
             "prefix": wanted,
             "fields": "kind,items(name,size,generation,crc32c),nextPageToken",
             "maxResults": str(self.limits.page_size),
         }
-        params |= {"pageToken": token} if token else {}
 
         def accept(response: urllib3.BaseHTTPResponse) -> ListingPage:
             page = json_object(response, where, ListingPage)
@@ -193,7 +181,17 @@ class GcsStorage(Storage):
                 raise TransientError(f"{where}: the answer is another page of the list, by its {name}")
             return page
 
-        return _ask(self.retry, "GET", f"{_bucket_path(self.bucket)}/o", where, params, accept)
+        while True:
+            page = _ask(self.retry, f"{_bucket_path(self.bucket)}/o", where, params, accept)
+            # Google lists in the order of names; an emulator that does not answers with a single page.
+            for item in sorted(page.items, key=lambda item: item.name):
+                last = item.name
+                if not last.endswith("/"):
+                    yield item.stat(last[skip:])
+            token = page.next_page_token
+            if not token:
+                return
+            params["pageToken"] = token
 
 
 def bucket_location(bucket: str, retry: RetryPolicy) -> str:
@@ -202,22 +200,17 @@ def bucket_location(bucket: str, retry: RetryPolicy) -> str:
     Raises NotFound if there is no such bucket. Needs the permission storage.buckets.get.
     """
     where, params = f"gs://{bucket}", {"fields": "kind,location,customPlacementConfig"}
-    answer = _ask(retry, "GET", _bucket_path(bucket), where, params, lambda r: json_object(r, where, BucketFacts))
-    return "+".join(answer.custom_placement_config.data_locations or [answer.location])
+    answer = _ask(retry, _bucket_path(bucket), where, params, lambda r: json_object(r, where, BucketFacts))
+    return "+".join(answer.custom_placement_config.get("dataLocations") or [answer.location])
 
 
 def _ask(
-    retry: RetryPolicy,
-    method: str,
-    path: str,
-    where: str,
-    params: dict[str, str],
-    accept: Callable[[urllib3.BaseHTTPResponse], T],
+    retry: RetryPolicy, path: str, where: str, params: dict[str, str], accept: Callable[[urllib3.BaseHTTPResponse], T]
 ) -> T:
     """The result of `accept` on the answer to a small request; repeats the request until it accepts one."""
 
     def attempt() -> T:
-        with closing(send(retry, method, path, where, params=params)) as response:
+        with closing(send(retry, "GET", path, where, params=params)) as response:
             return accept(response)
 
     return persist(retry, where, attempt)
@@ -233,9 +226,6 @@ def _named(response: urllib3.BaseHTTPResponse, full: str, where: str) -> StoredO
     if item.name != full:
         raise TransientError(f"{where}: the answer is about another object, {item.name!r}")
     return item
-
-
-# -- writing ----------------------------------------------------------------------------------------------------
 
 
 class _GcsWriter:
@@ -278,24 +268,16 @@ class _GcsWriter:
             with suppress(OSError):  # on a full disk, closing complains about bytes that nobody wants any more
                 self._file.close()
 
-    @property
-    def _crc32c(self) -> str:
-        return crc32c_text(self._crc)
-
     def _commit(self) -> None:
+        self._crc32c = crc32c_text(self._crc)
         try:
             if self._if_generation is not None:  # saves an upload that the server would refuse at its end
-                stored = self._stored()
+                stored = self._bucket.stat_or_none(self._full)
                 check_generation(stored.generation if stored else ABSENT, self._if_generation, self._where)
             self._verify(persist(self._bucket.retry, self._where, self._upload))
         except PreconditionFailed:
-            accept_identical_object(self._stored(), self._num_bytes, self._crc32c, self._where)
-
-    def _stored(self) -> Stat | None:
-        try:
-            return self._bucket.stat(self._full)
-        except NotFound:
-            return None
+            stored = self._bucket.stat_or_none(self._full)
+            accept_identical_object(stored, self._num_bytes, self._crc32c, self._where)
 
     def _upload(self) -> StoredObject:
         condition = {} if self._if_generation is None else {"ifGenerationMatch": self._if_generation}

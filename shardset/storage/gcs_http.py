@@ -11,7 +11,7 @@ import re
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType, SimpleNamespace
@@ -70,7 +70,7 @@ def send(
     token_request = partial(connection.token_request, timeout=policy.stall_timeout_s)
 
     def request(refreshes_left: int = 2) -> urllib3.BaseHTTPResponse:
-        with _refused_in_words(where, connection):
+        try:
             sent = {**connection.headers, **headers, **length}
             connection.credentials.before_request(token_request, method, connection.base_url + path, sent)
             response = connection.pool.urlopen(
@@ -92,6 +92,13 @@ def send(
             if response.status != 401 or not refreshes_left:
                 raise _refusal(response.status, text, where, connection, response.headers)
             connection.credentials.refresh(token_request)  # a token may expire on its way
+        except BROKEN as error:
+            raise TransientError(f"{where}: {explain(error)}") from error
+        except InvalidOperation as error:  # what anonymous credentials raise when they are asked for a fresh token
+            raise _refusal(401, "", where, connection) from error
+        except GoogleAuthError as error:
+            kind = TransientError if error.retryable else StorageError
+            raise kind(f"{where}: {connection.who} could not authenticate ({explain(error)}); {_LOGIN}") from error
         return request(refreshes_left - 1)
 
     return connection.throttle(path, headers).ask(policy, request)
@@ -124,19 +131,6 @@ class Body:
 def is_throttled(policy: RetryPolicy, path: str) -> bool:
     """Whether the bucket has refused to send byte ranges to this process within a minute."""
     return _connection().throttle(path, {"Range": ""}).is_busy(policy)
-
-
-@contextmanager
-def _refused_in_words(where: str, connection: "_Connection") -> Iterator[None]:
-    try:
-        yield
-    except BROKEN as error:
-        raise TransientError(f"{where}: {explain(error)}") from error
-    except InvalidOperation as error:  # what anonymous credentials raise when a 401 asks them for a fresh token
-        raise _refusal(401, "", where, connection) from error
-    except GoogleAuthError as error:
-        kind = TransientError if error.retryable else StorageError
-        raise kind(f"{where}: {connection.who} could not authenticate ({explain(error)}); {_LOGIN}") from error
 
 
 _CHECK_ENVIRONMENT = "check STORAGE_EMULATOR_HOST, HTTP_PROXY and HTTPS_PROXY, such as http://localhost:9023"
@@ -220,15 +214,11 @@ class ListingPage(msgspec.Struct, frozen=True, rename="camel"):
     next_page_token: str = ""
 
 
-class _PlacementConfig(msgspec.Struct, frozen=True, rename="camel"):
-    data_locations: list[str] = []
-
-
 @prepared
 class BucketFacts(msgspec.Struct, frozen=True, rename="camel"):
     kind: Literal["storage#bucket"]
     location: str = "unknown"
-    custom_placement_config: _PlacementConfig = _PlacementConfig()
+    custom_placement_config: dict[str, list[str]] = {}
 
 
 def json_object(response: urllib3.BaseHTTPResponse, where: str, kind: type[T]) -> T:

@@ -192,29 +192,35 @@ def _check_regular(facts: os.stat_result, path: str) -> os.stat_result:
     return facts
 
 
-class OpenFile:
-    """A regular file, and its facts when it was opened.
+class Descriptor:
+    """A file descriptor, closed with the last reference: what keeps it open may drop it while it is in use."""
 
-    The descriptor closes with the last reference, so the cache may drop a file that is in use.
-    """
+    __slots__ = ("fd",)
 
-    __slots__ = ("facts", "fd", "generation")
+    def __init__(self, path: str | os.PathLike[str], flags: int) -> None:
+        self.fd = -1
+        self.fd = os.open(path, flags | os.O_CLOEXEC, 0o644)
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # An argument, because at the end of the program `os` may be gone before this.
+        if self.fd >= 0:
+            close(self.fd)
+
+
+class OpenFile(Descriptor):
+    """A regular file, and its facts when it was opened."""
+
+    __slots__ = ("facts", "generation")
 
     def __init__(self, path: str) -> None:
         try:
             # O_NONBLOCK: opening a pipe must not wait for a writer; regular files ignore it.
-            self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            super().__init__(path, os.O_RDONLY | os.O_NONBLOCK)
         except OSError as error:
             stat_regular(path)
             raise storage_error(error, path) from error
         self.facts = _check_regular(os.fstat(self.fd), path)
         self.generation = generation_of(self.facts)
-
-    def __del__(self) -> None:
-        try:
-            os.close(self.fd)
-        except AttributeError:  # it was never opened
-            return
 
     def read(self, start: int, stop: int) -> bytes:
         """The bytes [start, stop), fewer where the file ends before."""
@@ -303,25 +309,22 @@ class _LocalWriter:
                 os.unlink(self._temporary)
 
     def _publish(self) -> None:
-        if self._if_generation is None or self._generation() == self._if_generation != ABSENT:
+        facts = None
+        with suppress(FileNotFoundError):
+            facts = os.stat(self._path)
+        generation = generation_of(facts) if facts else ABSENT
+        if self._if_generation is None or generation == self._if_generation != ABSENT:
             os.replace(self._temporary, self._path)
             return
-        if self._if_generation == ABSENT:
+        if generation == self._if_generation:
             with suppress(FileExistsError):
                 _link(self._temporary, self._path)
                 return
-        num_bytes = os.path.getsize(self._temporary)
-        stored = None
-        with suppress(FileNotFoundError):
             facts = os.stat(self._path)
-            stored = _local_stat(self._path, facts, _crc32c_of(self._path) if facts.st_size == num_bytes else None)
+        num_bytes = os.path.getsize(self._temporary)
+        crc32c = _crc32c_of(self._path) if facts and facts.st_size == num_bytes else None
+        stored = _local_stat(self._path, facts, crc32c) if facts else None
         accept_identical_object(stored, num_bytes, _crc32c_of(self._temporary), self._path)
-
-    def _generation(self) -> str:
-        try:
-            return generation_of(os.stat(self._path))
-        except FileNotFoundError:
-            return ABSENT
 
 
 def _refuse_other_kinds(path: str) -> None:

@@ -115,10 +115,9 @@ class _MemoryWriter:
         self._data.write(data)
 
     def __exit__(self, *exc: object) -> None:
-        if exc[0] is None:
-            self._publish(self._storage._objects, self._data.getvalue())
-
-    def _publish(self, objects: dict[str, _Object], data: bytes) -> None:
+        if exc[0] is not None:
+            return
+        data, objects = self._data.getvalue(), self._storage._objects
         crc32c = crc32c_text(crc32c_of(data))
         with _memory_lock:
             item = objects.get(self._full)

@@ -91,22 +91,14 @@ def persist(policy: RetryPolicy, where: str, attempt: Callable[[], T], progress:
 
     Logs one warning with the reason when this takes longer than `warn_after_s`.
     """
-    with _notice(policy, where):
-        return _repeat(policy, attempt, progress)
-
-
-@contextmanager
-def _notice(policy: RetryPolicy, where: str) -> Iterator[None]:
     if policy.notice_after_s == math.inf:
-        yield
-        return
+        return _repeat(policy, attempt, progress)
     until = time.strftime("%H:%M:%S", time.localtime(time.time() + policy.deadline_s))
-    timer = threading.Timer(
-        policy.notice_after_s, _log.warning, ["no answer from %s yet; trying until %s", where, until]
-    )
+    said = "no answer from %s yet; trying until %s", where, until
+    timer = threading.Timer(policy.notice_after_s, _log.warning, said)
     timer.start()
     try:
-        yield
+        return _repeat(policy, attempt, progress)
     finally:
         timer.cancel()
 

@@ -127,11 +127,12 @@ def test_indexes_that_are_missing_are_asked_for_at_the_same_time(recorded):
     assert table.num_bytes_read == sum(shard.index.num_bytes for shard in split.shards)
 
 
-def test_indexes_that_are_large_together_are_read_one_after_the_other(recorded):
+def test_indexes_that_are_large_together_are_read_one_after_the_other(recorded, monkeypatch):
     storage, split = recorded
     threads = set()
     storage.before = lambda number, name: threads.add(threading.get_ident())
-    table = ShardTable(storage, split, max_bytes_in_flight=2 * split.shards[0].index.num_bytes - 1)
+    monkeypatch.setattr("shardset.read.indexes.MAX_BYTES_IN_FLIGHT", 2 * split.shards[0].index.num_bytes - 1)
+    table = ShardTable(storage, split)
     table.addresses(np.array([2, 0, 1]), np.array([0, 0, 0]))
     assert len(threads) == 1
     assert len(storage.reads) == 3
