@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from shardset.stream.samples import Sample, SampleSet, open
     from shardset.stream.spec import Batch
     from shardset.stream.stream import Stream, order_options
-    from shardset.stream.timetable import Timetable
     from shardset.writer import Writer
 
 __all__ = [
@@ -50,7 +49,6 @@ __all__ = [
     "Split",
     "Storage",
     "Stream",
-    "Timetable",
     "TrivialAugment",
     "Writer",
     "__version__",
@@ -71,7 +69,6 @@ _READER = {
     "stream.samples": ("Sample", "SampleSet", "open"),
     "stream.spec": ("Batch",),
     "stream.stream": ("Stream", "order_options"),
-    "stream.timetable": ("Timetable",),
     "writer": ("Writer",),
 }
 """The names of each module that needs more than the base requirements."""

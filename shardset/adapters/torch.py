@@ -208,7 +208,6 @@ class BatchDataset(StepDataset):
         return len(self.stream) - int(self._shared[1])
 
     def items(self, batch: Batch) -> Sequence[dict[str, Any]]:
-        """See StepDataset."""
         return [as_tensors(batch)]
 
 
@@ -225,7 +224,6 @@ class SampleDataset(StepDataset):
         super().__init__(stream, epoch, start_step)
 
     def items(self, batch: Batch) -> Sequence[dict[str, Any]]:
-        """See StepDataset."""
         return [self._sample(batch, slot) for slot in np.flatnonzero(batch["weight"]).tolist()]
 
     def _sample(self, batch: Batch, slot: int) -> dict[str, Any]:

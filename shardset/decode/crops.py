@@ -110,7 +110,6 @@ class RandomResizedCrop(Crop):
         return 2 + 2 * NUM_TRIES
 
     def region(self, image_size: tuple[int, int], size: int, drawn: np.ndarray) -> Region:
-        """See Crop."""
         box = random_box(self, *image_size, drawn)
         ratio = max(size / box.height, size / box.width)
         # Linear is seven times faster than area and good enough to train on.
@@ -131,12 +130,10 @@ class CenterCrop(Crop):
             raise ConfigError(f"interpolation is {self.interpolation!r}, expected one of {', '.join(INTERPOLATIONS)}")
 
     def check(self, size: int) -> None:
-        """See Crop."""
         if self.resize < size:
             raise ConfigError(f"the centre {size} of a side of {self.resize} does not exist; raise resize")
 
     def region(self, image_size: tuple[int, int], size: int, drawn: np.ndarray) -> Region:
-        """See Crop."""
         if image_size == (size, size) and self.resize == size:
             return _UNCHANGED
         height, width = short_side(*image_size, self.resize)
@@ -154,13 +151,11 @@ class CenterCrop(Crop):
         return Region(None, (height, width), put, resized + copies)
 
     def keeps_size(self, size: int) -> bool:
-        """See Crop."""
         return self.resize == size
 
     def put_many(
         self, out: np.ndarray, slots: np.ndarray, images_NHWC: np.ndarray, ids: np.ndarray, drawn: np.ndarray
     ) -> None:
-        """See Crop."""
         out[slots] = images_NHWC[ids]
 
 
@@ -180,17 +175,14 @@ class PadCrop(Crop):
         return 2
 
     def region(self, image_size: tuple[int, int], size: int, drawn: np.ndarray) -> Region:
-        """See Crop."""
         return Region(None, (0, 0), lambda row, pixels: pad_crop(row, pixels, self.padding, drawn))
 
     def keeps_size(self, size: int) -> bool:
-        """See Crop."""
         return True
 
     def put_many(
         self, out: np.ndarray, slots: np.ndarray, images_NHWC: np.ndarray, ids: np.ndarray, drawn: np.ndarray
     ) -> None:
-        """See Crop."""
         pad_crops(out, slots, images_NHWC, ids, self.padding, drawn)
 
 

@@ -117,7 +117,6 @@ class DecodeCrops:
     def decode(
         self, images_NHWC: np.ndarray, numbers: np.ndarray, contents: Sequence[bytes], drawn: np.ndarray
     ) -> np.ndarray:
-        """See DecodeWhole."""
         done = np.zeros(len(contents), np.bool_)
         if self.spec.crop.keeps_size(self.spec.size):
             done = DecodeWhole(self.spec.background, self.spec.upright).decode(images_NHWC, numbers, contents, drawn)

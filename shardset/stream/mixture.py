@@ -80,14 +80,12 @@ class MixedStream:
         self._global_batch_size, self._rank, self._world_size = global_batch_size, rank, world_size
         self._num_lanes = None if num_lanes is None else require_int("num_lanes", num_lanes)
         self._sets: list[str | LoadedSet] = [share.manifest_url for share in shares]
-        self._num_samples = max(1, global_batch_size // options.get("augment_repeats", 1))
-        self.lanes = self._share(self._default_lanes() if self._num_lanes is None else self._num_lanes)
+        num_samples = max(1, global_batch_size // options.get("augment_repeats", 1))
+        # They do not grow with the batch: how much memory the sets leave is known only after they were opened.
+        usual = default_lanes(num_samples, world_size, wide=0)
+        self.lanes = self._share(usual if self._num_lanes is None else self._num_lanes)
         self.streams = self._open(self.lanes)
         self._sets = [LoadedSet(stream.manifest, stream.source.table.storage) for stream in self.streams]
-
-    def _default_lanes(self) -> int:
-        # They do not grow with the batch: how much memory the sets leave is known only after they were opened.
-        return default_lanes(self._num_samples, self._world_size, wide=0)
 
     def _share(self, num_lanes: int) -> list[int]:
         """Lanes of each set; raises ConfigError where batch or weights do not allow so many."""

@@ -119,12 +119,10 @@ class Stream:
     @property
     def fingerprint(self) -> str:
         """What must be the same in all processes of a run, as words `name=value`: set, split, order, seed, batch."""
-        here = self.state(0, 0)
-        names = ["manifest", "version", "seed", "num_lanes", "block_size", "window", "quarantine"]
-        order = {name: getattr(here, name) for name in names}
-        order |= {name: order[name][:12] for name in ("manifest", "quarantine")}
-        own = {name: getattr(self.spec, name) for name in ("split", "global_batch_size", "world_size", "last_batch")}
-        words = own | order | {"augment_repeats": self.spec.augment_repeats}
+        here, own = self.state(0, 0), ("split", "global_batch_size", "world_size", "last_batch", "augment_repeats")
+        words = {name: getattr(self.spec, name) for name in own} | {"manifest": here.manifest[:12]}
+        words |= {name: getattr(here, name) for name in ("version", "seed", "num_lanes", "block_size", "window")}
+        words["quarantine"] = here.quarantine[:12]
         return " ".join(f"{name}={value}" for name, value in words.items())
 
     def check_same(self) -> None:

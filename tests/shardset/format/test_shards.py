@@ -1,12 +1,10 @@
 """The shards of a split, from tables of which a reader reads what it touches; damage is read twice, then refused."""
 
-import io
 import pickle
 import uuid
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 
 from shardset.errors import ManifestError
@@ -61,13 +59,6 @@ def test_shards_have_the_paths_ids_and_sizes_that_were_written(storage):
     assert split.num_tar_bytes == sum(shard.num_bytes for shard in split.shards)
     assert split.shards[1:3] == [split.shards[1], split.shards[-3]]
     assert (len(split.shards), split.num_shards) == (5, 5)
-
-
-def test_the_table_is_a_plain_array_of_numpy(storage):
-    rows = np.load(io.BytesIO(storage.read(TABLE)), allow_pickle=False)
-    shard = load(storage.url).manifest.split("train").shards[3]
-    assert rows.dtype == SHARD_DTYPE
-    assert (rows[3]["sha256"].tobytes().hex(), rows[3]["num_bytes"]) == (shard.sha256, shard.num_bytes)
 
 
 def test_shards_survive_pickling(storage):
