@@ -13,7 +13,6 @@ from pipelines.sources.base import Source
 from pipelines.sources.cifar import Cifar10, Cifar100
 from shardset.errors import ChangedInput, SourceError
 from shardset.format import naming
-from shardset.storage.open import open_storage
 from tests.makers.cifar import (
     CIFAR10_CLASSES,
     COARSE_CLASSES,
@@ -136,14 +135,6 @@ def test_input_without_the_files_is_an_error_that_names_what_is_there_and_what_i
         Cifar100.find(str(tmp_path))
     with pytest.raises(SourceError, match=r"cifar\.tgz: not there; found train/cat/1\.png"):
         opened(Cifar10, tmp_path / "cifar.tgz").survey()
-
-
-@pytest.mark.parametrize("url", ["memory://cifar-test", "memory://cifar-test/cifar-10-python.tar.gz"])
-def test_an_archive_need_not_be_on_a_disk(tmp_path, url):
-    archive = write_archive(tmp_path / "a.tar.gz", python_files(cifar10(2)), PYTHON10)
-    with open_storage("memory://cifar-test").writer("cifar-10-python.tar.gz") as writer:
-        writer.write(archive.read_bytes())
-    expect_same_pictures(opened(Cifar10, url), cifar10(2))
 
 
 # --- damaged input
