@@ -200,21 +200,23 @@ class _Listed:
     num_bytes: int = 0
     unusual: Counter[str] = field(default_factory=Counter)
 
-    def tell(self, name: str, what: str) -> None:
-        """Takes what is no file: a link to nothing in place of an image is rejected, all else is counted."""
-        if what == LINK_TO_NOTHING and extension(name) in FIELD_OF_EXTENSION and not is_hidden(name):
-            self.unreadable.append((name, what))
-        else:
-            self.unusual["a hidden file" if is_hidden(name) else what] += 1
-
 
 def _listed(storage: Storage) -> _Listed:
     listed = _Listed()
-    for stat in storage.list_telling(listed.tell) if isinstance(storage, LocalStorage) else storage.list():
+
+    def tell(name: str, what: str) -> None:
+        """Takes what is no file: a link to nothing in place of an image is rejected, all else is counted."""
+        if is_hidden(name):
+            listed.unusual["a hidden file"] += 1
+        elif what == LINK_TO_NOTHING and extension(name) in FIELD_OF_EXTENSION:
+            listed.unreadable.append((name, what))
+        else:
+            listed.unusual[what] += 1
+
+    for stat in storage.list_telling(tell) if isinstance(storage, LocalStorage) else storage.list():
         if is_hidden(stat.name):
             listed.unusual["a hidden file"] += 1
-            continue
-        if extension(stat.name) not in FIELD_OF_EXTENSION:
+        elif extension(stat.name) not in FIELD_OF_EXTENSION:
             listed.others[printable(extension(stat.name))] += 1
         elif is_text(stat.name):
             listed.images.add([stat.name, stat.num_bytes, stat.generation])
