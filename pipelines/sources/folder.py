@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from pipelines.holdout import REST, Holdout, Label
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit, class_infos, missing_notes
-from pipelines.sources.formats.spilled_list import SpilledList, spilled_units
+from pipelines.sources.formats.spilled_list import Entry, SpilledList, spilled_units
 from pipelines.sources.objects import (
     UNREADABLE,
     advice_in,
@@ -66,19 +66,21 @@ class Folder:
         self._check_classes(layout, listed, names)
         labels = {name: label for label, name in enumerate(names)}
         label_of = {folder: labels.get(layout.class_of(folder), NO_LABEL) for folder in listed.folders}
-        entries, seen, num_loose = SpilledList(), set(), 0
-        for name, reason in listed.unreadable:
-            split = layout.split_of(name) or self.holdout.split_of(without_extension(name))
-            entries.add([printable(name), 0, "", NO_LABEL, split if is_split(split) else REST, reason])
         holdout = self.holdout.by_class(lambda: _keys_of(listed.images, label_of))
-        for name, num_bytes, generation in listed.images:
-            label = label_of[_folder_of(name)]
-            if label == NO_LABEL:
-                num_loose += 1
-                continue
-            split = layout.split_of(name) or holdout.split_of(without_extension(name), label)
-            entries.add([name, num_bytes, generation, label, split, ""])
-            seen.add((split, label))
+        seen: Counter[tuple[str, int]] = Counter()
+
+        def entries() -> Iterator[Entry]:
+            for name, reason in listed.unreadable:
+                split = layout.split_of(name) or self.holdout.split_of(without_extension(name))
+                yield [printable(name), 0, "", NO_LABEL, split if is_split(split) else REST, reason]
+            for name, num_bytes, generation in listed.images:
+                label = label_of[_folder_of(name)]
+                if label != NO_LABEL:
+                    split = layout.split_of(name) or holdout.split_of(without_extension(name), label)
+                    seen[split, label] += 1
+                    yield [name, num_bytes, generation, label, split, ""]
+
+        units = spilled_units(entries(), self.entries_per_unit)
         splits = {split for split, _ in seen}
         for split in sorted(splits):
             if not is_split(split):
@@ -89,12 +91,15 @@ class Folder:
         loose = [name for folder, name in listed.folders.items() if label_of[folder] == NO_LABEL]
         others = f"left out {_counts(listed.others)}, which are in no image format that is read"
         return Survey(
-            units=spilled_units(entries, self.entries_per_unit),
+            units=units,
             classes=class_infos(names),
             notes=[
                 *([others] if listed.others else []),
                 *(f"left out unread: {count} times {what}" for what, count in sorted(listed.unusual.items())),
-                *(f"left out {num_loose} images in no class folder, such as {name}" for name in loose[:1]),
+                *(
+                    f"left out {len(listed.images) - seen.total()} images in no class folder, such as {name}"
+                    for name in loose[:1]
+                ),
                 *layout.nesting_notes(listed.folders),
                 *([f"{names[0]} is the only class{advice}"] if len(names) == 1 and (advice := self._advice) else []),
                 *self.holdout.empty_notes(splits),
@@ -200,21 +205,23 @@ class _Listed:
     num_bytes: int = 0
     unusual: Counter[str] = field(default_factory=Counter)
 
-    def tell(self, name: str, what: str) -> None:
-        """Takes what is no file: a link to nothing in place of an image is rejected, all else is counted."""
-        if what == LINK_TO_NOTHING and extension(name) in FIELD_OF_EXTENSION and not is_hidden(name):
-            self.unreadable.append((name, what))
-        else:
-            self.unusual["a hidden file" if is_hidden(name) else what] += 1
-
 
 def _listed(storage: Storage) -> _Listed:
     listed = _Listed()
-    for stat in storage.list_telling(listed.tell) if isinstance(storage, LocalStorage) else storage.list():
+
+    def tell(name: str, what: str) -> None:
+        """Takes what is no file: a link to nothing in place of an image is rejected, all else is counted."""
+        if is_hidden(name):
+            listed.unusual["a hidden file"] += 1
+        elif what == LINK_TO_NOTHING and extension(name) in FIELD_OF_EXTENSION:
+            listed.unreadable.append((name, what))
+        else:
+            listed.unusual[what] += 1
+
+    for stat in storage.list_telling(tell) if isinstance(storage, LocalStorage) else storage.list():
         if is_hidden(stat.name):
             listed.unusual["a hidden file"] += 1
-            continue
-        if extension(stat.name) not in FIELD_OF_EXTENSION:
+        elif extension(stat.name) not in FIELD_OF_EXTENSION:
             listed.others[printable(extension(stat.name))] += 1
         elif is_text(stat.name):
             listed.images.add([stat.name, stat.num_bytes, stat.generation])

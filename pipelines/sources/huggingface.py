@@ -118,7 +118,10 @@ class HuggingFace:
                 yield _sample(f"{stat.name}/{number}", row, unit["num_classes"], table, record, spool)
 
     def _files(self) -> list["_File"]:
-        stats = [stat for stat in self.input.list(self.file) if self._is_wanted(stat.name)]
+        """Raises SourceError for files that can't be one data set, ConfigError for a holdout of several splits."""
+        stats = [stat for stat in self.input.list(self.file) if not self.file or stat.name == self.file]
+        if not self.file:
+            stats = [stat for stat in stats if extension(stat.name) == "parquet" and not is_hidden(stat.name)]
         if not stats:
             raise SourceError(
                 f"{self.input.url}: no {self.file or '*.parquet'} there; found {first_names(self.input)}; give the "
@@ -126,14 +129,6 @@ class HuggingFace:
                 + advice_in(self.input, self.name)
             )
         files = [_File(stat, *_split_and_folder(stat.name)) for stat in stats]
-        self._check_files(files)
-        return files
-
-    def _is_wanted(self, name: str) -> bool:
-        return name == self.file if self.file else extension(name) == "parquet" and not is_hidden(name)
-
-    def _check_files(self, files: Sequence["_File"]) -> None:
-        """Raises SourceError for files that can't be one data set, ConfigError for a holdout of several splits."""
         url = self.input.url
         for file in files:
             if not is_split(file.split):
@@ -153,6 +148,7 @@ class HuggingFace:
                 f"{url}: --holdout with files that are splits already ({', '.join(splits)}); leave --holdout out, or "
                 "name one file as input"
             )
+        return files
 
     def _table(self, opened: ParquetFile, where: str) -> "ImageTable":
         return ImageTable.of(opened.schema_arrow, self.image_column, self.label_column, where)

@@ -25,14 +25,7 @@ from pipelines.sources.objects import (
     stat_or_none,
     without_extension,
 )
-from pipelines.sources.synsets import (
-    VALIDATION_NAME,
-    WNID,
-    Synsets,
-    read_devkit,
-    read_mapping,
-    read_solution,
-)
+from pipelines.sources.synsets import VALIDATION_NAME, WNID, Synsets, read_devkit, read_mapping, read_solution
 from shardset.errors import ChangedInput, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.manifest import ClassInfo
@@ -55,11 +48,6 @@ _Found = tuple[str, Extent | None, str | None]
 _Classes = list[tuple[str, Unit]]
 """The wnid of each class, and the unit of its images, without its label."""
 
-_WANTED = (
-    f"expected {TRAIN_TAR} (with {VALIDATION_TAR} and {DEVKIT}), or Kaggle's {KAGGLE_ROOT}{TRAIN}/nNNNNNNNN/ "
-    f"(with {MAPPING} and {SOLUTION}), or {TRAIN}/nNNNNNNNN/ and val/nNNNNNNNN/"
-)
-
 
 @dataclass(frozen=True, slots=True)
 class ImageNet:
@@ -80,7 +68,11 @@ class ImageNet:
         for root in (KAGGLE_ROOT, ""):
             if has_prefix(self.input, f"{root}{TRAIN}/"):
                 return _survey_tree(self.input, root)
-        raise SourceError(f"{self.input.url}: no ImageNet there: {_WANTED}; found {first_names(self.input)}")
+        raise SourceError(
+            f"{self.input.url}: no ImageNet there: expected {TRAIN_TAR} (with {VALIDATION_TAR} and {DEVKIT}), or "
+            f"Kaggle's {KAGGLE_ROOT}{TRAIN}/nNNNNNNNN/ (with {MAPPING} and {SOLUTION}), or {TRAIN}/nNNNNNNNN/ and "
+            f"val/nNNNNNNNN/; found {first_names(self.input)}"
+        )
 
     def archives(self) -> dict[str, Stat]:
         """The published archives that are there, by name; none if the training images are a tree."""
@@ -133,10 +125,8 @@ def _inner_tars(storage: Storage, train: Stat) -> tuple[_Classes, list[str]]:
             if reject_reason(member) or not WNID.fullmatch(wnid):
                 strays.append(member.name)
                 continue
-            start, stop = member.offset_data, member.offset_data + member.size
-            units.append(
-                (wnid, {"tar": asdict(train), "split": TRAIN, "inner": f"{wnid}.tar", "start": start, "stop": stop})
-            )
+            place = {"inner": f"{wnid}.tar", "start": member.offset_data, "stop": member.offset_data + member.size}
+            units.append((wnid, {"split": TRAIN, "tar": asdict(train), **place}))
     if not units:
         raise SourceError(
             f"{storage.url}/{TRAIN_TAR}: holds no nNNNNNNNN.tar; fetch the training images of Task 1 and 2"
@@ -150,11 +140,9 @@ def _in_tar(storage: Storage, unit: Unit) -> Iterator[_Found]:
     where = f"{storage.url}/{path}" + (f" (from byte {start})" if start else "")
     with RangeFile(storage, tar, header_window(storage)) as file:
         for member in walk(file, where, start, unit.get("stop")):
-            reason, extent = reject_reason(member), None
-            if not reason:
-                crc32c = crc32c_in_passing(file, member, storage)
-                extent = Extent(tar.name, tar.generation, member.offset_data, member.size, crc32c)
-            yield f"{path}/{member.name}", extent, reason
+            reason, crc32c = reject_reason(member), crc32c_in_passing(file, member, storage)
+            extent = Extent(tar.name, tar.generation, member.offset_data, member.size, crc32c)
+            yield f"{path}/{member.name}", None if reason else extent, reason
 
 
 # The tree: one folder per class; Kaggle's validation images are in one folder, with a table of their labels.
@@ -185,11 +173,8 @@ def _class_folders(storage: Storage, prefix: str, split: str) -> tuple[_Classes,
         else:
             strays.append(printable(stat.name))
     notes = [f"{prefix}: left out {num_others} files that are no images by name"] if num_others else []
-    folders: _Classes = [
-        (wnid, {"split": split, "prefix": f"{prefix}{wnid}/", "num_files": count})
-        for wnid, count in sorted(counts.items())
-    ]
-    return folders, notes + _stray_notes(strays, "in no folder nNNNNNNNN")
+    units = ({"split": split, "prefix": f"{prefix}{wnid}/", "num_files": counts[wnid]} for wnid in sorted(counts))
+    return list(zip(sorted(counts), units, strict=True)), notes + _stray_notes(strays, "in no folder nNNNNNNNN")
 
 
 def _visible(storage: Storage, prefix: str) -> Iterator[Stat]:

@@ -4,6 +4,7 @@ The table is a CSV, JSONL or Parquet file.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -24,15 +25,7 @@ from pipelines.sources.formats.records import (
     usual_name,
 )
 from pipelines.sources.formats.spilled_list import Entry, SpilledList, spilled_units
-from pipelines.sources.objects import (
-    UNKNOWN_FIELD,
-    UNREADABLE,
-    extension,
-    first_names,
-    key_of,
-    may_read,
-    stat_or_none,
-)
+from pipelines.sources.objects import UNKNOWN_FIELD, UNREADABLE, extension, first_names, key_of, may_read, stat_or_none
 from shardset.errors import ConfigError, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.naming import is_split
@@ -100,16 +93,21 @@ class Listing:
             raise SourceError(f"{self._where}: no such listing; name a .csv, .tsv, .jsonl or .parquet file as input")
         listed = self._listed(listing)
         names = self._class_names(listed)
-        entries, seen, num_found, num_bytes = SpilledList(), set(), 0, 0
-        for entry in self._entries(listed, {name: label for label, name in enumerate(names)}):
-            entries.add(entry)
-            seen.add((entry[4], entry[3]))
-            num_found += entry[2] is not None
-            num_bytes += entry[1] or 0
-        if not num_found:
-            raise self._none_found(next(iter(entries))[0], len(entries))
+        seen: set[tuple[str, int]] = set()
+        found: Counter[str] = Counter()
+
+        def entries() -> Iterator[Entry]:
+            for entry in self._entries(listed, {name: label for label, name in enumerate(names)}):
+                seen.add((entry[4], entry[3]))
+                found["images"] += entry[2] is not None
+                found["bytes"] += entry[1]
+                yield entry
+
+        units = spilled_units(entries(), self.entries_per_unit)
+        if not found["images"]:
+            raise self._none_found(next(iter(listed.rows))[0], len(listed.rows))
         return Survey(
-            units=spilled_units(entries, self.entries_per_unit),
+            units=units,
             classes=class_infos(names),
             notes=[
                 *listed.columns.notes(),
@@ -117,7 +115,7 @@ class Listing:
                 *missing_notes(seen, names),
             ],
             objects={self.file: listing.num_bytes},
-            num_bytes=num_bytes,
+            num_bytes=found["bytes"],
         )
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:

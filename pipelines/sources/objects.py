@@ -17,21 +17,18 @@ UNKNOWN_FIELD = "img"
 """The field of an image whose path does not tell its format; the build corrects it by content."""
 
 _NOT_LABELS = "boxes are not labels; docs/migrate.md shows how to list them with the images"
-_ADVICE = (
-    (r"\.(zip|7z|rar|tgz|tar\.(gz|bz2|xz|zst))", "", "an archive: unpack it and name the folder"),
-    (
-        r"\.(npy|npz|pt|pth|pkl|pickle|mat|h5|hdf5)|-idx\d-ubyte(\.gz)?",
-        "",
-        "arrays: docs/migrate.md shows how to write and list their images",
-    ),
-    (r"(^|/)labels/.+\.txt", "", f"YOLO: {_NOT_LABELS}"),
-    (r"(^|/)annotations/[^/]+\.json|\.coco\.json", "", f"COCO: {_NOT_LABELS}"),
-    (r"\.parquet", "hf listing", "Parquet: read by --source hf, or by --source listing if it lists paths"),
-    (r"\.(csv|tsv|jsonl|ndjson)", "listing", "a table: if it lists images, read it by --source listing"),
-    (r"\.tar", "webdataset imagenet", "tars: read by --source webdataset if they have samples, or unpack them"),
-    (rf"\.({'|'.join(FIELD_OF_EXTENSION)})", "folder listing imagenet", "images: class folders are --source folder"),
-)
-"""The end of a name, the sources that read such a file, and what to do for any other; the first that fits counts."""
+_ADVICE = {
+    r"\.(zip|7z|rar|tgz|tar\.(gz|bz2|xz|zst))": "an archive: unpack it and name the folder",
+    r"\.(npy|npz|pt|pth|pkl|pickle|mat|h5|hdf5)|-idx\d-ubyte(\.gz)?": "arrays: docs/migrate.md shows how to write and "
+    "list their images",
+    r"(^|/)labels/.+\.txt": f"YOLO: {_NOT_LABELS}",
+    r"(^|/)annotations/[^/]+\.json|\.coco\.json": f"COCO: {_NOT_LABELS}",
+    r"\.parquet": "Parquet: read by --source hf, or by --source listing if it lists paths",
+    r"\.(csv|tsv|jsonl|ndjson)": "a table: if it lists images, read it by --source listing",
+    r"\.tar": "tars: read by --source webdataset if they have samples, or unpack them",
+    rf"\.({'|'.join(FIELD_OF_EXTENSION)})": "images: class folders are --source folder",
+}
+"""What to do about files by the end of their names, if another source is meant; the first that fits counts."""
 
 
 def advice_in(folder: Storage, source: str) -> str:
@@ -48,9 +45,9 @@ def refuse_file(path: str, source: str) -> None:
 
 
 def _advice_on(names: Iterable[str], source: str) -> str:
-    for ending, sources, advice in _ADVICE:
+    for ending, advice in _ADVICE.items():
         seen = next((name for name in names if re.search(f"({ending})$", name, re.I)), None)
-        if seen and source not in sources.split():
+        if seen and f"--source {source}" not in advice:
             return f"{printable(seen)} looks like {advice}"
     return ""
 

@@ -139,12 +139,6 @@ def test_input_of_another_form_gets_a_sentence_that_names_the_way(tmp_path, name
     assert sentence in said
 
 
-def test_units_are_pieces_of_the_listing(tmp_path):
-    source = opened(write_class_folders(tmp_path, ["a", "b"], 4), entries_per_unit=3)
-    assert [len(unit["entries"]) for unit in source.survey().units] == [3, 3, 2]
-    assert [sample.name for sample in read(source)] == [f"{name}/{n:03d}.png" for name in "ab" for n in range(4)]
-
-
 def test_a_name_that_is_no_utf8_is_rejected_with_a_printable_name(tmp_path):
     write_images(tmp_path, ["cat/1.png"])
     os.rename(tmp_path / "cat" / "1.png", os.fsencode(tmp_path / "cat") + b"/\xff.png")
@@ -232,9 +226,6 @@ def test_a_class_depth_makes_classes_of_deeper_folders_and_counts_from_the_split
     assert sorted({*classes(opened(tmp_path / "one", class_depth=2)).values()}) == [
         *("animals", "animals/birds", "plants", "plants/trees")
     ]
-    deepest = opened(tmp_path / "one", class_depth=3)
-    assert classes(deepest)["animals/birds/sea/3.png"] == "animals/birds/sea"
-    assert deepest.survey().notes == []
     write_images(tmp_path / "two", [f"{split}/{name}" for split in ("train", "val") for name in NESTED])
     source = opened(tmp_path / "two", class_depth=2)
     assert classes(source)["val/animals/birds/sea/3.png"] == "animals/birds"

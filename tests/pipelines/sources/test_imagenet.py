@@ -10,7 +10,6 @@ from shardset.errors import ChangedInput, SourceError
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 from tests.makers import imagenet as maker
-from tests.makers.shardset import put
 from tests.makers.spools import read
 from tests.makers.tars import content_offset, plain, special, tar_bytes, tar_of
 
@@ -44,14 +43,6 @@ def test_every_layout_gives_the_same_samples_labels_and_bytes(tmp_path, layout):
     }
     assert len(samples) == len(images)
     assert [(info.label, info.wnid) for info in survey.classes] == list(enumerate(maker.WNIDS))
-
-
-def test_the_archives_are_read_from_every_storage(storage):
-    images = maker.images()
-    for name, data in maker.archives(images).items():
-        put(storage, name, data)
-    _, samples, _ = everything(ImageNet(storage))
-    assert {(s.key, content(storage, s)) for s in samples} == {(image.key, image.content) for image in images}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -15,7 +15,6 @@ from pipelines.sources.listing import Listing
 from shardset.errors import ConfigError, SourceError
 from shardset.storage.open import open_file, open_storage
 from tests.makers.folders import write_csv, write_images, write_jsonl
-from tests.makers.images import image_bytes
 from tests.makers.spools import read
 
 
@@ -52,11 +51,6 @@ def test_a_csv_row_becomes_a_pinned_sample(images):
     )
 
 
-def test_names_get_labels_in_sorted_order(images):
-    classes = csv_of(images, ["3.ppm", "zebra"], ["3.ppm", "Ant"], ["3.ppm", "émeu"], ["3.ppm", "ant"]).survey().classes
-    assert [(info.label, info.name) for info in classes] == [(0, "Ant"), (1, "ant"), (2, "zebra"), (3, "émeu")]
-
-
 @pytest.mark.parametrize(
     "make", [csv_of, lambda folder, *rows: jsonl_of(folder, *({"path": p, "label": n} for p, n in rows))]
 )
@@ -87,8 +81,8 @@ def test_a_number_in_csv_stays_that_number_however_a_spreadsheet_or_pandas_spell
     source = csv_of(images, *(["3.ppm", spelled.format(number)] for number in (10, 0, 2)))
     assert [sample.label for sample in read(source)] == [10, 0, 2]
     assert [info.name for info in source.survey().classes] == [str(label) for label in range(11)]
-    source = csv_of(images, ["3.ppm", " cat"], ["3.ppm", "cat"], ["3.ppm", "big cat "], columns=["path", " label"])
-    assert [info.name for info in source.survey().classes] == ["big cat", "cat"]
+    source = csv_of(images, ["3.ppm", " cat"], ["3.ppm", "cat"], ["3.ppm", "Big cat "], columns=["path", " label"])
+    assert [info.name for info in source.survey().classes] == ["Big cat", "cat"]
 
 
 def test_other_columns_go_into_json_sorted_and_compact_and_every_sample_has_the_field_if_one_has(images):
@@ -100,7 +94,7 @@ def test_other_columns_go_into_json_sorted_and_compact_and_every_sample_has_the_
 
 
 def test_paths_are_made_plain_and_may_lack_a_known_extension(images):
-    (images / "photo").write_bytes(image_bytes(1))
+    (images / "photo").symlink_to("a/2.jpg")
     samples = read(csv_of(images, ["./a//1.png", 0], ["photo", 0]))
     assert [(sample.name, sample.key, sample.image) for sample in samples] == [
         ("a/1.png", "a/1", "png"),
@@ -142,11 +136,6 @@ def test_a_byte_order_mark_blank_lines_quotes_and_windows_line_ends_are_fine(ima
     assert opened(images / "list.csv").survey().classes[0].name == 'a "cat", young'
 
 
-def test_blank_lines_of_jsonl_are_passed_over_and_the_extension_may_be_ndjson(images):
-    (images / "list.NDJSON").write_text('\n{"path": "3.ppm", "label": 1}\n\n')
-    assert [sample.label for sample in read(opened(images / "list.NDJSON"))] == [1]
-
-
 # --- columns
 
 
@@ -181,13 +170,11 @@ def test_any_columns_can_be_named(images):
         ("a/1.png", 0, b'{"path":"x.png"}'),
         ("3.ppm", 1, b'{"path":"y.png"}'),
     ]
-    for columns, flag in (({"path_column": "x"}, "--path-column"), ({"label_column": "x"}, "--label-column")):
-        with pytest.raises(SourceError, match=rf"columns where, kind, path; none is called 'x'; correct {flag}"):
-            opened(listing, **columns).survey()
 
 
 def test_a_listing_of_paths_alone_has_no_labels(images):
-    for source in (csv_of(images, ["3.ppm"], columns=["path"]), jsonl_of(images, {"image": "3.ppm"})):
+    (images / "list.NDJSON").write_text('\n{"image": "3.ppm"}\n\n')
+    for source in (csv_of(images, ["3.ppm"], columns=["path"]), opened(images / "list.NDJSON")):
         [sample] = read(source)
         assert (sample.label, list(sample.fields)) == (-1, ["ppm"])
         assert source.survey().classes == []
@@ -227,23 +214,13 @@ def test_csv_jsonl_and_parquet_say_the_same(images):
     frame = pandas.DataFrame(rows).astype({"label": "category", "age": "Int64"})
     frame.to_parquet(images / "list.parquet")
     assert read(opened(images / "list.parquet")) == expected
-    names = ["path", "label", "split", "key"]
-    four = [[row[name] or "" for name in names] for row in rows]
-    csv_samples = read(csv_of(images, *four, columns=names))
-    assert [(s.split, s.key, s.label, s.image) for s in csv_samples] == [
-        (s.split, s.key, s.label, s.image) for s in expected
-    ]
 
 
 def test_numbers_in_parquet_are_labels_and_other_values_are_written_as_json_has_them(images):
-    day = datetime.date(2024, 5, 17)
-    values = {"day": [day, day], "ratio": [float("nan"), 0.5], "tags": [["a"], []], "box": [{"x": 1}, None]}
-    samples = read(parquet_of(images, {"image": ["3.ppm", "a/1.png"], "target": [3, 0], **values}))
-    assert [sample.label for sample in samples] == [3, 0]
-    assert [sample.fields["json"] for sample in samples] == [
-        b'{"box":{"x":1},"day":"2024-05-17","ratio":null,"tags":["a"]}',
-        b'{"box":null,"day":"2024-05-17","ratio":0.5,"tags":[]}',
-    ]
+    values = {"day": [datetime.date(2024, 5, 17)], "ratio": [float("nan")], "tags": [["a"]], "box": [{"x": 1}]}
+    [sample] = read(parquet_of(images, {"image": ["3.ppm"], "target": [3], **values}))
+    assert sample.label == 3
+    assert sample.fields["json"] == b'{"box":{"x":1},"day":"2024-05-17","ratio":null,"tags":["a"]}'
 
 
 @pytest.mark.parametrize(
@@ -271,11 +248,6 @@ def test_a_holdout_goes_by_the_key_and_gives_every_class_every_split(images):
     assert {(s.label, s.split) for s in samples} == {(n, split) for n in range(4) for split in ("train", "test")}
     write_jsonl(path, reversed(rows))
     assert {s.key: s.split for s in read(opened(path, holdout=holdout))} == {s.key: s.split for s in samples}
-    holdout = Holdout({"test": 0.3}, seed=1)
-    listing = write_csv(images / "list.csv", ["path", "key"], [["3.ppm", f"k{number}"] for number in range(60)])
-    assert [sample.split for sample in read(opened(listing, holdout=holdout))] == [
-        holdout.split_of(f"k{number}") for number in range(60)
-    ]
 
 
 def test_a_holdout_of_a_listing_with_splits_is_refused(images):
@@ -285,14 +257,6 @@ def test_a_holdout_of_a_listing_with_splits_is_refused(images):
 
 
 # --- images elsewhere
-
-
-def test_a_symbolic_link_out_of_the_folder_is_followed(images, tmp_path_factory):
-    secret = tmp_path_factory.mktemp("elsewhere") / "secret.png"
-    secret.write_bytes(image_bytes(9))
-    (images / "link.png").symlink_to(secret)
-    (images / "folder").symlink_to(secret.parent)
-    assert len(read(csv_of(images, ["link.png", 0], ["folder/secret.png", 0]))) == 2
 
 
 @pytest.mark.parametrize(

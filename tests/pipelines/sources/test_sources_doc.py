@@ -66,13 +66,6 @@ def test_the_example_gives_every_digit_with_its_label(mnist, tmp_path):
         assert np.array_equal([np.asarray(Image.open(io.BytesIO(content))) for content in contents], images)
 
 
-def test_the_example_rejects_a_label_that_is_no_digit(mnist, tmp_path):
-    odd = idx(np.array([1, 77, 3], np.uint8))
-    found, _ = everything(mnist(open_storage(str(put(tmp_path, files() | {"t10k-labels-idx1-ubyte": odd})))))
-    assert [entry.reason for entry in found if isinstance(entry, Rejected)] == ["label 77, expected 0 to 9"]
-    assert sum(isinstance(entry, RawSample) for entry in found) == 7
-
-
 LABELS = "train-labels-idx1-ubyte"
 
 

@@ -12,7 +12,6 @@ from shardset.storage.open import open_storage
 from tests.makers.imagenet import put
 from tests.makers.odd_images import jpeg
 from tests.makers.shardset import png_samples, write_shard_set
-from tests.makers.shardset import put as put_object
 from tests.makers.spools import read
 from tests.makers.tars import tar_bytes
 
@@ -60,14 +59,6 @@ def test_samples_come_in_order_with_labels_and_bytes(tmp_path, format):
     ]
     assert [fields(source, s) for s in samples] == [{"jpg": jpeg(n), "cls": b"%d" % (n % 3)} for n in range(8)]
     assert samples[0].name == "train/train-0.tar/0000"
-
-
-def test_a_pattern_is_read_from_every_storage(storage):
-    for shard in range(3):
-        put_object(storage, f"train/x-{shard}.tar", tar_bytes(members(2 * shard, 2 * shard + 2)))
-    source = WebDataset(*find_tars(f"{storage.url}/train/x-{{1..2}}.tar"))
-    _, samples, _ = everything(source)
-    assert [fields(source, sample)["jpg"] for sample in samples] == [jpeg(number) for number in range(2, 6)]
 
 
 def test_all_fields_are_kept_in_member_order_under_lower_case_names_and_long_texts_where_they_are(tmp_path):

@@ -1,12 +1,14 @@
+import gzip
 import io
 import tarfile
+import tracemalloc
 from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.sources.formats.tar import BLOCK, END, read_member, reject_reason, walk
+from pipelines.sources.formats.tar import BLOCK, END, read_member, read_members, reject_reason, walk
 from shardset.errors import SourceError
 from tests.makers.tars import content_offset, plain, special, tar_bytes, tar_of
 
@@ -142,3 +144,79 @@ def test_what_is_no_plain_file_is_refused_with_its_reason(info, content, reason)
     first, last = walk(io.BytesIO(data), "x.tar")
     assert reject_reason(last) is None
     assert (reject_reason(first) is None) if reason is None else (reason in reject_reason(first))
+
+
+# --- compressed tars, of which small members are read by their names
+
+UNPACKED = {name.rpartition("/")[2]: content for name, content in FILES.items()}
+MIB = 1 << 20
+
+
+def unpacked(data: bytes, **options) -> dict[str, bytes]:
+    return read_members(io.BytesIO(data), "x.tgz", [*UNPACKED, "absent"], **options)
+
+
+def header(kind: bytes, num_bytes: int) -> bytes:
+    info = tarfile.TarInfo("x")
+    info.type, info.size = kind, num_bytes
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+def test_the_named_files_are_read_and_a_link_is_not_one():
+    assert unpacked(gzip.compress(special("absent", tarfile.SYMTYPE, "a.jpg").tobuf() + SMALL)) == UNPACKED
+    assert read_members(io.BytesIO(gzip.compress(SMALL)), "x", ["c.jpg", "d"]) == {"c.jpg": b""}
+
+
+def test_a_member_is_read_without_what_is_behind_it():
+    zipped = gzip.compress(tar_bytes(FILES | {"behind": bytes(4 << 20)}), compresslevel=0)
+    cut = io.BytesIO(zipped[: 2 << 20])
+    assert read_members(cut, "x.tgz", ["d.jpg"], to_end=False) == {"d.jpg": FILES["d.jpg"]}
+
+
+@given(st.integers(0, len(gzip.compress(SMALL)) - 1), st.integers(1, 255))
+def test_a_changed_byte_of_a_compressed_tar_is_an_error_or_changes_nothing_and_a_cut_is_an_error(position, change):
+    data = bytearray(gzip.compress(SMALL, mtime=0))
+    with pytest.raises(SourceError, match=r"x\.tgz: cut or damaged"):
+        unpacked(bytes(data[:position]) or b"\x1f")
+    data[position % len(data)] ^= change
+    with suppress(SourceError):
+        assert unpacked(bytes(data)) == UNPACKED
+
+
+@given(st.lists(st.tuples(st.integers(0, len(SMALL) - 1), st.integers(0, 255)), min_size=1, max_size=5))
+def test_a_tar_made_to_confuse_gives_members_or_a_source_error(changes):
+    data = bytearray(SMALL)
+    for position, byte in changes:
+        data[position] = byte
+        block = data[position - position % 512 : position - position % 512 + 512]
+        if block[257:262] == b"ustar":  # a valid checksum, so that the reader continues
+            total = sum(block[:148]) + 8 * 32 + sum(block[156:])
+            data[position - position % 512 + 148 : position - position % 512 + 156] = b"%06o\0 " % total
+    with suppress(SourceError):
+        unpacked(gzip.compress(bytes(data), compresslevel=0))
+
+
+@pytest.mark.parametrize(
+    ("tar", "message"),
+    [
+        (header(tarfile.REGTYPE, 1 << 40) + SMALL, "cut at byte 50000 inside 'x'"),
+        (SMALL + bytes(100_000), "unpacks to more than 50000 bytes"),
+        (header(tarfile.GNUTYPE_LONGNAME, 16 * MIB) + bytes(16 * MIB), "extension headers are longer than 1048576"),
+        (header(tarfile.XHDTYPE, 16 * MIB) + bytes(16 * MIB), "extension headers are longer than 1048576"),
+    ],
+)
+def test_a_tar_that_unpacks_to_much_is_refused_before_it_is_read(tar, message):
+    data, limits = gzip.compress(tar, compresslevel=1), {} if "extension" in message else {"max_bytes": 50_000}
+    tracemalloc.start()
+    with pytest.raises(SourceError, match=rf"x\.tgz: .*{message}"):
+        unpacked(data, **limits)
+    assert tracemalloc.get_traced_memory()[1] < 8 * MIB
+    tracemalloc.stop()
+
+
+def test_many_members_are_not_kept():
+    data = gzip.compress(5_000 * header(tarfile.REGTYPE, 0) + SMALL, compresslevel=1)
+    tracemalloc.start()
+    assert unpacked(data) == UNPACKED
+    assert tracemalloc.get_traced_memory()[1] < 2 * MIB
+    tracemalloc.stop()
