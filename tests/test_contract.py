@@ -85,15 +85,6 @@ def grouped(files: Iterator[tuple[str, bytes]]) -> Samples:
     return found
 
 
-def by_python_s_tarfile(built: Built, split: str) -> Samples:
-    def files() -> Iterator[tuple[str, bytes]]:
-        for path in built.tars(split):
-            with tarfile.open(path) as tar:
-                yield from ((info.name, tar.extractfile(info).read()) for info in tar)
-
-    return grouped(files())
-
-
 def by_gnu_tar(built: Built, split: str) -> Samples:
     def run(*arguments: str) -> bytes:
         return subprocess.run(["tar", *arguments], capture_output=True, check=True).stdout
@@ -144,7 +135,7 @@ def by_the_trainer_s_stream(built: Built, split: str, *, world_size: int = 1, se
     return found
 
 
-READERS = [by_python_s_tarfile, by_gnu_tar, by_stock_webdataset, by_numpy_and_byte_ranges, by_the_trainer_s_stream]
+READERS = [by_gnu_tar, by_stock_webdataset, by_numpy_and_byte_ranges, by_the_trainer_s_stream]
 
 
 @pytest.mark.parametrize("split", NAMES)

@@ -88,10 +88,8 @@ def test_processes_that_decode_turn_images_too_and_leave_them_where_that_is_not_
     data = turned_file(kind, 6, (24, 24))
     rows, drawn = np.zeros((1, 24, 24, 3), np.uint8), np.full((1, 3), 0.5)
     for upright in (True, False):
-        for task in (
-            DecodeWhole((255,) * 3, upright),
-            DecodeCrops(ImageSpec(size=24, crop=PadCrop(0), upright=upright)),
-        ):
+        spec = ImageSpec(size=24, crop=PadCrop(0), upright=upright)
+        for task in (DecodeWhole((255,) * 3, upright), DecodeCrops(spec)):
             assert task.decode(rows, np.array([0]), [data], drawn).all()
             np.testing.assert_array_equal(rows[0], decode(data, upright=upright))
     assert (kind == "tif") == np.array_equal(decode(data), decode(data, upright=False))  # Pillow turns it anyway

@@ -49,16 +49,11 @@ def test_the_plan_holds_no_summary_of_a_unit_and_what_it_sends_is_about_the_clas
 
 def test_samples_that_are_stored_four_hundred_times_make_no_part_larger():
     files = scale.files_of(1)
-    num_samples, repeats = 1_000, 400
-    files.write(paths.unit_path(0), tables.unit_to_bytes(tables.unit_table(scale.unit_rows(0)[:num_samples], [])))
-    split = plan_split(
-        "train", {0: num_samples}, num_bytes=10**8, fields=["jpg", "cls"], balance="none",
-        sizing=Sizing(num_shards=8, repeat=repeats),
-    )  # fmt: skip
-    plan = scale.plan_file(split, units=1)
+    files.write(paths.unit_path(0), tables.unit_to_bytes(tables.unit_table(scale.unit_rows(0)[:1_000], [])))
+    sizing, options = Sizing(num_shards=8, repeat=400), {"fields": ["jpg", "cls"], "balance": "none"}
+    plan = scale.plan_file(plan_split("train", {0: 1_000}, num_bytes=10**8, sizing=sizing, **options), units=1)
     found = assign_batch(files, plan, 0, {"train": UnitOffset(serial=0, strata={0: 0})}, [], seed=0, stratified=False)
     parts = [tables.placements_from_bytes(data) for data in read_slices(files.output, [part for _, part in found])]
-    assert sum(len(part) for part in parts) == num_samples * repeats
-    stored = {(row, copy) for part in parts for row, copy in zip(part["row"], part["copy"].to_pylist(), strict=True)}
-    assert len(stored) == num_samples * repeats
+    stored = [(row, copy) for part in parts for row, copy in zip(part["row"], part["copy"].to_pylist(), strict=True)]
+    assert len(stored) == len(set(stored)) == 400_000
     assert max(len(part) for part in parts) <= assign.MAX_SLICE_ROWS
