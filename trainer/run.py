@@ -65,7 +65,7 @@ class Run:
             logger=open_logger(self.config, self._folder.local) if self.runtime.is_master else None,
         )
         self._exits.callback(self._log.close)
-        self.runtime.heartbeat.on_loss(self._log_loss)
+        self.runtime.heartbeat.on_loss = self._log_loss
         # Logged first, so that the log of a run that is refused later shows its config too.
         devices = f"strategy {self.runtime.strategy}, {count(self.runtime.num_devices, 'device')}"
         self._log.note(f"trainer {__version__}, {devices}", f": {configs.to_json(self.config)}")

@@ -30,7 +30,7 @@ def main(port: int, host: int, num_hosts: int, what: str) -> None:
     own = heartbeat.HeartbeatClient(timing)
     with ExitStack() as exits:
         server = exits.enter_context(heartbeat.HeartbeatServer(("127.0.0.1", port), timing)) if host == 0 else None
-        own.on_loss(lambda text: print(f"noted: {text}", flush=True))
+        own.on_loss = lambda text: print(f"noted: {text}", flush=True)
         own.set_step(10 + host)
         own.start(("127.0.0.1", port), host, num_hosts)
         exits.push(own)

@@ -37,17 +37,8 @@ _STATE = re.compile(r".*/state-[0-9a-f]{12}\.pt")
 
 
 @prepared
-class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The state file of a checkpoint as it was stored."""
-
-    name: str
-    num_bytes: int
-    crc32c: str
-
-
-@prepared
 class CommitMark(msgspec.Struct, frozen=True, kw_only=True):
-    """The contents of `commit.json`: what the checkpoint is, and the size and checksum of its state file.
+    """The contents of `commit.json`: what the checkpoint is, and the name, size and checksum of its state file.
 
     `identity` names the run that the checkpoint belongs to. `top1` is the accuracy of these weights, if they were
     evaluated.
@@ -58,7 +49,9 @@ class CommitMark(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     top1: float | None
     identity: dict[str, Any]
-    file: StoredFile
+    state: str
+    num_bytes: int
+    crc32c: str
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -79,11 +72,10 @@ def commits(storage: Storage, warn: Callable[[str], None] = lambda text: None) -
 
 def read(storage: Storage, commit: CommitMark, folder: str | None = None) -> CheckpointState:
     """The state of a committed checkpoint. Raises CheckpointError unless its bytes are those that were committed."""
-    file = commit.file
-    name = (folder_of(commit.step) if folder is None else folder) + file.name
+    name = (folder_of(commit.step) if folder is None else folder) + commit.state
     where = f"{storage.url}/{name}"
     try:
-        data = read_object(storage, name, file.num_bytes, file.crc32c, "it was cut or changed after it was written")
+        data = read_object(storage, name, commit.num_bytes, commit.crc32c, "it was cut or changed after it was written")
     except NotFound as error:
         raise CheckpointError(f"{where}: the checkpoint is committed, but its state file is gone") from error
     except DamagedShard as error:
@@ -274,20 +266,26 @@ class CheckpointWriter:
         _check_weights(state)
         data = encode(state)
         num_bytes, crc32c = facts_of(data)
-        file = StoredFile(name=new_state_name(), num_bytes=num_bytes, crc32c=crc32c)
-        folder = folder_of(state["step"])
+        folder, name = folder_of(state["step"]), new_state_name()
         self._lock.keep()
-        with self._storage.writer(folder + file.name) as writer:
+        with self._storage.writer(folder + name) as writer:
             writer.write(data)
-        stat = self._storage.stat(folder + file.name)
+        stat = self._storage.stat(folder + name)
         if stat.num_bytes != num_bytes or stat.crc32c not in (None, crc32c):
             raise CheckpointError(
-                f"{self._storage.url}/{folder}{file.name}: {stat.num_bytes} bytes with CRC32C {stat.crc32c} arrived, "
+                f"{self._storage.url}/{folder}{name}: {stat.num_bytes} bytes with CRC32C {stat.crc32c} arrived, "
                 f"expected {num_bytes} with {crc32c}"
             )
         self._before_commit()
         mark = CommitMark(
-            format=FORMAT, step=state["step"], epoch=state["epoch"], top1=top1, identity=state["identity"], file=file
+            format=FORMAT,
+            step=state["step"],
+            epoch=state["epoch"],
+            top1=top1,
+            identity=state["identity"],
+            state=name,
+            num_bytes=num_bytes,
+            crc32c=crc32c,
         )
         try:
             seen = self._storage.stat(folder + COMMIT).generation
@@ -307,7 +305,7 @@ class CheckpointWriter:
         """
         found = {stat.name: stat.generation for stat in self._storage.list(CHECKPOINTS)}
         stored = {name: generation for name, generation in found.items() if step_of(name) is not None}
-        states = {folder_of(mark.step) + mark.file.name: mark for mark in commits(self._storage)}
+        states = {folder_of(mark.step) + mark.state: mark for mark in commits(self._storage)}
         whole = [mark for name, mark in states.items() if name in stored]
         kept = {mark.step for mark in [*whole[-self._keep :], *filter(None, [best(whole)])]}
         unmarked = {name for name in stored if _STATE.fullmatch(name) and name not in states}

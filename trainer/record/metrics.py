@@ -30,9 +30,6 @@ SMOOTHING = 0.4
 
 INPUT_BOUND_PERCENT = 10.0
 
-_ERASE_REST = "\x1b[K"
-"""Tells a terminal to erase the rest of the line."""
-
 # --- numbers ---------------------------------------------------------------------------------------------------------
 
 
@@ -80,8 +77,7 @@ def stats_row(losses: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor, 
 class Rates:
     """Samples a second: `rate` is a moving average over intervals, `global_rate` the average of all.
 
-    An interval ends with `add` and begins at the `add` or `mark` before it. `mark` leaves out the time before it, which
-    went into compiling or saving.
+    An interval ends with `add` and begins at the `add` or `mark` before it; the time before a `mark` does not count.
     """
 
     rate: float = 0.0
@@ -181,7 +177,6 @@ class FinalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     best_epoch: int | None
     epochs: int
     global_step: int
-    reduced_global_rate: float
     seconds: float
     seconds_to_target: float | None
     step_seconds: float = 0.0
@@ -241,7 +236,7 @@ def advice(input_wait_percent: float) -> str | None:
 class RunLog:
     """Writes the log of a host; on the first one also `metrics.jsonl`, events, the logger's metrics, and to stdout.
 
-    Stdout has sentences and a line for each epoch, and records only with `show_records`; a terminal has progress too.
+    Stdout has the sentences, and records only with `show_records`; a terminal has progress too.
     """
 
     def __init__(
@@ -253,36 +248,36 @@ class RunLog:
         self._lines = (folder / METRICS).open("a", encoding="utf-8") if self._is_master else None
         self._loggers: list[Logger] = [TensorBoardLogger(folder)] if self._is_master else []
         self._loggers += [] if logger is None else [logger]
-        self._is_terminal = self._is_master and sys.stderr.isatty()
 
     def note(self, text: str, detail: str = "") -> None:
         """Writes a sentence for people; the log adds the detail."""
-        self._append(text + detail)
+        _append(self._log, f"{_now()} {text}{detail}")
         self._print(text)
 
     def log_error(self, error: BaseException) -> None:
         """Writes the error that ended the run, to the log only: the command prints it."""
-        self._log.write(f"{_now().isoformat()} {type(error).__name__}: {error}\n")
+        self._log.write(f"{_now()} {type(error).__name__}: {error}\n")
 
     def record(self, record: Record) -> None:
         """Writes a record to every output."""
-        line = f"{line_of(record)} time={_now():%H:%M:%S}"
-        self._append(line)
+        now = _now()
+        line = f"{line_of(record)} time={now[11:19]}"
+        _append(self._log, f"{now} {line}")
         if self._prints_records:
             self._print(line)
-        values = asdict(record)
+        kind, values = _kind(record), asdict(record)
         if self._lines:
-            _append(self._lines, json.dumps({"kind": _kind(record), "time": _now().isoformat(), **values}))
+            _append(self._lines, json.dumps({"kind": kind, "time": now, **values}))
         if not isinstance(record, FinalRecord):
-            numbers = {f"{_kind(record)}/{name}": value for name, value in values.items() if isinstance(value, float)}
+            numbers = {f"{kind}/{name}": value for name, value in values.items() if isinstance(value, float)}
             for logger in self._loggers:
                 logger.log(numbers, record.global_step)
 
     def progress(self, text: str) -> None:
         """Shows a line that the next one replaces, on a terminal only."""
-        if self._is_terminal:
+        if self._is_master and sys.stderr.isatty():
             text = text[: shutil.get_terminal_size().columns - 1]
-            print(f"\r{text}{_ERASE_REST}", end="", file=sys.stderr, flush=True)
+            print(f"\r{text}\x1b[K", end="", file=sys.stderr, flush=True)  # which erases the rest of the line
 
     def close(self) -> None:
         """Flushes and closes all outputs. Raises StorageError if a file can't be written."""
@@ -294,9 +289,6 @@ class RunLog:
                 exits.callback(file.close)
             for logger in self._loggers:
                 exits.callback(logger.close)
-
-    def _append(self, text: str) -> None:
-        _append(self._log, f"{_now().isoformat()} {text}")
 
     def _print(self, text: str) -> None:
         if self._is_master:
@@ -311,5 +303,5 @@ def _append(file: TextIO, line: str) -> None:
         file.flush()
 
 
-def _now() -> datetime.datetime:
-    return datetime.datetime.now(datetime.UTC)
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat()

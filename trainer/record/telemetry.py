@@ -56,7 +56,6 @@ class Telemetry:
         self._steps_per_epoch, self._rate_at = steps_per_epoch, rate_at
         self._started, self._spent_s = time.perf_counter(), dict.fromkeys(PARTS, 0.0)
         self._pending: list[tuple[DeviceBatch, torch.Tensor, float]] = []
-        self._run_rates = Rates()
         self._has_reported = self._is_tracing = False
         self._pace_from: tuple[int, float] | None = None
         self._feed: DeviceFeed | None = None
@@ -75,7 +74,7 @@ class Telemetry:
 
     def start_epoch(self) -> None:
         """Sets the counts of the epoch to zero."""
-        self._seen, self.epoch_totals, self._epoch_rates = SampleDigest(), Totals(), Rates()
+        self._seen, self.epoch_totals, self._rates = SampleDigest(), Totals(), Rates()
         self._replica_samples = 0
         self._epoch_started = time.perf_counter()
         self._wait_s_before = self._wait_s()
@@ -90,8 +89,7 @@ class Telemetry:
     def pause(self, checkpoint_s: float) -> None:
         """Leaves the time since the last report out of the rates. So many seconds of it went into a checkpoint."""
         self._spent_s["checkpoint_seconds"] += checkpoint_s
-        self._epoch_rates.mark()
-        self._run_rates.mark()
+        self._rates.mark()
 
     def seen_by_all(self) -> SampleDigest:
         """The digest of the samples that all hosts trained on in this epoch. Every host must call it."""
@@ -129,8 +127,7 @@ class Telemetry:
         batches = [batch for batch, _, _ in done]
         _check_finite(rows, batches)
         num_samples = sum(len(batch.real_ids) for batch in batches)
-        self._epoch_rates.add(num_samples, now)
-        self._run_rates.add(num_samples, now)
+        self._rates.add(num_samples, now)
         self._replica_samples += num_samples
         self.epoch_totals = self.epoch_totals.add(rows)
         if not self._has_reported:
@@ -139,10 +136,11 @@ class Telemetry:
         self._log_step(step - num_left - 1, Totals().add(rows))
 
     def log_epoch(self, position: Position, seen: SampleDigest) -> None:
-        """Logs the epoch that ends here, with advice if it waited for data. Starts the clock of the evaluation."""
+        """Logs the epoch that ends here, with advice if it waited for data. Every host must call it."""
         seconds = max(1e-9, time.perf_counter() - self._epoch_started)
         input_wait_percent = 100 * (self._wait_s() - self._wait_s_before) / seconds
-        rate = self._rate_of_all(self._epoch_rates)
+        # Hosts can sum integers only, so the rate is sent in thousandths.
+        rate = self._runtime.sum_hosts([round(1000 * self._rates.global_rate)])[0] / 1000
         rate_per_device = rate / self._runtime.num_devices
         self._log.record(
             EpochRecord(
@@ -187,7 +185,7 @@ class Telemetry:
         self._log.note(f"{epoch}: {self.epoch_totals}; {self._eval_split}: {totals}")
 
     def log_final(self, position: Position, seconds: float) -> None:
-        """Logs the whole run. Every host must call it."""
+        """Logs the whole run."""
         self._spent_s["input_wait_seconds"] = self._wait_s()
         steps_s = time.perf_counter() - self._started - sum(self._spent_s.values())
         record = FinalRecord(
@@ -197,7 +195,6 @@ class Telemetry:
             best_epoch=position.best_epoch,
             epochs=position.closed_epochs,
             global_step=position.step,
-            reduced_global_rate=self._rate_of_all(self._run_rates),
             seconds=seconds,
             seconds_to_target=position.seconds_to_target,
             **{**self._spent_s, "step_seconds": max(0.0, steps_s)},
@@ -221,8 +218,8 @@ class Telemetry:
             global_step=global_step,
             loss=interval.mean("loss"),
             top1=interval.mean("top1"),
-            rate=self._epoch_rates.rate,
-            global_rate=self._epoch_rates.global_rate,
+            rate=self._rates.rate,
+            global_rate=self._rates.global_rate,
             learning_rate=self._rate_at(global_step),
         )
         self._log.record(record)
@@ -243,10 +240,6 @@ class Telemetry:
         left = min(self._config.max_steps or num_steps, num_steps) - step
         seconds = round((now - started) / max(1, step - first) * max(0, left))
         return f", {datetime.timedelta(seconds=seconds)} left"
-
-    def _rate_of_all(self, rates: Rates) -> float:
-        # Hosts can sum integers only, so the rate is sent in thousandths.
-        return self._runtime.sum_hosts([round(1000 * rates.global_rate)])[0] / 1000
 
     def _wait_s(self) -> float:
         return self._feed.wait_s if self._feed else 0.0

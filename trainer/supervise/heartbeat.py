@@ -42,8 +42,8 @@ class HeartbeatTiming:
     """How often messages are sent, and how long each side waits.
 
     A process that sends nothing for `silent_s` counts as lost. Compiling takes longer, but lets the heartbeat thread
-    run. `join_s` is how long the server waits for all processes once the first has connected, and how long a process
-    waits for the server. `grace_s` is the time that a process has to end by itself once it knows of a loss.
+    run. `join_s` is how long the server waits for all processes from its start, and how long a process waits for the
+    server. `grace_s` is the time that a process has to end by itself once it knows of a loss.
     """
 
     beat_s: float = 1.0
@@ -96,7 +96,7 @@ class HeartbeatServer:
         self._losses: list[Message] = []
         self._connections: list[socket.socket] = []
         self._hosts: dict[int, Message] = {}
-        self._first_joined_at = math.inf
+        self._started = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="heartbeat server", daemon=True)
 
     def __enter__(self) -> Self:
@@ -138,7 +138,6 @@ class HeartbeatServer:
                     break
                 state = newest
                 if state.host is not None:
-                    self._first_joined_at = min(self._first_joined_at, time.monotonic())
                     self._hosts[state.host] = state
                 if state.end:
                     text = f"another process of this run failed: {state}: {state.end}"
@@ -155,7 +154,7 @@ class HeartbeatServer:
         if self._losses:
             # A death first: the failures that it causes can arrive in the same beat.
             self._answer = min(self._losses, key=lambda loss: (loss.hangs, loss.failed))
-        elif missing and time.monotonic() - self._first_joined_at > self._timing.join_s:
+        elif missing and time.monotonic() - self._started > self._timing.join_s:
             self._answer = Message(
                 lost=f"{len(missing)} of {num_hosts} processes of this run, such as number {missing[0]}, did "
                 f"not reach port {self.port} of {socket.gethostname()} within {self._timing.join_s:.0f} s: see in "
@@ -164,12 +163,15 @@ class HeartbeatServer:
 
 
 class HeartbeatClient:
-    """The side of a process; does nothing until `start`. Leaving the context tells the server how the process ends."""
+    """The side of a process; does nothing until `start`. Leaving the context tells the server how the process ends.
+
+    `on_loss` is called with a sentence when another process is lost, on another thread.
+    """
 
     def __init__(self, timing: HeartbeatTiming = TIMING) -> None:
         self.timing = timing
         self._state = Message()
-        self._on_loss: Callable[[str], None] = lambda text: None
+        self.on_loss: Callable[[str], None] = lambda text: None
         self._loss: str | None = None
         self._is_lost, self._has_left = threading.Event(), threading.Event()
         self._threads: list[threading.Thread] = []
@@ -194,10 +196,6 @@ class HeartbeatClient:
         """Sets the step that this process has reached, for the report of its loss."""
         self._state = msgspec.structs.replace(self._state, step=step)
 
-    def on_loss(self, notify: Callable[[str], None]) -> None:
-        """Registers `notify`, which is called with a sentence when another process is lost, on another thread."""
-        self._on_loss = notify
-
     def loss(self) -> str | None:
         """Which process was lost, if any. Waits for `grace_s`: a connection can break before the server notices."""
         if self._threads:
@@ -207,7 +205,7 @@ class HeartbeatClient:
     def leave(self, error: BaseException | None) -> None:
         """Tells the server how this process ends. From here on it depends on no other process, and no other on it.
 
-        Calls after the first do nothing. The function given to `on_loss` is no longer called.
+        Calls after the first do nothing. `on_loss` is no longer called.
         """
         if self._has_left.is_set():
             return
@@ -263,7 +261,7 @@ class HeartbeatClient:
         text = self._loss = f"{loss.lost}; {AGAIN}"
         self._is_lost.set()
         # On another thread: it may write to a bucket, which must not delay the end of this process.
-        self._start_thread("loss notifier", lambda: self._on_loss(text))
+        self._start_thread("loss notifier", lambda: self.on_loss(text))
         if self._state.host is not None and not self._has_left.wait(self.timing.grace_s):
             # Not sys.stderr, whose lock the main thread may hold.
             os.write(2, f"PeerLost: {text}\n".encode())

@@ -38,14 +38,13 @@ PATIENCE_S = 35.0
 
 @prepared
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """The process that holds a run folder. Processes of one `machine` can see each other. `beat` counts renewals."""
+    """The process that holds a run folder. Processes of one `machine` can see each other."""
 
     host: str
     pid: int
     since: str
     machine: str
     token: str
-    beat: int = 0
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}, since {self.since}"
@@ -253,7 +252,6 @@ class Lease(SeenLease):
                 self.confirm()
 
     def _write(self, generation: str) -> None:
-        self._who = msgspec.structs.replace(self._who, beat=self._who.beat + 1)
         began = self._clock()
         with self._storage.writer(HOLDER, if_generation=generation) as writer:
             writer.write(msgspec.json.encode(self._who))

@@ -52,7 +52,7 @@ def put(storage: Storage, name: str, data: bytes) -> None:
 def state_of(storage: Storage, step: int) -> str:
     """The name of the state file of a committed checkpoint."""
     (commit,) = [commit for commit in checkpoint.commits(storage) if commit.step == step]
-    return checkpoint.folder_of(step) + commit.file.name
+    return checkpoint.folder_of(step) + commit.state
 
 
 def unexpected(text: str) -> None:

@@ -106,10 +106,13 @@ def nothing(verb: str, name: str) -> None:
     """What a door tells while nobody listens."""
 
 
-@pytest.mark.parametrize("lock", ["lease", "lease without a clock", "seen lease"])
 @pytest.mark.parametrize(
-    ("before", "rival_saves"), [(5, (12, 20)), (5, (12,)), (5, (5,)), (12, (12, 20)), (12, (12,)), (12, ())]
-)
+    ("before", "rival_saves", "lock"),
+    [
+        (5, (12, 20), "lease"), (5, (12, 20), "lease without a clock"), (5, (12,), "seen lease"), (5, (5,), "lease"),
+        (12, (12, 20), "seen lease"), (12, (12,), "lease without a clock"), (12, (), "lease"),
+    ],
+)  # fmt: skip
 def test_a_run_that_is_overtaken_at_any_moment_changes_nothing_of_the_other_one(
     before: int, rival_saves: Sequence[int], lock: str
 ) -> None:

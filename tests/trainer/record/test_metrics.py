@@ -106,8 +106,8 @@ def test_advice_comes_only_when_the_device_waits() -> None:
 
 
 FINAL = FinalRecord(
-    split="val", accuracy=None, best_accuracy=None, best_epoch=None, epochs=0, global_step=3, reduced_global_rate=1.0,
-    seconds=2.0, seconds_to_target=None,
+    split="val", accuracy=None, best_accuracy=None, best_epoch=None, epochs=0, global_step=3, seconds=2.0,
+    seconds_to_target=None,
 )  # fmt: skip
 
 

@@ -27,8 +27,8 @@ EPOCH = EpochRecord(
 )  # fmt: skip
 EVALUATION = EvalRecord(split="val", epoch=0, global_step=10, samples=20, loss=1.2, top1=0.55, top5=0.9, seconds=0.5)
 FINAL = FinalRecord(
-    split="val", accuracy=0.55, best_accuracy=0.55, best_epoch=0, epochs=1, global_step=10, reduced_global_rate=85.0,
-    seconds=130.0, seconds_to_target=None,
+    split="val", accuracy=0.55, best_accuracy=0.55, best_epoch=0, epochs=1, global_step=10, seconds=130.0,
+    seconds_to_target=None,
 )  # fmt: skip
 KINDS = {StepRecord: "step", EpochRecord: "epoch", EvalRecord: "eval", FinalRecord: "final"}
 
