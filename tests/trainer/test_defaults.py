@@ -87,17 +87,14 @@ def test_a_configuration_keeps_what_was_given_and_its_steps_do_not_depend_on_the
     assert (other.epochs, other.global_batch_size) == (values["epochs"], values["global_batch_size"])
 
 
-def test_a_chosen_batch_holds_each_image_as_often_as_asked_and_divides_over_the_processes() -> None:
+def test_all_hosts_choose_a_batch_that_holds_each_image_as_often_as_asked_and_one_budget() -> None:
+    hosts = [replace(LAPTOP, host_bytes=num_bytes) for num_bytes in (15_620 << 20, 15_628 << 20)]
+    assert len({chosen(PHOTOS, host).budget_bytes for host in hosts}) == 1
     sizes = [
         chosen(CIFAR, replace(LAPTOP, num_processes=processes), {"image.augment_repeats": repeats}).global_batch_size
         for processes, repeats in [(1, 3), (2, 3), (4, 3), (4, 2)]
     ]
     assert sizes == [258, 258, 264, 256]
-
-
-def test_hosts_whose_memory_differs_by_little_choose_the_same() -> None:
-    hosts = [replace(LAPTOP, host_bytes=num_bytes) for num_bytes in (15_620 << 20, 15_628 << 20)]
-    assert len({chosen(PHOTOS, host).budget_bytes for host in hosts}) == 1
 
 
 def test_small_equal_images_keep_their_size_and_large_ones_are_cropped() -> None:

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from shardset.errors import ConfigError, StorageError
+from shardset.errors import ConfigError
 from shardset.order.state import state_from_json
 from shardset.program import OK
 from shardset.storage.open import open_storage
@@ -37,7 +37,7 @@ from trainer import cli as command
 from trainer import config as configs
 from trainer import loop
 from trainer.config import ModelConfig, OptimizerConfig, RegularizeConfig, TrainConfig
-from trainer.data.splits import SampleDigest, open_data, steps_of, synthetic_data
+from trainer.data.splits import open_data, steps_of, synthetic_data
 from trainer.errors import CheckpointError, EpochMismatch, NotFinite, Preempted, RunTaken
 from trainer.model.build import tiny_resnet
 from trainer.model.learner import Learner
@@ -219,6 +219,14 @@ def test_a_run_in_two_pieces_has_the_losses_of_a_run_in_one_bit_for_bit(
     assert len(losses(tmp_path)) == cut
     run(config)
     assert losses(tmp_path) == losses(undisturbed)
+    one, whole = (
+        [
+            [record[name] for name in ("samples", "key_digest", "loss", "top1")]
+            for record in read_records(folder, "epoch")
+        ]
+        for folder in (tmp_path, undisturbed)
+    )
+    assert one == whole
     left, right = (newest_state(folder)["model"] for folder in (tmp_path, undisturbed))
     assert all(torch.equal(left[name], right[name]) for name in right)
 
@@ -270,17 +278,6 @@ def test_a_run_resumes_in_the_order_in_which_it_began_whatever_the_budget_is_now
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
     with pytest.raises(ConfigError, match="window is 5 here"):
         run(replace(cut, window=5))
-
-
-def test_the_record_and_the_digest_of_an_epoch_are_of_the_whole_epoch_also_after_a_resume(
-    manifest: str, undisturbed: Path, tmp_path: Path
-) -> None:
-    config = tiny_config(manifest, tmp_path, epochs=1)
-    run(replace(config, max_steps=3))
-    assert SampleDigest(*newest_state(tmp_path)["seen"]).samples == 3 * BATCH
-    run(config)
-    (cut,), whole = read_records(tmp_path, "epoch"), read_records(undisturbed, "epoch")[0]
-    assert [cut[name] for name in ("samples", "loss", "top1")] == [whole[name] for name in ("samples", "loss", "top1")]
 
 
 @pytest.mark.parametrize(
@@ -411,14 +408,6 @@ def test_a_run_that_is_told_to_do_no_more_than_it_has_done_is_done(
     assert (tmp_path / "config.json").read_text() == before
 
 
-@pytest.mark.parametrize("name", ["config.json", "logs/host-000.log"])
-def test_a_full_disk_is_named_with_the_file_that_it_does_not_take(manifest: str, tmp_path: Path, name: str) -> None:
-    (tmp_path / "logs").mkdir()
-    (tmp_path / name).symlink_to("/dev/full")
-    with pytest.raises(StorageError, match=f"^{tmp_path / name}: the disk is full"):
-        run(tiny_config(manifest, tmp_path))
-
-
 @pytest.mark.parametrize("when", ["train step", "evaluation step"])
 def test_sigterm_saves_and_the_same_command_goes_on(
     manifest: str, undisturbed: Path, tmp_path: Path, when: str
@@ -510,12 +499,9 @@ class Two(Single):
         return called
 
 
-@pytest.mark.parametrize("changes", [{"max_steps": 4}, {"epochs": 1, "checkpoint_every_steps": 4}])
-def test_no_line_of_the_log_has_a_rate_above_that_of_the_steps(
-    manifest: str, tmp_path: Path, changes: dict[str, int]
-) -> None:
+def test_no_line_of_the_log_has_a_rate_above_that_of_the_steps(manifest: str, tmp_path: Path) -> None:
     model = own("SlowlyTrained")
-    run(tiny_config(manifest, tmp_path, log_every_steps=3, model=model, **changes))
+    run(tiny_config(manifest, tmp_path, log_every_steps=3, model=model, epochs=1, checkpoint_every_steps=4))
     records = read_records(tmp_path, "step")
     rates = [record[name] for record in records for name in ("rate", "global_rate")]
     assert max(rates) <= BATCH / STEP_S, rates
@@ -676,10 +662,8 @@ def test_profiled_steps_leave_a_trace_also_where_a_run_ends_or_begins_among_them
     run(replace(config, max_steps=3))
     trace = next((tmp_path / "profile").iterdir())
     trace.unlink()
-    run(replace(config, max_steps=4))
+    run(replace(config, max_steps=6))
     assert trace.exists()
-    run(config)
-    assert len(losses(tmp_path)) == 2 * STEPS
 
 
 @pytest.mark.parametrize(("decay", "is_the_runs"), [(None, True), (0.0, False)])

@@ -247,13 +247,6 @@ def test_a_fused_optimizer_takes_the_steps_of_the_plain_one_and_goes_on_from_its
     Learner(Single("fp32"), config, CLASSES, fused.state())
 
 
-def test_a_gradient_that_is_short_enough_is_not_clipped() -> None:
-    batch = batch_of(6)
-    full = moved(batch)
-    assert moved(batch, regularize=RegularizeConfig(clip_norm=0.01)).norm().item() == pytest.approx(0.01, rel=1e-3)
-    torch.testing.assert_close(moved(batch, regularize=RegularizeConfig(clip_norm=1e6)), full)
-
-
 def test_averaged_weights_are_what_is_evaluated_and_those_that_layers_share_are_averaged_once_a_step() -> None:
     learner = learner_of(
         model=ModelConfig(name=f"{__name__}:shared_layers"), regularize=RegularizeConfig(ema_decay=0.75)

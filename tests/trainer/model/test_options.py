@@ -101,16 +101,6 @@ def test_float16_is_refused_where_gradients_are_not_scaled(monkeypatch: pytest.M
         Single("fp16")
 
 
-def test_layer_decay_goes_on_from_a_checkpoint() -> None:
-    optimizer = OptimizerConfig(name="adamw", weight_decay=0.05, learning_rate=1.0, layer_decay=0.7)
-    config = config_of(model=VIT, optimizer=optimizer)
-    _, first = learned(config)
-    second = Learner(Single("fp32"), config, CLASSES, first.state())
-    for step, batch in enumerate(batches(config)):
-        rows = [learner.train_step(batch, rate_at(step), key=step) for learner in (first, second)]
-        assert torch.equal(*rows)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -4,10 +4,12 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -127,6 +129,16 @@ def test_a_ddp_process_alone_asks_nobody_at_every_step(alone: Ddp) -> None:
     # It would wait for its device each time.
     assert alone.sum_hosts([3, 2**40]) == [3, 2**40]
     assert alone.any_host(True)
+
+
+def test_processes_of_ddp_wait_for_each_other_as_long_as_the_stall_timeout_says(
+    alone: Ddp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {}
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **given: options.update(given))
+    monkeypatch.setattr(alone, "_store", dist.HashStore())
+    alone.join(900)
+    assert options["timeout"] == options["store"].timeout == timedelta(seconds=900)
 
 
 def test_what_a_strategy_can_not_do_on_cpus_is_refused(alone: Ddp, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from torch import nn
 
 from shardset.program import FAILED, OK, PREEMPTED, USAGE
 from shardset.storage.open import open_storage
-from tests.faulty_proxy import Fault, FaultyProxy, Seen
+from tests.faulty_proxy import Fault, FaultyProxy
 from tests.makers import kills
 from tests.makers.plain_loop import PlainRun, adamw, bce, plain_run
 from tests.makers.ports import free_port
@@ -267,7 +266,12 @@ def test_the_hosts_of_a_slice_go_on_together_as_one_device_would(
     # Host 1 is asked to stop when it has sent the images of step 12, up to three steps ahead. A step sends four fields.
     stop = f"1-{4 * (12 - 3)}"
     config = replace(config, run_dir="run", strategy="spmd", compile_cache=str(cache))
-    outputs = on_slice(config, homes, devices=2, exchange=exchange, stops=["", stop, ""], expected=PREEMPTED)
+    exchange.mkdir()
+    port = free_port()
+    words = [(host, 3, 2, port, exchange, home, stop if host == 1 else "") for host, home in enumerate(homes)]
+    ended = [finish(one) for one in [python("tests.makers.pod", *map(str, own), in_json(config)) for own in words]]
+    assert {code for code, _ in ended} == {PREEMPTED}, ended
+    outputs = [output for _, output in ended]
 
     saved = {int(step) for output in outputs for step in re.findall(r"saved at step (\d+)", output)}
     (last,) = [commit.step for commit in checkpoint.commits(open_storage(str(homes[0] / "run")))][-1:]
@@ -276,7 +280,9 @@ def test_the_hosts_of_a_slice_go_on_together_as_one_device_would(
     assert largest_difference(losses(homes[0] / "run"), losses(plain["group"])[:last]) < TOLERANCE
     assert {record["samples"] for record in read_records(homes[0] / "run", "eval")} == {NUM_EVAL}
     # Each host sends its own part of the global batch.
-    rows = [rows_of_first_step(exchange, host) for host in range(3)]
+    # Files of what it sent first, by thread 1, after the main thread.
+    fields = [ON_DEVICE.index(name) for name in ("label", "weight")]
+    rows = [[np.load(exchange / f"1-{field}-{host}.npy") for field in fields] for host in range(3)]
     assert [(len(labels), weights.sum()) for labels, weights in rows] == [(4, 2), (4, 3), (4, 3)]
     data = open_data(config, 0, 1).train
     _, _, batch = next(data.run(iter([(0, range(3, 4))])))
@@ -293,27 +299,6 @@ def test_the_hosts_of_a_slice_go_on_together_as_one_device_would(
 def contents(folder: Path) -> dict[str, bytes]:
     """The files below a folder by name."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def rows_of_first_step(exchange: Path, host: int) -> tuple[np.ndarray, np.ndarray]:
-    """Labels and weights that a host of `on_slice` sent first: by thread 1, after the main thread."""
-    fields = [ON_DEVICE.index(name) for name in ("label", "weight")]
-    labels, weights = (np.load(exchange / f"1-{field}-{host}.npy") for field in fields)
-    return labels, weights
-
-
-def on_slice(
-    config: TrainConfig, homes: Sequence[Path], *, devices: int, exchange: Path, stops: Sequence[str], expected: int
-) -> list[str]:
-    """Runs the trainer on one host for each folder, which a relative run folder is below; returns their outputs."""
-    exchange.mkdir()
-    port = free_port()
-    words = [(host, len(homes), devices, port, exchange, home, stops[host]) for host, home in enumerate(homes)]
-    hosts = [python("tests.makers.pod", *map(str, own), in_json(config)) for own in words]
-    ended = list(map(finish, hosts))
-    for code, output in ended:
-        assert code == expected, output
-    return [output for _, output in ended]
 
 
 def shared_model(num_classes: int) -> nn.Module:
@@ -400,8 +385,8 @@ def test_all_processes_stop_at_one_step_when_one_is_asked(manifest: str, tmp_pat
 def test_a_process_whose_peer_dies_says_so_in_one_line(manifest: str, tmp_path: Path) -> None:
     # Without torchrun, which would end the others itself.
     config = tiny_config(manifest, tmp_path, epochs=500, strategy="ddp")
-    port = free_port()
-    left, right = (alone(config, rank, port) for rank in range(2))
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    left, right = (trainer(config, environment={"RANK": rank, "LOCAL_RANK": rank, **shared}) for rank in "01")
     when(tmp_path / "metrics.jsonl", lambda found: len(found) > 3, left)
     right.kill()
     assert finish(right)[0] == -signal.SIGKILL
@@ -415,7 +400,10 @@ def test_a_process_whose_peer_dies_says_so_in_one_line(manifest: str, tmp_path: 
 def test_a_run_whose_data_is_out_of_reach_ends_when_it_is_told_to(
     manifest: str, tmp_path: Path, gcs_root: str, gcs_emulator: str
 ) -> None:
-    copy_set(manifest, gcs_root)
+    source, copy = open_storage(manifest), open_storage(gcs_root)
+    for stat in source.list():
+        with copy.writer(stat.name) as writer:
+            writer.write(source.read(stat.name))
     image = ImageConfig(size=8, train_crop="random", eval_resize=8)
     with FaultyProxy(gcs_emulator) as proxy:
         process = trainer(
@@ -430,14 +418,6 @@ def test_a_run_whose_data_is_out_of_reach_ends_when_it_is_told_to(
     assert code == PREEMPTED, output
     saved = int(re.findall(r"saved at step (\d+)", output)[0])
     assert checkpoint.commits(open_storage(str(tmp_path)))[-1].step == saved == len(losses(tmp_path))
-
-
-def copy_set(source: str, target: str) -> None:
-    """A shard set somewhere else."""
-    storage, copy = open_storage(source), open_storage(target)
-    for stat in storage.list():
-        with copy.writer(stat.name) as writer:
-            writer.write(storage.read(stat.name))
 
 
 @pytest.mark.gcs
@@ -483,37 +463,6 @@ def test_a_run_that_stands_still_ends_with_a_traceback_of_where(manifest: str, t
     assert "in forward" in output
 
 
-@pytest.mark.gcs
-@pytest.mark.nightly
-def test_a_process_of_ddp_waits_as_long_for_the_data_of_another_as_the_stall_timeout_says(
-    manifest: str, tmp_path: Path, gcs_root: str, gcs_emulator: str
-) -> None:
-    # 65 seconds without an answer: torch's own patience was 60.
-    copy_set(manifest, gcs_root)
-    image = ImageConfig(size=8, train_crop="random", eval_resize=8)
-    config = tiny_config(gcs_root, tmp_path, epochs=1, max_steps=6, strategy="ddp", image=image)
-    port, lifted, num_resets = free_port(), math.inf, 0
-
-    def without_data_once_both_have_joined(seen: Seen) -> Fault | None:
-        nonlocal num_resets
-        if "train-" not in seen.path or not (tmp_path / "logs").exists() or time.monotonic() > lifted:
-            return None
-        num_resets += 1
-        return Fault("reset")
-
-    with FaultyProxy(gcs_emulator) as proxy:
-        proxy.script = without_data_once_both_have_joined
-        near = alone(config, 0, port)
-        far = alone(config, 1, port, {"STORAGE_EMULATOR_HOST": proxy.url})
-        while near.poll() is None and not num_resets:
-            time.sleep(0.1)
-        lifted = time.monotonic() + 65
-        for process in (near, far):
-            code, output = finish(process)
-            assert code == OK, output
-    assert len(losses(tmp_path)) == 6
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize(("strategy", "sent", "word"), [("spmd", "SIGKILL", "died"), ("replica", "SIGSTOP", "hangs")])
 def test_when_a_process_of_one_host_is_lost_all_hosts_name_it_and_end(
@@ -535,14 +484,6 @@ def test_when_a_process_of_one_host_is_lost_all_hosts_name_it_and_end(
     assert f"another process of this run {word}" in (tmp_path / "0/logs/host-000.log").read_text()
     while is_running(lost):  # its new parent may not have noticed its end yet
         time.sleep(0.05)
-
-
-def alone(
-    config: TrainConfig, rank: int, port: int, environment: dict[str, str] | None = None
-) -> subprocess.Popen[str]:
-    """One of two such processes."""
-    values = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    return trainer(config, environment={name: str(value) for name, value in values.items()} | (environment or {}))
 
 
 def python(name: str, *arguments: str) -> subprocess.Popen[str]:
