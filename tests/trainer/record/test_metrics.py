@@ -114,5 +114,5 @@ FINAL = FinalRecord(
 def test_a_run_without_an_evaluation_has_a_final_line_and_the_parts_of_its_time_are_told_in_words() -> None:
     assert "accuracy=None" in metrics.line_of(FINAL)
     assert metrics.time_in_words(FINAL) == ""
-    record = msgspec.structs.replace(FINAL, step_seconds=80.0, input_wait_seconds=20.0)
+    record = msgspec.structs.replace(FINAL, parts={"steps": 80.0, "waiting for data": 20.0})
     assert metrics.time_in_words(record) == "steps 80 % (80.0 s), waiting for data 20 % (20.0 s)"
