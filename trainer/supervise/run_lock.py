@@ -233,9 +233,8 @@ class Lease(SeenLease):
     def _take(self, tell: Callable[[str], None]) -> None:
         generation, holder = self._stored()
         if generation != ABSENT and not _is_gone(holder):
-            tell(
-                f"{self._storage.url} is held by {holder or 'another process'}; waiting up to {self._patience_s:.0f} s for a renewal"
-            )
+            who = holder or "another process"
+            tell(f"{self._storage.url} is held by {who}; waiting up to {self._patience_s:.0f} s for a renewal")
             end = time.monotonic() + self._patience_s
             while generation != ABSENT and time.monotonic() < end:
                 time.sleep(min(1.0, self._patience_s / 20))
