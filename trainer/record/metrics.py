@@ -168,7 +168,7 @@ class EvalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
 class FinalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="final"):
     """The whole run, as seen by the process that ended it. `accuracy` is the top-1 of the last evaluation.
 
-    The seconds of each part are those of this process since it began.
+    `parts` are the seconds of this process since it began, by what it spent them on.
     """
 
     split: str
@@ -179,37 +179,21 @@ class FinalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     global_step: int
     seconds: float
     seconds_to_target: float | None
-    step_seconds: float = 0.0
-    input_wait_seconds: float = 0.0
-    first_step_seconds: float = 0.0
-    evaluation_seconds: float = 0.0
-    checkpoint_seconds: float = 0.0
-
-
-PARTS = {
-    "step_seconds": "steps",
-    "input_wait_seconds": "waiting for data",
-    "first_step_seconds": "the first step",
-    "evaluation_seconds": "evaluations",
-    "checkpoint_seconds": "checkpoints",
-}
-"""The parts of a run's time as a FinalRecord names them, and what people call each."""
-
-
-def time_in_words(record: FinalRecord) -> str:
-    """`steps 81 % (12 s), ...`: each part that took any time; empty if none did."""
-    seconds = {name: getattr(record, name) for name in PARTS}
-    total = sum(seconds.values())
-    parts = [f"{PARTS[name]} {100 * part / total:.0f} % ({part:.1f} s)" for name, part in seconds.items() if part > 0]
-    return ", ".join(parts)
+    parts: dict[str, float] = {}
 
 
 Record = StepRecord | EpochRecord | EvalRecord | FinalRecord
 
 
+def time_in_words(record: FinalRecord) -> str:
+    """`steps 81 % (12.0 s), ...`: each part that took any time; empty if none did."""
+    total = sum(record.parts.values())
+    return ", ".join(f"{name} {100 * s / total:.0f} % ({s:.1f} s)" for name, s in record.parts.items() if s > 0)
+
+
 def line_of(record: Record) -> str:
     """`step device=cpu epoch=1 step=9 ... time=12:03:55`, without the time. People count epochs from 1."""
-    values = asdict(record)
+    values = {name: value for name, value in asdict(record).items() if name != "parts"}
     values |= {name: values[name] + 1 for name in ("epoch", "best_epoch") if values.get(name) is not None}
     texts = {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in values.items()}
     return " ".join([_kind(record), *(f"{name}={text}" for name, text in texts.items())])

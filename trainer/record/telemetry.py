@@ -16,7 +16,6 @@ from trainer.data.splits import SampleDigest
 from trainer.errors import NotFinite
 from trainer.record.checkpoint_state import CheckpointState, Position
 from trainer.record.metrics import (
-    PARTS,
     EpochRecord,
     EvalRecord,
     FinalRecord,
@@ -28,6 +27,9 @@ from trainer.record.metrics import (
     time_in_words,
 )
 from trainer.runtime.base import Runtime
+
+PARTS = ("steps", "waiting for data", "the first step", "evaluations", "checkpoints")
+"""What a run spends its time on."""
 
 PROFILE = "profile"
 """The folder for traces in the run folder."""
@@ -88,7 +90,7 @@ class Telemetry:
 
     def pause(self, checkpoint_s: float) -> None:
         """Leaves the time since the last report out of the rates. So many seconds of it went into a checkpoint."""
-        self._spent_s["checkpoint_seconds"] += checkpoint_s
+        self._spent_s["checkpoints"] += checkpoint_s
         self._rates.mark()
 
     def seen_by_all(self) -> SampleDigest:
@@ -131,7 +133,7 @@ class Telemetry:
         self._replica_samples += num_samples
         self.epoch_totals = self.epoch_totals.add(rows)
         if not self._has_reported:
-            self._spent_s["first_step_seconds"] = time.perf_counter() - self._started - self._wait_s()
+            self._spent_s["the first step"] = time.perf_counter() - self._started - self._wait_s()
         self._has_reported = True
         self._log_step(step - num_left - 1, Totals().add(rows))
 
@@ -168,7 +170,7 @@ class Telemetry:
     def log_evaluation(self, position: Position, totals: Totals) -> None:
         """Logs the evaluation that followed `log_epoch`."""
         seconds = time.perf_counter() - self._evaluation_started
-        self._spent_s["evaluation_seconds"] += seconds
+        self._spent_s["evaluations"] += seconds
         self._log.record(
             EvalRecord(
                 split=self._eval_split,
@@ -186,8 +188,8 @@ class Telemetry:
 
     def log_final(self, position: Position, seconds: float) -> None:
         """Logs the whole run."""
-        self._spent_s["input_wait_seconds"] = self._wait_s()
-        steps_s = time.perf_counter() - self._started - sum(self._spent_s.values())
+        self._spent_s["waiting for data"] = self._wait_s()
+        self._spent_s["steps"] = max(0.0, time.perf_counter() - self._started - sum(self._spent_s.values()))
         record = FinalRecord(
             split=self._eval_split,
             accuracy=position.last_top1,
@@ -197,7 +199,7 @@ class Telemetry:
             global_step=position.step,
             seconds=seconds,
             seconds_to_target=position.seconds_to_target,
-            **{**self._spent_s, "step_seconds": max(0.0, steps_s)},
+            parts=self._spent_s,
         )
         self._log.record(record)
         if self._has_reported:

@@ -38,13 +38,14 @@ PATIENCE_S = 35.0
 
 @prepared
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """The process that holds a run folder. Processes of one `machine` can see each other."""
+    """The process that holds a run folder. Processes of one `machine` can see each other. `beat` counts renewals."""
 
     host: str
     pid: int
     since: str
     machine: str
     token: str
+    beat: int = 0
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}, since {self.since}"
@@ -232,7 +233,8 @@ class Lease(SeenLease):
     def _take(self, tell: Callable[[str], None]) -> None:
         generation, holder = self._stored()
         if generation != ABSENT and not _is_gone(holder):
-            tell(f"{self._storage.url} is held by {holder}; waiting up to {self._patience_s:.0f} s for a renewal")
+            who = holder or "another process"
+            tell(f"{self._storage.url} is held by {who}; waiting up to {self._patience_s:.0f} s for a renewal")
             end = time.monotonic() + self._patience_s
             while generation != ABSENT and time.monotonic() < end:
                 time.sleep(min(1.0, self._patience_s / 20))
@@ -252,6 +254,7 @@ class Lease(SeenLease):
                 self.confirm()
 
     def _write(self, generation: str) -> None:
+        self._who = msgspec.structs.replace(self._who, beat=self._who.beat + 1)
         began = self._clock()
         with self._storage.writer(HOLDER, if_generation=generation) as writer:
             writer.write(msgspec.json.encode(self._who))

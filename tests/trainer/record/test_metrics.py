@@ -59,10 +59,8 @@ def test_records_go_to_the_log_the_json_lines_and_tensorboard(
     log.record(EvalRecord(split="val", epoch=1, global_step=10, samples=7, loss=0.1, top1=0.5, top5=1.0, seconds=2.0))
     log.note("a sentence")
     log.close()
-    assert [json.loads(line)["kind"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [
-        "step",
-        "eval",
-    ]
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["kind"] for line in lines] == ["step", "eval"]
     assert (tmp_path / "logs/host-000.log").read_text().count("\n") == 3
     assert list((tmp_path / "tensorboard").glob("events.*"))
     assert capsys.readouterr().out == "a sentence\n"
@@ -80,16 +78,10 @@ def test_only_a_terminal_has_a_progress_line_and_it_makes_way_for_others(
     log.close()
 
 
-def test_a_folder_without_logs_is_refused() -> None:
-    storage = MemoryStorage(uuid.uuid4().hex, "")
-    with storage.writer("run/logs/host-000.log") as writer:
-        writer.write(b"of a run below\n")
-    with pytest.raises(ConfigError, match=f"{storage.url}: no logs/host-000.log there, expected the folder of a run"):
-        run_folder.merged_logs(storage)
-
-
 def test_merged_logs_are_in_the_order_of_time_and_an_entry_of_several_lines_stays_whole() -> None:
     storage = MemoryStorage(uuid.uuid4().hex, "")
+    with pytest.raises(ConfigError, match=f"{storage.url}: no logs/host-000.log there, expected the folder of a run"):
+        run_folder.merged_logs(storage)
     for host in (0, 1):
         entries = [f"2026-01-01T00:00:0{moment + host} trainer: {{\n }},\n}}\n" for moment in (1, 3)]
         with storage.writer(run_folder.log_name(host)) as writer:
@@ -114,5 +106,5 @@ FINAL = FinalRecord(
 def test_a_run_without_an_evaluation_has_a_final_line_and_the_parts_of_its_time_are_told_in_words() -> None:
     assert "accuracy=None" in metrics.line_of(FINAL)
     assert metrics.time_in_words(FINAL) == ""
-    record = msgspec.structs.replace(FINAL, step_seconds=80.0, input_wait_seconds=20.0)
+    record = msgspec.structs.replace(FINAL, parts={"steps": 80.0, "waiting for data": 20.0})
     assert metrics.time_in_words(record) == "steps 80 % (80.0 s), waiting for data 20 % (20.0 s)"
