@@ -46,9 +46,8 @@ from trainer.record.checkpoint_names import new_state_name
 from trainer.record.log_files import log_name
 from trainer.record.run_output import from_anywhere
 from trainer.run import Run
-from trainer.runtime.base import Step
+from trainer.runtime.base import Single, Step
 from trainer.runtime.launch import launch, running
-from trainer.runtime.single import Single
 from trainer.supervise import preemption, run_lock
 
 pytestmark = pytest.mark.usefixtures("one_thread")
