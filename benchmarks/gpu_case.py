@@ -20,9 +20,8 @@ from trainer.config import TrainConfig, from_dict, to_dict
 from trainer.data.device_feed import DeviceFeed
 from trainer.data.splits import BatchSource, open_data
 from trainer.model.learner import Learner
-from trainer.runtime.base import Runtime
+from trainer.runtime.base import Runtime, Single
 from trainer.runtime.launch import started
-from trainer.runtime.single import Single
 
 CLASSES = 1000
 

@@ -3,7 +3,7 @@
 import sys
 
 from trainer.cli import main
-from trainer.runtime.single import Single
+from trainer.runtime.base import Single
 
 if __name__ == "__main__":
     Single.compile_backend = "aot_eager"

@@ -18,9 +18,9 @@ import torch.distributed as dist
 from shardset.errors import ConfigError
 from trainer.config import Precision
 from trainer.runtime import torchtpu
+from trainer.runtime.base import Single
 from trainer.runtime.distributed import BACKENDS, Ddp
 from trainer.runtime.launch import choose
-from trainer.runtime.single import Single
 from trainer.tpu import processes
 
 

@@ -143,7 +143,7 @@ def _refusal(spmd: Any) -> str:
 def _step(spmd: Any, config: TrainConfig) -> list[float]:
     from trainer.model.augment import mix_of
     from trainer.model.learner import Learner
-    from trainer.runtime.single import Single
+    from trainer.runtime.base import Single
 
     spmd.graphs.clear()
     states = []

@@ -45,9 +45,8 @@ from trainer.record import checkpoint
 from trainer.record.checkpoint import new_state_name
 from trainer.record.run_folder import from_anywhere, log_name
 from trainer.run import Run
-from trainer.runtime.base import Step
+from trainer.runtime.base import Single, Step
 from trainer.runtime.launch import launch, running
-from trainer.runtime.single import Single
 from trainer.supervise import preemption, run_lock
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -11,7 +11,7 @@ from trainer import recipes
 from trainer.config import TrainConfig
 from trainer.loop import train
 from trainer.model import build
-from trainer.runtime.single import Single
+from trainer.runtime.base import Single
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

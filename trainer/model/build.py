@@ -116,19 +116,14 @@ def optimizer(
         raise ConfigError(f"optimizer {config.name!r}: {error}; see timm.optim.list_optimizers()") from error
     if config.head_learning_rate is not None:
         heads = pretrained.heads_of(model, type(model).__name__)
-        _split_groups(made, heads, config.head_learning_rate / config.learning_rate)
+        of_heads = {id(parameter) for head in heads for parameter in head.parameters()}
+        for group in list(made.param_groups):
+            if own := [parameter for parameter in group["params"] if id(parameter) in of_heads]:
+                group["params"] = [parameter for parameter in group["params"] if id(parameter) not in of_heads]
+                scale = config.head_learning_rate / config.learning_rate
+                made.add_param_group({**group, "params": own, "lr_scale": scale})
+        made.param_groups[:] = [group for group in made.param_groups if group["params"]]
     return made
-
-
-def _split_groups(made: torch.optim.Optimizer, heads: list[nn.Module], scale: float) -> None:
-    """Gives the weights of the heads groups of their own, whose rate is `scale` times that of the others."""
-    of_heads = {id(parameter) for head in heads for parameter in head.parameters()}
-    for group in list(made.param_groups):
-        own = [parameter for parameter in group["params"] if id(parameter) in of_heads]
-        if own:
-            group["params"] = [parameter for parameter in group["params"] if id(parameter) not in of_heads]
-            made.add_param_group({**group, "params": own, "lr_scale": scale})
-    made.param_groups[:] = [group for group in made.param_groups if group["params"]]
 
 
 @torch.no_grad()
@@ -217,16 +212,12 @@ def _small_stem(model: Any, name: str) -> None:
 
 def _swap_norms(module: nn.Module) -> None:
     for name, child in module.named_children():
-        if isinstance(child, _BatchNorm):
-            setattr(module, name, _group_norm(child))
-        else:
+        if not isinstance(child, _BatchNorm):
             _swap_norms(child)
-
-
-def _group_norm(norm: _BatchNorm) -> nn.Module:
-    groups = math.gcd(MAX_GROUPS, norm.num_features)
-    if not isinstance(norm, BatchNormAct2d):
-        return nn.GroupNorm(groups, norm.num_features, eps=norm.eps)
-    swapped = GroupNormAct(norm.num_features, num_groups=groups, eps=norm.eps)
-    swapped.drop, swapped.act = norm.drop, norm.act
-    return swapped
+            continue
+        groups, num_features = math.gcd(MAX_GROUPS, child.num_features), child.num_features
+        swapped: Any = nn.GroupNorm(groups, num_features, eps=child.eps)
+        if isinstance(child, BatchNormAct2d):
+            swapped = GroupNormAct(num_features, num_groups=groups, eps=child.eps)
+            swapped.drop, swapped.act = child.drop, child.act
+        setattr(module, name, swapped)

@@ -21,31 +21,26 @@ PEAKS = {
 """Dense bfloat16 FLOP/s by the device's whole name: NVIDIA's data sheets, without the zeros of sparse matrices."""
 
 
-def flops_per_sample(config: TrainConfig, num_classes: int) -> int:
-    """FLOPs of a forward and a backward pass for one image. Activations that are computed again do not count."""
-    model = replace(config.model, pretrained=None, checkpoint_activations=False)
-    net = build.build(model, num_classes, config.seed)
-    build.freeze(net, model)
-    shapes = net.to("meta")
-    build.set_training(shapes, model)
-    num_images = 2  # BatchNorm refuses a single value
-    images = torch.empty(num_images, 3, config.image.size, config.image.size, device="meta")
-    with FlopCounterMode(display=False) as counter:
-        shapes(images).sum().backward()
-    return int(counter.get_total_flops()) // num_images
-
-
 def share_of_peak(config: TrainConfig, num_classes: int, device: torch.device) -> float | None:
-    """The share of a device's peak that one image a second takes; None where it is not known.
+    """The share of a device's peak that a step takes for one image a second; None where it is not known.
 
     That is on devices that are not in PEAKS, in float32, and for a model of yours, which may count its calls.
+    Activations that are computed again do not count.
     """
     name = config.model.name
     is_own = ":" in name and not name.startswith("trainer.")
     peak = PEAKS.get(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     if peak is None or config.precision != "bf16" or is_own:
         return None
+    model = replace(config.model, pretrained=None, checkpoint_activations=False)
+    net = build.build(model, num_classes, config.seed)
+    build.freeze(net, model)
+    net = net.to("meta")
+    build.set_training(net, model)
+    images = torch.empty(2, 3, config.image.size, config.image.size, device="meta")  # BatchNorm refuses one image
     try:
-        return flops_per_sample(config, num_classes) / peak
+        with FlopCounterMode(display=False) as counter:
+            net(images).sum().backward()
     except (RuntimeError, TypeError, ValueError, AttributeError, AssertionError):  # it needs numbers
         return None
+    return int(counter.get_total_flops()) / len(images) / peak

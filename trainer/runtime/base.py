@@ -1,9 +1,10 @@
-"""The interface to devices and strategies.
+"""Devices and processes as the training loop sees them: one process with one device, in plain PyTorch.
 
 A runtime knows where tensors live, which part of the data this process reads, and how processes agree. The training
-loop knows none of that. A new back end is a subclass of `Runtime`.
+loop knows none of that. Strategies of several devices are subclasses of `Runtime`.
 """
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -14,10 +15,12 @@ import numpy as np
 import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
+from torch.utils._pytree import tree_map_only
 
 from shardset.errors import ConfigError
 from trainer.config import Precision
 from trainer.runtime import cuda, optimizers, torchtpu
+from trainer.runtime.machine import check_precision
 from trainer.supervise.heartbeat import Address, HeartbeatClient
 
 TensorBatch = cuda.TensorBatch
@@ -27,13 +30,16 @@ Step = torchtpu.Step
 
 
 class Runtime:
-    """Devices and processes as the training loop sees them. The defaults fit a run of one process.
+    """One process with one device: a CUDA device if there is one, else a TPU with TorchTPU, else the CPU.
 
     This process reads part `host` of `num_hosts` of the data. Gradients are averaged over `num_replicas`. A runtime
     that compiles steps to graphs counts the graphs of each step in `graphs`.
     """
 
     strategy: str
+    compile_backend = "inductor"
+    platform: str | None = None
+    """What PJRT calls the devices, such as TPU; None for a back end without it."""
     host: int = 0
     num_hosts: int = 1
     num_replicas: int = 1
@@ -46,8 +52,21 @@ class Runtime:
                 f"precision fp16: strategy {self.strategy} on the device {self.device} does not scale gradients, which "
                 "float16 needs; use --precision bf16 or fp32"
             )
+        if self.device.type == "cuda":
+            capability, name = torch.cuda.get_device_capability(self.device), torch.cuda.get_device_name(self.device)
+            check_precision(precision, capability, name)
         self.graphs: dict[str, int] = {}
         self.heartbeat = HeartbeatClient()
+        self.is_cloud = self.device.type == torchtpu.DEVICE_TYPE
+        """Whether this is a Compute Engine machine, which announces its preemption."""
+        self.on_host = self.device.type == "cpu"
+        """Whether the device computes in host memory, which it shares with the streams."""
+        self.steps_block = self.on_host
+        """Whether the device has computed a step when the step returns."""
+        self._busy_s = 0.0
+        self._spans: dict[int, tuple[Any, Any]] = {}  # the events around a step, by the id of its row
+        self._profiler: Any = None
+        self._copies = cuda.PinnedCopies(self.device) if self.device.type == "cuda" else None
 
     @property
     def num_devices(self) -> int:
@@ -58,16 +77,6 @@ class Runtime:
     def replica(self) -> int:
         """The number of the model copy that this process computes. Each draws its own random numbers (dropout)."""
         return self.host
-
-    @property
-    def is_cloud(self) -> bool:
-        """Whether this is a Compute Engine machine, which announces its preemption."""
-        return self.device.type == torchtpu.DEVICE_TYPE
-
-    @property
-    def platform(self) -> str | None:
-        """What PJRT calls the devices, such as TPU; None for a back end without it."""
-        return None
 
     @property
     def is_master(self) -> bool:
@@ -86,18 +95,10 @@ class Runtime:
     def keep_graphs(self, folder: str | None) -> None:
         """Keeps compiled graphs in a local folder for later runs. Call it before the first step."""
 
-    @property
-    def on_host(self) -> bool:
-        """Whether the device computes in host memory, which it shares with the streams."""
-        return self.device.type == "cpu"
-
-    @property
-    def steps_block(self) -> bool:
-        """Whether the device has computed a step when the step returns."""
-        return False
-
     def _find_device(self) -> torch.device:
-        raise NotImplementedError
+        if torch.cuda.is_available():
+            return torch.device("cuda", torch.cuda.current_device())
+        return torch.device(torchtpu.DEVICE_TYPE if torchtpu.is_available() else "cpu")
 
     def num_rows(self, global_batch_size: int, accumulate: int) -> int:
         """The rows that every process brings to a step: one shape for all, whatever the sizes of their shares."""
@@ -108,21 +109,38 @@ class Runtime:
 
     def module_to_device(self, module: nn.Module) -> nn.Module:
         """The module on the device; the same object if the back end allows it."""
-        raise NotImplementedError
+        module = moved(module, self.device)
+        # torch's stubs lack this argument.
+        return module.to(memory_format=torch.channels_last) if self.device.type == "cuda" else module  # type: ignore
 
     def to_device(self, batch: TensorBatch) -> TensorBatch:
         """The batch on the device. Each tensor is split along its first dimension over the local devices."""
-        raise NotImplementedError
+        if self._copies is not None:
+            return self._copies.start(batch)
+        return batch if self.on_host else {name: tensor.to(self.device) for name, tensor in batch.items()}
 
     def to_host(self, tree: Any) -> Any:
         """A copy of nested dicts, lists and tensors with every tensor on the CPU, in memory of its own."""
-        raise NotImplementedError
+        return tree_map_only(torch.Tensor, lambda tensor: tensor.detach().to("cpu", copy=True), tree)
 
     def mark_replicated(self, tensors: Iterable[torch.Tensor]) -> None:
         """Declares that every replica holds a full copy of these device tensors for the whole run."""
 
     def accelerate(self, modules: Iterable[nn.Module], *, compile: bool | None, tf32: bool) -> None:
         """Has the device compute these models fast, as the config says. XLA compiles whole steps in any case."""
+        if self.device.type == "cuda":
+            cuda.set_flags(tf32=tf32)
+        if self.device.type == "tpu":
+            torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        backend = torchtpu.COMPILE_BACKEND if self.device.type == "tpu" else self.compile_backend
+        obstacle = cuda.compile_obstacle(self.device) if backend == "inductor" else None
+        if compile and obstacle is not None:
+            raise ConfigError(
+                f"compile is true, but torch.compile can't make kernels here: {obstacle}; or set it to false"
+            )
+        if compile or (compile is None and not self.on_host and obstacle is None):
+            for module in modules:
+                module.compile(backend=backend, dynamic=False)
 
     def synchronize_norms(self, model: nn.Module) -> nn.Module:
         """The model with a BatchNorm that sees the global batch. Raises ConfigError where it can't."""
@@ -140,11 +158,35 @@ class Runtime:
 
     def compiled(self, step: Step, name: str) -> Step:
         """The step, timed, and compiled if the back end compiles."""
-        raise NotImplementedError
+        if self._copies is not None:
+            return self._timed_by_events(step, self._copies)
+
+        def timed(*args: Any) -> torch.Tensor:
+            start = time.perf_counter()
+            result = step(*args)
+            self._busy_s += time.perf_counter() - start
+            return result
+
+        return timed
+
+    def _timed_by_events(self, step: Step, copies: cuda.PinnedCopies) -> Step:
+        make_event: Any = torch.cuda.Event  # its constructor is not typed
+
+        def timed(batch: TensorBatch, *args: Any) -> torch.Tensor:
+            if isinstance(batch, cuda.CopiedBatch):
+                copies.wait(batch)
+            start, stop = (make_event(enable_timing=True) for _ in range(2))
+            start.record()
+            result = step(batch, *args)
+            stop.record()
+            self._spans[id(result)] = start, stop
+            return result
+
+        return timed
 
     def seed(self, key: int) -> None:
         """Seeds the randomness inside the model, such as dropout, from the key and the replica only."""
-        raise NotImplementedError
+        torch.manual_seed(replica_key(key, self.replica))
 
     def autocast(self) -> AbstractContextManager[None]:
         """Computes in the precision of the run where that is safe. Weights and loss stay float32."""
@@ -153,7 +195,7 @@ class Runtime:
 
     def number(self, value: float) -> float | torch.Tensor:
         """A number that changes between steps, as a step takes it: a tensor if it would become part of the graph."""
-        return value
+        return torch.tensor(value, device=self.device) if self.device.type == "tpu" else value
 
     def first_moments(self, optimizer: torch.optim.Optimizer, name: str) -> optimizers.Moments:
         """The state that a new optimizer begins with, on the CPU, as `optimizer` is; {} where its first step makes it.
@@ -186,7 +228,14 @@ class Runtime:
 
         Awaits these steps, but none after them, so the device stays busy with the next one.
         """
-        raise NotImplementedError
+        spans = [self._spans.pop(id(row)) for row in rows if id(row) in self._spans]
+        if self._copies is not None and spans:
+            fetched = self._copies.read(rows, spans[-1][1])
+        else:
+            # One by one: a kernel that joins them would run after the steps that are under way.
+            fetched = torch.stack([row.cpu() for row in rows])
+        self._busy_s += sum(start.elapsed_time(stop) for start, stop in spans) / 1000
+        return self.sum_replicas(fetched.double())
 
     def sum_hosts(self, values: Sequence[int]) -> list[int]:
         """Integers from 0 to 2**63, summed over processes. Every process must call it."""
@@ -239,15 +288,24 @@ class Runtime:
     @property
     def busy_s(self) -> float:
         """Seconds that the device has spent on steps, up to the last fetch."""
-        raise NotImplementedError
+        return self._busy_s
 
     def start_trace(self, folder: Path) -> None:
         """Starts a profile."""
-        raise NotImplementedError
+        self._profiler = torch.profiler.profile()
+        self._profiler.start()
 
     def stop_trace(self, folder: Path) -> None:
         """Ends the profile and writes it to the folder."""
-        raise NotImplementedError
+        folder.mkdir(parents=True, exist_ok=True)
+        self._profiler.stop()
+        self._profiler.export_chrome_trace(str(folder / f"host-{self.host:03d}.json"))
+
+
+class Single(Runtime):
+    """The strategy of one process with one device."""
+
+    strategy = "single"
 
 
 def replica_key(key: int, replica: int) -> int:

@@ -17,8 +17,7 @@ from shardset.errors import ConfigError
 from trainer.config import Precision
 from trainer.errors import PeerLost, first_line
 from trainer.runtime import torchtpu
-from trainer.runtime.base import Step
-from trainer.runtime.single import Single
+from trainer.runtime.base import Runtime, Step
 from trainer.supervise.heartbeat import AGAIN, Address, HeartbeatServer, HeartbeatTiming
 
 BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "cpu": "gloo", "tpu": torchtpu.BACKEND}
@@ -28,7 +27,7 @@ SERVER_PORT_KEY = "heartbeat port"
 """The key of the store under which RANK 0 publishes the port of its heartbeat server."""
 
 
-class Ddp(Single):
+class Ddp(Runtime):
     """One process for each device: on GPUs (nccl) and CPUs (gloo) started by torchrun, on TPUs by TorchTPU's launch."""
 
     strategy = "ddp"
@@ -40,9 +39,7 @@ class Ddp(Single):
                     f"strategy {self.strategy}: {name} is not set; start it with `torchrun --nproc-per-node N -m "
                     "trainer ...`"
                 )
-        self.host, self.num_hosts = _integer_variable("RANK"), _integer_variable("WORLD_SIZE")
-        if self.host >= self.num_hosts:
-            raise ConfigError(f"strategy {self.strategy}: RANK {self.host} is not below WORLD_SIZE {self.num_hosts}")
+        self.host, self.num_hosts = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.num_replicas = self.num_hosts
         super().__init__(precision)
 
@@ -158,7 +155,7 @@ class Ddp(Single):
 
 def _open_store(timing: HeartbeatTiming, *, is_server: bool) -> Store:
     """The store through which the ddp processes find each other. RANK 0 opens it unless torchrun has done so."""
-    host, port = os.environ["MASTER_ADDR"], _integer_variable("MASTER_PORT")
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     patience = datetime.timedelta(seconds=timing.grace_s if is_server else timing.join_s)
     try:
         store = TCPStore(host, port, is_master=is_server, timeout=patience, wait_for_workers=False)
@@ -175,10 +172,3 @@ def _open_store(timing: HeartbeatTiming, *, is_server: bool) -> Store:
         ) from error
     store.set_timeout(datetime.timedelta(seconds=timing.join_s))
     return store
-
-
-def _integer_variable(name: str) -> int:
-    """The value of an environment variable of ddp. Raises ConfigError unless it is a whole number."""
-    if not os.environ[name].isdecimal():
-        raise ConfigError(f"strategy ddp: {name} is {os.environ[name]!r}, expected a whole number; torchrun sets it")
-    return int(os.environ[name])

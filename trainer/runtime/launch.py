@@ -19,10 +19,9 @@ from shardset.errors import ConfigError
 from trainer.config import Precision, Strategy, TrainConfig
 from trainer.errors import PeerLost
 from trainer.runtime import torchtpu, xla
-from trainer.runtime.base import Runtime
+from trainer.runtime.base import Runtime, Single
 from trainer.runtime.distributed import Ddp
 from trainer.runtime.machine import REFUSED
-from trainer.runtime.single import Single
 from trainer.supervise.heartbeat import AGAIN, PORT, TIMING, HeartbeatClient, HeartbeatServer, HeartbeatTiming
 from trainer.supervise.preemption import relay
 

@@ -49,8 +49,10 @@ class Xla(Runtime):
         self._xm: Any = xm
         self._xr: Any = xr
         self._metrics: Any = met
-        self._profiler: Any = xp
         super().__init__(precision)
+        self._profiler = xp
+        self.is_cloud, self.on_host = xr.device_type() == "TPU", xr.device_type() == "CPU"
+        self.platform = os.environ.get("PJRT_DEVICE")
 
     def keep_graphs(self, folder: str | None) -> None:
         # By default on TPUs only: XLA:CPU writes compiled graphs, but can't read them.
@@ -65,6 +67,9 @@ class Xla(Runtime):
         module = moved(module, self.device)
         self._torch_xla.sync()
         return module
+
+    def accelerate(self, modules: Iterable[nn.Module], *, compile: bool | None, tf32: bool) -> None:
+        """Does nothing."""
 
     def data_parallel(self, model: nn.Module) -> nn.Module:
         for module in model.modules():
@@ -114,18 +119,6 @@ class Xla(Runtime):
             return lambda: flag
         sums = self._begin_sum([int(flag)])
         return lambda: sums()[0] > 0
-
-    @property
-    def is_cloud(self) -> bool:
-        return bool(self._xr.device_type() == "TPU")
-
-    @property
-    def platform(self) -> str | None:
-        return os.environ.get("PJRT_DEVICE")
-
-    @property
-    def on_host(self) -> bool:
-        return bool(self._xr.device_type() == "CPU")
 
     @property
     def compilations(self) -> int:

@@ -19,7 +19,7 @@ from trainer.model import build
 from trainer.model.augment import Normalize
 from trainer.model.learner import Learner
 from trainer.record import checkpoint_state
-from trainer.runtime.single import Single
+from trainer.runtime.base import Single
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

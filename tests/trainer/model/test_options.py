@@ -19,7 +19,7 @@ from trainer.data.splits import open_data
 from trainer.model import augment, build
 from trainer.model.learner import Learner
 from trainer.model.losses import Partners, losses_of
-from trainer.runtime.single import Single
+from trainer.runtime.base import Single
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

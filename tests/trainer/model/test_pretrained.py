@@ -12,7 +12,7 @@ from tests.makers.training import tiny_config
 from trainer.config import ModelConfig, OptimizerConfig, TrainConfig
 from trainer.model import build, pretrained
 from trainer.model.learner import Learner
-from trainer.runtime.single import Single
+from trainer.runtime.base import Single
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

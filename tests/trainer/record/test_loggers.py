@@ -12,7 +12,7 @@ from tests.makers.training import STEPS, read_records, shard_set, tiny_config
 from trainer import loop
 from trainer.config import TrainConfig
 from trainer.record import loggers
-from trainer.runtime.single import Single
+from trainer.runtime.base import Single
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from tests.makers.training import tiny_config
 from trainer.data.device_feed import DeviceFeed
 from trainer.model.learner import Learner
 from trainer.runtime import cuda, optimizers
-from trainer.runtime.single import Single
+from trainer.runtime.base import Single
 
 
 class LateStream:

@@ -19,10 +19,9 @@ from trainer.agreement import check_agreement, check_batch_size, facts_of
 from trainer.config import TrainConfig
 from trainer.data.splits import open_data, synthetic_data
 from trainer.runtime import torchtpu, xla
-from trainer.runtime.base import Runtime, replica_key
+from trainer.runtime.base import Runtime, Single, replica_key
 from trainer.runtime.distributed import Ddp
 from trainer.runtime.launch import choose, launch
-from trainer.runtime.single import Single
 
 
 class Threads(Single):

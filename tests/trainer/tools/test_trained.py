@@ -20,7 +20,7 @@ from trainer import loop
 from trainer.config import ImageConfig, ModelConfig, RegularizeConfig
 from trainer.data.splits import open_data
 from trainer.record import checkpoint
-from trainer.runtime.single import Single
+from trainer.runtime.base import Single
 from trainer.tools import export, trained
 from trainer.tools.predict import probabilities
 
