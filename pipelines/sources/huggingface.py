@@ -18,20 +18,12 @@ from msgspec.structs import asdict
 from pyarrow.parquet import ParquetFile
 
 from pipelines.holdout import REST, Holdout, Label
+from pipelines.sources import objects
 from pipelines.sources.base import RawSample, Rejected, Spool, Survey, Unit, class_infos, missing_notes
 from pipelines.sources.formats import parquet
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.records import PATHS, Columns, choose_columns, compact, usual_name
 from pipelines.sources.formats.spilled_list import Entry, SpilledList
-from pipelines.sources.objects import (
-    UNKNOWN_FIELD,
-    advice_in,
-    extension,
-    first_names,
-    is_hidden,
-    key_of,
-    without_extension,
-)
 from shardset.errors import ConfigError, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.naming import is_split
@@ -79,7 +71,7 @@ class HuggingFace:
             table.refuse_other(own, f"{self.input.url}/{file.stat.name}")
             for number, (label, path) in enumerate(labels_and_paths, num_rows[file.split]):
                 found.add(label)
-                rows.add([label, file.split, f"{file.split}/{key_of(path) or f'{number:07d}'}"])
+                rows.add([label, file.split, f"{file.split}/{objects.key_of(path) or f'{number:07d}'}"])
             num_rows[file.split] += len(labels_and_paths)
             without_rows += _units(file, row_groups, self.rows_per_unit)
         assert table is not None
@@ -121,12 +113,14 @@ class HuggingFace:
         """Raises SourceError for files that can't be one data set, ConfigError for a holdout of several splits."""
         stats = [stat for stat in self.input.list(self.file) if not self.file or stat.name == self.file]
         if not self.file:
-            stats = [stat for stat in stats if extension(stat.name) == "parquet" and not is_hidden(stat.name)]
+            stats = [
+                stat for stat in stats if objects.extension(stat.name) == "parquet" and not objects.is_hidden(stat.name)
+            ]
         if not stats:
             raise SourceError(
-                f"{self.input.url}: no {self.file or '*.parquet'} there; found {first_names(self.input)}; give the "
+                f"{self.input.url}: no {self.file or '*.parquet'} there; found {objects.first_names(self.input)}; give the "
                 "folder of Parquet files, or one file; `to_parquet` of the library datasets writes one"
-                + advice_in(self.input, self.name)
+                + objects.advice_in(self.input, self.name)
             )
         files = [_File(stat, *_split_and_folder(stat.name)) for stat in stats]
         url = self.input.url
@@ -196,7 +190,7 @@ def _sample(
         return Rejected(name=name, split=split, reason=reason)
     if not NO_LABEL <= label < num_classes:
         return Rejected(name=name, split=split, reason=f"label {label}, expected 0 to {num_classes - 1}")
-    field_name = FIELD_OF_EXTENSION.get(extension(path), UNKNOWN_FIELD)
+    field_name = FIELD_OF_EXTENSION.get(objects.extension(path), objects.UNKNOWN_FIELD)
     extra = {column: parquet.json_value(record[column]) for column in table.extra}
     return RawSample(
         name=name,
@@ -230,7 +224,7 @@ def _split_and_folder(name: str) -> tuple[str, str]:
     of the data set `data`.
     """
     folder, _, last = name.rpartition("/")
-    stem = without_extension(last)
+    stem = objects.without_extension(last)
     if shard := _SHARD_NAME.fullmatch(stem):
         return shard[1], folder
     if word := _SPLIT_WORD.search(stem):
