@@ -15,7 +15,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import pyarrow as pa
 from msgspec.structs import asdict
-from pyarrow.parquet import ParquetFile
 
 from pipelines.holdout import REST, Holdout, Label
 from pipelines.sources import objects
@@ -103,7 +102,7 @@ class HuggingFace:
         where = f"{self.input.url}/{stat.name}"
         with RangeFile(self.input, stat, twice=True) as file:
             opened = parquet.open_parquet(file, where)
-            table = self._table(opened, where)
+            table = ImageTable.of(opened.schema_arrow, self.image_column, self.label_column, where)
             columns, row_groups = [table.columns.path, *table.extra], range(*unit["row_groups"])
             records = parquet.records(opened, where, columns=columns, row_groups=row_groups, batch_size=_IMAGES_AT_ONCE)
             for number, (row, record) in enumerate(zip(unit["rows"], records, strict=True), unit["first_row"]):
@@ -111,15 +110,14 @@ class HuggingFace:
 
     def _files(self) -> list["_File"]:
         """Raises SourceError for files that can't be one data set, ConfigError for a holdout of several splits."""
-        stats = [stat for stat in self.input.list(self.file) if not self.file or stat.name == self.file]
+        stats = [stat for stat in self.input.list(self.file) if stat.name == self.file or not self.file]
         if not self.file:
-            stats = [
-                stat for stat in stats if objects.extension(stat.name) == "parquet" and not objects.is_hidden(stat.name)
-            ]
+            visible = (stat for stat in stats if not objects.is_hidden(stat.name))
+            stats = [stat for stat in visible if objects.extension(stat.name) == "parquet"]
         if not stats:
             raise SourceError(
-                f"{self.input.url}: no {self.file or '*.parquet'} there; found {objects.first_names(self.input)}; give the "
-                "folder of Parquet files, or one file; `to_parquet` of the library datasets writes one"
+                f"{self.input.url}: no {self.file or '*.parquet'} there; found {objects.first_names(self.input)}; give "
+                "the folder of Parquet files, or one file; `to_parquet` of the library datasets writes one"
                 + objects.advice_in(self.input, self.name)
             )
         files = [_File(stat, *_split_and_folder(stat.name)) for stat in stats]
@@ -144,9 +142,6 @@ class HuggingFace:
             )
         return files
 
-    def _table(self, opened: ParquetFile, where: str) -> "ImageTable":
-        return ImageTable.of(opened.schema_arrow, self.image_column, self.label_column, where)
-
     def _scan_all(self, files: Sequence["_File"]) -> Iterator[tuple["ImageTable", list[int], list[Entry]]]:
         """The schema of each file, the numbers of rows in its row groups, and the label and path of each row."""
         remaining = iter(files)
@@ -158,7 +153,8 @@ class HuggingFace:
         where = f"{self.input.url}/{file.stat.name}"
         with RangeFile(self.input, file.stat, _SURVEY_WINDOW, twice=True) as opened:
             footer = parquet.open_parquet(opened, where)
-            table, row_groups = self._table(footer, where), range(footer.num_row_groups)
+            table = ImageTable.of(footer.schema_arrow, self.image_column, self.label_column, where)
+            row_groups = range(footer.num_row_groups)
             sizes = [footer.metadata.row_group(number).num_rows for number in row_groups]
             if not table.leaves:
                 return table, sizes, [[NO_LABEL, ""]] * sum(sizes)
@@ -259,12 +255,12 @@ class ImageTable:
         columns = choose_columns(schema.names, _image_column(schema, image, where), label, where)
         rest = [name for name in schema.names if name not in (columns.path, columns.label)]
         extra = [name for name in rest if not parquet.holds_bytes(schema.field(name).type)]
-        names = features.get(columns.label, {}).get("names")
+        names, image_type = features.get(columns.label, {}).get("names"), schema.field(columns.path).type
         return cls(
             columns=columns,
             names=tuple(map(str, names)) if isinstance(names, list) and names else None,
             label_type=_label_type(schema, columns.label, where),
-            has_paths=_has_paths(schema.field(columns.path).type),
+            has_paths=pa.types.is_struct(image_type) and any(each.name == "path" for each in image_type),
             extra=tuple(extra),
             left_out=tuple(name for name in rest if name not in extra),
         )
@@ -336,10 +332,6 @@ def _is_image(kind: pa.DataType) -> bool:
     if pa.types.is_struct(kind):
         return any(each.name == "bytes" and _is_image(each.type) for each in kind)
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
-
-
-def _has_paths(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_struct(kind)) and any(each.name == "path" for each in kind)
 
 
 def _label_type(schema: pa.Schema, column: str, where: str) -> str:
