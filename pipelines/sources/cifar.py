@@ -7,7 +7,7 @@ holds them encoded.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from msgspec.structs import asdict
@@ -31,8 +31,7 @@ _NUM_VALUES = 3 * 32 * 32
 _IMAGES_PER_ENCODE = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """One label of a row: the file with its class names and, in python versions, the fields of names and labels."""
 
     names_file: str
@@ -40,8 +39,7 @@ class Column:
     labels_field: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
+class Form(NamedTuple):
     """One published form: `batches` maps a file to the prefix of its keys; the last of `columns` is the label."""
 
     name: str
@@ -55,8 +53,7 @@ class Form:
         return [*self.batches, *dict.fromkeys(column.names_file for column in self.columns)]
 
 
-@dataclass(frozen=True, slots=True)
-class CifarBatch:
+class CifarBatch(NamedTuple):
     """The rows of one file: `data` is uint8 [rows, 3072] (red, green, blue planes), `labels` a list per column."""
 
     data: np.ndarray
@@ -86,8 +83,7 @@ CIFAR100_FORMS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
+class _File(NamedTuple):
     """A file of the data set and the object that it is in; the content of a batch is b"" outside of an archive."""
 
     object: Stat

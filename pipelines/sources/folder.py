@@ -7,19 +7,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from pipelines.holdout import REST, Holdout, Label
+from pipelines.sources import objects
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit, class_infos, missing_notes
 from pipelines.sources.formats.spilled_list import Entry, SpilledList, spilled_units
-from pipelines.sources.objects import (
-    UNREADABLE,
-    advice_in,
-    extension,
-    is_hidden,
-    is_text,
-    may_read,
-    printable,
-    split_extension,
-    without_extension,
-)
 from shardset.errors import ConfigError, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.naming import is_split
@@ -71,12 +61,12 @@ class Folder:
 
         def entries() -> Iterator[Entry]:
             for name, reason in listed.unreadable:
-                split = layout.split_of(name) or self.holdout.split_of(without_extension(name))
-                yield [printable(name), 0, "", NO_LABEL, split if is_split(split) else REST, reason]
+                split = layout.split_of(name) or self.holdout.split_of(objects.without_extension(name))
+                yield [objects.printable(name), 0, "", NO_LABEL, split if is_split(split) else REST, reason]
             for name, num_bytes, generation in listed.images:
                 label = label_of[_folder_of(name)]
                 if label != NO_LABEL:
-                    split = layout.split_of(name) or holdout.split_of(without_extension(name), label)
+                    split = layout.split_of(name) or holdout.split_of(objects.without_extension(name), label)
                     seen[split, label] += 1
                     yield [name, num_bytes, generation, label, split, ""]
 
@@ -88,6 +78,7 @@ class Folder:
                     f"{self.input.url}/{split}: this folder is where a split is expected; rename it "
                     "to letters, digits, - and _ (at most 40, not plan)"
                 )
+        num_loose = len(listed.images) - seen.total()
         loose = [name for folder, name in listed.folders.items() if label_of[folder] == NO_LABEL]
         others = f"left out {_counts(listed.others)}, which are in no image format that is read"
         return Survey(
@@ -96,10 +87,7 @@ class Folder:
             notes=[
                 *([others] if listed.others else []),
                 *(f"left out unread: {count} times {what}" for what, count in sorted(listed.unusual.items())),
-                *(
-                    f"left out {len(listed.images) - seen.total()} images in no class folder, such as {name}"
-                    for name in loose[:1]
-                ),
+                *(f"left out {num_loose} images in no class folder, such as {name}" for name in loose[:1]),
                 *layout.nesting_notes(listed.folders),
                 *([f"{names[0]} is the only class{advice}"] if len(names) == 1 and (advice := self._advice) else []),
                 *self.holdout.empty_notes(splits),
@@ -111,10 +99,10 @@ class Folder:
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
         """One sample for each image of the unit, pinned to the generation that the survey saw."""
         for name, num_bytes, generation, label, split, reason in unit["entries"]:
-            if reason or not may_read(self.input, name):
-                yield Rejected(name=name, split=split, reason=reason or UNREADABLE)
+            if reason or not objects.may_read(self.input, name):
+                yield Rejected(name=name, split=split, reason=reason or objects.UNREADABLE)
                 continue
-            key, last = split_extension(name)
+            key, last = objects.split_extension(name)
             image = FIELD_OF_EXTENSION[last.lower()]
             yield RawSample(
                 name=name,
@@ -127,7 +115,7 @@ class Folder:
 
     @property
     def _advice(self) -> str:
-        return advice_in(self.input, self.name)
+        return objects.advice_in(self.input, self.name)
 
     def _layout(self, listed: "_Listed") -> "_Layout":
         where = self.input.url
@@ -211,19 +199,19 @@ def _listed(storage: Storage) -> _Listed:
 
     def tell(name: str, what: str) -> None:
         """Takes what is no file: a link to nothing in place of an image is rejected, all else is counted."""
-        if is_hidden(name):
+        if objects.is_hidden(name):
             listed.unusual["a hidden file"] += 1
-        elif what == LINK_TO_NOTHING and extension(name) in FIELD_OF_EXTENSION:
+        elif what == LINK_TO_NOTHING and objects.extension(name) in FIELD_OF_EXTENSION:
             listed.unreadable.append((name, what))
         else:
             listed.unusual[what] += 1
 
     for stat in storage.list_telling(tell) if isinstance(storage, LocalStorage) else storage.list():
-        if is_hidden(stat.name):
+        if objects.is_hidden(stat.name):
             listed.unusual["a hidden file"] += 1
-        elif extension(stat.name) not in FIELD_OF_EXTENSION:
-            listed.others[printable(extension(stat.name))] += 1
-        elif is_text(stat.name):
+        elif objects.extension(stat.name) not in FIELD_OF_EXTENSION:
+            listed.others[objects.printable(objects.extension(stat.name))] += 1
+        elif objects.is_text(stat.name):
             listed.images.add([stat.name, stat.num_bytes, stat.generation])
             listed.num_bytes += stat.num_bytes
             listed.folders.setdefault(_folder_of(stat.name), stat.name)
@@ -235,7 +223,7 @@ def _listed(storage: Storage) -> _Listed:
 def _keys_of(images: SpilledList, label_of: Mapping[str, int]) -> Iterator[tuple[str, Label]]:
     """The key and the label of each image in a class folder."""
     found = ((name, label_of[_folder_of(name)]) for name, *_ in images)
-    return ((without_extension(name), label) for name, label in found if label != NO_LABEL)
+    return ((objects.without_extension(name), label) for name, label in found if label != NO_LABEL)
 
 
 def _folder_of(name: str) -> str:

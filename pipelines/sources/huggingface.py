@@ -15,23 +15,14 @@ from typing import Any, ClassVar, NamedTuple
 
 import pyarrow as pa
 from msgspec.structs import asdict
-from pyarrow.parquet import ParquetFile
 
 from pipelines.holdout import REST, Holdout, Label
+from pipelines.sources import objects
 from pipelines.sources.base import RawSample, Rejected, Spool, Survey, Unit, class_infos, missing_notes
 from pipelines.sources.formats import parquet
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.records import PATHS, Columns, choose_columns, compact, usual_name
 from pipelines.sources.formats.spilled_list import Entry, SpilledList
-from pipelines.sources.objects import (
-    UNKNOWN_FIELD,
-    advice_in,
-    extension,
-    first_names,
-    is_hidden,
-    key_of,
-    without_extension,
-)
 from shardset.errors import ConfigError, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.naming import is_split
@@ -79,7 +70,7 @@ class HuggingFace:
             table.refuse_other(own, f"{self.input.url}/{file.stat.name}")
             for number, (label, path) in enumerate(labels_and_paths, num_rows[file.split]):
                 found.add(label)
-                rows.add([label, file.split, f"{file.split}/{key_of(path) or f'{number:07d}'}"])
+                rows.add([label, file.split, f"{file.split}/{objects.key_of(path) or f'{number:07d}'}"])
             num_rows[file.split] += len(labels_and_paths)
             without_rows += _units(file, row_groups, self.rows_per_unit)
         assert table is not None
@@ -111,7 +102,7 @@ class HuggingFace:
         where = f"{self.input.url}/{stat.name}"
         with RangeFile(self.input, stat, twice=True) as file:
             opened = parquet.open_parquet(file, where)
-            table = self._table(opened, where)
+            table = ImageTable.of(opened.schema_arrow, self.image_column, self.label_column, where)
             columns, row_groups = [table.columns.path, *table.extra], range(*unit["row_groups"])
             records = parquet.records(opened, where, columns=columns, row_groups=row_groups, batch_size=_IMAGES_AT_ONCE)
             for number, (row, record) in enumerate(zip(unit["rows"], records, strict=True), unit["first_row"]):
@@ -119,14 +110,15 @@ class HuggingFace:
 
     def _files(self) -> list["_File"]:
         """Raises SourceError for files that can't be one data set, ConfigError for a holdout of several splits."""
-        stats = [stat for stat in self.input.list(self.file) if not self.file or stat.name == self.file]
+        stats = [stat for stat in self.input.list(self.file) if stat.name == self.file or not self.file]
         if not self.file:
-            stats = [stat for stat in stats if extension(stat.name) == "parquet" and not is_hidden(stat.name)]
+            visible = (stat for stat in stats if not objects.is_hidden(stat.name))
+            stats = [stat for stat in visible if objects.extension(stat.name) == "parquet"]
         if not stats:
             raise SourceError(
-                f"{self.input.url}: no {self.file or '*.parquet'} there; found {first_names(self.input)}; give the "
-                "folder of Parquet files, or one file; `to_parquet` of the library datasets writes one"
-                + advice_in(self.input, self.name)
+                f"{self.input.url}: no {self.file or '*.parquet'} there; found {objects.first_names(self.input)}; give "
+                "the folder of Parquet files, or one file; `to_parquet` of the library datasets writes one"
+                + objects.advice_in(self.input, self.name)
             )
         files = [_File(stat, *_split_and_folder(stat.name)) for stat in stats]
         url = self.input.url
@@ -150,9 +142,6 @@ class HuggingFace:
             )
         return files
 
-    def _table(self, opened: ParquetFile, where: str) -> "ImageTable":
-        return ImageTable.of(opened.schema_arrow, self.image_column, self.label_column, where)
-
     def _scan_all(self, files: Sequence["_File"]) -> Iterator[tuple["ImageTable", list[int], list[Entry]]]:
         """The schema of each file, the numbers of rows in its row groups, and the label and path of each row."""
         remaining = iter(files)
@@ -164,7 +153,8 @@ class HuggingFace:
         where = f"{self.input.url}/{file.stat.name}"
         with RangeFile(self.input, file.stat, _SURVEY_WINDOW, twice=True) as opened:
             footer = parquet.open_parquet(opened, where)
-            table, row_groups = self._table(footer, where), range(footer.num_row_groups)
+            table = ImageTable.of(footer.schema_arrow, self.image_column, self.label_column, where)
+            row_groups = range(footer.num_row_groups)
             sizes = [footer.metadata.row_group(number).num_rows for number in row_groups]
             if not table.leaves:
                 return table, sizes, [[NO_LABEL, ""]] * sum(sizes)
@@ -196,7 +186,7 @@ def _sample(
         return Rejected(name=name, split=split, reason=reason)
     if not NO_LABEL <= label < num_classes:
         return Rejected(name=name, split=split, reason=f"label {label}, expected 0 to {num_classes - 1}")
-    field_name = FIELD_OF_EXTENSION.get(extension(path), UNKNOWN_FIELD)
+    field_name = FIELD_OF_EXTENSION.get(objects.extension(path), objects.UNKNOWN_FIELD)
     extra = {column: parquet.json_value(record[column]) for column in table.extra}
     return RawSample(
         name=name,
@@ -230,7 +220,7 @@ def _split_and_folder(name: str) -> tuple[str, str]:
     of the data set `data`.
     """
     folder, _, last = name.rpartition("/")
-    stem = without_extension(last)
+    stem = objects.without_extension(last)
     if shard := _SHARD_NAME.fullmatch(stem):
         return shard[1], folder
     if word := _SPLIT_WORD.search(stem):
@@ -265,12 +255,12 @@ class ImageTable:
         columns = choose_columns(schema.names, _image_column(schema, image, where), label, where)
         rest = [name for name in schema.names if name not in (columns.path, columns.label)]
         extra = [name for name in rest if not parquet.holds_bytes(schema.field(name).type)]
-        names = features.get(columns.label, {}).get("names")
+        names, image_type = features.get(columns.label, {}).get("names"), schema.field(columns.path).type
         return cls(
             columns=columns,
             names=tuple(map(str, names)) if isinstance(names, list) and names else None,
             label_type=_label_type(schema, columns.label, where),
-            has_paths=_has_paths(schema.field(columns.path).type),
+            has_paths=pa.types.is_struct(image_type) and any(each.name == "path" for each in image_type),
             extra=tuple(extra),
             left_out=tuple(name for name in rest if name not in extra),
         )
@@ -342,10 +332,6 @@ def _is_image(kind: pa.DataType) -> bool:
     if pa.types.is_struct(kind):
         return any(each.name == "bytes" and _is_image(each.type) for each in kind)
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
-
-
-def _has_paths(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_struct(kind)) and any(each.name == "path" for each in kind)
 
 
 def _label_type(schema: pa.Schema, column: str, where: str) -> str:

@@ -10,21 +10,10 @@ from typing import ClassVar
 
 from msgspec.structs import asdict
 
+from pipelines.sources import objects
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.tar import SCATTERED_BYTES, crc32c_in_passing, header_window, reject_reason, walk
-from pipelines.sources.objects import (
-    UNKNOWN_FIELD,
-    extension,
-    first_names,
-    has_prefix,
-    is_hidden,
-    is_text,
-    printable,
-    split_extension,
-    stat_or_none,
-    without_extension,
-)
 from pipelines.sources.synsets import VALIDATION_NAME, WNID, Synsets, read_devkit, read_mapping, read_solution
 from shardset.errors import ChangedInput, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
@@ -66,18 +55,18 @@ class ImageNet:
         if archives := self.archives():
             return read_again(lambda: _survey_archives(self.input, archives))
         for root in (KAGGLE_ROOT, ""):
-            if has_prefix(self.input, f"{root}{TRAIN}/"):
+            if objects.has_prefix(self.input, f"{root}{TRAIN}/"):
                 return _survey_tree(self.input, root)
         raise SourceError(
             f"{self.input.url}: no ImageNet there: expected {TRAIN_TAR} (with {VALIDATION_TAR} and {DEVKIT}), or "
             f"Kaggle's {KAGGLE_ROOT}{TRAIN}/nNNNNNNNN/ (with {MAPPING} and {SOLUTION}), or {TRAIN}/nNNNNNNNN/ and "
-            f"val/nNNNNNNNN/; found {first_names(self.input)}"
+            f"val/nNNNNNNNN/; found {objects.first_names(self.input)}"
         )
 
     def archives(self) -> dict[str, Stat]:
         """The published archives that are there, by name; none if the training images are a tree."""
         names = (TRAIN_TAR, VALIDATION_TAR, DEVKIT)
-        stats = {name: stat for name in names if (stat := stat_or_none(self.input, name))}
+        stats = {name: stat for name in names if (stat := objects.stat_or_none(self.input, name))}
         return stats if TRAIN_TAR in stats else {}
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
@@ -166,29 +155,29 @@ def _class_folders(storage: Storage, prefix: str, split: str) -> tuple[_Classes,
     num_others = 0
     for stat in _visible(storage, prefix):
         wnid, slash, _ = stat.name[len(prefix) :].partition("/")
-        if extension(stat.name) not in FIELD_OF_EXTENSION:
+        if objects.extension(stat.name) not in FIELD_OF_EXTENSION:
             num_others += 1
         elif slash and WNID.fullmatch(wnid):
             counts[wnid] += 1
         else:
-            strays.append(printable(stat.name))
+            strays.append(objects.printable(stat.name))
     notes = [f"{prefix}: left out {num_others} files that are no images by name"] if num_others else []
     units = ({"split": split, "prefix": f"{prefix}{wnid}/", "num_files": counts[wnid]} for wnid in sorted(counts))
     return list(zip(sorted(counts), units, strict=True)), notes + _stray_notes(strays, "in no folder nNNNNNNNN")
 
 
 def _visible(storage: Storage, prefix: str) -> Iterator[Stat]:
-    return (stat for stat in storage.list(prefix) if not is_hidden(stat.name))
+    return (stat for stat in storage.list(prefix) if not objects.is_hidden(stat.name))
 
 
 def _tree_validation(
     storage: Storage, root: str, labels: dict[str, int], synsets: Synsets, notes: list[str]
 ) -> list[Unit]:
-    prefix = next((p for name in ("val", VALIDATION) if has_prefix(storage, p := f"{root}{name}/")), None)
+    prefix = next((p for name in ("val", VALIDATION) if objects.has_prefix(storage, p := f"{root}{name}/")), None)
     if prefix is None:
         notes.append(f"no {root}val/: only split {TRAIN}")
         return []
-    if has_prefix(storage, f"{prefix}ILSVRC2012_val_"):
+    if objects.has_prefix(storage, f"{prefix}ILSVRC2012_val_"):
         if not synsets.truth:
             raise SourceError(
                 f"{storage.url}/{prefix}: images without class folders and no {SOLUTION} with their labels; put it "
@@ -205,17 +194,17 @@ def _tree_validation(
 def _in_folder(storage: Storage, unit: Unit) -> Iterator[_Found]:
     files = list(_visible(storage, unit["prefix"]))
     if "num_files" in unit:  # a class folder, in which other files do not count
-        files = [stat for stat in files if extension(stat.name) in FIELD_OF_EXTENSION]
+        files = [stat for stat in files if objects.extension(stat.name) in FIELD_OF_EXTENSION]
     if len(files) != unit.get("num_files", len(files)):
         raise ChangedInput(
             f"{storage.url}/{unit['prefix']}: {len(files)} images, {unit['num_files']} when it was surveyed; "
             "start again when nothing writes there any more"
         )
     for stat in files:
-        if is_text(stat.name):
+        if objects.is_text(stat.name):
             yield stat.name, Extent(stat.name, stat.generation, 0, stat.num_bytes), None
         else:
-            yield printable(stat.name), None, "the name is not valid UTF-8"
+            yield objects.printable(stat.name), None, "the name is not valid UTF-8"
 
 
 # Shared by archives and trees.
@@ -223,10 +212,10 @@ def _in_folder(storage: Storage, unit: Unit) -> Iterator[_Found]:
 
 def _synsets(storage: Storage) -> Synsets:
     """What the devkit or else Kaggle's tables say, as far as they are there."""
-    if stat := stat_or_none(storage, DEVKIT):
+    if stat := objects.stat_or_none(storage, DEVKIT):
         return read_again(lambda: read_devkit(RangeFile(storage, stat), f"{storage.url}/{DEVKIT}"))
-    mapping = storage.read(MAPPING) if stat_or_none(storage, MAPPING) else b""
-    solution = storage.read(SOLUTION) if stat_or_none(storage, SOLUTION) else b""
+    mapping = storage.read(MAPPING) if objects.stat_or_none(storage, MAPPING) else b""
+    solution = storage.read(SOLUTION) if objects.stat_or_none(storage, SOLUTION) else b""
     return Synsets(
         names=read_mapping(mapping, f"{storage.url}/{MAPPING}"),
         truth=read_solution(solution, f"{storage.url}/{SOLUTION}") if solution else {},
@@ -277,7 +266,7 @@ def _label_in(unit: Unit, name: str) -> int | str:
     """The label of an image in a unit, _LEFT_OUT if its class has none; or why it can't have one."""
     if "label" in unit:
         return int(unit["label"])
-    match = VALIDATION_NAME.fullmatch(without_extension(name.rpartition("/")[2]))
+    match = VALIDATION_NAME.fullmatch(objects.without_extension(name.rpartition("/")[2]))
     number, last = int(match[1]) if match else 0, len(unit["labels"])
     if not 1 <= number <= last:
         return f"is not named ILSVRC2012_val_NNNNNNNN.JPEG with a number from 1 to {last}: no label"
@@ -286,8 +275,8 @@ def _label_in(unit: Unit, name: str) -> int | str:
 
 
 def _sample(name: str, split: str, label: int, extent: Extent) -> RawSample:
-    key, last = split_extension(name.rpartition("/")[2])
-    image = FIELD_OF_EXTENSION.get(last.lower(), UNKNOWN_FIELD)
+    key, last = objects.split_extension(name.rpartition("/")[2])
+    image = FIELD_OF_EXTENSION.get(last.lower(), objects.UNKNOWN_FIELD)
     return RawSample(name=name, key=key, split=split, label=label, image=image, fields={image: extent})
 
 

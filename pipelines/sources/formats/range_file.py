@@ -62,10 +62,10 @@ class _Ranges(io.RawIOBase):
         if start >= stop:
             return b""
         self.position = stop
-        if not self.twice or stop - start == self.stat.num_bytes:  # the bucket compares a whole object
-            return self._read(start, stop)
-        where = f"{self.storage.url}/{self.stat.name} bytes {start} to {stop}"
-        return read_same_twice(lambda: self._read(start, stop), where)
+        if self.twice and stop - start < self.stat.num_bytes:  # the bucket compares a whole object
+            where = f"{self.storage.url}/{self.stat.name} bytes {start} to {stop}"
+            return read_same_twice(lambda: self._read(start, stop), where)
+        return self._read(start, stop)
 
     def _read(self, start: int, stop: int) -> bytes:
         where = f"{self.storage.url}/{self.stat.name}"
