@@ -47,9 +47,6 @@ def content_of(storage: Storage) -> dict[str, bytes]:
     return {stat.name: storage.read(stat.name) for stat in storage.list()}
 
 
-# --- Energon ---------------------------------------------------------------------------------------------------------
-
-
 def test_energon_s_offsets_and_database_list_every_sample_and_every_part_once(tmp_path):
     storage, manifest = made()
     export(storage.url, ["energon"])
@@ -94,9 +91,6 @@ def test_energon_gets_raw_fields_where_images_or_labels_are_missing(fields):
     assert kind == {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
 
 
-# --- the others ---------------------------------------------------------------------------------------------------
-
-
 def test_wids_and_timm_list_shards_with_their_sizes():
     storage, manifest = made()
     export(storage.url, ["wids", "timm"])
@@ -130,9 +124,6 @@ def test_the_card_leaves_columns_out_whose_type_it_can_t_know():
     storage, _ = made(train=with_fields("train", 4, ("png", b"x"), ("npy", b"x")))
     export(storage.url, ["hf"])
     assert b"dataset_info" not in storage.read("README.md")
-
-
-# --- what is written, and what is not -------------------------------------------------------------------------------
 
 
 def test_every_storage_gets_the_same_files_once_and_keeps_its_set(storage):

@@ -177,9 +177,6 @@ def test_names_from_raw_input_can_not_become_markup():
     assert "&lt;script&gt;" in text
 
 
-# --- damage ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "content", "where", "sentence", "num_left"),
     [
@@ -281,9 +278,6 @@ def test_the_verb_says_where_the_page_is_and_returns_1_for_damage(tmp_path, caps
     assert (found["num_images_decoded"], found["duplicates"]) == (4, 0)
 
 
-# --- bad input -------------------------------------------------------------------------------------------------------
-
-
 def with_quarantine(storage: Storage, manifest: Manifest, lines: list[bytes]) -> Manifest:
     put(storage, "quarantine.jsonl", b"".join(line + b"\n" for line in lines))
     return changed(storage, manifest, quarantine=Quarantine(count=len(lines), path="quarantine.jsonl"))
@@ -311,9 +305,6 @@ def test_a_broken_or_missing_quarantine_list_does_not_stop_the_report(line):
     assert len(found.rejected) + len(found.damage) == 2
     storage.delete("quarantine.jsonl")
     assert [one.where for one in collected(storage, manifest).damage] == ["quarantine.jsonl"]
-
-
-# --- builds ----------------------------------------------------------------------------------------------------------
 
 
 def build_page(raw: Path, out: Path | str, *more: str) -> int:
