@@ -144,9 +144,6 @@ def test_small_images_stay_decoded_where_there_is_room():
     assert found.memory.cache == 3 * 50_000 * 40 * 40
 
 
-# Ways in.
-
-
 @pytest.fixture(scope="module")
 def built(tmp_path_factory) -> BuildConfig:
     """A built set of 50 images: the raw files are in `input`."""
@@ -179,9 +176,6 @@ def test_a_stream_has_the_steps_and_the_memory_that_were_foreseen(built, num_rea
     ]
     assert {len(stream) for stream in streams} == {foreseen.steps.num_steps}
     assert foreseen.memory in [stream.memory for stream in streams]
-
-
-# The verb.
 
 
 FOUR = ["--global-batch-size", "4096", "--world", "4", "--hosts", "4"]

@@ -113,8 +113,7 @@ def test_sizes_are_counted_and_shorter_sides_only_if_they_differ():
 
 
 def test_a_page_of_many_classes_stays_below_6_mb():
-    storage = open_storage(f"memory://report-{next(_counter)}/set")
-    manifest = write_shard_set(storage, {"train": png_samples("train", 300, size=96, num_classes=300)}, num_classes=300)
+    storage, manifest = stored(num_classes=300, train=png_samples("train", 300, size=96, num_classes=300))
     names = [ClassInfo(label=label, name=f"{label} " + "long name " * 50, wnid=f"n{label:08d}") for label in range(300)]
     found = collected(storage, changed(storage, manifest, classes=names))
     assert len(found.by_class) == 300
@@ -335,8 +334,7 @@ def test_a_report_that_fails_is_a_warning_and_the_build_is_done(raw, tmp_path, c
     (tmp_path / "set/report.html").mkdir(parents=True)
     assert build_page(raw, tmp_path / "set") == 0
     found = capsys.readouterr()
-    assert "warning: no report was made (" in found.err
-    assert "the shard set is finished" in found.err
+    assert re.search(r"warning: no report was made \(.*; the shard set is finished", found.err)
     assert "report:" not in found.out
 
 
