@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,25 +76,17 @@ def expected(raw: Path, split: str) -> Samples:
     return found
 
 
-def grouped(files: Iterator[tuple[str, bytes]]) -> Samples:
-    found: Samples = {}
-    for name, content in files:
-        key, field = naming.split_member(name)
-        assert field not in found.setdefault(key, {})
-        found[key][field] = content
-    return found
-
-
 def by_gnu_tar(built: Built, split: str) -> Samples:
     def run(*arguments: str) -> bytes:
         return subprocess.run(["tar", *arguments], capture_output=True, check=True).stdout
 
-    def files() -> Iterator[tuple[str, bytes]]:
-        for path in map(str, built.tars(split)):
-            for name in run("tf", path).decode("ascii").splitlines():
-                yield name, run("xOf", path, name)
-
-    return grouped(files())
+    found: Samples = {}
+    for path in map(str, built.tars(split)):
+        for name in run("tf", path).decode("ascii").splitlines():
+            key, field = naming.split_member(name)
+            assert field not in found.setdefault(key, {})
+            found[key][field] = run("xOf", path, name)
+    return found
 
 
 def by_stock_webdataset(built: Built, split: str) -> Samples:

@@ -54,6 +54,8 @@ ANY_LOOP = "Any loop"
 SECTIONS = ["webdataset", "MosaicML Streaming", "ImageFolder", "TFDS"]
 OF_PEERS = ("MosaicML Streaming", "TFDS")
 FORMS = ["Flat folders", "Arrays", "YOLO", "COCO"]
+SLOW_LOOPS = {"torch": pytest.mark.slow, "litdata": pytest.mark.nightly}
+LOOPS = ["loop", "datasets", *(pytest.param(name, marks=mark) for name, mark in SLOW_LOOPS.items())]
 
 
 def steps_of(text: str) -> list[tuple[str, str]]:
@@ -112,15 +114,7 @@ def test_each_way_of_migrating_works_in_its_order(title: str, tmp_path: Path) ->
             run(python_for(text), tmp_path)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "loop",
-        "datasets",
-        pytest.param("torch", marks=pytest.mark.slow),
-        pytest.param("litdata", marks=pytest.mark.nightly),
-    ],
-)
+@pytest.mark.parametrize("name", LOOPS)
 def test_each_loop_gives_the_writer_all_its_samples(name: str, tmp_path: Path) -> None:
     write_inputs(tmp_path)
     write_class_folders(tmp_path / "pictures", ["cat", "dog"], 12, splits=("train",))

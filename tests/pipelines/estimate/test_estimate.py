@@ -17,11 +17,10 @@ from pipelines.build import build
 from pipelines.config import BuildConfig
 from pipelines.estimate.advice import nearest_divisors, nearest_multiples
 from pipelines.estimate.estimate import Estimate, estimate
-from pipelines.estimate.reading import Reading, classes_expected, classes_in, steps_of
+from pipelines.estimate.reading import Reading, classes_expected, classes_in
 from pipelines.estimate.stored import from_manifest, from_numbers
 from shardset.decode.crops import CenterCrop
 from shardset.decode.image import ImageSpec
-from shardset.order.epoch import Order
 from shardset.stream.stream import Stream
 from tests.makers.folders import write_class_folders
 
@@ -50,6 +49,8 @@ def test_imagenet_in_1024_shards_by_hand():
     assert (split.shard_sizes.count(1252), split.shard_sizes.count(1251)) == (143, 881)
     # 1,281,167 = 312 x 4,096 + 3,215, and 4,096 - 3,215 = 881
     assert (found.steps.num_steps, found.steps.num_last, found.steps.num_pads) == (313, 3215, 881)
+    dropped = numbers(reading=replace(found.reading, last_batch="drop")).steps
+    assert (dropped.num_steps, dropped.num_pads, dropped.num_left_out) == (312, 0, 3215)
     # 512 header + 110,000 + about 256 padding + 1,024 for the label; 4 MiB / 111,793 = 37.5
     assert split.mean_bytes == pytest.approx(111_792, abs=2)
     assert (found.order.num_lanes, found.order.block_size) == (256, 37)
@@ -95,31 +96,6 @@ def test_the_nearest_divisors_and_multiples_are_next_to_the_wish(number, wish):
     assert any(n > wish for n in multiples)
 
 
-@st.composite
-def orders(draw):
-    lanes, items = draw(st.integers(1, 12)), draw(st.integers(1, 6))
-    return Order(
-        shard_sizes=draw(st.lists(st.integers(1, 60), min_size=1, max_size=8)),
-        seed=draw(st.integers(0, 9)),
-        global_batch_size=lanes * items,
-        num_lanes=lanes,
-        block_size=draw(st.integers(1, 20)),
-        window=draw(st.integers(0, 30)),
-        last_batch=draw(st.sampled_from(["pad", "drop"])),
-    )
-
-
-@settings(max_examples=40, deadline=None)
-@given(orders())
-def test_steps_count_every_sample_of_an_epoch(order):
-    steps = steps_of(order)
-    weights = [order.batch(0, step).weights for step in range(order.num_batches)]
-    assert steps.num_steps == len(weights)
-    assert sum(int(each.sum()) for each in weights) + steps.num_left_out == order.num_samples
-    assert steps.num_pads == sum(int((each == 0).sum()) for each in weights)
-    assert not weights or steps.num_last == int(weights[-1].sum())
-
-
 def test_lanes_and_batches_that_do_not_divide_are_told_with_those_that_would():
     found = numbers(reading=Reading(global_batch_size=100, num_replicas=32, num_hosts=32))
     assert not found.refusal
@@ -135,10 +111,7 @@ def test_lanes_and_batches_that_do_not_divide_are_told_with_those_that_would():
 @pytest.mark.parametrize(
     ("reading", "message"),
     [
-        (
-            Reading(global_batch_size=20, num_replicas=32),
-            r"does not have a sample for each of 32 replicas; use 1 to 20",
-        ),
+        (Reading(global_batch_size=20, num_replicas=32), "does not have a sample for each of 32 replicas; use 1 to 20"),
         (Reading(num_replicas=32, num_hosts=5), r"do not divide over 5 hosts; use a number of hosts that divides 32"),
         (Reading(global_batch_size=65536), r"MiB decoded.*raise budget_bytes"),
     ],
@@ -169,9 +142,6 @@ def test_small_images_stay_decoded_where_there_is_room():
     reading = Reading(global_batch_size=512, image_size=32, crop_padding=4)
     found = numbers(50_000, mean_bytes=2500, classes=10, reading=reading)
     assert found.memory.cache == 3 * 50_000 * 40 * 40
-
-
-# Ways in.
 
 
 @pytest.fixture(scope="module")
@@ -206,9 +176,6 @@ def test_a_stream_has_the_steps_and_the_memory_that_were_foreseen(built, num_rea
     ]
     assert {len(stream) for stream in streams} == {foreseen.steps.num_steps}
     assert foreseen.memory in [stream.memory for stream in streams]
-
-
-# The verb.
 
 
 FOUR = ["--global-batch-size", "4096", "--world", "4", "--hosts", "4"]

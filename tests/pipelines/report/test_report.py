@@ -113,8 +113,7 @@ def test_sizes_are_counted_and_shorter_sides_only_if_they_differ():
 
 
 def test_a_page_of_many_classes_stays_below_6_mb():
-    storage = open_storage(f"memory://report-{next(_counter)}/set")
-    manifest = write_shard_set(storage, {"train": png_samples("train", 300, size=96, num_classes=300)}, num_classes=300)
+    storage, manifest = stored(num_classes=300, train=png_samples("train", 300, size=96, num_classes=300))
     names = [ClassInfo(label=label, name=f"{label} " + "long name " * 50, wnid=f"n{label:08d}") for label in range(300)]
     found = collected(storage, changed(storage, manifest, classes=names))
     assert len(found.by_class) == 300
@@ -175,9 +174,6 @@ def test_names_from_raw_input_can_not_become_markup():
     text = text_of(collected(storage, manifest))
     assert "<script" not in text
     assert "&lt;script&gt;" in text
-
-
-# --- damage ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -281,9 +277,6 @@ def test_the_verb_says_where_the_page_is_and_returns_1_for_damage(tmp_path, caps
     assert (found["num_images_decoded"], found["duplicates"]) == (4, 0)
 
 
-# --- bad input -------------------------------------------------------------------------------------------------------
-
-
 def with_quarantine(storage: Storage, manifest: Manifest, lines: list[bytes]) -> Manifest:
     put(storage, "quarantine.jsonl", b"".join(line + b"\n" for line in lines))
     return changed(storage, manifest, quarantine=Quarantine(count=len(lines), path="quarantine.jsonl"))
@@ -311,9 +304,6 @@ def test_a_broken_or_missing_quarantine_list_does_not_stop_the_report(line):
     assert len(found.rejected) + len(found.damage) == 2
     storage.delete("quarantine.jsonl")
     assert [one.where for one in collected(storage, manifest).damage] == ["quarantine.jsonl"]
-
-
-# --- builds ----------------------------------------------------------------------------------------------------------
 
 
 def build_page(raw: Path, out: Path | str, *more: str) -> int:
@@ -344,8 +334,7 @@ def test_a_report_that_fails_is_a_warning_and_the_build_is_done(raw, tmp_path, c
     (tmp_path / "set/report.html").mkdir(parents=True)
     assert build_page(raw, tmp_path / "set") == 0
     found = capsys.readouterr()
-    assert "warning: no report was made (" in found.err
-    assert "the shard set is finished" in found.err
+    assert re.search(r"warning: no report was made \(.*; the shard set is finished", found.err)
     assert "report:" not in found.out
 
 
