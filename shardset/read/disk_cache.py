@@ -99,8 +99,7 @@ class BlockCache:
             file = self._file_of(shard)
             return otherwise if file is None else call(file)
         except OSError as error:
-            said = "%s: %s; shard %d is read from its storage from now on"
-            _log.warning(said, self._folder, error, shard)
+            _log.warning("%s: %s; shard %d is read from its storage from now on", self._folder, error, shard)
             with self._lock:
                 self._files.pop(shard, None)
                 self._uncached.add(shard)

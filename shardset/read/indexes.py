@@ -54,10 +54,7 @@ def read_index(storage: Storage, shard: Shard) -> NDArray[np.void]:
     DamagedShard if the second answer is wrong too.
     """
     url = f"{storage.url}/{shard.index.path}"
-    advice = (
-        f"the index of shard {shard.path} is damaged (its CRC32C is not that of the manifest), rebuild the shard with "
-        "--only-shards"
-    )
+    advice = f"the index of shard {shard.path} is damaged, rebuild the shard with --only-shards"
     try:
         data = read_object(storage, shard.index.path, shard.index.num_bytes, shard.index.crc32c, advice)
     except NotFound as error:

@@ -32,15 +32,7 @@ from shardset.storage.base import (
     os_errors_as_storage_errors,
 )
 from shardset.storage.gcs_download import Download
-from shardset.storage.gcs_http import (
-    Body,
-    BucketFacts,
-    ListingPage,
-    StoredObject,
-    is_throttled,
-    json_object,
-    send,
-)
+from shardset.storage.gcs_http import Body, BucketFacts, ListingPage, StoredObject, is_throttled, json_object, send
 from shardset.storage.retry import RetryPolicy, persist, policy_of_process
 
 T = TypeVar("T")
@@ -244,9 +236,8 @@ class _GcsWriter:
         self._if_generation = if_generation
         self._num_bytes = 0
         self._crc = 0
-        self._spool_errors = os_errors_as_storage_errors(
-            f"{self._where}, in the temporary folder {tempfile.gettempdir()}"
-        )
+        spooled = f"{self._where}, in the temporary folder {tempfile.gettempdir()}"
+        self._spool_errors = os_errors_as_storage_errors(spooled)
 
     def __enter__(self) -> ObjectWriter:
         self._file = tempfile.SpooledTemporaryFile(max_size=self._bucket.limits.spool_bytes)

@@ -36,7 +36,6 @@ from shardset.storage.retry import RetryPolicy, Throttle
 
 T = TypeVar("T")
 
-
 _POOL = 64  # connections, for GcsStorage.reads_at_once and all else that a process does
 _PROBE_TIMEOUT_S = 1.0
 _SENT_AT_ONCE = 1 << 16  # urllib3 gives each of these the connect timeout; a mebibyte is too much for a slow line
@@ -95,7 +94,7 @@ def send(
         except BROKEN as error:
             raise TransientError(f"{where}: {explain(error)}") from error
         except InvalidOperation as error:  # what anonymous credentials raise when they are asked for a fresh token
-            raise _refusal(401, "", where, connection) from error
+            raise _refusal(401, "", where, connection, {}) from error
         except GoogleAuthError as error:
             kind = TransientError if error.retryable else StorageError
             raise kind(f"{where}: {connection.who} could not authenticate ({explain(error)}); {_LOGIN}") from error
@@ -151,9 +150,7 @@ _REFUSALS: dict[int, tuple[type[StorageError], str]] = (
 _OTHER_REFUSAL = StorageError, "the server answered {status} ({said}); check name and settings"
 
 
-def _refusal(
-    status: int, text: str, where: str, connection: "_Connection", headers: Mapping[str, str] = MappingProxyType({})
-) -> StorageError:
+def _refusal(status: int, text: str, where: str, connection: "_Connection", headers: Mapping[str, str]) -> StorageError:
     said = _said(text)
     is_damaged = status == 400 and "crc32c" in text.lower()
     kind, message = _REFUSALS.get(500 if is_damaged else status, _OTHER_REFUSAL)

@@ -60,12 +60,9 @@ def cached_shards(folder):
     return sorted(path for path in Path(folder).glob("*/*") if path.name.isdigit())
 
 
-def shard_bytes(url, number=0):
-    return shard_bytes_of(load(url)[0].split("train"), number)
-
-
-def shard_bytes_of(split, number=0):
-    return split.shards[number].num_bytes + split.shards[number].num_samples
+def shard_bytes(url):
+    shard = load(url)[0].split("train").shards[0]
+    return shard.num_bytes + shard.num_samples
 
 
 def other_pictures(number):
@@ -192,8 +189,9 @@ def test_a_folder_that_can_not_be_one_is_refused(url, tmp_path):
 
 
 def test_caches_open_while_others_make_room(tmp_path):
-    splits, failures = [load(other_pictures(number))[0].split("train") for number in range(4)], []
-    spec = DiskCache(folder=str(tmp_path), num_bytes=2 * max(shard_bytes_of(split) for split in splits))
+    urls, failures = [other_pictures(number) for number in range(4)], []
+    splits = [load(url)[0].split("train") for url in urls]
+    spec = DiskCache(folder=str(tmp_path), num_bytes=2 * max(map(shard_bytes, urls)))
 
     def open_and_evict(split):
         try:

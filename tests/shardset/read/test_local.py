@@ -1,6 +1,7 @@
 """Samples of shards on a local disk."""
 
-import resource
+import errno
+import os
 
 import numpy as np
 import pytest
@@ -44,19 +45,19 @@ def test_each_field_of_a_small_and_of_a_large_sample_is_what_was_stored(tmp_path
         LocalSampleReader(table).read_single(addresses).take(0)
 
 
-def test_a_shard_that_the_system_does_not_open_is_no_damage(tmp_path):
+def test_a_shard_that_the_system_does_not_open_is_no_damage(tmp_path, monkeypatch):
     write_shard_set(open_storage(str(tmp_path)), {"train": png_samples("train", 6, size=8)}, num_shards=3)
     manifest, storage = load(str(tmp_path))
     table = ShardTable(storage, manifest.split("train"))
     pending = LocalSampleReader(table).read_single(table.addresses(np.array([1]), np.array([0])))
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with (tmp_path / "manifest.json").open() as last:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (last.fileno(), hard))
-        try:
-            with pytest.raises(StorageError, match=r"train-000001.tar: too many open files; raise the limit") as raised:
-                pending.take(0)
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    def refuse(*_):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        with pytest.raises(StorageError, match=r"train-000001.tar: too many open files; raise the limit") as raised:
+            pending.take(0)
     assert not isinstance(raised.value, DamagedShard)
     assert pending.take(0)
 
