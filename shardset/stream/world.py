@@ -123,17 +123,13 @@ def num_local_processes() -> int:
 
 
 def num_own_cores(root: Path = CGROUP) -> int:
-    """Cores for the threads of this process: its share of those that the local processes may use together."""
-    own, parents = (len(os.sched_getaffinity(pid)) for pid in (0, os.getppid()))
-    return share_of_cores(own, parents, _core_limit(root), num_local_processes())
-
-
-def share_of_cores(own: int, parents: int, limit: float, num_processes: int) -> int:
-    """The share of a process that may use `own` cores, the process that started it `parents`, and all of them `limit`.
+    """Cores for the threads of this process: its share of those that the local processes may use together.
 
     A launcher may have bound its processes to different cores: those are not divided again.
     """
-    return max(1, int(min(own, max(own, parents) / num_processes, limit / num_processes)))
+    own, parents = (len(os.sched_getaffinity(pid)) for pid in (0, os.getppid()))
+    num_processes = num_local_processes()
+    return max(1, int(min(own, max(own, parents) / num_processes, _core_limit(root) / num_processes)))
 
 
 def _core_limit(root: Path) -> float:

@@ -4,40 +4,30 @@ from pathlib import Path
 import pytest
 
 from shardset.stream.spec import StreamSpec
-from shardset.stream.world import num_own_cores, share_of_cores
-
-NONE = float("inf")
+from shardset.stream.world import num_own_cores
 
 
 @pytest.mark.parametrize(
     ("own", "parents", "limit", "processes", "expected"),
     [
-        (192, 192, NONE, 1, 192),
-        (192, 192, NONE, 8, 24),
-        (24, 192, NONE, 8, 24),  # the launcher has bound each to cores of its own
-        (96, 192, NONE, 8, 24),  # four of them share a half
-        (192, 192, 64, 8, 8),  # a container that may take 64
-        (192, 192, 2.5, 1, 2),
-        (2, 2, NONE, 8, 1),
-        (16, 1, NONE, 4, 4),
+        (192, 192, "", 1, 192),
+        (192, 192, "max", 8, 24),
+        (24, 192, "max", 8, 24),  # the launcher has bound each to cores of its own
+        (96, 192, "max", 8, 24),  # four of them share a half
+        (192, 192, "6400000", 8, 8),  # a container that may take 64
+        (192, 192, "250000", 1, 2),
+        (2, 2, "", 8, 1),
+        (16, 1, "", 4, 4),
     ],
 )
 def test_a_process_takes_its_share_of_the_cores(
-    own: int, parents: int, limit: float, processes: int, expected: int
+    own: int, parents: int, limit: str, processes: int, expected: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert share_of_cores(own, parents, limit, processes) == expected
-
-
-@pytest.mark.parametrize(
-    ("limit", "expected"),
-    [
-        ("150000 100000\n", 1),
-        ("max 100000\n", None),
-    ],
-)
-def test_the_limit_of_a_container_counts(limit: str, expected: int | None, tmp_path: Path) -> None:
-    (tmp_path / "cpu.max").write_text(limit)
-    assert num_own_cores(tmp_path) == (expected or num_own_cores(tmp_path / "nothing"))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(parents if pid else own))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    if limit:
+        (tmp_path / "cpu.max").write_text(f"{limit} 100000\n")
+    assert num_own_cores(tmp_path) == expected
 
 
 def test_a_stream_under_torchrun_decodes_in_its_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
