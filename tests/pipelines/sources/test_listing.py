@@ -172,21 +172,18 @@ def test_any_columns_can_be_named(images):
     ]
 
 
-def test_a_listing_of_paths_alone_has_no_labels(images):
+def test_a_listing_of_paths_alone_and_one_with_an_empty_label_column_have_no_labels(images):
+    listing = write_csv(images / "list.csv", ["path", "label"], [["3.ppm", "cat"]])
+    [sample] = read(opened(listing, label_column=""))
+    assert (sample.label, sample.fields["json"]) == (-1, b'{"label":"cat"}')
+    with pytest.raises(SourceError, match="line 2: a label, but line 1 has none; give all rows a label, or none"):
+        jsonl_of(images, {"path": "3.ppm"}, {"path": "a/1.png", "label": 1}).survey()
     (images / "list.NDJSON").write_text('\n{"image": "3.ppm"}\n\n')
     for source in (csv_of(images, ["3.ppm"], columns=["path"]), opened(images / "list.NDJSON")):
         [sample] = read(source)
         assert (sample.label, list(sample.fields)) == (-1, ["ppm"])
         assert source.survey().classes == []
         assert "and no labels" in source.survey().notes[0]
-
-
-def test_an_empty_label_column_leaves_the_labels_out(images):
-    listing = write_csv(images / "list.csv", ["path", "label"], [["3.ppm", "cat"]])
-    [sample] = read(opened(listing, label_column=""))
-    assert (sample.label, sample.fields["json"]) == (-1, b'{"label":"cat"}')
-    with pytest.raises(SourceError, match="line 2: a label, but line 1 has none; give all rows a label, or none"):
-        jsonl_of(images, {"path": "3.ppm"}, {"path": "a/1.png", "label": 1}).survey()
 
 
 # --- Parquet
