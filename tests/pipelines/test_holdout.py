@@ -217,3 +217,11 @@ def test_names_below_the_root_folder_and_through_links_inside_of_the_input_are_a
     assert below.name(f"{photos}/pets/000.png") == "pets/000.png"
     assert below.name(f"{photos}-not/x.png") == f"{photos}-not/x.png"
     (photos / "pets").unlink()
+
+
+def test_a_split_that_is_left_empty_is_noted():
+    holdout = Holdout({"test": 0.1}, seed=1)
+    assert list(holdout.empty_notes({"train"})) == [
+        "--holdout test=0.1 left no image in split test, so there is no such split"
+    ]
+    assert list(holdout.empty_notes({"train", "test"})) == []
