@@ -66,7 +66,6 @@ given_settings = st.fixed_dictionaries(
     optional={
         "image.size": st.integers(1, 600),
         "global_batch_size": st.integers(1, 5000),
-        "epochs": st.integers(1, 300),
         "optimizer.learning_rate": st.floats(0, 10),
         "model.name": st.sampled_from(["resnet50", "vit_tiny_patch16_224"]),
         "model.pretrained": st.sampled_from(["timm", "weights.safetensors"]),
@@ -224,7 +223,6 @@ def test_a_run_without_a_recipe_parses_its_manifest_once(tmp_path: Path) -> None
         (["train", "--imagesize", "8"], "did you mean '--image-size'?"),
         (["train", "--batch-size", "8"], "did you mean '--global-batch-size'?"),
         (["train", "--label-smoothing", "0.1"], "did you mean --set regularize.label_smoothing=?"),
-        (["predict", "--from", "run", "cat.png", "--topp=3"], "did you mean '--top'?"),
         (["report", "run", "--batch-size", "3"], "unrecognized arguments: --batch-size 3\n"),
     ],
 )

@@ -18,7 +18,7 @@ from trainer.config import Precision
 from trainer.errors import PeerLost, first_line
 from trainer.runtime import torchtpu
 from trainer.runtime.base import Runtime, Step
-from trainer.supervise.heartbeat import AGAIN, Address, HeartbeatServer, HeartbeatTiming
+from trainer.supervise.heartbeat import AGAIN, Address, HeartbeatServer
 
 BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "cpu": "gloo", "tpu": torchtpu.BACKEND}
 """The back ends of torch.distributed for each type of device. Hosts agree on numbers by gloo, beside the device."""
@@ -135,9 +135,26 @@ class Ddp(Runtime):
 
     @functools.cached_property
     def _store(self) -> Store:
-        # torchrun's agent may serve a store already.
+        """The store through which the ddp processes find each other. RANK 0 opens it unless torchrun has done so."""
+        timing = self.heartbeat.timing
         is_server = self.is_master and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-        return _open_store(self.heartbeat.timing, is_server=is_server)
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        patience = datetime.timedelta(seconds=timing.grace_s if is_server else timing.join_s)
+        try:
+            store = TCPStore(host, port, is_master=is_server, timeout=patience, wait_for_workers=False)
+        except (RuntimeError, ValueError) as error:
+            if is_server:
+                raise ConfigError(
+                    f"strategy ddp: can't listen on port {port} of {host}, as MASTER_ADDR and MASTER_PORT say "
+                    f"({first_line(error)}); each process needs a RANK of its own, each run a port of its own"
+                ) from error
+            raise PeerLost(
+                f"the process of RANK 0 did not open port {port} of {host} within {timing.join_s:.0f} s "
+                f"({first_line(error)}): see in its log whether it ended at its start, and start all processes with "
+                "the same MASTER_ADDR and MASTER_PORT"
+            ) from error
+        store.set_timeout(datetime.timedelta(seconds=timing.join_s))
+        return store
 
     @contextmanager
     def _peer_errors(self) -> Iterator[None]:
@@ -151,24 +168,3 @@ class Ddp(Runtime):
             raise PeerLost(
                 self.heartbeat.loss() or f"{text} ({first_line(error)}); its log says why; {AGAIN}"
             ) from error
-
-
-def _open_store(timing: HeartbeatTiming, *, is_server: bool) -> Store:
-    """The store through which the ddp processes find each other. RANK 0 opens it unless torchrun has done so."""
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    patience = datetime.timedelta(seconds=timing.grace_s if is_server else timing.join_s)
-    try:
-        store = TCPStore(host, port, is_master=is_server, timeout=patience, wait_for_workers=False)
-    except (RuntimeError, ValueError) as error:
-        if is_server:
-            raise ConfigError(
-                f"strategy ddp: can't listen on port {port} of {host}, as MASTER_ADDR and MASTER_PORT say "
-                f"({first_line(error)}); each process needs a RANK of its own, each run a port of its own"
-            ) from error
-        raise PeerLost(
-            f"the process of RANK 0 did not open port {port} of {host} within {timing.join_s:.0f} s "
-            f"({first_line(error)}): see in its log whether it ended at its start, and start all processes with the "
-            "same MASTER_ADDR and MASTER_PORT"
-        ) from error
-    store.set_timeout(datetime.timedelta(seconds=timing.join_s))
-    return store
