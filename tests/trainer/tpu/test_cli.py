@@ -213,7 +213,7 @@ def test_train_where_nothing_is_installed_says_so(cloud, tpu):
     assert "run `python -m trainer tpu setup` first" in last(errors)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_training_outlives_the_connection_until_it_is_stopped(cloud, tpu, number):
     words = [sys.executable, "-m", "trainer", "tpu", "train", *PLACE, *RUN]
     path = os.pathsep.join(filter(None, (str(Path(command.__file__).parents[1]), os.environ.get("PYTHONPATH"))))
