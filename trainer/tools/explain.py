@@ -67,7 +67,9 @@ def run(
         assert sample_id is not None
         answer = explain_sample(timetable, sample_id)
     if as_json:
-        print(json.dumps(to_json(timetable, answer)))
+        order = json.loads(timetable.order.state(0, 0, timetable.manifest.digest).to_json())
+        values = {"manifest": timetable.storage.url, "split": timetable.split_name, "order": order}
+        print(json.dumps(values | msgspec.to_builtins(answer)))
     else:
         show(timetable, answer)
 
@@ -150,13 +152,6 @@ def explain_sample(timetable: Timetable, sample_id: int) -> ExplainedSample:
     visits = list(timetable.visits(sample_id, range(timetable.num_epochs)))
     (sample,) = timetable.samples(np.array([sample_id]))
     return ExplainedSample(sample=sample, visits=visits)
-
-
-def to_json(timetable: Timetable, answer: ExplainedStep | ExplainedSample) -> dict[str, Any]:
-    """The whole answer and its order as JSON values."""
-    order = json.loads(timetable.order.state(0, 0, timetable.manifest.digest).to_json())
-    answered: dict[str, Any] = msgspec.to_builtins(answer)
-    return {"manifest": timetable.storage.url, "split": timetable.split_name, "order": order} | answered
 
 
 def show(timetable: Timetable, answer: ExplainedStep | ExplainedSample) -> None:

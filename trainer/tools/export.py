@@ -6,8 +6,6 @@ how images are prepared and what the classes are called.
 
 import io
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,21 +26,14 @@ TOLERANCE = 1e-3
 """Largest difference of a graph's results from the model's, relative to the largest of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExportFormat:
-    """A format: the file that it writes, and how."""
-
-    file: str
-    encode: Callable[[nn.Module, torch.Tensor], bytes]
-
-
 def write(trained: TrainedModel, output: str, formats: list[str]) -> list[str]:
     """Writes the model in these formats with `model.json`, and returns the names of the files. Raises ConfigError."""
     for name in formats:
         if name not in FORMATS:
             raise ConfigError(f"--format {name!r}: there are {', '.join(FORMATS)}")
     images = torch.rand(EXAMPLES, 3, trained.size, trained.size, generator=torch.Generator().manual_seed(0))
-    files = {FORMATS[name].file: FORMATS[name].encode(trained.net, images) for name in formats}
+    chosen = [FORMATS[name] for name in formats]
+    files = {file: encode(trained.net, images) for file, encode in chosen}
     files[SIDECAR] = (json.dumps(_facts_of(trained, list(files)), indent=1) + "\n").encode()
     folder = open_storage(output)
     for name, data in files.items():
@@ -127,8 +118,9 @@ def _compare(net: nn.Module, graph: Any, images: torch.Tensor, name: str) -> Non
 
 
 FORMATS = {
-    "safetensors": ExportFormat(WEIGHTS, _safetensors),
-    "torchscript": ExportFormat("model.pt", _torchscript),
-    "torch.export": ExportFormat("model.pt2", _exported),
-    "onnx": ExportFormat("model.onnx", _onnx),
+    "safetensors": (WEIGHTS, _safetensors),
+    "torchscript": ("model.pt", _torchscript),
+    "torch.export": ("model.pt2", _exported),
+    "onnx": ("model.onnx", _onnx),
 }
+"""Of each format: the file that it writes, and what encodes it."""

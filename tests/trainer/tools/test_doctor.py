@@ -1,9 +1,6 @@
 """Each check of the doctor with what makes it pass, warn and fail, and the doctor as a whole on a tiny set."""
 
 import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -290,14 +287,3 @@ def test_wrong_usage_is_code_2(words, message, capsys, tmp_path, monkeypatch):
     (tmp_path / "damaged" / "config.json").write_text("{")
     assert command.main(["doctor", *words]) == USAGE
     assert message in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_the_program_itself_prints_and_ends_with_its_code(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "trainer", "doctor", "--run-dir", str(tmp_path), "--strategy", "ddp"],
-        capture_output=True, text=True, env=os.environ | {"GCE_METADATA_HOST": "127.0.0.1:9"},
-    )  # fmt: skip
-    assert done.returncode == FAILED
-    assert "fail  devices: " in done.stdout
-    assert "torchrun" in done.stdout
