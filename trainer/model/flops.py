@@ -12,10 +12,13 @@ PEAKS = {
     "NVIDIA H200": 989.4e12,
     "NVIDIA H100 80GB HBM3": 989.4e12,
     "NVIDIA H100 PCIe": 756.0e12,
+    "NVIDIA H100 NVL": 835.0e12,
+    "NVIDIA A100-PCIE-40GB": 312.0e12,
     "NVIDIA A100-SXM4-40GB": 312.0e12,
     "NVIDIA A100-SXM4-80GB": 312.0e12,
     "NVIDIA A100 80GB PCIe": 312.0e12,
     "NVIDIA L40S": 362.0e12,
+    "NVIDIA L40": 181.05e12,
     "NVIDIA L4": 121.0e12,
 }
 """Dense bfloat16 FLOP/s by the device's whole name: NVIDIA's data sheets, without the zeros of sparse matrices."""
