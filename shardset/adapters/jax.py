@@ -71,3 +71,7 @@ def _check_mesh(stream: Stream, mesh: Mesh, axis: str) -> None:
             f"a global batch of {stream.order.global_batch_size} does not divide over {mesh.shape[axis]} devices of "
             f"axis {axis!r}; use a multiple"
         )
+    if jax.dtypes.canonicalize_dtype(np.int64) != np.int64 and stream.split.num_samples > np.iinfo(np.int32).max:
+        raise ConfigError(
+            f"ids reach {stream.split.num_samples - 1}, more than the 32 bits of JAX hold; set jax_enable_x64"
+        )

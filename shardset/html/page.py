@@ -6,6 +6,7 @@ escape every value, because keys, class names and error messages come from raw i
 
 import base64
 import io
+import os
 import unicodedata
 from importlib import resources
 from typing import Any, NamedTuple
@@ -69,7 +70,7 @@ def output_of(storage: Storage, output: str | None, *, force: bool) -> tuple[Sto
         num_bytes = target.stat(name).num_bytes
         is_ours = not num_bytes or _MARK in target.read(name, 0, min(_MARKED_BYTES, num_bytes))
     except NotFound:
-        is_ours = True
+        is_ours = target.is_remote or not os.path.exists(f"{target.url}/{name}")  # a folder or a device
     if is_ours or force:
         return target, name
     raise ConfigError(

@@ -184,7 +184,8 @@ class ShardTable:
         """The indexes of several shards in this order; reads those that are missing concurrently from a bucket."""
         self.split.load(shards)
         with self._lock:
-            sizes = [self.split.shards[shard].index.num_bytes for shard in shards if shard not in self._held]
+            whole = {shard for shard in shards if (held := self._held.get(shard)) and held.places is None}
+        sizes = [self.split.shards[shard].index.num_bytes for shard in shards if shard not in whole]
         return self._concurrently(sizes, (partial(self.index, shard) for shard in shards))
 
     def rows(self, shards: Sequence[int], positions: Sequence[Positions]) -> Iterator[HeldRows]:
@@ -238,7 +239,7 @@ class ShardTable:
         # A local disk answers faster than threads start.
         if len(sizes) < 2 or not self.storage.is_remote:
             return (call() for call in calls)
-        num_threads = max(1, min(NUM_INDEX_READERS, len(sizes), MAX_BYTES_IN_FLIGHT // max(sizes)))
+        num_threads = max(1, min(NUM_INDEX_READERS, len(sizes), MAX_BYTES_IN_FLIGHT * len(sizes) // sum(sizes)))
         return results_in_order("shardset-index", num_threads, calls)
 
     def _find(self, shard: int) -> _HeldIndex | None:
@@ -250,6 +251,8 @@ class ShardTable:
     def _keep(self, shard: int, found: _HeldIndex) -> _HeldIndex:
         with self._lock:
             before = self._held.pop(shard, None)
+            if before and before.places is None and found.places is not None:
+                found = before  # another thread has read all of it meanwhile
             self._held[shard] = found
             self._held_bytes += found.index.num_bytes - (before.index.num_bytes if before else 0)
             while self._held_bytes > self.budget_bytes and len(self._held) > 1:

@@ -215,7 +215,7 @@ class ListingPage(msgspec.Struct, frozen=True, rename="camel"):
 class BucketFacts(msgspec.Struct, frozen=True, rename="camel"):
     kind: Literal["storage#bucket"]
     location: str = "unknown"
-    custom_placement_config: dict[str, list[str]] = {}
+    custom_placement_config: dict[str, Any] = {}
 
 
 def json_object(response: urllib3.BaseHTTPResponse, where: str, kind: type[T]) -> T:

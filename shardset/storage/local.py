@@ -138,7 +138,7 @@ class LocalStorage(Storage):
 
 def _refuse_circle(entry: os.DirEntry[str], folder: str) -> None:
     """Raises StorageError for a link to a folder above; other circles end with the system's ELOOP."""
-    if entry.is_symlink() and f"{os.path.realpath(folder)}/".startswith(f"{os.path.realpath(entry.path)}/"):
+    if entry.is_symlink() and f"{os.path.realpath(folder)}/".startswith(os.path.join(os.path.realpath(entry.path), "")):
         raise StorageError(f"{entry.path}: a symbolic link leads back to a folder above it; remove the link")
 
 
@@ -309,9 +309,7 @@ class _LocalWriter:
                 os.unlink(self._temporary)
 
     def _publish(self) -> None:
-        facts = None
-        with suppress(FileNotFoundError):
-            facts = os.stat(self._path)
+        facts = _stat_or_none(self._path)
         generation = generation_of(facts) if facts else ABSENT
         if self._if_generation is None or generation == self._if_generation != ABSENT:
             os.replace(self._temporary, self._path)
@@ -320,21 +318,26 @@ class _LocalWriter:
             with suppress(FileExistsError):
                 _link(self._temporary, self._path)
                 return
-            facts = os.stat(self._path)
+            facts = _stat_or_none(self._path)
         num_bytes = os.path.getsize(self._temporary)
         crc32c = _crc32c_of(self._path) if facts and facts.st_size == num_bytes else None
         stored = _local_stat(self._path, facts, crc32c) if facts else None
         accept_identical_object(stored, num_bytes, _crc32c_of(self._temporary), self._path)
 
 
+def _stat_or_none(path: str) -> os.stat_result | None:
+    with suppress(FileNotFoundError):
+        return os.stat(path)
+    return None
+
+
 def _refuse_other_kinds(path: str) -> None:
     """Raises StorageError where a rename would replace a folder, a device or the target of /dev/stdout."""
-    with suppress(FileNotFoundError):
-        mode = os.stat(path).st_mode
-        if modes.S_ISDIR(mode):
-            raise IsADirectoryError(errno.EISDIR, path)
-        if not modes.S_ISREG(mode):
-            raise StorageError(f"{path}: this is a device, pipe or socket, expected a file; choose another name")
+    facts = _stat_or_none(path)
+    if facts and modes.S_ISDIR(facts.st_mode):
+        raise IsADirectoryError(errno.EISDIR, path)
+    if facts and not modes.S_ISREG(facts.st_mode):
+        raise StorageError(f"{path}: this is a device, pipe or socket, expected a file; choose another name")
 
 
 def _link(path: str, name: str) -> None:

@@ -107,6 +107,7 @@ def _repeat(policy: RetryPolicy, attempt: Callable[[], T], progress: Callable[[]
     began, failures, reached, has_warned = policy.clock(), 0, progress(), False
     since: dict[bool, float] = {}  # the first failure, of refusals and of a broken link
     while True:
+        asked = policy.clock()
         try:
             return attempt()
         except TransientError as error:
@@ -117,6 +118,9 @@ def _repeat(policy: RetryPolicy, attempt: Callable[[], T], progress: Callable[[]
             if is_refused:
                 since.pop(False, None)  # the link is whole
             failures += 1
+            # One that lasts longer than a silence may was sending or receiving: that is not waiting.
+            busy_s = max(0.0, now - asked - policy.stall_timeout_s)
+            since = {kind: first + busy_s for kind, first in since.items()}
             waited = now - since.setdefault(is_refused, now)
             pause = max(policy.pause_s(failures), error.retry_after_s if isinstance(error, Throttled) else 0.0)
             patience, advice = (

@@ -112,7 +112,7 @@ class HeartbeatServer:
         self._decide()
         # Without an end, the clients would report this server as lost.
         self._answer = msgspec.structs.replace(self._answer, end="")
-        for connection in self._connections:
+        for connection in list(self._connections):
             _send(connection, self._answer)
 
     def _run(self) -> None:
@@ -236,6 +236,8 @@ class HeartbeatClient:
             if answer.lost is not None:
                 self._handle_loss(answer)
             _send(connection, msgspec.structs.replace(self._state, end=self._state.end or ""))
+            # Once it has answered, the server knows of the end, and tells the others even if it ends now.
+            _receive(lines, "", self.timing)
 
     def _connect(self, address: Address) -> socket.socket | None:
         """A connection to the server, which may start later than this process; None if this process leaves first."""
