@@ -13,7 +13,7 @@ import timm
 import torch
 from timm.layers.norm_act import BatchNormAct2d, GroupNormAct
 from timm.models.resnet import BasicBlock, ResNet
-from timm.optim._optim_factory import create_optimizer_v2
+from timm.optim._optim_factory import create_optimizer_v2, get_optimizer_info, list_optimizers
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -100,6 +100,10 @@ def optimizer(
 
     `of_device` are the options that suit the device (see `optimizers.options_for`); those of the config go first.
     """
+    if config.name in list_optimizers() and get_optimizer_info(config.name).second_order:
+        raise ConfigError(
+            f"optimizer {config.name!r}: it needs second derivatives, which a step here does not compute; use another"
+        )
     options = dict(of_device or {})
     if config.layer_decay is not None:
         options["layer_decay"] = config.layer_decay

@@ -31,9 +31,16 @@ from trainer.record.checkpoint_state import CheckpointState, decode, encode
 from trainer.record.run_folder import CHECKPOINTS, COMMIT, folder_of, step_of, steps
 from trainer.supervise.run_lock import UNRIVALLED, RunLock
 
-FORMAT = 1
+FORMAT = 2
 
 _STATE = re.compile(r".*/state-[0-9a-f]{12}\.pt")
+
+
+@prepared
+class _AnyFormat(msgspec.Struct):
+    """What the marks of all versions have."""
+
+    format: int
 
 
 @prepared
@@ -137,13 +144,14 @@ def _read_commit(storage: Storage, name: str) -> CommitMark:
     """Raises CheckpointError for a damaged mark, ConfigError for a format of another version."""
     data = storage.read(name)
     try:
-        commit = msgspec.json.decode(data, type=CommitMark)
+        found = msgspec.json.decode(data, type=_AnyFormat).format
+        commit = msgspec.json.decode(data, type=CommitMark) if found == FORMAT else None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(f"{storage.url}/{name}: not a commit mark ({error})") from error
     # Not a CheckpointError: the checkpoint would be skipped as damaged, and deleted by a run that continues without it.
-    if commit.format != FORMAT:
+    if commit is None:
         raise ConfigError(
-            f"{storage.url}/{name}: a checkpoint of format {commit.format}, this version of shardset reads format "
+            f"{storage.url}/{name}: a checkpoint of format {found}, this version of shardset reads format "
             f"{FORMAT}; continue with the version that wrote it, or start again in another --run-dir"
         )
     return commit

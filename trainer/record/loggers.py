@@ -88,6 +88,8 @@ class MlflowLogger:
 
         self._mlflow: Any = mlflow
         tag = {RUN_TAG: run_id(config)}
+        if self._mlflow.active_run():
+            raise ConfigError("--logger mlflow: a run is active in this process; end it with mlflow.end_run() first")
         try:
             self._mlflow.set_tracking_uri(
                 os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{folder.absolute()}/{DATABASE}")

@@ -228,8 +228,8 @@ class RunLog:
     ) -> None:
         (folder / LOGS).mkdir(parents=True, exist_ok=True)
         self._is_master, self._prints_records = host == 0, show_records
-        self._log = (folder / log_name(host)).open("a", encoding="utf-8")
-        self._lines = (folder / METRICS).open("a", encoding="utf-8") if self._is_master else None
+        self._log = _open_for_appending(folder / log_name(host))
+        self._lines = _open_for_appending(folder / METRICS) if self._is_master else None
         self._loggers: list[Logger] = [TensorBoardLogger(folder)] if self._is_master else []
         self._loggers += [] if logger is None else [logger]
 
@@ -278,6 +278,14 @@ class RunLog:
         if self._is_master:
             self.progress("")
             print(text, flush=True)
+
+
+def _open_for_appending(path: Path) -> TextIO:
+    """The file, opened to append lines. Ends a last line that a full disk or a loss of power has cut."""
+    is_cut = path.is_file() and path.read_bytes()[-1:] not in (b"", b"\n")
+    file = path.open("a", encoding="utf-8")
+    file.write("\n" * is_cut)
+    return file
 
 
 def _append(file: TextIO, line: str) -> None:

@@ -34,10 +34,12 @@ class Ddp(Runtime):
 
     def __init__(self, precision: Precision) -> None:
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
-            if name not in os.environ:
+            value = os.environ.get(name, "")
+            if not (value if name == "MASTER_ADDR" else value.isdecimal()):
+                expected = "an address" if name == "MASTER_ADDR" else "a whole number"
                 raise ConfigError(
-                    f"strategy {self.strategy}: {name} is not set; start it with `torchrun --nproc-per-node N -m "
-                    "trainer ...`"
+                    f"strategy {self.strategy}: {name} is {value or 'not set'}, expected {expected}; start it with "
+                    "`torchrun --nproc-per-node N -m trainer ...`"
                 )
         self.host, self.num_hosts = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.num_replicas = self.num_hosts

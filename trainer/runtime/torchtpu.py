@@ -82,5 +82,6 @@ def module() -> Any:
         return importlib.import_module("torch.tpu")
     except ImportError as error:
         raise ConfigError(
-            "TorchTPU is not installed; run pip install 'shardset[trainer,torchtpu]' in a separate environment"
+            f"TorchTPU is not installed ({error}); run pip install 'shardset[trainer,torchtpu]' in a "
+            "separate environment"
         ) from error

@@ -121,6 +121,7 @@ class HeartbeatServer:
                 connection, _ = self._server.accept()
                 self._connections.append(connection)
                 threading.Thread(target=self._watch, args=[connection], name="heartbeats", daemon=True).start()
+                self._decide()  # connections without end must not put it off
             except TimeoutError:
                 self._decide()
             except OSError:

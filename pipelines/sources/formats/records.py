@@ -22,6 +22,9 @@ Record = dict[str, Any]
 """The values of a row by column."""
 
 
+MAX_LINE_BYTES = 1 << 20
+
+
 class RecordTable(NamedTuple):
     """The rows of a table with the position of each, such as `line 7`, and its columns with where they are listed.
 
@@ -35,7 +38,10 @@ class RecordTable(NamedTuple):
 
 
 def _lines(file: IO[bytes], where: str) -> Iterator[str]:
-    for number, line in enumerate(file, start=1):
+    lines = iter(lambda: file.readline(MAX_LINE_BYTES + 1), b"")
+    for number, line in enumerate(lines, start=1):
+        if len(line) > MAX_LINE_BYTES:
+            raise SourceError(f"{where}: line {number} has more than {MAX_LINE_BYTES} bytes; is this a listing?")
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:

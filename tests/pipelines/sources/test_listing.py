@@ -11,6 +11,7 @@ from pipelines.config import BuildConfig
 from pipelines.holdout import Holdout
 from pipelines.sources import open_source
 from pipelines.sources.base import Extent, RawSample, Rejected
+from pipelines.sources.formats.records import MAX_LINE_BYTES
 from pipelines.sources.listing import Listing
 from shardset.errors import ConfigError, SourceError
 from shardset.storage.open import open_file, open_storage
@@ -300,6 +301,7 @@ def test_a_malformed_jsonl_row_is_an_error_with_its_line(images, row, message):
         (b'{"path": "a", "label": NaN}', "not JSON .*not JSON compliant"),
         (b'{"path": "\\ud800", "label": 1}', "not JSON .*surrogates not allowed"),
         (b'{"path": "\xff", "label": 1}', "not UTF-8"),
+        (b"x" * (MAX_LINE_BYTES + 1), "has more than 1048576 bytes"),
     ],
 )
 def test_a_line_that_is_no_json_is_an_error_with_its_line(images, line, message):

@@ -107,6 +107,7 @@ def test_float16_is_refused_where_gradients_are_not_scaled(monkeypatch: pytest.M
         ({"model": ModelConfig(name="resnet18", kwargs={"no_such": 1})}, "'resnet18': .*no_such.*model.kwargs"),
         ({"model": ModelConfig(name="trainer.model:tiny_resnet", kwargs={"depth": 1})}, "depth.*model.kwargs"),
         ({"optimizer": OptimizerConfig(kwargs={"no_such": 1})}, "optimizer 'sgd': .*no_such"),
+        ({"optimizer": OptimizerConfig(name="adahessian")}, "needs second derivatives"),
     ],
 )
 def test_an_argument_that_is_not_taken_is_refused_by_name(changes: dict[str, Any], message: str) -> None:

@@ -217,7 +217,7 @@ def test_a_pickle_with_code_is_refused(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("mark", [b"", b"{}", b'{"format": 1', b'{"format": 1, "crc32c": "\xe1"}'])
+@pytest.mark.parametrize("mark", [b"", b"{}", b'{"format": 2', b'{"format": 2, "crc32c": "\xe1"}'])
 def test_a_checkpoint_whose_mark_is_damaged_is_passed_over_with_a_warning(mark: bytes) -> None:
     storage = MemoryStorage(uuid.uuid4().hex, "")
     saved(storage, 5, 12, top1={5: 0.5, 12: 0.9})
@@ -237,10 +237,10 @@ def test_a_checkpoint_of_another_format_is_refused_and_stays() -> None:
     # Passed over like a damaged one, it would be removed by the run that went on from an older one.
     storage = MemoryStorage(uuid.uuid4().hex, "")
     saved(storage, 5, 12)
-    mark = storage.read(checkpoint.folder_of(12) + checkpoint.COMMIT).replace(b'"format":1', b'"format":3')
+    mark = storage.read(checkpoint.folder_of(12) + checkpoint.COMMIT).replace(b'"format":2', b'"format":3')
     put(storage, checkpoint.folder_of(12) + checkpoint.COMMIT, mark)
     for read in (checkpoint.newest, checkpoint.at):
-        with pytest.raises(ConfigError, match=r"000012/commit\.json: .* of format 3, this .* reads format 1;"):
+        with pytest.raises(ConfigError, match=r"000012/commit\.json: .* of format 3, this .* reads format 2;"):
             read(storage, unexpected)
 
 

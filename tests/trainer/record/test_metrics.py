@@ -108,3 +108,12 @@ def test_a_run_without_an_evaluation_has_a_final_line_and_the_parts_of_its_time_
     assert metrics.time_in_words(FINAL) == ""
     record = msgspec.structs.replace(FINAL, parts={"steps": 80.0, "waiting for data": 20.0})
     assert metrics.time_in_words(record) == "steps 80 % (80.0 s), waiting for data 20 % (20.0 s)"
+
+
+def test_a_record_after_one_that_was_cut_has_a_line_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "epo')
+    log = RunLog(tmp_path)
+    log.record(STEP)
+    log.close()
+    cut, line = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert (cut, json.loads(line)["kind"]) == ('{"kind": "epo', "step")

@@ -124,6 +124,13 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Ddp:
     return Ddp("fp32")
 
 
+@pytest.mark.usefixtures("alone")
+def test_a_rank_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "first")
+    with pytest.raises(ConfigError, match="RANK is first, expected a whole number"):
+        Ddp("fp32")
+
+
 def test_a_ddp_process_alone_asks_nobody_at_every_step(alone: Ddp) -> None:
     # It would wait for its device each time.
     assert alone.sum_hosts([3, 2**40]) == [3, 2**40]
