@@ -117,7 +117,7 @@ def storm(draw, dealt):
     return script
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_a_build_through_a_storm_of_faults_is_byte_identical(proxy, raw, output, undisturbed, seed):
     dealt = Counter()
     proxy.script = storm(random.Random(seed), dealt)
@@ -220,6 +220,7 @@ def at_most(per_second, refused):
     return script
 
 
+@pytest.mark.nightly
 def test_a_bucket_that_refuses_readers_who_are_too_fast_is_read_more_slowly(proxy, raw, output, undisturbed):
     proxy.script = at_most(30, refused := [])
     build_with(replace(PATIENT, first_pause_s=0.25, max_pause_s=16.0), raw, output)

@@ -221,6 +221,7 @@ def test_mixed_images_are_the_same_under_every_strategy(manifest: str, tmp_path:
 # --- traps of torch_xla ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_facts_of_spmd_on_four_devices() -> None:
     facts = json.loads(script("tests.makers.xla_facts").splitlines()[-1])
     # Labels are cut like images: one spec for both would leave them whole without a word.

@@ -94,7 +94,7 @@ def test_without_torchtpu_the_launcher_says_what_to_install(tmp_path: Path) -> N
     assert "pip install 'shardset[trainer,torchtpu]'" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_processes_of_the_launcher_train_as_one_device_does(tmp_path: Path) -> None:
     config = tiny_config(
         shard_set(tmp_path / "set"),
