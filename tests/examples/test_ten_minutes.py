@@ -36,6 +36,7 @@ def test_nested_folders_of_digits_become_a_prediction_and_a_table_of_seconds(tmp
         assert f"digit-{number}/part-0/" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_step_that_fails_is_named_with_its_exit_code_after_its_own_message(tmp_path):
     (tmp_path / "empty" / "cat").mkdir(parents=True)
     done = ten_minutes("--folder", str(tmp_path / "new"), "--pictures", str(tmp_path / "empty"))

@@ -267,6 +267,7 @@ def test_an_input_that_changes_while_it_is_written_fails_the_build(raw, tmp_path
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
+@pytest.mark.slow
 def test_an_input_that_changes_behind_its_time_stamp_is_named_and_what_the_message_says_helps(tmp_path):
     for number in range(4):
         add(tmp_path / "raw", f"train/cat/{number}.bmp", odd_images.encoded(odd_images.picture(number), "BMP"))

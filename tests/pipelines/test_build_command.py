@@ -18,6 +18,7 @@ def raw(tmp_path: Path) -> Path:
     return write_class_folders(tmp_path / "raw", ["cat", "dog", "owl"], 20, splits=["train", "test"])
 
 
+@pytest.mark.slow
 def test_the_closing_table_shows_the_size_of_the_stored_shards(tmp_path, capfd):
     raw = tmp_path / "raw"
     for number in range(8):

@@ -127,6 +127,7 @@ def test_the_same_at_the_beginning_and_at_the_end(raw, winner, storage, moment):
     race(raw, storage, MOMENTS[moment], winner)
 
 
+@pytest.mark.slow
 def test_a_replacement_that_died_and_ran_again_leaves_every_file_of_one_that_nobody_killed(raw):
     def files_after(*ends):
         storage = open_storage(f"memory://{uuid.uuid4().hex}")

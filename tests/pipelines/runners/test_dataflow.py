@@ -268,6 +268,7 @@ def test_our_own_error_in_a_worker_comes_back_as_itself(service, raw):
     assert re.search(r"TooManyBad: split '\w+': 1 of \d+ raw samples are bad", done.stderr)
 
 
+@pytest.mark.slow
 @pytest.mark.gcs
 def test_a_job_that_the_service_refuses_ends_with_code_1_and_its_reason(service, raw):
     dataflows, endpoint = service

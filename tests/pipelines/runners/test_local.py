@@ -51,6 +51,7 @@ os._exit(process.is_alive())
 """Starts a worker, and is gone."""
 
 
+@pytest.mark.slow
 def test_a_worker_ends_with_its_launcher_and_imports_nothing_that_stands_in_its_folder(tmp_path):
     (tmp_path / "random.py").write_text("raise SystemExit(3)")
     words = [sys.executable, "-P", "-c", LAUNCHER]

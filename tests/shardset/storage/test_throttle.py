@@ -7,6 +7,8 @@ import threading
 from collections import Counter
 from dataclasses import dataclass, field
 
+import pytest
+
 from shardset.errors import Throttled, TransientError
 from shardset.storage.retry import RetryPolicy, Throttle, persist
 
@@ -97,6 +99,7 @@ def storm(*, is_throttled, until, retry_after_s=0.0):
     return asked, served, gave_up
 
 
+@pytest.mark.slow
 def test_readers_of_a_bucket_that_serves_few_ask_for_hardly_more_and_none_gives_up():
     asked, served, gave_up = storm(is_throttled=False, until=120)
     assert asked[1] > 5 * served[1]

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from shardset.storage.open import open_storage
 from tests.makers.shardset import jpeg_samples, write_shard_set
 
@@ -35,6 +37,7 @@ print("as the page says")
 """
 
 
+@pytest.mark.slow
 def test_the_lines_of_the_page_work(tmp_path):
     samples = {"train": jpeg_samples("train", 70, height=40, width=50), "val": jpeg_samples("val", 21)}
     write_shard_set(open_storage(str(tmp_path / "photos")), samples)

@@ -25,6 +25,7 @@ def trained_in_two_parts(config: TrainConfig) -> None:
     loop.train(Single("fp32"), config)
 
 
+@pytest.mark.slow
 def test_wandb_gets_every_number_offline(manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     config = tiny_config(manifest, tmp_path, epochs=1, logger="wandb")
