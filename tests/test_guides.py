@@ -130,7 +130,7 @@ def test_each_loop_gives_the_writer_all_its_samples(name: str, tmp_path: Path) -
     run(python_for(code), tmp_path)
     manifest, _ = manifests.load(str(tmp_path / f"shards-from-{name}"))
     split = manifest.split("train")
-    assert sum(split.class_totals) == split.num_samples == {"loop": 100, "litdata": 60}.get(name, 24)
+    assert sum(split.class_totals) == split.num_samples == {"loop": 100, "litdata": 80}.get(name, 24)
 
 
 def write_forms(place: Path) -> None:
