@@ -17,7 +17,7 @@ from pipelines.plan import paths
 from shardset.errors import ConfigError, ManifestError, NotFound, PreconditionFailed, SourceError
 from shardset.format import naming
 from shardset.format.frame import Framed, frame, open_frame
-from shardset.storage.base import ABSENT, ObjectWriter, Storage
+from shardset.storage.base import ABSENT, ObjectWriter, Storage, stat_or_none
 from shardset.storage.checked import read_again
 
 R = TypeVar("R")
@@ -167,10 +167,8 @@ def in_order(output: Storage, names: Iterable[T], read: Callable[[T], R]) -> Ite
 
 def generation_of(output: Storage, name: str) -> str:
     """The generation of a file; ABSENT if it does not exist."""
-    try:
-        return output.stat(name).generation
-    except NotFound:
-        return ABSENT
+    stored = stat_or_none(output, name)
+    return stored.generation if stored else ABSENT
 
 
 def another_build(output: Storage, name: str) -> ManifestError:

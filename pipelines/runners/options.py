@@ -60,7 +60,7 @@ def beam_options(flags: Sequence[str], output: Storage) -> PipelineOptions:
     if dataflow.is_wanted(options):
         dataflow.set_threads(options)
     options.view_as(SetupOptions).pickle_library = "cloudpickle"
-    options.view_as(TypeOptions).pipeline_type_check = False  # a fifth of the start; mypy and the tests look at them
+    options.view_as(TypeOptions).pipeline_type_check = False  # takes long at each start; tests check
     return options
 
 

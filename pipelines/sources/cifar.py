@@ -17,11 +17,11 @@ from pipelines.sources.formats import safe_pickle
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.records import compact
 from pipelines.sources.formats.tar import read_members
-from pipelines.sources.objects import first_names, stat_or_none
+from pipelines.sources.objects import first_names
 from shardset.checksum import crc32c_of
 from shardset.errors import SourceError
 from shardset.format.images import stored_png
-from shardset.storage.base import Stat, Storage
+from shardset.storage.base import Stat, Storage, stat_or_none
 from shardset.storage.checked import read_again
 from shardset.storage.open import open_file, open_storage
 

@@ -18,7 +18,7 @@ from pipelines.sources.synsets import VALIDATION_NAME, WNID, Synsets, read_devki
 from shardset.errors import ChangedInput, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.manifest import ClassInfo
-from shardset.storage.base import Stat, Storage
+from shardset.storage.base import Stat, Storage, stat_or_none
 from shardset.storage.checked import read_again
 
 TRAIN_TAR = "ILSVRC2012_img_train.tar"
@@ -66,7 +66,7 @@ class ImageNet:
     def archives(self) -> dict[str, Stat]:
         """The published archives that are there, by name; none if the training images are a tree."""
         names = (TRAIN_TAR, VALIDATION_TAR, DEVKIT)
-        stats = {name: stat for name in names if (stat := objects.stat_or_none(self.input, name))}
+        stats = {name: stat for name in names if (stat := stat_or_none(self.input, name))}
         return stats if TRAIN_TAR in stats else {}
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
@@ -212,10 +212,10 @@ def _in_folder(storage: Storage, unit: Unit) -> Iterator[_Found]:
 
 def _synsets(storage: Storage) -> Synsets:
     """What the devkit or else Kaggle's tables say, as far as they are there."""
-    if stat := objects.stat_or_none(storage, DEVKIT):
+    if stat := stat_or_none(storage, DEVKIT):
         return read_again(lambda: read_devkit(RangeFile(storage, stat), f"{storage.url}/{DEVKIT}"))
-    mapping = storage.read(MAPPING) if objects.stat_or_none(storage, MAPPING) else b""
-    solution = storage.read(SOLUTION) if objects.stat_or_none(storage, SOLUTION) else b""
+    mapping = storage.read(MAPPING) if stat_or_none(storage, MAPPING) else b""
+    solution = storage.read(SOLUTION) if stat_or_none(storage, SOLUTION) else b""
     return Synsets(
         names=read_mapping(mapping, f"{storage.url}/{MAPPING}"),
         truth=read_solution(solution, f"{storage.url}/{SOLUTION}") if solution else {},

@@ -25,11 +25,11 @@ from pipelines.sources.formats.records import (
     usual_name,
 )
 from pipelines.sources.formats.spilled_list import Entry, SpilledList, spilled_units
-from pipelines.sources.objects import UNKNOWN_FIELD, UNREADABLE, extension, first_names, key_of, may_read, stat_or_none
+from pipelines.sources.objects import UNKNOWN_FIELD, UNREADABLE, extension, first_names, key_of, may_read
 from shardset.errors import ConfigError, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.naming import is_split
-from shardset.storage.base import Stat, Storage
+from shardset.storage.base import Stat, Storage, stat_or_none
 from shardset.storage.open import is_absolute, open_file
 
 ENTRIES_PER_UNIT = 10_000

@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterable
 from itertools import islice
 
-from shardset.errors import ConfigError, NotFound
+from shardset.errors import ConfigError
 from shardset.format.images import FIELD_OF_EXTENSION
-from shardset.storage.base import Stat, Storage
+from shardset.storage.base import Storage
 from shardset.storage.open import is_absolute, is_address, open_file
 
 UNREADABLE = "no permission to read it"
@@ -61,14 +61,6 @@ def may_read(storage: Storage, name: str) -> bool:
         storage, name = open_file(name)
     path = f"{storage.url}/{name}"
     return storage.is_remote or os.access(path, os.R_OK, effective_ids=True) or not os.path.exists(path)
-
-
-def stat_or_none(storage: Storage, name: str) -> Stat | None:
-    """The object of that name; None if there is none."""
-    try:
-        return storage.stat(name)
-    except NotFound:
-        return None
 
 
 def has_prefix(storage: Storage, prefix: str) -> bool:

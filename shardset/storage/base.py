@@ -158,6 +158,14 @@ def utf8(name: str) -> bytes:
     return name.encode("utf-8", "surrogateescape")
 
 
+def stat_or_none(storage: Storage, name: str) -> Stat | None:
+    """The object of that name; None if there is none."""
+    try:
+        return storage.stat(name)
+    except NotFound:
+        return None
+
+
 def check_generation(current: str, wanted: str | None, where: str) -> None:
     """Raises PreconditionFailed unless `wanted` is None or the current generation."""
     if wanted is not None and current != wanted:

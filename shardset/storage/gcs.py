@@ -30,6 +30,7 @@ from shardset.storage.base import (
     check_range,
     join,
     os_errors_as_storage_errors,
+    stat_or_none,
 )
 from shardset.storage.gcs_download import Download
 from shardset.storage.gcs_http import Body, BucketFacts, ListingPage, StoredObject, is_throttled, json_object, send
@@ -133,15 +134,8 @@ class GcsStorage(Storage):
         if generation is None or self._holds(name, generation):  # an emulator may not know the condition
             persist(self.retry, where, attempt)
 
-    def stat_or_none(self, name: str) -> Stat | None:
-        """The facts about an object; None if it does not exist."""
-        try:
-            return self.stat(name)
-        except NotFound:
-            return None
-
     def _holds(self, name: str, generation: str | None) -> bool:
-        stored = self.stat_or_none(name)
+        stored = stat_or_none(self, name)
         return stored is not None and generation in (None, stored.generation)
 
     def on_retry(self, tell: Callable[[], None]) -> Self:
@@ -263,11 +257,11 @@ class _GcsWriter:
         self._crc32c = crc32c_text(self._crc)
         try:
             if self._if_generation is not None:  # saves an upload that the server would refuse at its end
-                stored = self._bucket.stat_or_none(self._full)
+                stored = stat_or_none(self._bucket, self._full)
                 check_generation(stored.generation if stored else ABSENT, self._if_generation, self._where)
             self._verify(persist(self._bucket.retry, self._where, self._upload))
         except PreconditionFailed:
-            stored = self._bucket.stat_or_none(self._full)
+            stored = stat_or_none(self._bucket, self._full)
             accept_identical_object(stored, self._num_bytes, self._crc32c, self._where)
 
     def _upload(self) -> StoredObject:

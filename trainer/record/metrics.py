@@ -284,7 +284,8 @@ def _open_for_appending(path: Path) -> TextIO:
     """The file, opened to append lines. Ends a last line that a full disk or a loss of power has cut."""
     is_cut = path.is_file() and path.read_bytes()[-1:] not in (b"", b"\n")
     file = path.open("a", encoding="utf-8")
-    file.write("\n" * is_cut)
+    if is_cut:
+        file.write("\n")
     return file
 
 

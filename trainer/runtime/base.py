@@ -110,8 +110,10 @@ class Runtime:
     def module_to_device(self, module: nn.Module) -> nn.Module:
         """The module on the device; the same object if the back end allows it."""
         module = moved(module, self.device)
-        # torch's stubs lack this argument.
-        return module.to(memory_format=torch.channels_last) if self.device.type == "cuda" else module  # type: ignore
+        if self.device.type == "cuda":
+            lay_out: Any = module.to  # its types lack this argument
+            lay_out(memory_format=torch.channels_last)
+        return module
 
     def to_device(self, batch: TensorBatch) -> TensorBatch:
         """The batch on the device. Each tensor is split along its first dimension over the local devices."""

@@ -91,7 +91,7 @@ class Ddp(Runtime):
                 "sync_batch_norm is true, but torch has such a BatchNorm for CUDA devices only; use --strategy single, "
                 "or --set model.norm=group"
             )
-        from timm.layers import norm_act  # three seconds, which only this needs
+        from timm.layers import norm_act  # late: it imports all of timm
 
         convert: Any = norm_act.convert_sync_batchnorm  # has no types
         synchronized: nn.Module = convert(model)

@@ -147,10 +147,12 @@ class HeartbeatServer:
         self._connections.remove(connection)
 
     def _decide(self) -> None:
-        """Chooses the loss to tell of, once a beat."""
+        """Chooses the loss to tell of."""
         if self._answer.lost is not None:
             return
-        num_hosts = max((state.num_hosts for state in self._hosts.values()), default=0)
+        num_hosts = max(
+            (state.num_hosts for state in list(self._hosts.values())), default=0
+        )  # others may join meanwhile
         missing = [host for host in range(num_hosts) if host not in self._hosts]
         if self._losses:
             # A death first: the failures that it causes can arrive in the same beat.
