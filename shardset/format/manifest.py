@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 
 from shardset.errors import ManifestError, NotFound
-from shardset.format import naming
-from shardset.format.shards import Count, Group, Record, Sha256, StoredShards
+from shardset.format import naming, versions
+from shardset.format.shards import Count, Group, Positive, Record, Sha256, StoredShards
 from shardset.format.shards import IndexFile as IndexFile
 from shardset.format.shards import Shard as Shard
 from shardset.prepared import prepared
@@ -83,6 +83,11 @@ class Split(Record, frozen=True, kw_only=True):
         sizes: list[int] = self.shards.sizes.tolist()
         return sizes
 
+    def index_fields(self, shard: int) -> Sequence[str]:
+        """The fields in the index of a shard: those of its group, which may lack some that came to the split later."""
+        assert isinstance(self.shards, StoredShards), "of a manifest that was opened"
+        return self.shards.group_of(shard).fields or self.fields
+
     def load(self, shards: Sequence[int]) -> None:
         """Reads the table rows of some shards at the same time, before they are asked for one by one."""
         if isinstance(self.shards, StoredShards):
@@ -97,7 +102,10 @@ class Quarantine(Record, frozen=True, kw_only=True):
 
 
 class Provenance(Record, frozen=True, kw_only=True):
-    """Where the set comes from. Nothing here depends on when, where or on how many machines it was built."""
+    """Where the set comes from. Nothing here depends on when, where or on how many machines it was built.
+
+    `appended` says the same of each append, in order.
+    """
 
     tool: str
     source: str
@@ -105,15 +113,20 @@ class Provenance(Record, frozen=True, kw_only=True):
     options: dict[str, Any]
     libraries: dict[str, str]
     notes: list[str]
+    appended: "list[Provenance]" = []
 
 
 @prepared
 class Manifest(Record, frozen=True, kw_only=True):
-    """A shard set. Present means complete: it is written after everything it lists."""
+    """A shard set. Present means complete: it is written after everything it lists.
+
+    `version` is that of the format, `number` that of the set: a build makes 1, and each change adds one.
+    """
 
     kind: Literal["shardset"]
     version: Literal[1]
     digest: Sha256
+    number: Positive = 1
     classes: list[ClassInfo]
     splits: dict[str, Split]
     quarantine: Quarantine
@@ -179,15 +192,37 @@ class LoadedSet(NamedTuple):
 
 
 def load(url: str) -> LoadedSet:
-    """The manifest at `url` (the file or its folder) and the storage that its paths are relative to."""
+    """The manifest at `url` (the file or its folder) and the storage that its paths are relative to.
+
+    `URL@TAG` and `URL@N` are an older version of the set in a folder, unless a folder of that name holds a set. Raises
+    ManifestError if there is no such set or version.
+    """
     storage, name = open_file(url) if url.endswith(".json") else (open_storage(url), naming.MANIFEST)
     target = url if url.endswith(".json") else f"{url.rstrip('/')}/{name}"
     try:
         return LoadedSet(read(storage, name, target), storage)
     except NotFound as error:
+        if versioned := versions.split_address(url):
+            return _load_version(*versioned)
         raise ManifestError(
             f"{target}: no manifest there, so no finished shard set; build one with `python -m pipelines build`"
         ) from error
+
+
+def _load_version(url: str, version: str) -> LoadedSet:
+    newest, storage = load(url)
+    number, digest = versions.resolve(storage, version)
+    found = newest
+    if number < newest.number:  # each was stored before the next one was published
+        try:
+            found = read(storage, versions.path(number))
+        except NotFound as error:
+            raise ManifestError(
+                f"{url}: version {number} was removed; `python -m pipelines log {url}` lists those that are left"
+            ) from error
+    if found.number != number or digest not in (None, found.digest):
+        raise ManifestError(f"{url}: has no version {version}; `python -m pipelines log {url}` lists those that it has")
+    return LoadedSet(found, storage)
 
 
 def read(storage: Storage, name: str = naming.MANIFEST, where: str | None = None) -> Manifest:
@@ -297,6 +332,8 @@ def _split_problems(split: Split, num_classes: int, where: str) -> Iterator[str]
     for group in split.groups:
         if group.num_shards != group.num_named:
             yield f"{where}: {group.shards!r} names {group.num_named} shards, expected {group.num_shards}"
+        if not set(group.fields) <= set(split.fields):
+            yield f"{where}: {group.shards!r} has the fields {group.fields}, expected some of {split.fields}"
         if group.num_samples < group.num_shards:
             yield f"{where}: {group.num_samples} samples don't fill {group.num_shards} shards"
     if split.num_samples != (num_samples := sum(group.num_samples for group in split.groups)) or not num_samples:

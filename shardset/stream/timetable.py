@@ -123,9 +123,9 @@ class Timetable:
     def _samples_of_shard(self, number: int, ids: np.ndarray) -> list[TimetableSample]:
         shard, classes = self.split.shards[number], self.manifest.classes
         positions = (ids - self.order.first_ids[number]).tolist()
-        rows = read_rows(self.storage, shard, self.split.fields, positions)
+        rows = read_rows(self.storage, shard, self.split.index_fields(number), positions)
         none: list[Origin | None] = [None] * len(positions)
-        origins = read_origins(self.storage, self.split_name, number, rows["key"], positions)
+        origins = read_origins(self.storage, shard, rows["key"], positions)
         return [
             TimetableSample(
                 id=sample_id,
