@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _refuse_unknown(args: argparse.Namespace, unknown: Sequence[str]) -> None:
     """Ends the program for arguments that neither the verb nor, in a build, Beam takes."""
-    if args.verb != "build":
+    if args.verb not in ("build", "append"):
         args.verb_parser.error(f"unknown arguments: {' '.join(unknown)}{args.verb_parser.near_miss(unknown[0])}")
     from pipelines.runners.options import unknown_flags
 
@@ -70,7 +70,7 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
         from pipelines import build, summary
         from pipelines.runners import progress
 
-        config = _build_config(args)
+        config = _append_config(args) if args.verb == "append" else _build_config(args)
         if args.report:
             from pipelines.report import page  # early, so that a missing library does not fail a finished build
         gc.freeze()
@@ -88,8 +88,19 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
 
 
 def _build_config(args: argparse.Namespace) -> BuildConfig:
+    return _config(args, ImageOptions(**{name: getattr(args, name) for name in IMAGE_FLAGS}))
+
+
+def _append_config(args: argparse.Namespace) -> BuildConfig:
+    """An append stores images as the build of the set did."""
+    from shardset.format import manifest as manifests
+
+    options = manifests.load(args.output).manifest.provenance.options
+    return _config(args, msgspec.convert(options.get("image", {}), ImageOptions))
+
+
+def _config(args: argparse.Namespace, image: ImageOptions) -> BuildConfig:
     names = {field.name for field in fields(BuildConfig)} - {"image"}
-    image = ImageOptions(**{name: getattr(args, name) for name in IMAGE_FLAGS})
     return BuildConfig(**{name: getattr(args, name) for name in names}, image=image)
 
 
@@ -167,6 +178,7 @@ def _stored_set(args: argparse.Namespace) -> "StoredSet":
 
 VERBS = {
     "build": _build,
+    "append": _build,
     "verify": _verify,
     "inspect": _inspect,
     "export": _export,

@@ -74,6 +74,8 @@ def parser() -> argparse.ArgumentParser:
 
     text = "Plans, writes, then commits: the manifest appears last, or not at all."
     _add_build(verb("build", "turn raw files into a shard set", text, BUILD_EPILOG))
+    text = "Writes raw files as further shards, then publishes the next version; nothing that exists is touched."
+    _add_append(verb("append", "add raw files to a shard set", text))
     text = "Compares sizes and checksums of every file; with --deep every sample too."
     verify = verb("verify", "compare a shard set with its manifest", text)
     _add_manifest(verify)
@@ -92,17 +94,33 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_build(build: Parser) -> None:
     where = build.add_argument_group("what and where")
-    where.add_argument("--source", required=True, help="format of the raw input, see below")
-    where.add_argument("--input", required=True, metavar="PATH", help="local or gs://, see below")
     where.add_argument("--output", required=True, metavar="URL", help="the folder of the shard set, local or gs://")
-    add_flags(where, BuildConfig, (*INPUT_FLAGS, "overwrite", "only_shards"))
+    _add_input(build, where)
+    add_flags(where, BuildConfig, ("overwrite",))
     where.add_argument("--dry-run", action="store_true", help="read all input, print the exact plan, write nothing")
     where.add_argument("--report", action=argparse.BooleanOptionalAction, default=True,
                        help="write report.html, a page about the set")  # fmt: skip
-    add_flags(build.add_argument_group(SIZES_TITLE), BuildConfig, (*SIZES, "seed"))
-    add_flags(build.add_argument_group("bad input"), BuildConfig, ("verify", "on_bad", "max_bad_fraction"))
     image = build.add_argument_group("images (default: stored byte for byte)")
     add_flags(image, ImageOptions, IMAGE_FLAGS)
+    build.set_defaults(append=None)
+
+
+def _add_append(append: Parser) -> None:
+    append.add_argument("output", metavar="SET", help="the folder of the shard set, local or gs://")
+    where = append.add_argument_group("what")
+    _add_input(append, where)
+    add_flags(where, BuildConfig, ("append",))
+    where.add_argument("--overwrite", action="store_true", help="start over an append that was stopped")
+    append.set_defaults(append="none", dry_run=False, report=False)
+
+
+def _add_input(build: Parser, where: argparse._ArgumentGroup) -> None:
+    """The flags of whatever turns raw files into shards."""
+    where.add_argument("--source", required=True, help="format of the raw input, see `build --help`")
+    where.add_argument("--input", required=True, metavar="PATH", help="local or gs://, see `build --help`")
+    add_flags(where, BuildConfig, (*INPUT_FLAGS, "only_shards"))
+    add_flags(build.add_argument_group(SIZES_TITLE), BuildConfig, (*SIZES, "seed"))
+    add_flags(build.add_argument_group("bad input"), BuildConfig, ("verify", "on_bad", "max_bad_fraction"))
 
 
 def _add_inspect(inspect: Parser) -> None:

@@ -49,6 +49,7 @@ class SplitCount:
 class UnitSummary:
     """A unit, or all units, in a few numbers: counts and fields by split, fixes, reasons of rejected samples, a digest.
 
+    `num_known` samples were skipped, because the set to which they would be appended has them.
     `max_label` is -1 if no sample has a label.
     """
 
@@ -59,9 +60,12 @@ class UnitSummary:
     reasons: Sequence[str]
     max_label: int
     digest: str
+    num_known: int = 0
 
 
-def summarize(unit: int, rows: Sequence[UnitRow], rejected: Sequence[QuarantineEntry]) -> UnitSummary:
+def summarize(
+    unit: int, rows: Sequence[UnitRow], rejected: Sequence[QuarantineEntry], num_known: int = 0
+) -> UnitSummary:
     """The summary of a unit."""
     num_rejected = Counter(entry["split"] for entry in rejected)
     by_split: dict[str, list[UnitRow]] = {split: [] for split in sorted({row.split for row in rows} | {*num_rejected})}
@@ -78,6 +82,7 @@ def summarize(unit: int, rows: Sequence[UnitRow], rejected: Sequence[QuarantineE
         reasons=[f"{entry['name']}: {entry['reason']}" for entry in rejected[:MAX_REASONS]],
         max_label=max((row.label for row in rows), default=-1),
         digest=tables.digest_of(rows),
+        num_known=num_known,
     )
 
 
@@ -111,7 +116,7 @@ def merge(summaries: Iterable[UnitSummary]) -> UnitSummary:
     fields: dict[str, dict[str, None]] = {}
     fixes: Counter[str] = Counter()
     reasons: list[str] = []
-    max_label, num_units, digest = -1, 0, hashlib.sha256(b"[")
+    max_label, num_units, num_known, digest = -1, 0, 0, hashlib.sha256(b"[")
     for summary in summaries:
         for name, count in summary.splits.items():
             splits.setdefault(name, SplitCount()).add(count)
@@ -122,6 +127,7 @@ def merge(summaries: Iterable[UnitSummary]) -> UnitSummary:
         max_label = max(max_label, summary.max_label)
         digest.update((", " if num_units else "").encode() + json.dumps(summary.digest).encode())
         num_units += 1
+        num_known += summary.num_known
     digest.update(b"]")
     return UnitSummary(
         unit=num_units,
@@ -131,6 +137,7 @@ def merge(summaries: Iterable[UnitSummary]) -> UnitSummary:
         reasons=reasons,
         max_label=max_label,
         digest=digest.hexdigest(),
+        num_known=num_known,
     )
 
 

@@ -113,7 +113,7 @@ class Provenance(Record, frozen=True, kw_only=True):
     options: dict[str, Any]
     libraries: dict[str, str]
     notes: list[str]
-    appended: "list[Provenance]" = []
+    appended: "list[Provenance]" = msgspec.field(default_factory=list)
 
 
 @prepared

@@ -90,7 +90,7 @@ class Group(Record, frozen=True, kw_only=True):
     seed: Count
     plan_digest: Sha256
     promises: list[Promise]
-    fields: list[str] = []
+    fields: list[str] = msgspec.field(default_factory=list)
 
     @property
     def is_equal(self) -> bool:

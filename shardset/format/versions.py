@@ -63,7 +63,9 @@ def resolve(storage: Storage, version: str) -> tuple[int, str | None]:
     tag = read_tag(storage, version)
     if tag is None:
         names = sorted(tags(storage))
-        raise ManifestError(f"{storage.url}: no version has the tag {version!r}; there are {', '.join(names) or 'none'}")
+        raise ManifestError(
+            f"{storage.url}: no version has the tag {version!r}; there are {', '.join(names) or 'none'}"
+        )
     return tag.version, tag.digest
 
 

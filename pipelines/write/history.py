@@ -1,0 +1,84 @@
+"""Publishes the next version of a set, and finds the older ones."""
+
+from collections.abc import Iterator
+from itertools import zip_longest
+from typing import Any
+
+import msgspec
+
+from shardset.errors import ManifestError, PreconditionFailed
+from shardset.format import manifest as manifests
+from shardset.format import naming, versions
+from shardset.format.manifest import Manifest, Quarantine, Split
+from shardset.storage.base import ABSENT, Storage
+
+_SUMS = ("num_samples", "num_source_samples", "num_dropped", "num_repeats", "num_content_bytes", "num_tar_bytes")
+
+
+def older(storage: Storage) -> Iterator[Manifest]:
+    """The manifests of the older versions, as `read_head` returns them."""
+    for number in sorted(filter(None, (versions.number_of(stat.name) for stat in storage.list(versions.FOLDER)))):
+        yield manifests.read_head(storage, versions.path(number))
+
+
+def publish(storage: Storage, base: Manifest, manifest: Manifest) -> None:
+    """Makes `manifest` the newest version in place of `base`, which stays as `versions/N.json`.
+
+    A kill leaves one of the two as the newest, and a repetition finishes. Raises ManifestError if the newest version
+    is neither.
+    """
+    where = f"{storage.url}/{naming.MANIFEST}"
+    generation = storage.stat(naming.MANIFEST).generation
+    newest = manifests.read_head(storage)
+    if newest.digest == manifest.digest:
+        return
+    if newest.digest != base.digest:
+        raise ManifestError(
+            f"{where}: another version was published meanwhile; run again with --overwrite to follow it"
+        )
+    try:
+        with storage.writer(versions.path(base.number), if_generation=ABSENT) as out:
+            out.write(manifests.to_json(base))
+    except PreconditionFailed as error:
+        raise ManifestError(f"{error}; it is of a set that was replaced: remove {versions.FOLDER} there") from error
+    with storage.writer(naming.MANIFEST, if_generation=generation) as out:
+        out.write(manifests.to_json(manifest))
+
+
+def appended(base: Manifest, added: Manifest) -> Manifest:
+    """The version after `base`: its groups, then those of `added`, whose labels are those of the larger class list."""
+    classes = max(base.classes, added.classes, key=len)
+    both: dict[str, list[Split]] = {}
+    for name, split in [*base.splits.items(), *added.splits.items()]:
+        both.setdefault(name, []).append(split)
+    fixes = {fix: base.fixes.get(fix, 0) + added.fixes.get(fix, 0) for fix in sorted({*base.fixes, *added.fixes})}
+    provenance = base.provenance
+    return msgspec.structs.replace(
+        base,
+        digest="",
+        number=base.number + 1,
+        classes=classes,
+        splits={name: joined(splits, len(classes)) for name, splits in sorted(both.items())},
+        quarantine=Quarantine(count=base.quarantine.count + added.quarantine.count, path=added.quarantine.path),
+        fixes=fixes,
+        provenance=msgspec.structs.replace(provenance, appended=[*provenance.appended, added.provenance]),
+    )
+
+
+def joined(splits: list[Split], num_classes: int) -> Split:
+    """One split of the groups of several, in order."""
+    fields = list(dict.fromkeys(field for split in splits for field in split.fields))
+    groups: Any = [
+        msgspec.structs.replace(group, fields=[] if (own := group.fields or split.fields) == fields else own)
+        for split in splits
+        for group in split.groups
+    ]
+    totals = zip_longest(range(num_classes), *(split.class_totals for split in splits), fillvalue=0)
+    return msgspec.structs.replace(
+        splits[0],
+        **{name: sum(getattr(split, name) for split in splits) for name in _SUMS},
+        **{name: max(getattr(split, name) for split in splits) for name in ("max_tar_bytes", "max_index_bytes")},
+        fields=fields,
+        class_totals=[sum(numbers) for _, *numbers in totals],
+        shards=groups,
+    )
