@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import fields
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,6 +22,7 @@ from pipelines.parsers import parser
 from pipelines.terminal import on_standard_output, quiet_workers
 from shardset.errors import ConfigError
 from shardset.program import run_program, run_verb
+from shardset.storage.open import open_file
 
 if TYPE_CHECKING:
     from pipelines.estimate.stored import StoredSet
@@ -114,6 +116,40 @@ def _verify(args: argparse.Namespace, _: Sequence[str]) -> int:
     return 1 if report.problems else 0
 
 
+def _tag(args: argparse.Namespace, _: Sequence[str]) -> int:
+    from pipelines import versions
+
+    made = versions.tag(args.set, args.name, args.version)
+    print(_json(made) if args.json else f"{args.set}@{args.name} is version {made.version}, digest {made.digest}")
+    return 0
+
+
+def _log(args: argparse.Namespace, _: Sequence[str]) -> int:
+    from pipelines import versions
+
+    entries = versions.log(args.set)
+    print(_json(entries) if args.json else "\n".join(versions.log_lines(entries)))
+    return 0
+
+
+def _diff(args: argparse.Namespace, _: Sequence[str]) -> int:
+    from pipelines import versions
+
+    samples = versions.diff(args.old, args.new)
+    print(_json(samples) if args.json else "\n".join(versions.diff_lines(samples)))
+    return 0
+
+
+def _compact(args: argparse.Namespace, _: Sequence[str]) -> int:
+    from pipelines import compact
+
+    storage, name = open_file(args.drop_keys)
+    keys = storage.read(name).decode("utf-8", "replace").split()
+    done = compact.compact(args.set, keys, grace=timedelta(hours=args.grace), now=datetime.now(UTC))
+    print(_json(done) if args.json else "\n".join(compact.lines(done)))
+    return 0
+
+
 def _json(result: object) -> str:
     return json.dumps(msgspec.to_builtins(result), indent=1)
 
@@ -179,6 +215,10 @@ def _stored_set(args: argparse.Namespace) -> "StoredSet":
 VERBS = {
     "build": _build,
     "append": _build,
+    "tag": _tag,
+    "log": _log,
+    "diff": _diff,
+    "compact": _compact,
     "verify": _verify,
     "inspect": _inspect,
     "export": _export,

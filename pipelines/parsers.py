@@ -76,6 +76,23 @@ def parser() -> argparse.ArgumentParser:
     _add_build(verb("build", "turn raw files into a shard set", text, BUILD_EPILOG))
     text = "Writes raw files as further shards, then publishes the next version; nothing that exists is touched."
     _add_append(verb("append", "add raw files to a shard set", text))
+    text = "Names a version of a set, for addresses such as gs://bucket/set@NAME; a name never moves."
+    tag = verb("tag", "name a version of a shard set", text)
+    _add_set(tag)
+    tag.add_argument("name", metavar="NAME")
+    tag.add_argument("--version", type=arguments.positive, metavar="N", help="default: the newest version")
+    _add_set(verb("log", "list the versions of a shard set", "Lists the versions of a set, the newest first."))
+    text = "Compares keys, classes and images of two sets or versions (gs://bucket/set@3), from their indexes."
+    diff = verb("diff", "compare two versions of a shard set", text)
+    diff.add_argument("old", metavar="OLD", help="a set, or SET@VERSION")
+    diff.add_argument("new", metavar="NEW", help="a set, or SET@VERSION")
+    text = "Writes shards anew without some samples, publishes the next version, and removes the old files later."
+    compact = verb("compact", "forget samples of a shard set", text)
+    _add_set(compact)
+    compact.add_argument("--drop-keys", required=True, metavar="FILE", help="a text file with a key in each line")
+    compact.add_argument("--grace", type=float, default=24.0, metavar="HOURS",
+                         help="keep old files so long, for readers of older versions; then give the same command "
+                         "again (default 24)")  # fmt: skip
     text = "Compares sizes and checksums of every file; with --deep every sample too."
     verify = verb("verify", "compare a shard set with its manifest", text)
     _add_manifest(verify)
@@ -103,6 +120,10 @@ def _add_build(build: Parser) -> None:
     image = build.add_argument_group("images (default: stored byte for byte)")
     add_flags(image, ImageOptions, IMAGE_FLAGS)
     build.set_defaults(append=None)
+
+
+def _add_set(verb: Parser) -> None:
+    verb.add_argument("set", metavar="SET", help="the folder of the shard set, local or gs://")
 
 
 def _add_append(append: Parser) -> None:

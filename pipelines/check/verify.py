@@ -15,6 +15,7 @@ from pipelines.check.duplicate_keys import duplicate_keys
 from pipelines.check.problems import Problem, check_quarantine, problem_of
 from pipelines.check.shard import ShardFindings, ShardTask, check_shard
 from pipelines.images.options import options_to_read
+from pipelines.write import history
 from shardset.errors import DamagedShard, StorageError
 from shardset.format import manifest as manifests
 from shardset.format.manifest import Manifest
@@ -175,7 +176,8 @@ def _table_problems(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
 
 
 def _unlisted(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
-    paths = {path for path in manifests.files_of(manifest) if path.endswith((".tar", ".idx.npy"))}
+    listed = (path for one in (manifest, *history.older(storage)) for path in manifests.files_of(one))
+    paths = {path for path in listed if path.endswith((".tar", ".idx.npy"))}
     for folder in sorted({path.rpartition("/")[0] for path in paths}):
         try:
             names = [stat.name for stat in storage.list(f"{folder}/" if folder else "")]

@@ -33,9 +33,7 @@ def publish(storage: Storage, base: Manifest, manifest: Manifest) -> None:
     if newest.digest == manifest.digest:
         return
     if newest.digest != base.digest:
-        raise ManifestError(
-            f"{where}: another version was published meanwhile; run again with --overwrite to follow it"
-        )
+        raise ManifestError(f"{where}: another version was published meanwhile; run again, an append with --overwrite")
     try:
         with storage.writer(versions.path(base.number), if_generation=ABSENT) as out:
             out.write(manifests.to_json(base))

@@ -73,10 +73,10 @@ def remove(files: PlanFiles, names: Collection[str]) -> None:
 
     A file that another build writes in the meantime stays, because it has another generation.
     """
-    existing = list(_existing(files.output, names))
-    if existing:
+    found = list(existing(files.output, names))
+    if found:
         files.check_current()
-    for _ in plan_files.in_order(files.output, existing, partial(_delete, files.output)):
+    for _ in plan_files.in_order(files.output, found, partial(_delete, files.output)):
         pass
 
 
@@ -85,7 +85,7 @@ def remove_slices(files: PlanFiles) -> None:
     remove(files, {stat.name for stat in files.output.list(paths.SLICES)})
 
 
-def _existing(output: Storage, names: Collection[str]) -> Iterator[Stat]:
+def existing(output: Storage, names: Collection[str]) -> Iterator[Stat]:
     """The existing files among `names`; lists only their folders."""
     for folder in sorted({name.rpartition("/")[0] for name in names}):
         if folder:

@@ -108,6 +108,11 @@ class Group(Record, frozen=True, kw_only=True):
         _, first, last, _ = _parts(self.shards)
         return int(last) + 1 - int(first)
 
+    def part(self, first: int, last: int) -> str:
+        """The pattern of the tars `first` to `last` of the group."""
+        before, start, _, after = _parts(self.shards)
+        return f"{before}{{{int(start) + first:0{len(start)}d}..{int(start) + last:0{len(start)}d}}}{after}"
+
     def path(self, number: int) -> str:
         """The path of one tar of the group."""
         before, first, _, after = _parts(self.shards)
