@@ -79,7 +79,7 @@ def parser() -> argparse.ArgumentParser:
     text = "Names a version of a set, for addresses such as gs://bucket/set@NAME; a name never moves."
     tag = verb("tag", "name a version of a shard set", text)
     _add_set(tag)
-    tag.add_argument("name", metavar="NAME")
+    tag.add_argument("name", metavar="NAME", help="letters, digits, ., _ and -; not only digits")
     tag.add_argument("--version", type=arguments.positive, metavar="N", help="default: the newest version")
     _add_set(verb("log", "list the versions of a shard set", "Lists the versions of a set, the newest first."))
     text = "Compares keys, classes and images of two sets or versions (gs://bucket/set@3), from their indexes."

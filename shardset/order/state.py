@@ -75,6 +75,8 @@ def check_same_order(here: OrderState, saved: OrderState) -> None:
         if value != saved_value:
             chosen = name in ("num_lanes", "block_size", "window")
             cause = " (by default it follows from the batch, the processes and budget_bytes)" if chosen else ""
+            if name == "manifest":
+                cause = " (the set has changed: SET@N opens an older version, `pipelines log SET` lists them)"
             raise ConfigError(
                 f"this run can't resume from that state: {name} is {value!r} here and was {saved_value!r} there"
                 f"{cause}; use the same, or start a new run"

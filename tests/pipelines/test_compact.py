@@ -1,0 +1,155 @@
+"""Forgetting samples: their shards are written anew, the next version is published, and the old files go later."""
+
+import shutil
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from pipelines import compact as compacting
+from pipelines.build import build
+from pipelines.check import inspect
+from pipelines.check.verify import verify
+from pipelines.cli import main
+from pipelines.compact import compact
+from pipelines.write import history
+from shardset.errors import ConfigError, ManifestError, StorageError
+from shardset.format import manifest as manifests
+from shardset.format import naming, versions
+from tests.makers.built import HERE, config_of
+from tests.makers.folders import write_class_folders, write_images
+from tests.makers.stored import files_of, samples_of
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+DAY = timedelta(hours=24)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Two versions: 60 samples and a copy of each in six shards, then two more in one."""
+    folder = tmp_path_factory.mktemp("compact")
+    raw = write_class_folders(folder / "raw", ["cat", "dog"], 30, splits=["train"])
+    build(config_of(raw, folder / "set", num_shards={"": 6}, repeat={"": 2}), HERE)
+    more = write_images(folder / "more", ["train/cat/new0.jpg", "train/dog/new1.jpg"])
+    build(config_of(more, folder / "set", num_shards={"": 1}, append="none"), HERE)
+    return folder / "set"
+
+
+@pytest.fixture
+def stored(made, tmp_path):
+    return shutil.copytree(made, tmp_path / "set")
+
+
+def contents_of(folder):
+    manifest = manifests.load(str(folder)).manifest
+    return samples_of(folder, manifest, "train")
+
+
+def test_the_touched_shards_are_written_anew_and_the_rest_stays(stored):
+    before, samples = files_of(stored), contents_of(stored)
+    split = manifests.load(str(stored)).manifest.split("train")
+    done = compact(str(stored), ["cat/007", "nobody"], grace=DAY, now=NOW)
+    touched = {sample.number for sample in inspect.inspect(f"{stored}@2", key="cat/007")}
+    assert (done.version, done.num_samples, done.num_shards) == (3, 2, len(touched))
+    assert {name for name, data in before.items() if files_of(stored)[name] != data} == {naming.MANIFEST}
+    after = manifests.load(str(stored)).manifest.split("train")
+    assert contents_of(stored) == {key: one for key, one in samples.items() if not key.startswith("cat/007")}
+    assert [shard.path for shard in after.shards if "-" not in shard.path.partition("/")[0]] == [
+        shard.path for number, shard in enumerate(split.shards[:6]) if number not in touched
+    ]
+    assert (after.num_source_samples, after.num_dropped, after.num_repeats) == (62, 1, 59)
+    assert verify(str(stored), deep=True).problems == verify(f"{stored}@2", deep=True).problems == ()
+    assert inspect.inspect(str(stored), name="cat/008.png")[0].key == "cat/008"
+
+
+def test_old_files_wait_for_the_grace_period_and_then_only_the_newest_version_is_left(stored, capsys):
+    url = str(stored)
+    first = compact(url, ["cat/007"], grace=DAY, now=NOW)
+    assert first.waiting
+    assert compact(url, ["cat/007"], grace=DAY, now=NOW + DAY / 2) == _waiting(first, 0)
+    assert {one.number for one in history.older(manifests.load(url).storage)} == {1, 2}
+    done = compact(url, ["cat/007"], grace=DAY, now=NOW + DAY)
+    assert done.removed.keys() >= {"train", "versions", "plan", "plan/shards"}
+    assert not [name for name in files_of(stored) if name.startswith(versions.FOLDER)]
+    listed = {*manifests.files_of(manifests.load(url).manifest), naming.MANIFEST}
+    assert files_of(stored).keys() == listed
+    assert verify(url, deep=True).problems == ()
+    assert inspect.inspect(url, name="cat/008.png")[0].key == "cat/008"
+    with pytest.raises(ManifestError, match="version 1 was removed"):
+        manifests.load(f"{url}@1")
+    assert compact(url, ["cat/007"], grace=DAY, now=NOW + DAY) == _waiting(first, 0, waiting=0, after=None)
+    assert "\n".join(compacting.lines(done)).endswith(compacting.NOT_REACHED)
+
+
+def _waiting(done, num_samples, **others):
+    import msgspec
+
+    return msgspec.structs.replace(done, num_samples=num_samples, num_shards=0, **others)
+
+
+def test_no_byte_of_a_dropped_sample_is_left(stored, tmp_path, capsys):
+    images = [fields["png"] for key, fields in contents_of(stored).items() if key.startswith("dog/003")]
+    (tmp_path / "keys").write_text("dog/003\n")
+    (stored / naming.REPORT).write_text("pictures")
+    assert main(["compact", str(stored), "--drop-keys", str(tmp_path / "keys"), "--grace", "0"]) == 0
+    assert "removed from plan/units" in capsys.readouterr().out
+    left = b"".join(path.read_bytes() for path in stored.rglob("*") if path.is_file())
+    assert images[0] not in left
+    assert b"dog/003" not in left
+    assert not (stored / naming.REPORT).exists()
+
+
+def test_a_shard_of_which_nothing_is_left_goes_and_a_split_may_not(stored):
+    url = str(stored)
+    split = manifests.load(url).manifest.split("train")
+    keys = [sample.key for sample in inspect.inspect(url, shard=6)]
+    compact(url, keys, grace=timedelta(0), now=NOW)
+    assert manifests.load(url).manifest.split("train").num_shards == split.num_shards - 1
+    assert verify(url, deep=True).problems == ()
+    with pytest.raises(ConfigError, match="nothing would be left of split 'train'"):
+        compact(url, list(contents_of(stored)), grace=timedelta(0), now=NOW)
+    with pytest.raises(ConfigError, match="no key was given"):
+        compact(url, [], grace=timedelta(0), now=NOW)
+
+
+def test_a_compaction_that_stops_anywhere_is_finished_by_the_same_call(stored, tmp_path, monkeypatch):
+    undisturbed = shutil.copytree(stored, tmp_path / "undisturbed")
+    compact(str(undisturbed), ["cat/007"], grace=timedelta(0), now=NOW)
+    whole = contents_of(undisturbed)
+    for number in range(1000):
+        with pytest.MonkeyPatch.context() as patched:
+            _fail_after(number, patched)
+            try:
+                compact(str(stored), ["cat/007"], grace=timedelta(0), now=NOW)
+            except StorageError:
+                assert verify(str(stored), deep=True).problems == ()
+                continue
+        break
+    assert number > 20
+    assert contents_of(stored) == whole
+    assert files_of(stored).keys() == files_of(undisturbed).keys()
+
+
+def _fail_after(number, patched):
+    """Lets that many changes of the storage happen and refuses all others."""
+    from shardset.storage.local import LocalStorage
+
+    left = [number]
+
+    def counted(method):
+        def call(*args, **options):
+            left[0] -= 1
+            if left[0] < 0:
+                raise StorageError("refused")
+            return method(*args, **options)
+
+        return call
+
+    for name in ("writer", "delete"):
+        patched.setattr(LocalStorage, name, counted(getattr(LocalStorage, name)))
+
+
+def test_an_unfinished_append_is_not_compacted(stored, tmp_path):
+    more = write_images(tmp_path / "more", ["train/cat/a.png", "train/dog/b.png"])
+    build(config_of(more, stored, num_shards={"": 2}, append="none", only_shards=frozenset({("train", 0)})), HERE)
+    with pytest.raises(ConfigError, match="unfinished build or append; finish it first"):
+        compact(str(stored), ["cat/007"], grace=DAY, now=NOW)
