@@ -61,7 +61,8 @@ def compact(url: str, keys: Collection[str], *, grace: timedelta, now: datetime)
     """Publishes the version without the samples of these keys, and removes older versions that still have them.
 
     Files wait for `grace`, since readers that began on an older version end on it; the same call removes them later,
-    or finishes one that was killed. Raises ConfigError without keys, if a split would be empty, or if a build is unfinished.
+    or finishes one that was killed. Raises ConfigError without keys, for a split that would be empty, or an unfinished
+    build.
     """
     newest, storage = manifests.load(url)
     _refuse_unfinished(storage, newest)

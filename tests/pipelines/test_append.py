@@ -12,7 +12,6 @@ from pipelines.build import build
 from pipelines.check import inspect
 from pipelines.check.verify import verify
 from pipelines.config import BuildConfig
-from pipelines.plan import paths
 from pipelines.plan.append import extended_classes
 from pipelines.runners import options
 from pipelines.sources.base import class_infos
@@ -23,7 +22,7 @@ from shardset.format.manifest import ClassInfo
 from shardset.read.indexes import read_index, read_rows
 from shardset.storage.local import LocalStorage
 from tests.makers.built import HERE, built, config_of
-from tests.makers.folders import write_class_folders, write_images
+from tests.makers.folders import write_images
 from tests.makers.reading import together
 from tests.makers.stored import files_of, samples_of
 
@@ -48,8 +47,8 @@ def old(made, tmp_path):
 @pytest.fixture
 def more(tmp_path):
     """Seven pictures of a class that comes first, and of one that the set has; and a broken one."""
-    paths = [f"train/{name}/new{n}.jpg" for n, name in enumerate(["ant", "dog"] * 3 + ["ant"])]
-    raw = write_images(tmp_path / "more", paths)
+    names = [f"train/{name}/new{n}.jpg" for n, name in enumerate(["ant", "dog"] * 3 + ["ant"])]
+    raw = write_images(tmp_path / "more", names)
     (raw / "train/ant/bad.jpg").write_bytes(b"<html>405</html>")
     return raw
 
@@ -141,7 +140,7 @@ def test_an_append_that_fails_at_its_last_step_leaves_the_old_version_and_a_reru
     assert before.items() <= files_of(old).items()
     assert manifests.load(str(old)).manifest.number == 1
     assert verify(str(old), deep=True).problems == ()
-    with pytest.raises(ConfigError, match="unfinished build.*seed was 0 and is 1.*--overwrite"):
+    with pytest.raises(ConfigError, match=r"unfinished build.*seed was 0 and is 1.*--overwrite"):
         build(append_of(more, old, seed=1), HERE)
     build(append_of(more, old), HERE)
     assert files_of(old) == files_of(undisturbed)
@@ -162,7 +161,7 @@ def test_an_append_whose_version_was_overtaken_is_refused(old, more, tmp_path):
     other = shutil.copytree(old, tmp_path / "other")
     second = built(append_of(more, other, seed=1, overwrite=True))
     shutil.copytree(other, old, dirs_exist_ok=True, ignore=shutil.ignore_patterns("plan"))  # as another writer would
-    with pytest.raises(ConfigError, match="the set has another version since.*--overwrite"):
+    with pytest.raises(ConfigError, match=r"the set has another version since.*--overwrite"):
         build(append_of(more, old), HERE)
     assert manifests.load(str(old)).manifest == second
     third = built(append_of(more, old, overwrite=True))
@@ -212,7 +211,7 @@ def test_content_is_compared_only_where_images_are_stored_as_they_come(old, more
         {"image": replace(BuildConfig(source="", input="", output="").image, quality=9)},
     ):
         with pytest.raises(ConfigError, match="use --skip-known name"):
-            append_of(more, old, append="content", **options)
+            append_of(more, old, append="content", **changed)
 
 
 def test_classes_are_the_same_by_wnid_or_else_by_name():
@@ -276,6 +275,6 @@ def test_a_reader_that_began_on_a_version_ends_on_it_and_resumes_by_its_number(o
     assert found == expected
     again = stream_of(f"{old}@1")
     assert [batch["key"].tolist() for batch in again.epoch(*again.restore(state))] == expected[1:]
-    with pytest.raises(ConfigError, match="manifest is .* SET@N opens an older version"):
+    with pytest.raises(ConfigError, match=r"manifest is .* SET@N opens an older version"):
         stream_of(old).restore(state)
     assert len(list(stream_of(old).epoch(0))) > len(expected)

@@ -3,6 +3,7 @@
 import shutil
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 
 from pipelines import compact as compacting
@@ -15,6 +16,7 @@ from pipelines.write import history
 from shardset.errors import ConfigError, ManifestError, StorageError
 from shardset.format import manifest as manifests
 from shardset.format import naming, versions
+from shardset.storage.local import LocalStorage
 from tests.makers.built import HERE, config_of
 from tests.makers.folders import write_class_folders, write_images
 from tests.makers.stored import files_of, samples_of
@@ -81,8 +83,6 @@ def test_old_files_wait_for_the_grace_period_and_then_only_the_newest_version_is
 
 
 def _waiting(done, num_samples, **others):
-    import msgspec
-
     return msgspec.structs.replace(done, num_samples=num_samples, num_shards=0, **others)
 
 
@@ -131,8 +131,6 @@ def test_a_compaction_that_stops_anywhere_is_finished_by_the_same_call(stored, t
 
 def _fail_after(number, patched):
     """Lets that many changes of the storage happen and refuses all others."""
-    from shardset.storage.local import LocalStorage
-
     left = [number]
 
     def counted(method):
