@@ -1,6 +1,7 @@
 """Indexes a unit: finds its samples, examines them, and records the extents of their bytes."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -65,11 +66,11 @@ def index_unit(
         return decode_record(files.output, summary_path, content, UnitSummary)
     labels = addition.labels if addition else ()
     rows, rejected = read_again(partial(_read_samples, files, source, config, unit, labels))
-    num_rows = len(rows)
+    num_rows = Counter(row.split for row in rows)
     if addition:
         rows = admitted(files, addition, rows)
     files.write(table_path, tables.unit_to_bytes(tables.unit_table(rows, rejected)))
-    summary = summarize(unit.number, rows, rejected, num_rows - len(rows))
+    summary = summarize(unit.number, rows, rejected, num_rows - Counter(row.split for row in rows))
     files.write(summary_path, msgspec.json.encode(summary))
     return summary
 

@@ -27,10 +27,14 @@ ALLOWED_BAD = 10
 
 @dataclass(slots=True, kw_only=True)
 class SplitCount:
-    """The counts of a split in one or more units. `strata` maps a label (-1: none) to its number of samples."""
+    """The counts of a split in one or more units. `strata` maps a label (-1: none) to its number of samples.
+
+    `num_known` further samples were skipped, because the set to which they would be appended has them.
+    """
 
     num_samples: int = 0
     num_rejected: int = 0
+    num_known: int = 0
     num_bytes: int = 0
     strata: dict[int, int] = field(default_factory=dict)
 
@@ -38,6 +42,7 @@ class SplitCount:
         """Adds the counts of another unit."""
         self.num_samples += other.num_samples
         self.num_rejected += other.num_rejected
+        self.num_known += other.num_known
         self.num_bytes += other.num_bytes
         before = self.strata.get
         for label, number in other.strata.items():  # more than twice as fast as Counter.update
@@ -49,7 +54,6 @@ class SplitCount:
 class UnitSummary:
     """A unit, or all units, in a few numbers: counts and fields by split, fixes, reasons of rejected samples, a digest.
 
-    `num_known` samples were skipped, because the set to which they would be appended has them.
     `max_label` is -1 if no sample has a label.
     """
 
@@ -60,20 +64,28 @@ class UnitSummary:
     reasons: Sequence[str]
     max_label: int
     digest: str
-    num_known: int = 0
+
+    @property
+    def num_known(self) -> int:
+        """The skipped samples of all splits."""
+        return sum(count.num_known for count in self.splits.values())
 
 
 def summarize(
-    unit: int, rows: Sequence[UnitRow], rejected: Sequence[QuarantineEntry], num_known: int = 0
+    unit: int, rows: Sequence[UnitRow], rejected: Sequence[QuarantineEntry], num_known: Mapping[str, int] = {}
 ) -> UnitSummary:
-    """The summary of a unit."""
+    """The summary of a unit; `num_known` are the skipped samples by split."""
     num_rejected = Counter(entry["split"] for entry in rejected)
-    by_split: dict[str, list[UnitRow]] = {split: [] for split in sorted({row.split for row in rows} | {*num_rejected})}
+    by_split: dict[str, list[UnitRow]] = {
+        split: [] for split in sorted({row.split for row in rows} | {*num_rejected, *num_known})
+    }
     for row in rows:
         by_split[row.split].append(row)
     return UnitSummary(
         unit=unit,
-        splits={split: _count_rows(some, num_rejected[split]) for split, some in by_split.items()},
+        splits={
+            split: _count_rows(some, num_rejected[split], num_known.get(split, 0)) for split, some in by_split.items()
+        },
         fields={
             split: list(dict.fromkeys(field for row in some for field, _ in row.content.fields))
             for split, some in by_split.items()
@@ -82,7 +94,6 @@ def summarize(
         reasons=[f"{entry['name']}: {entry['reason']}" for entry in rejected[:MAX_REASONS]],
         max_label=max((row.label for row in rows), default=-1),
         digest=tables.digest_of(rows),
-        num_known=num_known,
     )
 
 
@@ -116,7 +127,7 @@ def merge(summaries: Iterable[UnitSummary]) -> UnitSummary:
     fields: dict[str, dict[str, None]] = {}
     fixes: Counter[str] = Counter()
     reasons: list[str] = []
-    max_label, num_units, num_known, digest = -1, 0, 0, hashlib.sha256(b"[")
+    max_label, num_units, digest = -1, 0, hashlib.sha256(b"[")
     for summary in summaries:
         for name, count in summary.splits.items():
             splits.setdefault(name, SplitCount()).add(count)
@@ -127,7 +138,6 @@ def merge(summaries: Iterable[UnitSummary]) -> UnitSummary:
         max_label = max(max_label, summary.max_label)
         digest.update((", " if num_units else "").encode() + json.dumps(summary.digest).encode())
         num_units += 1
-        num_known += summary.num_known
     digest.update(b"]")
     return UnitSummary(
         unit=num_units,
@@ -137,7 +147,6 @@ def merge(summaries: Iterable[UnitSummary]) -> UnitSummary:
         reasons=reasons,
         max_label=max_label,
         digest=digest.hexdigest(),
-        num_known=num_known,
     )
 
 
@@ -147,7 +156,7 @@ def refuse_too_many_bad(total: UnitSummary, max_bad_fraction: float) -> None:
     A few are ALLOWED_BAD, at most half of the split, and none if the fraction is 0.
     """
     for split, count in sorted(total.splits.items()):
-        num_bad, num_raw = count.num_rejected, count.num_rejected + count.num_samples
+        num_bad, num_raw = count.num_rejected, count.num_rejected + count.num_samples + count.num_known
         allowed = max(max_bad_fraction * num_raw, min(ALLOWED_BAD, num_raw / 2)) if max_bad_fraction else 0
         if num_bad > allowed:
             limit = f"{max_bad_fraction:.2%}, or {ALLOWED_BAD} in a small split" if max_bad_fraction else "none"
@@ -163,10 +172,11 @@ def refuse_too_many_bad(total: UnitSummary, max_bad_fraction: float) -> None:
             )
 
 
-def _count_rows(rows: Sequence[UnitRow], num_rejected: int) -> SplitCount:
+def _count_rows(rows: Sequence[UnitRow], num_rejected: int, num_known: int) -> SplitCount:
     return SplitCount(
         num_samples=len(rows),
         num_rejected=num_rejected,
+        num_known=num_known,
         num_bytes=sum(row.content.num_bytes for row in rows),
         strata=dict(sorted(Counter(row.label for row in rows).items())),
     )

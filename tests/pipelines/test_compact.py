@@ -49,36 +49,36 @@ def contents_of(folder):
 def test_the_touched_shards_are_written_anew_and_the_rest_stays(stored):
     before, samples = files_of(stored), contents_of(stored)
     split = manifests.load(str(stored)).manifest.split("train")
-    done = compact(str(stored), ["cat/007", "nobody"], grace=DAY, now=NOW)
-    touched = {sample.number for sample in inspect.inspect(f"{stored}@2", key="cat/007")}
+    done = compact(str(stored), ["train/cat/007", "nobody"], grace=DAY, now=NOW)
+    touched = {sample.number for sample in inspect.inspect(f"{stored}@2", key="train/cat/007")}
     assert (done.version, done.num_samples, done.num_shards) == (3, 2, len(touched))
     assert {name for name, data in before.items() if files_of(stored)[name] != data} == {naming.MANIFEST}
     after = manifests.load(str(stored)).manifest.split("train")
-    assert contents_of(stored) == {key: one for key, one in samples.items() if not key.startswith("cat/007")}
+    assert contents_of(stored) == {key: one for key, one in samples.items() if not key.startswith("train/cat/007")}
     assert [shard.path for shard in after.shards if "-" not in shard.path.partition("/")[0]] == [
         shard.path for number, shard in enumerate(split.shards[:6]) if number not in touched
     ]
     assert (after.num_source_samples, after.num_dropped, after.num_repeats) == (62, 1, 59)
     assert verify(str(stored), deep=True).problems == verify(f"{stored}@2", deep=True).problems == ()
-    assert inspect.inspect(str(stored), name="cat/008.png")[0].key == "cat/008"
+    assert inspect.inspect(str(stored), name="cat/008.png")[0].key == "train/cat/008"
 
 
 def test_old_files_wait_for_the_grace_period_and_then_only_the_newest_version_is_left(stored, capsys):
     url = str(stored)
-    first = compact(url, ["cat/007"], grace=DAY, now=NOW)
+    first = compact(url, ["train/cat/007"], grace=DAY, now=NOW)
     assert first.waiting
-    assert compact(url, ["cat/007"], grace=DAY, now=NOW + DAY / 2) == _waiting(first, 0)
+    assert compact(url, ["train/cat/007"], grace=DAY, now=NOW + DAY / 2) == _waiting(first, 0)
     assert {one.number for one in history.older(manifests.load(url).storage)} == {1, 2}
-    done = compact(url, ["cat/007"], grace=DAY, now=NOW + DAY)
+    done = compact(url, ["train/cat/007"], grace=DAY, now=NOW + DAY)
     assert done.removed.keys() >= {"train", "versions", "plan", "plan/shards"}
     assert not [name for name in files_of(stored) if name.startswith(versions.FOLDER)]
     listed = {*manifests.files_of(manifests.load(url).manifest), naming.MANIFEST}
     assert files_of(stored).keys() == listed
     assert verify(url, deep=True).problems == ()
-    assert inspect.inspect(url, name="cat/008.png")[0].key == "cat/008"
+    assert inspect.inspect(url, name="cat/008.png")[0].key == "train/cat/008"
     with pytest.raises(ManifestError, match="version 1 was removed"):
         manifests.load(f"{url}@1")
-    assert compact(url, ["cat/007"], grace=DAY, now=NOW + DAY) == _waiting(first, 0, waiting=0, after=None)
+    assert compact(url, ["train/cat/007"], grace=DAY, now=NOW + DAY) == _waiting(first, 0, waiting=0, after=None)
     assert "\n".join(compacting.lines(done)).endswith(compacting.NOT_REACHED)
 
 
@@ -87,14 +87,14 @@ def _waiting(done, num_samples, **others):
 
 
 def test_no_byte_of_a_dropped_sample_is_left(stored, tmp_path, capsys):
-    images = [fields["png"] for key, fields in contents_of(stored).items() if key.startswith("dog/003")]
-    (tmp_path / "keys").write_text("dog/003\n")
+    images = [fields["png"] for key, fields in contents_of(stored).items() if key.startswith("train/dog/003")]
+    (tmp_path / "keys").write_text("train/dog/003\n")
     (stored / naming.REPORT).write_text("pictures")
     assert main(["compact", str(stored), "--drop-keys", str(tmp_path / "keys"), "--grace", "0"]) == 0
     assert "removed from plan/units" in capsys.readouterr().out
     left = b"".join(path.read_bytes() for path in stored.rglob("*") if path.is_file())
     assert images[0] not in left
-    assert b"dog/003" not in left
+    assert b"train/dog/003" not in left
     assert not (stored / naming.REPORT).exists()
 
 
@@ -113,13 +113,13 @@ def test_a_shard_of_which_nothing_is_left_goes_and_a_split_may_not(stored):
 
 def test_a_compaction_that_stops_anywhere_is_finished_by_the_same_call(stored, tmp_path, monkeypatch):
     undisturbed = shutil.copytree(stored, tmp_path / "undisturbed")
-    compact(str(undisturbed), ["cat/007"], grace=timedelta(0), now=NOW)
+    compact(str(undisturbed), ["train/cat/007"], grace=timedelta(0), now=NOW)
     whole = contents_of(undisturbed)
     for number in range(1000):
         with pytest.MonkeyPatch.context() as patched:
             _fail_after(number, patched)
             try:
-                compact(str(stored), ["cat/007"], grace=timedelta(0), now=NOW)
+                compact(str(stored), ["train/cat/007"], grace=timedelta(0), now=NOW)
             except StorageError:
                 assert verify(str(stored), deep=True).problems == ()
                 continue
@@ -150,4 +150,4 @@ def test_an_unfinished_append_is_not_compacted(stored, tmp_path):
     more = write_images(tmp_path / "more", ["train/cat/a.png", "train/dog/b.png"])
     build(config_of(more, stored, num_shards={"": 2}, append="none", only_shards=frozenset({("train", 0)})), HERE)
     with pytest.raises(ConfigError, match="unfinished build or append; finish it first"):
-        compact(str(stored), ["cat/007"], grace=DAY, now=NOW)
+        compact(str(stored), ["train/cat/007"], grace=DAY, now=NOW)
