@@ -1,8 +1,7 @@
 """What a build that appends takes from the set: the labels of its classes, its keys, and the images that it holds."""
 
+import threading
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -25,6 +24,11 @@ from shardset.format.originals import stored_key
 from shardset.read.indexes import read_index
 
 Hashes = NDArray[np.uint64]
+
+_WORD = 2**32
+_reading = threading.Lock()
+_read: dict[tuple[str, str], Hashes] = {}
+"""What this process has read, by build and file: a runner may have a dozen threads."""
 
 
 class Addition(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,8 +125,8 @@ def _image_of(row: UnitRow) -> int:
     for field, content in row.content.fields:
         if is_image_field(field):
             if isinstance(content, Extent):
-                return _number(content.crc32c, content.num_bytes)
-            return _number(crc32c_of(content), len(content))
+                return content.crc32c * _WORD + content.num_bytes % _WORD
+            return crc32c_of(content) * _WORD + len(content) % _WORD
     return 0
 
 
@@ -134,20 +138,15 @@ def _images_of(index: NDArray[np.void]) -> Hashes:
     starts = np.stack([np.where(column["offset"], column["offset"], np.uint64(-1 % 2**64)) for column in columns])
     sizes = np.stack([column["num_bytes"] for column in columns])
     size = np.take_along_axis(sizes, starts.argmin(axis=0)[None], axis=0)[0]
-    numbers: Hashes = _number(index["image_crc32c"].astype(np.uint64), size)
-    return numbers[size > 0]
-
-
-def _number(crc32c: Any, num_bytes: Any) -> Any:
-    return crc32c * 2**32 + num_bytes % 2**32
+    numbers: Hashes = index["image_crc32c"].astype(np.uint64) * _WORD + size % _WORD
+    found: Hashes = numbers[size > 0]
+    return found
 
 
 def _among(files: PlanFiles, name: str, numbers: Hashes) -> NDArray[np.bool_]:
-    known = _known(files, name)
+    with _reading:
+        if (files.build, name) not in _read:
+            _read[files.build, name] = np.frombuffer(files.read(name), np.uint64)
+    known = _read[files.build, name]
     places = np.minimum(np.searchsorted(known, numbers), max(0, len(known) - 1))
-    return known[places] == numbers if len(known) else np.zeros(len(numbers), bool)
-
-
-@lru_cache(maxsize=2)
-def _known(files: PlanFiles, name: str) -> Hashes:
-    return np.frombuffer(files.read(name), np.uint64)
+    return np.equal(known[places], numbers) if len(known) else np.zeros(len(numbers), bool)

@@ -1,5 +1,6 @@
 """Forgetting samples: their shards are written anew, the next version is published, and the old files go later."""
 
+import itertools
 import shutil
 from datetime import UTC, datetime, timedelta
 
@@ -17,6 +18,7 @@ from shardset.errors import ConfigError, ManifestError, StorageError
 from shardset.format import manifest as manifests
 from shardset.format import naming, versions
 from shardset.storage.local import LocalStorage
+from shardset.storage.open import open_storage
 from tests.makers.built import HERE, config_of
 from tests.makers.folders import write_class_folders, write_images
 from tests.makers.stored import files_of, samples_of
@@ -60,7 +62,7 @@ def test_the_touched_shards_are_written_anew_and_the_rest_stays(stored):
     ]
     assert (after.num_source_samples, after.num_dropped, after.num_repeats) == (62, 1, 59)
     assert verify(str(stored), deep=True).problems == verify(f"{stored}@2", deep=True).problems == ()
-    assert inspect.inspect(str(stored), name="cat/008.png")[0].key == "train/cat/008"
+    assert inspect.inspect(str(stored), name="cat/008.png")[0].name == "train/cat/008.png"
 
 
 def test_old_files_wait_for_the_grace_period_and_then_only_the_newest_version_is_left(stored, capsys):
@@ -75,7 +77,7 @@ def test_old_files_wait_for_the_grace_period_and_then_only_the_newest_version_is
     listed = {*manifests.files_of(manifests.load(url).manifest), naming.MANIFEST}
     assert files_of(stored).keys() == listed
     assert verify(url, deep=True).problems == ()
-    assert inspect.inspect(url, name="cat/008.png")[0].key == "train/cat/008"
+    assert inspect.inspect(url, name="cat/008.png")[0].name == "train/cat/008.png"
     with pytest.raises(ManifestError, match="version 1 was removed"):
         manifests.load(f"{url}@1")
     assert compact(url, ["train/cat/007"], grace=DAY, now=NOW + DAY) == _waiting(first, 0, waiting=0, after=None)
@@ -111,22 +113,28 @@ def test_a_shard_of_which_nothing_is_left_goes_and_a_split_may_not(stored):
         compact(url, [], grace=timedelta(0), now=NOW)
 
 
-def test_a_compaction_that_stops_anywhere_is_finished_by_the_same_call(stored, tmp_path, monkeypatch):
-    undisturbed = shutil.copytree(stored, tmp_path / "undisturbed")
-    compact(str(undisturbed), ["train/cat/007"], grace=timedelta(0), now=NOW)
-    whole = contents_of(undisturbed)
-    for number in range(1000):
+def test_a_compaction_that_stops_anywhere_leaves_a_whole_version_and_is_finished_by_the_same_call(made, tmp_path):
+    undisturbed, keys = shutil.copytree(made, tmp_path / "undisturbed"), ["train/cat/007"]
+    compact(str(undisturbed), keys, grace=timedelta(0), now=NOW)
+    expected = files_of(undisturbed)
+    for number in itertools.count(step=4):
+        url = str(shutil.copytree(made, tmp_path / str(number)))
         with pytest.MonkeyPatch.context() as patched:
             _fail_after(number, patched)
             try:
-                compact(str(stored), ["train/cat/007"], grace=timedelta(0), now=NOW)
+                compact(url, keys, grace=timedelta(0), now=NOW)
+                break
             except StorageError:
-                assert verify(str(stored), deep=True).problems == ()
-                continue
-        break
-    assert number > 20
-    assert contents_of(stored) == whole
-    assert files_of(stored).keys() == files_of(undisturbed).keys()
+                pass
+        assert verify(url, deep=True).problems == ()
+        compact(url, keys, grace=timedelta(0), now=NOW)
+        assert files_of(url) == expected
+        assert _plan_of(url) == _plan_of(undisturbed)
+    assert number > 30
+
+
+def _plan_of(folder):
+    return {stat.name for stat in open_storage(str(folder)).list(naming.PLAN_FOLDER)}
 
 
 def _fail_after(number, patched):

@@ -105,7 +105,9 @@ def test_a_difference_names_what_came_went_moved_and_changed(three, tmp_path, ca
     assert verbs.diff_lines(verbs.diff(three, three)) == ["the same samples"]
     raw = write_class_folders(tmp_path / "raw", ["cat", "dog"], 10, splits=["train", "val"])
     keys = {"train/cat/000.png": "cat", "train/cat/001.png": "dog", "val/dog/000.png": "dog"}
-    rows = [f"{path},{name},{path.split('/')[0]},{path.split('/')[2][:3]}" for path, name in keys.items()]
+    rows = [
+        f"{path},{name},{path.split('/')[0]},{path[:3]}-{number}" for number, (path, name) in enumerate(keys.items())
+    ]
     (raw / "list.csv").write_text("\n".join(["path,label,split,key", *rows]))
     listing = BuildConfig(source="listing", input=str(raw / "list.csv"), output=str(tmp_path / "a"))
     build(listing, HERE)
@@ -114,6 +116,6 @@ def test_a_difference_names_what_came_went_moved_and_changed(three, tmp_path, ca
     build(replace(listing, output=str(tmp_path / "b")), HERE)
     assert main(["diff", str(tmp_path / "a"), str(tmp_path / "b"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == [
-        {"kind": "relabelled", "split": "train", "key": "001", "old_class": "dog", "new_class": "cat"},
-        {"kind": "changed", "split": "val", "key": "000", "old_class": "dog", "new_class": "dog"},
+        {"kind": "relabelled", "split": "train", "key": "tra-1", "old_class": "dog", "new_class": "cat"},
+        {"kind": "changed", "split": "val", "key": "val-2", "old_class": "dog", "new_class": "dog"},
     ]
