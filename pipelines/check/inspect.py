@@ -133,7 +133,7 @@ def samples_of_shard(storage: Storage, manifest: Manifest, split: str, number: i
             f"no shard {number} in split {split!r}: it has {len(shards)}, numbered 0 to {len(shards) - 1}"
         )
     index = read_index(storage, shards[number])
-    origins = read_origins(storage, shards[number], index["key"])
+    origins = read_origins(storage, shards[number].path, index["key"])
     return [_sample(manifest, split, number, index, row, origins) for row in range(len(index))]
 
 
@@ -146,7 +146,7 @@ def find_key(storage: Storage, manifest: Manifest, key: str, *, split: str | Non
         # Only the few keys with this beginning are decoded: a shard may hold a million.
         candidates = np.flatnonzero(np.char.startswith(index["key"], key.encode("utf-8", "surrogateescape"))).tolist()
         rows = [row for row in candidates if own_or_copy(index["key"][row].decode("ascii", "replace"))]
-        origins = read_origins(storage, shard, index["key"]) if rows else None
+        origins = read_origins(storage, shard.path, index["key"]) if rows else None
         return [_sample(manifest, name, number, index, row, origins) for row in rows]
 
     samples = _over_shards(manifest, split, in_shard)
@@ -165,14 +165,14 @@ def find_name(storage: Storage, manifest: Manifest, name: str, *, split: str | N
 
     def in_shard(split_name: str, number: int, shard: Shard) -> list[SampleInfo]:
         # The plan first: only shards with a match need their index, which then proves that the plan is theirs.
-        origins = read_origins(storage, shard, None)
+        origins = read_origins(storage, shard.path, None)
         if origins is None:
             raise ConfigError(_why_rejected(storage, manifest, name, split) or no_names)
         rows = [row for row, origin in enumerate(origins) if f"/{origin.name}".endswith(f"/{name}")]
         if not rows:
             return []
         index = read_index(storage, shard)
-        if read_origins(storage, shard, index["key"]) is None:
+        if read_origins(storage, shard.path, index["key"]) is None:
             raise ConfigError(no_names)
         return [_sample(manifest, split_name, number, index, row, origins) for row in rows]
 

@@ -85,8 +85,8 @@ class Split(Record, frozen=True, kw_only=True):
 
     def index_fields(self, shard: int) -> Sequence[str]:
         """The fields in the index of a shard: those of its group, which may lack some that came to the split later."""
-        assert isinstance(self.shards, StoredShards), "of a manifest that was opened"
-        return self.shards.group_of(shard).fields or self.fields
+        own = self.shards.group_of(shard).fields if isinstance(self.shards, StoredShards) else []
+        return own or self.fields
 
     def load(self, shards: Sequence[int]) -> None:
         """Reads the table rows of some shards at the same time, before they are asked for one by one."""

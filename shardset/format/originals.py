@@ -13,7 +13,6 @@ import pyarrow as pa
 from shardset.errors import DamagedShard, NotFound
 from shardset.format import naming
 from shardset.format.frame import open_frame
-from shardset.format.shards import Shard
 from shardset.storage.base import Storage
 
 REFERENCE = pa.schema([("row", pa.binary()), ("occurrence", pa.int32()), ("source", pa.int64()), ("copy", pa.int32())])
@@ -70,13 +69,13 @@ def stored_key(origin: Origin, occurrence: int, copy: int) -> str:
 
 
 def read_origins(
-    storage: Storage, shard: Shard, keys: np.ndarray | None, positions: Sequence[int] | None = None
+    storage: Storage, shard: str, keys: np.ndarray | None, positions: Sequence[int] | None = None
 ) -> list[Origin] | None:
-    """The origins of a shard's samples, or of those at `positions`; None if the plan is gone or has other keys.
+    """The origins of the samples in the tar `shard`, or of those at `positions`; None if the plan is gone or has other keys.
 
     `keys` are those of the samples, None to skip the comparison. Raises DamagedShard for anything but a plan.
     """
-    path = naming.references_of(shard.path)
+    path = naming.references_of(shard)
     try:
         data = storage.read(path)
     except NotFound:

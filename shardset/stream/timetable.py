@@ -125,7 +125,7 @@ class Timetable:
         positions = (ids - self.order.first_ids[number]).tolist()
         rows = read_rows(self.storage, shard, self.split.index_fields(number), positions)
         none: list[Origin | None] = [None] * len(positions)
-        origins = read_origins(self.storage, shard, rows["key"], positions)
+        origins = read_origins(self.storage, shard.path, rows["key"], positions)
         return [
             TimetableSample(
                 id=sample_id,
