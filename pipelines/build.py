@@ -203,7 +203,7 @@ class _Start:
         generation = plan_files.generation_of(output, paths.BUILD)
         if plan_files.generation_of(output, naming.MANIFEST) != manifest_generation:
             raise plan_files.another_build(output, naming.MANIFEST)
-        files.step(lambda: _lay_out(files, unfinished, replaced, lines, is_append=base is not None))
+        files.step(lambda: _lay_out(files, unfinished, replaced, lines, known=self.config.append))
         file = msgspec.structs.replace(file, ready=True, before=[suffix] if suffix in before else [])
         _write_build(files, file, generation)
         return files, file
@@ -281,20 +281,20 @@ def _in_brackets(changes: Sequence[str]) -> str:
 
 
 def _lay_out(
-    files: PlanFiles, unfinished: set[str], old: Manifest | None, lines: IO[bytes], *, is_append: bool
+    files: PlanFiles, unfinished: set[str], old: Manifest | None, lines: IO[bytes], *, known: Known | None
 ) -> None:
     """Removes the files of earlier builds, then writes the files that workers start from.
 
     `old` is the set there, which stays if the build appends to it: then the original names of its samples stay too.
     """
     replacing.remove(files, unfinished)
-    kept = set(map(naming.references_of, replacing.files_of(old))) if is_append else set()
+    kept = set(map(naming.references_of, replacing.files_of(old))) if known else set()
     plan_names = {stat.name for stat in files.output.list(naming.PLAN_FOLDER) if paths.is_plan_file(stat.name)}
     replacing.remove(files, plan_names - {paths.BUILD} - kept)
     if old:
-        files.write(paths.BASE if is_append else paths.REPLACED, manifests.to_json(old))
-    if old and is_append:
-        write_known(files, old)
+        files.write(paths.BASE if known else paths.REPLACED, manifests.to_json(old))
+    if old and known:
+        write_known(files, old, known)
     with files.writer(paths.SURVEY) as out:
         lines.seek(0)
         shutil.copyfileobj(lines, out, PIECE_BYTES)

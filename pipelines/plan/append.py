@@ -80,17 +80,19 @@ def relabelled(sample: RawSample | Rejected, labels: Sequence[int]) -> RawSample
     return msgspec.structs.replace(sample, label=label, fields=fields)
 
 
-def write_known(files: PlanFiles, base: Manifest) -> None:
-    """Writes the hashes of all keys and of all images of a version, from its indexes: 16 bytes a sample."""
+def write_known(files: PlanFiles, base: Manifest, known: Known) -> None:
+    """Writes the hashes of all keys of a version, from its indexes; also of its images if these are to be skipped."""
     output, opened = files.output, manifests.opened(files.output, base)
 
-    def hashes(shard: Shard) -> tuple[Hashes, Hashes]:
+    names = (paths.KNOWN_KEYS, paths.KNOWN_IMAGES) if known == "content" else (paths.KNOWN_KEYS,)
+
+    def hashes(shard: Shard) -> list[Hashes]:
         index = read_index(output, shard)
-        return _hash_keys([key.decode("ascii", "replace") for key in index["key"].tolist()]), _images_of(index)
+        return [_keys_of(index), _images_of(index)][: len(names)]
 
     shards = [shard for split in opened.splits.values() for shard in split.shards]
     found_in = zip(*in_order(output, shards, hashes), strict=True)
-    for name, found in zip((paths.KNOWN_KEYS, paths.KNOWN_IMAGES), found_in, strict=True):
+    for name, found in zip(names, found_in, strict=True):
         files.write(name, np.unique(np.concatenate(found)).tobytes())
 
 
@@ -118,6 +120,10 @@ def _renamed(row: UnitRow, base: str) -> UnitRow:
 
 def _hash_keys(keys: Sequence[str]) -> Hashes:
     return tables.hash_keys(pa.array(keys, pa.string()))
+
+
+def _keys_of(index: NDArray[np.void]) -> Hashes:
+    return _hash_keys([key.decode("ascii", "replace") for key in index["key"].tolist()])
 
 
 def _image_of(row: UnitRow) -> int:
