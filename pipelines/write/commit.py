@@ -152,10 +152,8 @@ class Committer:
         if content is not None:
             output = self.files.output
             old = manifests.parse(bytes(content), f"{output.url}/{paths.REPLACED}")
-            listed = [name for older in history.older(output) for name in replace.files_of(older)]
-            replace.remove(
-                self.files, {naming.REPORT, *replace.files_of(old), *listed}
-            )  # the report is about the old set
+            listed = replace.files_of(old).union(*map(replace.files_of, history.older(output)))
+            replace.remove(self.files, listed | {naming.REPORT})  # the report is about the old set
             replace.remove(self.files, {stat.name for stat in output.list(versions.FOLDER)})
             output.delete(paths.REPLACED, generation=generation)  # a build that has begun since may have its own
 

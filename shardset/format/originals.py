@@ -73,8 +73,8 @@ def read_origins(
 ) -> list[Origin] | None:
     """The origins of the samples in a tar, or of those at `positions`; None if the plan is gone or has other keys.
 
-    `shard` is the path of the tar. `keys` are those of the samples, None to skip the comparison. Raises DamagedShard for
-    anything but a plan.
+    `shard` is the path of the tar. `keys` are those of the samples, None to skip the comparison. Raises DamagedShard
+    for anything but a plan.
     """
     path = naming.references_of(shard)
     try:

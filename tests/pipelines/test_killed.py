@@ -193,7 +193,7 @@ def more(raw):
 @pytest.fixture(scope="module")
 def appended(more, undisturbed, raw):
     """A set after an append that nobody killed."""
-    folder = shutil.copytree(undisturbed, raw.parent / "appended")
+    folder = shutil.copytree(undisturbed, raw.parent / "appended", ignore=shutil.ignore_patterns("plan"))
     finish([folder, *more], raw.parent / "appended.log", "append")
     return folder
 
@@ -203,7 +203,7 @@ def appended(more, undisturbed, raw):
 def test_an_append_that_was_killed_leaves_the_old_version_or_the_new_one_and_a_rerun_completes_it(
     more, undisturbed, appended, tmp_path, seed
 ):
-    output = shutil.copytree(undisturbed, tmp_path / "out")
+    output = shutil.copytree(undisturbed, tmp_path / "out", ignore=shutil.ignore_patterns("plan"))
     live_and_die([output, *more], output, seed, num_files(appended), tmp_path / "log", "append")
     assert whole(output)
     old, new = files_of(undisturbed), files_of(appended)
