@@ -34,7 +34,7 @@ def advice_on(stored: StoredSplit, order: Order, reading: Reading, steps: Steps)
 def _on_shard_sizes(stored: StoredSplit) -> Iterator[str]:
     total, count = stored.plan.num_stored, stored.plan.num_shards
     small, left = divmod(total, count)
-    if left:
+    if left and max(stored.shard_sizes) <= small + 1:  # others were not cut by a build
         divisors = nearest_divisors(total, count)
         why = f"{total:,} is prime" if set(divisors) <= {1, total} else f"{_or(divisors)} shards divide it"
         yield (
