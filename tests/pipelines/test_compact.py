@@ -159,3 +159,17 @@ def test_an_unfinished_append_is_not_compacted(stored, tmp_path):
     build(config_of(more, stored, num_shards={"": 2}, append="none", only_shards=frozenset({("train", 0)})), HERE)
     with pytest.raises(ConfigError, match="unfinished build or append; finish it first"):
         compact(str(stored), ["train/cat/007"], grace=DAY, now=NOW)
+
+
+@pytest.mark.gcs
+def test_a_set_in_a_bucket_grows_and_forgets(gcs_root, tmp_path):
+    url = f"{gcs_root}/set"
+    raw = write_class_folders(tmp_path / "raw", ["cat", "dog"], 10, splits=["train"])
+    more = write_images(tmp_path / "more", ["train/cat/new0.jpg", "train/dog/new1.jpg"])
+    for folder, known in ((raw, None), (more, "content")):
+        build(config_of(folder, url, num_shards={"": 2}, append=known), HERE)
+    assert verify(url, deep=True).problems == verify(f"{url}@1", deep=True).problems == ()
+    done = compact(url, ["train/cat/000", "train/dog/new1"], grace=timedelta(0), now=NOW)
+    assert (done.version, done.num_samples) == (3, 2)
+    assert files_of(url).keys() == {*manifests.files_of(manifests.load(url).manifest), naming.MANIFEST}
+    assert verify(url, deep=True).problems == ()
