@@ -10,7 +10,7 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import fields
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -145,7 +145,7 @@ def _compact(args: argparse.Namespace, _: Sequence[str]) -> int:
 
     storage, name = open_file(args.drop_keys)
     keys = storage.read(name).decode("utf-8", "replace").split()
-    done = compact.compact(args.set, keys, grace=timedelta(hours=args.grace), now=datetime.now(UTC))
+    done = compact.compact(args.set, keys, grace=args.grace, now=datetime.now(UTC))
     print(_json(done) if args.json else "\n".join(compact.lines(done)))
     return 0
 

@@ -26,7 +26,7 @@ from shardset.format.tar import StoredSample
 from shardset.format.write import WrittenShard, class_counts, write_shard, write_split
 from shardset.program import count
 from shardset.read.indexes import read_index
-from shardset.storage.base import ABSENT, Storage, stat_or_none
+from shardset.storage.base import ABSENT, Stat, Storage, stat_or_none
 from shardset.storage.checked import read_object
 
 _SINCE = f"{versions.FOLDER}removal.json"
@@ -126,12 +126,13 @@ def _rewritten(storage: Storage, name: str, split: Split, suffix: str, touched: 
     if len(touched) == len(shards) and not any(kept.any() for kept in touched.values()):
         raise ConfigError(f"{storage.url}: nothing would be left of split {name!r}; build a set without it instead")
     places = {number: place for place, number in enumerate(n for n, kept in touched.items() if kept.any())}
+
+    def rewrite(number: int) -> tuple[Shard | None, np.ndarray]:
+        path = naming.shard_path(folder, name, places.get(number, 0))
+        return _rewrite(storage, shards[number], touched[number], path)
+
     with ThreadPoolExecutor(_THREADS) as threads:
-        work = (
-            partial(_rewrite, storage, shards[number], kept, folder, name, places.get(number, 0))
-            for number, kept in touched.items()
-        )
-        done = dict(zip(touched, threads.map(lambda call: call(), work), strict=True))
+        done = dict(zip(touched, threads.map(rewrite, touched), strict=True))
     new = {n: found[0] for n, found in done.items() if found[0]} | {n: s for n, s in enumerate(shards) if n not in done}
     dropped = [rows for _, rows in done.values()]
     labels, copies = (np.concatenate([rows[column] for rows in dropped]) for column in ("label", "copy"))
@@ -150,16 +151,14 @@ def _rewritten(storage: Storage, name: str, split: Split, suffix: str, touched: 
     )
 
 
-def _rewrite(
-    storage: Storage, shard: Shard, kept: np.ndarray, folder: str, split: str, place: int
-) -> tuple[Shard | None, np.ndarray]:
-    """The shard with the kept rows, if any are, and the index rows of the others."""
+def _rewrite(storage: Storage, shard: Shard, kept: np.ndarray, path: str) -> tuple[Shard | None, np.ndarray]:
+    """The shard with the kept rows, if any are, which it writes to `path`; and the index rows of the others."""
     index = read_index(storage, shard)
     if not kept.any():
         return None, index
     advice = "restore the shard, or build it again, before samples are dropped"
     tar = memoryview(read_object(storage, shard.path, shard.num_bytes, shard.crc32c, advice))
-    path, create = naming.shard_path(folder, split, place), partial(storage.writer, if_generation=ABSENT)
+    create = partial(storage.writer, if_generation=ABSENT)
     written, _ = write_shard(path, _samples_of(tar, index[kept]), index_fields(index), create)
     if file := plan_files.find(storage, naming.references_of(shard.path)):
         references = tables.references_from_bytes(file.content)
@@ -239,16 +238,19 @@ def _retire(storage: Storage, num_samples: int, num_shards: int, grace: timedelt
     after = _waiting_since(storage, now) + grace
     if now < after:
         return msgspec.structs.replace(done, waiting=len(names), after=after.isoformat(timespec="minutes"))
+    _refuse_unfinished(storage, newest)  # one that has begun meanwhile would lose its plan
     kept = set(map(naming.references_of, listed))
     names |= {stat.name for stat in storage.list(naming.PLAN_FOLDER) if paths.is_plan_file(stat.name)} - kept
     digests = {one.digest for one in stale}
     tags = {versions.tag_path(name) for name, tag in versions.tags(storage).items() if tag.digest in digests}
     removed = list(replace.existing(storage, names | {naming.REPORT}))  # the page shows pictures of them
     last = list(replace.existing(storage, {versions.path(one.number) for one in stale} | tags | {_SINCE}))
+
+    def delete(stat: Stat) -> None:
+        storage.delete(stat.name, generation=stat.generation)
+
     for stats in (removed, last):  # a rerun needs the manifests to know which files are left
-        for _ in plan_files.in_order(
-            storage, stats, lambda stat: storage.delete(stat.name, generation=stat.generation)
-        ):
+        for _ in plan_files.in_order(storage, stats, delete):
             pass
     folders = Counter(stat.name.rpartition("/")[0] for stat in [*removed, *last])
     return msgspec.structs.replace(done, removed=dict(folders), num_bytes=sum(stat.num_bytes for stat in removed))
@@ -260,4 +262,7 @@ def _waiting_since(storage: Storage, now: datetime) -> datetime:
         with storage.writer(_SINCE, if_generation=ABSENT) as out:
             out.write(json.dumps({"since": now.isoformat()}).encode())
         return now
-    return datetime.fromisoformat(json.loads(storage.read(stored.name))["since"])
+    try:
+        return datetime.fromisoformat(json.loads(storage.read(stored.name))["since"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{storage.url}/{_SINCE}: not readable; remove it, and old files wait anew") from error

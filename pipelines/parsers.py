@@ -90,7 +90,7 @@ def parser() -> argparse.ArgumentParser:
     compact = verb("compact", "forget samples of a shard set", text)
     _add_set(compact)
     compact.add_argument("--drop-keys", required=True, metavar="FILE", help="a text file with a key in each line")
-    compact.add_argument("--grace", type=float, default=24.0, metavar="HOURS",
+    compact.add_argument("--grace", type=arguments.hours, default="24", metavar="HOURS",
                          help="keep old files so long, for readers of older versions; then give the same command "
                          "again (default 24)")  # fmt: skip
     text = "Compares sizes and checksums of every file; with --deep every sample too."
