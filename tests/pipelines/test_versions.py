@@ -14,6 +14,7 @@ from pipelines.config import BuildConfig
 from shardset.errors import ConfigError, ManifestError
 from shardset.format import manifest as manifests
 from shardset.format import versions
+from tests.makers import documented
 from tests.makers.built import HERE, config_of
 from tests.makers.folders import write_class_folders, write_images
 
@@ -119,3 +120,21 @@ def test_a_difference_names_what_came_went_moved_and_changed(three, tmp_path, ca
         {"kind": "relabelled", "split": "train", "key": "tra-1", "old_class": "dog", "new_class": "cat"},
         {"kind": "changed", "split": "val", "key": "val-2", "old_class": "dog", "new_class": "dog"},
     ]
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_run_as_they_stand(tmp_path):
+    write_class_folders(tmp_path / "photos", ["cat", "dog"], 5)
+    write_images(tmp_path / "photos-june", [f"{name}/june{n}.jpg" for name in ("ant", "dog") for n in range(4)])
+    build(config_of(tmp_path / "photos", tmp_path / "shards", num_shards={"": 1}), HERE)
+    (tmp_path / "keys.txt").write_text("cat/001\nant/june2\n")
+    said = [
+        documented.run(documented.words_of(command, {"gs://bucket/set": "shards"}), tmp_path)
+        for command in documented.commands_of("docs/versions.md")
+    ]
+    assert "shards@paper is version 2" in said[1]
+    assert said[2].count("version") == 2
+    assert said[3] == "the same samples\n"
+    assert "2 samples dropped" in said[4]
+    assert "not reached: object versions" in said[5]
+    assert manifests.load(str(tmp_path / "shards")).manifest.number == 3
