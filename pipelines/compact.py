@@ -28,6 +28,7 @@ from shardset.program import count
 from shardset.read.indexes import read_index
 from shardset.storage.base import ABSENT, Stat, Storage, stat_or_none
 from shardset.storage.checked import read_object
+from shardset.storage.open import open_storage
 
 _SINCE = f"{versions.FOLDER}removal.json"
 """When the old files of a compaction began to wait for their removal."""
@@ -64,7 +65,8 @@ def compact(url: str, keys: Collection[str], *, grace: timedelta, now: datetime)
     or finishes one that was killed. Raises ConfigError without keys, for a split that would be empty, or an unfinished
     build.
     """
-    newest, storage = manifests.load(url)
+    storage = open_storage(url)  # not an older version of the set
+    newest = manifests.read(storage)
     _refuse_unfinished(storage, newest)
     if not keys:
         raise ConfigError("no key was given; list those to drop, one in each line")

@@ -14,7 +14,7 @@ from pipelines.check.verify import verify
 from pipelines.cli import main
 from pipelines.compact import compact
 from pipelines.write import history
-from shardset.errors import ConfigError, ManifestError, StorageError
+from shardset.errors import ConfigError, ManifestError, NotFound, StorageError
 from shardset.format import manifest as manifests
 from shardset.format import naming, versions
 from shardset.storage.local import LocalStorage
@@ -111,6 +111,8 @@ def test_a_shard_of_which_nothing_is_left_goes_and_a_split_may_not(stored):
         compact(url, list(contents_of(stored)), grace=timedelta(0), now=NOW)
     with pytest.raises(ConfigError, match="no key was given"):
         compact(url, [], grace=timedelta(0), now=NOW)
+    with pytest.raises(NotFound):
+        compact(f"{url}@3", keys, grace=timedelta(0), now=NOW)
 
 
 def test_a_compaction_that_stops_anywhere_leaves_a_whole_version_and_is_finished_by_the_same_call(made, tmp_path):
