@@ -52,8 +52,10 @@ def extended_classes(
     Classes are the same if their wnids are, or their names where one has no wnid; further ones follow. Without names of
     the input its labels mean the classes of the set, and may go beyond them if those have no names either.
     """
-    if new is None:
-        return (None if all(info.name == str(info.label) for info in old) else old), []
+    if new is None and _are_numbers(old):
+        return None, []
+    if new is None or (_are_numbers(new) and not _are_numbers(old)):
+        return old, []
     classes, labels = [*old], []
     by_wnid = {info.wnid: info.label for info in old if info.wnid}
     by_name: dict[str, list[ClassInfo]] = {}
@@ -111,6 +113,10 @@ def refuse_known_key(files: PlanFiles, row: UnitRow, key: str) -> None:
     """Raises SourceError if the set has the key that a sample got because another one of the input has its own."""
     if _among(files, paths.KNOWN_KEYS, _hash_keys([key])).any():
         raise SourceError(f"{row.name}: several samples want its key {row.key!r}, and the set has {key!r}; rename it")
+
+
+def _are_numbers(classes: Sequence[ClassInfo]) -> bool:
+    return all(info.name == str(info.label) for info in classes)
 
 
 def _renamed(row: UnitRow, base: str) -> UnitRow:

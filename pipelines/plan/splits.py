@@ -36,7 +36,7 @@ def make_plan(files: PlanFiles, config: BuildConfig, build: BuildFile) -> PlanFi
     summaries.refuse_too_many_bad(total, config.max_bad_fraction if config.on_bad == "quarantine" else 0.0)
     if total.num_known and not any(count.num_samples for count in total.splits.values()):
         raise SourceError(
-            f"{config.input}: nothing to append: the set has {count(total.num_known, 'sample')} of it, all"
+            f"{config.input}: nothing to append: the set has all of it ({count(total.num_known, 'sample')})"
         )
     splits = _plan_splits(config, total)
     classes = _classes(build, total.max_label)

@@ -175,7 +175,7 @@ def test_an_append_whose_version_was_overtaken_is_refused(old, more, tmp_path):
 
 def test_samples_of_the_same_name_get_other_keys_or_are_skipped_by_choice(old, made, tmp_path):
     raw = made.parent / "raw"
-    with pytest.raises(SourceError, match="nothing to append: the set has 61 samples of it, all"):
+    with pytest.raises(SourceError, match=r"nothing to append: the set has all of it \(61 samples\)"):
         build(append_of(raw, old, append="name"), HERE)
     with pytest.raises(SourceError, match="nothing to append"):
         build(append_of(raw, old, append="content"), HERE)
@@ -219,7 +219,8 @@ def test_classes_are_the_same_by_wnid_or_else_by_name():
     with pytest.raises(ConfigError, match=r"classes \[0, 1\] of the set are all called 'crane'"):
         extended_classes(old, class_infos(["crane"]))
     assert extended_classes(class_infos(["0", "1"]), None) == (None, [])
-    assert extended_classes(old, None) == (old, [])
+    assert extended_classes(old, None) == extended_classes(old, class_infos(["0", "1"])) == (old, [])
+    assert extended_classes(class_infos(["0"]), class_infos(["0", "1"]))[0] == class_infos(["0", "1"])
     assert extended_classes(old[:1], old) == (old, [])
 
 
