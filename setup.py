@@ -116,7 +116,7 @@ setup(
     package_data={
         "shardset": ["py.typed", "html/templates/*"],
         "pipelines": ["py.typed", "report/*.html"],
-        "trainer": ["py.typed", "tools/*.html"],
+        "trainer": ["py.typed", "tools/*.html", "tools/*.yaml"],
     },
     install_requires=BASE,
     extras_require={
