@@ -123,6 +123,12 @@ def test_counters_are_ours_and_known_on_a_runner_that_commits_none(committed, at
     assert builds.counters_of(found) == {"shards_written": expected}
 
 
+def test_a_counter_that_two_steps_report_is_their_sum():
+    name = MetricName("shardset", "images_resized")
+    found = [MetricResult(MetricKey(step, name), number, None) for step, number in (("Index", 2), ("Write", 40))]
+    assert builds.counters_of(found) == {"images_resized": 42}
+
+
 @pytest.mark.parametrize(
     ("flags", "mode", "workers"),
     [
