@@ -12,17 +12,13 @@ from typing import Any
 
 from pipelines.cli import main
 from pipelines.parsers import add_build
-from shardset.program import Parser, run_program
+from shardset.program import Parser
 
 LEFT_OUT = ("help", "dry_run", "wait", "report")
 """Flags without a meaning in a launcher, which submits the job and ends."""
 
-IMAGE = {
-    "name": "sdk_container_image",
-    "label": "sdk container image",
-    "helpText": "the image of this template, which the workers run too",
-    "paramType": "TEXT",
-}
+TEXT = "the image of this template, which the workers run too"
+IMAGE = {"name": "sdk_container_image", "label": "sdk container image", "helpText": TEXT, "paramType": "TEXT"}
 
 
 def metadata() -> dict[str, Any]:
@@ -79,10 +75,5 @@ def _parameter(name: str, flag: argparse.Action) -> dict[str, Any]:
     return facts | {"paramType": "NUMBER" if flag.type in (int, float) else "TEXT"}
 
 
-def _print() -> int:
-    print(json.dumps(metadata(), indent=1))
-    return 0
-
-
 if __name__ == "__main__":
-    run_program(_print, "pipelines")
+    print(json.dumps(metadata(), indent=1))

@@ -122,14 +122,15 @@ def _add_explain(verbs: "Verbs") -> None:
 def _add_job(verbs: "Verbs") -> None:
     text = "print a JobSet that runs `train` on GKE with Kueue, on TPUs or GPUs; nothing is applied"
     example = (
-        "example: python -m trainer job --compute-type v6e-16 --image IMAGE --manifest gs://B/set --run-dir gs://B/run"
+        "example: python -m trainer job --compute-type v6e-16 --image IMAGE --manifest gs://B/set --run-dir gs://B/r"
     )
     verb = _add_verb(verbs, "job", _job, text, example)
     text = "accelerators and the number of all their chips or GPUs, for example v6e-16, v5e-64 or h100-80gb-16"
     verb.add_argument("--compute-type", required=True, metavar="NAME-COUNT", help=text)
     verb.add_argument("--image", required=True, help="container image of the trainer, see docs/containers.md")
     verb.add_argument("--name", default="train", help="name of the JobSet (default: train)")
-    verb.add_argument("--queue", help="Kueue's LocalQueue (default: multislice-queue, as Cluster Toolkit makes it)")
+    text = "Kueue's LocalQueue (default: multislice-queue, which Cluster Toolkit makes)"
+    verb.add_argument("--queue", default="multislice-queue", help=text)
     add_config_flags(verb)
 
 
@@ -255,7 +256,7 @@ def _job(options: argparse.Namespace) -> None:
 
     flags, compute = config_flags(options), job.compute_of(options.compute_type)
     job.check(flags.config())
-    place = {"name": options.name, "queue": options.queue or job.QUEUE, "image": options.image}
+    place = {"name": options.name, "queue": options.queue, "image": options.image}
     print(job.Job(**place, compute=compute, arguments=flags.arguments()).render(), end="")
 
 

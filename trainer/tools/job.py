@@ -13,15 +13,11 @@ from shardset.program import FAILED, PREEMPTED
 from shardset.storage.open import is_address
 from trainer.config import TrainConfig
 
-TEMPLATE = Path(__file__).with_name("jobset.yaml")
 GRACE_S = 900
 MAX_RESTARTS = 10
 
 JOB = "main-job"
 """The only job of the set, named as by Cluster Toolkit, so that the first host has one address in both."""
-
-QUEUE = "multislice-queue"
-"""The LocalQueue of Kueue that Cluster Toolkit makes by default."""
 
 _FLAT = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
 _CUBIC = {
@@ -74,11 +70,11 @@ def compute_of(text: str) -> Compute:
         flags = [f"--compute-type={name}-{per_host}", f"--num-nodes={count // per_host}"]
         nodes = {"cloud.google.com/gke-accelerator": GPUS[name]}
         return Compute(is_tpu=False, num_hosts=count // per_host, per_host=per_host, nodes=nodes, gcluster=flags)
-    expected = f"one of {', '.join([*TPUS, *GPUS])} and a number of chips or GPUs, such as v6e-16 or h100-80gb-8"
+    expected = (
+        f"one of {', '.join(TPUS)} and chips, such as v6e-16, or of {', '.join(GPUS)} and 1, 2, 4, 8, 16, ... GPUs"
+    )
     if name in TPUS:
         expected = f"{name}- and one of {', '.join(map(str, TPUS[name][1]))} chips"
-    elif name in GPUS:
-        expected = f"{name}- and 1, 2, 4 or a multiple of 8 GPUs"
     raise ConfigError(f"--compute-type {text}: expected {expected}")
 
 
@@ -131,11 +127,13 @@ class Job:
         device = ["env", "PJRT_DEVICE=TPU"] if self.compute.is_tpu else []
         return shlex.join(["gcluster", "job", "submit", *words, f"--command={shlex.join([*device, *self.command])}"])
 
-    def jobset(self) -> str:
-        """The JobSet as YAML. The set restarts when a host fails, and the run resumes from its run folder.
+    def render(self) -> str:
+        """The JobSet as YAML, after comments that say how to use it.
 
-        Restarts of hosts that have saved and ended with code 3, or whose node was taken away, are not limited.
+        It restarts when a host fails; without limit if the host has saved and ended with code 3, or lost its node.
         """
+        about = f"For `kubectl apply -f -`, {self.compute.num_hosts} hosts. To resume on other hosts, give the same "
+        about += f"command\nwith another --compute-type. With Cluster Toolkit instead:\n{self.gcluster()}"
         compute = self.compute
         # All hosts of a TPU slice are one node pool. Its devices belong to root.
         slice_ = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
@@ -152,10 +150,5 @@ class Job:
             "volumes": [] if compute.is_tpu else [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
         }  # fmt: skip
         quoted = {name: json.dumps(value, ensure_ascii=False) for name, value in values.items()}  # JSON is YAML
-        return Template(TEMPLATE.read_text()).substitute(quoted)
-
-    def render(self) -> str:
-        """The JobSet, after comments that say how to use it."""
-        text = f"For `kubectl apply -f -`, {self.compute.num_hosts} hosts. To resume on other hosts, give the same "
-        text += f"command\nwith another --compute-type. With Cluster Toolkit instead:\n{self.gcluster()}"
-        return "".join(f"# {line}\n" for line in text.splitlines()) + self.jobset()
+        comments = "".join(f"# {line}\n" for line in about.splitlines())
+        return comments + Template(Path(__file__).with_name("jobset.yaml").read_text()).substitute(quoted)
