@@ -82,8 +82,7 @@ def flags(**values: str | None) -> Command:
 
 def register(verbs: Any) -> None:
     """Adds `tpu` and its verbs to the command line of the trainer."""
-    text = "the Cloud TPU API, v2 to v6e: create, use and delete TPU VMs by gcloud"
-    top = verbs.add_parser("tpu", help=text, allow_abbrev=False)
+    top = verbs.add_parser("tpu", help="the Cloud TPU API, v2 to v6e: TPU VMs by gcloud", allow_abbrev=False)
     verbs_of_tpu = top.add_subparsers(required=True, metavar="VERB")
 
     def add(name: str, run: Callable[[Tpu, argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
