@@ -30,6 +30,7 @@ from tests.makers.folders import write_class_folders, write_images, write_jsonl
 from tests.makers.images import image_bytes
 from tests.makers.stored import files_of, samples_of
 
+PRISM = Path(".tools/bin/prism").absolute()
 RUNNERS = {
     "one worker process": ["--direct_running_mode=multi_processing", "--direct_num_workers=1"],
     "two worker processes": ["--direct_running_mode=multi_processing", "--direct_num_workers=2"],
@@ -111,6 +112,14 @@ def test_many_classes_do_not_travel_with_the_plan(tmp_path):
 def test_every_runner_writes_the_same_bytes(raw, tmp_path, runner):
     build(config_of(raw, tmp_path / "expected"), HERE)
     build(config_of(raw, tmp_path / "found"), RUNNERS[runner])
+    assert files_of(tmp_path / "found") == files_of(tmp_path / "expected")
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(not PRISM.exists(), reason=f"no binary of Prism at {PRISM}")
+def test_prism_writes_the_same_bytes(raw, tmp_path):
+    build(config_of(raw, tmp_path / "expected"), HERE)
+    build(config_of(raw, tmp_path / "found"), ["--runner=PrismRunner", f"--prism_location={PRISM}"])
     assert files_of(tmp_path / "found") == files_of(tmp_path / "expected")
 
 

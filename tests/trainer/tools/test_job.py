@@ -12,12 +12,15 @@ import yaml
 
 from shardset.errors import ConfigError
 from shardset.program import OK, PREEMPTED, USAGE
+from tests.makers.documented import commands_of
 from trainer import cli
 from trainer.tools import job
 
 ROOT = Path(__file__).parents[3]
 IMAGE = "europe-docker.pkg.dev/my-project/images/shardset:1"
 TRAIN = ["--recipe=imagenet_resnet50", "--manifest=gs://my-bucket/imagenet", "--run-dir=gs://my-bucket/rn50"]
+PAGES = ["README.md", *(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))]
+SHOWN = sorted({line for page in PAGES for line in commands_of(page) if line.startswith("python -m trainer job ")})
 TYPES = [f"{name}-{count}" for name, (_, topologies) in job.TPUS.items() for count in topologies]
 TYPES += [f"{name}-{count}" for name in job.GPUS for count in (1, 2, 4, 8, 64)]
 
@@ -59,6 +62,12 @@ def test_every_compute_type_makes_a_jobset_that_fits_the_schema(compute_type):
     spec, pod = pods(jobset)
     (limit,) = pod["containers"][0]["resources"]["limits"].values()
     assert spec["parallelism"] * limit == int(compute_type.rpartition("-")[2])
+
+
+@pytest.mark.parametrize("line", SHOWN)
+def test_a_command_of_the_documentation_prints_a_jobset_that_fits_the_schema(line, capsys):
+    assert cli.main(shlex.split(line)[3:]) == OK, capsys.readouterr().err
+    jsonschema.validate(yaml.safe_load(capsys.readouterr().out), SCHEMA)
 
 
 def test_a_misspelled_field_would_not_fit_the_schema():
