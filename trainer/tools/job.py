@@ -88,8 +88,6 @@ def _tpus(name: str, count: int) -> Compute:
 
 def check(config: TrainConfig) -> None:
     """Raises ConfigError unless pods can read all addresses, and the run folder outlives them."""
-    if config.run_dir is None:
-        raise ConfigError("--run-dir is missing: a job resumes from there; give an address, such as gs://BUCKET/run")
     resumed = None if config.resume in ("auto", "never") else config.resume
     for flag, url in (("--run-dir", config.run_dir), ("--manifest", config.manifest), ("--resume", resumed)):
         if url is not None and not is_address(url):

@@ -183,7 +183,7 @@ def test_an_unknown_compute_type_is_refused_with_those_that_there_are(compute_ty
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (TRAIN[:2], "--run-dir is missing: a job resumes from there"),
+        (TRAIN[:2], "--run-dir run: expected an address"),  # the default
         ([*TRAIN[:2], "--run-dir=run"], "--run-dir run: expected an address, such as gs://BUCKET/FOLDER"),
         ([*TRAIN, "--manifest=shards"], "--manifest shards: expected an address"),
         ([*TRAIN, "--resume=run/checkpoints"], "--resume run/checkpoints: expected an address"),
