@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
         return added
 
     text = "Plans, writes, then commits: the manifest appears last, or not at all."
-    _add_build(verb("build", "turn raw files into a shard set", text, BUILD_EPILOG))
+    add_build(verb("build", "turn raw files into a shard set", text, BUILD_EPILOG))
     text = "Writes raw files as further shards, then publishes the next version; nothing that exists is touched."
     _add_append(verb("append", "add raw files to a shard set", text))
     text = "Names a version of a set, for addresses such as gs://bucket/set@NAME; a name never moves."
@@ -109,12 +109,16 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def _add_build(build: Parser) -> None:
+def add_build(build: Parser) -> None:
+    """Adds the flags of a build."""
     where = build.add_argument_group("what and where")
     where.add_argument("--output", required=True, metavar="URL", help="the folder of the shard set, local or gs://")
     _add_input(build, where)
     add_flags(where, BuildConfig, ("overwrite",))
-    where.add_argument("--dry-run", action="store_true", help="read all input, print the exact plan, write nothing")
+    how = where.add_mutually_exclusive_group()
+    how.add_argument("--dry-run", action="store_true", help="read all input, print the exact plan, write nothing")
+    text = "end once Dataflow has the job, which publishes the set by itself; makes no report.html"
+    how.add_argument("--no-wait", dest="wait", action="store_false", help=text)
     where.add_argument("--report", action=argparse.BooleanOptionalAction, default=True,
                        help="write report.html, a page about the set")  # fmt: skip
     image = build.add_argument_group("images (default: stored byte for byte)")
@@ -132,13 +136,14 @@ def _add_append(append: Parser) -> None:
     _add_input(append, where)
     add_flags(where, BuildConfig, ("append",))
     where.add_argument("--overwrite", action="store_true", help="start over an append that was stopped")
-    append.set_defaults(append="none", dry_run=False, report=False)
+    append.set_defaults(append="none", dry_run=False, wait=True, report=False)
 
 
 def _add_input(build: Parser, where: argparse._ArgumentGroup) -> None:
     """The flags of whatever turns raw files into shards."""
-    where.add_argument("--source", required=True, help="format of the raw input, see `build --help`")
-    where.add_argument("--input", required=True, metavar="PATH", help="local or gs://, see `build --help`")
+    text = "format of the raw input: cifar10, cifar100, folder, hf, imagenet, listing or webdataset"
+    where.add_argument("--source", required=True, help=text)
+    where.add_argument("--input", required=True, metavar="PATH", help="what that source reads, local or gs://")
     add_flags(where, BuildConfig, (*INPUT_FLAGS, "only_shards"))
     add_flags(build.add_argument_group(SIZES_TITLE), BuildConfig, (*SIZES, "seed"))
     add_flags(build.add_argument_group("bad input"), BuildConfig, ("verify", "on_bad", "max_bad_fraction"))
