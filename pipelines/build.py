@@ -207,11 +207,13 @@ class _Start:
         if base is None:
             has_manifest = manifest_generation != ABSENT
             self._refuse_existing(has_manifest=has_manifest, has_build=old is not None, changes=changes)
-        elif changes and not self.config.overwrite and self._has_unfinished_plan(base):
+        elif changes and not self.config.overwrite and history.has_unfinished_plan(output, base):
             raise ConfigError(_unfinished(output, changes))
-        listed = replacing.files_of(replaced).union(*map(replacing.files_of, history.older(output)))
-        unfinished = replacing.unfinished_files(output) - listed
-        removed = unfinished if base else listed | unfinished
+        removed = unfinished = history.unlisted(
+            output, replacing.unfinished_files(output) - replacing.files_of(replaced)
+        )
+        if base is None:
+            removed = unfinished.union(*map(replacing.files_of, [replaced, *history.older(output)]))
         replacing.refuse_input(output, removed, self.input, self.survey.objects)
         if self.survey.all_tars:
             replacing.refuse_inside(
@@ -240,7 +242,7 @@ class _Start:
         if newest is None:
             raise ConfigError(f"{self.output.url}: no finished shard set there to append to; `build` makes one")
         before = None
-        if newest.number > 1 and not self._has_unfinished_plan(newest):
+        if newest.number > 1 and not history.has_unfinished_plan(self.output, newest):
             before = replacing.manifest_at(self.output, versions.path(newest.number - 1))
         for base in filter(None, (before, newest)):
             classes, labels = extended_classes(base.classes, file.classes)
@@ -250,11 +252,6 @@ class _Start:
             if old and not self._changes(old, appending):
                 break
         return appending, base
-
-    def _has_unfinished_plan(self, newest: Manifest) -> bool:
-        """Whether there is a plan of which no version has the shards."""
-        plan = plan_files.find_record(self.output, paths.PLAN, PlanFile)
-        return plan is not None and not _has_shards_of(newest, plan)
 
     def _changes(self, old: BuildFile, file: BuildFile) -> list[str]:
         """The differences between this build and the one at the output, in words."""
@@ -341,9 +338,4 @@ def _published(output: Storage, plan: PlanFile) -> Manifest | None:
         head = manifests.read_head(output)
     except NotFound:
         return None
-    return head if _has_shards_of(head, plan) else None
-
-
-def _has_shards_of(manifest: Manifest, plan: PlanFile) -> bool:
-    groups = (group for split in manifest.splits.values() for group in split.groups)
-    return any(group.plan_digest == plan.digest for group in groups)
+    return head if history.has_shards_of(head, plan) else None

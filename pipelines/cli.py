@@ -123,8 +123,8 @@ def _verify(args: argparse.Namespace, _: Sequence[str]) -> int:
 def _tag(args: argparse.Namespace, _: Sequence[str]) -> int:
     from pipelines import versions
 
-    made = versions.tag(args.set, args.name, args.version)
-    print(_json(made) if args.json else f"{args.set}@{args.name} is version {made.version}, digest {made.digest}")
+    made = versions.tag(args.set, args.name)
+    print(_json(made) if args.json else f"{args.name} is version {made.version}, digest {made.digest}")
     return 0
 
 

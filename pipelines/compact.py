@@ -14,7 +14,6 @@ import numpy as np
 
 from pipelines.plan import files as plan_files
 from pipelines.plan import paths, tables
-from pipelines.plan.records import PlanFile
 from pipelines.write import history, replace
 from shardset.errors import ConfigError
 from shardset.format import manifest as manifests
@@ -46,7 +45,7 @@ class Compacted(msgspec.Struct, frozen=True, kw_only=True):
     """What a compaction did: the newest version, how many samples that lost, and how many shards were written for it.
 
     `waiting` files of older versions are removed by the same call from `after` (ISO 8601) on; `removed` counts those
-    that were, by folder, with `num_bytes`.
+    that were, by folder, with `num_bytes`. `tags` name versions that go with them.
     """
 
     version: int
@@ -56,6 +55,7 @@ class Compacted(msgspec.Struct, frozen=True, kw_only=True):
     after: str | None = None
     removed: dict[str, int] = {}
     num_bytes: int = 0
+    tags: list[str] = []
 
 
 def compact(url: str, keys: Collection[str], *, grace: timedelta, now: datetime) -> Compacted:
@@ -97,17 +97,15 @@ def lines(done: Compacted) -> list[str]:
     ]
     if done.waiting:
         found.append(f"{count(done.waiting, 'old file')} wait: give the same command again after {done.after}")
+    if done.tags:
+        found.append(f"tags of versions that {'wait' if done.waiting else 'were removed'}: {', '.join(done.tags)}")
     found += [f"removed from {folder or 'the set'}: {count(number, 'file')}" for folder, number in done.removed.items()]
     return [*found, f"removed {done.num_bytes / 1e6:,.1f} MB", NOT_REACHED] if done.removed else found
 
 
 def _refuse_unfinished(storage: Storage, newest: Manifest) -> None:
-    plan = plan_files.find_record(storage, paths.PLAN, PlanFile)
-    groups = (
-        group.plan_digest for one in (newest, *history.older(storage)) for split in one.splits.values()
-        for group in split.groups
-    )  # fmt: skip
-    if plan_files.generation_of(storage, paths.BUILD) != ABSENT and (plan is None or plan.digest not in groups):
+    has_build, has_plan = (plan_files.generation_of(storage, name) != ABSENT for name in (paths.BUILD, paths.PLAN))
+    if has_build and (not has_plan or history.has_unfinished_plan(storage, newest)):
         raise ConfigError(f"{storage.url}: holds an unfinished build or append; finish it first, with its own command")
 
 
@@ -233,7 +231,9 @@ def _retire(storage: Storage, num_samples: int, num_shards: int, grace: timedelt
     stale = [one for one in others if not replace.files_of(one) - {one.quarantine.path} <= listed]
     for one in others:
         listed |= replace.files_of(one) if one not in stale else set()
-    done = Compacted(version=newest.number, num_samples=num_samples, num_shards=num_shards)
+    digests = {one.digest for one in stale}
+    tags = [name for name, tag in sorted(versions.tags(storage).items()) if tag.digest in digests]
+    done = Compacted(version=newest.number, num_samples=num_samples, num_shards=num_shards, tags=tags)
     if not stale:
         return done
     names = set[str]().union(*map(replace.files_of, stale)) - listed
@@ -243,10 +243,9 @@ def _retire(storage: Storage, num_samples: int, num_shards: int, grace: timedelt
     _refuse_unfinished(storage, newest)  # one that has begun meanwhile would lose its plan
     kept = set(map(naming.references_of, listed))
     names |= {stat.name for stat in storage.list(naming.PLAN_FOLDER) if paths.is_plan_file(stat.name)} - kept
-    digests = {one.digest for one in stale}
-    tags = {versions.tag_path(name) for name, tag in versions.tags(storage).items() if tag.digest in digests}
-    removed = list(replace.existing(storage, names | {naming.REPORT}))  # the page shows pictures of them
-    last = list(replace.existing(storage, {versions.path(one.number) for one in stale} | tags | {_SINCE}))
+    names |= {naming.REPORT, *map(versions.tag_path, tags)}  # the page shows pictures of them
+    removed = list(replace.existing(storage, names))
+    last = list(replace.existing(storage, {_SINCE, *(versions.path(one.number) for one in stale)}))
 
     def delete(stat: Stat) -> None:
         storage.delete(stat.name, generation=stat.generation)

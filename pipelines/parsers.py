@@ -76,11 +76,10 @@ def parser() -> argparse.ArgumentParser:
     add_build(verb("build", "turn raw files into a shard set", text, BUILD_EPILOG))
     text = "Writes raw files as further shards, then publishes the next version; nothing that exists is touched."
     _add_append(verb("append", "add raw files to a shard set", text))
-    text = "Names a version of a set, for addresses such as gs://bucket/set@NAME; a name never moves."
+    text = "Names the newest version, or that of SET@N, for addresses such as gs://bucket/set@NAME; a name never moves."
     tag = verb("tag", "name a version of a shard set", text)
     _add_set(tag)
     tag.add_argument("name", metavar="NAME", help="letters, digits, ., _ and -; not only digits")
-    tag.add_argument("--version", type=arguments.positive, metavar="N", help="default: the newest version")
     _add_set(verb("log", "list the versions of a shard set", "Lists the versions of a set, the newest first."))
     text = "Compares keys, classes and images of two sets or versions (gs://bucket/set@3), from their indexes."
     diff = verb("diff", "compare two versions of a shard set", text)

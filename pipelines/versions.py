@@ -31,11 +31,11 @@ class DifferentSample(msgspec.Struct, frozen=True, kw_only=True):
     new_class: str | None
 
 
-def tag(url: str, name: str, version: int | None = None) -> Tag:
-    """Gives a version a name, the newest by default; ConfigError if the name is taken by another version."""
+def tag(url: str, name: str) -> Tag:
+    """Gives the version at an address a name; ConfigError if the name is taken by another version."""
     if not versions.is_tag(name):
         raise ConfigError(f"{name!r} can't be a tag; use up to 64 letters, digits, ., _ and -, and not only digits")
-    manifest, storage = manifests.load(url if version is None else f"{url}@{version}")
+    manifest, storage = manifests.load(url)
     made = Tag(version=manifest.number, digest=manifest.digest)
     try:
         with storage.writer(versions.tag_path(name), if_generation=ABSENT) as out:
@@ -56,7 +56,7 @@ def log(url: str) -> list[dict[str, Any]]:
             "samples": {name: split.num_samples for name, split in one.splits.items()},
             "tags": sorted(name for name, tag in tags.items() if tag.digest == one.digest),
         }
-        for one in (newest, *reversed([*history.older(storage)]))
+        for one in (newest, *history.older(storage))
         if one.number < newest.number or one is newest
     ]
 

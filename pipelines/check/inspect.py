@@ -158,28 +158,32 @@ def find_key(storage: Storage, manifest: Manifest, key: str, *, split: str | Non
 def find_name(storage: Storage, manifest: Manifest, name: str, *, split: str | None = None) -> list[SampleInfo]:
     """All samples made from the raw sample of that original name, or of a name that ends with `/` and it.
 
-    Reads the plan. Raises ConfigError if the plan is gone or there is no such sample, with the reason if the raw sample
-    was rejected.
+    Reads the plan; shards whose plan is gone are left out. Raises ConfigError if no sample is found, with the reason if
+    the raw sample was rejected or a plan is gone.
     """
-    no_names = f"{storage.url}: {NO_NAMES}; search by --key"
+    without_plan = []
 
     def in_shard(split_name: str, number: int, shard: Shard) -> list[SampleInfo]:
         # The plan first: only shards with a match need their index, which then proves that the plan is theirs.
         origins = read_origins(storage, shard.path, None)
         if origins is None:
-            raise ConfigError(_why_rejected(storage, manifest, name, split) or no_names)
+            without_plan.append(shard.path)
+            return []
         rows = [row for row, origin in enumerate(origins) if f"/{origin.name}".endswith(f"/{name}")]
         if not rows:
             return []
         index = read_index(storage, shard)
         if read_origins(storage, shard.path, index["key"]) is None:
-            raise ConfigError(no_names)
+            without_plan.append(shard.path)
+            return []
         return [_sample(manifest, split_name, number, index, row, origins) for row in rows]
 
     samples = _over_shards(manifest, split, in_shard)
     if not samples:
         unknown = (
-            f"no sample was made from {name!r}, and {manifest.quarantine.path} does not list it; check the spelling"
+            f"{storage.url}: {NO_NAMES} of {without_plan[0]} and {len(without_plan) - 1:,} more; search by --key"
+            if without_plan
+            else f"no sample was made from {name!r}, and {manifest.quarantine.path} does not list it; check the spelling"
         )
         raise ConfigError(_why_rejected(storage, manifest, name, split) or unknown)
     return samples

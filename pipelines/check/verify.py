@@ -176,19 +176,16 @@ def _table_problems(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
 
 
 def _unlisted(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
-    listed = (path for one in (manifest, *history.older(storage)) for path in manifests.files_of(one))
-    paths = {path for path in listed if path.endswith((".tar", ".idx.npy"))}
+    paths = {path for path in manifests.files_of(manifest) if path.endswith((".tar", ".idx.npy"))}
+    names = set[str]()
     for folder in sorted({path.rpartition("/")[0] for path in paths}):
         try:
-            names = [stat.name for stat in storage.list(f"{folder}/" if folder else "")]
+            names.update(stat.name for stat in storage.list(f"{folder}/" if folder else ""))
         except StorageError as error:
             yield Problem(folder, f"can't be listed: {error}")
-            continue
-        for name in names:
-            if name.endswith((".tar", ".idx.npy")) and name not in paths:
-                yield Problem(
-                    name, "is not in the manifest, but a reader that lists the folder would read it; remove it"
-                )
+    strays = {name for name in names if name.endswith((".tar", ".idx.npy"))} - paths
+    for name in sorted(history.unlisted(storage, strays)):
+        yield Problem(name, "is not in the manifest, but a reader that lists the folder would read it; remove it")
 
 
 def _split_problems(manifest: Manifest, tasks: list[ShardTask], checked: list[ShardFindings]) -> Iterator[Problem]:

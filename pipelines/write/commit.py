@@ -12,7 +12,7 @@ from pipelines.images.encode import libraries
 from pipelines.plan import files as plan_files
 from pipelines.plan import paths
 from pipelines.plan.files import PlanFiles
-from pipelines.plan.records import PlanFile, ShardRecord
+from pipelines.plan.records import BuildFile, PlanFile, ShardRecord
 from pipelines.plan.slices import copy_range
 from pipelines.write import history, replace
 from shardset.errors import ManifestError, NotFound, PreconditionFailed
@@ -142,7 +142,9 @@ class Committer:
         try:
             self.files.check_current()
         except ManifestError:
-            _withdraw(output, manifest.digest, base)
+            build = plan_files.find_record(output, paths.BUILD, BuildFile)
+            if not (build and build.appends and build.appends.base == manifest.digest):  # one that builds on it
+                _withdraw(output, manifest.digest, base)
             raise
 
     def _remove_replaced(self) -> None:

@@ -1,11 +1,14 @@
 """Publishes the next version of a set, and finds the older ones."""
 
 from collections.abc import Iterator
-from itertools import zip_longest
+from itertools import chain, takewhile, zip_longest
 from typing import Any
 
 import msgspec
 
+from pipelines.plan import files as plan_files
+from pipelines.plan import paths
+from pipelines.plan.records import BuildFile, PlanFile
 from shardset.errors import ManifestError, PreconditionFailed
 from shardset.format import manifest as manifests
 from shardset.format import naming, versions
@@ -16,9 +19,32 @@ _SUMS = ("num_samples", "num_source_samples", "num_dropped", "num_repeats", "num
 
 
 def older(storage: Storage) -> Iterator[Manifest]:
-    """The manifests of the older versions, as `read_head` returns them."""
-    for number in sorted(filter(None, (versions.number_of(stat.name) for stat in storage.list(versions.FOLDER)))):
+    """The manifests of the older versions, as `read_head` returns them, the newest first: stop once you know enough."""
+    numbers = filter(None, (versions.number_of(stat.name) for stat in storage.list(versions.FOLDER)))
+    for number in sorted(numbers, reverse=True):
         yield manifests.read_head(storage, versions.path(number))
+
+
+def unlisted(storage: Storage, names: set[str]) -> set[str]:
+    """Those of `names` that no older version lists; reads no version if there are none."""
+    left, remaining = set(names), older(storage)
+    while left and (one := next(remaining, None)):
+        left.difference_update(manifests.files_of(one))
+    return left
+
+
+def has_shards_of(manifest: Manifest, plan: PlanFile) -> bool:
+    """Whether a version has a group of that plan."""
+    return any(group.plan_digest == plan.digest for split in manifest.splits.values() for group in split.groups)
+
+
+def has_unfinished_plan(storage: Storage, newest: Manifest) -> bool:
+    """Whether there is a plan of which no version has the shards; a compaction may have taken them from the newest."""
+    plan = plan_files.find_record(storage, paths.PLAN, PlanFile)
+    build = plan_files.find_record(storage, paths.BUILD, BuildFile)
+    base = build.appends.base if build and build.appends else None
+    later = takewhile(lambda one: one.digest != base, chain([newest], older(storage)))
+    return plan is not None and not any(has_shards_of(one, plan) for one in later)
 
 
 def publish(storage: Storage, base: Manifest, manifest: Manifest) -> None:

@@ -194,15 +194,16 @@ class LoadedSet(NamedTuple):
 def load(url: str) -> LoadedSet:
     """The manifest at `url` (the file or its folder) and the storage that its paths are relative to.
 
-    `URL@TAG` and `URL@N` are an older version of the set in a folder, unless a folder of that name holds a set. Raises
-    ManifestError if there is no such set or version.
+    `URL@TAG` and `URL@N` are an older version of the set in a folder, unless a folder of that very name holds any file.
+    Raises ManifestError if there is no such set or version.
     """
     storage, name = open_file(url) if url.endswith(".json") else (open_storage(url), naming.MANIFEST)
     target = url if url.endswith(".json") else f"{url.rstrip('/')}/{name}"
     try:
         return LoadedSet(read(storage, name, target), storage)
     except NotFound as error:
-        if versioned := versions.split_address(url):
+        versioned = versions.split_address(url)
+        if versioned and not any(True for _ in open_storage(url).list()):
             return _load_version(*versioned)
         raise ManifestError(
             f"{target}: no manifest there, so no finished shard set; build one with `python -m pipelines build`"
@@ -210,7 +211,10 @@ def load(url: str) -> LoadedSet:
 
 
 def _load_version(url: str, version: str) -> LoadedSet:
-    newest, storage = load(url)
+    try:
+        newest, storage = load(url)
+    except ManifestError as error:
+        raise ManifestError(f"{url}@{version}: no such folder; and as version {version!r} of {url}: {error}") from error
     number, digest = versions.resolve(storage, version)
     found = newest
     if number < newest.number:  # each was stored before the next one was published

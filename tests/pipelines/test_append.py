@@ -15,7 +15,8 @@ from pipelines.config import BuildConfig
 from pipelines.plan.append import extended_classes
 from pipelines.runners import options
 from pipelines.sources.base import class_infos
-from shardset.errors import ConfigError, SourceError, StorageError
+from pipelines.write import history
+from shardset.errors import ConfigError, ManifestError, SourceError, StorageError
 from shardset.format import manifest as manifests
 from shardset.format import naming, versions
 from shardset.format.manifest import ClassInfo
@@ -103,6 +104,51 @@ def test_old_and_new_samples_are_found_by_their_original_names(old, more):
         assert sample.name.endswith(name)
     with pytest.raises(ConfigError, match=r"cat/bad\.png"):
         inspect.inspect(str(old), name="cat/bad.png")
+
+
+def test_a_name_is_found_where_only_the_plan_of_another_shard_is_gone(old, more):
+    build(append_of(more, old), HERE)
+    for path in old.glob("plan/shards/train-00000*"):
+        path.unlink()
+    assert inspect.inspect(str(old), name="ant/new0.jpg")[0].name.endswith("ant/new0.jpg")
+    with pytest.raises(ConfigError, match=r"train/train-000000\.tar and 2 more; search by --key"):
+        inspect.inspect(str(old), name="cat/old 001.png")
+
+
+def test_older_versions_are_not_read_to_append_or_verify(old, more, monkeypatch):
+    build(append_of(more, old), HERE)
+    for number in range(2, 300):
+        shutil.copy(old / versions.path(1), old / versions.path(number))
+    read, head = [], manifests.read_head
+    monkeypatch.setattr(
+        manifests, "read_head", lambda storage, name, *rest: (read.append(name), head(storage, name))[1]
+    )
+    builds.prepare(append_of(more, old, seed=1), LocalStorage(str(old)))
+    verify(str(old))
+    assert set(read) <= {naming.MANIFEST}
+
+
+def test_of_two_appends_at_once_one_wins_and_a_published_version_stays(old, more):
+    first, second = (builds.prepare(append_of(more, old, seed=seed), LocalStorage(str(old))) for seed in (1, 2))
+    with pytest.raises(ManifestError, match="another build"):
+        builds.run(first, options.beam_options(HERE, first.files.output))
+    builds.run(second, options.beam_options(HERE, second.files.output))
+    assert manifests.load(str(old)).manifest.split("train").num_samples == NUM_OLD + NUM_NEW
+
+
+def test_an_append_is_not_withdrawn_because_another_one_builds_on_it(old, more, monkeypatch):
+    publish = history.publish
+
+    def followed(storage, base, manifest):
+        publish(storage, base, manifest)
+        builds.prepare(append_of(more, old, seed=2), LocalStorage(str(old)))
+
+    monkeypatch.setattr(history, "publish", followed)
+    with pytest.raises(ManifestError, match="another build"):
+        build(append_of(more, old, seed=1), HERE)
+    assert manifests.load(str(old)).manifest.number == 2
+    monkeypatch.undo()
+    assert built(append_of(more, old, seed=2)).number == 3
 
 
 def test_the_same_command_again_finds_everything_finished_and_repairs_a_shard(old, more):

@@ -7,12 +7,16 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
+import shardset
+from pipelines import build as builds
 from pipelines import compact as compacting
+from pipelines import versions as verbs
 from pipelines.build import build
 from pipelines.check import inspect
 from pipelines.check.verify import verify
 from pipelines.cli import main
 from pipelines.compact import compact
+from pipelines.runners import options
 from pipelines.write import history
 from shardset.errors import ConfigError, ManifestError, NotFound, StorageError
 from shardset.format import manifest as manifests
@@ -82,6 +86,43 @@ def test_old_files_wait_for_the_grace_period_and_then_only_the_newest_version_is
         manifests.load(f"{url}@1")
     assert compact(url, ["train/cat/007"], grace=DAY, now=NOW + DAY) == _waiting(first, 0, waiting=0, after=None)
     assert "\n".join(compacting.lines(done)).endswith(compacting.NOT_REACHED)
+
+
+def test_a_reader_ends_on_its_version_and_tags_that_go_are_named(stored):
+    verbs.tag(f"{stored}@1", "paper")
+    choices = {"global_batch_size": 8, "rank": 0, "world_size": 1, "image": None, "fields": ("cls",), "with_key": True}
+    expected = [[*batch["key"]] for batch in shardset.Stream(str(stored), "train", **choices).epoch(0)]
+    batches = shardset.Stream(str(stored), "train", **choices).epoch(0)
+    found = [[*next(batches)["key"]]]
+    done = compact(str(stored), ["train/cat/007"], grace=DAY, now=NOW)
+    assert "tags of versions that wait: paper" in compacting.lines(done)
+    assert found + [[*batch["key"]] for batch in batches] == expected
+    assert manifests.load(f"{stored}@paper").manifest.number == 1
+    done = compact(str(stored), ["train/cat/007"], grace=DAY, now=NOW + DAY)
+    assert "tags of versions that were removed: paper" in compacting.lines(done)
+    assert not list(stored.glob("versions/tags/*"))
+
+
+def test_an_append_follows_a_compaction_of_all_that_the_last_one_added(stored, tmp_path):
+    compact(str(stored), ["train/cat/new0"], grace=DAY, now=NOW)
+    more = write_images(tmp_path / "more", ["train/cat/a.png", "train/dog/b.png"])
+    build(config_of(more, stored, num_shards={"": 1}, append="none"), HERE)
+    for version in (2, 3, 4):
+        assert verify(f"{stored}@{version}", deep=True).problems == ()
+
+
+def test_an_append_that_meets_a_compaction_is_refused_and_nothing_is_lost(stored, tmp_path):
+    more = write_images(tmp_path / "more", ["train/cat/a.png", "train/dog/b.png"])
+    prepared = builds.prepare(config_of(more, stored, num_shards={"": 1}, append="none"), LocalStorage(str(stored)))
+    with pytest.raises(ConfigError, match="unfinished build or append"):
+        compact(str(stored), ["train/cat/007"], grace=DAY, now=NOW)
+    shutil.move(stored / "plan", tmp_path / "plan")  # as if it had looked before the append began
+    compact(str(stored), ["train/cat/007"], grace=DAY, now=NOW)
+    shutil.copytree(tmp_path / "plan", stored / "plan", dirs_exist_ok=True)
+    with pytest.raises(ManifestError, match="another version was published meanwhile"):
+        builds.run(prepared, options.beam_options(HERE, prepared.files.output))
+    assert manifests.load(str(stored)).manifest.number == 3
+    assert verify(f"{stored}@2", deep=True).problems == ()
 
 
 def _waiting(done, num_samples, **others):

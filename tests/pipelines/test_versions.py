@@ -41,9 +41,9 @@ def number_of(address):
 
 def test_an_address_names_a_version_by_number_or_tag(three):
     assert [number_of(f"{three}{end}") for end in ("", "@1", "@2", "@3", "/@2", "/manifest.json")] == [3, 1, 2, 3, 2, 3]
-    assert verbs.tag(three, "paper", 2).version == 2
+    assert verbs.tag(f"{three}@2", "paper").version == 2
     assert verbs.tag(three, "v1.0").version == 3
-    assert verbs.tag(three, "paper", 2).version == 2  # once more is no change
+    assert verbs.tag(f"{three}@2", "paper").version == 2  # once more is no change
     assert number_of(f"{three}@paper") == 2
     with pytest.raises(ConfigError, match="another version has the tag 'paper', and tags never move"):
         verbs.tag(three, "paper")
@@ -68,7 +68,7 @@ def test_a_version_that_is_not_there_is_refused_by_name(three, end, message):
 
 
 def test_a_removed_version_and_a_damaged_or_strange_tag_are_named(three):
-    verbs.tag(three, "draft", 1)
+    verbs.tag(f"{three}@1", "draft")
     (Path(three) / versions.path(1)).unlink()
     with pytest.raises(ManifestError, match=r"version 1 was removed; .* log"):
         manifests.load(f"{three}@draft")
@@ -81,13 +81,20 @@ def test_a_removed_version_and_a_damaged_or_strange_tag_are_named(three):
 
 
 def test_a_folder_whose_name_ends_like_a_version_is_opened_as_it_is(three):
-    shutil.copytree(three, f"{three}@2")
+    (Path(f"{three}@2/plan")).mkdir(parents=True)
+    assert number_of(f"{three}@2") == 2  # nothing in it
+    (Path(f"{three}@2/plan/build.json")).touch()
+    with pytest.raises(ManifestError, match=r"@2/manifest\.json: no manifest there"):
+        manifests.load(f"{three}@2")
+    shutil.copytree(three, f"{three}@2", dirs_exist_ok=True)
     assert number_of(f"{three}@2") == 3
     assert number_of(f"{three}@2@1") == 1
+    with pytest.raises(ManifestError, match=r"me@work: no such folder; and as version 'work' of .*me: .*no manifest"):
+        manifests.load(f"{three}/me@work")
 
 
 def test_the_log_lists_versions_with_their_samples_and_tags(three, capsys):
-    verbs.tag(three, "paper", 2)
+    verbs.tag(f"{three}@2", "paper")
     assert main(["log", three]) == 0
     found = [line.split()[:2] + line.split()[3:] for line in capsys.readouterr().out.splitlines()]
     assert found == [
@@ -132,7 +139,7 @@ def test_the_commands_of_the_page_run_as_they_stand(tmp_path):
         documented.run(documented.words_of(command, {"gs://bucket/set": "shards"}), tmp_path)
         for command in documented.commands_of("docs/versions.md")
     ]
-    assert "shards@paper is version 2" in said[1]
+    assert "paper is version 2" in said[1]
     assert said[2].count("version") == 2
     assert said[3] == "the same samples\n"
     assert "2 samples dropped" in said[4]
