@@ -181,10 +181,11 @@ def find_name(storage: Storage, manifest: Manifest, name: str, *, split: str | N
     samples = _over_shards(manifest, split, in_shard)
     if not samples:
         unknown = (
-            f"{storage.url}: {NO_NAMES} of {without_plan[0]} and {len(without_plan) - 1:,} more; search by --key"
-            if without_plan
-            else f"no sample was made from {name!r}, and {manifest.quarantine.path} does not list it; check the spelling"
+            f"no sample was made from {name!r}, and {manifest.quarantine.path} does not list it; check the spelling"
         )
+        if without_plan:
+            more = f" and {len(without_plan) - 1:,} more" if without_plan[1:] else ""
+            unknown = f"{storage.url}: {NO_NAMES}, for {without_plan[0]}{more}; search by --key"
         raise ConfigError(_why_rejected(storage, manifest, name, split) or unknown)
     return samples
 
