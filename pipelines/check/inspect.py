@@ -174,8 +174,7 @@ def find_name(storage: Storage, manifest: Manifest, name: str, *, split: str | N
             return []
         index = read_index(storage, shard)
         if read_origins(storage, shard.path, index["key"]) is None:
-            without_plan.append(shard.path)
-            return []
+            raise ConfigError(f"{storage.url}: {NO_NAMES}, for {shard.path}; search by --key")
         return [_sample(manifest, split_name, number, index, row, origins) for row in rows]
 
     samples = _over_shards(manifest, split, in_shard)

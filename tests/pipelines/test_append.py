@@ -18,6 +18,7 @@ from pipelines.plan.append import extended_classes
 from pipelines.runners import options
 from pipelines.sources.base import class_infos
 from pipelines.write import history
+from pipelines.write.commit import Committer
 from shardset.errors import ConfigError, ManifestError, SourceError, StorageError
 from shardset.format import manifest as manifests
 from shardset.format import naming, versions
@@ -113,7 +114,7 @@ def test_an_append_writes_little_more_than_the_new_images(old, tmp_path):
     before, noise, size = files_of(old), np.random.default_rng(1), 0
     for number in range(40):
         out = io.BytesIO()
-        Image.fromarray(noise.integers(0, 256, (256, 288, 3), np.uint8)).save(out, "jpeg", quality=95)
+        Image.fromarray(noise.integers(0, 256, (256, 372, 3), np.uint8)).save(out, "jpeg", quality=95)
         add(tmp_path / "noise", f"train/cat/noise{number}.jpg", out.getvalue())
         size += len(out.getvalue())
     build(append_of(tmp_path / "noise", old, num_shards={"": 1}), HERE)
@@ -143,7 +144,7 @@ def test_older_versions_are_not_read_to_append_or_verify(old, more, monkeypatch)
     )
     builds.prepare(append_of(more, old, seed=1), LocalStorage(str(old)))
     verify(str(old), deep=False)
-    assert set(read) <= {naming.MANIFEST}
+    assert {*read} <= {naming.MANIFEST, versions.path(299)}
 
 
 def test_of_two_appends_at_once_one_wins_and_a_published_version_stays(old, more):
@@ -300,6 +301,19 @@ def test_an_overwriting_build_removes_all_versions_with_their_files(old, more, m
     assert sorted({name.partition("/")[0] for name in files_of(old)}) == sorted(
         [naming.MANIFEST, replaced.quarantine.path, replaced.split("train").groups[0].table.partition("/")[0]]
     )
+
+
+def test_a_set_whose_replaced_versions_are_still_there_is_not_appended_to(old, more, made, monkeypatch):
+    build(append_of(more, old), HERE)
+    again = config_of(made.parent / "raw", old, overwrite=True)
+    monkeypatch.setattr(Committer, "_remove_replaced", lambda self: None)  # as if it were killed there
+    build(again, HERE)
+    monkeypatch.undo()
+    with pytest.raises(ConfigError, match="give the command of that build again"):
+        build(append_of(more, old), HERE)
+    build(again, HERE)
+    assert not list(old.glob("versions/*"))
+    assert built(append_of(more, old)).number == 2
 
 
 # Readers
