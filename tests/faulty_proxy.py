@@ -1,4 +1,4 @@
-"""An HTTP proxy that breaks exactly the requests it is told to: put it in front of the GCS emulator.
+"""An HTTP proxy that breaks exactly the requests it is told to: put it in front of the server of a bucket.
 
     with FaultyProxy(emulator_url) as proxy:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
@@ -199,11 +199,12 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, status: int, headers: list[tuple[str, str]], body: bytes, until: int | None = None) -> None:
         self.send_response_only(status)
         for name, value in headers:
-            if name.lower() != "content-length":
+            if name.lower() != "content-length" or self.command == "HEAD":
                 self.send_header(
                     name, value.replace(self.server.proxy.upstream, urlsplit(self.server.proxy.url).netloc)
                 )
-        self.send_header("Content-Length", str(len(body)))
+        if self.command != "HEAD":
+            self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(memoryview(body)[:until])

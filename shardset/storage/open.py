@@ -4,12 +4,13 @@ import os
 import re
 from pathlib import Path
 
-from shardset.errors import ConfigError
+from shardset.errors import ConfigError, brought_by
 from shardset.storage.base import CLIMBING, Storage
 from shardset.storage.local import LocalStorage
 from shardset.storage.memory import MemoryStorage
 
-_SCHEMES = ("gs", "memory")
+_SCHEMES = ("gs", "s3", "https", "http", "memory")
+_EXPECTED = "use a local path, gs://bucket/prefix, s3://bucket/prefix, https://host/folder or memory://name/prefix"
 _REGION = re.compile(r"[a-z]+-[a-z]+[0-9]+")
 _MULTI_REGIONS = {  # Cloud Storage's locations of more than one region
     "us": re.compile(r"us-.*"),
@@ -25,25 +26,39 @@ _MULTI_REGIONS = {  # Cloud Storage's locations of more than one region
 
 
 def open_storage(url: str) -> Storage:
-    """The storage of a folder: a local path, `gs://bucket/prefix` or `memory://name/prefix`; ConfigError otherwise."""
+    """The storage of a folder: a local path or an address.
+
+    `gs://bucket/prefix`, `s3://bucket/prefix`, `https://host/folder`, `memory://name/prefix`. ConfigError otherwise.
+    """
     scheme, separator, rest = url.partition("://")
     if separator and scheme not in _SCHEMES:
-        raise ConfigError(
-            f"{url}: storage {scheme!r} is not known; use a local path, gs://bucket/prefix or memory://name"
-        )
+        raise ConfigError(f"{url}: storage {scheme!r} is not known; {_EXPECTED}")
     root, _, prefix = rest.partition("/") if separator else (url, "", "")
     if not root:
-        raise ConfigError(f"{url!r} names no storage; use a local path, gs://bucket/prefix or memory://name/prefix")
+        raise ConfigError(f"{url!r} names no storage; {_EXPECTED}")
     if not separator:
         _refuse_slip(url)
         return LocalStorage(os.path.abspath(url))
-    if "@" in root or ":" in root:
+    if "@" in root or (":" in root and not scheme.startswith("http")):
         raise ConfigError(f"{url}: an address of storage holds no user, password or port; leave them out")
-    if scheme == "memory":
-        return MemoryStorage(root, prefix.rstrip("/"))
-    from shardset.storage.gcs import GcsStorage  # late: Google's client takes half a second to import
+    return _opened(scheme, root, prefix.rstrip("/"))
 
-    return GcsStorage(root, prefix.rstrip("/"))
+
+def _opened(scheme: str, root: str, prefix: str) -> Storage:
+    """Imports late: Google's client takes half a second, obstore is an extra."""
+    if scheme == "memory":
+        return MemoryStorage(root, prefix)
+    if scheme == "gs":
+        from shardset.storage.gcs import GcsStorage
+
+        return GcsStorage(root, prefix)
+    if scheme == "s3":
+        with brought_by("s3"):
+            from shardset.storage.s3 import S3Storage
+        return S3Storage(root, prefix)
+    from shardset.storage.https import HttpsStorage
+
+    return HttpsStorage(f"{scheme}://{root}", prefix)
 
 
 def open_file(url: str) -> tuple[Storage, str]:

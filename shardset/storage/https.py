@@ -1,0 +1,177 @@
+"""A folder of a web server, read-only: a published set, or the `resolve` address of a Hugging Face repository.
+
+Credentials come from ~/.netrc, or from the variable SHARDSET_HTTPS_HEADER, for one host:
+`huggingface.co Authorization: Bearer hf_...`.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import ClassVar, Self
+from urllib.parse import quote, urljoin, urlsplit
+
+import requests
+import urllib3
+from requests.adapters import HTTPAdapter
+
+from shardset.errors import (
+    ConfigError,
+    NotFound,
+    PreconditionFailed,
+    StorageError,
+    Throttled,
+    TransientError,
+    Unlistable,
+)
+from shardset.storage import base
+from shardset.storage.base import ObjectWriter, Stat, Storage
+from shardset.storage.retry import RetryPolicy, persist, policy_of_process
+
+HEADER = "SHARDSET_HTTPS_HEADER"
+_MAX_REDIRECTS = 5
+_REFUSALS: dict[int, tuple[type[StorageError], str]] = (
+    dict.fromkeys((401, 403), (StorageError, f"check the address and your credentials, in ~/.netrc or {HEADER}"))
+    | dict.fromkeys((404, 410), (NotFound, "nothing is stored there; check the address"))
+    | dict.fromkeys((408, 500, 502, 504), (TransientError, "the server failed"))
+    | {412: (PreconditionFailed, "it was replaced; start again from it"), 429: (Throttled, "too many requests")}
+    | {503: (Throttled, "too many requests, or the server is down")}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpsStorage(Storage):
+    """The files of a web server below an address; `host` is `https://` with host and port. Can't list or write.
+
+    A generation is the ETag; where that is weak or missing, the time of the last change and the size.
+    """
+
+    host: str
+    prefix: str = ""
+    retry: RetryPolicy = field(default_factory=policy_of_process)
+
+    is_remote: ClassVar[bool] = True
+    is_shared: ClassVar[bool] = True
+    reads_at_once: ClassVar[int] = 16
+
+    def __post_init__(self) -> None:
+        _check_protected(self.host)
+        if self.prefix:
+            base.check_name(self.prefix, self.host)
+
+    @property
+    def url(self) -> str:
+        """The address as a user types it."""
+        return f"{self.host}/{self.prefix}".rstrip("/")
+
+    def stat(self, name: str) -> Stat:
+        """`crc32c` is None."""
+        return self._read(name, 0, 0, None)[1]
+
+    def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
+        return self._read(name, start, stop, generation)[0]
+
+    def read_with_stat(self, name: str, start: int = 0, stop: int | None = None) -> tuple[bytes, Stat]:
+        return self._read(name, start, stop, None)
+
+    def _read(self, name: str, start: int, stop: int | None, generation: str | None) -> tuple[bytes, Stat]:
+        url, where = f"{self.url}/{quote(base.check_name(name, self.url))}", f"{self.url}/{name}"
+        headers = {"Accept-Encoding": "identity"}
+        if (start, stop) != (0, None):  # no Range header asks for zero bytes
+            headers["Range"] = f"bytes={start}-{'' if stop is None else max(start, stop - 1)}"
+        if generation and generation.startswith('"'):
+            headers["If-Match"] = generation
+
+        def attempt() -> tuple[bytes, Stat]:
+            try:
+                with closing(_response(self.retry, url, headers, where)) as response:
+                    first, stat = _facts(response, name, where)
+                    base.check_generation(stat.generation, generation, where)
+                    num_bytes = base.check_range(start, stop, stat.num_bytes, where) - start
+                    if num_bytes and first != start:
+                        raise StorageError(
+                            f"{where}: the server does not send byte ranges; copy the set to another one"
+                        )
+                    data = response.raw.read(num_bytes, decode_content=False) if num_bytes else b""
+            except (OSError, urllib3.exceptions.HTTPError) as error:
+                said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+                kind = StorageError if isinstance(error, ValueError) else TransientError  # no address, or no answer
+                raise kind(f"{where}: {said}") from error
+            if len(data) != num_bytes:
+                raise TransientError(f"{where}: {len(data)} bytes from {start} on arrived, expected {num_bytes}")
+            return data, stat
+
+        return persist(self.retry, where, attempt)
+
+    def list(self, prefix: str = "") -> Iterator[Stat]:
+        raise Unlistable(f"{self.url}: a web server can't be listed; name a shard set, or copy the files to a folder")
+
+    def writer(self, name: str, *, if_generation: str | None = None) -> ObjectWriter:
+        raise ConfigError(f"{self.url}/{name}: https:// is only read; write to a folder or a bucket and publish that")
+
+    def delete(self, name: str, *, generation: str | None = None) -> None:
+        self.writer(name)
+
+    def on_retry(self, tell: Callable[[], None]) -> Self:
+        return replace(self, retry=replace(self.retry, on_pause=tell))
+
+
+def _response(policy: RetryPolicy, url: str, headers: dict[str, str], where: str) -> requests.Response:
+    """The answer to a request, its body unread, after redirects; raises the error for a refusal."""
+    timeouts = policy.connect_timeout_s, policy.stall_timeout_s
+    for _ in range(_MAX_REDIRECTS):
+        _check_protected(url)
+        sent = headers | _credentials(urlsplit(url).hostname)
+        response = _session(os.getpid()).get(url, headers=sent, stream=True, allow_redirects=False, timeout=timeouts)
+        if response.status_code < 300 or (response.status_code == 416 and "Range" in headers):
+            return response
+        with closing(response):
+            if not response.is_redirect:
+                usual = TransientError if response.status_code >= 500 else StorageError
+                kind, advice = _REFUSALS.get(response.status_code, (usual, "check the address"))
+                raise kind(f"{where}: the server answered {response.status_code} {response.reason}; {advice}")
+            url = urljoin(url, response.headers["Location"])
+    raise StorageError(f"{where}: redirected {_MAX_REDIRECTS} times; check the address")
+
+
+def _facts(response: requests.Response, name: str, where: str) -> tuple[int, Stat]:
+    """The first byte in a response, and the facts about the whole file, from the headers."""
+    headers = response.headers
+    try:
+        if response.status_code == 200:
+            first, size = 0, int(headers["Content-Length"])
+        else:
+            bounds, _, total = headers["Content-Range"].removeprefix("bytes ").partition("/")
+            first, size = int(bounds.partition("-")[0].replace("*", "-1")), int(total)
+    except (KeyError, ValueError) as error:
+        raise TransientError(f"{where}: the answer does not say which bytes it holds") from error
+    e_tag = headers.get("ETag", "")
+    generation = e_tag if e_tag.startswith('"') else f"{headers.get('Last-Modified')} {size}"
+    return first, Stat(name=name, num_bytes=size, generation=generation, crc32c=None)
+
+
+def _check_protected(url: str) -> None:
+    """Raises ConfigError for http:// to another machine, which anyone on the way may read and change."""
+    parts = urlsplit(url)
+    if parts.scheme != "https" and parts.hostname not in ("localhost", "127.0.0.1", "::1"):
+        raise ConfigError(f"{url}: http:// is read from this machine only; use https://")
+
+
+def _credentials(host: str | None) -> dict[str, str]:
+    """The header of the environment if it is for this host."""
+    if HEADER not in os.environ:
+        return {}
+    wanted, _, header = os.environ[HEADER].partition(" ")
+    name, colon, value = header.partition(":")
+    if not colon:
+        raise ConfigError(f"{HEADER} is not `HOST NAME: VALUE`, such as `huggingface.co Authorization: Bearer hf_...`")
+    return {name.strip(): value.strip()} if wanted == host else {}
+
+
+@cache
+def _session(pid: int) -> requests.Session:
+    """The connections of a process."""
+    session = requests.Session()
+    session.mount("https://", HTTPAdapter(pool_maxsize=64))
+    return session

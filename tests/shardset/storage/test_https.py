@@ -1,0 +1,181 @@
+"""A shard set, or any file, read from a web server."""
+
+from dataclasses import replace
+
+import pytest
+
+from shardset.errors import ConfigError, NotFound, PreconditionFailed, StorageError, TransientError, Unlistable
+from shardset.storage.base import Storage
+from shardset.storage.open import open_file, open_storage
+from shardset.storage.retry import RetryPolicy
+from shardset.testing import ReadOnlyStorageTests
+from tests.faulty_proxy import FAULTS, Fault, FaultyProxy, in_turn, names_of_faults
+from tests.makers.objects import BIG, HELLO, Clock, put
+from tests.makers.web import WebServer
+
+
+@pytest.fixture
+def server(tmp_path):
+    with WebServer(tmp_path) as server:
+        yield server
+
+
+@pytest.fixture
+def origin(tmp_path):
+    return open_storage(str(tmp_path / "in/side"))
+
+
+@pytest.fixture
+def storage(server):
+    return open_storage(f"{server.url}/in/side")
+
+
+class TestHttpsStorage(ReadOnlyStorageTests):
+    @pytest.fixture
+    def origin(self, origin: Storage) -> Storage:
+        return origin
+
+
+@pytest.fixture
+def proxy(server):
+    with FaultyProxy(server.url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def behind_proxy(proxy):
+    clock = Clock()
+    policy = RetryPolicy(clock=clock, sleep=clock.sleep, stall_timeout_s=0.5)
+    return replace(open_storage(f"{proxy.url}/in/side"), retry=policy)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=names_of_faults)
+@pytest.mark.parametrize("span", [(0, None), (1000, 900_000)])
+def test_a_read_survives_a_fault(behind_proxy, origin, proxy, fault, span):
+    put(origin, "a", BIG)
+    proxy.script = in_turn(fault, fault)
+    assert behind_proxy.read("a", *span) == BIG[slice(*span)]
+    assert len(proxy.seen) == 3
+
+
+def test_what_never_comes_is_an_error_with_the_address(behind_proxy, origin, proxy):
+    put(origin, "a", BIG)
+    proxy.script = lambda seen: Fault("truncate", at=5)
+    with pytest.raises(TransientError, match=r"/in/side/a: .*gave up after"):
+        behind_proxy.read("a")
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "said"),
+    [
+        (401, StorageError, "credentials, in ~/.netrc or SHARDSET_HTTPS_HEADER"),
+        (410, NotFound, "nothing is stored there"),
+        (418, StorageError, "the server answered 418"),
+        (505, TransientError, "the server answered 505 .*gave up"),
+    ],
+)
+def test_a_refusal_is_said(behind_proxy, proxy, status, kind, said):
+    proxy.script = lambda seen: Fault("status", status=status)
+    with pytest.raises(kind, match=f"/in/side/a: .*{said}"):
+        behind_proxy.read("a")
+
+
+def test_a_server_without_ranges_is_said_unless_the_whole_file_is_wanted(server, storage, origin):
+    put(origin, "a")
+    server.has_ranges = False
+    assert storage.stat("a").num_bytes == 11
+    assert storage.read("a") == storage.read("a", 0, 11) == HELLO
+    assert storage.read("a", 0, 3) == HELLO[:3]
+    with pytest.raises(StorageError, match="/in/side/a: the server does not send byte ranges; copy the set"):
+        storage.read("a", 3, 5)
+
+
+def test_an_answer_that_hides_its_size_is_asked_for_again(behind_proxy, origin, proxy):
+    put(origin, "a")
+    proxy.script = in_turn(Fault("replace", find=b"bytes 3-4/11", put=b"bytes 3-4/**"))
+    assert behind_proxy.read("a", 3, 5) == HELLO[3:5]
+    assert len(proxy.seen) == 2
+
+
+def test_without_a_strong_etag_a_changed_file_is_seen_by_time_and_size(server, storage, origin):
+    server.has_etags = False
+    put(origin, "a")
+    generation = storage.stat("a").generation
+    assert storage.read("a", 3, 5, generation=generation) == HELLO[3:5]
+    assert all("If-Match" not in headers for _, headers in server.seen)
+    put(origin, "a", b"HELLO WORLD")
+    with pytest.raises(PreconditionFailed, match="was replaced"):
+        storage.read("a", 3, 5, generation=generation)
+
+
+def test_a_known_etag_is_demanded(server, storage, origin):
+    put(origin, "a")
+    generation = storage.stat("a").generation
+    storage.read("a", 3, 5, generation=generation)
+    assert server.seen[-1][1]["If-Match"] == generation
+
+
+def test_redirects_are_followed_and_no_credentials_with_them(server, storage, origin, tmp_path, monkeypatch):
+    put(origin, "a b")
+    monkeypatch.setenv("SHARDSET_HTTPS_HEADER", "127.0.0.1 Authorization: Bearer secret")
+    with WebServer(tmp_path) as cdn:
+        server.redirect_to = cdn.url.replace("127.0.0.1", "localhost")
+        assert storage.read("a b", 3, 5) == HELLO[3:5]
+        [(path, headers)] = cdn.seen
+        assert path == "/in/side/a%20b?signature=abc"
+        assert headers["Range"] == "bytes=3-4"
+        assert "Authorization" not in headers
+    assert server.seen[0][1]["Authorization"] == "Bearer secret"
+
+
+@pytest.mark.parametrize(
+    ("target", "kind", "said"),
+    [("", StorageError, "redirected 5 times"), ("http://example.com", ConfigError, "from this machine only")],
+)
+def test_a_redirect_in_a_circle_or_out_of_protection_ends(server, storage, target, kind, said):
+    server.redirect_to = target or server.url
+    with pytest.raises(kind, match=said):
+        storage.read("a")
+
+
+@pytest.mark.parametrize("way", ["header", "netrc"])
+def test_credentials_come_from_the_environment(server, storage, origin, tmp_path, monkeypatch, way):
+    put(origin, "a")
+    server.wanted = {"Authorization": "Bearer secret" if way == "header" else "Basic bWU6c2VjcmV0"}
+    with pytest.raises(StorageError, match=r"401 .*netrc"):
+        storage.read("a")
+    if way == "header":
+        monkeypatch.setenv("SHARDSET_HTTPS_HEADER", "127.0.0.1 Authorization: Bearer secret")
+    else:
+        (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password secret\n")
+        monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    assert storage.read("a") == HELLO
+
+
+def test_a_header_in_another_form_is_refused_without_it(storage, monkeypatch):
+    monkeypatch.setenv("SHARDSET_HTTPS_HEADER", "Bearer s3cret")
+    with pytest.raises(ConfigError, match="is not `HOST NAME: VALUE`") as caught:
+        storage.read("a")
+    assert "s3cret" not in str(caught.value)
+
+
+def test_it_is_only_read(storage):
+    with pytest.raises(Unlistable, match="can't be listed; name a shard set"):
+        storage.list()
+    for action in (storage.writer, storage.delete):
+        with pytest.raises(ConfigError, match="/in/side/a: https:// is only read; write to a folder or a bucket"):
+            action("a")
+
+
+@pytest.mark.parametrize("url", ["http://example.com/set", "http://localhost.example.com", "https://host/../x"])
+def test_an_address_that_is_not_protected_or_climbs_is_refused(url):
+    with pytest.raises(ConfigError):
+        open_storage(url)
+
+
+def test_its_address_may_hold_a_port_and_opens_it_again(storage, server, origin):
+    put(origin, "a")
+    assert open_storage(f"{storage.url}/") == storage
+    folder, name = open_file(f"{storage.url}/a")
+    assert (folder, name) == (storage, "a")
+    assert open_storage("https://host:8443/a/b").url == "https://host:8443/a/b"
