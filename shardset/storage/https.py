@@ -120,18 +120,21 @@ class HttpsStorage(Storage):
 def _response(policy: RetryPolicy, url: str, headers: dict[str, str], where: str) -> requests.Response:
     """The answer to a request, its body unread, after redirects; raises the error for a refusal."""
     timeouts = policy.connect_timeout_s, policy.stall_timeout_s
-    for _ in range(_MAX_REDIRECTS):
+    for _ in range(_MAX_REDIRECTS + 1):
         _check_protected(url)
         sent = headers | _credentials(urlsplit(url).hostname)
         response = _session(os.getpid()).get(url, headers=sent, stream=True, allow_redirects=False, timeout=timeouts)
-        if response.status_code < 300 or (response.status_code == 416 and "Range" in headers):
+        if response.status_code < 300:
             return response
         with closing(response):
-            if not response.is_redirect:
+            if response.status_code == 416 and "Range" in headers:  # it starts at the end or after it
+                headers = {name: value for name, value in headers.items() if name != "Range"}
+            elif response.is_redirect:
+                url = urljoin(url, response.headers["Location"])
+            else:
                 usual = TransientError if response.status_code >= 500 else StorageError
                 kind, advice = _REFUSALS.get(response.status_code, (usual, "check the address"))
                 raise kind(f"{where}: the server answered {response.status_code} {response.reason}; {advice}")
-            url = urljoin(url, response.headers["Location"])
     raise StorageError(f"{where}: redirected {_MAX_REDIRECTS} times; check the address")
 
 
@@ -139,16 +142,16 @@ def _facts(response: requests.Response, name: str, where: str) -> tuple[int, Sta
     """The first byte in a response, and the facts about the whole file, from the headers."""
     headers = response.headers
     try:
-        if response.status_code == 200:
-            first, size = 0, int(headers["Content-Length"])
+        if response.status_code == 206:
+            bounds, _, size = headers["Content-Range"].removeprefix("bytes ").partition("/")
+            first, num_bytes = int(bounds.partition("-")[0]), int(size)
         else:
-            bounds, _, total = headers["Content-Range"].removeprefix("bytes ").partition("/")
-            first, size = int(bounds.partition("-")[0].replace("*", "-1")), int(total)
+            first, num_bytes = 0, int(headers["Content-Length"])
     except (KeyError, ValueError) as error:
         raise TransientError(f"{where}: the answer does not say which bytes it holds") from error
     e_tag = headers.get("ETag", "")
-    generation = e_tag if e_tag.startswith('"') else f"{headers.get('Last-Modified')} {size}"
-    return first, Stat(name=name, num_bytes=size, generation=generation, crc32c=None)
+    generation = e_tag if e_tag.startswith('"') else f"{headers.get('Last-Modified')} {num_bytes}"
+    return first, Stat(name=name, num_bytes=num_bytes, generation=generation, crc32c=None)
 
 
 def _check_protected(url: str) -> None:
