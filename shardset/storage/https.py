@@ -5,11 +5,11 @@ Credentials come from ~/.netrc, or from the variable SHARDSET_HTTPS_HEADER, for 
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar, Self
+from typing import ClassVar
 from urllib.parse import quote, urljoin, urlsplit
 
 import requests
@@ -26,8 +26,9 @@ from shardset.errors import (
     Unlistable,
 )
 from shardset.storage import base
-from shardset.storage.base import ObjectWriter, Stat, Storage
-from shardset.storage.retry import RetryPolicy, persist, policy_of_process
+from shardset.storage.base import ObjectWriter, Stat
+from shardset.storage.remote import RemoteFolder
+from shardset.storage.retry import RetryPolicy, persist
 
 HEADER = "SHARDSET_HTTPS_HEADER"
 _MAX_REDIRECTS = 5
@@ -41,39 +42,17 @@ _REFUSALS: dict[int, tuple[type[StorageError], str]] = (
 
 
 @dataclass(frozen=True, slots=True)
-class HttpsStorage(Storage):
-    """The files of a web server below an address; `host` is `https://` with host and port. Can't list or write.
+class HttpsStorage(RemoteFolder):
+    """The files of a web server below an address; `bucket` is host and port. Can't list or write.
 
     A generation is the ETag; where that is weak or missing, the time of the last change and the size.
     """
 
-    host: str
-    prefix: str = ""
-    retry: RetryPolicy = field(default_factory=policy_of_process)
-
-    is_remote: ClassVar[bool] = True
-    is_shared: ClassVar[bool] = True
-    reads_at_once: ClassVar[int] = 16
-
-    def __post_init__(self) -> None:
-        _check_protected(self.host)
-        if self.prefix:
-            base.check_name(self.prefix, self.host)
-
-    @property
-    def url(self) -> str:
-        """The address as a user types it."""
-        return f"{self.host}/{self.prefix}".rstrip("/")
+    scheme: ClassVar[str] = "https"
 
     def stat(self, name: str) -> Stat:
         """`crc32c` is None."""
         return self._read(name, 0, 0, None)[1]
-
-    def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
-        return self._read(name, start, stop, generation)[0]
-
-    def read_with_stat(self, name: str, start: int = 0, stop: int | None = None) -> tuple[bytes, Stat]:
-        return self._read(name, start, stop, None)
 
     def _read(self, name: str, start: int, stop: int | None, generation: str | None) -> tuple[bytes, Stat]:
         url, where = f"{self.url}/{quote(base.check_name(name, self.url))}", f"{self.url}/{name}"
@@ -113,8 +92,16 @@ class HttpsStorage(Storage):
     def delete(self, name: str, *, generation: str | None = None) -> None:
         self.writer(name)
 
-    def on_retry(self, tell: Callable[[], None]) -> Self:
-        return replace(self, retry=replace(self.retry, on_pause=tell))
+
+@dataclass(frozen=True, slots=True)
+class HttpStorage(HttpsStorage):
+    """The same of this machine, where no one on the way reads or changes what is sent."""
+
+    scheme: ClassVar[str] = "http"
+
+    def __post_init__(self) -> None:
+        super(HttpStorage, self).__post_init__()
+        _check_protected(self.url)
 
 
 def _response(policy: RetryPolicy, url: str, headers: dict[str, str], where: str) -> requests.Response:

@@ -1,10 +1,10 @@
 """Objects in the memory of this process: what tests use in place of a bucket."""
 
-import io
 import itertools
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from shardset.checksum import crc32c_of, crc32c_text
@@ -22,6 +22,7 @@ from shardset.storage.base import (
     join,
     utf8,
 )
+from shardset.storage.remote import WholeWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,17 @@ class MemoryStorage(Storage):
         return (item.stat(name[skip:]) for name, item in sorted(items, key=lambda pair: utf8(pair[0])))
 
     def writer(self, name: str, *, if_generation: str | None = None) -> ObjectWriter:
-        return _MemoryWriter(self, self._full(name), if_generation)
+        return WholeWriter(partial(self._store, self._full(name), if_generation))
+
+    def _store(self, full: str, if_generation: str | None, data: bytes) -> None:
+        crc32c = crc32c_text(crc32c_of(data))
+        with _memory_lock:
+            item = self._objects.get(full)
+            if if_generation in (None, item.generation if item else ABSENT):
+                self._objects[full] = _Object(data, str(next(_generations)), crc32c)
+                return
+        stored = item.stat(full) if item else None
+        accept_identical_object(stored, len(data), crc32c, f"memory://{self.name}/{full}")
 
     def delete(self, name: str, *, generation: str | None = None) -> None:
         full = self._full(name)
@@ -99,30 +110,3 @@ class MemoryStorage(Storage):
         if item is None:
             raise NotFound(f"{self.url}/{name}: nothing is stored there; check the name")
         return item
-
-
-class _MemoryWriter:
-    def __init__(self, storage: MemoryStorage, full: str, if_generation: str | None) -> None:
-        self._storage = storage
-        self._full = full
-        self._if_generation = if_generation
-        self._data = io.BytesIO()
-
-    def __enter__(self) -> ObjectWriter:
-        return self
-
-    def write(self, data: bytes | memoryview) -> None:
-        self._data.write(data)
-
-    def __exit__(self, *exc: object) -> None:
-        if exc[0] is not None:
-            return
-        data, objects = self._data.getvalue(), self._storage._objects
-        crc32c = crc32c_text(crc32c_of(data))
-        with _memory_lock:
-            item = objects.get(self._full)
-            if self._if_generation in (None, item.generation if item else ABSENT):
-                objects[self._full] = _Object(data, str(next(_generations)), crc32c)
-                return
-        stored, where = item.stat(self._full) if item else None, f"memory://{self._storage.name}/{self._full}"
-        accept_identical_object(stored, len(data), crc32c, where)

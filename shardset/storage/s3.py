@@ -5,14 +5,14 @@ It compares no bytes, and takes its own object for another one after a lost answ
 """
 
 import hashlib
-import io
 import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, ClassVar, Self, TypeVar
+from functools import partial
+from typing import Any, ClassVar, TypeVar
 
 import obstore
 from obstore.exceptions import BaseError, PreconditionError
@@ -20,15 +20,14 @@ from obstore.store import S3Store
 
 from shardset.errors import ConfigError, NotFound, PreconditionFailed, StorageError, Throttled, TransientError
 from shardset.storage import base
-from shardset.storage.base import ABSENT, ObjectWriter, Stat, Storage
+from shardset.storage.base import ABSENT, ObjectWriter, Stat
 from shardset.storage.checked import DamagedObject, facts_of, read_twice
-from shardset.storage.retry import RetryPolicy, persist, policy_of_process
+from shardset.storage.remote import RemoteFolder, WholeWriter
+from shardset.storage.retry import RetryPolicy, persist
 
 T = TypeVar("T")
 
-MAX_BYTES = 5 << 30
-"""What one request may carry, which the server takes whole or not at all."""
-
+MAX_BYTES = 5 << 30  # what one request may carry, which the server takes whole or not at all
 _CRC32C = "crc32c"
 _PAGE_SIZE = 1000
 _STATUS = re.compile(r"status code: (\d{3})")
@@ -41,45 +40,24 @@ _REFUSALS: dict[int, type[StorageError]] = (
 
 
 @dataclass(frozen=True, slots=True)
-class S3Storage(Storage):
-    """Objects of a bucket below a prefix, written with their CRC32C as metadata. The ETag is the generation.
+class S3Storage(RemoteFolder):
+    """Objects that are written with their CRC32C as metadata. Their ETag is their generation.
 
-    So the same bytes, written again, are the same generation. A process that was forked from one that has used S3 gets
-    StorageError: the threads of obstore are missing there.
+    So the same bytes, written again, are the same generation. Whole objects are compared with their CRC32C, and raise
+    DamagedObject if they differ twice; listings leave it out. Raises StorageError in a process that was forked from
+    one that has used S3: the threads of obstore are missing there.
     """
 
-    bucket: str
-    prefix: str = ""
-    retry: RetryPolicy = field(default_factory=policy_of_process)
-
-    is_remote: ClassVar[bool] = True
-    is_shared: ClassVar[bool] = True
-    reads_at_once: ClassVar[int] = 16
-
-    def __post_init__(self) -> None:
-        if self.prefix:
-            base.check_name(self.prefix, f"s3://{self.bucket}")
-
-    @property
-    def url(self) -> str:
-        """`s3://bucket/prefix`."""
-        return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
+    scheme: ClassVar[str] = "s3"
 
     def stat(self, name: str) -> Stat:
         """`crc32c` is None if another program wrote the object."""
         full = self._full(name)
         return self._ask(name, lambda store: _head(store, full, name))
 
-    def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
-        """Compares a whole object with its CRC32C; raises DamagedObject if it differs twice."""
-        return self._read(name, start, stop, generation)[0]
-
-    def read_with_stat(self, name: str, start: int = 0, stop: int | None = None) -> tuple[bytes, Stat]:
-        return self._read(name, start, stop, None)
-
     def _read(self, name: str, start: int, stop: int | None, generation: str | None) -> tuple[bytes, Stat]:
         full, where = self._full(name), f"{self.url}/{name}"
-        options: dict[str, Any] = {"if_match": generation} if generation else {}
+        options: Any = {"if_match": generation} if generation else {}
         if (start, stop) != (0, None):
             options["range"] = {"offset": start} if stop is None else (start, stop)
 
@@ -109,12 +87,8 @@ class S3Storage(Storage):
             )
         return data, stat
 
-    def list(self, prefix: str = "") -> Iterator[Stat]:
-        """Leaves out the CRC32C."""
-        return self._list(base.join(self.prefix, base.check_prefix(prefix, self.url)))
-
-    def _list(self, wanted: str) -> Iterator[Stat]:
-        folder, skip, last = wanted.rpartition("/")[0] or None, len(base.join(self.prefix, "")), ""
+    def _list(self, wanted: str, skip: int) -> Iterator[Stat]:
+        folder, last = wanted.rpartition("/")[0] or None, ""
 
         def request(store: S3Store) -> list[Any]:
             return list(next(iter(obstore.list(store, folder, offset=last or None, chunk_size=_PAGE_SIZE)), []))
@@ -129,7 +103,22 @@ class S3Storage(Storage):
 
     def writer(self, name: str, *, if_generation: str | None = None) -> ObjectWriter:
         """Keeps the bytes in memory and sends all at the block's end; raises StorageError above 5 GiB."""
-        return _S3Writer(self, name, self._full(name), if_generation)
+        return WholeWriter(partial(self._put, name, self._full(name), if_generation))
+
+    def _put(self, name: str, full: str, if_generation: str | None, data: bytes) -> None:
+        where, (num_bytes, crc32c) = f"{self.url}/{name}", facts_of(data)
+        if num_bytes > MAX_BYTES:
+            raise StorageError(f"{where}: {num_bytes} bytes, more than the {MAX_BYTES} that one request can carry")
+        mode: Any = {None: "overwrite", ABSENT: "create"}.get(if_generation, {"e_tag": if_generation})
+        options: Any = {"attributes": {_CRC32C: crc32c}, "mode": mode, "use_multipart": False}
+        try:
+            e_tag = self._ask(name, lambda store: obstore.put(store, full, data, **options), is_upload=True)["e_tag"]
+        except PreconditionFailed:
+            stored = base.stat_or_none(self, name)
+            base.accept_identical_object(stored, num_bytes, crc32c, where)
+            e_tag = stored.generation if stored else None
+        if e_tag != f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"':  # it is encrypted, or damaged
+            self.read(name)
 
     def delete(self, name: str, *, generation: str | None = None) -> None:
         """With a generation: looks, then deletes. What another process writes between these two requests is lost."""
@@ -141,12 +130,6 @@ class S3Storage(Storage):
 
         with suppress(NotFound):
             self._ask(name, request)
-
-    def on_retry(self, tell: Callable[[], None]) -> Self:
-        return replace(self, retry=replace(self.retry, on_pause=tell))
-
-    def _full(self, name: str) -> str:
-        return base.join(self.prefix, base.check_name(name, self.url))
 
     def _ask(self, name: str, request: Callable[[S3Store], T], *, is_upload: bool = False) -> T:
         """The result of a request, which is sent again until the policy gives up."""
@@ -160,43 +143,6 @@ class S3Storage(Storage):
         return persist(self.retry, f"{self.url}/{name}", attempt)
 
 
-class _S3Writer:
-    """Collects the bytes, then sends them in one request that the server accepts or refuses whole."""
-
-    def __init__(self, storage: S3Storage, name: str, full: str, if_generation: str | None) -> None:
-        self._storage, self._name, self._full, self._if_generation = storage, name, full, if_generation
-        self._where = f"{storage.url}/{name}"
-        self._file = io.BytesIO()
-
-    def __enter__(self) -> ObjectWriter:
-        return self
-
-    def write(self, data: bytes | memoryview) -> None:
-        if self._file.tell() + len(data) > MAX_BYTES:
-            raise StorageError(f"{self._where}: more than {MAX_BYTES >> 30} GiB; one request can't carry more")
-        self._file.write(data)
-
-    def __exit__(self, *exc: object) -> None:
-        if exc[0] is None:
-            self._commit(self._file.getvalue())
-
-    def _commit(self, data: bytes) -> None:
-        num_bytes, crc32c = facts_of(data)
-        mode: Any = {None: "overwrite", ABSENT: "create"}.get(self._if_generation, {"e_tag": self._if_generation})
-        options: Any = {"attributes": {_CRC32C: crc32c}, "mode": mode, "use_multipart": False}
-        try:
-            put = self._storage._ask(
-                self._name, lambda store: obstore.put(store, self._full, data, **options), is_upload=True
-            )
-            e_tag = put["e_tag"]
-        except PreconditionFailed:
-            stored = base.stat_or_none(self._storage, self._name)
-            base.accept_identical_object(stored, num_bytes, crc32c, self._where)
-            e_tag = stored and stored.generation
-        if e_tag != f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"':  # it is encrypted, or damaged
-            self._storage.read(self._name)
-
-
 _clients: dict[tuple[Any, ...], S3Store] = {}
 
 
@@ -204,21 +150,22 @@ def _client(bucket: str, policy: RetryPolicy, is_upload: bool) -> S3Store:
     """This process's client for a bucket, with the settings that the environment has now."""
     settings = frozenset(item for item in os.environ.items() if item[0].startswith("AWS_"))
     key = (os.getpid(), bucket, is_upload, policy.connect_timeout_s, policy.stall_timeout_s, settings)
-    if key not in _clients:
-        for name, value in settings:
-            if "ENDPOINT" in name and "://" not in value:  # a panic in obstore
-                raise ConfigError(f"{name} is {value}, expected an address such as https://s3.example.com")
-        if any(pid != key[0] for pid, *_ in _clients):
-            raise StorageError(
-                f"s3://{bucket}: this process was forked after s3:// had been used, and would hang; start processes "
-                "by spawn or forkserver (DataLoader: multiprocessing_context='forkserver')"
-            )
-        timeouts = {"connect_timeout": policy.connect_timeout_s, "timeout": 3600.0}
-        if not is_upload:  # which gets no answer while it is sent
-            timeouts["read_timeout"] = policy.stall_timeout_s
-        client: Any = {name: timedelta(seconds=seconds) for name, seconds in timeouts.items()} | {"allow_http": True}
-        config: Any = {"disable_bulk_delete": True}
-        _clients[key] = S3Store(bucket, config=config, client_options=client, retry_config={"max_retries": 0})
+    if key in _clients:
+        return _clients[key]
+    if any(pid != key[0] for pid, *_ in _clients):
+        raise StorageError(
+            f"s3://{bucket}: this process was forked after s3:// had been used, and would hang; start processes "
+            "by spawn or forkserver (DataLoader: multiprocessing_context='forkserver')"
+        )
+    for name, value in settings:
+        if "ENDPOINT" in name and "://" not in value:  # a panic in obstore
+            raise ConfigError(f"{name} is {value}, expected an address such as https://s3.example.com")
+    limits = {"connect_timeout": policy.connect_timeout_s, "read_timeout": policy.stall_timeout_s, "timeout": 3600.0}
+    if is_upload:  # which gets no answer while it is sent
+        del limits["read_timeout"]
+    options: Any = {name: timedelta(seconds=limit) for name, limit in limits.items()} | {"allow_http": True}
+    config: Any = {"disable_bulk_delete": True}  # which not all servers know
+    _clients[key] = S3Store(bucket, config=config, client_options=options, retry_config={"max_retries": 0})
     return _clients[key]
 
 
