@@ -32,12 +32,10 @@ from shardset.storage.retry import RetryPolicy, persist
 
 HEADER = "SHARDSET_HTTPS_HEADER"
 _MAX_REDIRECTS = 5
-_REFUSALS: dict[int, tuple[type[StorageError], str]] = (
-    dict.fromkeys((401, 403), (StorageError, f"check the address and your credentials, in ~/.netrc or {HEADER}"))
-    | dict.fromkeys((404, 410), (NotFound, "nothing is stored there; check the address"))
-    | dict.fromkeys((408, 500, 502, 504), (TransientError, "the server failed"))
-    | {412: (PreconditionFailed, "it was replaced; start again from it"), 429: (Throttled, "too many requests")}
-    | {503: (Throttled, "too many requests, or the server is down")}
+_REFUSALS: dict[int, type[StorageError]] = (
+    dict.fromkeys((404, 410), NotFound)
+    | dict.fromkeys((429, 503), Throttled)
+    | {408: TransientError, 412: PreconditionFailed}
 )
 
 
@@ -117,11 +115,13 @@ def _response(policy: RetryPolicy, url: str, headers: dict[str, str], where: str
             if response.status_code == 416 and "Range" in headers:  # it starts at the end or after it
                 headers = {name: value for name, value in headers.items() if name != "Range"}
             elif response.is_redirect:
+                _ = response.content  # read, so that the connection is used again
                 url = urljoin(url, response.headers["Location"])
             else:
-                usual = TransientError if response.status_code >= 500 else StorageError
-                kind, advice = _REFUSALS.get(response.status_code, (usual, "check the address"))
-                raise kind(f"{where}: the server answered {response.status_code} {response.reason}; {advice}")
+                status = response.status_code
+                kind = _REFUSALS.get(status, TransientError if status >= 500 else StorageError)
+                said = f"the server answered {status} {response.reason}"
+                raise kind(f"{where}: {said}; check the address, and your credentials in ~/.netrc or {HEADER}")
     raise StorageError(f"{where}: redirected {_MAX_REDIRECTS} times; check the address")
 
 

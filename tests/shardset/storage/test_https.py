@@ -58,6 +58,14 @@ def test_a_read_survives_a_fault(behind_proxy, origin, proxy, fault, span):
     assert len(proxy.seen) == 3
 
 
+def test_connections_are_used_again(behind_proxy, origin, proxy):
+    put(origin, "a", BIG)
+    for start in range(0, 1_000_000, 50_000):
+        assert behind_proxy.read("a", start, start + 50_000) == BIG[start : start + 50_000]
+    assert behind_proxy.read("a") == BIG
+    assert proxy.num_connections == 1
+
+
 def test_what_never_comes_is_an_error_with_the_address(behind_proxy, origin, proxy):
     put(origin, "a", BIG)
     proxy.script = lambda seen: Fault("truncate", at=5)
@@ -68,8 +76,8 @@ def test_what_never_comes_is_an_error_with_the_address(behind_proxy, origin, pro
 @pytest.mark.parametrize(
     ("status", "kind", "said"),
     [
-        (401, StorageError, "credentials, in ~/.netrc or SHARDSET_HTTPS_HEADER"),
-        (410, NotFound, "nothing is stored there"),
+        (401, StorageError, "401 .*credentials in ~/.netrc or SHARDSET_HTTPS_HEADER"),
+        (410, NotFound, "the server answered 410"),
         (418, StorageError, "the server answered 418"),
         (505, TransientError, "the server answered 505 .*gave up"),
     ],
