@@ -93,8 +93,8 @@ def parser() -> argparse.ArgumentParser:
 def _add_build(build: Parser) -> None:
     where = build.add_argument_group("what and where")
     where.add_argument("--source", required=True, help="format of the raw input, see below")
-    where.add_argument("--input", required=True, metavar="PATH", help="local or gs://, see below")
-    where.add_argument("--output", required=True, metavar="URL", help="the folder of the shard set, local or gs://")
+    where.add_argument("--input", required=True, metavar="PATH", help="local, gs:// or s3://, see below")
+    where.add_argument("--output", required=True, metavar="URL", help="the shard set's folder: local, gs:// or s3://")
     add_flags(where, BuildConfig, (*INPUT_FLAGS, "overwrite", "only_shards"))
     where.add_argument("--dry-run", action="store_true", help="read all input, print the exact plan, write nothing")
     where.add_argument("--report", action=argparse.BooleanOptionalAction, default=True,
@@ -133,7 +133,7 @@ def _add_report(report: Parser) -> None:
 
 
 def _add_manifest(verb: Parser) -> None:
-    verb.add_argument("manifest", metavar="MANIFEST", help="the manifest or its folder, local or gs://")
+    verb.add_argument("manifest", metavar="MANIFEST", help="the manifest or its folder, local or remote")
 
 
 def _add_estimate(estimate: Parser) -> None:
