@@ -31,6 +31,9 @@ class RemoteFolder(Storage):
         """`scheme://bucket/prefix`."""
         return f"{self.scheme}://{self.bucket}/{self.prefix}".rstrip("/")
 
+    def stat(self, name: str) -> Stat:
+        return self._read(name, 0, 0, None)[1]
+
     def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
         return self._read(name, start, stop, generation)[0]
 

@@ -44,16 +44,11 @@ class S3Storage(RemoteFolder):
     """Objects that are written with their CRC32C as metadata. Their ETag is their generation.
 
     So the same bytes, written again, are the same generation. Whole objects are compared with their CRC32C, and raise
-    DamagedObject if they differ twice; listings leave it out. Raises StorageError in a process that was forked from
-    one that has used S3: the threads of obstore are missing there.
+    DamagedObject if they differ twice; objects of other programs have none, and listings leave it out. Raises
+    StorageError in a process that was forked from one that has used S3: the threads of obstore are missing there.
     """
 
     scheme: ClassVar[str] = "s3"
-
-    def stat(self, name: str) -> Stat:
-        """`crc32c` is None if another program wrote the object."""
-        full = self._full(name)
-        return self._ask(name, lambda store: _head(store, full, name))
 
     def _read(self, name: str, start: int, stop: int | None, generation: str | None) -> tuple[bytes, Stat]:
         full, where = self._full(name), f"{self.url}/{name}"
