@@ -1,5 +1,6 @@
 """What is special about S3: its checksums are ours, its client must not be forked, nothing is deleted conditionally."""
 
+import random
 from dataclasses import replace
 
 import obstore
@@ -121,6 +122,24 @@ def test_a_listing_is_whole_or_asked_for_again(behind_proxy, proxy, fault, monke
         put(behind_proxy, name)
     proxy.script = in_turn(None, fault, fault, when=is_listing)
     assert names(behind_proxy, "a/") == wanted
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_with_a_third_of_all_requests_failing_nothing_is_wrong(behind_proxy, proxy, seed):
+    chance = random.Random(seed)
+    proxy.script = lambda seen: chance.choice(FAULTS[:6]) if chance.random() < 1 / 3 else None
+    wanted = {f"a/{number:02d}": chance.randbytes(chance.randrange(1, 5000)) for number in range(30)}
+    for name, data in wanted.items():
+        put(behind_proxy, name, data, if_generation=ABSENT)
+        with pytest.raises(PreconditionFailed):
+            put(behind_proxy, name, b"theirs", if_generation=ABSENT)
+    assert names(behind_proxy) == list(wanted)
+    for name, data in wanted.items():
+        start = chance.randrange(len(data))
+        assert behind_proxy.read(name) == data
+        assert behind_proxy.read(name, start) == data[start:]
+        behind_proxy.delete(name, generation=behind_proxy.stat(name).generation)
+    assert names(behind_proxy) == []
 
 
 @pytest.mark.parametrize("status", [301, 400, 401, 403, 418])
