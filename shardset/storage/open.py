@@ -48,7 +48,7 @@ def open_storage(url: str) -> Storage:
     if "@" in root or (":" in root and not scheme.startswith("http")):
         raise ConfigError(f"{url}: an address of storage holds no user, password or port; leave them out")
     module, name = _CLASSES[scheme]
-    with brought_by(module):
+    with brought_by("s3"):
         # Late: Google's client takes half a second, obstore is an extra.
         kind = getattr(import_module(f"shardset.storage.{module}"), name)
     storage: Storage = kind(root, prefix.rstrip("/"))
