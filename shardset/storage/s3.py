@@ -32,6 +32,7 @@ _CRC32C = "crc32c"
 _PAGE_SIZE = 1000
 _STATUS = re.compile(r"status code: (\d{3})")
 _PASSING = re.compile("SHA256Mismatch|BadDigest|RequestTimeout")
+_LASTING = re.compile("incorrectly configured region|invalid path|parse path")
 _REFUSALS: dict[int, type[StorageError]] = (
     dict.fromkeys(range(300, 500), StorageError)
     | dict.fromkeys((408, 409, 416), TransientError)  # 409: another write of the object is under way
@@ -90,11 +91,14 @@ class S3Storage(RemoteFolder):
 
         while page := self._ask("", request):
             for meta in page:
-                if meta["path"] <= last:
-                    raise StorageError(f"{self.url}: lists {meta['path']} after {last}, expected the order of names")
-                last = meta["path"]
-                if last.startswith(wanted):
-                    yield _stat(last[skip:], meta)
+                path, seen, last = meta["path"], last, max(last, meta["path"])
+                # obstore lists `x/`, by which consoles draw a folder, as an empty `x`.
+                if meta["size"] == 0 and (path <= seen or base.stat_or_none(self, path[skip:]) is None):
+                    continue
+                if path <= seen:
+                    raise StorageError(f"{self.url}: lists {path} after {seen}, expected the order of names")
+                if path.startswith(wanted):
+                    yield _stat(path[skip:], meta)
 
     def writer(self, name: str, *, if_generation: str | None = None) -> ObjectWriter:
         """Keeps the bytes in memory and sends all at the block's end; raises StorageError above 5 GiB."""
@@ -132,7 +136,7 @@ class S3Storage(RemoteFolder):
         def attempt() -> T:
             try:
                 return request(_client(self.bucket, self.retry, is_upload))
-            except (BaseError, FileNotFoundError) as error:
+            except (BaseError, FileNotFoundError, ValueError) as error:
                 raise _refusal(error, f"{self.url}/{name}") from error
 
         return persist(self.retry, f"{self.url}/{name}", attempt)
@@ -167,7 +171,7 @@ def _client(bucket: str, policy: RetryPolicy, is_upload: bool) -> S3Store:
 def _refusal(error: Exception, where: str) -> StorageError:
     """An error of obstore as one of ours."""
     said, status = " ".join(str(error).partition("Debug source:")[0].split())[:400], _status(error)
-    kind = _REFUSALS.get(301 if "incorrectly configured region" in said else status, TransientError)
+    kind = StorageError if _LASTING.search(said) else _REFUSALS.get(status, TransientError)
     if status == 404 and isinstance(error, PreconditionError):  # gone, though it was to be replaced
         kind = PreconditionFailed
     elif status == 400 and _PASSING.search(said):

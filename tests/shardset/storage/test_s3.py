@@ -1,6 +1,7 @@
 """What is special about S3: its checksums are ours, its client must not be forked, nothing is deleted conditionally."""
 
 import random
+import urllib.request
 from dataclasses import replace
 
 import obstore
@@ -186,6 +187,31 @@ def test_an_object_in_parts_has_another_etag_and_is_read_back(storage, monkeypat
     put(storage, "a", BIG * 6)
     assert storage.stat("a").generation.endswith('-2"')
     assert storage.read("a") == BIG * 6
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x7f"])
+def test_a_name_that_obstore_can_not_say_is_refused(storage, name):
+    for action in (storage.read, lambda name: put(storage, name)):
+        with pytest.raises(StorageError, match="Could not parse path"):
+            action(name)
+
+
+def test_folders_as_consoles_draw_them_and_names_with_empty_parts(storage, s3_server):
+    put(storage, "x/a")
+    folder = f"{s3_server}/{storage.bucket}/{storage.prefix}"
+
+    def put_raw(name):
+        urllib.request.urlopen(urllib.request.Request(f"{folder}/{name}", method="PUT")).close()
+
+    put(storage, "empty", b"")
+    put(storage, "x-1")
+    for name in ("x/", "nothing/", "empty/"):
+        put_raw(name)
+    assert names(storage) == ["empty", "x-1", "x/a"]
+    assert names(storage, "x/") == ["x/a"]
+    put_raw("y//b")
+    with pytest.raises(StorageError, match=r"invalid path: .*y//b"):
+        names(storage)
 
 
 def test_more_than_one_request_can_carry_is_refused(storage, monkeypatch):
