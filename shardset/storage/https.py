@@ -63,9 +63,7 @@ class HttpsStorage(RemoteFolder):
                     base.check_generation(stat.generation, generation, where)
                     num_bytes = base.check_range(start, stop, stat.num_bytes, where) - start
                     if num_bytes and first != start:
-                        raise StorageError(
-                            f"{where}: the server does not send byte ranges; copy the set to another one"
-                        )
+                        raise StorageError(f"{where}: the server sends no byte ranges; copy the set to another one")
                     data = response.raw.read(num_bytes, decode_content=False) if num_bytes else b""
             except (OSError, urllib3.exceptions.HTTPError) as error:
                 said = " ".join(f"{type(error).__name__}: {error}".split())[:200]

@@ -78,9 +78,7 @@ class S3Storage(RemoteFolder):
 
         data, stat = read_twice(lambda: self._ask(name, request), fits)
         if not fits((data, stat)):
-            raise DamagedObject(
-                f"{where}: does not have the CRC32C it was written with, {stat.crc32c}; replace it", data
-            )
+            raise DamagedObject(f"{where}: has not the CRC32C it was written with, {stat.crc32c}; replace it", data)
         return data, stat
 
     def _list(self, wanted: str, skip: int) -> Iterator[Stat]:
@@ -92,7 +90,7 @@ class S3Storage(RemoteFolder):
         while page := self._ask("", request):
             for meta in page:
                 path, seen, last = meta["path"], last, max(last, meta["path"])
-                # obstore lists `x/`, by which consoles draw a folder, as an empty `x`.
+                # obstore calls `x/`, by which consoles draw a folder, `x`.
                 if meta["size"] == 0 and (path <= seen or base.stat_or_none(self, path[skip:]) is None):
                     continue
                 if path <= seen:

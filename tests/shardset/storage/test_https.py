@@ -94,7 +94,7 @@ def test_a_server_without_ranges_is_said_unless_the_whole_file_is_wanted(server,
     assert storage.stat("a").num_bytes == 11
     assert storage.read("a") == storage.read("a", 0, 11) == HELLO
     assert storage.read("a", 0, 3) == HELLO[:3]
-    with pytest.raises(StorageError, match="/in/side/a: the server does not send byte ranges; copy the set"):
+    with pytest.raises(StorageError, match="/in/side/a: the server sends no byte ranges; copy the set"):
         storage.read("a", 3, 5)
 
 

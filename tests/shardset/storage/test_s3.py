@@ -77,7 +77,7 @@ def test_a_bit_flipped_on_its_way_down_is_read_again(behind_proxy, proxy):
 def test_a_bit_flipped_on_its_way_up_is_an_error_of_the_writer_and_of_every_reader(behind_proxy, proxy):
     # Amazon compares the body with its signature; this server does not.
     proxy.script = in_turn(Fault("flip_upload", at=1234), when=is_upload)
-    with pytest.raises(DamagedShard, match="/a: does not have the CRC32C it was written with"):
+    with pytest.raises(DamagedShard, match="/a: has not the CRC32C it was written with"):
         put(behind_proxy, "a", BIG)
     with pytest.raises(DamagedShard, match="replace it"):
         behind_proxy.read("a")
