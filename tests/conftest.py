@@ -68,7 +68,13 @@ def gcs_root(gcs_emulator: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a moto server with one empty bucket; it runs as long as the tests."""
+    """The URL of a moto server with one empty bucket; it runs as long as the tests.
+
+    Or of the one that SHARDSET_S3 names, such as a MinIO with the keys of `s3_environment` and a bucket `bucket`.
+    """
+    if url := os.environ.get("SHARDSET_S3"):
+        yield url
+        return
     port = free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", f"{port}"]
     log = tmp_path_factory.mktemp("moto") / "log"
@@ -90,7 +96,7 @@ def s3_root(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def s3_environment(url: str) -> dict[str, str]:
     """What has a process use the S3 server at a URL."""
-    credentials = {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "tests"}
+    credentials = {"AWS_ACCESS_KEY_ID": "shardset", "AWS_SECRET_ACCESS_KEY": "shardset-tests"}
     return {"AWS_ENDPOINT_URL": url, "AWS_REGION": "us-east-1", **credentials}
 
 
