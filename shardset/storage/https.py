@@ -1,14 +1,17 @@
 """A folder of a web server, read-only: a published set, or the `resolve` address of a Hugging Face repository.
 
-Credentials come from ~/.netrc, or from the variable SHARDSET_HTTPS_HEADER, for one host:
-`huggingface.co Authorization: Bearer hf_...`.
+Credentials come from the variable SHARDSET_HTTPS_HEADER, for one host, such as
+`huggingface.co Authorization: Bearer hf_...`, or from the host's own entry in ~/.netrc.
 """
 
 import os
+import re
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
+from netrc import NetrcParseError, netrc
 from typing import ClassVar
 from urllib.parse import quote, urljoin, urlsplit
 
@@ -16,26 +19,20 @@ import requests
 import urllib3
 from requests.adapters import HTTPAdapter
 
-from shardset.errors import (
-    ConfigError,
-    NotFound,
-    PreconditionFailed,
-    StorageError,
-    Throttled,
-    TransientError,
-    Unlistable,
-)
+from shardset import errors
+from shardset.errors import ConfigError, StorageError, TransientError
 from shardset.storage import base
 from shardset.storage.base import ObjectWriter, Stat
 from shardset.storage.remote import RemoteFolder
 from shardset.storage.retry import RetryPolicy, persist
 
 HEADER = "SHARDSET_HTTPS_HEADER"
+_HEADER_FORM = re.compile(r"([!-~]+) ([\w-]+): *([!-~][ -~]*)", re.ASCII)
 _MAX_REDIRECTS = 5
 _REFUSALS: dict[int, type[StorageError]] = (
-    dict.fromkeys((404, 410), NotFound)
-    | dict.fromkeys((429, 503), Throttled)
-    | {408: TransientError, 412: PreconditionFailed}
+    dict.fromkeys((404, 410), errors.NotFound)
+    | dict.fromkeys((429, 503), errors.Throttled)
+    | {408: TransientError, 412: errors.PreconditionFailed}
 )
 
 
@@ -66,9 +63,8 @@ class HttpsStorage(RemoteFolder):
                         raise StorageError(f"{where}: the server sends no byte ranges; copy the set to another one")
                     data = response.raw.read(num_bytes, decode_content=False) if num_bytes else b""
             except (OSError, urllib3.exceptions.HTTPError) as error:
-                said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
                 kind = StorageError if isinstance(error, ValueError) else TransientError  # no address, or no answer
-                raise kind(f"{where}: {said}") from error
+                raise kind(f"{where}: no answer: {_reason(error)}") from None  # its text may hold a signed address
             if len(data) != num_bytes:
                 raise TransientError(f"{where}: {len(data)} bytes from {start} on arrived, expected {num_bytes}")
             return data, stat
@@ -76,7 +72,8 @@ class HttpsStorage(RemoteFolder):
         return persist(self.retry, where, attempt)
 
     def list(self, prefix: str = "") -> Iterator[Stat]:
-        raise Unlistable(f"{self.url}: a web server can't be listed; name a shard set, or copy the files to a folder")
+        said = "a web server can't be listed; name a shard set, or copy the files to a folder"
+        raise errors.Unlistable(f"{self.url}: {said}")
 
     def writer(self, name: str, *, if_generation: str | None = None) -> ObjectWriter:
         raise ConfigError(f"{self.url}/{name}: https:// is only read; write to a folder or a bucket and publish that")
@@ -96,62 +93,73 @@ def _response(policy: RetryPolicy, url: str, headers: dict[str, str], where: str
     """The answer to a request, its body unread, after redirects; raises the error for a refusal."""
     timeouts = policy.connect_timeout_s, policy.stall_timeout_s
     for _ in range(_MAX_REDIRECTS + 1):
-        _check_protected(url)
-        sent = headers | _credentials(urlsplit(url).hostname)
+        parts = urlsplit(url)
+        if parts.scheme != "https" and parts.hostname not in ("localhost", "127.0.0.1"):
+            raise ConfigError(f"{where}: leads to http://{parts.hostname}, which is read from this machine only")
+        sent = headers | _credentials(parts.hostname or "")
         response = _session(os.getpid()).get(url, headers=sent, stream=True, allow_redirects=False, timeout=timeouts)
-        if response.status_code < 300:
+        status = response.status_code
+        if status < 300:
             return response
         with closing(response):
-            if response.status_code == 416 and "Range" in headers:  # it starts at the end or after it
+            if status == 416 and "Range" in headers:  # it starts at the end or after it
                 headers = {name: value for name, value in headers.items() if name != "Range"}
             elif response.is_redirect:
                 _ = response.content  # read, so that the connection is used again
                 url = urljoin(url, response.headers["Location"])
             else:
-                status = response.status_code
                 kind = _REFUSALS.get(status, TransientError if status >= 500 else StorageError)
-                said = f"the server answered {status} {response.reason}"
-                raise kind(f"{where}: {said}; check the address, and your credentials in ~/.netrc or {HEADER}")
+                advice = f"check the address, and your credentials in {HEADER} or ~/.netrc"
+                raise kind(f"{where}: the server answered {status}; {advice}")
     raise StorageError(f"{where}: redirected {_MAX_REDIRECTS} times; check the address")
 
 
 def _facts(response: requests.Response, name: str, where: str) -> tuple[int, Stat]:
     """The first byte in a response, and the facts about the whole file, from the headers."""
     headers = response.headers
+    if (encoding := headers.get("Content-Encoding", "identity")) != "identity":
+        raise StorageError(f"{where}: the server sends it compressed ({encoding}), though asked not to; turn that off")
+    e_tag = headers.get("ETag", "")
     try:
         if response.status_code == 206:
             bounds, _, size = headers["Content-Range"].removeprefix("bytes ").partition("/")
             first, num_bytes = int(bounds.partition("-")[0]), int(size)
         else:
             first, num_bytes = 0, int(headers["Content-Length"])
-    except (KeyError, ValueError) as error:
-        raise TransientError(f"{where}: the answer does not say which bytes it holds") from error
-    e_tag = headers.get("ETag", "")
-    generation = e_tag if e_tag.startswith('"') else f"{headers.get('Last-Modified')} {num_bytes}"
+        generation = e_tag if e_tag.startswith('"') else f"{headers['Last-Modified']} {num_bytes}"
+    except (KeyError, ValueError):
+        expected = "Content-Length, or Content-Range of a range, and ETag or Last-Modified"
+        raise StorageError(f"{where}: the answer lacks headers, expected {expected}; use another server") from None
     return first, Stat(name=name, num_bytes=num_bytes, generation=generation, crc32c=None)
 
 
-def _check_protected(url: str) -> None:
-    """Raises ConfigError for http:// to another machine, which anyone on the way may read and change."""
-    parts = urlsplit(url)
-    if parts.scheme != "https" and parts.hostname not in ("localhost", "127.0.0.1", "::1"):
-        raise ConfigError(f"{url}: http:// is read from this machine only; use https://")
+def _reason(error: BaseException) -> str:
+    """What the system said, or the name of the first error."""
+    while context := error.__cause__ or error.__context__:
+        error = context
+    return getattr(error, "strerror", None) or type(error).__name__
 
 
-def _credentials(host: str | None) -> dict[str, str]:
-    """The header of the environment if it is for this host."""
-    if HEADER not in os.environ:
-        return {}
-    wanted, _, header = os.environ[HEADER].partition(" ")
-    name, colon, value = header.partition(":")
-    if not colon:
-        raise ConfigError(f"{HEADER} is not `HOST NAME: VALUE`, such as `huggingface.co Authorization: Bearer hf_...`")
-    return {name.strip(): value.strip()} if wanted == host else {}
+def _credentials(host: str) -> dict[str, str]:
+    """The header of the environment if it is for this host, else what netrc has for it by name."""
+    if text := os.environ.get(HEADER):
+        if not (found := _HEADER_FORM.fullmatch(text)):
+            expected = "`HOST NAME: VALUE` in one line of ASCII, such as `huggingface.co Authorization: Bearer hf_...`"
+            raise ConfigError(f"{HEADER} is not {expected}")
+        if found[1].lower() == host:
+            return {found[2]: found[3]}
+    file = os.path.expanduser(os.environ.get("NETRC", "~/.netrc"))
+    try:
+        login, _, password = netrc(file).hosts.get(host, (None, None, None)) if os.path.exists(file) else (None,) * 3
+    except (OSError, UnicodeDecodeError, NetrcParseError) as error:
+        raise ConfigError(f"{file}: can't be read as netrc ({type(error).__name__}); mend or remove it") from None
+    return {"Authorization": f"Basic {b64encode(f'{login}:{password}'.encode()).decode()}"} if password else {}
 
 
 @cache
 def _session(pid: int) -> requests.Session:
     """The connections of a process."""
     session = requests.Session()
+    session.auth = lambda request: request  # else requests sends netrc's `default` to every host, over any header
     session.mount("https://", HTTPAdapter(pool_maxsize=64))
     return session

@@ -1,10 +1,12 @@
 """What storages of remote folders share: names below a prefix, retries, and a writer that keeps an object whole."""
 
 import io
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
+from shardset.errors import StorageError
 from shardset.storage.base import ObjectWriter, Stat, Storage, check_name, check_prefix, join
 from shardset.storage.retry import RetryPolicy, policy_of_process
 
@@ -59,16 +61,18 @@ class RemoteFolder(Storage):
 
 
 class WholeWriter:
-    """Keeps the bytes in memory, and gives them to `commit` at the end of the block."""
+    """Keeps the bytes in memory, and gives them to `commit` at the end of the block; StorageError above `max_bytes`."""
 
-    def __init__(self, commit: Callable[[bytes], None]) -> None:
-        self._commit, self._file = commit, io.BytesIO()
+    def __init__(self, commit: Callable[[bytes], None], where: str, max_bytes: float = math.inf) -> None:
+        self._commit, self._where, self._max_bytes, self._file = commit, where, max_bytes, io.BytesIO()
 
     def __enter__(self) -> ObjectWriter:
         return self
 
     def write(self, data: bytes | memoryview) -> None:
         self._file.write(data)
+        if self._file.tell() > self._max_bytes:
+            raise StorageError(f"{self._where}: more than the {self._max_bytes} bytes that one request can carry")
 
     def __exit__(self, *exc: object) -> None:
         if exc[0] is None:

@@ -52,22 +52,24 @@ class S3Storage(RemoteFolder):
     scheme: ClassVar[str] = "s3"
 
     def _read(self, name: str, start: int, stop: int | None, generation: str | None) -> tuple[bytes, Stat]:
-        full, where = self._full(name), f"{self.url}/{name}"
+        full, where, head = self._full(name), f"{self.url}/{name}", {"head": True}
         options: Any = {"if_match": generation} if generation else {}
-        if (start, stop) != (0, None):
+        if stop is not None and stop <= start:
+            options = head  # no range asks for zero bytes
+        elif (start, stop) != (0, None):
             options["range"] = {"offset": start} if stop is None else (start, stop)
 
         def request(store: S3Store) -> tuple[bytes, Stat]:
             try:
-                answer = None if stop is not None and stop <= start else obstore.get(store, full, options=options)
+                answer = obstore.get(store, full, options=options)
             except BaseError as error:
                 if _status(error) != 416:
                     raise
-                answer = None
-            stat = _stat(name, answer) if answer else _head(store, full, name)  # no range asks for zero bytes
+                answer = obstore.get(store, full, options=head)
+            stat = _stat(name, answer.meta, answer.attributes)
             base.check_generation(stat.generation, generation, where)
             num_bytes = base.check_range(start, stop, stat.num_bytes, where) - start
-            data = answer.bytes().to_bytes() if answer else b""
+            data = answer.bytes().to_bytes() if num_bytes else b""
             if len(data) != num_bytes:
                 raise TransientError(f"{where}: {len(data)} bytes from {start} on arrived, expected {num_bytes}")
             return data, stat
@@ -87,25 +89,26 @@ class S3Storage(RemoteFolder):
         def request(store: S3Store) -> list[Any]:
             return list(next(iter(obstore.list(store, folder, offset=last or None, chunk_size=_PAGE_SIZE)), []))
 
-        while page := self._ask("", request):
+        while True:
+            page = self._ask("", request)
             for meta in page:
                 path, seen, last = meta["path"], last, max(last, meta["path"])
-                # obstore calls `x/`, by which consoles draw a folder, `x`.
+                # obstore calls `x/`, by which consoles draw a folder, `x`; it comes after `x-1` and again after `x`.
                 if meta["size"] == 0 and (path <= seen or base.stat_or_none(self, path[skip:]) is None):
                     continue
                 if path <= seen:
                     raise StorageError(f"{self.url}: lists {path} after {seen}, expected the order of names")
                 if path.startswith(wanted):
-                    yield _stat(path[skip:], meta)
+                    yield _stat(path[skip:], meta, {})
+            if len(page) < _PAGE_SIZE:
+                return
 
     def writer(self, name: str, *, if_generation: str | None = None) -> ObjectWriter:
         """Keeps the bytes in memory and sends all at the block's end; raises StorageError above 5 GiB."""
-        return WholeWriter(partial(self._put, name, self._full(name), if_generation))
+        return WholeWriter(partial(self._put, name, self._full(name), if_generation), f"{self.url}/{name}", MAX_BYTES)
 
     def _put(self, name: str, full: str, if_generation: str | None, data: bytes) -> None:
         where, (num_bytes, crc32c) = f"{self.url}/{name}", facts_of(data)
-        if num_bytes > MAX_BYTES:
-            raise StorageError(f"{where}: {num_bytes} bytes, more than the {MAX_BYTES} that one request can carry")
         mode: Any = {None: "overwrite", ABSENT: "create"}.get(if_generation, {"e_tag": if_generation})
         options: Any = {"attributes": {_CRC32C: crc32c}, "mode": mode, "use_multipart": False}
         try:
@@ -115,18 +118,15 @@ class S3Storage(RemoteFolder):
             base.accept_identical_object(stored, num_bytes, crc32c, where)
             e_tag = stored.generation if stored else None
         if e_tag != f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"':  # it is encrypted, or damaged
-            self.read(name)
+            with suppress(PreconditionFailed, NotFound):  # another process has replaced or deleted it since
+                self.read(name, generation=e_tag)
 
     def delete(self, name: str, *, generation: str | None = None) -> None:
         """With a generation: looks, then deletes. What another process writes between these two requests is lost."""
         full = self._full(name)
-
-        def request(store: S3Store) -> None:
-            if generation in (None, _head(store, full, name).generation):
-                obstore.delete(store, full)
-
         with suppress(NotFound):
-            self._ask(name, request)
+            if generation is None or generation == self.stat(name).generation:
+                self._ask(name, lambda store: obstore.delete(store, full))
 
     def _ask(self, name: str, request: Callable[[S3Store], T], *, is_upload: bool = False) -> T:
         """The result of a request, which is sent again until the policy gives up."""
@@ -149,7 +149,7 @@ def _client(bucket: str, policy: RetryPolicy, is_upload: bool) -> S3Store:
     key = (os.getpid(), bucket, is_upload, policy.connect_timeout_s, policy.stall_timeout_s, settings)
     if key in _clients:
         return _clients[key]
-    if any(pid != key[0] for pid, *_ in _clients):
+    if any(pid != key[0] for pid, *_ in list(_clients)):  # a list, as threads add to it
         raise StorageError(
             f"s3://{bucket}: this process was forked after s3:// had been used, and would hang; start processes "
             "by spawn or forkserver (DataLoader: multiprocessing_context='forkserver')"
@@ -169,11 +169,11 @@ def _client(bucket: str, policy: RetryPolicy, is_upload: bool) -> S3Store:
 def _refusal(error: Exception, where: str) -> StorageError:
     """An error of obstore as one of ours."""
     said, status = " ".join(str(error).partition("Debug source:")[0].split())[:400], _status(error)
-    kind = StorageError if _LASTING.search(said) else _REFUSALS.get(status, TransientError)
-    if status == 404 and isinstance(error, PreconditionError):  # gone, though it was to be replaced
+    kind = TransientError if _PASSING.search(said) else _REFUSALS.get(status, TransientError)
+    if _LASTING.search(said):
+        kind = StorageError
+    elif status == 404 and isinstance(error, PreconditionError):  # gone, though it was to be replaced
         kind = PreconditionFailed
-    elif status == 400 and _PASSING.search(said):
-        kind = TransientError
     return kind(f"{where}: {said}; check the name, AWS_ENDPOINT_URL, AWS_REGION and the credentials in AWS_...")
 
 
@@ -182,12 +182,6 @@ def _status(error: Exception) -> int:
     return int(found[1]) if found else 0
 
 
-def _head(store: S3Store, full: str, name: str) -> Stat:
-    return _stat(name, obstore.get(store, full, options={"head": True}))
-
-
-def _stat(name: str, found: Any) -> Stat:
-    """The facts in an answer, or in an entry of a listing."""
-    meta, attributes = (found, {}) if isinstance(found, dict) else (found.meta, found.attributes)
+def _stat(name: str, meta: Any, attributes: Any) -> Stat:
     generation = meta["e_tag"] or "no ETag"
     return Stat(name=name, num_bytes=meta["size"], generation=generation, crc32c=attributes.get(_CRC32C))
