@@ -90,10 +90,6 @@ class NotFound(StorageError):
     """Nothing is stored under that name, or that generation of it is gone."""
 
 
-class Unlistable(StorageError):
-    """The storage can't list its objects."""
-
-
 class PreconditionFailed(StorageError):
     """Another object or generation than expected is stored under that name."""
 

@@ -73,7 +73,7 @@ class HttpsStorage(RemoteFolder):
 
     def list(self, prefix: str = "") -> Iterator[Stat]:
         said = "a web server can't be listed; name a shard set, or copy the files to a folder"
-        raise errors.Unlistable(f"{self.url}: {said}")
+        raise ConfigError(f"{self.url}: {said}")
 
     def writer(self, name: str, *, if_generation: str | None = None) -> ObjectWriter:
         raise ConfigError(f"{self.url}/{name}: https:// is only read; write to a folder or a bucket and publish that")
@@ -95,7 +95,7 @@ def _response(policy: RetryPolicy, url: str, headers: dict[str, str], where: str
     for _ in range(_MAX_REDIRECTS + 1):
         parts = urlsplit(url)
         if parts.scheme != "https" and parts.hostname not in ("localhost", "127.0.0.1"):
-            raise ConfigError(f"{where}: leads to http://{parts.hostname}, which is read from this machine only")
+            raise ConfigError(f"{where}: http://{parts.hostname} is not read, as it is not this machine; use https://")
         sent = headers | _credentials(parts.hostname or "")
         response = _session(os.getpid()).get(url, headers=sent, stream=True, allow_redirects=False, timeout=timeouts)
         status = response.status_code

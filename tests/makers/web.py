@@ -16,6 +16,7 @@ class WebServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.folder, self.seen = Path(folder), []
         self.has_ranges, self.has_etags = True, True
+        self.changed = {}  # headers of answers; None leaves one out
         self.wanted = {}  # headers without which it answers 401
         self.redirect_to = None  # to where a first request is sent on
 
@@ -67,7 +68,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, status, headers, body):
         self.send_response_only(status)
-        for name, value in {**headers, "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
+        for name, value in {**headers, "Content-Length": str(len(body)), **self.server.changed}.items():
+            if value is not None:
+                self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)

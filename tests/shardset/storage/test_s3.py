@@ -209,16 +209,19 @@ def test_folders_as_consoles_draw_them_and_names_with_empty_parts(storage, s3_se
         put_raw(name)
     assert names(storage) == ["empty", "x-1", "x/a"]
     assert names(storage, "x/") == ["x/a"]
+    put_raw("z/")  # the last key of all
+    assert names(storage) == ["empty", "x-1", "x/a"]
     put_raw("y//b")
     with pytest.raises(StorageError, match=r"invalid path: .*y//b"):
         names(storage)
 
 
-def test_more_than_one_request_can_carry_is_refused(storage, monkeypatch):
+def test_more_than_one_request_can_carry_is_refused_when_it_is_written(storage, monkeypatch):
     monkeypatch.setattr(s3, "MAX_BYTES", 10)
-    with pytest.raises(StorageError, match="/a: 11 bytes, more than the 10 that one request can carry"):
-        put(storage, "a")
-    assert names(storage) == []
+    with storage.writer("a") as writer:
+        writer.write(HELLO[:10])
+        with pytest.raises(StorageError, match="/a: more than the 10 bytes that one request can carry"):
+            writer.write(HELLO[10:])
 
 
 def test_an_endpoint_that_is_none_is_named(storage, monkeypatch):
