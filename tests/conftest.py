@@ -75,9 +75,15 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if url := os.environ.get("SHARDSET_S3"):
         yield url
         return
+    with moto(tmp_path_factory.mktemp("moto") / "log") as url:
+        yield url
+
+
+@contextmanager
+def moto(log: Path) -> Iterator[str]:
+    """The URL of a moto server with one empty bucket; it runs as long as the block and keeps all in memory."""
     port = free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", f"{port}"]
-    log = tmp_path_factory.mktemp("moto") / "log"
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as server:
         try:
             send_when_up(urllib.request.Request(f"http://127.0.0.1:{port}/{BUCKET}", method="PUT"))
