@@ -93,13 +93,14 @@ class S3Storage(RemoteFolder):
             page = self._ask("", request)
             for meta in page:
                 path, seen, last = meta["path"], last, max(last, meta["path"])
+                if not path.startswith(wanted):
+                    continue
                 # obstore calls `x/`, by which consoles draw a folder, `x`; it comes after `x-1` and again after `x`.
                 if meta["size"] == 0 and (path <= seen or base.stat_or_none(self, path[skip:]) is None):
                     continue
                 if path <= seen:
                     raise StorageError(f"{self.url}: lists {path} after {seen}, expected the order of names")
-                if path.startswith(wanted):
-                    yield _stat(path[skip:], meta, {})
+                yield _stat(path[skip:], meta, {})
             if len(page) < _PAGE_SIZE:
                 return
 

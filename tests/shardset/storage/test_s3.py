@@ -205,7 +205,7 @@ def test_folders_as_consoles_draw_them_and_names_with_empty_parts(storage, s3_se
 
     put(storage, "empty", b"")
     put(storage, "x-1")
-    for name in ("x/", "nothing/", "empty/"):
+    for name in ("", "x/", "nothing/", "empty/"):
         put_raw(name)
     assert names(storage) == ["empty", "x-1", "x/a"]
     assert names(storage, "x/") == ["x/a"]
