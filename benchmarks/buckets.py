@@ -2,7 +2,7 @@
 
     python -m benchmarks.buckets [--samples 1000] [--rounds 3]
 
-Each reader is a process that reads two epochs, of which the second counts. Nothing is decoded. Servers and readers share
+Each reader is a process that reads two epochs; the second counts. Nothing is decoded. Servers and readers share
 the machine: compare the processor time of the readers; the rates are what these servers give.
 """
 
