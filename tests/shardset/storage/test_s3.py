@@ -189,6 +189,18 @@ def test_an_object_in_parts_has_another_etag_and_is_read_back(storage, monkeypat
     assert storage.read("a") == BIG * 6
 
 
+def test_what_is_read_back_is_what_was_written_and_not_what_has_replaced_it(storage, monkeypatch):
+    put_one = obstore.put
+
+    def put_and_be_replaced(*words, **options):
+        put_one(*words, **options)
+        put_one(*words[:2], b"damaged", attributes={"crc32c": "AAAAAA=="})
+        return {"e_tag": '"of an encrypted bucket"'}
+
+    monkeypatch.setattr(obstore, "put", put_and_be_replaced)
+    put(storage, "a")
+
+
 @pytest.mark.parametrize("name", ["a\nb", "a\x7f"])
 def test_a_name_that_obstore_can_not_say_is_refused(storage, name):
     for action in (storage.read, lambda name: put(storage, name)):
