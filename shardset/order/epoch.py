@@ -1,8 +1,8 @@
 """The epoch order: (epoch, step, slots) -> sample ids, weights and the reads that bring them.
 
-Pure integers, one function of (shard sizes, ids that are left out, seed, epoch, L, q, w), whatever the number of replicas,
-hosts or threads. `docs/order.md` explains it with a picture. The vectors in `tests/shardset/order/test_epoch.py` fix
-the numbers; changing any of them raises `permutation.ORDER_VERSION`.
+Pure integers, one function of (shard sizes, ids that are left out, seed, epoch, L, q, w), whatever the number of
+replicas, hosts or threads. `docs/order.md` explains it with a picture. The vectors in
+`tests/shardset/order/test_epoch.py` fix the numbers; changing any of them raises `permutation.ORDER_VERSION`.
 """
 
 from collections.abc import Sequence
@@ -58,7 +58,8 @@ class Order:
     """The order of every epoch over one split.
 
     `seed=None` is the stored order, for evaluation; `window` must then be 0, because nothing moves. Each sample takes
-    `augment_repeats` slots next to each other. `view` has the ids that a view of the split takes. Raises ConfigError for numbers that can't make an order.
+    `augment_repeats` slots next to each other. `view` has the ids that a view of the split takes, None for all. Raises
+    ConfigError for numbers that can't make an order.
     """
 
     shard_sizes: Sequence[int]
