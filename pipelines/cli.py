@@ -9,7 +9,7 @@ import gc
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -77,6 +77,10 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
         gc.enable()
         run = build.dry_run if args.dry_run else build.build
         result = run(config, beam_flags, progress.BuildProgress(console))
+    if result.published and args.catalog:
+        from pipelines import catalog
+
+        catalog.write_catalog(config.output)
     report = page.after_build(config) if result.published and args.report else None
     if args.json:
         print(json.dumps({**summary.to_json(config, result), "report": report}))
@@ -136,6 +140,26 @@ def _report(args: argparse.Namespace, _: Sequence[str]) -> int:
     return 1 if written.data.damage else 0
 
 
+def _catalog(args: argparse.Namespace, _: Sequence[str]) -> int:
+    from pipelines import catalog
+
+    done = catalog.write_catalog(args.manifest)
+    text = f"catalogue of {done.url}: {done.num_written:,} files written, {done.num_kept:,} were there"
+    print(json.dumps(asdict(done)) if args.json else text)
+    return 0
+
+
+def _view(args: argparse.Namespace, _: Sequence[str]) -> int:
+    from pipelines import view
+
+    choice = view.Choice(**{field.name: getattr(args, field.name) for field in fields(view.Choice)})
+    made = view.make_view(args.output, args.of, choice)
+    counts = ", ".join(f"{name} {number:,}" for name, number in made.num_samples.items())
+    text = f"view {made.url}: {counts}; {made.num_left_out:,} left out; digest {made.digest[:12]}"
+    print(json.dumps(asdict(made)) if args.json else text)
+    return 0
+
+
 def _estimate(args: argparse.Namespace, _: Sequence[str]) -> int:
     from pipelines.estimate import estimate, reading
 
@@ -167,11 +191,13 @@ def _stored_set(args: argparse.Namespace) -> "StoredSet":
 
 VERBS = {
     "build": _build,
+    "catalog": _catalog,
     "verify": _verify,
     "inspect": _inspect,
     "export": _export,
     "estimate": _estimate,
     "report": _report,
+    "view": _view,
 }
 
 

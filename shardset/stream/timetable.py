@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardset.errors import ConfigError
-from shardset.format.manifest import Manifest, Split
+from shardset.format.manifest import LoadedSet, Manifest, Split, View
 from shardset.format.originals import Origin, read_origins
 from shardset.order.epoch import Order
 from shardset.read.indexes import read_index, read_rows
@@ -51,13 +51,17 @@ class Visit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timetable:
-    """The training steps of a run, and the samples of its split; `num_epochs` are those that it plans."""
+    """The training steps of a run, and the samples of its split; `num_epochs` are those that it plans.
+
+    `view` is the view whose split that is, None for a split of a whole set.
+    """
 
     manifest: Manifest
     storage: Storage
     split_name: str
     order: Order
     num_epochs: int
+    view: View | None = None
 
     @property
     def split(self) -> Split:
@@ -125,7 +129,10 @@ class Timetable:
         positions = (ids - self.order.first_ids[number]).tolist()
         rows = read_rows(self.storage, shard, self.split.fields, positions)
         none: list[Origin | None] = [None] * len(positions)
-        origins = read_origins(self.storage, self.split_name, number, rows["key"], positions)
+        loaded = LoadedSet(self.manifest, self.storage, self.view)
+        part, stored_split = loaded.part(self.split_name), loaded.stored_split(self.split_name)
+        labels = rows["label"] if part is None else part.labels_of(ids, rows["label"])
+        origins = read_origins(self.storage, stored_split, number, rows["key"], positions)
         return [
             TimetableSample(
                 id=sample_id,
@@ -137,7 +144,7 @@ class Timetable:
                 position=position,
             )
             for sample_id, position, key, label, origin in zip(
-                ids.tolist(), positions, rows["key"].tolist(), rows["label"].tolist(),
+                ids.tolist(), positions, rows["key"].tolist(), labels.tolist(),
                 origins or none, strict=True,
             )
         ]  # fmt: skip
