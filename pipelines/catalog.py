@@ -7,7 +7,6 @@ import io
 import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,17 +33,8 @@ _FOOTER = b"shardset.catalog"
 _UNREADABLE = (pa.ArrowException, OSError, ValueError)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CatalogResult:
-    """What `write_catalog` did: the files that were written, and those that fitted their tars already."""
-
-    url: str
-    num_written: int
-    num_kept: int
-
-
-def write_catalog(url: str) -> CatalogResult:
-    """Writes the files that are missing or of other tars; reads each of their tars once.
+def write_catalog(url: str) -> list[str]:
+    """Writes the files that are missing or of other tars, each with one read of its tar; returns their paths.
 
     Raises ManifestError without a set, DamagedShard for a tar that is not that of the manifest.
     """
@@ -52,8 +42,8 @@ def write_catalog(url: str) -> CatalogResult:
     options = options_to_read(loaded.manifest)
     tasks = [(name, number) for name, split in loaded.manifest.splits.items() for number in range(split.num_shards)]
     with ThreadPoolExecutor(THREADS) as threads:
-        written = list(threads.map(lambda task: _write(loaded, *task, options), tasks))
-    return CatalogResult(url=loaded.storage.url, num_written=sum(written), num_kept=len(written) - sum(written))
+        written = threads.map(lambda task: _write(loaded, *task, options), tasks)
+        return [path for path in written if path is not None]
 
 
 def read_catalog(loaded: LoadedSet, split: str) -> pa.Table:
@@ -83,12 +73,12 @@ def _read(storage: Storage, shard: Shard) -> pa.Table | None:
         return None
 
 
-def _write(loaded: LoadedSet, split: str, number: int, options: ImageOptions) -> bool:
-    """Writes the file of a shard unless it is there; whether it wrote."""
+def _write(loaded: LoadedSet, split: str, number: int, options: ImageOptions) -> str | None:
+    """Writes the file of a shard and returns its path; None if it was there."""
     manifest, storage, _ = loaded
     shard = manifest.split(split).shards[number]
     if _read(storage, shard) is not None:
-        return False
+        return None
     index = read_index(storage, shard)
     tar = memoryview(
         read_object(storage, shard.path, shard.num_bytes, shard.crc32c, "rebuild the shard with --only-shards")
@@ -117,7 +107,7 @@ def _write(loaded: LoadedSet, split: str, number: int, options: ImageOptions) ->
     parquet.write_table(table, out, compression="zstd", write_page_checksum=True)
     with storage.writer(_path(shard)) as file:
         file.write(out.getvalue())
-    return True
+    return _path(shard)
 
 
 def _size(image: bytes, options: ImageOptions) -> tuple[int | None, int | None]:

@@ -9,7 +9,7 @@ import gc
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,7 +20,7 @@ from pipelines.images.options import IMAGE_FLAGS, ImageOptions
 from pipelines.parsers import parser
 from pipelines.terminal import on_standard_output, quiet_workers
 from shardset.errors import ConfigError
-from shardset.program import run_program, run_verb
+from shardset.program import count, run_program, run_verb
 
 if TYPE_CHECKING:
     from pipelines.estimate.stored import StoredSet
@@ -143,9 +143,8 @@ def _report(args: argparse.Namespace, _: Sequence[str]) -> int:
 def _catalog(args: argparse.Namespace, _: Sequence[str]) -> int:
     from pipelines import catalog
 
-    done = catalog.write_catalog(args.manifest)
-    text = f"catalogue of {done.url}: {done.num_written:,} files written, {done.num_kept:,} were there"
-    print(json.dumps(asdict(done)) if args.json else text)
+    written = catalog.write_catalog(args.manifest)
+    print(json.dumps({"written": written}) if args.json else f"catalogue: {count(len(written), 'file')} written")
     return 0
 
 
@@ -154,9 +153,12 @@ def _view(args: argparse.Namespace, _: Sequence[str]) -> int:
 
     choice = view.Choice(**{field.name: getattr(args, field.name) for field in fields(view.Choice)})
     made = view.make_view(args.output, args.of, choice)
-    counts = ", ".join(f"{name} {number:,}" for name, number in made.num_samples.items())
-    text = f"view {made.url}: {counts}; {made.num_left_out:,} left out; digest {made.digest[:12]}"
-    print(json.dumps(asdict(made)) if args.json else text)
+    counts = {name: part.selection.num_kept for name, part in made.splits.items()}
+    if args.json:
+        print(json.dumps({"view": made.url, "num_samples": counts, **msgspec.to_builtins(made.head)}))
+    else:
+        listed = ", ".join(f"{name} {number:,}" for name, number in counts.items())
+        print(f"view {made.url}: {listed}; digest {made.head.digest[:12]}")
     return 0
 
 

@@ -10,14 +10,14 @@ import numpy as np
 
 from pipelines import arguments
 from pipelines.arguments import Merge
-from pipelines.report.catalog import Catalog, open_catalog
 from shardset.errors import ConfigError, DamagedShard, brought_by
 from shardset.format import manifest as manifests
-from shardset.format.manifest import LoadedSet
+from shardset.format.manifest import LoadedSet, View
 from shardset.format.naming import is_split
-from shardset.format.view import ViewHead, ViewTable, read_view, relative_parent, write_view
+from shardset.format.view import STORED, ViewHead, ViewTable, read_view, relative_parent, view_to_bytes
 from shardset.order.permutation import derive_key, hash64
 from shardset.settings import setting
+from shardset.storage.base import ABSENT
 from shardset.storage.open import open_file
 
 _FILE: dict[str, Any] = {"metavar": "FILE"}
@@ -52,19 +52,8 @@ class Choice:
         return ", ".join(f"{name} {getattr(self, name)}" for name in names if getattr(self, name))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MadeView:
-    """A view that was written, and the samples of each of its splits."""
-
-    url: str
-    of: str
-    digest: str
-    num_samples: dict[str, int]
-    num_left_out: int
-
-
-def make_view(url: str, of: str, choice: Choice) -> MadeView:
-    """Writes the chosen samples of a set, or of another view of it, as the view at `url`.
+def make_view(url: str, of: str, choice: Choice) -> View:
+    """Writes the chosen samples of a set, or of another view of it, as the view at `url`; returns it.
 
     Raises ConfigError for a choice that names what is not there, or no sample.
     """
@@ -85,15 +74,10 @@ def make_view(url: str, of: str, choice: Choice) -> MadeView:
         reason=choice.words if choice.reason is None else choice.reason,
     )
     view = manifests.with_view(whole, head, chosen, url).view
-    assert view is not None
-    digest = write_view(storage, name, head, chosen).digest
-    return MadeView(
-        url=url,
-        of=of,
-        digest=digest,
-        num_samples={name: part.selection.num_kept for name, part in view.splits.items()},
-        num_left_out=len(table.ids) - len(chosen.ids),
-    )
+    assert view is not None, "of the same set"
+    with storage.writer(name, if_generation=ABSENT) as out:
+        out.write(view_to_bytes(view.head, chosen))
+    return view
 
 
 def _all_rows(loaded: LoadedSet, url: str, wanted: str | None) -> tuple[str, ViewTable]:
@@ -118,26 +102,27 @@ def _chosen(whole: LoadedSet, split: str, table: ViewTable, choice: Choice) -> V
         table = table[np.isin(table.ids, _ids_where(whole, split, choice.where))]
     if choice.keys or choice.drop_keys or choice.drop_duplicates or choice.per_class:
         stored = msgspec.structs.replace(whole.manifest, splits={split: whole.manifest.split(split)})
+        from pipelines.report.catalog import open_catalog  # late, with Arrow
+
         catalog, problems = open_catalog(whole._replace(manifest=stored), max_samples=sys.maxsize)
         if problems:
             raise DamagedShard(f"{problems[0].where}: {problems[0].sentence}")
-        table = _by_index(catalog, table, choice)
+        table = _by_index(np.concatenate(catalog.keys), catalog.rows, table, choice)
     if choice.split:
         table = _divided(table, choice)
     return table
 
 
-def _by_index(catalog: Catalog, table: ViewTable, choice: Choice) -> ViewTable:
-    """The rows that the choices by key, image and class leave. Rows of the catalog are those of all ids, in order."""
+def _by_index(keys: np.ndarray, stored: np.ndarray, table: ViewTable, choice: Choice) -> ViewTable:
+    """The rows that the choices by key, image and class leave; `keys` and `stored` are of all ids, in order."""
     for path, is_kept in ((choice.keys, True), (choice.drop_keys, False)):
         if path is not None:
-            keys = np.concatenate(catalog.keys)
             wanted = np.array([line.encode("ascii", "replace") for line in _lines(path)], np.bytes_)
             if len(unknown := np.setdiff1d(wanted, keys)):
                 first = ", ".join(key.decode() for key in unknown[:3].tolist())
                 raise ConfigError(f"{path}: {len(unknown):,} of its keys are not in the split, such as {first}")
             table = table[np.isin(keys[table.ids], wanted) == is_kept]
-    rows = catalog.rows[table.ids]
+    rows = stored[table.ids]
     if choice.drop_duplicates:
         content = np.stack([rows["image_crc32c"].astype(np.int64), rows["image_bytes"]])
         content[1, rows["image_bytes"] == 0] = -1 - np.flatnonzero(rows["image_bytes"] == 0)  # no image is no copy
@@ -146,7 +131,7 @@ def _by_index(catalog: Catalog, table: ViewTable, choice: Choice) -> ViewTable:
     if choice.per_class is not None:
         labels = rows["label"]
         if table.labels is not None:
-            labels = np.where(table.labels == np.iinfo(np.int64).min, labels, table.labels)
+            labels = np.where(table.labels == STORED, labels, table.labels)
         by_class = np.lexsort((_random(table.ids, choice.seed, "per class"), labels))
         _, firsts, counts = np.unique(labels[by_class], return_index=True, return_counts=True)
         is_taken = np.arange(len(by_class)) - np.repeat(firsts, counts) < choice.per_class

@@ -12,7 +12,8 @@ from pipelines.sources.base import RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.webdataset import known_tars, samples_of
 from shardset.errors import SourceError
 from shardset.format import manifest as manifests
-from shardset.format.manifest import LoadedSet
+from shardset.format.manifest import LoadedSet, Shard
+from shardset.format.view import ViewSplit
 from shardset.storage.base import Stat, Storage
 
 
@@ -20,7 +21,7 @@ from shardset.storage.base import Stat, Storage
 def load_in_worker(url: str, digest: str) -> LoadedSet:
     """The set or view of a unit, opened once in a process; raises SourceError if another one is there now."""
     loaded = manifests.load(url)
-    if digest != _digest(loaded):
+    if digest != loaded.digest:
         raise SourceError(f"{url}: was replaced while it was read; start the build again")
     return loaded
 
@@ -37,43 +38,37 @@ class ShardSet:
     def survey(self) -> Survey:
         """The tars that hold samples; raises SourceError for a set whose tars are not there."""
         loaded = manifests.load(self.url)
-        tars, units = {tar.name: tar for tar in known_tars(loaded.storage, loaded.whole)}, []
-        for name, split in loaded.manifest.splits.items():
-            part = loaded.part(name)
-            for shard in split.shards:
-                ids = np.array([shard.first_id, shard.first_id + shard.num_samples])
-                if part is None or np.diff(part.selection.num_before(ids)) > 0:
-                    tar = msgspec.to_builtins(tars[shard.path])
-                    units.append({"tar": tar, "split": name, "first_id": shard.first_id, "of": _digest(loaded)})
-        notes = [] if loaded.view is None else [f"a view of {loaded.whole.digest}: {loaded.view.head.reason}".strip()]
-        read = dict.fromkeys(unit["tar"]["name"] for unit in units)
-        objects = {name: tars[name].num_bytes for name in read}
+        tars = {tar.name: tar for tar in known_tars(loaded.storage, loaded.whole)}
+        units = [
+            {"tar": msgspec.to_builtins(tars[shard.path]), "split": name, "first_id": shard.first_id}
+            | {"digest": loaded.digest}
+            for name, split in loaded.manifest.splits.items()
+            for shard in split.shards
+            if _has_any(loaded.part(name), shard)
+        ]
+        notes = [] if loaded.view is None else [f"made of a view of {loaded.whole.digest}: {loaded.view.head.reason}"]
+        objects = {unit["tar"]["name"]: unit["tar"]["num_bytes"] for unit in units}
         return Survey(units=units, classes=loaded.manifest.classes or None, notes=notes, objects=objects)
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
         """The samples of a tar that the set or view takes, in its order."""
-        part = load_in_worker(self.url, unit["of"]).part(unit["split"])
+        part = load_in_worker(self.url, unit["digest"]).part(unit["split"])
         for id_, sample in enumerate(samples_of(self.input, Stat(**unit["tar"]), unit["split"]), unit["first_id"]):
-            if part is None:
+            ids = np.array([id_])
+            if part is None or part.selection.has(ids).item():
+                if part is not None and isinstance(sample, RawSample):
+                    label = part.labels_of(ids, np.array([sample.label])).item()
+                    sample = sample if label == sample.label else _relabelled(sample, label)
                 yield sample
-            elif part.selection.has(ids := np.array([id_])).item():
-                stored = np.array([getattr(sample, "label", -1)])
-                yield _relabelled(sample, part.labels_of(ids, stored).item()) if part.labels is not None else sample
 
 
-def open_shard_set(url: str) -> ShardSet:
-    """The source of an address."""
-    return ShardSet(url, manifests.load(url).storage)
+def _has_any(part: ViewSplit | None, shard: Shard) -> bool:
+    ends = np.array([shard.first_id, shard.first_id + shard.num_samples])
+    return part is None or bool(np.diff(part.selection.num_before(ends)).item())
 
 
-def _digest(loaded: LoadedSet) -> str:
-    return loaded.manifest.digest if loaded.view is None else loaded.view.digest
-
-
-def _relabelled(sample: RawSample | Rejected, label: int) -> RawSample | Rejected:
-    if isinstance(sample, Rejected):
-        return sample
-    fields = {name: content for name, content in sample.fields.items() if name != "cls"}
-    if label >= 0 and "cls" in sample.fields:
-        fields = {name: b"%d" % label if name == "cls" else content for name, content in sample.fields.items()}
+def _relabelled(sample: RawSample, label: int) -> RawSample:
+    fields = {name: b"%d" % label if name == "cls" else content for name, content in sample.fields.items()}
+    if label < 0:
+        fields.pop("cls", None)
     return msgspec.structs.replace(sample, label=label, fields=fields)

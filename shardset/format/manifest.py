@@ -18,7 +18,7 @@ from shardset.format import naming
 from shardset.format.shards import Count, Group, Record, Sha256, StoredShards
 from shardset.format.shards import IndexFile as IndexFile
 from shardset.format.shards import Shard as Shard
-from shardset.format.view import ViewHead, ViewSplit, ViewTable, address_from, check_labels, read_view
+from shardset.format.view import ViewHead, ViewSplit, ViewTable, address_from, read_view
 from shardset.prepared import prepared
 from shardset.storage.base import Storage
 from shardset.storage.open import open_file, open_storage
@@ -182,11 +182,6 @@ class View:
     splits: Mapping[str, ViewSplit]
     whole: Manifest
 
-    @property
-    def digest(self) -> str:
-        """The digest of its rows."""
-        return next(iter(self.splits.values())).selection.digest
-
 
 class LoadedSet(NamedTuple):
     """A manifest and the storage that its paths are relative to: read once and handed on.
@@ -202,6 +197,11 @@ class LoadedSet(NamedTuple):
     def whole(self) -> Manifest:
         """The manifest of the whole set."""
         return self.manifest if self.view is None else self.view.whole
+
+    @property
+    def digest(self) -> str:
+        """The digest of the view, or that of the whole set."""
+        return self.manifest.digest if self.view is None else self.view.head.digest
 
     def part(self, split: str) -> ViewSplit | None:
         """What the view takes of a split; None for all of it."""
@@ -254,9 +254,9 @@ def with_view(loaded: LoadedSet, head: ViewHead, table: ViewTable, url: str) -> 
             f"{whole.digest[:12]}…; name that set, or make the view again"
         )
     of, others = whole.split(head.split), {name: one for name, one in whole.splits.items() if name != head.split}
-    check_labels(table, len(whole.classes), url)
+    head = msgspec.structs.replace(head, digest=table.digest(whole.digest, head.split))
     try:
-        parts = table.parts(head.split, of.num_samples, head.digest or table.digest(whole.digest, head.split))
+        parts = table.parts(head, of.num_samples, len(whole.classes))
     except ConfigError as error:
         raise ConfigError(f"{url}: {error}") from error
     if taken := parts.keys() & others.keys():

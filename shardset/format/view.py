@@ -18,7 +18,7 @@ from shardset.errors import ConfigError, ManifestError
 from shardset.format.naming import is_split
 from shardset.order.selection import Selection
 from shardset.prepared import prepared
-from shardset.storage.base import ABSENT, Storage
+from shardset.storage.base import Storage
 from shardset.storage.checked import read_again
 from shardset.storage.open import is_absolute, is_address
 
@@ -47,7 +47,7 @@ class ViewHead(msgspec.Struct, frozen=True, kw_only=True):
     digest: str = ""
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False)
 class ViewSplit:
     """One split of a view: its samples, and their labels and weights by number; None where it changes none."""
 
@@ -93,16 +93,23 @@ class ViewTable:
                 found.update(np.ascontiguousarray(column, kind).data)
         return found.hexdigest()
 
-    def parts(self, split: str, num_ids: int, digest: str) -> dict[str, ViewSplit]:
-        """The splits of a view of a split with so many ids; raises ConfigError for ids that it does not have."""
-
-        def part(rows: ViewTable) -> ViewSplit:
-            selection = Selection.of(rows.ids, num_ids, digest)
-            return ViewSplit(selection=selection, labels=rows.labels, weights=rows.weights)
-
-        if self.codes is None:
-            return {split: part(self)}
-        return {name: part(self[self.codes == code]) for code, name in enumerate(self.names)}
+    def parts(self, head: ViewHead, num_ids: int, num_classes: int) -> dict[str, ViewSplit]:
+        """The splits of the view; raises ConfigError for ids or labels that the set does not have."""
+        labels = np.zeros(0) if self.labels is None else self.labels[self.labels != STORED]
+        if len(labels) and not -1 <= labels.min() <= labels.max() < num_classes:
+            raise ConfigError(
+                f"labels reach {labels.min()} to {labels.max()}, the set has the classes 0 to {num_classes - 1}; give "
+                "those, -1 for none, or null for the stored one"
+            )
+        splits = (
+            {head.split: self}
+            if self.codes is None
+            else {name: self[self.codes == code] for code, name in enumerate(self.names)}
+        )
+        return {
+            name: ViewSplit(Selection.of(rows.ids, num_ids, head.digest), rows.labels, rows.weights)
+            for name, rows in splits.items()
+        }
 
 
 def read_view(storage: Storage, name: str) -> tuple[ViewHead | None, ViewTable]:
@@ -117,7 +124,7 @@ def parse_view(data: bytes, where: str) -> tuple[ViewHead | None, ViewTable]:
     from pyarrow.parquet import ParquetFile
 
     try:
-        file = ParquetFile(pa.BufferReader(data), read_dictionary=["split"], page_checksum_verification=True)
+        file = ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
         text = (file.metadata.metadata or {}).get(FOOTER)
         head = None if text is None else msgspec.json.decode(text, type=ViewHead)
         table = _sorted_rows(file)
@@ -149,16 +156,8 @@ def view_to_bytes(head: ViewHead, table: ViewTable) -> bytes:
     return out.getvalue()
 
 
-def write_view(storage: Storage, name: str, head: ViewHead, table: ViewTable) -> ViewHead:
-    """Stores a view under its digest; returns the head. Raises PreconditionFailed if another one has that name."""
-    head = msgspec.structs.replace(head, digest=table.digest(head.parent_digest, head.split))
-    with storage.writer(name, if_generation=ABSENT) as out:
-        out.write(view_to_bytes(head, table))
-    return head
-
-
 def address_from(folder: str, parent: str) -> str:
-    """The address of a set from the folder of its view and the parent that the view names."""
+    """The address of a set, from the folder of its view and the parent that the view names."""
     if is_absolute(parent):
         return parent
     scheme, separator, path = folder.rpartition("://")
@@ -166,11 +165,9 @@ def address_from(folder: str, parent: str) -> str:
 
 
 def relative_parent(folder: str, parent: str) -> str:
-    """The parent that a view in `folder` names: relative to it unless that is in another bucket."""
-    bucket = folder.split("/")[:3]
-    if is_address(folder) or is_address(parent):
-        return posixpath.relpath(parent, folder) if parent.split("/")[:3] == bucket else parent
-    return posixpath.relpath(parent, folder)
+    """The parent that a view in `folder` names: relative to it, but for a set in another bucket."""
+    is_near = not (is_address(folder) or is_address(parent)) or folder.split("/")[:3] == parent.split("/")[:3]
+    return posixpath.relpath(parent, folder) if is_near else parent
 
 
 def _sorted_rows(file: Any) -> ViewTable:
@@ -183,7 +180,7 @@ def _sorted_rows(file: Any) -> ViewTable:
         raise ValueError("a weight is not above 0; leave out the samples that shall not count")
     names, codes = (), None
     if "split" in file.schema_arrow.names:
-        column = file.read(columns=["split"]).column(0).unify_dictionaries().combine_chunks()
+        column = file.read(columns=["split"]).column(0).dictionary_encode().combine_chunks()
         used = column.dictionary.to_pylist() if column.null_count == 0 else [None]
         if not all(isinstance(name, str) and is_split(name) for name in used):
             raise ValueError(f"{used} can't name its splits")
@@ -214,14 +211,3 @@ def _column(file: Any, name: str, kind: type, missing: Any) -> Any:
         values[start : start + len(column)] = column.to_numpy(zero_copy_only=False)
         start += len(column)
     return values
-
-
-def check_labels(table: ViewTable, num_classes: int, where: str) -> None:
-    """Raises ConfigError unless the labels of a view are those of classes, -1 or missing."""
-    if table.labels is not None:
-        labels = table.labels[table.labels != STORED]
-        if len(labels) and not (labels.min() >= -1 and labels.max() < num_classes):
-            raise ConfigError(
-                f"{where}: labels reach {labels.min()} to {labels.max()}, the set has the classes 0 to "
-                f"{num_classes - 1}; give those, -1 for none, or null for the stored one"
-            )
