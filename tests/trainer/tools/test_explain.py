@@ -59,7 +59,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Ids]:
 
 def _write_names(url: str) -> None:
     """The plan of each shard, as far as it says what samples were called."""
-    manifest, storage = manifests.load(url)
+    manifest, storage, _ = manifests.load(url)
     for number, shard in enumerate(manifest.split("train").shards):
         ids = range(shard.first_id, shard.first_id + shard.num_samples)
         samples = [StoredSample(key=f"train-{row:06d}", fields=(), label=0, source=row) for row in ids]

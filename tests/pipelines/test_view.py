@@ -1,0 +1,187 @@
+"""`view` chooses samples, and every verb takes what it made."""
+
+import io
+import json
+import uuid
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+import shardset
+from pipelines import cli
+from pipelines.check import inspect
+from pipelines.view import Choice, make_view
+from shardset.errors import ConfigError, ManifestError, PreconditionFailed
+from shardset.format.manifest import load
+from shardset.format.tar import StoredSample
+from shardset.storage.open import open_file, open_storage
+from tests.makers.shardset import png_samples, put, write_shard_set
+from tests.makers.views import NUM_TRAIN, put_view, small_set
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return small_set()
+
+
+def made(whole, **choice):
+    """The loaded view of a choice."""
+    address = f"{whole[0].rpartition('/')[0]}/views/{uuid.uuid4().hex[:8]}.parquet"
+    of = choice.pop("of", whole[0])
+    make_view(address, of, Choice(**choice))
+    return load(address)
+
+
+def text(whole, *lines):
+    address = f"{whole[0].rpartition('/')[0]}/{uuid.uuid4().hex[:8]}.txt"
+    put(*open_file(address), "\n".join(map(str, lines)).encode() + b"\n")
+    return address
+
+
+def ids_of(view, split="train"):
+    selection = view.part(split).selection
+    return selection.id_of(np.arange(selection.num_kept)).tolist()
+
+
+def test_ids_come_from_a_text_or_from_a_parquet_file_with_labels(whole):
+    view = made(whole, ids=text(whole, 9, 3, 3))
+    assert ids_of(view) == [3, 9]
+    assert (view.view.head.parent, view.view.head.reason) == ("../set", f"ids {view.view.head.reason[4:]}")
+    out = io.BytesIO()
+    parquet.write_table(pa.table({"id": [9, 3], "label": [0, 1], "loss": [0.5, 0.25]}), out)
+    put(*open_file(address := f"{whole[0].rpartition('/')[0]}/worst.parquet"), out.getvalue())
+    view = made(whole, ids=address, reason="worst", from_split="test")
+    assert (ids_of(view, "test"), view.part("test").labels.tolist(), view.view.head.reason) == ([3, 9], [1, 0], "worst")
+
+
+def test_keys_are_taken_or_dropped(whole):
+    keys = text(whole, "train-000007", "train-000050")
+    assert ids_of(made(whole, keys=keys)) == [7, 50]
+    assert ids_of(made(whole, drop_keys=keys)) == [id_ for id_ in range(NUM_TRAIN) if id_ not in (7, 50)]
+
+
+def test_splits_and_classes_are_drawn_by_the_seed(whole):
+    views = [made(whole, split={"train": 0.8, "val": 0.1}, seed=seed) for seed in (0, 0, 1)]
+    assert [view.digest == views[0].digest for view in views] == [True, True, False]
+    assert {name: views[0].num_samples(name) for name in views[0].manifest.splits} == {
+        "train": 48,
+        "val": 6,
+        "test": 20,
+    }
+    assert not set(ids_of(views[0])) & set(ids_of(views[0], "val"))
+    few = made(whole, per_class=2)
+    assert sorted(id_ % 10 for id_ in ids_of(few)) == sorted([*range(10)] * 2)
+    assert ids_of(few) != ids_of(made(whole, per_class=2, seed=1))
+
+
+def test_a_view_of_a_view_keeps_its_labels_weights_and_splits(whole):
+    url, loaded = whole
+    first = put_view(url, loaded, id=[1, 2, 3, 4], label=[5, 5, 5, 6], weight=[1.0, 2, 3, 4], split=[*"abba"])
+    view = made(whole, of=first, per_class=1)
+    assert sorted([*ids_of(view, "a"), *ids_of(view, "b")])[-1] == 4
+    assert view.num_samples("a") + view.num_samples("b") == 2
+    view = made(whole, of=first, ids=text(whole, 2, 3), from_split="b")
+    assert (ids_of(view), view.part("train").weights.tolist()) == ([2, 3], [2, 3])
+    with pytest.raises(ConfigError, match="1 of its ids are not in the split, such as 1"):
+        made(whole, of=first, ids=text(whole, 1, 2), from_split="b")
+
+
+def test_of_samples_with_one_image_the_first_is_kept():
+    url = f"memory://{uuid.uuid4().hex}/set"
+    samples = png_samples("train", 6, size=8)
+    samples[4] = StoredSample(key="copy", fields=samples[1].fields, label=3, source=4)
+    samples[5] = StoredSample(key="text", fields=(("txt", b"no image"),), label=-1, source=5)
+    samples.append(StoredSample(key="text-2", fields=(("txt", b"none either"),), label=-1, source=6))
+    write_shard_set(open_storage(url), {"train": samples}, num_shards=2)
+    assert ids_of(made((url, None), drop_duplicates=True)) == [0, 1, 2, 3, 5, 6]
+
+
+def test_sql_chooses_by_the_catalogue(whole):
+    pytest.importorskip("duckdb")
+    with pytest.raises(ConfigError, match="python -m pipelines catalog"):
+        made(small_set(), where="label = 3")
+    assert cli.main(["catalog", whole[0]]) == 0
+    assert ids_of(made(whole, where="label = 3 or key = 'train-000008'")) == [3, 8, 13, 23, 33, 43, 53]
+    with pytest.raises(ConfigError, match="columns are id, key, label, class, width, height, bytes, source"):
+        made(whole, where="loss > 3")
+
+
+@pytest.mark.parametrize(
+    ("choice", "words"),
+    [
+        ({}, "nothing is chosen"),
+        ({"ids": [1, 60]}, "1 of its ids are not in the split, such as 60"),
+        ({"ids": ["one"]}, "expected an id a line"),
+        ({"keys": ["train-000001", "cat"]}, "1 of its keys are not in the split, such as cat"),
+        ({"from_split": "val", "per_class": 1}, "no split 'val'"),
+        ({"split": {"train": 0.9, "val": 0.2}}, "add up to 1 at most"),
+        ({"split": {"test": 0.5}}, "has a split 'test' already"),
+        ({"split": {"val": 0.001}}, "no sample of .* is left by: split"),
+    ],
+)
+def test_a_choice_that_names_what_is_not_there_is_refused(whole, choice, words):
+    named = {name: text(whole, *value) if isinstance(value, list) else value for name, value in choice.items()}
+    with pytest.raises((ConfigError, ManifestError), match=words):
+        made(whole, **named)
+
+
+def test_a_view_never_replaces_another_one(whole):
+    address = f"{whole[0]}-kept.parquet"
+    for seed, refused in ((0, False), (0, False), (1, True)):
+        choice = Choice(per_class=1, seed=seed)
+        if refused:
+            with pytest.raises(PreconditionFailed, match="a different object exists"):
+                make_view(address, whole[0], choice)
+        else:
+            make_view(address, whole[0], choice)
+    with pytest.raises(ConfigError, match="call it .*/views.parquet"):
+        make_view("memory://x/views/", whole[0], Choice(per_class=1))
+
+
+def test_the_verbs_take_a_view(tmp_path, capsys):
+    url, loaded = small_set(str(tmp_path))
+    view = str(tmp_path / "v.parquet")
+    assert cli.main(["view", view, "--of", url, "--split", "train=0.5,val=0.2", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["num_samples"], said["parent"]) == ({"train": 30, "val": 12}, "set")
+    assert cli.main(["verify", view, "--deep"]) == 0
+    assert cli.main(["report", view, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["num_images_decoded"] == 62
+    assert (tmp_path / "v.html").stat().st_size
+    assert cli.main(["estimate", view, "--split", "val", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["steps"]["num_last"] == 12
+    assert 1 <= found["amplification"] <= 1.3
+    assert cli.main(["export", view, "--to", "wids"]) == 2
+    shown = inspect.inspect(view)
+    assert {row["name"]: row["num_samples"] for row in shown["splits"]} == said["num_samples"] | {"test": 20}
+    assert sum(sum(one["counts"].values()) for one in shown["classes"]) == 62
+    [sample] = inspect.inspect(view, key=f"train-{ids_of(load(view), 'val')[0]:06d}")
+    assert sample.split == "val"
+    in_train = [inspect.inspect(view, split="train", shard=number) for number in range(4)]
+    assert sorted(one.id for part in in_train for one in part) == ids_of(load(view))
+
+
+def test_a_build_makes_a_view_a_set_of_its_own(tmp_path):
+    url, loaded = small_set(str(tmp_path))
+    view = put_view(url, loaded, id=[3, 17, 18, 19, 40], label=[7, None, -1, None, None], split=["val", *["train"] * 4])
+    words = ["build", "--source", "shardset", "--input", view, "--output", str(tmp_path / "own"), "--num-shards", "1"]
+    assert cli.main([*words, "--catalog", "--no-report", "--direct_running_mode=in_memory"]) == 0
+    own = load(str(tmp_path / "own"))
+    assert {name: split.num_samples for name, split in own.manifest.splits.items()} == {
+        "test": 20,
+        "train": 4,
+        "val": 1,
+    }
+    assert [info.name for info in own.manifest.classes] == [info.name for info in loaded.manifest.classes]
+    assert any(loaded.digest in note for note in own.manifest.provenance.notes)
+    with shardset.open(own, "train") as samples, shardset.open(url, "train") as stored:
+        assert {one.key: one.label for one in samples} == {
+            "train-000017": 7, "train-000018": -1, "train-000019": 9, "train-000040": 0
+        }  # fmt: skip
+        assert samples["train-000040"].fields == stored["train-000040"].fields
+    with shardset.open(own, "val") as samples:
+        assert (samples[0].label, samples[0].fields["cls"]) == (7, b"7")
+    assert parquet.read_table(tmp_path / "own" / "train" / "train-000000.parquet").num_rows == 4
