@@ -28,6 +28,7 @@ DOORS = {
     "requests": ["shardset/storage/gcs*.py"],
     "urllib3": ["shardset/storage/gcs*.py"],
     "torch": ["trainer/*", "shardset/adapters/torch.py"],
+    "duckdb": ["pipelines/view.py"],
     "datasets": ["shardset/adapters/huggingface.py"],
     "grain": ["shardset/adapters/grain.py"],
     "jax": ["shardset/adapters/jax.py"],

@@ -10,6 +10,7 @@ from pyarrow import parquet
 from pipelines.catalog import read_catalog, write_catalog
 from shardset.errors import ConfigError, DamagedShard
 from shardset.format.manifest import load
+from shardset.format.naming import references_path
 from shardset.format.tar import StoredSample
 from shardset.storage.open import open_storage
 from tests.makers.shardset import encode, pixels, put, references, write_shard_set
@@ -38,14 +39,15 @@ def test_a_row_is_a_sample_in_the_order_of_its_tar(tmp_path):
     ]
     storage = write_set(str(tmp_path), samples)
     for number in (0, 1):
-        put(storage, *references("train", number, [f"raw/{2 * number + n}.png" for n in (0, 1)]))
+        part = samples[2 * number : 2 * number + 2]
+        put(storage, references_path("train", number), references(part, [f"raw/{one.key}.png" for one in part]))
     assert write_catalog(str(tmp_path)) == ["train/train-000000.parquet", "train/train-000001.parquet"]
     first = parquet.read_table(tmp_path / "train" / "train-000000.parquet")
     assert first.column_names == [*BASE, "artist", "year", "json.label"]
     assert first.drop_columns("bytes").to_pylist() == [
-        {"id": 0, "key": "s0", "label": 1, "class": "class 1", "width": 10, "height": 8, "source": None,
+        {"id": 0, "key": "s0", "label": 1, "class": "class 1", "width": 10, "height": 8, "source": "raw/s0.png",
          "artist": "A", "year": "1900", "json.label": 7},
-        {"id": 1, "key": "s1", "label": 1, "class": "class 1", "width": 11, "height": 8, "source": None,
+        {"id": 1, "key": "s1", "label": 1, "class": "class 1", "width": 11, "height": 8, "source": "raw/s1.png",
          "artist": None, "year": "c. 1910", "json.label": None},
     ]  # fmt: skip
     whole = read_catalog(load(str(tmp_path)), "train")
@@ -66,7 +68,7 @@ def test_a_file_of_another_tar_or_a_damaged_one_is_made_anew(tmp_path):
         if path.suffix != ".parquet":
             path.unlink()
     write_set(url, [sample(number + 5) for number in range(4)])
-    with pytest.raises(ConfigError, match="train/train-000000.tar: no catalogue of this tar is beside it"):
+    with pytest.raises(ConfigError, match=r"train/train-000000\.tar: no catalogue of this tar is beside it"):
         read_catalog(load(url), "train")
     assert len(write_catalog(url)) == 2
     path = tmp_path / "train" / "train-000001.parquet"

@@ -136,12 +136,12 @@ def test_a_view_never_replaces_another_one(whole):
                 make_view(address, whole[0], choice)
         else:
             make_view(address, whole[0], choice)
-    with pytest.raises(ConfigError, match="call it .*/views.parquet"):
+    with pytest.raises(ConfigError, match=r"call it .*/views\.parquet"):
         make_view("memory://x/views/", whole[0], Choice(per_class=1))
 
 
 def test_the_verbs_take_a_view(tmp_path, capsys):
-    url, loaded = small_set(str(tmp_path))
+    url, _ = small_set(str(tmp_path))
     view = str(tmp_path / "v.parquet")
     assert cli.main(["view", view, "--of", url, "--split", "train=0.5,val=0.2", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
