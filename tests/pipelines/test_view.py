@@ -2,6 +2,8 @@
 
 import io
 import json
+import re
+import shlex
 import uuid
 
 import numpy as np
@@ -17,6 +19,7 @@ from shardset.errors import ConfigError, ManifestError, PreconditionFailed
 from shardset.format.manifest import load
 from shardset.format.tar import StoredSample
 from shardset.storage.open import open_file, open_storage
+from tests.makers.documented import REPOSITORY, commands_of
 from tests.makers.shardset import png_samples, put, write_shard_set
 from tests.makers.views import NUM_TRAIN, put_view, small_set
 
@@ -185,3 +188,18 @@ def test_a_build_makes_a_view_a_set_of_its_own(tmp_path):
     with shardset.open(own, "val") as samples:
         assert (samples[0].label, samples[0].fields["cls"]) == (7, b"7")
     assert parquet.read_table(tmp_path / "own" / "train" / "train-000000.parquet").num_rows == 4
+
+
+def test_the_page_of_views_works_as_it_stands(tmp_path, monkeypatch, capsys):
+    small_set(str(tmp_path))
+    (tmp_path / "set").rename(tmp_path / "shards")
+    monkeypatch.chdir(tmp_path)
+    for command in commands_of("docs/views.md"):
+        _, _, program, *words = shlex.split(command)
+        if program == "pipelines":
+            words += ["--no-report", "--direct_running_mode=in_memory"] if words[0] == "build" else []
+            assert cli.main(words) == 0
+    assert load("small").num_samples("val") == 12
+    [lines] = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs/views.md").read_text(), flags=re.S)
+    exec(lines, {})
+    assert capsys.readouterr().out.splitlines()[-1] == "3 3 3"
