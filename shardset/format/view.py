@@ -34,7 +34,7 @@ Floats = NDArray[np.float32]
 
 
 @prepared
-class ViewHead(msgspec.Struct, frozen=True, kw_only=True):
+class ViewHead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a view is of: a set, by an absolute address or one relative to the view's folder, and one of its splits.
 
     `digest` is that of the view (see `ViewTable.digest`); "" leaves it unchecked.

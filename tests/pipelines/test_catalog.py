@@ -55,7 +55,7 @@ def test_a_row_is_a_sample_in_the_order_of_its_tar(tmp_path):
     assert whole["width"].to_pylist() == [10, 11, None, 13]
     assert whole["class"].to_pylist() == ["class 1", "class 1", None, "class 1"]
     assert whole["bytes"].to_pylist()[2] == 0
-    read = pandas.read_parquet(tmp_path / "train")
+    read = pandas.concat(map(pandas.read_parquet, sorted((tmp_path / "train").glob("*.parquet"))))
     assert read.groupby("class").size().to_dict() == {"class 1": 3}
 
 

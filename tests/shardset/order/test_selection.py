@@ -39,7 +39,8 @@ def ids_of(order):
 
 
 def parts_of(order, epoch, step, world):
-    return [rank_slots(order, epoch, step, rank, world) for rank in range(min(world, order.global_batch_size))]
+    world = min(world, order.global_batch_size)
+    return [rank_slots(order, epoch, step, rank, world) for rank in range(world)]
 
 
 def check_views(order, world, later_world, stop):
