@@ -42,7 +42,7 @@ def write_catalog(url: str) -> list[str]:
     options = options_to_read(loaded.manifest)
     tasks = [(name, number) for name, split in loaded.manifest.splits.items() for number in range(split.num_shards)]
     with ThreadPoolExecutor(THREADS) as threads:
-        written = threads.map(lambda task: _write(loaded, *task, options), tasks)
+        written = threads.map(lambda task: _write(loaded, task[0], task[1], options), tasks)
         return [path for path in written if path is not None]
 
 

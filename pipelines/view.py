@@ -119,8 +119,8 @@ def _by_index(keys: np.ndarray, stored: np.ndarray, table: ViewTable, choice: Ch
         if path is not None:
             wanted = np.array([line.encode("ascii", "replace") for line in _lines(path)], np.bytes_)
             if len(unknown := np.setdiff1d(wanted, keys)):
-                first = ", ".join(key.decode() for key in unknown[:3].tolist())
-                raise ConfigError(f"{path}: {len(unknown):,} of its keys are not in the split, such as {first}")
+                some = ", ".join(key.decode() for key in unknown[:3].tolist())
+                raise ConfigError(f"{path}: {len(unknown):,} of its keys are not in the split, such as {some}")
             table = table[np.isin(keys[table.ids], wanted) == is_kept]
     rows = stored[table.ids]
     if choice.drop_duplicates:

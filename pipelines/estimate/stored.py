@@ -69,12 +69,11 @@ def from_manifest(url: str) -> StoredSet:
             fields=split.fields,
             strata={},
         )
-        part = loaded.part(name)
         splits[name] = StoredSplit(
             plan=plan,
             shard_sizes=split.shard_sizes,
             num_bytes=split.num_tar_bytes,
-            view=part and part.selection,
+            view=loaded.selection(name),
         )
     return StoredSet(title=url, splits=splits, num_classes=len(manifest.classes))
 

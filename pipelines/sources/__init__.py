@@ -13,7 +13,7 @@ from pipelines.sources.huggingface import HuggingFace
 from pipelines.sources.imagenet import ImageNet
 from pipelines.sources.listing import Listing
 from pipelines.sources.objects import refuse_file
-from pipelines.sources.shardset import ShardSet
+from pipelines.sources.shardset import ExistingSet
 from pipelines.sources.webdataset import WebDataset, find_tars
 from shardset.errors import ConfigError
 from shardset.format import manifest as manifests
@@ -50,7 +50,7 @@ SOURCES: dict[str, Callable[["BuildConfig"], Source]] = {
     "hf": _hugging_face,
     "imagenet": lambda config: ImageNet(open_storage(config.input)),
     "listing": _listing,
-    "shardset": lambda config: ShardSet(config.input, manifests.load(config.input).storage),
+    "shardset": lambda config: ExistingSet(config.input, manifests.load(config.input).storage),
     "webdataset": lambda config: WebDataset(*find_tars(config.input)),
 }
 

@@ -19,6 +19,7 @@ from shardset.format.shards import Count, Group, Record, Sha256, StoredShards
 from shardset.format.shards import IndexFile as IndexFile
 from shardset.format.shards import Shard as Shard
 from shardset.format.view import ViewHead, ViewSplit, ViewTable, address_from, read_view
+from shardset.order.selection import Selection
 from shardset.prepared import prepared
 from shardset.storage.base import Storage
 from shardset.storage.open import open_file, open_storage
@@ -207,14 +208,19 @@ class LoadedSet(NamedTuple):
         """What the view takes of a split; None for all of it."""
         return None if self.view is None else self.view.splits.get(split)
 
+    def selection(self, split: str) -> Selection | None:
+        """The ids that the view takes of a split; None for all."""
+        part = self.part(split)
+        return None if part is None else part.selection
+
     def stored_split(self, split: str) -> str:
         """The split of the whole set that a split is of."""
         return split if self.view is None or split not in self.view.splits else self.view.head.split
 
     def num_samples(self, split: str) -> int:
         """The samples of a split."""
-        part = self.part(split)
-        return self.manifest.split(split).num_samples if part is None else part.selection.num_kept
+        selection = self.selection(split)
+        return self.manifest.split(split).num_samples if selection is None else selection.num_kept
 
 
 def load(url: str) -> LoadedSet:

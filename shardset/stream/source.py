@@ -84,13 +84,13 @@ def open_source(spec: StreamSpec) -> StreamSource:
     """
     url = spec.manifest_url
     loaded = url if isinstance(url, LoadedSet) else manifests.load(os.fspath(url))
-    storage, split, view = loaded.storage, loaded.manifest.split(spec.split), loaded.part(spec.split)
+    storage, split = loaded.storage, loaded.manifest.split(spec.split)
     _check_fields(split.fields, spec)
     if spec.disk_cache is not None and not storage.is_remote:
         raise ConfigError(f"{storage.url} lies on a local disk already; leave the disk cache out")
     disk_cache = None if spec.disk_cache is None else BlockCache(spec.disk_cache, split)
     stored_bytes = split.num_tar_bytes
-    order = fit_order(split.shard_sizes, spec, stored_bytes=stored_bytes, view=view and view.selection)
+    order = fit_order(split.shard_sizes, spec, stored_bytes=stored_bytes, view=loaded.selection(spec.split))
     if spec.part is None:  # a mixture warns for all of its sets
         warn_of_shared_lanes(order.num_lanes, spec.global_batch_size, spec.rank, spec.world_size)
     kept = None if spec.fields or spec.with_key else spec.image

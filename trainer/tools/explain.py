@@ -102,7 +102,7 @@ def timetable_of(config: TrainConfig, state: OrderState | None = None, num_hosts
         raise ConfigError("there is no shard set to explain; give --manifest, or the --run-dir of a run that has one")
     loaded = manifests.load(config.manifest)
     manifest, storage, view = loaded
-    split, part = manifest.split(config.train_split), loaded.part(config.train_split)
+    split, ids = manifest.split(config.train_split), loaded.selection(config.train_split)
     if state is None:
         options = OrderOptions(
             seed=config.seed,
@@ -114,7 +114,7 @@ def timetable_of(config: TrainConfig, state: OrderState | None = None, num_hosts
             augment_repeats=config.image.augment_repeats,
             budget_bytes=config.budget_bytes,
         )
-        order = fit_order(split.shard_sizes, options, stored_bytes=split.num_tar_bytes, view=part and part.selection)
+        order = fit_order(split.shard_sizes, options, stored_bytes=split.num_tar_bytes, view=ids)
     elif state.quarantine != quarantine_digest(()):  # the state holds only a digest of the ids
         raise ConfigError(
             "the run left out quarantined samples, and its folder does not list them, so their steps are unknown"
@@ -127,7 +127,7 @@ def timetable_of(config: TrainConfig, state: OrderState | None = None, num_hosts
             num_lanes=state.num_lanes,
             block_size=state.block_size,
             window=state.window,
-            view=part and part.selection,
+            view=ids,
             augment_repeats=config.image.augment_repeats,
         )
         order.resume(state, manifest.digest)
