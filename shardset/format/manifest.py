@@ -260,7 +260,7 @@ def with_view(loaded: LoadedSet, head: ViewHead, table: ViewTable, url: str) -> 
             f"{whole.digest[:12]}…; name that set, or make the view again"
         )
     of, others = whole.split(head.split), {name: one for name, one in whole.splits.items() if name != head.split}
-    head = msgspec.structs.replace(head, digest=table.digest(whole.digest, head.split))
+    head = msgspec.structs.replace(head, digest=head.digest or table.digest(whole.digest, head.split))
     try:
         parts = table.parts(head, of.num_samples, len(whole.classes))
     except ConfigError as error:

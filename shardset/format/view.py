@@ -27,7 +27,7 @@ FOOTER: Final = b"shardset.view"
 STORED: Final = np.iinfo(np.int64).min
 """In `labels`, that a sample keeps its stored label."""
 
-_ROWS_AT_ONCE = 1 << 20
+_ROWS_AT_ONCE = 1 << 17
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]

@@ -31,7 +31,7 @@ class Selection:
         """The selection of ascending ids; holds the others if they are fewer. Raises ConfigError for other lists."""
         if len(kept) and (kept[0] < 0 or kept[-1] >= num_ids):
             raise ConfigError(f"the ids reach {kept[0]} to {kept[-1]}, expected 0 to {num_ids - 1}")
-        if not (np.diff(kept) > 0).all():
+        if not (kept[1:] > kept[:-1]).all():
             raise ConfigError("the ids do not ascend, or one comes twice; list each id once, in order")
         if 2 * len(kept) <= num_ids:
             return cls(num_ids, kept, keeps=True, digest=digest)
