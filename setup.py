@@ -57,7 +57,7 @@ XLA = [
 ]
 TPU = [*XLA, "torch_xla[tpu]>=2.9,<2.10"]  # brings the libtpu that it was built for
 TORCHTPU = ["torch>=2.11,<2.16", "torch-tpu>=0.2,<0.3"]
-SQL = ["duckdb>=1.1,<2"]  # `pipelines view --where`
+SQL = ["duckdb>=1.1,<3"]  # `pipelines view --where`
 # What each adapter of the reader needs beside it. That of NVIDIA DALI needs no library of its own.
 ADAPTERS = {
     "torch": ["torch>=2.9,<2.16", "torchdata>=0.11,<0.12"],
