@@ -128,13 +128,18 @@ def _object(text: bytes) -> dict[str, Any]:
 
 
 def _scalars(objects: Sequence[dict[str, Any]]) -> Iterator[tuple[str, pa.Array]]:
-    """A column for each name with texts, numbers and truth values, in the order of their first samples."""
-    for name in dict.fromkeys(name for each in objects for name, value in each.items() if _is_scalar(value)):
+    """A column for each printable name with texts, numbers and truth values, in the order of their first samples."""
+    found = dict.fromkeys(name for each in objects for name, value in each.items() if _is_scalar(value))
+    for name in filter(str.isprintable, found):
         values = [value if _is_scalar(value := each.get(name)) else None for each in objects]
         try:
             yield name, pa.array(values)
-        except (pa.ArrowException, OverflowError):  # texts and numbers under one name
-            yield name, pa.array([None if value is None else str(value) for value in values])
+        except (pa.ArrowException, OverflowError, UnicodeError):  # texts and numbers under one name, half a character
+            yield name, pa.array([None if value is None else _text(value) for value in values])
+
+
+def _text(value: object) -> str:
+    return str(value).encode("utf-8", "replace").decode()
 
 
 def _is_scalar(value: Any) -> bool:

@@ -33,7 +33,7 @@ def write_set(folder, samples):
 def test_a_row_is_a_sample_in_the_order_of_its_tar(tmp_path):
     samples = [
         sample(0, info={"artist": "A", "year": 1900, "label": 7, "tags": ["x"]}),
-        sample(1, info={"artist": None, "year": "c. 1910"}),
+        sample(1, info={"artist": None, "year": "c. 1910 \ud800", "\ud800": 1}),
         sample(2, info=[1], image=False, label=-1),
         sample(3, info={"score": 0.5}),
     ]
@@ -48,7 +48,7 @@ def test_a_row_is_a_sample_in_the_order_of_its_tar(tmp_path):
         {"id": 0, "key": "s0", "label": 1, "class": "class 1", "width": 10, "height": 8, "source": "raw/s0.png",
          "artist": "A", "year": "1900", "json.label": 7},
         {"id": 1, "key": "s1", "label": 1, "class": "class 1", "width": 11, "height": 8, "source": "raw/s1.png",
-         "artist": None, "year": "c. 1910", "json.label": None},
+         "artist": None, "year": "c. 1910 ?", "json.label": None},
     ]  # fmt: skip
     whole = read_catalog(load(str(tmp_path)), "train")
     assert whole["id"].to_pylist() == [0, 1, 2, 3]
