@@ -101,9 +101,9 @@ def _chosen(whole: LoadedSet, split: str, table: ViewTable, choice: Choice) -> V
     if choice.where is not None:
         table = table[np.isin(table.ids, _ids_where(whole, split, choice.where))]
     if choice.keys or choice.drop_keys or choice.drop_duplicates or choice.per_class:
-        stored = msgspec.structs.replace(whole.manifest, splits={split: whole.manifest.split(split)})
         from pipelines.report.catalog import open_catalog  # late, with Arrow
 
+        stored = msgspec.structs.replace(whole.manifest, splits={split: whole.manifest.split(split)})
         catalog, problems = open_catalog(whole._replace(manifest=stored), max_samples=sys.maxsize)
         if problems:
             raise DamagedShard(f"{problems[0].where}: {problems[0].sentence}")
@@ -187,7 +187,10 @@ def _divided(table: ViewTable, choice: Choice) -> ViewTable:
     rank = np.empty(len(table.ids), np.int64)
     rank[np.argsort(_random(table.ids, choice.seed, "split"), kind="stable")] = np.arange(len(rank))
     codes = np.searchsorted(np.round(ends * len(rank)), rank, side="right").astype(np.int32)
-    return replace(table, names=names, codes=codes)[codes < len(names)]
+    divided = replace(table[codes < len(names)], names=names, codes=codes[codes < len(names)])
+    if empty := [name for code, name in enumerate(names) if code not in codes]:
+        raise ConfigError(f"--split {choice.split}: no sample of {len(table.ids):,} is left for {empty[0]}")
+    return divided
 
 
 def _random(ids: np.ndarray, seed: int, purpose: str) -> np.ndarray:

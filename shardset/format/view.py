@@ -78,10 +78,13 @@ class ViewTable:
     codes: NDArray[np.int32] | None = None
 
     def __getitem__(self, rows: NDArray[Any]) -> "ViewTable":
-        """Some of the rows, by number or mask."""
-        columns = {name: getattr(self, name) for name in ("labels", "weights", "codes")}
-        some = {name: None if column is None else column[rows] for name, column in columns.items()}
-        return ViewTable(ids=self.ids[rows], names=self.names, **some)
+        """Some of the rows, by number or mask; without the splits of which none is left."""
+        labels, weights = (None if column is None else column[rows] for column in (self.labels, self.weights))
+        if self.codes is None:
+            return ViewTable(ids=self.ids[rows], labels=labels, weights=weights)
+        used, codes = np.unique(self.codes[rows], return_inverse=True)
+        names = tuple(self.names[code] for code in used.tolist())
+        return ViewTable(ids=self.ids[rows], labels=labels, weights=weights, names=names, codes=codes.astype(np.int32))
 
     def digest(self, parent_digest: str, split: str) -> str:
         """SHA-256 over the set, its split, and each column's name and little-endian values."""

@@ -85,6 +85,8 @@ def test_a_view_of_a_view_keeps_its_labels_weights_and_splits(whole):
     view = made(whole, of=first, per_class=1)
     assert sorted([*ids_of(view, "a"), *ids_of(view, "b")])[-1] == 4
     assert view.num_samples("a") + view.num_samples("b") == 2
+    only = made(whole, of=first, ids=text(whole, 1, 4))
+    assert (list(only.view.splits), ids_of(only, "a")) == (["a"], [1, 4])
     view = made(whole, of=first, ids=text(whole, 2, 3), from_split="b")
     assert (ids_of(view), view.part("train").weights.tolist()) == ([2, 3], [2, 3])
     with pytest.raises(ConfigError, match="1 of its ids are not in the split, such as 1"):
@@ -121,7 +123,7 @@ def test_sql_chooses_by_the_catalogue(whole):
         ({"from_split": "val", "per_class": 1}, "no split 'val'"),
         ({"split": {"train": 0.9, "val": 0.2}}, "add up to 1 at most"),
         ({"split": {"test": 0.5}}, "has a split 'test' already"),
-        ({"split": {"val": 0.001}}, "no sample of .* is left by: split"),
+        ({"split": {"train": 0.9, "val": 0.001}}, "no sample of 60 is left for val"),
     ],
 )
 def test_a_choice_that_names_what_is_not_there_is_refused(whole, choice, words):
