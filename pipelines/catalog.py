@@ -4,11 +4,10 @@ It is made from the set, so it is in no digest. Its footer names the SHA-256 of 
 """
 
 import io
-import json
-from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
@@ -20,6 +19,7 @@ from shardset.errors import ConfigError, NotFound, UndecodableImage
 from shardset.format import manifest as manifests
 from shardset.format.images import format_of
 from shardset.format.images.orientation import orientation_of, upright_size
+from shardset.format.index import index_fields
 from shardset.format.manifest import LoadedSet, Shard
 from shardset.format.originals import read_origins
 from shardset.read.indexes import read_index
@@ -30,7 +30,11 @@ THREADS = 4
 """Each holds a whole tar."""
 
 _FOOTER = b"shardset.catalog"
-_UNREADABLE = (pa.ArrowException, OSError, ValueError)
+_SCHEMA = pa.schema(
+    {"id": "int64", "key": "string", "label": "int64", "class": "string", "width": "int32", "height": "int32"}
+    | {"bytes": "int64", "source": "string", "json": "string"}
+)
+"""The same for all tars, since programs read their files as one table."""
 
 
 def write_catalog(url: str) -> list[str]:
@@ -56,7 +60,7 @@ def read_catalog(loaded: LoadedSet, split: str) -> pa.Table:
             f"{loaded.storage.url}/{missing[0]}: no catalogue of this tar is beside it; make it with `python -m "
             f"pipelines catalog {loaded.storage.url}`"
         )
-    return pa.concat_tables([table for table in tables if table is not None], promote_options="permissive")
+    return pa.concat_tables([table for table in tables if table is not None])
 
 
 def _path(shard: Shard) -> str:
@@ -68,8 +72,8 @@ def _read(storage: Storage, shard: Shard) -> pa.Table | None:
     try:
         file = parquet.ParquetFile(pa.BufferReader(storage.read(_path(shard))), page_checksum_verification=True)
         is_current = (file.metadata.metadata or {}).get(_FOOTER) == shard.sha256.encode()
-        return file.read() if is_current else None
-    except (NotFound, *_UNREADABLE):  # damage is repaired as absence is
+        return file.read().cast(_SCHEMA) if is_current else None
+    except (NotFound, pa.ArrowException, OSError, ValueError):  # damage is repaired as absence is
         return None
 
 
@@ -83,26 +87,24 @@ def _write(loaded: LoadedSet, split: str, number: int, options: ImageOptions) ->
     tar = memoryview(
         read_object(storage, shard.path, shard.num_bytes, shard.crc32c, "rebuild the shard with --only-shards")
     )
-    rows, keys, labels = rows_of_index(index, 0, shard.first_id), index["key"], index["label"].tolist()
+    rows, labels = rows_of_index(index, 0, shard.first_id), index["label"].tolist()
     images = zip(rows["image_start"].tolist(), rows["image_bytes"].tolist(), strict=True)
     sizes = [_size(bytes(tar[start : start + size]), options) if size else (None, None) for start, size in images]
-    origins = read_origins(storage, split, number, keys)
+    texts = index[".json"].tolist() if ".json" in index_fields(index) else [(0, 0)] * len(index)
+    origins = read_origins(storage, split, number, index["key"])
     names = [info.name for info in manifest.classes]
     columns: dict[str, Any] = {
         "id": shard.first_id + np.arange(len(index)),
-        "key": keys.astype(str),
+        "key": index["key"].astype(str),
         "label": labels,
-        "class": pa.array([names[label] if 0 <= label < len(names) else None for label in labels], pa.string()),
-        "width": pa.array([width for width, _ in sizes], pa.int32()),
-        "height": pa.array([height for _, height in sizes], pa.int32()),
+        "class": [names[label] if 0 <= label < len(names) else None for label in labels],
+        "width": [width for width, _ in sizes],
+        "height": [height for _, height in sizes],
         "bytes": rows["image_bytes"],
-        "source": pa.array([origin.name for origin in origins] if origins else [None] * len(index), pa.string()),
+        "source": [origin.name for origin in origins] if origins else [None] * len(index),
+        "json": [_json(bytes(tar[start : start + size])) if size else None for start, size in texts],
     }
-    if ".json" in (index.dtype.names or ()):
-        places = index[".json"].tolist()
-        objects = [_object(bytes(tar[start : start + size])) for start, size in places]
-        columns |= {f"json.{name}" if name in columns else name: values for name, values in _scalars(objects)}
-    table = pa.table(columns).replace_schema_metadata({_FOOTER: shard.sha256.encode()})
+    table = pa.table(columns, _SCHEMA).replace_schema_metadata({_FOOTER: shard.sha256.encode()})
     out = io.BytesIO()
     parquet.write_table(table, out, compression="zstd", write_page_checksum=True)
     with storage.writer(_path(shard)) as file:
@@ -119,28 +121,10 @@ def _size(image: bytes, options: ImageOptions) -> tuple[int | None, int | None]:
         return None, None
 
 
-def _object(text: bytes) -> dict[str, Any]:
+def _json(text: bytes) -> str | None:
+    """The text, None if it is not JSON."""
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def _scalars(objects: Sequence[dict[str, Any]]) -> Iterator[tuple[str, pa.Array]]:
-    """A column for each printable name with texts, numbers and truth values, in the order of their first samples."""
-    found = dict.fromkeys(name for each in objects for name, value in each.items() if _is_scalar(value))
-    for name in filter(str.isprintable, found):
-        values = [value if _is_scalar(value := each.get(name)) else None for each in objects]
-        try:
-            yield name, pa.array(values)
-        except (pa.ArrowException, OverflowError, UnicodeError):  # texts and numbers under one name, half a character
-            yield name, pa.array([None if value is None else _text(value) for value in values])
-
-
-def _text(value: object) -> str:
-    return str(value).encode("utf-8", "replace").decode()
-
-
-def _is_scalar(value: Any) -> bool:
-    return isinstance(value, str | int | float | bool)
+        msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+    return text.decode()

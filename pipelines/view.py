@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -14,7 +14,7 @@ from shardset.errors import ConfigError, DamagedShard, brought_by
 from shardset.format import manifest as manifests
 from shardset.format.manifest import LoadedSet, View
 from shardset.format.naming import is_split
-from shardset.format.view import STORED, ViewHead, ViewTable, read_view, relative_parent, view_to_bytes
+from shardset.format.view import STORED, ViewHead, ViewRows, read_view, relative_parent, view_to_bytes
 from shardset.order.permutation import derive_key, hash64
 from shardset.settings import setting
 from shardset.storage.base import ABSENT
@@ -42,8 +42,6 @@ class Choice:
         {}, "splits of the view and their shares, at random, as train=0.9,val=0.1",
         action=Merge, type=arguments.fractions, metavar="SPLIT=SHARE,...",
     )  # fmt: skip
-    seed: int = setting(0, "seed of what is at random")
-    reason: str | None = setting(None, "why, as its footer will say (default: the flags)")
 
     @property
     def words(self) -> str:
@@ -53,7 +51,7 @@ class Choice:
 
 
 def make_view(url: str, of: str, choice: Choice) -> View:
-    """Writes the chosen samples of a set, or of another view of it, as the view at `url`; returns it.
+    """Writes the chosen samples of a set, or of a view, as the view at `url`; returns it.
 
     Raises ConfigError for a choice that names what is not there, or no sample.
     """
@@ -62,102 +60,84 @@ def make_view(url: str, of: str, choice: Choice) -> View:
     if not choice.words:
         raise ConfigError("nothing is chosen; give --where, --ids, --keys, --drop-keys, --split or another choice")
     loaded, (storage, name) = manifests.load(of), open_file(url)
-    split, table = _all_rows(loaded, of, choice.from_split)
-    whole = LoadedSet(loaded.whole, loaded.storage)
-    chosen = _chosen(whole, split, table, choice)
-    if not len(chosen.ids):
+    whole, split, rows = loaded.without_view(), *_all_rows(loaded, choice.from_split)
+    splits = _chosen(whole, split, rows, choice)
+    if not all(len(part.ids) for part in splits.values()):
         raise ConfigError(f"no sample of {of} {split} is left by: {choice.words}")
-    head = ViewHead(
-        parent=relative_parent(storage.url, loaded.storage.url),
-        parent_digest=whole.manifest.digest,
-        split=split,
-        reason=choice.words if choice.reason is None else choice.reason,
-    )
-    view = manifests.with_view(whole, head, chosen, url).view
+    parent = relative_parent(storage.url, whole.storage.url)
+    head = ViewHead(parent=parent, parent_digest=whole.digest, split=split, reason=choice.words)
+    view = manifests.with_view(whole, head, splits, url).view
     assert view is not None, "of the same set"
     with storage.writer(name, if_generation=ABSENT) as out:
-        out.write(view_to_bytes(view.head, chosen))
+        out.write(view_to_bytes(view.head, splits))
     return view
 
 
-def _all_rows(loaded: LoadedSet, url: str, wanted: str | None) -> tuple[str, ViewTable]:
+def _all_rows(loaded: LoadedSet, wanted: str | None) -> tuple[str, ViewRows]:
     """The stored split to choose from, and its samples: all, or those of a view of it."""
     names = list(loaded.manifest.splits)
-    if loaded.view is None:
-        split = wanted or (names[0] if len(names) == 1 else "train")
-        return split, ViewTable(ids=np.arange(loaded.manifest.split(split).num_samples))
-    _, table = read_view(*open_file(url))
-    if wanted is not None and wanted not in loaded.view.splits:
-        raise ConfigError(f"the view {url} has no split {wanted!r}, only {', '.join(loaded.view.splits)}")
-    if wanted is not None and table.codes is not None:
-        table = replace(table[table.codes == table.names.index(wanted)], names=(), codes=None)
-    return loaded.view.head.split, table
+    name = wanted or (names[0] if len(names) == 1 else "train")
+    num_samples, part = loaded.manifest.split(name).num_samples, loaded.part(name)
+    return loaded.stored_split(name), ViewRows(np.arange(num_samples)) if part is None else part.rows
 
 
-def _chosen(whole: LoadedSet, split: str, table: ViewTable, choice: Choice) -> ViewTable:
-    """The rows that a choice leaves, and their splits."""
+def _chosen(whole: LoadedSet, split: str, rows: ViewRows, choice: Choice) -> dict[str, ViewRows]:
+    """The rows that a choice leaves, by split."""
     if choice.ids is not None:
-        table = _with_ids(table, choice.ids)
+        given = _read_ids(choice.ids, split)
+        ids = np.concatenate([part.ids for part in given.values()])
+        if len(unknown := np.setdiff1d(ids, rows.ids)):
+            raise ConfigError(f"{choice.ids}: {len(unknown):,} of its ids are not in the split, such as {unknown[0]}")
+        if [*given] != [split] or given[split][1:] != (None, None):
+            if choice.words != f"ids {choice.ids}" or rows[1:] != (None, None):
+                raise ConfigError(f"{choice.ids}: has labels, weights or splits; make it a view, then choose from that")
+            return given
+        rows = rows.at(np.isin(rows.ids, ids))
     if choice.where is not None:
-        table = table[np.isin(table.ids, _ids_where(whole, split, choice.where))]
+        rows = rows.at(np.isin(rows.ids, _ids_where(whole, split, choice.where)))
     if choice.keys or choice.drop_keys or choice.drop_duplicates or choice.per_class:
-        from pipelines.report.catalog import open_catalog  # late, with Arrow
-
-        stored = msgspec.structs.replace(whole.manifest, splits={split: whole.manifest.split(split)})
-        catalog, problems = open_catalog(whole._replace(manifest=stored), max_samples=sys.maxsize)
-        if problems:
-            raise DamagedShard(f"{problems[0].where}: {problems[0].sentence}")
-        table = _by_index(np.concatenate(catalog.keys), catalog.rows, table, choice)
-    if choice.split:
-        table = _divided(table, choice)
-    return table
+        rows = _by_index(whole, split, rows, choice)
+    return _divided(rows, choice.split) if choice.split else {split: rows}
 
 
-def _by_index(keys: np.ndarray, stored: np.ndarray, table: ViewTable, choice: Choice) -> ViewTable:
-    """The rows that the choices by key, image and class leave; `keys` and `stored` are of all ids, in order."""
+def _by_index(whole: LoadedSet, split: str, rows: ViewRows, choice: Choice) -> ViewRows:
+    """The rows that the choices by key, image and class leave."""
+    from pipelines.report.alike import equal_images
+    from pipelines.report.catalog import open_catalog  # late, with Arrow
+
+    only = msgspec.structs.replace(whole.manifest, splits={split: whole.manifest.split(split)})
+    catalog, problems = open_catalog(whole._replace(manifest=only), max_samples=sys.maxsize)
+    if problems:
+        raise DamagedShard(f"{problems[0].where}: {problems[0].sentence}")
+    keys, stored = np.concatenate(catalog.keys), catalog.rows  # of all ids, in order
     for path, is_kept in ((choice.keys, True), (choice.drop_keys, False)):
         if path is not None:
             wanted = np.array([line.encode("ascii", "replace") for line in _lines(path)], np.bytes_)
             if len(unknown := np.setdiff1d(wanted, keys)):
                 some = ", ".join(key.decode() for key in unknown[:3].tolist())
                 raise ConfigError(f"{path}: {len(unknown):,} of its keys are not in the split, such as {some}")
-            table = table[np.isin(keys[table.ids], wanted) == is_kept]
-    rows = stored[table.ids]
+            rows = rows.at(np.isin(keys[rows.ids], wanted) == is_kept)
     if choice.drop_duplicates:
-        content = np.stack([rows["image_crc32c"].astype(np.int64), rows["image_bytes"]])
-        content[1, rows["image_bytes"] == 0] = -1 - np.flatnonzero(rows["image_bytes"] == 0)  # no image is no copy
-        first = np.sort(np.unique(content, axis=1, return_index=True)[1])
-        table, rows = table[first], rows[first]
+        groups = equal_images(stored, rows.ids[stored["image_bytes"][rows.ids] > 0])
+        rows = rows.at(~np.isin(rows.ids, [id_ for group in groups for id_ in sorted(group.samples)[1:]]))
     if choice.per_class is not None:
-        labels = rows["label"]
-        if table.labels is not None:
-            labels = np.where(table.labels == STORED, labels, table.labels)
-        by_class = np.lexsort((_random(table.ids, choice.seed, "per class"), labels))
-        _, firsts, counts = np.unique(labels[by_class], return_index=True, return_counts=True)
-        is_taken = np.arange(len(by_class)) - np.repeat(firsts, counts) < choice.per_class
-        table = table[np.sort(by_class[is_taken])]
-    return table
+        labels = stored["label"][rows.ids]
+        if rows.labels is not None:
+            labels = np.where(rows.labels == STORED, labels, rows.labels)
+        order = np.lexsort((_random(rows.ids, "per class"), labels))
+        _, firsts, counts = np.unique(labels[order], return_index=True, return_counts=True)
+        is_taken = np.arange(len(order)) - np.repeat(firsts, counts) < choice.per_class
+        rows = rows.at(np.sort(order[is_taken]))
+    return rows
 
 
-def _with_ids(table: ViewTable, path: str) -> ViewTable:
-    """The rows with the ids of a file, and the labels, weights and splits that it gives."""
+def _read_ids(path: str, split: str) -> dict[str, ViewRows]:
     if path.endswith(".parquet"):
-        given = read_view(*open_file(path))[1]
-    else:
-        try:
-            given = ViewTable(ids=np.unique(np.array(_lines(path), np.int64)))
-        except (ValueError, OverflowError) as error:
-            raise ConfigError(f"{path}: {error}; expected an id a line, or a Parquet file") from error
-    if len(unknown := np.setdiff1d(given.ids, table.ids)):
-        raise ConfigError(f"{path}: {len(unknown):,} of its ids are not in the split, such as {unknown[0]}")
-    table = table[np.searchsorted(table.ids, given.ids)]
-    return replace(
-        table,
-        labels=table.labels if given.labels is None else given.labels,
-        weights=table.weights if given.weights is None else given.weights,
-        names=given.names or table.names,
-        codes=table.codes if given.codes is None else given.codes,
-    )
+        return {name or split: part for name, part in read_view(*open_file(path))[1].items()}
+    try:
+        return {split: ViewRows(np.unique(np.array(_lines(path), np.int64)))}
+    except (ValueError, OverflowError) as error:
+        raise ConfigError(f"{path}: {error}; expected an id a line, or a Parquet file") from error
 
 
 def _ids_where(whole: LoadedSet, split: str, where: str) -> np.ndarray:
@@ -168,33 +148,29 @@ def _ids_where(whole: LoadedSet, split: str, where: str) -> np.ndarray:
     from pipelines.catalog import read_catalog  # late, with Arrow
 
     catalog = read_catalog(whole, split)
-    with duckdb.connect() as database:
-        database.register("catalog", catalog)
+    # A filter is one expression, and without external access it reads no file.
+    with duckdb.connect(config={"enable_external_access": "false", "lock_configuration": "true"}) as database:
         try:
-            found: np.ndarray = database.execute(f"SELECT id FROM catalog WHERE ({where})").fetchnumpy()["id"]
+            found: np.ndarray = database.from_arrow(catalog).filter(where).select("id").fetchnumpy()["id"]
         except duckdb.Error as error:
             raise ConfigError(f"--where {where}: {error}; columns are {', '.join(catalog.column_names)}") from error
     return found
 
 
-def _divided(table: ViewTable, choice: Choice) -> ViewTable:
-    """The rows with splits, each with its share of them to one sample; the rest is left out."""
-    names, ends = tuple(sorted(choice.split)), np.cumsum([choice.split[name] for name in sorted(choice.split)])
-    if not all(map(is_split, names)) or min(choice.split.values()) <= 0 or ends[-1] > 1 + 1e-9:
-        raise ConfigError(
-            f"--split {choice.split}: expected names of splits, and shares above 0 that add up to 1 at most"
-        )
-    rank = np.empty(len(table.ids), np.int64)
-    rank[np.argsort(_random(table.ids, choice.seed, "split"), kind="stable")] = np.arange(len(rank))
-    codes = np.searchsorted(np.round(ends * len(rank)), rank, side="right").astype(np.int32)
-    divided = replace(table[codes < len(names)], names=names, codes=codes[codes < len(names)])
-    if empty := [name for code, name in enumerate(names) if code not in codes]:
-        raise ConfigError(f"--split {choice.split}: no sample of {len(table.ids):,} is left for {empty[0]}")
-    return divided
+def _divided(rows: ViewRows, shares: dict[str, float]) -> dict[str, ViewRows]:
+    """The rows in splits, each with its share of them to one sample; the rest is left out."""
+    if not all(map(is_split, shares)) or min(shares.values()) <= 0 or sum(shares.values()) > 1 + 1e-9:
+        raise ConfigError(f"--split {shares}: expected names of splits, and shares above 0 that add up to 1 at most")
+    order = np.argsort(_random(rows.ids, "split"), kind="stable")
+    ends = np.round(np.cumsum([shares[name] for name in sorted(shares)]) * len(order)).astype(int)
+    parts = dict(zip(sorted(shares), np.split(order, ends), strict=False))  # what is past the last end is left out
+    if empty := [name for name, part in parts.items() if not len(part)]:
+        raise ConfigError(f"--split {shares}: no sample of {len(order):,} is left for {empty[0]}")
+    return {name: rows.at(np.sort(part)) for name, part in parts.items()}
 
 
-def _random(ids: np.ndarray, seed: int, purpose: str) -> np.ndarray:
-    numbers: np.ndarray = hash64(derive_key(seed, "view", purpose), ids)
+def _random(ids: np.ndarray, purpose: str) -> np.ndarray:
+    numbers: np.ndarray = hash64(derive_key(0, "view", purpose), ids)
     return numbers
 
 

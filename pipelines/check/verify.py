@@ -72,8 +72,7 @@ def verify(
     manifest, decodes every image, and checks that keys are unique over all splits. Uses all cores; processes if the
     shards hold `min_process_bytes` or more. Raises ManifestError without a valid manifest.
     """
-    loaded = manifests.load(url)
-    manifest, storage = loaded.whole, loaded.storage
+    manifest, storage, _ = manifests.load(url).without_view()
     image = options_to_read(manifest)
     tasks = [
         ShardTask(

@@ -18,7 +18,7 @@ from shardset.format import naming
 from shardset.format.shards import Count, Group, Record, Sha256, StoredShards
 from shardset.format.shards import IndexFile as IndexFile
 from shardset.format.shards import Shard as Shard
-from shardset.format.view import ViewHead, ViewSplit, ViewTable, address_from, read_view
+from shardset.format.view import STORED, ViewHead, ViewRows, ViewSplit, address_from, read_view, view_digest
 from shardset.order.selection import Selection
 from shardset.prepared import prepared
 from shardset.storage.base import Storage
@@ -194,10 +194,9 @@ class LoadedSet(NamedTuple):
     storage: Storage
     view: View | None = None
 
-    @property
-    def whole(self) -> Manifest:
-        """The manifest of the whole set."""
-        return self.manifest if self.view is None else self.view.whole
+    def without_view(self) -> "LoadedSet":
+        """The whole set."""
+        return self if self.view is None else LoadedSet(self.view.whole, self.storage)
 
     @property
     def digest(self) -> str:
@@ -251,7 +250,7 @@ def load_whole(url: str) -> LoadedSet:
     return loaded
 
 
-def with_view(loaded: LoadedSet, head: ViewHead, table: ViewTable, url: str) -> LoadedSet:
+def with_view(loaded: LoadedSet, head: ViewHead, rows: Mapping[str, ViewRows], url: str) -> LoadedSet:
     """A whole set with a view of it; raises ConfigError where the view does not fit."""
     whole = loaded.manifest
     if head.parent_digest != whole.digest:
@@ -260,25 +259,35 @@ def with_view(loaded: LoadedSet, head: ViewHead, table: ViewTable, url: str) -> 
             f"{whole.digest[:12]}…; name that set, or make the view again"
         )
     of, others = whole.split(head.split), {name: one for name, one in whole.splits.items() if name != head.split}
-    head = msgspec.structs.replace(head, digest=head.digest or table.digest(whole.digest, head.split))
+    if taken := rows.keys() & others.keys():
+        raise ConfigError(f"{url}: the set has a split {min(taken)!r} already; give that of the view another name")
+    for part in rows.values():
+        labels = np.zeros(0) if part.labels is None else part.labels[part.labels != STORED]
+        if len(labels) and not -1 <= labels.min() <= labels.max() < len(whole.classes):
+            raise ConfigError(
+                f"{url}: labels reach {labels.min()} to {labels.max()}, the set has the classes 0 to "
+                f"{len(whole.classes) - 1}; give those, -1 for none, or null for the stored one"
+            )
+    head = msgspec.structs.replace(head, digest=head.digest or view_digest(whole.digest, rows))
     try:
-        parts = table.parts(head, of.num_samples, len(whole.classes))
+        splits = {
+            name: ViewSplit(Selection.of(part.ids, of.num_samples, head.digest), part.labels, part.weights)
+            for name, part in rows.items()
+        }
     except ConfigError as error:
         raise ConfigError(f"{url}: {error}") from error
-    if taken := parts.keys() & others.keys():
-        raise ConfigError(f"{url}: the set has a split {min(taken)!r} already; give that of the view another name")
-    manifest = msgspec.structs.replace(whole, splits=dict.fromkeys(parts, of) | others)
-    return LoadedSet(manifest, loaded.storage, View(url=url, head=head, splits=parts, whole=whole))
+    manifest = msgspec.structs.replace(whole, splits=dict.fromkeys(splits, of) | others)
+    return LoadedSet(manifest, loaded.storage, View(url=url, head=head, splits=splits, whole=whole))
 
 
 def _load_view(url: str) -> LoadedSet:
     storage, name = open_file(url)
-    head, table = read_view(storage, name)
+    head, rows = read_view(storage, name)
     if head is None:
         raise ConfigError(
             f"{url}: names no set in its footer; seal it with `python -m pipelines view OUT --of SET --ids {url}`"
         )
-    return with_view(load_whole(address_from(storage.url, head.parent)), head, table, url)
+    return with_view(load_whole(address_from(storage.url, head.parent)), head, rows, url)
 
 
 def read(storage: Storage, name: str = naming.MANIFEST, where: str | None = None) -> Manifest:

@@ -78,8 +78,8 @@ def _check_data(config: TrainConfig, url: str, wanted_rate: float | None, num_ho
     config = replace(config, cache_dir=None, cache_bytes=None)  # leaves no files behind, and measures the bucket
     check, advice = "manifest", "see `python -m pipelines verify`"
     try:
-        loaded = load_once(url)
-        result = check_manifest(loaded.whole, {stat.name: stat.num_bytes for stat in loaded.storage.list()})
+        manifest, storage, _ = load_once(url).without_view()
+        result = check_manifest(manifest, {stat.name: stat.num_bytes for stat in storage.list()})
         yield result
         if result.status == "fail":
             return
