@@ -66,7 +66,7 @@ def inspect(
         raise ConfigError(f"no split {split!r} in this shard set; it has {', '.join(sorted(manifest.splits))}")
     label = None if class_name is None else find_label(manifest, class_name)
     wanted, split = split, None if split is None else loaded.stored_split(split)
-    whole = loaded.whole
+    whole = loaded.without_view().manifest
     if key is not None:
         samples = find_key(storage, whole, key, split=split)
     elif name is not None:
@@ -79,7 +79,8 @@ def inspect(
     else:
         return overview(counted(loaded), url, split=wanted, label=label)
     if view is not None:
-        samples = [each for sample in samples for each in _in_view(loaded, sample) if wanted in (None, each.split)]
+        names = [wanted] if wanted else [*manifest.splits]
+        samples = [each for name in names for sample in samples for each in _in_view(loaded, name, sample)]
     return [sample for sample in samples if label in (None, sample.label)]
 
 
@@ -97,18 +98,13 @@ def counted(loaded: LoadedSet) -> Manifest:
     return msgspec.structs.replace(loaded.manifest, splits=splits)
 
 
-def _in_view(loaded: LoadedSet, sample: SampleInfo) -> Iterator[SampleInfo]:
-    """A stored sample as the view has it, in its split and with its label; none where it is left out."""
-    classes, ids = loaded.manifest.classes, np.array([sample.id])
-    for name in loaded.manifest.splits:
-        if loaded.stored_split(name) == sample.split:
-            part = loaded.part(name)
-            if part is None:
-                yield sample
-            elif part.selection.has(ids).item():
-                label = part.labels_of(ids, np.array([sample.label])).item()
-                class_name = classes[label].name if label >= 0 else ""
-                yield msgspec.structs.replace(sample, split=name, label=label, class_name=class_name)
+def _in_view(loaded: LoadedSet, split: str, sample: SampleInfo) -> Iterator[SampleInfo]:
+    """A stored sample with its label in a split of a view; none where it is not in that."""
+    part, ids = loaded.part(split), np.array([sample.id])
+    if loaded.stored_split(split) == sample.split and (part is None or part.selection.has(ids).item()):
+        label = sample.label if part is None else part.labels_of(ids, np.array([sample.label])).item()
+        class_name = loaded.manifest.classes[label].name if label >= 0 else ""
+        yield msgspec.structs.replace(sample, split=split, label=label, class_name=class_name)
 
 
 def overview(manifest: Manifest, url: str, *, split: str | None = None, label: int | None = None) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pipelines.sources.webdataset import known_tars, samples_of
 from shardset.errors import SourceError
 from shardset.format import manifest as manifests
 from shardset.format.manifest import LoadedSet, Shard
-from shardset.format.view import ViewSplit
+from shardset.order.selection import Selection
 from shardset.storage.base import Stat, Storage
 
 
@@ -38,37 +38,37 @@ class ExistingSet:
     def survey(self) -> Survey:
         """The tars that hold samples; raises SourceError for a set whose tars are not there."""
         loaded = manifests.load(self.url)
-        tars = {tar.name: tar for tar in known_tars(loaded.storage, loaded.whole)}
+        whole = loaded.without_view().manifest
+        tars = {tar.name: tar for tar in known_tars(loaded.storage, whole)}
         units = [
             {"tar": msgspec.to_builtins(tars[shard.path]), "split": name, "first_id": shard.first_id}
             | {"digest": loaded.digest}
             for name, split in loaded.manifest.splits.items()
             for shard in split.shards
-            if _has_any(loaded.part(name), shard)
+            if _has_any(loaded.selection(name), shard)
         ]
-        notes = [] if loaded.view is None else [f"made of a view of {loaded.whole.digest}: {loaded.view.head.reason}"]
+        notes = [] if loaded.view is None else [f"made of a view of {whole.digest}: {loaded.view.head.reason}"]
         objects = {unit["tar"]["name"]: unit["tar"]["num_bytes"] for unit in units}
-        return Survey(units=units, classes=loaded.manifest.classes or None, notes=notes, objects=objects)
+        return Survey(units=units, classes=whole.classes or None, notes=notes, objects=objects)
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
         """The samples of a tar that the set or view takes, in its order."""
         part = load_in_worker(self.url, unit["digest"]).part(unit["split"])
         for id_, sample in enumerate(samples_of(self.input, Stat(**unit["tar"]), unit["split"]), unit["first_id"]):
             ids = np.array([id_])
-            if part is None or part.selection.has(ids).item():
-                if part is not None and isinstance(sample, RawSample):
-                    label = part.labels_of(ids, np.array([sample.label])).item()
-                    sample = sample if label == sample.label else _relabelled(sample, label)
+            if part is None or (part.selection.has(ids).item() and isinstance(sample, Rejected)):
                 yield sample
+            elif part.selection.has(ids).item():
+                yield _relabelled(sample, part.labels_of(ids, np.array([sample.label])).item())
 
 
-def _has_any(part: ViewSplit | None, shard: Shard) -> bool:
+def _has_any(selection: Selection | None, shard: Shard) -> bool:
     ends = np.array([shard.first_id, shard.first_id + shard.num_samples])
-    return part is None or bool(np.diff(part.selection.num_before(ends)).item())
+    return selection is None or bool(np.diff(selection.num_before(ends)).item())
 
 
 def _relabelled(sample: RawSample, label: int) -> RawSample:
-    fields = {name: b"%d" % label if name == "cls" else content for name, content in sample.fields.items()}
-    if label < 0:
-        fields.pop("cls", None)
+    if label == sample.label:
+        return sample
+    fields = {name: content for name, content in sample.fields.items() if name != "cls"}
     return msgspec.structs.replace(sample, label=label, fields=fields)

@@ -138,6 +138,7 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
         disk_cache = DiskCache(folder=config.cache_dir, num_bytes=config.cache_bytes)
     stream = partial(
         Stream,
+        loaded,
         global_batch_size=config.global_batch_size,
         rank=host,
         world_size=num_hosts,
@@ -149,7 +150,6 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
     )
     image = config.image
     train = stream(
-        loaded,
         config.train_split,
         seed=config.seed,
         image=train_spec(image),
@@ -159,7 +159,7 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
     )
     return Data(
         train=train,
-        evaluation=stream(without_weights(loaded), eval_split, seed=None, image=eval_spec(image)),
+        evaluation=stream(eval_split, seed=None, image=eval_spec(image)),
         num_classes=num_classes,
         manifest_digest=manifest.digest,
         eval_split=eval_split,
@@ -169,14 +169,6 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
         num_eval_samples=loaded.num_samples(eval_split),
         class_names=tuple(one.name for one in manifest.classes),
     )
-
-
-def without_weights(loaded: LoadedSet) -> LoadedSet:
-    """The same set or view, where every sample counts once, as in evaluation."""
-    if loaded.view is None:
-        return loaded
-    parts = {name: replace(part, weights=None) for name, part in loaded.view.splits.items()}
-    return loaded._replace(view=replace(loaded.view, splits=parts))
 
 
 def eval_spec(image: ImageConfig) -> ImageSpec:

@@ -67,8 +67,8 @@ def run(
         assert sample_id is not None
         answer = explain_sample(timetable, sample_id)
     if as_json:
-        order = json.loads(timetable.order.state(0, 0, timetable.manifest.digest).to_json())
-        values = {"manifest": timetable.storage.url, "split": timetable.split_name, "order": order}
+        order = json.loads(timetable.order.state(0, 0, timetable.loaded.manifest.digest).to_json())
+        values = {"manifest": timetable.loaded.storage.url, "split": timetable.split_name, "order": order}
         print(json.dumps(values | msgspec.to_builtins(answer)))
     else:
         show(timetable, answer)
@@ -101,8 +101,7 @@ def timetable_of(config: TrainConfig, state: OrderState | None = None, num_hosts
     if config.fake_data or config.manifest is None:
         raise ConfigError("there is no shard set to explain; give --manifest, or the --run-dir of a run that has one")
     loaded = manifests.load(config.manifest)
-    manifest, storage, view = loaded
-    split, ids = manifest.split(config.train_split), loaded.selection(config.train_split)
+    split, ids = loaded.manifest.split(config.train_split), loaded.selection(config.train_split)
     if state is None:
         options = OrderOptions(
             seed=config.seed,
@@ -130,11 +129,8 @@ def timetable_of(config: TrainConfig, state: OrderState | None = None, num_hosts
             view=ids,
             augment_repeats=config.image.augment_repeats,
         )
-        order.resume(state, manifest.digest)
-    return Timetable(
-        manifest=manifest, storage=storage, split_name=config.train_split, order=order, num_epochs=config.epochs,
-        view=view,
-    )  # fmt: skip
+        order.resume(state, loaded.manifest.digest)
+    return Timetable(loaded=loaded, split_name=config.train_split, order=order, num_epochs=config.epochs)
 
 
 def explain_step(timetable: Timetable, text: str) -> ExplainedStep:

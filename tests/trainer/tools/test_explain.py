@@ -115,7 +115,7 @@ def test_the_repeats_of_a_sample_are_in_the_slots_that_the_stream_gives_them(rec
 def test_samples_are_those_of_the_stream_by_key_and_label(recorded):
     run_dir, _ = recorded
     timetable = timetable_of_run(run_dir)
-    url = timetable.storage.url
+    url = timetable.loaded.storage.url
     stream = Stream(url, "train", global_batch_size=BATCH, rank=0, world_size=1, seed=5, image=None, with_key=True)
     steps = 0
     for step, batch in enumerate(stream.epoch(1)):
