@@ -90,7 +90,7 @@ def _write(loaded: LoadedSet, split: str, number: int, options: ImageOptions) ->
     rows, labels = rows_of_index(index, 0, shard.first_id), index["label"].tolist()
     images = zip(rows["image_start"].tolist(), rows["image_bytes"].tolist(), strict=True)
     sizes = [_size(bytes(tar[start : start + size]), options) if size else (None, None) for start, size in images]
-    texts = index[".json"].tolist() if ".json" in index_fields(index) else [(0, 0)] * len(index)
+    texts = index[".json"].tolist() if "json" in index_fields(index) else [(0, 0)] * len(index)
     origins = read_origins(storage, split, number, index["key"])
     names = [info.name for info in manifest.classes]
     columns: dict[str, Any] = {

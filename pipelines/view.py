@@ -14,7 +14,7 @@ from shardset.errors import ConfigError, DamagedShard, brought_by
 from shardset.format import manifest as manifests
 from shardset.format.manifest import LoadedSet, View
 from shardset.format.naming import is_split
-from shardset.format.view import STORED, ViewHead, ViewRows, read_view, relative_parent, view_to_bytes
+from shardset.format.view import ViewHead, ViewRows, read_view, relative_parent, view_to_bytes
 from shardset.order.permutation import derive_key, hash64
 from shardset.settings import setting
 from shardset.storage.base import ABSENT
@@ -28,9 +28,7 @@ class Choice:
     """Which samples of a split a view takes. Each choice leaves out what it does not name; they apply in this order."""
 
     from_split: str | None = setting(None, "the split to choose from (default: train, or the only one)")
-    ids: str | None = setting(
-        None, "a Parquet file with id, maybe label, weight, split; or a text, an id a line", **_FILE
-    )
+    ids: str | None = setting(None, "a Parquet file with id, maybe label, weight, split", **_FILE)
     where: str | None = setting(None, "what SQL says of a row of the catalogue, as `width > 200`", metavar="SQL")
     keys: str | None = setting(None, "a text with a key a line", **_FILE)
     drop_keys: str | None = setting(None, "all but the keys in a text", **_FILE)
@@ -77,19 +75,18 @@ def _all_rows(loaded: LoadedSet, wanted: str | None) -> tuple[str, ViewRows]:
     """The stored split to choose from, and its samples: all, or those of a view of it."""
     names = list(loaded.manifest.splits)
     name = wanted or (names[0] if len(names) == 1 else "train")
-    num_samples, part = loaded.manifest.split(name).num_samples, loaded.part(name)
-    return loaded.stored_split(name), ViewRows(np.arange(num_samples)) if part is None else part.rows
+    return loaded.stored_split(name), loaded.part(name).rows
 
 
 def _chosen(whole: LoadedSet, split: str, rows: ViewRows, choice: Choice) -> dict[str, ViewRows]:
     """The rows that a choice leaves, by split."""
     if choice.ids is not None:
-        given = _read_ids(choice.ids, split)
+        given = {name or split: part for name, part in read_view(*open_file(choice.ids))[1].items()}
         ids = np.concatenate([part.ids for part in given.values()])
         if len(unknown := np.setdiff1d(ids, rows.ids)):
             raise ConfigError(f"{choice.ids}: {len(unknown):,} of its ids are not in the split, such as {unknown[0]}")
-        if [*given] != [split] or given[split][1:] != (None, None):
-            if choice.words != f"ids {choice.ids}" or rows[1:] != (None, None):
+        if [*given] != [split] or given[split].has_more:
+            if choice.words != f"ids {choice.ids}" or rows.has_more:
                 raise ConfigError(f"{choice.ids}: has labels, weights or splits; make it a view, then choose from that")
             return given
         rows = rows.at(np.isin(rows.ids, ids))
@@ -121,23 +118,12 @@ def _by_index(whole: LoadedSet, split: str, rows: ViewRows, choice: Choice) -> V
         groups = equal_images(stored, rows.ids[stored["image_bytes"][rows.ids] > 0])
         rows = rows.at(~np.isin(rows.ids, [id_ for group in groups for id_ in sorted(group.samples)[1:]]))
     if choice.per_class is not None:
-        labels = stored["label"][rows.ids]
-        if rows.labels is not None:
-            labels = np.where(rows.labels == STORED, labels, rows.labels)
+        labels = stored["label"][rows.ids] if rows.labels is None else rows.labels
         order = np.lexsort((_random(rows.ids, "per class"), labels))
         _, firsts, counts = np.unique(labels[order], return_index=True, return_counts=True)
         is_taken = np.arange(len(order)) - np.repeat(firsts, counts) < choice.per_class
         rows = rows.at(np.sort(order[is_taken]))
     return rows
-
-
-def _read_ids(path: str, split: str) -> dict[str, ViewRows]:
-    if path.endswith(".parquet"):
-        return {name or split: part for name, part in read_view(*open_file(path))[1].items()}
-    try:
-        return {split: ViewRows(np.unique(np.array(_lines(path), np.int64)))}
-    except (ValueError, OverflowError) as error:
-        raise ConfigError(f"{path}: {error}; expected an id a line, or a Parquet file") from error
 
 
 def _ids_where(whole: LoadedSet, split: str, where: str) -> np.ndarray:

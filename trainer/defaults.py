@@ -124,7 +124,7 @@ def steps_of_set(given: Mapping[str, Any]) -> Settings:
     from trainer.data.splits import load_once  # decodes images, which --help must not need
 
     loaded, split = load_once(given["manifest"]), given.get("train_split", TrainConfig().train_split)
-    return steps_of(loaded.num_samples(split), given)
+    return steps_of(loaded.part(split).selection.num_kept, given)
 
 
 def _optimizer(settings: Settings) -> Settings:

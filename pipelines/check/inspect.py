@@ -86,23 +86,20 @@ def inspect(
 
 def counted(loaded: LoadedSet) -> Manifest:
     """The manifest, with the samples and classes that a view takes in the totals of its splits; reads the indexes."""
-    splits = {}
-    for name, split in loaded.manifest.splits.items():
-        splits[name], part = split, loaded.part(name)
-        if part is not None:
-            labels = np.concatenate([read_index(loaded.storage, shard)["label"] for shard in split.shards])
-            ids = part.selection.id_of(np.arange(part.selection.num_kept))
-            labels = part.labels_of(ids, labels[ids])
-            totals = np.bincount(labels[labels >= 0], minlength=len(loaded.manifest.classes)).tolist()
-            splits[name] = msgspec.structs.replace(split, num_samples=len(ids), class_totals=totals)
+    splits = dict(loaded.manifest.splits)
+    for name, part in loaded.view.splits.items() if loaded.view else ():
+        stored = np.concatenate([read_index(loaded.storage, shard)["label"] for shard in splits[name].shards])
+        labels = part.labels_of(part.rows.ids, stored[part.rows.ids])
+        totals = np.bincount(labels[labels >= 0], minlength=len(loaded.manifest.classes)).tolist()
+        splits[name] = msgspec.structs.replace(splits[name], num_samples=len(labels), class_totals=totals)
     return msgspec.structs.replace(loaded.manifest, splits=splits)
 
 
 def _in_view(loaded: LoadedSet, split: str, sample: SampleInfo) -> Iterator[SampleInfo]:
     """A stored sample with its label in a split of a view; none where it is not in that."""
     part, ids = loaded.part(split), np.array([sample.id])
-    if loaded.stored_split(split) == sample.split and (part is None or part.selection.has(ids).item()):
-        label = sample.label if part is None else part.labels_of(ids, np.array([sample.label])).item()
+    if loaded.stored_split(split) == sample.split and part.selection.has(ids).item():
+        label = part.labels_of(ids, np.array([sample.label])).item()
         class_name = loaded.manifest.classes[label].name if label >= 0 else ""
         yield msgspec.structs.replace(sample, split=split, label=label, class_name=class_name)
 

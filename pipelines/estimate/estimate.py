@@ -92,7 +92,7 @@ def show(found: Estimate, console: Console) -> None:
 def _rows(found: Estimate) -> Iterator[tuple[str, str]]:
     order, steps, stored = found.order, found.steps, found.stored
     last = f", the last with {steps.num_last:,} samples" if steps.num_pads else ""
-    if view := stored.splits[found.split].view:
+    if (view := stored.splits[found.split].view) and view.digest:
         yield "view", f"{view.num_kept:,} of {view.num_ids:,} samples"
     yield "steps", f"{steps.num_steps:,} an epoch{last}"
     yield "order", f"L = {order.num_lanes} lanes, q = {order.block_size}, w = {order.window} (docs/order.md)"

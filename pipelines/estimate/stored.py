@@ -73,7 +73,7 @@ def from_manifest(url: str) -> StoredSet:
             plan=plan,
             shard_sizes=split.shard_sizes,
             num_bytes=split.num_tar_bytes,
-            view=loaded.selection(name),
+            view=loaded.part(name).selection,
         )
     return StoredSet(title=url, splits=splits, num_classes=len(manifest.classes))
 

@@ -82,10 +82,10 @@ def open_catalog(loaded: LoadedSet, *, max_samples: int = MAX_SAMPLES) -> tuple[
         except (DamagedShard, StorageError) as error:
             return problem_of(shard.index.path, error)
         rows, part = rows_of_index(index, split, shard.first_id), loaded.part(names[split])
-        if part is not None:
-            ids = shard.first_id + rows["position"].astype(np.int64)
-            rows["label"] = part.labels_of(ids, rows["label"])
-            rows = rows[part.selection.has(ids)]
+        ids = shard.first_id + rows["position"].astype(np.int64)
+        is_taken = part.selection.has(ids)
+        rows = rows[is_taken]
+        rows["label"] = part.labels_of(ids[is_taken], rows["label"])
         return shard, index["key"].copy(), rows
 
     with ThreadPoolExecutor(THREADS) as threads:

@@ -45,7 +45,7 @@ class ExistingSet:
             | {"digest": loaded.digest}
             for name, split in loaded.manifest.splits.items()
             for shard in split.shards
-            if _has_any(loaded.selection(name), shard)
+            if _has_any(loaded.part(name).selection, shard)
         ]
         notes = [] if loaded.view is None else [f"made of a view of {whole.digest}: {loaded.view.head.reason}"]
         objects = {unit["tar"]["name"]: unit["tar"]["num_bytes"] for unit in units}
@@ -56,15 +56,14 @@ class ExistingSet:
         part = load_in_worker(self.url, unit["digest"]).part(unit["split"])
         for id_, sample in enumerate(samples_of(self.input, Stat(**unit["tar"]), unit["split"]), unit["first_id"]):
             ids = np.array([id_])
-            if part is None or (part.selection.has(ids).item() and isinstance(sample, Rejected)):
-                yield sample
-            elif part.selection.has(ids).item():
-                yield _relabelled(sample, part.labels_of(ids, np.array([sample.label])).item())
+            if part.selection.has(ids).item():
+                is_sample = isinstance(sample, RawSample)
+                yield _relabelled(sample, part.labels_of(ids, np.array([sample.label])).item()) if is_sample else sample
 
 
-def _has_any(selection: Selection | None, shard: Shard) -> bool:
+def _has_any(selection: Selection, shard: Shard) -> bool:
     ends = np.array([shard.first_id, shard.first_id + shard.num_samples])
-    return selection is None or bool(np.diff(selection.num_before(ends)).item())
+    return bool(np.diff(selection.num_before(ends)).item())
 
 
 def _relabelled(sample: RawSample, label: int) -> RawSample:

@@ -18,7 +18,7 @@ from shardset.format import naming
 from shardset.format.shards import Count, Group, Record, Sha256, StoredShards
 from shardset.format.shards import IndexFile as IndexFile
 from shardset.format.shards import Shard as Shard
-from shardset.format.view import STORED, ViewHead, ViewRows, ViewSplit, address_from, read_view, view_digest
+from shardset.format.view import ViewHead, ViewRows, ViewSplit, address_from, read_view, view_digest
 from shardset.order.selection import Selection
 from shardset.prepared import prepared
 from shardset.storage.base import Storage
@@ -203,23 +203,14 @@ class LoadedSet(NamedTuple):
         """The digest of the view, or that of the whole set."""
         return self.manifest.digest if self.view is None else self.view.head.digest
 
-    def part(self, split: str) -> ViewSplit | None:
-        """What the view takes of a split; None for all of it."""
-        return None if self.view is None else self.view.splits.get(split)
-
-    def selection(self, split: str) -> Selection | None:
-        """The ids that the view takes of a split; None for all."""
-        part = self.part(split)
-        return None if part is None else part.selection
+    def part(self, split: str) -> ViewSplit:
+        """What the view takes of a split; all of it without one."""
+        whole = ViewSplit(Selection(self.manifest.split(split).num_samples))
+        return whole if self.view is None else self.view.splits.get(split, whole)
 
     def stored_split(self, split: str) -> str:
         """The split of the whole set that a split is of."""
         return split if self.view is None or split not in self.view.splits else self.view.head.split
-
-    def num_samples(self, split: str) -> int:
-        """The samples of a split."""
-        selection = self.selection(split)
-        return self.manifest.split(split).num_samples if selection is None else selection.num_kept
 
 
 def load(url: str) -> LoadedSet:
@@ -261,12 +252,11 @@ def with_view(loaded: LoadedSet, head: ViewHead, rows: Mapping[str, ViewRows], u
     of, others = whole.split(head.split), {name: one for name, one in whole.splits.items() if name != head.split}
     if taken := rows.keys() & others.keys():
         raise ConfigError(f"{url}: the set has a split {min(taken)!r} already; give that of the view another name")
-    for part in rows.values():
-        labels = np.zeros(0) if part.labels is None else part.labels[part.labels != STORED]
-        if len(labels) and not -1 <= labels.min() <= labels.max() < len(whole.classes):
+    for labels in (part.labels for part in rows.values() if part.labels is not None):
+        if not -1 <= labels.min() <= labels.max() < len(whole.classes):
             raise ConfigError(
                 f"{url}: labels reach {labels.min()} to {labels.max()}, the set has the classes 0 to "
-                f"{len(whole.classes) - 1}; give those, -1 for none, or null for the stored one"
+                f"{len(whole.classes) - 1}; give those, or -1 for none"
             )
     head = msgspec.structs.replace(head, digest=head.digest or view_digest(whole.digest, rows))
     try:

@@ -25,9 +25,6 @@ from shardset.storage.open import is_absolute, is_address
 
 FOOTER: Final = b"shardset.view"
 
-STORED: Final = np.iinfo(np.int64).min
-"""In `labels`, that a sample keeps its stored label."""
-
 _ROWS_AT_ONCE = 1 << 17
 
 Ints = NDArray[np.int64]
@@ -55,6 +52,11 @@ class ViewRows(NamedTuple):
     labels: Ints | None = None
     weights: Floats | None = None
 
+    @property
+    def has_more(self) -> bool:
+        """Whether there is more than ids."""
+        return self.labels is not None or self.weights is not None
+
     def at(self, rows: NDArray[Any]) -> "ViewRows":
         """Some of the rows, by number or mask."""
         return ViewRows(*(None if column is None else column[rows] for column in self))
@@ -62,11 +64,11 @@ class ViewRows(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ViewSplit:
-    """One split of a view: its samples, and their labels and weights by number; None where it changes none."""
+    """One split of a view or set: its samples, and their labels and weights by number; None where none is changed."""
 
     selection: Selection
-    labels: Ints | None
-    weights: Floats | None
+    labels: Ints | None = None
+    weights: Floats | None = None
 
     @property
     def rows(self) -> ViewRows:
@@ -74,14 +76,11 @@ class ViewSplit:
         return ViewRows(self.selection.id_of(np.arange(self.selection.num_kept)), self.labels, self.weights)
 
     def labels_of(self, ids: Ints, stored: Ints) -> Ints:
-        """The labels of samples of the view whose stored labels are given."""
-        if self.labels is None:
-            return stored
-        labels = self.labels[self.selection.num_before(ids)]
-        return np.where(labels == STORED, stored, labels)
+        """The labels of samples of the split whose stored labels are given."""
+        return stored if self.labels is None else self.labels[self.selection.num_before(ids)]
 
     def weights_of(self, ids: Ints) -> Floats | float:
-        """The weights of samples of the view."""
+        """The weights of samples of the split."""
         return 1.0 if self.weights is None else self.weights[self.selection.num_before(ids)]
 
 
@@ -130,8 +129,7 @@ def view_to_bytes(head: ViewHead, splits: Mapping[str, ViewRows]) -> bytes:
     arrays: dict[str, Any] = {}
     for name, columns in zip(("id", "label", "weight"), zip(*splits.values(), strict=True), strict=True):
         if columns[0] is not None:
-            values = np.concatenate(columns)
-            arrays[name] = pa.array(values, mask=values == STORED if name == "label" else None)
+            arrays[name] = np.concatenate(columns)
     if [*splits] != [head.split]:
         codes = np.repeat(np.arange(len(splits), dtype=np.int32), [len(rows.ids) for rows in splits.values()])
         arrays["split"] = pa.DictionaryArray.from_arrays(codes, [*splits])
@@ -160,8 +158,8 @@ def relative_parent(folder: str, parent: str) -> str:
 
 def _rows_by_split(file: Any, split: str) -> dict[str, ViewRows]:
     """The rows of an open file; raises ValueError where a column is none of a view."""
-    ids, labels = _column(file, "id", np.int64, None), _column(file, "label", np.int64, STORED)
-    weights = _column(file, "weight", np.float32, 1)
+    kinds = {"id": np.int64, "label": np.int64, "weight": np.float32}
+    ids, labels, weights = (_column(file, name, kind) for name, kind in kinds.items())
     if ids is None or not len(ids):
         raise ValueError("it has no ids")
     if weights is not None and not ((weights > 0) & np.isfinite(weights)).all():
@@ -180,19 +178,15 @@ def _rows_by_split(file: Any, split: str) -> dict[str, ViewRows]:
     return {name: rows if codes is None else rows.at(codes == code) for code, name in enumerate(names)}
 
 
-def _column(file: Any, name: str, kind: type, missing: Any) -> Any:
-    """A column as an array, None if there is none; `missing` stands for null, None refuses it."""
-    import pyarrow as pa
-
+def _column(file: Any, name: str, kind: type) -> Any:
+    """A column as an array, None if there is none. Read by the batch, because a view may be large."""
     if name not in file.schema_arrow.names:
         return None
     values, start = np.empty(file.metadata.num_rows, kind), 0
     for batch in file.iter_batches(_ROWS_AT_ONCE, columns=[name], use_threads=False):
-        column = batch.column(0).cast(pa.from_numpy_dtype(kind))
+        column = batch.column(0).cast(np.dtype(kind).name)
         if column.null_count:
-            if missing is None:
-                raise ValueError(f"{name} is null in a row")
-            column = column.fill_null(missing)
+            raise ValueError(f"{name} is null in a row")
         values[start : start + len(column)] = column.to_numpy(zero_copy_only=False)
         start += len(column)
     if start != len(values):

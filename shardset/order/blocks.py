@@ -103,7 +103,7 @@ class BlockLayout:
         numbers = self.selection.num_before(self._id_ranges(blocks)[0]) - starts
         start, stop = self.selection.id_of(numbers + first), self.selection.id_of(numbers + last) + 1
         num_samples = last + 1 - first
-        if (stop - start > (1 + GAP_SHARE) * num_samples).any():
+        if self.selection.digest and (stop - start > (1 + GAP_SHARE) * num_samples).any():  # quarantine makes no gaps
             start, stop, first, num_samples = self._cut_at_gaps(positions, first, num_samples, numbers)
         shard = self._in_shards(blocks)[0]
         low = self.first_ids[shard]

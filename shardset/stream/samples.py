@@ -83,7 +83,7 @@ class SampleSet:
         self._closing: weakref.finalize[..., SampleSet] | None = None
 
     def __len__(self) -> int:
-        return self.split.num_samples if self.view is None else self.view.selection.num_kept
+        return self.view.selection.num_kept
 
     def __getitem__(self, index: int | str) -> Any:
         """A sample by number (negative from the end) or key."""
@@ -153,8 +153,7 @@ class SampleSet:
         indexes = self.table.indexes(range(self.split.num_shards))
         keys = np.concatenate([index.keys for index in indexes if index.keys is not None])
         ids = np.argsort(keys, kind="stable")
-        if self.view is not None:
-            ids = ids[self.view.selection.has(ids)]
+        ids = ids[self.view.selection.has(ids)]
         return keys[ids], ids
 
     def _checked(self, index: int) -> int:
@@ -162,7 +161,7 @@ class SampleSet:
         number = index + len(self) if index < 0 else index
         if not 0 <= number < len(self):
             raise IndexError(f"there is no sample {index} in split {self.split_name!r} of {len(self)} samples")
-        return number if self.view is None else self.view.selection.id_of(np.array(number)).item()
+        return self.view.selection.id_of(np.array(number)).item()
 
     def _read(self, ids: NDArray[np.int64]) -> list[Sample]:
         shards = np.searchsorted(self._order.first_ids, ids, side="right") - 1
@@ -184,9 +183,8 @@ class SampleSet:
     def _sample(self, pending: PendingSamples, number: int, id_: int) -> Sample:
         contents, addresses = pending.take(number), pending.addresses
         assert addresses.keys is not None
-        key, label, address = addresses.keys[number], addresses.label(number), addresses[number]
-        if self.view is not None:
-            label = self.view.labels_of(np.array([id_]), np.array([label])).item()
+        key, address = addresses.keys[number], addresses[number]
+        label = self.view.labels_of(np.array([id_]), addresses.labels[number : number + 1]).item()
         stored = zip(self.split.fields, contents, strict=True)
         return Sample(
             id=id_,

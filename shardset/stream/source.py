@@ -38,6 +38,7 @@ class StreamSource:
 
     spec: StreamSpec
     loaded: LoadedSet
+    view: ViewSplit
     split: Split
     order: Order
     memory: Memory
@@ -50,11 +51,6 @@ class StreamSource:
         return self.loaded.manifest
 
     @property
-    def view(self) -> ViewSplit | None:
-        """What a view takes of the split; None for all of it."""
-        return self.loaded.part(self.spec.split)
-
-    @property
     def has_small_samples(self) -> bool:
         """Whether reading a sample takes about as long as switching threads."""
         return self.split.num_tar_bytes <= SMALL_BYTES * self.split.num_samples
@@ -63,10 +59,6 @@ class StreamSource:
         """Where samples are stored, by id."""
         shards = np.searchsorted(self.order.first_ids, ids, side="right") - 1
         return self.table.addresses(shards, ids - self.order.first_ids[shards])
-
-    def labels(self, ids: np.ndarray, addresses: SampleAddresses) -> np.ndarray:
-        """The labels of samples: those of the view, else those that are stored."""
-        return addresses.labels if self.view is None else self.view.labels_of(ids, addresses.labels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +76,13 @@ def open_source(spec: StreamSpec) -> StreamSource:
     """
     url = spec.manifest_url
     loaded = url if isinstance(url, LoadedSet) else manifests.load(os.fspath(url))
-    storage, split = loaded.storage, loaded.manifest.split(spec.split)
+    storage, split, view = loaded.storage, loaded.manifest.split(spec.split), loaded.part(spec.split)
     _check_fields(split.fields, spec)
     if spec.disk_cache is not None and not storage.is_remote:
         raise ConfigError(f"{storage.url} lies on a local disk already; leave the disk cache out")
     disk_cache = None if spec.disk_cache is None else BlockCache(spec.disk_cache, split)
     stored_bytes = split.num_tar_bytes
-    order = fit_order(split.shard_sizes, spec, stored_bytes=stored_bytes, view=loaded.selection(spec.split))
+    order = fit_order(split.shard_sizes, spec, stored_bytes=stored_bytes, view=view.selection)
     if spec.part is None:  # a mixture warns for all of its sets
         warn_of_shared_lanes(order.num_lanes, spec.global_batch_size, spec.rank, spec.world_size)
     kept = None if spec.fields or spec.with_key else spec.image
@@ -106,7 +98,7 @@ def open_source(spec: StreamSpec) -> StreamSource:
     # The disk cache looks up samples by their place in a shard, for which it needs whole indexes.
     table = ShardTable(storage, split, with_keys=spec.with_key, by_rows=disk_cache is None)
     return StreamSource(
-        spec=spec, loaded=loaded, split=split, order=order, memory=memory, table=table, disk_cache=disk_cache
+        spec=spec, loaded=loaded, view=view, split=split, order=order, memory=memory, table=table, disk_cache=disk_cache
     )
 
 

@@ -124,7 +124,7 @@ class Timetable:
         positions = (ids - self.order.first_ids[number]).tolist()
         rows = read_rows(storage, shard, self.split.fields, positions)
         none: list[Origin | None] = [None] * len(positions)
-        labels = rows["label"] if part is None else part.labels_of(ids, rows["label"])
+        labels = part.labels_of(ids, rows["label"])
         stored_split = self.loaded.stored_split(self.split_name)
         origins = read_origins(storage, stored_split, number, rows["key"], positions)
         return [

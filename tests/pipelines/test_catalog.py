@@ -15,7 +15,7 @@ from shardset.format.tar import StoredSample
 from shardset.storage.open import open_storage
 from tests.makers.shardset import encode, pixels, put, references, write_shard_set
 
-BASE = ["id", "key", "label", "class", "width", "height", "bytes", "source"]
+BASE = ["id", "key", "label", "class", "width", "height", "bytes", "source", "json"]
 
 
 def sample(number, *, info=None, image=True, label=1):
@@ -32,10 +32,10 @@ def write_set(folder, samples):
 
 def test_a_row_is_a_sample_in_the_order_of_its_tar(tmp_path):
     samples = [
-        sample(0, info={"artist": "A", "year": 1900, "label": 7, "tags": ["x"]}),
-        sample(1, info={"artist": None, "year": "c. 1910 \ud800", "\ud800": 1}),
+        sample(0, info={"artist": "A", "year": 1900, "tags": ["x"]}),
+        sample(1, info={"year": float("nan")}),  # which Python writes, and DuckDB and others don't read
         sample(2, info=[1], image=False, label=-1),
-        sample(3, info={"score": 0.5}),
+        sample(3),
     ]
     storage = write_set(str(tmp_path), samples)
     for number in (0, 1):
@@ -43,18 +43,19 @@ def test_a_row_is_a_sample_in_the_order_of_its_tar(tmp_path):
         put(storage, references_path("train", number), references(part, [f"raw/{one.key}.png" for one in part]))
     assert write_catalog(str(tmp_path)) == ["train/train-000000.parquet", "train/train-000001.parquet"]
     first = parquet.read_table(tmp_path / "train" / "train-000000.parquet")
-    assert first.column_names == [*BASE, "artist", "year", "json.label"]
+    assert first.column_names == BASE
     assert first.drop_columns("bytes").to_pylist() == [
         {"id": 0, "key": "s0", "label": 1, "class": "class 1", "width": 10, "height": 8, "source": "raw/s0.png",
-         "artist": "A", "year": "1900", "json.label": 7},
+         "json": '{"artist": "A", "year": 1900, "tags": ["x"]}'},
         {"id": 1, "key": "s1", "label": 1, "class": "class 1", "width": 11, "height": 8, "source": "raw/s1.png",
-         "artist": None, "year": "c. 1910 ?", "json.label": None},
+         "json": None},
     ]  # fmt: skip
     whole = read_catalog(load(str(tmp_path)), "train")
     assert whole["id"].to_pylist() == [0, 1, 2, 3]
     assert whole["width"].to_pylist() == [10, 11, None, 13]
     assert whole["class"].to_pylist() == ["class 1", "class 1", None, "class 1"]
     assert whole["bytes"].to_pylist()[2] == 0
+    assert whole["json"].to_pylist()[2:] == ["[1]", None]
     read = pandas.concat(map(pandas.read_parquet, sorted((tmp_path / "train").glob("*.parquet"))))
     assert read.groupby("class").size().to_dict() == {"class 1": 3}
 

@@ -13,6 +13,7 @@ from pyarrow import parquet
 
 import shardset
 from pipelines import cli
+from pipelines.catalog import write_catalog
 from pipelines.check import inspect
 from pipelines.view import Choice, make_view
 from shardset.errors import ConfigError, ManifestError, PreconditionFailed
@@ -43,20 +44,24 @@ def text(whole, *lines):
     return address
 
 
+def table(whole, **columns):
+    parquet.write_table(pa.table(columns), out := io.BytesIO())
+    address = f"{whole[0].rpartition('/')[0]}/{uuid.uuid4().hex[:8]}.parquet"
+    put(*open_file(address), out.getvalue())
+    return address
+
+
 def ids_of(view, split="train"):
     selection = view.part(split).selection
     return selection.id_of(np.arange(selection.num_kept)).tolist()
 
 
-def test_ids_come_from_a_text_or_from_a_parquet_file_with_labels(whole):
-    view = made(whole, ids=text(whole, 9, 3, 3))
-    assert ids_of(view) == [3, 9]
-    assert (view.view.head.parent, view.view.head.reason) == ("../set", f"ids {view.view.head.reason[4:]}")
-    out = io.BytesIO()
-    parquet.write_table(pa.table({"id": [9, 3], "label": [0, 1], "loss": [0.5, 0.25]}), out)
-    put(*open_file(address := f"{whole[0].rpartition('/')[0]}/worst.parquet"), out.getvalue())
-    view = made(whole, ids=address, reason="worst", from_split="test")
-    assert (ids_of(view, "test"), view.part("test").labels.tolist(), view.view.head.reason) == ([3, 9], [1, 0], "worst")
+def test_ids_come_from_a_parquet_file_with_labels(whole):
+    view = made(whole, ids=table(whole, id=[9, 3], label=[0, 1], loss=[0.5, 0.25]), from_split="test")
+    assert (ids_of(view, "test"), view.part("test").labels.tolist()) == ([3, 9], [1, 0])
+    assert (view.view.head.parent, view.view.head.reason[:4]) == ("../set", "ids ")
+    view = made(whole, ids=table(whole, id=[9, 3, 4], split=["a", "a", "b"]))
+    assert [ids_of(view, split) for split in "ab"] == [[3, 9], [4]]
 
 
 def test_keys_are_taken_or_dropped(whole):
@@ -65,32 +70,29 @@ def test_keys_are_taken_or_dropped(whole):
     assert ids_of(made(whole, drop_keys=keys)) == [id_ for id_ in range(NUM_TRAIN) if id_ not in (7, 50)]
 
 
-def test_splits_and_classes_are_drawn_by_the_seed(whole):
-    views = [made(whole, split={"train": 0.8, "val": 0.1}, seed=seed) for seed in (0, 0, 1)]
-    assert [view.digest == views[0].digest for view in views] == [True, True, False]
-    assert {name: views[0].num_samples(name) for name in views[0].manifest.splits} == {
-        "train": 48,
-        "val": 6,
-        "test": 20,
-    }
+def test_splits_and_classes_are_drawn_at_random_and_always_alike(whole):
+    views = [made(whole, split={"train": 0.8, "val": 0.1}) for _ in range(2)]
+    assert views[0].digest == views[1].digest
+    counts = {name: views[0].part(name).selection.num_kept for name in views[0].manifest.splits}
+    assert counts == {"train": 48, "val": 6, "test": 20}
     assert not set(ids_of(views[0])) & set(ids_of(views[0], "val"))
     few = made(whole, per_class=2)
     assert sorted(id_ % 10 for id_ in ids_of(few)) == sorted([*range(10)] * 2)
-    assert ids_of(few) != ids_of(made(whole, per_class=2, seed=1))
+    assert ids_of(few) != list(range(20))
 
 
-def test_a_view_of_a_view_keeps_its_labels_weights_and_splits(whole):
+def test_a_view_of_a_view_keeps_its_labels_and_weights(whole):
     url, loaded = whole
     first = put_view(url, loaded, id=[1, 2, 3, 4], label=[5, 5, 5, 6], weight=[1.0, 2, 3, 4], split=[*"abba"])
-    view = made(whole, of=first, per_class=1)
-    assert sorted([*ids_of(view, "a"), *ids_of(view, "b")])[-1] == 4
-    assert view.num_samples("a") + view.num_samples("b") == 2
-    only = made(whole, of=first, ids=text(whole, 1, 4))
-    assert (list(only.view.splits), ids_of(only, "a")) == (["a"], [1, 4])
-    view = made(whole, of=first, ids=text(whole, 2, 3), from_split="b")
-    assert (ids_of(view), view.part("train").weights.tolist()) == ([2, 3], [2, 3])
+    view = made(whole, of=first, ids=table(whole, id=[2]), from_split="b")
+    assert (ids_of(view), view.part("train").weights.tolist(), view.part("train").labels.tolist()) == ([2], [2], [5])
+    per_class = made(whole, of=first, per_class=1, from_split="b")
+    assert len(ids_of(per_class)) == 1
+    assert len(ids_of(made(whole, of=first, per_class=3, from_split="test"), "test")) == 20
     with pytest.raises(ConfigError, match="1 of its ids are not in the split, such as 1"):
-        made(whole, of=first, ids=text(whole, 1, 2), from_split="b")
+        made(whole, of=first, ids=table(whole, id=[1, 2]), from_split="b")
+    with pytest.raises(ConfigError, match="make it a view, then choose from that"):
+        made(whole, of=first, ids=table(whole, id=[2], label=[3]), from_split="b")
 
 
 def test_of_samples_with_one_image_the_first_is_kept():
@@ -113,12 +115,28 @@ def test_sql_chooses_by_the_catalogue(whole):
         made(whole, where="loss > 3")
 
 
+def test_sql_is_one_expression_that_reads_no_files_and_changes_nothing(whole, tmp_path):
+    pytest.importorskip("duckdb")
+    (tmp_path / "ids.csv").write_text("id\n1\n")
+    write_catalog(whole[0])
+    for where in (
+        f"id in (select id from read_csv('{tmp_path}/ids.csv'))",
+        f"id in (select id from '{tmp_path}/ids.csv')",
+        f"true); copy (select 1) to '{tmp_path}/stolen.csv'; select id from catalog where (true",
+        "true) union select 1 as id where (true",
+        "id in (select id from catalog)",  # a variable of this program
+        "",
+    ):
+        with pytest.raises(ConfigError, match="--where"):
+            made(whole, where=where)
+    assert [path.name for path in tmp_path.iterdir()] == ["ids.csv"]
+
+
 @pytest.mark.parametrize(
     ("choice", "words"),
     [
         ({}, "nothing is chosen"),
-        ({"ids": [1, 60]}, "1 of its ids are not in the split, such as 60"),
-        ({"ids": ["one"]}, "expected an id a line"),
+        ({"ids": ["one"]}, "not a view"),
         ({"keys": ["train-000001", "cat"]}, "1 of its keys are not in the split, such as cat"),
         ({"from_split": "val", "per_class": 1}, "no split 'val'"),
         ({"split": {"train": 0.9, "val": 0.2}}, "add up to 1 at most"),
@@ -134,8 +152,8 @@ def test_a_choice_that_names_what_is_not_there_is_refused(whole, choice, words):
 
 def test_a_view_never_replaces_another_one(whole):
     address = f"{whole[0]}-kept.parquet"
-    for seed, refused in ((0, False), (0, False), (1, True)):
-        choice = Choice(per_class=1, seed=seed)
+    for number, refused in ((1, False), (1, False), (2, True)):
+        choice = Choice(per_class=number)
         if refused:
             with pytest.raises(PreconditionFailed, match="a different object exists"):
                 make_view(address, whole[0], choice)
@@ -171,7 +189,7 @@ def test_the_verbs_take_a_view(tmp_path, capsys):
 
 def test_a_build_makes_a_view_a_set_of_its_own(tmp_path):
     url, loaded = small_set(str(tmp_path))
-    view = put_view(url, loaded, id=[3, 17, 18, 19, 40], label=[7, None, -1, None, None], split=["val", *["train"] * 4])
+    view = put_view(url, loaded, id=[3, 17, 18, 19, 40], label=[7, 7, -1, 9, 0], split=["val", *["train"] * 4])
     words = ["build", "--source", "shardset", "--input", view, "--output", str(tmp_path / "own"), "--num-shards", "1"]
     assert cli.main([*words, "--catalog", "--no-report", "--direct_running_mode=in_memory"]) == 0
     own = load(str(tmp_path / "own"))
@@ -201,7 +219,7 @@ def test_the_page_of_views_works_as_it_stands(tmp_path, monkeypatch, capsys):
         if program == "pipelines":
             words += ["--no-report", "--direct_running_mode=in_memory"] if words[0] == "build" else []
             assert cli.main(words) == 0
-    assert load("small").num_samples("val") == 12
+    assert load("small").part("val").selection.num_kept == 12
     [lines] = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs/views.md").read_text(), flags=re.S)
     exec(lines, {})
     assert capsys.readouterr().out.splitlines()[-1] == "3 3 3"

@@ -166,7 +166,7 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
         num_train_samples=train.order.num_samples,
         train_ids=train.order.selection,
         augment_repeats=image.augment_repeats,
-        num_eval_samples=loaded.num_samples(eval_split),
+        num_eval_samples=loaded.part(eval_split).selection.num_kept,
         class_names=tuple(one.name for one in manifest.classes),
     )
 

@@ -47,7 +47,7 @@ def survey(loaded: LoadedSet, split_name: str) -> SetFacts:
         raise ConfigError(f"{storage.url}/{shard.path}: no image at its beginning can be decoded; name a --recipe")
     side = median_low(map(min, sizes))
     return SetFacts(
-        num_samples=loaded.num_samples(split_name),
+        num_samples=loaded.part(split_name).selection.num_kept,
         num_classes=len(manifest.classes),
         side=side,
         is_uniform=set(sizes) == {(side, side)},

@@ -101,7 +101,7 @@ def timetable_of(config: TrainConfig, state: OrderState | None = None, num_hosts
     if config.fake_data or config.manifest is None:
         raise ConfigError("there is no shard set to explain; give --manifest, or the --run-dir of a run that has one")
     loaded = manifests.load(config.manifest)
-    split, ids = loaded.manifest.split(config.train_split), loaded.selection(config.train_split)
+    split, ids = loaded.manifest.split(config.train_split), loaded.part(config.train_split).selection
     if state is None:
         options = OrderOptions(
             seed=config.seed,

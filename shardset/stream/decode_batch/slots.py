@@ -124,7 +124,7 @@ class SlotWriter:
         pixels = decode(data, background=spec.background, decoded_bytes=spec.decoded_bytes, upright=spec.upright)
         addresses = pending.addresses
         id_ = self._source.order.first_ids.item(addresses.shards.item(number)) + addresses.positions.item(number)
-        label = self._source.labels(np.array([id_]), addresses.part(number, number + 1)).item()
+        label = self._source.view.labels_of(np.array([id_]), addresses.labels[number : number + 1]).item()
         self.cache.put(id_, pixels, label)
         spec.crop.region((pixels.shape[0], pixels.shape[1]), spec.size, drawn).put(row, pixels)
 
@@ -161,10 +161,10 @@ class SlotWriter:
                 _log.warning("the substitute is bad too: %s", again)
                 self._mark_bad(id_, again)
                 continue
-            ids = np.array([id_])
-            batch["id"][slot], batch["label"][slot] = id_, self._source.labels(ids, other.addresses).item()
-            if (view := self._source.view) is not None and batch["weight"][slot]:  # a pad keeps its weight of 0
-                batch["weight"][slot] = np.float32(view.weights_of(ids)).item()
+            view, ids = self._source.view, np.array([id_])
+            batch["id"][slot], batch["label"][slot] = id_, view.labels_of(ids, other.addresses.labels).item()
+            if batch["weight"][slot]:  # a pad keeps its weight of 0
+                batch["weight"][slot : slot + 1] = view.weights_of(ids)
             if other.addresses.keys is not None:
                 batch["key"][slot] = other.addresses.keys[0]
             return
