@@ -158,11 +158,9 @@ def _view(args: argparse.Namespace, _: Sequence[str]) -> int:
     choice = view.Choice(**{field.name: getattr(args, field.name) for field in fields(view.Choice)})
     made = view.make_view(args.output, args.of, choice)
     counts = {name: part.selection.num_kept for name, part in made.splits.items()}
-    if args.json:
-        print(json.dumps({"view": made.url, "num_samples": counts, **msgspec.to_builtins(made.head)}))
-    else:
-        listed = ", ".join(f"{name} {number:,}" for name, number in counts.items())
-        print(f"view {made.url}: {listed}; digest {made.head.digest[:12]}")
+    listed = ", ".join(f"{name} {number:,}" for name, number in counts.items())
+    facts = {"view": args.output, "num_samples": counts, **msgspec.to_builtins(made.head)}
+    print(json.dumps(facts) if args.json else f"view {args.output}: {listed}; digest {made.head.digest[:12]}")
     return 0
 
 

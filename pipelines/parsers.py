@@ -89,9 +89,7 @@ def parser() -> argparse.ArgumentParser:
     _add_estimate(verb("estimate", short, text, ESTIMATE_EPILOG))
     text = "Makes a page of totals, classes, sizes, contact sheets, duplicates, bad input and provenance."
     _add_report(verb("report", "make one HTML page about a shard set", text))
-    text = (
-        "Writes a Parquet file beside each tar: keys, labels, sizes and names, for DuckDB, Polars, pandas and `view`."
-    )
+    text = "Writes a Parquet file beside each tar, for DuckDB, Polars, pandas and `view --where`."
     _add_manifest(verb("catalog", "write a catalogue of a shard set", text))
     text = "Writes chosen samples down as a view, which is taken wherever a shard set is; copies no sample."
     _add_view(verb("view", "choose samples of a shard set", text))

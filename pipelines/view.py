@@ -1,8 +1,7 @@
 """`python -m pipelines view`: chooses samples of a split and writes them down as a view; copies no sample."""
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import msgspec
@@ -44,8 +43,8 @@ class Choice:
     @property
     def words(self) -> str:
         """The flags that choose."""
-        names = ("ids", "where", "keys", "drop_keys", "drop_duplicates", "per_class", "split")
-        return ", ".join(f"{name} {getattr(self, name)}" for name in names if getattr(self, name))
+        given = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "from_split"}
+        return ", ".join(f"{name} {value}" for name, value in given.items() if value)
 
 
 def make_view(url: str, of: str, choice: Choice) -> View:
@@ -109,9 +108,10 @@ def _by_index(whole: LoadedSet, split: str, rows: ViewRows, choice: Choice) -> V
     keys, stored = np.concatenate(catalog.keys), catalog.rows  # of all ids, in order
     for path, is_kept in ((choice.keys, True), (choice.drop_keys, False)):
         if path is not None:
-            wanted = np.array([line.encode("ascii", "replace") for line in _lines(path)], np.bytes_)
+            storage, name = open_file(path)
+            wanted = np.array([line for line in storage.read(name).splitlines() if line], np.bytes_)
             if len(unknown := np.setdiff1d(wanted, keys)):
-                some = ", ".join(key.decode() for key in unknown[:3].tolist())
+                some = ", ".join(key.decode("ascii", "replace") for key in unknown[:3].tolist())
                 raise ConfigError(f"{path}: {len(unknown):,} of its keys are not in the split, such as {some}")
             rows = rows.at(np.isin(keys[rows.ids], wanted) == is_kept)
     if choice.drop_duplicates:
@@ -119,7 +119,7 @@ def _by_index(whole: LoadedSet, split: str, rows: ViewRows, choice: Choice) -> V
         rows = rows.at(~np.isin(rows.ids, [id_ for group in groups for id_ in sorted(group.samples)[1:]]))
     if choice.per_class is not None:
         labels = stored["label"][rows.ids] if rows.labels is None else rows.labels
-        order = np.lexsort((_random(rows.ids, "per class"), labels))
+        order = np.lexsort((hash64(derive_key(0, "view", "per class"), rows.ids), labels))
         _, firsts, counts = np.unique(labels[order], return_index=True, return_counts=True)
         is_taken = np.arange(len(order)) - np.repeat(firsts, counts) < choice.per_class
         rows = rows.at(np.sort(order[is_taken]))
@@ -147,19 +147,9 @@ def _divided(rows: ViewRows, shares: dict[str, float]) -> dict[str, ViewRows]:
     """The rows in splits, each with its share of them to one sample; the rest is left out."""
     if not all(map(is_split, shares)) or min(shares.values()) <= 0 or sum(shares.values()) > 1 + 1e-9:
         raise ConfigError(f"--split {shares}: expected names of splits, and shares above 0 that add up to 1 at most")
-    order = np.argsort(_random(rows.ids, "split"), kind="stable")
+    order = np.argsort(hash64(derive_key(0, "view", "split"), rows.ids), kind="stable")
     ends = np.round(np.cumsum([shares[name] for name in sorted(shares)]) * len(order)).astype(int)
     parts = dict(zip(sorted(shares), np.split(order, ends), strict=False))  # what is past the last end is left out
     if empty := [name for name, part in parts.items() if not len(part)]:
         raise ConfigError(f"--split {shares}: no sample of {len(order):,} is left for {empty[0]}")
     return {name: rows.at(np.sort(part)) for name, part in parts.items()}
-
-
-def _random(ids: np.ndarray, purpose: str) -> np.ndarray:
-    numbers: np.ndarray = hash64(derive_key(0, "view", purpose), ids)
-    return numbers
-
-
-def _lines(path: str) -> Sequence[str]:
-    storage, name = open_file(path)
-    return [line for line in storage.read(name).decode("utf-8", "replace").splitlines() if line]

@@ -79,8 +79,8 @@ def inspect(
     else:
         return overview(counted(loaded), url, split=wanted, label=label)
     if view is not None:
-        names = [wanted] if wanted else [*manifest.splits]
-        samples = [each for name in names for sample in samples for each in _in_view(loaded, name, sample)]
+        splits = [wanted] if wanted else [*manifest.splits]
+        samples = [each for each_split in splits for one in samples for each in _in_view(loaded, each_split, one)]
     return [sample for sample in samples if label in (None, sample.label)]
 
 

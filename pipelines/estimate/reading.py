@@ -110,7 +110,7 @@ def steps_of(order: Order) -> Steps:
 
 def gap_factor(order: Order) -> float:
     """The bytes that the reads of a view bring for each of its own, measured at the beginning of an epoch."""
-    if order.view is None or not order.view.digest:
+    if not order.selection.digest:
         return 1.0
     positions = np.arange(min(order.num_samples, MEASURED_READS))
     lanes = ((positions + 1) * order.num_lanes - 1) // order.num_samples

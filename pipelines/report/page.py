@@ -50,11 +50,11 @@ def write(url: str, output: str | None = None, *, max_images: int = IMAGES, forc
     """
     if max_images < 0:
         raise ConfigError(f"--images is {max_images}, expected a whole number from 0")
-    manifest, storage, view = manifests.load(url)
-    if view is not None:
+    loaded = manifests.load(url)
+    if loaded.view is not None:
         output = output or url.removesuffix(".parquet") + ".html"
-    target, name = page.output_of(storage, output, force=force)
-    data = collect(manifest, storage, max_images=max_images, view=view)
+    target, name = page.output_of(loaded.storage, output, force=force)
+    data = collect(loaded, max_images=max_images)
     content = render(data)
     with target.writer(name) as out:
         out.write(content)

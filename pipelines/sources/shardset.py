@@ -12,8 +12,7 @@ from pipelines.sources.base import RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.webdataset import known_tars, samples_of
 from shardset.errors import SourceError
 from shardset.format import manifest as manifests
-from shardset.format.manifest import LoadedSet, Shard
-from shardset.order.selection import Selection
+from shardset.format.manifest import LoadedSet
 from shardset.storage.base import Stat, Storage
 
 
@@ -40,13 +39,15 @@ class ExistingSet:
         loaded = manifests.load(self.url)
         whole = loaded.without_view().manifest
         tars = {tar.name: tar for tar in known_tars(loaded.storage, whole)}
-        units = [
-            {"tar": msgspec.to_builtins(tars[shard.path]), "split": name, "first_id": shard.first_id}
-            | {"digest": loaded.digest}
-            for name, split in loaded.manifest.splits.items()
-            for shard in split.shards
-            if _has_any(loaded.part(name).selection, shard)
-        ]
+        units: list[Unit] = []
+        for name, split in loaded.manifest.splits.items():
+            in_shards = np.diff(loaded.part(name).selection.num_before(np.cumsum([0, *split.shard_sizes])))
+            units += [
+                {"tar": msgspec.to_builtins(tars[shard.path]), "split": name}
+                | {"first_id": shard.first_id, "digest": loaded.digest}
+                for shard, num_samples in zip(split.shards, in_shards.tolist(), strict=True)
+                if num_samples
+            ]
         notes = [] if loaded.view is None else [f"made of a view of {whole.digest}: {loaded.view.head.reason}"]
         objects = {unit["tar"]["name"]: unit["tar"]["num_bytes"] for unit in units}
         return Survey(units=units, classes=whole.classes or None, notes=notes, objects=objects)
@@ -56,18 +57,10 @@ class ExistingSet:
         part = load_in_worker(self.url, unit["digest"]).part(unit["split"])
         for id_, sample in enumerate(samples_of(self.input, Stat(**unit["tar"]), unit["split"]), unit["first_id"]):
             ids = np.array([id_])
-            if part.selection.has(ids).item():
-                is_sample = isinstance(sample, RawSample)
-                yield _relabelled(sample, part.labels_of(ids, np.array([sample.label])).item()) if is_sample else sample
-
-
-def _has_any(selection: Selection, shard: Shard) -> bool:
-    ends = np.array([shard.first_id, shard.first_id + shard.num_samples])
-    return bool(np.diff(selection.num_before(ends)).item())
-
-
-def _relabelled(sample: RawSample, label: int) -> RawSample:
-    if label == sample.label:
-        return sample
-    fields = {name: content for name, content in sample.fields.items() if name != "cls"}
-    return msgspec.structs.replace(sample, label=label, fields=fields)
+            if not part.selection.has(ids).item():
+                continue
+            if isinstance(sample, RawSample) and part.labels is not None:
+                label = part.labels_of(ids, np.array([sample.label])).item()
+                fields = {name: value for name, value in sample.fields.items() if name != "cls"}  # the build adds it
+                sample = msgspec.structs.replace(sample, label=label, fields=fields)
+            yield sample

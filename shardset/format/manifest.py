@@ -176,9 +176,8 @@ def parse(data: bytes, where: str = naming.MANIFEST) -> Manifest:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class View:
-    """A view of a set: where it is, what it says of itself, its splits, and the manifest of the whole set."""
+    """A view of a set: what it says of itself, its splits, and the manifest of the whole set."""
 
-    url: str
     head: ViewHead
     splits: Mapping[str, ViewSplit]
     whole: Manifest
@@ -267,7 +266,7 @@ def with_view(loaded: LoadedSet, head: ViewHead, rows: Mapping[str, ViewRows], u
     except ConfigError as error:
         raise ConfigError(f"{url}: {error}") from error
     manifest = msgspec.structs.replace(whole, splits=dict.fromkeys(splits, of) | others)
-    return LoadedSet(manifest, loaded.storage, View(url=url, head=head, splits=splits, whole=whole))
+    return LoadedSet(manifest, loaded.storage, View(head=head, splits=splits, whole=whole))
 
 
 def _load_view(url: str) -> LoadedSet:

@@ -59,7 +59,8 @@ class ViewRows(NamedTuple):
 
     def at(self, rows: NDArray[Any]) -> "ViewRows":
         """Some of the rows, by number or mask."""
-        return ViewRows(*(None if column is None else column[rows] for column in self))
+        labels, weights = (None if column is None else column[rows] for column in self[1:])
+        return ViewRows(self.ids[rows], labels, weights)
 
 
 @dataclass(frozen=True, eq=False)

@@ -164,12 +164,14 @@ def test_a_view_never_replaces_another_one(whole):
 
 
 def test_the_verbs_take_a_view(tmp_path, capsys):
-    url, _ = small_set(str(tmp_path))
+    url, loaded = small_set(str(tmp_path))
+    assert cli.main(["report", put_view(url, loaded, id=[0, 1], label=[3, 3])]) == 0
     view = str(tmp_path / "v.parquet")
     assert cli.main(["view", view, "--of", url, "--split", "train=0.5,val=0.2", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["num_samples"], said["parent"]) == ({"train": 30, "val": 12}, "set")
     assert cli.main(["verify", view, "--deep"]) == 0
+    capsys.readouterr()
     assert cli.main(["report", view, "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["num_images_decoded"] == 62
     assert (tmp_path / "v.html").stat().st_size
@@ -222,4 +224,4 @@ def test_the_page_of_views_works_as_it_stands(tmp_path, monkeypatch, capsys):
     assert load("small").part("val").selection.num_kept == 12
     [lines] = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs/views.md").read_text(), flags=re.S)
     exec(lines, {})
-    assert capsys.readouterr().out.splitlines()[-1] == "3 3 3"
+    assert capsys.readouterr().out.splitlines()[-1] == "3 3 0"
