@@ -166,12 +166,12 @@ def test_a_view_never_replaces_another_one(whole):
 def test_the_verbs_take_a_view(tmp_path, capsys):
     url, loaded = small_set(str(tmp_path))
     assert cli.main(["report", put_view(url, loaded, id=[0, 1], label=[3, 3])]) == 0
+    capsys.readouterr()
     view = str(tmp_path / "v.parquet")
     assert cli.main(["view", view, "--of", url, "--split", "train=0.5,val=0.2", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["num_samples"], said["parent"]) == ({"train": 30, "val": 12}, "set")
     assert cli.main(["verify", view, "--deep"]) == 0
-    capsys.readouterr()
     assert cli.main(["report", view, "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["num_images_decoded"] == 62
     assert (tmp_path / "v.html").stat().st_size
