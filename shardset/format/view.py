@@ -168,7 +168,7 @@ def _rows_by_split(file: Any, split: str) -> dict[str, ViewRows]:
     names, rows, codes = [split], ViewRows(ids, labels, weights), None
     if "split" in file.schema_arrow.names:
         column = file.read(columns=["split"]).column(0).cast("string").dictionary_encode().combine_chunks()
-        names, codes = column.dictionary.to_pylist(), column.indices.fill_null(-1).to_numpy()
+        names, codes = column.dictionary.to_pylist(), np.asarray(column.indices.fill_null(-1))
         if column.null_count or not all(map(is_split, names)):
             raise ValueError(f"{names} or null can't name its splits")
     if not (ids[1:] > ids[:-1]).all():
@@ -188,7 +188,7 @@ def _column(file: Any, name: str, kind: type) -> Any:
         column = batch.column(0).cast(np.dtype(kind).name)
         if column.null_count:
             raise ValueError(f"{name} is null in a row")
-        values[start : start + len(column)] = column.to_numpy(zero_copy_only=False)
+        values[start : start + len(column)] = np.from_dlpack(column)  # to_numpy imports pandas: 40 MB, 0.3 s
         start += len(column)
     if start != len(values):
         raise ValueError(f"{name} has {start} of {len(values)} values")
