@@ -57,8 +57,10 @@ def make_view(url: str, of: str, choice: Choice) -> View:
     if not choice.words:
         raise ConfigError("nothing is chosen; give --where, --ids, --keys, --drop-keys, --split or another choice")
     loaded, (storage, name) = manifests.load(of), open_file(url)
-    whole, split, rows = loaded.without_view(), *_all_rows(loaded, choice.from_split)
-    splits = _chosen(whole, split, rows, choice)
+    names = list(loaded.manifest.splits)
+    from_split = choice.from_split or (names[0] if len(names) == 1 else "train")
+    whole, split = loaded.without_view(), loaded.stored_split(from_split)
+    splits = _chosen(whole, split, loaded.part(from_split).rows, choice)
     if not all(len(part.ids) for part in splits.values()):
         raise ConfigError(f"no sample of {of} {split} is left by: {choice.words}")
     parent = relative_parent(storage.url, whole.storage.url)
@@ -68,13 +70,6 @@ def make_view(url: str, of: str, choice: Choice) -> View:
     with storage.writer(name, if_generation=ABSENT) as out:
         out.write(view_to_bytes(view.head, splits))
     return view
-
-
-def _all_rows(loaded: LoadedSet, wanted: str | None) -> tuple[str, ViewRows]:
-    """The stored split to choose from, and its samples: all, or those of a view of it."""
-    names = list(loaded.manifest.splits)
-    name = wanted or (names[0] if len(names) == 1 else "train")
-    return loaded.stored_split(name), loaded.part(name).rows
 
 
 def _chosen(whole: LoadedSet, split: str, rows: ViewRows, choice: Choice) -> dict[str, ViewRows]:

@@ -148,3 +148,11 @@ def test_a_view_reads_little_but_its_own_bytes(every, bytes_limit, reads_limit):
     (reads, num_bytes), (all_reads, all_bytes) = reads_of(put_view(url, loaded, id=kept)), reads_of(url)
     assert num_bytes <= bytes_limit * all_bytes * len(kept) / NUM_TRAIN * 1.05
     assert reads_limit is None or reads <= reads_limit * all_reads
+
+
+@pytest.mark.gcs
+def test_a_view_in_a_bucket_is_written_opened_and_streamed(gcs_root):
+    url, loaded = small_set(gcs_root)
+    address = put_view(url, loaded, id=KEPT, label=LABELS)
+    assert {*together(list(make(address).epoch(0)))["id"].tolist()} == {*KEPT}
+    assert shardset.load(address).view.head.parent == "set"
