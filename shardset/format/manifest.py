@@ -251,20 +251,16 @@ def with_view(loaded: LoadedSet, head: ViewHead, rows: Mapping[str, ViewRows], u
     of, others = whole.split(head.split), {name: one for name, one in whole.splits.items() if name != head.split}
     if taken := rows.keys() & others.keys():
         raise ConfigError(f"{url}: the set has a split {min(taken)!r} already; give that of the view another name")
-    for labels in (part.labels for part in rows.values() if part.labels is not None):
-        if not -1 <= labels.min() <= labels.max() < len(whole.classes):
-            raise ConfigError(
-                f"{url}: labels reach {labels.min()} to {labels.max()}, the set has the classes 0 to "
-                f"{len(whole.classes) - 1}; give those, or -1 for none"
-            )
+    bounds = ("ids", 0, of.num_samples), ("labels", -1, len(whole.classes))
+    for part in rows.values():
+        for (what, least, end), found in zip(bounds, part, strict=False):
+            if found is not None and not least <= found.min() <= found.max() < end:
+                raise ConfigError(f"{url}: {what} reach {found.min()} to {found.max()}, expected {least} to {end - 1}")
     head = msgspec.structs.replace(head, digest=head.digest or view_digest(whole.digest, rows))
-    try:
-        splits = {
-            name: ViewSplit(Selection.of(part.ids, of.num_samples, head.digest), part.labels, part.weights)
-            for name, part in rows.items()
-        }
-    except ConfigError as error:
-        raise ConfigError(f"{url}: {error}") from error
+    splits = {
+        name: ViewSplit(Selection.of(ids, of.num_samples, head.digest), labels, weights)
+        for name, (ids, labels, weights) in rows.items()
+    }
     manifest = msgspec.structs.replace(whole, splits=dict.fromkeys(splits, of) | others)
     return LoadedSet(manifest, loaded.storage, View(head=head, splits=splits, whole=whole))
 

@@ -88,8 +88,6 @@ def fit_order(
 ) -> Order:
     """The order of a split whose tars hold `stored_bytes`; chooses L, q and w by the budget where they are None.
 
-    They are the same for all views of a split.
-
     L and w are those of a split of any size where all of it fits into the budget for raw bytes, which is 9/16 of the
     budget, so that four readers of ImageNet's images (116 KB) have the full window. q makes reads of about 4 MiB.
     Raises ConfigError where the numbers can't make an order.

@@ -269,8 +269,6 @@ def _check(order: Order) -> None:
     bad, num_ids = np.asarray(order.quarantined), int(order.first_ids[-1])
     if len(bad) and (bad.min() < 0 or bad.max() >= num_ids):
         raise ConfigError(f"quarantined ids reach {bad.min()} to {bad.max()}, expected 0 to {num_ids - 1}")
-    if order.view is not None and order.view.num_ids != num_ids:
-        raise ConfigError(f"the view is of a split of {order.view.num_ids} samples, this one has {num_ids}")
     if order.num_samples < 1:
         raise ConfigError("every sample is quarantined or not in the view; nothing is left to read")
     if order.num_rows + order.window >= 1 << 32:  # see _HIGH

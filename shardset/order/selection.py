@@ -7,8 +7,6 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from shardset.errors import ConfigError
-
 Ints = NDArray[np.int64]
 
 _NONE = np.zeros(0, np.int64)
@@ -28,11 +26,7 @@ class Selection:
 
     @classmethod
     def of(cls, kept: Ints, num_ids: int, digest: str = "") -> Self:
-        """The selection of ascending ids; holds the others if they are fewer. Raises ConfigError for other lists."""
-        if len(kept) and (kept[0] < 0 or kept[-1] >= num_ids):
-            raise ConfigError(f"the ids reach {kept[0]} to {kept[-1]}, expected 0 to {num_ids - 1}")
-        if not (kept[1:] > kept[:-1]).all():
-            raise ConfigError("the ids do not ascend, or one comes twice; list each id once, in order")
+        """The selection of ascending ids; holds the others if they are fewer."""
         if 2 * len(kept) <= num_ids:
             return cls(num_ids, kept, keeps=True, digest=digest)
         is_left_out = np.ones(num_ids, bool)

@@ -102,7 +102,7 @@ def test_the_splits_of_a_view_take_the_place_of_the_split_that_it_is_of(whole):
         ({"id": [1], "split": ["plan"]}, "can't name its splits"),
         ({"id": [1, NUM_TRAIN]}, "reach 1 to 60, expected 0 to 59"),
         ({"id": [-1]}, "reach -1"),
-        ({"id": [1], "label": [10]}, "labels reach 10 to 10, the set has the classes 0 to 9"),
+        ({"id": [1], "label": [10]}, "labels reach 10 to 10, expected -1 to 9"),
         ({"id": [1], "split": ["test"]}, "has a split 'test' already"),
         ({"id": [1], "head": {"parent_digest": "f" * 64}}, "a view of the set with digest ffffffffffff"),
         ({"id": [1], "head": {"split": "val"}}, "no split 'val'"),

@@ -115,15 +115,6 @@ def test_quarantine_and_view_combine():
         assert order.ids(0, np.arange(order.num_samples)).tolist() == [id_ for id_ in kept if id_ not in (5, 6)]
 
 
-@pytest.mark.parametrize(
-    ("kept", "words"),
-    [([0, 8], "reach 0 to 8, expected 0 to 7"), ([-1, 3], "reach -1"), ([3, 1], "do not ascend"), ([2, 2], "twice")],
-)
-def test_ids_that_make_no_selection_are_refused(kept, words):
-    with pytest.raises(ConfigError, match=words):
-        Selection.of(np.array(kept), 8)
-
-
 def test_a_state_of_another_view_or_of_the_whole_set_is_refused():
     plain = Order(shard_sizes=[8], seed=1, global_batch_size=2, num_lanes=1, block_size=4, window=0)
     one, two = (replace(plain, view=Selection.of(np.array([1, 2, 3]), 8, digest)) for digest in ("one", "two"))
