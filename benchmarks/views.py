@@ -9,7 +9,6 @@ size of ImageNet, with the samples of the view chosen at random. `rate`: a set o
 import argparse
 import io
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -23,7 +22,6 @@ from PIL import Image
 import shardset
 from benchmarks import environment
 from benchmarks.manifest import SETS, plan_of, write
-from benchmarks.measuring import peak_bytes_of
 from shardset.format import manifest as manifests
 from shardset.format.view import ViewHead, ViewRows, view_to_bytes
 from shardset.order.budget import OrderOptions, fit_order
@@ -33,7 +31,25 @@ from shardset.order.selection import Selection
 NUM_KEPT = 10**7
 KEPT = (0.99, 0.9, 0.5, 0.1, 0.01)
 SAMPLE_BYTES = (116_000, 3_000)
-NUM_IMAGES, NUM_RUNS = 8_000, 5
+NUM_IMAGES, NUM_RUNS = 8_000, 9
+
+OPEN = """
+import json, os, sys, time
+from benchmarks.measuring import peak_bytes_of
+from shardset.format import manifest
+from shardset.order.budget import OrderOptions, fit_order
+
+times, cpu_s = [time.perf_counter()], time.process_time()
+loaded = manifest.load(sys.argv[1])
+times, cpu_s, peak_bytes = [*times, time.perf_counter()], time.process_time() - cpu_s, peak_bytes_of(os.getpid())
+split, options = loaded.manifest.split("train"), OrderOptions(seed=0, global_batch_size=1024, world_size=8)
+view = loaded.part("train").selection
+fit_order(split.shard_sizes, options, stored_bytes=split.num_tar_bytes, view=view).batch(0, 0)
+times = [*times, time.perf_counter()]
+found = {"open, s": times[1] - times[0], "cpu, s": cpu_s, "MB": peak_bytes / 1e6, "first step, s": times[2] - times[1]}
+print(json.dumps(found))
+"""
+"""Imports no more than it must: it measures the memory of its process."""
 
 
 def write_view(folder: Path, ids: np.ndarray) -> str:
@@ -44,24 +60,12 @@ def write_view(folder: Path, ids: np.ndarray) -> str:
     return str(folder / "view.parquet")
 
 
-def open_one(url: str) -> dict[str, float]:
-    """Seconds to open a view and to plan its first step, and the memory of this process."""
-    started = time.perf_counter()
-    loaded = manifests.load(url)
-    opened = time.perf_counter()
-    split, memory = loaded.manifest.split("train"), peak_bytes_of(os.getpid())
-    options = OrderOptions(seed=0, global_batch_size=1024, world_size=8)
-    order = fit_order(split.shard_sizes, options, stored_bytes=split.num_tar_bytes, view=loaded.part("train").selection)
-    order.batch(0, 0)
-    return {"open": opened - started, "first step": time.perf_counter() - opened, "MB": memory / 1e6}
-
-
 def show_open() -> None:
     """Opens a view of 1e7 of 1e9 ids."""
     with tempfile.TemporaryDirectory() as folder:
         write(plan_of(*SETS["large"]), f"{folder}/set")
         ids = np.unique(np.random.default_rng(0).integers(0, SETS["large"][0], NUM_KEPT))
-        words = [sys.executable, "-m", "benchmarks.views", "--one", write_view(Path(folder), ids)]
+        words = [sys.executable, "-c", OPEN, write_view(Path(folder), ids)]
         found = [json.loads(subprocess.run(words, check=True, stdout=subprocess.PIPE).stdout) for _ in range(3)]
     for name in found[0]:
         print(f"{name}: {' '.join(f'{one[name]:.2f}' for one in found)}")
@@ -126,11 +130,7 @@ def main() -> None:
     """Shows the chosen parts, all by default."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", nargs="*", choices=[[], *SHOW], default=[])
-    parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.one:
-        print(json.dumps(open_one(args.one)))
-        return
     print(f"{environment.machine()}, commit {environment.commit()}")
     for part in args.part or SHOW:
         print(f"--- {part}")
