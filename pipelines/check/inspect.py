@@ -100,7 +100,7 @@ def _in_view(loaded: LoadedSet, split: str, sample: SampleInfo) -> Iterator[Samp
     part, ids = loaded.part(split), np.array([sample.id])
     if loaded.stored_split(split) == sample.split and part.selection.has(ids).item():
         label = part.labels_of(ids, np.array([sample.label])).item()
-        class_name = loaded.manifest.classes[label].name if label >= 0 else ""
+        class_name = loaded.manifest.classes[label].name if 0 <= label < len(loaded.manifest.classes) else ""
         yield msgspec.structs.replace(sample, split=split, label=label, class_name=class_name)
 
 

@@ -165,11 +165,11 @@ def show(timetable: Timetable, answer: ExplainedStep | ExplainedSample) -> None:
         )
         rows = [
             (visit.slot, sample.id, sample.key, f"{sample.label} {sample.class_name}", sample.name or "",
-             sample.shard.rpartition("/")[2], sample.position, "0 (pad)" if visit.pad else "1")
+             sample.shard.rpartition("/")[2], sample.position, "(pad)" if visit.pad else "")
             for visit in answer.samples
             for sample in [visit.sample]
         ]  # fmt: skip
-        table = _table(["slot", "id", "key", "label", "original name", "shard", "position", "weight"], rows)
+        table = _table(["slot", "id", "key", "label", "original name", "shard", "position", ""], rows)
     else:
         sample = answer.sample
         named = f", originally {sample.name}" if sample.name is not None else ""
