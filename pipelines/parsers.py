@@ -97,7 +97,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_view(view: Parser) -> None:
-    view.add_argument("output", metavar="OUT", help="the view, a .parquet file, local or gs://")
+    view.add_argument("output", metavar="OUT", help="the view, a .parquet file")
     view.add_argument("--of", required=True, metavar="SET", help="the set, or a view to choose from")
     add_flags(view.add_argument_group("choices, applied in this order"), Choice, [one.name for one in fields(Choice)])
 
@@ -107,8 +107,8 @@ def add_build(build: Parser) -> None:
     where = build.add_argument_group("what and where")
     text = "format of the raw input: cifar10, cifar100, folder, hf, imagenet, listing, shardset or webdataset"
     where.add_argument("--source", required=True, help=text)
-    where.add_argument("--input", required=True, metavar="PATH", help="what that source reads, local or gs://")
-    where.add_argument("--output", required=True, metavar="URL", help="the folder of the shard set, local or gs://")
+    where.add_argument("--input", required=True, metavar="PATH", help="what that source reads: local, gs:// or s3://")
+    where.add_argument("--output", required=True, metavar="URL", help="the shard set's folder: local, gs:// or s3://")
     add_flags(where, BuildConfig, (*INPUT_FLAGS, "overwrite", "only_shards"))
     where.add_argument("--catalog", action="store_true", help="write a catalogue too; it reads the finished set once")
     how = where.add_mutually_exclusive_group()
@@ -151,7 +151,7 @@ def _add_report(report: Parser) -> None:
 
 
 def _add_manifest(verb: Parser) -> None:
-    verb.add_argument("manifest", metavar="MANIFEST", help="the manifest or its folder, local or gs://")
+    verb.add_argument("manifest", metavar="MANIFEST", help="the manifest or its folder, local or remote")
 
 
 def _add_estimate(estimate: Parser) -> None:
