@@ -13,7 +13,6 @@ import apache_beam as beam
 import msgspec
 from apache_beam.metrics.execution import MetricResult
 from apache_beam.options.pipeline_options import PipelineOptions
-from apache_beam.runners.runner import PipelineState
 
 from pipelines import sources
 from pipelines.config import BuildConfig
@@ -26,11 +25,12 @@ from pipelines.plan.records import PLAN_VERSION, BuildFile, PlanFile
 from pipelines.plan.slices import read_range
 from pipelines.plan.summaries import MAX_REASONS
 from pipelines.plan.survey import write_units
-from pipelines.runners import dataflow, errors, local, options
+from pipelines.runners import options
+from pipelines.runners.each import run_to_end
 from pipelines.runners.progress import BuildProgress, watched
 from pipelines.sources.base import Survey
 from pipelines.write import replace as replacing
-from shardset.errors import ConfigError, NotFound, PreconditionFailed, ShardsetError
+from shardset.errors import ConfigError, NotFound, PreconditionFailed
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.manifest import Manifest
@@ -109,16 +109,7 @@ def run(
     """
     pipeline = beam.Pipeline(options=beam_options)
     construct(pipeline, prepared, dry_run=dry_run)
-    with local.local_workers(), errors.translated(dataflow.failures(beam_options)):
-        result = pipeline.run()
-        if show and dataflow.is_wanted(beam_options):
-            show(dataflow.started(beam_options, result))
-        state = result.wait_until_finish()
-    if state not in (PipelineState.DONE, None):  # some runners return no state after a success
-        raise ShardsetError(
-            f"the Beam job ended as {state}; see the runner's log; run the same command again to resume"
-        )
-    return counters_of(result.metrics().query()["counters"])
+    return counters_of(run_to_end(pipeline, beam_options, show).query()["counters"])
 
 
 def counters_of(counters: Iterable[MetricResult]) -> dict[str, int]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from rich.console import Console
 
-from pipelines.config import SIZES, BuildConfig
+from pipelines.config import SIZES, AdoptConfig, BuildConfig
 from pipelines.images.options import IMAGE_FLAGS, ImageOptions
 from pipelines.parsers import parser
 from pipelines.terminal import on_standard_output, quiet_workers
@@ -24,6 +24,10 @@ from shardset.program import run_program, run_verb
 
 if TYPE_CHECKING:
     from pipelines.estimate.stored import StoredSet
+    from shardset.format.manifest import Manifest
+
+WITH_BEAM = ("build", "adopt")
+"""The verbs that take the flags of Beam too."""
 
 REFUSED = 2
 """The exit code of `estimate` for numbers that a run would refuse, as for a wrong command line."""
@@ -49,23 +53,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _refuse_unknown(args: argparse.Namespace, unknown: Sequence[str]) -> None:
-    """Ends the program for arguments that neither the verb nor, in a build, Beam takes."""
-    if args.verb != "build":
+    """Ends the program for arguments that neither the verb nor, where it runs, Beam takes."""
+    if args.verb not in WITH_BEAM:
         args.verb_parser.error(f"unknown arguments: {' '.join(unknown)}{args.verb_parser.near_miss(unknown[0])}")
     from pipelines.runners.options import unknown_flags
 
     if unknown := unknown_flags(unknown):
         near = args.verb_parser.near_miss(unknown[0])
-        neither = "" if near else " (neither a flag of build nor of Apache Beam)"
+        neither = "" if near else f" (neither a flag of {args.verb} nor of Apache Beam)"
         args.verb_parser.error(f"unknown arguments: {' '.join(unknown)}{near or neither}")
 
 
 def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     with quiet_workers(show=args.debug) as console:
-        from pipelines.runners import fork_server
-
-        if fork_server.may_be_needed(beam_flags):
-            fork_server.begin()
+        _begin_workers(beam_flags)
         gc.disable()  # otherwise collections walk through what Beam's import makes, over and over: 0.3 s
         from pipelines import build, summary
         from pipelines.runners import progress
@@ -84,6 +85,34 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     summary.show(config, result, on_standard_output())
     if report:
         print(f"report: {report}")
+    return 0
+
+
+def _begin_workers(beam_flags: Sequence[str]) -> None:
+    from pipelines.runners import fork_server
+
+    if fork_server.may_be_needed(beam_flags):
+        fork_server.begin()
+
+
+def _adopt(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
+    with quiet_workers(show=args.debug) as console:
+        _begin_workers(beam_flags)
+        from pipelines import adopt
+        from pipelines.runners import progress
+
+        config = AdoptConfig(**{field.name: getattr(args, field.name) for field in fields(AdoptConfig)})
+        return _show_published(args, adopt.adopt(config, beam_flags, progress.BuildProgress(console).print))
+
+
+def _show_published(args: argparse.Namespace, manifest: "Manifest") -> int:
+    splits = {
+        name: {"num_samples": one.num_samples, "num_shards": one.num_shards} for name, one in manifest.splits.items()
+    }
+    result = {"digest": manifest.digest, "splits": splits, "quarantined": manifest.quarantine.count}
+    lines = [f"{name}: {one['num_samples']:,} samples in {one['num_shards']:,} tars" for name, one in splits.items()]
+    lines += [f"quarantined: {manifest.quarantine.count:,}, listed in {manifest.quarantine.path}"]
+    print(_json(result) if args.json else "\n".join([*lines, f"manifest: digest {manifest.digest[:16]}…"]))
     return 0
 
 
@@ -167,6 +196,7 @@ def _stored_set(args: argparse.Namespace) -> "StoredSet":
 
 VERBS = {
     "build": _build,
+    "adopt": _adopt,
     "verify": _verify,
     "inspect": _inspect,
     "export": _export,

@@ -148,5 +148,14 @@ class BuildConfig:
         return options
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdoptConfig:
+    """Which tars become a set."""
+
+    input: str
+    split: str | None = setting(None, "the split of all tars (default: as their folders or names say)", metavar="NAME")
+    on_bad: OnBad = setting("fail", "what can't be read exactly: list it and fail, or list it and leave it out")
+
+
 def _of(numbers: dict[str, int], split: str) -> int | None:
     return numbers.get(split, numbers.get(""))

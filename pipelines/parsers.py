@@ -5,7 +5,7 @@ from dataclasses import fields
 
 from pipelines import arguments
 from pipelines.arguments import Merge
-from pipelines.config import INPUT_FLAGS, SIZES, BuildConfig
+from pipelines.config import INPUT_FLAGS, SIZES, AdoptConfig, BuildConfig
 from pipelines.estimate.reading import Reading
 from pipelines.images.options import IMAGE_FLAGS, ImageOptions
 from shardset.program import Parser, program_parser
@@ -37,6 +37,15 @@ examples:
 
 Flags of Apache Beam (--runner, --project, --region, --temp_location, --direct_num_workers, ...) pass through;
 without --runner the build runs here, on all cores. To resume a build that was stopped, give the same command again.
+
+{EXIT_CODES}
+"""
+
+ADOPT_EPILOG = f"""\
+example:
+  python -m pipelines adopt --input 'gs://bucket/data-{{000000..000099}}.tar'
+
+Flags of Apache Beam pass through, as for `build`. To resume, give the same command again.
 
 {EXIT_CODES}
 """
@@ -74,6 +83,8 @@ def parser() -> argparse.ArgumentParser:
 
     text = "Plans, writes, then commits: the manifest appears last, or not at all."
     _add_build(verb("build", "turn raw files into a shard set", text, BUILD_EPILOG))
+    text = "Reads each tar once, and writes an index beside it and a manifest; copies nothing."
+    _add_adopt(verb("adopt", "make a shard set of tars that others made, where they are", text, ADOPT_EPILOG))
     text = "Compares sizes and checksums of every file; with --deep every sample too."
     verify = verb("verify", "compare a shard set with its manifest", text)
     _add_manifest(verify)
@@ -103,6 +114,11 @@ def _add_build(build: Parser) -> None:
     add_flags(build.add_argument_group("bad input"), BuildConfig, ("verify", "on_bad", "max_bad_fraction"))
     image = build.add_argument_group("images (default: stored byte for byte)")
     add_flags(image, ImageOptions, IMAGE_FLAGS)
+
+
+def _add_adopt(adopt: Parser) -> None:
+    adopt.add_argument("--input", required=True, metavar="PATH", help="a folder of tars, one tar, or a pattern")
+    add_flags(adopt, AdoptConfig, ("split", "on_bad"))
 
 
 def _add_inspect(inspect: Parser) -> None:

@@ -16,11 +16,12 @@ from shardset.format.tar import BLOCK, END
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSplit:
-    """One split: its plan, the number of samples in each shard, and the bytes of all its tars."""
+    """One split: its plan, the samples in each shard, the bytes of all its tars, and whether these are mixed."""
 
     plan: SplitPlan
     shard_sizes: Sequence[int]
     num_bytes: int
+    is_mixed: bool = True
 
     @property
     def mean_bytes(self) -> float:
@@ -66,7 +67,12 @@ def from_manifest(url: str) -> StoredSet:
             fields=split.fields,
             strata={},
         )
-        splits[name] = StoredSplit(plan=plan, shard_sizes=split.shard_sizes, num_bytes=split.num_tar_bytes)
+        splits[name] = StoredSplit(
+            plan=plan,
+            shard_sizes=split.shard_sizes,
+            num_bytes=split.num_tar_bytes,
+            is_mixed=all("mixed" in group.promises for group in split.groups),
+        )
     return StoredSet(title=url, splits=splits, num_classes=len(manifest.classes))
 
 

@@ -77,8 +77,8 @@ class WebDataset:
             tars = _known(self.input, known)
             splits = {shard.path: name for name, split in known.splits.items() for shard in split.shards}
         else:
-            tars = _named(self.input, self.tars) if self.tars else _below(self.input)
-            splits = {tar.name: _split_in(tar.name) for tar in tars}
+            tars = tars_of(self.input, self.tars)
+            splits = {tar.name: split_in(tar.name) for tar in tars}
         return Survey(
             units=[_unit(tar, splits[tar.name] or DEFAULT_SPLIT) for tar in tars],
             classes=(known.classes or None) if known else None,
@@ -108,7 +108,13 @@ def _unit(tar: Stat, split: str) -> Unit:
     return {"tar": asdict(tar), "split": split}
 
 
-def _split_in(tar: str) -> str:
+def tars_of(storage: Storage, names: Sequence[str]) -> list[Stat]:
+    """The tars of these names, or all below the folder if there are none; SourceError naming those that are missing."""
+    return _named(storage, names) if names else _below(storage)
+
+
+def split_in(tar: str) -> str:
+    """The split that the path of a tar says: its first folder, or its name without its number; "" if neither does."""
     folder, _, rest = tar.partition("/")
     return folder if rest else _NUMBER.sub("", tar)
 
@@ -261,7 +267,7 @@ def _sample(
     decisive = [member.extent for member in members if member.content is not None or member.field == "json"]
     read = [*(member.header for member in members), *decisive]
     seen = tuple(extent for extent in read if extent.crc32c != UNREAD)
-    label = _why_no_sample(key, members, repeated) or _label({member.field: member for member in members})
+    label = why_no_sample(key, members, repeated) or label_of({member.field: member for member in members})
     fields: dict[str, Extent | bytes] = {
         member.field: member.content if member.content is not None and member.is_inline else member.extent
         for member in members
@@ -292,7 +298,7 @@ def _sample(
     )
 
 
-def _why_no_sample(key: str, members: Sequence[TarGroupMember], repeated: bool) -> str | None:
+def why_no_sample(key: str, members: Sequence[TarGroupMember], repeated: bool) -> str | None:
     """Why these members can't be a sample, or None."""
     for member in members:
         if member.reason:
@@ -311,7 +317,7 @@ def _why_no_sample(key: str, members: Sequence[TarGroupMember], repeated: bool) 
     return None
 
 
-def _label(members: Mapping[str, TarGroupMember]) -> int | str:
+def label_of(members: Mapping[str, TarGroupMember]) -> int | str:
     """The label in `cls`, or else in `json`, -1 if there is none; or why it can't be read."""
     if cls := members.get("cls"):
         content = b"..." if cls.content is None else cls.content

@@ -25,16 +25,16 @@ class RangeFile(io.BufferedReader):
     """
 
     def __init__(self, storage: Storage, stat: Stat, window: int = WINDOW_BYTES, *, twice: bool = False) -> None:
-        super().__init__(_Ranges(storage, stat, twice and storage.is_remote), window)
+        super().__init__(Ranges(storage, stat, twice and storage.is_remote), window)
 
 
 @dataclass(eq=False)
-class _Ranges(io.RawIOBase):
+class Ranges(io.RawIOBase):
     """Each `readinto` is one ranged read."""
 
     storage: Storage
     stat: Stat
-    twice: bool
+    twice: bool = False
     position: int = 0
 
     def readable(self) -> bool:

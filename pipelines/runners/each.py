@@ -1,0 +1,46 @@
+"""Runs a pipeline to its end; and the smallest one, which calls a function for each of some elements."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import apache_beam as beam
+from apache_beam.metrics.metric import MetricResults
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.runners.runner import PipelineState
+
+from pipelines.runners import dataflow, errors, local, options
+from shardset.errors import ShardsetError
+from shardset.storage.base import Storage
+
+T = TypeVar("T")
+
+Show = Callable[[str], None]
+
+
+def for_each(
+    work: Callable[[T], None], elements: Sequence[T], flags: Sequence[str], output: Storage, *, source: str,
+    num_bytes: int, show: Show | None = None,
+) -> None:  # fmt: skip
+    """Calls `work`, which leaves its results at the output, for each element, by the runner that Beam's `flags` name.
+
+    A call may be repeated. `num_bytes` is what all of them read. A ShardsetError of a worker is raised as itself.
+    """
+    beam_options = options.prepare(flags, source=source, output=output)
+    options.limit_workers(beam_options, flags, len(elements), num_bytes)
+    pipeline = beam.Pipeline(options=beam_options)
+    _ = pipeline | "List" >> beam.Create(elements) | "Spread" >> beam.Reshuffle() | "Work" >> beam.Map(work)
+    run_to_end(pipeline, beam_options, show)
+
+
+def run_to_end(pipeline: beam.Pipeline, beam_options: PipelineOptions, show: Show | None) -> MetricResults:
+    """Runs a pipeline; a worker's ShardsetError is raised as itself. `show` gets the address of a job on Dataflow."""
+    with local.local_workers(), errors.translated(dataflow.failures(beam_options)):
+        result = pipeline.run()
+        if show and dataflow.is_wanted(beam_options):
+            show(dataflow.started(beam_options, result))
+        state = result.wait_until_finish()
+    if state not in (PipelineState.DONE, None):  # some runners return no state after a success
+        raise ShardsetError(
+            f"the Beam job ended as {state}; see the runner's log; run the same command again to resume"
+        )
+    return result.metrics()
