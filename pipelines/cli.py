@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from rich.console import Console
 
-from pipelines.config import SIZES, AdoptConfig, BuildConfig
+from pipelines.config import SIZES, AdoptConfig, BuildConfig, ColumnConfig
 from pipelines.images.options import IMAGE_FLAGS, ImageOptions
 from pipelines.parsers import parser
 from pipelines.terminal import on_standard_output, quiet_workers
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pipelines.estimate.stored import StoredSet
     from shardset.format.manifest import Manifest
 
-WITH_BEAM = ("build", "adopt")
+WITH_BEAM = ("build", "adopt", "column")
 """The verbs that take the flags of Beam too."""
 
 REFUSED = 2
@@ -101,8 +101,22 @@ def _adopt(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
         from pipelines import adopt
         from pipelines.runners import progress
 
-        config = AdoptConfig(**{field.name: getattr(args, field.name) for field in fields(AdoptConfig)})
+        config = _config(AdoptConfig, args)
         return _show_published(args, adopt.adopt(config, beam_flags, progress.BuildProgress(console).print))
+
+
+def _column(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
+    with quiet_workers(show=args.debug) as console:
+        _begin_workers(beam_flags)
+        from pipelines import column
+        from pipelines.runners import progress
+
+        config = _config(ColumnConfig, args)
+        return _show_published(args, column.column(config, beam_flags, progress.BuildProgress(console).print))
+
+
+def _config(kind: type[T], args: argparse.Namespace) -> T:
+    return kind(**{field.name: getattr(args, field.name) for field in fields(kind)})
 
 
 def _show_published(args: argparse.Namespace, manifest: "Manifest") -> int:
@@ -197,6 +211,7 @@ def _stored_set(args: argparse.Namespace) -> "StoredSet":
 VERBS = {
     "build": _build,
     "adopt": _adopt,
+    "column": _column,
     "verify": _verify,
     "inspect": _inspect,
     "export": _export,

@@ -157,5 +157,19 @@ class AdoptConfig:
     on_bad: OnBad = setting("fail", "what can't be read exactly: list it and fail, or list it and leave it out")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnConfig:
+    """One more value for each sample of a set."""
+
+    set: str
+    name: str
+    source: str = setting(
+        "", ".npy, a row a sample by id; .parquet, by key or id; or tars, by key", names=("--from",), required=True,
+        metavar="PATH",
+    )  # fmt: skip
+    split: str | None = setting(None, "the only split that has values (default: all)", metavar="NAME")
+    field: str | None = setting(None, "Parquet: the column of the values; tars: their field", metavar="NAME")
+
+
 def _of(numbers: dict[str, int], split: str) -> int | None:
     return numbers.get(split, numbers.get(""))

@@ -25,8 +25,8 @@ TOOL = f"shardset {__version__}"
 class TarRecord(msgspec.Struct, frozen=True, kw_only=True):
     """`plan/tars/...`: a tar with its index, and what they were made from, which a rerun compares.
 
-    `shard` is None for a tar that can't be in the set. `labels` counts the samples of each class; `rejected` are names
-    and reasons.
+    `shard` is None for a tar that can't be in the set. `labels` counts the samples of each class, `num_values` those of
+    a column that have a value; `rejected` are names and reasons.
     """
 
     made_from: list[str]
@@ -34,6 +34,7 @@ class TarRecord(msgspec.Struct, frozen=True, kw_only=True):
     fields: list[str] = []
     num_content_bytes: int = 0
     labels: dict[int, int] = {}
+    num_values: int = 0
     rejected: list[tuple[str, str]] = []
 
 

@@ -10,6 +10,9 @@ from typing import TypeVar
 
 from shardset.order.budget import READ_AHEAD
 from shardset.read.blocks import open_sample_reader
+from shardset.read.disk_cache import BlockCache
+from shardset.read.indexes import ShardTable
+from shardset.read.joined import JoinedReader
 from shardset.read.pending import SampleReader
 from shardset.stream.decode_batch.decoders import BatchDecoder
 from shardset.stream.decode_batch.finish import DecodeAndFinish
@@ -43,15 +46,26 @@ class _Failure:
     error: BaseException
 
 
+def _open_reader(source: StreamSource) -> SampleReader:
+    """The reader of the samples and their columns, which share the budget by their sizes."""
+    tables = [table for _, table in source.columns]
+    total = sum(table.split.num_tar_bytes for table in (source.table, *tables))
+
+    def reader(table: ShardTable, cache: BlockCache | None = None) -> SampleReader:
+        budget_bytes = source.memory.raw * table.split.num_tar_bytes // total
+        return open_sample_reader(source.order, table, budget_bytes, cache)
+
+    first = reader(source.table, source.disk_cache)
+    return JoinedReader(first, [(table, reader(table)) for table in tables]) if tables else first
+
+
 class Pipeline:
     """One run: iterate over it for (epoch, step, batch), inside `with`."""
 
     def __init__(self, source: StreamSource, aids: DecodeAids, spans: Spans) -> None:
         self._source, self._spans = source, spans
         self._stopped = threading.Event()
-        self._reader: SampleReader = open_sample_reader(
-            source.order, source.table, source.memory.raw, source.disk_cache
-        )
+        self._reader = _open_reader(source)
         self._planner = StepPlanner(source, aids.cache, self._reader, self._stopped)
         writer = SlotWriter(source, aids.cache, self._reader, self._stopped)
         spec = source.spec
