@@ -10,7 +10,7 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.console import Console
@@ -24,7 +24,6 @@ from shardset.program import run_program, run_verb
 
 if TYPE_CHECKING:
     from pipelines.estimate.stored import StoredSet
-    from shardset.format.manifest import Manifest
 
 WITH_BEAM = ("build", "adopt", "column")
 """The verbs that take the flags of Beam too."""
@@ -95,39 +94,32 @@ def _begin_workers(beam_flags: Sequence[str]) -> None:
         fork_server.begin()
 
 
-def _adopt(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
+def _publish(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
+    """The verbs `adopt` and `column`."""
     with quiet_workers(show=args.debug) as console:
         _begin_workers(beam_flags)
-        from pipelines import adopt
+        from pipelines import adopt, column
         from pipelines.runners import progress
 
-        config = _config(AdoptConfig, args)
-        return _show_published(args, adopt.adopt(config, beam_flags, progress.BuildProgress(console).print))
-
-
-def _column(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
-    with quiet_workers(show=args.debug) as console:
-        _begin_workers(beam_flags)
-        from pipelines import column
-        from pipelines.runners import progress
-
-        config = _config(ColumnConfig, args)
-        return _show_published(args, column.column(config, beam_flags, progress.BuildProgress(console).print))
-
-
-def _config(kind: type[T], args: argparse.Namespace) -> T:
-    return kind(**{field.name: getattr(args, field.name) for field in fields(kind)})
-
-
-def _show_published(args: argparse.Namespace, manifest: "Manifest") -> int:
-    splits = {
-        name: {"num_samples": one.num_samples, "num_shards": one.num_shards} for name, one in manifest.splits.items()
-    }
-    result = {"digest": manifest.digest, "splits": splits, "quarantined": manifest.quarantine.count}
-    lines = [f"{name}: {one['num_samples']:,} samples in {one['num_shards']:,} tars" for name, one in splits.items()]
-    lines += [f"quarantined: {manifest.quarantine.count:,}, listed in {manifest.quarantine.path}"]
-    print(_json(result) if args.json else "\n".join([*lines, f"manifest: digest {manifest.digest[:16]}…"]))
+        show = progress.BuildProgress(console).print
+        if args.verb == "adopt":
+            manifest = adopt.adopt(AdoptConfig(**_values(AdoptConfig, args)), beam_flags, show)
+        else:
+            manifest = column.column(ColumnConfig(**_values(ColumnConfig, args)), beam_flags, show)
+    splits = {name: {"samples": one.num_samples, "tars": one.num_shards} for name, one in manifest.splits.items()}
+    listed, num_values = manifest.quarantine, manifest.provenance.options.get("num_values")
+    if args.json:
+        print(_json({"digest": manifest.digest, "splits": splits, "values": num_values, "quarantined": listed.count}))
+        return 0
+    for name, one in splits.items():
+        print(f"{name}: {one['samples']:,} samples in {one['tars']:,} tars")
+    print(f"{num_values:,} have a value" if num_values else f"quarantined: {listed.count:,}, see {listed.path}")
+    print(f"manifest: digest {manifest.digest[:16]}…")
     return 0
+
+
+def _values(kind: type, args: argparse.Namespace) -> dict[str, Any]:
+    return {field.name: getattr(args, field.name) for field in fields(kind)}
 
 
 def _build_config(args: argparse.Namespace) -> BuildConfig:
@@ -210,8 +202,8 @@ def _stored_set(args: argparse.Namespace) -> "StoredSet":
 
 VERBS = {
     "build": _build,
-    "adopt": _adopt,
-    "column": _column,
+    "adopt": _publish,
+    "column": _publish,
     "verify": _verify,
     "inspect": _inspect,
     "export": _export,

@@ -1,52 +1,44 @@
 """Writes a column: a value for each sample of a set, in tars with the keys and the cuts of its own."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import islice
-from typing import Any
-
-import numpy as np
 
 from pipelines.config import ColumnConfig
 from pipelines.plan.files import in_order
 from pipelines.runners.each import Show, for_each
-from pipelines.sources.values import Value, Values, open_values, refuse
+from pipelines.sources.values import Values, open_values
 from pipelines.write import tar_sets
 from pipelines.write.tar_sets import TarGroup, TarRecord
 from shardset.errors import ConfigError, SourceError
 from shardset.format import manifest as manifests
-from shardset.format.columns import SOURCE, array_header, column_url
+from shardset.format import naming
+from shardset.format.columns import SOURCE, array_kind, column_url, header_of
 from shardset.format.manifest import LoadedSet, Manifest, Split
 from shardset.format.tar import StoredSample
 from shardset.format.write import write_shard
 from shardset.read.indexes import read_index
-from shardset.storage.base import Storage
+from shardset.storage.base import Storage, stat_or_none
 from shardset.storage.open import open_storage
 
 
 @dataclass(frozen=True)
 class _Opened:
-    """A column that is being written. `dtype` and `shape` are those of arrays, None and () of bytes."""
+    """A column that is being written."""
 
     parent: LoadedSet
     splits: dict[str, Split]
     output: Storage
     values: Values
-    dtype: np.dtype[Any] | None
-    shape: tuple[int, ...]
+
+    def find(self, path: str) -> TarRecord | None:
+        return tar_sets.find(self.output, path, self.made_from)
 
     @property
-    def made_from(self) -> list[str]:
-        return [tar_sets.TOOL, self.parent.manifest.digest, *self.values.identity]
-
-    def content(self, value: Value | None) -> bytes:
-        """The member of a value; raises ConfigError for an array that is not like the others."""
-        if value is None or isinstance(value, bytes):
-            return value or b""
-        if self.dtype is None or (value.dtype.newbyteorder("="), value.shape) != (self.dtype, self.shape):
-            refuse(self.values.where, f"{value.dtype} {value.shape} among {self.dtype} {self.shape}")
-        return array_header(self.dtype, self.shape) + value.astype(self.dtype).tobytes()
+    def made_from(self) -> tuple[str, ...]:
+        return tar_sets.TOOL, self.parent.manifest.digest, *self.values.identity
 
 
 def column(config: ColumnConfig, beam_flags: Sequence[str] = (), show: Show | None = None) -> Manifest:
@@ -54,18 +46,18 @@ def column(config: ColumnConfig, beam_flags: Sequence[str] = (), show: Show | No
 
     Raises ConfigError if the values don't fit the set, SourceError if they can't be read.
     """
-    opened = _opened(config)
+    opened = _open(config)
     output, values = opened.output, opened.values
     shards = [(name, number) for name, split in opened.splits.items() for number in range(split.num_shards)]
-    for_each(
-        partial(write, config), shards, beam_flags, output, source=config.source, num_bytes=values.num_bytes, show=show
-    )
+    work = partial(write, config, opened.made_from)
+    for_each(work, shards, beam_flags, output, source=config.source, num_bytes=values.num_bytes, show=show)
     paths = [opened.splits[name].shards[number].path for name, number in shards]
-    records = [*in_order(output, paths, partial(_record, opened))]
-    num_values = _checked_number(opened, records)
-    options = {} if opened.dtype is None else {"dtype": opened.dtype.str, "shape": list(opened.shape)}
+    records = [record for record in in_order(output, paths, opened.find) if record and record.shard]
+    if len(records) != len(shards):
+        raise _changed(config)
+    digest = hashlib.sha256("".join(record.shard.sha256 for record in records if record.shard).encode()).hexdigest()
     provenance = tar_sets.provenance_of(
-        SOURCE, opened.parent.manifest.digest, identity=values.identity, num_values=num_values, **options
+        SOURCE, opened.parent.manifest.digest, values=digest, **_checked(opened, records)
     )
     if done := tar_sets.published(output, provenance, "remove its folder, or choose another name"):
         return done
@@ -77,60 +69,73 @@ def column(config: ColumnConfig, beam_flags: Sequence[str] = (), show: Show | No
     return tar_sets.publish(output, groups, provenance, promises=["reproducible"])
 
 
-def write(config: ColumnConfig, shard_of_split: tuple[str, int]) -> None:
+def write(config: ColumnConfig, made_from: tuple[str, ...], shard_of_split: tuple[str, int]) -> None:
     """Writes a shard of a column, its index and its record, unless they are there; runs on a worker."""
-    opened, (split, number) = _opened(config), shard_of_split
+    opened, (split, number) = _opened(config, made_from), shard_of_split
     shard = opened.splits[split].shards[number]
-    if tar_sets.find(opened.output, shard.path, opened.made_from):
+    if opened.find(shard.path):
         return
+    if stat_or_none(opened.output, naming.MANIFEST):
+        raise ConfigError(
+            f"{opened.output.url}: a column of other values, or for another version of the set; remove its folder, or "
+            "choose another name"
+        )
     keys = [key.decode("ascii") for key in read_index(opened.parent.storage, shard)["key"].tolist()]
-    values = opened.values.of(keys, shard.first_id)
+    contents = opened.values.of(keys, shard.first_id)
     field = f"{config.name}.{opened.values.extension}"
     samples = (
-        StoredSample(key=key, fields=[(field, opened.content(value))], label=-1, source=id_)
-        for id_, (key, value) in enumerate(zip(keys, values, strict=True), shard.first_id)
+        StoredSample(key=key, fields=[(field, content)], label=-1, source=id_)
+        for id_, (key, content) in enumerate(zip(keys, contents, strict=True), shard.first_id)
     )
     (written, fields, num_content_bytes), _ = write_shard(shard.path, samples, [field], opened.output.writer)
+    stored = [content for content in contents if content]
+    kinds = {(header_of(content), len(content)) for content in stored} if field.endswith(".npy") else ()
     record = TarRecord(
-        made_from=opened.made_from,
+        made_from=list(made_from),
         shard=written,
         fields=list(fields),
         num_content_bytes=num_content_bytes,
-        num_values=sum(value is not None for value in values),
+        num_values=len(stored),
+        kinds=[(header.decode("latin-1"), size) for header, size in kinds],
     )
     tar_sets.put(opened.output, shard.path, record)
 
 
-@lru_cache(maxsize=4)
-def _opened(config: ColumnConfig) -> _Opened:
-    """Opened once in a process: the keys of all values are in memory."""
+def _open(config: ColumnConfig) -> _Opened:
     parent = manifests.load(config.set)
     splits = {config.split: parent.manifest.split(config.split)} if config.split else dict(parent.manifest.splits)
     output = open_storage(column_url(parent.storage, config.name))
     values = open_values(config, {name: split.num_samples for name, split in splits.items()})
-    if values.extension != "npy":
-        return _Opened(parent, splits, output, values, None, ())
-    example = np.asarray(values.example())
-    if example.dtype.kind not in "fiub" or example.dtype.itemsize > 8:
-        refuse(values.where, f"arrays of {example.dtype}")
-    return _Opened(parent, splits, output, values, example.dtype.newbyteorder("<"), example.shape)
+    return _Opened(parent, splits, output, values)
 
 
-def _record(opened: _Opened, path: str) -> TarRecord:
-    record = tar_sets.find(opened.output, path, opened.made_from)
-    if record is None:
-        raise SourceError(f"{opened.output.url}/{path}: the set or the values changed meanwhile; run it again")
-    return record
+@lru_cache(maxsize=4)
+def _opened(config: ColumnConfig, made_from: tuple[str, ...]) -> _Opened:
+    """Opened once in a process, because the keys of all values are in memory."""
+    opened = _open(config)
+    if opened.made_from != made_from:
+        raise _changed(config)
+    return opened
 
 
-def _checked_number(opened: _Opened, records: Sequence[TarRecord]) -> int:
-    """The number of samples that have a value."""
+def _changed(config: ColumnConfig) -> SourceError:
+    return SourceError(f"{config.set} or {config.source}: changed while it was read; run the same command again")
+
+
+def _checked(opened: _Opened, records: Sequence[TarRecord]) -> dict[str, object]:
+    """What the manifest says about the values: how many, and the header of arrays; ConfigError if they don't fit."""
     values, found = opened.values, sum(record.num_values for record in records)
     missing = sum(split.num_samples for split in opened.splits.values()) - found
     if not found:
         raise ConfigError(f"{values.where}: no sample of the set has a value there; compare its keys with `inspect`")
     if values.num_values is not None and found > values.num_values:
-        refuse(values.where, f"{values.num_values} values for {found} samples, because keys of the set repeat")
-    if missing and opened.dtype is not None and opened.dtype.kind != "f":
-        refuse(values.where, f"no value for {missing} samples, which {opened.dtype} can't say but floats can")
-    return found
+        values.refuse(f"{values.num_values} values for {found} samples, because keys of the set repeat")
+    if values.extension != "npy":
+        return {"num_values": found}
+    headers = {header for record in records for header, _ in record.kinds}
+    kinds = [array_kind(header.encode("latin-1"), values.where) for header in sorted(headers)]
+    if len({kind for record in records for kind in record.kinds}) > 1:
+        values.refuse(f"arrays of several kinds: {', '.join(f'{dtype} {shape}' for dtype, shape in kinds)}")
+    if missing and kinds[0][0].kind != "f":
+        values.refuse(f"no value for {missing} samples, which {kinds[0][0]} can't say but floats can")
+    return {"num_values": found, "header": headers.pop()}

@@ -1,26 +1,23 @@
 """The values of a column where somebody has written them: a NumPy array, a Parquet file, or tars."""
 
-import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from pipelines.config import ColumnConfig
 from pipelines.sources.formats.parquet import open_parquet, parquet_errors
 from pipelines.sources.formats.range_file import RangeFile
 from shardset.errors import ConfigError, SourceError
 from shardset.format import manifest as manifests
+from shardset.format.columns import array_header
 from shardset.storage.open import open_file
 from shardset.stream.samples import SampleSet
 
-Value = NDArray[Any] | bytes
-
 
 class Values:
-    """Values of samples. `extension` is that of their members: `npy` for arrays, any other for bytes.
+    """Values of samples, as the contents of their members. `extension` is that of the members.
 
     `identity` changes with the values. `num_values` is None where a sample has its value by id.
     """
@@ -31,19 +28,25 @@ class Values:
     num_values: int | None = None
     extension: str
 
-    def example(self) -> Value:
-        """A value, whose dtype and shape are those of all; raises ConfigError if there is none."""
+    def of(self, keys: Sequence[str], first_id: int) -> list[bytes]:
+        """The values of neighbouring samples, b"" for one without; raises SourceError."""
         raise NotImplementedError
 
-    def of(self, keys: Sequence[str], first_id: int) -> list[Value | None]:
-        """The values of neighbouring samples, None for one without."""
-        raise NotImplementedError
+    def refuse(self, found: str) -> NoReturn:
+        """Raises ConfigError for values that can't make a column."""
+        raise ConfigError(f"{self.where}: holds {found}, which can't be the values of a column; see docs/columns.md")
+
+    def _open(self, url: str) -> RangeFile:
+        storage, name = open_file(url)
+        stat = storage.stat(name)
+        self.where, self.identity, self.num_bytes = url, [url, stat.generation], stat.num_bytes
+        return RangeFile(storage, stat, twice=True)
 
 
 def open_values(config: ColumnConfig, num_samples: Mapping[str, int]) -> Values:
     """The values for splits of so many samples; raises ConfigError or SourceError for what can't be theirs."""
     if config.source.endswith(".npy"):
-        return _Array(config.source, num_samples)
+        return _Array(config, num_samples)
     return _Table(config, num_samples) if config.source.endswith(".parquet") else _Tars(config)
 
 
@@ -52,68 +55,57 @@ class _Array(Values):
 
     extension = "npy"
 
-    def __init__(self, url: str, num_samples: Mapping[str, int]) -> None:
-        self.where = url
-        self._file = _opened(self, url)
+    def __init__(self, config: ColumnConfig, num_samples: Mapping[str, int]) -> None:
+        self._file = self._open(config.source)
         try:
             np.lib.format.read_magic(self._file)
-            (num_rows, *shape), is_fortran, self._dtype = np.lib.format.read_array_header_1_0(self._file)
+            (num_rows, *shape), is_fortran, dtype = np.lib.format.read_array_header_1_0(self._file)
         except ValueError as error:
-            raise SourceError(f"{url}: no rows of a NumPy array ({error}); write it with numpy.save") from error
+            raise SourceError(f"{self.where}: no rows of a NumPy array ({error}); write it with numpy.save") from error
         if is_fortran or [*num_samples.values()] != [num_rows]:
-            refuse(url, f"{num_rows} rows{' in Fortran order' if is_fortran else ''} for {dict(num_samples)} samples")
-        self._shape, self._start = tuple(shape), self._file.tell()
+            order = "Fortran" if is_fortran else "C"
+            self.refuse(f"{num_rows} rows in {order} order for {dict(num_samples)} samples (choose one by --split)")
+        self._header, self._start = array_header(dtype, tuple(shape)), self._file.tell()
+        self._size = dtype.itemsize * int(np.prod(shape))
 
-    def example(self) -> Value:
-        return self._rows(0, 1)[0]
-
-    def of(self, keys: Sequence[str], first_id: int) -> list[Value | None]:
-        return [*self._rows(first_id, len(keys))]
-
-    def _rows(self, first: int, num_rows: int) -> NDArray[Any]:
-        size = self._dtype.itemsize * int(np.prod(self._shape))
-        self._file.seek(self._start + first * size)
-        return np.frombuffer(self._file.read(num_rows * size), self._dtype).reshape(num_rows, *self._shape)
+    def of(self, keys: Sequence[str], first_id: int) -> list[bytes]:
+        self._file.seek(self._start + first_id * self._size)
+        return [self._header + self._file.read(self._size) for _ in keys]
 
 
 class _Table(Values):
     """A row has the value of the sample with its `key`, or else with its `id`; null is no value."""
 
     def __init__(self, config: ColumnConfig, num_samples: Mapping[str, int]) -> None:
-        self.where = config.source
-        self._file = open_parquet(_opened(self, config.source), self.where)
+        self._file = open_parquet(self._open(config.source), config.source)
         names = self._file.schema_arrow.names
         by = "key" if "key" in names else "id"
         others = [name for name in names if name not in ("key", "id")]
         self._field = config.field or (others[0] if len(others) == 1 else "")
         if by not in names or self._field not in names or (by == "id" and len(num_samples) > 1):
-            refuse(self.where, f"{', '.join(names)}: expected key (or id, with --split) and one column, or --field")
+            self.refuse(f"{', '.join(names)}: expected key (or id, with --split) and one column, or --field")
         with parquet_errors(self.where):
             wanted = self._file.read([by]).column(0).to_numpy()
         self._order = np.argsort(wanted, kind="stable")
         self._wanted = wanted[self._order]
-        if (self._wanted[1:] == self._wanted[:-1]).any():
-            refuse(self.where, f"a {by} twice")
+        if not len(wanted) or (self._wanted[1:] == self._wanted[:-1]).any():
+            self.refuse(f"no row, or a {by} twice")
         self.num_values = len(wanted) if by == "key" else None
         groups = range(self._file.num_row_groups)
         self._starts = np.cumsum([0, *(self._file.metadata.row_group(group).num_rows for group in groups)])
         self._held: tuple[int, pa.ChunkedArray] | None = None
         kind = self._file.schema_arrow.field(self._field).type
-        self.extension = "txt" if pa.types.is_string(kind) else "npy" if hasattr(kind, "value_type") else "bin"
+        self.extension = "npy" if hasattr(kind, "value_type") else "txt" if pa.types.is_string(kind) else "bin"
 
-    def example(self) -> Value:
-        values = (_value(each) for group in range(self._file.num_row_groups) for each in self._group(group))
-        return _first(values, self.where)
-
-    def of(self, keys: Sequence[str], first_id: int) -> list[Value | None]:
-        asked = np.array(keys, object) if self.num_values is not None else first_id + np.arange(len(keys))
+    def of(self, keys: Sequence[str], first_id: int) -> list[bytes]:
+        asked = first_id + np.arange(len(keys)) if self.num_values is None else np.array(keys, object)
         at = np.minimum(np.searchsorted(self._wanted, asked), len(self._wanted) - 1)
-        values: list[Value | None] = [None] * len(keys)
-        rows, found = self._order[at], self._wanted[at] == asked
-        for position in sorted(np.flatnonzero(found).tolist(), key=lambda position: rows[position]):
+        rows, contents = self._order[at], [b""] * len(keys)
+        found = np.flatnonzero(self._wanted[at] == asked)
+        for position in found[np.argsort(rows[found])].tolist():
             group = int(np.searchsorted(self._starts, rows[position], side="right")) - 1
-            values[position] = _value(self._group(group)[int(rows[position] - self._starts[group])])
-        return values
+            contents[position] = self._content(self._group(group)[int(rows[position] - self._starts[group])])
+        return contents
 
     def _group(self, number: int) -> pa.ChunkedArray:
         """The values of a row group; keeps the last one, so rows in the order of the set are read once."""
@@ -121,6 +113,17 @@ class _Table(Values):
             with parquet_errors(self.where):
                 self._held = number, self._file.read_row_group(number, columns=[self._field]).column(0)
         return self._held[1]
+
+    def _content(self, scalar: Any) -> bytes:
+        if not scalar.is_valid:
+            return b""
+        if self.extension == "npy":
+            array = np.asarray(scalar.values.to_numpy(zero_copy_only=False))
+            return array_header(array.dtype, array.shape) + array.tobytes()
+        value = scalar.as_py()
+        if not isinstance(value, str | bytes):
+            self.refuse(f"{scalar.type} in {self._field}: expected bytes, texts or lists of numbers")
+        return value.encode() if isinstance(value, str) else value
 
 
 class _Tars(Values):
@@ -133,55 +136,13 @@ class _Tars(Values):
         fields = self._samples.split.fields
         self._field = config.field or fields[0]
         if len(splits) > 1 or self._field not in fields or (len(fields) > 1 and not config.field):
-            refuse(self.where, f"{len(splits)} splits and the fields {', '.join(fields)}: choose one with --field")
+            self.refuse(f"{len(splits)} splits and the fields {', '.join(fields)}: needs one, or --field")
         self.identity, self.num_bytes = [loaded.manifest.digest, self._field], self._samples.split.num_tar_bytes
         self.num_values, self.extension = len(self._samples), self._field.rpartition(".")[2]
 
-    def example(self) -> Value:
-        values = (self._value(sample.fields) for sample in self._samples)
-        return _first(values, self.where)
-
-    def of(self, keys: Sequence[str], first_id: int) -> list[Value | None]:
+    def of(self, keys: Sequence[str], first_id: int) -> list[bytes]:
         known = [at for at, key in enumerate(keys) if key in self._samples]
-        values: list[Value | None] = [None] * len(keys)
+        contents = [b""] * len(keys)
         for at, sample in zip(known, self._samples.__getitems__([keys[at] for at in known]), strict=True):
-            values[at] = self._value(sample.fields)
-        return values
-
-    def _value(self, fields: Mapping[str, bytes]) -> Value | None:
-        content = fields.get(self._field)
-        if content is None or self.extension != "npy":
-            return content
-        try:
-            return np.asarray(np.load(io.BytesIO(content), allow_pickle=False))
-        except (ValueError, EOFError) as error:
-            raise SourceError(f"{self.where}: a {self._field} is no array ({error}); write it again") from error
-
-
-def refuse(where: str, found: str) -> NoReturn:
-    """Raises ConfigError for values that can't make a column."""
-    raise ConfigError(f"{where}: holds {found}, which can't be the values of a column; see docs/columns.md")
-
-
-def _opened(values: Values, url: str) -> RangeFile:
-    storage, name = open_file(url)
-    stat = storage.stat(name)
-    values.identity, values.num_bytes = [url, stat.generation], stat.num_bytes
-    return RangeFile(storage, stat, twice=True)
-
-
-def _first(values: Iterable[Value | None], where: str) -> Value:
-    for value in values:
-        if value is not None:
-            return value
-    refuse(where, "no value")
-
-
-def _value(scalar: Any) -> Value | None:
-    """A list as an array, bytes, or a text as UTF-8; None for null."""
-    if not scalar.is_valid:
-        return None
-    if hasattr(scalar, "values"):
-        return np.asarray(scalar.values.to_numpy(zero_copy_only=False))
-    value = scalar.as_py()
-    return value.encode() if isinstance(value, str) else value
+            contents[at] = sample.fields.get(self._field, b"")
+        return contents

@@ -26,7 +26,7 @@ class TarRecord(msgspec.Struct, frozen=True, kw_only=True):
     """`plan/tars/...`: a tar with its index, and what they were made from, which a rerun compares.
 
     `shard` is None for a tar that can't be in the set. `labels` counts the samples of each class, `num_values` those of
-    a column that have a value; `rejected` are names and reasons.
+    a column that have a value, `kinds` are the headers and sizes of its arrays; `rejected` are names and reasons.
     """
 
     made_from: list[str]
@@ -35,6 +35,7 @@ class TarRecord(msgspec.Struct, frozen=True, kw_only=True):
     num_content_bytes: int = 0
     labels: dict[int, int] = {}
     num_values: int = 0
+    kinds: list[tuple[str, int]] = []
     rejected: list[tuple[str, str]] = []
 
 
@@ -48,7 +49,7 @@ class TarGroup(NamedTuple):
 def find(output: Storage, path: str, made_from: Sequence[str]) -> TarRecord | None:
     """The record of a tar, if it and the index exist and were made from the same; None if they are to be made."""
     record = plan_files.find_record(output, _record_path(path), TarRecord)
-    if record is None or record.made_from != list(made_from):
+    if record is None or record.made_from != [*made_from]:
         return None
     return record if record.shard is None or is_stored(output, record.shard.index) else None
 

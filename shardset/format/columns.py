@@ -21,49 +21,45 @@ from shardset.storage.base import Storage
 SOURCE: Final = "column"
 """The `provenance.source` of the manifest of a column."""
 
-_DTYPE = re.compile(r"<[fiu][248]|\|[iub]1")
 _NAME = re.compile(r"[a-z0-9_-]{1,12}", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a split. Its values are arrays of one dtype and shape, or bytes if `dtype` is None."""
+    """A column of a split. Its values are bytes, or `.npy` files that begin with `header`."""
 
     name: str
     storage: Storage
     split: Split
-    dtype: np.dtype[Any] | None
-    shape: tuple[int, ...]
+    header: bytes | None
 
     def empty(self, num_rows: int) -> NDArray[Any] | list[bytes | None]:
         """Room for some values: an array of NaN (0 where the dtype has none), or a list of None."""
-        if self.dtype is None:
+        if self.header is None:
             return [None] * num_rows
-        return np.full((num_rows, *self.shape), self._fill, self.dtype)
+        dtype, shape = self._kind
+        return np.full((num_rows, *shape), self._fill, dtype)
 
     def value(self, content: bytes | None) -> Any:
         """The value that a member holds; b"", which says that there is none, is b"" or NaN. Raises DamagedShard."""
-        if self.dtype is None:
+        if self.header is None:
             return content
         if not content:
             return self._fill
-        if not content.startswith(self._header) or len(content) != self._num_bytes:
-            raise DamagedShard(f"{self.storage.url}: a value is no array of {self.dtype} {self.shape}; write it again")
-        return np.frombuffer(content, self.dtype, offset=len(self._header)).reshape(self.shape)
+        dtype, shape = self._kind
+        size = len(self.header) + dtype.itemsize * int(np.prod(shape))
+        if not content.startswith(self.header) or len(content) != size:
+            raise DamagedShard(f"{self.storage.url}: a value is no array of {dtype} {shape}; write the column again")
+        return np.frombuffer(content, dtype, offset=len(self.header)).reshape(shape)
 
     @cached_property
-    def _header(self) -> bytes:
-        assert self.dtype is not None
-        return array_header(self.dtype, self.shape)
-
-    @cached_property
-    def _num_bytes(self) -> int:
-        assert self.dtype is not None
-        return len(self._header) + self.dtype.itemsize * int(np.prod(self.shape))
+    def _kind(self) -> tuple[np.dtype[Any], tuple[int, ...]]:
+        assert self.header is not None
+        return array_kind(self.header, self.storage.url)
 
     @cached_property
     def _fill(self) -> float:
-        return np.nan if self.dtype is not None and self.dtype.kind == "f" else 0
+        return np.nan if self._kind[0].kind == "f" else 0
 
 
 def array_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
@@ -72,6 +68,24 @@ def array_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     descr = np.lib.format.dtype_to_descr(dtype)
     np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
     return file.getvalue()
+
+
+def header_of(content: bytes) -> bytes:
+    """The beginning of a `.npy` file of version 1.0."""
+    return content[: 10 + int.from_bytes(content[8:10], "little")]
+
+
+def array_kind(header: bytes, where: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """The dtype and the shape of a value; raises ManifestError unless it is an array of plain numbers."""
+    file = io.BytesIO(header)
+    try:
+        np.lib.format.read_magic(file)
+        shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    except ValueError as error:
+        raise ManifestError(f"{where}: its values are no NumPy arrays of version 1.0 ({error})") from error
+    if is_fortran or dtype.kind not in "fiub" or dtype.itemsize > 8:
+        raise ManifestError(f"{where}: arrays of {dtype} can't be read, expected numbers of 1 to 8 bytes in C order")
+    return dtype, shape
 
 
 def column_url(parent: Storage, name: str) -> str:
@@ -93,8 +107,5 @@ def open_column(parent: LoadedSet, split: str, name: str) -> Column:
     stored = manifest.split(split)
     if stored.shard_sizes != parent.manifest.split(split).shard_sizes or len(stored.fields) != 1:
         raise ManifestError(f"{storage.url}: split {split!r} has other shards than its set; write the column again")
-    dtype, shape = made.options.get("dtype"), made.options.get("shape", [])
-    is_shape = isinstance(shape, list) and all(type(size) is int and size > 0 for size in shape)
-    if not is_shape or (dtype is not None and not _DTYPE.fullmatch(str(dtype))):
-        raise ManifestError(f"{storage.url}: arrays of {dtype!r} {shape!r} are not read; write the column again")
-    return Column(name, storage, stored, None if dtype is None else np.dtype(dtype), tuple(shape))
+    header = made.options.get("header")
+    return Column(name, storage, stored, None if header is None else str(header).encode("latin-1", "replace"))
