@@ -67,7 +67,7 @@ def index(storage: Storage, tar: Stat) -> None:
         indexed = read_again(lambda: index_stored(storage, tar))
         why = "" if indexed.rows else "it holds no sample"
     except SourceError as error:
-        indexed, why = IndexedTar(0), str(error)
+        indexed, why = IndexedTar(0), str(error).removeprefix(f"{storage.url}/{tar.name}: ")
     rejected = [(f"{tar.name}/{name}", reason) for name, reason in indexed.rejected]
     if why:
         tar_sets.put(storage, tar.name, TarRecord(made_from=_made_from(tar), rejected=[*rejected, (tar.name, why)]))

@@ -89,7 +89,7 @@ def parser() -> argparse.ArgumentParser:
     column = verb("column", "give each sample of a set one more value", text)
     column.add_argument("set", metavar="SET", help="the manifest or its folder, local or gs://")
     column.add_argument("name", metavar="NAME", help="the name of the column: up to 12 of a-z, 0-9, _ and -")
-    add_flags(column, ColumnConfig, ("source", "split", "field"))
+    add_flags(column.add_argument_group("its values"), ColumnConfig, ("source", "split", "field"))
     text = "Compares sizes and checksums of every file; with --deep every sample too."
     verify = verb("verify", "compare a shard set with its manifest", text)
     _add_manifest(verify)
@@ -123,7 +123,7 @@ def _add_build(build: Parser) -> None:
 
 def _add_adopt(adopt: Parser) -> None:
     adopt.add_argument("--input", required=True, metavar="PATH", help="a folder of tars, one tar, or a pattern")
-    add_flags(adopt, AdoptConfig, ("split", "on_bad"))
+    add_flags(adopt.add_argument_group("what becomes of them"), AdoptConfig, ("split", "on_bad"))
 
 
 def _add_inspect(inspect: Parser) -> None:

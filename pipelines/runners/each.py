@@ -43,4 +43,5 @@ def run_to_end(pipeline: beam.Pipeline, beam_options: PipelineOptions, show: Sho
         raise ShardsetError(
             f"the Beam job ended as {state}; see the runner's log; run the same command again to resume"
         )
-    return result.metrics()
+    metrics: MetricResults = result.metrics()
+    return metrics

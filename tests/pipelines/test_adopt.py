@@ -133,7 +133,7 @@ GOOD = tar_bytes([("0.txt", b"x" * 3000)])
     ("data", "reason"),
     [
         (GOOD[:2000], "cut"),
-        (GOOD[:-10240] + GOOD[:512], "end"),
+        (GOOD[:3584], "no end mark"),
         (b"\x1f\x8b" + GOOD, "gzip"),
         (GOOD + GOOD, "joined"),
         (tar_bytes([]), "no sample"),
