@@ -163,10 +163,7 @@ class ColumnConfig:
 
     set: str
     name: str
-    source: str = setting(
-        "", ".npy, a row a sample by id; .parquet, by key or id; or tars, by key", names=("--from",), required=True,
-        metavar="PATH",
-    )  # fmt: skip
+    source: str
     split: str | None = setting(None, "the only split that has values (default: all)", metavar="NAME")
     field: str | None = setting(None, "Parquet: the column of the values; tars: their field", metavar="NAME")
 

@@ -89,7 +89,10 @@ def parser() -> argparse.ArgumentParser:
     column = verb("column", "give each sample of a set one more value", text)
     column.add_argument("set", metavar="SET", help="the manifest or its folder, local or gs://")
     column.add_argument("name", metavar="NAME", help="the name of the column: up to 12 of a-z, 0-9, _ and -")
-    add_flags(column.add_argument_group("its values"), ColumnConfig, ("source", "split", "field"))
+    values = column.add_argument_group("its values")
+    values.add_argument("--from", dest="source", required=True, metavar="PATH",
+                        help=".npy: a row a sample, by id; .parquet: by key or id; a set of tars: by key")  # fmt: skip
+    add_flags(values, ColumnConfig, ("split", "field"))
     text = "Compares sizes and checksums of every file; with --deep every sample too."
     verify = verb("verify", "compare a shard set with its manifest", text)
     _add_manifest(verify)

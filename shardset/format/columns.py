@@ -25,7 +25,7 @@ _NAME = re.compile(r"[a-z0-9_-]{1,12}", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Column:
+class StoredColumn:
     """A column of a split. Its values are bytes, or `.npy` files that begin with `header`."""
 
     name: str
@@ -95,7 +95,7 @@ def column_url(parent: Storage, name: str) -> str:
     return f"{parent.url}/columns/{name}"
 
 
-def open_column(parent: LoadedSet, split: str, name: str) -> Column:
+def open_column(parent: LoadedSet, split: str, name: str) -> StoredColumn:
     """A column of a split; raises ManifestError if it is missing or was written for another set."""
     manifest, storage = manifests.load(column_url(parent.storage, name))
     made = manifest.provenance
@@ -108,4 +108,4 @@ def open_column(parent: LoadedSet, split: str, name: str) -> Column:
     if stored.shard_sizes != parent.manifest.split(split).shard_sizes or len(stored.fields) != 1:
         raise ManifestError(f"{storage.url}: split {split!r} has other shards than its set; write the column again")
     header = made.options.get("header")
-    return Column(name, storage, stored, None if header is None else str(header).encode("latin-1", "replace"))
+    return StoredColumn(name, storage, stored, None if header is None else str(header).encode("latin-1", "replace"))

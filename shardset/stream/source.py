@@ -11,7 +11,7 @@ from shardset.decode.memory_cache import MemoryCache
 from shardset.decode.workers import SharedImages, WorkerPool
 from shardset.errors import ConfigError
 from shardset.format import manifest as manifests
-from shardset.format.columns import Column, open_column
+from shardset.format.columns import StoredColumn, open_column
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.manifest import LoadedSet, Manifest, Split
 from shardset.order.budget import Memory, fit_memory, fit_order
@@ -43,7 +43,7 @@ class StreamSource:
     memory: Memory
     table: ShardTable
     disk_cache: BlockCache | None
-    columns: Sequence[tuple[Column, ShardTable]] = ()
+    columns: Sequence[tuple[StoredColumn, ShardTable]] = ()
 
     @property
     def has_small_samples(self) -> bool:
