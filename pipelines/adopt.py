@@ -37,9 +37,14 @@ def adopt(config: AdoptConfig, beam_flags: Sequence[str] = (), show: Show | None
     """
     storage, names = find_tars(config.input)
     tars = sorted(tars_of(storage, names), key=lambda tar: _order_of(tar.name))
-    num_bytes = sum(tar.num_bytes for tar in tars)
-    for_each(partial(index, storage), tars, beam_flags, storage, source=config.input, num_bytes=num_bytes, show=show)
-    records = dict(zip((tar.name for tar in tars), in_order(storage, tars, partial(_record, storage)), strict=True))
+    find = partial(_find, storage)
+    new = [tar for tar, record in zip(tars, in_order(storage, tars, find), strict=True) if record is None]
+    num_bytes = sum(tar.num_bytes for tar in new)
+    for_each(partial(index, storage), new, beam_flags, storage, source=config.input, num_bytes=num_bytes, show=show)
+    found = zip(tars, in_order(storage, tars, find), strict=True)
+    records = {tar.name: record for tar, record in found if record}
+    if len(records) < len(tars):
+        raise SourceError(f"{storage.url}: a tar changed while it was adopted; run the same command again")
     splits: dict[str, list[str]] = {}
     for name in records:
         splits.setdefault(config.split or split_in(name) or DEFAULT_SPLIT, []).append(name)
@@ -61,7 +66,7 @@ def adopt(config: AdoptConfig, beam_flags: Sequence[str] = (), show: Show | None
 
 def index(storage: Storage, tar: Stat) -> None:
     """Writes the index and the record of a tar, unless they are there; runs on a worker."""
-    if tar_sets.find(storage, tar.name, _made_from(tar)):
+    if _find(storage, tar):
         return
     try:
         indexed = read_again(lambda: index_stored(storage, tar))
@@ -123,11 +128,8 @@ def _order_of(name: str) -> tuple[str, str, int, int]:
     return before, after, len(digits), int(digits)
 
 
-def _record(storage: Storage, tar: Stat) -> TarRecord:
-    record = tar_sets.find(storage, tar.name, _made_from(tar))
-    if record is None:
-        raise SourceError(f"{storage.url}/{tar.name}: changed while it was adopted; run the same command again")
-    return record
+def _find(storage: Storage, tar: Stat) -> TarRecord | None:
+    return tar_sets.find(storage, tar.name, _made_from(tar))
 
 
 def _made_from(tar: Stat) -> list[str]:

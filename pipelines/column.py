@@ -49,9 +49,10 @@ def column(config: ColumnConfig, beam_flags: Sequence[str] = (), show: Show | No
     opened = _open(config)
     output, values = opened.output, opened.values
     shards = [(name, number) for name, split in opened.splits.items() for number in range(split.num_shards)]
-    work = partial(write, config, opened.made_from)
-    for_each(work, shards, beam_flags, output, source=config.source, num_bytes=values.num_bytes, show=show)
     paths = [opened.splits[name].shards[number].path for name, number in shards]
+    new = [shard for shard, found in zip(shards, in_order(output, paths, opened.find), strict=True) if not found]
+    work = partial(write, config, opened.made_from)
+    for_each(work, new, beam_flags, output, source=config.source, num_bytes=values.num_bytes, show=show)
     records = [record for record in in_order(output, paths, opened.find) if record and record.shard]
     if len(records) != len(shards):
         raise _changed(config)

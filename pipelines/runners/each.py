@@ -25,6 +25,8 @@ def for_each(
 
     A call may be repeated. `num_bytes` is what all of them read. A ShardsetError of a worker is raised as itself.
     """
+    if not elements:
+        return
     beam_options = options.prepare(flags, source=source, output=output)
     options.limit_workers(beam_options, flags, len(elements), num_bytes)
     pipeline = beam.Pipeline(options=beam_options)

@@ -5,12 +5,13 @@ import io
 import re
 from dataclasses import dataclass, field
 from itertools import groupby
+from operator import itemgetter
 from tarfile import TarInfo
 from typing import Any, BinaryIO
 
 from pipelines.sources.base import Extent
 from pipelines.sources.formats.range_file import Ranges
-from pipelines.sources.formats.tar import BLOCK, reject_reason, walk
+from pipelines.sources.formats.tar import BLOCK, header_window, reject_reason, walk
 from pipelines.sources.webdataset import INLINE_FIELDS, MAX_JSON_BYTES, TarGroupMember, label_of, why_no_sample
 from shardset.checksum import crc32c_text, extend_crc32c
 from shardset.errors import SourceError
@@ -23,7 +24,8 @@ MAX_NAME_BYTES = 1024
 
 _ODD_NAME = re.compile(r"[^ -~]|\\|^__[^/]*__(/|$)")
 """Not ASCII; a byte that is no UTF-8, as the walk spells it; or a name that webdataset skips."""
-_PIECE = 4 << 20
+_PIECE = 1 << 20
+"""What stays in the processor's caches while it is hashed; a bucket is read in larger windows."""
 
 
 @dataclass(slots=True)
@@ -46,7 +48,7 @@ class IndexedTar:
 def index_stored(storage: Storage, tar: Stat) -> IndexedTar:
     """Reads a stored tar once, front to back; SourceError if it is damaged or its bytes are not those of `tar`."""
     where, ranges = f"{storage.url}/{tar.name}", _HashedRanges(storage, tar)
-    indexed = index_tar(io.BufferedReader(ranges, _PIECE), tar.num_bytes, where)
+    indexed = index_tar(io.BufferedReader(ranges, max(_PIECE, header_window(storage))), tar.num_bytes, where)
     indexed.crc32c, indexed.sha256 = crc32c_text(ranges.crc), ranges.sha.hexdigest()
     if tar.crc32c not in (None, indexed.crc32c):
         raise SourceError(f"{where}: its crc32c is {indexed.crc32c}, the bucket says {tar.crc32c}; check the network")
@@ -56,10 +58,11 @@ def index_stored(storage: Storage, tar: Stat) -> IndexedTar:
 def index_tar(file: BinaryIO, num_bytes: int, where: str) -> IndexedTar:
     """The index of a tar of `num_bytes`; each sample is what webdataset makes of it, or rejected."""
     indexed, seen = IndexedTar(num_bytes), set[str]()
-    for key, group in groupby(walk(file, where, 0, num_bytes), lambda info: split_member(info.name)[0]):
+    named = ((*split_member(info.name), info) for info in walk(file, where, 0, num_bytes))
+    for key, group in groupby(named, itemgetter(0)):
         members, crc, image_crc = [], 0, None
-        for info in group:
-            before, member = crc, _member(info)
+        for _, name, info in group:
+            before, member = crc, _member(info, name.lower())
             if member.reason is None:
                 crc, content = _read(file, info, crc, keeps=member.field in INLINE_FIELDS)
                 member = member._replace(content=content)
@@ -80,13 +83,13 @@ def index_tar(file: BinaryIO, num_bytes: int, where: str) -> IndexedTar:
     return indexed
 
 
-def _member(info: TarInfo) -> TarGroupMember:
+def _member(info: TarInfo, field: str) -> TarGroupMember:
     reason = reject_reason(info)
     if _ODD_NAME.search(info.name) or len(info.name) > MAX_NAME_BYTES:
         reason = f"has a name that is not ASCII, holds a backslash, is __metadata__, or longer than {MAX_NAME_BYTES}"
     header = Extent("", "", info.offset, BLOCK)
     content = Extent("", "", info.offset_data, info.size)
-    return TarGroupMember(info.name, split_member(info.name)[1].lower(), reason, header, content, None)
+    return TarGroupMember(info.name, field, reason, header, content, None)
 
 
 def _read(file: BinaryIO, info: TarInfo, crc: int, *, keeps: bool = False) -> tuple[int, bytes | None]:
