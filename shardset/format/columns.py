@@ -37,7 +37,7 @@ class StoredColumn:
         """Room for some values: an array of NaN (0 where the dtype has none), or a list of None."""
         if self.header is None:
             return [None] * num_rows
-        dtype, shape = self._kind
+        dtype, shape, _ = self._kind
         return np.full((num_rows, *shape), self._fill, dtype)
 
     def value(self, content: bytes | None) -> Any:
@@ -46,16 +46,17 @@ class StoredColumn:
             return content
         if not content:
             return self._fill
-        dtype, shape = self._kind
-        size = len(self.header) + dtype.itemsize * int(np.prod(shape))
+        dtype, shape, size = self._kind
         if not content.startswith(self.header) or len(content) != size:
             raise DamagedShard(f"{self.storage.url}: a value is no array of {dtype} {shape}; write the column again")
         return np.frombuffer(content, dtype, offset=len(self.header)).reshape(shape)
 
     @cached_property
-    def _kind(self) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    def _kind(self) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+        """The dtype, the shape and the size of each member in bytes."""
         assert self.header is not None
-        return array_kind(self.header, self.storage.url)
+        dtype, shape = array_kind(self.header, self.storage.url)
+        return dtype, shape, len(self.header) + dtype.itemsize * int(np.prod(shape))
 
     @cached_property
     def _fill(self) -> float:
