@@ -3,6 +3,7 @@
 import hashlib
 import io
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
@@ -47,8 +48,10 @@ class IndexedTar:
 
 def index_stored(storage: Storage, tar: Stat) -> IndexedTar:
     """Reads a stored tar once, front to back; SourceError if it is damaged or its bytes are not those of `tar`."""
-    where, ranges = f"{storage.url}/{tar.name}", _HashedRanges(storage, tar)
-    indexed = index_tar(io.BufferedReader(ranges, max(_PIECE, header_window(storage))), tar.num_bytes, where)
+    where = f"{storage.url}/{tar.name}"
+    with ThreadPoolExecutor(1) as thread:
+        ranges = _HashedRanges(storage, tar, thread)
+        indexed = index_tar(io.BufferedReader(ranges, max(_PIECE, header_window(storage))), tar.num_bytes, where)
     indexed.crc32c, indexed.sha256 = crc32c_text(ranges.crc), ranges.sha.hexdigest()
     if tar.crc32c not in (None, indexed.crc32c):
         raise SourceError(f"{where}: its crc32c is {indexed.crc32c}, the bucket says {tar.crc32c}; check the network")
@@ -100,28 +103,36 @@ def _read(file: BinaryIO, info: TarInfo, crc: int, *, keeps: bool = False) -> tu
         return extend_crc32c(crc, content), content
     for start in range(0, info.size, _PIECE):
         crc = extend_crc32c(crc, file.read(min(_PIECE, info.size - start)))
+    file.read(-info.size % BLOCK)  # the padding too, so that ranges follow each other
     return crc, None
 
 
-@dataclass(eq=False)
 class _HashedRanges(Ranges):
-    """Knows the checksums of all bytes up to the last one that was read, each of which it reads once."""
+    """Reads a range while the one before is used, and knows the checksums of all bytes up to the last one it gave."""
 
-    passed: int = 0
-    crc: int = 0
+    def __init__(self, storage: Storage, stat: Stat, thread: ThreadPoolExecutor) -> None:
+        super().__init__(storage, stat)
+        self.crc, self.sha = 0, hashlib.sha256()
+        self._passed, self._thread = 0, thread
+        self._next_range, self._following = (0, 0), thread.submit(bytes)
 
-    def __post_init__(self) -> None:
-        self.sha = hashlib.sha256()
+    def _read(self, start: int, stop: int) -> bytes:
+        read = super()._read
+        data = self._following.result() if (start, stop) == self._next_range else read(start, stop)
+        self._next_range = stop, min(2 * stop - start, self.stat.num_bytes)
+        if stop < self.stat.num_bytes:
+            self._following = self._thread.submit(read, *self._next_range)
+        return data
 
     def _next(self, num_bytes: int) -> bytes:
         start = self.position
         data = super()._next(num_bytes)
-        if start > self.passed:  # padding that nobody has asked for
-            self._pass(self._read(self.passed, start))
-        self._pass(data[self.passed - start :])
+        if start > self._passed:  # what nobody has asked for
+            self._pass(super()._read(self._passed, start))
+        self._pass(data[self._passed - start :])
         return data
 
     def _pass(self, data: bytes) -> None:
         self.crc = extend_crc32c(self.crc, data)
         self.sha.update(data)
-        self.passed += len(data)
+        self._passed += len(data)
