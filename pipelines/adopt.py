@@ -18,12 +18,16 @@ from pipelines.write import tar_sets
 from pipelines.write.tar_sets import TarGroup, TarRecord
 from shardset.errors import ConfigError, SourceError
 from shardset.format import naming
+from shardset.format.columns import COLUMNS
 from shardset.format.index import index_array, with_fields
 from shardset.format.manifest import Manifest
 from shardset.format.write import put_index, write_index
 from shardset.read.indexes import read_index
 from shardset.storage.base import Stat, Storage
 from shardset.storage.checked import read_again
+
+SOURCE = "adopt"
+"""The `provenance.source` of adopted sets."""
 
 _NAME = re.compile(r"([^{}\\]*?)([0-9]{1,9})((?:-of-[0-9]+|[^0-9{}\\]*)\.tar)", re.ASCII)
 _SHOWN = 5
@@ -36,7 +40,9 @@ def adopt(config: AdoptConfig, beam_flags: Sequence[str] = (), show: Show | None
     of which `quarantine.jsonl` lists, unless `on_bad` says to leave it out.
     """
     storage, names = find_tars(config.input)
-    tars = sorted(tars_of(storage, names), key=lambda tar: _order_of(tar.name))
+    done = tar_sets.published(storage, SOURCE)
+    tars = [tar for tar in tars_of(storage, names) if not tar.name.startswith(COLUMNS)]
+    tars.sort(key=lambda tar: _order_of(tar.name))
     find = partial(_find, storage)
     new = [tar for tar, record in zip(tars, in_order(storage, tars, find), strict=True) if record is None]
     num_bytes = sum(tar.num_bytes for tar in new)
@@ -48,9 +54,11 @@ def adopt(config: AdoptConfig, beam_flags: Sequence[str] = (), show: Show | None
     splits: dict[str, list[str]] = {}
     for name in records:
         splits.setdefault(config.split or split_in(name) or DEFAULT_SPLIT, []).append(name)
-    provenance = tar_sets.provenance_of("adopt", _digest(splits, records), on_bad=config.on_bad)
-    if done := tar_sets.published(storage, provenance, f"remove {naming.MANIFEST} to adopt what changed"):
+    provenance = tar_sets.provenance_of(SOURCE, _digest(splits, records), on_bad=config.on_bad)
+    if done and done.provenance == provenance:
         return done
+    if done:
+        raise ConfigError(f"{storage.url}: adopted before, with other tars; remove {naming.MANIFEST} to adopt these")
     rejected = [*_rejected(splits, records)]
     kept = {split: [name for name in names if records[name].shard] for split, names in splits.items()}
     if rejected and (config.on_bad == "fail" or not all(kept.values())):

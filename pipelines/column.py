@@ -48,6 +48,7 @@ def column(config: ColumnConfig, beam_flags: Sequence[str] = (), show: Show | No
     """
     opened = _open(config)
     output, values = opened.output, opened.values
+    done = tar_sets.published(output, SOURCE)
     shards = [(name, number) for name, split in opened.splits.items() for number in range(split.num_shards)]
     paths = [opened.splits[name].shards[number].path for name, number in shards]
     new = [shard for shard, found in zip(shards, in_order(output, paths, opened.find), strict=True) if not found]
@@ -60,7 +61,7 @@ def column(config: ColumnConfig, beam_flags: Sequence[str] = (), show: Show | No
     provenance = tar_sets.provenance_of(
         SOURCE, opened.parent.manifest.digest, values=digest, **_checked(opened, records)
     )
-    if done := tar_sets.published(output, provenance, "remove its folder, or choose another name"):
+    if done and done.provenance == provenance:
         return done
     rest = iter(records)
     groups = {

@@ -11,7 +11,7 @@ from pipelines.sources.formats.parquet import open_parquet, parquet_errors
 from pipelines.sources.formats.range_file import RangeFile
 from shardset.errors import ConfigError, SourceError
 from shardset.format import manifest as manifests
-from shardset.format.columns import array_header
+from shardset.format.columns import array_header, array_kind
 from shardset.storage.open import open_file
 from shardset.stream.samples import SampleSet
 
@@ -66,6 +66,7 @@ class _Array(Values):
             order = "Fortran" if is_fortran else "C"
             self.refuse(f"{num_rows} rows in {order} order for {dict(num_samples)} samples (choose one by --split)")
         self._header, self._start = array_header(dtype, tuple(shape)), self._file.tell()
+        array_kind(self._header, self.where)
         self._size = dtype.itemsize * int(np.prod(shape))
 
     def of(self, keys: Sequence[str], first_id: int) -> list[bytes]:

@@ -67,14 +67,14 @@ def provenance_of(source: str, source_digest: str, **options: Any) -> Provenance
     )  # fmt: skip
 
 
-def published(output: Storage, provenance: Provenance, advice: str) -> Manifest | None:
-    """The head of the manifest at the output if it is of this provenance, None if there is none; else ConfigError."""
+def published(output: Storage, source: str) -> Manifest | None:
+    """The head of the manifest at the output, None if there is none; ConfigError if it is no set of that source."""
     try:
         head = manifests.read_head(output)
     except NotFound:
         return None
-    if head.provenance != provenance:
-        raise ConfigError(f"{output.url}/{naming.MANIFEST}: another shard set is there already; {advice}")
+    if head.provenance.source != source:
+        raise ConfigError(f"{output.url}/{naming.MANIFEST}: another shard set is there already; leave it as it is")
     return head
 
 

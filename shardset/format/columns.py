@@ -21,6 +21,9 @@ from shardset.storage.base import Storage
 SOURCE: Final = "column"
 """The `provenance.source` of the manifest of a column."""
 
+COLUMNS: Final = "columns/"
+"""The folder of all columns, in that of their set."""
+
 _NAME = re.compile(r"[a-z0-9_-]{1,12}", re.ASCII)
 
 
@@ -93,7 +96,7 @@ def column_url(parent: Storage, name: str) -> str:
     """The folder of a column; raises ConfigError unless that can be its name."""
     if not _NAME.fullmatch(name):
         raise ConfigError(f"column {name!r}: expected 1 to 12 of a-z, 0-9, _ and -")
-    return f"{parent.url}/columns/{name}"
+    return f"{parent.url}/{COLUMNS}{name}"
 
 
 def open_column(parent: LoadedSet, split: str, name: str) -> StoredColumn:

@@ -21,7 +21,7 @@ from shardset.format import manifest as manifests
 from shardset.storage.open import open_storage
 from tests.makers.built import HERE, config_of
 from tests.makers.images import image_bytes
-from tests.makers.shardset import put
+from tests.makers.shardset import png_samples, put, write_shard_set
 from tests.makers.tars import plain, special, tar_bytes, tar_of
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "posix": tarfile.PAX_FORMAT}
@@ -170,7 +170,7 @@ def test_a_rerun_reads_only_tars_that_changed_or_are_new(tmp_path):
     times = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("*.npy")}
     (tmp_path / "t-1.tar").write_bytes(tar_bytes(members(5)))
     (tmp_path / "t-3.tar").write_bytes(tar_bytes(members(6)))
-    with pytest.raises(ConfigError, match=r"another shard set is there already; remove manifest\.json"):
+    with pytest.raises(ConfigError, match=r"adopted before, with other tars; remove manifest\.json"):
         adopted(tmp_path)
     (tmp_path / "manifest.json").unlink()
     assert adopted(tmp_path).split("t").num_samples == 16
@@ -231,6 +231,20 @@ def test_a_build_never_removes_adopted_tars(tmp_path):
     with pytest.raises(ConfigError, match="were adopted and are not removed"):
         build(config_of(tmp_path / "raw", tmp_path, overwrite=True, num_shards={"": 1}), HERE)
     assert (tmp_path / "t-0.tar").read_bytes() == GOOD
+
+
+def test_a_set_that_was_built_and_columns_are_left_alone(tmp_path):
+    storage = open_storage(str(tmp_path))
+    write_shard_set(storage, {"t": png_samples("t", 4)})
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match="another shard set is there already"):
+        adopted(tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    others = tmp_path / "others"
+    (others / "columns/x/t").mkdir(parents=True)
+    for name in ("t-0.tar", "columns/x/t/t-0.tar"):
+        (others / name).write_bytes(GOOD)
+    assert adopted(others).split("t").num_samples == 1
 
 
 def test_the_command_adopts_and_estimate_says_what_follows(tmp_path, capsys):
