@@ -43,6 +43,11 @@ def adopt(config: AdoptConfig, beam_flags: Sequence[str] = (), show: Show | None
     done = tar_sets.published(storage, SOURCE)
     tars = [tar for tar in tars_of(storage, names) if not tar.name.startswith(COLUMNS)]
     tars.sort(key=lambda tar: _order_of(tar.name))
+    splits: dict[str, list[str]] = {}
+    for tar in tars:
+        splits.setdefault(config.split or split_in(tar.name) or DEFAULT_SPLIT, []).append(tar.name)
+    if odd := [split for split in splits if not naming.is_split(split)]:
+        raise ConfigError(f"{odd[0]!r} can't name a split (letters, digits, - and _, not plan); give one with --split")
     find = partial(_find, storage)
     new = [tar for tar, record in zip(tars, in_order(storage, tars, find), strict=True) if record is None]
     num_bytes = sum(tar.num_bytes for tar in new)
@@ -51,9 +56,6 @@ def adopt(config: AdoptConfig, beam_flags: Sequence[str] = (), show: Show | None
     records = {tar.name: record for tar, record in found if record}
     if len(records) < len(tars):
         raise SourceError(f"{storage.url}: a tar changed while it was adopted; run the same command again")
-    splits: dict[str, list[str]] = {}
-    for name in records:
-        splits.setdefault(config.split or split_in(name) or DEFAULT_SPLIT, []).append(name)
     provenance = tar_sets.provenance_of(SOURCE, _digest(splits, records), on_bad=config.on_bad)
     if done and done.provenance == provenance:
         return done

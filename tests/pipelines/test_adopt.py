@@ -211,6 +211,10 @@ def test_a_name_without_a_number_is_refused(tmp_path):
     (tmp_path / "train.tar").write_bytes(GOOD)
     with pytest.raises(ConfigError, match=r"'train.tar': a manifest can't name this tar"):
         adopted(tmp_path)
+    (tmp_path / "train.tar").rename(tmp_path / "my train-0.tar")
+    with pytest.raises(ConfigError, match="'my train' can't name a split"):
+        adopted(tmp_path)
+    assert adopted(tmp_path, split="train").split("train").groups[0].shards == "my train-{0..0}.tar"
 
 
 def test_verify_sees_a_changed_tar_and_another_index(tmp_path):
