@@ -9,7 +9,7 @@ import pyarrow as pa
 from pipelines.config import ColumnConfig
 from pipelines.sources.formats.parquet import open_parquet, parquet_errors
 from pipelines.sources.formats.range_file import RangeFile
-from shardset.errors import ConfigError, SourceError
+from shardset.errors import ConfigError
 from shardset.format import manifest as manifests
 from shardset.format.columns import array_header, array_kind
 from shardset.storage.open import open_file
@@ -57,17 +57,13 @@ class _Array(Values):
 
     def __init__(self, config: ColumnConfig, num_samples: Mapping[str, int]) -> None:
         self._file = self._open(config.source)
-        try:
-            np.lib.format.read_magic(self._file)
-            (num_rows, *shape), is_fortran, dtype = np.lib.format.read_array_header_1_0(self._file)
-        except ValueError as error:
-            raise SourceError(f"{self.where}: no rows of a NumPy array ({error}); write it with numpy.save") from error
-        if is_fortran or [*num_samples.values()] != [num_rows]:
-            order = "Fortran" if is_fortran else "C"
-            self.refuse(f"{num_rows} rows in {order} order for {dict(num_samples)} samples (choose one by --split)")
-        self._header, self._start = array_header(dtype, tuple(shape)), self._file.tell()
-        array_kind(self._header, self.where)
-        self._size = dtype.itemsize * int(np.prod(shape))
+        begin = self._file.read(10)
+        begin += self._file.read(int.from_bytes(begin[8:], "little"))
+        dtype, shape = array_kind(begin, self.where)
+        if [*num_samples.values()] != [*shape[:1]]:
+            self.refuse(f"an array {shape} for {dict(num_samples)} samples (choose one split by --split)")
+        self._header, self._start = array_header(dtype, shape[1:]), len(begin)
+        self._size = dtype.itemsize * int(np.prod(shape[1:]))
 
     def of(self, keys: Sequence[str], first_id: int) -> list[bytes]:
         self._file.seek(self._start + first_id * self._size)

@@ -24,6 +24,10 @@ SOURCE: Final = "column"
 COLUMNS: Final = "columns/"
 """The folder of all columns, in that of their set."""
 
+_HEADER = re.compile(
+    rb"\x93NUMPY\x01\x00..\{'descr': '(<[fiu][248]|\|[iub]1)', 'fortran_order': False, 'shape': \(([0-9, ]*)\), \} *\n",
+    re.DOTALL,
+)
 _NAME = re.compile(r"[a-z0-9_-]{1,12}", re.ASCII)
 
 
@@ -80,16 +84,15 @@ def header_of(content: bytes) -> bytes:
 
 
 def array_kind(header: bytes, where: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """The dtype and the shape of a value; raises ManifestError unless it is an array of plain numbers."""
-    file = io.BytesIO(header)
-    try:
-        np.lib.format.read_magic(file)
-        shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
-    except ValueError as error:
-        raise ManifestError(f"{where}: its values are no NumPy arrays of version 1.0 ({error})") from error
-    if is_fortran or dtype.kind not in "fiub" or dtype.itemsize > 8:
-        raise ManifestError(f"{where}: arrays of {dtype} can't be read, expected numbers of 1 to 8 bytes in C order")
-    return dtype, shape
+    """The dtype and the shape of an array; raises ManifestError unless it is one of plain numbers."""
+    # NumPy would parse the header as Python, which fails now and then where other threads do the same.
+    found = _HEADER.fullmatch(header)
+    if found is None:
+        raise ManifestError(
+            f"{where}: not a NumPy file of version 1.0 with numbers of 1 to 8 bytes, little-endian, in C order: it "
+            f"begins with {header[:80]!r}; save it again by numpy.save(..., np.ascontiguousarray(...))"
+        )
+    return np.dtype(found[1].decode()), tuple(int(size) for size in found[2].split(b",") if size.strip())
 
 
 def column_url(parent: Storage, name: str) -> str:
