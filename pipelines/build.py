@@ -5,14 +5,18 @@ import json
 import shutil
 import tempfile
 import time
+import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import IO
 
 import apache_beam as beam
 import msgspec
 from apache_beam.metrics.execution import MetricResult
 from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.runners.runner import PipelineResult
 
 from pipelines import sources
 from pipelines.config import BuildConfig
@@ -25,7 +29,7 @@ from pipelines.plan.records import PLAN_VERSION, BuildFile, PlanFile
 from pipelines.plan.slices import read_range
 from pipelines.plan.summaries import MAX_REASONS
 from pipelines.plan.survey import write_units
-from pipelines.runners import options
+from pipelines.runners import dataflow, errors, options
 from pipelines.runners.each import run_to_end
 from pipelines.runners.progress import BuildProgress, watched
 from pipelines.sources.base import Survey
@@ -72,6 +76,20 @@ def dry_run(config: BuildConfig, beam_flags: Sequence[str] = (), progress: Build
         return _run(config, open_storage(folder), beam_flags, progress, dry_run=True)
 
 
+def submit(config: BuildConfig, beam_flags: Sequence[str] = ()) -> str:
+    """Starts a build as a job on Dataflow, which publishes the set by itself; returns where to watch it.
+
+    Raises ConfigError for any other runner: its build ends with this process.
+    """
+    output = open_storage(config.output)
+    beam_options = options.prepare(beam_flags, source=config.input, output=output)
+    if not dataflow.is_wanted(beam_options):
+        raise ConfigError("--no-wait is for --runner DataflowRunner: elsewhere a build ends with this command")
+    prepared = prepare(config, output)
+    with errors.translated(dataflow.failures(beam_options)):
+        return dataflow.started(beam_options, _begin(prepared, beam_options, dry_run=False))
+
+
 def _run(
     config: BuildConfig, output: Storage, beam_flags: Sequence[str], progress: BuildProgress | None, *, dry_run: bool
 ) -> Result:
@@ -107,15 +125,26 @@ def run(
 
     `show` gets the address of a job on Dataflow.
     """
+    begin = partial(_begin, prepared, beam_options, dry_run=dry_run)
+    return counters_of(run_to_end(begin, beam_options, show).query()["counters"])
+
+
+def _begin(prepared: PreparedBuild, beam_options: PipelineOptions, *, dry_run: bool) -> PipelineResult:
     pipeline = beam.Pipeline(options=beam_options)
     construct(pipeline, prepared, dry_run=dry_run)
-    return counters_of(run_to_end(pipeline, beam_options, show).query()["counters"])
+    return pipeline.run()
 
 
 def counters_of(counters: Iterable[MetricResult]) -> dict[str, int]:
-    """Our own counters among a runner's; attempted values from a runner that has no committed ones (Spark)."""
-    ours = (counter for counter in counters if counter.key.metric.namespace == NAMESPACE)
-    return {counter.key.metric.name: counter.result or 0 for counter in ours}
+    """Our own counters among a runner's, each the sum over all steps that count it.
+
+    Attempted values from a runner that has no committed ones (Spark).
+    """
+    sums: Counter[str] = Counter()
+    for counter in counters:
+        if counter.key.metric.namespace == NAMESPACE:
+            sums[counter.key.metric.name] += counter.result or 0
+    return dict(sums)
 
 
 def prepare(config: BuildConfig, output: Storage) -> PreparedBuild:
@@ -158,7 +187,7 @@ class _Start:
         output.sweep()
         if stored and old and not changes and old.ready:
             files = PlanFiles(output, stored.build)
-            file = msgspec.structs.replace(file, suffix=old.suffix, notes=old.notes, before=old.before)
+            file = msgspec.structs.replace(file, suffix=old.suffix, notes=old.notes, before=old.before, claim=old.claim)
             if file != old:  # other libraries, on which no byte depends so far
                 _write_build(files, file, generation)
             return files, file
@@ -176,8 +205,8 @@ class _Start:
         suffix = "-" + hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:8] if replaced else ""
         # One that was stopped before it was ready has written no shard.
         before = sorted({*old.before, *([old.suffix] if old.ready else [])}) if old else []
-        file = msgspec.structs.replace(file, suffix=suffix, ready=False, before=before)
-        files = PlanFiles(output, file.digest)
+        file = msgspec.structs.replace(file, suffix=suffix, ready=False, before=before, claim=uuid.uuid4().hex)
+        files = PlanFiles(output, file.digest, file.claim)
         # From here on the output belongs to this build: other builds notice at their next step.
         _write_build(files, file, generation)
         generation = plan_files.generation_of(output, paths.BUILD)
@@ -186,7 +215,7 @@ class _Start:
         files.step(lambda: _lay_out(files, unfinished, replaced, lines))
         file = msgspec.structs.replace(file, ready=True, before=[suffix] if suffix in before else [])
         _write_build(files, file, generation)
-        return files, file
+        return PlanFiles(output, file.digest), file
 
     def _changes(self, old: BuildFile, file: BuildFile) -> list[str]:
         """The differences between this build and the one at the output, in words."""

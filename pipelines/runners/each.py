@@ -6,7 +6,7 @@ from typing import TypeVar
 import apache_beam as beam
 from apache_beam.metrics.metric import MetricResults
 from apache_beam.options.pipeline_options import PipelineOptions
-from apache_beam.runners.runner import PipelineState
+from apache_beam.runners.runner import PipelineResult, PipelineState
 
 from pipelines.runners import dataflow, errors, local, options
 from shardset.errors import ShardsetError
@@ -31,13 +31,13 @@ def for_each(
     options.limit_workers(beam_options, flags, len(elements), num_bytes)
     pipeline = beam.Pipeline(options=beam_options)
     _ = pipeline | "List" >> beam.Create(elements) | "Spread" >> beam.Reshuffle() | "Work" >> beam.Map(work)
-    run_to_end(pipeline, beam_options, show)
+    run_to_end(pipeline.run, beam_options, show)
 
 
-def run_to_end(pipeline: beam.Pipeline, beam_options: PipelineOptions, show: Show | None) -> MetricResults:
+def run_to_end(begin: Callable[[], PipelineResult], beam_options: PipelineOptions, show: Show | None) -> MetricResults:
     """Runs a pipeline; a worker's ShardsetError is raised as itself. `show` gets the address of a job on Dataflow."""
     with local.local_workers(), errors.translated(dataflow.failures(beam_options)):
-        result = pipeline.run()
+        result = begin()
         if show and dataflow.is_wanted(beam_options):
             show(dataflow.started(beam_options, result))
         state = result.wait_until_finish()
