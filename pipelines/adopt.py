@@ -1,6 +1,5 @@
 """Makes a shard set of tars that others made, where they are: an index beside each tar, and a manifest."""
 
-import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,58 +10,48 @@ import msgspec
 
 from pipelines.config import AdoptConfig
 from pipelines.plan.files import in_order
-from pipelines.runners.each import Show, for_each
-from pipelines.sources.tar_index import IndexedTar, index_stored
+from pipelines.runners.each import Show
+from pipelines.sources.tar_index import index_stored
 from pipelines.sources.webdataset import DEFAULT_SPLIT, find_tars, split_in, tars_of
 from pipelines.write import tar_sets
-from pipelines.write.tar_sets import TarGroup, TarRecord
-from shardset.errors import ConfigError, SourceError
+from pipelines.write.tar_sets import TarRecord, Task, digest_of
+from shardset.errors import ChangedInput, ConfigError, SourceError
 from shardset.format import naming
 from shardset.format.columns import COLUMNS
-from shardset.format.index import index_array, with_fields
+from shardset.format.index import MAX_FIELDS, with_fields
 from shardset.format.manifest import Manifest
 from shardset.format.write import put_index, write_index
 from shardset.read.indexes import read_index
-from shardset.storage.base import Stat, Storage
+from shardset.storage.base import Storage
 from shardset.storage.checked import read_again
-
-SOURCE = "adopt"
-"""The `provenance.source` of adopted sets."""
+from shardset.storage.open import open_storage
 
 _NAME = re.compile(r"([^{}\\]*?)([0-9]{1,9})((?:-of-[0-9]+|[^0-9{}\\]*)\.tar)", re.ASCII)
+_NO_PLACE = dict.fromkeys(("offset", "num_bytes", "sha256"))
 _SHOWN = 5
 
 
 def adopt(config: AdoptConfig, beam_flags: Sequence[str] = (), show: Show | None = None) -> Manifest:
-    """Indexes the tars and publishes their manifest, of which it returns the head; both lie beside the tars.
+    """Indexes the tars and publishes their manifest, of which it returns the head.
 
     A rerun keeps the indexes of tars that have not changed. Raises SourceError if something can't be read exactly, all
     of which `quarantine.jsonl` lists, unless `on_bad` says to leave it out.
     """
-    storage, names = find_tars(config.input)
-    done = tar_sets.published(storage, SOURCE)
-    tars = [tar for tar in tars_of(storage, names) if not tar.name.startswith(COLUMNS)]
-    tars.sort(key=lambda tar: _order_of(tar.name))
-    splits: dict[str, list[str]] = {}
-    for tar in tars:
-        splits.setdefault(config.split or split_in(tar.name) or DEFAULT_SPLIT, []).append(tar.name)
-    if odd := [split for split in splits if not naming.is_split(split)]:
-        raise ConfigError(f"{odd[0]!r} can't name a split (letters, digits, - and _, not plan); give one with --split")
-    find = partial(_find, storage)
-    new = [tar for tar, record in zip(tars, in_order(storage, tars, find), strict=True) if record is None]
-    num_bytes = sum(tar.num_bytes for tar in new)
-    for_each(partial(index, storage), new, beam_flags, storage, source=config.input, num_bytes=num_bytes, show=show)
-    found = zip(tars, in_order(storage, tars, find), strict=True)
-    records = {tar.name: record for tar, record in found if record}
-    if len(records) < len(tars):
-        raise SourceError(f"{storage.url}: a tar changed while it was adopted; run the same command again")
-    provenance = tar_sets.provenance_of(SOURCE, _digest(splits, records), on_bad=config.on_bad)
-    if done and done.provenance == provenance:
-        return done
-    if done:
-        raise ConfigError(f"{storage.url}: adopted before, with other tars; remove {naming.MANIFEST} to adopt these")
-    rejected = [*_rejected(splits, records)]
-    kept = {split: [name for name in names if records[name].shard] for split, names in splits.items()}
+    storage, splits = _find(config)
+    tasks = [task for tasks in splits.values() for task in tasks]
+    num_bytes = sum(task.source.num_bytes for task in tasks)
+    records = tar_sets.ensure(
+        storage, "adopt", tasks, partial(index, storage), beam_flags, source=config.input, num_bytes=num_bytes,
+        show=show,
+    )  # fmt: skip
+    found = {task.path: record for task, record in zip(tasks, records, strict=True)}
+    rejected = [
+        {"name": name, "split": split, "reason": reason, "object": task.path, **_NO_PLACE}
+        for split, tasks in splits.items()
+        for task in tasks
+        for name, reason in found[task.path].rejected
+    ]
+    kept = {split: [task for task in tasks if found[task.path].written] for split, tasks in splits.items()}
     if rejected and (config.on_bad == "fail" or not all(kept.values())):
         tar_sets.put_rejected(storage, rejected)
         first = "; ".join(f"{entry['name']}: {entry['reason']}" for entry in rejected[:_SHOWN])
@@ -70,63 +59,84 @@ def adopt(config: AdoptConfig, beam_flags: Sequence[str] = (), show: Show | None
             f"{storage.url}: {len(rejected)} can't be read exactly, {naming.quarantine_path()} lists all: {first}; "
             "repair the tars, or leave these out with --on-bad quarantine"
         )
-    groups = {split: [*_groups(names, _widened(storage, names, records))] for split, names in kept.items()}
-    return tar_sets.publish(storage, groups, provenance, promises=[], rejected=rejected)
+    shards = [(split, task.path, found[task.path].written) for split, tasks in splits.items() for task in tasks]
+    digest = digest_of([(split, path, written and written.shard.sha256) for split, path, written in shards])
+    groups = {split: [*_groups(tasks, _widened(storage, tasks, found))] for split, tasks in kept.items()}
+    return tar_sets.publish(storage, "adopt", groups, digest, {"on_bad": config.on_bad}, rejected=rejected)
 
 
-def index(storage: Storage, tar: Stat) -> None:
-    """Writes the index and the record of a tar, unless they are there; runs on a worker."""
-    if _find(storage, tar):
-        return
+def index(storage: Storage, task: Task) -> TarRecord:
+    """Writes the index of a tar, unless nothing of it can be in the set; runs on a worker."""
     try:
-        indexed = read_again(lambda: index_stored(storage, tar))
-        why = "" if indexed.rows else "it holds no sample"
+        builder, odd = read_again(lambda: index_stored(storage, task.source))
+        rows, why = builder.take_index(), "it holds no sample"
+    except ChangedInput:  # the next run may read it
+        raise
     except SourceError as error:
-        indexed, why = IndexedTar(0), str(error).removeprefix(f"{storage.url}/{tar.name}: ")
-    rejected = [(f"{tar.name}/{name}", reason) for name, reason in indexed.rejected]
-    if why:
-        tar_sets.put(storage, tar.name, TarRecord(made_from=_made_from(tar), rejected=[*rejected, (tar.name, why)]))
-        return
-    rows = index_array(indexed.rows, indexed.fields)
-    shard, fields, num_content_bytes = write_index(tar.name, indexed, rows, storage.writer)
-    record = TarRecord(
-        made_from=_made_from(tar),
-        shard=shard,
-        fields=list(fields),
-        num_content_bytes=num_content_bytes,
+        rows, odd, why = (), [], str(error).removeprefix(f"{storage.url}/{task.path}: ")
+    rejected = [(f"{task.path}/{name}", reason) for name, reason in odd]
+    if not len(rows):
+        return TarRecord(written=None, rejected=[*rejected, (task.path, why)])
+    return TarRecord(
+        written=write_index(task.path, builder, rows, storage.writer),
         labels=Counter(rows["label"][rows["label"] >= 0].tolist()),
         rejected=rejected,
     )
-    tar_sets.put(storage, tar.name, record)
 
 
-def _widened(storage: Storage, names: Sequence[str], records: Mapping[str, TarRecord]) -> list[TarRecord]:
+def _find(config: AdoptConfig) -> tuple[Storage, dict[str, list[Task]]]:
+    """Where the manifest goes, and the tars of each split in their order."""
+    folder, names = find_tars(config.input)
+    output = open_storage(config.output) if config.output else folder
+    if not f"{folder.url}/".startswith(f"{output.url}/"):
+        raise ConfigError(
+            f"--output {config.output}: a manifest names tars in its own folder or below it, and their indexes lie "
+            f"beside them; give {folder.url} or a folder above it, or copy the set there by `build --source webdataset`"
+        )
+    below = f"{folder.url}/"[len(output.url) + 1 :]
+    splits: dict[str, list[Task]] = {}
+    for tar in sorted(tars_of(folder, names), key=lambda tar: _order_of(tar.name)):
+        split = config.split or split_in(tar.name) or DEFAULT_SPLIT
+        if not naming.is_split(split):
+            raise ConfigError(f"{split!r} can't name a split (letters, digits, - and _, not plan); give one by --split")
+        if not tar.name.startswith(COLUMNS):
+            tar = msgspec.structs.replace(tar, name=below + tar.name)
+            splits.setdefault(split, []).append(Task(tar.name, digest_of(tar.generation, tar.num_bytes), tar))
+    return output, splits
+
+
+def _widened(storage: Storage, tasks: Sequence[Task], found: Mapping[str, TarRecord]) -> list[TarRecord]:
     """The records of a split; each index gets the columns of all fields of the split."""
-    fields = list(dict.fromkeys(field for name in names for field in records[name].fields))
+    all_written = [record.written for task in tasks if (record := found[task.path]).written]
+    fields = list(dict.fromkeys(field for written in all_written for field in written.fields))
+    if len(fields) > MAX_FIELDS:
+        raise SourceError(f"{storage.url}: its samples have {len(fields)} fields, such as {fields[-1]}; expected few")
 
-    def widened(name: str) -> TarRecord:
-        record = records[name]
-        if record.fields == fields or record.shard is None:
+    def widened(task: Task) -> TarRecord:
+        record = found[task.path]
+        if not (written := record.written) or written.fields == fields:
             return record
-        rows = with_fields(read_index(storage, record.shard), fields)
-        file = put_index(record.shard.index.path, rows, storage.writer)
-        shard = msgspec.structs.replace(record.shard, index=file)
-        return tar_sets.put(storage, name, msgspec.structs.replace(record, shard=shard, fields=fields))
+        rows = with_fields(read_index(storage, written.shard), fields)
+        shard = msgspec.structs.replace(
+            written.shard, index=put_index(written.shard.index.path, rows, storage.writer)
+        )  # fmt: skip
+        written = written._replace(shard=shard, fields=fields)
+        return tar_sets.put(storage, task, msgspec.structs.replace(record, written=written))
 
-    return [*in_order(storage, names, widened)]
+    return [*in_order(storage, tasks, widened)]
 
 
-def _groups(names: Sequence[str], records: Sequence[TarRecord]) -> Iterator[TarGroup]:
+def _groups(tasks: Sequence[Task], records: Sequence[TarRecord]) -> Iterator[tuple[str, list[TarRecord]]]:
     """The tars of a split, in runs that a brace pattern names."""
 
     def run(at: int) -> tuple[str, str, int, int]:
-        before, after, width, number = _order_of(names[at])
+        before, after, width, number = _order_of(tasks[at].path)
         return before, after, width, number - at
 
-    for (before, after, width, first), group in groupby(range(len(names)), run):
+    for (before, after, width, first), group in groupby(range(len(tasks)), run):
         ats = [*group]
         pattern = f"{before}{{{first + ats[0]:0{width}d}..{first + ats[-1]:0{width}d}}}{after}"
-        yield TarGroup(pattern, [records[at] for at in ats])
+        yield pattern, [records[at] for at in ats]
 
 
 def _order_of(name: str) -> tuple[str, str, int, int]:
@@ -136,25 +146,3 @@ def _order_of(name: str) -> tuple[str, str, int, int]:
         raise ConfigError(f"{name!r}: a manifest can't name this tar; rename it to ASCII with a number: train-0.tar")
     before, digits, after = found.groups()
     return before, after, len(digits), int(digits)
-
-
-def _find(storage: Storage, tar: Stat) -> TarRecord | None:
-    return tar_sets.find(storage, tar.name, _made_from(tar))
-
-
-def _made_from(tar: Stat) -> list[str]:
-    return [tar_sets.TOOL, tar.generation, str(tar.num_bytes)]
-
-
-def _digest(splits: Mapping[str, Sequence[str]], records: Mapping[str, TarRecord]) -> str:
-    """Stands for the splits, the names of the tars, and their contents."""
-    shards = [(split, name, records[name].shard) for split, names in splits.items() for name in names]
-    return hashlib.sha256(repr([(*names, shard and shard.sha256) for *names, shard in shards]).encode()).hexdigest()
-
-
-def _rejected(splits: Mapping[str, Sequence[str]], records: Mapping[str, TarRecord]) -> Iterator[dict[str, str | None]]:
-    for split, names in splits.items():
-        for tar in names:
-            for name, reason in records[tar].rejected:
-                place = dict.fromkeys(("offset", "num_bytes", "sha256"))
-                yield {"name": name, "split": split, "reason": reason, "object": tar, **place}

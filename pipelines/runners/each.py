@@ -8,9 +8,8 @@ from apache_beam.metrics.metric import MetricResults
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.runner import PipelineResult, PipelineState
 
-from pipelines.runners import dataflow, errors, local, options
+from pipelines.runners import dataflow, errors, local
 from shardset.errors import ShardsetError
-from shardset.storage.base import Storage
 
 T = TypeVar("T")
 
@@ -18,17 +17,9 @@ Show = Callable[[str], None]
 
 
 def for_each(
-    work: Callable[[T], None], elements: Sequence[T], flags: Sequence[str], output: Storage, *, source: str,
-    num_bytes: int, show: Show | None = None,
-) -> None:  # fmt: skip
-    """Calls `work`, which leaves its results at the output, for each element, by the runner that Beam's `flags` name.
-
-    A call may be repeated. `num_bytes` is what all of them read. A ShardsetError of a worker is raised as itself.
-    """
-    if not elements:
-        return
-    beam_options = options.prepare(flags, source=source, output=output)
-    options.limit_workers(beam_options, flags, len(elements), num_bytes)
+    work: Callable[[T], None], elements: Sequence[T], beam_options: PipelineOptions, show: Show | None
+) -> None:
+    """Calls `work`, which leaves its results at the output, for each element; a call may be repeated."""
     pipeline = beam.Pipeline(options=beam_options)
     _ = pipeline | "List" >> beam.Create(elements) | "Spread" >> beam.Reshuffle() | "Work" >> beam.Map(work)
     run_to_end(pipeline.run, beam_options, show)

@@ -1,23 +1,22 @@
 """The index of a tar that others made, from one pass over its bytes."""
 
-import hashlib
 import io
 import re
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from concurrent.futures import Executor, ThreadPoolExecutor
 from itertools import groupby
 from operator import itemgetter
-from tarfile import TarInfo
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from pipelines.sources.base import Extent
 from pipelines.sources.formats.range_file import Ranges
-from pipelines.sources.formats.tar import BLOCK, header_window, reject_reason, walk
-from pipelines.sources.webdataset import INLINE_FIELDS, MAX_JSON_BYTES, TarGroupMember, label_of, why_no_sample
-from shardset.checksum import crc32c_text, extend_crc32c
-from shardset.errors import SourceError
+from pipelines.sources.formats.tar import header_window, reject_reason, walk
+from pipelines.sources.webdataset import TarGroupMember, label_of, why_no_sample
+from shardset.checksum import extend_crc32c
+from shardset.errors import ChangedInput, SourceError
 from shardset.format.images import is_image_field
+from shardset.format.index import MAX_FIELDS
 from shardset.format.naming import split_member
+from shardset.format.tar import TarBuilder
 from shardset.storage.base import Stat, Storage
 
 MAX_NAME_BYTES = 1024
@@ -27,112 +26,93 @@ _ODD_NAME = re.compile(r"[^ -~]|\\|^__[^/]*__(/|$)")
 """Not ASCII; a byte that is no UTF-8, as the walk spells it; or a name that webdataset skips."""
 _PIECE = 1 << 20
 """What stays in the processor's caches while it is hashed; a bucket is read in larger windows."""
+_NOWHERE = Extent("", "", 0, 0)
 
 
-@dataclass(slots=True)
-class IndexedTar:
-    """What a pass over a tar found; a `FinishedTar` of `shardset.format.write`.
-
-    `rows` are those of an index, whose `source` counts the samples of this tar. `rejected` are members that are no
-    sample, by name and reason.
-    """
-
-    num_bytes: int
-    fields: list[str] = field(default_factory=list)
-    num_content_bytes: int = 0
-    crc32c: str = ""
-    sha256: str = ""
-    rows: list[tuple[Any, ...]] = field(default_factory=list)
-    rejected: list[tuple[str, str]] = field(default_factory=list)
-
-
-def index_stored(storage: Storage, tar: Stat) -> IndexedTar:
-    """Reads a stored tar once, front to back; SourceError if it is damaged or its bytes are not those of `tar`."""
-    where = f"{storage.url}/{tar.name}"
+def index_stored(storage: Storage, tar: Stat) -> tuple[TarBuilder, list[tuple[str, str]]]:
+    """What `index_tar` finds in a stored tar, read once, front to back; ChangedInput if the bytes are not its own."""
+    where, builder = f"{storage.url}/{tar.name}", TarBuilder(())
     with ThreadPoolExecutor(1) as thread:
-        ranges = _HashedRanges(storage, tar, thread)
-        indexed = index_tar(io.BufferedReader(ranges, max(_PIECE, header_window(storage))), tar.num_bytes, where)
-    indexed.crc32c, indexed.sha256 = crc32c_text(ranges.crc), ranges.sha.hexdigest()
-    if tar.crc32c not in (None, indexed.crc32c):
-        raise SourceError(f"{where}: its crc32c is {indexed.crc32c}, the bucket says {tar.crc32c}; check the network")
-    return indexed
+        ranges = _ReadAhead(storage, tar, max(_PIECE, header_window(storage)), builder, thread)
+        rejected = index_tar(io.BufferedReader(ranges, _PIECE), tar.num_bytes, where, builder)
+    if tar.crc32c not in (None, builder.crc32c):
+        raise ChangedInput(f"{where}: its crc32c is {builder.crc32c}, the bucket says {tar.crc32c}; run it again")
+    return builder, rejected
 
 
-def index_tar(file: BinaryIO, num_bytes: int, where: str) -> IndexedTar:
-    """The index of a tar of `num_bytes`; each sample is what webdataset makes of it, or rejected."""
-    indexed, seen = IndexedTar(num_bytes), set[str]()
+def index_tar(file: BinaryIO, num_bytes: int, where: str, builder: TarBuilder) -> list[tuple[str, str]]:
+    """Adds the rows of a tar to `builder`; each sample is what webdataset makes of it.
+
+    Returns the names of members that are no such sample, and why. Raises SourceError if the tar is damaged.
+    """
+    rejected: list[tuple[str, str]] = []
+    rows: dict[str, tuple[str, tuple[int, int, int, int], dict[str, tuple[int, int]]] | None] = {}
+    fields = set(builder.fields)
     named = ((*split_member(info.name), info) for info in walk(file, where, 0, num_bytes))
     for key, group in groupby(named, itemgetter(0)):
-        members, crc, image_crc = [], 0, None
+        members: list[TarGroupMember] = []
+        ranges: dict[str, tuple[int, int]] = {}
+        start, crc, image_crc = -1, 0, 0
         for _, name, info in group:
-            before, member = crc, _member(info, name.lower())
-            if member.reason is None:
-                crc, content = _read(file, info, crc, keeps=member.field in INLINE_FIELDS)
-                member = member._replace(content=content)
-                if image_crc is None and is_image_field(member.field):
-                    image_crc = _read(file, info, 0)[0] if before else crc
-            members.append(member)
-        label = why_no_sample(key, members, key in seen) or label_of({member.field: member for member in members})
-        seen.add(key)
-        if isinstance(label, str):
-            indexed.rejected.append((members[0].name, label))
+            field, reason, content = name.lower(), reject_reason(info), None
+            if _ODD_NAME.search(info.name) or len(info.name) > MAX_NAME_BYTES:
+                reason = f"has a name that is not ASCII, has a backslash, is __metadata__ or over {MAX_NAME_BYTES} bytes"
+            if not reason:
+                content, crc, own = _read(file, info.offset_data, info.size, crc)
+                image_crc = own if is_image_field(field) and not any(map(is_image_field, ranges)) else image_crc
+            start, ranges[field] = info.offset if start < 0 else start, (info.offset_data, info.size)
+            content = content if field in ("cls", "json") else None
+            members.append(TarGroupMember(info.name, field, reason, _NOWHERE, _NOWHERE, content))
+        label = why_no_sample(key, members, key in rows) or label_of({member.field: member for member in members})
+        if isinstance(label, int):
+            rows[key] = members[0].name, (start, crc, image_crc, label), ranges
+            fields |= ranges.keys()
+            if len(fields) > MAX_FIELDS:
+                raise SourceError(f"{where}: its samples have more than {MAX_FIELDS} fields, such as {[*ranges][-1]}")
             continue
-        ranges = dict.fromkeys(indexed.fields, (0, 0))
-        ranges |= {member.field: (member.extent.offset, member.extent.num_bytes) for member in members}
-        indexed.fields = list(ranges)
-        numbers = members[0].header.offset, crc, image_crc or 0, label, len(indexed.rows), 0
-        indexed.rows.append((*numbers, key.encode(), *ranges.values()))
-        indexed.num_content_bytes += sum(member.extent.num_bytes for member in members)
-    return indexed
+        rejected.append((members[0].name, label))
+        if before := rows.get(key):  # each of the two may be half of a sample
+            rejected.append((before[0], "its key comes again in this tar, and not right after"))
+        rows[key] = None
+    samples = ((key, row) for key, row in rows.items() if row)
+    for source, (key, (_, numbers, ranges)) in enumerate(samples):
+        builder.add_row((*numbers, source, 0), key, ranges)
+    builder.num_bytes = num_bytes
+    return rejected
 
 
-def _member(info: TarInfo, field: str) -> TarGroupMember:
-    reason = reject_reason(info)
-    if _ODD_NAME.search(info.name) or len(info.name) > MAX_NAME_BYTES:
-        reason = f"has a name that is not ASCII, holds a backslash, is __metadata__, or longer than {MAX_NAME_BYTES}"
-    header = Extent("", "", info.offset, BLOCK)
-    content = Extent("", "", info.offset_data, info.size)
-    return TarGroupMember(info.name, field, reason, header, content, None)
+def _read(file: BinaryIO, start: int, num_bytes: int, crc: int) -> tuple[bytes | None, int, int]:
+    """The content of a member if it is short; the CRC32C of what came before and of it, and of it alone."""
+    file.seek(start)
+    piece, own = b"", 0
+    for at in range(0, num_bytes, _PIECE):
+        piece = file.read(min(_PIECE, num_bytes - at))
+        crc, own = extend_crc32c(crc, piece), extend_crc32c(own, piece)
+    return piece if num_bytes <= _PIECE else None, crc, own
 
 
-def _read(file: BinaryIO, info: TarInfo, crc: int, *, keeps: bool = False) -> tuple[int, bytes | None]:
-    """The CRC32C of what came before and of the content of a member; the content too, if it is short."""
-    file.seek(info.offset_data)
-    if keeps and info.size <= MAX_JSON_BYTES:
-        content = file.read(info.size)
-        return extend_crc32c(crc, content), content
-    for start in range(0, info.size, _PIECE):
-        crc = extend_crc32c(crc, file.read(min(_PIECE, info.size - start)))
-    file.read(-info.size % BLOCK)  # the padding too, so that ranges follow each other
-    return crc, None
+class _ReadAhead(Ranges):
+    """Reads an object front to back by a thread, which also gives each byte once to `builder` to be counted."""
 
-
-class _HashedRanges(Ranges):
-    """Reads a range while the one before is used, and knows the checksums of all bytes up to the last one it gave."""
-
-    def __init__(self, storage: Storage, stat: Stat, thread: ThreadPoolExecutor) -> None:
+    def __init__(self, storage: Storage, stat: Stat, window: int, builder: TarBuilder, thread: Executor) -> None:
         super().__init__(storage, stat)
-        self.crc, self.sha = 0, hashlib.sha256()
-        self._passed, self._thread = 0, thread
-        self._next_range, self._following = (0, 0), thread.submit(bytes)
+        self._window, self._builder, self._thread = window, builder, thread
+        self._held: list[tuple[int, bytes]] = []  # two, because a walk looks back at headers
+        self._stop = 0
+        self._following = thread.submit(self._window_at, 0)
 
-    def _read(self, start: int, stop: int) -> bytes:
-        read = super()._read
-        data = self._following.result() if (start, stop) == self._next_range else read(start, stop)
-        self._next_range = stop, min(2 * stop - start, self.stat.num_bytes)
-        if stop < self.stat.num_bytes:
-            self._following = self._thread.submit(read, *self._next_range)
-        return data
+    def _window_at(self, start: int) -> bytes:
+        stop = min(start + self._window, self.stat.num_bytes)
+        return self._builder.count(self._read(start, stop)) if start < stop else b""
 
     def _next(self, num_bytes: int) -> bytes:
-        start = self.position
-        data = super()._next(num_bytes)
-        if start > self._passed:  # what nobody has asked for
-            self._pass(super()._read(self._passed, start))
-        self._pass(data[self._passed - start :])
-        return data
-
-    def _pass(self, data: bytes) -> None:
-        self.crc = extend_crc32c(self.crc, data)
-        self.sha.update(data)
-        self._passed += len(data)
+        while self._stop <= self.position < self.stat.num_bytes:
+            self._held = [*self._held[-1:], (self._stop, data := self._following.result())]
+            self._stop += len(data)
+            self._following = self._thread.submit(self._window_at, self._stop)
+        for start, data in self._held:
+            if start <= self.position < start + len(data):
+                found = data[self.position - start :][:num_bytes]
+                self.position += len(found)
+                return found
+        return super()._next(num_bytes)

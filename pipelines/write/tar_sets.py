@@ -1,127 +1,137 @@
-"""Publishes sets of tars that were written or found one by one, each with a record: adopted sets and columns."""
+"""Sets of tars that are written or found one by one, each with a record: adopted sets and columns."""
 
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 
 from pipelines.plan import files as plan_files
+from pipelines.runners import options
+from pipelines.runners.each import Show, for_each
 from pipelines.write.shard import is_stored
-from shardset.errors import ConfigError, NotFound
+from shardset.errors import ChangedInput, ConfigError, NotFound
 from shardset.format import manifest as manifests
 from shardset.format import naming
-from shardset.format.manifest import ClassInfo, Manifest, Provenance, Quarantine, Shard, Split
+from shardset.format.manifest import ClassInfo, Manifest, Provenance, Quarantine, Split
 from shardset.format.shards import Promise
-from shardset.format.write import WrittenShard, joined, write_split
+from shardset.format.write import WrittenShard, write_split
 from shardset.prepared import prepared
 from shardset.storage.base import ABSENT, Storage
 from shardset.version import __version__
 
-TOOL = f"shardset {__version__}"
+_TOOL = f"shardset {__version__}"
+
+
+class Task(NamedTuple):
+    """A tar whose record is wanted, a digest of all that decides on it, and what it is made from."""
+
+    path: str
+    digest: str
+    source: Any
 
 
 @prepared
 class TarRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """`plan/tars/...`: a tar with its index, and what they were made from, which a rerun compares.
+    """`plan/tars/...`: a tar with its index; None if it can't be in the set.
 
-    `shard` is None for a tar that can't be in the set. `labels` counts the samples of each class, `num_values` those of
-    a column that have a value, `kinds` are the headers and sizes of its arrays; `rejected` are names and reasons.
+    `labels` counts the samples of each class; `rejected` are names and reasons; `num_values` counts the samples with a
+    value in a column, `headers` are those of its arrays.
     """
 
-    made_from: list[str]
-    shard: Shard | None = None
-    fields: list[str] = []
-    num_content_bytes: int = 0
+    written: WrittenShard | None
     labels: dict[int, int] = {}
-    num_values: int = 0
-    kinds: list[tuple[str, int]] = []
     rejected: list[tuple[str, str]] = []
+    num_values: int = 0
+    headers: list[str] = []
 
 
-class TarGroup(NamedTuple):
-    """Tars that one brace pattern names, in its order."""
-
-    pattern: str
-    records: Sequence[TarRecord]
+Groups = Sequence[tuple[str, Sequence[TarRecord]]]
+"""Brace patterns, and the tars that each of them names."""
 
 
-def find(output: Storage, path: str, made_from: Sequence[str]) -> TarRecord | None:
-    """The record of a tar, if it and the index exist and were made from the same; None if they are to be made."""
-    record = plan_files.find_record(output, _record_path(path), TarRecord)
-    if record is None or record.made_from != [*made_from]:
-        return None
-    return record if record.shard is None or is_stored(output, record.shard.index) else None
+def digest_of(*parts: object) -> str:
+    """A digest of what decides on a tar, or on a set."""
+    return hashlib.sha256(repr((_TOOL, *parts)).encode()).hexdigest()
 
 
-def put(output: Storage, path: str, record: TarRecord) -> TarRecord:
+def ensure(
+    output: Storage, name: str, tasks: Sequence[Task], make: Callable[[Task], TarRecord], flags: Sequence[str],
+    *, source: str, num_bytes: int, show: Show | None,
+) -> list[TarRecord]:  # fmt: skip
+    """The record of each tar of a set made by the verb `name`; workers `make` those that are missing, with their tars.
+
+    Raises ConfigError where the output holds another set.
+    """
+    done = _published(output, name)
+    found = [*plan_files.in_order(output, tasks, partial(_find, output))]
+    if missing := [task for task, record in zip(tasks, found, strict=True) if record is None]:
+        if done:
+            raise _other(output)
+        beam_options = options.prepare(flags, source=source, output=output)
+        options.limit_workers(beam_options, flags, len(missing), num_bytes)
+        for_each(partial(_ensure, output, make), missing, beam_options, show)
+        found = [*plan_files.in_order(output, tasks, partial(_find, output))]
+    records = [record for record in found if record]
+    if len(records) < len(tasks):
+        raise ChangedInput(f"{source}: changed while it was read; run the same command again")
+    return records
+
+
+def put(output: Storage, task: Task, record: TarRecord) -> TarRecord:
     """Writes the record of a tar, after its index."""
-    plan_files.write(output, _record_path(path), "", msgspec.json.encode(record))
+    plan_files.write(output, _record_path(task), task.digest[:16], msgspec.json.encode(record))
     return record
 
 
-def provenance_of(source: str, source_digest: str, **options: Any) -> Provenance:
-    """Where such a set comes from."""
-    return Provenance(
-        tool=TOOL, source=source, source_digest=source_digest, options=options, libraries={}, notes=[]
-    )  # fmt: skip
-
-
-def published(output: Storage, source: str) -> Manifest | None:
-    """The head of the manifest at the output, None if there is none; ConfigError if it is no set of that source."""
-    try:
-        head = manifests.read_head(output)
-    except NotFound:
-        return None
-    if head.provenance.source != source:
-        raise ConfigError(f"{output.url}/{naming.MANIFEST}: another shard set is there already; leave it as it is")
-    return head
-
-
 def publish(
-    output: Storage,
-    groups: Mapping[str, Sequence[TarGroup]],
-    provenance: Provenance,
-    *,
-    promises: Sequence[Promise],
-    rejected: Sequence[Mapping[str, Any]] = (),
-) -> Manifest:
-    """Writes the tables, the quarantine list and last the manifest; PreconditionFailed if there is one by then.
+    output: Storage, name: str, groups: Mapping[str, Groups], source_digest: str, options: dict[str, Any],
+    *, promises: Sequence[Promise] = (), num_rejected: int = 0,
+) -> Manifest:  # fmt: skip
+    """Writes the tables and last the manifest, of which it returns the head; PreconditionFailed if there is another.
 
     `groups` are those of each split. The classes are the numbers up to the largest label.
     """
-    labels = [
-        label for parts in groups.values() for part in parts for record in part.records for label in record.labels
-    ]
-    num_classes = max(labels, default=-1) + 1
+    provenance = Provenance(
+        tool=_TOOL, source=name, source_digest=source_digest, options=options, libraries={}, notes=[]
+    )  # fmt: skip
+    if done := _published(output, name):
+        if done.provenance != provenance:
+            raise _other(output)
+        return done
+    parts = [part for several in groups.values() for part in several]
+    num_classes = 1 + max((label for _, records in parts for record in records for label in record.labels), default=-1)
 
-    def written(group: TarGroup, table: str) -> Split:
-        shards = [WrittenShard(each.shard, each.fields, each.num_content_bytes) for each in group.records if each.shard]
-        totals = [sum(record.labels.get(label, 0) for record in group.records) for label in range(num_classes)]
+    def written(folder: str, pattern: str, records: Sequence[TarRecord]) -> Split:
+        table, labels = naming.table_path(folder), Counter[int]()
+        for record in records:
+            labels.update(record.labels)
         with output.writer(table) as out:
             return write_split(
-                out, shards, pattern=group.pattern, table_path=table, num_shards=len(shards), class_totals=totals,
-                seed=0, plan_digest=provenance.source_digest, promises=promises,
+                out, [record.written for record in records if record.written], pattern=pattern, table_path=table,
+                num_shards=len(records), class_totals=[labels[label] for label in range(num_classes)], seed=0,
+                plan_digest=source_digest, promises=promises,
             )  # fmt: skip
 
     splits = {
-        name: joined(
-            [written(part, naming.table_path(f"{name}/{at}" if at else name)) for at, part in enumerate(parts)]
-        )
-        for name, parts in groups.items()
+        split: _joined([written(f"{split}/{at}" if at else split, *part) for at, part in enumerate(several)])
+        for split, several in groups.items()
     }
-    put_rejected(output, rejected)
-    manifest = Manifest(
-        kind=manifests.KIND,
-        version=manifests.VERSION,
-        digest="",
-        classes=[ClassInfo(label=label, name=str(label)) for label in range(num_classes)],
-        splits=splits,
-        quarantine=Quarantine(count=len(rejected), path=naming.quarantine_path()),
-        fixes={},
-        provenance=provenance,
+    sealed = manifests.seal(
+        Manifest(
+            kind=manifests.KIND,
+            version=manifests.VERSION,
+            digest="",
+            classes=[ClassInfo(label=label, name=str(label)) for label in range(num_classes)],
+            splits=splits,
+            quarantine=Quarantine(count=num_rejected, path=naming.quarantine_path()),
+            fixes={},
+            provenance=provenance,
+        )
     )
-    sealed = manifests.seal(manifest)
     with output.writer(naming.MANIFEST, if_generation=ABSENT) as out:
         out.write(manifests.to_json(sealed))
     return sealed
@@ -133,5 +143,51 @@ def put_rejected(output: Storage, rejected: Sequence[Mapping[str, Any]]) -> None
         out.write("".join(json.dumps(entry, sort_keys=True) + "\n" for entry in rejected).encode())
 
 
-def _record_path(path: str) -> str:
-    return f"{naming.PLAN_FOLDER}tars/{path}.json"
+def _joined(parts: Sequence[Split]) -> Split:
+    """One split of the groups of several, in their order."""
+    added = ("num_samples", "num_source_samples", "num_content_bytes", "num_tar_bytes")
+    groups: Any = [group for part in parts for group in part.groups]
+    return msgspec.structs.replace(
+        parts[0],
+        **{name: sum(getattr(part, name) for part in parts) for name in added},
+        **{name: max(getattr(part, name) for part in parts) for name in ("max_tar_bytes", "max_index_bytes")},
+        class_totals=[sum(counts) for counts in zip(*(part.class_totals for part in parts), strict=True)],
+        shards=groups,
+    )
+
+
+def _ensure(output: Storage, make: Callable[[Task], TarRecord], task: Task) -> None:
+    if _find(output, task) is None:
+        put(output, task, make(task))
+
+
+def _find(output: Storage, task: Task) -> TarRecord | None:
+    """The record of a tar whose index exists, and which was made from the same."""
+    path = _record_path(task)
+    file = plan_files.find(output, path)
+    if not file or file.build != task.digest[:16]:
+        return None
+    record = plan_files.decode_record(output, path, file.content, TarRecord)
+    return record if not record.written or is_stored(output, record.written.shard.index) else None
+
+
+def _record_path(task: Task) -> str:
+    return f"{naming.PLAN_FOLDER}tars/{task.path}.json"
+
+
+def _published(output: Storage, name: str) -> Manifest | None:
+    """The head of the manifest at the output, None if there is none; ConfigError if another verb made it."""
+    try:
+        head = manifests.read_head(output)
+    except NotFound:
+        return None
+    if head.provenance.source != name:
+        raise ConfigError(f"{output.url}/{naming.MANIFEST}: another shard set is there already; leave it as it is")
+    return head
+
+
+def _other(output: Storage) -> ConfigError:
+    return ConfigError(
+        f"{output.url}: finished before, from another input; to make it again from this one, remove {naming.MANIFEST} "
+        "there first"
+    )

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,19 +34,6 @@ class WrittenShard(NamedTuple):
     num_content_bytes: int
 
 
-class FinishedTar(Protocol):
-    """What a writer or a reader of a whole tar knows about it; see `TarBuilder`."""
-
-    fields: list[str]
-    num_bytes: int
-    num_content_bytes: int
-
-    @property
-    def crc32c(self) -> str: ...
-    @property
-    def sha256(self) -> str: ...
-
-
 def write_shard(
     path: str, samples: Iterable[StoredSample], fields: Sequence[str], writer: OpenWriter
 ) -> tuple[WrittenShard, NDArray[np.int64]]:
@@ -63,18 +50,18 @@ def write_shard(
     return write_index(path, builder, rows, writer), rows["label"]
 
 
-def write_index(path: str, tar: FinishedTar, rows: NDArray[np.void], writer: OpenWriter) -> WrittenShard:
-    """Writes the index of a tar, and returns what both are."""
+def write_index(path: str, builder: TarBuilder, rows: NDArray[np.void], writer: OpenWriter) -> WrittenShard:
+    """Writes the index of the tar that a builder has finished, and returns what both are."""
     shard = Shard(
         path=path,
         num_samples=len(rows),
-        num_bytes=tar.num_bytes,
-        crc32c=tar.crc32c,
-        sha256=tar.sha256,
+        num_bytes=builder.num_bytes,
+        crc32c=builder.crc32c,
+        sha256=builder.sha256,
         first_id=0,
         index=put_index(naming.index_path(path), rows, writer),
     )
-    return WrittenShard(shard, tar.fields, tar.num_content_bytes)
+    return WrittenShard(shard, builder.fields, builder.num_content_bytes)
 
 
 def put_index(path: str, rows: NDArray[np.void], writer: OpenWriter) -> IndexFile:
@@ -161,19 +148,5 @@ def write_split(
         max_index_bytes=max_index_bytes,
         fields=list(fields),
         class_totals=list(class_totals),
-        shards=groups,
-    )
-
-
-def joined(parts: Sequence[Split]) -> Split:
-    """One split of the groups of several, in their order."""
-    added = ("num_samples", "num_source_samples", "num_dropped", "num_repeats", "num_content_bytes", "num_tar_bytes")
-    largest = ("max_tar_bytes", "max_index_bytes")
-    groups: Any = [group for part in parts for group in part.groups]
-    return Split(
-        **{name: sum(getattr(part, name) for part in parts) for name in added},
-        **{name: max(getattr(part, name) for part in parts) for name in largest},
-        fields=list(dict.fromkeys(field for part in parts for field in part.fields)),
-        class_totals=[sum(counts) for counts in zip(*(part.class_totals for part in parts), strict=True)],
         shards=groups,
     )
