@@ -10,7 +10,7 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from rich.console import Console
@@ -103,27 +103,19 @@ def _publish(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     with quiet_workers(show=args.debug) as console:
         _begin_workers(beam_flags)
         from pipelines import adopt, column
-        from pipelines.runners import progress
 
-        show = progress.BuildProgress(console).print
-        if args.verb == "adopt":
-            manifest = adopt.adopt(AdoptConfig(**_values(AdoptConfig, args)), beam_flags, show)
-        else:
-            manifest = column.column(ColumnConfig(**_values(ColumnConfig, args)), beam_flags, show)
+        run, kind = (adopt.adopt, AdoptConfig) if args.verb == "adopt" else (column.column, ColumnConfig)
+        manifest = run(kind(**{field.name: getattr(args, field.name) for field in fields(kind)}), beam_flags, console.print)
     splits = {name: {"samples": one.num_samples, "tars": one.num_shards} for name, one in manifest.splits.items()}
-    listed, num_values = manifest.quarantine, manifest.provenance.options.get("num_values")
+    counts = {"quarantined": manifest.quarantine.count, "values": manifest.provenance.options.get("num_values", 0)}
     if args.json:
-        print(_json({"digest": manifest.digest, "splits": splits, "values": num_values, "quarantined": listed.count}))
+        print(_json({"digest": manifest.digest, "splits": splits, **counts}))
         return 0
     for name, one in splits.items():
         print(f"{name}: {one['samples']:,} samples in {one['tars']:,} tars")
-    print(f"{num_values:,} have a value" if num_values else f"quarantined: {listed.count:,}, see {listed.path}")
+    print(", ".join(f"{what}: {count:,}" for what, count in counts.items() if count))
     print(f"manifest: digest {manifest.digest[:16]}…")
     return 0
-
-
-def _values(kind: type, args: argparse.Namespace) -> dict[str, Any]:
-    return {field.name: getattr(args, field.name) for field in fields(kind)}
 
 
 def _build_config(args: argparse.Namespace) -> BuildConfig:

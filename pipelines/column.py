@@ -1,44 +1,39 @@
 """Writes a column: a value for each sample of a set, in tars with the keys and the cuts of its own."""
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import islice
 
 from pipelines.config import ColumnConfig
-from pipelines.plan.files import in_order
-from pipelines.runners.each import Show, for_each
+from pipelines.runners.each import Show
 from pipelines.sources.values import Values, open_values
 from pipelines.write import tar_sets
-from pipelines.write.tar_sets import TarGroup, TarRecord
-from shardset.errors import ConfigError, SourceError
+from pipelines.write.tar_sets import TarRecord, Task, digest_of
+from shardset.errors import ChangedInput, ConfigError
 from shardset.format import manifest as manifests
 from shardset.format import naming
-from shardset.format.columns import SOURCE, array_kind, column_url, header_of
+from shardset.format.columns import SOURCE, array_kind, column_url
 from shardset.format.manifest import LoadedSet, Manifest, Split
 from shardset.format.tar import StoredSample
 from shardset.format.write import write_shard
-from shardset.read.indexes import read_index
-from shardset.storage.base import Storage, stat_or_none
+from shardset.read.indexes import ShardTable, read_index
+from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
+
+MAX_NAME_BYTES = 100
+"""The room for a name in a header of a tar."""
 
 
 @dataclass(frozen=True)
 class _Opened:
-    """A column that is being written."""
+    """A column that is being written; `digest` is that of the set and the values."""
 
     parent: LoadedSet
     splits: dict[str, Split]
     output: Storage
     values: Values
-
-    def find(self, path: str) -> TarRecord | None:
-        return tar_sets.find(self.output, path, self.made_from)
-
-    @property
-    def made_from(self) -> tuple[str, ...]:
-        return tar_sets.TOOL, self.parent.manifest.digest, *self.values.identity
+    digest: str
 
 
 def column(config: ColumnConfig, beam_flags: Sequence[str] = (), show: Show | None = None) -> Manifest:
@@ -47,97 +42,83 @@ def column(config: ColumnConfig, beam_flags: Sequence[str] = (), show: Show | No
     Raises ConfigError if the values don't fit the set, SourceError if they can't be read.
     """
     opened = _open(config)
-    output, values = opened.output, opened.values
-    done = tar_sets.published(output, SOURCE)
-    shards = [(name, number) for name, split in opened.splits.items() for number in range(split.num_shards)]
-    paths = [opened.splits[name].shards[number].path for name, number in shards]
-    new = [shard for shard, found in zip(shards, in_order(output, paths, opened.find), strict=True) if not found]
-    work = partial(write, config, opened.made_from)
-    for_each(work, new, beam_flags, output, source=config.source, num_bytes=values.num_bytes, show=show)
-    records = [record for record in in_order(output, paths, opened.find) if record and record.shard]
-    if len(records) != len(shards):
-        raise _changed(config)
-    digest = hashlib.sha256("".join(record.shard.sha256 for record in records if record.shard).encode()).hexdigest()
-    provenance = tar_sets.provenance_of(
-        SOURCE, opened.parent.manifest.digest, values=digest, **_checked(opened, records)
-    )
-    if done and done.provenance == provenance:
-        return done
+    output, values, splits = opened.output, opened.values, opened.splits
+    is_own = all(group.is_own for split in splits.values() for group in split.groups)
+    if values.are_by_key and not is_own:
+        _refuse_repeated_keys(opened)
+    tasks = [
+        Task(shard.path, opened.digest, (name, number))
+        for name, split in splits.items()
+        for number, shard in enumerate(split.shards)
+    ]
+    records = tar_sets.ensure(
+        output, SOURCE, tasks, partial(write, config), beam_flags, source=config.source, num_bytes=values.num_bytes,
+        show=show,
+    )  # fmt: skip
+    options = {"values": digest_of([record.written for record in records]), **_checked(opened, records)}
     rest = iter(records)
     groups = {
-        name: [TarGroup(group.shards, [*islice(rest, group.num_shards)]) for group in split.groups]
-        for name, split in opened.splits.items()
+        name: [(group.shards, [*islice(rest, group.num_shards)]) for group in split.groups]
+        for name, split in splits.items()
     }
-    return tar_sets.publish(output, groups, provenance, promises=["reproducible"])
+    digest = opened.parent.manifest.digest
+    return tar_sets.publish(output, SOURCE, groups, digest, options, promises=["reproducible"] if is_own else [])
 
 
-def write(config: ColumnConfig, made_from: tuple[str, ...], shard_of_split: tuple[str, int]) -> None:
-    """Writes a shard of a column, its index and its record, unless they are there; runs on a worker."""
-    opened, (split, number) = _opened(config, made_from), shard_of_split
-    shard = opened.splits[split].shards[number]
-    if opened.find(shard.path):
-        return
-    if stat_or_none(opened.output, naming.MANIFEST):
-        raise ConfigError(
-            f"{opened.output.url}: a column of other values, or for another version of the set; remove its folder, or "
-            "choose another name"
-        )
+def write(config: ColumnConfig, task: Task) -> TarRecord:
+    """Writes a shard of a column and its index; runs on a worker."""
+    opened, (split, number) = _opened(config, task.digest), task.source
+    values, shard = opened.values, opened.splits[split].shards[number]
     keys = [key.decode("ascii") for key in read_index(opened.parent.storage, shard)["key"].tolist()]
-    contents = opened.values.of(keys, shard.first_id)
-    field = f"{config.name}.{opened.values.extension}"
+    field = f"{config.name}.{values.extension}"
+    longest = f"{max(keys, key=len)}.{field}"
+    if len(longest) > MAX_NAME_BYTES or not naming.is_field(field):
+        raise ConfigError(f"{longest!r} can't be a member of a tar: longer than {MAX_NAME_BYTES} bytes, or no field")
+    contents = values.of(keys, shard.first_id)
+    headers = {values.header_of(content) for content in contents if content}
     samples = (
-        StoredSample(key=key, fields=[(field, content)], label=-1, source=id_)
-        for id_, (key, content) in enumerate(zip(keys, contents, strict=True), shard.first_id)
+        StoredSample(key=key, fields=[(field, content)], label=-1, source=number)
+        for number, (key, content) in enumerate(zip(keys, contents, strict=True))
     )
-    (written, fields, num_content_bytes), _ = write_shard(shard.path, samples, [field], opened.output.writer)
-    stored = [content for content in contents if content]
-    kinds = {(header_of(content), len(content)) for content in stored} if field.endswith(".npy") else ()
-    record = TarRecord(
-        made_from=list(made_from),
-        shard=written,
-        fields=list(fields),
-        num_content_bytes=num_content_bytes,
-        num_values=len(stored),
-        kinds=[(header.decode("latin-1"), size) for header, size in kinds],
-    )
-    tar_sets.put(opened.output, shard.path, record)
+    written, _ = write_shard(shard.path, samples, [field], opened.output.writer)
+    return TarRecord(written=written, num_values=sum(map(bool, contents)), headers=sorted(headers - {""}))
 
 
 def _open(config: ColumnConfig) -> _Opened:
     parent = manifests.load(config.set)
     splits = {config.split: parent.manifest.split(config.split)} if config.split else dict(parent.manifest.splits)
     output = open_storage(column_url(parent.storage, config.name))
-    values = open_values(config, {name: split.num_samples for name, split in splits.items()})
-    return _Opened(parent, splits, output, values)
+    values = open_values(config, [split.num_samples for split in splits.values()])
+    return _Opened(parent, splits, output, values, digest_of(parent.manifest.digest, *splits, values.identity))
 
 
-@lru_cache(maxsize=4)
-def _opened(config: ColumnConfig, made_from: tuple[str, ...]) -> _Opened:
+@lru_cache(maxsize=1)
+def _opened(config: ColumnConfig, digest: str) -> _Opened:
     """Opened once in a process, because the keys of all values are in memory."""
     opened = _open(config)
-    if opened.made_from != made_from:
-        raise _changed(config)
+    if opened.digest != digest:
+        raise ChangedInput(f"{config.set} or {config.source}: changed while it was read; run the same command again")
     return opened
 
 
-def _changed(config: ColumnConfig) -> SourceError:
-    return SourceError(f"{config.set} or {config.source}: changed while it was read; run the same command again")
+def _refuse_repeated_keys(opened: _Opened) -> None:
+    """Others may use a key in several tars, so a value by key could be that of another sample."""
+    for name, split in opened.splits.items():
+        table = ShardTable(opened.parent.storage, split, with_keys=True)
+        keys = [key for index in table.indexes(range(split.num_shards)) for key in index.keys.tolist()]
+        if len(set(keys)) < len(keys):
+            raise ConfigError(f"{opened.parent.storage.url}: keys repeat in split {name}; give an array by id")
 
 
 def _checked(opened: _Opened, records: Sequence[TarRecord]) -> dict[str, object]:
     """What the manifest says about the values: how many, and the header of arrays; ConfigError if they don't fit."""
     values, found = opened.values, sum(record.num_values for record in records)
-    missing = sum(split.num_samples for split in opened.splits.values()) - found
     if not found:
         raise ConfigError(f"{values.where}: no sample of the set has a value there; compare its keys with `inspect`")
-    if values.num_values is not None and found > values.num_values:
-        values.refuse(f"{values.num_values} values for {found} samples, because keys of the set repeat")
-    if values.extension != "npy":
-        return {"num_values": found}
-    headers = {header for record in records for header, _ in record.kinds}
-    kinds = [array_kind(header.encode("latin-1"), values.where) for header in sorted(headers)]
-    if len({kind for record in records for kind in record.kinds}) > 1:
-        values.refuse(f"arrays of several kinds: {', '.join(f'{dtype} {shape}' for dtype, shape in kinds)}")
-    if missing and kinds[0][0].kind != "f":
-        values.refuse(f"no value for {missing} samples, which {kinds[0][0]} can't say but floats can")
-    return {"num_values": found, "header": headers.pop()}
+    headers = sorted({header for record in records for header in record.headers})
+    if len(headers) > 1:
+        values.refuse(f"arrays of several kinds, such as {headers[0][10:].strip()} and {headers[1][10:].strip()}")
+    missing = sum(split.num_samples for split in opened.splits.values()) - found
+    if missing and headers and "'<f" not in headers[0]:
+        values.refuse(f"no value for {missing} samples, which whole numbers can't say but floats can")
+    return {"num_values": found, **({"header": headers[0]} if headers else {})}

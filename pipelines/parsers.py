@@ -84,15 +84,16 @@ def parser() -> argparse.ArgumentParser:
     text = "Plans, writes, then commits: the manifest appears last, or not at all."
     add_build(verb("build", "turn raw files into a shard set", text, BUILD_EPILOG))
     text = "Reads each tar once, and writes an index beside it and a manifest; copies nothing."
-    _add_adopt(verb("adopt", "make a shard set of tars that others made, where they are", text, ADOPT_EPILOG))
+    adopt = verb("adopt", "make a shard set of tars that others made, where they are", text, ADOPT_EPILOG)
+    adopt.add_argument("--input", required=True, metavar="PATH", help="a folder of tars, one tar, or a pattern")
+    add_flags(adopt, AdoptConfig, ("output", "split", "on_bad"))
     text = "Writes columns/NAME/ below the set: tars with its keys and cuts, read by Stream(columns=...)."
     column = verb("column", "give each sample of a set one more value", text)
     column.add_argument("set", metavar="SET", help="the manifest or its folder, local or gs://")
     column.add_argument("name", metavar="NAME", help="the name of the column: up to 12 of a-z, 0-9, _ and -")
-    values = column.add_argument_group("its values")
-    values.add_argument("--from", dest="source", required=True, metavar="PATH",
-                        help=".npy: a row a sample, by id; .parquet: by key or id; a set of tars: by key")  # fmt: skip
-    add_flags(values, ColumnConfig, ("split", "field"))
+    column.add_argument("--from", dest="source", required=True, metavar="PATH",
+                        help=".npy: a row a sample, by id; .parquet: by key; a set of tars: by key")  # fmt: skip
+    add_flags(column, ColumnConfig, ("split", "field"))
     text = "Compares sizes and checksums of every file; with --deep every sample too."
     verify = verb("verify", "compare a shard set with its manifest", text)
     _add_manifest(verify)
@@ -127,11 +128,6 @@ def add_build(build: Parser) -> None:
     add_flags(build.add_argument_group("bad input"), BuildConfig, ("verify", "on_bad", "max_bad_fraction"))
     image = build.add_argument_group("images (default: stored byte for byte)")
     add_flags(image, ImageOptions, IMAGE_FLAGS)
-
-
-def _add_adopt(adopt: Parser) -> None:
-    adopt.add_argument("--input", required=True, metavar="PATH", help="a folder of tars, one tar, or a pattern")
-    add_flags(adopt.add_argument_group("what becomes of them"), AdoptConfig, ("split", "on_bad"))
 
 
 def _add_inspect(inspect: Parser) -> None:

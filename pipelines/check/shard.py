@@ -18,9 +18,8 @@ from shardset.checksum import crc32c_of
 from shardset.errors import DamagedShard, SourceError, StorageError, UndecodableImage
 from shardset.format import table
 from shardset.format.images import is_image_field
-from shardset.format.index import index_array, with_fields
 from shardset.format.manifest import IndexFile, Shard
-from shardset.format.tar import TarMember, members, sample_members
+from shardset.format.tar import TarBuilder, TarMember, members, sample_members
 from shardset.read.indexes import read_index
 from shardset.storage.base import Storage
 from shardset.storage.checked import DamagedObject, read_object, read_twice, stored_crc32c
@@ -110,7 +109,8 @@ def _checked_index(task: ShardTask, findings: ShardFindings) -> np.ndarray | Non
         findings.problems.append(problem_of(path, error))
         return None
     findings.num_bytes += task.shard.index.num_bytes
-    findings.key_hashes = hash_keys(index["key"])
+    if task.is_own:  # others may use a key in several tars
+        findings.key_hashes = hash_keys(index["key"])
     if len(wrong := np.flatnonzero(index["check"] != table.checks(index))):
         findings.add(path, f"{len(wrong)} rows do not fit their checks, the first is row {wrong[0]}; {_REBUILD}")
     return index
@@ -153,19 +153,20 @@ def _check_tar(task: ShardTask, index: np.ndarray | None, findings: ShardFinding
 
 def _check_adopted(task: ShardTask, tar: bytes, index: np.ndarray | None, findings: ShardFindings) -> None:
     """Indexes a tar of others again: the index must be the same."""
+    builder = TarBuilder(task.fields)
     try:
-        indexed = index_tar(io.BytesIO(tar), len(tar), task.shard.path)
+        index_tar(io.BytesIO(tar), len(tar), task.shard.path, builder)
     except SourceError as error:
         findings.problems.append(problem_of(task.shard.path, error))
         return
-    found = table.sealed(with_fields(index_array(indexed.rows, indexed.fields), task.fields))
+    found = table.sealed(builder.take_index())
     if index is not None and (found.dtype != index.dtype or not np.array_equal(found, index)):
         findings.add(task.shard.index.path, "is not the index of its tar; remove it and the manifest, and adopt again")
-    findings.num_samples, findings.num_content_bytes = len(found), indexed.num_content_bytes
+    findings.num_samples, findings.num_content_bytes = len(found), builder.num_content_bytes
     findings.labels.update(found["label"].tolist())
     for row in found:
-        ranges = {field: row[f".{field}"].tolist() for field in task.fields}
-        contents = {field: tar[start : start + size] for field, (start, size) in ranges.items() if start}
+        ranges = ((field, *row[f".{field}"].tolist()) for field in filter(is_image_field, task.fields))
+        contents = {field: tar[start : start + size] for field, start, size in ranges if start}
         where = f"{task.shard.path}, sample {row['key'].decode()}"
         findings.add(where, *_image_problems(task, contents, findings))
 

@@ -17,7 +17,7 @@ from pipelines.check.shard import ShardFindings, ShardTask, check_shard
 from pipelines.images.options import options_to_read
 from shardset.errors import DamagedShard, StorageError
 from shardset.format import manifest as manifests
-from shardset.format.manifest import Manifest, Split
+from shardset.format.manifest import Manifest
 from shardset.storage.base import Storage
 from shardset.storage.checked import read_object
 
@@ -69,9 +69,8 @@ def verify(
 
     Shallow: every listed object exists with its size and CRC32C, no unlisted shard is next to them, the quarantine
     list has the listed length. Deep: also reads each tar and index, compares them with each other and with the
-    manifest, decodes every image, and checks that keys are unique over all splits; in adopted tars, in each of them.
-    Uses all cores; processes if the shards hold `min_process_bytes` or more. Raises ManifestError without a valid
-    manifest.
+    manifest, decodes every image, and checks that keys are unique over all splits. Uses all cores; processes if the
+    shards hold `min_process_bytes` or more. Raises ManifestError without a valid manifest.
     """
     manifest, storage = manifests.load(url)
     image = options_to_read(manifest)
@@ -88,7 +87,9 @@ def verify(
             is_own=is_own,
         )
         for name, split in manifest.splits.items()
-        for shard, is_own in zip(split.shards, _are_own(split), strict=True)
+        for shard, is_own in zip(
+            split.shards, [group.is_own for group in split.groups for _ in range(group.num_shards)], strict=True
+        )
     ]
     checked = _check_all(tasks, progress, min_process_bytes)
     problems = [
@@ -99,9 +100,7 @@ def verify(
     ]
     if deep:
         problems += _split_problems(manifest, tasks, checked)
-        # Others number their samples anew in each tar.
-        own = [(task.shard, one.key_hashes) for task, one in zip(tasks, checked, strict=True) if task.is_own]
-        repeated = duplicate_keys(storage, [shard for shard, _ in own], [hashes for _, hashes in own])
+        repeated = duplicate_keys(storage, [task.shard for task in tasks], [one.key_hashes for one in checked])
         for shard, key, first in repeated:
             name = key.decode("ascii", "replace")
             problems.append(Problem(shard.path, f"has a sample {name} as {first.path} has; rebuild the set"))
@@ -192,11 +191,6 @@ def _unlisted(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
                 yield Problem(
                     name, "is not in the manifest, but a reader that lists the folder would read it; remove it"
                 )
-
-
-def _are_own(split: Split) -> list[bool]:
-    """Whether shardset wrote it, for each shard."""
-    return [group.is_own for group in split.groups for _ in range(group.num_shards)]
 
 
 def _split_problems(manifest: Manifest, tasks: list[ShardTask], checked: list[ShardFindings]) -> Iterator[Problem]:

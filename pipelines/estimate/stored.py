@@ -67,11 +67,9 @@ def from_manifest(url: str) -> StoredSet:
             fields=split.fields,
             strata={},
         )
+        is_mixed = all("mixed" in group.promises for group in split.groups)
         splits[name] = StoredSplit(
-            plan=plan,
-            shard_sizes=split.shard_sizes,
-            num_bytes=split.num_tar_bytes,
-            is_mixed=all("mixed" in group.promises for group in split.groups),
+            plan=plan, shard_sizes=split.shard_sizes, num_bytes=split.num_tar_bytes, is_mixed=is_mixed
         )
     return StoredSet(title=url, splits=splits, num_classes=len(manifest.classes))
 

@@ -56,7 +56,9 @@ def index_tar(file: BinaryIO, num_bytes: int, where: str, builder: TarBuilder) -
         for _, name, info in group:
             field, reason, content = name.lower(), reject_reason(info), None
             if _ODD_NAME.search(info.name) or len(info.name) > MAX_NAME_BYTES:
-                reason = f"has a name that is not ASCII, has a backslash, is __metadata__ or over {MAX_NAME_BYTES} bytes"
+                reason = (
+                    f"has a name that is not ASCII, has a backslash, is __metadata__ or over {MAX_NAME_BYTES} bytes"
+                )
             if not reason:
                 content, crc, own = _read(file, info.offset_data, info.size, crc)
                 image_crc = own if is_image_field(field) and not any(map(is_image_field, ranges)) else image_crc

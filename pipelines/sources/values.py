@@ -1,6 +1,7 @@
 """The values of a column where somebody has written them: a NumPy array, a Parquet file, or tars."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -17,24 +18,47 @@ from shardset.stream.samples import SampleSet
 
 
 class Values:
-    """Values of samples, as the contents of their members. `extension` is that of the members.
+    """Values of samples, as the contents of their members; `extension` is that of the members.
 
-    `identity` changes with the values. `num_values` is None where a sample has its value by id.
+    `identity` changes with the values. `are_by_key` says whether samples have them by key, or by id.
     """
 
     where: str
     identity: list[str]
     num_bytes: int
-    num_values: int | None = None
     extension: str
+    are_by_key = True
+    _rows: dict[str, int]
 
     def of(self, keys: Sequence[str], first_id: int) -> list[bytes]:
         """The values of neighbouring samples, b"" for one without; raises SourceError."""
-        raise NotImplementedError
+        at = {self._rows[key]: at for at, key in enumerate(keys) if key in self._rows}
+        contents, rows = [b""] * len(keys), sorted(at)
+        for row, content in zip(rows, self._contents(rows), strict=True):
+            contents[at[row]] = content
+        return contents
+
+    def header_of(self, content: bytes) -> str:
+        """The header of an array, as text; "" for values that are bytes. Raises SourceError if it is none."""
+        if self.extension != "npy":
+            return ""
+        header, dtype, shape = array_kind(content, self.where)
+        if len(content) != len(header) + dtype.itemsize * math.prod(shape):
+            self.refuse(f"{len(content)} bytes for an array of {dtype} {shape}")
+        return header.decode("latin-1")
 
     def refuse(self, found: str) -> NoReturn:
         """Raises ConfigError for values that can't make a column."""
         raise ConfigError(f"{self.where}: holds {found}, which can't be the values of a column; see docs/columns.md")
+
+    def _contents(self, rows: Sequence[int]) -> list[bytes]:
+        """The values in some rows, in ascending order."""
+        raise NotImplementedError
+
+    def _set_keys(self, keys: Sequence[str]) -> None:
+        self._rows = {key: row for row, key in enumerate(keys)}
+        if len(self._rows) != len(keys) or not keys:
+            self.refuse("no row, or a key twice")
 
     def _open(self, url: str) -> RangeFile:
         storage, name = open_file(url)
@@ -43,27 +67,27 @@ class Values:
         return RangeFile(storage, stat, twice=True)
 
 
-def open_values(config: ColumnConfig, num_samples: Mapping[str, int]) -> Values:
+def open_values(config: ColumnConfig, split_sizes: Sequence[int]) -> Values:
     """The values for splits of so many samples; raises ConfigError or SourceError for what can't be theirs."""
     if config.source.endswith(".npy"):
-        return _Array(config, num_samples)
-    return _Table(config, num_samples) if config.source.endswith(".parquet") else _Tars(config)
+        return _Array(config, split_sizes)
+    return _Table(config) if config.source.endswith(".parquet") else _Tars(config)
 
 
 class _Array(Values):
     """Row n is the value of the sample with id n."""
 
     extension = "npy"
+    are_by_key = False
 
-    def __init__(self, config: ColumnConfig, num_samples: Mapping[str, int]) -> None:
+    def __init__(self, config: ColumnConfig, split_sizes: Sequence[int]) -> None:
         self._file = self._open(config.source)
         begin = self._file.read(10)
-        begin += self._file.read(int.from_bytes(begin[8:], "little"))
-        dtype, shape = array_kind(begin, self.where)
-        if [*num_samples.values()] != [*shape[:1]]:
-            self.refuse(f"an array {shape} for {dict(num_samples)} samples (choose one split by --split)")
-        self._header, self._start = array_header(dtype, shape[1:]), len(begin)
-        self._size = dtype.itemsize * int(np.prod(shape[1:]))
+        header, dtype, shape = array_kind(begin + self._file.read(int.from_bytes(begin[8:], "little")), self.where)
+        self._start, self._size = len(header), dtype.itemsize * math.prod(shape[1:])
+        if [*split_sizes] != [*shape[:1]] or self.num_bytes != self._start + split_sizes[0] * self._size:
+            self.refuse(f"an array {shape} in {self.num_bytes} bytes for {split_sizes} samples (choose one --split)")
+        self._header = array_header(dtype, shape[1:])
 
     def of(self, keys: Sequence[str], first_id: int) -> list[bytes]:
         self._file.seek(self._start + first_id * self._size)
@@ -71,47 +95,31 @@ class _Array(Values):
 
 
 class _Table(Values):
-    """A row has the value of the sample with its `key`, or else with its `id`; null is no value."""
+    """A row has the value of the sample with its `key`; null is no value."""
 
-    def __init__(self, config: ColumnConfig, num_samples: Mapping[str, int]) -> None:
+    def __init__(self, config: ColumnConfig) -> None:
         self._file = open_parquet(self._open(config.source), config.source)
         names = self._file.schema_arrow.names
-        by = "key" if "key" in names else "id"
-        others = [name for name in names if name not in ("key", "id")]
-        self._field = config.field or (others[0] if len(others) == 1 else "")
-        if by not in names or self._field not in names or (by == "id" and len(num_samples) > 1):
-            self.refuse(f"{', '.join(names)}: expected key (or id, with --split) and one column, or --field")
+        fields = [config.field] if config.field else [name for name in names if name != "key"]
+        if "key" not in names or len(fields) != 1 or fields[0] not in names:
+            self.refuse(f"the columns {', '.join(names)}: expected key and one more, or --field")
+        self._fields, kind = fields, self._file.schema_arrow.field(fields[0]).type
+        self.extension = "npy" if hasattr(kind, "value_type") else "txt" if pa.types.is_string(kind) else "bin"
         with parquet_errors(self.where):
-            wanted = self._file.read([by]).column(0).to_numpy()
-        self._order = np.argsort(wanted, kind="stable")
-        self._wanted = wanted[self._order]
-        if not len(wanted) or (self._wanted[1:] == self._wanted[:-1]).any():
-            self.refuse(f"no row, or a {by} twice")
-        self.num_values = len(wanted) if by == "key" else None
+            self._set_keys(self._file.read(["key"]).column(0).to_pylist())
         groups = range(self._file.num_row_groups)
         self._starts = np.cumsum([0, *(self._file.metadata.row_group(group).num_rows for group in groups)])
-        self._held: tuple[int, pa.ChunkedArray] | None = None
-        kind = self._file.schema_arrow.field(self._field).type
-        self.extension = "npy" if hasattr(kind, "value_type") else "txt" if pa.types.is_string(kind) else "bin"
+        self._held = -1, pa.chunked_array([[]])
 
-    def of(self, keys: Sequence[str], first_id: int) -> list[bytes]:
-        asked = first_id + np.arange(len(keys)) if self.num_values is None else np.array(keys, object)
-        at = np.minimum(np.searchsorted(self._wanted, asked), len(self._wanted) - 1)
-        rows, contents = self._order[at], [b""] * len(keys)
-        found = np.flatnonzero(self._wanted[at] == asked)
-        for position in found[np.argsort(rows[found])].tolist():
-            group = int(np.searchsorted(self._starts, rows[position], side="right")) - 1
-            contents[position] = self._content(self._group(group)[int(rows[position] - self._starts[group])])
-        return contents
+    def _contents(self, rows: Sequence[int]) -> list[bytes]:
+        with parquet_errors(self.where):
+            return [self._content(row) for row in rows]
 
-    def _group(self, number: int) -> pa.ChunkedArray:
-        """The values of a row group; keeps the last one, so rows in the order of the set are read once."""
-        if self._held is None or self._held[0] != number:
-            with parquet_errors(self.where):
-                self._held = number, self._file.read_row_group(number, columns=[self._field]).column(0)
-        return self._held[1]
-
-    def _content(self, scalar: Any) -> bytes:
+    def _content(self, row: int) -> bytes:
+        group = int(np.searchsorted(self._starts, row, side="right")) - 1
+        if self._held[0] != group:  # keeps the last one, so rows in the order of the set are read once
+            self._held = group, self._file.read_row_group(group, columns=self._fields).column(0)
+        scalar: Any = self._held[1][row - int(self._starts[group])]
         if not scalar.is_valid:
             return b""
         if self.extension == "npy":
@@ -119,7 +127,7 @@ class _Table(Values):
             return array_header(array.dtype, array.shape) + array.tobytes()
         value = scalar.as_py()
         if not isinstance(value, str | bytes):
-            self.refuse(f"{scalar.type} in {self._field}: expected bytes, texts or lists of numbers")
+            self.refuse(f"{scalar.type} in {self._fields[0]}: expected bytes, texts or lists of numbers")
         return value.encode() if isinstance(value, str) else value
 
 
@@ -128,18 +136,19 @@ class _Tars(Values):
 
     def __init__(self, config: ColumnConfig) -> None:
         loaded = manifests.load(config.source)
-        self.where, splits = config.source, loaded.manifest.splits
-        self._samples = SampleSet(loaded, next(iter(splits)))
-        fields = self._samples.split.fields
-        self._field = config.field or fields[0]
-        if len(splits) > 1 or self._field not in fields or (len(fields) > 1 and not config.field):
-            self.refuse(f"{len(splits)} splits and the fields {', '.join(fields)}: needs one, or --field")
-        self.identity, self.num_bytes = [loaded.manifest.digest, self._field], self._samples.split.num_tar_bytes
-        self.num_values, self.extension = len(self._samples), self._field.rpartition(".")[2]
+        splits = loaded.manifest.splits
+        self.where = config.source
+        split = config.split if config.split in splits else next(iter(splits))
+        self._samples = SampleSet(loaded, split)
+        fields, table = self._samples.split.fields, self._samples.table
+        named = [config.field] if config.field else fields
+        if len(named) != 1 or named[0] not in fields or (len(splits) > 1 and split != config.split):
+            self.refuse(f"{len(splits)} splits and the fields {', '.join(fields)}: needs one, or --split and --field")
+        [self._field] = named
+        self.identity, self.num_bytes = [loaded.manifest.digest, split, self._field], self._samples.split.num_tar_bytes
+        self.extension = self._field.rpartition(".")[2]
+        indexes = table.indexes(range(self._samples.split.num_shards))
+        self._set_keys([key.decode() for index in indexes if index.keys is not None for key in index.keys.tolist()])
 
-    def of(self, keys: Sequence[str], first_id: int) -> list[bytes]:
-        known = [at for at, key in enumerate(keys) if key in self._samples]
-        contents = [b""] * len(keys)
-        for at, sample in zip(known, self._samples.__getitems__([keys[at] for at in known]), strict=True):
-            contents[at] = sample.fields.get(self._field, b"")
-        return contents
+    def _contents(self, rows: Sequence[int]) -> list[bytes]:
+        return [sample.fields.get(self._field, b"") for sample in self._samples.__getitems__(rows)]

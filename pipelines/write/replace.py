@@ -21,10 +21,7 @@ from shardset.storage.checked import read_again
 
 
 def manifest_at(output: Storage, name: str) -> Manifest | None:
-    """The manifest of that name; None if it is absent.
-
-    Raises ManifestError if it can't be read, ConfigError if it is of adopted tars, which are not ours to remove.
-    """
+    """The manifest of that name; None if it is absent. ManifestError if it can't be read, ConfigError if adopted."""
     where = f"{output.url}/{name}"
     try:
         manifest = read_again(lambda: manifests.parse(output.read(name), where), ManifestError)

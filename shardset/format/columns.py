@@ -5,6 +5,7 @@ manifest names the parent's digest. docs/columns.md describes it.
 """
 
 import io
+import math
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from shardset.errors import ConfigError, DamagedShard, ManifestError
+from shardset.errors import ConfigError, DamagedShard, ManifestError, SourceError
 from shardset.format import manifest as manifests
 from shardset.format.manifest import LoadedSet, Split
 from shardset.storage.base import Storage
@@ -33,41 +34,38 @@ _NAME = re.compile(r"[a-z0-9_-]{1,12}", re.ASCII)
 
 @dataclass(frozen=True)
 class StoredColumn:
-    """A column of a split. Its values are bytes, or `.npy` files that begin with `header`."""
+    """A column of a split. Its values are bytes, or `.npy` files that begin with `header` if that is not empty."""
 
     name: str
     storage: Storage
     split: Split
-    header: bytes | None
+    header: bytes
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
 
     def empty(self, num_rows: int) -> NDArray[Any] | list[bytes | None]:
         """Room for some values: an array of NaN (0 where the dtype has none), or a list of None."""
-        if self.header is None:
-            return [None] * num_rows
-        dtype, shape, _ = self._kind
-        return np.full((num_rows, *shape), self._fill, dtype)
+        return np.full((num_rows, *self.shape), self._fill, self.dtype) if self.header else [None] * num_rows
 
     def value(self, content: bytes | None) -> Any:
         """The value that a member holds; b"", which says that there is none, is b"" or NaN. Raises DamagedShard."""
-        if self.header is None:
+        if not self.header:
             return content
         if not content:
             return self._fill
-        dtype, shape, size = self._kind
-        if not content.startswith(self.header) or len(content) != size:
-            raise DamagedShard(f"{self.storage.url}: a value is no array of {dtype} {shape}; write the column again")
-        return np.frombuffer(content, dtype, offset=len(self.header)).reshape(shape)
+        if not content.startswith(self.header) or len(content) != self._num_bytes:
+            raise DamagedShard(
+                f"{self.storage.url}: a value is no array of {self.dtype} {self.shape}; write the column again"
+            )
+        return np.frombuffer(content, self.dtype, offset=len(self.header)).reshape(self.shape)
 
     @cached_property
-    def _kind(self) -> tuple[np.dtype[Any], tuple[int, ...], int]:
-        """The dtype, the shape and the size of each member in bytes."""
-        assert self.header is not None
-        dtype, shape = array_kind(self.header, self.storage.url)
-        return dtype, shape, len(self.header) + dtype.itemsize * int(np.prod(shape))
+    def _num_bytes(self) -> int:
+        return len(self.header) + self.dtype.itemsize * math.prod(self.shape)
 
     @cached_property
     def _fill(self) -> float:
-        return np.nan if self._kind[0].kind == "f" else 0
+        return np.nan if self.dtype.kind == "f" else 0
 
 
 def array_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
@@ -78,21 +76,16 @@ def array_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     return file.getvalue()
 
 
-def header_of(content: bytes) -> bytes:
-    """The beginning of a `.npy` file of version 1.0."""
-    return content[: 10 + int.from_bytes(content[8:10], "little")]
-
-
-def array_kind(header: bytes, where: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """The dtype and the shape of an array; raises ManifestError unless it is one of plain numbers."""
+def array_kind(content: bytes, where: str) -> tuple[bytes, np.dtype[Any], tuple[int, ...]]:
+    """The header, the dtype and the shape of a `.npy` file; raises SourceError unless it is one of plain numbers."""
     # NumPy would parse the header as Python, which fails now and then where other threads do the same.
-    found = _HEADER.fullmatch(header)
+    found = _HEADER.match(content)
     if found is None:
-        raise ManifestError(
+        raise SourceError(
             f"{where}: not a NumPy file of version 1.0 with numbers of 1 to 8 bytes, little-endian, in C order: it "
-            f"begins with {header[:80]!r}; save it again by numpy.save(..., np.ascontiguousarray(...))"
+            f"begins with {content[:80]!r}; save it again by numpy.save(..., np.ascontiguousarray(...))"
         )
-    return np.dtype(found[1].decode()), tuple(int(size) for size in found[2].split(b",") if size.strip())
+    return found[0], np.dtype(found[1].decode()), tuple(int(size) for size in found[2].split(b",") if size.strip())
 
 
 def column_url(parent: Storage, name: str) -> str:
@@ -105,14 +98,15 @@ def column_url(parent: Storage, name: str) -> str:
 def open_column(parent: LoadedSet, split: str, name: str) -> StoredColumn:
     """A column of a split; raises ManifestError if it is missing or was written for another set."""
     manifest, storage = manifests.load(column_url(parent.storage, name))
-    made = manifest.provenance
-    if made.source != SOURCE or made.source_digest != parent.manifest.digest:
+    made, digest = manifest.provenance, parent.manifest.digest
+    if made.source != SOURCE or made.source_digest != digest:
         raise ManifestError(
-            f"{storage.url}: a column of set {made.source_digest[:12]}…, this one is {parent.manifest.digest[:12]}…; "
+            f"{storage.url}: a column of set {made.source_digest[:12]}…, this one is {digest[:12]}…; "
             "write it again with `python -m pipelines column`"
         )
     stored = manifest.split(split)
     if stored.shard_sizes != parent.manifest.split(split).shard_sizes or len(stored.fields) != 1:
         raise ManifestError(f"{storage.url}: split {split!r} has other shards than its set; write the column again")
     header = made.options.get("header")
-    return StoredColumn(name, storage, stored, None if header is None else str(header).encode("latin-1", "replace"))
+    kind = array_kind(str(header).encode("latin-1", "replace"), storage.url) if header else (b"", np.dtype("u1"), ())
+    return StoredColumn(name, storage, stored, *kind)

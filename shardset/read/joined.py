@@ -12,9 +12,9 @@ from shardset.read.pending import Contents, PendingSamples, SampleReader
 class JoinedReader:
     """A reader of samples whose contents are followed by those of the same samples in other tables; a SampleReader."""
 
-    def __init__(self, first: SampleReader, others: Sequence[tuple[ShardTable, SampleReader]]) -> None:
-        self._first, self._others = first, others
-        self._all = [first, *(reader for _, reader in others)]
+    def __init__(self, first: SampleReader, tables: Sequence[ShardTable], others: Sequence[SampleReader]) -> None:
+        self._first, self._tables, self._others = first, tables, others
+        self._all = [first, *others]
 
     @property
     def num_bytes_read(self) -> int:
@@ -25,14 +25,17 @@ class JoinedReader:
             reader.prepare(epoch, slots)
 
     def read_step(self, epoch: int, slots: Slots, addresses: SampleAddresses) -> PendingSamples:
-        first = self._first.read_step(epoch, slots, addresses)
-        return JoinedSamples(
-            first, [each.read_step(epoch, slots, _in(table, addresses)) for table, each in self._others]
+        return _Joined(
+            [
+                reader.read_step(epoch, slots, own)
+                for reader, own in zip(self._all, self._addresses(addresses), strict=True)
+            ]
         )
 
     def read_single(self, addresses: SampleAddresses) -> PendingSamples:
-        first = self._first.read_single(addresses)
-        return JoinedSamples(first, [each.read_single(_in(table, addresses)) for table, each in self._others])
+        return _Joined(
+            [reader.read_single(own) for reader, own in zip(self._all, self._addresses(addresses), strict=True)]
+        )
 
     def within_budget(self) -> bool:
         return all(reader.within_budget() for reader in self._all)
@@ -41,26 +44,23 @@ class JoinedReader:
         for reader in self._all:
             reader.close()
 
+    def _addresses(self, first: SampleAddresses) -> list[SampleAddresses]:
+        return [first, *(table.addresses(first.shards, first.positions) for table in self._tables)]
 
-class JoinedSamples(PendingSamples):
-    """Samples that several readers have requested."""
 
-    def __init__(self, first: PendingSamples, others: Sequence[PendingSamples]) -> None:
-        self.table, self.addresses, self._all = first.table, first.addresses, [first, *others]
+class _Joined(PendingSamples):
+    def __init__(self, parts: Sequence[PendingSamples]) -> None:
+        self.table, self.addresses, self._parts = parts[0].table, parts[0].addresses, parts
 
     def contents(self, start: int, stop: int) -> Iterator[Contents]:
         for number in range(start, stop):
             contents: list[bytes | None] = []
             damage = None
-            for samples in self._all:  # takes all, so that each reader can free its block
+            for part in self._parts:  # takes all, so that each reader can free its block
                 try:
-                    contents += samples.take(number)
+                    contents += part.take(number)
                 except DamagedShard as error:
                     damage = damage or error
             if damage:
                 raise damage
             yield contents
-
-
-def _in(table: ShardTable, addresses: SampleAddresses) -> SampleAddresses:
-    return table.addresses(addresses.shards, addresses.positions)

@@ -10,8 +10,6 @@ from typing import TypeVar
 
 from shardset.order.budget import READ_AHEAD
 from shardset.read.blocks import open_sample_reader
-from shardset.read.disk_cache import BlockCache
-from shardset.read.indexes import ShardTable
 from shardset.read.joined import JoinedReader
 from shardset.read.pending import SampleReader
 from shardset.stream.decode_batch.decoders import BatchDecoder
@@ -48,15 +46,14 @@ class _Failure:
 
 def _open_reader(source: StreamSource) -> SampleReader:
     """The reader of the samples and their columns, which share the budget by their sizes."""
-    tables = [table for _, table in source.columns]
-    total = sum(table.split.num_tar_bytes for table in (source.table, *tables))
-
-    def reader(table: ShardTable, cache: BlockCache | None = None) -> SampleReader:
-        budget_bytes = source.memory.raw * table.split.num_tar_bytes // total
-        return open_sample_reader(source.order, table, budget_bytes, cache)
-
-    first = reader(source.table, source.disk_cache)
-    return JoinedReader(first, [(table, reader(table)) for table in tables]) if tables else first
+    tables = [source.table, *(table for _, table in source.columns)]
+    budgets = [source.memory.raw * table.split.num_tar_bytes for table in tables]
+    total = sum(table.split.num_tar_bytes for table in tables)
+    first, *others = (
+        open_sample_reader(source.order, table, budget // total, source.disk_cache if table is source.table else None)
+        for table, budget in zip(tables, budgets, strict=True)
+    )
+    return JoinedReader(first, tables[1:], others) if others else first
 
 
 class Pipeline:

@@ -36,7 +36,7 @@ class SlotWriter:
         self.cache, self.stopped = cache, stopped
         self.spec, self._source, self._reader = source.spec, source, reader
         fields = source.split.fields
-        self._columns = [(name, fields.index(name), _as_stored) for name in source.spec.fields]
+        self._columns = [(name, fields.index(name), lambda content: content) for name in source.spec.fields]
         self._columns += [(column.name, at, column.value) for at, (column, _) in enumerate(source.columns, len(fields))]
         self._image_columns = [at for at, name in enumerate(source.split.fields) if name in FIELD_OF_EXTENSION]
         self._stored_png_size = _stored_png_size(source.spec.image)
@@ -199,10 +199,6 @@ def near_ids(order: Order, epoch: int, lane: int, row: int) -> Iterator[int]:
 def slots_of(samples: Sequence[StoredContents]) -> np.ndarray:
     """The slots of samples: int64 [n]."""
     return np.array([slot for slot, _ in samples], dtype=np.int64)
-
-
-def _as_stored(content: bytes | None) -> bytes | None:
-    return content
 
 
 def _stored_png_size(spec: ImageSpec | None) -> int | None:
