@@ -2,141 +2,94 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import groupby
 
 import msgspec
 
 from pipelines.config import AdoptConfig
-from pipelines.plan.files import in_order
 from pipelines.runners.each import Show
-from pipelines.sources.tar_index import index_stored
+from pipelines.sources.tar_index import index_tar
 from pipelines.sources.webdataset import DEFAULT_SPLIT, find_tars, split_in, tars_of
 from pipelines.write import tar_sets
 from pipelines.write.tar_sets import TarRecord, Task, digest_of
-from shardset.errors import ChangedInput, ConfigError, SourceError
+from shardset.errors import ConfigError, SourceError
 from shardset.format import naming
 from shardset.format.columns import COLUMNS
-from shardset.format.index import MAX_FIELDS, with_fields
 from shardset.format.manifest import Manifest
-from shardset.format.write import put_index, write_index
-from shardset.read.indexes import read_index
+from shardset.format.write import write_index
 from shardset.storage.base import Storage
 from shardset.storage.checked import read_again
 from shardset.storage.open import open_storage
 
 _NAME = re.compile(r"([^{}\\]*?)([0-9]{1,9})((?:-of-[0-9]+|[^0-9{}\\]*)\.tar)", re.ASCII)
-_NO_PLACE = dict.fromkeys(("offset", "num_bytes", "sha256"))
-_SHOWN = 5
 
 
 def adopt(config: AdoptConfig, beam_flags: Sequence[str] = (), show: Show | None = None) -> Manifest:
-    """Indexes the tars and publishes their manifest, of which it returns the head.
+    """Indexes the tars and publishes their manifest, of which it returns the head; a rerun keeps finished indexes.
 
-    A rerun keeps the indexes of tars that have not changed. Raises SourceError if something can't be read exactly, all
-    of which `quarantine.jsonl` lists, unless `on_bad` says to leave it out.
+    `quarantine.jsonl` lists what is no sample. Raises SourceError for a tar that can't be read to its end.
     """
-    storage, splits = _find(config)
-    tasks = [task for tasks in splits.values() for task in tasks]
+    storage, tasks = _find(config)
     num_bytes = sum(task.source.num_bytes for task in tasks)
-    records = tar_sets.ensure(
-        storage, "adopt", tasks, partial(index, storage), beam_flags, source=config.input, num_bytes=num_bytes,
-        show=show,
-    )  # fmt: skip
-    found = {task.path: record for task, record in zip(tasks, records, strict=True)}
-    rejected = [
-        {"name": name, "split": split, "reason": reason, "object": task.path, **_NO_PLACE}
-        for split, tasks in splits.items()
-        for task in tasks
-        for name, reason in found[task.path].rejected
-    ]
-    kept = {split: [task for task in tasks if found[task.path].written] for split, tasks in splits.items()}
-    if rejected and (config.on_bad == "fail" or not all(kept.values())):
-        tar_sets.put_rejected(storage, rejected)
-        first = "; ".join(f"{entry['name']}: {entry['reason']}" for entry in rejected[:_SHOWN])
-        raise SourceError(
-            f"{storage.url}: {len(rejected)} can't be read exactly, {naming.quarantine_path()} lists all: {first}; "
-            "repair the tars, or leave these out with --on-bad quarantine"
-        )
-    shards = [(split, task.path, found[task.path].written) for split, tasks in splits.items() for task in tasks]
-    digest = digest_of([(split, path, written and written.shard.sha256) for split, path, written in shards])
-    groups = {split: [*_groups(tasks, _widened(storage, tasks, found))] for split, tasks in kept.items()}
-    return tar_sets.publish(storage, "adopt", groups, digest, {"on_bad": config.on_bad}, rejected=rejected)
+    index_each = partial(index, storage)
+    records = tar_sets.ensure(storage, "adopt", tasks, index_each, beam_flags, (config.input, num_bytes), show)
+    sha256s = [(task.split, task.path, record.written.shard.sha256) for task, record in zip(tasks, records, strict=True)]
+    groups = [*_groups(tasks, records)]
+    return tar_sets.publish(storage, "adopt", groups, digest_of(sha256s), promises=[])
 
 
 def index(storage: Storage, task: Task) -> TarRecord:
-    """Writes the index of a tar, unless nothing of it can be in the set; runs on a worker."""
-    try:
-        builder, odd = read_again(lambda: index_stored(storage, task.source))
-        rows, why = builder.take_index(), "it holds no sample"
-    except ChangedInput:  # the next run may read it
-        raise
-    except SourceError as error:
-        rows, odd, why = (), [], str(error).removeprefix(f"{storage.url}/{task.path}: ")
-    rejected = [(f"{task.path}/{name}", reason) for name, reason in odd]
+    """Writes the index of a tar; runs on a worker. Raises SourceError if the tar is damaged or holds no sample."""
+    builder, odd = read_again(lambda: index_tar(storage, task.source))
+    rows = builder.take_index()
+    place = dict.fromkeys(("offset", "num_bytes", "sha256"))
+    rejected = [
+        {"name": f"{task.path}/{name}", "split": task.split, "reason": reason, "object": task.path, **place}
+        for name, reason in odd
+    ]
     if not len(rows):
-        return TarRecord(written=None, rejected=[*rejected, (task.path, why)])
+        why = f" ({odd[0][0]}: {odd[0][1]})" if odd else ""
+        raise SourceError(f"{storage.url}/{task.path}: holds no sample{why}; leave it out of --input")
+    labels = Counter(rows["label"][rows["label"] >= 0].tolist())
     return TarRecord(
-        written=write_index(task.path, builder, rows, storage.writer),
-        labels=Counter(rows["label"][rows["label"] >= 0].tolist()),
-        rejected=rejected,
-    )
+        written=write_index(task.path, builder, rows, storage.writer), labels=labels, rejected=rejected
+    )  # fmt: skip
 
 
-def _find(config: AdoptConfig) -> tuple[Storage, dict[str, list[Task]]]:
-    """Where the manifest goes, and the tars of each split in their order."""
+def _find(config: AdoptConfig) -> tuple[Storage, list[Task]]:
+    """Where the manifest goes, and the tars in the order of their splits and numbers."""
     folder, names = find_tars(config.input)
     output = open_storage(config.output) if config.output else folder
     if not f"{folder.url}/".startswith(f"{output.url}/"):
         raise ConfigError(
-            f"--output {config.output}: a manifest names tars in its own folder or below it, and their indexes lie "
-            f"beside them; give {folder.url} or a folder above it, or copy the set there by `build --source webdataset`"
+            f"--output {config.output}: a manifest names tars in its own folder and below; give {folder.url}, a folder "
+            "above it, or none; `build --source webdataset` copies tars to another place"
         )
-    below = f"{folder.url}/"[len(output.url) + 1 :]
-    splits: dict[str, list[Task]] = {}
-    for tar in sorted(tars_of(folder, names), key=lambda tar: _order_of(tar.name)):
+    tasks = []
+    for tar in tars_of(folder, names):
         split = config.split or split_in(tar.name) or DEFAULT_SPLIT
         if not naming.is_split(split):
             raise ConfigError(f"{split!r} can't name a split (letters, digits, - and _, not plan); give one by --split")
         if not tar.name.startswith(COLUMNS):
-            tar = msgspec.structs.replace(tar, name=below + tar.name)
-            splits.setdefault(split, []).append(Task(tar.name, digest_of(tar.generation, tar.num_bytes), tar))
-    return output, splits
+            path = f"{folder.url}/{tar.name}"[len(output.url) + 1 :]
+            digest = digest_of(split, tar.generation, tar.num_bytes)
+            tasks.append(Task(split, path, digest, msgspec.structs.replace(tar, name=path)))
+    return output, sorted(tasks, key=lambda task: (task.split, _order_of(task.path)))
 
 
-def _widened(storage: Storage, tasks: Sequence[Task], found: Mapping[str, TarRecord]) -> list[TarRecord]:
-    """The records of a split; each index gets the columns of all fields of the split."""
-    all_written = [record.written for task in tasks if (record := found[task.path]).written]
-    fields = list(dict.fromkeys(field for written in all_written for field in written.fields))
-    if len(fields) > MAX_FIELDS:
-        raise SourceError(f"{storage.url}: its samples have {len(fields)} fields, such as {fields[-1]}; expected few")
+def _groups(tasks: Sequence[Task], records: Sequence[TarRecord]) -> Iterator[tuple[str, str, list[TarRecord]]]:
+    """The tars of each split, in runs that a brace pattern names and whose indexes have the same fields."""
 
-    def widened(task: Task) -> TarRecord:
-        record = found[task.path]
-        if not (written := record.written) or written.fields == fields:
-            return record
-        rows = with_fields(read_index(storage, written.shard), fields)
-        shard = msgspec.structs.replace(
-            written.shard, index=put_index(written.shard.index.path, rows, storage.writer)
-        )  # fmt: skip
-        written = written._replace(shard=shard, fields=fields)
-        return tar_sets.put(storage, task, msgspec.structs.replace(record, written=written))
-
-    return [*in_order(storage, tasks, widened)]
-
-
-def _groups(tasks: Sequence[Task], records: Sequence[TarRecord]) -> Iterator[tuple[str, list[TarRecord]]]:
-    """The tars of a split, in runs that a brace pattern names."""
-
-    def run(at: int) -> tuple[str, str, int, int]:
+    def run(at: int) -> tuple[object, ...]:
         before, after, width, number = _order_of(tasks[at].path)
-        return before, after, width, number - at
+        return tasks[at].split, before, after, width, number - at, records[at].written.fields
 
-    for (before, after, width, first), group in groupby(range(len(tasks)), run):
+    for (split, before, after, width, first, _), group in groupby(range(len(tasks)), run):
         ats = [*group]
         pattern = f"{before}{{{first + ats[0]:0{width}d}..{first + ats[-1]:0{width}d}}}{after}"
-        yield pattern, [records[at] for at in ats]
+        yield split, pattern, [records[at] for at in ats]
 
 
 def _order_of(name: str) -> tuple[str, str, int, int]:

@@ -5,7 +5,6 @@ import re
 from concurrent.futures import Executor, ThreadPoolExecutor
 from itertools import groupby
 from operator import itemgetter
-from typing import BinaryIO
 
 from pipelines.sources.base import Extent
 from pipelines.sources.formats.range_file import Ranges
@@ -29,61 +28,54 @@ _PIECE = 1 << 20
 _NOWHERE = Extent("", "", 0, 0)
 
 
-def index_stored(storage: Storage, tar: Stat) -> tuple[TarBuilder, list[tuple[str, str]]]:
-    """What `index_tar` finds in a stored tar, read once, front to back; ChangedInput if the bytes are not its own."""
-    where, builder = f"{storage.url}/{tar.name}", TarBuilder(())
-    with ThreadPoolExecutor(1) as thread:
-        ranges = _ReadAhead(storage, tar, max(_PIECE, header_window(storage)), builder, thread)
-        rejected = index_tar(io.BufferedReader(ranges, _PIECE), tar.num_bytes, where, builder)
-    if tar.crc32c not in (None, builder.crc32c):
-        raise ChangedInput(f"{where}: its crc32c is {builder.crc32c}, the bucket says {tar.crc32c}; run it again")
-    return builder, rejected
+def index_tar(storage: Storage, tar: Stat) -> tuple[TarBuilder, list[tuple[str, str]]]:
+    """The rows and checksums of a tar, read once, front to back; each sample is what webdataset makes of it.
 
-
-def index_tar(file: BinaryIO, num_bytes: int, where: str, builder: TarBuilder) -> list[tuple[str, str]]:
-    """Adds the rows of a tar to `builder`; each sample is what webdataset makes of it.
-
-    Returns the names of members that are no such sample, and why. Raises SourceError if the tar is damaged.
+    Also the names of members that are no such sample, and why. Raises SourceError if the tar is damaged.
     """
+    where, builder = f"{storage.url}/{tar.name}", TarBuilder(())
     rejected: list[tuple[str, str]] = []
     rows: dict[str, tuple[str, tuple[int, int, int, int], dict[str, tuple[int, int]]] | None] = {}
-    fields = set(builder.fields)
-    named = ((*split_member(info.name), info) for info in walk(file, where, 0, num_bytes))
-    for key, group in groupby(named, itemgetter(0)):
-        members: list[TarGroupMember] = []
-        ranges: dict[str, tuple[int, int]] = {}
-        start, crc, image_crc = -1, 0, 0
-        for _, name, info in group:
-            field, reason, content = name.lower(), reject_reason(info), None
-            if _ODD_NAME.search(info.name) or len(info.name) > MAX_NAME_BYTES:
-                reason = (
-                    f"has a name that is not ASCII, has a backslash, is __metadata__ or over {MAX_NAME_BYTES} bytes"
-                )
-            if not reason:
-                content, crc, own = _read(file, info.offset_data, info.size, crc)
-                image_crc = own if is_image_field(field) and not any(map(is_image_field, ranges)) else image_crc
-            start, ranges[field] = info.offset if start < 0 else start, (info.offset_data, info.size)
-            content = content if field in ("cls", "json") else None
-            members.append(TarGroupMember(info.name, field, reason, _NOWHERE, _NOWHERE, content))
-        label = why_no_sample(key, members, key in rows) or label_of({member.field: member for member in members})
-        if isinstance(label, int):
-            rows[key] = members[0].name, (start, crc, image_crc, label), ranges
-            fields |= ranges.keys()
-            if len(fields) > MAX_FIELDS:
-                raise SourceError(f"{where}: its samples have more than {MAX_FIELDS} fields, such as {[*ranges][-1]}")
-            continue
-        rejected.append((members[0].name, label))
-        if before := rows.get(key):  # each of the two may be half of a sample
-            rejected.append((before[0], "its key comes again in this tar, and not right after"))
-        rows[key] = None
+    fields = set[str]()
+    with ThreadPoolExecutor(1) as thread:
+        file = io.BufferedReader(_ReadAhead(storage, tar, builder, thread), _PIECE)
+        named = ((*split_member(info.name), info) for info in walk(file, where, 0, tar.num_bytes))
+        for key, group in groupby(named, itemgetter(0)):
+            members: list[TarGroupMember] = []
+            ranges: dict[str, tuple[int, int]] = {}
+            start, crc, image_crc = -1, 0, 0
+            for _, name, info in group:
+                field, reason, content = name.lower(), reject_reason(info), None
+                if _ODD_NAME.search(info.name) or len(info.name) > MAX_NAME_BYTES:
+                    reason = f"is not ASCII, has a backslash, is __metadata__ or longer than {MAX_NAME_BYTES} bytes"
+                if not reason:
+                    content, crc, own = _read(file, info.offset_data, info.size, crc)
+                    if is_image_field(field) and not any(map(is_image_field, ranges)):
+                        image_crc = own
+                start, ranges[field] = info.offset if start < 0 else start, (info.offset_data, info.size)
+                content = content if field in ("cls", "json") else None
+                members.append(TarGroupMember(info.name, field, reason, _NOWHERE, _NOWHERE, content))
+            label = why_no_sample(key, members, key in rows) or label_of({member.field: member for member in members})
+            if isinstance(label, int):
+                rows[key] = members[0].name, (start, crc, image_crc, label), ranges
+                fields |= ranges.keys()
+                if len(fields) > MAX_FIELDS:
+                    raise SourceError(f"{where}: more than {MAX_FIELDS} fields, such as {min(ranges)}; expected few")
+                continue
+            rejected.append((members[0].name, label))
+            if before := rows.get(key):  # each of the two may be half of a sample
+                rejected.append((before[0], "its key comes again in this tar, and not right after"))
+            rows[key] = None
+    if tar.crc32c not in (None, builder.crc32c):
+        raise ChangedInput(f"{where}: its crc32c is {builder.crc32c}, the bucket says {tar.crc32c}; run it again")
+    builder.num_bytes, builder.fields = tar.num_bytes, sorted(fields)
     samples = ((key, row) for key, row in rows.items() if row)
     for source, (key, (_, numbers, ranges)) in enumerate(samples):
         builder.add_row((*numbers, source, 0), key, ranges)
-    builder.num_bytes = num_bytes
-    return rejected
+    return builder, rejected
 
 
-def _read(file: BinaryIO, start: int, num_bytes: int, crc: int) -> tuple[bytes | None, int, int]:
+def _read(file: io.BufferedReader, start: int, num_bytes: int, crc: int) -> tuple[bytes | None, int, int]:
     """The content of a member if it is short; the CRC32C of what came before and of it, and of it alone."""
     file.seek(start)
     piece, own = b"", 0
@@ -96,12 +88,12 @@ def _read(file: BinaryIO, start: int, num_bytes: int, crc: int) -> tuple[bytes |
 class _ReadAhead(Ranges):
     """Reads an object front to back by a thread, which also gives each byte once to `builder` to be counted."""
 
-    def __init__(self, storage: Storage, stat: Stat, window: int, builder: TarBuilder, thread: Executor) -> None:
+    def __init__(self, storage: Storage, stat: Stat, builder: TarBuilder, thread: Executor) -> None:
         super().__init__(storage, stat)
-        self._window, self._builder, self._thread = window, builder, thread
+        self._window = max(_PIECE, header_window(storage))
+        self._builder, self._thread = builder, thread
         self._held: list[tuple[int, bytes]] = []  # two, because a walk looks back at headers
-        self._stop = 0
-        self._following = thread.submit(self._window_at, 0)
+        self._stop, self._following = 0, thread.submit(self._window_at, 0)
 
     def _window_at(self, start: int) -> bytes:
         stop = min(start + self._window, self.stat.num_bytes)

@@ -3,8 +3,10 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -13,7 +15,7 @@ from pipelines.plan import files as plan_files
 from pipelines.runners import options
 from pipelines.runners.each import Show, for_each
 from pipelines.write.shard import is_stored
-from shardset.errors import ChangedInput, ConfigError, NotFound
+from shardset.errors import ChangedInput, ConfigError, NotFound, SourceError
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.manifest import ClassInfo, Manifest, Provenance, Quarantine, Split
@@ -29,28 +31,29 @@ _TOOL = f"shardset {__version__}"
 class Task(NamedTuple):
     """A tar whose record is wanted, a digest of all that decides on it, and what it is made from."""
 
+    split: str
     path: str
     digest: str
     source: Any
 
+    @property
+    def record_path(self) -> str:
+        """Where its record is."""
+        return f"{naming.PLAN_FOLDER}tars/{self.path}.json"
+
 
 @prepared
 class TarRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """`plan/tars/...`: a tar with its index; None if it can't be in the set.
+    """`plan/tars/...`: a tar with its index, the samples of each class, and the lines of the quarantine list.
 
-    `labels` counts the samples of each class; `rejected` are names and reasons; `num_values` counts the samples with a
-    value in a column, `headers` are those of its arrays.
+    `num_values` are the samples that have a value in a column, `headers` those of its arrays.
     """
 
-    written: WrittenShard | None
+    written: WrittenShard
     labels: dict[int, int] = {}
-    rejected: list[tuple[str, str]] = []
+    rejected: list[dict[str, Any]] = []
     num_values: int = 0
     headers: list[str] = []
-
-
-Groups = Sequence[tuple[str, Sequence[TarRecord]]]
-"""Brace patterns, and the tars that each of them names."""
 
 
 def digest_of(*parts: object) -> str:
@@ -59,92 +62,83 @@ def digest_of(*parts: object) -> str:
 
 
 def ensure(
-    output: Storage, name: str, tasks: Sequence[Task], make: Callable[[Task], TarRecord], flags: Sequence[str],
-    *, source: str, num_bytes: int, show: Show | None,
+    output: Storage, verb: str, tasks: Sequence[Task], make: Callable[[Task], TarRecord], flags: Sequence[str],
+    source: tuple[str, int], show: Show | None,
 ) -> list[TarRecord]:  # fmt: skip
-    """The record of each tar of a set made by the verb `name`; workers `make` those that are missing, with their tars.
+    """The record of each tar of a set that a verb makes; workers `make` those that are missing.
 
-    Raises ConfigError where the output holds another set.
+    `source` is what they read, and its size in bytes. Raises ConfigError where the output holds another set.
     """
-    done = _published(output, name)
-    found = [*plan_files.in_order(output, tasks, partial(_find, output))]
+    done, find = _published(output, verb), partial(_find, output)
+    found = [*plan_files.in_order(output, tasks, find)]
     if missing := [task for task, record in zip(tasks, found, strict=True) if record is None]:
         if done:
             raise _other(output)
-        beam_options = options.prepare(flags, source=source, output=output)
-        options.limit_workers(beam_options, flags, len(missing), num_bytes)
+        beam_options = options.prepare(flags, source=source[0], output=output)
+        options.limit_workers(beam_options, flags, len(missing), source[1])
         for_each(partial(_ensure, output, make), missing, beam_options, show)
-        found = [*plan_files.in_order(output, tasks, partial(_find, output))]
-    records = [record for record in found if record]
-    if len(records) < len(tasks):
-        raise ChangedInput(f"{source}: changed while it was read; run the same command again")
-    return records
-
-
-def put(output: Storage, task: Task, record: TarRecord) -> TarRecord:
-    """Writes the record of a tar, after its index."""
-    plan_files.write(output, _record_path(task), task.digest[:16], msgspec.json.encode(record))
-    return record
+        found = [*plan_files.in_order(output, tasks, find)]
+    if None in found:
+        raise ChangedInput(f"{source[0]}: changed while it was read; run the same command again")
+    return [record for record in found if record]
 
 
 def publish(
-    output: Storage, name: str, groups: Mapping[str, Groups], source_digest: str, options: dict[str, Any],
-    *, promises: Sequence[Promise] = (), num_rejected: int = 0,
+    output: Storage, verb: str, groups: Sequence[tuple[str, str, Sequence[TarRecord]]], source_digest: str,
+    *, promises: Sequence[Promise], **options: Any,
 ) -> Manifest:  # fmt: skip
-    """Writes the tables and last the manifest, of which it returns the head; PreconditionFailed if there is another.
+    """Writes the tables, the quarantine list and last the manifest, of which it returns the head.
 
-    `groups` are those of each split. The classes are the numbers up to the largest label.
+    `groups` are splits, brace patterns and the tars that each names. The classes are the numbers up to the largest
+    label. Raises ConfigError or PreconditionFailed where another set is.
     """
-    provenance = Provenance(
-        tool=_TOOL, source=name, source_digest=source_digest, options=options, libraries={}, notes=[]
-    )  # fmt: skip
-    if done := _published(output, name):
-        if done.provenance != provenance:
+    made = Provenance(tool=_TOOL, source=verb, source_digest=source_digest, options=options, libraries={}, notes=[])
+    if done := _published(output, verb):
+        if done.provenance != made:
             raise _other(output)
         return done
-    parts = [part for several in groups.values() for part in several]
-    num_classes = 1 + max((label for _, records in parts for record in records for label in record.labels), default=-1)
+    records = [record for _, _, records in groups for record in records]
+    num_classes = 1 + max((label for record in records for label in record.labels), default=-1)
 
-    def written(folder: str, pattern: str, records: Sequence[TarRecord]) -> Split:
-        table, labels = naming.table_path(folder), Counter[int]()
+    def written(number: int, split: str, pattern: str, records: Sequence[TarRecord]) -> Split:
+        table, labels = naming.table_path(f"{split}/{number}" if number else split), Counter[int]()
         for record in records:
             labels.update(record.labels)
         with output.writer(table) as out:
             return write_split(
-                out, [record.written for record in records if record.written], pattern=pattern, table_path=table,
-                num_shards=len(records), class_totals=[labels[label] for label in range(num_classes)], seed=0,
-                plan_digest=source_digest, promises=promises,
+                out, [record.written for record in records], pattern=pattern, table_path=table, num_shards=len(records),
+                class_totals=[labels[label] for label in range(num_classes)], seed=0, plan_digest=source_digest,
+                promises=promises,
             )  # fmt: skip
 
-    splits = {
-        split: _joined([written(f"{split}/{at}" if at else split, *part) for at, part in enumerate(several)])
-        for split, several in groups.items()
-    }
-    sealed = manifests.seal(
-        Manifest(
-            kind=manifests.KIND,
-            version=manifests.VERSION,
-            digest="",
-            classes=[ClassInfo(label=label, name=str(label)) for label in range(num_classes)],
-            splits=splits,
-            quarantine=Quarantine(count=num_rejected, path=naming.quarantine_path()),
-            fixes={},
-            provenance=provenance,
-        )
+    rejected = [line for record in records for line in record.rejected]
+    with output.writer(naming.quarantine_path()) as out:
+        out.write("".join(json.dumps(line, sort_keys=True) + "\n" for line in rejected).encode())
+    manifest = Manifest(
+        kind=manifests.KIND,
+        version=manifests.VERSION,
+        digest="",
+        classes=[ClassInfo(label=label, name=str(label)) for label in range(num_classes)],
+        splits={
+            split: _joined([written(number, *group) for number, group in enumerate(several)])
+            for split, several in groupby(groups, itemgetter(0))
+        },
+        quarantine=Quarantine(count=len(rejected), path=naming.quarantine_path()),
+        fixes={},
+        provenance=made,
     )
+    sealed = manifests.seal(manifest)
     with output.writer(naming.MANIFEST, if_generation=ABSENT) as out:
         out.write(manifests.to_json(sealed))
     return sealed
 
 
-def put_rejected(output: Storage, rejected: Sequence[Mapping[str, Any]]) -> None:
-    """Writes the quarantine list."""
-    with output.writer(naming.quarantine_path()) as out:
-        out.write("".join(json.dumps(entry, sort_keys=True) + "\n" for entry in rejected).encode())
-
-
 def _joined(parts: Sequence[Split]) -> Split:
     """One split of the groups of several, in their order."""
+    for part in parts:
+        if part.fields != parts[0].fields:
+            one, other = parts[0].groups[0].shards, part.groups[0].shards
+            raise SourceError(f"{one} have the fields {parts[0].fields}, {other} {part.fields}; give them two --split")
     added = ("num_samples", "num_source_samples", "num_content_bytes", "num_tar_bytes")
     groups: Any = [group for part in parts for group in part.groups]
     return msgspec.structs.replace(
@@ -158,36 +152,28 @@ def _joined(parts: Sequence[Split]) -> Split:
 
 def _ensure(output: Storage, make: Callable[[Task], TarRecord], task: Task) -> None:
     if _find(output, task) is None:
-        put(output, task, make(task))
+        plan_files.write(output, task.record_path, task.digest[:16], msgspec.json.encode(make(task)))
 
 
 def _find(output: Storage, task: Task) -> TarRecord | None:
-    """The record of a tar whose index exists, and which was made from the same."""
-    path = _record_path(task)
-    file = plan_files.find(output, path)
+    """The record of a tar, if it was made from the same and the index exists."""
+    file = plan_files.find(output, task.record_path)
     if not file or file.build != task.digest[:16]:
         return None
-    record = plan_files.decode_record(output, path, file.content, TarRecord)
-    return record if not record.written or is_stored(output, record.written.shard.index) else None
+    record = plan_files.decode_record(output, task.record_path, file.content, TarRecord)
+    return record if is_stored(output, record.written.shard.index) else None
 
 
-def _record_path(task: Task) -> str:
-    return f"{naming.PLAN_FOLDER}tars/{task.path}.json"
-
-
-def _published(output: Storage, name: str) -> Manifest | None:
+def _published(output: Storage, verb: str) -> Manifest | None:
     """The head of the manifest at the output, None if there is none; ConfigError if another verb made it."""
     try:
         head = manifests.read_head(output)
     except NotFound:
         return None
-    if head.provenance.source != name:
+    if head.provenance.source != verb:
         raise ConfigError(f"{output.url}/{naming.MANIFEST}: another shard set is there already; leave it as it is")
     return head
 
 
 def _other(output: Storage) -> ConfigError:
-    return ConfigError(
-        f"{output.url}: finished before, from another input; to make it again from this one, remove {naming.MANIFEST} "
-        "there first"
-    )
+    return ConfigError(f"{output.url}: finished before, from other input; remove {naming.MANIFEST} there to replace it")
