@@ -35,9 +35,10 @@ def adopt(config: AdoptConfig, beam_flags: Sequence[str] = (), show: Show | None
     num_bytes = sum(task.source.num_bytes for task in tasks)
     index_each = partial(index, storage)
     records = tar_sets.ensure(storage, "adopt", tasks, index_each, beam_flags, (config.input, num_bytes), show)
-    sha256s = [(task.split, task.path, record.written.shard.sha256) for task, record in zip(tasks, records, strict=True)]
+    contents = [(task.split, record.written.shard) for task, record in zip(tasks, records, strict=True)]
+    digest = digest_of([(split, shard.path, shard.sha256) for split, shard in contents])
     groups = [*_groups(tasks, records)]
-    return tar_sets.publish(storage, "adopt", groups, digest_of(sha256s), promises=[])
+    return tar_sets.publish(storage, "adopt", groups, digest, promises=[])
 
 
 def index(storage: Storage, task: Task) -> TarRecord:

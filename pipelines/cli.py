@@ -105,7 +105,9 @@ def _publish(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
         from pipelines import adopt, column
 
         run, kind = (adopt.adopt, AdoptConfig) if args.verb == "adopt" else (column.column, ColumnConfig)
-        manifest = run(kind(**{field.name: getattr(args, field.name) for field in fields(kind)}), beam_flags, console.print)
+        manifest = run(
+            kind(**{field.name: getattr(args, field.name) for field in fields(kind)}), beam_flags, console.print
+        )
     splits = {name: {"samples": one.num_samples, "tars": one.num_shards} for name, one in manifest.splits.items()}
     counts = {"quarantined": manifest.quarantine.count, "values": manifest.provenance.options.get("num_values", 0)}
     if args.json:

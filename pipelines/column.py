@@ -13,16 +13,13 @@ from pipelines.write.tar_sets import TarRecord, Task, digest_of
 from shardset.errors import ChangedInput, ConfigError
 from shardset.format import manifest as manifests
 from shardset.format import naming
-from shardset.format.columns import SOURCE, array_kind, column_url
+from shardset.format.columns import SOURCE, column_url
 from shardset.format.manifest import LoadedSet, Manifest, Split
 from shardset.format.tar import StoredSample
 from shardset.format.write import write_shard
-from shardset.read.indexes import ShardTable, read_index
+from shardset.read.indexes import read_index
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
-
-MAX_NAME_BYTES = 100
-"""The room for a name in a header of a tar."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +30,7 @@ class _Opened:
     splits: dict[str, Split]
     output: Storage
     values: Values
+    field: str
     digest: str
 
 
@@ -42,45 +40,33 @@ def column(config: ColumnConfig, beam_flags: Sequence[str] = (), show: Show | No
     Raises ConfigError if the values don't fit the set, SourceError if they can't be read.
     """
     opened = _open(config)
-    output, values, splits = opened.output, opened.values, opened.splits
-    is_own = all(group.is_own for split in splits.values() for group in split.groups)
-    if values.are_by_key and not is_own:
-        _refuse_repeated_keys(opened)
+    output, source = opened.output, (config.source, opened.values.num_bytes)
     tasks = [
-        Task(shard.path, opened.digest, (name, number))
-        for name, split in splits.items()
+        Task(name, shard.path, opened.digest, number)
+        for name, split in opened.splits.items()
         for number, shard in enumerate(split.shards)
     ]
-    records = tar_sets.ensure(
-        output, SOURCE, tasks, partial(write, config), beam_flags, source=config.source, num_bytes=values.num_bytes,
-        show=show,
-    )  # fmt: skip
-    options = {"values": digest_of([record.written for record in records]), **_checked(opened, records)}
-    rest = iter(records)
-    groups = {
-        name: [(group.shards, [*islice(rest, group.num_shards)]) for group in split.groups]
-        for name, split in splits.items()
-    }
+    records = tar_sets.ensure(output, SOURCE, tasks, partial(write, config), beam_flags, source, show)
+    facts, rest = _checked(opened, records), iter(records)
+    parts = [(name, group) for name, split in opened.splits.items() for group in split.groups]
+    groups = [(name, group.shards, [*islice(rest, group.num_shards)]) for name, group in parts]
+    is_own = all(group.is_own for _, group in parts)
     digest = opened.parent.manifest.digest
-    return tar_sets.publish(output, SOURCE, groups, digest, options, promises=["reproducible"] if is_own else [])
+    return tar_sets.publish(output, SOURCE, groups, digest, promises=["reproducible"] if is_own else [], **facts)
 
 
 def write(config: ColumnConfig, task: Task) -> TarRecord:
     """Writes a shard of a column and its index; runs on a worker."""
-    opened, (split, number) = _opened(config, task.digest), task.source
-    values, shard = opened.values, opened.splits[split].shards[number]
+    opened = _opened(config, task.digest)
+    values, shard = opened.values, opened.splits[task.split].shards[task.source]
     keys = [key.decode("ascii") for key in read_index(opened.parent.storage, shard)["key"].tolist()]
-    field = f"{config.name}.{values.extension}"
-    longest = f"{max(keys, key=len)}.{field}"
-    if len(longest) > MAX_NAME_BYTES or not naming.is_field(field):
-        raise ConfigError(f"{longest!r} can't be a member of a tar: longer than {MAX_NAME_BYTES} bytes, or no field")
     contents = values.of(keys, shard.first_id)
     headers = {values.header_of(content) for content in contents if content}
     samples = (
-        StoredSample(key=key, fields=[(field, content)], label=-1, source=number)
+        StoredSample(key=key, fields=[(opened.field, content)], label=-1, source=number)
         for number, (key, content) in enumerate(zip(keys, contents, strict=True))
     )
-    written, _ = write_shard(shard.path, samples, [field], opened.output.writer)
+    written, _ = write_shard(shard.path, samples, [opened.field], opened.output.writer)
     return TarRecord(written=written, num_values=sum(map(bool, contents)), headers=sorted(headers - {""}))
 
 
@@ -89,7 +75,9 @@ def _open(config: ColumnConfig) -> _Opened:
     splits = {config.split: parent.manifest.split(config.split)} if config.split else dict(parent.manifest.splits)
     output = open_storage(column_url(parent.storage, config.name))
     values = open_values(config, [split.num_samples for split in splits.values()])
-    return _Opened(parent, splits, output, values, digest_of(parent.manifest.digest, *splits, values.identity))
+    if not naming.is_field(field := f"{config.name}.{values.extension}"):
+        raise ConfigError(f"{field!r} can't be a field (lower-case ASCII, at most 16 bytes); use a shorter name")
+    return _Opened(parent, splits, output, values, field, digest_of(parent.manifest.digest, *splits, *values.identity))
 
 
 @lru_cache(maxsize=1)
@@ -99,15 +87,6 @@ def _opened(config: ColumnConfig, digest: str) -> _Opened:
     if opened.digest != digest:
         raise ChangedInput(f"{config.set} or {config.source}: changed while it was read; run the same command again")
     return opened
-
-
-def _refuse_repeated_keys(opened: _Opened) -> None:
-    """Others may use a key in several tars, so a value by key could be that of another sample."""
-    for name, split in opened.splits.items():
-        table = ShardTable(opened.parent.storage, split, with_keys=True)
-        keys = [key for index in table.indexes(range(split.num_shards)) for key in index.keys.tolist()]
-        if len(set(keys)) < len(keys):
-            raise ConfigError(f"{opened.parent.storage.url}: keys repeat in split {name}; give an array by id")
 
 
 def _checked(opened: _Opened, records: Sequence[TarRecord]) -> dict[str, object]:

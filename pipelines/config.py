@@ -157,7 +157,6 @@ class AdoptConfig:
         None, "the folder of the manifest: that of the tars (default) or above it", metavar="URL"
     )
     split: str | None = setting(None, "the split of all tars (default: as their folders or names say)", metavar="NAME")
-    on_bad: OnBad = setting("fail", "what can't be read exactly: list it and fail, or list it and leave it out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -86,7 +86,7 @@ def parser() -> argparse.ArgumentParser:
     text = "Reads each tar once, and writes an index beside it and a manifest; copies nothing."
     adopt = verb("adopt", "make a shard set of tars that others made, where they are", text, ADOPT_EPILOG)
     adopt.add_argument("--input", required=True, metavar="PATH", help="a folder of tars, one tar, or a pattern")
-    add_flags(adopt, AdoptConfig, ("output", "split", "on_bad"))
+    add_flags(adopt, AdoptConfig, ("output", "split"))
     text = "Writes columns/NAME/ below the set: tars with its keys and cuts, read by Stream(columns=...)."
     column = verb("column", "give each sample of a set one more value", text)
     column.add_argument("set", metavar="SET", help="the manifest or its folder, local or gs://")

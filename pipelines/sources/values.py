@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
-import pyarrow as pa
 
 from pipelines.config import ColumnConfig
 from pipelines.sources.formats.parquet import open_parquet, parquet_errors
@@ -18,25 +17,19 @@ from shardset.stream.samples import SampleSet
 
 
 class Values:
-    """Values of samples, as the contents of their members; `extension` is that of the members.
+    """Values of samples, as the contents of their members, whose extension is `extension`.
 
-    `identity` changes with the values. `are_by_key` says whether samples have them by key, or by id.
+    `identity` changes with the values, of which there are `num_bytes` at `where`.
     """
 
     where: str
     identity: list[str]
     num_bytes: int
     extension: str
-    are_by_key = True
-    _rows: dict[str, int]
 
     def of(self, keys: Sequence[str], first_id: int) -> list[bytes]:
         """The values of neighbouring samples, b"" for one without; raises SourceError."""
-        at = {self._rows[key]: at for at, key in enumerate(keys) if key in self._rows}
-        contents, rows = [b""] * len(keys), sorted(at)
-        for row, content in zip(rows, self._contents(rows), strict=True):
-            contents[at[row]] = content
-        return contents
+        raise NotImplementedError
 
     def header_of(self, content: bytes) -> str:
         """The header of an array, as text; "" for values that are bytes. Raises SourceError if it is none."""
@@ -50,15 +43,6 @@ class Values:
     def refuse(self, found: str) -> NoReturn:
         """Raises ConfigError for values that can't make a column."""
         raise ConfigError(f"{self.where}: holds {found}, which can't be the values of a column; see docs/columns.md")
-
-    def _contents(self, rows: Sequence[int]) -> list[bytes]:
-        """The values in some rows, in ascending order."""
-        raise NotImplementedError
-
-    def _set_keys(self, keys: Sequence[str]) -> None:
-        self._rows = {key: row for row, key in enumerate(keys)}
-        if len(self._rows) != len(keys) or not keys:
-            self.refuse("no row, or a key twice")
 
     def _open(self, url: str) -> RangeFile:
         storage, name = open_file(url)
@@ -78,7 +62,6 @@ class _Array(Values):
     """Row n is the value of the sample with id n."""
 
     extension = "npy"
-    are_by_key = False
 
     def __init__(self, config: ColumnConfig, split_sizes: Sequence[int]) -> None:
         self._file = self._open(config.source)
@@ -86,7 +69,7 @@ class _Array(Values):
         header, dtype, shape = array_kind(begin + self._file.read(int.from_bytes(begin[8:], "little")), self.where)
         self._start, self._size = len(header), dtype.itemsize * math.prod(shape[1:])
         if [*split_sizes] != [*shape[:1]] or self.num_bytes != self._start + split_sizes[0] * self._size:
-            self.refuse(f"an array {shape} in {self.num_bytes} bytes for {split_sizes} samples (choose one --split)")
+            self.refuse(f"an array {shape} in {self.num_bytes} bytes for {split_sizes} samples (choose one by --split)")
         self._header = array_header(dtype, shape[1:])
 
     def of(self, keys: Sequence[str], first_id: int) -> list[bytes]:
@@ -95,31 +78,27 @@ class _Array(Values):
 
 
 class _Table(Values):
-    """A row has the value of the sample with its `key`; null is no value."""
+    """A row has the value of the sample with its `key`; null is no value. The table is in memory."""
 
     def __init__(self, config: ColumnConfig) -> None:
-        self._file = open_parquet(self._open(config.source), config.source)
-        names = self._file.schema_arrow.names
+        file = open_parquet(self._open(config.source), config.source)
+        names = file.schema_arrow.names
         fields = [config.field] if config.field else [name for name in names if name != "key"]
         if "key" not in names or len(fields) != 1 or fields[0] not in names:
             self.refuse(f"the columns {', '.join(names)}: expected key and one more, or --field")
-        self._fields, kind = fields, self._file.schema_arrow.field(fields[0]).type
-        self.extension = "npy" if hasattr(kind, "value_type") else "txt" if pa.types.is_string(kind) else "bin"
         with parquet_errors(self.where):
-            self._set_keys(self._file.read(["key"]).column(0).to_pylist())
-        groups = range(self._file.num_row_groups)
-        self._starts = np.cumsum([0, *(self._file.metadata.row_group(group).num_rows for group in groups)])
-        self._held = -1, pa.chunked_array([[]])
+            keys, self._values = file.read(["key"]).column(0).to_pylist(), file.read(fields).column(0).combine_chunks()
+        self._rows = {key: row for row, key in enumerate(keys)}
+        if len(self._rows) < max(1, len(keys)):
+            self.refuse("no row, or a key twice")
+        kind = self._values.type
+        self.extension = "npy" if hasattr(kind, "value_type") else {"string": "txt"}.get(str(kind), "bin")
 
-    def _contents(self, rows: Sequence[int]) -> list[bytes]:
+    def of(self, keys: Sequence[str], first_id: int) -> list[bytes]:
         with parquet_errors(self.where):
-            return [self._content(row) for row in rows]
+            return [self._content(self._values[self._rows[key]]) if key in self._rows else b"" for key in keys]
 
-    def _content(self, row: int) -> bytes:
-        group = int(np.searchsorted(self._starts, row, side="right")) - 1
-        if self._held[0] != group:  # keeps the last one, so rows in the order of the set are read once
-            self._held = group, self._file.read_row_group(group, columns=self._fields).column(0)
-        scalar: Any = self._held[1][row - int(self._starts[group])]
+    def _content(self, scalar: Any) -> bytes:
         if not scalar.is_valid:
             return b""
         if self.extension == "npy":
@@ -127,7 +106,7 @@ class _Table(Values):
             return array_header(array.dtype, array.shape) + array.tobytes()
         value = scalar.as_py()
         if not isinstance(value, str | bytes):
-            self.refuse(f"{scalar.type} in {self._fields[0]}: expected bytes, texts or lists of numbers")
+            self.refuse(f"values of type {scalar.type}: expected bytes, texts or lists of numbers")
         return value.encode() if isinstance(value, str) else value
 
 
@@ -136,19 +115,25 @@ class _Tars(Values):
 
     def __init__(self, config: ColumnConfig) -> None:
         loaded = manifests.load(config.source)
-        splits = loaded.manifest.splits
-        self.where = config.source
+        self.where, splits = config.source, loaded.manifest.splits
         split = config.split if config.split in splits else next(iter(splits))
         self._samples = SampleSet(loaded, split)
-        fields, table = self._samples.split.fields, self._samples.table
-        named = [config.field] if config.field else fields
-        if len(named) != 1 or named[0] not in fields or (len(splits) > 1 and split != config.split):
-            self.refuse(f"{len(splits)} splits and the fields {', '.join(fields)}: needs one, or --split and --field")
-        [self._field] = named
-        self.identity, self.num_bytes = [loaded.manifest.digest, split, self._field], self._samples.split.num_tar_bytes
-        self.extension = self._field.rpartition(".")[2]
-        indexes = table.indexes(range(self._samples.split.num_shards))
-        self._set_keys([key.decode() for index in indexes if index.keys is not None for key in index.keys.tolist()])
+        stored = self._samples.split.fields
+        fields = [config.field] if config.field else stored
+        if (
+            len(fields) != 1
+            or fields[0] not in self._samples.split.fields
+            or (len(splits) > 1 and split != config.split)
+        ):
+            self.refuse(f"{len(splits)} splits and the fields {', '.join(stored)}: needs one, or --split and --field")
+        self.identity, self.num_bytes = [loaded.manifest.digest, split, *fields], self._samples.split.num_tar_bytes
+        self._field, self.extension = fields[0], fields[0].rpartition(".")[2]
+        if repeated := self._samples.repeated_key():
+            self.refuse(f"the key {repeated!r} twice")
 
-    def _contents(self, rows: Sequence[int]) -> list[bytes]:
-        return [sample.fields.get(self._field, b"") for sample in self._samples.__getitems__(rows)]
+    def of(self, keys: Sequence[str], first_id: int) -> list[bytes]:
+        known = [at for at, key in enumerate(keys) if key in self._samples]
+        contents = [b""] * len(keys)
+        for at, sample in zip(known, self._samples.__getitems__([keys[at] for at in known]), strict=True):
+            contents[at] = sample.fields.get(self._field, b"")
+        return contents

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from shardset.errors import ConfigError, DamagedShard, ManifestError, SourceError
 from shardset.format import manifest as manifests
 from shardset.format.manifest import LoadedSet, Split
+from shardset.format.naming import is_field
 from shardset.storage.base import Storage
 
 SOURCE: Final = "column"
@@ -29,7 +30,6 @@ _HEADER = re.compile(
     rb"\x93NUMPY\x01\x00..\{'descr': '(<[fiu][248]|\|[iub]1)', 'fortran_order': False, 'shape': \(([0-9, ]*)\), \} *\n",
     re.DOTALL,
 )
-_NAME = re.compile(r"[a-z0-9_-]{1,12}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,8 @@ def array_kind(content: bytes, where: str) -> tuple[bytes, np.dtype[Any], tuple[
 
 def column_url(parent: Storage, name: str) -> str:
     """The folder of a column; raises ConfigError unless that can be its name."""
-    if not _NAME.fullmatch(name):
-        raise ConfigError(f"column {name!r}: expected 1 to 12 of a-z, 0-9, _ and -")
+    if not is_field(name):
+        raise ConfigError(f"column {name!r}: expected a name of a-z, 0-9, _ and -")
     return f"{parent.url}/{COLUMNS}{name}"
 
 

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from shardset.checksum import crc32c_text, extend_crc32c
-from shardset.errors import DamagedShard
+from shardset.errors import ConfigError, DamagedShard
 from shardset.format.images import is_image_field
 from shardset.format.index import index_array
 from shardset.format.naming import is_member, split_member
@@ -51,7 +51,7 @@ def header(name: bytes, num_bytes: int) -> bytes:
     """The 512-byte USTAR header of a regular file."""
     size = b"%011o\0" % num_bytes
     if len(name) > 100 or num_bytes > MAX_MEMBER_BYTES:
-        raise ValueError(f"member {name!r} of {num_bytes} bytes does not fit a USTAR header")
+        raise ConfigError(f"member {name!r} of {num_bytes} bytes does not fit a USTAR header (100 bytes, 8 GiB)")
     checksum = b"%06o\0 " % (_FIXED_SUM + sum(name) + sum(size))
     return name.ljust(100, b"\0") + _BEFORE_SIZE + size + _BEFORE_CHECKSUM + checksum + _AFTER_CHECKSUM
 

@@ -52,6 +52,9 @@ def write_shard(
 
 def write_index(path: str, builder: TarBuilder, rows: NDArray[np.void], writer: OpenWriter) -> WrittenShard:
     """Writes the index of the tar that a builder has finished, and returns what both are."""
+    index, index_path = index_to_bytes(rows), naming.index_path(path)
+    with writer(index_path) as out:
+        out.write(index)
     shard = Shard(
         path=path,
         num_samples=len(rows),
@@ -59,17 +62,9 @@ def write_index(path: str, builder: TarBuilder, rows: NDArray[np.void], writer: 
         crc32c=builder.crc32c,
         sha256=builder.sha256,
         first_id=0,
-        index=put_index(naming.index_path(path), rows, writer),
+        index=IndexFile(path=index_path, num_bytes=len(index), crc32c=crc32c_text(crc32c_of(index))),
     )
     return WrittenShard(shard, builder.fields, builder.num_content_bytes)
-
-
-def put_index(path: str, rows: NDArray[np.void], writer: OpenWriter) -> IndexFile:
-    """Writes an index."""
-    index = index_to_bytes(rows)
-    with writer(path) as out:
-        out.write(index)
-    return IndexFile(path=path, num_bytes=len(index), crc32c=crc32c_text(crc32c_of(index)))
 
 
 def class_counts(labels: NDArray[np.int64], num_classes: int) -> NDArray[np.int64]:
