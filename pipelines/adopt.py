@@ -1,10 +1,8 @@
 """Makes a shard set of tars that others made, where they are: an index beside each tar, and a manifest."""
 
-import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
-from itertools import groupby
 
 import msgspec
 
@@ -23,8 +21,6 @@ from shardset.storage.base import Storage
 from shardset.storage.checked import read_again
 from shardset.storage.open import open_storage
 
-_NAME = re.compile(r"([^{}\\]*?)([0-9]{1,9})((?:-of-[0-9]+|[^0-9{}\\]*)\.tar)", re.ASCII)
-
 
 def adopt(config: AdoptConfig, beam_flags: Sequence[str] = (), show: Show | None = None) -> Manifest:
     """Indexes the tars and publishes their manifest, of which it returns the head; a rerun keeps finished indexes.
@@ -33,30 +29,26 @@ def adopt(config: AdoptConfig, beam_flags: Sequence[str] = (), show: Show | None
     """
     storage, tasks = _find(config)
     num_bytes = sum(task.source.num_bytes for task in tasks)
-    index_each = partial(index, storage)
-    records = tar_sets.ensure(storage, "adopt", tasks, index_each, beam_flags, (config.input, num_bytes), show)
+    make = partial(index, storage)
+    records = tar_sets.ensure(storage, "adopt", tasks, make, beam_flags, (config.input, num_bytes), show)
     contents = [(task.split, record.written.shard) for task, record in zip(tasks, records, strict=True)]
     digest = digest_of([(split, shard.path, shard.sha256) for split, shard in contents])
-    groups = [*_groups(tasks, records)]
-    return tar_sets.publish(storage, "adopt", groups, digest, promises=[])
+    return tar_sets.publish(storage, "adopt", tasks, records, digest, promises=[])
 
 
 def index(storage: Storage, task: Task) -> TarRecord:
     """Writes the index of a tar; runs on a worker. Raises SourceError if the tar is damaged or holds no sample."""
     builder, odd = read_again(lambda: index_tar(storage, task.source))
     rows = builder.take_index()
-    place = dict.fromkeys(("offset", "num_bytes", "sha256"))
-    rejected = [
-        {"name": f"{task.path}/{name}", "split": task.split, "reason": reason, "object": task.path, **place}
-        for name, reason in odd
-    ]
     if not len(rows):
         why = f" ({odd[0][0]}: {odd[0][1]})" if odd else ""
         raise SourceError(f"{storage.url}/{task.path}: holds no sample{why}; leave it out of --input")
-    labels = Counter(rows["label"][rows["label"] >= 0].tolist())
+    same = {"split": task.split, "object": task.path, "offset": None, "num_bytes": None, "sha256": None}
     return TarRecord(
-        written=write_index(task.path, builder, rows, storage.writer), labels=labels, rejected=rejected
-    )  # fmt: skip
+        written=write_index(task.path, builder, rows, storage.writer),
+        labels=Counter(rows["label"][rows["label"] >= 0].tolist()),
+        rejected=[{"name": f"{task.path}/{name}", "reason": reason, **same} for name, reason in odd],
+    )
 
 
 def _find(config: AdoptConfig) -> tuple[Storage, list[Task]]:
@@ -77,26 +69,4 @@ def _find(config: AdoptConfig) -> tuple[Storage, list[Task]]:
             path = f"{folder.url}/{tar.name}"[len(output.url) + 1 :]
             digest = digest_of(split, tar.generation, tar.num_bytes)
             tasks.append(Task(split, path, digest, msgspec.structs.replace(tar, name=path)))
-    return output, sorted(tasks, key=lambda task: (task.split, _order_of(task.path)))
-
-
-def _groups(tasks: Sequence[Task], records: Sequence[TarRecord]) -> Iterator[tuple[str, str, list[TarRecord]]]:
-    """The tars of each split, in runs that a brace pattern names and whose indexes have the same fields."""
-
-    def run(at: int) -> tuple[object, ...]:
-        before, after, width, number = _order_of(tasks[at].path)
-        return tasks[at].split, before, after, width, number - at, records[at].written.fields
-
-    for (split, before, after, width, first, _), group in groupby(range(len(tasks)), run):
-        ats = [*group]
-        pattern = f"{before}{{{first + ats[0]:0{width}d}..{first + ats[-1]:0{width}d}}}{after}"
-        yield split, pattern, [records[at] for at in ats]
-
-
-def _order_of(name: str) -> tuple[str, str, int, int]:
-    """What is before and after the number in the name of a tar, the digits and the value of the number."""
-    found = _NAME.fullmatch(name)
-    if found is None or not name.isascii() or not naming.is_relative(name):
-        raise ConfigError(f"{name!r}: a manifest can't name this tar; rename it to ASCII with a number: train-0.tar")
-    before, digits, after = found.groups()
-    return before, after, len(digits), int(digits)
+    return output, sorted(tasks, key=lambda task: (task.split, task.name))

@@ -1,13 +1,12 @@
 """Writes a column: a value for each sample of a set, in tars with the keys and the cuts of its own."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import islice
+from typing import NamedTuple
 
 from pipelines.config import ColumnConfig
 from pipelines.runners.each import Show
-from pipelines.sources.values import Values, open_values
+from pipelines.sources.values import Values, open_values, refused
 from pipelines.write import tar_sets
 from pipelines.write.tar_sets import TarRecord, Task, digest_of
 from shardset.errors import ChangedInput, ConfigError
@@ -22,15 +21,13 @@ from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 
 
-@dataclass(frozen=True)
-class _Opened:
+class _Opened(NamedTuple):
     """A column that is being written; `digest` is that of the set and the values."""
 
     parent: LoadedSet
     splits: dict[str, Split]
     output: Storage
     values: Values
-    field: str
     digest: str
 
 
@@ -39,35 +36,31 @@ def column(config: ColumnConfig, beam_flags: Sequence[str] = (), show: Show | No
 
     Raises ConfigError if the values don't fit the set, SourceError if they can't be read.
     """
-    opened = _open(config)
-    output, source = opened.output, (config.source, opened.values.num_bytes)
-    tasks = [
-        Task(name, shard.path, opened.digest, number)
-        for name, split in opened.splits.items()
-        for number, shard in enumerate(split.shards)
-    ]
+    parent, splits, output, values, digest = _open(config)
+    shards = [(name, number, shard) for name, split in splits.items() for number, shard in enumerate(split.shards)]
+    tasks = [Task(name, shard.path, digest, number) for name, number, shard in shards]
+    source = config.source, values.num_bytes
     records = tar_sets.ensure(output, SOURCE, tasks, partial(write, config), beam_flags, source, show)
-    facts, rest = _checked(opened, records), iter(records)
-    parts = [(name, group) for name, split in opened.splits.items() for group in split.groups]
-    groups = [(name, group.shards, [*islice(rest, group.num_shards)]) for name, group in parts]
-    is_own = all(group.is_own for _, group in parts)
-    digest = opened.parent.manifest.digest
-    return tar_sets.publish(output, SOURCE, groups, digest, promises=["reproducible"] if is_own else [], **facts)
+    facts = _checked(values, sum(split.num_samples for split in splits.values()), records)
+    is_own = all(group.is_own for split in splits.values() for group in split.groups)
+    return tar_sets.publish(
+        output, SOURCE, tasks, records, parent.manifest.digest, promises=["reproducible"] if is_own else [], **facts
+    )
 
 
 def write(config: ColumnConfig, task: Task) -> TarRecord:
     """Writes a shard of a column and its index; runs on a worker."""
-    opened = _opened(config, task.digest)
-    values, shard = opened.values, opened.splits[task.split].shards[task.source]
-    keys = [key.decode("ascii") for key in read_index(opened.parent.storage, shard)["key"].tolist()]
+    parent, splits, output, values, _ = _opened(config, task.digest)
+    shard, field = splits[task.split].shards[task.source], f"{config.name}.{values.extension}"
+    keys = [key.decode("ascii") for key in read_index(parent.storage, shard)["key"].tolist()]
     contents = values.of(keys, shard.first_id)
-    headers = {values.header_of(content) for content in contents if content}
+    headers = {values.header_of(content) for content in contents if content} - {""}
     samples = (
-        StoredSample(key=key, fields=[(opened.field, content)], label=-1, source=number)
+        StoredSample(key=key, fields=[(field, content)], label=-1, source=number)
         for number, (key, content) in enumerate(zip(keys, contents, strict=True))
     )
-    written, _ = write_shard(shard.path, samples, [opened.field], opened.output.writer)
-    return TarRecord(written=written, num_values=sum(map(bool, contents)), headers=sorted(headers - {""}))
+    written, _ = write_shard(shard.path, samples, [field], output.writer)
+    return TarRecord(written=written, num_values=sum(map(bool, contents)), headers=sorted(headers))
 
 
 def _open(config: ColumnConfig) -> _Opened:
@@ -77,7 +70,7 @@ def _open(config: ColumnConfig) -> _Opened:
     values = open_values(config, [split.num_samples for split in splits.values()])
     if not naming.is_field(field := f"{config.name}.{values.extension}"):
         raise ConfigError(f"{field!r} can't be a field (lower-case ASCII, at most 16 bytes); use a shorter name")
-    return _Opened(parent, splits, output, values, field, digest_of(parent.manifest.digest, *splits, *values.identity))
+    return _Opened(parent, splits, output, values, digest_of(parent.manifest.digest, *splits, *values.identity))
 
 
 @lru_cache(maxsize=1)
@@ -89,15 +82,15 @@ def _opened(config: ColumnConfig, digest: str) -> _Opened:
     return opened
 
 
-def _checked(opened: _Opened, records: Sequence[TarRecord]) -> dict[str, object]:
+def _checked(values: Values, num_samples: int, records: Sequence[TarRecord]) -> dict[str, object]:
     """What the manifest says about the values: how many, and the header of arrays; ConfigError if they don't fit."""
-    values, found = opened.values, sum(record.num_values for record in records)
+    found = sum(record.num_values for record in records)
     if not found:
         raise ConfigError(f"{values.where}: no sample of the set has a value there; compare its keys with `inspect`")
     headers = sorted({header for record in records for header in record.headers})
     if len(headers) > 1:
-        values.refuse(f"arrays of several kinds, such as {headers[0][10:].strip()} and {headers[1][10:].strip()}")
-    missing = sum(split.num_samples for split in opened.splits.values()) - found
-    if missing and headers and "'<f" not in headers[0]:
-        values.refuse(f"no value for {missing} samples, which whole numbers can't say but floats can")
+        kinds = " and ".join(header[10:].strip() for header in headers[:2])
+        raise refused(values.where, f"arrays of several kinds, such as {kinds}")
+    if headers and found < num_samples and "'<f" not in headers[0]:
+        raise refused(values.where, f"{found} whole numbers for {num_samples} samples; only floats can say NaN")
     return {"num_values": found, **({"header": headers[0]} if headers else {})}

@@ -5,6 +5,7 @@ import re
 from concurrent.futures import Executor, ThreadPoolExecutor
 from itertools import groupby
 from operator import itemgetter
+from typing import BinaryIO
 
 from pipelines.sources.base import Extent
 from pipelines.sources.formats.range_file import Ranges
@@ -18,11 +19,9 @@ from shardset.format.naming import split_member
 from shardset.format.tar import TarBuilder
 from shardset.storage.base import Stat, Storage
 
-MAX_NAME_BYTES = 1024
-"""The key column of an index is as wide as its longest key."""
-
-_ODD_NAME = re.compile(r"[^ -~]|\\|^__[^/]*__(/|$)")
-"""Not ASCII; a byte that is no UTF-8, as the walk spells it; or a name that webdataset skips."""
+_ODD_NAME = re.compile(r"[^ -~]|\\|^__[^/]*__(/|$)|.{1025}")
+"""Not ASCII; a byte that is no UTF-8, as the walk spells it; a name that webdataset skips, or one that would make the
+key column of the index wide."""
 _PIECE = 1 << 20
 """What stays in the processor's caches while it is hashed; a bucket is read in larger windows."""
 _NOWHERE = Extent("", "", 0, 0)
@@ -46,8 +45,8 @@ def index_tar(storage: Storage, tar: Stat) -> tuple[TarBuilder, list[tuple[str, 
             start, crc, image_crc = -1, 0, 0
             for _, name, info in group:
                 field, reason, content = name.lower(), reject_reason(info), None
-                if _ODD_NAME.search(info.name) or len(info.name) > MAX_NAME_BYTES:
-                    reason = f"is not ASCII, has a backslash, is __metadata__ or longer than {MAX_NAME_BYTES} bytes"
+                if _ODD_NAME.search(info.name):
+                    reason = "has a name that is not ASCII, has a backslash, is __metadata__ or over 1024 bytes"
                 if not reason:
                     content, crc, own = _read(file, info.offset_data, info.size, crc)
                     if is_image_field(field) and not any(map(is_image_field, ranges)):
@@ -75,7 +74,7 @@ def index_tar(storage: Storage, tar: Stat) -> tuple[TarBuilder, list[tuple[str, 
     return builder, rejected
 
 
-def _read(file: io.BufferedReader, start: int, num_bytes: int, crc: int) -> tuple[bytes | None, int, int]:
+def _read(file: BinaryIO, start: int, num_bytes: int, crc: int) -> tuple[bytes | None, int, int]:
     """The content of a member if it is short; the CRC32C of what came before and of it, and of it alone."""
     file.seek(start)
     piece, own = b"", 0

@@ -2,11 +2,11 @@
 
 import hashlib
 import json
+import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -26,6 +26,7 @@ from shardset.storage.base import ABSENT, Storage
 from shardset.version import __version__
 
 _TOOL = f"shardset {__version__}"
+_NAME = re.compile(r"([^{}\\]*?)([0-9]{1,9})((?:-of-[0-9]+|[^0-9{}\\]*)\.tar)", re.ASCII)
 
 
 class Task(NamedTuple):
@@ -37,14 +38,19 @@ class Task(NamedTuple):
     source: Any
 
     @property
-    def record_path(self) -> str:
-        """Where its record is."""
-        return f"{naming.PLAN_FOLDER}tars/{self.path}.json"
+    def name(self) -> tuple[str, str, int, int]:
+        """What is before and after the number in the name of the tar, the digits and the value of the number."""
+        found = _NAME.fullmatch(self.path)
+        if found is None or not self.path.isascii() or not naming.is_relative(self.path):
+            raise ConfigError(
+                f"{self.path!r}: a manifest can't name this tar; rename it to ASCII with a number: t-0.tar"
+            )
+        return found[1], found[3], len(found[2]), int(found[2])
 
 
 @prepared
 class TarRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """`plan/tars/...`: a tar with its index, the samples of each class, and the lines of the quarantine list.
+    """`plan/tars/...`: a tar with its index, the samples of each class, and its lines of the quarantine list.
 
     `num_values` are the samples that have a value in a column, `headers` those of its arrays.
     """
@@ -84,33 +90,32 @@ def ensure(
 
 
 def publish(
-    output: Storage, verb: str, groups: Sequence[tuple[str, str, Sequence[TarRecord]]], source_digest: str,
+    output: Storage, verb: str, tasks: Sequence[Task], records: Sequence[TarRecord], source_digest: str,
     *, promises: Sequence[Promise], **options: Any,
 ) -> Manifest:  # fmt: skip
     """Writes the tables, the quarantine list and last the manifest, of which it returns the head.
 
-    `groups` are splits, brace patterns and the tars that each names. The classes are the numbers up to the largest
-    label. Raises ConfigError or PreconditionFailed where another set is.
+    The classes are the numbers up to the largest label. Raises ConfigError or PreconditionFailed where another set is.
     """
     made = Provenance(tool=_TOOL, source=verb, source_digest=source_digest, options=options, libraries={}, notes=[])
     if done := _published(output, verb):
         if done.provenance != made:
             raise _other(output)
         return done
-    records = [record for _, _, records in groups for record in records]
     num_classes = 1 + max((label for record in records for label in record.labels), default=-1)
-
-    def written(number: int, split: str, pattern: str, records: Sequence[TarRecord]) -> Split:
-        table, labels = naming.table_path(f"{split}/{number}" if number else split), Counter[int]()
-        for record in records:
+    splits: dict[str, list[Split]] = {}
+    for split, pattern, group in _groups(tasks, records):
+        parts = splits.setdefault(split, [])
+        table, labels = naming.table_path(f"{split}/{len(parts)}" if parts else split), Counter[int]()
+        for record in group:
             labels.update(record.labels)
         with output.writer(table) as out:
-            return write_split(
-                out, [record.written for record in records], pattern=pattern, table_path=table, num_shards=len(records),
+            part = write_split(
+                out, [record.written for record in group], pattern=pattern, table_path=table, num_shards=len(group),
                 class_totals=[labels[label] for label in range(num_classes)], seed=0, plan_digest=source_digest,
                 promises=promises,
             )  # fmt: skip
-
+        parts.append(part)
     rejected = [line for record in records for line in record.rejected]
     with output.writer(naming.quarantine_path()) as out:
         out.write("".join(json.dumps(line, sort_keys=True) + "\n" for line in rejected).encode())
@@ -119,10 +124,7 @@ def publish(
         version=manifests.VERSION,
         digest="",
         classes=[ClassInfo(label=label, name=str(label)) for label in range(num_classes)],
-        splits={
-            split: _joined([written(number, *group) for number, group in enumerate(several)])
-            for split, several in groupby(groups, itemgetter(0))
-        },
+        splits={name: _joined(parts) for name, parts in splits.items()},
         quarantine=Quarantine(count=len(rejected), path=naming.quarantine_path()),
         fixes={},
         provenance=made,
@@ -133,12 +135,24 @@ def publish(
     return sealed
 
 
+def _groups(tasks: Sequence[Task], records: Sequence[TarRecord]) -> Iterator[tuple[str, str, list[TarRecord]]]:
+    """The tars of each split, in runs that a brace pattern names and whose indexes have the same fields."""
+
+    def run(at: int) -> tuple[Any, ...]:
+        before, after, width, number = tasks[at].name
+        return tasks[at].split, before, after, width, number - at, records[at].written.fields
+
+    for (split, before, after, width, first, _), group in groupby(range(len(tasks)), run):
+        ats = [*group]
+        pattern = f"{before}{{{first + ats[0]:0{width}d}..{first + ats[-1]:0{width}d}}}{after}"
+        yield split, pattern, [records[at] for at in ats]
+
+
 def _joined(parts: Sequence[Split]) -> Split:
     """One split of the groups of several, in their order."""
-    for part in parts:
-        if part.fields != parts[0].fields:
-            one, other = parts[0].groups[0].shards, part.groups[0].shards
-            raise SourceError(f"{one} have the fields {parts[0].fields}, {other} {part.fields}; give them two --split")
+    if odd := [part for part in parts if part.fields != parts[0].fields]:
+        one, other = parts[0].groups[0].shards, odd[0].groups[0].shards
+        raise SourceError(f"{one} have the fields {parts[0].fields}, {other} {odd[0].fields}; adopt them apart")
     added = ("num_samples", "num_source_samples", "num_content_bytes", "num_tar_bytes")
     groups: Any = [group for part in parts for group in part.groups]
     return msgspec.structs.replace(
@@ -152,16 +166,21 @@ def _joined(parts: Sequence[Split]) -> Split:
 
 def _ensure(output: Storage, make: Callable[[Task], TarRecord], task: Task) -> None:
     if _find(output, task) is None:
-        plan_files.write(output, task.record_path, task.digest[:16], msgspec.json.encode(make(task)))
+        record = msgspec.json.encode(make(task))
+        plan_files.write(output, _record_path(task), task.digest[:16], record)
 
 
 def _find(output: Storage, task: Task) -> TarRecord | None:
     """The record of a tar, if it was made from the same and the index exists."""
-    file = plan_files.find(output, task.record_path)
+    file = plan_files.find(output, _record_path(task))
     if not file or file.build != task.digest[:16]:
         return None
-    record = plan_files.decode_record(output, task.record_path, file.content, TarRecord)
+    record = plan_files.decode_record(output, _record_path(task), file.content, TarRecord)
     return record if is_stored(output, record.written.shard.index) else None
+
+
+def _record_path(task: Task) -> str:
+    return f"{naming.PLAN_FOLDER}tars/{task.path}.json"
 
 
 def _published(output: Storage, verb: str) -> Manifest | None:

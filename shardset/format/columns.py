@@ -4,7 +4,6 @@ Such a set has the shards of its parent: the same numbers, sizes and keys, so a 
 manifest names the parent's digest. docs/columns.md describes it.
 """
 
-import io
 import math
 import re
 from dataclasses import dataclass
@@ -66,14 +65,6 @@ class StoredColumn:
     @cached_property
     def _fill(self) -> float:
         return np.nan if self.dtype.kind == "f" else 0
-
-
-def array_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """The beginning of a `.npy` file of one value; its elements follow, in C order."""
-    file = io.BytesIO()
-    descr = np.lib.format.dtype_to_descr(dtype)
-    np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
-    return file.getvalue()
 
 
 def array_kind(content: bytes, where: str) -> tuple[bytes, np.dtype[Any], tuple[int, ...]]:

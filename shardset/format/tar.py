@@ -7,7 +7,7 @@ of a sample adjacent, two zero blocks at the end. The bytes depend on the sample
 import hashlib
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -88,7 +88,7 @@ class TarBuilder:
         self.add_row(numbers, sample.key, ranges)
         return self.count(b"".join(pieces))
 
-    def add_row(self, numbers: tuple[int, ...], key: str, ranges: Mapping[str, tuple[int, int]]) -> None:
+    def add_row(self, numbers: tuple[int, ...], key: str, ranges: dict[str, tuple[int, int]]) -> None:
         """Adds the row of a sample: the columns before its key, its key, and (offset, size) of each of its fields."""
         columns = dict.fromkeys(self.fields, (0, 0)) | ranges
         self.fields = list(columns)

@@ -130,12 +130,6 @@ class SampleSet:
             "`python -m pipelines inspect` finds the key of an original name by --name"
         )
 
-    def repeated_key(self) -> str | None:
-        """A key that several samples have, as adopted tars may; None if there is none."""
-        keys, _ = self._keys_and_ids
-        repeated = keys[1:][keys[1:] == keys[:-1]]
-        return repeated[0].decode("ascii") if len(repeated) else None
-
     def close(self) -> None:
         """Ends the threads that read from a bucket; a later access starts new ones."""
         with self._lock:

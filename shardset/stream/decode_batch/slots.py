@@ -36,7 +36,9 @@ class SlotWriter:
         self.cache, self.stopped = cache, stopped
         self.spec, self._source, self._reader = source.spec, source, reader
         fields = source.split.fields
-        self._columns = [(name, fields.index(name), lambda content: content) for name in source.spec.fields]
+        self._columns: list[tuple[str, int, Callable[[bytes | None], Any]]] = [
+            (name, fields.index(name), lambda content: content) for name in source.spec.fields
+        ]
         self._columns += [(column.name, at, column.value) for at, (column, _) in enumerate(source.columns, len(fields))]
         self._image_columns = [at for at, name in enumerate(source.split.fields) if name in FIELD_OF_EXTENSION]
         self._stored_png_size = _stored_png_size(source.spec.image)
