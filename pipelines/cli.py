@@ -10,7 +10,7 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.console import Console
@@ -104,20 +104,19 @@ def _publish(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
         _begin_workers(beam_flags)
         from pipelines import adopt, column
 
-        run, kind = (adopt.adopt, AdoptConfig) if args.verb == "adopt" else (column.column, ColumnConfig)
-        manifest = run(
-            kind(**{field.name: getattr(args, field.name) for field in fields(kind)}), beam_flags, console.print
-        )
-    splits = {name: {"samples": one.num_samples, "tars": one.num_shards} for name, one in manifest.splits.items()}
-    counts = {"quarantined": manifest.quarantine.count, "values": manifest.provenance.options.get("num_values", 0)}
-    if args.json:
-        print(_json({"digest": manifest.digest, "splits": splits, **counts}))
-        return 0
-    for name, one in splits.items():
-        print(f"{name}: {one['samples']:,} samples in {one['tars']:,} tars")
-    print(", ".join(f"{what}: {count:,}" for what, count in counts.items() if count))
-    print(f"manifest: digest {manifest.digest[:16]}…")
+        if args.verb == "adopt":
+            manifest = adopt.adopt(AdoptConfig(**_given(AdoptConfig, args)), beam_flags, console.print)
+        else:
+            manifest = column.column(ColumnConfig(**_given(ColumnConfig, args)), beam_flags, console.print)
+    answer = {f"samples of {name}": split.num_samples for name, split in manifest.splits.items()}
+    answer |= {"quarantined": manifest.quarantine.count, "digest": manifest.digest}
+    answer |= manifest.provenance.options
+    print(_json(answer) if args.json else "\n".join(f"{name}: {value}" for name, value in answer.items()))
     return 0
+
+
+def _given(kind: type, args: argparse.Namespace) -> dict[str, Any]:
+    return {field.name: getattr(args, field.name) for field in fields(kind)}
 
 
 def _build_config(args: argparse.Namespace) -> BuildConfig:

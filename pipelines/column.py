@@ -4,15 +4,17 @@ from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import NamedTuple
 
+import numpy as np
+
 from pipelines.config import ColumnConfig
 from pipelines.runners.each import Show
-from pipelines.sources.values import Values, open_values, refused
+from pipelines.sources.values import Value, Values, open_values, refused
 from pipelines.write import tar_sets
 from pipelines.write.tar_sets import TarRecord, Task, digest_of
 from shardset.errors import ChangedInput, ConfigError
 from shardset.format import manifest as manifests
 from shardset.format import naming
-from shardset.format.columns import SOURCE, column_url
+from shardset.format.columns import NUMBERS, SOURCE, column_url, npy
 from shardset.format.manifest import LoadedSet, Manifest, Split
 from shardset.format.tar import StoredSample
 from shardset.format.write import write_shard
@@ -53,14 +55,18 @@ def write(config: ColumnConfig, task: Task) -> TarRecord:
     parent, splits, output, values, _ = _opened(config, task.digest)
     shard, field = splits[task.split].shards[task.source], f"{config.name}.{values.extension}"
     keys = [key.decode("ascii") for key in read_index(parent.storage, shard)["key"].tolist()]
-    contents = values.of(keys, shard.first_id)
-    headers = {values.header_of(content) for content in contents if content} - {""}
+    found = values.of(keys, shard.first_id)
     samples = (
-        StoredSample(key=key, fields=[(field, content)], label=-1, source=number)
-        for number, (key, content) in enumerate(zip(keys, contents, strict=True))
+        StoredSample(key=key, fields=[(field, _content(value))], label=-1, source=position)
+        for position, (key, value) in enumerate(zip(keys, found, strict=True))
     )
     written, _ = write_shard(shard.path, samples, [field], output.writer)
-    return TarRecord(written=written, num_values=sum(map(bool, contents)), headers=sorted(headers))
+    kinds = {(value.dtype.str, value.shape) for value in found if isinstance(value, np.ndarray)}
+    return TarRecord(written=written, num_values=sum(value is not None for value in found), kinds=sorted(kinds))
+
+
+def _content(value: Value) -> bytes:
+    return npy(value) if isinstance(value, np.ndarray) else value or b""
 
 
 def _open(config: ColumnConfig) -> _Opened:
@@ -83,14 +89,15 @@ def _opened(config: ColumnConfig, digest: str) -> _Opened:
 
 
 def _checked(values: Values, num_samples: int, records: Sequence[TarRecord]) -> dict[str, object]:
-    """What the manifest says about the values: how many, and the header of arrays; ConfigError if they don't fit."""
-    found = sum(record.num_values for record in records)
+    """What the manifest says about the values; ConfigError if they don't fit."""
+    found, kinds = sum(record.num_values for record in records), sorted({kind for one in records for kind in one.kinds})
     if not found:
         raise ConfigError(f"{values.where}: no sample of the set has a value there; compare its keys with `inspect`")
-    headers = sorted({header for record in records for header in record.headers})
-    if len(headers) > 1:
-        kinds = " and ".join(header[10:].strip() for header in headers[:2])
-        raise refused(values.where, f"arrays of several kinds, such as {kinds}")
-    if headers and found < num_samples and "'<f" not in headers[0]:
+    if not kinds:
+        return {"num_values": found}
+    dtype, shape = kinds[0]
+    if len(kinds) > 1 or not NUMBERS.fullmatch(dtype):
+        raise refused(values.where, f"arrays {kinds[:2]} (expected one shape and type, numbers of 1 to 8 bytes)")
+    if found < num_samples and "f" not in dtype:
         raise refused(values.where, f"{found} whole numbers for {num_samples} samples; only floats can say NaN")
-    return {"num_values": found, **({"header": headers[0]} if headers else {})}
+    return {"num_values": found, "dtype": dtype, "shape": shape}

@@ -41,15 +41,6 @@ without --runner the build runs here, on all cores. To resume a build that was s
 {EXIT_CODES}
 """
 
-ADOPT_EPILOG = f"""\
-example:
-  python -m pipelines adopt --input 'gs://bucket/data-{{000000..000099}}.tar'
-
-Flags of Apache Beam pass through, as for `build`. To resume, give the same command again.
-
-{EXIT_CODES}
-"""
-
 ESTIMATE_EPILOG = f"""\
 examples:
   python -m pipelines estimate gs://bucket/imagenet --global-batch-size 4096 --world 32 --hosts 4
@@ -84,7 +75,7 @@ def parser() -> argparse.ArgumentParser:
     text = "Plans, writes, then commits: the manifest appears last, or not at all."
     add_build(verb("build", "turn raw files into a shard set", text, BUILD_EPILOG))
     text = "Reads each tar once, and writes an index beside it and a manifest; copies nothing."
-    adopt = verb("adopt", "make a shard set of tars that others made, where they are", text, ADOPT_EPILOG)
+    adopt = verb("adopt", "make a shard set of tars that others made, where they are", text)
     adopt.add_argument("--input", required=True, metavar="PATH", help="a folder of tars, one tar, or a pattern")
     add_flags(adopt.add_argument_group("what becomes of them"), AdoptConfig, ("output", "split"))
     text = "Writes columns/NAME/ below the set: tars with its keys and cuts, read by Stream(columns=...)."

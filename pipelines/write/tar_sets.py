@@ -52,14 +52,14 @@ class Task(NamedTuple):
 class TarRecord(msgspec.Struct, frozen=True, kw_only=True):
     """`plan/tars/...`: a tar with its index, the samples of each class, and its lines of the quarantine list.
 
-    `num_values` are the samples that have a value in a column, `headers` those of its arrays.
+    `num_values` are the samples that have a value in a column, `kinds` the dtypes and shapes of its arrays.
     """
 
     written: WrittenShard
     labels: dict[int, int] = {}
     rejected: list[dict[str, Any]] = []
     num_values: int = 0
-    headers: list[str] = []
+    kinds: list[tuple[str, tuple[int, ...]]] = []
 
 
 def digest_of(*parts: object) -> str:

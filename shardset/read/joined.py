@@ -1,6 +1,6 @@
 """Samples and their values in columns, which lie at the same places of other sets, read together."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from shardset.errors import DamagedShard
 from shardset.order.epoch import Slots
@@ -12,40 +12,35 @@ from shardset.read.pending import Contents, PendingSamples, SampleReader
 class JoinedReader:
     """A reader of samples whose contents are followed by those of the same samples in other tables; a SampleReader."""
 
-    def __init__(self, first: SampleReader, tables: Sequence[ShardTable], others: Sequence[SampleReader]) -> None:
-        self._first, self._tables, self._others = first, tables, others
-        self._all = [first, *others]
+    def __init__(self, tables: Sequence[ShardTable], readers: Sequence[SampleReader]) -> None:
+        self._tables, self._readers = tables, readers
 
     @property
     def num_bytes_read(self) -> int:
-        return sum(reader.num_bytes_read for reader in self._all)
+        return sum(reader.num_bytes_read for reader in self._readers)
 
     def prepare(self, epoch: int, slots: Slots) -> None:
-        for reader in self._all:
+        for reader in self._readers:
             reader.prepare(epoch, slots)
 
     def read_step(self, epoch: int, slots: Slots, addresses: SampleAddresses) -> PendingSamples:
-        return _Joined(
-            [
-                reader.read_step(epoch, slots, own)
-                for reader, own in zip(self._all, self._addresses(addresses), strict=True)
-            ]
-        )
+        return self._joined(lambda reader, own: reader.read_step(epoch, slots, own), addresses)
 
     def read_single(self, addresses: SampleAddresses) -> PendingSamples:
-        return _Joined(
-            [reader.read_single(own) for reader, own in zip(self._all, self._addresses(addresses), strict=True)]
-        )
+        return self._joined(lambda reader, own: reader.read_single(own), addresses)
 
     def within_budget(self) -> bool:
-        return all(reader.within_budget() for reader in self._all)
+        return all(reader.within_budget() for reader in self._readers)
 
     def close(self) -> None:
-        for reader in self._all:
+        for reader in self._readers:
             reader.close()
 
-    def _addresses(self, first: SampleAddresses) -> list[SampleAddresses]:
-        return [first, *(table.addresses(first.shards, first.positions) for table in self._tables)]
+    def _joined(
+        self, read: Callable[[SampleReader, SampleAddresses], PendingSamples], first: SampleAddresses
+    ) -> PendingSamples:
+        own = [first, *(table.addresses(first.shards, first.positions) for table in self._tables[1:])]
+        return _Joined(list(map(read, self._readers, own)))
 
 
 class _Joined(PendingSamples):

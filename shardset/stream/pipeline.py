@@ -47,13 +47,14 @@ class _Failure:
 def _open_reader(source: StreamSource) -> SampleReader:
     """The reader of the samples and their columns, which share the budget by their sizes."""
     tables = [source.table, *(table for _, table in source.columns)]
-    budgets = [source.memory.raw * table.split.num_tar_bytes for table in tables]
-    total = sum(table.split.num_tar_bytes for table in tables)
-    first, *others = (
-        open_sample_reader(source.order, table, budget // total, source.disk_cache if table is source.table else None)
-        for table, budget in zip(tables, budgets, strict=True)
-    )
-    return JoinedReader(first, tables[1:], others) if others else first
+    sizes = [table.split.num_tar_bytes for table in tables]
+    readers = [
+        open_sample_reader(
+            source.order, table, source.memory.raw * size // sum(sizes), source.disk_cache if not at else None
+        )
+        for at, (table, size) in enumerate(zip(tables, sizes, strict=True))
+    ]
+    return JoinedReader(tables, readers) if source.columns else readers[0]
 
 
 class Pipeline:

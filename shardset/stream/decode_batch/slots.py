@@ -36,9 +36,7 @@ class SlotWriter:
         self.cache, self.stopped = cache, stopped
         self.spec, self._source, self._reader = source.spec, source, reader
         fields = source.split.fields
-        self._columns: list[tuple[str, int, Callable[[bytes | None], Any]]] = [
-            (name, fields.index(name), lambda content: content) for name in source.spec.fields
-        ]
+        self._columns = [(name, fields.index(name), _as_it_is) for name in source.spec.fields]
         self._columns += [(column.name, at, column.value) for at, (column, _) in enumerate(source.columns, len(fields))]
         self._image_columns = [at for at, name in enumerate(source.split.fields) if name in FIELD_OF_EXTENSION]
         self._stored_png_size = _stored_png_size(source.spec.image)
@@ -201,6 +199,10 @@ def near_ids(order: Order, epoch: int, lane: int, row: int) -> Iterator[int]:
 def slots_of(samples: Sequence[StoredContents]) -> np.ndarray:
     """The slots of samples: int64 [n]."""
     return np.array([slot for slot, _ in samples], dtype=np.int64)
+
+
+def _as_it_is(content: bytes | None) -> bytes | None:
+    return content
 
 
 def _stored_png_size(spec: ImageSpec | None) -> int | None:
