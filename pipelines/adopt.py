@@ -6,12 +6,11 @@ from functools import partial
 
 import msgspec
 
+from pipelines import tar_sets
 from pipelines.config import AdoptConfig
-from pipelines.runners.each import Show
 from pipelines.sources.tar_index import index_tar
 from pipelines.sources.webdataset import DEFAULT_SPLIT, find_tars, split_in, tars_of
-from pipelines.write import tar_sets
-from pipelines.write.tar_sets import TarRecord, Task, digest_of
+from pipelines.tar_sets import Show, TarRecord, Task, digest_of
 from shardset.errors import ConfigError, SourceError
 from shardset.format import naming
 from shardset.format.columns import COLUMNS

@@ -16,7 +16,7 @@ import apache_beam as beam
 import msgspec
 from apache_beam.metrics.execution import MetricResult
 from apache_beam.options.pipeline_options import PipelineOptions
-from apache_beam.runners.runner import PipelineResult
+from apache_beam.runners.runner import PipelineResult, PipelineState
 
 from pipelines import sources
 from pipelines.config import BuildConfig
@@ -29,12 +29,11 @@ from pipelines.plan.records import PLAN_VERSION, BuildFile, PlanFile
 from pipelines.plan.slices import read_range
 from pipelines.plan.summaries import MAX_REASONS
 from pipelines.plan.survey import write_units
-from pipelines.runners import dataflow, errors, options
-from pipelines.runners.each import run_to_end
+from pipelines.runners import dataflow, errors, local, options
 from pipelines.runners.progress import BuildProgress, watched
 from pipelines.sources.base import Survey
 from pipelines.write import replace as replacing
-from shardset.errors import ConfigError, NotFound, PreconditionFailed
+from shardset.errors import ConfigError, NotFound, PreconditionFailed, ShardsetError
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.manifest import Manifest
@@ -126,7 +125,23 @@ def run(
     `show` gets the address of a job on Dataflow.
     """
     begin = partial(_begin, prepared, beam_options, dry_run=dry_run)
-    return counters_of(run_to_end(begin, beam_options, show).query()["counters"])
+    return counters_of(run_to_end(begin, beam_options, show).metrics().query()["counters"])
+
+
+def run_to_end(
+    begin: Callable[[], PipelineResult], beam_options: PipelineOptions, show: Callable[[str], None] | None
+) -> PipelineResult:
+    """Runs the pipeline that `begin` starts; a worker's ShardsetError is raised as itself."""
+    with local.local_workers(), errors.translated(dataflow.failures(beam_options)):
+        result = begin()
+        if show and dataflow.is_wanted(beam_options):
+            show(dataflow.started(beam_options, result))
+        state = result.wait_until_finish()
+    if state not in (PipelineState.DONE, None):  # some runners return no state after a success
+        raise ShardsetError(
+            f"the Beam job ended as {state}; see the runner's log; run the same command again to resume"
+        )
+    return result
 
 
 def _begin(prepared: PreparedBuild, beam_options: PipelineOptions, *, dry_run: bool) -> PipelineResult:

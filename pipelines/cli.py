@@ -108,7 +108,7 @@ def _publish(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
             manifest = adopt.adopt(AdoptConfig(**_given(AdoptConfig, args)), beam_flags, console.print)
         else:
             manifest = column.column(ColumnConfig(**_given(ColumnConfig, args)), beam_flags, console.print)
-    answer = {f"samples of {name}": split.num_samples for name, split in manifest.splits.items()}
+    answer: dict[str, Any] = {f"samples of {name}": split.num_samples for name, split in manifest.splits.items()}
     answer |= {"quarantined": manifest.quarantine.count, "digest": manifest.digest}
     answer |= manifest.provenance.options
     print(_json(answer) if args.json else "\n".join(f"{name}: {value}" for name, value in answer.items()))

@@ -6,11 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pipelines import tar_sets
 from pipelines.config import ColumnConfig
-from pipelines.runners.each import Show
 from pipelines.sources.values import Value, Values, open_values, refused
-from pipelines.write import tar_sets
-from pipelines.write.tar_sets import TarRecord, Task, digest_of
+from pipelines.tar_sets import Show, TarRecord, Task, digest_of
 from shardset.errors import ChangedInput, ConfigError
 from shardset.format import manifest as manifests
 from shardset.format import naming
@@ -43,7 +42,7 @@ def column(config: ColumnConfig, beam_flags: Sequence[str] = (), show: Show | No
     tasks = [Task(name, shard.path, digest, number) for name, number, shard in shards]
     source = config.source, values.num_bytes
     records = tar_sets.ensure(output, SOURCE, tasks, partial(write, config), beam_flags, source, show)
-    facts = _checked(values, sum(split.num_samples for split in splits.values()), records)
+    facts = _checked(config, sum(split.num_samples for split in splits.values()), records)
     is_own = all(group.is_own for split in splits.values() for group in split.groups)
     return tar_sets.publish(
         output, SOURCE, tasks, records, parent.manifest.digest, promises=["reproducible"] if is_own else [], **facts
@@ -88,16 +87,16 @@ def _opened(config: ColumnConfig, digest: str) -> _Opened:
     return opened
 
 
-def _checked(values: Values, num_samples: int, records: Sequence[TarRecord]) -> dict[str, object]:
+def _checked(config: ColumnConfig, num_samples: int, records: Sequence[TarRecord]) -> dict[str, object]:
     """What the manifest says about the values; ConfigError if they don't fit."""
     found, kinds = sum(record.num_values for record in records), sorted({kind for one in records for kind in one.kinds})
     if not found:
-        raise ConfigError(f"{values.where}: no sample of the set has a value there; compare its keys with `inspect`")
+        raise ConfigError(f"{config.source}: no sample of the set has a value there; compare its keys with `inspect`")
     if not kinds:
         return {"num_values": found}
     dtype, shape = kinds[0]
     if len(kinds) > 1 or not NUMBERS.fullmatch(dtype):
-        raise refused(values.where, f"arrays {kinds[:2]} (expected one shape and type, numbers of 1 to 8 bytes)")
+        raise refused(config, f"arrays {kinds[:2]} (expected one shape and type, numbers of 1 to 8 bytes)")
     if found < num_samples and "f" not in dtype:
-        raise refused(values.where, f"{found} whole numbers for {num_samples} samples; only floats can say NaN")
+        raise refused(config, f"{found} whole numbers for {num_samples} samples; only floats can say NaN")
     return {"num_values": found, "dtype": dtype, "shape": shape}

@@ -75,7 +75,7 @@ def open_column(parent: LoadedSet, split: str, name: str) -> StoredColumn:
             "write it again with `python -m pipelines column`"
         )
     stored = manifest.split(split)
-    dtype, shape = made.options.get("dtype"), made.options.get("shape")
+    dtype, shape = made.options.get("dtype"), made.options.get("shape", ())
     sizes = parent.manifest.split(split).shard_sizes
     if stored.shard_sizes != sizes or len(stored.fields) != 1 or (dtype and not NUMBERS.fullmatch(str(dtype))):
         raise ManifestError(f"{storage.url}: split {split!r} does not fit its set; write the column again")

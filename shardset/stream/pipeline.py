@@ -48,11 +48,10 @@ def _open_reader(source: StreamSource) -> SampleReader:
     """The reader of the samples and their columns, which share the budget by their sizes."""
     tables = [source.table, *(table for _, table in source.columns)]
     sizes = [table.split.num_tar_bytes for table in tables]
+    caches = [source.disk_cache, *(None for _ in source.columns)]
     readers = [
-        open_sample_reader(
-            source.order, table, source.memory.raw * size // sum(sizes), source.disk_cache if not at else None
-        )
-        for at, (table, size) in enumerate(zip(tables, sizes, strict=True))
+        open_sample_reader(source.order, table, source.memory.raw * size // sum(sizes), cache)
+        for table, size, cache in zip(tables, sizes, caches, strict=True)
     ]
     return JoinedReader(tables, readers) if source.columns else readers[0]
 
