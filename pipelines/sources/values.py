@@ -17,6 +17,7 @@ from shardset.storage.open import open_file
 from shardset.stream.samples import SampleSet
 
 Value = NDArray[Any] | bytes | None
+Read = Callable[[Sequence[int]], Sequence[Value]]
 
 
 class Values(NamedTuple):
@@ -28,7 +29,7 @@ class Values(NamedTuple):
     identity: Sequence[str]
     num_bytes: int
     extension: str
-    read: Callable[[Sequence[int]], Sequence[Value]]
+    read: Read
     rows: dict[str, int] | None = None
 
     def of(self, keys: Sequence[str], first_id: int) -> Sequence[Value]:
@@ -76,8 +77,9 @@ def _table(
 ) -> tuple[str, Callable[[Sequence[int]], Sequence[Value]], dict[str, int]]:
     """Bytes, texts or lists of numbers by `key`; null is no value. The table is held in memory."""
     with parquet_errors(config.source):
-        table = open_parquet(file, config.source).read()
-    field = _field(config, [name for name in table.column_names if name != "key"])
+        parquet = open_parquet(file, config.source)
+        field = _field(config, [name for name in parquet.schema_arrow.names if name != "key"])
+        table = parquet.read(["key", field])
     kind, column = str(table.schema.field(field).type), table.column(field).combine_chunks()
     extension = {"string": "txt", "binary": "bin"}.get(kind, "npy")
     if "key" not in table.column_names or (extension == "npy" and "list<" not in kind):
