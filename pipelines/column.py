@@ -99,4 +99,4 @@ def _checked(config: ColumnConfig, num_samples: int, records: Sequence[TarRecord
         raise refused(config, f"arrays {kinds[:2]} (expected one shape and type, numbers of 1 to 8 bytes)")
     if found < num_samples and "f" not in dtype:
         raise refused(config, f"{found} whole numbers for {num_samples} samples; only floats can say NaN")
-    return {"num_values": found, "dtype": dtype, "shape": shape}
+    return {"num_values": found, "dtype": dtype, "shape": [*shape]}

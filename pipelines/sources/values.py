@@ -67,7 +67,8 @@ def open_values(config: ColumnConfig, split_sizes: Sequence[int]) -> Values:
 
     def read(rows: Sequence[int]) -> Sequence[Value]:
         file.seek(start + rows[0] * size)
-        return [*np.frombuffer(file.read(len(rows) * size), dtype).reshape(len(rows), *shape[1:])]
+        values = np.frombuffer(file.read(len(rows) * size), dtype).reshape(len(rows), *shape[1:])
+        return [np.asarray(value) for value in values]  # a number is an array too
 
     return Values(identity, stat.num_bytes, "npy", read)
 

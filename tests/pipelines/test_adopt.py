@@ -203,7 +203,7 @@ def test_a_label_that_is_large_costs_no_time_for_each_tar(tmp_path):
 def test_the_manifest_may_lie_above_the_tars_and_nowhere_else(tmp_path):
     (tmp_path / "in/put").mkdir(parents=True)
     (tmp_path / "in/put/t-0.tar").write_bytes(GOOD)
-    with pytest.raises(ConfigError, match="names tars in its own folder and below; give .*in/put, a folder above it"):
+    with pytest.raises(ConfigError, match=r"names tars in its own folder and below; give .*in/put, a folder above it"):
         adopted(tmp_path / "in/put", output=str(tmp_path / "in/pu"))
     adopt(AdoptConfig(input=f"{tmp_path}/in/put", output=str(tmp_path)), HERE)
     manifest = manifests.load(str(tmp_path)).manifest
@@ -224,7 +224,7 @@ def test_kills_leave_no_manifest_and_lose_no_finished_index(tmp_path, monkeypatc
             return write(self, name, **options)
 
         monkeypatch.setattr(LocalStorage, "writer", writer)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises((KeyboardInterrupt, RuntimeError)):  # the second from a worker
             adopted(tmp_path)
         assert not (tmp_path / "manifest.json").exists()
         monkeypatch.undo()

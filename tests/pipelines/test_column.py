@@ -1,6 +1,7 @@
 """Columns: a value for each sample in tars of their own, from arrays, tables and tars, read with the samples."""
 
 import io
+import tarfile
 from pathlib import Path
 
 import msgspec
@@ -108,6 +109,38 @@ def test_tars_of_others_give_values_once_they_are_adopted(folder, tmp_path):
         assert all((values[0] == first + id_).all() and values[0].shape == (2, 2) for id_, values in found.items())
 
 
+def test_a_number_a_sample_is_a_column_too(folder):
+    written(folder, "number", array(folder, np.arange(30, dtype=np.int32)), split="train")
+    assert all(value == id_ and value.dtype == np.int32 for id_, [value] in read(folder, "number").items())
+
+
+def test_a_set_of_tars_of_others_has_columns_where_their_names_leave_room(folder, tmp_path):
+    others = tmp_path / "others"
+    others.mkdir()
+    (others / "t-0.tar").write_bytes(tar_bytes([("./a b/0.txt", b"x"), ("./a b/1.txt", b"y")]))
+    assert cli.main(["adopt", "--input", str(others), *HERE]) == 0
+    np.save(tmp_path / "two.npy", np.ones((2, 3), np.float32))
+    written(others, "two", tmp_path / "two.npy")
+    assert verify(f"{others}/columns/two", deep=True).ok
+    with Stream(str(others), "t", batch_size=2, columns=("two",), image=None) as stream:
+        assert next(iter(stream))["two"].shape == (2, 3)
+    (others / "manifest.json").unlink()
+    (others / "t-0.tar").write_bytes(tar_bytes([("k" * 95 + ".a", b"x"), ("1.a", b"y")], tarfile.PAX_FORMAT))
+    assert cli.main(["adopt", "--input", str(others), *HERE]) == 0
+    with pytest.raises(ConfigError, match="does not fit a USTAR header"):
+        written(others, "three", tmp_path / "two.npy")
+
+
+def test_values_by_key_need_keys_that_occur_once(folder, tmp_path):
+    others = tmp_path / "others"
+    others.mkdir()
+    for number in range(2):
+        (others / f"t-{number}.tar").write_bytes(tar_bytes([(f"{KEYS[0]}.txt", b"%d" % number)]))
+    assert cli.main(["adopt", "--input", str(others), *HERE]) == 0
+    with pytest.raises(ConfigError, match="a key twice"):
+        written(folder, "text", others)
+
+
 def test_webdataset_joins_a_column_by_key(folder):
     written(folder, "logits", array(folder, LOGITS), split="train")
     tars = [f"{folder}/columns/logits/train/train-{number:06d}.tar" for number in range(3)]
@@ -188,7 +221,7 @@ def test_a_column_of_another_version_of_the_set_is_refused(folder):
         (np.zeros((29, 3)), r"float64 \(29, 3\) in C order"),
         (np.asfortranarray(np.zeros((30, 3))), "in Fortran order"),
         (np.zeros(30, "U3"), "numbers of 1 to 8 bytes"),
-        (np.zeros(30, ">f4"), "numbers of 1 to 8 bytes"),
+        (np.zeros((30, 1), ">f4"), "numbers of 1 to 8 bytes"),
     ],
     ids=["too few", "transposed", "texts", "big-endian"],
 )
