@@ -7,9 +7,10 @@ from typing import NamedTuple
 import numpy as np
 
 from pipelines import tar_sets
+from pipelines.build import Show
 from pipelines.config import ColumnConfig
 from pipelines.sources.values import Value, Values, open_values, refused
-from pipelines.tar_sets import Show, TarRecord, Task, digest_of
+from pipelines.tar_sets import TarRecord, Task, digest_of
 from shardset.errors import ChangedInput, ConfigError
 from shardset.format import manifest as manifests
 from shardset.format import naming

@@ -9,10 +9,9 @@ from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
-import apache_beam as beam
 import msgspec
 
-from pipelines.build import run_to_end
+from pipelines.build import Show, for_each
 from pipelines.plan import files as plan_files
 from pipelines.runners import options
 from pipelines.write.shard import is_stored
@@ -26,7 +25,6 @@ from shardset.prepared import prepared
 from shardset.storage.base import ABSENT, Storage
 from shardset.version import __version__
 
-Show = Callable[[str], None]
 _TOOL = f"shardset {__version__}"
 _NAME = re.compile(r"([^{}\\]*?)([0-9]{1,9})((?:-of-[0-9]+|[^0-9{}\\]*)\.tar)", re.ASCII)
 
@@ -84,9 +82,7 @@ def ensure(
             raise _other(output)
         beam_options = options.prepare(flags, source=source[0], output=output)
         options.limit_workers(beam_options, flags, len(missing), source[1])
-        pipeline, work = beam.Pipeline(options=beam_options), partial(_ensure, output, make)
-        _ = pipeline | "List" >> beam.Create(missing) | "Spread" >> beam.Reshuffle() | "Write" >> beam.Map(work)
-        run_to_end(pipeline.run, beam_options, show)
+        for_each(partial(_ensure, output, make), missing, beam_options, show)
         found = [*plan_files.in_order(output, tasks, find)]
     if None in found:
         raise ChangedInput(f"{source[0]}: changed while it was read; run the same command again")

@@ -114,7 +114,7 @@ def _tars(config: ColumnConfig) -> Values:
             raise SourceError(f"{config.source}: a value is no NumPy array: {error}") from error
 
     def read(rows: Sequence[int]) -> Sequence[Value]:
-        return [value(sample.fields.get(field)) for sample in samples.__getitems__(rows)]
+        return [value(sample.fields.get(field) or None) for sample in samples.__getitems__(rows)]
 
     identity = loaded.manifest.digest, split, field
     return Values(identity, samples.split.num_tar_bytes, extension, read, _rows(config, keys))
