@@ -105,7 +105,7 @@ class _ReadAhead(Ranges):
             self._following = self._thread.submit(self._window_at, self._stop)
         for start, data in self._held:
             if start <= self.position < start + len(data):
-                found = data[self.position - start :][:num_bytes]
+                found = data[self.position - start : self.position - start + num_bytes]
                 self.position += len(found)
                 return found
         return super()._next(num_bytes)
