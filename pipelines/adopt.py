@@ -10,7 +10,7 @@ from pipelines import tar_sets
 from pipelines.build import Show
 from pipelines.config import AdoptConfig
 from pipelines.sources.tar_index import index_tar
-from pipelines.sources.webdataset import DEFAULT_SPLIT, find_tars, split_in, tars_of
+from pipelines.sources.webdataset import DEFAULT_SPLIT, find_tars, split_in, tars_below, tars_named
 from pipelines.tar_sets import TarRecord, Task, digest_of
 from shardset.errors import ConfigError, SourceError
 from shardset.format import naming
@@ -61,7 +61,7 @@ def _find(config: AdoptConfig) -> tuple[Storage, list[Task]]:
             "above it, or none; `build --source webdataset` copies tars to another place"
         )
     tasks = []
-    for tar in tars_of(folder, names):
+    for tar in tars_named(folder, names) if names else tars_below(folder):
         split = config.split or split_in(tar.name) or DEFAULT_SPLIT
         if not naming.is_split(split):
             raise ConfigError(f"{split!r} can't name a split (letters, digits, - and _, not plan); give one by --split")

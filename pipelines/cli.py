@@ -65,7 +65,10 @@ def _refuse_unknown(args: argparse.Namespace, unknown: Sequence[str]) -> None:
 
 def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     with quiet_workers(show=args.debug) as console:
-        _begin_workers(beam_flags)
+        from pipelines.runners import fork_server
+
+        if fork_server.may_be_needed(beam_flags):
+            fork_server.begin()
         gc.disable()  # otherwise collections walk through what Beam's import makes, over and over: 0.3 s
         from pipelines import build, summary
         from pipelines.runners import progress
@@ -91,32 +94,19 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     return 0
 
 
-def _begin_workers(beam_flags: Sequence[str]) -> None:
-    from pipelines.runners import fork_server
-
-    if fork_server.may_be_needed(beam_flags):
-        fork_server.begin()
-
-
 def _publish(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     """The verbs `adopt` and `column`."""
     with quiet_workers(show=args.debug) as console:
-        _begin_workers(beam_flags)
         from pipelines import adopt, column
 
-        if args.verb == "adopt":
-            manifest = adopt.adopt(AdoptConfig(**_given(AdoptConfig, args)), beam_flags, console.print)
-        else:
-            manifest = column.column(ColumnConfig(**_given(ColumnConfig, args)), beam_flags, console.print)
-    answer: dict[str, Any] = {f"samples of {name}": split.num_samples for name, split in manifest.splits.items()}
-    answer |= {"quarantined": manifest.quarantine.count, "digest": manifest.digest}
-    answer |= manifest.provenance.options
+        verbs: dict[str, Any] = {"adopt": (AdoptConfig, adopt.adopt), "column": (ColumnConfig, column.column)}
+        kind, run = verbs[args.verb]
+        config = kind(**{field.name: getattr(args, field.name) for field in fields(kind)})
+        manifest = run(config, beam_flags, console.print)
+    answer = {f"samples of {name}": split.num_samples for name, split in manifest.splits.items()}
+    answer |= {"quarantined": manifest.quarantine.count, "digest": manifest.digest, **manifest.provenance.options}
     print(_json(answer) if args.json else "\n".join(f"{name}: {value}" for name, value in answer.items()))
     return 0
-
-
-def _given(kind: type, args: argparse.Namespace) -> dict[str, Any]:
-    return {field.name: getattr(args, field.name) for field in fields(kind)}
 
 
 def _build_config(args: argparse.Namespace) -> BuildConfig:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import lru_cache, partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -23,21 +22,12 @@ from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 
 
-class _Opened(NamedTuple):
-    """A column that is being written; `digest` is that of the set and the values."""
-
-    parent: LoadedSet
-    splits: dict[str, Split]
-    output: Storage
-    values: Values
-    digest: str
-
-
 def column(config: ColumnConfig, beam_flags: Sequence[str] = (), show: Show | None = None) -> Manifest:
     """Writes the column and returns the head of its manifest; a rerun keeps the shards that are finished.
 
     Raises ConfigError if the values don't fit the set, SourceError if they can't be read.
     """
+    _open.cache_clear()
     parent, splits, output, values, digest = _open(config)
     shards = [(name, number, shard) for name, split in splits.items() for number, shard in enumerate(split.shards)]
     tasks = [Task(name, shard.path, digest, number) for name, number, shard in shards]
@@ -52,7 +42,9 @@ def column(config: ColumnConfig, beam_flags: Sequence[str] = (), show: Show | No
 
 def write(config: ColumnConfig, task: Task) -> TarRecord:
     """Writes a shard of a column and its index; runs on a worker."""
-    parent, splits, output, values, _ = _opened(config, task.digest)
+    parent, splits, output, values, digest = _open(config)
+    if digest != task.digest:
+        raise ChangedInput(f"{config.set} or {config.source}: changed while it was read; run the same command again")
     shard, field = splits[task.split].shards[task.source], f"{config.name}.{values.extension}"
     keys = [key.decode("ascii") for key in read_index(parent.storage, shard)["key"].tolist()]
     found = values.of(keys, shard.first_id)
@@ -69,23 +61,16 @@ def _content(value: Value) -> bytes:
     return npy(value) if isinstance(value, np.ndarray) else value or b""
 
 
-def _open(config: ColumnConfig) -> _Opened:
+@lru_cache(maxsize=1)
+def _open(config: ColumnConfig) -> tuple[LoadedSet, dict[str, Split], Storage, Values, str]:
+    """The set, the splits that get values, where these go, the values, and a digest of all; once a process."""
     parent = manifests.load(config.set)
     splits = {config.split: parent.manifest.split(config.split)} if config.split else dict(parent.manifest.splits)
     output = open_storage(column_url(parent.storage, config.name))
     values = open_values(config, [split.num_samples for split in splits.values()])
     if not naming.is_field(field := f"{config.name}.{values.extension}"):
         raise ConfigError(f"{field!r} can't be a field (lower-case ASCII, at most 16 bytes); use a shorter name")
-    return _Opened(parent, splits, output, values, digest_of(parent.manifest.digest, *splits, *values.identity))
-
-
-@lru_cache(maxsize=1)
-def _opened(config: ColumnConfig, digest: str) -> _Opened:
-    """Opened once in a process, because the keys of all values are in memory."""
-    opened = _open(config)
-    if opened.digest != digest:
-        raise ChangedInput(f"{config.set} or {config.source}: changed while it was read; run the same command again")
-    return opened
+    return parent, splits, output, values, digest_of(parent.manifest.digest, *splits, *values.identity)
 
 
 def _checked(config: ColumnConfig, num_samples: int, records: Sequence[TarRecord]) -> dict[str, object]:

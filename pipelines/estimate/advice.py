@@ -35,9 +35,9 @@ def advice_on(stored: StoredSplit, order: Order, reading: Reading, steps: Steps)
 def _on_mixing(stored: StoredSplit, order: Order) -> Iterator[str]:
     if not stored.is_mixed:
         yield (
-            f"Nobody promises that samples were mixed when these tars were written: a step draws from "
-            f"{order.num_lanes:,} blocks of {order.block_size:,} neighbours; where these are alike, expect the first "
-            "number of `shuffle`. Raise --num-lanes or --window, or mix once: `build --source webdataset`."
+            f"Nobody promises that these tars are mixed: a step draws from {order.num_lanes:,} blocks of "
+            f"{order.block_size:,} neighbours; where these are alike, expect the first number of `shuffle`. Raise "
+            "--num-lanes or --window, or mix once: `build --source webdataset`."
         )
 
 

@@ -77,7 +77,7 @@ class WebDataset:
             tars = _known(self.input, known)
             splits = {shard.path: name for name, split in known.splits.items() for shard in split.shards}
         else:
-            tars = tars_of(self.input, self.tars)
+            tars = tars_named(self.input, self.tars) if self.tars else tars_below(self.input)
             splits = {tar.name: split_in(tar.name) for tar in tars}
         return Survey(
             units=[_unit(tar, splits[tar.name] or DEFAULT_SPLIT) for tar in tars],
@@ -108,11 +108,6 @@ def _unit(tar: Stat, split: str) -> Unit:
     return {"tar": asdict(tar), "split": split}
 
 
-def tars_of(storage: Storage, names: Sequence[str]) -> list[Stat]:
-    """The tars of these names, or all below the folder if there are none; SourceError naming those that are missing."""
-    return _named(storage, names) if names else _below(storage)
-
-
 def split_in(tar: str) -> str:
     """The split that the path of a tar says: its first folder, or its name without its number; "" if neither does."""
     folder, _, rest = tar.partition("/")
@@ -128,7 +123,8 @@ def _is_ours(data: bytes) -> bool:
     return isinstance(head, dict) and head.get("kind") == manifests.KIND
 
 
-def _below(storage: Storage) -> list[Stat]:
+def tars_below(storage: Storage) -> list[Stat]:
+    """All tars in a folder; SourceError if there is none."""
     stats = [stat for stat in storage.list() if not is_hidden(stat.name)]
     tars = [stat for stat in stats if stat.name.endswith(".tar")]
     if not tars:
@@ -141,7 +137,8 @@ def _below(storage: Storage) -> list[Stat]:
     return tars
 
 
-def _named(storage: Storage, names: Iterable[str]) -> list[Stat]:
+def tars_named(storage: Storage, names: Iterable[str]) -> list[Stat]:
+    """The tars of these names; SourceError for those that are missing."""
     wanted = list(names)
     stats = {stat.name: stat for stat in storage.list(common_start(wanted))}
     if missing := [name for name in wanted if name not in stats]:
@@ -155,7 +152,7 @@ def _named(storage: Storage, names: Iterable[str]) -> list[Stat]:
 
 def _known(storage: Storage, manifest: Manifest) -> list[Stat]:
     sizes = {shard.path: shard.num_bytes for split in manifest.splits.values() for shard in split.shards}
-    tars = _named(storage, sizes)
+    tars = tars_named(storage, sizes)
     for tar in tars:
         if tar.num_bytes != sizes[tar.name]:
             raise SourceError(

@@ -324,7 +324,7 @@ def test_the_command_adopts_and_estimate_says_what_follows(tmp_path, capsys):
     answer = json.loads(capsys.readouterr().out)
     assert (answer["samples of t"], answer["quarantined"]) == (8, 0)
     assert cli.main(["estimate", str(tmp_path), "--split", "t", "--json"]) == 0
-    assert "Nobody promises that samples were mixed" in json.loads(capsys.readouterr().out)["advice"][0]
+    assert "Nobody promises that these tars are mixed" in json.loads(capsys.readouterr().out)["advice"][0]
     os.unlink(tmp_path / "manifest.json")
     (tmp_path / "t-2.tar").write_bytes(GOOD[:700])
     assert cli.main(["adopt", "--input", str(tmp_path), *HERE]) == 1
