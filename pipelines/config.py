@@ -167,7 +167,6 @@ class ColumnConfig:
     name: str
     source: str
     split: str | None = setting(None, "the only split that has values (default: all)", metavar="NAME")
-    field: str | None = setting(None, "Parquet: the column of the values; tars: their field", metavar="NAME")
 
 
 def _of(numbers: dict[str, int], split: str) -> int | None:

@@ -84,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
     column.add_argument("name", metavar="NAME", help="the name of the column: up to 12 of a-z, 0-9, _ and -")
     column.add_argument("--from", dest="source", required=True, metavar="PATH",
                         help=".npy: a row a sample, by id; .parquet: by key; a set of tars: by key")  # fmt: skip
-    add_flags(column.add_argument_group("which values"), ColumnConfig, ("split", "field"))
+    add_flags(column.add_argument_group("which values"), ColumnConfig, ("split",))
     text = "Compares sizes and checksums of every file; with --deep every sample too."
     verify = verb("verify", "compare a shard set with its manifest", text)
     _add_manifest(verify)

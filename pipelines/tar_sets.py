@@ -42,9 +42,7 @@ class Task(NamedTuple):
         """What is before and after the number in the name of the tar, the digits and the value of the number."""
         found = _NAME.fullmatch(self.path)
         if found is None or not self.path.isascii() or not naming.is_relative(self.path):
-            raise ConfigError(
-                f"{self.path!r}: a manifest can't name this tar; rename it to ASCII with a number: t-0.tar"
-            )
+            raise ConfigError(f"{self.path!r}: a manifest can't name this tar; call it in ASCII with a number: t-0.tar")
         return found[1], found[3], len(found[2]), int(found[2])
 
 
@@ -152,7 +150,7 @@ def _joined(parts: Sequence[Split]) -> Split:
     """One split of the groups of several, in their order."""
     if odd := [part for part in parts if part.fields != parts[0].fields]:
         one, other = parts[0].groups[0].shards, odd[0].groups[0].shards
-        raise SourceError(f"{one} have the fields {parts[0].fields}, {other} {odd[0].fields}; adopt them apart")
+        raise SourceError(f"{one} have the fields {parts[0].fields}, {other} {odd[0].fields}; build a set of them")
     added = ("num_samples", "num_source_samples", "num_content_bytes", "num_tar_bytes")
     groups: Any = [group for part in parts for group in part.groups]
     return msgspec.structs.replace(

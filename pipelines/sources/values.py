@@ -3,6 +3,7 @@
 import io
 import math
 from collections.abc import Callable, Sequence
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,9 @@ from shardset.stream.samples import SampleSet
 
 Value = NDArray[Any] | bytes | None
 Read = Callable[[Sequence[int]], Sequence[Value]]
+
+_PARSING = Lock()
+"""NumPy parses headers as Python, which CPython 3.11 now and then fails to do while another thread does the same."""
 
 
 class Values(NamedTuple):
@@ -52,12 +56,13 @@ def open_values(config: ColumnConfig, split_sizes: Sequence[int]) -> Values:
         return _tars(config)
     storage, name = open_file(config.source)
     stat = storage.stat(name)
-    file, identity = RangeFile(storage, stat, twice=True), (config.source, stat.generation, config.field or "")
+    file, identity = RangeFile(storage, stat, twice=True), (config.source, stat.generation)
     if name.endswith(".parquet"):
         return Values(identity, stat.num_bytes, *_table(file, config))
     try:
         np.lib.format.read_magic(file)
-        shape, is_transposed, dtype = np.lib.format.read_array_header_1_0(file)
+        with _PARSING:
+            shape, is_transposed, dtype = np.lib.format.read_array_header_1_0(file)
     except ValueError as error:
         raise SourceError(f"{config.source}: not a NumPy file of version 1.0 ({error}); write it again") from error
     start, size = file.tell(), dtype.itemsize * math.prod(shape[1:])
@@ -66,8 +71,9 @@ def open_values(config: ColumnConfig, split_sizes: Sequence[int]) -> Values:
         raise refused(config, f"{found}, for {split_sizes} samples (choose one split by --split)")
 
     def read(rows: Sequence[int]) -> Sequence[Value]:
-        file.seek(start + rows[0] * size)
-        values = np.frombuffer(file.read(len(rows) * size), dtype).reshape(len(rows), *shape[1:])
+        own = RangeFile(storage, stat, twice=True)  # threads of a worker read at once
+        own.seek(start + rows[0] * size)
+        values = np.frombuffer(own.read(len(rows) * size), dtype).reshape(len(rows), *shape[1:])
         return [np.asarray(value) for value in values]  # a number is an array too
 
     return Values(identity, stat.num_bytes, "npy", read)
@@ -78,13 +84,13 @@ def _table(
 ) -> tuple[str, Callable[[Sequence[int]], Sequence[Value]], dict[str, int]]:
     """Bytes, texts or lists of numbers by `key`; null is no value. The table is held in memory."""
     with parquet_errors(config.source):
-        parquet = open_parquet(file, config.source)
-        field = _field(config, [name for name in parquet.schema_arrow.names if name != "key"])
-        table = parquet.read(["key", field])
-    kind, column = str(table.schema.field(field).type), table.column(field).combine_chunks()
+        table = open_parquet(file, config.source).read()
+    types = {name: str(kind) for name, kind in zip(table.schema.names, table.schema.types, strict=True)}
+    name, kind = next(((name, kind) for name, kind in types.items() if name != "key"), ("", ""))
     extension = {"string": "txt", "binary": "bin"}.get(kind, "npy")
-    if "key" not in table.column_names or (extension == "npy" and "list<" not in kind):
-        raise refused(config, f"{kind} in {table.column_names} (expected key, and bytes, texts or lists of numbers)")
+    if len(types) != 2 or "key" not in types or (extension == "npy" and "list<" not in kind):
+        raise refused(config, f"{types} (expected a column key and one of bytes, texts or lists of numbers)")
+    column = table.column(name).combine_chunks()
 
     def value(scalar: Any) -> Value:
         if not scalar.is_valid or extension != "npy":
@@ -97,33 +103,28 @@ def _table(
 def _tars(config: ColumnConfig) -> Values:
     """A field of another set, built or adopted, by key."""
     loaded = manifests.load(config.source)
-    splits = loaded.manifest.splits
-    if len(splits) > 1 and config.split not in splits:
-        raise refused(config, f"the splits {', '.join(splits)} (choose one by --split)")
-    split = config.split if config.split in splits else next(iter(splits))
+    fields = {(name, field) for name, split in loaded.manifest.splits.items() for field in split.fields}
+    if len(fields) > 1:
+        raise refused(config, f"the splits and fields {sorted(fields)} (expected one)")
+    [(split, field)] = fields
     samples = SampleSet(loaded, split)
-    field = _field(config, samples.split.fields)
     indexes = samples.table.indexes(range(samples.split.num_shards))
     keys = [key.decode("ascii") for index in indexes if index.keys is not None for key in index.keys.tolist()]
     extension = field.rpartition(".")[2]
 
     def value(content: bytes | None) -> Value:
+        if not content or extension != "npy":
+            return content
         try:
-            return np.lib.format.read_array(io.BytesIO(content)) if content and extension == "npy" else content
+            with _PARSING:
+                return np.lib.format.read_array(io.BytesIO(content))
         except (ValueError, EOFError, MemoryError) as error:
             raise SourceError(f"{config.source}: a value is no NumPy array: {error}") from error
 
     def read(rows: Sequence[int]) -> Sequence[Value]:
         return [value(sample.fields.get(field) or None) for sample in samples.__getitems__(rows)]
 
-    identity = loaded.manifest.digest, split, field
-    return Values(identity, samples.split.num_tar_bytes, extension, read, _rows(config, keys))
-
-
-def _field(config: ColumnConfig, names: Sequence[str]) -> str:
-    if config.field not in names and (config.field or len(names) != 1):
-        raise refused(config, f"{', '.join(names)} (choose one by --field)")
-    return config.field or names[0]
+    return Values([loaded.manifest.digest], samples.split.num_tar_bytes, extension, read, _rows(config, keys))
 
 
 def _rows(config: ColumnConfig, keys: Sequence[str]) -> dict[str, int]:

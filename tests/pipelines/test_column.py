@@ -2,6 +2,7 @@
 
 import io
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,7 @@ from pipelines import cli
 from pipelines.check.verify import verify
 from pipelines.column import column
 from pipelines.config import ColumnConfig
+from pipelines.sources.values import open_values
 from shardset import Stream
 from shardset.errors import ConfigError, DamagedShard, ManifestError, SourceError
 from shardset.format import manifest as manifests
@@ -81,11 +83,10 @@ def test_a_set_that_is_not_on_a_disk_has_columns_too(where, request, tmp_path):
 def test_a_table_in_any_order_gives_values_by_key_and_what_it_lacks_is_nan_or_empty(folder):
     chosen = np.random.default_rng(0).permutation(len(KEYS))[:35].tolist()
     lists = [None if number == chosen[0] else [float(number), 1.0] for number in chosen]
-    source = table(folder, key=[KEYS[number] for number in chosen], vector=pa.array(lists, pa.list_(pa.float32())),
-                   caption=[f"number {number}" for number in chosen])  # fmt: skip
-    manifest = written(folder, "vector", source, field="vector")
+    keys, texts = [KEYS[number] for number in chosen], [f"number {number}" for number in chosen]
+    manifest = written(folder, "vector", table(folder, key=keys, vector=pa.array(lists, pa.list_(pa.float32()))))
     assert manifest.provenance.options["num_values"] == 34
-    written(folder, "caption", source, field="caption")
+    written(folder, "caption", table(folder, key=keys, caption=texts))
     for split, first in (("train", 0), ("val", NUM["train"])):
         for id_, [vector, caption] in read(folder, "vector", "caption", split=split).items():
             number = first + id_
@@ -112,6 +113,13 @@ def test_tars_of_others_give_values_once_they_are_adopted(folder, tmp_path):
 def test_a_number_a_sample_is_a_column_too(folder):
     written(folder, "number", array(folder, np.arange(30, dtype=np.int32)), split="train")
     assert all(value == id_ and value.dtype == np.int32 for id_, [value] in read(folder, "number").items())
+
+
+def test_threads_of_a_worker_read_an_array_at_once(folder):
+    values = open_values(ColumnConfig(set="", name="x", source=str(array(folder, LOGITS))), [30])
+    with ThreadPoolExecutor(8) as threads:
+        found = [*threads.map(lambda row: values.of(["key"], row)[0], [*range(30)] * 20)]
+    assert np.array_equal(found, np.tile(LOGITS, (20, 1)))
 
 
 def test_a_set_of_tars_of_others_has_columns_where_their_names_leave_room(folder, tmp_path):
@@ -238,9 +246,9 @@ def test_arrays_that_do_not_fit_are_refused(values, message, folder):
         ({"key": KEYS[:2], "x": [[1], [2]]}, "2 whole numbers for 40 samples"),
         ({"key": KEYS[:2], "x": [[1.0], [1.0, 2.0]]}, "expected one shape and type"),
         ({"key": KEYS[:1] * 2, "x": [[1.0], [1.0]]}, "a key twice"),
-        ({"id": [1, 2], "x": [[1.0], [1.0]]}, "choose one by --field"),
-        ({"key": KEYS[:2], "x": [1.5, 2.5]}, "double in .*expected key, and bytes"),
-        ({"key": KEYS[:2], "x": [[1.0], [2.0]], "y": [[1.0], [2.0]]}, "choose one by --field"),
+        ({"id": [1, 2], "x": [[1.0], [1.0]]}, "expected a column key"),
+        ({"key": KEYS[:2], "x": [1.5, 2.5]}, "double.*expected a column key"),
+        ({"key": KEYS[:2], "x": [[1.0], [2.0]], "y": [[1.0], [2.0]]}, "expected a column key"),
     ],
 )
 def test_tables_that_do_not_fit_are_refused(columns, message, folder):
