@@ -128,9 +128,10 @@ def _check_tar(task: ShardTask, index: np.ndarray | None, findings: ShardFinding
     sha256 = hashlib.sha256(tar).hexdigest()
     if sha256 != shard.sha256:
         findings.add(shard.path, f"its SHA-256 is {sha256[:12]}…, the manifest says {shard.sha256[:12]}…; {_REBUILD}")
-    if not task.is_own and index is not None:  # written by others: only that it is still the tar of its index
-        findings.num_samples, findings.labels = len(index), Counter(index["label"].tolist())
-        findings.num_content_bytes = sum(int(index[f".{name}"]["num_bytes"].sum()) for name in task.fields)
+    if not task.is_own:  # written by others: only that it is still the tar that was indexed
+        if index is not None:
+            findings.num_samples, findings.labels = len(index), Counter(index["label"].tolist())
+            findings.num_content_bytes = sum(int(index[f".{name}"]["num_bytes"].sum()) for name in task.fields)
         return
     groups = _groups(shard.path, tar, findings)
     if len(groups) != shard.num_samples:

@@ -79,15 +79,13 @@ def open_values(config: ColumnConfig, split_sizes: Sequence[int]) -> Values:
     return Values(identity, stat.num_bytes, "npy", read)
 
 
-def _table(
-    file: RangeFile, config: ColumnConfig
-) -> tuple[str, Callable[[Sequence[int]], Sequence[Value]], dict[str, int]]:
+def _table(file: RangeFile, config: ColumnConfig) -> tuple[str, Read, dict[str, int]]:
     """Bytes, texts or lists of numbers by `key`; null is no value. The table is held in memory."""
     with parquet_errors(config.source):
         table = open_parquet(file, config.source).read()
     types = {name: str(kind) for name, kind in zip(table.schema.names, table.schema.types, strict=True)}
     name, kind = next(((name, kind) for name, kind in types.items() if name != "key"), ("", ""))
-    extension = {"string": "txt", "binary": "bin"}.get(kind, "npy")
+    extension = {"string": "txt", "binary": "bin"}.get(kind.removeprefix("large_"), "npy")
     if len(types) != 2 or "key" not in types or (extension == "npy" and "list<" not in kind):
         raise refused(config, f"{types} (expected a column key and one of bytes, texts or lists of numbers)")
     column = table.column(name).combine_chunks()

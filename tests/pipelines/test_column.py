@@ -86,7 +86,7 @@ def test_a_table_in_any_order_gives_values_by_key_and_what_it_lacks_is_nan_or_em
     keys, texts = [KEYS[number] for number in chosen], [f"number {number}" for number in chosen]
     manifest = written(folder, "vector", table(folder, key=keys, vector=pa.array(lists, pa.list_(pa.float32()))))
     assert manifest.provenance.options["num_values"] == 34
-    written(folder, "caption", table(folder, key=keys, caption=texts))
+    written(folder, "caption", table(folder, key=keys, caption=pa.array(texts, pa.large_string())))
     for split, first in (("train", 0), ("val", NUM["train"])):
         for id_, [vector, caption] in read(folder, "vector", "caption", split=split).items():
             number = first + id_
