@@ -69,4 +69,6 @@ def _find(config: AdoptConfig) -> tuple[Storage, list[Task]]:
             path = f"{folder.url}/{tar.name}"[len(output.url) + 1 :]
             digest = digest_of(split, tar.generation, tar.num_bytes)
             tasks.append(Task(split, path, digest, msgspec.structs.replace(tar, name=path)))
+    if not tasks:
+        raise SourceError(f"{folder.url}: holds no tars but those of columns; give the folder of the others")
     return output, sorted(tasks, key=lambda task: (task.split, task.name))

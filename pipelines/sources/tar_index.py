@@ -98,7 +98,7 @@ class _ReadAhead(Ranges):
         stop = min(start + self._window, self.stat.num_bytes)
         return self._builder.count(self._read(start, stop)) if start < stop else b""
 
-    def _next(self, num_bytes: int) -> bytes:
+    def next_bytes(self, num_bytes: int) -> bytes:
         while self._stop <= self.position < self.stat.num_bytes:
             self._held = [*self._held[-1:], (self._stop, data := self._following.result())]
             self._stop += len(data)
@@ -108,4 +108,4 @@ class _ReadAhead(Ranges):
                 found = data[self.position - start : self.position - start + num_bytes]
                 self.position += len(found)
                 return found
-        return super()._next(num_bytes)
+        return super().next_bytes(num_bytes)

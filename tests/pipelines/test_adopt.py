@@ -312,8 +312,10 @@ def test_a_set_that_was_built_and_columns_are_left_alone(tmp_path):
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     others = tmp_path / "others"
     (others / "columns/x/t").mkdir(parents=True)
-    for name in ("t-0.tar", "columns/x/t/t-0.tar"):
-        (others / name).write_bytes(GOOD)
+    (others / "columns/x/t/t-0.tar").write_bytes(GOOD)
+    with pytest.raises(SourceError, match="no tars but those of columns"):
+        adopted(others)
+    (others / "t-0.tar").write_bytes(GOOD)
     assert adopted(others).split("t").num_samples == 1
 
 
