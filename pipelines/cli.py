@@ -11,21 +11,24 @@ import logging
 from collections.abc import Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.console import Console
 
-from pipelines.config import SIZES, BuildConfig
+from pipelines.config import SIZES, AdoptConfig, BuildConfig, ColumnConfig
 from pipelines.images.options import IMAGE_FLAGS, ImageOptions
 from pipelines.parsers import parser
 from pipelines.terminal import on_standard_output, quiet_workers
 from shardset.errors import ConfigError
-from shardset.program import run_program, run_verb
+from shardset.program import count, run_program, run_verb
 from shardset.storage.open import open_file
 
 if TYPE_CHECKING:
     from pipelines.estimate.stored import StoredSet
+
+WITH_BEAM = ("build", "append", "adopt", "column")
+"""The verbs that take the flags of Beam too."""
 
 REFUSED = 2
 """The exit code of `estimate` for numbers that a run would refuse, as for a wrong command line."""
@@ -51,14 +54,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _refuse_unknown(args: argparse.Namespace, unknown: Sequence[str]) -> None:
-    """Ends the program for arguments that neither the verb nor, in a build, Beam takes."""
-    if args.verb not in ("build", "append"):
+    """Ends the program for arguments that neither the verb nor, where it runs, Beam takes."""
+    if args.verb not in WITH_BEAM:
         args.verb_parser.error(f"unknown arguments: {' '.join(unknown)}{args.verb_parser.near_miss(unknown[0])}")
     from pipelines.runners.options import unknown_flags
 
     if unknown := unknown_flags(unknown):
         near = args.verb_parser.near_miss(unknown[0])
-        neither = "" if near else " (neither a flag of build nor of Apache Beam)"
+        neither = "" if near else f" (neither a flag of {args.verb} nor of Apache Beam)"
         args.verb_parser.error(f"unknown arguments: {' '.join(unknown)}{near or neither}")
 
 
@@ -83,6 +86,10 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
             return 0
         run = build.dry_run if args.dry_run else build.build
         result = run(config, beam_flags, progress.BuildProgress(console))
+    if result.published and args.catalog:
+        from pipelines import catalog
+
+        catalog.write_catalog(config.output)
     report = page.after_build(config) if result.published and args.report else None
     if args.json:
         print(json.dumps({**summary.to_json(config, result), "report": report}))
@@ -90,6 +97,21 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     summary.show(config, result, on_standard_output())
     if report:
         print(f"report: {report}")
+    return 0
+
+
+def _publish(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
+    """The verbs `adopt` and `column`."""
+    with quiet_workers(show=args.debug) as console:
+        from pipelines import adopt, column
+
+        verbs: dict[str, Any] = {"adopt": (AdoptConfig, adopt.adopt), "column": (ColumnConfig, column.column)}
+        kind, run = verbs[args.verb]
+        config = kind(**{field.name: getattr(args, field.name) for field in fields(kind)})
+        manifest = run(config, beam_flags, console.print)
+    answer = {f"samples of {name}": split.num_samples for name, split in manifest.splits.items()}
+    answer |= {"quarantined": manifest.quarantine.count, "digest": manifest.digest, **manifest.provenance.options}
+    print(_json(answer) if args.json else "\n".join(f"{name}: {value}" for name, value in answer.items()))
     return 0
 
 
@@ -187,6 +209,26 @@ def _report(args: argparse.Namespace, _: Sequence[str]) -> int:
     return 1 if written.data.damage else 0
 
 
+def _catalog(args: argparse.Namespace, _: Sequence[str]) -> int:
+    from pipelines import catalog
+
+    written = catalog.write_catalog(args.manifest)
+    print(json.dumps({"written": written}) if args.json else f"catalogue: {count(len(written), 'file')} written")
+    return 0
+
+
+def _view(args: argparse.Namespace, _: Sequence[str]) -> int:
+    from pipelines import view
+
+    choice = view.Choice(**{field.name: getattr(args, field.name) for field in fields(view.Choice)})
+    made = view.make_view(args.output, args.of, choice)
+    counts = {name: part.selection.num_kept for name, part in made.splits.items()}
+    listed = ", ".join(f"{name} {number:,}" for name, number in counts.items())
+    facts = {"view": args.output, "num_samples": counts, **msgspec.to_builtins(made.head)}
+    print(json.dumps(facts) if args.json else f"view {args.output}: {listed}; digest {made.head.digest[:12]}")
+    return 0
+
+
 def _estimate(args: argparse.Namespace, _: Sequence[str]) -> int:
     from pipelines.estimate import estimate, reading
 
@@ -223,11 +265,15 @@ VERBS = {
     "log": _log,
     "diff": _diff,
     "compact": _compact,
+    "catalog": _catalog,
+    "adopt": _publish,
+    "column": _publish,
     "verify": _verify,
     "inspect": _inspect,
     "export": _export,
     "estimate": _estimate,
     "report": _report,
+    "view": _view,
 }
 
 

@@ -5,9 +5,10 @@ from dataclasses import fields
 
 from pipelines import arguments
 from pipelines.arguments import Merge
-from pipelines.config import INPUT_FLAGS, SIZES, BuildConfig
+from pipelines.config import INPUT_FLAGS, SIZES, AdoptConfig, BuildConfig, ColumnConfig
 from pipelines.estimate.reading import Reading
 from pipelines.images.options import IMAGE_FLAGS, ImageOptions
+from pipelines.view import Choice
 from shardset.program import Parser, program_parser
 from shardset.settings import add_flags
 
@@ -24,6 +25,7 @@ sources, and what --input is for each:
   hf                  the Parquet files of a Hugging Face image dataset: their folder, or one file
   listing             a CSV, TSV, JSONL or Parquet file with the columns path, label (or image, file, filename, ...,
                       class, category, ...; else --path-column, --label-column) and optionally split, key, others
+  shardset            a shard set, or a view of one (a .parquet file), which becomes a set of its own
   webdataset          a folder of tars, one tar, or a pattern such as 'gs://bucket/train-{{000000..000099}}.tar'
 
 examples:
@@ -92,6 +94,17 @@ def parser() -> argparse.ArgumentParser:
     compact.add_argument("--grace", type=arguments.hours, default="24", metavar="HOURS",
                          help="keep old files so long, for readers of older versions; then give the same command "
                          "again (default 24)")  # fmt: skip
+    text = "Reads each tar once, and writes an index beside it and a manifest; copies nothing."
+    adopt = verb("adopt", "make a shard set of tars that others made, where they are", text)
+    adopt.add_argument("--input", required=True, metavar="PATH", help="a folder of tars, one tar, or a pattern")
+    add_flags(adopt.add_argument_group("what becomes of them"), AdoptConfig, ("output", "split"))
+    text = "Writes columns/NAME/ below the set: tars with its keys and cuts, read by Stream(columns=...)."
+    column = verb("column", "give each sample of a set one more value", text)
+    column.add_argument("set", metavar="SET", help="the manifest or its folder, local or gs://")
+    column.add_argument("name", metavar="NAME", help="the name of the column: up to 12 of a-z, 0-9, _ and -")
+    column.add_argument("--from", dest="source", required=True, metavar="PATH",
+                        help=".npy: a row a sample, by id; .parquet: by key; a set of tars: by key")  # fmt: skip
+    add_flags(column.add_argument_group("which values"), ColumnConfig, ("split",))
     text = "Compares sizes and checksums of every file; with --deep every sample too."
     verify = verb("verify", "compare a shard set with its manifest", text)
     _add_manifest(verify)
@@ -105,15 +118,26 @@ def parser() -> argparse.ArgumentParser:
     _add_estimate(verb("estimate", short, text, ESTIMATE_EPILOG))
     text = "Makes a page of totals, classes, sizes, contact sheets, duplicates, bad input and provenance."
     _add_report(verb("report", "make one HTML page about a shard set", text))
+    text = "Writes a Parquet file beside each tar, for DuckDB, Polars, pandas and `view --where`."
+    _add_manifest(verb("catalog", "write a catalogue of a shard set", text))
+    text = "Writes chosen samples down as a view, which is taken wherever a shard set is; copies no sample."
+    _add_view(verb("view", "choose samples of a shard set", text))
     return top
+
+
+def _add_view(view: Parser) -> None:
+    view.add_argument("output", metavar="OUT", help="the view, a .parquet file")
+    view.add_argument("--of", required=True, metavar="SET", help="the set, or a view to choose from")
+    add_flags(view.add_argument_group("choices, applied in this order"), Choice, [one.name for one in fields(Choice)])
 
 
 def add_build(build: Parser) -> None:
     """Adds the flags of a build."""
     where = build.add_argument_group("what and where")
-    where.add_argument("--output", required=True, metavar="URL", help="the folder of the shard set, local or gs://")
+    where.add_argument("--output", required=True, metavar="URL", help="the shard set's folder: local, gs:// or s3://")
     _add_input(build, where)
     add_flags(where, BuildConfig, ("overwrite",))
+    where.add_argument("--catalog", action="store_true", help="write a catalogue too; it reads the finished set once")
     how = where.add_mutually_exclusive_group()
     how.add_argument("--dry-run", action="store_true", help="read all input, print the exact plan, write nothing")
     text = "end once Dataflow has the job, which publishes the set by itself; makes no report.html"
@@ -135,14 +159,14 @@ def _add_append(append: Parser) -> None:
     _add_input(append, where)
     add_flags(where, BuildConfig, ("append",))
     where.add_argument("--overwrite", action="store_true", help="start over an append that was stopped")
-    append.set_defaults(append="none", dry_run=False, wait=True, report=False)
+    append.set_defaults(append="none", dry_run=False, wait=True, report=False, catalog=False)
 
 
 def _add_input(build: Parser, where: argparse._ArgumentGroup) -> None:
     """The flags of whatever turns raw files into shards."""
-    text = "format of the raw input: cifar10, cifar100, folder, hf, imagenet, listing or webdataset"
+    text = "format of the raw input: cifar10, cifar100, folder, hf, imagenet, listing, shardset or webdataset"
     where.add_argument("--source", required=True, help=text)
-    where.add_argument("--input", required=True, metavar="PATH", help="what that source reads, local or gs://")
+    where.add_argument("--input", required=True, metavar="PATH", help="what that source reads: local, gs:// or s3://")
     add_flags(where, BuildConfig, (*INPUT_FLAGS, "only_shards"))
     add_flags(build.add_argument_group(SIZES_TITLE), BuildConfig, (*SIZES, "seed"))
     add_flags(build.add_argument_group("bad input"), BuildConfig, ("verify", "on_bad", "max_bad_fraction"))
@@ -176,7 +200,7 @@ def _add_report(report: Parser) -> None:
 
 
 def _add_manifest(verb: Parser) -> None:
-    verb.add_argument("manifest", metavar="MANIFEST", help="the manifest or its folder, local or gs://")
+    verb.add_argument("manifest", metavar="MANIFEST", help="the manifest or its folder, local or remote")
 
 
 def _add_estimate(estimate: Parser) -> None:

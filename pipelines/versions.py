@@ -35,7 +35,7 @@ def tag(url: str, name: str) -> Tag:
     """Gives the version at an address a name; ConfigError if the name is taken by another version."""
     if not versions.is_tag(name):
         raise ConfigError(f"{name!r} can't be a tag; use up to 64 letters, digits, ., _ and -, and not only digits")
-    manifest, storage = manifests.load(url)
+    manifest, storage, _ = manifests.load_whole(url)
     made = Tag(version=manifest.number, digest=manifest.digest)
     try:
         with storage.writer(versions.tag_path(name), if_generation=ABSENT) as out:
@@ -47,7 +47,7 @@ def tag(url: str, name: str) -> Tag:
 
 def log(url: str) -> list[dict[str, Any]]:
     """The versions of a set that are left, the newest first."""
-    newest, storage = manifests.load(url)
+    newest, storage, _ = manifests.load_whole(url)
     tags = versions.tags(storage)
     return [
         {
@@ -73,7 +73,7 @@ def log_lines(entries: list[dict[str, Any]]) -> list[str]:
 
 def diff(old: str, new: str) -> list[DifferentSample]:
     """The samples that two sets do not have alike, by key; reads only the indexes of shards that one of them lacks."""
-    sets = manifests.load(old), manifests.load(new)
+    sets = manifests.load_whole(old), manifests.load_whole(new)
     names = sorted({name for one in sets for name in one.manifest.splits})
     return [sample for name in names for sample in _diff_split(*sets, name)]
 
@@ -111,7 +111,7 @@ def _diff_split(old: LoadedSet, new: LoadedSet, split: str) -> Iterator[Differen
 
 def _samples(loaded: LoadedSet, split: str, without: set[str]) -> dict[str, tuple[str, int]]:
     """The class and the CRC32C (of the image, if it has one) of each sample by key, without those of some shards."""
-    manifest, storage = loaded
+    manifest, storage, _ = loaded
     names = [info.name for info in manifest.classes]
     found = {}
     for shard in manifest.splits[split].shards if split in manifest.splits else ():

@@ -123,8 +123,8 @@ def steps_of_set(given: Mapping[str, Any]) -> Settings:
         return {}
     from trainer.data.splits import load_once  # decodes images, which --help must not need
 
-    split = load_once(given["manifest"]).manifest.split(given.get("train_split", TrainConfig().train_split))
-    return steps_of(split.num_samples, given)
+    loaded, split = load_once(given["manifest"]), given.get("train_split", TrainConfig().train_split)
+    return steps_of(loaded.part(split).selection.num_kept, given)
 
 
 def _optimizer(settings: Settings) -> Settings:

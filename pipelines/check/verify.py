@@ -16,7 +16,7 @@ from pipelines.check.problems import Problem, check_quarantine, problem_of
 from pipelines.check.shard import ShardFindings, ShardTask, check_shard
 from pipelines.images.options import options_to_read
 from pipelines.write import history
-from shardset.errors import DamagedShard, StorageError
+from shardset.errors import ConfigError, DamagedShard, StorageError
 from shardset.format import manifest as manifests
 from shardset.format.manifest import Manifest
 from shardset.storage.base import Storage
@@ -66,14 +66,14 @@ def verify(
     progress: ShowProgress | None = None,
     min_process_bytes: int = MIN_PROCESS_BYTES,
 ) -> VerifyReport:
-    """Every problem of the shard set at `url` (its manifest or folder).
+    """Every problem of the shard set at `url` (its manifest or folder, or a view of it, which is checked too).
 
     Shallow: every listed object exists with its size and CRC32C, no unlisted shard is next to them, the quarantine
     list has the listed length. Deep: also reads each tar and index, compares them with each other and with the
     manifest, decodes every image, and checks that keys are unique over all splits. Uses all cores; processes if the
     shards hold `min_process_bytes` or more. Raises ManifestError without a valid manifest.
     """
-    manifest, storage = manifests.load(url)
+    manifest, storage, _ = manifests.load(url).without_view()
     image = options_to_read(manifest)
     tasks = [
         ShardTask(
@@ -85,9 +85,12 @@ def verify(
             num_classes=len(manifest.classes),
             image=image,
             deep=deep,
+            is_own=is_own,
         )
         for name, split in manifest.splits.items()
-        for shard in split.shards
+        for shard, is_own in zip(
+            split.shards, [group.is_own for group in split.groups for _ in range(group.num_shards)], strict=True
+        )
     ]
     checked = _check_all(tasks, progress, min_process_bytes)
     problems = [
@@ -177,10 +180,12 @@ def _table_problems(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
 
 def _unlisted(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
     paths = {path for path in manifests.files_of(manifest) if path.endswith((".tar", ".idx.npy"))}
-    names = set[str]()
-    for folder in sorted({path.rpartition("/")[0] for path in paths}):
+    groups, names = [group for split in manifest.splits.values() for group in split.groups], set[str]()
+    for folder in sorted({group.path(0).rpartition("/")[0] for group in groups if group.is_own}):
         try:
             names.update(stat.name for stat in storage.list(f"{folder}/" if folder else ""))
+        except ConfigError:  # a web server, which no reader lists either
+            return
         except StorageError as error:
             yield Problem(folder, f"can't be listed: {error}")
     strays = {name for name in names if name.endswith((".tar", ".idx.npy"))} - paths

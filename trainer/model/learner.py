@@ -180,7 +180,8 @@ class Learner:
     def _eval_step(self, batch: TensorBatch) -> torch.Tensor:
         logits = self._logits(self._eval_net, self._normalize(batch["image"]))
         losses = cross_entropy(logits, batch["label"], reduction="none")
-        return metrics.stats_row(losses, logits, batch["label"], batch["weight"])
+        once = (batch["weight"] > 0).to(batch["weight"].dtype)  # a view may weigh samples: that is for training
+        return metrics.stats_row(losses, logits, batch["label"], once)
 
 
 def step_key(seed: int, epoch: int, step: int) -> int:

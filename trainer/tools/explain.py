@@ -67,8 +67,8 @@ def run(
         assert sample_id is not None
         answer = explain_sample(timetable, sample_id)
     if as_json:
-        order = json.loads(timetable.order.state(0, 0, timetable.manifest.digest).to_json())
-        values = {"manifest": timetable.storage.url, "split": timetable.split_name, "order": order}
+        order = json.loads(timetable.order.state(0, 0, timetable.loaded.manifest.digest).to_json())
+        values = {"manifest": timetable.loaded.storage.url, "split": timetable.split_name, "order": order}
         print(json.dumps(values | msgspec.to_builtins(answer)))
     else:
         show(timetable, answer)
@@ -100,8 +100,8 @@ def timetable_of(config: TrainConfig, state: OrderState | None = None, num_hosts
     """
     if config.fake_data or config.manifest is None:
         raise ConfigError("there is no shard set to explain; give --manifest, or the --run-dir of a run that has one")
-    manifest, storage = manifests.load(config.manifest)
-    split = manifest.split(config.train_split)
+    loaded = manifests.load(config.manifest)
+    split, ids = loaded.manifest.split(config.train_split), loaded.part(config.train_split).selection
     if state is None:
         options = OrderOptions(
             seed=config.seed,
@@ -113,7 +113,7 @@ def timetable_of(config: TrainConfig, state: OrderState | None = None, num_hosts
             augment_repeats=config.image.augment_repeats,
             budget_bytes=config.budget_bytes,
         )
-        order = fit_order(split.shard_sizes, options, stored_bytes=split.num_tar_bytes)
+        order = fit_order(split.shard_sizes, options, stored_bytes=split.num_tar_bytes, view=ids)
     elif state.quarantine != quarantine_digest(()):  # the state holds only a digest of the ids
         raise ConfigError(
             "the run left out quarantined samples, and its folder does not list them, so their steps are unknown"
@@ -126,12 +126,11 @@ def timetable_of(config: TrainConfig, state: OrderState | None = None, num_hosts
             num_lanes=state.num_lanes,
             block_size=state.block_size,
             window=state.window,
+            view=ids,
             augment_repeats=config.image.augment_repeats,
         )
-        order.resume(state, manifest.digest)
-    return Timetable(
-        manifest=manifest, storage=storage, split_name=config.train_split, order=order, num_epochs=config.epochs
-    )
+        order.resume(state, loaded.manifest.digest)
+    return Timetable(loaded=loaded, split_name=config.train_split, order=order, num_epochs=config.epochs)
 
 
 def explain_step(timetable: Timetable, text: str) -> ExplainedStep:
@@ -166,11 +165,11 @@ def show(timetable: Timetable, answer: ExplainedStep | ExplainedSample) -> None:
         )
         rows = [
             (visit.slot, sample.id, sample.key, f"{sample.label} {sample.class_name}", sample.name or "",
-             sample.shard.rpartition("/")[2], sample.position, "0 (pad)" if visit.pad else "1")
+             sample.shard.rpartition("/")[2], sample.position, "(pad)" if visit.pad else "")
             for visit in answer.samples
             for sample in [visit.sample]
         ]  # fmt: skip
-        table = _table(["slot", "id", "key", "label", "original name", "shard", "position", "weight"], rows)
+        table = _table(["slot", "id", "key", "label", "original name", "shard", "position", ""], rows)
     else:
         sample = answer.sample
         named = f", originally {sample.name}" if sample.name is not None else ""

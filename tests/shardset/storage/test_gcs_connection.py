@@ -27,7 +27,7 @@ from shardset.storage import gcs_http
 from shardset.storage.open import open_storage
 from shardset.storage.retry import RetryPolicy, while_someone_waits
 from tests.faulty_proxy import Fault, in_turn, is_media
-from tests.makers.objects import BIG, HELLO, in_child, put
+from tests.makers.objects import BIG, HELLO, in_child, names, put
 
 
 @pytest.mark.gcs
@@ -183,6 +183,22 @@ def test_a_read_whose_token_was_refused_goes_on_with_a_new_one(gcs_root, proxy, 
     assert sum(map(is_media, proxy.seen)) == 3
 
 
+@pytest.mark.gcs
+def test_the_quota_project_of_the_environment_pays_for_every_request(behind_proxy, proxy, monkeypatch):
+    def act():
+        put(behind_proxy, "a")
+        assert (behind_proxy.read("a", 2, 5), names(behind_proxy)) == (HELLO[2:5], ["a"])
+        behind_proxy.delete("a")
+
+    act()
+    assert not any("userProject" in seen.path for seen in proxy.seen)
+    proxy.seen.clear()
+    monkeypatch.setenv("GOOGLE_CLOUD_QUOTA_PROJECT", "my-project")
+    act()
+    assert {seen.method for seen in proxy.seen} == {"POST", "GET", "DELETE"}
+    assert all("userProject=my-project" in seen.path for seen in proxy.seen)
+
+
 @pytest.mark.parametrize("body", [b"", b"{}"])
 def test_a_metadata_server_that_says_no_token_is_asked_again(body):
     with token_server(body) as url, pytest.raises(TransportError, match="answered with no token"):
@@ -241,7 +257,7 @@ def black_hole(monkeypatch):
         yield
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_who_waits_for_a_server_that_never_answers_is_told_so_and_then_gets_an_error(black_hole):
     words = [sys.executable, "-m", "pipelines", "inspect", "gs://bucket/set"]
     run = subprocess.run(words, capture_output=True, text=True, timeout=600)
