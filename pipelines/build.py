@@ -39,7 +39,7 @@ from shardset.errors import ConfigError, NotFound, PreconditionFailed, ShardsetE
 from shardset.format import manifest as manifests
 from shardset.format import naming, versions
 from shardset.format.manifest import Manifest
-from shardset.storage.base import ABSENT, Storage, os_errors_as_storage_errors
+from shardset.storage.base import Storage, os_errors_as_storage_errors
 from shardset.storage.checked import PIECE_BYTES
 from shardset.storage.open import open_storage
 from shardset.version import __version__
@@ -223,16 +223,14 @@ class _Start:
             return files, file
         manifest_generation = plan_files.generation_of(output, naming.MANIFEST)
         replaced = replacing.manifest_at(output, naming.MANIFEST)
-        if base is None:
-            has_manifest = manifest_generation != ABSENT
+        if base is None or history.has_unfinished_plan(output, base):
+            has_manifest = base is None and replaced is not None
             self._refuse_existing(has_manifest=has_manifest, has_build=old is not None, changes=changes)
-        elif changes and not self.config.overwrite and history.has_unfinished_plan(output, base):
-            raise ConfigError(_unfinished(output, changes))
         removed = unfinished = history.unlisted(
             output, replacing.unfinished_files(output) - replacing.files_of(replaced)
         )
         if base is None:
-            removed = unfinished.union(*map(replacing.files_of, [replaced, *history.older(output)]))
+            removed = unfinished.union(*map(replacing.files_of, [replaced, *manifests.older(output)]))
         replacing.refuse_input(output, removed, self.input, self.survey.objects)
         if self.survey.all_tars:
             replacing.refuse_inside(
@@ -260,7 +258,7 @@ class _Start:
         newest = replacing.manifest_at(self.output, naming.MANIFEST)
         if newest is None:
             raise ConfigError(f"{self.output.url}: no finished shard set there to append to; `build` makes one")
-        last = next(history.older(self.output), None)
+        last = next(manifests.older(self.output), None)
         if last and last.number >= newest.number and last.digest != newest.digest:
             raise ConfigError(
                 f"{self.output.url}: {versions.FOLDER} is still of a set that `build --overwrite` replaced before it "
@@ -286,13 +284,16 @@ class _Start:
     def _refuse_existing(self, *, has_manifest: bool, has_build: bool, changes: Sequence[str]) -> None:
         """Raises ConfigError if the files at the output may not be replaced."""
         url, overwrite = self.output.url, self.config.overwrite
-        why = _in_brackets(changes)
+        why = f" ({'; '.join(changes)})" if changes else ""
         if has_manifest and not overwrite:
             raise ConfigError(
                 f"{url}: already holds another shard set{why}; give another --output, or --overwrite to replace it"
             )
         if changes and not overwrite:
-            raise ConfigError(_unfinished(self.output, changes))
+            raise ConfigError(
+                f"{url}: already holds an unfinished build{why}; finish it with its own options, "
+                "give another --output, or --overwrite to start over"
+            )
         if has_manifest or has_build:
             return
         foreign = next((stat.name for stat in self.output.list() if naming.is_shard_file(stat.name)), None)
@@ -315,17 +316,6 @@ def _describe(config: BuildConfig, survey: Survey, digest: str) -> BuildFile:
         classes=survey.classes,
         notes=list(survey.notes),
     )
-
-
-def _unfinished(output: Storage, changes: Sequence[str]) -> str:
-    return (
-        f"{output.url}: already holds an unfinished build{_in_brackets(changes)}; finish it with its own options, "
-        "give another --output, or --overwrite to start over"
-    )
-
-
-def _in_brackets(changes: Sequence[str]) -> str:
-    return f" ({'; '.join(changes)})" if changes else ""
 
 
 def _lay_out(

@@ -142,37 +142,26 @@ def _verify(args: argparse.Namespace, _: Sequence[str]) -> int:
     return 1 if report.problems else 0
 
 
-def _tag(args: argparse.Namespace, _: Sequence[str]) -> int:
-    from pipelines import versions
+def _versions(args: argparse.Namespace, _: Sequence[str]) -> int:
+    """The verbs `tag`, `log`, `diff` and `compact`."""
+    from pipelines import compact, versions
 
-    made = versions.tag(args.set, args.name)
-    print(_json(made) if args.json else f"{args.name} is version {made.version}, digest {made.digest}")
-    return 0
-
-
-def _log(args: argparse.Namespace, _: Sequence[str]) -> int:
-    from pipelines import versions
-
-    entries = versions.log(args.set)
-    print(_json(entries) if args.json else "\n".join(versions.log_lines(entries)))
-    return 0
-
-
-def _diff(args: argparse.Namespace, _: Sequence[str]) -> int:
-    from pipelines import versions
-
-    samples = versions.diff(args.old, args.new)
-    print(_json(samples) if args.json else "\n".join(versions.diff_lines(samples)))
-    return 0
-
-
-def _compact(args: argparse.Namespace, _: Sequence[str]) -> int:
-    from pipelines import compact
-
-    storage, name = open_file(args.drop_keys)
-    keys = storage.read(name).decode("utf-8", "replace").split()
-    done = compact.compact(args.set, keys, grace=args.grace, now=datetime.now(UTC))
-    print(_json(done) if args.json else "\n".join(compact.lines(done)))
+    found: Any
+    if args.verb == "tag":
+        found = versions.tag(args.set, args.name)
+        lines = [f"{args.name} is version {found.version}, digest {found.digest}"]
+    elif args.verb == "log":
+        found = versions.log(args.set)
+        lines = versions.log_lines(found)
+    elif args.verb == "diff":
+        found = versions.diff(args.old, args.new)
+        lines = versions.diff_lines(found)
+    else:
+        storage, name = open_file(args.drop_keys)
+        keys = storage.read(name).decode("utf-8", "replace").split()
+        found = compact.compact(args.set, keys, grace=args.grace, now=datetime.now(UTC))
+        lines = compact.lines(found)
+    print(_json(found) if args.json else "\n".join(lines))
     return 0
 
 
@@ -261,10 +250,7 @@ def _stored_set(args: argparse.Namespace) -> "StoredSet":
 VERBS = {
     "build": _build,
     "append": _build,
-    "tag": _tag,
-    "log": _log,
-    "diff": _diff,
-    "compact": _compact,
+    **dict.fromkeys(("tag", "log", "diff", "compact"), _versions),
     "catalog": _catalog,
     "adopt": _publish,
     "column": _publish,

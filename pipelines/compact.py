@@ -67,6 +67,7 @@ def compact(url: str, keys: Collection[str], *, grace: timedelta, now: datetime)
     """
     storage = open_storage(url)  # not an older version of the set
     newest = manifests.read(storage)
+    replace.manifest_at(storage, naming.MANIFEST)  # refuses adopted tars
     _refuse_unfinished(storage, newest)
     if not keys:
         raise ConfigError("no key was given; list those to drop, one in each line")
@@ -215,7 +216,7 @@ def _groups(
                     class_totals=[],
                     seed=group.seed,
                     plan_digest=digest,
-                    promises=[promise for promise in promises if promise != "reproducible" or not is_new],
+                    promises=promises,
                 ).groups
             yield msgspec.structs.replace(made, fields=group.fields)
 
@@ -227,7 +228,7 @@ def _content_bytes(index: np.ndarray) -> int:
 def _retire(storage: Storage, num_samples: int, num_shards: int, grace: timedelta, now: datetime) -> Compacted:
     """Removes the older versions with shards that the newest lacks, and what only these need, once `grace` is over."""
     newest = manifests.read_head(storage)
-    listed, others = replace.files_of(newest), list(history.older(storage))
+    listed, others = replace.files_of(newest), list(manifests.older(storage))
     stale = [one for one in others if not replace.files_of(one) - {one.quarantine.path} <= listed]
     for one in others:
         listed |= replace.files_of(one) if one not in stale else set()
@@ -243,6 +244,7 @@ def _retire(storage: Storage, num_samples: int, num_shards: int, grace: timedelt
     _refuse_unfinished(storage, newest)  # one that has begun meanwhile would lose its plan
     kept = set(map(naming.references_of, listed))
     names |= {stat.name for stat in storage.list(naming.PLAN_FOLDER) if paths.is_plan_file(stat.name)} - kept
+    names |= {name.removesuffix(".tar") + ".parquet" for name in names if name.endswith(".tar")}  # their catalogue
     names |= {naming.REPORT, *map(versions.tag_path, tags)}  # the page shows pictures of them
     removed = list(replace.existing(storage, names))
     last = list(replace.existing(storage, {_SINCE, *(versions.path(one.number) for one in stale)}))

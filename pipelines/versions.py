@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from pipelines.write import history
 from shardset.errors import ConfigError, PreconditionFailed
 from shardset.format import manifest as manifests
 from shardset.format import versions
@@ -56,7 +55,7 @@ def log(url: str) -> list[dict[str, Any]]:
             "samples": {name: split.num_samples for name, split in one.splits.items()},
             "tags": sorted(name for name, tag in tags.items() if tag.digest == one.digest),
         }
-        for one in (newest, *history.older(storage))
+        for one in (newest, *manifests.older(storage))
         if one.number < newest.number or one is newest
     ]
 

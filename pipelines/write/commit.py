@@ -154,7 +154,7 @@ class Committer:
         if content is not None:
             output = self.files.output
             old = manifests.parse(bytes(content), f"{output.url}/{paths.REPLACED}")
-            listed = replace.files_of(old).union(*map(replace.files_of, history.older(output)))
+            listed = replace.files_of(old).union(*map(replace.files_of, manifests.older(output)))
             replace.remove(self.files, listed | {naming.REPORT})  # the report is about the old set
             replace.remove(self.files, {stat.name for stat in output.list(versions.FOLDER)})
             output.delete(paths.REPLACED, generation=generation)  # a build that has begun since may have its own

@@ -1,6 +1,5 @@
-"""Publishes the next version of a set, and finds the older ones."""
+"""Publishes the next version of a set, and says what the older ones have."""
 
-from collections.abc import Iterator
 from itertools import chain, takewhile, zip_longest
 from typing import Any
 
@@ -18,16 +17,9 @@ from shardset.storage.base import ABSENT, Storage
 _SUMS = ("num_samples", "num_source_samples", "num_dropped", "num_repeats", "num_content_bytes", "num_tar_bytes")
 
 
-def older(storage: Storage) -> Iterator[Manifest]:
-    """The manifests of the older versions, as `read_head` returns them, the newest first: stop once you know enough."""
-    numbers = filter(None, (versions.number_of(stat.name) for stat in storage.list(versions.FOLDER)))
-    for number in sorted(numbers, reverse=True):
-        yield manifests.read_head(storage, versions.path(number))
-
-
 def unlisted(storage: Storage, names: set[str]) -> set[str]:
     """Those of `names` that no older version lists; reads no version if there are none."""
-    left, remaining = set(names), older(storage)
+    left, remaining = set(names), manifests.older(storage)
     while left and (one := next(remaining, None)):
         left.difference_update(manifests.files_of(one))
     return left
@@ -43,7 +35,7 @@ def has_unfinished_plan(storage: Storage, newest: Manifest) -> bool:
     plan = plan_files.find_record(storage, paths.PLAN, PlanFile)
     build = plan_files.find_record(storage, paths.BUILD, BuildFile)
     base = build.appends.base if build and build.appends else None
-    later = takewhile(lambda one: one.digest != base, chain([newest], older(storage)))
+    later = takewhile(lambda one: one.digest != base, chain([newest], manifests.older(storage)))
     return plan is not None and not any(has_shards_of(one, plan) for one in later)
 
 

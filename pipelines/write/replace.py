@@ -30,7 +30,9 @@ def manifest_at(output: Storage, name: str) -> Manifest | None:
     except ManifestError as error:
         raise ManifestError(f"{error}; --overwrite can't tell what to replace: move it away with its shards") from error
     if not all(group.is_own for split in manifest.splits.values() for group in split.groups):
-        raise ConfigError(f"{where}: the tars of this set were adopted and are not removed; choose another --output")
+        raise ConfigError(
+            f"{where}: the tars of this set were adopted and are not removed; build a set of them elsewhere"
+        )
     return manifest
 
 

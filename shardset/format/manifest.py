@@ -308,7 +308,11 @@ def _load_view(url: str) -> LoadedSet:
         raise ConfigError(
             f"{url}: names no set in its footer; seal it with `python -m pipelines view OUT --of SET --ids {url}`"
         )
-    return with_view(load_whole(address_from(storage.url, head.parent)), head, rows, url)
+    whole = load_whole(address_from(storage.url, head.parent))
+    if whole.digest != head.parent_digest:  # of an older version, if that is left
+        found = (one for one in older(whole.storage) if one.digest == head.parent_digest)
+        whole = LoadedSet(opened(whole.storage, next(found, whole.manifest)), whole.storage)
+    return with_view(whole, head, rows, url)
 
 
 def read(storage: Storage, name: str = naming.MANIFEST, where: str | None = None) -> Manifest:
@@ -327,6 +331,13 @@ def read_head(storage: Storage, name: str = naming.MANIFEST, where: str | None =
         if again == data:
             raise
         return parse(again, where)
+
+
+def older(storage: Storage) -> Iterator[Manifest]:
+    """The manifests of the older versions, as `read_head` returns them, the newest first: stop once you know enough."""
+    numbers = filter(None, (versions.number_of(stat.name) for stat in storage.list(versions.FOLDER)))
+    for number in sorted(numbers, reverse=True):
+        yield read_head(storage, versions.path(number))
 
 
 def opened(storage: Storage, manifest: Manifest) -> Manifest:

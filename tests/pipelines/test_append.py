@@ -63,7 +63,7 @@ def append_of(raw, output, **options) -> BuildConfig:
 
 
 def key_of_ids(folder, split="train"):
-    manifest, storage = manifests.load(str(folder))
+    manifest, storage, _ = manifests.load(str(folder))
     return [key.decode() for shard in manifest.split(split).shards for key in read_index(storage, shard)["key"]]
 
 

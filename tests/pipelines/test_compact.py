@@ -17,7 +17,6 @@ from pipelines.check.verify import verify
 from pipelines.cli import main
 from pipelines.compact import compact
 from pipelines.runners import options
-from pipelines.write import history
 from shardset.errors import ConfigError, ManifestError, NotFound, StorageError
 from shardset.format import manifest as manifests
 from shardset.format import naming, versions
@@ -74,7 +73,7 @@ def test_old_files_wait_for_the_grace_period_and_then_only_the_newest_version_is
     first = compact(url, ["train/cat/007"], grace=DAY, now=NOW)
     assert first.waiting
     assert compact(url, ["train/cat/007"], grace=DAY, now=NOW + DAY / 2) == _waiting(first, 0)
-    assert {one.number for one in history.older(manifests.load(url).storage)} == {1, 2}
+    assert {one.number for one in manifests.older(manifests.load(url).storage)} == {1, 2}
     done = compact(url, ["train/cat/007"], grace=DAY, now=NOW + DAY)
     assert done.removed.keys() >= {"train", "versions", "plan", "plan/shards"}
     assert not [name for name in files_of(stored) if name.startswith(versions.FOLDER)]
