@@ -1,7 +1,6 @@
 """Parses values of the command line: each function takes one argument, and raises ArgumentTypeError if it is wrong."""
 
 import argparse
-from datetime import timedelta
 from typing import Any, NoReturn
 
 from shardset.errors import ConfigError
@@ -17,15 +16,6 @@ def positive(text: str, expected: str = "a whole number from 1") -> int:
     if not text.isdecimal() or int(text) < 1:
         _fail(text, expected)
     return int(text)
-
-
-def hours(text: str) -> timedelta:
-    """`24` as a day."""
-    try:
-        found = timedelta(hours=float(text))
-    except (ValueError, OverflowError):
-        found = timedelta(-1)
-    return found if found >= timedelta(0) else _fail(text, "a number of hours from 0")
 
 
 def numbers(text: str) -> dict[str, int]:

@@ -10,7 +10,7 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import fields
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -159,7 +159,7 @@ def _versions(args: argparse.Namespace, _: Sequence[str]) -> int:
     else:
         storage, name = open_file(args.drop_keys)
         keys = storage.read(name).decode("utf-8", "replace").split()
-        found = compact.compact(args.set, keys, grace=args.grace, now=datetime.now(UTC))
+        found = compact.compact(args.set, keys, grace=timedelta(hours=args.grace), now=datetime.now(UTC))
         lines = compact.lines(found)
     print(_json(found) if args.json else "\n".join(lines))
     return 0

@@ -91,7 +91,7 @@ def parser() -> argparse.ArgumentParser:
     compact = verb("compact", "forget samples of a shard set", text)
     _add_set(compact)
     compact.add_argument("--drop-keys", required=True, metavar="FILE", help="a text file with a key in each line")
-    compact.add_argument("--grace", type=arguments.hours, default="24", metavar="HOURS",
+    compact.add_argument("--grace", type=int, default=24, metavar="HOURS",
                          help="keep old files so long, for readers of older versions; then give the same command "
                          "again (default 24)")  # fmt: skip
     text = "Reads each tar once, and writes an index beside it and a manifest; copies nothing."

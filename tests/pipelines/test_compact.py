@@ -12,6 +12,7 @@ from pipelines import build as builds
 from pipelines import compact as compacting
 from pipelines import versions as verbs
 from pipelines.build import build
+from pipelines.catalog import write_catalog
 from pipelines.check import inspect
 from pipelines.check.verify import verify
 from pipelines.cli import main
@@ -132,12 +133,16 @@ def test_no_byte_of_a_dropped_sample_is_left(stored, tmp_path, capsys):
     images = [fields["png"] for key, fields in contents_of(stored).items() if key.startswith("train/dog/003")]
     (tmp_path / "keys").write_text("train/dog/003\n")
     (stored / naming.REPORT).write_text("pictures")
+    write_catalog(str(stored))
     assert main(["compact", str(stored), "--drop-keys", str(tmp_path / "keys"), "--grace", "0"]) == 0
     assert "removed from plan/units" in capsys.readouterr().out
     left = b"".join(path.read_bytes() for path in stored.rglob("*") if path.is_file())
     assert images[0] not in left
     assert b"train/dog/003" not in left
     assert not (stored / naming.REPORT).exists()
+    listed = set(files_of(stored)) - set(manifests.files_of(manifests.load(str(stored)).manifest))
+    assert {path for path in listed if not path.endswith(".parquet")} == {naming.MANIFEST}
+    assert write_catalog(str(stored))
 
 
 def test_a_shard_of_which_nothing_is_left_goes_and_a_split_may_not(stored):

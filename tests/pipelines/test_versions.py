@@ -93,6 +93,16 @@ def test_a_folder_whose_name_ends_like_a_version_is_opened_as_it_is(three):
         manifests.load(f"{three}/me@work")
 
 
+def test_a_view_of_an_older_version_opens_whatever_was_appended(three, tmp_path):
+    out = str(tmp_path / "cats.parquet")
+    (tmp_path / "keys").write_text("train/cat/001\n")
+    assert main(["view", out, "--of", f"{three}@1", "--keys", str(tmp_path / "keys")]) == 0
+    assert manifests.load(out).without_view().manifest.number == 1
+    (Path(three) / versions.path(1)).unlink()
+    with pytest.raises(ConfigError, match="is a view of the set with digest"):
+        manifests.load(out)
+
+
 def test_the_log_lists_versions_with_their_samples_and_tags(three, capsys):
     verbs.tag(f"{three}@2", "paper")
     assert main(["log", three]) == 0
