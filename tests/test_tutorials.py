@@ -2,11 +2,16 @@
 
 import re
 import shlex
+from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from pipelines.cli import main as pipelines
 from tests.makers.documented import REPOSITORY, commands_of, run, words_of, write_inputs
+from tests.makers.folders import write_class_folders
 
 PAGES = sorted(path.relative_to(REPOSITORY).as_posix() for path in (REPOSITORY / "docs/tutorials").glob("*.md"))
 TINY = "--recipe digits_smoke --strategy single --set image.size=32 --set image.eval_resize=32"
@@ -37,6 +42,15 @@ def here(command: str) -> str:
     return re.sub(r"trainer tpu train \S+ --zone \S+", "trainer train --max-steps 4", command)
 
 
+def write_year(place: Path) -> None:
+    """What the year brings: pictures of which 40 are known, scores by key, and lists of keys."""
+    write_class_folders(place / "photos-june", ["bird", "cat"], 45)
+    keys = [f"{name}/{number:03d}" for name in ("cat", "dog") for number in range(40)]
+    parquet.write_table(pa.table({"key": keys, "score": np.arange(80, dtype=np.float32)}), place / "scores.parquet")
+    (place / "wrong.txt").write_text("cat/001\n")
+    (place / "forget.txt").write_text("dog/001\n")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "page",
@@ -48,6 +62,8 @@ def here(command: str) -> str:
 )
 def test_every_command_of_a_tutorial_works_in_its_order(page, tmp_path):
     write_inputs(tmp_path)
+    if "year" in page:
+        write_year(tmp_path)
     if "gpu" in page:  # it begins with a finished shard set
         (build,) = [line for line in commands_of("README.md") if "--output imagenet " in line and "Runner" not in line]
         run(words_of(build, REPLACED), tmp_path)
