@@ -147,6 +147,7 @@ class TrainConfig:
     profile_steps: tuple[int, int] | None = setting(None, "trace these steps into RUN_DIR/profile")
     log_every_steps: Count = setting(10, "steps between two lines of the log")
     logger: Literal["wandb", "mlflow"] | None = setting(None, "send the numbers to this logger too, by its own client")
+    record_losses: bool = setting(False, "write the loss of each sample to RUN_DIR/losses, a Parquet file an epoch")
     show_steps: bool = setting(False, "print step lines too, beside a line for each epoch")
     checkpoint_every_steps: Count | None = setting(None, "steps between two checkpoints; none saves after each epoch")
     keep_checkpoints: Count = setting(3, "number of newest checkpoints to keep, besides the best one")

@@ -16,7 +16,8 @@ GROUPS = {
     "model": ("model.name", "image.size"),
     "training": (
         "model.pretrained", "model.freeze", "epochs", "optimizer.learning_rate", "optimizer.head_learning_rate",
-        "optimizer.weight_decay", "seed", "max_steps", "target_accuracy", "logger", "show_steps", "profile_steps",
+        "optimizer.weight_decay", "seed", "max_steps", "target_accuracy", "logger", "record_losses", "show_steps",
+        "profile_steps",
     ),
     "steps on devices": (
         "global_batch_size", "strategy", "precision", "num_decode_threads", "compile", "compile_cache",

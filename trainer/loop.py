@@ -1,8 +1,12 @@
 """Train and evaluate: the algorithm, and nothing else."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+
+import msgspec
+import numpy as np
+import torch
 
 from shardset.storage.open import open_storage
 from trainer.agreement import check_batch_size, model_identity_of
@@ -13,7 +17,10 @@ from trainer.model.learner import Learner
 from trainer.record import checkpoint
 from trainer.record.checkpoint import CommitMark
 from trainer.record.checkpoint_state import CheckpointState
+from trainer.record.evaluation import EVALUATION, Evaluation, class_results, worst_samples
 from trainer.record.metrics import Totals, check_evaluation
+from trainer.record.outcomes import outcomes_of
+from trainer.record.run_folder import from_anywhere
 from trainer.run import OpenData, Run
 from trainer.runtime.base import Runtime
 
@@ -59,29 +66,39 @@ def evaluate(
     fetch_every: int = FETCH_EVERY,
     *,
     num_rows: int = 0,
+    outcomes: list[np.ndarray] | None = None,
 ) -> Totals | None:
     """Sums over every sample of a split, each once, for any number of replicas; None if asked to stop on the way.
 
     `must_stop` is asked after each fetch, `gives_up` while there is no batch; `num_rows` is that of a DeviceFeed.
+    Adds what becomes of each sample to `outcomes`, if given: arrays OUTCOME [n].
     """
+
+    def added(rows: Sequence[torch.Tensor]) -> Totals:
+        fetched = runtime.fetch(rows)
+        if outcomes is not None:
+            outcomes.append(outcomes_of(fetched))
+        return totals.add(fetched)
+
     totals, rows = Totals(), []
     steps = steps_of(stream, 0, len(stream))
-    with DeviceFeed(steps, runtime.to_device, stream.stop, gives_up, num_rows=num_rows) as feed:
+    options = {"num_rows": num_rows, "with_ids": outcomes is not None}
+    with DeviceFeed(steps, runtime.to_device, stream.stop, gives_up, **options) as feed:
         for batch in feed:
             rows.append(learner.eval_step(batch.tensors))
             if len(rows) > fetch_every:  # the device computes the newest meanwhile
-                totals, rows = totals.add(runtime.fetch(rows[:-1])), rows[-1:]
+                totals, rows = added(rows[:-1]), rows[-1:]
                 if must_stop():
                     return None
     if feed.gave_up:
         return None
-    return totals.add(runtime.fetch(rows)) if rows else totals
+    return added(rows) if rows else totals
 
 
 def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
     """Prints the accuracy of a checkpoint (`config.resume`, or the best of the run folder) on the evaluation split.
 
-    Evaluates its averaged weights if it has them, as its run did, unless the config turns them off by 0.
+    By class too; in the run folder of that checkpoint it leaves an Evaluation, which `trainer report` shows. Evaluates its averaged weights if it has them, as its run did, unless the config turns them off by 0.
     """
     check_batch_size(config, runtime)
     data = open_data(config, runtime.host, runtime.num_hosts)
@@ -93,14 +110,28 @@ def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
     learner = Learner(runtime, config, data.num_classes, state)
     start = time.perf_counter()
     num_rows = runtime.num_rows(config.global_batch_size, 1)
-    totals = evaluate(runtime, learner, data.evaluation, lambda: False, num_rows=num_rows) or Totals()
+    found: list[np.ndarray] = []
+    totals = evaluate(runtime, learner, data.evaluation, lambda: False, num_rows=num_rows, outcomes=found) or Totals()
     check_evaluation(totals, data.num_eval_samples)
     if runtime.is_master:
+        outcomes = np.concatenate(found)
+        result = Evaluation(
+            step=commit.step,
+            manifest=from_anywhere(config).manifest or "",
+            digest=data.manifest_digest,
+            split=data.eval_split,
+            classes=class_results(outcomes, data.class_names),
+            worst=worst_samples(outcomes),
+        )
+        print(*result.lines(), sep="\n")
         print(
             f"step {commit.step}: {data.eval_split} accuracy {totals.mean('top1'):.4f} "
             f"(top-5 {totals.mean('top5'):.4f}), loss {totals.mean('loss'):.4f}, "
             f"{int(totals.weight)} samples in {time.perf_counter() - start:.1f} s"
         )
+        if config.resume in ("auto", "never"):
+            with open_storage(config.run_dir).writer(EVALUATION) as writer:
+                writer.write(msgspec.json.encode(result))
 
 
 def _end_epoch(run: Run, fetch_every: int) -> None:

@@ -8,6 +8,9 @@ from contextlib import ExitStack
 from dataclasses import asdict, astuple, replace
 from types import TracebackType
 
+import numpy as np
+import torch
+
 from shardset.order.state import state_from_json
 from shardset.program import count
 from shardset.version import __version__
@@ -23,6 +26,7 @@ from trainer.record import checkpoint
 from trainer.record.checkpoint_state import CheckpointState, Position, position_of
 from trainer.record.loggers import open_logger
 from trainer.record.metrics import RunLog, Totals, check_evaluation
+from trainer.record.outcomes import losses_file, losses_name
 from trainer.record.run_folder import RunFolder
 from trainer.record.telemetry import PROFILE, Telemetry
 from trainer.runtime.base import Runtime
@@ -121,6 +125,7 @@ class Run:
             self.data.train.stop,
             self.stop_requested_while_waiting,
             num_rows=self.num_rows,
+            with_ids=self.config.record_losses,
         )
         self._exits.enter_context(feed)
         self._telemetry.watch_feed(feed)
@@ -205,6 +210,8 @@ class Run:
         seen = self._telemetry.seen_by_all()
         check_epoch(self.position.closed_epochs, self.data.expected, seen)
         self._telemetry.log_epoch(self.position, seen)
+        if self.config.record_losses and self.runtime.is_master:
+            self._write_losses(seen.samples)
         self.learner.broadcast_buffers()
 
     def close_epoch(self, totals: Totals | None) -> None:
@@ -301,11 +308,20 @@ class Run:
             "epoch": epoch,
             "step_in_epoch": step,
             "seen": [seen.samples, seen.digest],
+            "outcomes": torch.from_numpy(self._telemetry.outcomes.view(np.uint8)),
             "epoch_totals": list(astuple(self._telemetry.epoch_totals)),
             "seconds": self._seconds(),
             "stream": _order_of(self.data.train, epoch, step),
             **self.learner.state(),
         }
+
+    def _write_losses(self, num_samples: int) -> None:
+        name, outcomes = losses_name(self.position.closed_epochs), self._telemetry.outcomes
+        if len(outcomes) == num_samples:
+            self._folder.write(name, losses_file(outcomes, self.data.first_ids))
+        else:
+            missing = num_samples - len(outcomes)
+            self._log.note(f"{name} is not written: {count(missing, 'sample')} were trained on without record_losses")
 
     def _seconds(self) -> float:
         return self._seconds_before + time.perf_counter() - self._started

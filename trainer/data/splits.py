@@ -82,7 +82,7 @@ class SampleDigest:
 class Data:
     """The streams of a run, and the number of samples of an epoch and of an evaluation.
 
-    An epoch takes each training sample `augment_repeats` times.
+    An epoch takes each training sample `augment_repeats` times. `first_ids` are those of the sets of a mixture.
     """
 
     train: BatchSource
@@ -95,6 +95,7 @@ class Data:
     quarantined: np.ndarray = field(default_factory=lambda: np.array([], dtype=np.int64))
     augment_repeats: int = 1
     class_names: tuple[str, ...] = ()
+    first_ids: tuple[int, ...] = (0,)
 
     @cached_property
     def expected(self) -> SampleDigest:

@@ -30,6 +30,9 @@ SMOOTHING = 0.4
 
 INPUT_BOUND_PERCENT = 10.0
 
+NUM_SUMS = 4
+"""The sums with which the row of a step begins; after them may come its samples (see outcomes.py)."""
+
 # --- numbers ---------------------------------------------------------------------------------------------------------
 
 
@@ -43,8 +46,8 @@ class Totals:
     top5: float = 0.0
 
     def add(self, rows: torch.Tensor) -> "Totals":
-        """These sums plus those of some steps, given as rows [n, 4] of `stats_row`."""
-        return Totals(*(old + new for old, new in zip(astuple(self), rows.sum(0).tolist(), strict=True)))
+        """These sums plus those of some steps, given as rows [n, 4] of `stats_row`, or longer ones."""
+        return Totals(*(old + new for old, new in zip(astuple(self), rows[:, :NUM_SUMS].sum(0).tolist(), strict=True)))
 
     def mean(self, name: str) -> float:
         """The mean of `loss`, `top1` or `top5` over samples."""
@@ -66,9 +69,14 @@ def check_evaluation(totals: Totals, num_samples: int) -> None:
         )
 
 
+def best_classes(logits: torch.Tensor) -> torch.Tensor:
+    """The five likeliest classes, best first: int64 [n, 5], or fewer where there are fewer."""
+    return logits.topk(min(5, logits.shape[1]), dim=1).indices
+
+
 def stats_row(losses: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """The sums of one step in the order of `Totals`: float32 [4] on the device."""
-    best = logits.topk(min(5, logits.shape[1]), dim=1).indices
+    best = best_classes(logits)
     hits = best.eq(labels.unsqueeze(1)).float() * weights.unsqueeze(1)
     return torch.stack([(losses * weights).sum(), weights.sum(), hits[:, 0].sum(), hits.sum()])
 

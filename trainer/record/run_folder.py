@@ -106,11 +106,10 @@ class RunFolder:
                     (self.local / name).write_bytes(self.storage.read(name))
             self._thread.start()
 
-    def write(self, name: str, text: str) -> None:
+    def write(self, name: str, content: str | bytes) -> None:
         """Writes a whole file. Raises StorageError if the disk can't take it."""
-        path = self.local / name
-        with os_errors_as_storage_errors(str(path)):
-            path.write_text(text)
+        with open_storage(str(self.local)).writer(name) as writer:
+            writer.write(content.encode() if isinstance(content, str) else content)
 
     def write_records(self, config: TrainConfig, order: str | None, classes: Sequence[str], *, is_done: bool) -> None:
         """Writes config, order and classes of a run that was accepted, on the first host.
@@ -154,7 +153,7 @@ class RunFolder:
         with self._uploading:
             self._error = None
             # Looks at the files before reading them: if one grows meanwhile, the next copy sends it again.
-            files = {path: _version(path) for path in sorted(self.local.rglob("*")) if path.is_file()}
+            files = {path: _version(path) for path in sorted(self.local.rglob("[!.]*")) if path.is_file()}
             changed = [path for path in files if self._sent.get(path) != files[path]]
             if not changed:
                 return

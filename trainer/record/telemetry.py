@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from shardset.program import count
@@ -16,6 +17,7 @@ from trainer.data.splits import SampleDigest
 from trainer.errors import NotFinite
 from trainer.record.checkpoint_state import CheckpointState, Position
 from trainer.record.metrics import (
+    NUM_SUMS,
     EpochRecord,
     EvalRecord,
     FinalRecord,
@@ -26,6 +28,7 @@ from trainer.record.metrics import (
     advice,
     time_in_words,
 )
+from trainer.record.outcomes import OUTCOME, outcomes_of
 from trainer.runtime.base import Runtime
 
 PARTS = ("steps", "waiting for data", "the first step", "evaluations", "checkpoints")
@@ -68,6 +71,7 @@ class Telemetry:
         # The digest in the checkpoint covers all hosts, so only the first host counts it.
         if self._runtime.is_master:
             self._seen = SampleDigest(*state["seen"])
+            self._outcomes = [state["outcomes"].numpy().view(OUTCOME)]
         self.epoch_totals = Totals(*state["epoch_totals"])
 
     def watch_feed(self, feed: DeviceFeed) -> None:
@@ -77,16 +81,23 @@ class Telemetry:
     def start_epoch(self) -> None:
         """Sets the counts of the epoch to zero."""
         self._seen, self.epoch_totals, self._rates = SampleDigest(), Totals(), Rates()
+        self._outcomes: list[np.ndarray] = []
         self._replica_samples = 0
         self._epoch_started = time.perf_counter()
         self._wait_s_before = self._wait_s()
         self._busy_s_before = self._runtime.busy_s
 
     def add(self, batch: DeviceBatch, row: torch.Tensor) -> None:
-        """Counts a step. `row` holds its sums on the device (see metrics.stats_row)."""
+        """Counts a step. `row` is what it returned (see Learner.train_step)."""
         # Without the tensors, which would occupy the device until the next report.
         self._pending.append((replace(batch, tensors={}), row, time.perf_counter()))
         self._seen = self._seen.add(batch.real_ids)
+
+    @property
+    def outcomes(self) -> np.ndarray:
+        """What became of each sample of the epoch, up to the last report, if the run records it: OUTCOME [n]."""
+        self._outcomes = [np.concatenate([np.empty(0, OUTCOME), *self._outcomes])]
+        return self._outcomes[0]
 
     def pause(self, checkpoint_s: float) -> None:
         """Leaves the time since the last report out of the rates. So many seconds of it went into a checkpoint."""
@@ -127,7 +138,9 @@ class Telemetry:
         # The time at which the last of them was computed; where steps block, the newest has been since.
         now = done[-1][2] if self._runtime.steps_block else time.perf_counter()
         batches = [batch for batch, _, _ in done]
-        _check_finite(rows, batches)
+        _check_finite(rows[:, :NUM_SUMS], batches)
+        if self._config.record_losses and self._runtime.is_master:
+            self._outcomes.append(outcomes_of(rows))
         num_samples = sum(len(batch.real_ids) for batch in batches)
         self._rates.add(num_samples, now)
         self._replica_samples += num_samples
