@@ -1,9 +1,11 @@
 """The configuration of a run: frozen records that refuse wrong values."""
 
+import itertools
 import json
+import re
 import sys
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -38,8 +40,36 @@ Channels = tuple[Amount, Amount, Amount]
 Spread = tuple[Positive, Positive, Positive]
 Kwargs = dict[str, bool | int | float | str | list[float]]
 
+_MIXED_SET = re.compile(r"(.+)=(\d+(?:\.\d+)?(?:,\d+(?:\.\d+)?@\d+)*)")
+
 RECORD, CLASSES, ORDER = "config.json", "classes.json", "order.json"
 """The files of the run folder with the configuration, the names of the classes by label, and the order of training."""
+
+
+class MixedSet(NamedTuple):
+    """A set in a mixture, and its weights: (step from which it counts, weight), the first one from step 0."""
+
+    url: str
+    weights: tuple[tuple[int, float], ...]
+
+    def weight_at(self, step: int) -> float:
+        """The weight at a step of the run."""
+        return [weight for start, weight in self.weights if start <= step][-1]
+
+
+def mixed_sets(text: str) -> list[MixedSet]:
+    """The sets of `config.mix`: `A=3;B=1,0.5@1000`. Raises ConfigError."""
+    sets = []
+    for one in text.split(";"):
+        match = _MIXED_SET.fullmatch(one)
+        pairs = [part.partition("@") for part in match[2].split(",")] if match else []
+        weights = tuple((int(step or 0), float(weight)) for weight, _, step in pairs)
+        if not match or any(start >= stop for (start, _), (stop, _) in itertools.pairwise(weights)):
+            raise ConfigError(
+                f"mix has {one!r}, expected SET=WEIGHT, or SET=WEIGHT,WEIGHT@STEP,... with steps that grow"
+            )
+        sets.append(MixedSet(match[1], weights))
+    return sets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +157,10 @@ class TrainConfig:
 
     recipe: str = setting("default", "the recipe that these settings started from")
     manifest: str | None = setting(None, "shard set: its folder or manifest.json, local or gs://; none with fake_data")
+    mix: str | None = setting(
+        None, "train on several sets, SET=WEIGHT;SET=WEIGHT: each has its share of every batch; WEIGHT,WEIGHT@STEP "
+        "changes one; evaluates on manifest, by default the first of them",
+    )  # fmt: skip
     run_dir: str = setting("run", "folder for checkpoints and logs, local or gs://")
     train_split: str = setting("train", "split to train on")
     eval_split: str | None = setting(None, "split to evaluate on; none takes the only other split, or val before test")
@@ -176,6 +210,8 @@ class TrainConfig:
             raise ConfigError("cache_dir and cache_bytes belong together; give both, or neither")
         if self.fake_data and self.manifest is not None:
             raise ConfigError("fake_data reads no shard set, but a manifest is given; leave one of them out")
+        if self.mix is not None and mixed_sets(self.mix) and self.manifest is None:
+            raise ConfigError("mix goes with manifest, the set to evaluate on; name it")
         if self.optimizer.head_learning_rate is not None and not self.optimizer.learning_rate:
             raise ConfigError(
                 "optimizer.learning_rate is 0, so the last layer can't have a rate of its own; to train only that "

@@ -98,7 +98,8 @@ def evaluate(
 def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
     """Prints the accuracy of a checkpoint (`config.resume`, or the best of the run folder) on the evaluation split.
 
-    By class too; in the run folder of that checkpoint it leaves an Evaluation, which `trainer report` shows. Evaluates its averaged weights if it has them, as its run did, unless the config turns them off by 0.
+    By class too; the run folder keeps that as an Evaluation. Evaluates its averaged weights if it has them, as its run
+    did, unless the config turns them off by 0.
     """
     check_batch_size(config, runtime)
     data = open_data(config, runtime.host, runtime.num_hosts)

@@ -11,7 +11,7 @@ from types import TracebackType
 import numpy as np
 import torch
 
-from shardset.order.state import state_from_json
+from shardset.order.state import states_from_json, states_to_json
 from shardset.program import count
 from shardset.version import __version__
 from trainer import config as configs
@@ -208,7 +208,7 @@ class Run:
         """Compares the samples of the finished epoch with the expected ones, and logs it; raises EpochMismatch."""
         self._report_pending()
         seen = self._telemetry.seen_by_all()
-        check_epoch(self.position.closed_epochs, self.data.expected, seen)
+        check_epoch(self.position.closed_epochs, self.data.expected(self.position.closed_epochs), seen)
         self._telemetry.log_epoch(self.position, seen)
         if self.config.record_losses and self.runtime.is_master:
             self._write_losses(seen.samples)
@@ -282,7 +282,7 @@ class Run:
         url, state = resumed
         checkpoint.check_identity(state["identity"], self._identity, f"{url}: step {step}")
         if state["stream"] is not None:
-            self.data.train.resume(state_from_json(state["stream"]))
+            self.data.train.resume(states_from_json(state["stream"]))
         self._log.note(f"resumed at step {step} (epoch {state['epoch'] + 1})")
         return state
 
@@ -342,4 +342,4 @@ class Run:
 def _order_of(stream: BatchSource, epoch: int, step: int) -> str | None:
     """The stream's order at a position, as text; None for synthetic data."""
     state = stream.state(epoch, step)
-    return None if state is None else state.to_json()
+    return None if state is None else states_to_json(state)

@@ -41,6 +41,16 @@ def state_from_json(text: str | bytes) -> OrderState:
     return _decode(text, OrderState)
 
 
+def states_from_json(text: str | bytes) -> OrderState | list[OrderState]:
+    """A state, or those of a mixture, from the JSON of `states_to_json`; raises ConfigError for anything else."""
+    return _decode(text, OrderState | list[OrderState])
+
+
+def states_to_json(states: OrderState | list[OrderState]) -> str:
+    """One line of JSON."""
+    return states.to_json() if isinstance(states, OrderState) else f"[{','.join(one.to_json() for one in states)}]"
+
+
 def values_of_state(state: OrderState) -> dict[str, Any]:
     """A state as numbers and strings by name, which any checkpoint format takes."""
     values: dict[str, Any] = msgspec.json.decode(state.to_json())
@@ -56,7 +66,7 @@ def state_from_values(values: Mapping[str, Any], kind: type[StateT]) -> StateT:
     return _decode(text, kind)
 
 
-def _decode(text: str | bytes, kind: type[StateT]) -> StateT:
+def _decode(text: str | bytes, kind: Any) -> Any:
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:

@@ -1,8 +1,9 @@
 """The data of a run: a training and an evaluation stream from one shard set, or two synthetic ones."""
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache, partial, reduce
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,7 +21,8 @@ from shardset.order.state import OrderState
 from shardset.read.disk_cache import DiskCache
 from shardset.stream.spec import Batch
 from shardset.stream.stream import Stream
-from trainer.config import DEFAULT_CLASSES, ImageConfig, TrainConfig
+from trainer.config import DEFAULT_CLASSES, ImageConfig, MixedSet, TrainConfig, mixed_sets
+from trainer.data.mixture import Mixture
 from trainer.errors import EpochMismatch
 
 SYNTHETIC_DIGEST = "fake data"
@@ -47,8 +49,8 @@ class BatchSource(Protocol):
 
     def __len__(self) -> int: ...
     def run(self, spans: Iterator[tuple[int, range]]) -> Iterator[tuple[int, int, Batch]]: ...
-    def state(self, epoch: int, step: int) -> OrderState | None: ...
-    def resume(self, state: OrderState) -> object: ...
+    def state(self, epoch: int, step: int) -> OrderState | list[OrderState] | None: ...
+    def resume(self, state: Any) -> object: ...
     def stop(self) -> None: ...
 
 
@@ -82,7 +84,8 @@ class SampleDigest:
 class Data:
     """The streams of a run, and the number of samples of an epoch and of an evaluation.
 
-    An epoch takes each training sample `augment_repeats` times. `first_ids` are those of the sets of a mixture.
+    An epoch takes each training sample `augment_repeats` times. `first_ids` are those of the sets of a mixture, and
+    `mix` their digests and weights.
     """
 
     train: BatchSource
@@ -96,14 +99,23 @@ class Data:
     augment_repeats: int = 1
     class_names: tuple[str, ...] = ()
     first_ids: tuple[int, ...] = (0,)
+    mix: list[list[str]] = field(default_factory=list)
+
+    def expected(self, epoch: int) -> SampleDigest:
+        """What a training epoch must be."""
+        if not isinstance(self.train, Mixture):
+            return self._whole_epoch
+        return reduce(SampleDigest.add, self.train.ids(epoch), SampleDigest())
 
     @cached_property
-    def expected(self) -> SampleDigest:
-        """What a training epoch must be; computed at the end of the first one, because 1e9 samples take 6 s."""
+    def _whole_epoch(self) -> SampleDigest:
+        """Computed at the end of the first epoch, because 1e9 samples take 6 s."""
         return complete_epoch(self.num_train_samples, self.quarantined).times(self.augment_repeats)
 
     def weight_of_step(self, step: int, global_batch_size: int) -> int:
         """The sum of the weights of a step of an epoch over all hosts: its training samples, without pads."""
+        if isinstance(self.train, Mixture):
+            return global_batch_size
         num_slots = self.augment_repeats * (self.num_train_samples - len(self.quarantined))
         return min(global_batch_size, num_slots - step * global_batch_size)
 
@@ -111,7 +123,7 @@ class Data:
 # --- opening ---------------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=16)
 def load_once(url: str) -> LoadedSet:
     """The set at a URL, parsed once a process: defaults, training and evaluation share it."""
     return manifests.load(url)
@@ -125,16 +137,17 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
         raise ConfigError("no manifest: name a shard set with --manifest URL, or measure without one by --fake-data")
     loaded = load_once(config.manifest)
     manifest = loaded.manifest
-    check_split("train_split", config.train_split, manifest, config.manifest)
+    sets = mixed_sets(config.mix) if config.mix else [MixedSet(config.manifest, ((0, 1.0),))]
+    mixed = [load_once(one.url) for one in sets]
+    for one, (other, _) in zip(sets, mixed, strict=True):
+        check_split("train_split", config.train_split, other, one.url)
+        _check_classes(manifest, config.manifest, other, one.url)
     eval_split = eval_split_of(config, manifest)
     check_split("eval_split", eval_split, manifest, config.manifest)
-    num_classes = _num_classes_of(config, manifest)
     disk_cache = None
     if config.cache_dir is not None and config.cache_bytes is not None:
         disk_cache = DiskCache(folder=config.cache_dir, num_bytes=config.cache_bytes)
-    stream = partial(
-        Stream,
-        loaded,
+    options: dict[str, Any] = dict(
         global_batch_size=config.global_batch_size,
         rank=host,
         world_size=num_hosts,
@@ -145,22 +158,28 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
         disk_cache=disk_cache,
     )
     image = config.image
-    train = stream(
-        config.train_split,
+    training = options | dict(
         seed=config.seed,
         image=train_spec(image),
         window=config.window,
         transform=train_transform(image),
         augment_repeats=image.augment_repeats,
     )
+    of_training: dict[str, Any]
+    if config.mix:
+        mixture = Mixture(sets, mixed, config.train_split, **training)
+        mix = [[one.manifest.digest, str(of.weights)] for of, one in zip(sets, mixed, strict=True)]
+        of_training = {"train": mixture, "first_ids": mixture.first_ids, "mix": mix}
+    else:
+        stream = Stream(loaded, config.train_split, **training)
+        of_training = {"train": stream, "quarantined": stream.order.bad_ids}
     return Data(
-        train=train,
-        evaluation=stream(eval_split, seed=None, image=eval_spec(image)),
-        num_classes=num_classes,
+        **of_training,
+        evaluation=Stream(loaded, eval_split, seed=None, image=eval_spec(image), **options),
+        num_classes=_num_classes_of(config, manifest),
         manifest_digest=manifest.digest,
         eval_split=eval_split,
-        num_train_samples=manifest.split(config.train_split).num_samples,
-        quarantined=train.order.bad_ids,
+        num_train_samples=sum(one.manifest.split(config.train_split).num_samples for one in mixed),
         augment_repeats=image.augment_repeats,
         num_eval_samples=manifest.split(eval_split).num_samples,
         class_names=tuple(one.name for one in manifest.classes),
@@ -302,6 +321,17 @@ def eval_split_of(config: TrainConfig, manifest: Manifest) -> str:
         names = ", ".join(manifest.splits)
         raise ConfigError(f"which split to evaluate on? The shard set has {names}; name one with --set eval_split=NAME")
     return chosen[0]
+
+
+def _check_classes(manifest: Manifest, url: str, other: Manifest, other_url: str) -> None:
+    """Raises ConfigError unless two sets have the same classes by label."""
+    names = [[one.name for one in each.classes] for each in (manifest, other)]
+    for label, (name, other_name) in enumerate(itertools.zip_longest(*names)):
+        if name != other_name:
+            raise ConfigError(
+                f"class {label} is {name!r} in {url} and {other_name!r} in {other_url}; the sets of a mixture need the "
+                "same classes in the same order: build them with the same class names"
+            )
 
 
 def _num_classes_of(config: TrainConfig, manifest: Manifest) -> int:
