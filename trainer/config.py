@@ -64,11 +64,13 @@ def mixed_sets(text: str) -> list[MixedSet]:
         match = _MIXED_SET.fullmatch(one)
         pairs = [part.partition("@") for part in match[2].split(",")] if match else []
         weights = tuple((int(step or 0), float(weight)) for weight, _, step in pairs)
-        if not match or any(start >= stop for (start, _), (stop, _) in itertools.pairwise(weights)):
+        if not any(weight for _, weight in weights) or any(
+            start >= stop for (start, _), (stop, _) in itertools.pairwise(weights)
+        ):
             raise ConfigError(
-                f"mix has {one!r}, expected SET=WEIGHT, or SET=WEIGHT,WEIGHT@STEP,... with steps that grow"
+                f"mix has {one!r}, expected SET=WEIGHT or SET=WEIGHT,WEIGHT@STEP,..., steps growing, a weight above 0"
             )
-        sets.append(MixedSet(match[1], weights))
+        sets.append(MixedSet(one.rpartition("=")[0], weights))
     return sets
 
 

@@ -18,8 +18,7 @@ from trainer.record import checkpoint
 from trainer.record.checkpoint import CommitMark
 from trainer.record.checkpoint_state import CheckpointState
 from trainer.record.evaluation import EVALUATION, Evaluation, class_results, worst_samples
-from trainer.record.metrics import Totals, check_evaluation
-from trainer.record.outcomes import outcomes_of
+from trainer.record.metrics import Totals, check_evaluation, outcomes_of
 from trainer.record.run_folder import from_anywhere
 from trainer.run import OpenData, Run
 from trainer.runtime.base import Runtime

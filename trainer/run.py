@@ -25,8 +25,8 @@ from trainer.model.learner import Learner, step_key
 from trainer.record import checkpoint
 from trainer.record.checkpoint_state import CheckpointState, Position, position_of
 from trainer.record.loggers import open_logger
+from trainer.record.loss_files import losses_file, losses_name
 from trainer.record.metrics import RunLog, Totals, check_evaluation
-from trainer.record.outcomes import losses_file, losses_name
 from trainer.record.run_folder import RunFolder
 from trainer.record.telemetry import PROFILE, Telemetry
 from trainer.runtime.base import Runtime

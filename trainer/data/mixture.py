@@ -12,6 +12,7 @@ from shardset.order.permutation import derive_key
 from shardset.order.state import OrderState
 from shardset.stream.mixture import MixedStream, Share
 from shardset.stream.spec import Batch
+from shardset.stream.stream import Stream
 from trainer.config import MixedSet
 
 STEPS_AT_ONCE = 64
@@ -23,6 +24,10 @@ class MixedSteps(NamedTuple):
     steps: range
     sources: list[int]
     stream: MixedStream
+
+    def numbered(self) -> Iterator[tuple[int, Stream]]:
+        """The stream of each set, with the number of the set."""
+        return zip(self.sources, self.stream.streams, strict=True)
 
 
 class Mixture:
@@ -83,7 +88,7 @@ class Mixture:
         due = range(epoch * len(self), (epoch + 1) * len(self))
         for part in self.parts:
             steps = range(max(due.start, part.steps.start), min(due.stop, part.steps.stop))
-            for source, stream in zip(part.sources, part.stream.streams, strict=True):
+            for source, stream in part.numbered():
                 at = steps.start - part.steps.start
                 while at < steps.stop - part.steps.start:
                     own_epoch, step = divmod(at, len(stream))

@@ -20,7 +20,6 @@ from trainer.model import augment, build
 from trainer.model.losses import Partners, losses_of
 from trainer.record import metrics
 from trainer.record.checkpoint_state import LearnerState
-from trainer.record.outcomes import outcome_rows
 from trainer.runtime.base import Runtime, TensorBatch
 from trainer.runtime.optimizers import options_for
 
@@ -194,7 +193,7 @@ def _seen(batch: TensorBatch, losses: torch.Tensor, logits: torch.Tensor) -> tup
     sums = metrics.stats_row(losses, logits, batch["label"], batch["weight"])
     if "id" not in batch:
         return sums, []
-    return sums, [outcome_rows(batch["id"], losses, batch["label"], metrics.best_classes(logits)[:, 0])]
+    return sums, [metrics.outcome_rows(batch["id"], losses, batch["label"], metrics.best_classes(logits)[:, 0])]
 
 
 def step_key(seed: int, epoch: int, step: int) -> int:

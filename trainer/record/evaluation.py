@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from shardset.prepared import prepared
-from shardset.program import printable
+from shardset.program import count, printable
 
 EVALUATION = "evaluation.json"
 
@@ -52,31 +52,33 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     classes: list[ClassResult]
     worst: list[SampleResult]
 
+    def name(self, label: int) -> str:
+        """The name of a class; its number if no sample has it."""
+        return printable(next((one.name for one in self.classes if one.label == label), str(label)))
+
+    def mistakes(self, row: ClassResult) -> str:
+        """`dog (3), cat (1)`: what a class is taken for most often."""
+        others = sorted((-number, label) for label, number in row.taken_for.items() if label != row.label)
+        return ", ".join(f"{self.name(label)} ({-number})" for number, label in others[:3])
+
     def lines(self) -> Iterator[str]:
-        """Accuracy by class beside the confusion matrix; of many classes the least accurate, and what they become."""
-        names = {one.label: printable(one.name) for one in self.classes}
-        is_small = len(self.classes) <= MAX_COLUMNS
-        shown = self.classes if is_small else sorted(self.classes, key=lambda one: one.accuracy)[:MAX_ROWS]
-        width = max(len(names[one.label]) for one in shown)
-        columns = sorted({*names, *(other for one in shown for other in one.taken_for)})
-        yield f"{'class':>{width + 6}} {'right':>8} {'samples':>8}  taken for " + (
-            "".join(f"{label:>6}" for label in columns) if is_small else "(samples)"
-        )
-        for one in shown:
-            others = sorted((-number, label) for label, number in one.taken_for.items() if label != one.label)
-            cells = (
-                "".join(f"{one.taken_for.get(label, '.'):>6}" for label in columns)
-                if is_small
-                else ", ".join(f"{names.get(label, label)} ({-number})" for number, label in others[:3])
-            )
-            name = f"{one.label:>5} {names[one.label]:<{width}}"
-            yield f"{name} {one.accuracy:>8.2%} {one.samples:>8}  {' ' * 10 * is_small}{cells}"
-        if len(shown) < len(self.classes):
-            yield f"... and {len(self.classes) - len(shown)} more classes"
+        """Accuracy by class, least accurate first, with its mistakes; of few classes the confusion matrix below."""
+        rows = sorted(self.classes, key=lambda one: one.accuracy)
+        yield "   right  samples  class, and what else it is taken for"
+        for one in rows[:MAX_ROWS]:
+            yield f"{one.accuracy:>8.2%} {one.samples:>8,}  {self.name(one.label)}: {self.mistakes(one) or '-'}"
+        if len(rows) > MAX_ROWS:
+            yield f"... and {count(len(rows) - MAX_ROWS, 'more accurate class', 'more accurate classes')}"
+        labels = sorted({label for one in self.classes for label in (one.label, *one.taken_for)})
+        if len(labels) <= MAX_COLUMNS:
+            yield "confusion matrix: true class by line, predicted class by column"
+            yield " " * 6 + "".join(f"{label:>6}" for label in labels)
+            for one in self.classes:
+                yield f"{one.label:>6}" + "".join(f"{one.taken_for.get(label, '.'):>6}" for label in labels)
 
 
 def class_results(outcomes: np.ndarray, names: Sequence[str]) -> list[ClassResult]:
-    """The classes that samples have, by label; `outcomes` is OUTCOME [n] (see outcomes.py)."""
+    """The classes that samples have, by label; `outcomes` is OUTCOME [n] (see metrics.py)."""
     pairs, numbers = np.unique([outcomes["label"], outcomes["predicted"]], axis=1, return_counts=True)
     rows: dict[int, dict[int, int]] = {}
     for label, predicted, number in zip(*pairs.tolist(), numbers.tolist(), strict=True):

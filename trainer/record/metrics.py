@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import TextIO
 
 import msgspec
+import numpy as np
 import torch
 from msgspec.structs import asdict
 
 from shardset.prepared import prepared
 from shardset.storage.base import os_errors_as_storage_errors
+from trainer.data.device_feed import ID_BASE
 from trainer.errors import EpochMismatch, NotFinite
 from trainer.record.loggers import Logger, TensorBoardLogger
 from trainer.record.run_folder import LOGS, METRICS, log_name
@@ -31,7 +33,10 @@ SMOOTHING = 0.4
 INPUT_BOUND_PERCENT = 10.0
 
 NUM_SUMS = 4
-"""The sums with which the row of a step begins; after them may come its samples (see outcomes.py)."""
+"""The sums with which the row of a step begins; after them may come its samples."""
+
+OUTCOME = np.dtype([("id", "<i8"), ("loss", "<f4"), ("label", "<i4"), ("predicted", "<i4")])
+"""A sample as a step saw it; it was right if it predicted the label."""
 
 # --- numbers ---------------------------------------------------------------------------------------------------------
 
@@ -79,6 +84,22 @@ def stats_row(losses: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor, 
     best = best_classes(logits)
     hits = best.eq(labels.unsqueeze(1)).float() * weights.unsqueeze(1)
     return torch.stack([(losses * weights).sum(), weights.sum(), hits[:, 0].sum(), hits.sum()])
+
+
+def outcome_rows(
+    ids: torch.Tensor, losses: torch.Tensor, labels: torch.Tensor, predicted: torch.Tensor
+) -> torch.Tensor:
+    """The samples of a step on the device: float32 [n, 5]. `ids` are those of device_feed.ids_as_floats."""
+    return torch.cat([ids, torch.stack([losses, labels.float(), predicted.float()], 1)], 1)
+
+
+def outcomes_of(rows: torch.Tensor) -> np.ndarray:
+    """The samples behind the sums in fetched rows [steps, 4 + 5 n], without pads: OUTCOME [m], step by step."""
+    columns = rows[:, NUM_SUMS:].reshape(-1, 5).numpy().T
+    outcomes = np.empty(columns.shape[1], OUTCOME)
+    outcomes["id"] = columns[0] + ID_BASE * columns[1]
+    outcomes["loss"], outcomes["label"], outcomes["predicted"] = columns[2:]
+    return outcomes[outcomes["id"] >= 0]
 
 
 @dataclass(slots=True)

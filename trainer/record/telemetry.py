@@ -18,6 +18,7 @@ from trainer.errors import NotFinite
 from trainer.record.checkpoint_state import CheckpointState, Position
 from trainer.record.metrics import (
     NUM_SUMS,
+    OUTCOME,
     EpochRecord,
     EvalRecord,
     FinalRecord,
@@ -26,9 +27,9 @@ from trainer.record.metrics import (
     StepRecord,
     Totals,
     advice,
+    outcomes_of,
     time_in_words,
 )
-from trainer.record.outcomes import OUTCOME, outcomes_of
 from trainer.runtime.base import Runtime
 
 PARTS = ("steps", "waiting for data", "the first step", "evaluations", "checkpoints")

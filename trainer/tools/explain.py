@@ -5,7 +5,7 @@ People count epochs from 1, JSON from 0.
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -18,12 +18,17 @@ from shardset.errors import ConfigError, NotFound
 from shardset.format import manifest as manifests
 from shardset.order.budget import OrderOptions, fit_order
 from shardset.order.epoch import Order
-from shardset.order.state import OrderState, quarantine_digest, state_from_json
-from shardset.program import printable
+from shardset.order.state import OrderState, quarantine_digest, states_from_json
+from shardset.program import count, printable
+from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 from shardset.stream.timetable import StepVisit, Timetable, TimetableSample, Visit
 from trainer import config as configs
 from trainer.config import TrainConfig
+from trainer.data.mixture import Mixture
+from trainer.data.splits import open_data
+from trainer.record.loss_files import read_losses
+from trainer.tools.mixed_timetable import MixedTimetable
 
 MAX_ROWS = 40
 """The most rows of a table on a terminal. JSON holds everything."""
@@ -47,6 +52,26 @@ class ExplainedSample:
     visits: list[Visit]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleLoss:
+    """A sample, its mean loss, and the share of its steps in which it was right."""
+
+    loss: float
+    top1: float
+    sample: TimetableSample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainedLosses:
+    """The samples of highest loss, over so many epochs."""
+
+    num_epochs: int
+    samples: list[SampleLoss]
+
+
+Answer = ExplainedStep | ExplainedSample | ExplainedLosses
+
+
 def run(
     config: TrainConfig,
     state: OrderState | None,
@@ -55,26 +80,31 @@ def run(
     step: str | None,
     key: str | None,
     sample_id: int | None,
+    worst: int | None,
     as_json: bool,
 ) -> None:
-    """Prints the answer for one of `step`, `key` and `sample_id`."""
+    """Prints the answer for one of `step`, `key`, `sample_id` and `worst`."""
     timetable = timetable_of(config, state, num_hosts)
-    answer: ExplainedStep | ExplainedSample
-    if step is not None:
+    answer: Answer
+    if worst is not None:
+        answer = explain_losses(timetable, open_storage(config.run_dir), worst)
+    elif step is not None:
         answer = explain_step(timetable, step)
     else:
         sample_id = sample_id if key is None else timetable.id_of(key)
         assert sample_id is not None
         answer = explain_sample(timetable, sample_id)
     if as_json:
-        order = json.loads(timetable.order.state(0, 0, timetable.manifest.digest).to_json())
-        values = {"manifest": timetable.storage.url, "split": timetable.split_name, "order": order}
+        values: dict[str, Any] = {"mix": config.mix, "split": config.train_split}
+        if isinstance(timetable, Timetable):
+            order = json.loads(timetable.order.state(0, 0, timetable.manifest.digest).to_json())
+            values = {"manifest": timetable.storage.url, "split": config.train_split, "order": order}
         print(json.dumps(values | msgspec.to_builtins(answer)))
     else:
         show(timetable, answer)
 
 
-def recorded_run(url: str) -> tuple[TrainConfig, OrderState]:
+def recorded_run(url: str) -> tuple[TrainConfig, OrderState | list[OrderState]]:
     """The configuration and the order of the run in a folder; raises ConfigError if either is absent or damaged."""
     folder = open_storage(url)
     try:
@@ -85,7 +115,7 @@ def recorded_run(url: str) -> tuple[TrainConfig, OrderState]:
             "--run-dir of `python -m trainer train`, or describe the run with --manifest"
         ) from error
     try:
-        return config, state_from_json(order.strip())
+        return replace(config, run_dir=url), states_from_json(order.strip())
     except ConfigError as error:
         raise ConfigError(
             f"{folder.url}/{configs.ORDER}: can't be read ({error.__cause__ or error}); describe the run with "
@@ -93,16 +123,24 @@ def recorded_run(url: str) -> tuple[TrainConfig, OrderState]:
         ) from error
 
 
-def timetable_of(config: TrainConfig, state: OrderState | None = None, num_hosts: int = 1) -> Timetable:
+def timetable_of(
+    config: TrainConfig, state: OrderState | list[OrderState] | None = None, num_hosts: int = 1
+) -> Timetable | MixedTimetable:
     """The timetable of a run: in its recorded order, else in the one with which it would start on this many hosts.
 
     Raises ConfigError without a shard set, and if the recorded order is that of another one.
     """
     if config.fake_data or config.manifest is None:
         raise ConfigError("there is no shard set to explain; give --manifest, or the --run-dir of a run that has one")
+    if config.mix is not None:
+        mixture = open_data(replace(config, cache_dir=None, cache_bytes=None), 0, 1).train
+        if not isinstance(mixture, Mixture) or not isinstance(state, list):
+            raise ConfigError("the order of a mixture is in the folder of its run; give --run-dir")
+        mixture.resume(state)
+        return MixedTimetable(mixture=mixture, num_epochs=config.epochs)
     manifest, storage = manifests.load(config.manifest)
     split = manifest.split(config.train_split)
-    if state is None:
+    if not isinstance(state, OrderState):
         options = OrderOptions(
             seed=config.seed,
             global_batch_size=config.global_batch_size,
@@ -134,12 +172,12 @@ def timetable_of(config: TrainConfig, state: OrderState | None = None, num_hosts
     )
 
 
-def explain_step(timetable: Timetable, text: str) -> ExplainedStep:
+def explain_step(timetable: Timetable | MixedTimetable, text: str) -> ExplainedStep:
     """The step that `text` names: `123`, counted over all epochs, or `EPOCH:STEP` with epochs counted from 1."""
     first, colon, second = text.partition(":")
     if not first.isdecimal() or (colon and not second.isdecimal()):
         raise ConfigError(f"--step {text!r} is neither a step of the run such as 123 nor EPOCH:STEP such as 2:17")
-    per_epoch = timetable.order.num_batches
+    per_epoch = timetable.steps_per_epoch
     epoch, step = (int(first) - 1, int(second)) if colon else divmod(int(first), per_epoch)
     if step >= per_epoch:
         raise ConfigError(f"an epoch has the steps 0 to {per_epoch - 1}, not {step}")
@@ -147,26 +185,56 @@ def explain_step(timetable: Timetable, text: str) -> ExplainedStep:
     return ExplainedStep(epoch=epoch, step=step, global_step=global_step, samples=timetable.batch(global_step))
 
 
-def explain_sample(timetable: Timetable, sample_id: int) -> ExplainedSample:
+def explain_sample(timetable: Timetable | MixedTimetable, sample_id: int) -> ExplainedSample:
     """The steps of the run that train on a sample."""
     visits = list(timetable.visits(sample_id, range(timetable.num_epochs)))
     (sample,) = timetable.samples(np.array([sample_id]))
     return ExplainedSample(sample=sample, visits=visits)
 
 
-def show(timetable: Timetable, answer: ExplainedStep | ExplainedSample) -> None:
+def explain_losses(timetable: Timetable | MixedTimetable, folder: Storage, number: int) -> ExplainedLosses:
+    """The samples of highest mean loss over all epochs whose losses a run has recorded, worst first."""
+    size, num_epochs = timetable.num_samples, 0
+    seen, sums, hits = (np.zeros(size) for _ in range(3))
+    first_ids = timetable.mixture.first_ids if isinstance(timetable, MixedTimetable) else (0,)
+    for ids, losses, top1 in read_losses(folder, first_ids):
+        num_epochs += 1
+        for total, weights in ((seen, None), (sums, losses), (hits, top1)):
+            total += np.bincount(ids, weights=weights, minlength=size)
+    if not num_epochs:
+        raise ConfigError(f"{folder.url}: no losses there; train with --record-losses")
+    means = np.divide(sums, seen, out=np.full(size, -np.inf), where=seen > 0)
+    worst = np.argsort(-means, kind="stable")[: min(number, np.count_nonzero(seen))]
+    samples = [
+        SampleLoss(loss=float(means[number]), top1=float(hits[number] / seen[number]), sample=sample)
+        for number, sample in zip(worst.tolist(), timetable.samples(worst), strict=True)
+    ]
+    return ExplainedLosses(num_epochs=num_epochs, samples=samples)
+
+
+def show(timetable: Timetable | MixedTimetable, answer: Answer) -> None:
     """Prints the answer as a line and a table."""
     console = Console()
-    if isinstance(answer, ExplainedStep):
+    if isinstance(answer, ExplainedLosses):
+        line = f"the samples of highest loss, on average over {count(answer.num_epochs, 'epoch')}"
+        losses = [
+            (f"{one.loss:.4f}", f"{one.top1:.0%}", sample.id, sample.key, f"{sample.label} {sample.class_name}",
+             sample.name or "", _shard(timetable, sample), sample.position)
+            for one in answer.samples
+            for sample in [one.sample]
+        ]  # fmt: skip
+        columns = ["loss", "right", "id", "key", "label", "original name", "shard", "position"]
+        table = _table(columns, losses)
+    elif isinstance(answer, ExplainedStep):
         num_pads = sum(visit.pad for visit in answer.samples)
         pads = f", {num_pads} of them pads of weight 0" if num_pads else ""
         line = (
             f"step {answer.global_step} of the run is epoch {answer.epoch + 1} step {answer.step} of "
-            f"{timetable.order.num_batches}: {len(answer.samples)} slots{pads}"
+            f"{timetable.steps_per_epoch}: {len(answer.samples)} slots{pads}"
         )
         rows = [
             (visit.slot, sample.id, sample.key, f"{sample.label} {sample.class_name}", sample.name or "",
-             sample.shard.rpartition("/")[2], sample.position, "0 (pad)" if visit.pad else "1")
+             _shard(timetable, sample), sample.position, "0 (pad)" if visit.pad else "1")
             for visit in answer.samples
             for sample in [visit.sample]
         ]  # fmt: skip
@@ -176,12 +244,17 @@ def show(timetable: Timetable, answer: ExplainedStep | ExplainedSample) -> None:
         named = f", originally {sample.name}" if sample.name is not None else ""
         line = (
             f"{sample.key} (id {sample.id}, label {sample.label} {sample.class_name}{named}) is at position "
-            f"{sample.position} of {sample.shard} and in {len(answer.visits)} steps"
+            f"{sample.position} of {sample.set}/{sample.shard} and in {len(answer.visits)} steps"
         )
         steps = [(visit.epoch + 1, visit.step, visit.global_step, visit.slot) for visit in answer.visits]
         table = _table(["epoch", "step", "step of the run", "slot"], steps)
     console.print(Text(printable(line)))
     console.print(table)
+
+
+def _shard(timetable: Timetable | MixedTimetable, sample: TimetableSample) -> str:
+    """The shard's name, which only in a mixture needs its set."""
+    return f"{sample.set}/{sample.shard}" if isinstance(timetable, MixedTimetable) else sample.shard.rpartition("/")[2]
 
 
 def _table(columns: Sequence[str], rows: Sequence[Iterable[Any]]) -> Table:

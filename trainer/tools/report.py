@@ -6,19 +6,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from PIL import Image
 
-from shardset.errors import ConfigError, NotFound, StorageError
+from shardset.errors import ConfigError, NotFound, ShardsetError, StorageError
+from shardset.format import manifest as manifests
 from shardset.html import page, plots
-from shardset.html.page import Finding
+from shardset.html.page import Finding, Picture
 from shardset.html.plots import Plot
 from shardset.program import count
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
+from shardset.stream.samples import SampleSet
 from trainer.config import RECORD
+from trainer.record.evaluation import EVALUATION, Evaluation
 from trainer.record.metrics import EpochRecord, EvalRecord, FinalRecord, Record, StepRecord, advice, time_in_words
 from trainer.record.run_folder import METRICS
 
 MAX_ROWS = 200
+SIDE = 96
+"""Pixels of a picture on the page."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +42,7 @@ class RunRecord:
     num_damaged: int
     config: dict[str, Any]
     problem: str
+    evaluation: Evaluation | None
 
     @property
     def last_step(self) -> int:
@@ -91,7 +98,18 @@ def read(storage: Storage) -> RunRecord:
         num_damaged=len(lines) - len(written),
         config=config,
         problem=problem,
+        evaluation=_evaluation(storage),
     )
+
+
+def _evaluation(storage: Storage) -> Evaluation | None:
+    """What `evaluate` left, if it ran. Raises ConfigError if that is damaged."""
+    try:
+        return msgspec.json.decode(storage.read(EVALUATION), type=Evaluation)
+    except NotFound:
+        return None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{storage.url}/{EVALUATION}: damaged ({error}); run `evaluate` again") from error
 
 
 def _record_of(line: bytes) -> Record | None:
@@ -122,13 +140,15 @@ def render(run: RunRecord) -> bytes:
     """The page as HTML."""
     model = run.config.get("model")
     name = model.get("name", "") if isinstance(model, dict) else ""
+    evaluation, (worst, why) = run.evaluation, _worst(run.evaluation)
+    classes = [] if evaluation is None else sorted(evaluation.classes, key=lambda one: one.accuracy)
     devices = [*(one.device for one in run.steps), *(one.device for one in run.epochs)]
     return page.render(
         "trainer.tools",
         "report.html",
         title=f"Training run of {name}" if name else "Training run",
         subtitle=count(run.last_step, "step") + (f" on {devices[-1]}" if devices else ""),
-        sections=[(anchor, anchor.capitalize()) for anchor in ("curves", "epochs", "configuration")],
+        sections=[(anchor, anchor.capitalize()) for anchor in ("curves", "epochs", "classes", "configuration")],
         closing="Made from the run folder, without scripts or outside links. A curve of more than "
         f"{plots.MAX_POINTS} points is drawn from means of neighbouring points.",
         tiles=_tiles(run),
@@ -145,9 +165,36 @@ def render(run: RunRecord) -> bytes:
              _percent(one.top5), f"{one.seconds:.1f} s")
             for one in run.evaluations
         ],
+        classes=[
+            (one.name, one.samples, _percent(one.accuracy), evaluation.mistakes(one)) for one in classes if evaluation
+        ],
+        worst=worst,
+        why=why,
         settings=list(_settings(run.config))[:MAX_ROWS],
         max_rows=MAX_ROWS,
     )  # fmt: skip
+
+
+def _worst(evaluation: Evaluation | None) -> tuple[list[tuple[Picture, str, list[str]]], str]:
+    """The samples of highest loss in an evaluation as a contact sheet shows them, or why they can't be shown."""
+    if evaluation is None or not evaluation.manifest:
+        return [], ""
+    try:
+        loaded = manifests.load(evaluation.manifest)
+        if loaded.manifest.digest != evaluation.digest:
+            return [], f"{evaluation.manifest} has changed since; run `evaluate` again"
+        with SampleSet(loaded, evaluation.split) as samples:
+            found = samples.__getitems__([one.id for one in evaluation.worst])
+        images = [Image.fromarray(sample.image) for sample in found]
+    except ShardsetError as error:
+        return [], str(error)
+    for image in images:
+        image.thumbnail((SIDE, SIDE))
+    return [
+        (page.picture(image), sample.key, [f"{evaluation.name(one.label)}, taken for {evaluation.name(one.predicted)}",
+                                           f"loss {one.loss:.4g}", f"{sample.key} (id {one.id})"])
+        for image, sample, one in zip(images, found, evaluation.worst, strict=True)
+    ], ""  # fmt: skip
 
 
 def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:

@@ -1,0 +1,49 @@
+"""The losses of an epoch's samples as a Parquet file in the run folder. Importing this needs no torch."""
+
+import io
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from shardset.errors import ConfigError
+from shardset.storage.base import Storage
+
+LOSSES = "losses/"
+
+
+def losses_name(epoch: int) -> str:
+    """`losses/epoch-003.parquet`; people count epochs from 1."""
+    return f"{LOSSES}epoch-{epoch + 1:03d}.parquet"
+
+
+def losses_file(outcomes: np.ndarray, first_ids: Sequence[int]) -> bytes:
+    """The losses of an epoch, OUTCOME [n], as Parquet: `id`, `loss`, `top1` (bool); a row each time a step saw one.
+
+    `first_ids` are those of the sets of a mixture: then `source` is the number of the set, and `id` counts in it.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    columns = {"id": outcomes["id"], "loss": outcomes["loss"], "top1": outcomes["label"] == outcomes["predicted"]}
+    if len(first_ids) > 1:
+        columns["source"] = np.searchsorted(first_ids, columns["id"], side="right") - 1
+        columns["id"] = columns["id"] - np.asarray(first_ids)[columns["source"]]
+    buffer = io.BytesIO()
+    parquet.write_table(pa.table(columns), buffer)
+    return buffer.getvalue()
+
+
+def read_losses(folder: Storage, first_ids: Sequence[int]) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Ids, losses and whether they were right, of each epoch whose losses a run folder has, oldest first."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    for stat in folder.list(LOSSES):
+        try:
+            table = parquet.read_table(io.BytesIO(folder.read(stat.name)))
+            ids, loss, top1 = (table[name].to_numpy() for name in ("id", "loss", "top1"))
+            if len(first_ids) > 1:
+                ids = ids + np.asarray(first_ids)[table["source"].to_numpy()]
+        except (pa.ArrowException, KeyError) as error:
+            raise ConfigError(f"{folder.url}/{stat.name}: not the losses of an epoch ({error}); delete it") from error
+        yield ids, loss, top1
