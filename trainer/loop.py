@@ -17,7 +17,7 @@ from trainer.model.learner import Learner
 from trainer.record import checkpoint
 from trainer.record.checkpoint import CommitMark
 from trainer.record.checkpoint_state import CheckpointState
-from trainer.record.evaluation import EVALUATION, Evaluation, class_results, worst_samples
+from trainer.record.evaluation import EVALUATION, Evaluation, confusion_of, worst_of
 from trainer.record.metrics import Totals, check_evaluation, outcomes_of
 from trainer.record.run_folder import from_anywhere
 from trainer.run import OpenData, Run
@@ -120,8 +120,9 @@ def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
             manifest=from_anywhere(config).manifest or "",
             digest=data.manifest_digest,
             split=data.eval_split,
-            classes=class_results(outcomes, data.class_names),
-            worst=worst_samples(outcomes),
+            classes=data.class_names,
+            confusion=confusion_of(outcomes),
+            worst=worst_of(outcomes),
         )
         print(*result.lines(), sep="\n")
         print(

@@ -3,6 +3,7 @@
 import itertools
 import sys
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,11 +24,11 @@ class MixedSteps(NamedTuple):
 
     steps: range
     sources: list[int]
-    stream: MixedStream
+    mixed: MixedStream
 
-    def numbered(self) -> Iterator[tuple[int, Stream]]:
+    def streams(self) -> Iterator[tuple[int, Stream]]:
         """The stream of each set, with the number of the set."""
-        return zip(self.sources, self.stream.streams, strict=True)
+        return zip(self.sources, self.mixed.streams, strict=True)
 
 
 class Mixture:
@@ -42,11 +43,12 @@ class Mixture:
         self, sets: Sequence[MixedSet], loaded: Sequence[LoadedSet], split: str, *, seed: int, **options: Any
     ) -> None:
         sizes = [one.manifest.split(split).num_samples for one in loaded]
-        self.first_ids = (0, *itertools.accumulate(sizes[:-1]))
+        self.first_ids = np.cumsum([0, *sizes[:-1]])
         self._length = max(1, sum(sizes) * options["augment_repeats"] // options["global_batch_size"])
-        starts = sorted({start for one in sets for start, _ in one.weights})
         self.parts: list[MixedSteps] = []
-        for start, stop in itertools.pairwise([*starts, sys.maxsize]):
+        for start, stop in itertools.pairwise(
+            [*sorted({start for one in sets for start, _ in one.weights}), sys.maxsize]
+        ):
             weights = [one.weight_at(start) for one in sets]
             sources = [number for number, weight in enumerate(weights) if weight]
             shares = [Share(loaded[number], split, weights[number]) for number in sources]
@@ -58,59 +60,49 @@ class Mixture:
         return self._length
 
     def part_of(self, step: int) -> MixedSteps:
-        """The steps of the run with the weights of this one."""
+        """The part of the run that has a step."""
         return next(part for part in self.parts if step in part.steps)
 
     def run(self, spans: Iterator[tuple[int, range]]) -> Generator[tuple[int, int, Batch], None, None]:
         """Yields (epoch, step, batch) for spans (epoch, steps) that follow each other, as a Stream does."""
-        batches: Generator[tuple[int, Batch], None, None] | None = None
-        part = None
-        try:
-            for epoch, step in ((epoch, step) for epoch, steps in spans for step in steps):
-                at = epoch * len(self) + step
-                if part is None or batches is None or at not in part.steps:
-                    if part is not None and batches is not None:
-                        batches.close()
-                        for stream in part.stream.streams:  # the memory of those that follow
-                            stream.close()
-                    part = self.part_of(at)
-                    batches = part.stream.batches(at - part.steps.start)
-                number, batch = next(batches)
-                assert part.steps.start + number == at, "spans follow each other"
-                batch["id"] = batch["id"] + np.array(self.first_ids)[part.sources][batch["source"]]
-                yield epoch, step, batch
-        finally:
-            if batches is not None:
-                batches.close()
+        places = ((epoch, step) for epoch, steps in spans for step in steps)
+        for part, own in itertools.groupby(places, lambda place: self.part_of(place[0] * len(self) + place[1])):
+            for done in self.parts[: self.parts.index(part)]:
+                for stream in done.mixed.streams:  # whose memory this part takes
+                    stream.close()
+            epoch, step = next(own)
+            own = itertools.chain([(epoch, step)], own)
+            with closing(part.mixed.batches(epoch * len(self) + step - part.steps.start)) as batches:
+                for (epoch, step), (_, batch) in zip(own, batches, strict=False):
+                    batch["id"] = batch["id"] + self.first_ids[part.sources][batch["source"]]
+                    yield epoch, step, batch
 
     def ids(self, epoch: int) -> Iterator[np.ndarray]:
         """The ids that the steps of an epoch train on, by the orders of the sets."""
-        due = range(epoch * len(self), (epoch + 1) * len(self))
         for part in self.parts:
-            steps = range(max(due.start, part.steps.start), min(due.stop, part.steps.stop))
-            for source, stream in part.numbered():
-                at = steps.start - part.steps.start
-                while at < steps.stop - part.steps.start:
+            start = max(epoch * len(self), part.steps.start) - part.steps.start
+            stop = min((epoch + 1) * len(self), part.steps.stop) - part.steps.start
+            for source, stream in part.streams():
+                at, size = start, stream.order.global_batch_size
+                while at < stop:
                     own_epoch, step = divmod(at, len(stream))
-                    stop = min(step + STEPS_AT_ONCE, len(stream), step + steps.stop - part.steps.start - at)
-                    slots = stream.order.slots(own_epoch, range(step, stop), 0, stream.order.global_batch_size)
-                    yield self.first_ids[source] + slots.ids.ravel()
-                    at += stop - step
+                    steps = range(step, min(step + STEPS_AT_ONCE, len(stream), step + stop - at))
+                    yield self.first_ids[source] + stream.order.slots(own_epoch, steps, 0, size).ids.ravel()
+                    at += len(steps)
 
     def state(self, epoch: int, step: int) -> list[OrderState]:
-        """The state before a step: one for each set, for each choice of weights."""
-        at = epoch * len(self) + step
-        places = [min(max(at - part.steps.start, 0), len(part.steps)) for part in self.parts]
-        return [state for part, place in zip(self.parts, places, strict=True) for state in part.stream.state(place)]
+        """The state before a step: one for each set of each part."""
+        steps = [epoch * len(self) + step - part.steps.start for part in self.parts]
+        return [state for part, at in zip(self.parts, steps, strict=True) for state in part.mixed.state(max(0, at))]
 
     def resume(self, states: list[OrderState]) -> None:
         """Takes the orders of a state, for any number of hosts. Raises ConfigError naming what differs."""
         rest = iter(states)
         for part in self.parts:
-            part.stream.resume(list(itertools.islice(rest, len(part.sources))))
+            part.mixed.resume(list(itertools.islice(rest, len(part.sources))))
 
     def stop(self) -> None:
         """Stops a running iteration; safe to call from any thread."""
         for part in self.parts:
-            for stream in part.stream.streams:
+            for stream in part.mixed.streams:
                 stream.stop()

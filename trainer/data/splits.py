@@ -1,7 +1,7 @@
 """The data of a run: a training and an evaluation stream from one shard set, or two synthetic ones."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial, reduce
 from typing import Any, Protocol
@@ -98,7 +98,7 @@ class Data:
     quarantined: np.ndarray = field(default_factory=lambda: np.array([], dtype=np.int64))
     augment_repeats: int = 1
     class_names: tuple[str, ...] = ()
-    first_ids: tuple[int, ...] = (0,)
+    first_ids: Sequence[int] = (0,)
     mix: list[list[str]] = field(default_factory=list)
 
     def expected(self, epoch: int) -> SampleDigest:
@@ -169,7 +169,7 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
     if config.mix:
         mixture = Mixture(sets, mixed, config.train_split, **training)
         mix = [[one.manifest.digest, str(of.weights)] for of, one in zip(sets, mixed, strict=True)]
-        of_training = {"train": mixture, "first_ids": mixture.first_ids, "mix": mix}
+        of_training = {"train": mixture, "first_ids": mixture.first_ids.tolist(), "mix": mix}
     else:
         stream = Stream(loaded, config.train_split, **training)
         of_training = {"train": stream, "quarantined": stream.order.bad_ids}

@@ -90,6 +90,8 @@ def run(
         answer = explain_losses(timetable, open_storage(config.run_dir), worst)
     elif step is not None:
         answer = explain_step(timetable, step)
+    elif isinstance(timetable, MixedTimetable):
+        raise ConfigError("in a mixture a sample has steps of its set's own count; ask for --step or --worst")
     else:
         sample_id = sample_id if key is None else timetable.id_of(key)
         assert sample_id is not None
@@ -133,11 +135,12 @@ def timetable_of(
     if config.fake_data or config.manifest is None:
         raise ConfigError("there is no shard set to explain; give --manifest, or the --run-dir of a run that has one")
     if config.mix is not None:
-        mixture = open_data(replace(config, cache_dir=None, cache_bytes=None), 0, 1).train
+        data = open_data(replace(config, cache_dir=None, cache_bytes=None), 0, 1)
+        mixture = data.train
         if not isinstance(mixture, Mixture) or not isinstance(state, list):
             raise ConfigError("the order of a mixture is in the folder of its run; give --run-dir")
         mixture.resume(state)
-        return MixedTimetable(mixture=mixture, num_epochs=config.epochs)
+        return MixedTimetable(mixture=mixture, num_epochs=config.epochs, num_samples=data.num_train_samples)
     manifest, storage = manifests.load(config.manifest)
     split = manifest.split(config.train_split)
     if not isinstance(state, OrderState):
@@ -185,7 +188,7 @@ def explain_step(timetable: Timetable | MixedTimetable, text: str) -> ExplainedS
     return ExplainedStep(epoch=epoch, step=step, global_step=global_step, samples=timetable.batch(global_step))
 
 
-def explain_sample(timetable: Timetable | MixedTimetable, sample_id: int) -> ExplainedSample:
+def explain_sample(timetable: Timetable, sample_id: int) -> ExplainedSample:
     """The steps of the run that train on a sample."""
     visits = list(timetable.visits(sample_id, range(timetable.num_epochs)))
     (sample,) = timetable.samples(np.array([sample_id]))
@@ -196,7 +199,7 @@ def explain_losses(timetable: Timetable | MixedTimetable, folder: Storage, numbe
     """The samples of highest mean loss over all epochs whose losses a run has recorded, worst first."""
     size, num_epochs = timetable.num_samples, 0
     seen, sums, hits = (np.zeros(size) for _ in range(3))
-    first_ids = timetable.mixture.first_ids if isinstance(timetable, MixedTimetable) else (0,)
+    first_ids = timetable.mixture.first_ids.tolist() if isinstance(timetable, MixedTimetable) else (0,)
     for ids, losses, top1 in read_losses(folder, first_ids):
         num_epochs += 1
         for total, weights in ((seen, None), (sums, losses), (hits, top1)):

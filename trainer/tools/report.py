@@ -140,8 +140,7 @@ def render(run: RunRecord) -> bytes:
     """The page as HTML."""
     model = run.config.get("model")
     name = model.get("name", "") if isinstance(model, dict) else ""
-    evaluation, (worst, why) = run.evaluation, _worst(run.evaluation)
-    classes = [] if evaluation is None else sorted(evaluation.classes, key=lambda one: one.accuracy)
+    worst, why = _worst(run.evaluation)
     devices = [*(one.device for one in run.steps), *(one.device for one in run.epochs)]
     return page.render(
         "trainer.tools",
@@ -166,7 +165,8 @@ def render(run: RunRecord) -> bytes:
             for one in run.evaluations
         ],
         classes=[
-            (one.name, one.samples, _percent(one.accuracy), evaluation.mistakes(one)) for one in classes if evaluation
+            (name, number, _percent(right), rest)
+            for name, number, right, rest in (run.evaluation.by_class() if run.evaluation else ())
         ],
         worst=worst,
         why=why,
@@ -184,17 +184,16 @@ def _worst(evaluation: Evaluation | None) -> tuple[list[tuple[Picture, str, list
         if loaded.manifest.digest != evaluation.digest:
             return [], f"{evaluation.manifest} has changed since; run `evaluate` again"
         with SampleSet(loaded, evaluation.split) as samples:
-            found = samples.__getitems__([one.id for one in evaluation.worst])
+            found = samples.__getitems__([sample_id for sample_id, *_ in evaluation.worst])
         images = [Image.fromarray(sample.image) for sample in found]
     except ShardsetError as error:
         return [], str(error)
-    for image in images:
+    sheet = []
+    for image, sample, (sample_id, loss, label, other) in zip(images, found, evaluation.worst, strict=True):
         image.thumbnail((SIDE, SIDE))
-    return [
-        (page.picture(image), sample.key, [f"{evaluation.name(one.label)}, taken for {evaluation.name(one.predicted)}",
-                                           f"loss {one.loss:.4g}", f"{sample.key} (id {one.id})"])
-        for image, sample, one in zip(images, found, evaluation.worst, strict=True)
-    ], ""  # fmt: skip
+        names = f"{evaluation.name(label)}, taken for {evaluation.name(other)}"
+        sheet.append((page.picture(image), sample.key, [names, f"loss {loss:.4g}", f"{sample.key} (id {sample_id})"]))
+    return sheet, ""
 
 
 def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
