@@ -19,9 +19,8 @@ THREADS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimetableSample:
-    """One stored sample of the shard set `set`. `name` is its name in the raw input, None if the plan was deleted."""
+    """One stored sample. `name` is its name in the raw input, None if the plan was deleted."""
 
-    set: str
     id: int
     key: str
     name: str | None
@@ -64,16 +63,6 @@ class Timetable:
     def split(self) -> Split:
         """The split that is trained on."""
         return self.manifest.split(self.split_name)
-
-    @property
-    def num_samples(self) -> int:
-        """The samples of the split."""
-        return self.split.num_samples
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """The steps of an epoch."""
-        return self.order.num_batches
 
     @property
     def num_steps(self) -> int:
@@ -139,7 +128,6 @@ class Timetable:
         origins = read_origins(self.storage, self.split_name, number, rows["key"], positions)
         return [
             TimetableSample(
-                set=self.storage.url,
                 id=sample_id,
                 key=key.decode("ascii", "replace"),
                 name=origin.name if origin else None,

@@ -33,17 +33,18 @@ def losses_file(outcomes: np.ndarray, first_ids: Sequence[int]) -> bytes:
     return buffer.getvalue()
 
 
-def read_losses(folder: Storage, first_ids: Sequence[int]) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Ids, losses and whether they were right, of each epoch whose losses a run folder has, oldest first."""
+def read_losses(folder: Storage, source: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Ids, losses and whether they were right, of each epoch whose losses a run folder has; of one set of a mixture."""
     import pyarrow as pa
+    import pyarrow.compute
     from pyarrow import parquet
 
     for stat in folder.list(LOSSES):
         try:
             table = parquet.read_table(io.BytesIO(folder.read(stat.name)))
+            if "source" in table.column_names:
+                table = table.filter(pa.compute.field("source") == source)
             ids, loss, top1 = (table[name].to_numpy() for name in ("id", "loss", "top1"))
-            if len(first_ids) > 1:
-                ids = ids + np.asarray(first_ids)[table["source"].to_numpy()]
         except (pa.ArrowException, KeyError) as error:
             raise ConfigError(f"{folder.url}/{stat.name}: not the losses of an epoch ({error}); delete it") from error
         yield ids, loss, top1

@@ -4,9 +4,10 @@ People count epochs from 1, JSON from 0.
 """
 
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -22,13 +23,13 @@ from shardset.order.state import OrderState, quarantine_digest, states_from_json
 from shardset.program import count, printable
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
+from shardset.stream.stream import Stream
 from shardset.stream.timetable import StepVisit, Timetable, TimetableSample, Visit
 from trainer import config as configs
 from trainer.config import TrainConfig
 from trainer.data.mixture import Mixture
 from trainer.data.splits import open_data
 from trainer.record.loss_files import read_losses
-from trainer.tools.mixed_timetable import MixedTimetable
 
 MAX_ROWS = 40
 """The most rows of a table on a terminal. JSON holds everything."""
@@ -83,27 +84,65 @@ def run(
     worst: int | None,
     as_json: bool,
 ) -> None:
-    """Prints the answer for one of `step`, `key`, `sample_id` and `worst`."""
-    timetable = timetable_of(config, state, num_hosts)
+    """Prints the answer for one of `step`, `key`, `sample_id` and `worst`; of a mixture, one for each of its sets."""
     answer: Answer
-    if worst is not None:
-        answer = explain_losses(timetable, open_storage(config.run_dir), worst)
-    elif step is not None:
-        answer = explain_step(timetable, step)
-    elif isinstance(timetable, MixedTimetable):
-        raise ConfigError("in a mixture a sample has steps of its set's own count; ask for --step or --worst")
-    else:
-        sample_id = sample_id if key is None else timetable.id_of(key)
-        assert sample_id is not None
-        answer = explain_sample(timetable, sample_id)
-    if as_json:
-        values: dict[str, Any] = {"mix": config.mix, "split": config.train_split}
-        if isinstance(timetable, Timetable):
+    for part in parts_of(config, state, num_hosts, step):
+        timetable = part.timetable
+        if worst is not None:
+            answer = explain_losses(timetable, open_storage(config.run_dir), worst, part.source)
+        elif step is not None:
+            answer = explain_step(timetable, part.step, part.first_step)
+        elif config.mix is not None:
+            raise ConfigError("the steps of one sample are not known in a mixture; ask for --step or --worst")
+        else:
+            sample_id = sample_id if key is None else timetable.id_of(key)
+            assert sample_id is not None
+            answer = explain_sample(timetable, sample_id)
+        if as_json:
             order = json.loads(timetable.order.state(0, 0, timetable.manifest.digest).to_json())
-            values = {"manifest": timetable.storage.url, "split": config.train_split, "order": order}
-        print(json.dumps(values | msgspec.to_builtins(answer)))
-    else:
-        show(timetable, answer)
+            values = {"manifest": timetable.storage.url, "split": timetable.split_name, "order": order}
+            print(json.dumps(values | msgspec.to_builtins(answer)))
+        else:
+            if config.mix is not None:
+                print(f"set {part.source}, {timetable.storage.url}, by the epochs of its own order:")
+            show(timetable, answer)
+
+
+class Part(NamedTuple):
+    """A set that is trained on, its timetable, the step of the run at which that began, and the one asked for."""
+
+    source: int
+    timetable: Timetable
+    first_step: int
+    step: int
+
+
+def parts_of(
+    config: TrainConfig, state: OrderState | list[OrderState] | None, num_hosts: int, step: str | None
+) -> list[Part]:
+    """The set of a run; of one on a mixture, the sets in a step, else all. Raises ConfigError as `timetable_of`."""
+    if config.mix is None:
+        timetable = timetable_of(config, state, num_hosts)
+        return [Part(0, timetable, 0, 0 if step is None else step_of(step, timetable.order.num_batches))]
+    mixture = open_data(replace(config, cache_dir=None, cache_bytes=None), 0, 1).train
+    if not isinstance(mixture, Mixture) or not isinstance(state, list):
+        raise ConfigError("the order of a mixture is in the folder of its run; give --run-dir")
+    mixture.resume(state)
+    at = 0 if step is None else step_of(step, len(mixture))
+    found = {
+        source: Part(source, _timetable(stream), mixed.steps.start, at)
+        for mixed in (mixture.parts if step is None else [mixture.part_of(at)])
+        for source, stream in mixed.streams()
+    }
+    return [found[source] for source in sorted(found)]
+
+
+def _timetable(stream: Stream) -> Timetable:
+    """That of a set in a mixture, which begins an epoch whenever one ends."""
+    storage, split = stream.source.table.storage, stream.spec.split
+    return Timetable(
+        manifest=stream.manifest, storage=storage, split_name=split, order=stream.order, num_epochs=sys.maxsize
+    )
 
 
 def recorded_run(url: str) -> tuple[TrainConfig, OrderState | list[OrderState]]:
@@ -127,20 +166,13 @@ def recorded_run(url: str) -> tuple[TrainConfig, OrderState | list[OrderState]]:
 
 def timetable_of(
     config: TrainConfig, state: OrderState | list[OrderState] | None = None, num_hosts: int = 1
-) -> Timetable | MixedTimetable:
+) -> Timetable:
     """The timetable of a run: in its recorded order, else in the one with which it would start on this many hosts.
 
     Raises ConfigError without a shard set, and if the recorded order is that of another one.
     """
     if config.fake_data or config.manifest is None:
         raise ConfigError("there is no shard set to explain; give --manifest, or the --run-dir of a run that has one")
-    if config.mix is not None:
-        data = open_data(replace(config, cache_dir=None, cache_bytes=None), 0, 1)
-        mixture = data.train
-        if not isinstance(mixture, Mixture) or not isinstance(state, list):
-            raise ConfigError("the order of a mixture is in the folder of its run; give --run-dir")
-        mixture.resume(state)
-        return MixedTimetable(mixture=mixture, num_epochs=config.epochs, num_samples=data.num_train_samples)
     manifest, storage = manifests.load(config.manifest)
     split = manifest.split(config.train_split)
     if not isinstance(state, OrderState):
@@ -175,17 +207,23 @@ def timetable_of(
     )
 
 
-def explain_step(timetable: Timetable | MixedTimetable, text: str) -> ExplainedStep:
-    """The step that `text` names: `123`, counted over all epochs, or `EPOCH:STEP` with epochs counted from 1."""
+def step_of(text: str, per_epoch: int) -> int:
+    """The step of the run that `text` names: `123`, counted over all epochs, or `EPOCH:STEP` with epochs counted from 1."""
     first, colon, second = text.partition(":")
     if not first.isdecimal() or (colon and not second.isdecimal()):
         raise ConfigError(f"--step {text!r} is neither a step of the run such as 123 nor EPOCH:STEP such as 2:17")
-    per_epoch = timetable.steps_per_epoch
     epoch, step = (int(first) - 1, int(second)) if colon else divmod(int(first), per_epoch)
     if step >= per_epoch:
         raise ConfigError(f"an epoch has the steps 0 to {per_epoch - 1}, not {step}")
-    global_step = epoch * per_epoch + step
-    return ExplainedStep(epoch=epoch, step=step, global_step=global_step, samples=timetable.batch(global_step))
+    return epoch * per_epoch + step
+
+
+def explain_step(timetable: Timetable, global_step: int, first_step: int = 0) -> ExplainedStep:
+    """A step of the run, in an order that begins at `first_step`."""
+    epoch, step = divmod(global_step - first_step, timetable.order.num_batches)
+    return ExplainedStep(
+        epoch=epoch, step=step, global_step=global_step, samples=timetable.batch(global_step - first_step)
+    )
 
 
 def explain_sample(timetable: Timetable, sample_id: int) -> ExplainedSample:
@@ -195,12 +233,11 @@ def explain_sample(timetable: Timetable, sample_id: int) -> ExplainedSample:
     return ExplainedSample(sample=sample, visits=visits)
 
 
-def explain_losses(timetable: Timetable | MixedTimetable, folder: Storage, number: int) -> ExplainedLosses:
+def explain_losses(timetable: Timetable, folder: Storage, number: int, source: int = 0) -> ExplainedLosses:
     """The samples of highest mean loss over all epochs whose losses a run has recorded, worst first."""
-    size, num_epochs = timetable.num_samples, 0
+    size, num_epochs = timetable.split.num_samples, 0
     seen, sums, hits = (np.zeros(size) for _ in range(3))
-    first_ids = timetable.mixture.first_ids.tolist() if isinstance(timetable, MixedTimetable) else (0,)
-    for ids, losses, top1 in read_losses(folder, first_ids):
+    for ids, losses, top1 in read_losses(folder, source):
         num_epochs += 1
         for total, weights in ((seen, None), (sums, losses), (hits, top1)):
             total += np.bincount(ids, weights=weights, minlength=size)
@@ -215,29 +252,27 @@ def explain_losses(timetable: Timetable | MixedTimetable, folder: Storage, numbe
     return ExplainedLosses(num_epochs=num_epochs, samples=samples)
 
 
-def show(timetable: Timetable | MixedTimetable, answer: Answer) -> None:
+def show(timetable: Timetable, answer: Answer) -> None:
     """Prints the answer as a line and a table."""
     console = Console()
     if isinstance(answer, ExplainedLosses):
         line = f"the samples of highest loss, on average over {count(answer.num_epochs, 'epoch')}"
         losses = [
-            (f"{one.loss:.4f}", f"{one.top1:.0%}", sample.id, sample.key, f"{sample.label} {sample.class_name}",
-             sample.name or "", _shard(timetable, sample), sample.position)
+            (f"{one.loss:.4f}", f"{one.top1:.0%}", one.sample.id, one.sample.key,
+             f"{one.sample.label} {one.sample.class_name}", one.sample.name or "")
             for one in answer.samples
-            for sample in [one.sample]
         ]  # fmt: skip
-        columns = ["loss", "right", "id", "key", "label", "original name", "shard", "position"]
-        table = _table(columns, losses)
+        table = _table(["loss", "right", "id", "key", "label", "original name"], losses)
     elif isinstance(answer, ExplainedStep):
         num_pads = sum(visit.pad for visit in answer.samples)
         pads = f", {num_pads} of them pads of weight 0" if num_pads else ""
         line = (
             f"step {answer.global_step} of the run is epoch {answer.epoch + 1} step {answer.step} of "
-            f"{timetable.steps_per_epoch}: {len(answer.samples)} slots{pads}"
+            f"{timetable.order.num_batches}: {len(answer.samples)} slots{pads}"
         )
         rows = [
             (visit.slot, sample.id, sample.key, f"{sample.label} {sample.class_name}", sample.name or "",
-             _shard(timetable, sample), sample.position, "0 (pad)" if visit.pad else "1")
+             sample.shard.rpartition("/")[2], sample.position, "0 (pad)" if visit.pad else "1")
             for visit in answer.samples
             for sample in [visit.sample]
         ]  # fmt: skip
@@ -247,17 +282,12 @@ def show(timetable: Timetable | MixedTimetable, answer: Answer) -> None:
         named = f", originally {sample.name}" if sample.name is not None else ""
         line = (
             f"{sample.key} (id {sample.id}, label {sample.label} {sample.class_name}{named}) is at position "
-            f"{sample.position} of {sample.set}/{sample.shard} and in {len(answer.visits)} steps"
+            f"{sample.position} of {sample.shard} and in {len(answer.visits)} steps"
         )
         steps = [(visit.epoch + 1, visit.step, visit.global_step, visit.slot) for visit in answer.visits]
         table = _table(["epoch", "step", "step of the run", "slot"], steps)
     console.print(Text(printable(line)))
     console.print(table)
-
-
-def _shard(timetable: Timetable | MixedTimetable, sample: TimetableSample) -> str:
-    """The shard's name, which only in a mixture needs its set."""
-    return f"{sample.set}/{sample.shard}" if isinstance(timetable, MixedTimetable) else sample.shard.rpartition("/")[2]
 
 
 def _table(columns: Sequence[str], rows: Sequence[Iterable[Any]]) -> Table:
