@@ -44,7 +44,6 @@ class Mixture:
     ) -> None:
         sizes = [one.manifest.split(split).num_samples for one in loaded]
         self.first_ids = np.cumsum([0, *sizes[:-1]])
-        self._length = max(1, sum(sizes) * options["augment_repeats"] // options["global_batch_size"])
         self.parts: list[MixedSteps] = []
         for start, stop in itertools.pairwise(
             [*sorted({start for one in sets for start, _ in one.weights}), sys.maxsize]
@@ -54,6 +53,10 @@ class Mixture:
             shares = [Share(loaded[number], split, weights[number]) for number in sources]
             own_seed = derive_key(seed, "mixture from step", start) if start else seed
             self.parts.append(MixedSteps(range(start, stop), sources, MixedStream(shares, seed=own_seed, **options)))
+
+        orders = {source: stream.order for part in self.parts for source, stream in part.streams()}
+        num_slots = sum(order.num_samples * order.augment_repeats for order in orders.values())
+        self._length = max(1, num_slots // options["global_batch_size"])
 
     def __len__(self) -> int:
         """The steps of an epoch."""

@@ -139,9 +139,9 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
     manifest = loaded.manifest
     sets = mixed_sets(config.mix) if config.mix else [MixedSet(config.manifest, ((0, 1.0),))]
     mixed = [load_once(one.url) for one in sets]
-    for one, (other, _) in zip(sets, mixed, strict=True):
-        check_split("train_split", config.train_split, other, one.url)
-        _check_classes(manifest, config.manifest, other, one.url)
+    for one, other in zip(sets, mixed, strict=True):
+        check_split("train_split", config.train_split, other.manifest, one.url)
+        _check_classes(manifest, config.manifest, other.manifest, one.url)
     eval_split = eval_split_of(config, manifest)
     check_split("eval_split", eval_split, manifest, config.manifest)
     disk_cache = None

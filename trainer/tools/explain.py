@@ -208,7 +208,7 @@ def timetable_of(
 
 
 def step_of(text: str, per_epoch: int) -> int:
-    """The step of the run that `text` names: `123`, counted over all epochs, or `EPOCH:STEP` with epochs counted from 1."""
+    """The step of the run that a text names: `123`, counted over all epochs, or `EPOCH:STEP`, epochs from 1."""
     first, colon, second = text.partition(":")
     if not first.isdecimal() or (colon and not second.isdecimal()):
         raise ConfigError(f"--step {text!r} is neither a step of the run such as 123 nor EPOCH:STEP such as 2:17")
