@@ -124,12 +124,12 @@ def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
             confusion=confusion_of(outcomes),
             worst=worst_of(outcomes),
         )
-        print(*result.lines(), sep="\n")
         print(
             f"step {commit.step}: {data.eval_split} accuracy {totals.mean('top1'):.4f} "
             f"(top-5 {totals.mean('top5'):.4f}), loss {totals.mean('loss'):.4f}, "
             f"{int(totals.weight)} samples in {time.perf_counter() - start:.1f} s"
         )
+        print(*result.lines(), sep="\n")
         if config.resume in ("auto", "never"):
             with open_storage(config.run_dir).writer(EVALUATION) as writer:
                 writer.write(msgspec.json.encode(result))
