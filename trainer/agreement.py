@@ -51,7 +51,7 @@ def facts_of(config: TrainConfig, data: Data, num_hosts: int) -> dict[str, Any]:
     settings = {key: value for key, value in values_of(config).items() if key not in ("manifest", "mix")}
     states = data.train.state(0, 0) or []
     orders = states if isinstance(states, list) else [states]
-    lanes = [[order.num_lanes, order.block_size, order.window] for order in orders]
+    lanes = [number for order in orders for number in (order.num_lanes, order.block_size, order.window)]
     return {
         "manifest digest": data.manifest_digest,
         "mix": data.mix,

@@ -81,8 +81,8 @@ def evaluate(
 
     totals, rows = Totals(), []
     steps = steps_of(stream, 0, len(stream))
-    options = {"num_rows": num_rows, "with_ids": outcomes is not None}
-    with DeviceFeed(steps, runtime.to_device, stream.stop, gives_up, **options) as feed:
+    feed = DeviceFeed(steps, runtime.to_device, stream.stop, gives_up, num_rows=num_rows, with_ids=outcomes is not None)
+    with feed:
         for batch in feed:
             rows.append(learner.eval_step(batch.tensors))
             if len(rows) > fetch_every:  # the device computes the newest meanwhile

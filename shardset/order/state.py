@@ -43,7 +43,7 @@ def state_from_json(text: str | bytes) -> OrderState:
 
 def states_from_json(text: str | bytes) -> OrderState | list[OrderState]:
     """A state, or those of a mixture, from the JSON of `states_to_json`; raises ConfigError for anything else."""
-    return _decode(text, OrderState | list[OrderState])
+    return _decode(text, list[OrderState]) if text[:1] in ("[", b"[") else state_from_json(text)
 
 
 def states_to_json(states: OrderState | list[OrderState]) -> str:
@@ -66,7 +66,7 @@ def state_from_values(values: Mapping[str, Any], kind: type[StateT]) -> StateT:
     return _decode(text, kind)
 
 
-def _decode(text: str | bytes, kind: Any) -> Any:
+def _decode(text: str | bytes, kind: type[StateT]) -> StateT:
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:

@@ -56,7 +56,7 @@ class Mixture:
 
         orders = {source: stream.order for part in self.parts for source, stream in part.streams()}
         num_slots = sum(order.num_samples * order.augment_repeats for order in orders.values())
-        self._length = max(1, num_slots // options["global_batch_size"])
+        self._length: int = max(1, num_slots // options["global_batch_size"])
 
     def __len__(self) -> int:
         """The steps of an epoch."""

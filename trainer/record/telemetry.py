@@ -72,7 +72,7 @@ class Telemetry:
         # The digest in the checkpoint covers all hosts, so only the first host counts it.
         if self._runtime.is_master:
             self._seen = SampleDigest(*state["seen"])
-            self._outcomes = [state["outcomes"].numpy().view(OUTCOME)]
+            self._outcomes.append(state["outcomes"].numpy().view(OUTCOME))
         self.epoch_totals = Totals(*state["epoch_totals"])
 
     def watch_feed(self, feed: DeviceFeed) -> None:
@@ -97,8 +97,8 @@ class Telemetry:
     @property
     def outcomes(self) -> np.ndarray:
         """What became of each sample of the epoch, up to the last report, if the run records it: OUTCOME [n]."""
-        self._outcomes = [np.concatenate([np.empty(0, OUTCOME), *self._outcomes])]
-        return self._outcomes[0]
+        outcomes: np.ndarray = np.concatenate([np.empty(0, OUTCOME), *self._outcomes])
+        return outcomes
 
     def pause(self, checkpoint_s: float) -> None:
         """Leaves the time since the last report out of the rates. So many seconds of it went into a checkpoint."""
