@@ -5,6 +5,7 @@ import json
 import shutil
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import IO
@@ -167,7 +168,7 @@ class _Start:
         output.sweep()
         if stored and old and not changes and old.ready:
             files = PlanFiles(output, stored.build)
-            file = msgspec.structs.replace(file, suffix=old.suffix, notes=old.notes, before=old.before)
+            file = msgspec.structs.replace(file, suffix=old.suffix, notes=old.notes, before=old.before, claim=old.claim)
             if file != old:  # other libraries, on which no byte depends so far
                 _write_build(files, file, generation)
             return files, file
@@ -185,8 +186,8 @@ class _Start:
         suffix = "-" + hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:8] if replaced else ""
         # One that was stopped before it was ready has written no shard.
         before = sorted({*old.before, *([old.suffix] if old.ready else [])}) if old else []
-        file = msgspec.structs.replace(file, suffix=suffix, ready=False, before=before)
-        files = PlanFiles(output, file.digest)
+        file = msgspec.structs.replace(file, suffix=suffix, ready=False, before=before, claim=uuid.uuid4().hex)
+        files = PlanFiles(output, file.digest, file.claim)
         # From here on the output belongs to this build: other builds notice at their next step.
         _write_build(files, file, generation)
         generation = plan_files.generation_of(output, paths.BUILD)
@@ -195,7 +196,7 @@ class _Start:
         files.step(lambda: _lay_out(files, unfinished, replaced, lines))
         file = msgspec.structs.replace(file, ready=True, before=[suffix] if suffix in before else [])
         _write_build(files, file, generation)
-        return files, file
+        return PlanFiles(output, file.digest), file
 
     def _changes(self, old: BuildFile, file: BuildFile) -> list[str]:
         """The differences between this build and the one at the output, in words."""

@@ -5,6 +5,7 @@ steps are only the names of these files, or the byte ranges that a receiver has 
 """
 
 import operator
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -41,8 +42,8 @@ Slot = tuple[str, int]
 NAMESPACE = "shardset"
 """The namespace of our counters; runners have their own."""
 
-_planning: dict[str, threading.Lock] = {}
-"""By build: held by the thread of a process that plans a batch, bucket or group. A runner may have a dozen threads."""
+_planning: dict[tuple[int, str], threading.Lock] = {}
+"""By process and build: held by the thread that plans a batch, bucket or group. A runner may have a dozen threads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,7 +226,7 @@ class CommitManifest(BuildStep):
 
 def _one_at_a_time(files: PlanFiles, work: Callable[[], T]) -> T:
     """`files.step` for one that takes 100 to 300 MiB: a process has the memory for one, whatever its threads."""
-    with _planning.setdefault(files.build, threading.Lock()):
+    with _planning.setdefault((os.getpid(), files.build), threading.Lock()):
         return files.step(work)
 
 

@@ -35,15 +35,23 @@ _SIGNS_OF_ANOTHER_BUILD = (NotFound, PreconditionFailed, ConfigError, ManifestEr
 """The errors of a step whose files another build has replaced or removed."""
 
 
+class _Claimed(msgspec.Struct):
+    """What matters here of a BuildFile."""
+
+    claim: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class PlanFiles:
     """The plan files of one build at its output; pickles.
 
-    `build` is the digest of the build. Files with another digest belong to another build and are not used.
+    `build` is the digest of the build. Files with another digest belong to another build and are not used. The
+    launcher that prepares the output has a `claim` too, which another launcher of the same build may take from it.
     """
 
     output: Storage
     build: str
+    claim: str = ""
 
     def write(self, name: str, content: bytes | memoryview) -> None:
         """Writes one whole file; never replaces one of a build that has started since."""
@@ -80,6 +88,8 @@ class PlanFiles:
         """Raises ManifestError if another build has started at the output."""
         file = find(self.output, paths.BUILD)
         if file is None or file.build != self.build:
+            raise another_build(self.output, paths.BUILD)
+        if self.claim and decode_record(self.output, paths.BUILD, file.content, _Claimed).claim != self.claim:
             raise another_build(self.output, paths.BUILD)
 
     @contextmanager

@@ -25,7 +25,9 @@ class BuildFile(msgspec.Struct, frozen=True, kw_only=True):
     """`plan/build.json`: the identity of a build. An unfinished build resumes only if it is the same.
 
     `libraries` are the installed ones, whether or not a byte depends on them. A build that replaces others becomes
-    `ready` once their files are removed; `before` holds their suffixes, and later only its own if they had that too."""
+    `ready` once their files are removed; `before` holds their suffixes, and later only its own if they had that too.
+    `claim` is the launcher that prepared the output: of several with one command, one does.
+    """
 
     tool: str
     libraries: dict[str, str] = {}
@@ -37,11 +39,12 @@ class BuildFile(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
     ready: bool = True
     before: list[str] = []
+    claim: str = ""
 
     @property
     def digest(self) -> str:
         """The identity of the build at its output: 16 hexadecimal digits."""
-        identity = msgspec.structs.replace(self, notes=[], ready=True, before=[])
+        identity = msgspec.structs.replace(self, notes=[], ready=True, before=[], claim="")
         return hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:16]
 
     @property

@@ -117,10 +117,9 @@ def storm(draw, dealt):
     return script
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.nightly)])
-def test_a_build_through_a_storm_of_faults_is_byte_identical(proxy, raw, output, undisturbed, seed):
+def test_a_build_through_a_storm_of_faults_is_byte_identical(proxy, raw, output, undisturbed):
     dealt = Counter()
-    proxy.script = storm(random.Random(seed), dealt)
+    proxy.script = storm(random.Random(0), dealt)
     build_with(PATIENT, raw, output)
     proxy.script = lambda seen: None
     assert files_of(output) == undisturbed
@@ -129,35 +128,9 @@ def test_a_build_through_a_storm_of_faults_is_byte_identical(proxy, raw, output,
     print(f"{sum(dealt.values())} of {len(proxy.seen)} requests broken: {dict(dealt)}")
 
 
-# One lost answer to a commit that succeeded
-
-
 def commits(name):
     """Whether a request commits the object that is called so in the output."""
     return lambda seen: is_upload(seen) and f'/out/{name}"'.encode() in seen.start
-
-
-def test_a_lost_answer_to_a_commit_changes_nothing(proxy, raw, output, undisturbed):
-    awaited = {
-        paths.BUILD,
-        paths.PLAN,
-        naming.references_path("train", 0),
-        "train/train-000001.tar",
-        "train/train-000001.idx.npy",
-        paths.record_path("train", 1),
-        naming.quarantine_path(),
-        naming.MANIFEST,
-    }
-
-    def script(seen):
-        lost = [name for name in awaited if commits(name)(seen)]
-        awaited.difference_update(lost)
-        return Fault("lose") if lost else None
-
-    proxy.script = script
-    build_with(PATIENT, raw, output)
-    assert not awaited
-    assert files_of(output) == undisturbed
 
 
 # Storage that stays broken
@@ -175,16 +148,8 @@ def from_then_on(fault, when):
     return script
 
 
-@pytest.mark.parametrize(
-    ("fault", "name"),
-    [
-        (Fault("cut_upload", at=1000), "train/train-000002.tar"),
-        (Fault("status", status=500), naming.MANIFEST),  # of a 503 a build is patient for 20 minutes
-    ],
-    ids=lambda value: value if isinstance(value, str) else value.kind,
-)
-def test_an_outage_fails_the_build_loudly_and_a_rerun_completes_it(proxy, raw, output, undisturbed, fault, name):
-    proxy.script = from_then_on(fault, commits(name))
+def test_an_outage_fails_the_build_loudly_and_a_rerun_completes_it(proxy, raw, output, undisturbed):
+    proxy.script = from_then_on(Fault("cut_upload", at=1000), commits("train/train-000002.tar"))
     with pytest.raises(StorageError, match=r"gave up after \d+ tries"):
         build_with(HASTY, raw, output)
     proxy.script = lambda seen: None

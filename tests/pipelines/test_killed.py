@@ -1,6 +1,6 @@
 """A build that is killed at any moment leaves no set or a whole one, and a rerun makes what an undisturbed build makes.
 
-SHARDSET_KILLS says how many builds are killed on disk, and half as often in `gs://` (1 and 1).
+SHARDSET_KILLS says how many builds are killed (1). tests/simulation has those in a bucket.
 """
 
 import os
@@ -120,13 +120,6 @@ def check_a_killed_build(raw, undisturbed, output, seed, log):
 def test_a_build_killed_on_disk_is_absent_or_whole_and_a_rerun_completes_it(raw, undisturbed, tmp_path, seed):
     check_a_killed_build(raw, undisturbed, tmp_path / "out", seed, tmp_path / "log")
     assert not [path for path in (tmp_path / "out").rglob("*") if path.name.startswith(".")]
-
-
-@pytest.mark.slow
-@pytest.mark.gcs
-@pytest.mark.parametrize("seed", range(100, 100 + (NUM_KILLS + 1) // 2))
-def test_a_build_killed_in_gs_is_absent_or_whole_and_a_rerun_completes_it(raw, undisturbed, tmp_path, seed, gcs_root):
-    check_a_killed_build(raw, undisturbed, f"{gcs_root}/out", seed, tmp_path / "log")
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """Two builds with other options at one output: there is one set, exactly one build's, and the other build says so."""
 
 import uuid
-from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -13,10 +12,9 @@ from pipelines.config import BuildConfig
 from pipelines.plan import paths
 from pipelines.runners import options as runner_options
 from pipelines.write import replace as replacing
-from shardset.errors import ConfigError, PreconditionFailed, ShardsetError, StorageError
+from shardset.errors import ConfigError, PreconditionFailed, ShardsetError
 from shardset.format import manifest as manifests
 from shardset.format import naming
-from shardset.storage.base import ABSENT
 from shardset.storage.open import open_storage
 from tests.makers.doors import told
 from tests.makers.folders import write_class_folders
@@ -26,11 +24,8 @@ HERE = ["--direct_running_mode=in_memory"]
 TAR = "train/train-000001.tar"
 
 MOMENTS = {
-    "its claim is made": ("closed", paths.BUILD, 1),
-    "its survey": ("close", paths.SURVEY, 1),
     "the plan": ("close", paths.PLAN, 1),
     "a shard is closed": ("close", TAR, 1),
-    "the manifest is closed": ("close", naming.MANIFEST, 1),
 }
 
 LOST = "another build began there meanwhile"
@@ -81,10 +76,6 @@ def at(moment, act):
     return tell
 
 
-def die():
-    raise StorageError("the power is gone")
-
-
 def check_one_set(url, winner):
     """Exactly the second build's set stands, and nothing beside it."""
     manifest = manifests.load(url)[0]
@@ -96,13 +87,6 @@ def check_one_set(url, winner):
 
 @pytest.fixture
 def storage():
-    return open_storage(f"memory://{uuid.uuid4().hex}")
-
-
-@pytest.fixture(params=["memory", pytest.param("bucket", marks=[pytest.mark.slow, pytest.mark.gcs])])
-def place(request):
-    if request.param == "bucket":
-        return open_storage(f"{request.getfixturevalue('gcs_root')}/out")
     return open_storage(f"memory://{uuid.uuid4().hex}")
 
 
@@ -118,60 +102,8 @@ def race(raw, storage, moment, winner):
         run(second, storage)
 
 
-def test_a_build_in_whose_place_another_began_ends_with_one_sentence_and_the_other_set_is_whole(raw, winner, place):
-    race(raw, place, MOMENTS["a shard is closed"], winner)
-
-
-@pytest.mark.parametrize("moment", ["its claim is made", "the manifest is closed"])
-def test_the_same_at_the_beginning_and_at_the_end(raw, winner, storage, moment):
-    race(raw, storage, MOMENTS[moment], winner)
-
-
-@pytest.mark.slow
-def test_a_replacement_that_died_and_ran_again_leaves_every_file_of_one_that_nobody_killed(raw):
-    def files_after(*ends):
-        storage = open_storage(f"memory://{uuid.uuid4().hex}")
-        run(config_of(raw, storage.url), storage)
-        config = config_of(raw, storage.url, seed=1, overwrite=True)
-        for end in ends:
-            with pytest.raises(StorageError, match="the power is gone"):
-                run(config, told(storage, uuid.uuid4().hex, at(MOMENTS[end], die)))
-        run(config, storage)
-        return {stat.name: storage.read(stat.name) for stat in storage.list()}
-
-    assert files_after("its claim is made", "its survey") == files_after()
-
-
-def test_a_shard_that_a_lost_build_wrote_after_its_successor_died_is_replaced(raw, winner, storage):
-    second = config_of(raw, storage.url, seed=1, overwrite=True)
-
-    def begin_and_die():
-        with pytest.raises(StorageError, match="the power is gone"):
-            run(second, told(storage, uuid.uuid4().hex, at(MOMENTS["the plan"], die)))
-
-    door = told(storage, uuid.uuid4().hex, at(MOMENTS["a shard is closed"], begin_and_die))
-    with pytest.raises(ShardsetError, match=LOST):
-        run(config_of(raw, storage.url), door)
-    run(second, storage)
-    check_one_set(storage.url, winner)
-
-
-@pytest.mark.parametrize(("name", "moment"), [(TAR, "close"), (TAR, "closed"), (naming.MANIFEST, "close")])
-def test_a_file_of_a_lost_build_that_arrives_just_before_or_after_its_own_leaves_one_set(
-    raw, winner, storage, name, moment
-):
-    second, alone = config_of(raw, storage.url, seed=1, overwrite=True), open_storage(f"memory://{uuid.uuid4().hex}")
-    run(config_of(raw, alone.url), alone)
-    builds.prepare(config_of(raw, storage.url), storage)
-
-    def arrive():
-        with suppress(PreconditionFailed), storage.writer(name, if_generation=ABSENT) as out:
-            out.write(alone.read(name))
-
-    with suppress(ShardsetError):
-        run(second, told(storage, uuid.uuid4().hex, at((moment, name, 1), arrive)))
-    run(second, storage)
-    check_one_set(storage.url, winner)
+def test_a_build_in_whose_place_another_began_ends_with_one_sentence_and_the_other_set_is_whole(raw, winner, storage):
+    race(raw, storage, MOMENTS["a shard is closed"], winner)
 
 
 def test_a_shard_of_unknown_origin_is_refused_and_its_removal_helps(raw, winner, storage):

@@ -28,7 +28,7 @@ from shardset.storage.open import open_storage
 from trainer.config import ORDER, TrainConfig
 from trainer.errors import CheckpointError, NotFinite, RunTaken
 from trainer.record.checkpoint_state import CheckpointState, decode, encode
-from trainer.record.run_folder import CHECKPOINTS, COMMIT, folder_of, step_of, steps
+from trainer.record.run_folder import CHECKPOINTS, COMMIT, folder_of, step_of, steps, steps_among
 from trainer.supervise.run_lock import UNRIVALLED, RunLock
 
 FORMAT = 2
@@ -64,10 +64,15 @@ class CommitMark(msgspec.Struct, frozen=True, kw_only=True):
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-def commits(storage: Storage, warn: Callable[[str], None] = lambda text: None) -> list[CommitMark]:
-    """The commit marks in a run folder, oldest first. Warns about a damaged mark and leaves it out."""
+def commits(
+    storage: Storage, warn: Callable[[str], None] = lambda text: None, among: Iterable[str] | None = None
+) -> list[CommitMark]:
+    """The commit marks in a run folder, oldest first, or those `among` names that a listing gave.
+
+    Warns about a damaged mark and leaves it out.
+    """
     marks = []
-    for step in steps(storage):
+    for step in steps(storage) if among is None else steps_among(among):
         try:
             marks.append(_read_commit(storage, folder_of(step) + COMMIT))
         except CheckpointError as error:
@@ -311,9 +316,10 @@ class CheckpointWriter:
         Also deletes checkpoints whose mark is damaged, or names a file that is gone. Keeps everything that is not
         named like a checkpoint, such as a copy that a user made.
         """
+        # One listing for what is kept and what is not: an outdated second one would doom what it lacks.
         found = {stat.name: stat.generation for stat in self._storage.list(CHECKPOINTS)}
         stored = {name: generation for name, generation in found.items() if step_of(name) is not None}
-        states = {folder_of(mark.step) + mark.state: mark for mark in commits(self._storage)}
+        states = {folder_of(mark.step) + mark.state: mark for mark in commits(self._storage, among=found)}
         whole = [mark for name, mark in states.items() if name in stored]
         kept = {mark.step for mark in [*whole[-self._keep :], *filter(None, [best(whole)])]}
         unmarked = {name for name in stored if _STATE.fullmatch(name) and name not in states}

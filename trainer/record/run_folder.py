@@ -6,7 +6,7 @@ import re
 import shutil
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +43,11 @@ def step_of(name: str) -> int | None:
 
 def steps(storage: Storage) -> list[int]:
     """The steps of the checkpoints in a run folder that have a commit mark, damaged or not; oldest first."""
-    names = [stat.name for stat in storage.list(CHECKPOINTS)]
+    return steps_among(stat.name for stat in storage.list(CHECKPOINTS))
+
+
+def steps_among(names: Iterable[str]) -> list[int]:
+    """The steps whose commit marks are among some names; oldest first."""
     return sorted(step for name in names if (step := step_of(name)) is not None and name == folder_of(step) + COMMIT)
 
 
