@@ -78,8 +78,8 @@ def trained(
     with contextlib.redirect_stdout(io.StringIO()):
         launch(config, loop.train)
     accuracy = read_records(folder / "run", "eval")[-1]["top1"]
-    [part] = explain.parts_of(*explain.recorded_run(str(folder / "run")), 1, None)
-    found = explain.explain_losses(part.timetable, explain.open_storage(str(folder / "run")), num_worst)
+    timetable = explain.timetable_of(*explain.recorded_run(str(folder / "run")))
+    found = explain.explain_losses(timetable, explain.open_storage(str(folder / "run")), num_worst)
     return accuracy, [int(one.sample.key) for one in found.samples]
 
 

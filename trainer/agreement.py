@@ -7,8 +7,9 @@ from contextlib import ExitStack
 from typing import Any
 
 from shardset.errors import ConfigError
+from shardset.order.state import states_to_json
 from shardset.settings import values_of
-from trainer.config import ModelConfig, TrainConfig
+from trainer.config import ModelConfig, TrainConfig, mixed_sets
 from trainer.data.splits import Data
 from trainer.record.checkpoint import differences_of
 from trainer.runtime.base import Runtime
@@ -31,7 +32,7 @@ def identity_of(config: TrainConfig, data: Data) -> dict[str, Any]:
     """What a checkpoint must have in common with the run that resumes from it."""
     return {
         "manifest digest": data.manifest_digest,
-        "mix": data.mix,
+        "mix": [one.weights for one in mixed_sets(config.mix)],
         "train_split": config.train_split,
         "seed": config.seed,
         "global_batch_size": config.global_batch_size,
@@ -49,14 +50,12 @@ def model_identity_of(model: ModelConfig, num_classes: int) -> dict[str, Any]:
 def facts_of(config: TrainConfig, data: Data, num_hosts: int) -> dict[str, Any]:
     """What all hosts of a run must have in common, by name; each may have its own copy of the shard set."""
     settings = {key: value for key, value in values_of(config).items() if key not in ("manifest", "mix")}
-    states = data.train.state(0, 0) or []
-    orders = states if isinstance(states, list) else [states]
-    lanes = [number for order in orders for number in (order.num_lanes, order.block_size, order.window)]
+    order = data.train.state(0, 0)
     return {
         "manifest digest": data.manifest_digest,
-        "mix": data.mix,
+        "mix": [one.weights for one in mixed_sets(config.mix)],
         "hosts": num_hosts,
-        "order (L, q, w)": lanes,
+        "order": None if order is None else states_to_json(order),
         **settings,
     }
 

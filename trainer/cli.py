@@ -20,7 +20,7 @@ from trainer.flags import EVALUATION, FLAGS, add_config_flags, config_flags, nea
 from trainer.tpu import cli as tpu
 
 if TYPE_CHECKING:
-    from shardset.order.state import OrderState
+    from shardset.order.state import States
 
     Verbs = argparse._SubParsersAction[Parser]
 
@@ -223,7 +223,7 @@ def _explain(options: argparse.Namespace) -> None:
     from trainer.tools import explain
 
     flags = config_flags(options)
-    run: tuple[TrainConfig, OrderState | list[OrderState] | None]
+    run: tuple[TrainConfig, States | None]
     if options.run_dir is None:
         run = flags.config(chosen={} if flags.recipe else defaults.steps_of_set(flags.given)), None
     else:

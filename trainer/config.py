@@ -1,6 +1,5 @@
 """The configuration of a run: frozen records that refuse wrong values."""
 
-import itertools
 import json
 import re
 import sys
@@ -40,37 +39,28 @@ Channels = tuple[Amount, Amount, Amount]
 Spread = tuple[Positive, Positive, Positive]
 Kwargs = dict[str, bool | int | float | str | list[float]]
 
-_MIXED_SET = re.compile(r"(.+)=(\d+(?:\.\d+)?(?:,\d+(?:\.\d+)?@\d+)*)")
+_WEIGHTS = re.compile(r"\d+(\.\d+)?(,\d+(\.\d+)?@\d+)*")
 
 RECORD, CLASSES, ORDER = "config.json", "classes.json", "order.json"
 """The files of the run folder with the configuration, the names of the classes by label, and the order of training."""
 
 
 class MixedSet(NamedTuple):
-    """A set in a mixture, and its weights: (step from which it counts, weight), the first one from step 0."""
+    """A set in a mixture, and its weight from each step on at which that changes, the first of which is 0."""
 
     url: str
-    weights: tuple[tuple[int, float], ...]
-
-    def weight_at(self, step: int) -> float:
-        """The weight at a step of the run."""
-        return [weight for start, weight in self.weights if start <= step][-1]
+    weights: dict[int, float]
 
 
-def mixed_sets(text: str) -> list[MixedSet]:
-    """The sets of `config.mix`: `A=3;B=1,0.5@1000`. Raises ConfigError."""
+def mixed_sets(mix: str | None) -> list[MixedSet]:
+    """The sets of `config.mix`, such as `A=3;B=1,0.5@1000`. Raises ConfigError."""
     sets = []
-    for one in text.split(";"):
-        match = _MIXED_SET.fullmatch(one)
-        pairs = [part.partition("@") for part in match[2].split(",")] if match else []
-        weights = tuple((int(step or 0), float(weight)) for weight, _, step in pairs)
-        if not any(weight for _, weight in weights) or any(
-            start >= stop for (start, _), (stop, _) in itertools.pairwise(weights)
-        ):
-            raise ConfigError(
-                f"mix has {one!r}, expected SET=WEIGHT or SET=WEIGHT,WEIGHT@STEP,..., steps growing, a weight above 0"
-            )
-        sets.append(MixedSet(one.rpartition("=")[0], weights))
+    for text in mix.split(";") if mix is not None else ():
+        url, _, weights = text.rpartition("=")
+        if not (url and _WEIGHTS.fullmatch(weights)):
+            raise ConfigError(f"mix has {text!r}, expected SET=WEIGHT or SET=WEIGHT,WEIGHT@STEP,...")
+        pairs = [one.partition("@") for one in weights.split(",")]
+        sets.append(MixedSet(url, {int(step or 0): float(weight) for weight, _, step in pairs}))
     return sets
 
 
@@ -160,8 +150,8 @@ class TrainConfig:
     recipe: str = setting("default", "the recipe that these settings started from")
     manifest: str | None = setting(None, "shard set: its folder or manifest.json, local or gs://; none with fake_data")
     mix: str | None = setting(
-        None, "train on several sets, SET=WEIGHT;SET=WEIGHT: each has its share of every batch; WEIGHT,WEIGHT@STEP "
-        "changes one; evaluates on manifest, by default the first of them",
+        None, "train on several sets, SET=WEIGHT;SET=WEIGHT, each with its share of every batch; WEIGHT,WEIGHT@STEP "
+        "changes it at a step; evaluates on manifest, by default the first",
     )  # fmt: skip
     run_dir: str = setting("run", "folder for checkpoints and logs, local or gs://")
     train_split: str = setting("train", "split to train on")
@@ -212,7 +202,7 @@ class TrainConfig:
             raise ConfigError("cache_dir and cache_bytes belong together; give both, or neither")
         if self.fake_data and self.manifest is not None:
             raise ConfigError("fake_data reads no shard set, but a manifest is given; leave one of them out")
-        if self.mix is not None and mixed_sets(self.mix) and self.manifest is None:
+        if mixed_sets(self.mix) and self.manifest is None:
             raise ConfigError("mix goes with manifest, the set to evaluate on; name it")
         if self.optimizer.head_learning_rate is not None and not self.optimizer.learning_rate:
             raise ConfigError(

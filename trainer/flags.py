@@ -12,10 +12,10 @@ from trainer import recipes
 from trainer.config import TrainConfig, mixed_sets
 
 GROUPS = {
-    "data and folders": ("manifest", "mix", "run_dir", "resume", "fake_data"),
+    "data and folders": ("manifest", "run_dir", "resume", "fake_data"),
     "model": ("model.name", "image.size"),
     "training": (
-        "model.pretrained", "model.freeze", "epochs", "optimizer.learning_rate", "optimizer.head_learning_rate",
+        "mix", "model.pretrained", "model.freeze", "epochs", "optimizer.learning_rate", "optimizer.head_learning_rate",
         "optimizer.weight_decay", "seed", "max_steps", "target_accuracy", "logger", "record_losses", "show_steps",
         "profile_steps",
     ),
@@ -55,8 +55,8 @@ class ConfigFlags:
         A mixture without a manifest is evaluated on its first set.
         """
         given = parsed(TrainConfig, self.values | assignments(self.changes))
-        first = {"manifest": mixed_sets(given["mix"])[0].url} if given.get("mix") else {}
-        return first | given
+        sets = mixed_sets(given.get("mix"))
+        return ({"manifest": sets[0].url} if sets else {}) | given
 
     def config(self, base: TrainConfig | None = None, chosen: Mapping[str, Any] | None = None) -> TrainConfig:
         """The recipe, else `base`, else the default recipe; then `chosen`, flags and `--set`. Raises ConfigError."""
@@ -105,11 +105,8 @@ def add_config_flags(
 
 def config_flags(options: argparse.Namespace) -> ConfigFlags:
     """What the parsed flags say."""
-    values = {
-        key: ";".join(value) if isinstance(value, list) else value_text(value)
-        for key in FLAGS
-        if (value := getattr(options, key, None)) is not None
-    }
+    given = {key: value for key in FLAGS if (value := getattr(options, key, None)) is not None}
+    values = {key: ";".join(value) if isinstance(value, list) else value_text(value) for key, value in given.items()}
     return ConfigFlags(recipe=options.recipe, values=values, changes=options.set)
 
 

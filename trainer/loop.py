@@ -12,14 +12,13 @@ from shardset.storage.open import open_storage
 from trainer.agreement import check_batch_size, model_identity_of
 from trainer.config import TrainConfig
 from trainer.data.device_feed import DeviceFeed
-from trainer.data.splits import BatchSource, open_data, steps_of
+from trainer.data.splits import BatchSource, load_once, open_data, steps_of
 from trainer.model.learner import Learner
 from trainer.record import checkpoint
 from trainer.record.checkpoint import CommitMark
 from trainer.record.checkpoint_state import CheckpointState
 from trainer.record.evaluation import EVALUATION, Evaluation, confusion_of, worst_of
 from trainer.record.metrics import Totals, check_evaluation, outcomes_of
-from trainer.record.run_folder import from_anywhere
 from trainer.run import OpenData, Run
 from trainer.runtime.base import Runtime
 
@@ -114,20 +113,19 @@ def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
     totals = evaluate(runtime, learner, data.evaluation, lambda: False, num_rows=num_rows, outcomes=found) or Totals()
     check_evaluation(totals, data.num_eval_samples)
     if runtime.is_master:
-        outcomes = np.concatenate(found)
-        result = Evaluation(
-            step=commit.step,
-            manifest=from_anywhere(config).manifest or "",
-            digest=data.manifest_digest,
-            split=data.eval_split,
-            classes=data.class_names,
-            confusion=confusion_of(outcomes),
-            worst=worst_of(outcomes),
-        )
         print(
             f"step {commit.step}: {data.eval_split} accuracy {totals.mean('top1'):.4f} "
             f"(top-5 {totals.mean('top5'):.4f}), loss {totals.mean('loss'):.4f}, "
             f"{int(totals.weight)} samples in {time.perf_counter() - start:.1f} s"
+        )
+        outcomes, classes = np.concatenate(found), data.class_names
+        loaded = load_once(config.manifest) if config.manifest else None
+        result = Evaluation(
+            step=commit.step,
+            split=data.eval_split,
+            classes=classes,
+            confusion=confusion_of(outcomes),
+            worst=worst_of(outcomes, loaded, data.eval_split, classes) if loaded else [],
         )
         print(*result.lines(), sep="\n")
         if config.resume in ("auto", "never"):

@@ -211,7 +211,8 @@ class Run:
         check_epoch(self.position.closed_epochs, self.data.expected(self.position.closed_epochs), seen)
         self._telemetry.log_epoch(self.position, seen)
         if self.config.record_losses and self.runtime.is_master:
-            self._write_losses(seen.samples)
+            losses = losses_file(self._telemetry.outcomes, is_mixture=self.config.mix is not None)
+            self._folder.write(losses_name(self.position.closed_epochs), losses)
         self.learner.broadcast_buffers()
 
     def close_epoch(self, totals: Totals | None) -> None:
@@ -314,14 +315,6 @@ class Run:
             "stream": _order_of(self.data.train, epoch, step),
             **self.learner.state(),
         }
-
-    def _write_losses(self, num_samples: int) -> None:
-        name, outcomes = losses_name(self.position.closed_epochs), self._telemetry.outcomes
-        if len(outcomes) == num_samples:
-            self._folder.write(name, losses_file(outcomes, self.data.first_ids))
-        else:
-            missing = num_samples - len(outcomes)
-            self._log.note(f"{name} is not written: {count(missing, 'sample')} were trained on without record_losses")
 
     def _seconds(self) -> float:
         return self._seconds_before + time.perf_counter() - self._started

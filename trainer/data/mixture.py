@@ -3,7 +3,7 @@
 import itertools
 import sys
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,90 +13,81 @@ from shardset.order.permutation import derive_key
 from shardset.order.state import OrderState
 from shardset.stream.mixture import MixedStream, Share
 from shardset.stream.spec import Batch
-from shardset.stream.stream import Stream
 from trainer.config import MixedSet
 
-STEPS_AT_ONCE = 64
+ID_OF_SET = 1 << 40
+"""The ids of set k in the batches of a mixture are those in the set, plus k times this."""
 
 
-class MixedSteps(NamedTuple):
-    """Steps of the run with the same weights, the numbers of the sets in their batches, and their stream."""
+class Part(NamedTuple):
+    """Steps of the run with the same weights, the numbers of the sets in their batches, and those batches."""
 
     steps: range
     sources: list[int]
     mixed: MixedStream
 
-    def streams(self) -> Iterator[tuple[int, Stream]]:
-        """The stream of each set, with the number of the set."""
-        return zip(self.sources, self.mixed.streams, strict=True)
-
 
 class Mixture:
     """The training batches of a run on several sets (see splits.BatchSource); `options` are those of MixedStream.
 
-    An epoch has as many samples as all sets together, in whole batches. Ids count through the sets: `first_ids` has the
-    first of each. Where the weights change, each set begins an order of its own anew. Raises ConfigError where the
-    weights do not fit the batch, at any step.
+    An epoch has as many samples as all sets together, in whole batches. Where the weights change, each set begins an
+    order of its own anew. Raises ConfigError where the weights do not fit the batch, at any step.
     """
 
     def __init__(
         self, sets: Sequence[MixedSet], loaded: Sequence[LoadedSet], split: str, *, seed: int, **options: Any
     ) -> None:
-        sizes = [one.manifest.split(split).num_samples for one in loaded]
-        self.first_ids = np.cumsum([0, *sizes[:-1]])
-        self.parts: list[MixedSteps] = []
-        for start, stop in itertools.pairwise(
-            [*sorted({start for one in sets for start, _ in one.weights}), sys.maxsize]
-        ):
-            weights = [one.weight_at(start) for one in sets]
+        self.parts: list[Part] = []
+        starts = sorted({step for one in sets for step in one.weights})
+        for start, stop in itertools.pairwise([*starts, sys.maxsize]):
+            weights = [one.weights[max(step for step in one.weights if step <= start)] for one in sets]
             sources = [number for number, weight in enumerate(weights) if weight]
             shares = [Share(loaded[number], split, weights[number]) for number in sources]
             own_seed = derive_key(seed, "mixture from step", start) if start else seed
-            self.parts.append(MixedSteps(range(start, stop), sources, MixedStream(shares, seed=own_seed, **options)))
-
-        orders = {source: stream.order for part in self.parts for source, stream in part.streams()}
-        num_slots = sum(order.num_samples * order.augment_repeats for order in orders.values())
-        self._length: int = max(1, num_slots // options["global_batch_size"])
+            self.parts.append(Part(range(start, stop), sources, MixedStream(shares, seed=own_seed, **options)))
+        sizes = {
+            source: stream.order.num_samples * stream.order.augment_repeats
+            for part in self.parts
+            for source, stream in zip(part.sources, part.mixed.streams, strict=True)
+        }
+        self._length: int = max(1, sum(sizes.values()) // options["global_batch_size"])
 
     def __len__(self) -> int:
         """The steps of an epoch."""
         return self._length
 
-    def part_of(self, step: int) -> MixedSteps:
-        """The part of the run that has a step."""
+    def part_of(self, step: int) -> Part:
+        """The part that has a step of the run."""
         return next(part for part in self.parts if step in part.steps)
 
     def run(self, spans: Iterator[tuple[int, range]]) -> Generator[tuple[int, int, Batch], None, None]:
         """Yields (epoch, step, batch) for spans (epoch, steps) that follow each other, as a Stream does."""
-        places = ((epoch, step) for epoch, steps in spans for step in steps)
-        for part, own in itertools.groupby(places, lambda place: self.part_of(place[0] * len(self) + place[1])):
-            for done in self.parts[: self.parts.index(part)]:
-                for stream in done.mixed.streams:  # whose memory this part takes
-                    stream.close()
-            epoch, step = next(own)
-            own = itertools.chain([(epoch, step)], own)
-            with closing(part.mixed.batches(epoch * len(self) + step - part.steps.start)) as batches:
-                for (epoch, step), (_, batch) in zip(own, batches, strict=False):
-                    batch["id"] = batch["id"] + self.first_ids[part.sources][batch["source"]]
-                    yield epoch, step, batch
+        part = None
+        with ExitStack() as exits:
+            for epoch, step in ((epoch, step) for epoch, steps in spans for step in steps):
+                at = epoch * len(self) + step
+                if part is None or at not in part.steps:
+                    exits.close()
+                    for stream in part.mixed.streams if part else ():  # whose memory the next part takes
+                        stream.close()
+                    part = self.part_of(at)
+                    batches = exits.enter_context(closing(part.mixed.batches(at - part.steps.start)))
+                _, batch = next(batches)
+                batch["id"] = batch["id"] + ID_OF_SET * np.array(part.sources)[batch["source"]]
+                yield epoch, step, batch
 
     def ids(self, epoch: int) -> Iterator[np.ndarray]:
         """The ids that the steps of an epoch train on, by the orders of the sets."""
-        for part in self.parts:
-            start = max(epoch * len(self), part.steps.start) - part.steps.start
-            stop = min((epoch + 1) * len(self), part.steps.stop) - part.steps.start
-            for source, stream in part.streams():
-                at, size = start, stream.order.global_batch_size
-                while at < stop:
-                    own_epoch, step = divmod(at, len(stream))
-                    steps = range(step, min(step + STEPS_AT_ONCE, len(stream), step + stop - at))
-                    yield self.first_ids[source] + stream.order.slots(own_epoch, steps, 0, size).ids.ravel()
-                    at += len(steps)
+        for at in range(epoch * len(self), (epoch + 1) * len(self)):
+            part = self.part_of(at)
+            for source, stream in zip(part.sources, part.mixed.streams, strict=True):
+                own = divmod(at - part.steps.start, len(stream))
+                yield stream.order.batch(*own).ids + ID_OF_SET * source
 
     def state(self, epoch: int, step: int) -> list[OrderState]:
         """The state before a step: one for each set of each part."""
-        steps = [epoch * len(self) + step - part.steps.start for part in self.parts]
-        return [state for part, at in zip(self.parts, steps, strict=True) for state in part.mixed.state(max(0, at))]
+        at = epoch * len(self) + step
+        return [state for part in self.parts for state in part.mixed.state(max(0, at - part.steps.start))]
 
     def resume(self, states: list[OrderState]) -> None:
         """Takes the orders of a state, for any number of hosts. Raises ConfigError naming what differs."""

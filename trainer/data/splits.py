@@ -1,7 +1,7 @@
 """The data of a run: a training and an evaluation stream from one shard set, or two synthetic ones."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial, reduce
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ from shardset.format.images import background as backgrounds
 from shardset.format.manifest import LoadedSet, Manifest
 from shardset.order.lanes import rank_part
 from shardset.order.permutation import derive_key, hash64
-from shardset.order.state import OrderState
+from shardset.order.state import OrderState, States
 from shardset.read.disk_cache import DiskCache
 from shardset.stream.spec import Batch
 from shardset.stream.stream import Stream
@@ -49,7 +49,7 @@ class BatchSource(Protocol):
 
     def __len__(self) -> int: ...
     def run(self, spans: Iterator[tuple[int, range]]) -> Iterator[tuple[int, int, Batch]]: ...
-    def state(self, epoch: int, step: int) -> OrderState | list[OrderState] | None: ...
+    def state(self, epoch: int, step: int) -> States | None: ...
     def resume(self, state: Any) -> object: ...
     def stop(self) -> None: ...
 
@@ -84,8 +84,7 @@ class SampleDigest:
 class Data:
     """The streams of a run, and the number of samples of an epoch and of an evaluation.
 
-    An epoch takes each training sample `augment_repeats` times. `first_ids` are those of the sets of a mixture, and
-    `mix` their digests and weights.
+    An epoch takes each training sample `augment_repeats` times.
     """
 
     train: BatchSource
@@ -98,8 +97,6 @@ class Data:
     quarantined: np.ndarray = field(default_factory=lambda: np.array([], dtype=np.int64))
     augment_repeats: int = 1
     class_names: tuple[str, ...] = ()
-    first_ids: Sequence[int] = (0,)
-    mix: list[list[str]] = field(default_factory=list)
 
     def expected(self, epoch: int) -> SampleDigest:
         """What a training epoch must be."""
@@ -123,7 +120,7 @@ class Data:
 # --- opening ---------------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=8)
 def load_once(url: str) -> LoadedSet:
     """The set at a URL, parsed once a process: defaults, training and evaluation share it."""
     return manifests.load(url)
@@ -137,13 +134,14 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
         raise ConfigError("no manifest: name a shard set with --manifest URL, or measure without one by --fake-data")
     loaded = load_once(config.manifest)
     manifest = loaded.manifest
-    sets = mixed_sets(config.mix) if config.mix else [MixedSet(config.manifest, ((0, 1.0),))]
+    sets = mixed_sets(config.mix) or [MixedSet(config.manifest, {0: 1})]
     mixed = [load_once(one.url) for one in sets]
     for one, other in zip(sets, mixed, strict=True):
         check_split("train_split", config.train_split, other.manifest, one.url)
         _check_classes(manifest, config.manifest, other.manifest, one.url)
     eval_split = eval_split_of(config, manifest)
     check_split("eval_split", eval_split, manifest, config.manifest)
+    num_classes = _num_classes_of(config, manifest)
     disk_cache = None
     if config.cache_dir is not None and config.cache_bytes is not None:
         disk_cache = DiskCache(folder=config.cache_dir, num_bytes=config.cache_bytes)
@@ -158,28 +156,26 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
         disk_cache=disk_cache,
     )
     image = config.image
-    training = options | dict(
+    open_train: Callable[..., Stream | Mixture] = (
+        partial(Mixture, sets, mixed) if config.mix else partial(Stream, loaded)
+    )
+    train = open_train(
+        config.train_split,
         seed=config.seed,
         image=train_spec(image),
         window=config.window,
         transform=train_transform(image),
         augment_repeats=image.augment_repeats,
+        **options,
     )
-    of_training: dict[str, Any]
-    if config.mix:
-        mixture = Mixture(sets, mixed, config.train_split, **training)
-        mix = [[one.manifest.digest, str(of.weights)] for of, one in zip(sets, mixed, strict=True)]
-        of_training = {"train": mixture, "first_ids": mixture.first_ids.tolist(), "mix": mix}
-    else:
-        stream = Stream(loaded, config.train_split, **training)
-        of_training = {"train": stream, "quarantined": stream.order.bad_ids}
     return Data(
-        **of_training,
+        train=train,
         evaluation=Stream(loaded, eval_split, seed=None, image=eval_spec(image), **options),
-        num_classes=_num_classes_of(config, manifest),
+        num_classes=num_classes,
         manifest_digest=manifest.digest,
         eval_split=eval_split,
         num_train_samples=sum(one.manifest.split(config.train_split).num_samples for one in mixed),
+        quarantined=train.order.bad_ids if isinstance(train, Stream) else np.array([], dtype=np.int64),
         augment_repeats=image.augment_repeats,
         num_eval_samples=manifest.split(eval_split).num_samples,
         class_names=tuple(one.name for one in manifest.classes),

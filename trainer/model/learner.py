@@ -87,8 +87,8 @@ class Learner:
         """One update; returns the step's row (see metrics.stats_row) on the device, for `Runtime.fetch`.
 
         `batch` holds `image` uint8 [B, H, W, 3], `label` int64, `weight` float32, and maybe `flip` and `mix`. With `id`
-        (see device_feed.ids_as_floats) the samples of all replicas follow the sums. `weight` is the sum of the weights
-        of the global batch; None where one replica has all of it.
+        (see device_feed.ids_as_floats) the samples of all replicas follow the sums, five numbers each. `weight` is the
+        sum of the weights of the global batch; None where one replica has all of it.
         """
         self._parallel.train()
         build.set_training(self.net, self._config.model)
@@ -189,11 +189,12 @@ class Learner:
 
 
 def _seen(batch: TensorBatch, losses: torch.Tensor, logits: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """The sums over a batch, and its samples if it has their ids."""
-    sums = metrics.stats_row(losses, logits, batch["label"], batch["weight"])
+    """The sums over a batch, and if it has ids the id, loss, label and likeliest class of its samples: [n, 5]."""
+    labels, best = batch["label"], logits.topk(min(5, logits.shape[1]), dim=1).indices
+    sums = metrics.stats_row(losses, best, labels, batch["weight"])
     if "id" not in batch:
         return sums, []
-    return sums, [metrics.outcome_rows(batch["id"], losses, batch["label"], metrics.best_classes(logits)[:, 0])]
+    return sums, [torch.cat([batch["id"], torch.stack([losses, labels.float(), best[:, 0].float()], 1)], 1)]
 
 
 def step_key(seed: int, epoch: int, step: int) -> int:

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from shardset.errors import ConfigError, DamagedShard, NotFound
-from shardset.order.state import OrderState, states_from_json
+from shardset.order.state import OrderState, States, states_from_json
 from shardset.prepared import prepared
 from shardset.storage.base import ABSENT, Storage
 from shardset.storage.checked import facts_of, read_object
@@ -202,7 +202,7 @@ def in_recorded_order(config: TrainConfig) -> TrainConfig:
     return replace(config, **{name: value for name, value in values.items() if getattr(config, name) is None})
 
 
-def _recorded_order(config: TrainConfig) -> OrderState | list[OrderState] | None:
+def _recorded_order(config: TrainConfig) -> States | None:
     folder = open_storage(config.run_dir)
     if steps(folder):
         with suppress(NotFound):  # of synthetic data: a run with other data is refused later

@@ -4,64 +4,60 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
+from PIL import Image
 
+from shardset.format.manifest import LoadedSet
+from shardset.html import page
+from shardset.html.page import Picture
 from shardset.prepared import prepared
 from shardset.program import count, printable
+from shardset.stream.samples import SampleSet
 
 EVALUATION = "evaluation.json"
 
 NUM_WORST = 48
 MAX_ROWS = 40
 MAX_COLUMNS = 20
+SIDE = 96
+"""Pixels of a picture."""
 
 
 @prepared
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     """An evaluated split. `confusion` counts samples by (label, predicted label); pairs without samples are left out.
 
-    `worst` are the samples of highest loss, worst first: (id, loss, label, predicted label).
+    `worst` are the samples of highest loss, worst first, as a contact sheet shows them: (picture, key, caption).
     """
 
     step: int
-    manifest: str
-    digest: str
     split: str
     classes: Sequence[str]
     confusion: list[tuple[int, int, int]]
-    worst: list[tuple[int, float, int, int]]
+    worst: list[tuple[Picture, str, list[str]]]
 
-    def name(self, label: int) -> str:
-        """The name of a class; its number where it has none."""
-        return printable(self.classes[label]) if label < len(self.classes) else str(label)
-
-    def by_class(self) -> list[tuple[str, int, float, str]]:
-        """(class, samples, accuracy, what it is most often taken for), least accurate first."""
+    def lines(self) -> Iterator[str]:
+        """A line for each class, with its row of the confusion matrix; of many classes the least accurate ones."""
         rows: dict[int, dict[int, int]] = {}
         for label, predicted, number in self.confusion:
             rows.setdefault(label, {})[predicted] = number
-        found = []
-        for label, row in rows.items():
-            samples, right = sum(row.values()), row.pop(label, 0)
-            others = sorted(row, key=row.__getitem__, reverse=True)[:3]
-            mistakes = ", ".join(f"{self.name(other)} ({row[other]})" for other in others)
-            found.append((self.name(label), samples, right / samples, mistakes))
-        return sorted(found, key=lambda one: one[2])
-
-    def lines(self) -> Iterator[str]:
-        """The table by class, and with few classes the confusion matrix."""
-        rows = self.by_class()
-        yield "   right  samples  class, and what else it is taken for"
-        yield from (
-            f"{right:>8.2%} {number:>8,}  {name}: {rest or '-'}" for name, number, right, rest in rows[:MAX_ROWS]
-        )
+        accuracy = {label: row.get(label, 0) / sum(row.values()) for label, row in rows.items()}
+        labels = sorted({label for *pair, _ in self.confusion for label in pair})
+        columns = labels if len(labels) <= MAX_COLUMNS else []
+        yield " label    right  samples" + "".join(f"{one:>6}" for one in columns) + "  class, and what it is taken for"
+        for label in sorted(rows, key=lambda one: one if columns else accuracy[one])[:MAX_ROWS]:
+            row = rows[label]
+            mistakes = sorted(row.keys() - {label}, key=lambda one: -row[one])[:3]
+            taken_for = ", ".join(f"{name_of(other, self.classes)} ({row[other]})" for other in mistakes)
+            cells = "".join(f"{row.get(one, '.'):>6}" for one in columns)
+            numbers = f"{label:>6} {accuracy[label]:>8.2%} {sum(row.values()):>8,}{cells}"
+            yield f"{numbers}  {name_of(label, self.classes)}: {taken_for or '-'}"
         if len(rows) > MAX_ROWS:
             yield f"... and {count(len(rows) - MAX_ROWS, 'more accurate class', 'more accurate classes')}"
-        labels = sorted({label for *pair, _ in self.confusion for label in pair})
-        if len(labels) <= MAX_COLUMNS:
-            cells = {(label, predicted): number for label, predicted, number in self.confusion}
-            yield "confusion matrix: a line for each true class, a column for each predicted one"
-            yield " " * 6 + "".join(f"{label:>6}" for label in labels)
-            yield from (f"{one:>6}" + "".join(f"{cells.get((one, of), '.'):>6}" for of in labels) for one in labels)
+
+
+def name_of(label: int, classes: Sequence[str]) -> str:
+    """The name of a class; its number where it has none."""
+    return printable(classes[label]) if label < len(classes) else str(label)
 
 
 def confusion_of(outcomes: np.ndarray) -> list[tuple[int, int, int]]:
@@ -70,9 +66,17 @@ def confusion_of(outcomes: np.ndarray) -> list[tuple[int, int, int]]:
     return list(zip(*pairs.tolist(), numbers.tolist(), strict=True))
 
 
-def worst_of(outcomes: np.ndarray) -> list[tuple[int, float, int, int]]:
-    """`Evaluation.worst` of OUTCOME [n]."""
-    worst: list[tuple[int, float, int, int]] = outcomes[
-        np.argsort(-outcomes["loss"], kind="stable")[:NUM_WORST]
-    ].tolist()
-    return worst
+def worst_of(
+    outcomes: np.ndarray, loaded: LoadedSet, split: str, classes: Sequence[str]
+) -> list[tuple[Picture, str, list[str]]]:
+    """`Evaluation.worst` of OUTCOME [n]. Reads the samples again; raises ShardsetError where that fails."""
+    worst = outcomes[np.argsort(-outcomes["loss"], kind="stable")[:NUM_WORST]]
+    with SampleSet(loaded, split) as samples:
+        found = samples.__getitems__(worst["id"].tolist())
+    sheet = []
+    for sample, (_, loss, label, predicted) in zip(found, worst.tolist(), strict=True):
+        image = Image.fromarray(sample.image)
+        image.thumbnail((SIDE, SIDE))
+        names = f"{name_of(label, classes)}, taken for {name_of(predicted, classes)}"
+        sheet.append((page.picture(image), sample.key, [names, f"loss {loss:.4g}", f"{sample.key} (id {sample.id})"]))
+    return sheet

@@ -1,12 +1,13 @@
 """The losses of an epoch's samples as a Parquet file in the run folder. Importing this needs no torch."""
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
 from shardset.errors import ConfigError
 from shardset.storage.base import Storage
+from trainer.data.mixture import ID_OF_SET
 
 LOSSES = "losses/"
 
@@ -16,25 +17,24 @@ def losses_name(epoch: int) -> str:
     return f"{LOSSES}epoch-{epoch + 1:03d}.parquet"
 
 
-def losses_file(outcomes: np.ndarray, first_ids: Sequence[int]) -> bytes:
+def losses_file(outcomes: np.ndarray, *, is_mixture: bool) -> bytes:
     """The losses of an epoch, OUTCOME [n], as Parquet: `id`, `loss`, `top1` (bool); a row each time a step saw one.
 
-    `first_ids` are those of the sets of a mixture: then `source` is the number of the set, and `id` counts in it.
+    Of a mixture also `source`, the number of the set in which `id` counts.
     """
     import pyarrow as pa
     from pyarrow import parquet
 
     columns = {"id": outcomes["id"], "loss": outcomes["loss"], "top1": outcomes["label"] == outcomes["predicted"]}
-    if len(first_ids) > 1:
-        columns["source"] = np.searchsorted(first_ids, columns["id"], side="right") - 1
-        columns["id"] = columns["id"] - np.asarray(first_ids)[columns["source"]]
+    if is_mixture:
+        columns["source"], columns["id"] = np.divmod(outcomes["id"], ID_OF_SET)
     buffer = io.BytesIO()
     parquet.write_table(pa.table(columns), buffer)
     return buffer.getvalue()
 
 
 def read_losses(folder: Storage, source: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Ids, losses and whether they were right, of each epoch whose losses a run folder has; of one set of a mixture."""
+    """(ids, losses, top1) of each epoch that a run folder has losses of; of one set, where they are of a mixture."""
     import pyarrow as pa
     import pyarrow.compute
     from pyarrow import parquet

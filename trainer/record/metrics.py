@@ -74,27 +74,14 @@ def check_evaluation(totals: Totals, num_samples: int) -> None:
         )
 
 
-def best_classes(logits: torch.Tensor) -> torch.Tensor:
-    """The five likeliest classes, best first: int64 [n, 5], or fewer where there are fewer."""
-    return logits.topk(min(5, logits.shape[1]), dim=1).indices
-
-
-def stats_row(losses: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """The sums of one step in the order of `Totals`: float32 [4] on the device."""
-    best = best_classes(logits)
+def stats_row(losses: torch.Tensor, best: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """The sums of one step in the order of `Totals`, float32 [4]; `best` are the five likeliest classes [n, 5]."""
     hits = best.eq(labels.unsqueeze(1)).float() * weights.unsqueeze(1)
     return torch.stack([(losses * weights).sum(), weights.sum(), hits[:, 0].sum(), hits.sum()])
 
 
-def outcome_rows(
-    ids: torch.Tensor, losses: torch.Tensor, labels: torch.Tensor, predicted: torch.Tensor
-) -> torch.Tensor:
-    """The samples of a step on the device: float32 [n, 5]. `ids` are those of device_feed.ids_as_floats."""
-    return torch.cat([ids, torch.stack([losses, labels.float(), predicted.float()], 1)], 1)
-
-
 def outcomes_of(rows: torch.Tensor) -> np.ndarray:
-    """The samples behind the sums in fetched rows [steps, 4 + 5 n], without pads: OUTCOME [m], step by step."""
+    """The samples behind the sums in fetched rows (see Learner.train_step), without pads: OUTCOME [m]."""
     columns = rows[:, NUM_SUMS:].reshape(-1, 5).numpy().T
     outcomes = np.empty(columns.shape[1], OUTCOME)
     outcomes["id"] = columns[0] + ID_BASE * columns[1]

@@ -83,8 +83,8 @@ def from_anywhere(config: TrainConfig) -> TrainConfig:
     """The config with absolute local paths, so that it can be read from any folder."""
     urls = {name: getattr(config, name) for name in ("manifest", "cache_dir", "compile_cache")}
     local = {name: os.path.abspath(url) for name, url in urls.items() if url and "://" not in url}
-    sets = [one.rpartition("=") for one in config.mix.split(";")] if config.mix else []
-    mix = ";".join(f"{url if '://' in url else os.path.abspath(url)}={weights}" for url, _, weights in sets)
+    sets = config.mix.split(";") if config.mix else []
+    mix = ";".join(one if "://" in one else os.path.abspath(one) for one in sets)
     return replace(config, mix=mix or None, **local)
 
 

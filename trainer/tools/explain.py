@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,11 +19,10 @@ from shardset.errors import ConfigError, NotFound
 from shardset.format import manifest as manifests
 from shardset.order.budget import OrderOptions, fit_order
 from shardset.order.epoch import Order
-from shardset.order.state import OrderState, quarantine_digest, states_from_json
+from shardset.order.state import OrderState, States, quarantine_digest, states_from_json
 from shardset.program import count, printable
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
-from shardset.stream.stream import Stream
 from shardset.stream.timetable import StepVisit, Timetable, TimetableSample, Visit
 from trainer import config as configs
 from trainer.config import TrainConfig
@@ -75,7 +74,7 @@ Answer = ExplainedStep | ExplainedSample | ExplainedLosses
 
 def run(
     config: TrainConfig,
-    state: OrderState | None,
+    state: States | None,
     *,
     num_hosts: int,
     step: str | None,
@@ -86,12 +85,14 @@ def run(
 ) -> None:
     """Prints the answer for one of `step`, `key`, `sample_id` and `worst`; of a mixture, one for each of its sets."""
     answer: Answer
-    for part in parts_of(config, state, num_hosts, step):
-        timetable = part.timetable
+    global_step, timetables = timetables_of(config, state, num_hosts, step)
+    for source, timetable in sorted(timetables.items()):
         if worst is not None:
-            answer = explain_losses(timetable, open_storage(config.run_dir), worst, part.source)
+            if state is None:
+                raise ConfigError("losses are in the folder of a run; give --run-dir")
+            answer = explain_losses(timetable, open_storage(config.run_dir), worst, source)
         elif step is not None:
-            answer = explain_step(timetable, part.step, part.first_step)
+            answer = explain_step(timetable, global_step)
         elif config.mix is not None:
             raise ConfigError("the steps of one sample are not known in a mixture; ask for --step or --worst")
         else:
@@ -104,48 +105,37 @@ def run(
             print(json.dumps(values | msgspec.to_builtins(answer)))
         else:
             if config.mix is not None:
-                print(f"set {part.source}, {timetable.storage.url}, by the epochs of its own order:")
+                print(f"set {source}, {timetable.storage.url}, by the epochs of its own order:")
             show(timetable, answer)
 
 
-class Part(NamedTuple):
-    """A set that is trained on, its timetable, the step of the run at which that began, and the one asked for."""
+def timetables_of(
+    config: TrainConfig, state: States | None, num_hosts: int, step: str | None
+) -> tuple[int, dict[int, Timetable]]:
+    """The step of the run that is meant, and the timetable of its set; of a mixture, those of the sets in that step.
 
-    source: int
-    timetable: Timetable
-    first_step: int
-    step: int
-
-
-def parts_of(
-    config: TrainConfig, state: OrderState | list[OrderState] | None, num_hosts: int, step: str | None
-) -> list[Part]:
-    """The set of a run; of one on a mixture, the sets in a step, else all. Raises ConfigError as `timetable_of`."""
+    Without a step, of all sets, by their number. Raises ConfigError as `timetable_of`.
+    """
     if config.mix is None:
         timetable = timetable_of(config, state, num_hosts)
-        return [Part(0, timetable, 0, 0 if step is None else step_of(step, timetable.order.num_batches))]
-    mixture = open_data(replace(config, cache_dir=None, cache_bytes=None), 0, 1).train
-    if not isinstance(mixture, Mixture) or not isinstance(state, list):
+        return step_of(step or "0", timetable.order.num_batches), {0: timetable}
+    if not isinstance(state, list):
         raise ConfigError("the order of a mixture is in the folder of its run; give --run-dir")
+    mixture = open_data(replace(config, cache_dir=None, cache_bytes=None), 0, 1).train
+    assert isinstance(mixture, Mixture)
     mixture.resume(state)
-    at = 0 if step is None else step_of(step, len(mixture))
-    found = {
-        source: Part(source, _timetable(stream), mixed.steps.start, at)
-        for mixed in (mixture.parts if step is None else [mixture.part_of(at)])
-        for source, stream in mixed.streams()
-    }
-    return [found[source] for source in sorted(found)]
+    global_step = step_of(step or "0", len(mixture))
+    return global_step, {
+        source: Timetable(
+            manifest=stream.manifest, storage=stream.source.table.storage, split_name=config.train_split,
+            order=stream.order, num_epochs=sys.maxsize, first_step=part.steps.start,
+        )
+        for part in (mixture.parts if step is None else [mixture.part_of(global_step)])
+        for source, stream in zip(part.sources, part.mixed.streams, strict=True)
+    }  # fmt: skip
 
 
-def _timetable(stream: Stream) -> Timetable:
-    """That of a set in a mixture, which begins an epoch whenever one ends."""
-    storage, split = stream.source.table.storage, stream.spec.split
-    return Timetable(
-        manifest=stream.manifest, storage=storage, split_name=split, order=stream.order, num_epochs=sys.maxsize
-    )
-
-
-def recorded_run(url: str) -> tuple[TrainConfig, OrderState | list[OrderState]]:
+def recorded_run(url: str) -> tuple[TrainConfig, States]:
     """The configuration and the order of the run in a folder; raises ConfigError if either is absent or damaged."""
     folder = open_storage(url)
     try:
@@ -164,9 +154,7 @@ def recorded_run(url: str) -> tuple[TrainConfig, OrderState | list[OrderState]]:
         ) from error
 
 
-def timetable_of(
-    config: TrainConfig, state: OrderState | list[OrderState] | None = None, num_hosts: int = 1
-) -> Timetable:
+def timetable_of(config: TrainConfig, state: States | None = None, num_hosts: int = 1) -> Timetable:
     """The timetable of a run: in its recorded order, else in the one with which it would start on this many hosts.
 
     Raises ConfigError without a shard set, and if the recorded order is that of another one.
@@ -218,12 +206,10 @@ def step_of(text: str, per_epoch: int) -> int:
     return epoch * per_epoch + step
 
 
-def explain_step(timetable: Timetable, global_step: int, first_step: int = 0) -> ExplainedStep:
-    """A step of the run, in an order that begins at `first_step`."""
-    epoch, step = divmod(global_step - first_step, timetable.order.num_batches)
-    return ExplainedStep(
-        epoch=epoch, step=step, global_step=global_step, samples=timetable.batch(global_step - first_step)
-    )
+def explain_step(timetable: Timetable, global_step: int) -> ExplainedStep:
+    """The samples of a step of the run."""
+    epoch, step = divmod(global_step - timetable.first_step, timetable.order.num_batches)
+    return ExplainedStep(epoch=epoch, step=step, global_step=global_step, samples=timetable.batch(global_step))
 
 
 def explain_sample(timetable: Timetable, sample_id: int) -> ExplainedSample:

@@ -6,25 +6,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from PIL import Image
 
-from shardset.errors import ConfigError, NotFound, ShardsetError, StorageError
-from shardset.format import manifest as manifests
+from shardset.errors import ConfigError, NotFound, StorageError
 from shardset.html import page, plots
-from shardset.html.page import Finding, Picture
+from shardset.html.page import Finding
 from shardset.html.plots import Plot
 from shardset.program import count
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
-from shardset.stream.samples import SampleSet
 from trainer.config import RECORD
 from trainer.record.evaluation import EVALUATION, Evaluation
 from trainer.record.metrics import EpochRecord, EvalRecord, FinalRecord, Record, StepRecord, advice, time_in_words
 from trainer.record.run_folder import METRICS
 
 MAX_ROWS = 200
-SIDE = 96
-"""Pixels of a picture on the page."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,14 +135,13 @@ def render(run: RunRecord) -> bytes:
     """The page as HTML."""
     model = run.config.get("model")
     name = model.get("name", "") if isinstance(model, dict) else ""
-    worst, why = _worst(run.evaluation)
     devices = [*(one.device for one in run.steps), *(one.device for one in run.epochs)]
     return page.render(
         "trainer.tools",
         "report.html",
         title=f"Training run of {name}" if name else "Training run",
         subtitle=count(run.last_step, "step") + (f" on {devices[-1]}" if devices else ""),
-        sections=[(anchor, anchor.capitalize()) for anchor in ("curves", "epochs", "classes", "configuration")],
+        sections=[(anchor, anchor.capitalize()) for anchor in ("curves", "epochs", "worst", "configuration")],
         closing="Made from the run folder, without scripts or outside links. A curve of more than "
         f"{plots.MAX_POINTS} points is drawn from means of neighbouring points.",
         tiles=_tiles(run),
@@ -164,36 +158,10 @@ def render(run: RunRecord) -> bytes:
              _percent(one.top5), f"{one.seconds:.1f} s")
             for one in run.evaluations
         ],
-        classes=[
-            (name, number, _percent(right), rest)
-            for name, number, right, rest in (run.evaluation.by_class() if run.evaluation else ())
-        ],
-        worst=worst,
-        why=why,
+        worst=run.evaluation.worst if run.evaluation else [],
         settings=list(_settings(run.config))[:MAX_ROWS],
         max_rows=MAX_ROWS,
     )  # fmt: skip
-
-
-def _worst(evaluation: Evaluation | None) -> tuple[list[tuple[Picture, str, list[str]]], str]:
-    """The samples of highest loss in an evaluation as a contact sheet shows them, or why they can't be shown."""
-    if evaluation is None or not evaluation.manifest:
-        return [], ""
-    try:
-        loaded = manifests.load(evaluation.manifest)
-        if loaded.manifest.digest != evaluation.digest:
-            return [], f"{evaluation.manifest} has changed since; run `evaluate` again"
-        with SampleSet(loaded, evaluation.split) as samples:
-            found = samples.__getitems__([sample_id for sample_id, *_ in evaluation.worst])
-        images = [Image.fromarray(sample.image) for sample in found]
-    except ShardsetError as error:
-        return [], str(error)
-    sheet = []
-    for image, sample, (sample_id, loss, label, other) in zip(images, found, evaluation.worst, strict=True):
-        image.thumbnail((SIDE, SIDE))
-        names = f"{evaluation.name(label)}, taken for {evaluation.name(other)}"
-        sheet.append((page.picture(image), sample.key, [names, f"loss {loss:.4g}", f"{sample.key} (id {sample_id})"]))
-    return sheet, ""
 
 
 def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
