@@ -17,7 +17,7 @@ from trainer.model.learner import Learner
 from trainer.record import checkpoint
 from trainer.record.checkpoint import CommitMark
 from trainer.record.checkpoint_state import CheckpointState
-from trainer.record.evaluation import EVALUATION, Evaluation, confusion_of, worst_of
+from trainer.record.evaluation import WORST, lines_by_class, worst_of
 from trainer.record.metrics import Totals, check_evaluation, outcomes_of
 from trainer.run import OpenData, Run
 from trainer.runtime.base import Runtime
@@ -96,7 +96,7 @@ def evaluate(
 def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
     """Prints the accuracy of a checkpoint (`config.resume`, or the best of the run folder) on the evaluation split.
 
-    By class too; the run folder keeps that as an Evaluation. Evaluates its averaged weights if it has them, as its run
+    By class too; the run folder keeps the worst samples. Evaluates its averaged weights if it has them, as its run
     did, unless the config turns them off by 0.
     """
     check_batch_size(config, runtime)
@@ -118,19 +118,13 @@ def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
             f"(top-5 {totals.mean('top5'):.4f}), loss {totals.mean('loss'):.4f}, "
             f"{int(totals.weight)} samples in {time.perf_counter() - start:.1f} s"
         )
-        outcomes, classes = np.concatenate(found), data.class_names
-        loaded = load_once(config.manifest) if config.manifest else None
-        result = Evaluation(
-            step=commit.step,
-            split=data.eval_split,
-            classes=classes,
-            confusion=confusion_of(outcomes),
-            worst=worst_of(outcomes, loaded, data.eval_split, classes) if loaded else [],
-        )
-        print(*result.lines(), sep="\n")
-        if config.resume in ("auto", "never"):
-            with open_storage(config.run_dir).writer(EVALUATION) as writer:
-                writer.write(msgspec.json.encode(result))
+        outcomes = np.concatenate(found)
+        names = [*data.class_names, *map(str, range(len(data.class_names), data.num_classes))]
+        print(*lines_by_class(outcomes, names), sep="\n")
+        if config.manifest is not None and config.resume in ("auto", "never"):
+            worst = worst_of(outcomes, load_once(config.manifest), data.eval_split, names)
+            with open_storage(config.run_dir).writer(WORST) as writer:
+                writer.write(msgspec.json.encode(worst))
 
 
 def _end_epoch(run: Run, fetch_every: int) -> None:

@@ -54,10 +54,9 @@ class ExplainedSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleLoss:
-    """A sample, its mean loss, and the share of its steps in which it was right."""
+    """A sample and its mean loss."""
 
     loss: float
-    top1: float
     sample: TimetableSample
 
 
@@ -221,21 +220,18 @@ def explain_sample(timetable: Timetable, sample_id: int) -> ExplainedSample:
 
 def explain_losses(timetable: Timetable, folder: Storage, number: int, source: int = 0) -> ExplainedLosses:
     """The samples of highest mean loss over all epochs whose losses a run has recorded, worst first."""
-    size, num_epochs = timetable.split.num_samples, 0
-    seen, sums, hits = (np.zeros(size) for _ in range(3))
-    for ids, losses, top1 in read_losses(folder, source):
-        num_epochs += 1
-        for total, weights in ((seen, None), (sums, losses), (hits, top1)):
-            total += np.bincount(ids, weights=weights, minlength=size)
-    if not num_epochs:
+    sums, times = np.zeros(timetable.split.num_samples), np.zeros(timetable.split.num_samples)
+    epochs = list(read_losses(folder, source))
+    for ids, losses, _ in epochs:
+        np.add.at(sums, ids, losses)
+        np.add.at(times, ids, 1)
+    if not epochs:
         raise ConfigError(f"{folder.url}: no losses there; train with --record-losses")
-    means = np.divide(sums, seen, out=np.full(size, -np.inf), where=seen > 0)
-    worst = np.argsort(-means, kind="stable")[: min(number, np.count_nonzero(seen))]
-    samples = [
-        SampleLoss(loss=float(means[number]), top1=float(hits[number] / seen[number]), sample=sample)
-        for number, sample in zip(worst.tolist(), timetable.samples(worst), strict=True)
-    ]
-    return ExplainedLosses(num_epochs=num_epochs, samples=samples)
+    means = np.where(times, sums / np.maximum(times, 1), -np.inf)
+    worst = np.argsort(-means, kind="stable")[: min(number, np.count_nonzero(times))]
+    found = zip(means[worst].tolist(), timetable.samples(worst), strict=True)
+    samples = [SampleLoss(loss=loss, sample=sample) for loss, sample in found]
+    return ExplainedLosses(num_epochs=len(epochs), samples=samples)
 
 
 def show(timetable: Timetable, answer: Answer) -> None:
@@ -244,11 +240,11 @@ def show(timetable: Timetable, answer: Answer) -> None:
     if isinstance(answer, ExplainedLosses):
         line = f"the samples of highest loss, on average over {count(answer.num_epochs, 'epoch')}"
         losses = [
-            (f"{one.loss:.4f}", f"{one.top1:.0%}", one.sample.id, one.sample.key,
-             f"{one.sample.label} {one.sample.class_name}", one.sample.name or "")
+            (f"{one.loss:.4f}", sample.id, sample.key, f"{sample.label} {sample.class_name}", sample.name or "")
             for one in answer.samples
-        ]  # fmt: skip
-        table = _table(["loss", "right", "id", "key", "label", "original name"], losses)
+            for sample in [one.sample]
+        ]
+        table = _table(["loss", "id", "key", "label", "original name"], losses)
     elif isinstance(answer, ExplainedStep):
         num_pads = sum(visit.pad for visit in answer.samples)
         pads = f", {num_pads} of them pads of weight 0" if num_pads else ""

@@ -15,7 +15,7 @@ from shardset.program import count
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 from trainer.config import RECORD
-from trainer.record.evaluation import EVALUATION, Evaluation
+from trainer.record.evaluation import WORST, Worst
 from trainer.record.metrics import EpochRecord, EvalRecord, FinalRecord, Record, StepRecord, advice, time_in_words
 from trainer.record.run_folder import METRICS
 
@@ -37,7 +37,7 @@ class RunRecord:
     num_damaged: int
     config: dict[str, Any]
     problem: str
-    evaluation: Evaluation | None
+    worst: Worst
 
     @property
     def last_step(self) -> int:
@@ -93,18 +93,18 @@ def read(storage: Storage) -> RunRecord:
         num_damaged=len(lines) - len(written),
         config=config,
         problem=problem,
-        evaluation=_evaluation(storage),
+        worst=_worst(storage),
     )
 
 
-def _evaluation(storage: Storage) -> Evaluation | None:
+def _worst(storage: Storage) -> Worst:
     """What `evaluate` left, if it ran. Raises ConfigError if that is damaged."""
     try:
-        return msgspec.json.decode(storage.read(EVALUATION), type=Evaluation)
+        return msgspec.json.decode(storage.read(WORST), type=Worst)
     except NotFound:
-        return None
+        return []
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{storage.url}/{EVALUATION}: damaged ({error}); run `evaluate` again") from error
+        raise ConfigError(f"{storage.url}/{WORST}: damaged ({error}); run `evaluate` again") from error
 
 
 def _record_of(line: bytes) -> Record | None:
@@ -158,7 +158,7 @@ def render(run: RunRecord) -> bytes:
              _percent(one.top5), f"{one.seconds:.1f} s")
             for one in run.evaluations
         ],
-        worst=run.evaluation.worst if run.evaluation else [],
+        worst=run.worst,
         settings=list(_settings(run.config))[:MAX_ROWS],
         max_rows=MAX_ROWS,
     )  # fmt: skip
