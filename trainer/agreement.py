@@ -32,7 +32,7 @@ def identity_of(config: TrainConfig, data: Data) -> dict[str, Any]:
     """What a checkpoint must have in common with the run that resumes from it."""
     return {
         "manifest digest": data.manifest_digest,
-        "mix": [one.weights for one in mixed_sets(config.mix)],
+        "mix": [weights for _, weights in mixed_sets(config.mix)],
         "train_split": config.train_split,
         "seed": config.seed,
         "global_batch_size": config.global_batch_size,
@@ -53,7 +53,7 @@ def facts_of(config: TrainConfig, data: Data, num_hosts: int) -> dict[str, Any]:
     order = data.train.state(0, 0)
     return {
         "manifest digest": data.manifest_digest,
-        "mix": [one.weights for one in mixed_sets(config.mix)],
+        "mix": [weights for _, weights in mixed_sets(config.mix)],
         "hosts": num_hosts,
         "order": None if order is None else states_to_json(order),
         **settings,

@@ -4,7 +4,7 @@ import json
 import re
 import sys
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -37,6 +37,9 @@ Decay = Literal["cosine", "linear", "step", "constant"]
 Loss = Literal["cross_entropy", "bce"]
 Channels = tuple[Amount, Amount, Amount]
 Spread = tuple[Positive, Positive, Positive]
+Weights = dict[int, float]
+"""The weight of a set in a mixture, by the step of the run from which it counts; the first one is 0."""
+
 Kwargs = dict[str, bool | int | float | str | list[float]]
 
 _WEIGHTS = re.compile(r"\d+(\.\d+)?(,\d+(\.\d+)?@\d+)*")
@@ -45,22 +48,15 @@ RECORD, CLASSES, ORDER = "config.json", "classes.json", "order.json"
 """The files of the run folder with the configuration, the names of the classes by label, and the order of training."""
 
 
-class MixedSet(NamedTuple):
-    """A set in a mixture, and its weight from each step on at which that changes, the first of which is 0."""
-
-    url: str
-    weights: dict[int, float]
-
-
-def mixed_sets(mix: str | None) -> list[MixedSet]:
-    """The sets of `config.mix`, such as `A=3;B=1,0.5@1000`. Raises ConfigError."""
+def mixed_sets(mix: str | None) -> list[tuple[str, Weights]]:
+    """The sets of `config.mix`, such as `A=3;B=1,0.5@1000`, and their weights. Raises ConfigError."""
     sets = []
     for text in mix.split(";") if mix is not None else ():
         url, _, weights = text.rpartition("=")
         if not (url and _WEIGHTS.fullmatch(weights)):
             raise ConfigError(f"mix has {text!r}, expected SET=WEIGHT or SET=WEIGHT,WEIGHT@STEP,...")
         pairs = [one.partition("@") for one in weights.split(",")]
-        sets.append(MixedSet(url, {int(step or 0): float(weight) for weight, _, step in pairs}))
+        sets.append((url, {int(step or 0): float(weight) for weight, _, step in pairs}))
     return sets
 
 

@@ -56,7 +56,7 @@ class ConfigFlags:
         """
         given = parsed(TrainConfig, self.values | assignments(self.changes))
         sets = mixed_sets(given.get("mix"))
-        return ({"manifest": sets[0].url} if sets else {}) | given
+        return ({"manifest": sets[0][0]} if sets else {}) | given
 
     def config(self, base: TrainConfig | None = None, chosen: Mapping[str, Any] | None = None) -> TrainConfig:
         """The recipe, else `base`, else the default recipe; then `chosen`, flags and `--set`. Raises ConfigError."""

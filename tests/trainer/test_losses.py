@@ -18,8 +18,9 @@ from trainer import cli as command
 from trainer import loop
 from trainer.config import ImageConfig, RegularizeConfig, TrainConfig
 from trainer.data.device_feed import ids_as_floats
-from trainer.record.evaluation import Evaluation
+from trainer.record.evaluation import lines_by_class
 from trainer.record.loss_files import losses_name, read_losses
+from trainer.record.metrics import OUTCOME
 from trainer.runtime.launch import launch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -83,14 +84,13 @@ def test_passes_repeats_and_mixed_images_are_rows_too(manifest: str, tmp_path: P
     assert losses.mean() == pytest.approx(read_records(tmp_path, "epoch")[0]["loss"], rel=1e-6)
 
 
-def test_an_epoch_that_was_begun_without_recording_is_not_written_and_the_log_says_why(
-    manifest: str, tmp_path: Path
-) -> None:
+def test_an_epoch_that_was_begun_without_recording_has_the_rest(manifest: str, recorded: Path, tmp_path: Path) -> None:
     config = tiny_config(manifest, tmp_path)
     train(replace(config, max_steps=3))
     train(replace(config, record_losses=True))
-    assert [path.name for path in (tmp_path / "losses").iterdir()] == ["epoch-002.parquet"]
-    assert "epoch-001.parquet is not written: 24 samples" in (tmp_path / "logs/host-000.log").read_text()
+    first, second = zip(epochs_of(tmp_path), epochs_of(recorded), strict=True)
+    assert first[0][0].tolist() == first[1][0][24:].tolist()
+    assert second[0][1].tolist() == second[1][1].tolist()
 
 
 def test_a_run_in_a_bucket_has_the_same_files(manifest: str, recorded: Path, gcs_root: str) -> None:
@@ -117,6 +117,8 @@ def test_explain_names_the_samples_of_highest_loss(recorded: Path, capsys: pytes
     assert answer["num_epochs"] == 2
     assert [one["sample"]["id"] for one in answer["samples"]] == np.argsort(-means)[:5].tolist()
     assert answer["samples"][0]["sample"]["key"] == f"train-{means.argmax():06d}"
+    assert answer["samples"][0]["loss"] == pytest.approx(means.max())
+    assert command.main(["explain", "--manifest", "a", "--worst", "1"]) != OK
     assert command.main(["explain", "--run-dir", str(recorded), "--worst", "1"]) == OK
     assert f"{means.max():.4f}" in capsys.readouterr().out
 
@@ -137,32 +139,29 @@ def test_an_evaluation_says_by_class_what_is_taken_for_what_and_the_page_shows_t
     recorded: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command.main(["evaluate", "--run-dir", str(recorded)]) == OK
-    printed = capsys.readouterr().out
-    found = json.loads((recorded / "evaluation.json").read_text())
-    assert sum(number for *_, number in found["confusion"]) == NUM_EVAL
-    right = sum(number for label, predicted, number in found["confusion"] if label == predicted)
-    assert f"val accuracy {right / NUM_EVAL:.4f}" in printed
-    matrix = printed.partition("confusion matrix")[2].splitlines()[2:]
-    assert sum(int(cell) for line in matrix for cell in line.split()[1:] if cell != ".") == NUM_EVAL
-    losses = [loss for _, loss, *_ in found["worst"]]
+    first, head, *lines = capsys.readouterr().out.splitlines()
+    labels = head.removesuffix("predicted as").split()[2:]
+    matrix = {line.split()[2 + len(labels)]: line.split()[2 : 2 + len(labels)] for line in lines}
+    numbers = {label: [int(cell) if cell != "." else 0 for cell in row] for label, row in matrix.items()}
+    assert sum(map(sum, numbers.values())) == NUM_EVAL
+    right = sum(row[labels.index(label)] for label, row in numbers.items())
+    assert f"val accuracy {right / NUM_EVAL:.4f}" in first
+    worst = json.loads((recorded / "worst.json").read_text())
+    losses = [float(loss.removeprefix("loss ")) for *_, (_, loss, _) in worst]
     assert losses == sorted(losses, reverse=True)
     assert command.main(["report", str(recorded)]) == OK
     page = (recorded / "report.html").read_text()
     assert page.count("<img ") == NUM_EVAL
-    assert f"val-{found['worst'][0][0]:06d} (id {found['worst'][0][0]})" in page
-    (recorded / "evaluation.json").write_text(json.dumps(found | {"digest": "0" * 64}))
-    assert command.main(["report", str(recorded)]) == OK
-    assert "has changed since; run `evaluate` again" in (recorded / "report.html").read_text()
-    (recorded / "evaluation.json").write_text("{}")
+    assert worst[0][2][2] in page
+    (recorded / "worst.json").write_text("{}")
     assert command.main(["report", str(recorded)]) != OK
-    assert "evaluation.json: damaged" in capsys.readouterr().err
+    assert "worst.json: damaged" in capsys.readouterr().err
 
 
 def test_many_classes_are_shown_by_their_mistakes_least_accurate_first() -> None:
-    confusion = [(label, label, 9) for label in range(50)] + [(7, 8, 3), (7, 3, 5), (9, 60, 1)]
-    names = [f"n{label}" for label in range(50)]
-    result = Evaluation(step=1, manifest="", digest="", split="val", classes=names, confusion=confusion, worst=[])
-    lines = list(result.lines())
-    assert re.fullmatch(r" +52\.94% +17  n7: n3 \(5\), n8 \(3\)", lines[1])
-    assert re.fullmatch(r" +90\.00% +10  n9: 60 \(1\)", lines[2])
+    pairs = [(label, label) for label in range(50)] * 9 + [(7, 8)] * 3 + [(7, 3)] * 5 + [(9, 49)]
+    outcomes = np.array([(0, 0, *pair) for pair in pairs], OUTCOME)
+    lines = list(lines_by_class(outcomes, [f"n{label}" for label in range(50)]))
+    assert re.fullmatch(r" +52\.94% +17  7 n7: n3 \(5\), n8 \(3\)", lines[1])
+    assert re.fullmatch(r" +90\.00% +10  9 n9: n49 \(1\)", lines[2])
     assert lines[-1] == "... and 10 more accurate classes"

@@ -13,7 +13,7 @@ from shardset.order.permutation import derive_key
 from shardset.order.state import OrderState
 from shardset.stream.mixture import MixedStream, Share
 from shardset.stream.spec import Batch
-from trainer.config import MixedSet
+from trainer.config import Weights
 
 ID_OF_SET = 1 << 40
 """The ids of set k in the batches of a mixture are those in the set, plus k times this."""
@@ -35,14 +35,14 @@ class Mixture:
     """
 
     def __init__(
-        self, sets: Sequence[MixedSet], loaded: Sequence[LoadedSet], split: str, *, seed: int, **options: Any
+        self, sets: Sequence[LoadedSet], by_step: Sequence[Weights], split: str, *, seed: int, **options: Any
     ) -> None:
         self.parts: list[Part] = []
-        starts = sorted({step for one in sets for step in one.weights})
+        starts = sorted({step for one in by_step for step in one})
         for start, stop in itertools.pairwise([*starts, sys.maxsize]):
-            weights = [one.weights[max(step for step in one.weights if step <= start)] for one in sets]
+            weights = [one[max(step for step in one if step <= start)] for one in by_step]
             sources = [number for number, weight in enumerate(weights) if weight]
-            shares = [Share(loaded[number], split, weights[number]) for number in sources]
+            shares = [Share(sets[number], split, weights[number]) for number in sources]
             own_seed = derive_key(seed, "mixture from step", start) if start else seed
             self.parts.append(Part(range(start, stop), sources, MixedStream(shares, seed=own_seed, **options)))
         sizes = {

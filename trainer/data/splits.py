@@ -21,7 +21,7 @@ from shardset.order.state import OrderState, States
 from shardset.read.disk_cache import DiskCache
 from shardset.stream.spec import Batch
 from shardset.stream.stream import Stream
-from trainer.config import DEFAULT_CLASSES, ImageConfig, MixedSet, TrainConfig, mixed_sets
+from trainer.config import DEFAULT_CLASSES, ImageConfig, TrainConfig, mixed_sets
 from trainer.data.mixture import Mixture
 from trainer.errors import EpochMismatch
 
@@ -134,11 +134,11 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
         raise ConfigError("no manifest: name a shard set with --manifest URL, or measure without one by --fake-data")
     loaded = load_once(config.manifest)
     manifest = loaded.manifest
-    sets = mixed_sets(config.mix) or [MixedSet(config.manifest, {0: 1})]
-    mixed = [load_once(one.url) for one in sets]
-    for one, other in zip(sets, mixed, strict=True):
-        check_split("train_split", config.train_split, other.manifest, one.url)
-        _check_classes(manifest, config.manifest, other.manifest, one.url)
+    urls, weights = zip(*mixed_sets(config.mix) or [(config.manifest, {0: 1.0})], strict=True)
+    mixed = [load_once(url) for url in urls]
+    for url, other in zip(urls, mixed, strict=True):
+        check_split("train_split", config.train_split, other.manifest, url)
+        _check_classes(manifest, config.manifest, other.manifest, url)
     eval_split = eval_split_of(config, manifest)
     check_split("eval_split", eval_split, manifest, config.manifest)
     num_classes = _num_classes_of(config, manifest)
@@ -157,7 +157,7 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
     )
     image = config.image
     open_train: Callable[..., Stream | Mixture] = (
-        partial(Mixture, sets, mixed) if config.mix else partial(Stream, loaded)
+        partial(Mixture, mixed, weights) if config.mix else partial(Stream, loaded)
     )
     train = open_train(
         config.train_split,

@@ -221,17 +221,17 @@ def explain_sample(timetable: Timetable, sample_id: int) -> ExplainedSample:
 def explain_losses(timetable: Timetable, folder: Storage, number: int, source: int = 0) -> ExplainedLosses:
     """The samples of highest mean loss over all epochs whose losses a run has recorded, worst first."""
     sums, times = np.zeros(timetable.split.num_samples), np.zeros(timetable.split.num_samples)
-    epochs = list(read_losses(folder, source))
-    for ids, losses, _ in epochs:
+    num_epochs = 0
+    for num_epochs, (ids, losses, _) in enumerate(read_losses(folder, source), 1):
         np.add.at(sums, ids, losses)
         np.add.at(times, ids, 1)
-    if not epochs:
+    if not num_epochs:
         raise ConfigError(f"{folder.url}: no losses there; train with --record-losses")
     means = np.where(times, sums / np.maximum(times, 1), -np.inf)
     worst = np.argsort(-means, kind="stable")[: min(number, np.count_nonzero(times))]
     found = zip(means[worst].tolist(), timetable.samples(worst), strict=True)
     samples = [SampleLoss(loss=loss, sample=sample) for loss, sample in found]
-    return ExplainedLosses(num_epochs=len(epochs), samples=samples)
+    return ExplainedLosses(num_epochs=num_epochs, samples=samples)
 
 
 def show(timetable: Timetable, answer: Answer) -> None:
