@@ -222,7 +222,8 @@ def explain_losses(timetable: Timetable, folder: Storage, number: int, source: i
     """The samples of highest mean loss over all epochs whose losses a run has recorded, worst first."""
     sums, times = np.zeros(timetable.split.num_samples), np.zeros(timetable.split.num_samples)
     num_epochs = 0
-    for num_epochs, (ids, losses, _) in enumerate(read_losses(folder, source), 1):
+    for ids, losses, _ in read_losses(folder, source):
+        num_epochs += 1
         np.add.at(sums, ids, losses)
         np.add.at(times, ids, 1)
     if not num_epochs:
