@@ -38,12 +38,13 @@ def lines_by_class(outcomes: np.ndarray, names: Sequence[str]) -> Iterator[str]:
     columns = "".join(f"{one:>6}" for one in labels) + "  predicted as" if is_matrix else "  class: mistakes"
     yield f"{'right':>8}{'samples':>9}{columns}"
     for label in sorted(rows, key=lambda one: one if is_matrix else accuracy[one])[:MAX_ROWS]:
-        row, name = rows[label], f"  {label} {printable(names[label])}"
-        mistakes = [f"{printable(names[one])} ({number})" for one, number in row.most_common(4) if one != label][:3]
-        cells = (
-            "".join(f"{row[one] or '.':>6}" for one in labels) + name if is_matrix else f"{name}: {', '.join(mistakes)}"
-        )
-        yield f"{accuracy[label]:>8.2%}{row.total():>9,}{cells}"
+        row, text = rows[label], f"  {label} {printable(names[label])}"
+        if is_matrix:
+            text = "".join(f"{row[one] or '.':>6}" for one in labels) + text
+        else:
+            mistakes = [one for one, _ in row.most_common(4) if one != label][:3]
+            text += ": " + ", ".join(f"{printable(names[one])} ({row[one]})" for one in mistakes)
+        yield f"{accuracy[label]:>8.2%}{row.total():>9,}{text}"
     if len(rows) > MAX_ROWS:
         yield f"... and {count(len(rows) - MAX_ROWS, 'more accurate class', 'more accurate classes')}"
 
