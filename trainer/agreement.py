@@ -53,7 +53,6 @@ def facts_of(config: TrainConfig, data: Data, num_hosts: int) -> dict[str, Any]:
     order = data.train.state(0, 0)
     return {
         "manifest digest": data.manifest_digest,
-        "mix": [weights for _, weights in mixed_sets(config.mix)],
         "hosts": num_hosts,
         "order": None if order is None else states_to_json(order),
         **settings,
