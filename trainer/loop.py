@@ -1,12 +1,10 @@
 """Train and evaluate: the algorithm, and nothing else."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import msgspec
-import numpy as np
-import torch
 
 from shardset.storage.open import open_storage
 from trainer.agreement import check_batch_size, model_identity_of
@@ -18,7 +16,7 @@ from trainer.record import checkpoint
 from trainer.record.checkpoint import CommitMark
 from trainer.record.checkpoint_state import CheckpointState
 from trainer.record.evaluation import WORST, lines_by_class, worst_of
-from trainer.record.metrics import Totals, check_evaluation, outcomes_of
+from trainer.record.metrics import Totals, check_evaluation
 from trainer.run import OpenData, Run
 from trainer.runtime.base import Runtime
 
@@ -64,33 +62,26 @@ def evaluate(
     fetch_every: int = FETCH_EVERY,
     *,
     num_rows: int = 0,
-    outcomes: list[np.ndarray] | None = None,
+    with_ids: bool = False,
 ) -> Totals | None:
     """Sums over every sample of a split, each once, for any number of replicas; None if asked to stop on the way.
 
-    `must_stop` is asked after each fetch, `gives_up` while there is no batch; `num_rows` is that of a DeviceFeed.
-    Adds what becomes of each sample to `outcomes`, if given: arrays OUTCOME [n].
+    `must_stop` is asked after each fetch, `gives_up` while there is no batch; `num_rows` is that of a DeviceFeed, as is
+    `with_ids`, by which the Totals have the samples.
     """
-
-    def added(rows: Sequence[torch.Tensor]) -> Totals:
-        fetched = runtime.fetch(rows)
-        if outcomes is not None:
-            outcomes.append(outcomes_of(fetched))
-        return totals.add(fetched)
-
     totals, rows = Totals(), []
     steps = steps_of(stream, 0, len(stream))
-    feed = DeviceFeed(steps, runtime.to_device, stream.stop, gives_up, num_rows=num_rows, with_ids=outcomes is not None)
+    feed = DeviceFeed(steps, runtime.to_device, stream.stop, gives_up, num_rows=num_rows, with_ids=with_ids)
     with feed:
         for batch in feed:
             rows.append(learner.eval_step(batch.tensors))
             if len(rows) > fetch_every:  # the device computes the newest meanwhile
-                totals, rows = added(rows[:-1]), rows[-1:]
+                totals, rows = totals.add(runtime.fetch(rows[:-1])), rows[-1:]
                 if must_stop():
                     return None
     if feed.gave_up:
         return None
-    return added(rows) if rows else totals
+    return totals.add(runtime.fetch(rows)) if rows else totals
 
 
 def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
@@ -109,8 +100,7 @@ def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
     learner = Learner(runtime, config, data.num_classes, state)
     start = time.perf_counter()
     num_rows = runtime.num_rows(config.global_batch_size, 1)
-    found: list[np.ndarray] = []
-    totals = evaluate(runtime, learner, data.evaluation, lambda: False, num_rows=num_rows, outcomes=found) or Totals()
+    totals = evaluate(runtime, learner, data.evaluation, lambda: False, num_rows=num_rows, with_ids=True) or Totals()
     check_evaluation(totals, data.num_eval_samples)
     if runtime.is_master:
         print(
@@ -118,11 +108,10 @@ def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
             f"(top-5 {totals.mean('top5'):.4f}), loss {totals.mean('loss'):.4f}, "
             f"{int(totals.weight)} samples in {time.perf_counter() - start:.1f} s"
         )
-        outcomes = np.concatenate(found)
         names = [*data.class_names, *map(str, range(len(data.class_names), data.num_classes))]
-        print(*lines_by_class(outcomes, names), sep="\n")
+        print(*lines_by_class(totals.samples, names), sep="\n")
         if config.manifest is not None and config.resume in ("auto", "never"):
-            worst = worst_of(outcomes, load_once(config.manifest), data.eval_split, names)
+            worst = worst_of(totals.samples, load_once(config.manifest), data.eval_split, names)
             with open_storage(config.run_dir).writer(WORST) as writer:
                 writer.write(msgspec.json.encode(worst))
 

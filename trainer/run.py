@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, astuple, replace
+from dataclasses import asdict, replace
 from types import TracebackType
 
 import numpy as np
@@ -211,7 +211,7 @@ class Run:
         check_epoch(self.position.closed_epochs, self.data.expected(self.position.closed_epochs), seen)
         self._telemetry.log_epoch(self.position, seen)
         if self.config.record_losses and self.runtime.is_master:
-            losses = losses_file(self._telemetry.outcomes, is_mixture=self.config.mix is not None)
+            losses = losses_file(self._telemetry.epoch_totals.samples, is_mixture=self.config.mix is not None)
             self._folder.write(losses_name(self.position.closed_epochs), losses)
         self.learner.broadcast_buffers()
 
@@ -309,8 +309,8 @@ class Run:
             "epoch": epoch,
             "step_in_epoch": step,
             "seen": [seen.samples, seen.digest],
-            "outcomes": torch.from_numpy(self._telemetry.outcomes.view(np.uint8)),
-            "epoch_totals": list(astuple(self._telemetry.epoch_totals)),
+            "epoch_totals": list(self._telemetry.epoch_totals.sums),
+            "outcomes": torch.from_numpy(self._telemetry.epoch_totals.samples.view(np.uint8)),
             "seconds": self._seconds(),
             "stream": _order_of(self.data.train, epoch, step),
             **self.learner.state(),

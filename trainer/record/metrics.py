@@ -11,7 +11,7 @@ import math
 import shutil
 import sys
 import time
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
@@ -43,16 +43,32 @@ OUTCOME = np.dtype([("id", "<i8"), ("loss", "<f4"), ("label", "<i4"), ("predicte
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over samples, each with its weight; pads have weight 0."""
+    """Sums over samples, each with its weight; pads have weight 0.
+
+    `outcomes` are the samples themselves, OUTCOME [n] of some steps each, where the steps had their ids.
+    """
 
     loss: float = 0.0
     weight: float = 0.0
     top1: float = 0.0
     top5: float = 0.0
+    outcomes: tuple[np.ndarray, ...] = field(default=(), compare=False)
+
+    @property
+    def sums(self) -> tuple[float, float, float, float]:
+        """Those of loss, weight, top1 and top5."""
+        return self.loss, self.weight, self.top1, self.top5
+
+    @property
+    def samples(self) -> np.ndarray:
+        """All outcomes: OUTCOME [n]."""
+        return np.concatenate([np.empty(0, OUTCOME), *self.outcomes])
 
     def add(self, rows: torch.Tensor) -> "Totals":
-        """These sums plus those of some steps, given as rows [n, 4] of `stats_row`, or longer ones."""
-        return Totals(*(old + new for old, new in zip(astuple(self), rows[:, :NUM_SUMS].sum(0).tolist(), strict=True)))
+        """These sums plus those of some steps, given as their fetched rows (see Learner.train_step)."""
+        sums = (old + new for old, new in zip(self.sums, rows[:, :NUM_SUMS].sum(0).tolist(), strict=True))
+        new = [outcomes_of(rows)] if rows.shape[1] > NUM_SUMS else []
+        return Totals(*sums, (*self.outcomes, *new))
 
     def mean(self, name: str) -> float:
         """The mean of `loss`, `top1` or `top5` over samples."""

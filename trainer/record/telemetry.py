@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from shardset.program import count
@@ -17,7 +16,6 @@ from trainer.data.splits import SampleDigest
 from trainer.errors import NotFinite
 from trainer.record.checkpoint_state import CheckpointState, Position
 from trainer.record.metrics import (
-    NUM_SUMS,
     OUTCOME,
     EpochRecord,
     EvalRecord,
@@ -27,7 +25,6 @@ from trainer.record.metrics import (
     StepRecord,
     Totals,
     advice,
-    outcomes_of,
     time_in_words,
 )
 from trainer.runtime.base import Runtime
@@ -72,8 +69,7 @@ class Telemetry:
         # The digest in the checkpoint covers all hosts, so only the first host counts it.
         if self._runtime.is_master:
             self._seen = SampleDigest(*state["seen"])
-            self._outcomes.append(state["outcomes"].numpy().view(OUTCOME))
-        self.epoch_totals = Totals(*state["epoch_totals"])
+        self.epoch_totals = Totals(*state["epoch_totals"], (state["outcomes"].numpy().view(OUTCOME),))
 
     def watch_feed(self, feed: DeviceFeed) -> None:
         """Measures how long the run waits for this feed."""
@@ -82,7 +78,6 @@ class Telemetry:
     def start_epoch(self) -> None:
         """Sets the counts of the epoch to zero."""
         self._seen, self.epoch_totals, self._rates = SampleDigest(), Totals(), Rates()
-        self._outcomes: list[np.ndarray] = []
         self._replica_samples = 0
         self._epoch_started = time.perf_counter()
         self._wait_s_before = self._wait_s()
@@ -93,12 +88,6 @@ class Telemetry:
         # Without the tensors, which would occupy the device until the next report.
         self._pending.append((replace(batch, tensors={}), row, time.perf_counter()))
         self._seen = self._seen.add(batch.real_ids)
-
-    @property
-    def outcomes(self) -> np.ndarray:
-        """What became of each sample of the epoch, up to the last report, if the run records it: OUTCOME [n]."""
-        outcomes: np.ndarray = np.concatenate([np.empty(0, OUTCOME), *self._outcomes])
-        return outcomes
 
     def pause(self, checkpoint_s: float) -> None:
         """Leaves the time since the last report out of the rates. So many seconds of it went into a checkpoint."""
@@ -139,9 +128,7 @@ class Telemetry:
         # The time at which the last of them was computed; where steps block, the newest has been since.
         now = done[-1][2] if self._runtime.steps_block else time.perf_counter()
         batches = [batch for batch, _, _ in done]
-        _check_finite(rows[:, :NUM_SUMS], batches)
-        if self._config.record_losses and self._runtime.is_master:
-            self._outcomes.append(outcomes_of(rows))
+        _check_finite(rows, batches)
         num_samples = sum(len(batch.real_ids) for batch in batches)
         self._rates.add(num_samples, now)
         self._replica_samples += num_samples
@@ -262,7 +249,7 @@ class Telemetry:
 
 
 def _check_finite(rows: torch.Tensor, batches: Sequence[DeviceBatch]) -> None:
-    for (loss, *_), batch in zip(rows.tolist(), batches, strict=True):
+    for loss, batch in zip(rows[:, 0].tolist(), batches, strict=True):
         if not math.isfinite(loss):
             raise NotFinite(
                 f"the loss is {loss} in epoch {batch.epoch + 1} step {batch.step}; this host's samples were "
