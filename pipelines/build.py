@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import IO
@@ -14,7 +15,7 @@ import apache_beam as beam
 import msgspec
 from apache_beam.metrics.execution import MetricResult
 from apache_beam.options.pipeline_options import PipelineOptions
-from apache_beam.runners.runner import PipelineState
+from apache_beam.runners.runner import PipelineResult, PipelineState
 
 from pipelines import sources
 from pipelines.config import BuildConfig
@@ -73,6 +74,20 @@ def dry_run(config: BuildConfig, beam_flags: Sequence[str] = (), progress: Build
         return _run(config, open_storage(folder), beam_flags, progress, dry_run=True)
 
 
+def submit(config: BuildConfig, beam_flags: Sequence[str] = ()) -> str:
+    """Starts a build as a job on Dataflow, which publishes the set by itself; returns where to watch it.
+
+    Raises ConfigError for any other runner: its build ends with this process.
+    """
+    output = open_storage(config.output)
+    beam_options = options.prepare(beam_flags, source=config.input, output=output)
+    if not dataflow.is_wanted(beam_options):
+        raise ConfigError("--no-wait is for --runner DataflowRunner: elsewhere a build ends with this command")
+    prepared = prepare(config, output)
+    with errors.translated(dataflow.failures(beam_options)):
+        return dataflow.started(beam_options, _begin(prepared, beam_options, dry_run=False))
+
+
 def _run(
     config: BuildConfig, output: Storage, beam_flags: Sequence[str], progress: BuildProgress | None, *, dry_run: bool
 ) -> Result:
@@ -108,10 +123,8 @@ def run(
 
     `show` gets the address of a job on Dataflow.
     """
-    pipeline = beam.Pipeline(options=beam_options)
-    construct(pipeline, prepared, dry_run=dry_run)
     with local.local_workers(), errors.translated(dataflow.failures(beam_options)):
-        result = pipeline.run()
+        result = _begin(prepared, beam_options, dry_run=dry_run)
         if show and dataflow.is_wanted(beam_options):
             show(dataflow.started(beam_options, result))
         state = result.wait_until_finish()
@@ -122,10 +135,22 @@ def run(
     return counters_of(result.metrics().query()["counters"])
 
 
+def _begin(prepared: PreparedBuild, beam_options: PipelineOptions, *, dry_run: bool) -> PipelineResult:
+    pipeline = beam.Pipeline(options=beam_options)
+    construct(pipeline, prepared, dry_run=dry_run)
+    return pipeline.run()
+
+
 def counters_of(counters: Iterable[MetricResult]) -> dict[str, int]:
-    """Our own counters among a runner's; attempted values from a runner that has no committed ones (Spark)."""
-    ours = (counter for counter in counters if counter.key.metric.namespace == NAMESPACE)
-    return {counter.key.metric.name: counter.result or 0 for counter in ours}
+    """Our own counters among a runner's, each the sum over all steps that count it.
+
+    Attempted values from a runner that has no committed ones (Spark).
+    """
+    sums: Counter[str] = Counter()
+    for counter in counters:
+        if counter.key.metric.namespace == NAMESPACE:
+            sums[counter.key.metric.name] += counter.result or 0
+    return dict(sums)
 
 
 def prepare(config: BuildConfig, output: Storage) -> PreparedBuild:

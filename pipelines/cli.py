@@ -75,6 +75,10 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
             from pipelines.report import page  # early, so that a missing library does not fail a finished build
         gc.freeze()
         gc.enable()
+        if not args.wait:
+            job = build.submit(config, beam_flags)
+            print(json.dumps({"job": job}) if args.json else job)
+            return 0
         run = build.dry_run if args.dry_run else build.build
         result = run(config, beam_flags, progress.BuildProgress(console))
     report = page.after_build(config) if result.published and args.report else None

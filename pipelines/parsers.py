@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
         return added
 
     text = "Plans, writes, then commits: the manifest appears last, or not at all."
-    _add_build(verb("build", "turn raw files into a shard set", text, BUILD_EPILOG))
+    add_build(verb("build", "turn raw files into a shard set", text, BUILD_EPILOG))
     text = "Compares sizes and checksums of every file; with --deep every sample too."
     verify = verb("verify", "compare a shard set with its manifest", text)
     _add_manifest(verify)
@@ -90,13 +90,18 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def _add_build(build: Parser) -> None:
+def add_build(build: Parser) -> None:
+    """Adds the flags of a build."""
     where = build.add_argument_group("what and where")
-    where.add_argument("--source", required=True, help="format of the raw input, see below")
-    where.add_argument("--input", required=True, metavar="PATH", help="local or gs://, see below")
+    text = "format of the raw input: cifar10, cifar100, folder, hf, imagenet, listing or webdataset"
+    where.add_argument("--source", required=True, help=text)
+    where.add_argument("--input", required=True, metavar="PATH", help="what that source reads, local or gs://")
     where.add_argument("--output", required=True, metavar="URL", help="the folder of the shard set, local or gs://")
     add_flags(where, BuildConfig, (*INPUT_FLAGS, "overwrite", "only_shards"))
-    where.add_argument("--dry-run", action="store_true", help="read all input, print the exact plan, write nothing")
+    how = where.add_mutually_exclusive_group()
+    how.add_argument("--dry-run", action="store_true", help="read all input, print the exact plan, write nothing")
+    text = "end once Dataflow has the job, which publishes the set by itself; makes no report.html"
+    how.add_argument("--no-wait", dest="wait", action="store_false", help=text)
     where.add_argument("--report", action=argparse.BooleanOptionalAction, default=True,
                        help="write report.html, a page about the set")  # fmt: skip
     add_flags(build.add_argument_group(SIZES_TITLE), BuildConfig, (*SIZES, "seed"))

@@ -33,6 +33,11 @@ class Parser(argparse.ArgumentParser):
         """All flags that it takes."""
         return self._option_string_actions.keys()
 
+    @property
+    def actions(self) -> Collection[argparse.Action]:
+        """All that it takes, each flag once."""
+        return self._actions
+
     def near_miss(self, argument: str) -> str:
         """A hint at the flag that an unknown argument may have meant; empty if none is near."""
         return did_you_mean(argument.partition("=")[0], self.flags)

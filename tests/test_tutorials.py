@@ -29,7 +29,7 @@ REPLACED = {
 
 
 def of_cloud(command: str) -> bool:
-    return " tpu " in command or command.startswith("make ")
+    return " tpu " in command or " job " in command or command.startswith("make ")
 
 
 def here(command: str) -> str:

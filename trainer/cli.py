@@ -82,6 +82,7 @@ def parser() -> Parser:
     verb = _add_verb(verbs, "merge-logs", _merge_logs, "print the logs of all hosts by time")
     verb.add_argument("--run-dir", required=True, help=RUN_DIR_HELP)
     _add_explain(verbs)
+    _add_job(verbs)
     tpu.register(verbs)
     _add_report(verbs)
     _add_export(verbs)
@@ -118,6 +119,21 @@ def _add_explain(verbs: "Verbs") -> None:
     text = "print the N samples of highest loss in a run with --record-losses"
     asked.add_argument("--worst", type=int, metavar="N", help=text)
     verb.add_argument("--json", action="store_true", help="print everything as one JSON object")
+
+
+def _add_job(verbs: "Verbs") -> None:
+    text = "print a JobSet that runs `train` on GKE with Kueue, on TPUs or GPUs; nothing is applied"
+    example = (
+        "example: python -m trainer job --compute-type v6e-16 --image IMAGE --manifest gs://B/set --run-dir gs://B/r"
+    )
+    verb = _add_verb(verbs, "job", _job, text, example)
+    text = "accelerators and the number of all their chips or GPUs, for example v6e-16, v5e-64 or h100-80gb-16"
+    verb.add_argument("--compute-type", required=True, metavar="NAME-COUNT", help=text)
+    verb.add_argument("--image", required=True, help="container image of the trainer, see docs/containers.md")
+    verb.add_argument("--name", default="train", help="name of the JobSet (default: train)")
+    text = "Kueue's LocalQueue (default: multislice-queue, which Cluster Toolkit makes)"
+    verb.add_argument("--queue", default="multislice-queue", help=text)
+    add_config_flags(verb)
 
 
 def _add_report(verbs: "Verbs") -> None:
@@ -235,6 +251,15 @@ def _explain(options: argparse.Namespace) -> None:
         *run, num_hosts=options.hosts or 1, step=options.step, key=options.key,
         sample_id=options.id, worst=options.worst, as_json=options.json,
     )  # fmt: skip
+
+
+def _job(options: argparse.Namespace) -> None:
+    from trainer.tools import job
+
+    flags, compute = config_flags(options), job.compute_of(options.compute_type)
+    job.check(flags.config())
+    place = {"name": options.name, "queue": options.queue, "image": options.image}
+    print(job.Job(**place, compute=compute, arguments=flags.arguments()).render(), end="")
 
 
 def _merge_logs(options: argparse.Namespace) -> None:

@@ -84,8 +84,13 @@ def set_threads(options: PipelineOptions) -> None:
 
 
 def started(options: PipelineOptions, result: Any) -> str:
-    """What to tell the user once a job runs: its console page, and the threads of its workers."""
+    """What to tell the user once a job runs: its console page, and the threads of its workers.
+
+    The launcher of a flex template only writes the job to `--template_location`, from where Dataflow starts it.
+    """
     cloud, threads = options.view_as(GoogleCloudOptions), options.view_as(DebugOptions).number_of_worker_harness_threads
+    if cloud.template_location:
+        return f"the job is in {cloud.template_location}, from where Dataflow starts it"
     page = f"https://console.cloud.google.com/dataflow/jobs/{cloud.region}/{result.job_id()}?project={cloud.project}"
     return f"the job continues at {page}; {threads} threads in each worker process (--number_of_worker_harness_threads)"
 

@@ -30,6 +30,7 @@ from tests.makers.folders import write_class_folders, write_images, write_jsonl
 from tests.makers.images import image_bytes
 from tests.makers.stored import files_of, samples_of
 
+PRISM = Path(".tools/bin/prism").absolute()
 RUNNERS = {
     "one worker process": ["--direct_running_mode=multi_processing", "--direct_num_workers=1"],
     "two worker processes": ["--direct_running_mode=multi_processing", "--direct_num_workers=2"],
@@ -114,6 +115,14 @@ def test_every_runner_writes_the_same_bytes(raw, tmp_path, runner):
     assert files_of(tmp_path / "found") == files_of(tmp_path / "expected")
 
 
+@pytest.mark.nightly
+@pytest.mark.skipif(not PRISM.exists(), reason=f"no binary of Prism at {PRISM}")
+def test_prism_writes_the_same_bytes(raw, tmp_path):
+    build(config_of(raw, tmp_path / "expected"), HERE)
+    build(config_of(raw, tmp_path / "found"), ["--runner=PrismRunner", f"--prism_location={PRISM}"])
+    assert files_of(tmp_path / "found") == files_of(tmp_path / "expected")
+
+
 @pytest.mark.parametrize(("committed", "attempted", "expected"), [(6, 7, 6), (None, 6, 6)])
 def test_counters_are_ours_and_known_on_a_runner_that_commits_none(committed, attempted, expected):
     def counter(namespace: str, name: str) -> MetricResult:
@@ -121,6 +130,12 @@ def test_counters_are_ours_and_known_on_a_runner_that_commits_none(committed, at
 
     found = [counter("shardset", "shards_written"), counter("beam", "element_count")]
     assert builds.counters_of(found) == {"shards_written": expected}
+
+
+def test_a_counter_that_two_steps_report_is_their_sum():
+    name = MetricName("shardset", "images_resized")
+    found = [MetricResult(MetricKey(step, name), number, None) for step, number in (("Index", 2), ("Write", 40))]
+    assert builds.counters_of(found) == {"images_resized": 42}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import patch
 
 import msgspec
@@ -34,7 +34,7 @@ from trainer.loop import train
 from trainer.record import metrics
 from trainer.record.checkpoint import CommitMark
 from trainer.record.checkpoint_state import decode
-from trainer.record.run_folder import CHECKPOINTS, COMMIT, step_of
+from trainer.record.run_folder import CHECKPOINTS, COMMIT, folder_of
 from trainer.runtime.base import Single
 from trainer.supervise import run_lock
 from trainer.supervise.preemption import PreemptionNotice
@@ -117,7 +117,11 @@ class Host(Single):
 class ChainLearner:
     """Has the interface of trainer.model.learner.Learner. The labels of its batches are the ids."""
 
+    committed: ClassVar[set[int]]
+    """The steps whose checkpoints were ever committed."""
+
     def __init__(self, runtime: Host, config: TrainConfig, num_classes: int, state: Any, class_names: object) -> None:
+        assert state is None or state["step"] in self.committed, "a run resumes at what was not committed"
         self._runtime = runtime
         self._chain = CHAINS[0] if state is None else state["model"]["chain"]
 
@@ -211,6 +215,7 @@ class Training:
         self._starts: list[Start] = []
         self._holders: list[int] = []  # the starts that took the folder, in this order
         self._authors: dict[str, int] = {}
+        self._committed: set[int] = set()
         bucket.on_change.append(self._watch)
 
     @contextlib.contextmanager
@@ -234,6 +239,7 @@ class Training:
             tempfile.TemporaryDirectory() as folder,
             patch.object(tempfile, "tempdir", folder),
             patch.object(trainer.run, "Learner", ChainLearner),
+            patch.object(ChainLearner, "committed", self._committed, create=True),
             patch.object(trainer.run, "PreemptionNotice", Notice),
             patch.object(metrics, "TensorBoardLogger", Silent),
             patch.object(run_lock, "_machine", lambda: f"machine of {os.getpid()}"),
@@ -333,7 +339,8 @@ class Training:
             state = self.bucket.objects.get(name.removesuffix(COMMIT) + mark.state)
             if state is None or (len(state.data), state.crc32c) != (mark.num_bytes, mark.crc32c):
                 raise self.baton.fail(f"{own} marks a state that is not stored")
-            self._check_chain(state.data, step_of(own) or 0)
+            self._check_chain(state.data, mark.step)
+            self._committed.add(mark.step)
 
     def _start_of(self, process: Process) -> int:
         """The number of the start that a process belongs to."""
@@ -352,6 +359,5 @@ class Training:
                 raise task.error
 
     def _check_end(self) -> None:
-        last = f"{RUN}{CHECKPOINTS}step-{len(CHAINS) - 1:09d}/"
-        if last + COMMIT not in self.bucket.objects:
+        if RUN + folder_of(len(CHAINS) - 1) + COMMIT not in self.bucket.objects:
             self.baton.fail("the run has finished without its last checkpoint")

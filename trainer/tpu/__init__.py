@@ -1,1 +1,1 @@
-"""Training on Cloud TPU VMs by gcloud: create, set up, check, train, fetch logs, stop, delete."""
+"""The Cloud TPU API, by gcloud: create, set up, check, train, fetch logs, stop, delete."""

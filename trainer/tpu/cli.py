@@ -1,4 +1,4 @@
-"""`python -m trainer tpu VERB`: one gcloud command for each verb, run or printed.
+"""`python -m trainer tpu VERB`: the Cloud TPU API (v2 to v6e), one gcloud command for each verb, run or printed.
 
 Every flag is in the reference documentation of gcloud (the GA commands of `gcloud compute tpus` and `gcloud storage`).
 """
@@ -83,7 +83,7 @@ def flags(**values: str | None) -> Command:
 
 def register(verbs: Any) -> None:
     """Adds `tpu` and its verbs to the command line of the trainer."""
-    top = verbs.add_parser("tpu", help="create, set up, use and delete Cloud TPU VMs by gcloud", allow_abbrev=False)
+    top = verbs.add_parser("tpu", help="the Cloud TPU API, v2 to v6e: TPU VMs by gcloud", allow_abbrev=False)
     verbs_of_tpu = top.add_subparsers(required=True, metavar="VERB")
 
     def add(name: str, run: Callable[[Tpu, argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
@@ -93,7 +93,7 @@ def register(verbs: Any) -> None:
 
         verb: argparse.ArgumentParser = verbs_of_tpu.add_parser(name, help=text, description=text, allow_abbrev=False)
         verb.add_argument("name", help="name of the TPU VM")
-        verb.add_argument("--zone", required=True, help="zone, for example us-central2-b")
+        verb.add_argument("--zone", required=True, help="zone, for example europe-west4-a")
         verb.add_argument("--project", help="project (default: the one that gcloud is configured for)")
         verb.add_argument(
             "--internal-ips", action="store_true", help="no external addresses; reach it from its network"
@@ -104,7 +104,7 @@ def register(verbs: Any) -> None:
         return verb
 
     verb = add("create", create, "create a TPU VM or a slice")
-    verb.add_argument("--accelerator-type", required=True, help="type, for example v4-32, v5litepod-16 (v5e), v3-32")
+    verb.add_argument("--accelerator-type", required=True, help="type, for example v6e-16, v5litepod-16 (v5e), v4-32")
     verb.add_argument("--runtime-version", help="default: Google's choice for PyTorch on that generation")
     verb.add_argument("--spot", action="store_true", help="cheaper, and may be preempted at any time")
     for flag in GCLOUD_FLAGS:
@@ -150,8 +150,8 @@ def create(tpu: Tpu, options: argparse.Namespace) -> None:
     version = options.runtime_version or RUNTIMES.get(type_.partition("-")[0])
     if version is None:
         raise ConfigError(
-            f"--accelerator-type {type_}: expected a type such as v3-32, v4-32, v5litepod-16 (v5e), v5p-8 "
-            "or v6e-8; for another generation give --runtime-version too"
+            f"--accelerator-type {type_}: expected a type such as v6e-16, v5litepod-16 (v5e), v5p-8, v4-32 "
+            "or v3-32; for another generation give --runtime-version too"
         )
     given = {flag: getattr(options, flag) for flag in GCLOUD_FLAGS}
     switches = ["--internal-ips"] * tpu.internal_ips + ["--spot"] * options.spot

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tarfile
+import time
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
@@ -256,6 +257,52 @@ def test_with_an_image_of_one_s_own_nothing_is_built_or_staged_but_the_pipeline(
     assert pool["sdkHarnessContainerImages"][0]["containerImage"] == IMAGE
     assert options_of(job)["sdk_container_image"] == IMAGE
     assert "workflow.tar.gz" not in {package["name"] for package in pool.get("packages", [])}
+
+
+def published(dataflows: FakeDataflow, raw: str, tmp_path: Path) -> None:
+    """Waits for the job, and compares its set with one that is built here."""
+    (job,) = dataflows.jobs
+    deadline = time.monotonic() + 120
+    while dataflows.states[job] == "JOB_STATE_RUNNING" and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert dataflows.states[job] == "JOB_STATE_DONE", dataflows.errors
+    config = BuildConfig(
+        source="folder", input=raw, output=str(tmp_path / "out"), num_shards={"": 3}, holdout={"test": 0.3}
+    )
+    build(config, ["--direct_running_mode=in_memory"])
+    assert files_of(raw.removesuffix("/raw") + "/out") == files_of(tmp_path / "out")
+
+
+@pytest.mark.slow
+@pytest.mark.gcs
+def test_a_command_that_does_not_wait_leaves_a_job_that_publishes_the_set(service, raw, tmp_path):
+    dataflows, endpoint = service
+    done = submit(endpoint, raw, "--no-wait", package=f"--sdk_container_image={IMAGE}")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "https://console.cloud.google.com/dataflow/jobs/us-central1/job-0" in json.loads(done.stdout)["job"]
+    published(dataflows, raw, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.gcs
+def test_the_launcher_of_the_template_leaves_a_job_for_dataflow_to_start(service, raw, tmp_path):
+    dataflows, endpoint = service
+    folder = raw.removesuffix("/raw")
+    cloud = ["--runner=DataflowRunner", "--project=my-project", "--region=us-central1", "--job_name=shards-of-cats"]
+    cloud += [f"--temp_location={folder}/tmp", f"--dataflow_endpoint={endpoint}", "--no_auth"]
+    parameters = ["--source=folder", f"--input={raw}", f"--output={folder}/out", "--holdout=test=0.3", "--num_shards=3"]
+    parameters += [f"--sdk_container_image={IMAGE}", f"--template_location={folder}/tmp/job_object"]
+    code = "import sys; from pipelines.template import launch; sys.exit(launch(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, *parameters, *cloud]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout == f"the job is in {folder}/tmp/job_object, from where Dataflow starts it\n"
+    assert not dataflows.jobs  # the launcher submits nothing itself
+    job = json.loads(open_storage(f"{folder}/tmp").read("job_object"))
+    (pool,) = job["environment"]["workerPools"]
+    assert pool["sdkHarnessContainerImages"][0]["containerImage"] == IMAGE
+    dataflows.create("my-project", "us-central1", job)
+    published(dataflows, raw, tmp_path)
 
 
 @pytest.mark.slow

@@ -1,0 +1,196 @@
+"""`trainer job`: the JobSet fits the schema of its CRD, its hosts and restarts are right, and nothing is applied."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from shardset.errors import ConfigError
+from shardset.program import OK, PREEMPTED, USAGE
+from tests.makers.documented import commands_of
+from trainer import cli
+from trainer.tools import job
+
+ROOT = Path(__file__).parents[3]
+IMAGE = "europe-docker.pkg.dev/my-project/images/shardset:1"
+TRAIN = ["--recipe=imagenet_resnet50", "--manifest=gs://my-bucket/imagenet", "--run-dir=gs://my-bucket/rn50"]
+PAGES = ["README.md", *(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))]
+SHOWN = sorted({line for page in PAGES for line in commands_of(page) if line.startswith("python -m trainer job ")})
+TYPES = [f"{name}-{count}" for name, (_, topologies) in job.TPUS.items() for count in topologies]
+TYPES += [f"{name}-{count}" for name in job.GPUS for count in (1, 2, 4, 8, 64)]
+
+
+def strict(schema: Any) -> Any:
+    """The schema without room for unknown fields, which the CRD's own would drop silently."""
+    if isinstance(schema, list):
+        return [strict(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {"additionalProperties": False} if isinstance(schema.get("properties"), dict) and "type" in schema else {}
+    return closed | {name: strict(part) for name, part in schema.items()}
+
+
+SCHEMA = strict(json.loads((ROOT / "tests/data/jobset.schema.json").read_text()))
+
+
+def printed(capsys: pytest.CaptureFixture[str], compute_type: str, *flags: str) -> tuple[dict[str, Any], list[str]]:
+    """The JobSet that the command prints, and the words of its line for Cluster Toolkit."""
+    assert cli.main(["job", f"--compute-type={compute_type}", f"--image={IMAGE}", *flags]) == OK
+    text = capsys.readouterr().out
+    (line,) = re.findall(r"^# (gcluster .*)$", text, flags=re.M)
+    return yaml.safe_load(text), shlex.split(line)
+
+
+def pods(jobset: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The specification of the only job, and that of its pods."""
+    (replicated,) = jobset["spec"]["replicatedJobs"]
+    spec = replicated["template"]["spec"]
+    return spec, spec["template"]["spec"]
+
+
+@pytest.mark.parametrize("compute_type", TYPES)
+def test_every_compute_type_makes_a_jobset_that_fits_the_schema(compute_type):
+    compute = job.compute_of(compute_type)
+    made = job.Job(name="train", queue="q", image=IMAGE, compute=compute, arguments=TRAIN)
+    jobset = yaml.safe_load(made.render())
+    jsonschema.validate(jobset, SCHEMA)
+    spec, pod = pods(jobset)
+    (limit,) = pod["containers"][0]["resources"]["limits"].values()
+    assert spec["parallelism"] * limit == int(compute_type.rpartition("-")[2])
+
+
+@pytest.mark.parametrize("line", SHOWN)
+def test_a_command_of_the_documentation_prints_a_jobset_that_fits_the_schema(line, capsys):
+    assert cli.main(shlex.split(line)[3:]) == OK, capsys.readouterr().err
+    jsonschema.validate(yaml.safe_load(capsys.readouterr().out), SCHEMA)
+
+
+def test_a_misspelled_field_would_not_fit_the_schema():
+    made = job.Job(name="a", queue="q", image=IMAGE, compute=job.compute_of("v6e-16"), arguments=TRAIN)
+    text = made.render().replace("terminationGracePeriodSeconds", "terminationGraceSeconds")
+    with pytest.raises(jsonschema.ValidationError, match="terminationGraceSeconds"):
+        jsonschema.validate(yaml.safe_load(text), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("compute_type", "label", "topology", "hosts", "chips"),
+    [
+        ("v5e-8", "tpu-v5-lite-podslice", "2x4", 1, 8),
+        ("v5litepod-16", "tpu-v5-lite-podslice", "4x4", 4, 4),
+        ("v5p-8", "tpu-v5p-slice", "2x2x2", 2, 4),
+        ("v6e-1", "tpu-v6e-slice", "1x1", 1, 1),
+        ("v6e-16", "tpu-v6e-slice", "4x4", 4, 4),
+        ("v6e-256", "tpu-v6e-slice", "16x16", 64, 4),
+        ("tpu7x-64", "tpu7x", "4x4x4", 16, 4),
+    ],
+)
+def test_a_tpu_has_the_hosts_and_the_topology_of_gke(capsys, compute_type, label, topology, hosts, chips):
+    spec, pod = pods(printed(capsys, compute_type, *TRAIN)[0])
+    assert pod["nodeSelector"] == {
+        "cloud.google.com/gke-tpu-accelerator": label,
+        "cloud.google.com/gke-tpu-topology": topology,
+    }
+    assert spec["parallelism"] == spec["completions"] == hosts
+    (container,) = pod["containers"]
+    assert container["resources"] == {"limits": {"google.com/tpu": chips}}
+    assert container["command"] == ["python", "-m", "trainer", "train", *TRAIN]
+    assert container["env"] == [{"name": "PJRT_DEVICE", "value": "TPU"}]
+
+
+def test_gpus_are_started_by_torchrun_on_every_host(capsys):
+    jobset, gcluster = printed(capsys, "h100-80gb-16", *TRAIN)
+    spec, pod = pods(jobset)
+    (container,) = pod["containers"]
+    first, *rest = container["command"]
+    assert first == "torchrun"
+    assert rest[:4] == [
+        "--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=train-main-job-0-0.train:29500", "--nproc-per-node=8",
+    ]  # fmt: skip
+    assert rest[4:] == ["-m", "trainer", "train", *TRAIN]
+    assert spec["parallelism"] == 2
+    assert pod["nodeSelector"] == {"cloud.google.com/gke-accelerator": "nvidia-h100-80gb"}
+    assert container["volumeMounts"] == [{"name": pod["volumes"][0]["name"], "mountPath": "/dev/shm"}]
+    assert jobset["metadata"]["annotations"] == {}  # several jobs may share a node pool of GPUs
+    assert {"--compute-type=h100-80gb-8", "--num-nodes=2"} <= {*gcluster}
+    one = pods(printed(capsys, "l4-1", *TRAIN)[0])[1]["containers"][0]["command"]
+    assert one[:3] == ["torchrun", "--standalone", "--nproc-per-node=1"]
+
+
+def test_a_saved_or_evicted_run_restarts_without_limit_and_a_failed_one_with(capsys):
+    jobset, _ = printed(capsys, "v6e-16", *TRAIN)
+    spec, pod = pods(jobset)
+    assert spec["backoffLimit"] == 0  # no pod restarts by itself: the hosts compute together
+    assert pod["restartPolicy"] == "Never"
+    saved, evicted = spec["podFailurePolicy"]["rules"]
+    assert saved["onExitCodes"] == {"containerName": "trainer", "operator": "In", "values": [PREEMPTED]}
+    assert evicted["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
+    assert saved["action"] == evicted["action"] == "FailJob"
+    policy = jobset["spec"]["failurePolicy"]
+    assert policy["maxRestarts"] == job.MAX_RESTARTS
+    (rule,) = policy["rules"]
+    assert (rule["action"], rule["onJobFailureReasons"]) == ("RestartJobSetAndIgnoreMaxRestarts", ["PodFailurePolicy"])
+    assert pod["terminationGracePeriodSeconds"] == job.GRACE_S
+
+
+def test_name_queue_and_flags_of_the_training_arrive(capsys):
+    flags = ["--name=night", "--queue=tpus", "--set=model.norm=group", "--no-compile"]
+    jobset, gcluster = printed(capsys, "v6e-16", *TRAIN, *flags)
+    assert jobset["metadata"]["name"] == "night"
+    assert jobset["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "tpus"}
+    command = pods(jobset)[1]["containers"][0]["command"]
+    assert command[-2:] == ["--no-compile", "--set=model.norm=group"]
+    assert gcluster[:3] == ["gcluster", "job", "submit"]
+    assert {"--name=night", "--queue=tpus", "--compute-type=v6e-16", f"--image={IMAGE}"} <= {*gcluster}
+    assert gcluster[-1] == f"--command=env PJRT_DEVICE=TPU {shlex.join(command)}"
+
+
+def test_a_value_with_quotes_and_lines_stays_one_value(capsys):
+    made = job.Job(
+        name="a", queue="q", image='a"b: #c', compute=job.compute_of("v6e-4"), arguments=["x\ny: z", "$HOME", "é"]
+    )
+    jobset = yaml.safe_load(made.render())
+    (container,) = pods(jobset)[1]["containers"]
+    assert container["image"] == 'a"b: #c'
+    assert container["command"][-3:] == ["x\ny: z", "$HOME", "é"]
+
+
+def test_cluster_toolkit_gets_the_names_that_it_knows(capsys):
+    assert "--compute-type=v5litepod-16" in printed(capsys, "v5e-16", *TRAIN)[1]
+    words = printed(capsys, "tpu7x-16", *TRAIN)[1]
+    assert {"--compute-type=tpu7x-standard-4t", "--topology=2x2x4"} <= {*words}
+
+
+@pytest.mark.parametrize(
+    ("compute_type", "sentence"),
+    [
+        ("v6e-12", "--compute-type v6e-12: expected v6e- and one of 1, 4, 8, 16, 32, 64, 128, 256 chips"),
+        ("h100-80gb-12", "--compute-type h100-80gb-12: expected one of v5e, "),
+        ("h100-80gb", "--compute-type h100-80gb: expected one of v5e, v5p, v6e, tpu7x, l4, "),
+        ("v3-32", "--compute-type v3-32: expected one of v5e, v5p, v6e, "),
+        ("l4-0", "--compute-type l4-0: expected one of v5e, "),
+    ],
+)
+def test_an_unknown_compute_type_is_refused_with_those_that_there_are(compute_type, sentence):
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        job.compute_of(compute_type)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (TRAIN[:2], "--run-dir run: expected an address"),  # the default
+        ([*TRAIN[:2], "--run-dir=run"], "--run-dir run: expected an address, such as gs://BUCKET/FOLDER"),
+        ([*TRAIN, "--manifest=shards"], "--manifest shards: expected an address"),
+        ([*TRAIN, "--resume=run/checkpoints"], "--resume run/checkpoints: expected an address"),
+        ([*TRAIN, "--epochs=many"], "epochs is many, expected int"),
+    ],
+)
+def test_what_could_not_run_in_a_pod_is_refused_before_anything_is_printed(capsys, flags, sentence):
+    assert cli.main(["job", "--compute-type=v6e-16", f"--image={IMAGE}", *flags]) == USAGE
+    out, err = capsys.readouterr()
+    assert (out, sentence in err) == ("", True), err
