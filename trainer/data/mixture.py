@@ -68,8 +68,9 @@ class Mixture:
                 at = epoch * len(self) + step
                 if part is None or at not in part.steps:
                     exits.close()
-                    for stream in part.mixed.streams if part else ():  # whose memory the next part takes
-                        stream.close()
+                    if part is not None:
+                        for stream in part.mixed.streams:  # whose memory the next part takes
+                            stream.close()
                     part = self.part_of(at)
                     batches = exits.enter_context(closing(part.mixed.batches(at - part.steps.start)))
                 _, batch = next(batches)

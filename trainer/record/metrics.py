@@ -68,7 +68,7 @@ class Totals:
         """These sums plus those of some steps, given as their fetched rows (see Learner.train_step)."""
         sums = (old + new for old, new in zip(self.sums, rows[:, :NUM_SUMS].sum(0).tolist(), strict=True))
         new = [outcomes_of(rows)] if rows.shape[1] > NUM_SUMS else []
-        return Totals(*sums, (*self.outcomes, *new))
+        return Totals(*sums, outcomes=(*self.outcomes, *new))
 
     def mean(self, name: str) -> float:
         """The mean of `loss`, `top1` or `top5` over samples."""

@@ -69,7 +69,7 @@ class Telemetry:
         # The digest in the checkpoint covers all hosts, so only the first host counts it.
         if self._runtime.is_master:
             self._seen = SampleDigest(*state["seen"])
-        self.epoch_totals = Totals(*state["epoch_totals"], (state["outcomes"].numpy().view(OUTCOME),))
+        self.epoch_totals = Totals(*state["epoch_totals"], outcomes=(state["outcomes"].numpy().view(OUTCOME),))
 
     def watch_feed(self, feed: DeviceFeed) -> None:
         """Measures how long the run waits for this feed."""
