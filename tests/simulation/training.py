@@ -333,14 +333,15 @@ class Training:
             change = "replaced" if new else "deleted"
             self.baton.fail(f"start {start} has {change} {own} of start {self._holders[self._authors[name]]}")
         self._authors[name] = author if new else -1
-        # The network may bring back the mark of a checkpoint that is deleted since; those who read it skip it.
-        if new is not None and not self.bucket.is_late and own.startswith(CHECKPOINTS) and own.endswith(COMMIT):
+        if new is not None and own.startswith(CHECKPOINTS) and own.endswith(COMMIT):
             mark = msgspec.json.decode(new.data, type=CommitMark)
             state = self.bucket.objects.get(name.removesuffix(COMMIT) + mark.state)
-            if state is None or (len(state.data), state.crc32c) != (mark.num_bytes, mark.crc32c):
-                raise self.baton.fail(f"{own} marks a state that is not stored")
-            self._check_chain(state.data, mark.step)
-            self._committed.add(mark.step)
+            if state is not None and (len(state.data), state.crc32c) == (mark.num_bytes, mark.crc32c):
+                self._check_chain(state.data, mark.step)
+                self._committed.add(mark.step)
+            # The network may bring back the mark of a checkpoint that is deleted since; those who read it skip it.
+            elif not self.bucket.is_late:
+                self.baton.fail(f"{own} marks a state that is not stored")
 
     def _start_of(self, process: Process) -> int:
         """The number of the start that a process belongs to."""
