@@ -52,7 +52,7 @@ class Totals:
     weight: float = 0.0
     top1: float = 0.0
     top5: float = 0.0
-    outcomes: tuple[np.ndarray, ...] = field(default=(), compare=False)
+    outcomes: tuple[np.ndarray, ...] = field(default=(), compare=False, kw_only=True)
 
     @property
     def sums(self) -> tuple[float, float, float, float]:
