@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shardset.errors import ConfigError
 from shardset.format.manifest import LoadedSet
 from shardset.order.permutation import derive_key
 from shardset.order.state import OrderState
@@ -15,8 +16,8 @@ from shardset.stream.mixture import MixedStream, Share
 from shardset.stream.spec import Batch
 from trainer.config import Weights
 
-ID_OF_SET = 1 << 40
-"""The ids of set k in the batches of a mixture are those in the set, plus k times this."""
+ID_OF_SET, MAX_SETS = 1 << 40, 255
+"""The ids of set k in the batches of a mixture are those in the set, plus k times this, and stay below 2**48."""
 
 
 class Part(NamedTuple):
@@ -37,6 +38,8 @@ class Mixture:
     def __init__(
         self, sets: Sequence[LoadedSet], by_step: Sequence[Weights], split: str, *, seed: int, **options: Any
     ) -> None:
+        if len(sets) > MAX_SETS:
+            raise ConfigError(f"a mixture of {len(sets)} sets, expected at most {MAX_SETS}; build some of them as one")
         self.parts: list[Part] = []
         starts = sorted({step for one in by_step for step in one})
         for start, stop in itertools.pairwise([*starts, sys.maxsize]):

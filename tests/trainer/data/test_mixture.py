@@ -18,7 +18,7 @@ from tests.makers.training import losses, read_records, shard_set, tiny_config
 from trainer import cli as command
 from trainer import loop
 from trainer.config import ImageConfig, TrainConfig, mixed_sets
-from trainer.data.mixture import ID_OF_SET
+from trainer.data.mixture import ID_OF_SET, MAX_SETS, Mixture
 from trainer.data.splits import Data, SampleDigest, check_epoch, open_data, steps_of
 from trainer.errors import CheckpointError
 from trainer.record.loss_files import read_losses
@@ -165,3 +165,8 @@ def test_weights_that_do_not_fit_the_batch_are_refused_before_the_first_step(mix
         opened(f"{first}=1;{second}=1,0.001@1000")
     with pytest.raises(ConfigError, match="mix goes with manifest"):
         TrainConfig(mix="a=1")
+
+
+def test_more_sets_than_ids_can_name_are_refused() -> None:
+    with pytest.raises(ConfigError, match="a mixture of 256 sets, expected at most 255"):
+        Mixture([None] * (MAX_SETS + 1), [], "train", seed=0)  # type: ignore[list-item]
