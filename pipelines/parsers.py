@@ -95,8 +95,8 @@ def add_build(build: Parser) -> None:
     where = build.add_argument_group("what and where")
     text = "format of the raw input: cifar10, cifar100, folder, hf, imagenet, listing or webdataset"
     where.add_argument("--source", required=True, help=text)
-    where.add_argument("--input", required=True, metavar="PATH", help="what that source reads, local or gs://")
-    where.add_argument("--output", required=True, metavar="URL", help="the folder of the shard set, local or gs://")
+    where.add_argument("--input", required=True, metavar="PATH", help="what that source reads: local, gs:// or s3://")
+    where.add_argument("--output", required=True, metavar="URL", help="the shard set's folder: local, gs:// or s3://")
     add_flags(where, BuildConfig, (*INPUT_FLAGS, "overwrite", "only_shards"))
     how = where.add_mutually_exclusive_group()
     how.add_argument("--dry-run", action="store_true", help="read all input, print the exact plan, write nothing")
@@ -138,7 +138,7 @@ def _add_report(report: Parser) -> None:
 
 
 def _add_manifest(verb: Parser) -> None:
-    verb.add_argument("manifest", metavar="MANIFEST", help="the manifest or its folder, local or gs://")
+    verb.add_argument("manifest", metavar="MANIFEST", help="the manifest or its folder, local or remote")
 
 
 def _add_estimate(estimate: Parser) -> None:

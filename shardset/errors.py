@@ -12,11 +12,12 @@ from typing import SupportsIndex
 
 # All between :// and the last @ before a slash. A password may contain a slash; a port is not a password.
 _USER = re.compile(r"(?<=://)(?:[^/\s]*@|[^/\s:@]+:(?!\d+/)\S*@)")
+_QUERY = re.compile(r"(https?://[^\s?]*\?)[^\s;,]+")  # which signs an address
 
 
 def masked(text: str) -> str:
-    """The text with `***` for user and password in each address: `http://***@host`."""
-    return _USER.sub("***@", text)
+    """The text with `***` for user, password and query in each address: `http://***@host/file?***`."""
+    return _QUERY.sub(r"\1***", _USER.sub("***@", text))
 
 
 class ShardsetError(Exception):

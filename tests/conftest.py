@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -65,11 +66,51 @@ def gcs_root(gcs_emulator: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"gs://{BUCKET}/folder-{next(_folders)}-{uuid.uuid4().hex[:8]}"
 
 
-@pytest.fixture(params=["memory", "local", pytest.param("gs", marks=pytest.mark.gcs)])
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a moto server with one empty bucket; it runs as long as the tests.
+
+    Or of the one that SHARDSET_S3 names, such as a MinIO with the keys of `s3_environment` and a bucket `bucket`.
+    """
+    if url := os.environ.get("SHARDSET_S3"):
+        yield url
+        return
+    with moto(tmp_path_factory.mktemp("moto") / "log") as url:
+        yield url
+
+
+@contextmanager
+def moto(log: Path) -> Iterator[str]:
+    """The URL of a moto server with one empty bucket; it runs as long as the block and keeps all in memory."""
+    port = free_port()
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", f"{port}"]
+    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as server:
+        try:
+            send_when_up(urllib.request.Request(f"http://127.0.0.1:{port}/{BUCKET}", method="PUT"))
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.terminate()
+
+
+@pytest.fixture
+def s3_root(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A fresh `s3://` folder, and the environment by which everything finds it."""
+    for name, value in s3_environment(s3_server).items():
+        monkeypatch.setenv(name, value)
+    return f"s3://{BUCKET}/folder-{next(_folders)}-{uuid.uuid4().hex[:8]}"
+
+
+def s3_environment(url: str) -> dict[str, str]:
+    """What has a process use the S3 server at a URL."""
+    credentials = {"AWS_ACCESS_KEY_ID": "shardset", "AWS_SECRET_ACCESS_KEY": "shardset-tests"}
+    return {"AWS_ENDPOINT_URL": url, "AWS_REGION": "us-east-1", **credentials}
+
+
+@pytest.fixture(params=["memory", "local", pytest.param("gs", marks=pytest.mark.gcs), "s3"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     """An empty storage of each kind in turn."""
-    if request.param == "gs":
-        return open_storage(request.getfixturevalue("gcs_root"))
+    if request.param in ("gs", "s3"):
+        return open_storage(request.getfixturevalue({"gs": "gcs_root", "s3": "s3_root"}[request.param]))
     return open_storage(f"memory://{uuid.uuid4().hex}/in/side" if request.param == "memory" else str(tmp_path / "root"))
 
 
@@ -84,9 +125,13 @@ def emulator_binary() -> str:
 
 
 def create_bucket(url: str, name: str) -> None:
-    """Creates a bucket, waiting up to two minutes for the server to come up."""
+    """Creates a bucket in a GCS emulator."""
     body = f'{{"name": "{name}"}}'.encode()
-    request = urllib.request.Request(f"{url}/storage/v1/b", body, {"Content-Type": "application/json"})
+    send_when_up(urllib.request.Request(f"{url}/storage/v1/b", body, {"Content-Type": "application/json"}))
+
+
+def send_when_up(request: urllib.request.Request) -> None:
+    """Sends a request to a server, waiting up to two minutes for it to come up."""
     for _ in range(2400):
         try:
             urllib.request.urlopen(request, timeout=20).close()
@@ -95,4 +140,4 @@ def create_bucket(url: str, name: str) -> None:
             if isinstance(error, urllib.error.HTTPError):
                 raise
             time.sleep(0.05)
-    pytest.fail(f"the GCS emulator at {url} did not come up", pytrace=False)
+    pytest.fail(f"the server of {request.full_url} did not come up", pytrace=False)

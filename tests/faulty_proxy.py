@@ -1,4 +1,4 @@
-"""An HTTP proxy that breaks exactly the requests it is told to: put it in front of the GCS emulator.
+"""An HTTP proxy that breaks exactly the requests it is told to: put it in front of the server of a bucket.
 
     with FaultyProxy(emulator_url) as proxy:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
@@ -173,7 +173,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _pass_on(self, headers: dict[str, str], body: bytes, fault: Fault) -> None:
         if self.upstream is None:
             self.upstream = http.client.HTTPConnection(self.server.proxy.upstream, timeout=60)
-        sent = {name: value for name, value in headers.items() if name not in ("host", *_HOP_BY_HOP)}
+        is_signed = headers.get("authorization", "").startswith("AWS4")  # with the host in it
+        dropped = _HOP_BY_HOP if is_signed else {"host", *_HOP_BY_HOP}
+        sent = {name: value for name, value in headers.items() if name not in dropped}
         self.upstream.request(self.command, self.path, body or None, {**sent, "Content-Length": str(len(body))})
         answer = self.upstream.getresponse()
         found = [pair for pair in answer.getheaders() if pair[0].lower() not in _HOP_BY_HOP]
@@ -199,11 +201,12 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, status: int, headers: list[tuple[str, str]], body: bytes, until: int | None = None) -> None:
         self.send_response_only(status)
         for name, value in headers:
-            if name.lower() != "content-length":
+            if name.lower() != "content-length" or self.command == "HEAD":
                 self.send_header(
                     name, value.replace(self.server.proxy.upstream, urlsplit(self.server.proxy.url).netloc)
                 )
-        self.send_header("Content-Length", str(len(body)))
+        if self.command != "HEAD":
+            self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(memoryview(body)[:until])

@@ -144,12 +144,12 @@ class TrainConfig:
     """A complete run. Raises ConfigError for a value, or a combination of values, that no run can have."""
 
     recipe: str = setting("default", "the recipe that these settings started from")
-    manifest: str | None = setting(None, "shard set: its folder or manifest.json, local or gs://; none with fake_data")
+    manifest: str | None = setting(None, "shard set: its folder or manifest.json, local or remote; none with fake_data")
     mix: str | None = setting(
         None, "train on several sets, SET=WEIGHT;SET=WEIGHT, each with its share of every batch; WEIGHT,WEIGHT@STEP "
         "changes it at a step; evaluates on manifest, by default the first",
     )  # fmt: skip
-    run_dir: str = setting("run", "folder for checkpoints and logs, local or gs://")
+    run_dir: str = setting("run", "folder for checkpoints and logs: local, gs:// or s3://")
     train_split: str = setting("train", "split to train on")
     eval_split: str | None = setting(None, "split to evaluate on; none takes the only other split, or val before test")
     seed: int = setting(0, "seed of weights, order and augmentation")

@@ -15,7 +15,7 @@ from pipelines.check.duplicate_keys import duplicate_keys
 from pipelines.check.problems import Problem, check_quarantine, problem_of
 from pipelines.check.shard import ShardFindings, ShardTask, check_shard
 from pipelines.images.options import options_to_read
-from shardset.errors import DamagedShard, StorageError
+from shardset.errors import ConfigError, DamagedShard, StorageError
 from shardset.format import manifest as manifests
 from shardset.format.manifest import Manifest
 from shardset.storage.base import Storage
@@ -179,6 +179,8 @@ def _unlisted(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
     for folder in sorted({path.rpartition("/")[0] for path in paths}):
         try:
             names = [stat.name for stat in storage.list(f"{folder}/" if folder else "")]
+        except ConfigError:  # a web server, which no reader lists either
+            return
         except StorageError as error:
             yield Problem(folder, f"can't be listed: {error}")
             continue

@@ -17,6 +17,7 @@ from pipelines.plan import paths
 from shardset.errors import ConfigError, ManifestError, NotFound, PreconditionFailed, SourceError
 from shardset.format import naming
 from shardset.format.frame import Framed, frame, open_frame
+from shardset.prepared import prepared
 from shardset.storage.base import ABSENT, ObjectWriter, Storage, stat_or_none
 from shardset.storage.checked import read_again
 
@@ -35,6 +36,7 @@ _SIGNS_OF_ANOTHER_BUILD = (NotFound, PreconditionFailed, ConfigError, ManifestEr
 """The errors of a step whose files another build has replaced or removed."""
 
 
+@prepared
 class _Claimed(msgspec.Struct):
     """What matters here of a BuildFile."""
 

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
-from typing import IO, ClassVar, Self, TypeVar
+from typing import IO, ClassVar, TypeVar
 from urllib.parse import quote
 
 import urllib3
@@ -22,19 +22,16 @@ from shardset.storage.base import (
     ABSENT,
     ObjectWriter,
     Stat,
-    Storage,
     accept_identical_object,
     check_generation,
-    check_name,
-    check_prefix,
     check_range,
-    join,
     os_errors_as_storage_errors,
     stat_or_none,
 )
 from shardset.storage.gcs_download import Download
 from shardset.storage.gcs_http import Body, BucketFacts, ListingPage, StoredObject, is_throttled, json_object, send
-from shardset.storage.retry import RetryPolicy, persist, policy_of_process
+from shardset.storage.remote import RemoteFolder
+from shardset.storage.retry import RetryPolicy, persist
 
 T = TypeVar("T")
 
@@ -51,44 +48,24 @@ class GcsLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class GcsStorage(Storage):
+class GcsStorage(RemoteFolder):
     """Objects of a bucket below a prefix.
 
     Uses the emulator at STORAGE_EMULATOR_HOST anonymously if that is set; otherwise Application Default Credentials,
     or no credentials where there are none.
     """
 
-    bucket: str
-    prefix: str = ""
-    retry: RetryPolicy = field(default_factory=policy_of_process)
     limits: GcsLimits = field(default_factory=GcsLimits)
 
-    is_remote: ClassVar[bool] = True
-    is_shared: ClassVar[bool] = True
-    reads_at_once: ClassVar[int] = 16
-
-    def __post_init__(self) -> None:
-        if self.prefix:
-            check_name(self.prefix, f"gs://{self.bucket}")
-
-    @property
-    def url(self) -> str:
-        """`gs://bucket/prefix`."""
-        return f"gs://{self.bucket}/{self.prefix}".rstrip("/")
+    scheme: ClassVar[str] = "gs"
 
     def stat(self, name: str) -> Stat:
         full, where = self._full(name), f"{self.url}/{name}"
         params = {"fields": _STAT_FIELDS}
         return _ask(self.retry, self._path(full), where, params, lambda r: _named(r, full, where)).stat(name)
 
-    def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
-        """Compares a whole object with the CRC32C that the server keeps."""
-        return self._read(name, start, stop, generation)[0]
-
-    def read_with_stat(self, name: str, start: int = 0, stop: int | None = None) -> tuple[bytes, Stat]:
-        return self._read(name, start, stop, None)
-
     def _read(self, name: str, start: int, stop: int | None, generation: str | None) -> tuple[bytes, Stat]:
+        """Compares a whole object with the CRC32C that the server keeps."""
         where = f"{self.url}/{name}"
         if start == stop:  # no Range header asks for zero bytes
             stat = self.stat(name)
@@ -108,10 +85,6 @@ class GcsStorage(Storage):
         )
         data = persist(self.retry, where, download.attempt, lambda: download.farthest)
         return data, download.found
-
-    def list(self, prefix: str = "") -> Iterator[Stat]:
-        """Leaves out objects whose names end with `/`, by which consoles draw folders."""
-        return self._list(join(self.prefix, check_prefix(prefix, self.url)), len(join(self.prefix, "")))
 
     def writer(self, name: str, *, if_generation: str | None = None) -> ObjectWriter:
         """Keeps up to 16 MiB in memory, more in a temporary file; sends all at the block's end."""
@@ -138,20 +111,15 @@ class GcsStorage(Storage):
         stored = stat_or_none(self, name)
         return stored is not None and generation in (None, stored.generation)
 
-    def on_retry(self, tell: Callable[[], None]) -> Self:
-        return replace(self, retry=replace(self.retry, on_pause=tell))
-
     @property
     def is_throttled(self) -> bool:
         return is_throttled(self.retry, self._path(""))
-
-    def _full(self, name: str) -> str:
-        return join(self.prefix, check_name(name, self.url))
 
     def _path(self, full: str) -> str:
         return f"{_bucket_path(self.bucket)}/o/{quote(full, safe='')}"
 
     def _list(self, wanted: str, skip: int) -> Iterator[Stat]:
+        """Leaves out objects whose names end with `/`, by which consoles draw folders."""
         where, last, token = f"gs://{self.bucket}/{wanted}", "", ""
         params = {
             "prefix": wanted,

@@ -64,6 +64,8 @@ def send(
     Takes half the processor time of requests, whose connections it uses.
     """
     connection = _connection()
+    if payer := os.environ.get("GOOGLE_CLOUD_QUOTA_PROJECT"):  # pays where the bucket has the requester pay
+        params = {**params, "userProject": payer}
     target = f"{connection.target}{path}" + (f"?{urlencode(params)}" if params else "")
     length = {} if body is None else {"Content-Length": str(len(body))}
     token_request = partial(connection.token_request, timeout=policy.stall_timeout_s)

@@ -2,14 +2,21 @@
 
 import os
 import re
+from importlib import import_module
 from pathlib import Path
 
-from shardset.errors import ConfigError
+from shardset.errors import ConfigError, brought_by
 from shardset.storage.base import CLIMBING, Storage
 from shardset.storage.local import LocalStorage
-from shardset.storage.memory import MemoryStorage
 
-_SCHEMES = ("gs", "memory")
+_CLASSES = {
+    "gs": ("gcs", "GcsStorage"),
+    "s3": ("s3", "S3Storage"),
+    "https": ("https", "HttpsStorage"),
+    "http": ("https", "HttpStorage"),
+    "memory": ("memory", "MemoryStorage"),
+}
+_EXPECTED = "use a local path, gs://bucket/prefix, s3://bucket/prefix, https://host/folder or memory://name/prefix"
 _REGION = re.compile(r"[a-z]+-[a-z]+[0-9]+")
 _MULTI_REGIONS = {  # Cloud Storage's locations of more than one region
     "us": re.compile(r"us-.*"),
@@ -25,25 +32,27 @@ _MULTI_REGIONS = {  # Cloud Storage's locations of more than one region
 
 
 def open_storage(url: str) -> Storage:
-    """The storage of a folder: a local path, `gs://bucket/prefix` or `memory://name/prefix`; ConfigError otherwise."""
+    """The storage of a folder: a local path or an address.
+
+    `gs://bucket/prefix`, `s3://bucket/prefix`, `https://host/folder`, `memory://name/prefix`. ConfigError otherwise.
+    """
     scheme, separator, rest = url.partition("://")
-    if separator and scheme not in _SCHEMES:
-        raise ConfigError(
-            f"{url}: storage {scheme!r} is not known; use a local path, gs://bucket/prefix or memory://name"
-        )
+    if separator and scheme not in _CLASSES:
+        raise ConfigError(f"{url}: storage {scheme!r} is not known; {_EXPECTED}")
     root, _, prefix = rest.partition("/") if separator else (url, "", "")
     if not root:
-        raise ConfigError(f"{url!r} names no storage; use a local path, gs://bucket/prefix or memory://name/prefix")
+        raise ConfigError(f"{url!r} names no storage; {_EXPECTED}")
     if not separator:
         _refuse_slip(url)
         return LocalStorage(os.path.abspath(url))
-    if "@" in root or ":" in root:
+    if "@" in root or (":" in root and not scheme.startswith("http")):
         raise ConfigError(f"{url}: an address of storage holds no user, password or port; leave them out")
-    if scheme == "memory":
-        return MemoryStorage(root, prefix.rstrip("/"))
-    from shardset.storage.gcs import GcsStorage  # late: Google's client takes half a second to import
-
-    return GcsStorage(root, prefix.rstrip("/"))
+    module, name = _CLASSES[scheme]
+    with brought_by("s3"):
+        # Late: Google's client takes half a second, obstore is an extra.
+        kind = getattr(import_module(f"shardset.storage.{module}"), name)
+    storage: Storage = kind(root, prefix.rstrip("/"))
+    return storage
 
 
 def open_file(url: str) -> tuple[Storage, str]:
@@ -91,7 +100,7 @@ def local_folder(path: str, what: str) -> Path:
 
 def _refuse_slip(url: str) -> None:
     scheme, colon, rest = url.partition(":")
-    if colon and scheme in _SCHEMES:
+    if colon and scheme in _CLASSES:
         raise ConfigError(
             f"{url}: an address has two slashes after {scheme}:, such as {scheme}://{rest.lstrip('/')}; for a folder "
             f"of this name here write ./{url}"

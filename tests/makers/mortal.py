@@ -29,6 +29,6 @@ class Mortal(MemoryStorage):
 
 def mortal(storage: MemoryStorage, lives: int) -> Mortal:
     """The same objects for a process with so many changes to live."""
-    made = Mortal(storage.name, "")
+    made = Mortal(storage.bucket, "")
     object.__setattr__(made, "lives", lives)
     return made

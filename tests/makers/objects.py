@@ -8,14 +8,11 @@ from dataclasses import replace
 
 from shardset.errors import ShardsetError
 from shardset.storage.gcs import GcsLimits
+from shardset.testing import HELLO as HELLO
+from shardset.testing import names as names
+from shardset.testing import put as put
 
-HELLO = b"hello world"
 BIG = bytes(range(256)) * 4096  # 1 MiB
-
-
-def put(storage, name, data=HELLO, **options):
-    with storage.writer(name, **options) as writer:
-        writer.write(data)
 
 
 def limited(storage, **limits):
@@ -26,10 +23,6 @@ def limited(storage, **limits):
 def write_and_raise(writer, data, error):
     writer.write(data)
     raise error
-
-
-def names(storage, prefix=""):
-    return [found.name for found in storage.list(prefix)]
 
 
 @contextmanager

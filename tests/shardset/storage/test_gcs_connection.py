@@ -27,7 +27,7 @@ from shardset.storage import gcs_http
 from shardset.storage.open import open_storage
 from shardset.storage.retry import RetryPolicy, while_someone_waits
 from tests.faulty_proxy import Fault, in_turn, is_media
-from tests.makers.objects import BIG, HELLO, in_child, put
+from tests.makers.objects import BIG, HELLO, in_child, names, put
 
 
 @pytest.mark.gcs
@@ -181,6 +181,22 @@ def test_a_read_whose_token_was_refused_goes_on_with_a_new_one(gcs_root, proxy, 
     proxy.script = in_turn(*[Fault("status", status=401)] * 2, when=is_media)
     assert as_service_account(lambda: open_storage(gcs_root).read("a")) == ("nothing", repr(HELLO))
     assert sum(map(is_media, proxy.seen)) == 3
+
+
+@pytest.mark.gcs
+def test_the_quota_project_of_the_environment_pays_for_every_request(behind_proxy, proxy, monkeypatch):
+    def act():
+        put(behind_proxy, "a")
+        assert (behind_proxy.read("a", 2, 5), names(behind_proxy)) == (HELLO[2:5], ["a"])
+        behind_proxy.delete("a")
+
+    act()
+    assert not any("userProject" in seen.path for seen in proxy.seen)
+    proxy.seen.clear()
+    monkeypatch.setenv("GOOGLE_CLOUD_QUOTA_PROJECT", "my-project")
+    act()
+    assert {seen.method for seen in proxy.seen} == {"POST", "GET", "DELETE"}
+    assert all("userProject=my-project" in seen.path for seen in proxy.seen)
 
 
 @pytest.mark.parametrize("body", [b"", b"{}"])

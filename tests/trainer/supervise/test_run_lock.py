@@ -68,10 +68,11 @@ def dead_pid() -> int:
     return process.pid
 
 
-@pytest.fixture(params=["memory", pytest.param("gs", marks=pytest.mark.gcs)])
+@pytest.fixture(params=["memory", pytest.param("gcs_root", marks=pytest.mark.gcs), "s3_root"])
 def bucket(request: pytest.FixtureRequest) -> Storage:
-    gs = request.param == "gs"
-    return open_storage(request.getfixturevalue("gcs_root") if gs else f"memory://{uuid.uuid4().hex}/run")
+    if request.param == "memory":
+        return open_storage(f"memory://{uuid.uuid4().hex}/run")
+    return open_storage(request.getfixturevalue(request.param))
 
 
 def test_a_second_living_run_is_refused_and_the_first_one_named(storage: Storage) -> None:

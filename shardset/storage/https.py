@@ -1,0 +1,165 @@
+"""A folder of a web server, read-only: a published set, or the `resolve` address of a Hugging Face repository.
+
+Credentials come from the variable SHARDSET_HTTPS_HEADER, for one host, such as
+`huggingface.co Authorization: Bearer hf_...`, or from the host's own entry in ~/.netrc.
+"""
+
+import os
+import re
+from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cache
+from netrc import NetrcParseError, netrc
+from typing import ClassVar
+from urllib.parse import quote, urljoin, urlsplit
+
+import requests
+import urllib3
+from requests.adapters import HTTPAdapter
+
+from shardset import errors
+from shardset.errors import ConfigError, StorageError, TransientError
+from shardset.storage import base
+from shardset.storage.base import ObjectWriter, Stat
+from shardset.storage.remote import RemoteFolder
+from shardset.storage.retry import RetryPolicy, persist
+
+HEADER = "SHARDSET_HTTPS_HEADER"
+_HEADER_FORM = re.compile(r"([!-~]+) ([\w-]+): *([!-~][ -~]*)", re.ASCII)
+_MAX_REDIRECTS = 5
+_REFUSALS: dict[int, type[StorageError]] = (
+    dict.fromkeys((404, 410), errors.NotFound)
+    | dict.fromkeys((429, 503), errors.Throttled)
+    | {408: TransientError, 412: errors.PreconditionFailed}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpsStorage(RemoteFolder):
+    """The files of a web server below an address; `bucket` is host and port. Can't list or write.
+
+    A generation is the ETag; where that is weak or missing, the time of the last change and the size.
+    """
+
+    scheme: ClassVar[str] = "https"
+
+    def _read(self, name: str, start: int, stop: int | None, generation: str | None) -> tuple[bytes, Stat]:
+        url, where = f"{self.url}/{quote(base.check_name(name, self.url))}", f"{self.url}/{name}"
+        headers = {"Accept-Encoding": "identity"}
+        if (start, stop) != (0, None):  # no Range header asks for zero bytes
+            headers["Range"] = f"bytes={start}-{'' if stop is None else max(start, stop - 1)}"
+        if generation and generation.startswith('"'):
+            headers["If-Match"] = generation
+
+        def attempt() -> tuple[bytes, Stat]:
+            try:
+                with closing(_response(self.retry, url, headers, where)) as response:
+                    first, stat = _facts(response, name, where)
+                    base.check_generation(stat.generation, generation, where)
+                    num_bytes = base.check_range(start, stop, stat.num_bytes, where) - start
+                    if num_bytes and first != start:
+                        raise StorageError(f"{where}: the server sends no byte ranges; copy the set to another one")
+                    data = response.raw.read(num_bytes, decode_content=False) if num_bytes else b""
+            except (OSError, urllib3.exceptions.HTTPError) as error:
+                kind = StorageError if isinstance(error, ValueError) else TransientError  # no address, or no answer
+                raise kind(f"{where}: no answer: {_reason(error)}") from None  # its text may hold a signed address
+            if len(data) != num_bytes:
+                raise TransientError(f"{where}: {len(data)} bytes from {start} on arrived, expected {num_bytes}")
+            return data, stat
+
+        return persist(self.retry, where, attempt)
+
+    def list(self, prefix: str = "") -> Iterator[Stat]:
+        said = "a web server can't be listed; name a shard set, or copy the files to a folder"
+        raise ConfigError(f"{self.url}: {said}")
+
+    def writer(self, name: str, *, if_generation: str | None = None) -> ObjectWriter:
+        raise ConfigError(f"{self.url}/{name}: https:// is only read; write to a folder or a bucket and publish that")
+
+    def delete(self, name: str, *, generation: str | None = None) -> None:
+        self.writer(name)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpStorage(HttpsStorage):
+    """The same of this machine, where no one on the way reads or changes what is sent."""
+
+    scheme: ClassVar[str] = "http"
+
+
+def _response(policy: RetryPolicy, url: str, headers: dict[str, str], where: str) -> requests.Response:
+    """The answer to a request, its body unread, after redirects; raises the error for a refusal."""
+    timeouts = policy.connect_timeout_s, policy.stall_timeout_s
+    for _ in range(_MAX_REDIRECTS + 1):
+        parts = urlsplit(url)
+        if parts.scheme != "https" and parts.hostname not in ("localhost", "127.0.0.1"):
+            raise ConfigError(f"{where}: http://{parts.hostname} is not read, as it is not this machine; use https://")
+        sent = headers | _credentials(parts.hostname or "")
+        response = _session(os.getpid()).get(url, headers=sent, stream=True, allow_redirects=False, timeout=timeouts)
+        status = response.status_code
+        if status < 300:
+            return response
+        with closing(response):
+            if status == 416 and "Range" in headers:  # it starts at the end or after it
+                headers = {name: value for name, value in headers.items() if name != "Range"}
+            elif response.is_redirect:
+                _ = response.content  # read, so that the connection is used again
+                url = urljoin(url, response.headers["Location"])
+            else:
+                kind = _REFUSALS.get(status, TransientError if status >= 500 else StorageError)
+                advice = f"check the address, and your credentials in {HEADER} or ~/.netrc"
+                raise kind(f"{where}: the server answered {status}; {advice}")
+    raise StorageError(f"{where}: redirected {_MAX_REDIRECTS} times; check the address")
+
+
+def _facts(response: requests.Response, name: str, where: str) -> tuple[int, Stat]:
+    """The first byte in a response, and the facts about the whole file, from the headers."""
+    headers = response.headers
+    if (encoding := headers.get("Content-Encoding", "identity")) != "identity":
+        raise StorageError(f"{where}: the server sends it compressed ({encoding}), though asked not to; turn that off")
+    e_tag = headers.get("ETag", "")
+    try:
+        if response.status_code == 206:
+            bounds, _, size = headers["Content-Range"].removeprefix("bytes ").partition("/")
+            first, num_bytes = int(bounds.partition("-")[0]), int(size)
+        else:
+            first, num_bytes = 0, int(headers["Content-Length"])
+        generation = e_tag if e_tag.startswith('"') else f"{headers['Last-Modified']} {num_bytes}"
+    except (KeyError, ValueError):
+        expected = "Content-Length, or Content-Range of a range, and ETag or Last-Modified"
+        raise StorageError(f"{where}: the answer lacks headers, expected {expected}; use another server") from None
+    return first, Stat(name=name, num_bytes=num_bytes, generation=generation, crc32c=None)
+
+
+def _reason(error: BaseException) -> str:
+    """What the system said, or the name of the first error."""
+    while context := error.__cause__ or error.__context__:
+        error = context
+    return getattr(error, "strerror", None) or type(error).__name__
+
+
+def _credentials(host: str) -> dict[str, str]:
+    """The header of the environment if it is for this host, else what netrc has for it by name."""
+    if text := os.environ.get(HEADER):
+        if not (found := _HEADER_FORM.fullmatch(text)):
+            expected = "`HOST NAME: VALUE` in one line of ASCII, such as `huggingface.co Authorization: Bearer hf_...`"
+            raise ConfigError(f"{HEADER} is not {expected}")
+        if found[1].lower() == host:
+            return {found[2]: found[3]}
+    file = os.path.expanduser(os.environ.get("NETRC", "~/.netrc"))
+    try:
+        login, _, password = netrc(file).hosts.get(host, (None, None, None)) if os.path.exists(file) else (None,) * 3
+    except (OSError, UnicodeDecodeError, NetrcParseError) as error:
+        raise ConfigError(f"{file}: can't be read as netrc ({type(error).__name__}); mend or remove it") from None
+    return {"Authorization": f"Basic {b64encode(f'{login}:{password}'.encode()).decode()}"} if password else {}
+
+
+@cache
+def _session(pid: int) -> requests.Session:
+    """The connections of a process."""
+    session = requests.Session()
+    session.auth = lambda request: request  # else requests sends netrc's `default` to every host, over any header
+    session.mount("https://", HTTPAdapter(pool_maxsize=64))
+    return session

@@ -1,0 +1,79 @@
+"""What storages of remote folders share: names below a prefix, retries, and a writer that keeps an object whole."""
+
+import io
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Self
+
+from shardset.errors import StorageError
+from shardset.storage.base import ObjectWriter, Stat, Storage, check_name, check_prefix, join
+from shardset.storage.retry import RetryPolicy, policy_of_process
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFolder(Storage):
+    """Objects of a bucket below a prefix; a class for each `scheme` of addresses."""
+
+    bucket: str
+    prefix: str = ""
+    retry: RetryPolicy = field(default_factory=policy_of_process)
+
+    scheme: ClassVar[str]
+    is_remote: ClassVar[bool] = True
+    is_shared: ClassVar[bool] = True
+    reads_at_once: ClassVar[int] = 16
+
+    def __post_init__(self) -> None:
+        if self.prefix:
+            check_name(self.prefix, f"{self.scheme}://{self.bucket}")
+
+    @property
+    def url(self) -> str:
+        """`scheme://bucket/prefix`."""
+        return f"{self.scheme}://{self.bucket}/{self.prefix}".rstrip("/")
+
+    def stat(self, name: str) -> Stat:
+        return self._read(name, 0, 0, None)[1]
+
+    def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
+        return self._read(name, start, stop, generation)[0]
+
+    def read_with_stat(self, name: str, start: int = 0, stop: int | None = None) -> tuple[bytes, Stat]:
+        return self._read(name, start, stop, None)
+
+    def list(self, prefix: str = "") -> Iterator[Stat]:
+        return self._list(join(self.prefix, check_prefix(prefix, self.url)), len(join(self.prefix, "")))
+
+    def on_retry(self, tell: Callable[[], None]) -> Self:
+        return replace(self, retry=replace(self.retry, on_pause=tell))
+
+    def _full(self, name: str) -> str:
+        return join(self.prefix, check_name(name, self.url))
+
+    def _read(self, name: str, start: int, stop: int | None, generation: str | None) -> tuple[bytes, Stat]:
+        """The bytes [start, stop) and the facts, as `read` and `read_with_stat` promise."""
+        raise NotImplementedError
+
+    def _list(self, wanted: str, skip: int) -> Iterator[Stat]:
+        """Objects of the bucket whose names start with `wanted`, each without its first `skip` characters."""
+        raise NotImplementedError
+
+
+class WholeWriter:
+    """Keeps the bytes in memory, and gives them to `commit` at the end of the block; StorageError above `max_bytes`."""
+
+    def __init__(self, commit: Callable[[bytes], None], where: str, max_bytes: float = math.inf) -> None:
+        self._commit, self._where, self._max_bytes, self._file = commit, where, max_bytes, io.BytesIO()
+
+    def __enter__(self) -> ObjectWriter:
+        return self
+
+    def write(self, data: bytes | memoryview) -> None:
+        self._file.write(data)
+        if self._file.tell() > self._max_bytes:
+            raise StorageError(f"{self._where}: more than the {self._max_bytes} bytes that one request can carry")
+
+    def __exit__(self, *exc: object) -> None:
+        if exc[0] is None:
+            self._commit(self._file.getvalue())

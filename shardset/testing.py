@@ -1,0 +1,167 @@
+"""Test classes for whoever implements a protocol of shardset. A new storage is a class and a fixture:
+
+    class TestMyStorage(StorageTests):
+        @pytest.fixture
+        def storage(self, tmp_path):
+            return MyStorage(tmp_path)  # empty for each test
+
+They need pytest, and nothing else here imports them.
+"""
+
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import pytest
+
+from shardset.checksum import crc32c_of, crc32c_text
+from shardset.errors import ConfigError, NotFound, PreconditionFailed, StorageError
+from shardset.storage.base import ABSENT, Storage
+
+HELLO = b"hello world"
+_RANGES = [(0, None), (0, 11), (0, 0), (3, 5), (5, None), (11, 11), (11, None)]
+_ODD_NAMES = ["%41", "a b", "a#b?c&d=e", "a+b", "a-b", "a.b", "a/b", "a0", "a\\b", "b/c/d", "é/ß", "日本", "😀", "~"]
+_PREFIXES = ["", "a", "a/", "a ", "b/c", "b/c/", "b/c/d", "b/c/d/", "é", "x", "x/y", "😀", "."]
+
+
+def put(storage: Storage, name: str, data: bytes = HELLO, *, if_generation: str | None = None) -> None:
+    with storage.writer(name, if_generation=if_generation) as writer:
+        writer.write(data)
+
+
+def names(storage: Storage, prefix: str = "") -> list[str]:
+    return [found.name for found in storage.list(prefix)]
+
+
+class ReadOnlyStorageTests:
+    """What storages promise readers. `origin`, a fixture, stores what `storage` reads, where that can't write."""
+
+    @pytest.fixture
+    def origin(self, storage: Storage) -> Storage:
+        return storage
+
+    def test_ranges_are_exact_and_come_with_the_facts(self, storage: Storage, origin: Storage) -> None:
+        for name, data, ranges in [("train/a.tar", HELLO, _RANGES), ("empty", b"", [(0, None), (0, 0)])]:
+            put(origin, name, data)
+            found, crc32c = storage.stat(name), crc32c_text(crc32c_of(data))
+            assert (found.name, found.num_bytes, found.crc32c or crc32c) == (name, len(data), crc32c)
+            assert found.generation != ABSENT
+            for start, stop in ranges:
+                assert storage.read(name, start, stop) == data[start:stop]
+                assert storage.read_with_stat(name, start, stop) == (data[start:stop], found)
+
+    def test_a_range_past_the_end_is_refused(self, storage: Storage, origin: Storage) -> None:
+        put(origin, "a")
+        for start, stop in [(0, 12), (12, None), (12, 12), (20, 30), (5, 3)]:
+            with pytest.raises(StorageError, match=r"a.*bytes \d+ to \d+ were asked for but it holds 11"):
+                storage.read("a", start, stop)
+
+    def test_what_is_not_stored_is_not_found(self, storage: Storage, origin: Storage) -> None:
+        put(origin, "train/a")
+        for name in ("absent", "train", "train/a/b"):
+            for call in (storage.stat, storage.read, storage.read_with_stat):
+                with pytest.raises(NotFound, match=name):
+                    call(name)
+
+    def test_a_changed_generation_is_seen(self, storage: Storage, origin: Storage) -> None:
+        put(origin, "a")
+        generation = storage.stat("a").generation
+        assert storage.read("a", 2, 5, generation=generation) == HELLO[2:5]
+        put(origin, "a", b"HELLO WORLD")
+        for start, stop in [(0, None), (2, 5), (4, 4)]:
+            with pytest.raises((PreconditionFailed, NotFound)):
+                storage.read("a", start, stop, generation=generation)
+
+    def test_odd_names_are_names(self, storage: Storage, origin: Storage) -> None:
+        for name in _ODD_NAMES:
+            put(origin, name, name.encode())
+        assert [storage.read(name) for name in _ODD_NAMES] == [name.encode() for name in _ODD_NAMES]
+
+    @pytest.mark.parametrize("name", ["", "/etc/passwd", "../a", "a/../b", "a/..", "./a", "a//b", "a/", ".", "a\0b"])
+    def test_no_name_leaves_the_folder(self, storage: Storage, name: str) -> None:
+        for call in (storage.read, storage.stat, storage.delete, storage.writer):
+            with pytest.raises(ConfigError):
+                call(name)
+
+    def test_a_pickled_copy_reads_the_same_bytes(self, storage: Storage, origin: Storage) -> None:
+        put(origin, "a")
+        copy = pickle.loads(pickle.dumps(storage))
+        assert (copy, copy.read("a", 2, 5)) == (storage, HELLO[2:5])
+
+
+class StorageTests(ReadOnlyStorageTests):
+    """What storages promise that write and list, too."""
+
+    def test_bytes_appear_at_the_end_from_any_number_of_writes(self, storage: Storage) -> None:
+        with storage.writer("parts") as writer:
+            for part in (b"", b"he", memoryview(b"llo"), memoryview(bytearray(b" world"))):
+                writer.write(part)
+            assert names(storage) == []
+        [listed], found = storage.list(), storage.stat("parts")
+        assert (listed.name, listed.num_bytes, listed.generation) == ("parts", 11, found.generation)
+        assert listed.crc32c in (None, found.crc32c)
+        assert storage.read("parts") == HELLO
+
+    def test_names_are_listed_in_byte_order_and_by_prefix(self, storage: Storage) -> None:
+        assert names(storage) == names(storage, "train/") == []
+        for name in reversed(_ODD_NAMES):
+            put(storage, name)
+        storage.sweep()
+        for prefix in _PREFIXES:
+            expected = sorted((name for name in _ODD_NAMES if name.startswith(prefix)), key=str.encode)
+            assert names(storage, prefix) == expected
+
+    def test_only_the_generation_that_was_seen_is_deleted(self, storage: Storage) -> None:
+        put(storage, "a", b"old")
+        seen = storage.stat("a").generation
+        put(storage, "a", b"newer")
+        storage.delete("a", generation=seen)
+        assert storage.read("a") == b"newer"
+        storage.delete("a", generation=storage.stat("a").generation)
+        assert names(storage) == []
+        storage.delete("a", generation=seen)
+
+    def test_only_if_absent_refuses_to_replace(self, storage: Storage) -> None:
+        put(storage, "a", if_generation=ABSENT)
+        before = storage.stat("a")
+        put(storage, "a", if_generation=ABSENT)  # by another writer of the same bytes
+        for data in (b"HELLO WORLD", b"longer than before"):
+            with pytest.raises(PreconditionFailed, match="a: a different object exists"):
+                put(storage, "a", data, if_generation=ABSENT)
+        assert storage.read_with_stat("a") == (HELLO, before)
+
+    def test_a_known_generation_can_be_replaced_once(self, storage: Storage) -> None:
+        put(storage, "a")
+        first = storage.stat("a").generation
+        put(storage, "a", b"second", if_generation=first)
+        with pytest.raises(PreconditionFailed):
+            put(storage, "a", b"third!", if_generation=first)
+        assert storage.read("a") == b"second"
+        storage.delete("a")
+        with pytest.raises(PreconditionFailed, match="it no longer exists"):
+            put(storage, "a", if_generation=first)
+
+    @pytest.mark.parametrize("if_generation", [None, ABSENT])
+    def test_an_exception_publishes_nothing(self, storage: Storage, if_generation: str | None) -> None:
+        put(storage, "a")
+        for name, error in [("train/b", KeyError), ("a", KeyboardInterrupt)]:
+            with suppress(error), storage.writer(name, if_generation=if_generation) as writer:
+                writer.write(bytes(1 << 20))
+                raise error
+        assert (names(storage), storage.read("a")) == (["a"], HELLO)
+
+    def test_of_many_writers_at_once_one_wins(self, storage: Storage) -> None:
+        barrier = threading.Barrier(8)
+
+        def write(number: int) -> bytes:
+            data = b"%d" % number * 1000
+            with suppress(PreconditionFailed):
+                with storage.writer("a", if_generation=ABSENT) as writer:
+                    writer.write(data)
+                    barrier.wait()
+                return data
+            return b""
+
+        with ThreadPoolExecutor(8) as pool:
+            assert [data for data in pool.map(write, range(8)) if data] == [storage.read("a")]
