@@ -51,17 +51,13 @@ class Visit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timetable:
-    """The training steps of a run, and the samples of its split; `num_epochs` are those that it plans.
-
-    `first_step` is the step of the run at which the order begins.
-    """
+    """The training steps of a run, and the samples of its split; `num_epochs` are those that it plans."""
 
     manifest: Manifest
     storage: Storage
     split_name: str
     order: Order
     num_epochs: int
-    first_step: int = 0
 
     @property
     def split(self) -> Split:
@@ -80,7 +76,7 @@ class Timetable:
                 f"step {global_step} is not of this run: {self.num_epochs} epochs of {self.order.num_batches} steps "
                 f"are the steps 0 to {self.num_steps - 1}"
             )
-        slots = self.order.batch(*divmod(global_step - self.first_step, self.order.num_batches))
+        slots = self.order.batch(*divmod(global_step, self.order.num_batches))
         visits = zip((slots.weights == 0).tolist(), self.samples(slots.ids), strict=True)
         return [StepVisit(slot=slot, pad=pad, sample=sample) for slot, (pad, sample) in enumerate(visits)]
 

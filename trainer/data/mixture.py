@@ -3,7 +3,7 @@
 import itertools
 import sys
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from shardset.order.permutation import derive_key
 from shardset.order.state import OrderState
 from shardset.stream.mixture import MixedStream, Share
 from shardset.stream.spec import Batch
+from shardset.stream.stream import Stream
 from trainer.config import Weights
 
 ID_OF_SET, MAX_SETS = 1 << 40, 255
@@ -26,6 +27,10 @@ class Part(NamedTuple):
     steps: range
     sources: list[int]
     mixed: MixedStream
+
+    def streams(self) -> Iterator[tuple[int, Stream]]:
+        """The number and the stream of each set."""
+        return zip(self.sources, self.mixed.streams, strict=True)
 
 
 class Mixture:
@@ -48,16 +53,16 @@ class Mixture:
             shares = [Share(sets[number], split, weights[number]) for number in sources]
             own_seed = derive_key(seed, "mixture from step", start) if start else seed
             self.parts.append(Part(range(start, stop), sources, MixedStream(shares, seed=own_seed, **options)))
-        sizes = {
-            source: stream.order.num_samples * stream.order.augment_repeats
-            for part in self.parts
-            for source, stream in zip(part.sources, part.mixed.streams, strict=True)
-        }
-        self._length: int = max(1, sum(sizes.values()) // options["global_batch_size"])
+        num_samples = sum(one.order.num_samples * one.order.augment_repeats for one in self.streams().values())
+        self._length: int = max(1, num_samples // options["global_batch_size"])
 
     def __len__(self) -> int:
         """The steps of an epoch."""
         return self._length
+
+    def streams(self) -> dict[int, Stream]:
+        """A stream of each set, by its number."""
+        return dict(itertools.chain(*(part.streams() for part in self.parts)))
 
     def part_of(self, step: int) -> Part:
         """The part that has a step of the run."""
@@ -65,26 +70,21 @@ class Mixture:
 
     def run(self, spans: Iterator[tuple[int, range]]) -> Generator[tuple[int, int, Batch], None, None]:
         """Yields (epoch, step, batch) for spans (epoch, steps) that follow each other, as a Stream does."""
-        part = None
-        with ExitStack() as exits:
-            for epoch, step in ((epoch, step) for epoch, steps in spans for step in steps):
-                at = epoch * len(self) + step
-                if part is None or at not in part.steps:
-                    exits.close()
-                    if part is not None:
-                        for stream in part.mixed.streams:  # whose memory the next part takes
-                            stream.close()
-                    part = self.part_of(at)
-                    batches = exits.enter_context(closing(part.mixed.batches(at - part.steps.start)))
-                _, batch = next(batches)
-                batch["id"] = batch["id"] + ID_OF_SET * np.array(part.sources)[batch["source"]]
-                yield epoch, step, batch
+        places = ((epoch * len(self) + step, epoch, step) for epoch, steps in spans for step in steps)
+        for part, own in itertools.groupby(places, lambda place: self.part_of(place[0])):
+            first = next(own)
+            with closing(part.mixed.batches(first[0] - part.steps.start)) as batches:
+                for (_, epoch, step), (_, batch) in zip(itertools.chain([first], own), batches, strict=False):
+                    batch["id"] = batch["id"] + ID_OF_SET * np.array(part.sources)[batch["source"]]
+                    yield epoch, step, batch
+            for stream in part.mixed.streams:  # whose memory the next part takes
+                stream.close()
 
     def ids(self, epoch: int) -> Iterator[np.ndarray]:
         """The ids that the steps of an epoch train on, by the orders of the sets."""
         for at in range(epoch * len(self), (epoch + 1) * len(self)):
             part = self.part_of(at)
-            for source, stream in zip(part.sources, part.mixed.streams, strict=True):
+            for source, stream in part.streams():
                 own = divmod(at - part.steps.start, len(stream))
                 yield stream.order.batch(*own).ids + ID_OF_SET * source
 

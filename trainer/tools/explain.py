@@ -84,14 +84,14 @@ def run(
 ) -> None:
     """Prints the answer for one of `step`, `key`, `sample_id` and `worst`; of a mixture, one for each of its sets."""
     answer: Answer
-    global_step, timetables = timetables_of(config, state, num_hosts, step)
-    for source, timetable in sorted(timetables.items()):
+    global_step, first_step, timetables = timetables_of(config, state, num_hosts, step)
+    for source, timetable in timetables.items():
         if worst is not None:
             if state is None:
                 raise ConfigError("losses are in the folder of a run; give --run-dir")
             answer = explain_losses(timetable, open_storage(config.run_dir), worst, source)
         elif step is not None:
-            answer = explain_step(timetable, global_step)
+            answer = explain_step(timetable, global_step, first_step)
         elif config.mix is not None:
             raise ConfigError("the steps of one sample are not known in a mixture; ask for --step or --worst")
         else:
@@ -102,36 +102,37 @@ def run(
             order = json.loads(timetable.order.state(0, 0, timetable.manifest.digest).to_json())
             values = {"manifest": timetable.storage.url, "split": timetable.split_name, "order": order}
             print(json.dumps(values | msgspec.to_builtins(answer)))
-        else:
-            if config.mix is not None:
-                print(f"set {source}, {timetable.storage.url}, by the epochs of its own order:")
-            show(timetable, answer)
+            continue
+        if config.mix is not None:
+            print(f"set {source}, {timetable.storage.url}, by the epochs of its own order:")
+        show(timetable, answer)
 
 
 def timetables_of(
     config: TrainConfig, state: States | None, num_hosts: int, step: str | None
-) -> tuple[int, dict[int, Timetable]]:
-    """The step of the run that is meant, and the timetable of its set; of a mixture, those of the sets in that step.
+) -> tuple[int, int, dict[int, Timetable]]:
+    """The step of the run that is meant, that at which the orders of its sets begin, and their timetables by number.
 
-    Without a step, of all sets, by their number. Raises ConfigError as `timetable_of`.
+    Without a step, the timetables of all sets. Raises ConfigError as `timetable_of`.
     """
     if config.mix is None:
         timetable = timetable_of(config, state, num_hosts)
-        return step_of(step or "0", timetable.order.num_batches), {0: timetable}
+        return step_of(step or "0", timetable.order.num_batches), 0, {0: timetable}
     if not isinstance(state, list):
         raise ConfigError("the order of a mixture is in the folder of its run; give --run-dir")
     mixture = open_data(replace(config, cache_dir=None, cache_bytes=None), 0, 1).train
     assert isinstance(mixture, Mixture)
     mixture.resume(state)
     global_step = step_of(step or "0", len(mixture))
-    return global_step, {
+    part = mixture.part_of(global_step)
+    timetables = {
         source: Timetable(
             manifest=stream.manifest, storage=stream.source.table.storage, split_name=config.train_split,
-            order=stream.order, num_epochs=sys.maxsize, first_step=part.steps.start,
+            order=stream.order, num_epochs=sys.maxsize,
         )
-        for part in (mixture.parts if step is None else [mixture.part_of(global_step)])
-        for source, stream in zip(part.sources, part.mixed.streams, strict=True)
+        for source, stream in (mixture.streams().items() if step is None else part.streams())
     }  # fmt: skip
+    return global_step, part.steps.start, timetables
 
 
 def recorded_run(url: str) -> tuple[TrainConfig, States]:
@@ -205,10 +206,11 @@ def step_of(text: str, per_epoch: int) -> int:
     return epoch * per_epoch + step
 
 
-def explain_step(timetable: Timetable, global_step: int) -> ExplainedStep:
-    """The samples of a step of the run."""
-    epoch, step = divmod(global_step - timetable.first_step, timetable.order.num_batches)
-    return ExplainedStep(epoch=epoch, step=step, global_step=global_step, samples=timetable.batch(global_step))
+def explain_step(timetable: Timetable, global_step: int, first_step: int = 0) -> ExplainedStep:
+    """The samples of a step of the run; the order begins at `first_step`."""
+    own_step = global_step - first_step
+    epoch, step = divmod(own_step, timetable.order.num_batches)
+    return ExplainedStep(epoch=epoch, step=step, global_step=global_step, samples=timetable.batch(own_step))
 
 
 def explain_sample(timetable: Timetable, sample_id: int) -> ExplainedSample:
