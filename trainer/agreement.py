@@ -7,10 +7,9 @@ from contextlib import ExitStack
 from typing import Any
 
 from shardset.errors import ConfigError
-from shardset.order.state import states_to_json
 from shardset.settings import values_of
 from trainer.config import ModelConfig, TrainConfig, mixed_sets
-from trainer.data.splits import Data
+from trainer.data.splits import Data, order_of
 from trainer.record.checkpoint import differences_of
 from trainer.runtime.base import Runtime
 from trainer.supervise.run_lock import UNRIVALLED, RunLock, acquire_run_lock, run_lock_of
@@ -50,13 +49,8 @@ def model_identity_of(model: ModelConfig, num_classes: int) -> dict[str, Any]:
 def facts_of(config: TrainConfig, data: Data, num_hosts: int) -> dict[str, Any]:
     """What all hosts of a run must have in common, by name; each may have its own copy of the shard set."""
     settings = {key: value for key, value in values_of(config).items() if key not in ("manifest", "mix")}
-    order = data.train.state(0, 0)
-    return {
-        "manifest digest": data.manifest_digest,
-        "hosts": num_hosts,
-        "order": None if order is None else states_to_json(order),
-        **settings,
-    }
+    order = order_of(data.train, 0, 0)
+    return {"manifest digest": data.manifest_digest, "hosts": num_hosts, "order": order, **settings}
 
 
 def check_agreement(facts: Sequence[dict[str, Any]]) -> None:

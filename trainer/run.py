@@ -11,14 +11,14 @@ from types import TracebackType
 import numpy as np
 import torch
 
-from shardset.order.state import states_from_json, states_to_json
+from shardset.order.state import states_from_json
 from shardset.program import count
 from shardset.version import __version__
 from trainer import config as configs
 from trainer.agreement import acquire_run_folder, check_batch_size, identity_of
 from trainer.config import TrainConfig
 from trainer.data.device_feed import DeviceBatch, DeviceFeed
-from trainer.data.splits import BatchSource, Data, SampleDigest, Step, check_epoch, open_data, steps_of
+from trainer.data.splits import Data, SampleDigest, Step, check_epoch, open_data, order_of, steps_of
 from trainer.errors import CheckpointError, Preempted
 from trainer.model import augment, flops, schedule
 from trainer.model.learner import Learner, step_key
@@ -88,7 +88,7 @@ class Run:
         state = self._load_checkpoint()
         self.learner = Learner(self.runtime, self.config, self.data.num_classes, state, self.data.class_names)
         self._restore(state)
-        order = _order_of(self.data.train, 0, 0)
+        order = order_of(self.data.train, 0, 0)
         self._folder.write_records(self.config, order, self.data.class_names, is_done=self.is_done())
         self._mix = augment.mix_of(self.config)
         self._writer = None
@@ -312,7 +312,7 @@ class Run:
             "epoch_totals": list(self._telemetry.epoch_totals.sums),
             "outcomes": torch.from_numpy(self._telemetry.epoch_totals.samples.view(np.uint8)),
             "seconds": self._seconds(),
-            "stream": _order_of(self.data.train, epoch, step),
+            "stream": order_of(self.data.train, epoch, step),
             **self.learner.state(),
         }
 
@@ -330,9 +330,3 @@ class Run:
         A peer that died can leave this process in a collective for ever.
         """
         faulthandler.dump_traceback_later(self.config.stall_timeout_s, exit=True, file=sys.__stderr__ or sys.stderr)
-
-
-def _order_of(stream: BatchSource, epoch: int, step: int) -> str | None:
-    """The stream's order at a position, as text; None for synthetic data."""
-    state = stream.state(epoch, step)
-    return None if state is None else states_to_json(state)

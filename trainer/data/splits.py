@@ -1,6 +1,5 @@
 """The data of a run: a training and an evaluation stream from one shard set, or two synthetic ones."""
 
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial, reduce
@@ -17,7 +16,7 @@ from shardset.format.images import background as backgrounds
 from shardset.format.manifest import LoadedSet, Manifest
 from shardset.order.lanes import rank_part
 from shardset.order.permutation import derive_key, hash64
-from shardset.order.state import OrderState, States
+from shardset.order.state import OrderState, States, states_to_json
 from shardset.read.disk_cache import DiskCache
 from shardset.stream.spec import Batch
 from shardset.stream.stream import Stream
@@ -52,6 +51,12 @@ class BatchSource(Protocol):
     def state(self, epoch: int, step: int) -> States | None: ...
     def resume(self, state: Any) -> object: ...
     def stop(self) -> None: ...
+
+
+def order_of(stream: BatchSource, epoch: int, step: int) -> str | None:
+    """The order of a stream at a position, as JSON; None for synthetic data."""
+    state = stream.state(epoch, step)
+    return None if state is None else states_to_json(state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +140,16 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
     loaded = load_once(config.manifest)
     manifest = loaded.manifest
     urls, weights = zip(*mixed_sets(config.mix) or [(config.manifest, {0: 1.0})], strict=True)
-    mixed = [load_once(url) for url in urls]
+    mixed, names = [load_once(url) for url in urls], [one.name for one in manifest.classes]
     for url, other in zip(urls, mixed, strict=True):
         check_split("train_split", config.train_split, other.manifest, url)
-        _check_classes(manifest, config.manifest, other.manifest, url)
+        others = [one.name for one in other.manifest.classes]
+        if others != names:
+            which = sorted({*names} ^ {*others})[:5] or "in their order"
+            raise ConfigError(
+                f"{url} has other classes than {config.manifest} ({which}); the sets of a mixture need "
+                "the same classes in the same order: build them with the same class names"
+            )
     eval_split = eval_split_of(config, manifest)
     check_split("eval_split", eval_split, manifest, config.manifest)
     num_classes = _num_classes_of(config, manifest)
@@ -178,7 +189,7 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
         quarantined=train.order.bad_ids if isinstance(train, Stream) else np.array([], dtype=np.int64),
         augment_repeats=image.augment_repeats,
         num_eval_samples=manifest.split(eval_split).num_samples,
-        class_names=tuple(one.name for one in manifest.classes),
+        class_names=tuple(names),
     )
 
 
@@ -317,17 +328,6 @@ def eval_split_of(config: TrainConfig, manifest: Manifest) -> str:
         names = ", ".join(manifest.splits)
         raise ConfigError(f"which split to evaluate on? The shard set has {names}; name one with --set eval_split=NAME")
     return chosen[0]
-
-
-def _check_classes(manifest: Manifest, url: str, other: Manifest, other_url: str) -> None:
-    """Raises ConfigError unless two sets have the same classes by label."""
-    names = [[one.name for one in each.classes] for each in (manifest, other)]
-    for label, (name, other_name) in enumerate(itertools.zip_longest(*names)):
-        if name != other_name:
-            raise ConfigError(
-                f"class {label} is {name!r} in {url} and {other_name!r} in {other_url}; the sets of a mixture need the "
-                "same classes in the same order: build them with the same class names"
-            )
 
 
 def _num_classes_of(config: TrainConfig, manifest: Manifest) -> int:

@@ -149,7 +149,7 @@ def test_the_flags_of_a_mixture_mean_its_first_set_where_nothing_else_is_evaluat
 def test_sets_whose_classes_differ_are_refused_with_the_difference(mix: str, tmp_path: Path) -> None:
     samples = {"train": png_samples("train", 9, size=8, num_classes=3)}
     write_shard_set(open_storage(str(tmp_path)), samples, num_shards=1, num_classes=3)
-    with pytest.raises(ConfigError, match=rf"class 3 is 'class 3' in .*/a and None in {tmp_path}"):
+    with pytest.raises(ConfigError, match=rf"{tmp_path} has other classes than .*/a \(\['class 3', "):
         opened(f"{mix.partition(';')[0]};{tmp_path}=1")
 
 
