@@ -19,8 +19,8 @@ env: $(STAMP)  ## create the environment in .venv (about 8 GB: the torch wheel b
 $(STAMP): setup.py shardset/version.py
 	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -c "$(CHECK)"
 	$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --upgrade pip
-	$(PY) -m pip install --quiet -e '.[pipelines,trainer,xla,export,wandb,mlflow,dev,docs]'
+	$(PY) -m pip install --quiet 'uv>=0.13,<1'  # downloads and unpacks 8 GB in parallel
+	$(PY) -m uv pip install --quiet --python $(PY) -e '.[pipelines,trainer,xla,export,wandb,mlflow,dev,docs]'
 	@touch $@
 
 demo: env  ## raw images to a trained network in minutes; DATA=cifar10 downloads the real archive

@@ -58,6 +58,7 @@ XLA = [
 ]
 TPU = [*XLA, "torch_xla[tpu]>=2.9,<2.10"]  # brings the libtpu that it was built for
 TORCHTPU = ["torch>=2.11,<2.16", "torch-tpu>=0.2,<0.3"]
+SQL = ["duckdb>=1.1,<3"]  # `pipelines view --where`
 # What each adapter of the reader needs beside it. That of NVIDIA DALI needs no library of its own.
 ADAPTERS = {
     "torch": ["torch>=2.9,<2.16", "torchdata>=0.11,<0.12"],
@@ -68,6 +69,7 @@ ADAPTERS = {
 }
 DEV = [
     *(library for libraries in ADAPTERS.values() for library in libraries),
+    *SQL,
     *S3,
     "axe-playwright-python>=0.1.4,<1",
     "datasets>=4,<6",
@@ -127,6 +129,7 @@ setup(
         "read": READ,
         **{name: [*READ, *libraries] for name, libraries in ADAPTERS.items()},
         "pipelines": PIPELINES,
+        "sql": SQL,
         "trainer": TRAINER,
         "s3": S3,
         "export": EXPORT,

@@ -20,7 +20,7 @@ from pipelines.images.options import IMAGE_FLAGS, ImageOptions
 from pipelines.parsers import parser
 from pipelines.terminal import on_standard_output, quiet_workers
 from shardset.errors import ConfigError
-from shardset.program import run_program, run_verb
+from shardset.program import count, run_program, run_verb
 
 if TYPE_CHECKING:
     from pipelines.estimate.stored import StoredSet
@@ -81,6 +81,10 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
             return 0
         run = build.dry_run if args.dry_run else build.build
         result = run(config, beam_flags, progress.BuildProgress(console))
+    if result.published and args.catalog:
+        from pipelines import catalog
+
+        catalog.write_catalog(config.output)
     report = page.after_build(config) if result.published and args.report else None
     if args.json:
         print(json.dumps({**summary.to_json(config, result), "report": report}))
@@ -140,6 +144,26 @@ def _report(args: argparse.Namespace, _: Sequence[str]) -> int:
     return 1 if written.data.damage else 0
 
 
+def _catalog(args: argparse.Namespace, _: Sequence[str]) -> int:
+    from pipelines import catalog
+
+    written = catalog.write_catalog(args.manifest)
+    print(json.dumps({"written": written}) if args.json else f"catalogue: {count(len(written), 'file')} written")
+    return 0
+
+
+def _view(args: argparse.Namespace, _: Sequence[str]) -> int:
+    from pipelines import view
+
+    choice = view.Choice(**{field.name: getattr(args, field.name) for field in fields(view.Choice)})
+    made = view.make_view(args.output, args.of, choice)
+    counts = {name: part.selection.num_kept for name, part in made.splits.items()}
+    listed = ", ".join(f"{name} {number:,}" for name, number in counts.items())
+    facts = {"view": args.output, "num_samples": counts, **msgspec.to_builtins(made.head)}
+    print(json.dumps(facts) if args.json else f"view {args.output}: {listed}; digest {made.head.digest[:12]}")
+    return 0
+
+
 def _estimate(args: argparse.Namespace, _: Sequence[str]) -> int:
     from pipelines.estimate import estimate, reading
 
@@ -171,11 +195,13 @@ def _stored_set(args: argparse.Namespace) -> "StoredSet":
 
 VERBS = {
     "build": _build,
+    "catalog": _catalog,
     "verify": _verify,
     "inspect": _inspect,
     "export": _export,
     "estimate": _estimate,
     "report": _report,
+    "view": _view,
 }
 
 

@@ -8,6 +8,7 @@ from pipelines.arguments import Merge
 from pipelines.config import INPUT_FLAGS, SIZES, BuildConfig
 from pipelines.estimate.reading import Reading
 from pipelines.images.options import IMAGE_FLAGS, ImageOptions
+from pipelines.view import Choice
 from shardset.program import Parser, program_parser
 from shardset.settings import add_flags
 
@@ -24,6 +25,7 @@ sources, and what --input is for each:
   hf                  the Parquet files of a Hugging Face image dataset: their folder, or one file
   listing             a CSV, TSV, JSONL or Parquet file with the columns path, label (or image, file, filename, ...,
                       class, category, ...; else --path-column, --label-column) and optionally split, key, others
+  shardset            a shard set, or a view of one (a .parquet file), which becomes a set of its own
   webdataset          a folder of tars, one tar, or a pattern such as 'gs://bucket/train-{{000000..000099}}.tar'
 
 examples:
@@ -87,17 +89,28 @@ def parser() -> argparse.ArgumentParser:
     _add_estimate(verb("estimate", short, text, ESTIMATE_EPILOG))
     text = "Makes a page of totals, classes, sizes, contact sheets, duplicates, bad input and provenance."
     _add_report(verb("report", "make one HTML page about a shard set", text))
+    text = "Writes a Parquet file beside each tar, for DuckDB, Polars, pandas and `view --where`."
+    _add_manifest(verb("catalog", "write a catalogue of a shard set", text))
+    text = "Writes chosen samples down as a view, which is taken wherever a shard set is; copies no sample."
+    _add_view(verb("view", "choose samples of a shard set", text))
     return top
+
+
+def _add_view(view: Parser) -> None:
+    view.add_argument("output", metavar="OUT", help="the view, a .parquet file")
+    view.add_argument("--of", required=True, metavar="SET", help="the set, or a view to choose from")
+    add_flags(view.add_argument_group("choices, applied in this order"), Choice, [one.name for one in fields(Choice)])
 
 
 def add_build(build: Parser) -> None:
     """Adds the flags of a build."""
     where = build.add_argument_group("what and where")
-    text = "format of the raw input: cifar10, cifar100, folder, hf, imagenet, listing or webdataset"
+    text = "format of the raw input: cifar10, cifar100, folder, hf, imagenet, listing, shardset or webdataset"
     where.add_argument("--source", required=True, help=text)
     where.add_argument("--input", required=True, metavar="PATH", help="what that source reads: local, gs:// or s3://")
     where.add_argument("--output", required=True, metavar="URL", help="the shard set's folder: local, gs:// or s3://")
     add_flags(where, BuildConfig, (*INPUT_FLAGS, "overwrite", "only_shards"))
+    where.add_argument("--catalog", action="store_true", help="write a catalogue too; it reads the finished set once")
     how = where.add_mutually_exclusive_group()
     how.add_argument("--dry-run", action="store_true", help="read all input, print the exact plan, write nothing")
     text = "end once Dataflow has the job, which publishes the set by itself; makes no report.html"

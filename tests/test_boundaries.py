@@ -30,6 +30,7 @@ DOORS = {
     "obstore": ["shardset/storage/s3.py"],
     "pytest": ["shardset/testing.py"],
     "torch": ["trainer/*", "shardset/adapters/torch.py"],
+    "duckdb": ["pipelines/view.py"],
     "datasets": ["shardset/adapters/huggingface.py"],
     "grain": ["shardset/adapters/grain.py"],
     "jax": ["shardset/adapters/jax.py"],
@@ -214,7 +215,7 @@ def requirements() -> dict[str, set[str]]:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and isinstance(node.value, ast.List)
     }
     base, read = lists["BASE"], lists["BASE"] | lists["READ"]
-    pipelines, trainer = base | lists["PIPELINES"], read | lists["TRAINER"]
+    pipelines, trainer = base | lists["PIPELINES"] | lists["SQL"], read | lists["TRAINER"]
     trainer |= lists["XLA"] | lists["EXPORT"] | lists["WANDB"] | lists["MLFLOW"]
     both = lists["PIPELINES"] & lists["TRAINER"]  # the templates of both reports
     return {"shardset": read | both, "pipelines": pipelines, "trainer": trainer, "worker": base}

@@ -59,7 +59,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     sizes = {"train": 3, "test": 1}
     config = BuildConfig(source="folder", input=str(raw), output=str(folder / "set"), num_shards=sizes)
     build(config, ["--direct_running_mode=in_memory"])
-    manifest, _ = manifests.load(str(folder / "set"))
+    manifest = manifests.load(str(folder / "set")).manifest
     return Built(folder / "set", manifest, {split: expected(raw, split) for split in NAMES})
 
 

@@ -128,7 +128,7 @@ def test_each_loop_gives_the_writer_all_its_samples(name: str, tmp_path: Path) -
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "photos.parquet")
     [code] = [text for _, text in steps_of(section_of(ANY_LOOP)) if f"shards-from-{name}" in text]
     run(python_for(code), tmp_path)
-    manifest, _ = manifests.load(str(tmp_path / f"shards-from-{name}"))
+    manifest = manifests.load(str(tmp_path / f"shards-from-{name}")).manifest
     split = manifest.split("train")
     assert sum(split.class_totals) == split.num_samples == {"loop": 100, "litdata": 80}.get(name, 24)
 
@@ -159,7 +159,7 @@ def test_the_recipe_for_each_other_form_of_input_gives_all_its_samples(title: st
     for _, command in commands:
         run(words_of(command.strip(), {}), tmp_path)
     output = tmp_path / re.findall(r"shards-from-\w+", code + "".join(command for _, command in commands))[0]
-    manifest, _ = manifests.load(str(output))
+    manifest = manifests.load(str(output)).manifest
     assert sum(split.num_samples for split in manifest.splits.values()) == 12
     assert len(manifest.classes) == {"Flat folders": 2, "Arrays": 3}.get(title, 0)
     if not manifest.classes:

@@ -170,7 +170,7 @@ def test_a_build_keeps_the_bytes_says_how_many_are_turned_and_the_stream_shows_t
     assert pipelines.main(["build", *where, "--num-shards", "1", "--direct_num_workers=1"]) == 0
     said = capsys.readouterr().out
     assert "note: 7 images are stored turned, as EXIF says; the stream turns them upright" in said
-    manifest, _ = manifests.load(str(tmp_path / "out"))
+    manifest = manifests.load(str(tmp_path / "out")).manifest
     assert manifest.fixes == {}
     with tarfile.open(tmp_path / "out" / manifest.splits["train"].shards[0].path) as tar:
         stored = {tar.extractfile(name).read() for name in tar.getnames() if name.endswith(".jpg")}

@@ -32,7 +32,7 @@ def raw_imagenet(folder: Path) -> Path:
     return imagenet.put(folder, imagenet.archives(imagenet.images(num_train=10)))
 
 
-@pytest.fixture(scope="module", params=SIZES)
+@pytest.fixture(scope="module", params=["cifar10", pytest.param("imagenet", marks=pytest.mark.nightly)])
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
     """A run on the shards of a format, trained on one device already."""
     folder = tmp_path_factory.mktemp(request.param)

@@ -272,7 +272,7 @@ def test_stamps_are_stored_as_they_came_and_the_stream_puts_them_on_the_backgrou
     output, said = build()
     assert "note: 4 images with transparency are stored as they came" in said
     assert "fixed:" not in said
-    manifest, _ = manifests.load(str(output))
+    manifest = manifests.load(str(output)).manifest
     assert manifest.fixes == {}
     assert "background" not in manifest.provenance.options["image"]
     with tarfile.open(output / manifest.splits["train"].shards[0].path) as tar:
@@ -295,7 +295,7 @@ def test_stamps_are_stored_as_they_came_and_the_stream_puts_them_on_the_backgrou
 def test_stamps_that_are_resized_keep_their_shapes_and_count_as_repaired(build):
     output, said = build("--resize", "shorter=8", "--image-format", "jpg", "--background", "#00ff00")
     assert "fixed: 4 x alpha-to-background" in said
-    manifest, _ = manifests.load(str(output))
+    manifest = manifests.load(str(output)).manifest
     assert manifest.fixes == {"alpha-to-background": 4}
     assert manifest.provenance.options["image"]["background"] == [0, 255, 0]
     with tarfile.open(output / manifest.splits["train"].shards[0].path) as tar:

@@ -124,8 +124,8 @@ def steps_of_set(given: Mapping[str, Any]) -> Settings:
         return {}
     from trainer.data.splits import load_once  # decodes images, which --help must not need
 
-    split = load_once(given["manifest"]).manifest.split(given.get("train_split", TrainConfig().train_split))
-    return steps_of(split.num_samples, given)
+    loaded, split = load_once(given["manifest"]), given.get("train_split", TrainConfig().train_split)
+    return steps_of(loaded.part(split).selection.num_kept, given)
 
 
 def _optimizer(settings: Settings) -> Settings:
@@ -183,7 +183,7 @@ def resolve(flags: ConfigFlags) -> tuple[TrainConfig, str]:
             split = given.get("train_split", TrainConfig().train_split)
             sets = [load_once(url) for url, _ in mixed_sets(given.get("mix"))] or [load_once(given["manifest"])]
             facts = survey(sets[0], split)
-            facts = replace(facts, num_samples=sum(one.manifest.split(split).num_samples for one in sets))
+            facts = replace(facts, num_samples=sum(one.part(split).selection.num_kept for one in sets))
             here = machine()
             chosen = choose(facts, here, given, _input_of)
             return flags.config(chosen=chosen), table(chosen, facts, here)

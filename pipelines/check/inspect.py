@@ -1,7 +1,7 @@
 """Answers one question about a shard set: an overview, or the samples of a shard, of a key or of an original name."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,7 +12,7 @@ from pipelines.check.problems import read_quarantine
 from shardset.errors import ConfigError
 from shardset.format import manifest as manifests
 from shardset.format.index import index_fields
-from shardset.format.manifest import Manifest, Shard, Split
+from shardset.format.manifest import LoadedSet, Manifest, Shard, Split
 from shardset.format.originals import Origin, read_origins
 from shardset.read.indexes import read_index
 from shardset.storage.base import Storage
@@ -55,27 +55,53 @@ def inspect(
     name: str | None = None,
     class_name: str | None = None,
 ) -> dict[str, Any] | list[SampleInfo]:
-    """The answer from the shard set at `url` (its manifest or folder): samples, or an overview if none are asked for.
+    """The answer from the set or view at `url`: samples, or an overview if none are asked for.
 
     At most one of `shard`, `key` and `name`; optionally only in one split or class (a name, a wnid or a label). Raises
     ConfigError if there is no such split, class, shard or sample.
     """
-    manifest, storage = manifests.load(url)
+    loaded = manifests.load(url)
+    manifest, storage, view = loaded
     if split is not None and split not in manifest.splits:
         raise ConfigError(f"no split {split!r} in this shard set; it has {', '.join(sorted(manifest.splits))}")
     label = None if class_name is None else find_label(manifest, class_name)
+    wanted, split = split, None if split is None else loaded.stored_split(split)
+    whole = loaded.without_view().manifest
     if key is not None:
-        samples = find_key(storage, manifest, key, split=split)
+        samples = find_key(storage, whole, key, split=split)
     elif name is not None:
-        samples = find_name(storage, manifest, name, split=split)
+        samples = find_name(storage, whole, name, split=split)
     elif shard is not None:
         if split is None and len(manifest.splits) > 1:
             names = " or --split ".join(sorted(manifest.splits))
             raise ConfigError(f"every split has its own shards; add --split {names}")
-        samples = samples_of_shard(storage, manifest, split or next(iter(manifest.splits)), shard)
+        samples = samples_of_shard(storage, whole, split or next(iter(whole.splits)), shard)
     else:
-        return overview(manifest, url, split=split, label=label)
+        return overview(counted(loaded), url, split=wanted, label=label)
+    if view is not None:
+        splits = [wanted] if wanted else [*manifest.splits]
+        samples = [each for each_split in splits for one in samples for each in _in_view(loaded, each_split, one)]
     return [sample for sample in samples if label in (None, sample.label)]
+
+
+def counted(loaded: LoadedSet) -> Manifest:
+    """The manifest, with the samples and classes that a view takes in the totals of its splits; reads the indexes."""
+    splits = dict(loaded.manifest.splits)
+    for name, part in loaded.view.splits.items() if loaded.view else ():
+        stored = np.concatenate([read_index(loaded.storage, shard)["label"] for shard in splits[name].shards])
+        labels = part.labels_of(part.rows.ids, stored[part.rows.ids])
+        totals = np.bincount(labels[labels >= 0], minlength=len(loaded.manifest.classes)).tolist()
+        splits[name] = msgspec.structs.replace(splits[name], num_samples=len(labels), class_totals=totals)
+    return msgspec.structs.replace(loaded.manifest, splits=splits)
+
+
+def _in_view(loaded: LoadedSet, split: str, sample: SampleInfo) -> Iterator[SampleInfo]:
+    """A stored sample with its label in a split of a view; none where it is not in that."""
+    part, ids = loaded.part(split), np.array([sample.id])
+    if loaded.stored_split(split) == sample.split and part.selection.has(ids).item():
+        label = part.labels_of(ids, np.array([sample.label])).item()
+        class_name = loaded.manifest.classes[label].name if 0 <= label < len(loaded.manifest.classes) else ""
+        yield msgspec.structs.replace(sample, split=split, label=label, class_name=class_name)
 
 
 def overview(manifest: Manifest, url: str, *, split: str | None = None, label: int | None = None) -> dict[str, Any]:

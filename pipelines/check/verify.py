@@ -65,14 +65,14 @@ def verify(
     progress: ShowProgress | None = None,
     min_process_bytes: int = MIN_PROCESS_BYTES,
 ) -> VerifyReport:
-    """Every problem of the shard set at `url` (its manifest or folder).
+    """Every problem of the shard set at `url` (its manifest or folder, or a view of it, which is checked too).
 
     Shallow: every listed object exists with its size and CRC32C, no unlisted shard is next to them, the quarantine
     list has the listed length. Deep: also reads each tar and index, compares them with each other and with the
     manifest, decodes every image, and checks that keys are unique over all splits. Uses all cores; processes if the
     shards hold `min_process_bytes` or more. Raises ManifestError without a valid manifest.
     """
-    manifest, storage = manifests.load(url)
+    manifest, storage, _ = manifests.load(url).without_view()
     image = options_to_read(manifest)
     tasks = [
         ShardTask(

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from pipelines import summary
 from pipelines.estimate.advice import advice_on
-from pipelines.estimate.reading import Mixing, Reading, Steps, memory_of, mixing_of, steps_of
+from pipelines.estimate.reading import Mixing, Reading, Steps, gap_factor, memory_of, mixing_of, steps_of
 from pipelines.estimate.stored import StoredSet
 from shardset.errors import ConfigError
 from shardset.order.budget import Memory, fit_order
@@ -24,7 +24,7 @@ from shardset.program import count
 class Estimate:
     """What `estimate` shows. `refusal` says why a run would be refused, else "": then `memory` is None.
 
-    `read_bytes` are those of an epoch by all readers, which is `amplification` times the bytes that are stored.
+    `read_bytes` are those of an epoch by all readers, which is `amplification` times the bytes of its samples.
     """
 
     stored: StoredSet
@@ -43,9 +43,11 @@ class Estimate:
 def estimate(stored: StoredSet, split: str, reading: Reading) -> Estimate:
     """All numbers of one split; raises ConfigError if they make no order."""
     stored_split = stored.splits[split]
-    order = fit_order(stored_split.shard_sizes, reading.order_options, stored_bytes=stored_split.num_bytes)
+    order = fit_order(
+        stored_split.shard_sizes, reading.order_options, stored_bytes=stored_split.num_bytes, view=stored_split.view
+    )
     memory, steps, refusal = None, steps_of(order), ""
-    amplification = read_factor(order.num_lanes, order.global_batch_size, reading.num_readers)
+    amplification = read_factor(order.num_lanes, order.global_batch_size, reading.num_readers) * gap_factor(order)
     try:
         memory = memory_of(stored_split, order, reading)
     except ConfigError as error:
@@ -58,7 +60,7 @@ def estimate(stored: StoredSet, split: str, reading: Reading) -> Estimate:
         steps=steps,
         mixing=mixing_of(order, stored.num_classes) if stored.num_classes > 1 else None,
         amplification=amplification,
-        read_bytes=round(amplification * stored_split.num_bytes),
+        read_bytes=round(amplification * stored_split.mean_bytes * order.num_samples),
         memory=memory,
         advice=[*advice_on(stored_split, order, reading, steps)],
         refusal=refusal,
@@ -90,6 +92,8 @@ def show(found: Estimate, console: Console) -> None:
 def _rows(found: Estimate) -> Iterator[tuple[str, str]]:
     order, steps, stored = found.order, found.steps, found.stored
     last = f", the last with {steps.num_last:,} samples" if steps.num_pads else ""
+    if (view := stored.splits[found.split].view) and view.digest:
+        yield "view", f"{view.num_kept:,} of {view.num_ids:,} samples"
     yield "steps", f"{steps.num_steps:,} an epoch{last}"
     yield "order", f"L = {order.num_lanes} lanes, q = {order.block_size}, w = {order.window} (docs/order.md)"
     if mixing := found.mixing:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pipelines.estimate.stored import StoredSplit
 
 NUM_MEASURED, MEASURED_EVERY = 11, 100
+MEASURED_READS = 100_000
 
 _COUNT: dict[str, Any] = {"type": arguments.positive, "metavar": "N"}
 
@@ -107,6 +108,17 @@ def steps_of(order: Order) -> Steps:
     )
 
 
+def gap_factor(order: Order) -> float:
+    """The bytes that the reads of a view bring for each of its own, measured at the beginning of an epoch."""
+    if not order.selection.digest:
+        return 1.0
+    positions = np.arange(min(order.num_samples, MEASURED_READS))
+    lanes = ((positions + 1) * order.num_lanes - 1) // order.num_samples
+    reads = order.reads_of(0, lanes, positions)
+    once = np.unique(reads.first, return_index=True)[1]
+    return float((reads.stop - reads.start)[once].sum() / reads.num_samples[once].sum())
+
+
 def memory_of(stored: "StoredSplit", order: Order, reading: Reading) -> Memory:
     """The memory of one reader; raises the ConfigError with which a run of these numbers would stop."""
     if reading.num_replicas % reading.num_hosts:
@@ -134,7 +146,7 @@ def mixing_of(order: Order, num_classes: int) -> Mixing:
     steps = [step for step in range(every, (NUM_MEASURED + 1) * every, every) if step < order.num_batches] or [0]
     batches = (order.batch(0, step) for step in steps)
     return Mixing(
-        worst=classes_in((slots.ids[slots.weights > 0] for slots in batches), order.num_samples, num_classes),
+        worst=classes_in((slots.ids[slots.weights > 0] for slots in batches), int(order.first_ids[-1]), num_classes),
         uniform=classes_expected(order.num_samples, min(order.global_batch_size, order.num_samples), num_classes),
     )
 

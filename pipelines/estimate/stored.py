@@ -12,15 +12,17 @@ from shardset.errors import ConfigError
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.tar import BLOCK, END
+from shardset.order.selection import Selection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSplit:
-    """One split: its plan, the number of samples in each shard, and the bytes of all its tars."""
+    """One split: its plan, the number of samples in each shard, the bytes of all its tars, and the view of it."""
 
     plan: SplitPlan
     shard_sizes: Sequence[int]
     num_bytes: int
+    view: Selection | None = None
 
     @property
     def mean_bytes(self) -> float:
@@ -51,8 +53,9 @@ class StoredSet:
 
 
 def from_manifest(url: str) -> StoredSet:
-    """An existing shard set; reads nothing but its manifest."""
-    manifest, _ = manifests.load(url)
+    """An existing shard set or a view; reads nothing but its manifest and that."""
+    loaded = manifests.load(url)
+    manifest = loaded.manifest
     splits = {}
     for name, split in sorted(manifest.splits.items()):
         plan = SplitPlan(
@@ -66,7 +69,12 @@ def from_manifest(url: str) -> StoredSet:
             fields=split.fields,
             strata={},
         )
-        splits[name] = StoredSplit(plan=plan, shard_sizes=split.shard_sizes, num_bytes=split.num_tar_bytes)
+        splits[name] = StoredSplit(
+            plan=plan,
+            shard_sizes=split.shard_sizes,
+            num_bytes=split.num_tar_bytes,
+            view=loaded.part(name).selection,
+        )
     return StoredSet(title=url, splits=splits, num_classes=len(manifest.classes))
 
 

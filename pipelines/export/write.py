@@ -40,7 +40,7 @@ def export(
     unknown = [name for name in formats if name not in FORMATS]
     if unknown or not formats:
         raise ConfigError(f"no format {(unknown or [''])[0]!r} to export to; there are {', '.join(FORMATS)}")
-    manifest, storage = manifests.load(url)
+    manifest, storage, _ = manifests.load_whole(url)
     target = storage if output is None else open_storage(output)
     prefixes = {name: prefix_of(storage.url, target.url, FORMATS[name].takes, name) for name in formats}
     for name in formats:

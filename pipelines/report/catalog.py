@@ -13,7 +13,7 @@ from shardset.checksum import crc32c_of
 from shardset.errors import DamagedShard, StorageError, UndecodableImage
 from shardset.format.images import is_image_field
 from shardset.format.index import index_fields
-from shardset.format.manifest import Manifest, Shard
+from shardset.format.manifest import LoadedSet, Shard
 from shardset.order.permutation import derive_key, hash64
 from shardset.read.indexes import read_index
 from shardset.storage.base import Storage
@@ -65,12 +65,12 @@ class Catalog:
         return np.flatnonzero((self.rows["image_bytes"] > 0) & (self.rows["copy"] == 0))
 
 
-def open_catalog(
-    storage: Storage, manifest: Manifest, *, max_samples: int = MAX_SAMPLES
-) -> tuple[Catalog, list[Problem]]:
-    """The catalog of a set, and the indexes that are damaged or missing."""
+def open_catalog(loaded: LoadedSet, *, max_samples: int = MAX_SAMPLES) -> tuple[Catalog, list[Problem]]:
+    """The catalog of a set or view, and the indexes that are damaged or missing."""
+    manifest, storage, _ = loaded
     num_samples = sum(split.num_samples for split in manifest.splits.values())
     step = max(1, -(-num_samples // max_samples))
+    names = list(manifest.splits)
     # By the number within the split, so that every split keeps some shards.
     wanted = [
         (number, shard) for number, split in enumerate(manifest.splits.values()) for shard in split.shards[::step]
@@ -81,7 +81,12 @@ def open_catalog(
             index = read_index(storage, shard)
         except (DamagedShard, StorageError) as error:
             return problem_of(shard.index.path, error)
-        return shard, index["key"].copy(), _rows(index, split, shard.first_id)
+        rows, part = rows_of_index(index, split, shard.first_id), loaded.part(names[split])
+        ids = shard.first_id + rows["position"].astype(np.int64)
+        is_taken = part.selection.has(ids)
+        rows = rows[is_taken]
+        rows["label"] = part.labels_of(ids[is_taken], rows["label"])
+        return shard, index["key"].copy(), rows
 
     with ThreadPoolExecutor(THREADS) as threads:
         outcomes = list(threads.map(lambda each: read(*each), wanted))
@@ -89,7 +94,7 @@ def open_catalog(
     for number, (_, _, rows) in enumerate(found):
         rows["shard"] = number
     catalog = Catalog(
-        splits=list(manifest.splits),
+        splits=names,
         shards=[shard for shard, _, _ in found],
         keys=[keys for _, keys, _ in found],
         rows=np.concatenate([np.zeros(0, _ROW), *(rows for _, _, rows in found)]),
@@ -98,7 +103,8 @@ def open_catalog(
     return catalog, [each for each in outcomes if isinstance(each, Problem)]
 
 
-def _rows(index: np.ndarray, split: int, first_id: int) -> np.ndarray:
+def rows_of_index(index: np.ndarray, split: int, first_id: int) -> np.ndarray:
+    """The catalog's rows of the samples of a shard; their `shard` is still missing."""
     rows = np.zeros(len(index), _ROW)
     rows["split"], rows["position"] = split, np.arange(len(index))
     for name in ("label", "copy", "image_crc32c"):

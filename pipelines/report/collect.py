@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.check.inspect import counted
 from pipelines.check.problems import Problem, check_quarantine
 from pipelines.images.encode import thumbnail_of
 from pipelines.images.options import ImageOptions, options_to_read
 from pipelines.report import alike
 from pipelines.report.alike import DuplicateGroup, SimilarPair
 from pipelines.report.catalog import MAX_SAMPLES, Catalog, open_catalog, read_images
-from shardset.format.manifest import Manifest
+from shardset.format.manifest import LoadedSet, Manifest
 from shardset.html import page
 from shardset.html.page import Picture
-from shardset.storage.base import Storage
 
 CLASS_PICTURES = 480
 MAX_PICTURES_EACH = 12
@@ -63,9 +63,10 @@ class ReportData:
     damage: list[Problem]
 
 
-def collect(manifest: Manifest, storage: Storage, *, max_images: int, max_samples: int = MAX_SAMPLES) -> ReportData:
+def collect(loaded: LoadedSet, *, max_images: int, max_samples: int = MAX_SAMPLES) -> ReportData:
     """The contents of the page; reads all indexes, up to `max_images` images, and the images that it shows."""
-    catalog, damaged_indexes = open_catalog(storage, manifest, max_samples=max_samples)
+    manifest, storage = counted(loaded), loaded.storage
+    catalog, damaged_indexes = open_catalog(loaded, max_samples=max_samples)
     chosen = choose_images(catalog, max_images)
     options = options_to_read(manifest)
     images, damaged_images = read_images(storage, catalog, chosen, lambda image: _stats(image, options))

@@ -43,16 +43,18 @@ class WrittenPage:
 
 
 def write(url: str, output: str | None = None, *, max_images: int = IMAGES, force: bool = False) -> WrittenPage:
-    """Makes the page of the set at `url` (manifest or folder) and stores it.
+    """Makes the page of the set at `url` (manifest or folder) or of a view, and stores it.
 
     Raises ManifestError without a valid manifest; ConfigError if the page would replace anything but a page, without
     `force`. The page itself names any other damage.
     """
     if max_images < 0:
         raise ConfigError(f"--images is {max_images}, expected a whole number from 0")
-    manifest, storage = manifests.load(url)
-    target, name = page.output_of(storage, output, force=force)
-    data = collect(manifest, storage, max_images=max_images)
+    loaded = manifests.load(url)
+    if loaded.view is not None:
+        output = output or url.removesuffix(".parquet") + ".html"
+    target, name = page.output_of(loaded.storage, output, force=force)
+    data = collect(loaded, max_images=max_images)
     content = render(data)
     with target.writer(name) as out:
         out.write(content)

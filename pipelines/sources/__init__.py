@@ -13,8 +13,10 @@ from pipelines.sources.huggingface import HuggingFace
 from pipelines.sources.imagenet import ImageNet
 from pipelines.sources.listing import Listing
 from pipelines.sources.objects import refuse_file
+from pipelines.sources.shardset import ExistingSet
 from pipelines.sources.webdataset import WebDataset, find_tars
 from shardset.errors import ConfigError
+from shardset.format import manifest as manifests
 from shardset.storage.base import Storage
 from shardset.storage.open import open_file, open_storage
 
@@ -48,6 +50,7 @@ SOURCES: dict[str, Callable[["BuildConfig"], Source]] = {
     "hf": _hugging_face,
     "imagenet": lambda config: ImageNet(open_storage(config.input)),
     "listing": _listing,
+    "shardset": lambda config: ExistingSet(config.input, manifests.load(config.input).storage),
     "webdataset": lambda config: WebDataset(*find_tars(config.input)),
 }
 
@@ -71,7 +74,7 @@ def open_source(config: "BuildConfig") -> Source:
             raise ConfigError(
                 f"{flag} has no meaning for {config.source}, only for {' and '.join(takers)}; leave it out"
             )
-    if not config.source.startswith(("cifar", "webdataset")):  # which say themselves what files they take
+    if not config.source.startswith(("cifar", "shardset", "webdataset")):  # which say themselves what files they take
         refuse_file(config.input, config.source)
     return SOURCES[config.source](config)
 
@@ -80,6 +83,6 @@ def input_folder(config: "BuildConfig") -> Storage | None:
     """The folder with nothing but raw input; None if --input names files, and for tars, which may be a shard set."""
     archives = (".tar.gz", ".tgz")
     endings: dict[str, tuple[str, ...]] = {"hf": (".parquet",), "cifar10": archives, "cifar100": archives}
-    if config.source in ("listing", "webdataset") or config.input.endswith(endings.get(config.source, ())):
+    if config.source in ("listing", "shardset", "webdataset") or config.input.endswith(endings.get(config.source, ())):
         return None
     return open_storage(config.input)

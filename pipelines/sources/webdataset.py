@@ -74,7 +74,7 @@ class WebDataset:
         """The tars with their splits; raises SourceError naming those that are missing."""
         known = self.manifest()
         if known:
-            tars = _known(self.input, known)
+            tars = known_tars(self.input, known)
             splits = {shard.path: name for name, split in known.splits.items() for shard in split.shards}
         else:
             tars = _named(self.input, self.tars) if self.tars else _below(self.input)
@@ -89,7 +89,7 @@ class WebDataset:
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
         """The samples of one tar in its order; raises SourceError if the tar is damaged."""
-        yield from _samples_of(self.input, Stat(**unit["tar"]), unit["split"])
+        yield from samples_of(self.input, Stat(**unit["tar"]), unit["split"])
 
     def manifest(self) -> Manifest | None:
         """The manifest of the input folder if that is a shard set; None if it is not, or tars were named."""
@@ -147,7 +147,8 @@ def _named(storage: Storage, names: Iterable[str]) -> list[Stat]:
     return [stats[name] for name in wanted]
 
 
-def _known(storage: Storage, manifest: Manifest) -> list[Stat]:
+def known_tars(storage: Storage, manifest: Manifest) -> list[Stat]:
+    """The tars of a shard set; raises SourceError for those that are missing or of another size."""
     sizes = {shard.path: shard.num_bytes for split in manifest.splits.values() for shard in split.shards}
     tars = _named(storage, sizes)
     for tar in tars:
@@ -222,7 +223,7 @@ class TarGroupMember(NamedTuple):
         return self.content is not None and self.field in INLINE_FIELDS and len(self.content) <= MAX_INLINE_BYTES
 
 
-def _samples_of(storage: Storage, tar: Stat, split: str) -> Iterator[RawSample | Rejected]:
+def samples_of(storage: Storage, tar: Stat, split: str) -> Iterator[RawSample | Rejected]:
     """The samples of a tar of the storage, in its order; raises SourceError if it is damaged."""
     seen: set[str] = set()
     with RangeFile(storage, tar, header_window(storage)) as file:

@@ -6,17 +6,20 @@
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
-from shardset.errors import ManifestError, NotFound
+from shardset.errors import ConfigError, ManifestError, NotFound
 from shardset.format import naming
 from shardset.format.shards import Count, Group, Record, Sha256, StoredShards
 from shardset.format.shards import IndexFile as IndexFile
 from shardset.format.shards import Shard as Shard
+from shardset.format.view import ViewHead, ViewRows, ViewSplit, address_from, read_view, view_digest
+from shardset.order.selection import Selection
 from shardset.prepared import prepared
 from shardset.storage.base import Storage
 from shardset.storage.open import open_file, open_storage
@@ -171,15 +174,51 @@ def parse(data: bytes, where: str = naming.MANIFEST) -> Manifest:
     return manifest
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class View:
+    """A view of a set: what it says of itself, its splits, and the manifest of the whole set."""
+
+    head: ViewHead
+    splits: Mapping[str, ViewSplit]
+    whole: Manifest
+
+
 class LoadedSet(NamedTuple):
-    """A manifest and the storage that its paths are relative to: read once and handed on."""
+    """A manifest and the storage that its paths are relative to: read once and handed on.
+
+    With a view, `manifest` has the view's splits. Each has the shards and totals of the whole split that it is of.
+    """
 
     manifest: Manifest
     storage: Storage
+    view: View | None = None
+
+    def without_view(self) -> "LoadedSet":
+        """The whole set."""
+        return self if self.view is None else LoadedSet(self.view.whole, self.storage)
+
+    @property
+    def digest(self) -> str:
+        """The digest of the view, or that of the whole set."""
+        return self.manifest.digest if self.view is None else self.view.head.digest
+
+    def part(self, split: str) -> ViewSplit:
+        """What the view takes of a split; all of it without one."""
+        whole = ViewSplit(Selection(self.manifest.split(split).num_samples))
+        return whole if self.view is None else self.view.splits.get(split, whole)
+
+    def stored_split(self, split: str) -> str:
+        """The split of the whole set that a split is of."""
+        return split if self.view is None or split not in self.view.splits else self.view.head.split
 
 
 def load(url: str) -> LoadedSet:
-    """The manifest at `url` (the file or its folder) and the storage that its paths are relative to."""
+    """The manifest at `url` (the file or its folder) and the storage that its paths are relative to.
+
+    For a `.parquet`, the view in it and the set that it is of.
+    """
+    if url.endswith(".parquet"):
+        return _load_view(url)
     storage, name = open_file(url) if url.endswith(".json") else (open_storage(url), naming.MANIFEST)
     target = url if url.endswith(".json") else f"{url.rstrip('/')}/{name}"
     try:
@@ -188,6 +227,52 @@ def load(url: str) -> LoadedSet:
         raise ManifestError(
             f"{target}: no manifest there, so no finished shard set; build one with `python -m pipelines build`"
         ) from error
+
+
+def load_whole(url: str) -> LoadedSet:
+    """The set at `url`; raises ConfigError for a view, which has no files of its own."""
+    loaded = load(url)
+    if loaded.view is not None:
+        raise ConfigError(
+            f"{url}: a view has no shards of its own; name its set, or make the view one with `python -m pipelines "
+            "build --source shardset`"
+        )
+    return loaded
+
+
+def with_view(loaded: LoadedSet, head: ViewHead, rows: Mapping[str, ViewRows], url: str) -> LoadedSet:
+    """A whole set with a view of it; raises ConfigError where the view does not fit."""
+    whole = loaded.manifest
+    if head.parent_digest != whole.digest:
+        raise ConfigError(
+            f"{url}: is a view of the set with digest {head.parent_digest[:12]}…, but {loaded.storage.url} has "
+            f"{whole.digest[:12]}…; name that set, or make the view again"
+        )
+    of, others = whole.split(head.split), {name: one for name, one in whole.splits.items() if name != head.split}
+    if taken := rows.keys() & others.keys():
+        raise ConfigError(f"{url}: the set has a split {min(taken)!r} already; give that of the view another name")
+    bounds = ("ids", 0, of.num_samples), ("labels", -1, len(whole.classes))
+    for part in rows.values():
+        for (what, least, end), found in zip(bounds, part, strict=False):
+            if found is not None and not least <= found.min() <= found.max() < end:
+                raise ConfigError(f"{url}: {what} reach {found.min()} to {found.max()}, expected {least} to {end - 1}")
+    head = msgspec.structs.replace(head, digest=head.digest or view_digest(whole.digest, rows))
+    splits = {
+        name: ViewSplit(Selection.of(ids, of.num_samples, head.digest), labels, weights)
+        for name, (ids, labels, weights) in rows.items()
+    }
+    manifest = msgspec.structs.replace(whole, splits=dict.fromkeys(splits, of) | others)
+    return LoadedSet(manifest, loaded.storage, View(head=head, splits=splits, whole=whole))
+
+
+def _load_view(url: str) -> LoadedSet:
+    storage, name = open_file(url)
+    head, rows = read_view(storage, name)
+    if head is None:
+        raise ConfigError(
+            f"{url}: names no set in its footer; seal it with `python -m pipelines view OUT --of SET --ids {url}`"
+        )
+    return with_view(load_whole(address_from(storage.url, head.parent)), head, rows, url)
 
 
 def read(storage: Storage, name: str = naming.MANIFEST, where: str | None = None) -> Manifest:

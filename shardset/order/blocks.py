@@ -8,8 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardset.order.permutation import Purpose, hash64, hash64_on
+from shardset.order.selection import Selection
+
+GAP_SHARE = 0.3
+"""Most samples between those of a read that it brings for nothing, for each one that is wanted."""
 
 _BLOCKS_AT_ONCE = 1 << 16  # bounds the memory of hashing all blocks of an epoch
+_IDS_AT_ONCE = 1 << 18
 _BLOCKS_PER_BUCKET_BITS = 8
 _MAX_BUCKET_BITS = 16  # a bucket's number is stored as uint16
 
@@ -19,8 +24,8 @@ Ints = NDArray[np.int64]
 class RangeReads(NamedTuple):
     """Ranged reads: each covers the positions [start, stop) of a shard. All columns are int64 [n].
 
-    `first` is the position in the sequence at which a read begins; `num_samples` is `stop - start` without quarantined
-    samples.
+    `first` is the position in the sequence at which a read begins; `num_samples` is `stop - start` without samples
+    that are quarantined or not in the view.
     """
 
     shard: Ints
@@ -47,8 +52,8 @@ class BlockLayout:
     bucket. It sorts the next buckets along with them, so that a reader that goes through an epoch seldom waits.
     """
 
-    def __init__(self, first_ids: Ints, bad_ids: Ints, *, block_size: int, seed: int | None, epoch: int) -> None:
-        self.first_ids, self.bad_ids = first_ids, bad_ids
+    def __init__(self, first_ids: Ints, selection: Selection, *, block_size: int, seed: int | None, epoch: int) -> None:
+        self.first_ids, self.selection = first_ids, selection
         self.block_size, self.seed, self.epoch = block_size, seed, epoch
         shards = np.arange(len(first_ids) - 1, dtype=np.int64)
         # Where the first block of each shard would begin, before the shard: another place in each epoch.
@@ -73,8 +78,8 @@ class BlockLayout:
             return positions
         buckets = self._sorted_buckets(_owner(self.bucket_starts, positions))
         owners = _owner(buckets.starts, positions)
-        first = self._num_good_before(self._id_ranges(buckets.blocks[owners])[0])
-        return self._id_of_good(first + positions - buckets.starts[owners])
+        first = self.selection.num_before(self._id_ranges(buckets.blocks[owners])[0])
+        return self.selection.id_of(first + positions - buckets.starts[owners])
 
     def positions(self, ids: Ints) -> Ints:
         """The inverse of `ids`."""
@@ -84,7 +89,7 @@ class BlockLayout:
         candidates = candidates[np.argsort(buckets.blocks[candidates])]
         numbers = candidates[np.searchsorted(buckets.blocks[candidates], blocks)]
         starts: Ints = buckets.starts[numbers]
-        return starts + self._num_good_before(ids) - self._num_good_before(self._id_ranges(blocks)[0])
+        return starts + self.selection.num_before(ids) - self.selection.num_before(self._id_ranges(blocks)[0])
 
     def reads_of(self, positions: Ints, begin: Ints, end: Ints) -> RangeReads:
         """For each position the read of the part of its block inside [begin, end)."""
@@ -95,16 +100,41 @@ class BlockLayout:
         blocks, starts = buckets.blocks[owners], buckets.starts[owners]
         first = np.maximum(starts, begin)
         last = np.minimum(starts + self._sizes(blocks), end) - 1
-        numbers = self._num_good_before(self._id_ranges(blocks)[0]) - starts
+        numbers = self.selection.num_before(self._id_ranges(blocks)[0]) - starts
+        start, stop = self.selection.id_of(numbers + first), self.selection.id_of(numbers + last) + 1
+        num_samples = last + 1 - first
+        if self.selection.digest and (stop - start > (1 + GAP_SHARE) * num_samples).any():  # quarantine makes no gaps
+            start, stop, first, num_samples = self._cut_at_gaps(positions, first, num_samples, numbers)
         shard = self._in_shards(blocks)[0]
         low = self.first_ids[shard]
-        return RangeReads(
-            shard,
-            self._id_of_good(numbers + first) - low,
-            self._id_of_good(numbers + last) + 1 - low,
-            first,
-            last + 1 - first,
-        )
+        return RangeReads(shard, start - low, stop - low, first, num_samples)
+
+    def _cut_at_gaps(
+        self, positions: Ints, first: Ints, num_samples: Ints, numbers: Ints
+    ) -> tuple[Ints, Ints, Ints, Ints]:
+        """(start, stop, first, num_samples) of the read that brings each position.
+
+        Reads go on over the smallest gaps of their block first, as many as GAP_SHARE allows. `first` and `num_samples`
+        are those of the whole block, `numbers` what turns its positions into numbers of taken ids.
+        """
+        _, once, owners = np.unique(first, return_index=True, return_inverse=True)
+        sizes = num_samples[once]
+        begins = np.cumsum(sizes) - sizes
+        block = np.repeat(np.arange(len(once)), sizes)
+        in_line = np.arange(len(block)) - begins[block] + first[once][block]
+        ids = self.selection.id_of(in_line + numbers[once][block])
+        gaps = np.diff(ids, prepend=0) - 1
+        gaps[begins] = 0
+        by_size = np.lexsort((gaps, block))
+        skipped = np.cumsum(gaps[by_size])
+        skipped -= skipped[begins][block]  # the gap before a block is 0, so the first of its gaps
+        is_cut = np.zeros(len(block), bool)
+        is_cut[by_size] = skipped > (GAP_SHARE * sizes)[block]
+        is_cut[begins] = True
+        cuts = np.append(np.flatnonzero(is_cut), len(block))
+        read = np.cumsum(is_cut)[begins[owners] + positions - first] - 1
+        begin, end = cuts[read], cuts[read + 1]
+        return ids[begin], ids[end - 1] + 1, in_line[begin], end - begin
 
     def _fill_buckets(self, num_buckets: int) -> Ints:
         """Where each bucket begins in the sequence, and the end."""
@@ -112,11 +142,18 @@ class BlockLayout:
         for start, stop in self._chunks():
             self.bucket_of_block[start:stop] = self._buckets_of(self._hashes_between(start, stop))
             counts += np.bincount(self.bucket_of_block[start:stop], minlength=num_buckets)
-        short = self._short_blocks()
+        listed = np.zeros(num_buckets, dtype=np.int64)
+        for begin in range(0, len(self.selection.ids), _IDS_AT_ONCE):
+            blocks = self._blocks_of(self.selection.ids[begin : begin + _IDS_AT_ONCE])
+            listed += np.bincount(self.bucket_of_block[blocks], minlength=num_buckets)
+        if self.selection.keeps:
+            return np.concatenate([[0], np.cumsum(listed)])
+        short = np.unique(np.concatenate([self.first_blocks[:-1], self.first_blocks[1:] - 1]))
+        begins, ends = self._id_ranges(short)
         num_missing = np.bincount(
-            self.bucket_of_block[short], weights=self.block_size - self._sizes(short), minlength=num_buckets
+            self.bucket_of_block[short], weights=self.block_size - (ends - begins), minlength=num_buckets
         ).astype(np.int64)
-        return np.concatenate([[0], np.cumsum(counts * self.block_size - num_missing)])
+        return np.concatenate([[0], np.cumsum(counts * self.block_size - num_missing - listed)])
 
     def _hashes(self, blocks: Ints) -> NDArray[np.uint64]:
         if self.seed is None:
@@ -139,12 +176,6 @@ class BlockLayout:
         )
         return hashes
 
-    def _short_blocks(self) -> Ints:
-        """All blocks that may hold fewer than q samples: those at the ends of shards or with quarantined samples."""
-        with_bad = self._blocks_of(self.bad_ids)
-        blocks = np.sort(np.concatenate([self.first_blocks[:-1], self.first_blocks[1:] - 1, with_bad]))
-        return blocks[np.diff(blocks, prepend=-1) > 0]
-
     def _chunks(self) -> Iterator[tuple[int, int]]:
         last = self.num_blocks
         return ((start, min(last, start + _BLOCKS_AT_ONCE)) for start in range(0, last, _BLOCKS_AT_ONCE))
@@ -165,7 +196,7 @@ class BlockLayout:
         return shards, blocks - self.first_blocks[shards]
 
     def _id_ranges(self, blocks: Ints) -> tuple[Ints, Ints]:
-        """First and last + 1 id of each block, quarantined ones included."""
+        """First and last + 1 id of each block, those that are left out included."""
         shards, numbers = self._in_shards(blocks)
         low, high = self.first_ids[shards], self.first_ids[shards + 1]
         start = low + numbers * self.block_size - self.phases[shards]
@@ -173,17 +204,7 @@ class BlockLayout:
 
     def _sizes(self, blocks: Ints) -> Ints:
         start, stop = self._id_ranges(blocks)
-        return self._num_good_before(stop) - self._num_good_before(start)
-
-    def _num_good_before(self, ids: Ints) -> Ints:
-        """The number of samples with a smaller id that are not quarantined."""
-        bad = self.bad_ids
-        return ids - np.searchsorted(bad, ids) if len(bad) else ids
-
-    def _id_of_good(self, numbers: Ints) -> Ints:
-        """The inverse of `_num_good_before`."""
-        bad = self.bad_ids
-        return numbers + np.searchsorted(bad - np.arange(len(bad)), numbers, side="right") if len(bad) else numbers
+        return self.selection.num_before(stop) - self.selection.num_before(start)
 
     def _sorted_buckets(self, buckets: Ints) -> _SortedBuckets:
         """At least these buckets, sorted."""

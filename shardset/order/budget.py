@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from shardset.errors import BudgetTooSmall, ConfigError
 from shardset.order.epoch import LastBatch, Order
 from shardset.order.lanes import MAX_DEFAULT_LANES, default_lanes, lanes_of_reader
+from shardset.order.selection import Selection
 
 MIB = 1 << 20
 BUDGET_BYTES = 4 << 30
@@ -82,7 +83,9 @@ def steps_at_once(order: Order) -> int:
     return max(1, min(order.window // order.rows_per_step, MAX_STEPS_AT_ONCE))
 
 
-def fit_order(shard_sizes: Sequence[int], options: OrderOptions, *, stored_bytes: int) -> Order:
+def fit_order(
+    shard_sizes: Sequence[int], options: OrderOptions, *, stored_bytes: int, view: Selection | None = None
+) -> Order:
     """The order of a split whose tars hold `stored_bytes`; chooses L, q and w by the budget where they are None.
 
     L and w are those of a split of any size where all of it fits into the budget for raw bytes, which is 9/16 of the
@@ -106,6 +109,7 @@ def fit_order(shard_sizes: Sequence[int], options: OrderOptions, *, stored_bytes
         block_size=block_size,
         window=window,
         quarantined=options.quarantined,
+        view=view,
         last_batch=options.last_batch,
         augment_repeats=options.augment_repeats,
     )

@@ -1,8 +1,8 @@
 """The epoch order: (epoch, step, slots) -> sample ids, weights and the reads that bring them.
 
-Pure integers, one function of (shard sizes, quarantined ids, seed, epoch, L, q, w), whatever the number of replicas,
-hosts or threads. `docs/order.md` explains it with a picture. The vectors in `tests/shardset/order/test_epoch.py` fix
-the numbers; changing any of them raises `permutation.ORDER_VERSION`.
+Pure integers, one function of (shard sizes, ids that are left out, seed, epoch, L, q, w), whatever the number of
+replicas, hosts or threads. `docs/order.md` explains it with a picture. The vectors in
+`tests/shardset/order/test_epoch.py` fix the numbers; changing any of them raises `permutation.ORDER_VERSION`.
 """
 
 from collections.abc import Sequence
@@ -17,6 +17,7 @@ from shardset.errors import ConfigError, require_int
 from shardset.order.blocks import BlockLayout, Ints, RangeReads
 from shardset.order.lanes import default_lanes
 from shardset.order.permutation import ORDER_VERSION, Purpose, hash64
+from shardset.order.selection import Selection
 from shardset.order.state import OrderState, check_same_order, quarantine_digest
 
 _AFTER_ALL = np.uint64((1 << 64) - 1)  # the key of what is past the end of a lane
@@ -57,7 +58,8 @@ class Order:
     """The order of every epoch over one split.
 
     `seed=None` is the stored order, for evaluation; `window` must then be 0, because nothing moves. Each sample takes
-    `augment_repeats` slots next to each other. Raises ConfigError for numbers that can't make an order.
+    `augment_repeats` slots next to each other. `view` has the ids that a view of the split takes, None for all. Raises
+    ConfigError for numbers that can't make an order.
     """
 
     shard_sizes: Sequence[int]
@@ -67,6 +69,7 @@ class Order:
     block_size: int
     window: int
     quarantined: Sequence[int] = ()
+    view: Selection | None = None
     last_batch: LastBatch = "pad"
     augment_repeats: int = 1
     _layouts: dict[int, BlockLayout] = field(default_factory=dict, init=False, repr=False)
@@ -83,14 +86,15 @@ class Order:
         return np.concatenate([[0], np.cumsum(np.asarray(self.shard_sizes, dtype=np.int64))])
 
     @cached_property
-    def bad_ids(self) -> Ints:
-        """The quarantined ids, sorted."""
-        return np.unique(np.asarray(self.quarantined, dtype=np.int64))
+    def selection(self) -> Selection:
+        """The ids of an epoch: those of the view without the quarantined ones."""
+        whole = Selection(int(self.first_ids[-1])) if self.view is None else self.view
+        return whole.without(np.unique(np.asarray(self.quarantined, dtype=np.int64)))
 
     @property
     def num_samples(self) -> int:
         """N: the samples of an epoch."""
-        return int(self.first_ids[-1]) - len(self.bad_ids)
+        return self.selection.num_kept
 
     @property
     def rows_per_step(self) -> int:
@@ -144,7 +148,7 @@ class Order:
     def find(self, epoch: int, ids: Ints) -> tuple[Ints, Ints]:
         """(rows, lanes) of some samples in an epoch: the inverse of `positions` and `ids`.
 
-        Raises ConfigError for an id that is quarantined or outside the split. Costs O(len(ids) * window) and, once an
+        Raises ConfigError for an id that is left out or outside the split. Costs O(len(ids) * window) and, once an
         epoch, the order of its blocks.
         """
         ids = np.asarray(ids, dtype=np.int64)
@@ -152,8 +156,8 @@ class Order:
             return ids, ids
         if ids.min() < 0 or ids.max() >= self.first_ids[-1]:
             raise ConfigError(f"ids reach {ids.min()} to {ids.max()}, expected 0 to {self.first_ids[-1] - 1}")
-        if (bad := np.intersect1d(ids, self.bad_ids)).size:
-            raise ConfigError(f"id {bad[0]} is quarantined, so it is in no epoch")
+        if len(left_out := ids[~self.selection.has(ids)]):
+            raise ConfigError(f"id {left_out[0]} is quarantined or not in the view, so it is in no epoch")
         positions = self._layout(epoch).positions(ids)
         lanes = ((positions + 1) * self.num_lanes - 1) // self.num_samples
         begin = self.lane_starts(lanes)
@@ -206,6 +210,7 @@ class Order:
             version=ORDER_VERSION,
             manifest=manifest_digest,
             quarantine=quarantine_digest(self.quarantined),
+            view="" if self.view is None else self.view.digest,
             seed=self.seed,
             epoch=require_int("epoch", epoch),
             row=require_int("step", step) * self.rows_per_step,
@@ -234,7 +239,7 @@ class Order:
         layout = self._layouts.get(epoch)  # one look-up: another thread may drop this epoch meanwhile
         if layout is None:
             layout = self._layouts[epoch] = BlockLayout(
-                self.first_ids, self.bad_ids, block_size=self.block_size, seed=self.seed, epoch=epoch
+                self.first_ids, self.selection, block_size=self.block_size, seed=self.seed, epoch=epoch
             )
             # Two epochs stay: near its end, an epoch is read together with the start of the next.
             for other in sorted(self._layouts, key=lambda known: abs(known - epoch))[2:]:
@@ -261,10 +266,10 @@ def _check(order: Order) -> None:
         raise ConfigError(f"seed is {order.seed!r}, expected a whole number, or None for the stored order")
     if order.seed is None and order.window:
         raise ConfigError(f"the stored order (seed None) moves nothing, but w is {order.window}; use w = 0")
-    bad = order.bad_ids
-    if len(bad) and (bad[0] < 0 or bad[-1] >= order.first_ids[-1]):
-        raise ConfigError(f"quarantined ids reach {bad[0]} to {bad[-1]}, expected 0 to {order.first_ids[-1] - 1}")
+    bad, num_ids = np.asarray(order.quarantined), int(order.first_ids[-1])
+    if len(bad) and (bad.min() < 0 or bad.max() >= num_ids):
+        raise ConfigError(f"quarantined ids reach {bad.min()} to {bad.max()}, expected 0 to {num_ids - 1}")
     if order.num_samples < 1:
-        raise ConfigError("every sample is quarantined; nothing is left to read")
+        raise ConfigError("every sample is quarantined or not in the view; nothing is left to read")
     if order.num_rows + order.window >= 1 << 32:  # see _HIGH
         raise ConfigError(f"lanes of {order.num_rows} samples and w = {order.window} are too long; use more lanes")

@@ -18,12 +18,16 @@ StateT = TypeVar("StateT")
 
 
 @prepared
-class OrderState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All that a run needs to resume at a row: the same on every replica, about 300 bytes of JSON."""
+class OrderState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """All that a run needs to resume at a row: the same on every replica, about 300 bytes of JSON.
+
+    `view` is the digest of the view that it reads, "" for a whole set.
+    """
 
     version: int
     manifest: str
     quarantine: str
+    view: str = ""
     seed: int | None
     epoch: StateCount
     row: StateCount
@@ -84,11 +88,13 @@ def quarantine_digest(ids: Iterable[int]) -> str:
 
 def check_same_order(here: OrderState, saved: OrderState) -> None:
     """Raises ConfigError with the first difference between the order of this run and that of a saved state."""
-    for name in ("version", "manifest", "quarantine", "seed", "num_lanes", "block_size", "window"):
+    for name in ("version", "manifest", "quarantine", "view", "seed", "num_lanes", "block_size", "window"):
         value, saved_value = getattr(here, name), getattr(saved, name)
         if value != saved_value:
             chosen = name in ("num_lanes", "block_size", "window")
             cause = " (by default it follows from the batch, the processes and budget_bytes)" if chosen else ""
+            if name == "view":
+                value, saved_value = (one or "none, the whole set," for one in (value, saved_value))
             raise ConfigError(
                 f"this run can't resume from that state: {name} is {value!r} here and was {saved_value!r} there"
                 f"{cause}; use the same, or start a new run"

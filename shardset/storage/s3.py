@@ -52,7 +52,8 @@ class S3Storage(RemoteFolder):
     scheme: ClassVar[str] = "s3"
 
     def _read(self, name: str, start: int, stop: int | None, generation: str | None) -> tuple[bytes, Stat]:
-        full, where, head = self._full(name), f"{self.url}/{name}", {"head": True}
+        full, where = self._full(name), f"{self.url}/{name}"
+        head: Any = {"head": True}
         options: Any = {"if_match": generation} if generation else {}
         if stop is not None and stop <= start:
             options = head  # no range asks for zero bytes

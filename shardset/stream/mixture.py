@@ -85,7 +85,7 @@ class MixedStream:
         usual = default_lanes(num_samples, world_size, wide=0)
         self.lanes = self._share(usual if self._num_lanes is None else self._num_lanes)
         self.streams = self._open(self.lanes)
-        self._sets = [LoadedSet(stream.manifest, stream.source.table.storage) for stream in self.streams]
+        self._sets = [stream.source.loaded for stream in self.streams]
 
     def _share(self, num_lanes: int) -> list[int]:
         """Lanes of each set; raises ConfigError where batch or weights do not allow so many."""

@@ -63,13 +63,15 @@ class Sample:
 class SampleSet:
     """The samples of a split by number or key, each read when it is asked for.
 
-    With `transform`, what that returns for each Sample. Works as a map-style dataset in DataLoader workers. Every
-    access is a read of its own: for whole epochs a Stream is many times faster. Raises IndexError and KeyError for what
-    is not there, DamagedShard for bytes that differ from their checksum.
+    The number of a sample is its id; in a view, it counts the samples of the view. With `transform`, what that returns
+    for each Sample. Works as a map-style dataset in DataLoader workers. Every access is a read of its own: for whole
+    epochs a Stream is many times faster. Raises IndexError and KeyError for what is not there, DamagedShard for bytes
+    that differ from their checksum.
     """
 
     def __init__(self, loaded: LoadedSet, split: str, transform: Callable[[Sample], Any] | None = None) -> None:
-        self.manifest, storage = loaded
+        self.manifest, storage, _ = loaded
+        self.view = loaded.part(split)
         self.split, self.split_name, self.transform = self.manifest.split(split), split, transform
         self.table = ShardTable(storage, self.split, with_keys=True)
         sizes = self.split.shard_sizes
@@ -81,10 +83,10 @@ class SampleSet:
         self._closing: weakref.finalize[..., SampleSet] | None = None
 
     def __len__(self) -> int:
-        return self.split.num_samples
+        return self.view.selection.num_kept
 
     def __getitem__(self, index: int | str) -> Any:
-        """A sample by id (negative from the end) or key."""
+        """A sample by number (negative from the end) or key."""
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indexes: Sequence[int | str]) -> list[Any]:
@@ -97,7 +99,7 @@ class SampleSet:
         return (self[number] for number in range(len(self)))
 
     def __contains__(self, index: object) -> bool:
-        """Whether there is a sample of this id or key."""
+        """Whether there is a sample of this number or key."""
         if isinstance(index, str):
             return self._find(index)[1]
         return isinstance(index, int | np.integer) and -len(self) <= int(index) < len(self)
@@ -147,10 +149,11 @@ class SampleSet:
 
     @cached_property
     def _keys_and_ids(self) -> tuple[NDArray[np.bytes_], NDArray[np.int64]]:
-        """All keys, sorted, and their ids."""
+        """All keys of the split or view, sorted, and their ids."""
         indexes = self.table.indexes(range(self.split.num_shards))
         keys = np.concatenate([index.keys for index in indexes if index.keys is not None])
         ids = np.argsort(keys, kind="stable")
+        ids = ids[self.view.selection.has(ids)]
         return keys[ids], ids
 
     def _checked(self, index: int) -> int:
@@ -158,7 +161,7 @@ class SampleSet:
         number = index + len(self) if index < 0 else index
         if not 0 <= number < len(self):
             raise IndexError(f"there is no sample {index} in split {self.split_name!r} of {len(self)} samples")
-        return number
+        return self.view.selection.id_of(np.array(number)).item()
 
     def _read(self, ids: NDArray[np.int64]) -> list[Sample]:
         shards = np.searchsorted(self._order.first_ids, ids, side="right") - 1
@@ -180,7 +183,8 @@ class SampleSet:
     def _sample(self, pending: PendingSamples, number: int, id_: int) -> Sample:
         contents, addresses = pending.take(number), pending.addresses
         assert addresses.keys is not None
-        key, label, address = addresses.keys[number], addresses.label(number), addresses[number]
+        key, address = addresses.keys[number], addresses[number]
+        label = self.view.labels_of(np.array([id_]), addresses.labels[number : number + 1]).item()
         stored = zip(self.split.fields, contents, strict=True)
         return Sample(
             id=id_,

@@ -13,6 +13,7 @@ from shardset.errors import ConfigError
 from shardset.format import manifest as manifests
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.manifest import LoadedSet, Manifest, Split
+from shardset.format.view import ViewSplit
 from shardset.order.budget import Memory, fit_memory, fit_order
 from shardset.order.epoch import Order
 from shardset.order.lanes import LITTLE_MORE, largest_divisor, read_factor
@@ -36,12 +37,18 @@ class StreamSource:
     """What a stream reads from: the split of a manifest, the order of its samples and where their bytes are."""
 
     spec: StreamSpec
-    manifest: Manifest
+    loaded: LoadedSet
+    view: ViewSplit
     split: Split
     order: Order
     memory: Memory
     table: ShardTable
     disk_cache: BlockCache | None
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of the set."""
+        return self.loaded.manifest
 
     @property
     def has_small_samples(self) -> bool:
@@ -68,14 +75,14 @@ def open_source(spec: StreamSpec) -> StreamSource:
     Raises ConfigError where the spec does not fit the split, ManifestError where there is no whole shard set.
     """
     url = spec.manifest_url
-    manifest, storage = url if isinstance(url, LoadedSet) else manifests.load(os.fspath(url))
-    split = manifest.split(spec.split)
+    loaded = url if isinstance(url, LoadedSet) else manifests.load(os.fspath(url))
+    storage, split, view = loaded.storage, loaded.manifest.split(spec.split), loaded.part(spec.split)
     _check_fields(split.fields, spec)
     if spec.disk_cache is not None and not storage.is_remote:
         raise ConfigError(f"{storage.url} lies on a local disk already; leave the disk cache out")
     disk_cache = None if spec.disk_cache is None else BlockCache(spec.disk_cache, split)
     stored_bytes = split.num_tar_bytes
-    order = fit_order(split.shard_sizes, spec, stored_bytes=stored_bytes)
+    order = fit_order(split.shard_sizes, spec, stored_bytes=stored_bytes, view=view.selection)
     if spec.part is None:  # a mixture warns for all of its sets
         warn_of_shared_lanes(order.num_lanes, spec.global_batch_size, spec.rank, spec.world_size)
     kept = None if spec.fields or spec.with_key else spec.image
@@ -91,7 +98,7 @@ def open_source(spec: StreamSpec) -> StreamSource:
     # The disk cache looks up samples by their place in a shard, for which it needs whole indexes.
     table = ShardTable(storage, split, with_keys=spec.with_key, by_rows=disk_cache is None)
     return StreamSource(
-        spec=spec, manifest=manifest, split=split, order=order, memory=memory, table=table, disk_cache=disk_cache
+        spec=spec, loaded=loaded, view=view, split=split, order=order, memory=memory, table=table, disk_cache=disk_cache
     )
 
 

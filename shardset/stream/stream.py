@@ -34,7 +34,7 @@ class Stream:
     Iterate over it for one epoch; each further iteration is the next epoch. `state_dict` and `load_state_dict` save
     and restore the position. `epoch`, `epochs` and `run` give the batches that you name and leave the position alone.
 
-    `manifest_url` is the manifest or its folder. `batch_size` counts the samples of this process in a batch,
+    `manifest_url` is the manifest or its folder, or a view. `batch_size` counts the samples of this process in a batch,
     `global_batch_size` those of all processes: give one. `image_size` gives square images of that size, cropped by the
     preset `image`: "train" or "eval", by default "train", or "eval" in the stored order (`seed=None`). For anything
     else `image` is an ImageSpec; with `image=None` nothing is decoded. `rank` and `world_size` default to one process;
@@ -122,7 +122,7 @@ class Stream:
         here, own = self.state(0, 0), ("split", "global_batch_size", "world_size", "last_batch", "augment_repeats")
         words = {name: getattr(self.spec, name) for name in own} | {"manifest": here.manifest[:12]}
         words |= {name: getattr(here, name) for name in ("version", "seed", "num_lanes", "block_size", "window")}
-        words["quarantine"] = here.quarantine[:12]
+        words |= {"quarantine": here.quarantine[:12], "view": here.view[:12] or "none"}
         return " ".join(f"{name}={value}" for name, value in words.items())
 
     def check_same(self) -> None:
@@ -235,8 +235,7 @@ class Stream:
         }
         source = self.source
         if any(getattr(self.order, name) != value for name, value in options.items()):
-            loaded = LoadedSet(self.manifest, source.table.storage)
-            source = open_source(replace(self._asked, manifest_url=loaded, **options))
+            source = open_source(replace(self._asked, manifest_url=source.loaded, **options))
         position = source.order.resume(state, source.manifest.digest)
         if source is not self.source:
             self._use(source)

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardset.errors import ConfigError
-from shardset.format.manifest import Manifest, Split
+from shardset.format.manifest import LoadedSet, Split
 from shardset.format.originals import Origin, read_origins
 from shardset.order.epoch import Order
 from shardset.read.indexes import read_index, read_rows
-from shardset.storage.base import Storage
 
 THREADS = 16
 
@@ -53,8 +52,7 @@ class Visit:
 class Timetable:
     """The training steps of a run, and the samples of its split; `num_epochs` are those that it plans."""
 
-    manifest: Manifest
-    storage: Storage
+    loaded: LoadedSet
     split_name: str
     order: Order
     num_epochs: int
@@ -62,7 +60,7 @@ class Timetable:
     @property
     def split(self) -> Split:
         """The split that is trained on."""
-        return self.manifest.split(self.split_name)
+        return self.loaded.manifest.split(self.split_name)
 
     @property
     def num_steps(self) -> int:
@@ -108,7 +106,7 @@ class Timetable:
         wanted = key.encode("ascii", "replace")
 
         def positions(number: int) -> list[int]:
-            return np.flatnonzero(read_index(self.storage, self.split.shards[number])["key"] == wanted).tolist()
+            return np.flatnonzero(read_index(self.loaded.storage, self.split.shards[number])["key"] == wanted).tolist()
 
         with ThreadPoolExecutor(THREADS) as threads:
             for number, found in enumerate(threads.map(positions, range(self.split.num_shards))):
@@ -121,11 +119,14 @@ class Timetable:
         )
 
     def _samples_of_shard(self, number: int, ids: np.ndarray) -> list[TimetableSample]:
-        shard, classes = self.split.shards[number], self.manifest.classes
+        (manifest, storage, _), part = self.loaded, self.loaded.part(self.split_name)
+        shard, classes = self.split.shards[number], manifest.classes
         positions = (ids - self.order.first_ids[number]).tolist()
-        rows = read_rows(self.storage, shard, self.split.fields, positions)
+        rows = read_rows(storage, shard, self.split.fields, positions)
         none: list[Origin | None] = [None] * len(positions)
-        origins = read_origins(self.storage, self.split_name, number, rows["key"], positions)
+        labels = part.labels_of(ids, rows["label"])
+        stored_split = self.loaded.stored_split(self.split_name)
+        origins = read_origins(storage, stored_split, number, rows["key"], positions)
         return [
             TimetableSample(
                 id=sample_id,
@@ -137,7 +138,7 @@ class Timetable:
                 position=position,
             )
             for sample_id, position, key, label, origin in zip(
-                ids.tolist(), positions, rows["key"].tolist(), rows["label"].tolist(),
+                ids.tolist(), positions, rows["key"].tolist(), labels.tolist(),
                 origins or none, strict=True,
             )
         ]  # fmt: skip

@@ -45,7 +45,7 @@ def test_a_page_gets_medians_in_the_order_of_processor_time_between_its_marks_an
     assert text.endswith("<!-- abc -->\nold\n<!-- end -->\n")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_epoch_of_a_checkout_is_compared_with_that_of_another(monkeypatch, capsys):
     words = ["--against", str(environment.REPOSITORY), "--kind", "png", "--samples", "64", "--rounds", "1"]
     monkeypatch.setattr(sys, "argv", ["stream", *words])

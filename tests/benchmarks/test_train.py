@@ -3,9 +3,12 @@
 import argparse
 import re
 
+import pytest
+
 from benchmarks import train
 
 
+@pytest.mark.slow
 def test_real_and_fake_data_train_in_turns_and_the_first_turns_do_not_count(tmp_path):
     options = argparse.Namespace(
         strategy="single", precision="fp32", batch=4, steps=2, model="trainer.model:tiny_resnet", size=8

@@ -80,7 +80,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     samples = {"train": train, "test": jpeg_samples("test", 8, height=16, width=12)}
     write_shard_set(open_storage(str(place / "shards")), samples, num_shards=3)
     export(str(place / "shards"), list(FORMATS))
-    manifest, _ = manifests.load(str(place / "shards"))
+    manifest = manifests.load(str(place / "shards")).manifest
     return Exported(place, manifest, {name: expected(place / "shards", manifest, name) for name in samples})
 
 

@@ -46,6 +46,7 @@ def pipelines(*words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_the_command_builds_verifies_and_inspects(raw, tmp_path):
     done = pipelines(
         "build", "--source", "folder", "--input", raw, "--output", tmp_path / "out", "--num-shards", "train=3,test=2"

@@ -21,7 +21,7 @@ def test_every_label_is_the_devkits_and_every_byte_the_archives(tmp_path, layout
         source="imagenet", input=str(tmp_path / "raw"), output=str(tmp_path / "out"), num_shards={"": 2}
     )
     build(config, HERE)
-    manifest, _ = load(config.output)
+    manifest = load(config.output).manifest
     assert [(info.label, info.wnid) for info in manifest.classes] == list(enumerate(imagenet.WNIDS))
     for split in ("train", "validation"):
         stored = samples_of(tmp_path / "out", manifest, split)

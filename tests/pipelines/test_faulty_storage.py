@@ -117,6 +117,7 @@ def storm(draw, dealt):
     return script
 
 
+@pytest.mark.nightly
 def test_a_build_through_a_storm_of_faults_is_byte_identical(proxy, raw, output, undisturbed):
     dealt = Counter()
     proxy.script = storm(random.Random(0), dealt)

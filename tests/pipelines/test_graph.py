@@ -91,6 +91,7 @@ def test_the_two_barriers_take_what_is_before_them_as_a_side_input(steps, name):
     assert len(steps[name].side_inputs) == {"MakePlan": 1, "CommitManifest": 2}[name]
 
 
+@pytest.mark.slow
 def test_the_job_does_not_grow_with_the_units_of_input():
     # 21 bytes for each 4 MiB of the survey: two million tars are 200 MB of it.
     small, large = (pipeline_of(num_units).to_runner_api().ByteSize() for num_units in (60_000, 180_000))

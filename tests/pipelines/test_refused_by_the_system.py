@@ -108,6 +108,7 @@ def test_workers_whose_messages_have_no_room_either_tell_what_failed(raw, tmp_pa
     check_refusal(done, "the file is larger than the system allows here (ulimit -f)")
 
 
+@pytest.mark.slow
 def test_an_output_where_nothing_may_be_written_is_said_and_left_alone(raw, tmp_path, closed):
     (tmp_path / "readonly").mkdir()
     closed(tmp_path / "readonly", 0o555)
@@ -115,6 +116,7 @@ def test_an_output_where_nothing_may_be_written_is_said_and_left_alone(raw, tmp_
     assert list((tmp_path / "readonly").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_an_input_folder_that_may_not_be_read_is_said_and_nothing_is_written(raw, tmp_path, closed):
     closed(raw / "train" / "dog", 0)
     check_refusal(run_unprivileged(raw, tmp_path / "out"), f"{raw}/train/dog: no permission")

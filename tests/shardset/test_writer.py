@@ -45,7 +45,7 @@ def write_mixed(output: str) -> None:
 
 def test_a_written_set_is_whole_and_read_like_a_built_one(tmp_path: Path) -> None:
     write_mixed(str(tmp_path / "set"))
-    manifest, _ = manifests.load(str(tmp_path / "set"))
+    manifest = manifests.load(str(tmp_path / "set")).manifest
     train = manifest.split("train")
     assert [shard.num_samples for shard in train.shards] == [4, 4, 2]
     assert train.fields == ["jpg", "cls", "png", "json"]
@@ -84,7 +84,7 @@ def test_without_names_a_label_is_its_own_and_a_key_is_the_number_of_the_sample(
     with shardset.Writer(tmp_path / "set") as writer:
         for label in (5, None, np.int64(2)):
             writer.write(image=jpeg(0), label=label)
-    manifest, _ = manifests.load(str(tmp_path / "set"))
+    manifest = manifests.load(str(tmp_path / "set")).manifest
     assert [info.name for info in manifest.classes] == ["0", "1", "2", "3", "4", "5"]
     samples = shardset.open(str(tmp_path / "set"), "train")
     assert [samples[number].key for number in range(3)] == ["000000000", "000000001", "000000002"]

@@ -318,9 +318,11 @@ class _Thread(_RealThread):
     _hash = 0
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        if _is_inside():
+        # Timer, and the object of a thread that Python did not start, call this one for themselves; whether there is
+        # such an object depends on the system's numbers of threads that have ended.
+        if isinstance(self, _Thread) and _is_inside():
             self._hash = baton().next_hash()
-        _RealThread.__init__(self, *args, **options)  # Timer and others call this one for objects of their own
+        _RealThread.__init__(self, *args, **options)
 
     def __hash__(self) -> int:
         return self._hash or id(self)  # a pool holds its threads in a set, whose order is then that of every run

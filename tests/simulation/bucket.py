@@ -42,7 +42,7 @@ class Faults:
     late: float = 0.0
     """The client gives up; the request is carried out some time afterwards."""
     damaged: float = 0.0
-    """A body is flipped or cut, or a listing is an empty page, or an earlier one."""
+    """A body is flipped or cut, or a listing has no body, or that of the same request before."""
     seconds: tuple[float, float] = (0.001, 0.3)
 
 
@@ -96,7 +96,7 @@ class Bucket:
         self.faults = faults
         self.author, self.is_late = baton.process("nobody"), False
         self._baton, self.generation = baton, 1000
-        self._pages: list[bytes] = []
+        self._pages: defaultdict[tuple[str, str], list[bytes]] = defaultdict(list)
         self._network = baton.process("network")
 
     @contextmanager
@@ -178,7 +178,7 @@ class Bucket:
             cut = draw.randrange(len(answer.body) + 1)
             answer.body = answer.body[:cut] if draw.random() < 0.5 else _flipped(answer.body, draw.randrange)
         elif "prefix" in request.params:
-            answer.body = draw.choice([b"", b"{}", *self._pages[-3:]])
+            answer.body = draw.choice([b"", b"{}", *self._pages[_page_of(request)][-3:]])
         elif request.method == "GET":
             answer.body = draw.choice([b"", b"{}"])
         return answer
@@ -226,12 +226,16 @@ class Bucket:
         if len(found) > size:
             page["nextPageToken"] = found[size - 1]
         body = json.dumps(page).encode()
-        self._pages.append(body)
+        self._pages[_page_of(request)].append(body)
         return Response(200, body=body)
 
     def _changed(self, name: str, old: Object | None, new: Object | None) -> None:
         for tell in self.on_change:
             tell(name, old, new)
+
+
+def _page_of(request: Request) -> tuple[str, str]:
+    return request.params["prefix"], request.params.get("pageToken", "")
 
 
 class _Pool:

@@ -56,6 +56,7 @@ def live_through(seed: int) -> Baton:
     world.bucket.on_change.append(world.watch)
     if runs_over:
         world.bucket.objects.update(runs_over)
+        world.bucket.generation = max(int(object_.generation) for object_ in runs_over.values())
         world.watch(MANIFEST, None, world.bucket.objects[MANIFEST])
     with world.installed():
         baton.run(world.live)

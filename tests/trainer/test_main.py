@@ -109,6 +109,7 @@ def interrupted(words: list[str], has_begun: Callable[[], bool]) -> tuple[int, s
     return program.returncode, errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["single", pytest.param("replica", marks=pytest.mark.nightly)])
 def test_ctrl_c_ends_a_training_with_code_130_and_one_sentence_and_the_same_command_resumes(
     strategy: str, manifest: str, tmp_path: Path

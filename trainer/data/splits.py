@@ -1,7 +1,7 @@
 """The data of a run: a training and an evaluation stream from one shard set, or two synthetic ones."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial, reduce
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from shardset.format.images import background as backgrounds
 from shardset.format.manifest import LoadedSet, Manifest
 from shardset.order.lanes import rank_part
 from shardset.order.permutation import derive_key, hash64
+from shardset.order.selection import Selection
 from shardset.order.state import OrderState, States, states_to_json
 from shardset.read.disk_cache import DiskCache
 from shardset.stream.spec import Batch
@@ -89,7 +90,8 @@ class SampleDigest:
 class Data:
     """The streams of a run, and the number of samples of an epoch and of an evaluation.
 
-    An epoch takes each training sample `augment_repeats` times.
+    An epoch takes each training sample `augment_repeats` times. `train_ids` are theirs, None for 0 to the number of
+    them.
     """
 
     train: BatchSource
@@ -99,7 +101,7 @@ class Data:
     eval_split: str
     num_train_samples: int
     num_eval_samples: int
-    quarantined: np.ndarray = field(default_factory=lambda: np.array([], dtype=np.int64))
+    train_ids: Selection | None = None
     augment_repeats: int = 1
     class_names: tuple[str, ...] = ()
 
@@ -112,13 +114,16 @@ class Data:
     @cached_property
     def _whole_epoch(self) -> SampleDigest:
         """Computed at the end of the first epoch, because 1e9 samples take 6 s."""
-        return complete_epoch(self.num_train_samples, self.quarantined).times(self.augment_repeats)
+        return complete_epoch(self.train_ids or Selection(self.num_train_samples)).times(self.augment_repeats)
 
     def weight_of_step(self, step: int, global_batch_size: int) -> int:
-        """The sum of the weights of a step of an epoch over all hosts: its training samples, without pads."""
+        """What the losses of a step are divided by on all hosts: its training samples, without pads.
+
+        That is the sum of their weights unless a view has others, which then say how much a sample counts.
+        """
         if isinstance(self.train, Mixture):
             return global_batch_size
-        num_slots = self.augment_repeats * (self.num_train_samples - len(self.quarantined))
+        num_slots = self.augment_repeats * self.num_train_samples
         return min(global_batch_size, num_slots - step * global_batch_size)
 
 
@@ -179,16 +184,17 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
         augment_repeats=image.augment_repeats,
         **options,
     )
+    streams = [train] if isinstance(train, Stream) else train.streams().values()
     return Data(
         train=train,
         evaluation=Stream(loaded, eval_split, seed=None, image=eval_spec(image), **options),
         num_classes=num_classes,
         manifest_digest=manifest.digest,
         eval_split=eval_split,
-        num_train_samples=sum(one.manifest.split(config.train_split).num_samples for one in mixed),
-        quarantined=train.order.bad_ids if isinstance(train, Stream) else np.array([], dtype=np.int64),
+        num_train_samples=sum(one.order.num_samples for one in streams),
+        train_ids=train.order.selection if isinstance(train, Stream) else None,
         augment_repeats=image.augment_repeats,
-        num_eval_samples=manifest.split(eval_split).num_samples,
+        num_eval_samples=loaded.part(eval_split).selection.num_kept,
         class_names=tuple(names),
     )
 
@@ -343,12 +349,12 @@ def _num_classes_of(config: TrainConfig, manifest: Manifest) -> int:
 # --- has a run trained on what it should? ----------------------------------------------------------------------------
 
 
-def complete_epoch(num_samples: int, quarantined: np.ndarray) -> SampleDigest:
-    """The digest of a complete epoch: all ids of the split but the quarantined ones."""
+def complete_epoch(selection: Selection) -> SampleDigest:
+    """The digest of a complete epoch over some ids."""
     digest = SampleDigest()
-    for start in range(0, num_samples, IDS_AT_ONCE):
-        ids = np.arange(start, min(start + IDS_AT_ONCE, num_samples))
-        digest = digest.add(np.setdiff1d(ids, quarantined, assume_unique=True))
+    for start in range(0, selection.num_kept, IDS_AT_ONCE):
+        numbers = np.arange(start, min(start + IDS_AT_ONCE, selection.num_kept))
+        digest = digest.add(selection.id_of(numbers))
     return digest
 
 

@@ -34,7 +34,7 @@ class SetFacts:
 
 def survey(loaded: LoadedSet, split_name: str) -> SetFacts:
     """The facts of a split, from one index and one read. Raises ConfigError if no image can be decoded."""
-    manifest, storage = loaded
+    manifest, storage, _ = loaded
     split = manifest.split(split_name)
     shard = next(shard for shard in split.shards if shard.num_samples)
     sizes, is_grey = [], True
@@ -47,7 +47,7 @@ def survey(loaded: LoadedSet, split_name: str) -> SetFacts:
         raise ConfigError(f"{storage.url}/{shard.path}: no image at its beginning can be decoded; name a --recipe")
     side = median_low(map(min, sizes))
     return SetFacts(
-        num_samples=split.num_samples,
+        num_samples=loaded.part(split_name).selection.num_kept,
         num_classes=len(manifest.classes),
         side=side,
         is_uniform=set(sizes) == {(side, side)},

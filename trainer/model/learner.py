@@ -185,7 +185,8 @@ class Learner:
     def _eval_step(self, batch: TensorBatch) -> torch.Tensor:
         logits = self._logits(self._eval_net, self._normalize(batch["image"]))
         losses = cross_entropy(logits, batch["label"], reduction="none")
-        return self._row(*_seen(batch, losses, logits))
+        once = (batch["weight"] > 0).to(batch["weight"].dtype)  # a view may weigh samples: that is for training
+        return self._row(*_seen(batch | {"weight": once}, losses, logits))
 
 
 def _seen(batch: TensorBatch, losses: torch.Tensor, logits: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:

@@ -53,7 +53,7 @@ def worst_of(outcomes: np.ndarray, loaded: LoadedSet, split: str, names: Sequenc
     """The samples of highest loss of OUTCOME [n], worst first. Reads them again; raises ShardsetError."""
     worst = outcomes[np.argsort(-outcomes["loss"], kind="stable")[:NUM_WORST]]
     with SampleSet(loaded, split) as samples:
-        found = samples.__getitems__(worst["id"].tolist())
+        found = samples.__getitems__(samples.view.selection.num_before(worst["id"]).tolist())
     sheet = []
     for sample, (_, loss, label, predicted) in zip(found, worst.tolist(), strict=True):
         image = Image.fromarray(sample.image)

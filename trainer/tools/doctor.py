@@ -78,7 +78,7 @@ def _check_data(config: TrainConfig, url: str, wanted_rate: float | None, num_ho
     config = replace(config, cache_dir=None, cache_bytes=None)  # leaves no files behind, and measures the bucket
     check, advice = "manifest", "see `python -m pipelines verify`"
     try:
-        manifest, storage = load_once(url)
+        manifest, storage, _ = load_once(url).without_view()
         result = check_manifest(manifest, {stat.name: stat.num_bytes for stat in storage.list()})
         yield result
         if result.status == "fail":

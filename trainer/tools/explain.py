@@ -99,12 +99,12 @@ def run(
             assert sample_id is not None
             answer = explain_sample(timetable, sample_id)
         if as_json:
-            order = json.loads(timetable.order.state(0, 0, timetable.manifest.digest).to_json())
-            values = {"manifest": timetable.storage.url, "split": timetable.split_name, "order": order}
+            order = json.loads(timetable.order.state(0, 0, timetable.loaded.manifest.digest).to_json())
+            values = {"manifest": timetable.loaded.storage.url, "split": timetable.split_name, "order": order}
             print(json.dumps(values | msgspec.to_builtins(answer)))
             continue
         if config.mix is not None:
-            print(f"set {source}, {timetable.storage.url}, by the epochs of its own order:")
+            print(f"set {source}, {timetable.loaded.storage.url}, by the epochs of its own order:")
         show(timetable, answer)
 
 
@@ -127,11 +127,10 @@ def timetables_of(
     part = mixture.part_of(global_step)
     timetables = {
         source: Timetable(
-            manifest=stream.manifest, storage=stream.source.table.storage, split_name=config.train_split,
-            order=stream.order, num_epochs=sys.maxsize,
+            loaded=stream.source.loaded, split_name=config.train_split, order=stream.order, num_epochs=sys.maxsize
         )
         for source, stream in (mixture.streams().items() if step is None else part.streams())
-    }  # fmt: skip
+    }
     return global_step, part.steps.start, timetables
 
 
@@ -161,8 +160,8 @@ def timetable_of(config: TrainConfig, state: States | None = None, num_hosts: in
     """
     if config.fake_data or config.manifest is None:
         raise ConfigError("there is no shard set to explain; give --manifest, or the --run-dir of a run that has one")
-    manifest, storage = manifests.load(config.manifest)
-    split = manifest.split(config.train_split)
+    loaded = manifests.load(config.manifest)
+    split, ids = loaded.manifest.split(config.train_split), loaded.part(config.train_split).selection
     if not isinstance(state, OrderState):
         options = OrderOptions(
             seed=config.seed,
@@ -174,7 +173,7 @@ def timetable_of(config: TrainConfig, state: States | None = None, num_hosts: in
             augment_repeats=config.image.augment_repeats,
             budget_bytes=config.budget_bytes,
         )
-        order = fit_order(split.shard_sizes, options, stored_bytes=split.num_tar_bytes)
+        order = fit_order(split.shard_sizes, options, stored_bytes=split.num_tar_bytes, view=ids)
     elif state.quarantine != quarantine_digest(()):  # the state holds only a digest of the ids
         raise ConfigError(
             "the run left out quarantined samples, and its folder does not list them, so their steps are unknown"
@@ -187,12 +186,11 @@ def timetable_of(config: TrainConfig, state: States | None = None, num_hosts: in
             num_lanes=state.num_lanes,
             block_size=state.block_size,
             window=state.window,
+            view=ids,
             augment_repeats=config.image.augment_repeats,
         )
-        order.resume(state, manifest.digest)
-    return Timetable(
-        manifest=manifest, storage=storage, split_name=config.train_split, order=order, num_epochs=config.epochs
-    )
+        order.resume(state, loaded.manifest.digest)
+    return Timetable(loaded=loaded, split_name=config.train_split, order=order, num_epochs=config.epochs)
 
 
 def step_of(text: str, per_epoch: int) -> int:
@@ -257,11 +255,11 @@ def show(timetable: Timetable, answer: Answer) -> None:
         )
         rows = [
             (visit.slot, sample.id, sample.key, f"{sample.label} {sample.class_name}", sample.name or "",
-             sample.shard.rpartition("/")[2], sample.position, "0 (pad)" if visit.pad else "1")
+             sample.shard.rpartition("/")[2], sample.position, "(pad)" if visit.pad else "")
             for visit in answer.samples
             for sample in [visit.sample]
         ]  # fmt: skip
-        table = _table(["slot", "id", "key", "label", "original name", "shard", "position", "weight"], rows)
+        table = _table(["slot", "id", "key", "label", "original name", "shard", "position", ""], rows)
     else:
         sample = answer.sample
         named = f", originally {sample.name}" if sample.name is not None else ""

@@ -123,8 +123,9 @@ class SlotWriter:
         assert self.cache is not None
         pixels = decode(data, background=spec.background, decoded_bytes=spec.decoded_bytes, upright=spec.upright)
         addresses = pending.addresses
-        first_id = self._source.order.first_ids.item(addresses.shards.item(number))
-        self.cache.put(first_id + addresses.positions.item(number), pixels, addresses.label(number))
+        id_ = self._source.order.first_ids.item(addresses.shards.item(number)) + addresses.positions.item(number)
+        label = self._source.view.labels_of(np.array([id_]), addresses.labels[number : number + 1]).item()
+        self.cache.put(id_, pixels, label)
         spec.crop.region((pixels.shape[0], pixels.shape[1]), spec.size, drawn).put(row, pixels)
 
     def _put_whole(self, batch: Batch, step: PlannedStep, slots: np.ndarray, pixels: np.ndarray) -> None:
@@ -160,7 +161,10 @@ class SlotWriter:
                 _log.warning("the substitute is bad too: %s", again)
                 self._mark_bad(id_, again)
                 continue
-            batch["id"][slot], batch["label"][slot] = id_, other.addresses.label(0)
+            view, ids = self._source.view, np.array([id_])
+            batch["id"][slot], batch["label"][slot] = id_, view.labels_of(ids, other.addresses.labels).item()
+            if batch["weight"][slot]:  # a pad keeps its weight of 0
+                batch["weight"][slot : slot + 1] = view.weights_of(ids)
             if other.addresses.keys is not None:
                 batch["key"][slot] = other.addresses.keys[0]
             return

@@ -89,13 +89,15 @@ class StepPlanner:
         if self._cache is not None and (addresses is None or self._cache.holds(slots.ids)):
             return PlannedStep(epoch, step, slots, None, drawn, self._cache.labels[slots.ids])
         assert addresses is not None, "only cached samples have no address"
-        return PlannedStep(epoch, step, slots, self._reader.read_step(epoch, slots, addresses), drawn, addresses.labels)
+        labels = self._source.view.labels_of(slots.ids, addresses.labels)
+        return PlannedStep(epoch, step, slots, self._reader.read_step(epoch, slots, addresses), drawn, labels)
 
 
 def empty_batch(source: StreamSource, step: PlannedStep) -> Batch:
     """The batch of a step, without its images and stored fields."""
     spec, num_slots = source.spec, len(step.slots.ids)
-    batch: Batch = {"label": step.labels, "weight": step.slots.weights.copy(), "id": step.slots.ids.copy()}
+    weights = step.slots.weights * source.view.weights_of(step.slots.ids)
+    batch: Batch = {"label": step.labels, "weight": weights, "id": step.slots.ids.copy()}
     if spec.image is not None:
         batch["image"] = np.empty((num_slots, spec.image.size, spec.image.size, 3), dtype=np.uint8)
         if spec.image.flip and spec.image.flip != "pixels":

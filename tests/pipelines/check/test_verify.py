@@ -98,8 +98,10 @@ def test_images_are_decoded_with_the_memory_that_the_build_was_given(options, se
     large = image_sample("train", 0, damaged, "webp", 10)
     manifest = write_shard_set(storage, {"train": [large]}, num_shards=1)
     put_manifest(storage, manifest, provenance=msgspec.structs.replace(manifest.provenance, options={"image": options}))
-    manifest, _ = manifests.load(storage.url)
-    for problems in (verify(storage.url, deep=True).problems, collect(manifest, storage, max_images=1).damage):
+    for problems in (
+        verify(storage.url, deep=True).problems,
+        collect(manifests.load(storage.url), max_images=1).damage,
+    ):
         assert [f"can't be decoded: {sentence}" in problem.sentence for problem in problems] == [True]
 
 

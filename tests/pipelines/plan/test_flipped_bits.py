@@ -108,6 +108,7 @@ def test_a_bit_that_stays_flipped_is_named_and_nothing_is_published(raw, undistu
     assert made(raw, inner) == undisturbed  # it was flipped on its way only
 
 
+@pytest.mark.slow
 def test_the_manifest_of_a_replaced_set_is_compared_before_its_files_are_removed(raw):
     inner, flips = open_storage(f"memory://{uuid.uuid4().hex}"), Flips(paths.REPLACED, "middle", once=False)
     made(raw, inner)

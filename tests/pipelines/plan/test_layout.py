@@ -76,6 +76,7 @@ def test_shards_are_filled_exactly_and_every_copy_is_stored_once(labels, remaind
         assert {copy for s, copy, _, _ in placed if s == sample} <= set(range(number + 1))
 
 
+@pytest.mark.slow
 @given(LABELS, st.sampled_from(["none", "stratified"]), st.lists(st.integers(1, 59), max_size=5), st.integers(1, 5))
 def test_how_the_input_is_cut_into_units_changes_nothing(labels, balance, cuts, num_shards):
     sizing = Sizing(num_shards=min(num_shards, len(labels)), repeat=2)

@@ -58,7 +58,7 @@ def changed(storage: Storage, manifest: Manifest, **values: object) -> Manifest:
 
 
 def collected(storage: Storage, manifest: Manifest, **given: object) -> collect.ReportData:
-    return collect.collect(manifest, storage, **{"max_images": 1000, **given})
+    return collect.collect(manifests.LoadedSet(manifest, storage), **{"max_images": 1000, **given})
 
 
 def sentences(data: collect.ReportData) -> list[str]:

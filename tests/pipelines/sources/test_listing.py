@@ -280,7 +280,7 @@ def test_an_option_of_other_sources_is_refused(tmp_path, source, option, takers)
         ({"path": "../x.png", "label": 1}, "line 2: path '../x.png' climbs out of the listing's folder"),
         ({"path": "a\0b", "label": 1}, "line 2: path"),
         ({"path": 3, "label": 1}, "line 2: path is 3, expected a text"),
-        ({"path": "http://x/y.png", "label": 1}, "line 2: .*http.* is not known"),
+        ({"path": "ftp://x/y.png", "label": 1}, "line 2: .*ftp.* is not known"),
         ({"path": "x.png"}, "line 2: label None, expected a number or a name"),
         ({"path": "x.png", "label": True}, "line 2: label True"),
         ({"path": "x.png", "label": -1}, "line 2: label -1, expected 0 to 1000000"),

@@ -206,7 +206,7 @@ def shard_set(tmp_path) -> WebDataset:
 def test_a_shard_set_keeps_its_splits_classes_and_samples(tmp_path):
     source = shard_set(tmp_path)
     survey, samples, rejected = everything(source)
-    manifest, _ = load(str(tmp_path))
+    manifest = load(str(tmp_path)).manifest
     assert survey.classes == manifest.classes
     assert rejected == []
     assert {(s.split, s.key, s.label) for s in samples} == {

@@ -99,6 +99,7 @@ finally:
 """
 
 
+@pytest.mark.slow
 def test_forked_workers_start_anew_where_the_parent_has_begun(shards):
     # The loader's timeout ends workers that wait for a thread of their parent.
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}

@@ -76,7 +76,7 @@ def test_load_takes_the_file_or_its_folder(tmp_path):
     storage = open_storage(str(tmp_path / "set"))
     put(storage, "manifest.json", GOLDEN)
     for url in (f"{tmp_path}/set", f"{tmp_path}/set/", f"{tmp_path}/set/manifest.json"):
-        manifest, found = load(url)
+        manifest, found, _ = load(url)
         assert to_json(manifest) == GOLDEN
         assert found.url == storage.url
 

@@ -41,7 +41,7 @@ def test_blocks_bring_every_sample_and_end_up_empty(recorded, lanes, world):
 def small_set():
     url = f"memory://{uuid.uuid4().hex}/set"
     write_shard_set(open_storage(url), {"train": png_samples("train", 30, size=2)}, num_shards=2)
-    manifest, storage = load(url)
+    manifest, storage, _ = load(url)
     return storage, manifest.split("train")
 
 

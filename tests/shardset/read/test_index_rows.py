@@ -40,7 +40,7 @@ def samples_of(num_samples: int, num_bytes: int = 8) -> list[StoredSample]:
 def made(num_samples: int, num_shards: int, num_bytes: int = 8) -> tuple[RecordingStorage, Split, LoadedSet]:
     url = f"memory://{uuid.uuid4().hex}/set"
     write_shard_set(open_storage(url), {"train": samples_of(num_samples, num_bytes)}, num_shards=num_shards)
-    manifest, storage = load(url)
+    manifest, storage, _ = load(url)
     recorded = RecordingStorage(storage)
     return recorded, manifest.split("train"), LoadedSet(manifest, recorded)
 

@@ -23,7 +23,7 @@ def test_members_may_stand_in_another_order_than_the_columns_of_the_split(tmp_pa
         StoredSample(key="b", fields=(("png", b"BB"), ("cls", b"2")), label=2, source=1),
     ]
     write_shard_set(open_storage(str(tmp_path)), {"train": samples}, num_shards=1)
-    manifest, storage = load(str(tmp_path))
+    manifest, storage, _ = load(str(tmp_path))
     table = ShardTable(storage, manifest.split("train"))
     assert table.split.fields == ["jpg", "cls", "png"]
     pending = LocalSampleReader(table).read_single(table.addresses(np.array([0, 0]), np.array([1, 0])))
@@ -35,7 +35,7 @@ def test_each_field_of_a_small_and_of_a_large_sample_is_what_was_stored(tmp_path
     content = bytes(range(256)) * (num_bytes // 256)
     sample = StoredSample(key="a", fields=(("jpg", content), ("json", b""), ("cls", b"1")), label=1, source=0)
     write_shard_set(open_storage(str(tmp_path)), {"train": [sample]}, num_shards=1)
-    manifest, storage = load(str(tmp_path))
+    manifest, storage, _ = load(str(tmp_path))
     table = ShardTable(storage, manifest.split("train"))
     addresses = table.addresses(np.array([0]), np.array([0]))
     assert LocalSampleReader(table).read_single(addresses).take(0) == [content, b"", b"1"]
@@ -47,7 +47,7 @@ def test_each_field_of_a_small_and_of_a_large_sample_is_what_was_stored(tmp_path
 
 def test_a_shard_that_the_system_does_not_open_is_no_damage(tmp_path, monkeypatch):
     write_shard_set(open_storage(str(tmp_path)), {"train": png_samples("train", 6, size=8)}, num_shards=3)
-    manifest, storage = load(str(tmp_path))
+    manifest, storage, _ = load(str(tmp_path))
     table = ShardTable(storage, manifest.split("train"))
     pending = LocalSampleReader(table).read_single(table.addresses(np.array([1]), np.array([0])))
 
@@ -64,7 +64,7 @@ def test_a_shard_that_the_system_does_not_open_is_no_damage(tmp_path, monkeypatc
 
 def test_local_files_are_opened_once_and_not_too_many_at_a_time(tmp_path):
     write_shard_set(open_storage(str(tmp_path)), {"train": png_samples("train", 60, size=8)}, num_shards=6)
-    manifest, storage = load(str(tmp_path))
+    manifest, storage, _ = load(str(tmp_path))
     split = manifest.split("train")
     table, order = ShardTable(storage, split), order_of(split)
     assert isinstance(open_sample_reader(order, table, 1 << 20), LocalSampleReader)

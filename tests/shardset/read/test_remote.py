@@ -58,7 +58,7 @@ def test_a_block_takes_one_request_and_the_index_of_its_shard_another(gcs_root, 
     write_shard_set(open_storage(gcs_root), {"train": png_samples("train", NUM_SAMPLES, size=8)}, num_shards=3)
     with FaultyProxy(gcs_emulator) as proxy:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
-        manifest, storage = load(gcs_root)
+        manifest, storage, _ = load(gcs_root)
         table = ShardTable(storage, manifest.split("train"))
         order = order_of(table.split, window=0, block_size=20)
         reads = BlockSampleReader(order, table, RemoteReader(table), 1 << 20)

@@ -257,7 +257,7 @@ def black_hole(monkeypatch):
         yield
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_who_waits_for_a_server_that_never_answers_is_told_so_and_then_gets_an_error(black_hole):
     words = [sys.executable, "-m", "pipelines", "inspect", "gs://bucket/set"]
     run = subprocess.run(words, capture_output=True, text=True, timeout=600)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardset.errors import ConfigError, ManifestError
+from shardset.order.selection import Selection
 from shardset.storage.open import open_storage
 from tests.makers.shardset import png_samples, write_shard_set
 from tests.makers.training import NUM_EVAL, NUM_TRAIN, STEPS, shard_set, tiny_config
@@ -27,18 +28,19 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> str:
 @given(st.permutations(range(30)), st.integers(0, 30))
 def test_a_count_does_not_depend_on_order_or_on_how_hosts_share_the_samples(order: list[int], cut: int) -> None:
     parts = [SampleDigest().add(np.array(part, dtype=np.int64)) for part in (order[:cut], order[cut:])]
-    assert parts[0].merge(parts[1]) == complete_epoch(30, np.array([], dtype=np.int64))
+    assert parts[0].merge(parts[1]) == complete_epoch(Selection(30))
 
 
 @pytest.mark.parametrize("ids", [[0, 1, 2], [0, 1, 2, 2]])
 def test_a_lost_repeated_or_strange_sample_is_an_error(ids: list[int]) -> None:
     with pytest.raises(EpochMismatch, match="lost or repeated"):
-        check_epoch(3, complete_epoch(4, np.array([], dtype=np.int64)), SampleDigest().add(np.array(ids)))
+        check_epoch(3, complete_epoch(Selection(4)), SampleDigest().add(np.array(ids)))
 
 
 def test_quarantined_samples_are_neither_expected_nor_among_the_weights(manifest: str) -> None:
-    assert complete_epoch(6, np.array([1, 4])) == SampleDigest().add(np.array([5, 0, 2, 3]))
-    data = replace(open_data(tiny_config(manifest, "run"), 0, 1), quarantined=np.array([3, 17]))
+    ids = Selection(6).without(np.array([1, 4]))
+    assert complete_epoch(ids) == SampleDigest().add(np.array([5, 0, 2, 3]))
+    data = replace(open_data(tiny_config(manifest, "run"), 0, 1), num_train_samples=NUM_TRAIN - 2)
     assert [data.weight_of_step(step, 8) for step in (0, 5, 6)] == [8, 8, 2]
 
 

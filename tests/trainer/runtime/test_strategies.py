@@ -208,6 +208,7 @@ def flat(num_classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, num_classes))
 
 
+@pytest.mark.nightly
 def test_a_compiled_run_of_ddp_with_every_option_takes_the_steps_of_a_plain_loop_also_after_a_resume(
     manifest: str, tmp_path: Path, by_hand: PlainRun
 ) -> None:
@@ -361,6 +362,7 @@ def changing_model(num_classes: int) -> Any:
     return Changing()
 
 
+@pytest.mark.nightly
 def test_a_model_that_would_compile_in_every_step_is_refused(manifest: str, tmp_path: Path) -> None:
     model = ModelConfig(name=f"{PLACE}:changing_model", num_classes=12)
     code, output = finish(trainer(tiny_config(manifest, tmp_path, strategy="replica", model=model)))
@@ -371,6 +373,7 @@ def test_a_model_that_would_compile_in_every_step_is_refused(manifest: str, tmp_
 # --- interruptions ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_ten_kills_change_nothing(manifest: str, tmp_path: Path) -> None:
     model = ModelConfig(name=kills.MODEL)
     config = tiny_config(manifest, tmp_path / "killed", epochs=14, checkpoint_every_steps=1, model=model)
@@ -439,6 +442,7 @@ def test_a_run_whose_data_is_out_of_reach_ends_when_it_is_told_to(
     assert checkpoint.commits(open_storage(str(tmp_path)))[-1].step == saved == len(losses(tmp_path))
 
 
+@pytest.mark.nightly
 @pytest.mark.gcs
 def test_a_run_of_spmd_that_is_killed_resumes_at_its_checkpoint_in_the_bucket_with_its_records(
     manifest: str, plain: dict[str, Path], gcs_root: str

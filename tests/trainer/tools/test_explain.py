@@ -59,7 +59,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Ids]:
 
 def _write_names(url: str) -> None:
     """The plan of each shard, as far as it says what samples were called."""
-    manifest, storage = manifests.load(url)
+    manifest, storage, _ = manifests.load(url)
     for number, shard in enumerate(manifest.split("train").shards):
         ids = range(shard.first_id, shard.first_id + shard.num_samples)
         samples = [StoredSample(key=f"train-{row:06d}", fields=(), label=0, source=row) for row in ids]
@@ -115,7 +115,7 @@ def test_the_repeats_of_a_sample_are_in_the_slots_that_the_stream_gives_them(rec
 def test_samples_are_those_of_the_stream_by_key_and_label(recorded):
     run_dir, _ = recorded
     timetable = timetable_of_run(run_dir)
-    url = timetable.storage.url
+    url = timetable.loaded.storage.url
     stream = Stream(url, "train", global_batch_size=BATCH, rank=0, world_size=1, seed=5, image=None, with_key=True)
     steps = 0
     for step, batch in enumerate(stream.epoch(1)):

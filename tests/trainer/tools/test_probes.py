@@ -132,6 +132,7 @@ def test_devices_that_do_not_come_up_are_given_up():
     assert probes.devices("single", timeout_s=0.01) == "the devices did not come up within 0 s"
 
 
+@pytest.mark.slow
 def test_devices_that_fail_give_the_last_line_of_why(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)

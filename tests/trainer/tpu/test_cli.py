@@ -199,6 +199,7 @@ def test_train_ends_with_the_code_of_the_trainer(cloud, tpu, codes, expected, me
     assert message in last(errors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_training_outlives_the_connection_until_it_is_stopped(cloud, tpu, number):
     words = [sys.executable, "-m", "trainer", "tpu", "train", *PLACE, *RUN]

@@ -73,11 +73,13 @@ def test_the_launcher_ends_with_the_code_of_a_process_that_failed(tmp_path: Path
     assert finish(process)[0] == expected
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_counts_as_in_a_shell(tmp_path: Path) -> None:
     process = start(tmp_path, "-c", "import os; os.kill(os.getpid(), 9)")
     assert finish(process)[0] == 128 + signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_sigterm_reaches_every_process_and_their_code_comes_back(tmp_path: Path) -> None:
     process = start(tmp_path, "-c", STAND_IN, "wait,wait")
     while len(list(tmp_path.glob("waits-*"))) < 2 and process.poll() is None:

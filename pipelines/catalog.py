@@ -1,0 +1,130 @@
+"""The catalogue of a shard set: beside each tar a Parquet file with a row for each sample, in the order of the tar.
+
+It is made from the set, so it is in no digest. Its footer names the SHA-256 of its tar, its pages have checksums.
+"""
+
+import io
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
+
+from pipelines.images.open import opened
+from pipelines.images.options import ImageOptions, options_to_read
+from pipelines.report.catalog import rows_of_index
+from shardset.errors import ConfigError, NotFound, UndecodableImage
+from shardset.format import manifest as manifests
+from shardset.format.images import format_of
+from shardset.format.images.orientation import orientation_of, upright_size
+from shardset.format.index import index_fields
+from shardset.format.manifest import LoadedSet, Shard
+from shardset.format.originals import read_origins
+from shardset.read.indexes import read_index
+from shardset.storage.base import Storage
+from shardset.storage.checked import read_object
+
+THREADS = 4
+"""Each holds a whole tar."""
+
+_FOOTER = b"shardset.catalog"
+_SCHEMA = pa.schema(
+    {"id": "int64", "key": "string", "label": "int64", "class": "string", "width": "int32", "height": "int32"}
+    | {"bytes": "int64", "source": "string", "json": "string"}
+)
+"""The same for all tars, since programs read their files as one table."""
+
+
+def write_catalog(url: str) -> list[str]:
+    """Writes the files that are missing or of other tars, each with one read of its tar; returns their paths.
+
+    Raises ManifestError without a set, DamagedShard for a tar that is not that of the manifest.
+    """
+    loaded = manifests.load_whole(url)
+    options = options_to_read(loaded.manifest)
+    tasks = [(name, number) for name, split in loaded.manifest.splits.items() for number in range(split.num_shards)]
+    with ThreadPoolExecutor(THREADS) as threads:
+        written = threads.map(lambda task: _write(loaded, task[0], task[1], options), tasks)
+        return [path for path in written if path is not None]
+
+
+def read_catalog(loaded: LoadedSet, split: str) -> pa.Table:
+    """The catalogue of a split of a whole set, by id; raises ConfigError where a file is missing or of another tar."""
+    shards = loaded.manifest.split(split).shards
+    with ThreadPoolExecutor(loaded.storage.reads_at_once) as threads:
+        tables = list(threads.map(lambda shard: _read(loaded.storage, shard), shards))
+    if missing := [shard.path for table, shard in zip(tables, shards, strict=True) if table is None]:
+        raise ConfigError(
+            f"{loaded.storage.url}/{missing[0]}: no catalogue of this tar is beside it; make it with `python -m "
+            f"pipelines catalog {loaded.storage.url}`"
+        )
+    return pa.concat_tables([table for table in tables if table is not None])
+
+
+def _path(shard: Shard) -> str:
+    return shard.path.removesuffix(".tar") + ".parquet"
+
+
+def _read(storage: Storage, shard: Shard) -> pa.Table | None:
+    """The stored rows of a shard; None if there are none, or of another tar."""
+    try:
+        file = parquet.ParquetFile(pa.BufferReader(storage.read(_path(shard))), page_checksum_verification=True)
+        is_current = (file.metadata.metadata or {}).get(_FOOTER) == shard.sha256.encode()
+        return file.read().cast(_SCHEMA) if is_current else None
+    except (NotFound, pa.ArrowException, OSError, ValueError):  # damage is repaired as absence is
+        return None
+
+
+def _write(loaded: LoadedSet, split: str, number: int, options: ImageOptions) -> str | None:
+    """Writes the file of a shard and returns its path; None if it was there."""
+    manifest, storage, _ = loaded
+    shard = manifest.split(split).shards[number]
+    if _read(storage, shard) is not None:
+        return None
+    index = read_index(storage, shard)
+    tar = memoryview(
+        read_object(storage, shard.path, shard.num_bytes, shard.crc32c, "rebuild the shard with --only-shards")
+    )
+    rows, labels = rows_of_index(index, 0, shard.first_id), index["label"].tolist()
+    images = zip(rows["image_start"].tolist(), rows["image_bytes"].tolist(), strict=True)
+    sizes = [_size(bytes(tar[start : start + size]), options) if size else (None, None) for start, size in images]
+    texts = index[".json"].tolist() if "json" in index_fields(index) else [(0, 0)] * len(index)
+    origins = read_origins(storage, split, number, index["key"])
+    names = [info.name for info in manifest.classes]
+    columns: dict[str, Any] = {
+        "id": shard.first_id + np.arange(len(index)),
+        "key": index["key"].astype(str),
+        "label": labels,
+        "class": [names[label] if 0 <= label < len(names) else None for label in labels],
+        "width": [width for width, _ in sizes],
+        "height": [height for _, height in sizes],
+        "bytes": rows["image_bytes"],
+        "source": [origin.name for origin in origins] if origins else [None] * len(index),
+        "json": [_json(bytes(tar[start : start + size])) if size else None for start, size in texts],
+    }
+    table = pa.table(columns, _SCHEMA).replace_schema_metadata({_FOOTER: shard.sha256.encode()})
+    out = io.BytesIO()
+    parquet.write_table(table, out, compression="zstd", write_page_checksum=True)
+    with storage.writer(_path(shard)) as file:
+        file.write(out.getvalue())
+    return _path(shard)
+
+
+def _size(image: bytes, options: ImageOptions) -> tuple[int | None, int | None]:
+    """(width, height) of an image once it is upright; Nones if it has no header."""
+    try:
+        with opened(image, format_of(image), options) as header:
+            return upright_size(header.size, orientation_of(image, header))
+    except UndecodableImage:
+        return None, None
+
+
+def _json(text: bytes) -> str | None:
+    """The text, None if it is not JSON."""
+    try:
+        msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+    return text.decode()

@@ -1,0 +1,66 @@
+"""A shard set, or a view of one, as the input of a build: its samples with their fields, keys and classes."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+import msgspec
+import numpy as np
+
+from pipelines.sources.base import RawSample, Rejected, Spool, Survey, Unit
+from pipelines.sources.webdataset import known_tars, samples_of
+from shardset.errors import SourceError
+from shardset.format import manifest as manifests
+from shardset.format.manifest import LoadedSet
+from shardset.storage.base import Stat, Storage
+
+
+@lru_cache(maxsize=1)
+def load_in_worker(url: str, digest: str) -> LoadedSet:
+    """The set or view of a unit, opened once in a process; raises SourceError if another one is there now."""
+    loaded = manifests.load(url)
+    if digest != loaded.digest:
+        raise SourceError(f"{url}: was replaced while it was read; start the build again")
+    return loaded
+
+
+@dataclass(frozen=True, slots=True)
+class ExistingSet:
+    """The samples of a set or a view, by its address; those of a view with its splits and labels. A unit per tar."""
+
+    url: str
+    input: Storage
+
+    name: ClassVar[str] = "shardset"
+
+    def survey(self) -> Survey:
+        """The tars that hold samples; raises SourceError for a set whose tars are not there."""
+        loaded = manifests.load(self.url)
+        whole = loaded.without_view().manifest
+        tars = {tar.name: tar for tar in known_tars(loaded.storage, whole)}
+        units: list[Unit] = []
+        for name, split in loaded.manifest.splits.items():
+            in_shards = np.diff(loaded.part(name).selection.num_before(np.cumsum([0, *split.shard_sizes])))
+            units += [
+                {"tar": msgspec.to_builtins(tars[shard.path]), "split": name}
+                | {"first_id": shard.first_id, "digest": loaded.digest}
+                for shard, num_samples in zip(split.shards, in_shards.tolist(), strict=True)
+                if num_samples
+            ]
+        notes = [] if loaded.view is None else [f"made of a view of {whole.digest}: {loaded.view.head.reason}"]
+        objects = {unit["tar"]["name"]: unit["tar"]["num_bytes"] for unit in units}
+        return Survey(units=units, classes=whole.classes or None, notes=notes, objects=objects)
+
+    def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
+        """The samples of a tar that the set or view takes, in its order."""
+        part = load_in_worker(self.url, unit["digest"]).part(unit["split"])
+        for id_, sample in enumerate(samples_of(self.input, Stat(**unit["tar"]), unit["split"]), unit["first_id"]):
+            ids = np.array([id_])
+            if not part.selection.has(ids).item():
+                continue
+            if isinstance(sample, RawSample) and part.labels is not None:
+                label = part.labels_of(ids, np.array([sample.label])).item()
+                fields = {name: value for name, value in sample.fields.items() if name != "cls"}  # the build adds it
+                sample = msgspec.structs.replace(sample, label=label, fields=fields)
+            yield sample

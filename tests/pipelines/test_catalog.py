@@ -1,0 +1,86 @@
+"""The catalogue beside the tars: its rows, when it is made anew, and that other programs open it."""
+
+import json
+import uuid
+
+import pandas
+import pytest
+from pyarrow import parquet
+
+from pipelines.catalog import read_catalog, write_catalog
+from shardset.errors import ConfigError, DamagedShard
+from shardset.format.manifest import load
+from shardset.format.naming import references_path
+from shardset.format.tar import StoredSample
+from shardset.storage.open import open_storage
+from tests.makers.shardset import encode, pixels, put, references, write_shard_set
+
+BASE = ["id", "key", "label", "class", "width", "height", "bytes", "source", "json"]
+
+
+def sample(number, *, info=None, image=True, label=1):
+    fields = [("png", encode(pixels(number, 8, 10 + number), "png"))] if image else []
+    fields += [("json", json.dumps(info).encode())] if info is not None else [("txt", b"text")]
+    return StoredSample(key=f"s{number}", fields=tuple(fields), label=label, source=number)
+
+
+def write_set(folder, samples):
+    storage = open_storage(folder)
+    write_shard_set(storage, {"train": samples}, num_shards=2)
+    return storage
+
+
+def test_a_row_is_a_sample_in_the_order_of_its_tar(tmp_path):
+    samples = [
+        sample(0, info={"artist": "A", "year": 1900, "tags": ["x"]}),
+        sample(1, info={"year": float("nan")}),  # which Python writes, and DuckDB and others don't read
+        sample(2, info=[1], image=False, label=-1),
+        sample(3),
+    ]
+    storage = write_set(str(tmp_path), samples)
+    for number in (0, 1):
+        part = samples[2 * number : 2 * number + 2]
+        put(storage, references_path("train", number), references(part, [f"raw/{one.key}.png" for one in part]))
+    assert write_catalog(str(tmp_path)) == ["train/train-000000.parquet", "train/train-000001.parquet"]
+    first = parquet.read_table(tmp_path / "train" / "train-000000.parquet")
+    assert first.column_names == BASE
+    assert first.drop_columns("bytes").to_pylist() == [
+        {"id": 0, "key": "s0", "label": 1, "class": "class 1", "width": 10, "height": 8, "source": "raw/s0.png",
+         "json": '{"artist": "A", "year": 1900, "tags": ["x"]}'},
+        {"id": 1, "key": "s1", "label": 1, "class": "class 1", "width": 11, "height": 8, "source": "raw/s1.png",
+         "json": None},
+    ]  # fmt: skip
+    whole = read_catalog(load(str(tmp_path)), "train")
+    assert whole["id"].to_pylist() == [0, 1, 2, 3]
+    assert whole["width"].to_pylist() == [10, 11, None, 13]
+    assert whole["class"].to_pylist() == ["class 1", "class 1", None, "class 1"]
+    assert whole["bytes"].to_pylist()[2] == 0
+    assert whole["json"].to_pylist()[2:] == ["[1]", None]
+    read = pandas.concat(map(pandas.read_parquet, sorted((tmp_path / "train").glob("*.parquet"))))
+    assert read.groupby("class").size().to_dict() == {"class 1": 3}
+
+
+def test_a_file_of_another_tar_or_a_damaged_one_is_made_anew(tmp_path):
+    url = str(tmp_path)
+    write_set(url, [sample(number) for number in range(4)])
+    assert len(write_catalog(url)) == 2
+    assert write_catalog(url) == []
+    for path in (tmp_path / "train").iterdir():
+        if path.suffix != ".parquet":
+            path.unlink()
+    write_set(url, [sample(number + 5) for number in range(4)])
+    with pytest.raises(ConfigError, match=r"train/train-000000\.tar: no catalogue of this tar is beside it"):
+        read_catalog(load(url), "train")
+    assert len(write_catalog(url)) == 2
+    path = tmp_path / "train" / "train-000001.parquet"
+    path.write_bytes(path.read_bytes()[:-9])
+    assert write_catalog(url) == ["train/train-000001.parquet"]
+
+
+def test_a_damaged_tar_gets_no_catalogue():
+    url = f"memory://{uuid.uuid4().hex}/set"
+    storage = write_set(url, [sample(number) for number in range(4)])
+    data = storage.read("train/train-000001.tar")
+    put(storage, "train/train-000001.tar", data[:700] + b"!" + data[701:])
+    with pytest.raises(DamagedShard, match=r"train-000001\.tar.*--only-shards"):
+        write_catalog(url)

@@ -1,0 +1,227 @@
+"""`view` chooses samples, and every verb takes what it made."""
+
+import io
+import json
+import re
+import shlex
+import uuid
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+import shardset
+from pipelines import cli
+from pipelines.catalog import write_catalog
+from pipelines.check import inspect
+from pipelines.view import Choice, make_view
+from shardset.errors import ConfigError, ManifestError, PreconditionFailed
+from shardset.format.manifest import load
+from shardset.format.tar import StoredSample
+from shardset.storage.open import open_file, open_storage
+from tests.makers.documented import REPOSITORY, commands_of
+from tests.makers.shardset import png_samples, put, write_shard_set
+from tests.makers.views import NUM_TRAIN, put_view, small_set
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return small_set()
+
+
+def made(whole, **choice):
+    """The loaded view of a choice."""
+    address = f"{whole[0].rpartition('/')[0]}/views/{uuid.uuid4().hex[:8]}.parquet"
+    of = choice.pop("of", whole[0])
+    make_view(address, of, Choice(**choice))
+    return load(address)
+
+
+def text(whole, *lines):
+    address = f"{whole[0].rpartition('/')[0]}/{uuid.uuid4().hex[:8]}.txt"
+    put(*open_file(address), "\n".join(map(str, lines)).encode() + b"\n")
+    return address
+
+
+def table(whole, **columns):
+    parquet.write_table(pa.table(columns), out := io.BytesIO())
+    address = f"{whole[0].rpartition('/')[0]}/{uuid.uuid4().hex[:8]}.parquet"
+    put(*open_file(address), out.getvalue())
+    return address
+
+
+def ids_of(view, split="train"):
+    selection = view.part(split).selection
+    return selection.id_of(np.arange(selection.num_kept)).tolist()
+
+
+def test_ids_come_from_a_parquet_file_with_labels(whole):
+    view = made(whole, ids=table(whole, id=[9, 3], label=[0, 1], loss=[0.5, 0.25]), from_split="test")
+    assert (ids_of(view, "test"), view.part("test").labels.tolist()) == ([3, 9], [1, 0])
+    assert (view.view.head.parent, view.view.head.reason[:4]) == ("../set", "ids ")
+    view = made(whole, ids=table(whole, id=[9, 3, 4], split=["a", "a", "b"]))
+    assert [ids_of(view, split) for split in "ab"] == [[3, 9], [4]]
+
+
+def test_keys_are_taken_or_dropped(whole):
+    keys = text(whole, "train-000007", "train-000050")
+    assert ids_of(made(whole, keys=keys)) == [7, 50]
+    assert ids_of(made(whole, drop_keys=keys)) == [id_ for id_ in range(NUM_TRAIN) if id_ not in (7, 50)]
+
+
+def test_splits_and_classes_are_drawn_at_random_and_always_alike(whole):
+    views = [made(whole, split={"train": 0.8, "val": 0.1}) for _ in range(2)]
+    assert views[0].digest == views[1].digest
+    counts = {name: views[0].part(name).selection.num_kept for name in views[0].manifest.splits}
+    assert counts == {"train": 48, "val": 6, "test": 20}
+    assert not set(ids_of(views[0])) & set(ids_of(views[0], "val"))
+    few = made(whole, per_class=2)
+    assert sorted(id_ % 10 for id_ in ids_of(few)) == sorted([*range(10)] * 2)
+    assert ids_of(few) != list(range(20))
+
+
+def test_a_view_of_a_view_keeps_its_labels_and_weights(whole):
+    url, loaded = whole
+    first = put_view(url, loaded, id=[1, 2, 3, 4], label=[5, 5, 5, 6], weight=[1.0, 2, 3, 4], split=[*"abba"])
+    view = made(whole, of=first, ids=table(whole, id=[2]), from_split="b")
+    assert (ids_of(view), view.part("train").weights.tolist(), view.part("train").labels.tolist()) == ([2], [2], [5])
+    per_class = made(whole, of=first, per_class=1, from_split="b")
+    assert len(ids_of(per_class)) == 1
+    assert len(ids_of(made(whole, of=first, per_class=3, from_split="test"), "test")) == 20
+    with pytest.raises(ConfigError, match="1 of its ids are not in the split, such as 1"):
+        made(whole, of=first, ids=table(whole, id=[1, 2]), from_split="b")
+    with pytest.raises(ConfigError, match="make it a view, then choose from that"):
+        made(whole, of=first, ids=table(whole, id=[2], label=[3]), from_split="b")
+
+
+def test_of_samples_with_one_image_the_first_is_kept():
+    url = f"memory://{uuid.uuid4().hex}/set"
+    samples = png_samples("train", 6, size=8)
+    samples[4] = StoredSample(key="copy", fields=samples[1].fields, label=3, source=4)
+    samples[5] = StoredSample(key="text", fields=(("txt", b"no image"),), label=-1, source=5)
+    samples.append(StoredSample(key="text-2", fields=(("txt", b"none either"),), label=-1, source=6))
+    write_shard_set(open_storage(url), {"train": samples}, num_shards=2)
+    assert ids_of(made((url, None), drop_duplicates=True)) == [0, 1, 2, 3, 5, 6]
+
+
+def test_sql_chooses_by_the_catalogue(whole):
+    pytest.importorskip("duckdb")
+    with pytest.raises(ConfigError, match="python -m pipelines catalog"):
+        made(small_set(), where="label = 3")
+    assert cli.main(["catalog", whole[0]]) == 0
+    assert ids_of(made(whole, where="label = 3 or key = 'train-000008'")) == [3, 8, 13, 23, 33, 43, 53]
+    with pytest.raises(ConfigError, match="columns are id, key, label, class, width, height, bytes, source"):
+        made(whole, where="loss > 3")
+
+
+def test_sql_is_one_expression_that_reads_no_files_and_changes_nothing(whole, tmp_path):
+    pytest.importorskip("duckdb")
+    (tmp_path / "ids.csv").write_text("id\n1\n")
+    write_catalog(whole[0])
+    for where in (
+        f"id in (select id from read_csv('{tmp_path}/ids.csv'))",
+        f"id in (select id from '{tmp_path}/ids.csv')",
+        f"true); copy (select 1) to '{tmp_path}/stolen.csv'; select id from catalog where (true",
+        "true) union select 1 as id where (true",
+        "id in (select id from catalog)",  # a variable of this program
+        "",
+    ):
+        with pytest.raises(ConfigError, match="--where"):
+            made(whole, where=where)
+    assert [path.name for path in tmp_path.iterdir()] == ["ids.csv"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "words"),
+    [
+        ({}, "nothing is chosen"),
+        ({"ids": ["one"]}, "not a view"),
+        ({"keys": ["train-000001", "cat"]}, "1 of its keys are not in the split, such as cat"),
+        ({"from_split": "val", "per_class": 1}, "no split 'val'"),
+        ({"split": {"train": 0.9, "val": 0.2}}, "add up to 1 at most"),
+        ({"split": {"test": 0.5}}, "has a split 'test' already"),
+        ({"split": {"train": 0.9, "val": 0.001}}, "no sample of 60 is left for val"),
+    ],
+)
+def test_a_choice_that_names_what_is_not_there_is_refused(whole, choice, words):
+    named = {name: text(whole, *value) if isinstance(value, list) else value for name, value in choice.items()}
+    with pytest.raises((ConfigError, ManifestError), match=words):
+        made(whole, **named)
+
+
+def test_a_view_never_replaces_another_one(whole):
+    address = f"{whole[0]}-kept.parquet"
+    for number, refused in ((1, False), (1, False), (2, True)):
+        choice = Choice(per_class=number)
+        if refused:
+            with pytest.raises(PreconditionFailed, match="a different object exists"):
+                make_view(address, whole[0], choice)
+        else:
+            make_view(address, whole[0], choice)
+    with pytest.raises(ConfigError, match=r"call it .*/views\.parquet"):
+        make_view("memory://x/views/", whole[0], Choice(per_class=1))
+
+
+def test_the_verbs_take_a_view(tmp_path, capsys):
+    url, loaded = small_set(str(tmp_path))
+    assert cli.main(["report", put_view(url, loaded, id=[0, 1], label=[3, 3])]) == 0
+    capsys.readouterr()
+    view = str(tmp_path / "v.parquet")
+    assert cli.main(["view", view, "--of", url, "--split", "train=0.5,val=0.2", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["num_samples"], said["parent"]) == ({"train": 30, "val": 12}, "set")
+    assert cli.main(["verify", view, "--deep"]) == 0
+    assert cli.main(["report", view, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["num_images_decoded"] == 62
+    assert (tmp_path / "v.html").stat().st_size
+    assert cli.main(["estimate", view, "--split", "val", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["steps"]["num_last"] == 12
+    assert 1 <= found["amplification"] <= 1.3
+    assert cli.main(["export", view, "--to", "wids"]) == 2
+    shown = inspect.inspect(view)
+    assert {row["name"]: row["num_samples"] for row in shown["splits"]} == said["num_samples"] | {"test": 20}
+    assert sum(sum(one["counts"].values()) for one in shown["classes"]) == 62
+    [sample] = inspect.inspect(view, key=f"train-{ids_of(load(view), 'val')[0]:06d}")
+    assert sample.split == "val"
+    in_train = [inspect.inspect(view, split="train", shard=number) for number in range(4)]
+    assert sorted(one.id for part in in_train for one in part) == ids_of(load(view))
+
+
+def test_a_build_makes_a_view_a_set_of_its_own(tmp_path):
+    url, loaded = small_set(str(tmp_path))
+    view = put_view(url, loaded, id=[3, 17, 18, 19, 40], label=[7, 7, -1, 9, 0], split=["val", *["train"] * 4])
+    words = ["build", "--source", "shardset", "--input", view, "--output", str(tmp_path / "own"), "--num-shards", "1"]
+    assert cli.main([*words, "--catalog", "--no-report", "--direct_running_mode=in_memory"]) == 0
+    own = load(str(tmp_path / "own"))
+    assert {name: split.num_samples for name, split in own.manifest.splits.items()} == {
+        "test": 20,
+        "train": 4,
+        "val": 1,
+    }
+    assert [info.name for info in own.manifest.classes] == [info.name for info in loaded.manifest.classes]
+    assert any(loaded.digest in note for note in own.manifest.provenance.notes)
+    with shardset.open(own, "train") as samples, shardset.open(url, "train") as stored:
+        assert {one.key: one.label for one in samples} == {
+            "train-000017": 7, "train-000018": -1, "train-000019": 9, "train-000040": 0
+        }  # fmt: skip
+        assert samples["train-000040"].fields == stored["train-000040"].fields
+    with shardset.open(own, "val") as samples:
+        assert (samples[0].label, samples[0].fields["cls"]) == (7, b"7")
+    assert parquet.read_table(tmp_path / "own" / "train" / "train-000000.parquet").num_rows == 4
+
+
+def test_the_page_of_views_works_as_it_stands(tmp_path, monkeypatch, capsys):
+    small_set(str(tmp_path))
+    (tmp_path / "set").rename(tmp_path / "shards")
+    monkeypatch.chdir(tmp_path)
+    for command in commands_of("docs/views.md"):
+        _, _, program, *words = shlex.split(command)
+        if program == "pipelines":
+            words += ["--no-report", "--direct_running_mode=in_memory"] if words[0] == "build" else []
+            assert cli.main(words) == 0
+    assert load("small").part("val").selection.num_kept == 12
+    [lines] = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs/views.md").read_text(), flags=re.S)
+    exec(lines, {})
+    assert capsys.readouterr().out.splitlines()[-1] == "3 3 0"

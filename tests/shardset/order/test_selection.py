@@ -1,0 +1,125 @@
+"""Orders over some of the ids of a split: exact at any world size, and read with few bytes for nothing."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardset.errors import ConfigError
+from shardset.order.blocks import GAP_SHARE
+from shardset.order.epoch import Order
+from shardset.order.selection import Selection
+from tests.makers.reading import rank_slots
+
+WORLDS = (1, 2, 3, 8, 64)
+
+
+@st.composite
+def views(draw):
+    """An order over a random view of a random split; views keep 1 to 100 % of it."""
+    sizes = draw(st.lists(st.integers(1, 80), min_size=1, max_size=6))
+    share, chance = draw(st.sampled_from([0.01, 0.1, 0.5, 0.9, 0.99, 1])), draw(st.randoms(use_true_random=False))
+    kept = [id_ for id_ in range(sum(sizes)) if chance.random() < share] or [sum(sizes) - 1]
+    lanes, items = draw(st.integers(1, 12)), draw(st.integers(1, 6))
+    return Order(
+        shard_sizes=sizes,
+        seed=draw(st.integers(0, 2**64)),
+        global_batch_size=lanes * items,
+        num_lanes=lanes,
+        block_size=draw(st.integers(1, 20)),
+        window=draw(st.integers(0, 70)),
+        view=Selection.of(np.array(kept), sum(sizes), "digest"),
+    )
+
+
+def ids_of(order):
+    return order.view.id_of(np.arange(order.view.num_kept)).tolist()
+
+
+def parts_of(order, epoch, step, world):
+    world = min(world, order.global_batch_size)
+    return [rank_slots(order, epoch, step, rank, world) for rank in range(world)]
+
+
+def check_views(order, world, later_world, stop):
+    """Two epochs of a view, resumed once by another world: each sample once, the batches of one reader of all."""
+    kept, position = ids_of(order), (0, stop % order.num_batches)
+    other = replace(order, view=replace(order.view))
+    for epoch in (0, 1):
+        seen = []
+        for step in range(order.num_batches):
+            if (epoch, step) == position:
+                order, world = other, later_world
+                assert order.resume(other.state(epoch, step, "m"), "m") == position
+            parts, whole = parts_of(order, epoch, step, world), order.batch(epoch, step)
+            ids, weights = (np.concatenate([getattr(part, name) for part in parts]) for name in ("ids", "weights"))
+            assert np.array_equal([ids, weights], [whole.ids, whole.weights])
+            seen += ids[weights > 0].tolist()
+        assert sorted(seen) == kept
+
+
+worlds = st.sampled_from(WORLDS)
+
+
+@given(views(), worlds, worlds, st.integers(0, 99))
+@settings(max_examples=40, deadline=None)
+def test_a_view_gives_each_of_its_samples_once_in_the_same_batches_at_any_world_size(order, world, later, stop):
+    check_views(order, world, later, stop)
+
+
+@pytest.mark.nightly
+@given(views(), worlds, worlds, st.integers(0, 99))
+@settings(max_examples=2000, deadline=None)
+def test_two_thousand_views_are_exact(order, world, later, stop):
+    check_views(order, world, later, stop)
+
+
+@given(views(), st.integers(0, 3))
+@settings(max_examples=40, deadline=None)
+def test_a_view_has_the_order_of_the_set_with_all_others_in_quarantine(order, epoch):
+    left_out = sorted(set(range(order.view.num_ids)) - set(ids_of(order)))
+    plain = replace(order, view=None, quarantined=left_out)
+    positions = np.arange(order.num_samples)
+    assert np.array_equal(order.ids(epoch, positions), plain.ids(epoch, positions))
+    assert np.array_equal(order.batch(epoch, 0).ids, plain.batch(epoch, 0).ids)
+    assert np.array_equal(order.find(epoch, np.array(ids_of(order))), plain.find(epoch, np.array(ids_of(order))))
+    if left_out:
+        with pytest.raises(ConfigError, match=f"id {left_out[0]} is quarantined or not in the view"):
+            order.find(epoch, np.array(left_out))
+
+
+@given(views(), st.integers(0, 3))
+@settings(max_examples=40, deadline=None)
+def test_the_reads_of_a_view_bring_each_sample_once_and_few_others(order, epoch):
+    positions = np.arange(order.num_samples)
+    lanes = ((positions + 1) * order.num_lanes - 1) // order.num_samples
+    reads, ids = order.reads_of(epoch, lanes, positions), order.ids(epoch, positions)
+    shards = np.searchsorted(order.first_ids, ids, side="right") - 1
+    within = ids - order.first_ids[shards]
+    assert np.array_equal(reads.shard, shards)
+    assert ((reads.start <= within) & (within < reads.stop)).all()
+    assert ((reads.first <= positions) & (positions < reads.first + reads.num_samples)).all()
+    once = np.unique(reads.first, return_index=True)[1]
+    assert reads.num_samples[once].sum() == order.num_samples
+    assert (reads.stop - reads.start)[once].sum() <= (1 + GAP_SHARE) * order.num_samples
+
+
+def test_quarantine_and_view_combine():
+    for kept in ([1, 4, 5], [0, 1, 2, 3, 4, 5, 7]):
+        order = Order(
+            shard_sizes=[4, 4], seed=None, global_batch_size=1, num_lanes=1, block_size=4, window=0,
+            quarantined=[5, 6], view=Selection.of(np.array(kept), 8),
+        )  # fmt: skip
+        assert order.ids(0, np.arange(order.num_samples)).tolist() == [id_ for id_ in kept if id_ not in (5, 6)]
+
+
+def test_a_state_of_another_view_or_of_the_whole_set_is_refused():
+    plain = Order(shard_sizes=[8], seed=1, global_batch_size=2, num_lanes=1, block_size=4, window=0)
+    one, two = (replace(plain, view=Selection.of(np.array([1, 2, 3]), 8, digest)) for digest in ("one", "two"))
+    with pytest.raises(ConfigError, match="view is 'one' here and was 'two' there"):
+        one.resume(two.state(0, 1, "m"), "m")
+    with pytest.raises(ConfigError, match="view is 'one' here and was 'none, the whole set,' there"):
+        one.resume(plain.state(0, 1, "m"), "m")
+    assert b"view" not in plain.state(0, 1, "m").to_json().encode()
