@@ -9,7 +9,8 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import IO
+from functools import partial
+from typing import IO, TypeVar
 
 import apache_beam as beam
 import msgspec
@@ -40,6 +41,9 @@ from shardset.storage.base import ABSENT, Storage, os_errors_as_storage_errors
 from shardset.storage.checked import PIECE_BYTES
 from shardset.storage.open import open_storage
 from shardset.version import __version__
+
+T = TypeVar("T")
+Show = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +119,7 @@ def _run(
 def run(
     prepared: PreparedBuild,
     beam_options: PipelineOptions,
-    show: Callable[[str], None] | None = None,
+    show: Show | None = None,
     *,
     dry_run: bool = False,
 ) -> dict[str, int]:
@@ -123,8 +127,23 @@ def run(
 
     `show` gets the address of a job on Dataflow.
     """
+    begin = partial(_begin, prepared, beam_options, dry_run=dry_run)
+    return counters_of(run_to_end(begin, beam_options, show).metrics().query()["counters"])
+
+
+def for_each(
+    work: Callable[[T], None], elements: Sequence[T], beam_options: PipelineOptions, show: Show | None
+) -> None:
+    """Calls `work`, which leaves its results at the output, for each element; a call may be repeated."""
+    pipeline = beam.Pipeline(options=beam_options)
+    _ = pipeline | "List" >> beam.Create(elements) | "Spread" >> beam.Reshuffle() | "Work" >> beam.Map(work)
+    run_to_end(pipeline.run, beam_options, show)
+
+
+def run_to_end(begin: Callable[[], PipelineResult], beam_options: PipelineOptions, show: Show | None) -> PipelineResult:
+    """Runs the pipeline that `begin` starts; a worker's ShardsetError is raised as itself."""
     with local.local_workers(), errors.translated(dataflow.failures(beam_options)):
-        result = _begin(prepared, beam_options, dry_run=dry_run)
+        result = begin()
         if show and dataflow.is_wanted(beam_options):
             show(dataflow.started(beam_options, result))
         state = result.wait_until_finish()
@@ -132,7 +151,7 @@ def run(
         raise ShardsetError(
             f"the Beam job ended as {state}; see the runner's log; run the same command again to resume"
         )
-    return counters_of(result.metrics().query()["counters"])
+    return result
 
 
 def _begin(prepared: PreparedBuild, beam_options: PipelineOptions, *, dry_run: bool) -> PipelineResult:

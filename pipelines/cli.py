@@ -10,12 +10,12 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.console import Console
 
-from pipelines.config import SIZES, BuildConfig
+from pipelines.config import SIZES, AdoptConfig, BuildConfig, ColumnConfig
 from pipelines.images.options import IMAGE_FLAGS, ImageOptions
 from pipelines.parsers import parser
 from pipelines.terminal import on_standard_output, quiet_workers
@@ -24,6 +24,9 @@ from shardset.program import count, run_program, run_verb
 
 if TYPE_CHECKING:
     from pipelines.estimate.stored import StoredSet
+
+WITH_BEAM = ("build", "adopt", "column")
+"""The verbs that take the flags of Beam too."""
 
 REFUSED = 2
 """The exit code of `estimate` for numbers that a run would refuse, as for a wrong command line."""
@@ -49,14 +52,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _refuse_unknown(args: argparse.Namespace, unknown: Sequence[str]) -> None:
-    """Ends the program for arguments that neither the verb nor, in a build, Beam takes."""
-    if args.verb != "build":
+    """Ends the program for arguments that neither the verb nor, where it runs, Beam takes."""
+    if args.verb not in WITH_BEAM:
         args.verb_parser.error(f"unknown arguments: {' '.join(unknown)}{args.verb_parser.near_miss(unknown[0])}")
     from pipelines.runners.options import unknown_flags
 
     if unknown := unknown_flags(unknown):
         near = args.verb_parser.near_miss(unknown[0])
-        neither = "" if near else " (neither a flag of build nor of Apache Beam)"
+        neither = "" if near else f" (neither a flag of {args.verb} nor of Apache Beam)"
         args.verb_parser.error(f"unknown arguments: {' '.join(unknown)}{near or neither}")
 
 
@@ -92,6 +95,21 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     summary.show(config, result, on_standard_output())
     if report:
         print(f"report: {report}")
+    return 0
+
+
+def _publish(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
+    """The verbs `adopt` and `column`."""
+    with quiet_workers(show=args.debug) as console:
+        from pipelines import adopt, column
+
+        verbs: dict[str, Any] = {"adopt": (AdoptConfig, adopt.adopt), "column": (ColumnConfig, column.column)}
+        kind, run = verbs[args.verb]
+        config = kind(**{field.name: getattr(args, field.name) for field in fields(kind)})
+        manifest = run(config, beam_flags, console.print)
+    answer = {f"samples of {name}": split.num_samples for name, split in manifest.splits.items()}
+    answer |= {"quarantined": manifest.quarantine.count, "digest": manifest.digest, **manifest.provenance.options}
+    print(_json(answer) if args.json else "\n".join(f"{name}: {value}" for name, value in answer.items()))
     return 0
 
 
@@ -196,6 +214,8 @@ def _stored_set(args: argparse.Namespace) -> "StoredSet":
 VERBS = {
     "build": _build,
     "catalog": _catalog,
+    "adopt": _publish,
+    "column": _publish,
     "verify": _verify,
     "inspect": _inspect,
     "export": _export,

@@ -148,5 +148,26 @@ class BuildConfig:
         return options
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdoptConfig:
+    """Which tars become a set, and the folder of its manifest: by default theirs, else one above it."""
+
+    input: str
+    output: str | None = setting(
+        None, "the folder of the manifest: that of the tars (default) or above it", metavar="URL"
+    )
+    split: str | None = setting(None, "the split of all tars (default: as their folders or names say)", metavar="NAME")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnConfig:
+    """One more value for each sample of a set."""
+
+    set: str
+    name: str
+    source: str
+    split: str | None = setting(None, "the only split that has values (default: all)", metavar="NAME")
+
+
 def _of(numbers: dict[str, int], split: str) -> int | None:
     return numbers.get(split, numbers.get(""))

@@ -5,7 +5,7 @@ from dataclasses import fields
 
 from pipelines import arguments
 from pipelines.arguments import Merge
-from pipelines.config import INPUT_FLAGS, SIZES, BuildConfig
+from pipelines.config import INPUT_FLAGS, SIZES, AdoptConfig, BuildConfig, ColumnConfig
 from pipelines.estimate.reading import Reading
 from pipelines.images.options import IMAGE_FLAGS, ImageOptions
 from pipelines.view import Choice
@@ -76,6 +76,17 @@ def parser() -> argparse.ArgumentParser:
 
     text = "Plans, writes, then commits: the manifest appears last, or not at all."
     add_build(verb("build", "turn raw files into a shard set", text, BUILD_EPILOG))
+    text = "Reads each tar once, and writes an index beside it and a manifest; copies nothing."
+    adopt = verb("adopt", "make a shard set of tars that others made, where they are", text)
+    adopt.add_argument("--input", required=True, metavar="PATH", help="a folder of tars, one tar, or a pattern")
+    add_flags(adopt.add_argument_group("what becomes of them"), AdoptConfig, ("output", "split"))
+    text = "Writes columns/NAME/ below the set: tars with its keys and cuts, read by Stream(columns=...)."
+    column = verb("column", "give each sample of a set one more value", text)
+    column.add_argument("set", metavar="SET", help="the manifest or its folder, local or gs://")
+    column.add_argument("name", metavar="NAME", help="the name of the column: up to 12 of a-z, 0-9, _ and -")
+    column.add_argument("--from", dest="source", required=True, metavar="PATH",
+                        help=".npy: a row a sample, by id; .parquet: by key; a set of tars: by key")  # fmt: skip
+    add_flags(column.add_argument_group("which values"), ColumnConfig, ("split",))
     text = "Compares sizes and checksums of every file; with --deep every sample too."
     verify = verb("verify", "compare a shard set with its manifest", text)
     _add_manifest(verify)

@@ -84,9 +84,12 @@ def verify(
             num_classes=len(manifest.classes),
             image=image,
             deep=deep,
+            is_own=is_own,
         )
         for name, split in manifest.splits.items()
-        for shard in split.shards
+        for shard, is_own in zip(
+            split.shards, [group.is_own for group in split.groups for _ in range(group.num_shards)], strict=True
+        )
     ]
     checked = _check_all(tasks, progress, min_process_bytes)
     problems = [
@@ -176,7 +179,8 @@ def _table_problems(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
 
 def _unlisted(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
     paths = {path for path in manifests.files_of(manifest) if path.endswith((".tar", ".idx.npy"))}
-    for folder in sorted({path.rpartition("/")[0] for path in paths}):
+    groups = [group for split in manifest.splits.values() for group in split.groups]
+    for folder in sorted({group.path(0).rpartition("/")[0] for group in groups if group.is_own}):
         try:
             names = [stat.name for stat in storage.list(f"{folder}/" if folder else "")]
         except ConfigError:  # a web server, which no reader lists either

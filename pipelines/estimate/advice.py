@@ -25,16 +25,26 @@ def nearest_multiples(number: int, wish: int) -> list[int]:
 
 def advice_on(stored: StoredSplit, order: Order, reading: Reading, steps: Steps) -> Iterator[str]:
     """A sentence or two for each number worth changing."""
+    yield from _on_mixing(stored, order)
     yield from _on_shard_sizes(stored)
     yield from _on_batches(order, reading, steps)
     yield from _on_lanes(order, reading)
     yield from _on_memory(stored, order, reading)
 
 
+def _on_mixing(stored: StoredSplit, order: Order) -> Iterator[str]:
+    if not stored.is_mixed:
+        yield (
+            f"Nobody promises that these tars are mixed: a step draws from {order.num_lanes:,} blocks of "
+            f"{order.block_size:,} neighbours; where these are alike, expect the first number of `shuffle`. Raise "
+            "--num-lanes or --window, or mix once: `build --source webdataset`."
+        )
+
+
 def _on_shard_sizes(stored: StoredSplit) -> Iterator[str]:
     total, count = stored.plan.num_stored, stored.plan.num_shards
     small, left = divmod(total, count)
-    if left:
+    if left and max(stored.shard_sizes) - min(stored.shard_sizes) <= 1:
         divisors = nearest_divisors(total, count)
         why = f"{total:,} is prime" if set(divisors) <= {1, total} else f"{_or(divisors)} shards divide it"
         yield (

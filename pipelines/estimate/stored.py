@@ -17,12 +17,13 @@ from shardset.order.selection import Selection
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSplit:
-    """One split: its plan, the number of samples in each shard, the bytes of all its tars, and the view of it."""
+    """One split: its plan, the samples in each shard, the bytes of its tars, whether these are mixed, and its view."""
 
     plan: SplitPlan
     shard_sizes: Sequence[int]
     num_bytes: int
     view: Selection | None = None
+    is_mixed: bool = True
 
     @property
     def mean_bytes(self) -> float:
@@ -74,6 +75,7 @@ def from_manifest(url: str) -> StoredSet:
             shard_sizes=split.shard_sizes,
             num_bytes=split.num_tar_bytes,
             view=loaded.part(name).selection,
+            is_mixed=all("mixed" in group.promises for group in split.groups),
         )
     return StoredSet(title=url, splits=splits, num_classes=len(manifest.classes))
 

@@ -77,8 +77,8 @@ class WebDataset:
             tars = known_tars(self.input, known)
             splits = {shard.path: name for name, split in known.splits.items() for shard in split.shards}
         else:
-            tars = _named(self.input, self.tars) if self.tars else _below(self.input)
-            splits = {tar.name: _split_in(tar.name) for tar in tars}
+            tars = tars_named(self.input, self.tars) if self.tars else tars_below(self.input)
+            splits = {tar.name: split_in(tar.name) for tar in tars}
         return Survey(
             units=[_unit(tar, splits[tar.name] or DEFAULT_SPLIT) for tar in tars],
             classes=(known.classes or None) if known else None,
@@ -108,7 +108,8 @@ def _unit(tar: Stat, split: str) -> Unit:
     return {"tar": asdict(tar), "split": split}
 
 
-def _split_in(tar: str) -> str:
+def split_in(tar: str) -> str:
+    """The split that the path of a tar says: its first folder, or its name without its number; "" if neither does."""
     folder, _, rest = tar.partition("/")
     return folder if rest else _NUMBER.sub("", tar)
 
@@ -122,7 +123,8 @@ def _is_ours(data: bytes) -> bool:
     return isinstance(head, dict) and head.get("kind") == manifests.KIND
 
 
-def _below(storage: Storage) -> list[Stat]:
+def tars_below(storage: Storage) -> list[Stat]:
+    """All tars in a folder; SourceError if there is none."""
     stats = [stat for stat in storage.list() if not is_hidden(stat.name)]
     tars = [stat for stat in stats if stat.name.endswith(".tar")]
     if not tars:
@@ -135,7 +137,8 @@ def _below(storage: Storage) -> list[Stat]:
     return tars
 
 
-def _named(storage: Storage, names: Iterable[str]) -> list[Stat]:
+def tars_named(storage: Storage, names: Iterable[str]) -> list[Stat]:
+    """The tars of these names; SourceError for those that are missing."""
     wanted = list(names)
     stats = {stat.name: stat for stat in storage.list(common_start(wanted))}
     if missing := [name for name in wanted if name not in stats]:
@@ -150,7 +153,7 @@ def _named(storage: Storage, names: Iterable[str]) -> list[Stat]:
 def known_tars(storage: Storage, manifest: Manifest) -> list[Stat]:
     """The tars of a shard set; raises SourceError for those that are missing or of another size."""
     sizes = {shard.path: shard.num_bytes for split in manifest.splits.values() for shard in split.shards}
-    tars = _named(storage, sizes)
+    tars = tars_named(storage, sizes)
     for tar in tars:
         if tar.num_bytes != sizes[tar.name]:
             raise SourceError(
@@ -262,7 +265,7 @@ def _sample(
     decisive = [member.extent for member in members if member.content is not None or member.field == "json"]
     read = [*(member.header for member in members), *decisive]
     seen = tuple(extent for extent in read if extent.crc32c != UNREAD)
-    label = _why_no_sample(key, members, repeated) or _label({member.field: member for member in members})
+    label = why_no_sample(key, members, repeated) or label_of({member.field: member for member in members})
     fields: dict[str, Extent | bytes] = {
         member.field: member.content if member.content is not None and member.is_inline else member.extent
         for member in members
@@ -293,7 +296,7 @@ def _sample(
     )
 
 
-def _why_no_sample(key: str, members: Sequence[TarGroupMember], repeated: bool) -> str | None:
+def why_no_sample(key: str, members: Sequence[TarGroupMember], repeated: bool) -> str | None:
     """Why these members can't be a sample, or None."""
     for member in members:
         if member.reason:
@@ -312,7 +315,7 @@ def _why_no_sample(key: str, members: Sequence[TarGroupMember], repeated: bool) 
     return None
 
 
-def _label(members: Mapping[str, TarGroupMember]) -> int | str:
+def label_of(members: Mapping[str, TarGroupMember]) -> int | str:
     """The label in `cls`, or else in `json`, -1 if there is none; or why it can't be read."""
     if cls := members.get("cls"):
         content = b"..." if cls.content is None else cls.content

@@ -21,14 +21,17 @@ from shardset.storage.checked import read_again
 
 
 def manifest_at(output: Storage, name: str) -> Manifest | None:
-    """The manifest of that name; None if it is absent. Raises ManifestError if it can't be read."""
+    """The manifest of that name; None if it is absent. ManifestError if it can't be read, ConfigError if adopted."""
     where = f"{output.url}/{name}"
     try:
-        return read_again(lambda: manifests.parse(output.read(name), where), ManifestError)
+        manifest = read_again(lambda: manifests.parse(output.read(name), where), ManifestError)
     except NotFound:
         return None
     except ManifestError as error:
         raise ManifestError(f"{error}; --overwrite can't tell what to replace: move it away with its shards") from error
+    if not all(group.is_own for split in manifest.splits.values() for group in split.groups):
+        raise ConfigError(f"{where}: the tars of this set were adopted and are not removed; choose another --output")
+    return manifest
 
 
 def files_of(manifest: Manifest | None) -> set[str]:

@@ -62,9 +62,7 @@ class ShardWriter:
         file = plan_files.find(output, name)
         if file and file.build == self.files.build:
             old = plan_files.decode_record(output, name, file.content, ShardRecord)
-            if old.plan_digest == plan.digest and all(
-                _is_stored(output, each) for each in (old.shard, old.shard.index)
-            ):
+            if old.plan_digest == plan.digest and all(is_stored(output, each) for each in (old.shard, old.shard.index)):
                 return FinishedShard(old, read_index(output, old.shard)["label"], is_new=False)
         record, labels = self._write(plan, plan.splits[split], number, replace=self.replaces or file is not None)
         self.files.check_current()
@@ -125,7 +123,7 @@ def _references(table: pa.RecordBatch) -> Iterator[tuple[UnitRow, int, int, int]
         yield from zip(tables.rows_of(chunk), *numbers, strict=True)
 
 
-def _is_stored(output: Storage, file: Shard | IndexFile) -> bool:
+def is_stored(output: Storage, file: Shard | IndexFile) -> bool:
     """Whether the tar or index exists with the size and CRC32C of its record."""
     try:
         stat = output.stat(file.path)

@@ -96,6 +96,11 @@ class Group(Record, frozen=True, kw_only=True):
         return "equal" in self.promises
 
     @property
+    def is_own(self) -> bool:
+        """Whether shardset wrote the tars, exactly as docs/manifest.md says; others wrote those that were adopted."""
+        return "reproducible" in self.promises
+
+    @property
     def table_bytes(self) -> int:
         """The size of the table."""
         return table.num_bytes(SHARD_DTYPE, self.num_shards)

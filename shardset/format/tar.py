@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from shardset.checksum import crc32c_text, extend_crc32c
-from shardset.errors import DamagedShard
+from shardset.errors import ConfigError, DamagedShard
 from shardset.format.images import is_image_field
 from shardset.format.index import index_array
 from shardset.format.naming import is_member, split_member
@@ -51,7 +51,7 @@ def header(name: bytes, num_bytes: int) -> bytes:
     """The 512-byte USTAR header of a regular file."""
     size = b"%011o\0" % num_bytes
     if len(name) > 100 or num_bytes > MAX_MEMBER_BYTES:
-        raise ValueError(f"member {name!r} of {num_bytes} bytes does not fit a USTAR header")
+        raise ConfigError(f"member {name!r} of {num_bytes} bytes does not fit a USTAR header (100 bytes, 8 GiB)")
     checksum = b"%06o\0 " % (_FIXED_SUM + sum(name) + sum(size))
     return name.ljust(100, b"\0") + _BEFORE_SIZE + size + _BEFORE_CHECKSUM + checksum + _AFTER_CHECKSUM
 
@@ -74,7 +74,7 @@ class TarBuilder:
         """The tar bytes of one sample: for each field header, content, padding."""
         start = self.num_bytes
         pieces: list[bytes | memoryview] = []
-        ranges = dict.fromkeys(self.fields, (0, 0))
+        ranges: dict[str, tuple[int, int]] = {}
         crc, image_crc = 0, None
         for field, content in sample.fields:
             size, before = len(content), crc
@@ -84,16 +84,21 @@ class TarBuilder:
             if image_crc is None and is_image_field(field):
                 image_crc = extend_crc32c(0, content) if before else crc
             self.num_bytes += BLOCK + size + -size % BLOCK
-            self.num_content_bytes += size
-        self.fields = list(ranges)
         numbers = start, crc, image_crc or 0, sample.label, sample.source, sample.copy
-        self._rows.append((*numbers, sample.key.encode(), *ranges.values()))
-        return self._count(b"".join(pieces))
+        self.add_row(numbers, sample.key, ranges)
+        return self.count(b"".join(pieces))
+
+    def add_row(self, numbers: tuple[int, ...], key: str, ranges: dict[str, tuple[int, int]]) -> None:
+        """Adds the row of a sample: the columns before its key, its key, and (offset, size) of each of its fields."""
+        columns = dict.fromkeys(self.fields, (0, 0)) | ranges
+        self.fields = list(columns)
+        self.num_content_bytes += sum(size for _, size in ranges.values())
+        self._rows.append((*numbers, key.encode(), *columns.values()))
 
     def finish(self) -> bytes:
         """The two zero blocks that end the tar."""
         self.num_bytes += len(END)
-        return self._count(END)
+        return self.count(END)
 
     def take_index(self) -> np.ndarray:
         """One record a sample, of which no other copy is kept; see `shardset.format.index.index_dtype`."""
@@ -110,7 +115,8 @@ class TarBuilder:
         """SHA-256 of all bytes so far, hexadecimal."""
         return self._sha.hexdigest()
 
-    def _count(self, data: bytes) -> bytes:
+    def count(self, data: bytes) -> bytes:
+        """Takes the next bytes of the tar into its checksums, and returns them."""
         self._crc = extend_crc32c(self._crc, data)
         self._sha.update(data)
         return data

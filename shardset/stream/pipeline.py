@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from shardset.order.budget import READ_AHEAD
 from shardset.read.blocks import open_sample_reader
+from shardset.read.joined import JoinedReader
 from shardset.read.pending import SampleReader
 from shardset.stream.decode_batch.decoders import BatchDecoder
 from shardset.stream.decode_batch.finish import DecodeAndFinish
@@ -43,15 +44,25 @@ class _Failure:
     error: BaseException
 
 
+def _open_reader(source: StreamSource) -> SampleReader:
+    """The reader of the samples and their columns, which share the budget by their sizes."""
+    tables = [source.table, *(table for _, table in source.columns)]
+    sizes = [table.split.num_tar_bytes for table in tables]
+    caches = [source.disk_cache, *(None for _ in source.columns)]
+    readers = [
+        open_sample_reader(source.order, table, source.memory.raw * size // sum(sizes), cache)
+        for table, size, cache in zip(tables, sizes, caches, strict=True)
+    ]
+    return JoinedReader(tables, readers) if source.columns else readers[0]
+
+
 class Pipeline:
     """One run: iterate over it for (epoch, step, batch), inside `with`."""
 
     def __init__(self, source: StreamSource, aids: DecodeAids, spans: Spans) -> None:
         self._source, self._spans = source, spans
         self._stopped = threading.Event()
-        self._reader: SampleReader = open_sample_reader(
-            source.order, source.table, source.memory.raw, source.disk_cache
-        )
+        self._reader = _open_reader(source)
         self._planner = StepPlanner(source, aids.cache, self._reader, self._stopped)
         writer = SlotWriter(source, aids.cache, self._reader, self._stopped)
         spec = source.spec

@@ -11,6 +11,7 @@ from shardset.decode.memory_cache import MemoryCache
 from shardset.decode.workers import SharedImages, WorkerPool
 from shardset.errors import ConfigError
 from shardset.format import manifest as manifests
+from shardset.format.columns import StoredColumn, open_column
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.manifest import LoadedSet, Manifest, Split
 from shardset.format.view import ViewSplit
@@ -44,6 +45,7 @@ class StreamSource:
     memory: Memory
     table: ShardTable
     disk_cache: BlockCache | None
+    columns: Sequence[tuple[StoredColumn, ShardTable]] = ()
 
     @property
     def manifest(self) -> Manifest:
@@ -81,16 +83,17 @@ def open_source(spec: StreamSpec) -> StreamSource:
     if spec.disk_cache is not None and not storage.is_remote:
         raise ConfigError(f"{storage.url} lies on a local disk already; leave the disk cache out")
     disk_cache = None if spec.disk_cache is None else BlockCache(spec.disk_cache, split)
-    stored_bytes = split.num_tar_bytes
+    columns = [open_column(loaded, spec.split, name) for name in spec.columns]
+    stored_bytes = split.num_tar_bytes  # of the samples alone: the order is the same with columns and without
     order = fit_order(split.shard_sizes, spec, stored_bytes=stored_bytes, view=view.selection)
     if spec.part is None:  # a mixture warns for all of its sets
         warn_of_shared_lanes(order.num_lanes, spec.global_batch_size, spec.rank, spec.world_size)
-    kept = None if spec.fields or spec.with_key else spec.image
+    kept = None if spec.fields or spec.columns or spec.with_key else spec.image
     memory = fit_memory(
         order,
         spec,
         spec.slots,
-        stored_bytes=stored_bytes,
+        stored_bytes=stored_bytes + sum(column.split.num_tar_bytes for column in columns),
         image_bytes=3 * spec.image.size**2 if spec.image else 0,
         cache_bytes=MemoryCache.num_bytes(split.num_samples, kept) if kept else None,
         prefetch=spec.prefetch,
@@ -98,8 +101,9 @@ def open_source(spec: StreamSpec) -> StreamSource:
     # The disk cache looks up samples by their place in a shard, for which it needs whole indexes.
     table = ShardTable(storage, split, with_keys=spec.with_key, by_rows=disk_cache is None)
     return StreamSource(
-        spec=spec, loaded=loaded, view=view, split=split, order=order, memory=memory, table=table, disk_cache=disk_cache
-    )
+        spec=spec, loaded=loaded, view=view, split=split, order=order, memory=memory, table=table,
+        disk_cache=disk_cache, columns=[(column, ShardTable(column.storage, column.split)) for column in columns],
+    )  # fmt: skip
 
 
 def open_decode_aids(source: StreamSource) -> DecodeAids:
@@ -132,8 +136,8 @@ def _check_fields(stored: Sequence[str], spec: StreamSpec) -> None:
     missing = [name for name in spec.fields if name not in stored]
     if missing:
         raise ConfigError(f"no field {missing[0]!r} in this split; it has {', '.join(stored)}")
-    reserved = [name for name in spec.fields if name in BATCH_NAMES]
-    if reserved:
-        raise ConfigError(f"a batch already has a {reserved[0]!r}; build the set with another name for that field")
+    names = [*spec.fields, *spec.columns]
+    if reserved := [name for name in names if name in BATCH_NAMES or names.count(name) > 1]:
+        raise ConfigError(f"a batch already has a {reserved[0]!r}; use another name for that field or column")
     if spec.image is not None and FIELD_OF_EXTENSION.keys().isdisjoint(stored):
         raise ConfigError(f"this split has no images, only {', '.join(stored)}; use image=None")

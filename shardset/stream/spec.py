@@ -38,6 +38,7 @@ class StreamOptions(TypedDict, total=False):
 
     part: range | None
     fields: Sequence[str]
+    columns: Sequence[str]
     with_key: bool
     num_lanes: int | None
     block_size: int | None
@@ -61,8 +62,9 @@ class StreamSpec(OrderOptions):
 
     `part` replaces the even share of `rank` by other slots of the global batch. `seed=None` is evaluation: stored
     order, every sample once. `image=None` decodes nothing. `fields` pass through as lists of bytes (None where a sample
-    has none). `num_lanes`, `block_size` and `window` (L, q, w of docs/order.md) are part of the order: to resume a
-    run, give those of its state. `augment_repeats` is repeated augmentation: each sample takes so many slots of its
+    has none). `columns` come along from `columns/NAME/` of the set: arrays [n, ...], or lists of bytes. `num_lanes`,
+    `block_size` and `window` (L, q, w of docs/order.md) are part of the order: to resume a run, give those of its
+    state. `augment_repeats` is repeated augmentation: each sample takes so many slots of its
     batch, each with its own crop, flip and transform. `bad_samples` says what happens to a sample whose bytes
     are damaged or no image: `raise`; `substitute` takes another sample, of its lane if it has one; `mask` gives a black
     image of weight 0. Slots never shift, and each case is logged. `budget_bytes` limits the memory; small images
@@ -79,6 +81,7 @@ class StreamSpec(OrderOptions):
     image: ImageSpec | None
     part: range | None = None
     fields: Sequence[str] = ()
+    columns: Sequence[str] = ()
     with_key: bool = False
     bad_samples: BadSamples = "raise"
     num_threads: int | None = None
@@ -110,8 +113,9 @@ class StreamSpec(OrderOptions):
             raise ConfigError(f"part is {self.part}, expected consecutive slots of a global batch of {size}")
         if self.image is not None and not isinstance(self.image, ImageSpec):
             raise ConfigError(f"image is {self.image!r}, expected ImageSpec(size=...), or None to decode nothing")
-        if isinstance(self.fields, str):
-            raise ConfigError(f"fields is {self.fields!r}, expected several, such as ({self.fields!r},)")
+        for name in ("fields", "columns"):
+            if isinstance(value := getattr(self, name), str):
+                raise ConfigError(f"{name} is {value!r}, expected several, such as ({value!r},)")
         if self.seed is None and self.image is not None and self.image.is_random:
             raise ConfigError(
                 "the stored order (seed None) takes no random crop or flip; use CenterCrop, or give a seed"

@@ -25,16 +25,16 @@ class RangeFile(io.BufferedReader):
     """
 
     def __init__(self, storage: Storage, stat: Stat, window: int = WINDOW_BYTES, *, twice: bool = False) -> None:
-        super().__init__(_Ranges(storage, stat, twice and storage.is_remote), window)
+        super().__init__(Ranges(storage, stat, twice and storage.is_remote), window)
 
 
 @dataclass(eq=False)
-class _Ranges(io.RawIOBase):
+class Ranges(io.RawIOBase):
     """Each `readinto` is one ranged read."""
 
     storage: Storage
     stat: Stat
-    twice: bool
+    twice: bool = False
     position: int = 0
 
     def readable(self) -> bool:
@@ -49,15 +49,16 @@ class _Ranges(io.RawIOBase):
 
     def readinto(self, buffer: "WriteableBuffer") -> int:
         view = memoryview(buffer).cast("B")
-        data = self._next(len(view))
+        data = self.next_bytes(len(view))
         view[: len(data)] = data
         return len(data)
 
     def readall(self) -> bytes:
         """The rest in one ranged read; the base class would read 8 KiB at a time."""
-        return self._next(self.stat.num_bytes)
+        return self.next_bytes(self.stat.num_bytes)
 
-    def _next(self, num_bytes: int) -> bytes:
+    def next_bytes(self, num_bytes: int) -> bytes:
+        """The next bytes, up to so many; none at the end."""
         start, stop = self.position, min(self.stat.num_bytes, self.position + num_bytes)
         if start >= stop:
             return b""

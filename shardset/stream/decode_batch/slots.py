@@ -35,7 +35,9 @@ class SlotWriter:
     ) -> None:
         self.cache, self.stopped = cache, stopped
         self.spec, self._source, self._reader = source.spec, source, reader
-        self._columns = [(name, source.split.fields.index(name)) for name in source.spec.fields]
+        fields = source.split.fields
+        self._columns = [(name, fields.index(name), _as_it_is) for name in source.spec.fields]
+        self._columns += [(column.name, at, column.value) for at, (column, _) in enumerate(source.columns, len(fields))]
         self._image_columns = [at for at, name in enumerate(source.split.fields) if name in FIELD_OF_EXTENSION]
         self._stored_png_size = _stored_png_size(source.spec.image)
         self._bad_ids: set[int] = set()
@@ -81,11 +83,11 @@ class SlotWriter:
         return list(itertools.compress(samples, ~done))
 
     def pass_through(self, batch: Batch, samples: Sequence[StoredContents]) -> None:
-        """Copies the fields that the stream passes through as bytes."""
-        for name, column in self._columns:
-            values: list[bytes | None] = batch[name]
+        """Copies the fields that the stream passes through, and the columns."""
+        for name, at, value_of in self._columns:
+            values = batch[name]
             for slot, contents in samples:
-                values[slot] = contents[column]
+                values[slot] = value_of(contents[at])
 
     def images(self, samples: Sequence[StoredContents]) -> list[bytes]:
         """The encoded images of samples; empty where one has none."""
@@ -100,13 +102,13 @@ class SlotWriter:
     def _write_sample(
         self, batch: Batch, slot: int, contents: Contents, drawn: np.ndarray, pending: PendingSamples, number: int
     ) -> None:
-        for name, column in self._columns:
-            batch[name][slot] = contents[column]
+        for name, at, value_of in self._columns:
+            batch[name][slot] = value_of(contents[at])
         if self.spec.image is None:
             return
         image = self._image(contents)
         if image is None:
-            stored = [name for name, one in zip(self._source.split.fields, contents, strict=True) if one is not None]
+            stored = [name for name, one in zip(self._source.split.fields, contents, strict=False) if one is not None]
             raise UndecodableImage(f"{pending.describe(number)}: it has no image among {stored}")
         try:
             if self.cache is None:
@@ -201,6 +203,10 @@ def near_ids(order: Order, epoch: int, lane: int, row: int) -> Iterator[int]:
 def slots_of(samples: Sequence[StoredContents]) -> np.ndarray:
     """The slots of samples: int64 [n]."""
     return np.array([slot for slot, _ in samples], dtype=np.int64)
+
+
+def _as_it_is(content: bytes | None) -> bytes | None:
+    return content
 
 
 def _stored_png_size(spec: ImageSpec | None) -> int | None:

@@ -106,6 +106,8 @@ def empty_batch(source: StreamSource, step: PlannedStep) -> Batch:
         batch["key"] = list(step.pending.addresses.keys)
     for name in spec.fields:
         batch[name] = [None] * num_slots
+    for column, _ in source.columns:
+        batch[column.name] = column.empty(num_slots)
     return batch
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from webdataset.tariterators import tar_file_iterator
 
 from shardset.checksum import crc32c_text
-from shardset.errors import DamagedShard
+from shardset.errors import ConfigError, DamagedShard
 from shardset.format import table
 from shardset.format.images import is_image_field
 from shardset.format.index import MAX_FIELDS, index_dtype, index_fields, index_from_bytes, index_to_bytes
@@ -119,7 +119,7 @@ def test_the_bytes_are_those_of_python_s_ustar_writer_with_device_numbers(found)
 
 @pytest.mark.parametrize(("name", "num_bytes"), [(b"k" * 101, 1), (b"a.jpg", 8**11)])
 def test_a_header_that_would_need_another_format_is_refused(name, num_bytes):
-    with pytest.raises(ValueError, match="does not fit a USTAR header"):
+    with pytest.raises(ConfigError, match="does not fit a USTAR header"):
         header(name, num_bytes)
 
 

@@ -1,0 +1,74 @@
+"""Makes a shard set of tars that others made, where they are: an index beside each tar, and a manifest."""
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+
+import msgspec
+
+from pipelines import tar_sets
+from pipelines.build import Show
+from pipelines.config import AdoptConfig
+from pipelines.sources.tar_index import index_tar
+from pipelines.sources.webdataset import DEFAULT_SPLIT, find_tars, split_in, tars_below, tars_named
+from pipelines.tar_sets import TarRecord, Task, digest_of
+from shardset.errors import ConfigError, SourceError
+from shardset.format import naming
+from shardset.format.columns import COLUMNS
+from shardset.format.manifest import Manifest
+from shardset.format.write import write_index
+from shardset.storage.base import Storage
+from shardset.storage.checked import read_again
+from shardset.storage.open import open_storage
+
+
+def adopt(config: AdoptConfig, beam_flags: Sequence[str] = (), show: Show | None = None) -> Manifest:
+    """Indexes the tars and publishes their manifest, of which it returns the head; a rerun keeps finished indexes.
+
+    `quarantine.jsonl` lists what is no sample. Raises SourceError for a tar that can't be read to its end.
+    """
+    storage, tasks = _find(config)
+    num_bytes = sum(task.source.num_bytes for task in tasks)
+    make = partial(index, storage)
+    records = tar_sets.ensure(storage, "adopt", tasks, make, beam_flags, (config.input, num_bytes), show)
+    contents = [(task.split, record.written.shard) for task, record in zip(tasks, records, strict=True)]
+    digest = digest_of([(split, shard.path, shard.sha256) for split, shard in contents])
+    return tar_sets.publish(storage, "adopt", tasks, records, digest, promises=[])
+
+
+def index(storage: Storage, task: Task) -> TarRecord:
+    """Writes the index of a tar; runs on a worker. Raises SourceError if the tar is damaged or holds no sample."""
+    builder, odd = read_again(lambda: index_tar(storage, task.source))
+    rows = builder.take_index()
+    if not len(rows):
+        why = f" ({odd[0][0]}: {odd[0][1]})" if odd else ""
+        raise SourceError(f"{storage.url}/{task.path}: holds no sample{why}; leave it out of --input")
+    same = {"split": task.split, "object": task.path, "offset": None, "num_bytes": None, "sha256": None}
+    return TarRecord(
+        written=write_index(task.path, builder, rows, storage.writer),
+        labels=Counter(rows["label"][rows["label"] >= 0].tolist()),
+        rejected=[{"name": f"{task.path}/{name}", "reason": reason, **same} for name, reason in odd],
+    )
+
+
+def _find(config: AdoptConfig) -> tuple[Storage, list[Task]]:
+    """Where the manifest goes, and the tars in the order of their splits and numbers."""
+    folder, names = find_tars(config.input)
+    output = open_storage(config.output) if config.output else folder
+    if not f"{folder.url}/".startswith(f"{output.url}/"):
+        raise ConfigError(
+            f"--output {config.output}: a manifest names tars in its own folder and below; give {folder.url}, a folder "
+            "above it, or none; `build --source webdataset` copies tars to another place"
+        )
+    tasks = []
+    for tar in tars_named(folder, names) if names else tars_below(folder):
+        split = config.split or split_in(tar.name) or DEFAULT_SPLIT
+        if not naming.is_split(split):
+            raise ConfigError(f"{split!r} can't name a split (letters, digits, - and _, not plan); give one by --split")
+        if not tar.name.startswith(COLUMNS):
+            path = f"{folder.url}/{tar.name}"[len(output.url) + 1 :]
+            digest = digest_of(split, tar.generation, tar.num_bytes)
+            tasks.append(Task(split, path, digest, msgspec.structs.replace(tar, name=path)))
+    if not tasks:
+        raise SourceError(f"{folder.url}: holds no tars but those of columns; give the folder of the others")
+    return output, sorted(tasks, key=lambda task: (task.split, task.name))

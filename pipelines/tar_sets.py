@@ -1,0 +1,196 @@
+"""Sets of tars that are written or found one by one, each with a record: adopted sets and columns."""
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import msgspec
+
+from pipelines.build import Show, for_each
+from pipelines.plan import files as plan_files
+from pipelines.runners import options
+from pipelines.write.shard import is_stored
+from shardset.errors import ChangedInput, ConfigError, NotFound, SourceError
+from shardset.format import manifest as manifests
+from shardset.format import naming
+from shardset.format.manifest import ClassInfo, Manifest, Provenance, Quarantine, Split
+from shardset.format.shards import Promise
+from shardset.format.write import WrittenShard, write_split
+from shardset.prepared import prepared
+from shardset.storage.base import ABSENT, Storage
+from shardset.version import __version__
+
+_TOOL = f"shardset {__version__}"
+_NAME = re.compile(r"([^{}\\]*?)([0-9]{1,9})((?:-of-[0-9]+|[^0-9{}\\]*)\.tar)", re.ASCII)
+
+
+class Task(NamedTuple):
+    """A tar whose record is wanted, a digest of all that decides on it, and what it is made from."""
+
+    split: str
+    path: str
+    digest: str
+    source: Any
+
+    @property
+    def name(self) -> tuple[str, str, int, int]:
+        """What is before and after the number in the name of the tar, the digits and the value of the number."""
+        found = _NAME.fullmatch(self.path)
+        if found is None or not self.path.isascii() or not naming.is_relative(self.path):
+            raise ConfigError(f"{self.path!r}: a manifest can't name this tar; call it in ASCII with a number: t-0.tar")
+        return found[1], found[3], len(found[2]), int(found[2])
+
+
+@prepared
+class TarRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """`plan/tars/...`: a tar with its index, the samples of each class, and its lines of the quarantine list.
+
+    `num_values` are the samples that have a value in a column, `kinds` the dtypes and shapes of its arrays.
+    """
+
+    written: WrittenShard
+    labels: dict[int, int] = {}
+    rejected: list[dict[str, Any]] = []
+    num_values: int = 0
+    kinds: list[tuple[str, tuple[int, ...]]] = []
+
+
+def digest_of(*parts: object) -> str:
+    """A digest of what decides on a tar, or on a set."""
+    return hashlib.sha256(repr((_TOOL, *parts)).encode()).hexdigest()
+
+
+def ensure(
+    output: Storage, verb: str, tasks: Sequence[Task], make: Callable[[Task], TarRecord], flags: Sequence[str],
+    source: tuple[str, int], show: Show | None,
+) -> list[TarRecord]:  # fmt: skip
+    """The record of each tar of a set that a verb makes; workers `make` those that are missing.
+
+    `source` is what they read, and its size in bytes. Raises ConfigError where the output holds another set.
+    """
+    done, find = _published(output, verb), partial(_find, output)
+    found = [*plan_files.in_order(output, tasks, find)]
+    if missing := [task for task, record in zip(tasks, found, strict=True) if record is None]:
+        if done:
+            raise _other(output)
+        beam_options = options.prepare(flags, source=source[0], output=output)
+        options.limit_workers(beam_options, flags, len(missing), source[1])
+        for_each(partial(_ensure, output, make), missing, beam_options, show)
+        found = [*plan_files.in_order(output, tasks, find)]
+    if None in found:
+        raise ChangedInput(f"{source[0]}: changed while it was read; run the same command again")
+    return [record for record in found if record]
+
+
+def publish(
+    output: Storage, verb: str, tasks: Sequence[Task], records: Sequence[TarRecord], source_digest: str,
+    *, promises: Sequence[Promise], **options: Any,
+) -> Manifest:  # fmt: skip
+    """Writes the tables, the quarantine list and last the manifest, of which it returns the head.
+
+    The classes are the numbers up to the largest label. Raises ConfigError or PreconditionFailed where another set is.
+    """
+    made = Provenance(tool=_TOOL, source=verb, source_digest=source_digest, options=options, libraries={}, notes=[])
+    if done := _published(output, verb):
+        if done.provenance != made:
+            raise _other(output)
+        return done
+    num_classes = 1 + max((label for record in records for label in record.labels), default=-1)
+    splits: dict[str, list[Split]] = {}
+    for split, pattern, group in _groups(tasks, records):
+        parts = splits.setdefault(split, [])
+        table, labels = naming.table_path(f"{split}/{len(parts)}" if parts else split), Counter[int]()
+        for record in group:
+            labels.update(record.labels)
+        with output.writer(table) as out:
+            part = write_split(
+                out, [record.written for record in group], pattern=pattern, table_path=table, num_shards=len(group),
+                class_totals=[labels[label] for label in range(num_classes)], seed=0, plan_digest=source_digest,
+                promises=promises,
+            )  # fmt: skip
+        parts.append(part)
+    rejected = [line for record in records for line in record.rejected]
+    with output.writer(naming.quarantine_path()) as out:
+        out.write("".join(json.dumps(line, sort_keys=True) + "\n" for line in rejected).encode())
+    manifest = Manifest(
+        kind=manifests.KIND,
+        version=manifests.VERSION,
+        digest="",
+        classes=[ClassInfo(label=label, name=str(label)) for label in range(num_classes)],
+        splits={name: _joined(parts) for name, parts in splits.items()},
+        quarantine=Quarantine(count=len(rejected), path=naming.quarantine_path()),
+        fixes={},
+        provenance=made,
+    )
+    sealed = manifests.seal(manifest)
+    with output.writer(naming.MANIFEST, if_generation=ABSENT) as out:
+        out.write(manifests.to_json(sealed))
+    return sealed
+
+
+def _groups(tasks: Sequence[Task], records: Sequence[TarRecord]) -> Iterator[tuple[str, str, list[TarRecord]]]:
+    """The tars of each split, in runs that a brace pattern names and whose indexes have the same fields."""
+
+    def run(at: int) -> tuple[Any, ...]:
+        before, after, width, number = tasks[at].name
+        return tasks[at].split, before, after, width, number - at, records[at].written.fields
+
+    for (split, before, after, width, first, _), group in groupby(range(len(tasks)), run):
+        ats = [*group]
+        pattern = f"{before}{{{first + ats[0]:0{width}d}..{first + ats[-1]:0{width}d}}}{after}"
+        yield split, pattern, [records[at] for at in ats]
+
+
+def _joined(parts: Sequence[Split]) -> Split:
+    """One split of the groups of several, in their order."""
+    if odd := [part for part in parts if part.fields != parts[0].fields]:
+        one, other = parts[0].groups[0].shards, odd[0].groups[0].shards
+        raise SourceError(f"{one} have the fields {parts[0].fields}, {other} {odd[0].fields}; build a set of them")
+    added = ("num_samples", "num_source_samples", "num_content_bytes", "num_tar_bytes")
+    groups: Any = [group for part in parts for group in part.groups]
+    return msgspec.structs.replace(
+        parts[0],
+        **{name: sum(getattr(part, name) for part in parts) for name in added},
+        **{name: max(getattr(part, name) for part in parts) for name in ("max_tar_bytes", "max_index_bytes")},
+        class_totals=[sum(counts) for counts in zip(*(part.class_totals for part in parts), strict=True)],
+        shards=groups,
+    )
+
+
+def _ensure(output: Storage, make: Callable[[Task], TarRecord], task: Task) -> None:
+    if _find(output, task) is None:
+        record = msgspec.json.encode(make(task))
+        plan_files.write(output, _record_path(task), task.digest[:16], record)
+
+
+def _find(output: Storage, task: Task) -> TarRecord | None:
+    """The record of a tar, if it was made from the same and the index exists."""
+    file = plan_files.find(output, _record_path(task))
+    if not file or file.build != task.digest[:16]:
+        return None
+    record = plan_files.decode_record(output, _record_path(task), file.content, TarRecord)
+    return record if is_stored(output, record.written.shard.index) else None
+
+
+def _record_path(task: Task) -> str:
+    return f"{naming.PLAN_FOLDER}tars/{task.path}.json"
+
+
+def _published(output: Storage, verb: str) -> Manifest | None:
+    """The head of the manifest at the output, None if there is none; ConfigError if another verb made it."""
+    try:
+        head = manifests.read_head(output)
+    except NotFound:
+        return None
+    if head.provenance.source != verb:
+        raise ConfigError(f"{output.url}/{naming.MANIFEST}: another shard set is there already; leave it as it is")
+    return head
+
+
+def _other(output: Storage) -> ConfigError:
+    return ConfigError(f"{output.url}: finished before, from other input; remove {naming.MANIFEST} there to replace it")

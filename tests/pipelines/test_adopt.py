@@ -1,0 +1,333 @@
+"""Tars of others become a set where they are: what stock webdataset reads, sample by sample, or a reason."""
+
+import json
+import os
+import subprocess
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import webdataset
+
+import shardset
+from pipelines import cli
+from pipelines.adopt import adopt
+from pipelines.build import build
+from pipelines.check.inspect import inspect
+from pipelines.check.verify import verify
+from pipelines.config import AdoptConfig
+from shardset.errors import ConfigError, SourceError
+from shardset.format import manifest as manifests
+from shardset.storage.local import LocalStorage
+from shardset.storage.open import open_storage
+from tests.makers.built import HERE, config_of
+from tests.makers.images import image_bytes
+from tests.makers.shardset import png_samples, put, write_shard_set
+from tests.makers.tars import plain, special, tar_bytes, tar_of
+
+FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "posix": tarfile.PAX_FORMAT}
+DEEP = "a" * 60 + "/" + "b" * 80
+
+
+def adopted(folder: Path | str, **options: str) -> manifests.Manifest:
+    adopt(AdoptConfig(**{"input": str(folder), **options}), HERE)
+    return manifests.load(str(folder).partition("/t-")[0])[0]
+
+
+def stock(folder: Path) -> list[tuple[str, dict[str, bytes]]]:
+    """What webdataset reads from all tars of a folder, in order."""
+    tars = sorted(map(str, folder.rglob("*.tar")))
+    samples = webdataset.WebDataset(tars, shardshuffle=False, empty_check=False)
+    return [(one["__key__"], {name: one[name] for name in one if name[0] != "_"}) for one in samples]
+
+
+def ours(folder: Path, split: str = "t") -> list[tuple[str, dict[str, bytes]]]:
+    return [(sample.key, sample.fields) for sample in shardset.open(str(folder), split)]
+
+
+def members(number: int, num_samples: int = 4, prefix: str = "") -> list[tuple[str, bytes]]:
+    """A sample is an image, its label and, if it is even, a text."""
+    found = []
+    for serial in range(number * num_samples, (number + 1) * num_samples):
+        found += [
+            (f"{prefix}{serial:04d}.PNG", image_bytes(serial)),
+            (f"{prefix}{serial:04d}.cls", b"%d\n" % (serial % 3)),
+        ]
+        found += [(f"{prefix}{serial:04d}.seg.txt", b"text")] if serial % 2 == 0 else []
+    return found
+
+
+def write_tar(folder: Path, number: int, files: list[tuple[str, bytes]], how: str, format: str) -> None:
+    path = folder / f"t-{number:03d}.tar"
+    if how == "tarfile":
+        path.write_bytes(tar_bytes(files, FORMATS[format]))
+        return
+    raw = folder / f"raw{number}"
+    for name, content in files:
+        (raw / name).parent.mkdir(parents=True, exist_ok=True)
+        (raw / name).write_bytes(content)
+    subprocess.run(["tar", f"--format={format}", "--sort=name", "-C", raw, "-cf", path, "."], check=True)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("how", ["tar", "tarfile"])
+def test_a_set_of_tars_of_others_is_what_webdataset_reads(how, format, tmp_path):
+    for number, prefix in enumerate(["", "train/x/", f"{DEEP}/"]):
+        write_tar(tmp_path, number, members(number, prefix=prefix), how, format)
+    before = {path: path.read_bytes() for path in tmp_path.glob("*.tar")}
+    manifest = adopted(tmp_path / "t-{000..002}.tar")
+    assert ours(tmp_path) == stock(tmp_path)
+    assert {path: path.read_bytes() for path in before} == before
+    assert [group.shards for group in manifest.split("t").groups] == ["t-{000..002}.tar"]
+    assert manifest.split("t").groups[0].promises == ["equal"]
+    assert [info.name for info in manifest.classes] == ["0", "1", "2"]
+    assert verify(str(tmp_path), deep=True).problems == ()
+    assert [sample.label for sample in inspect(str(tmp_path), shard=1)] == [4 % 3, 5 % 3, 6 % 3, 7 % 3]
+    with shardset.Stream(str(tmp_path), "t", batch_size=5, image_size=16, with_key=True) as stream:
+        read = [key for batch in stream for key, weight in zip(batch["key"], batch["weight"], strict=True) if weight]
+    assert sorted(read) == sorted(key for key, _ in stock(tmp_path))
+
+
+@pytest.mark.gcs
+def test_tars_in_a_bucket_are_read_once_and_where_they_are(gcs_root, tmp_path):
+    storage = open_storage(gcs_root)
+    for number in range(2):
+        put(storage, f"t-{number}.tar", tar_bytes(members(number), tarfile.PAX_FORMAT))
+    adopted(f"{gcs_root}/t-{{0..1}}.tar")
+    assert [sample.key for sample in shardset.open(gcs_root)] == [f"{serial:04d}" for serial in range(8)]
+    assert verify(gcs_root, deep=True).ok
+
+
+ODD = {
+    "a hard link": ([plain("0.txt", b"x"), special("1.txt", tarfile.LNKTYPE, "0.txt")], "is a link", 1, 1),
+    "a symbolic link": ([plain("0.txt", b"x"), special("1.txt", tarfile.SYMTYPE, "0.txt")], "is a link", 1, 1),
+    "a key that comes back": ([plain(f"{key}.txt", b"x") for key in "010"], "came before", 1, 2),
+    "a key cut in two": ([plain(name, b"x") for name in ("0.a", "README", "0.b", "1.a")], "no dot", 1, 3),
+    "a field twice": ([plain("0.txt", b"x"), plain("0.TXT", b"x"), plain("1.txt", b"x")], "twice", 1, 1),
+    "no field": ([plain("README", b"x"), plain("1.txt", b"x")], "no dot", 1, 1),
+    "a hidden file": ([plain("._0.txt", b"x"), plain("1.txt", b"x")], "no key", 1, 1),
+    "a name that climbs": ([plain("a/../0.txt", b"x"), plain("1.txt", b"x")], "climbs", 1, 1),
+    "a long name": ([plain("k" * 1024 + ".txt", b"x"), plain("1.txt", b"x")], "over 1024 bytes", 1, 1),
+    "what webdataset skips": ([plain("__a__/0.txt", b"x"), plain("1.txt", b"x")], "__metadata__", 1, 1),
+    "no ASCII": ([plain("ä.txt", b"x"), plain("1.txt", b"x")], "not ASCII", 1, 1),
+    "a class in words": ([plain("0.cls", b"x"), plain("1.txt", b"x")], "expected a label", 1, 1),
+}
+
+
+@pytest.mark.parametrize("what", ODD)
+def test_what_cannot_be_read_exactly_is_listed_and_never_skipped(what, tmp_path):
+    infos, reason, num_left, num_listed = ODD[what]
+    tar = tar_of([(info, b"x" * info.size) for info in infos], tarfile.PAX_FORMAT)
+    (tmp_path / "t-0.tar").write_bytes(tar)
+    manifest = adopted(tmp_path)
+    entries = [*map(json.loads, (tmp_path / "quarantine.jsonl").read_bytes().splitlines())]
+    assert len(entries) == manifest.quarantine.count == num_listed
+    assert reason in entries[0]["reason"]
+    assert entries[0]["object"] == "t-0.tar"
+    assert manifest.split("t").num_samples == num_left == len(ours(tmp_path))
+    assert verify(str(tmp_path), deep=True).ok
+
+
+GOOD = tar_bytes([("0.txt", b"x" * 3000)])
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (GOOD[:2000], "cut"),
+        (GOOD[:3584], "no end mark"),
+        (b"\x1f\x8b" + GOOD, "gzip"),
+        (GOOD + GOOD, "joined"),
+        (b"", "cut"),
+        (tar_bytes([]), "no sample"),
+        (tar_bytes([("README", b"x")]), "holds no sample .*no dot"),
+        (b"\1" + GOOD[1:], "damaged"),
+        (tar_of([(plain("a" * (2 << 20) + ".txt", b""), b"")], tarfile.PAX_FORMAT), "longer than"),
+        (tar_bytes([(f"{n}.f{n}", b"x") for n in range(901)]), "more than 900 fields"),
+    ],
+    ids=[
+        "truncated",
+        "no end",
+        "compressed",
+        "two",
+        "nothing",
+        "empty",
+        "odd",
+        "damaged",
+        "huge header",
+        "many fields",
+    ],
+)
+def test_a_bad_tar_is_named_and_the_others_are_kept(data, reason, tmp_path):
+    for number in (7, 8, 10):
+        (tmp_path / f"t-{number}.tar").write_bytes(tar_bytes(members(number)))
+    (tmp_path / "t-9.tar").write_bytes(data)
+    with pytest.raises(SourceError, match=f"t-9.tar.*{reason}"):
+        adopted(tmp_path)
+    assert not (tmp_path / "manifest.json").exists()
+    (tmp_path / "t-9.tar").unlink()
+    manifest = adopted(tmp_path)
+    assert [group.shards for group in manifest.split("t").groups] == ["t-{7..8}.tar", "t-{10..10}.tar"]
+    assert [key for key, _ in ours(tmp_path)] == [f"{serial:04d}" for serial in (*range(28, 36), *range(40, 44))]
+    assert verify(str(tmp_path), deep=True).ok
+
+
+def test_sparse_members_are_listed(tmp_path):
+    with (tmp_path / "0.bin").open("wb") as file:
+        file.truncate(1 << 20)
+    (tmp_path / "1.txt").write_bytes(b"x")
+    for number, how in enumerate(["gnu", "posix"]):
+        tar = tmp_path / f"t-{number}.tar"
+        subprocess.run(["tar", f"--format={how}", "-C", tmp_path, "-Scf", tar, "0.bin", "1.txt"], check=True)
+    assert adopted(tmp_path).split("t").num_samples == 2
+    assert (tmp_path / "quarantine.jsonl").read_bytes().count(b"is a sparse file") == 2
+
+
+def test_empty_members_odd_keys_and_long_members_are_read_exactly(tmp_path):
+    big = np.random.default_rng(0).bytes(3 << 20)
+    files = [("./a b/0.txt", b""), ("./a b/0.bin", big), ("./a b/1.bin", big[1:]), ("./a b/1.cls", b" 007\n")]
+    (tmp_path / "t-0.tar").write_bytes(tar_bytes(files, tarfile.GNU_FORMAT))
+    manifest = adopted(tmp_path)
+    assert manifest.split("t").class_totals == [0] * 7 + [1]
+    assert ours(tmp_path) == [(key, dict(sorted(fields.items()))) for key, fields in stock(tmp_path)]
+    assert verify(str(tmp_path), deep=True).ok
+
+
+def test_a_label_that_is_large_costs_no_time_for_each_tar(tmp_path):
+    for number in range(2):
+        (tmp_path / f"t-{number}.tar").write_bytes(tar_bytes([("0.cls", b"%d" % (20_000 * number))]))
+    assert len(adopted(tmp_path).classes) == 20_001
+
+
+def test_the_manifest_may_lie_above_the_tars_and_nowhere_else(tmp_path):
+    (tmp_path / "in/put").mkdir(parents=True)
+    (tmp_path / "in/put/t-0.tar").write_bytes(GOOD)
+    with pytest.raises(ConfigError, match=r"names tars in its own folder and below; give .*in/put, a folder above it"):
+        adopted(tmp_path / "in/put", output=str(tmp_path / "in/pu"))
+    adopt(AdoptConfig(input=f"{tmp_path}/in/put", output=str(tmp_path)), HERE)
+    manifest = manifests.load(str(tmp_path)).manifest
+    assert [group.shards for group in manifest.split("t").groups] == ["in/put/t-{0..0}.tar"]
+    assert [key for key, _ in ours(tmp_path)] == ["0"]
+    assert verify(str(tmp_path), deep=True).ok
+
+
+def test_kills_leave_no_manifest_and_lose_no_finished_index(tmp_path, monkeypatch):
+    for number in range(3):
+        (tmp_path / f"t-{number}.tar").write_bytes(tar_bytes(members(number)))
+    write = LocalStorage.writer
+    for dies_at in ("t-1.idx.npy", "plan/tars/t-1.tar.json", "t/shards.npy", "manifest.json"):
+
+        def writer(self, name, dies_at=dies_at, **options):
+            if name == dies_at:
+                raise KeyboardInterrupt
+            return write(self, name, **options)
+
+        monkeypatch.setattr(LocalStorage, "writer", writer)
+        with pytest.raises((KeyboardInterrupt, RuntimeError)):  # the second from a worker
+            adopted(tmp_path)
+        assert not (tmp_path / "manifest.json").exists()
+        monkeypatch.undo()
+    first = (tmp_path / "t-0.idx.npy").stat().st_mtime_ns
+    assert adopted(tmp_path).split("t").num_samples == 12
+    assert (tmp_path / "t-0.idx.npy").stat().st_mtime_ns == first
+    assert ours(tmp_path) == stock(tmp_path)
+
+
+def test_a_rerun_reads_only_tars_that_changed_or_are_new(tmp_path):
+    for number in range(3):
+        (tmp_path / f"t-{number}.tar").write_bytes(tar_bytes(members(number)))
+    first = adopted(tmp_path)
+    assert adopted(tmp_path) == first
+    times = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("*.npy")}
+    (tmp_path / "t-1.tar").write_bytes(tar_bytes(members(5)))
+    (tmp_path / "t-3.tar").write_bytes(tar_bytes(members(6)))
+    with pytest.raises(ConfigError, match=r"finished before, from other input; remove manifest\.json"):
+        adopted(tmp_path)
+    (tmp_path / "manifest.json").unlink()
+    assert adopted(tmp_path).split("t").num_samples == 16
+    changed = {path.name for path in tmp_path.glob("*.npy") if times.get(path.name) != path.stat().st_mtime_ns}
+    assert changed == {"t-1.idx.npy", "t-3.idx.npy"}
+    assert ours(tmp_path) == stock(tmp_path)
+
+
+def test_tars_with_different_fields_are_refused(tmp_path):
+    (tmp_path / "t-0.tar").write_bytes(tar_bytes([("0.txt", b"x"), ("0.cls", b"3")]))
+    (tmp_path / "t-1.tar").write_bytes(tar_bytes([("1.json", b'{"label": 1}'), ("1.txt", b"y"), ("2.txt", b"z")]))
+    with pytest.raises(SourceError, match=r"\['cls', 'txt'\], .* \['json', 'txt'\]; build a set of them"):
+        adopted(tmp_path)
+
+
+def test_folders_or_names_are_splits_and_numbers_are_in_their_order(tmp_path):
+    names = ["train/a-9.tar", "train/a-10.tar", "train/a-11.tar", "val-00000-of-00002.tar", "val-00001-of-00002.tar"]
+    for number, name in enumerate(names):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(tar_bytes(members(number, 2)))
+    manifest = adopted(tmp_path)
+    assert {name: [group.shards for group in split.groups] for name, split in manifest.splits.items()} == {
+        "train": ["train/a-{9..9}.tar", "train/a-{10..11}.tar"],
+        "val": ["val-{00000..00001}-of-00002.tar"],
+    }
+    assert [key for key, _ in ours(tmp_path, "train")] == [f"{serial:04d}" for serial in range(6)]
+    (tmp_path / "manifest.json").unlink()
+    assert adopted(tmp_path, split="all").split("all").num_samples == 10
+
+
+def test_a_name_without_a_number_is_refused(tmp_path):
+    (tmp_path / "train.tar").write_bytes(GOOD)
+    with pytest.raises(ConfigError, match=r"'train.tar': a manifest can't name this tar"):
+        adopted(tmp_path)
+    (tmp_path / "train.tar").rename(tmp_path / "my train-0.tar")
+    with pytest.raises(ConfigError, match="'my train' can't name a split"):
+        adopted(tmp_path)
+    assert adopted(tmp_path, split="train").split("train").groups[0].shards == "my train-{0..0}.tar"
+
+
+def test_verify_sees_a_changed_tar(tmp_path):
+    for number in range(2):
+        (tmp_path / f"t-{number}.tar").write_bytes(tar_bytes(members(number)))
+    adopted(tmp_path)
+    tar = bytearray((tmp_path / "t-0.tar").read_bytes())
+    tar[600] ^= 1
+    (tmp_path / "t-0.tar").write_bytes(tar)
+    assert {problem.where for problem in verify(str(tmp_path), deep=True).problems} == {"t-0.tar"}
+
+
+def test_a_build_never_removes_adopted_tars(tmp_path):
+    (tmp_path / "t-0.tar").write_bytes(GOOD)
+    adopted(tmp_path)
+    (tmp_path / "raw/train/a").mkdir(parents=True)
+    (tmp_path / "raw/train/a/0.png").write_bytes(image_bytes(0))
+    with pytest.raises(ConfigError, match="were adopted and are not removed"):
+        build(config_of(tmp_path / "raw", tmp_path, overwrite=True, num_shards={"": 1}), HERE)
+    assert (tmp_path / "t-0.tar").read_bytes() == GOOD
+
+
+def test_a_set_that_was_built_and_columns_are_left_alone(tmp_path):
+    storage = open_storage(str(tmp_path))
+    write_shard_set(storage, {"t": png_samples("t", 4)})
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match="another shard set is there already"):
+        adopted(tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    others = tmp_path / "others"
+    (others / "columns/x/t").mkdir(parents=True)
+    (others / "columns/x/t/t-0.tar").write_bytes(GOOD)
+    with pytest.raises(SourceError, match="no tars but those of columns"):
+        adopted(others)
+    (others / "t-0.tar").write_bytes(GOOD)
+    assert adopted(others).split("t").num_samples == 1
+
+
+def test_the_command_adopts_and_estimate_says_what_follows(tmp_path, capsys):
+    for number in range(2):
+        (tmp_path / f"t-{number}.tar").write_bytes(tar_bytes(members(number)))
+    assert cli.main(["adopt", "--input", f"{tmp_path}/t-{{0..1}}.tar", "--json", *HERE]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["samples of t"], answer["quarantined"]) == (8, 0)
+    assert cli.main(["estimate", str(tmp_path), "--split", "t", "--json"]) == 0
+    assert "Nobody promises that these tars are mixed" in json.loads(capsys.readouterr().out)["advice"][0]
+    os.unlink(tmp_path / "manifest.json")
+    (tmp_path / "t-2.tar").write_bytes(GOOD[:700])
+    assert cli.main(["adopt", "--input", str(tmp_path), *HERE]) == 1
+    assert "t-2.tar" in capsys.readouterr().err

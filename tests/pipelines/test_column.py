@@ -1,0 +1,289 @@
+"""Columns: a value for each sample in tars of their own, from arrays, tables and tars, read with the samples."""
+
+import io
+import tarfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import webdataset
+
+from pipelines import cli
+from pipelines.check.verify import verify
+from pipelines.column import column
+from pipelines.config import ColumnConfig
+from pipelines.sources.values import open_values
+from shardset import Stream
+from shardset.errors import ConfigError, DamagedShard, ManifestError, SourceError
+from shardset.format import manifest as manifests
+from shardset.storage.open import open_storage
+from tests.makers.built import HERE
+from tests.makers.shardset import png_samples, publish, write_shard_set
+from tests.makers.tars import tar_bytes
+
+NUM = {"train": 30, "val": 10}
+KEYS = [f"{split}-{serial:06d}" for split, count in NUM.items() for serial in range(count)]
+LOGITS = np.random.default_rng(1).normal(size=(NUM["train"], 1000)).astype(np.float16)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_shard_set(
+        open_storage(str(tmp_path)), {name: png_samples(name, num) for name, num in NUM.items()}, num_shards=3
+    )
+    return tmp_path
+
+
+def written(folder: Path | str, name: str, source: Path | str, **options: str) -> manifests.Manifest:
+    return column(ColumnConfig(set=str(folder), name=name, source=str(source), **options), HERE)
+
+
+def table(folder: Path, name: str = "values.parquet", **columns: object) -> Path:
+    pq.write_table(pa.table(columns), folder / name, row_group_size=7)
+    return folder / name
+
+
+def array(folder: Path, values: np.ndarray) -> Path:
+    np.save(folder / "values.npy", values)
+    return folder / "values.npy"
+
+
+def read(folder: Path | str, *names: str, split: str = "train", **options: object) -> dict[int, list[object]]:
+    """The values of each sample by id, as one epoch gives them."""
+    found = {}
+    with Stream(str(folder), split, batch_size=8, columns=names, **{"image": None, **options}) as stream:
+        for batch in stream:
+            for slot in np.flatnonzero(batch["weight"]):
+                found[int(batch["id"][slot])] = [batch[name][slot] for name in names]
+    assert len(found) == NUM[split]
+    return found
+
+
+@pytest.mark.parametrize("options", [{}, {"image_size": 16, "image": ...}, {"seed": None}, {"fields": ("cls",)}])
+def test_a_thousand_logits_come_with_each_sample(folder, options):
+    manifest = written(folder, "logits", array(folder, LOGITS), split="train")
+    assert manifest.provenance.source_digest == manifests.load(str(folder)).manifest.digest
+    assert verify(f"{folder}/columns/logits", deep=True).ok
+    found = read(folder, "logits", **options)
+    assert all(np.array_equal(logits, LOGITS[id_]) and logits.dtype == np.float16 for id_, [logits] in found.items())
+
+
+@pytest.mark.parametrize("where", ["memory", pytest.param("gs", marks=pytest.mark.gcs)])
+def test_a_set_that_is_not_on_a_disk_has_columns_too(where, request, tmp_path):
+    url = "memory://columns" if where == "memory" else request.getfixturevalue("gcs_root")
+    write_shard_set(open_storage(url), {name: png_samples(name, num) for name, num in NUM.items()}, num_shards=3)
+    written(url, "logits", array(tmp_path, LOGITS), split="train")
+    assert all(np.array_equal(logits, LOGITS[id_]) for id_, [logits] in read(url, "logits").items())
+
+
+def test_a_table_in_any_order_gives_values_by_key_and_what_it_lacks_is_nan_or_empty(folder):
+    chosen = np.random.default_rng(0).permutation(len(KEYS))[:35].tolist()
+    lists = [None if number == chosen[0] else [float(number), 1.0] for number in chosen]
+    keys, texts = [KEYS[number] for number in chosen], [f"number {number}" for number in chosen]
+    manifest = written(folder, "vector", table(folder, key=keys, vector=pa.array(lists, pa.list_(pa.float32()))))
+    assert manifest.provenance.options["num_values"] == 34
+    written(folder, "caption", table(folder, key=keys, caption=pa.array(texts, pa.large_string())))
+    for split, first in (("train", 0), ("val", NUM["train"])):
+        for id_, [vector, caption] in read(folder, "vector", "caption", split=split).items():
+            number = first + id_
+            assert vector.dtype == np.float32
+            assert np.array_equal(vector, [number, 1] if number in chosen[1:] else [np.nan] * 2, equal_nan=True)
+            assert caption == (f"number {number}".encode() if number in chosen else b"")
+
+
+def test_tars_of_others_give_values_once_they_are_adopted(folder, tmp_path):
+    others = tmp_path / "others"
+    others.mkdir()
+    members = [(f"{key}.emb.npy", _npy(np.full((2, 2), number, np.int16))) for number, key in enumerate(KEYS)]
+    (others / "e-0.tar").write_bytes(tar_bytes(members[:25]))
+    (others / "e-1.tar").write_bytes(tar_bytes(members[25:]))
+    with pytest.raises(ManifestError, match="no manifest there"):
+        written(folder, "emb", others)
+    assert cli.main(["adopt", "--input", str(others), *HERE]) == 0
+    written(folder, "emb", others)
+    for split, first in (("train", 0), ("val", NUM["train"])):
+        found = read(folder, "emb", split=split)
+        assert all((values[0] == first + id_).all() and values[0].shape == (2, 2) for id_, values in found.items())
+
+
+def test_a_number_a_sample_is_a_column_too(folder):
+    written(folder, "number", array(folder, np.arange(30, dtype=np.int32)), split="train")
+    assert all(value == id_ and value.dtype == np.int32 for id_, [value] in read(folder, "number").items())
+
+
+def test_threads_of_a_worker_read_an_array_at_once(folder):
+    values = open_values(ColumnConfig(set="", name="x", source=str(array(folder, LOGITS))), [30])
+    with ThreadPoolExecutor(8) as threads:
+        found = [*threads.map(lambda row: values.of(["key"], row)[0], [*range(30)] * 20)]
+    assert np.array_equal(found, np.tile(LOGITS, (20, 1)))
+
+
+def test_a_set_of_tars_of_others_has_columns_where_their_names_leave_room(folder, tmp_path):
+    others = tmp_path / "others"
+    others.mkdir()
+    (others / "t-0.tar").write_bytes(tar_bytes([("./a b/0.txt", b"x"), ("./a b/1.txt", b"y")]))
+    assert cli.main(["adopt", "--input", str(others), *HERE]) == 0
+    np.save(tmp_path / "two.npy", np.ones((2, 3), np.float32))
+    written(others, "two", tmp_path / "two.npy")
+    assert verify(f"{others}/columns/two", deep=True).ok
+    with Stream(str(others), "t", batch_size=2, columns=("two",), image=None) as stream:
+        assert next(iter(stream))["two"].shape == (2, 3)
+    (others / "manifest.json").unlink()
+    (others / "t-0.tar").write_bytes(tar_bytes([("k" * 95 + ".a", b"x"), ("1.a", b"y")], tarfile.PAX_FORMAT))
+    assert cli.main(["adopt", "--input", str(others), *HERE]) == 0
+    with pytest.raises(ConfigError, match="does not fit a USTAR header"):
+        written(others, "three", tmp_path / "two.npy")
+
+
+def test_values_by_key_need_keys_that_occur_once(folder, tmp_path):
+    others = tmp_path / "others"
+    others.mkdir()
+    for number in range(2):
+        (others / f"t-{number}.tar").write_bytes(tar_bytes([(f"{KEYS[0]}.txt", b"%d" % number)]))
+    assert cli.main(["adopt", "--input", str(others), *HERE]) == 0
+    with pytest.raises(ConfigError, match="a key twice"):
+        written(folder, "text", others)
+
+
+def test_webdataset_joins_a_column_by_key(folder):
+    written(folder, "logits", array(folder, LOGITS), split="train")
+    tars = [f"{folder}/columns/logits/train/train-{number:06d}.tar" for number in range(3)]
+    samples = list(webdataset.WebDataset(tars, shardshuffle=False).decode())
+    assert [sample["__key__"] for sample in samples] == KEYS[: NUM["train"]]
+    assert all(np.array_equal(sample["logits.npy"], row) for sample, row in zip(samples, LOGITS, strict=True))
+
+
+def test_an_unread_column_costs_no_byte_and_a_read_one_changes_no_order(folder):
+    def ids_and_bytes(**options: object) -> tuple[list[list[int]], int]:
+        with Stream(str(folder), "train", batch_size=8, image=None, seed=5, **options) as stream:
+            ids = [batch["id"].tolist() for batch in stream]
+        return ids, stream.num_bytes_read
+
+    before = ids_and_bytes()
+    written(folder, "logits", array(folder, LOGITS), split="train")
+    assert ids_and_bytes() == before
+    ids, num_bytes = ids_and_bytes(columns=("logits",))
+    assert ids == before[0]
+    assert num_bytes >= before[1] + LOGITS.nbytes
+
+
+@pytest.mark.parametrize("policy", ["raise", "mask", "substitute"])
+def test_a_damaged_value_is_a_damaged_sample(folder, policy):
+    written(folder, "logits", array(folder, LOGITS), split="train")
+    path = folder / "columns/logits/train/train-000001.tar"
+    data = bytearray(path.read_bytes())
+    data[700] ^= 1  # of the first value
+    path.write_bytes(data)
+    with Stream(str(folder), "train", batch_size=30, image=None, columns=("logits",), bad_samples=policy) as stream:
+        if policy == "raise":
+            with pytest.raises(DamagedShard, match=r"columns/logits/train/train-000001.tar: sample 'train-000010'"):
+                list(stream)
+            return
+        [batch] = stream
+    [slot] = np.flatnonzero(batch["weight"] == 0) if policy == "mask" else np.flatnonzero(np.bincount(batch["id"]) == 0)
+    if policy == "mask":
+        assert batch["id"][slot] == 10
+        assert np.isnan(batch["logits"][slot]).all()
+    else:
+        assert slot == 10
+        assert np.array_equal(batch["logits"], LOGITS[batch["id"]])
+
+
+def test_a_transform_sees_and_changes_columns(folder):
+    written(folder, "logits", array(folder, LOGITS), split="train")
+    found = read(folder, "logits", transform=lambda row, rng: row | {"logits": row["logits"][:3].astype(np.float32)})
+    assert all(np.array_equal(values[0], LOGITS[id_, :3].astype(np.float32)) for id_, values in found.items())
+
+
+def test_a_rerun_writes_only_what_is_missing_and_other_values_need_another_name(folder):
+    source = array(folder, LOGITS)
+    first = written(folder, "logits", source, split="train")
+    tars = sorted((folder / "columns/logits/train").glob("*.tar"))
+    times = [path.stat().st_mtime_ns for path in tars]
+    assert written(folder, "logits", source, split="train") == first
+    (folder / "columns/logits/manifest.json").unlink()
+    (folder / "columns/logits/train/train-000001.idx.npy").unlink()
+    assert written(folder, "logits", source, split="train") == first
+    assert [path.stat().st_mtime_ns == time for path, time in zip(tars, times, strict=True)] == [True, False, True]
+    array(folder, LOGITS + 1)
+    with pytest.raises(ConfigError, match="finished before, from other input"):
+        written(folder, "logits", source, split="train")
+    assert read(folder, "logits")
+
+
+def test_a_column_of_another_version_of_the_set_is_refused(folder):
+    written(folder, "logits", array(folder, LOGITS), split="train")
+    storage = open_storage(str(folder))
+    publish(storage, msgspec.structs.replace(manifests.load(str(folder)).manifest, fixes={"renamed-png": 1}))
+    with pytest.raises(ManifestError, match=r"a column of set .* write it again"):
+        read(folder, "logits")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (np.zeros((29, 3)), r"float64 \(29, 3\) in C order"),
+        (np.asfortranarray(np.zeros((30, 3))), "in Fortran order"),
+        (np.zeros(30, "U3"), "numbers of 1 to 8 bytes"),
+        (np.zeros((30, 1), ">f4"), "numbers of 1 to 8 bytes"),
+    ],
+    ids=["too few", "transposed", "texts", "big-endian"],
+)
+def test_arrays_that_do_not_fit_are_refused(values, message, folder):
+    with pytest.raises((ConfigError, ManifestError), match=message):
+        written(folder, "x", array(folder, values), split="train")
+    assert not (folder / "columns/x/manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"key": ["a", "b"], "x": [[1.0], [1.0]]}, "no sample of the set has a value"),
+        ({"key": KEYS[:2], "x": [[1], [2]]}, "2 whole numbers for 40 samples"),
+        ({"key": KEYS[:2], "x": [[1.0], [1.0, 2.0]]}, "expected one shape and type"),
+        ({"key": KEYS[:1] * 2, "x": [[1.0], [1.0]]}, "a key twice"),
+        ({"id": [1, 2], "x": [[1.0], [1.0]]}, "expected a column key"),
+        ({"key": KEYS[:2], "x": [1.5, 2.5]}, "double.*expected a column key"),
+        ({"key": KEYS[:2], "x": [[1.0], [2.0]], "y": [[1.0], [2.0]]}, "expected a column key"),
+    ],
+)
+def test_tables_that_do_not_fit_are_refused(columns, message, folder):
+    with pytest.raises(ConfigError, match=message):
+        written(folder, "x", table(folder, **columns))
+    assert not (folder / "columns/x/manifest.json").exists()
+
+
+def test_what_is_no_table_or_array_is_said(folder):
+    for name, error in (("x.npy", SourceError), ("x.parquet", SourceError)):
+        (folder / name).write_bytes(b"no such file")
+        with pytest.raises(error, match=name):
+            written(folder, "x", folder / name, split="train")
+    with pytest.raises(ConfigError, match="expected a name of"):
+        written(folder, "Logits", folder / "x.npy")
+
+
+def test_names_of_columns_are_those_of_a_batch(folder):
+    written(folder, "label", array(folder, LOGITS), split="train")
+    with pytest.raises(ConfigError, match="already has a 'label'"):
+        read(folder, "label")
+    with pytest.raises(ConfigError, match="expected several"):
+        Stream(str(folder), "train", batch_size=8, image=None, columns="label")
+    with pytest.raises(ManifestError, match=r"columns/none/manifest.json"):
+        read(folder, "none")
+
+
+def test_the_command_writes_a_column(folder, capsys):
+    array(folder, LOGITS)
+    assert cli.main(["column", str(folder), "logits", "--from", f"{folder}/values.npy", "--split", "train", *HERE]) == 0
+    assert "num_values: 30" in capsys.readouterr().out
+    assert read(folder, "logits")
+
+
+def _npy(value: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, value)
+    return file.getvalue()
