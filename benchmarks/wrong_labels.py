@@ -2,7 +2,8 @@
 
     OMP_WAIT_POLICY=passive python -m benchmarks.wrong_labels --share 0.02 --rounds 3
 
-Each round has other wrong labels and another seed. Prints a table in Markdown.
+Each round has other wrong labels and another seed. Prints a table in Markdown; in its last column, the samples with
+wrong labels were left out by what was planted.
 """
 
 import argparse
@@ -31,7 +32,7 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.02, help="share of training labels that are made wrong")
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
-    print("| round | wrong labels | among as many worst | accuracy with them | without the worst | without all |")
+    print("| round | wrong labels | among as many worst | accuracy of all | without the worst | without the wrong |")
     print("|---|---|---|---|---|---|")
     for number in range(args.rounds):
         with tempfile.TemporaryDirectory(prefix="wrong-labels-") as folder:

@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pipelines import cli as pipelines
 from shardset.errors import ConfigError
+from shardset.format.manifest import load
 from shardset.program import OK
 from shardset.storage.open import open_storage
+from tests.makers.documented import REPOSITORY
 from tests.makers.training import NUM_EVAL, NUM_TRAIN, STEPS, read_records, shard_set, tiny_config
 from trainer import cli as command
 from trainer import loop
@@ -159,6 +162,22 @@ def test_an_evaluation_says_by_class_what_is_taken_for_what_and_the_page_shows_t
     (recorded / "worst.json").write_text("{}")
     assert command.main(["report", str(recorded)]) != OK
     assert "worst.json: damaged" in capsys.readouterr().err
+
+
+def test_the_page_leads_from_losses_to_a_view_without_the_worst_samples(
+    recorded: Path, manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (REPOSITORY / "docs/losses.md").read_text()
+    [query] = re.findall(r"```sql\n(.*?)```", page, flags=re.S)
+    [line] = re.findall(r"^python -m (pipelines view .*)$", page, flags=re.M)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").symlink_to(recorded)
+    pytest.importorskip("duckdb").execute(query.replace("1000", "5"))
+    words = [{"photos": manifest}.get(word, word) for word in line.split()]
+    assert pipelines.main(words[1:]) == OK
+    means = sum(losses[np.argsort(ids)] for ids, losses, _ in epochs_of(recorded))
+    kept = load("clean.parquet").part("train").selection
+    assert sorted(set(range(NUM_TRAIN)) - set(kept.id_of(np.arange(kept.num_kept)))) == sorted(np.argsort(-means)[:5])
 
 
 def test_many_classes_are_shown_by_their_mistakes_least_accurate_first() -> None:
