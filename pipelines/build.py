@@ -19,11 +19,12 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.runner import PipelineResult, PipelineState
 
 from pipelines import sources
-from pipelines.config import BuildConfig
+from pipelines.config import BuildConfig, Known
 from pipelines.images.encode import libraries
 from pipelines.pipeline import NAMESPACE, PreparedBuild, construct
 from pipelines.plan import files as plan_files
 from pipelines.plan import paths
+from pipelines.plan.append import Addition, extended_classes, write_known
 from pipelines.plan.files import PlanFiles
 from pipelines.plan.records import PLAN_VERSION, BuildFile, PlanFile
 from pipelines.plan.slices import read_range
@@ -32,12 +33,13 @@ from pipelines.plan.survey import write_units
 from pipelines.runners import dataflow, errors, local, options
 from pipelines.runners.progress import BuildProgress, watched
 from pipelines.sources.base import Survey
+from pipelines.write import history
 from pipelines.write import replace as replacing
 from shardset.errors import ConfigError, NotFound, PreconditionFailed, ShardsetError
 from shardset.format import manifest as manifests
-from shardset.format import naming
+from shardset.format import naming, versions
 from shardset.format.manifest import Manifest
-from shardset.storage.base import ABSENT, Storage, os_errors_as_storage_errors
+from shardset.storage.base import Storage, os_errors_as_storage_errors
 from shardset.storage.checked import PIECE_BYTES
 from shardset.storage.open import open_storage
 from shardset.version import __version__
@@ -208,6 +210,9 @@ class _Start:
         generation = plan_files.generation_of(output, paths.BUILD)
         stored = plan_files.find(output, paths.BUILD)
         old = plan_files.decode_record(output, paths.BUILD, stored.content, BuildFile) if stored else None
+        base = None
+        if self.config.append:
+            file, base = self._appending(old, file, self.config.append)
         changes = self._changes(old, file) if old else []
         output.sweep()
         if stored and old and not changes and old.ready:
@@ -217,10 +222,16 @@ class _Start:
                 _write_build(files, file, generation)
             return files, file
         manifest_generation = plan_files.generation_of(output, naming.MANIFEST)
-        self._refuse_existing(has_manifest=manifest_generation != ABSENT, has_build=old is not None, changes=changes)
         replaced = replacing.manifest_at(output, naming.MANIFEST)
-        unfinished = replacing.unfinished_files(output) - replacing.files_of(replaced)
-        replacing.refuse_input(output, replacing.files_of(replaced) | unfinished, self.input, self.survey.objects)
+        if base is None or history.has_unfinished_plan(output, base):
+            has_manifest = base is None and replaced is not None
+            self._refuse_existing(has_manifest=has_manifest, has_build=old is not None, changes=changes)
+        removed = unfinished = history.unlisted(
+            output, replacing.unfinished_files(output) - replacing.files_of(replaced)
+        )
+        if base is None:
+            removed = unfinished.union(*map(replacing.files_of, [replaced, *manifests.older(output)]))
+        replacing.refuse_input(output, removed, self.input, self.survey.objects)
         if self.survey.all_tars:
             replacing.refuse_inside(
                 output, self.input, "whose tars are the input, and a rerun would read the shards too"
@@ -237,10 +248,33 @@ class _Start:
         generation = plan_files.generation_of(output, paths.BUILD)
         if plan_files.generation_of(output, naming.MANIFEST) != manifest_generation:
             raise plan_files.another_build(output, naming.MANIFEST)
-        files.step(lambda: _lay_out(files, unfinished, replaced, lines))
+        files.step(lambda: _lay_out(files, unfinished, replaced, lines, known=self.config.append))
         file = msgspec.structs.replace(file, ready=True, before=[suffix] if suffix in before else [])
         _write_build(files, file, generation)
         return PlanFiles(output, file.digest), file
+
+    def _appending(self, old: BuildFile | None, file: BuildFile, known: Known) -> tuple[BuildFile, Manifest]:
+        """The build as an append to the newest version, or to the one before if the old build has done that."""
+        newest = replacing.manifest_at(self.output, naming.MANIFEST)
+        if newest is None:
+            raise ConfigError(f"{self.output.url}: no finished shard set there to append to; `build` makes one")
+        last = next(manifests.older(self.output), None)
+        if last and last.number >= newest.number and last.digest != newest.digest:
+            raise ConfigError(
+                f"{self.output.url}: {versions.FOLDER} is still of a set that `build --overwrite` replaced before it "
+                "was stopped; give the command of that build again, which removes it"
+            )
+        before = None
+        if newest.number > 1 and not history.has_unfinished_plan(self.output, newest):
+            before = replacing.manifest_at(self.output, versions.path(newest.number - 1))
+        for base in filter(None, (before, newest)):
+            classes, labels = extended_classes(base.classes, file.classes)
+            sizes = {name: split.num_source_samples for name, split in base.splits.items()}
+            addition = Addition(base=base.digest, labels=labels, num_source_samples=sizes, known=known)
+            appending = msgspec.structs.replace(file, classes=classes, appends=addition)
+            if old and not self._changes(old, appending):
+                break
+        return appending, base
 
     def _changes(self, old: BuildFile, file: BuildFile) -> list[str]:
         """The differences between this build and the one at the output, in words."""
@@ -284,13 +318,21 @@ def _describe(config: BuildConfig, survey: Survey, digest: str) -> BuildFile:
     )
 
 
-def _lay_out(files: PlanFiles, unfinished: set[str], replaced: Manifest | None, lines: IO[bytes]) -> None:
-    """Removes the files of earlier builds, then writes the files that workers start from."""
+def _lay_out(
+    files: PlanFiles, unfinished: set[str], old: Manifest | None, lines: IO[bytes], *, known: Known | None
+) -> None:
+    """Removes the files of earlier builds, then writes the files that workers start from.
+
+    `old` is the set there, which stays if the build appends to it: then the original names of its samples stay too.
+    """
     replacing.remove(files, unfinished)
+    kept = set(map(naming.references_of, replacing.files_of(old))) if known else set()
     plan_names = {stat.name for stat in files.output.list(naming.PLAN_FOLDER) if paths.is_plan_file(stat.name)}
-    replacing.remove(files, plan_names - {paths.BUILD})
-    if replaced:
-        files.write(paths.REPLACED, manifests.to_json(replaced))
+    replacing.remove(files, plan_names - {paths.BUILD} - kept)
+    if old:
+        files.write(paths.BASE if known else paths.REPLACED, manifests.to_json(old))
+    if old and known:
+        write_known(files, old, known)
     with files.writer(paths.SURVEY) as out:
         lines.seek(0)
         shutil.copyfileobj(lines, out, PIECE_BYTES)
@@ -311,5 +353,4 @@ def _published(output: Storage, plan: PlanFile) -> Manifest | None:
         head = manifests.read_head(output)
     except NotFound:
         return None
-    groups = (group for split in head.splits.values() for group in split.groups)
-    return head if any(group.plan_digest == plan.digest for group in groups) else None
+    return head if history.has_shards_of(head, plan) else None

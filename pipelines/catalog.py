@@ -91,7 +91,7 @@ def _write(loaded: LoadedSet, split: str, number: int, options: ImageOptions) ->
     images = zip(rows["image_start"].tolist(), rows["image_bytes"].tolist(), strict=True)
     sizes = [_size(bytes(tar[start : start + size]), options) if size else (None, None) for start, size in images]
     texts = index[".json"].tolist() if "json" in index_fields(index) else [(0, 0)] * len(index)
-    origins = read_origins(storage, split, number, index["key"])
+    origins = read_origins(storage, shard.path, index["key"])
     names = [info.name for info in manifest.classes]
     columns: dict[str, Any] = {
         "id": shard.first_id + np.arange(len(index)),

@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import fields
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,11 +22,12 @@ from pipelines.parsers import parser
 from pipelines.terminal import on_standard_output, quiet_workers
 from shardset.errors import ConfigError
 from shardset.program import count, run_program, run_verb
+from shardset.storage.open import open_file
 
 if TYPE_CHECKING:
     from pipelines.estimate.stored import StoredSet
 
-WITH_BEAM = ("build", "adopt", "column")
+WITH_BEAM = ("build", "append", "adopt", "column")
 """The verbs that take the flags of Beam too."""
 
 REFUSED = 2
@@ -73,7 +75,7 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
         from pipelines import build, summary
         from pipelines.runners import progress
 
-        config = _build_config(args)
+        config = _append_config(args) if args.verb == "append" else _build_config(args)
         if args.report:
             from pipelines.report import page  # early, so that a missing library does not fail a finished build
         gc.freeze()
@@ -114,8 +116,19 @@ def _publish(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
 
 
 def _build_config(args: argparse.Namespace) -> BuildConfig:
+    return _config(args, ImageOptions(**{name: getattr(args, name) for name in IMAGE_FLAGS}))
+
+
+def _append_config(args: argparse.Namespace) -> BuildConfig:
+    """An append stores images as the build of the set did."""
+    from shardset.format import manifest as manifests
+
+    options = manifests.load(args.output).manifest.provenance.options
+    return _config(args, msgspec.convert(options.get("image", {}), ImageOptions))
+
+
+def _config(args: argparse.Namespace, image: ImageOptions) -> BuildConfig:
     names = {field.name for field in fields(BuildConfig)} - {"image"}
-    image = ImageOptions(**{name: getattr(args, name) for name in IMAGE_FLAGS})
     return BuildConfig(**{name: getattr(args, name) for name in names}, image=image)
 
 
@@ -127,6 +140,29 @@ def _verify(args: argparse.Namespace, _: Sequence[str]) -> int:
         report = verify.verify(args.manifest, deep=args.deep, progress=show)
     print(verify.to_json(report) if args.json else verify.render(report))
     return 1 if report.problems else 0
+
+
+def _versions(args: argparse.Namespace, _: Sequence[str]) -> int:
+    """The verbs `tag`, `log`, `diff` and `compact`."""
+    from pipelines import compact, versions
+
+    found: Any
+    if args.verb == "tag":
+        found = versions.tag(args.set, args.name)
+        lines = [f"{args.name} is version {found.version}, digest {found.digest}"]
+    elif args.verb == "log":
+        found = versions.log(args.set)
+        lines = versions.log_lines(found)
+    elif args.verb == "diff":
+        found = versions.diff(args.old, args.new)
+        lines = versions.diff_lines(found)
+    else:
+        storage, name = open_file(args.drop_keys)
+        keys = storage.read(name).decode("utf-8", "replace").split()
+        found = compact.compact(args.set, keys, grace=timedelta(hours=args.grace), now=datetime.now(UTC))
+        lines = compact.lines(found)
+    print(_json(found) if args.json else "\n".join(lines))
+    return 0
 
 
 def _json(result: object) -> str:
@@ -213,6 +249,8 @@ def _stored_set(args: argparse.Namespace) -> "StoredSet":
 
 VERBS = {
     "build": _build,
+    "append": _build,
+    **dict.fromkeys(("tag", "log", "diff", "compact"), _versions),
     "catalog": _catalog,
     "adopt": _publish,
     "column": _publish,

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pipelines import arguments
 from pipelines.arguments import Merge
@@ -14,6 +14,8 @@ from shardset.settings import setting
 Balance = Literal["none", "stratified"]
 OnBad = Literal["quarantine", "fail"]
 Remainder = Literal["spread", "drop", "pad"]
+Known = Literal["none", "name", "content"]
+"""The samples of an input that an append skips because the set has their name, or their image."""
 
 INPUT_FLAGS = ("holdout", "class_depth", "path_column", "label_column")
 """The options that decide which samples a source has."""
@@ -25,7 +27,7 @@ _ONLY_IN_SURVEY = ("class_depth", "path_column", "label_column")
 """The options that decide bytes only by what the survey finds."""
 
 _NOT_IN_BYTES = (
-    *("input", "output", "overwrite", "only_shards", "on_bad", "max_bad_fraction"),
+    *("input", "output", "overwrite", "only_shards", "append", "on_bad", "max_bad_fraction"),
     *_ONLY_IN_SURVEY,
 )
 
@@ -56,7 +58,9 @@ class Sizing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildConfig:
-    """One build. `num_shards` and `samples_per_shard` map a split to its number; "" stands for every other split."""
+    """One build, or one append: then `append` says which samples to skip.
+
+    `num_shards` and `samples_per_shard` map a split to its number; "" stands for every other split."""
 
     source: str
     input: str
@@ -101,10 +105,21 @@ class BuildConfig:
         "listing, hf: the column of the labels (default: label, class, category, ...); '' stores images without labels",
         metavar="NAME",
     )
+    append: Known | None = setting(
+        None,
+        "skip samples whose name (key) or image the set has; none stores them again (default)",
+        names=("--skip-known",),
+        choices=get_args(Known),
+    )
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_bad_fraction <= 1:
             raise ConfigError(f"--max-bad-fraction is {self.max_bad_fraction}, expected a fraction from 0 to 1")
+        if self.append == "content" and (self.verify == "none" or self.writes_images(())):
+            raise ConfigError(
+                "--skip-known content compares stored images with those of the input, which needs images that are "
+                "stored as they come, and --verify decode or header; use --skip-known name"
+            )
         Holdout(self.holdout, self.seed)
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"--seed is {self.seed}, expected a whole number from 0 to 2**63 - 1")
@@ -134,7 +149,8 @@ class BuildConfig:
 
     def what_decides_plan(self) -> dict[str, Any]:
         """The options that must be the same where an unfinished build is resumed, JSON-able."""
-        return self.what_decides_bytes() | {name: getattr(self, name) for name in _ONLY_IN_SURVEY}
+        only_here = _ONLY_IN_SURVEY if self.append is None else (*_ONLY_IN_SURVEY, "append")
+        return self.what_decides_bytes() | {name: getattr(self, name) for name in only_here}
 
     def what_decides_bytes(self) -> dict[str, Any]:
         """The options that the stored bytes depend on, JSON-able: neither places, nor machines, nor tolerance."""

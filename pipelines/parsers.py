@@ -76,6 +76,24 @@ def parser() -> argparse.ArgumentParser:
 
     text = "Plans, writes, then commits: the manifest appears last, or not at all."
     add_build(verb("build", "turn raw files into a shard set", text, BUILD_EPILOG))
+    text = "Writes raw files as further shards, then publishes the next version; nothing that exists is touched."
+    _add_append(verb("append", "add raw files to a shard set", text))
+    text = "Names the newest version, or that of SET@N, for addresses such as gs://bucket/set@NAME; a name never moves."
+    tag = verb("tag", "name a version of a shard set", text)
+    _add_set(tag)
+    tag.add_argument("name", metavar="NAME", help="letters, digits, ., _ and -; not only digits")
+    _add_set(verb("log", "list the versions of a shard set", "Lists the versions of a set, the newest first."))
+    text = "Compares keys, classes and images of two sets or versions (gs://bucket/set@3), from their indexes."
+    diff = verb("diff", "compare two versions of a shard set", text)
+    diff.add_argument("old", metavar="OLD", help="a set, or SET@VERSION")
+    diff.add_argument("new", metavar="NEW", help="a set, or SET@VERSION")
+    text = "Writes shards anew without some samples, publishes the next version, and removes the old files later."
+    compact = verb("compact", "forget samples of a shard set", text)
+    _add_set(compact)
+    compact.add_argument("--drop-keys", required=True, metavar="FILE", help="a text file with a key in each line")
+    compact.add_argument("--grace", type=int, default=24, metavar="HOURS",
+                         help="keep old files so long, for readers of older versions; then give the same command "
+                         "again (default 24)")  # fmt: skip
     text = "Reads each tar once, and writes an index beside it and a manifest; copies nothing."
     adopt = verb("adopt", "make a shard set of tars that others made, where they are", text)
     adopt.add_argument("--input", required=True, metavar="PATH", help="a folder of tars, one tar, or a pattern")
@@ -116,11 +134,9 @@ def _add_view(view: Parser) -> None:
 def add_build(build: Parser) -> None:
     """Adds the flags of a build."""
     where = build.add_argument_group("what and where")
-    text = "format of the raw input: cifar10, cifar100, folder, hf, imagenet, listing, shardset or webdataset"
-    where.add_argument("--source", required=True, help=text)
-    where.add_argument("--input", required=True, metavar="PATH", help="what that source reads: local, gs:// or s3://")
     where.add_argument("--output", required=True, metavar="URL", help="the shard set's folder: local, gs:// or s3://")
-    add_flags(where, BuildConfig, (*INPUT_FLAGS, "overwrite", "only_shards"))
+    _add_input(build, where)
+    add_flags(where, BuildConfig, ("overwrite",))
     where.add_argument("--catalog", action="store_true", help="write a catalogue too; it reads the finished set once")
     how = where.add_mutually_exclusive_group()
     how.add_argument("--dry-run", action="store_true", help="read all input, print the exact plan, write nothing")
@@ -128,10 +144,32 @@ def add_build(build: Parser) -> None:
     how.add_argument("--no-wait", dest="wait", action="store_false", help=text)
     where.add_argument("--report", action=argparse.BooleanOptionalAction, default=True,
                        help="write report.html, a page about the set")  # fmt: skip
-    add_flags(build.add_argument_group(SIZES_TITLE), BuildConfig, (*SIZES, "seed"))
-    add_flags(build.add_argument_group("bad input"), BuildConfig, ("verify", "on_bad", "max_bad_fraction"))
     image = build.add_argument_group("images (default: stored byte for byte)")
     add_flags(image, ImageOptions, IMAGE_FLAGS)
+    build.set_defaults(append=None)
+
+
+def _add_set(verb: Parser) -> None:
+    verb.add_argument("set", metavar="SET", help="the folder of the shard set, local or gs://")
+
+
+def _add_append(append: Parser) -> None:
+    append.add_argument("output", metavar="SET", help="the folder of the shard set, local or gs://")
+    where = append.add_argument_group("what")
+    _add_input(append, where)
+    add_flags(where, BuildConfig, ("append",))
+    where.add_argument("--overwrite", action="store_true", help="start over an append that was stopped")
+    append.set_defaults(append="none", dry_run=False, wait=True, report=False, catalog=False)
+
+
+def _add_input(build: Parser, where: argparse._ArgumentGroup) -> None:
+    """The flags of whatever turns raw files into shards."""
+    text = "format of the raw input: cifar10, cifar100, folder, hf, imagenet, listing, shardset or webdataset"
+    where.add_argument("--source", required=True, help=text)
+    where.add_argument("--input", required=True, metavar="PATH", help="what that source reads: local, gs:// or s3://")
+    add_flags(where, BuildConfig, (*INPUT_FLAGS, "only_shards"))
+    add_flags(build.add_argument_group(SIZES_TITLE), BuildConfig, (*SIZES, "seed"))
+    add_flags(build.add_argument_group("bad input"), BuildConfig, ("verify", "on_bad", "max_bad_fraction"))
 
 
 def _add_inspect(inspect: Parser) -> None:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from pipelines.config import BuildConfig
 from pipelines.plan import tables
+from pipelines.plan.append import Addition
 from pipelines.plan.assign import Group, assign_batch, plan_group
 from pipelines.plan.duplicate_keys import find_duplicate_keys, spread_keys
 from pipelines.plan.files import PlanFiles
@@ -64,8 +65,9 @@ class PreparedBuild:
 def construct(pipeline: beam.Pipeline, build: PreparedBuild, *, dry_run: bool = False) -> None:
     """Adds the steps of a build to the pipeline; a dry run ends with the plan. Each line names its element type."""
     config, files, suffix, replaces = build.config, build.files, build.file.suffix, build.file.replaces
-    writer = ShardWriter(files, build.source.input, config.image, suffix, replaces)
-    committer = Committer(files, config, suffix, replaces)
+    appends = build.file.appends
+    writer = ShardWriter(files, build.source.input, config.image, suffix, replaces, appends)
+    committer = Committer(files, config, suffix, replaces, is_append=appends is not None)
     # A shuffle before a step keeps the runner from fusing it with the step before, which would limit its workers.
     indexed = (
         pipeline
@@ -73,7 +75,7 @@ def construct(pipeline: beam.Pipeline, build: PreparedBuild, *, dry_run: bool = 
         | "Spread blocks" >> beam.Reshuffle()
         | "List units" >> beam.FlatMap(partial(_units_in, files))  # UnitRef
         | "Spread units" >> beam.Reshuffle()
-        | "Index" >> beam.ParDo(IndexUnit(files, build.source, config))  # unit
+        | "Index" >> beam.ParDo(IndexUnit(files, build.source, config, appends))  # unit
     )
     planned = (
         pipeline
@@ -99,7 +101,7 @@ def construct(pipeline: beam.Pipeline, build: PreparedBuild, *, dry_run: bool = 
         | "Join" >> beam.CoGroupByKey()  # (batch, {offsets, duplicate_keys})
         | "Assign" >> beam.ParDo(AssignBatch(files, config), plan)  # ((split, group), ByteRange)
         | "Group references" >> beam.GroupByKey()
-        | "Plan shards" >> beam.ParDo(PlanGroup(files), plan)  # (split, shard)
+        | "Plan shards" >> beam.ParDo(PlanGroup(files, suffix), plan)  # (split, shard)
         | "Choose shards" >> beam.Filter(_is_wanted, config.only_shards)
         | "Spread shards" >> beam.Reshuffle()
         | "Write shards" >> beam.ParDo(WriteShard(files, writer), plan)  # (split, counts)
@@ -129,9 +131,11 @@ class IndexUnit(BuildStep):
 
     source: Source
     config: BuildConfig
+    addition: Addition | None
 
     def process(self, element: UnitRef) -> Iterator[int]:
-        summary = self.files.step(lambda: index_unit(self.files, self.source, self.config, element))
+        work = partial(index_unit, self.files, self.source, self.config, element, self.addition)
+        summary = self.files.step(work)
         for count in summary.splits.values():
             _count("samples_indexed", count.num_samples)
             _count("samples_quarantined", count.num_rejected)
@@ -186,12 +190,15 @@ class AssignBatch(BuildStep):
         return _one_at_a_time(self.files, lambda: assign(self.files, plan, batch, offsets, duplicate_keys))
 
 
+@dataclass(eq=False, repr=False)
 class PlanGroup(BuildStep):
     """Writes the references of each shard of a group."""
 
+    suffix: str
+
     def process(self, element: tuple[Group, Iterable[ByteRange]], plan: PlanFile) -> Iterable[Slot]:
         (split, _), slices = element
-        numbers = _one_at_a_time(self.files, lambda: [*plan_group(self.files, plan.splits[split], slices)])
+        numbers = _one_at_a_time(self.files, lambda: [*plan_group(self.files, plan.splits[split], slices, self.suffix)])
         return [(split, number) for number in numbers]
 
 

@@ -85,7 +85,10 @@ def sentences(config: BuildConfig, result: "Result") -> list[str]:
         lines.append(f"complete already: {count(counters['shards_skipped'], 'shard')}")
     lines.append(f"plan: {count(plan.num_units, 'unit')} of input, {result.plan_bytes / 1e6:,.1f} MB in plan/")
     if result.published:
-        lines.append(f"manifest: {config.output.rstrip('/')}/manifest.json, digest {result.published.digest[:16]}…")
+        version = f"version {result.published.number}, " if config.append else ""
+        lines.append(
+            f"manifest: {config.output.rstrip('/')}/manifest.json, {version}digest {result.published.digest[:16]}…"
+        )
     return lines
 
 
@@ -95,6 +98,7 @@ def to_json(config: BuildConfig, result: "Result") -> dict[str, Any]:
         "output": config.output,
         "plan_digest": result.plan.digest,
         "digest": result.published.digest if result.published else None,
+        "version": result.published.number if result.published else None,
         "splits": {
             name: {
                 "num_source_samples": split.num_source,

@@ -14,8 +14,9 @@ import msgspec
 from pipelines.build import Show, for_each
 from pipelines.plan import files as plan_files
 from pipelines.runners import options
+from pipelines.write import history
 from pipelines.write.shard import is_stored
-from shardset.errors import ChangedInput, ConfigError, NotFound, SourceError
+from shardset.errors import ChangedInput, ConfigError, NotFound
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.manifest import ClassInfo, Manifest, Provenance, Quarantine, Split
@@ -122,7 +123,7 @@ def publish(
         version=manifests.VERSION,
         digest="",
         classes=[ClassInfo(label=label, name=str(label)) for label in range(num_classes)],
-        splits={name: _joined(parts) for name, parts in splits.items()},
+        splits={name: history.joined(parts, num_classes) for name, parts in splits.items()},
         quarantine=Quarantine(count=len(rejected), path=naming.quarantine_path()),
         fixes={},
         provenance=made,
@@ -144,22 +145,6 @@ def _groups(tasks: Sequence[Task], records: Sequence[TarRecord]) -> Iterator[tup
         ats = [*group]
         pattern = f"{before}{{{first + ats[0]:0{width}d}..{first + ats[-1]:0{width}d}}}{after}"
         yield split, pattern, [records[at] for at in ats]
-
-
-def _joined(parts: Sequence[Split]) -> Split:
-    """One split of the groups of several, in their order."""
-    if odd := [part for part in parts if part.fields != parts[0].fields]:
-        one, other = parts[0].groups[0].shards, odd[0].groups[0].shards
-        raise SourceError(f"{one} have the fields {parts[0].fields}, {other} {odd[0].fields}; build a set of them")
-    added = ("num_samples", "num_source_samples", "num_content_bytes", "num_tar_bytes")
-    groups: Any = [group for part in parts for group in part.groups]
-    return msgspec.structs.replace(
-        parts[0],
-        **{name: sum(getattr(part, name) for part in parts) for name in added},
-        **{name: max(getattr(part, name) for part in parts) for name in ("max_tar_bytes", "max_index_bytes")},
-        class_totals=[sum(counts) for counts in zip(*(part.class_totals for part in parts), strict=True)],
-        shards=groups,
-    )
 
 
 def _ensure(output: Storage, make: Callable[[Task], TarRecord], task: Task) -> None:

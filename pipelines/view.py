@@ -97,7 +97,7 @@ def _by_index(whole: LoadedSet, split: str, rows: ViewRows, choice: Choice) -> V
     from pipelines.report.catalog import open_catalog  # late, with Arrow
 
     only = msgspec.structs.replace(whole.manifest, splits={split: whole.manifest.split(split)})
-    catalog, problems = open_catalog(whole._replace(manifest=only), max_samples=sys.maxsize)
+    catalog, problems = open_catalog(LoadedSet(only, whole.storage), max_samples=sys.maxsize)
     if problems:
         raise DamagedShard(f"{problems[0].where}: {problems[0].sentence}")
     keys, stored = np.concatenate(catalog.keys), catalog.rows  # of all ids, in order

@@ -159,7 +159,7 @@ def samples_of_shard(storage: Storage, manifest: Manifest, split: str, number: i
             f"no shard {number} in split {split!r}: it has {len(shards)}, numbered 0 to {len(shards) - 1}"
         )
     index = read_index(storage, shards[number])
-    origins = read_origins(storage, split, number, index["key"])
+    origins = read_origins(storage, shards[number].path, index["key"])
     return [_sample(manifest, split, number, index, row, origins) for row in range(len(index))]
 
 
@@ -172,7 +172,7 @@ def find_key(storage: Storage, manifest: Manifest, key: str, *, split: str | Non
         # Only the few keys with this beginning are decoded: a shard may hold a million.
         candidates = np.flatnonzero(np.char.startswith(index["key"], key.encode("utf-8", "surrogateescape"))).tolist()
         rows = [row for row in candidates if own_or_copy(index["key"][row].decode("ascii", "replace"))]
-        origins = read_origins(storage, name, number, index["key"]) if rows else None
+        origins = read_origins(storage, shard.path, index["key"]) if rows else None
         return [_sample(manifest, name, number, index, row, origins) for row in rows]
 
     samples = _over_shards(manifest, split, in_shard)
@@ -184,22 +184,23 @@ def find_key(storage: Storage, manifest: Manifest, key: str, *, split: str | Non
 def find_name(storage: Storage, manifest: Manifest, name: str, *, split: str | None = None) -> list[SampleInfo]:
     """All samples made from the raw sample of that original name, or of a name that ends with `/` and it.
 
-    Reads the plan. Raises ConfigError if the plan is gone or there is no such sample, with the reason if the raw sample
-    was rejected.
+    Reads the plan; shards whose plan is gone are left out. Raises ConfigError if no sample is found, with the reason if
+    the raw sample was rejected or a plan is gone.
     """
-    no_names = f"{storage.url}: {NO_NAMES}; search by --key"
+    without_plan = []
 
     def in_shard(split_name: str, number: int, shard: Shard) -> list[SampleInfo]:
         # The plan first: only shards with a match need their index, which then proves that the plan is theirs.
-        origins = read_origins(storage, split_name, number, None)
+        origins = read_origins(storage, shard.path, None)
         if origins is None:
-            raise ConfigError(_why_rejected(storage, manifest, name, split) or no_names)
+            without_plan.append(shard.path)
+            return []
         rows = [row for row, origin in enumerate(origins) if f"/{origin.name}".endswith(f"/{name}")]
         if not rows:
             return []
         index = read_index(storage, shard)
-        if read_origins(storage, split_name, number, index["key"]) is None:
-            raise ConfigError(no_names)
+        if read_origins(storage, shard.path, index["key"]) is None:
+            raise ConfigError(f"{storage.url}: {NO_NAMES}, for {shard.path}; search by --key")
         return [_sample(manifest, split_name, number, index, row, origins) for row in rows]
 
     samples = _over_shards(manifest, split, in_shard)
@@ -207,6 +208,9 @@ def find_name(storage: Storage, manifest: Manifest, name: str, *, split: str | N
         unknown = (
             f"no sample was made from {name!r}, and {manifest.quarantine.path} does not list it; check the spelling"
         )
+        if without_plan:
+            more = f" and {len(without_plan) - 1:,} more" if without_plan[1:] else ""
+            unknown = f"{storage.url}: {NO_NAMES}, for {without_plan[0]}{more}; search by --key"
         raise ConfigError(_why_rejected(storage, manifest, name, split) or unknown)
     return samples
 

@@ -15,6 +15,7 @@ from pipelines.check.duplicate_keys import duplicate_keys
 from pipelines.check.problems import Problem, check_quarantine, problem_of
 from pipelines.check.shard import ShardFindings, ShardTask, check_shard
 from pipelines.images.options import options_to_read
+from pipelines.write import history
 from shardset.errors import ConfigError, DamagedShard, StorageError
 from shardset.format import manifest as manifests
 from shardset.format.manifest import Manifest
@@ -179,20 +180,17 @@ def _table_problems(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
 
 def _unlisted(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
     paths = {path for path in manifests.files_of(manifest) if path.endswith((".tar", ".idx.npy"))}
-    groups = [group for split in manifest.splits.values() for group in split.groups]
+    groups, names = [group for split in manifest.splits.values() for group in split.groups], set[str]()
     for folder in sorted({group.path(0).rpartition("/")[0] for group in groups if group.is_own}):
         try:
-            names = [stat.name for stat in storage.list(f"{folder}/" if folder else "")]
+            names.update(stat.name for stat in storage.list(f"{folder}/" if folder else ""))
         except ConfigError:  # a web server, which no reader lists either
             return
         except StorageError as error:
             yield Problem(folder, f"can't be listed: {error}")
-            continue
-        for name in names:
-            if name.endswith((".tar", ".idx.npy")) and name not in paths:
-                yield Problem(
-                    name, "is not in the manifest, but a reader that lists the folder would read it; remove it"
-                )
+    strays = {name for name in names if name.endswith((".tar", ".idx.npy"))} - paths
+    for name in sorted(history.unlisted(storage, strays)):
+        yield Problem(name, "is not in the manifest, but a reader that lists the folder would read it; remove it")
 
 
 def _split_problems(manifest: Manifest, tasks: list[ShardTask], checked: list[ShardFindings]) -> Iterator[Problem]:

@@ -66,8 +66,11 @@ def assign_batch(
     return written
 
 
-def plan_group(files: PlanFiles, split: SplitPlan, slices: Iterable[ByteRange]) -> Iterator[int]:
-    """Writes the references of every shard of a group, in their final order; yields the shard numbers."""
+def plan_group(files: PlanFiles, split: SplitPlan, slices: Iterable[ByteRange], suffix: str = "") -> Iterator[int]:
+    """Writes the references of every shard of a group, in their final order; yields the shard numbers.
+
+    `suffix` is that of the shards' folder.
+    """
     placed = tables.concat([tables.placements_from_bytes(data) for data in read_slices(files.output, slices)])
     shard, rank, source, copy = (placed[name].to_numpy() for name in ("shard", "rank", "source", "copy"))
     order = layout.rank_order(shard, rank, source, copy)
@@ -75,7 +78,7 @@ def plan_group(files: PlanFiles, split: SplitPlan, slices: Iterable[ByteRange]) 
     runs = list(tables.runs_of(shard[order]))
     for (number, start, stop), table in zip(runs, tables.slices(references, _bounds(runs)), strict=True):
         assert stop - start == split.shard_size(number), "the arithmetic of the plan and the references agree"
-        files.write(naming.references_path(split.name, number), tables.references_to_bytes(table))
+        files.write(naming.references_path(split.name + suffix, number), tables.references_to_bytes(table))
         yield number
 
 

@@ -1,6 +1,7 @@
 """Indexes a unit: finds its samples, examines them, and records the extents of their bytes."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pipelines.config import BuildConfig
 from pipelines.images.check import Examined, examine
 from pipelines.images.options import ImageOptions, stored_field
 from pipelines.plan import paths, tables
+from pipelines.plan.append import Addition, admitted, relabelled
 from pipelines.plan.files import PlanFiles, decode_record
 from pipelines.plan.range_reads import SPOOLED, fetch
 from pipelines.plan.summaries import UnitSummary, summarize
@@ -55,14 +57,20 @@ class UnitSpool:
         return extent
 
 
-def index_unit(files: PlanFiles, source: Source, config: BuildConfig, unit: UnitRef) -> UnitSummary:
+def index_unit(
+    files: PlanFiles, source: Source, config: BuildConfig, unit: UnitRef, addition: Addition | None = None
+) -> UnitSummary:
     """Writes a unit's table and summary, unless an earlier attempt of the same build left them; returns the summary."""
     table_path, summary_path = paths.unit_path(unit.number), paths.summary_path(unit.number)
     if content := files.find(summary_path):
         return decode_record(files.output, summary_path, content, UnitSummary)
-    rows, rejected = read_again(partial(_read_samples, files, source, config, unit))
+    labels = addition.labels if addition else ()
+    rows, rejected = read_again(partial(_read_samples, files, source, config, unit, labels))
+    num_rows = Counter(row.split for row in rows)
+    if addition:
+        rows = admitted(files, addition, rows)
     files.write(table_path, tables.unit_to_bytes(tables.unit_table(rows, rejected)))
-    summary = summarize(unit.number, rows, rejected)
+    summary = summarize(unit.number, rows, rejected, num_rows - Counter(row.split for row in rows))
     files.write(summary_path, msgspec.json.encode(summary))
     return summary
 
@@ -77,7 +85,7 @@ def fields_of(sample: RawSample) -> list[tuple[str, Extent | bytes]]:
 
 
 def _read_samples(
-    files: PlanFiles, source: Source, config: BuildConfig, ref: UnitRef
+    files: PlanFiles, source: Source, config: BuildConfig, ref: UnitRef, labels: Sequence[int]
 ) -> tuple[list[UnitRow], list[QuarantineEntry]]:
     """A row or a quarantine entry for each sample of a unit, examined."""
     rows: list[UnitRow] = []
@@ -85,7 +93,7 @@ def _read_samples(
     with ExitStack() as stack:
         spool = UnitSpool(files, paths.spool_path(ref.number), stack)
         examiner = _Examiner(config, source.input, files.output, spool)
-        samples = source.index(read_unit(files.output, ref), spool)
+        samples = (relabelled(sample, labels) for sample in source.index(read_unit(files.output, ref), spool))
         while batch := list(islice(samples, BATCH)):
             for row in examiner.rows(batch):
                 if isinstance(row, UnitRow):

@@ -10,12 +10,13 @@ from typing import Any
 
 import msgspec
 
+from pipelines.plan.append import Addition
 from pipelines.plan.layout import SplitPlan, units_per_batch
 from pipelines.plan.slices import ByteRange
 from shardset.format.manifest import ClassInfo, Shard
 from shardset.prepared import prepared
 
-PLAN_VERSION = 11
+PLAN_VERSION = 12
 """Increase it when the format of a file below `plan/` changes, or what the same input and options lead to, such as the
 held-out samples or the default sizes: unfinished builds of other versions then start over."""
 
@@ -24,6 +25,7 @@ held-out samples or the default sizes: unfinished builds of other versions then 
 class BuildFile(msgspec.Struct, frozen=True, kw_only=True):
     """`plan/build.json`: the identity of a build. An unfinished build resumes only if it is the same.
 
+    `appends` says to what it adds, None if it makes a set of its own.
     `libraries` are the installed ones, whether or not a byte depends on them. A build that replaces others becomes
     `ready` once their files are removed; `before` holds their suffixes, and later only its own if they had that too.
     `claim` is the launcher that prepared the output: of several with one command, one does.
@@ -39,6 +41,7 @@ class BuildFile(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
     ready: bool = True
     before: list[str] = []
+    appends: Addition | None = None
     claim: str = ""
 
     @property
@@ -63,6 +66,8 @@ class BuildFile(msgspec.Struct, frozen=True, kw_only=True):
             differences.append(f"it was begun by {old.tool}, this is {self.tool}")
         elif writes_images:
             differences += _differences(old.libraries, self.libraries)
+        if not differences and _base_of(old) != _base_of(self):
+            return ["the set has another version since"]
         if not differences and old.survey != self.survey:
             return ["the input is not the same (names, labels, sizes or generations changed)"]
         if not differences:
@@ -116,6 +121,10 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str
     for name in sorted({*old, *new}):
         if old.get(name) != new.get(name):
             yield f"{name} was {old.get(name)!r} and is {new.get(name)!r}"
+
+
+def _base_of(build: BuildFile) -> str | None:
+    return build.appends.base if build.appends else None
 
 
 def _names_of_classes(build: BuildFile) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import TypeVar
 from pipelines.plan.files import PlanFiles, in_order, read_checked
 from shardset.checksum import extend_crc32c
 from shardset.storage.base import Storage
-from shardset.storage.checked import pieces_of
+from shardset.storage.checked import pieces_of, read_same_twice
 
 K = TypeVar("K")
 
@@ -70,12 +70,14 @@ def read_slices(output: Storage, byte_ranges: Iterable[ByteRange]) -> Iterator[b
     return in_order(output, sorted(byte_ranges), lambda byte_range: read_range(output, byte_range))
 
 
-def copy_range(files: PlanFiles, byte_range: ByteRange, to: str) -> None:
-    """Copies a range to an object of its own, which appears only if the CRC32C matches."""
+def copy_range(files: PlanFiles, byte_range: ByteRange, to: str, *, after: str | None = None) -> None:
+    """Copies a range to an object of its own, behind the object `after`; it appears only if the CRC32C matches."""
+    start = read_same_twice(lambda: files.output.read(after), f"{files.output.url}/{after}") if after else b""
 
     def copy() -> None:
         crc = 0
         with files.writer(to) as out:
+            out.write(start)
             for data in pieces_of(files.output, byte_range.name, byte_range.start, byte_range.stop):
                 crc = extend_crc32c(crc, data)
                 out.write(data)

@@ -34,6 +34,10 @@ def make_plan(files: PlanFiles, config: BuildConfig, build: BuildFile) -> PlanFi
     """
     total = summaries.merge(read_summaries(files, build.num_units))
     summaries.refuse_too_many_bad(total, config.max_bad_fraction if config.on_bad == "quarantine" else 0.0)
+    if total.num_known and not any(count.num_samples for count in total.splits.values()):
+        raise SourceError(
+            f"{config.input}: nothing to append: the set has all of it ({count(total.num_known, 'sample')})"
+        )
     splits = _plan_splits(config, total)
     classes = _classes(build, total.max_label)
     rejected = write_pieces(files, paths.REJECTED, _rejected_lines(files, build.num_units))
@@ -47,7 +51,7 @@ def make_plan(files: PlanFiles, config: BuildConfig, build: BuildFile) -> PlanFi
         num_rejected=sum(count.num_rejected for count in total.splits.values()),
         rejected=rejected,
         num_units=build.num_units,
-        notes=[*build.notes, *_notes(total.fixes)],
+        notes=[*build.notes, *_notes(total.fixes), *_known_note(total.num_known, config)],
     )
     plan = msgspec.structs.replace(plan, digest=_digest(plan, config))
     files.write(paths.PLAN, encode_record(plan))
@@ -112,6 +116,10 @@ def _notes(marks: Mapping[str, int]) -> list[str]:
     """A sentence for each mark that is no fix."""
     numbers = ((note, marks.get(mark, 0)) for mark, note in _NOTES.items())
     return [note.format(count(number, "image"), "is" if number == 1 else "are") for note, number in numbers if number]
+
+
+def _known_note(num_known: int, config: BuildConfig) -> list[str]:
+    return [f"{count(num_known, 'sample')} skipped, because the set has their {config.append}"] if num_known else []
 
 
 def _digest(plan: PlanFile, config: BuildConfig) -> str:

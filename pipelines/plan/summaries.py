@@ -27,10 +27,14 @@ ALLOWED_BAD = 10
 
 @dataclass(slots=True, kw_only=True)
 class SplitCount:
-    """The counts of a split in one or more units. `strata` maps a label (-1: none) to its number of samples."""
+    """The counts of a split in one or more units. `strata` maps a label (-1: none) to its number of samples.
+
+    `num_known` further samples were skipped, because the set to which they would be appended has them.
+    """
 
     num_samples: int = 0
     num_rejected: int = 0
+    num_known: int = 0
     num_bytes: int = 0
     strata: dict[int, int] = field(default_factory=dict)
 
@@ -38,6 +42,7 @@ class SplitCount:
         """Adds the counts of another unit."""
         self.num_samples += other.num_samples
         self.num_rejected += other.num_rejected
+        self.num_known += other.num_known
         self.num_bytes += other.num_bytes
         before = self.strata.get
         for label, number in other.strata.items():  # more than twice as fast as Counter.update
@@ -60,16 +65,27 @@ class UnitSummary:
     max_label: int
     digest: str
 
+    @property
+    def num_known(self) -> int:
+        """The skipped samples of all splits."""
+        return sum(count.num_known for count in self.splits.values())
 
-def summarize(unit: int, rows: Sequence[UnitRow], rejected: Sequence[QuarantineEntry]) -> UnitSummary:
-    """The summary of a unit."""
+
+def summarize(
+    unit: int, rows: Sequence[UnitRow], rejected: Sequence[QuarantineEntry], num_known: Mapping[str, int] = {}
+) -> UnitSummary:
+    """The summary of a unit; `num_known` are the skipped samples by split."""
     num_rejected = Counter(entry["split"] for entry in rejected)
-    by_split: dict[str, list[UnitRow]] = {split: [] for split in sorted({row.split for row in rows} | {*num_rejected})}
+    by_split: dict[str, list[UnitRow]] = {
+        split: [] for split in sorted({row.split for row in rows} | {*num_rejected, *num_known})
+    }
     for row in rows:
         by_split[row.split].append(row)
     return UnitSummary(
         unit=unit,
-        splits={split: _count_rows(some, num_rejected[split]) for split, some in by_split.items()},
+        splits={
+            split: _count_rows(some, num_rejected[split], num_known.get(split, 0)) for split, some in by_split.items()
+        },
         fields={
             split: list(dict.fromkeys(field for row in some for field, _ in row.content.fields))
             for split, some in by_split.items()
@@ -140,7 +156,7 @@ def refuse_too_many_bad(total: UnitSummary, max_bad_fraction: float) -> None:
     A few are ALLOWED_BAD, at most half of the split, and none if the fraction is 0.
     """
     for split, count in sorted(total.splits.items()):
-        num_bad, num_raw = count.num_rejected, count.num_rejected + count.num_samples
+        num_bad, num_raw = count.num_rejected, count.num_rejected + count.num_samples + count.num_known
         allowed = max(max_bad_fraction * num_raw, min(ALLOWED_BAD, num_raw / 2)) if max_bad_fraction else 0
         if num_bad > allowed:
             limit = f"{max_bad_fraction:.2%}, or {ALLOWED_BAD} in a small split" if max_bad_fraction else "none"
@@ -156,10 +172,11 @@ def refuse_too_many_bad(total: UnitSummary, max_bad_fraction: float) -> None:
             )
 
 
-def _count_rows(rows: Sequence[UnitRow], num_rejected: int) -> SplitCount:
+def _count_rows(rows: Sequence[UnitRow], num_rejected: int, num_known: int) -> SplitCount:
     return SplitCount(
         num_samples=len(rows),
         num_rejected=num_rejected,
+        num_known=num_known,
         num_bytes=sum(row.content.num_bytes for row in rows),
         strata=dict(sorted(Counter(row.label for row in rows).items())),
     )

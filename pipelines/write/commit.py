@@ -12,12 +12,12 @@ from pipelines.images.encode import libraries
 from pipelines.plan import files as plan_files
 from pipelines.plan import paths
 from pipelines.plan.files import PlanFiles
-from pipelines.plan.records import PlanFile, ShardRecord
+from pipelines.plan.records import BuildFile, PlanFile, ShardRecord
 from pipelines.plan.slices import copy_range
-from pipelines.write import replace
+from pipelines.write import history, replace
 from shardset.errors import ManifestError, NotFound, PreconditionFailed
 from shardset.format import manifest as manifests
-from shardset.format import naming
+from shardset.format import naming, versions
 from shardset.format.manifest import Manifest, Provenance, Quarantine, Split
 from shardset.format.shards import pattern_of
 from shardset.format.write import WrittenShard, write_split
@@ -29,13 +29,15 @@ from shardset.version import __version__
 class Committer:
     """Publishes the set of a build; pickles. `suffix` keeps its files apart from those of a replaced set.
 
-    If `replaces`, another build may have written into the same folders before.
+    If `replaces`, another build may have written into the same folders before. If `is_append`, it publishes the next
+    version of the set to which the build appends.
     """
 
     files: PlanFiles
     config: BuildConfig
     suffix: str
     replaces: bool = False
+    is_append: bool = False
 
     def commit(self, plan: PlanFile, num_finished: int, class_totals: Mapping[str, NDArray[np.int64]]) -> str | None:
         """Publishes the manifest if all shards are finished and returns its digest; None if shards are missing.
@@ -48,13 +50,20 @@ class Committer:
         complete = self.files.read_record(paths.PLAN, PlanFile)  # `plan` travels without its classes
         if complete.digest != plan.digest:
             raise plan_files.another_build(self.files.output, paths.PLAN)
-        copy_range(self.files, complete.rejected, naming.quarantine_path(self.suffix))
-        digest = self.write_manifest(complete, class_totals)
+        base = self._base()
+        listed = base.quarantine.path if base and base.quarantine.count else None
+        copy_range(self.files, complete.rejected, naming.quarantine_path(self.suffix), after=listed)
+        digest = self.write_manifest(complete, class_totals, base)
         self._remove_replaced()
         return digest
 
-    def write_manifest(self, plan: PlanFile, class_totals: Mapping[str, NDArray[np.int64]]) -> str:
-        """Writes the tables and the manifest of a plan whose shards are all finished, and returns its digest."""
+    def write_manifest(
+        self, plan: PlanFile, class_totals: Mapping[str, NDArray[np.int64]], base: Manifest | None = None
+    ) -> str:
+        """Writes the tables and the manifest of a plan whose shards are all finished, and returns its digest.
+
+        With `base` the manifest is the version after it.
+        """
         splits = {name: self._write_split(plan, name, class_totals[name].tolist()) for name in sorted(plan.splits)}
         config = self.config
         manifest = Manifest(
@@ -74,9 +83,15 @@ class Committer:
                 notes=plan.notes,
             ),
         )
-        sealed = manifests.seal(manifest)
-        self._publish(sealed)
+        sealed = manifests.seal(history.appended(base, manifest) if base else manifest)
+        self._publish(sealed, base)
         return sealed.digest
+
+    def _base(self) -> Manifest | None:
+        """The version to which the build appends."""
+        if not self.is_append:
+            return None
+        return manifests.parse(bytes(self.files.read(paths.BASE)), f"{self.files.output.url}/{paths.BASE}")
 
     def _write_split(self, plan: PlanFile, name: str, class_totals: list[int]) -> Split:
         split, folder = plan.splits[name], name + self.suffix
@@ -109,14 +124,17 @@ class Committer:
                 raise plan_files.another_build(self.files.output, name)
             yield record
 
-    def _publish(self, manifest: Manifest) -> None:
-        """Writes the manifest while the output belongs to this build; removes it if another build starts meanwhile."""
+    def _publish(self, manifest: Manifest, base: Manifest | None) -> None:
+        """Writes the manifest while the output belongs to this build; withdraws it if another starts meanwhile."""
         output, replaces = self.files.output, self.replaces or self.suffix != ""
         old = self.files.replaceable(naming.MANIFEST) if replaces else ABSENT
         self.files.check_current()
         try:
-            with output.writer(naming.MANIFEST, if_generation=old) as out:
-                out.write(manifests.to_json(manifest))
+            if base:
+                history.publish(output, base, manifest)
+            else:
+                with output.writer(naming.MANIFEST, if_generation=old) as out:
+                    out.write(manifests.to_json(manifest))
         except PreconditionFailed as error:
             if replaces:  # the step is repeated
                 raise
@@ -124,7 +142,9 @@ class Committer:
         try:
             self.files.check_current()
         except ManifestError:
-            _withdraw(output, manifest.digest)
+            build = plan_files.find_record(output, paths.BUILD, BuildFile)
+            if not (build and build.appends and build.appends.base == manifest.digest):  # one that builds on it
+                _withdraw(output, manifest.digest, base)
             raise
 
     def _remove_replaced(self) -> None:
@@ -134,17 +154,23 @@ class Committer:
         if content is not None:
             output = self.files.output
             old = manifests.parse(bytes(content), f"{output.url}/{paths.REPLACED}")
-            replace.remove(self.files, [naming.REPORT, *replace.files_of(old)])  # the report is about the old set
+            listed = replace.files_of(old).union(*map(replace.files_of, manifests.older(output)))
+            replace.remove(self.files, listed | {naming.REPORT})  # the report is about the old set
+            replace.remove(self.files, {stat.name for stat in output.list(versions.FOLDER)})
             output.delete(paths.REPLACED, generation=generation)  # a build that has begun since may have its own
 
 
-def _withdraw(output: Storage, digest: str) -> None:
-    """Removes the manifest with this digest, because another build may remove its shards."""
+def _withdraw(output: Storage, digest: str, base: Manifest | None) -> None:
+    """Removes the manifest with this digest, or puts the version before back: another build may remove its shards."""
     with suppress(NotFound):
         generation = output.stat(naming.MANIFEST).generation
         data = output.read(naming.MANIFEST, generation=generation)
         if manifests.parse(data, naming.MANIFEST).digest == digest:
-            output.delete(naming.MANIFEST, generation=generation)
+            if base is None:
+                output.delete(naming.MANIFEST, generation=generation)
+                return
+            with output.writer(naming.MANIFEST, if_generation=generation) as out:
+                out.write(manifests.to_json(base))
 
 
 def _why_not_published(output: Storage) -> str:

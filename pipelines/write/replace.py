@@ -30,7 +30,9 @@ def manifest_at(output: Storage, name: str) -> Manifest | None:
     except ManifestError as error:
         raise ManifestError(f"{error}; --overwrite can't tell what to replace: move it away with its shards") from error
     if not all(group.is_own for split in manifest.splits.values() for group in split.groups):
-        raise ConfigError(f"{where}: the tars of this set were adopted and are not removed; choose another --output")
+        raise ConfigError(
+            f"{where}: the tars of this set were adopted and are not removed; build a set of them elsewhere"
+        )
     return manifest
 
 
@@ -76,10 +78,10 @@ def remove(files: PlanFiles, names: Collection[str]) -> None:
 
     A file that another build writes in the meantime stays, because it has another generation.
     """
-    existing = list(_existing(files.output, names))
-    if existing:
+    found = list(existing(files.output, names))
+    if found:
         files.check_current()
-    for _ in plan_files.in_order(files.output, existing, partial(_delete, files.output)):
+    for _ in plan_files.in_order(files.output, found, partial(_delete, files.output)):
         pass
 
 
@@ -88,7 +90,7 @@ def remove_slices(files: PlanFiles) -> None:
     remove(files, {stat.name for stat in files.output.list(paths.SLICES)})
 
 
-def _existing(output: Storage, names: Collection[str]) -> Iterator[Stat]:
+def existing(output: Storage, names: Collection[str]) -> Iterator[Stat]:
     """The existing files among `names`; lists only their folders."""
     for folder in sorted({name.rpartition("/")[0] for name in names}):
         if folder:

@@ -15,6 +15,7 @@ from pipelines.images.encode import encode
 from pipelines.images.options import ImageOptions, stored_field
 from pipelines.plan import files as plan_files
 from pipelines.plan import paths, tables
+from pipelines.plan.append import Addition, refuse_known_key
 from pipelines.plan.files import PlanFiles
 from pipelines.plan.layout import SplitPlan
 from pipelines.plan.range_reads import fetch
@@ -46,7 +47,7 @@ class FinishedShard(NamedTuple):
 class ShardWriter:
     """Writes the shards of a build; pickles. `suffix` keeps its folders apart from those of a replaced set.
 
-    If `replaces`, another build may have written into the same folders before.
+    If `replaces`, another build may have written into the same folders before. `addition` is that of an append.
     """
 
     files: PlanFiles
@@ -54,6 +55,7 @@ class ShardWriter:
     image: ImageOptions
     suffix: str
     replaces: bool = False
+    addition: Addition | None = None
 
     def write(self, plan: PlanFile, split: str, number: int) -> FinishedShard:
         """Writes a shard, unless an earlier attempt had finished it."""
@@ -88,13 +90,16 @@ class ShardWriter:
         return record, labels
 
     def _samples(self, split: str, number: int) -> Iterator[StoredSample]:
-        table = tables.references_from_bytes(self.files.read(naming.references_path(split, number)))
+        table = tables.references_from_bytes(self.files.read(naming.references_path(split + self.suffix, number)))
         references, ahead = tee(_references(table))
+        first_source = self.addition.num_source_samples.get(split, 0) if self.addition else 0
         extents = ([part for _, part in row.content.fields if isinstance(part, Extent)] for row, *_ in ahead)
         contents = fetch(extents, self.input, self.files.output)
         for (row, duplicate_number, source, copy), content in zip(references, contents, strict=True):
             key, fields = stored_key(row, duplicate_number, copy), self._fields(row, content)
-            yield StoredSample(key=key, fields=fields, label=row.label, source=source, copy=copy)
+            if self.addition and duplicate_number:
+                refuse_known_key(self.files, row, key)
+            yield StoredSample(key=key, fields=fields, label=row.label, source=first_source + source, copy=copy)
 
     def _fields(self, row: UnitRow, contents: list[bytes]) -> list[tuple[str, bytes]]:
         fetched, image = iter(contents), row.content.image

@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 
 from shardset.errors import ConfigError, ManifestError, NotFound
-from shardset.format import naming
-from shardset.format.shards import Count, Group, Record, Sha256, StoredShards
+from shardset.format import naming, versions
+from shardset.format.shards import Count, Group, Positive, Record, Sha256, StoredShards
 from shardset.format.shards import IndexFile as IndexFile
 from shardset.format.shards import Shard as Shard
 from shardset.format.view import ViewHead, ViewRows, ViewSplit, address_from, read_view, view_digest
@@ -86,6 +86,11 @@ class Split(Record, frozen=True, kw_only=True):
         sizes: list[int] = self.shards.sizes.tolist()
         return sizes
 
+    def index_fields(self, shard: int) -> Sequence[str]:
+        """The fields in the index of a shard: those of its group, which may lack some that came to the split later."""
+        own = self.shards.group_of(shard).fields if isinstance(self.shards, StoredShards) else []
+        return own or self.fields
+
     def load(self, shards: Sequence[int]) -> None:
         """Reads the table rows of some shards at the same time, before they are asked for one by one."""
         if isinstance(self.shards, StoredShards):
@@ -100,7 +105,10 @@ class Quarantine(Record, frozen=True, kw_only=True):
 
 
 class Provenance(Record, frozen=True, kw_only=True):
-    """Where the set comes from. Nothing here depends on when, where or on how many machines it was built."""
+    """Where the set comes from. Nothing here depends on when, where or on how many machines it was built.
+
+    `appended` says the same of each append, in order.
+    """
 
     tool: str
     source: str
@@ -108,15 +116,20 @@ class Provenance(Record, frozen=True, kw_only=True):
     options: dict[str, Any]
     libraries: dict[str, str]
     notes: list[str]
+    appended: "list[Provenance]" = msgspec.field(default_factory=list)
 
 
 @prepared
 class Manifest(Record, frozen=True, kw_only=True):
-    """A shard set. Present means complete: it is written after everything it lists."""
+    """A shard set. Present means complete: it is written after everything it lists.
+
+    `version` is that of the format, `number` that of the set: a build makes 1, and each change adds one.
+    """
 
     kind: Literal["shardset"]
     version: Literal[1]
     digest: Sha256
+    number: Positive = 1
     classes: list[ClassInfo]
     splits: dict[str, Split]
     quarantine: Quarantine
@@ -215,7 +228,8 @@ class LoadedSet(NamedTuple):
 def load(url: str) -> LoadedSet:
     """The manifest at `url` (the file or its folder) and the storage that its paths are relative to.
 
-    For a `.parquet`, the view in it and the set that it is of.
+    For a `.parquet`, the view in it and the set that it is of. `URL@TAG` and `URL@N` are an older version of the set in
+    a folder, unless a folder of that very name holds any file. Raises ManifestError if there is no such set or version.
     """
     if url.endswith(".parquet"):
         return _load_view(url)
@@ -224,9 +238,32 @@ def load(url: str) -> LoadedSet:
     try:
         return LoadedSet(read(storage, name, target), storage)
     except NotFound as error:
+        versioned = versions.split_address(url)
+        # A web server lists nothing.
+        if versioned and (url.startswith("https://") or not any(True for _ in open_storage(url).list())):
+            return _load_version(*versioned)
         raise ManifestError(
             f"{target}: no manifest there, so no finished shard set; build one with `python -m pipelines build`"
         ) from error
+
+
+def _load_version(url: str, version: str) -> LoadedSet:
+    try:
+        newest, storage, _ = load_whole(url)
+    except ManifestError as error:
+        raise ManifestError(f"{url}@{version}: no such folder; and as version {version!r} of {url}: {error}") from error
+    number, digest = versions.resolve(storage, version)
+    found = newest
+    if number < newest.number:  # each was stored before the next one was published
+        try:
+            found = read(storage, versions.path(number))
+        except NotFound as error:
+            raise ManifestError(
+                f"{url}: version {number} was removed; `python -m pipelines log {url}` lists those that are left"
+            ) from error
+    if found.number != number or digest not in (None, found.digest):
+        raise ManifestError(f"{url}: has no version {version}; `python -m pipelines log {url}` lists those that it has")
+    return LoadedSet(found, storage)
 
 
 def load_whole(url: str) -> LoadedSet:
@@ -272,7 +309,11 @@ def _load_view(url: str) -> LoadedSet:
         raise ConfigError(
             f"{url}: names no set in its footer; seal it with `python -m pipelines view OUT --of SET --ids {url}`"
         )
-    return with_view(load_whole(address_from(storage.url, head.parent)), head, rows, url)
+    whole = load_whole(address_from(storage.url, head.parent))
+    if whole.digest != head.parent_digest:  # of an older version, if that is left
+        found = (one for one in older(whole.storage) if one.digest == head.parent_digest)
+        whole = LoadedSet(opened(whole.storage, next(found, whole.manifest)), whole.storage)
+    return with_view(whole, head, rows, url)
 
 
 def read(storage: Storage, name: str = naming.MANIFEST, where: str | None = None) -> Manifest:
@@ -291,6 +332,13 @@ def read_head(storage: Storage, name: str = naming.MANIFEST, where: str | None =
         if again == data:
             raise
         return parse(again, where)
+
+
+def older(storage: Storage) -> Iterator[Manifest]:
+    """The manifests of the older versions, as `read_head` returns them, the newest first: stop once you know enough."""
+    numbers = filter(None, (versions.number_of(stat.name) for stat in storage.list(versions.FOLDER)))
+    for number in sorted(numbers, reverse=True):
+        yield read_head(storage, versions.path(number))
 
 
 def opened(storage: Storage, manifest: Manifest) -> Manifest:
@@ -382,6 +430,8 @@ def _split_problems(split: Split, num_classes: int, where: str) -> Iterator[str]
     for group in split.groups:
         if group.num_shards != group.num_named:
             yield f"{where}: {group.shards!r} names {group.num_named} shards, expected {group.num_shards}"
+        if not set(group.fields) <= set(split.fields):
+            yield f"{where}: {group.shards!r} has the fields {group.fields}, expected some of {split.fields}"
         if group.num_samples < group.num_shards:
             yield f"{where}: {group.num_samples} samples don't fill {group.num_shards} shards"
     if split.num_samples != (num_samples := sum(group.num_samples for group in split.groups)) or not num_samples:

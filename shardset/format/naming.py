@@ -86,9 +86,15 @@ def index_path(shard: str) -> str:
     return shard.removesuffix(".tar") + ".idx.npy"
 
 
-def references_path(split: str, number: int) -> str:
-    """The plan of one shard: which raw bytes go to which position."""
-    return f"plan/shards/{split}-{number:06d}.arrow"
+def references_path(folder: str, number: int) -> str:
+    """The plan of one shard in a folder: which raw bytes go to which position."""
+    return f"plan/shards/{folder}-{number:06d}.arrow"
+
+
+def references_of(shard: str) -> str:
+    """The plan of the shard with that path, as `references_path` names it."""
+    folder, _, name = shard.rpartition("/")
+    return f"plan/shards/{folder}-{name.removesuffix('.tar').rpartition('-')[2]}.arrow"
 
 
 def table_path(folder: str) -> str:

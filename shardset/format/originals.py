@@ -69,13 +69,14 @@ def stored_key(origin: Origin, occurrence: int, copy: int) -> str:
 
 
 def read_origins(
-    storage: Storage, split: str, number: int, keys: np.ndarray | None, positions: Sequence[int] | None = None
+    storage: Storage, shard: str, keys: np.ndarray | None, positions: Sequence[int] | None = None
 ) -> list[Origin] | None:
-    """The origins of a shard's samples, or of those at `positions`; None if the plan is gone or has other keys.
+    """The origins of the samples in a tar, or of those at `positions`; None if the plan is gone or has other keys.
 
-    `keys` are those of the samples, None to skip the comparison. Raises DamagedShard for anything but a plan.
+    `shard` is the path of the tar. `keys` are those of the samples, None to skip the comparison. Raises DamagedShard
+    for anything but a plan.
     """
-    path = naming.references_path(split, number)
+    path = naming.references_of(shard)
     try:
         data = storage.read(path)
     except NotFound:

@@ -77,7 +77,8 @@ class Group(Record, frozen=True, kw_only=True):
     """Shards that were written together: their names as a brace pattern, and the table that describes them.
 
     Promises: `equal` if sizes differ by one sample at most and the larger shards come first, `mixed` if samples were
-    permuted over all shards by `seed`, `reproducible` if the same plan makes the same bytes.
+    permuted over all shards by `seed`, `reproducible` if the same plan makes the same bytes. `fields` are those in the
+    indexes, in their order; none if they are those of the split.
     """
 
     shards: Pattern
@@ -89,6 +90,7 @@ class Group(Record, frozen=True, kw_only=True):
     seed: Count
     plan_digest: Sha256
     promises: list[Promise]
+    fields: list[str] = msgspec.field(default_factory=list)
 
     @property
     def is_equal(self) -> bool:
@@ -110,6 +112,11 @@ class Group(Record, frozen=True, kw_only=True):
         """The number of shards that the pattern names."""
         _, first, last, _ = _parts(self.shards)
         return int(last) + 1 - int(first)
+
+    def part(self, first: int, last: int) -> str:
+        """The pattern of the tars `first` to `last` of the group."""
+        before, start, _, after = _parts(self.shards)
+        return f"{before}{{{int(start) + first:0{len(start)}d}..{int(start) + last:0{len(start)}d}}}{after}"
 
     def path(self, number: int) -> str:
         """The path of one tar of the group."""
@@ -181,8 +188,15 @@ class StoredShards(Sequence[Shard]):
             for _ in threads.map(lambda read: self._read(*read), reads):
                 pass
 
+    def group_of(self, number: int) -> Group:
+        """The group of a shard."""
+        return self.groups[self._number_of_group(number)]
+
+    def _number_of_group(self, number: int) -> int:
+        return int(np.searchsorted(self._starts, number, side="right")) - 1
+
     def _shard(self, number: int) -> Shard:
-        group = np.searchsorted(self._starts, number, side="right").item() - 1
+        group = self._number_of_group(number)
         path = self.groups[group].path(number - self._starts.item(group))
         num_samples, num_bytes, crc32c, sha256, index_bytes, index_crc32c, _ = self._rows[number].item()
         return Shard(

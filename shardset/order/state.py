@@ -93,6 +93,8 @@ def check_same_order(here: OrderState, saved: OrderState) -> None:
         if value != saved_value:
             chosen = name in ("num_lanes", "block_size", "window")
             cause = " (by default it follows from the batch, the processes and budget_bytes)" if chosen else ""
+            if name == "manifest":
+                cause = " (the set has changed: SET@N opens an older version, `pipelines log SET` lists them)"
             if name == "view":
                 value, saved_value = (one or "none, the whole set," for one in (value, saved_value))
             raise ConfigError(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from shardset.errors import DamagedShard, NotFound, ShardsetError
 from shardset.format import table
-from shardset.format.index import index_from_bytes, stored_dtype
+from shardset.format.index import index_from_bytes, stored_dtype, with_fields
 from shardset.format.manifest import Shard, Split
 from shardset.order.blocks import RangeReads
 from shardset.order.budget import INDEX_BUDGET_BYTES
@@ -71,7 +71,7 @@ def read_index(storage: Storage, shard: Shard) -> NDArray[np.void]:
 def read_rows(storage: Storage, shard: Shard, fields: Sequence[str], positions: Sequence[int]) -> NDArray[np.void]:
     """The index rows of some samples of a shard, in the order asked for; reads only their range, and checks it.
 
-    `fields` are those of the split. Raises NotFound or StorageError, or DamagedShard if two reads find other rows.
+    `fields` are those of its index. Raises NotFound or StorageError, or DamagedShard if two reads find other rows.
     """
     first, index = min(positions), shard.index
     dtype = stored_dtype(tuple(fields), shard.num_samples, index.num_bytes)
@@ -295,11 +295,11 @@ class ShardTable:
 
     def _read_groups(self, shard: int, held: _HeldIndex | None, missing: Positions) -> _HeldIndex:
         """What is held of an index, with the missing groups of its rows."""
-        listed, fields = self.split.shards[shard], self.split.fields
+        listed, fields = self.split.shards[shard], self.split.index_fields(shard)
         if held is not None and held.places is not None:
             index, places = held.index, held.places.copy()
         else:
-            rows = np.empty((0, num_columns(len(fields))), np.int32)
+            rows = np.empty((0, num_columns(len(self.split.fields))), np.int32)
             index = ShardIndex(rows, np.empty(0, "S1") if self.with_keys else None)
             places = np.full(_num_groups(listed), -1)
         for run in np.split(missing, np.flatnonzero(np.diff(missing) > 1) + 1):
@@ -317,6 +317,8 @@ class ShardTable:
 
     def _index_of(self, shard: int, records: NDArray[np.void]) -> ShardIndex:
         listed, split = self.split.shards[shard], self.split
+        if split.index_fields(shard) is not split.fields:
+            records = with_fields(records, split.fields)
         return ShardIndex.from_records(records, listed, split.fields, self.storage.url, with_keys=self.with_keys)
 
     def _keys(self, shard: int) -> NDArray[np.bytes_]:

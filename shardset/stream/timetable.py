@@ -122,11 +122,10 @@ class Timetable:
         (manifest, storage, _), part = self.loaded, self.loaded.part(self.split_name)
         shard, classes = self.split.shards[number], manifest.classes
         positions = (ids - self.order.first_ids[number]).tolist()
-        rows = read_rows(storage, shard, self.split.fields, positions)
+        rows = read_rows(storage, shard, self.split.index_fields(number), positions)
         none: list[Origin | None] = [None] * len(positions)
         labels = part.labels_of(ids, rows["label"])
-        stored_split = self.loaded.stored_split(self.split_name)
-        origins = read_origins(storage, stored_split, number, rows["key"], positions)
+        origins = read_origins(storage, shard.path, rows["key"], positions)
         return [
             TimetableSample(
                 id=sample_id,

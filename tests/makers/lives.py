@@ -19,8 +19,8 @@ Victim = Literal["launcher", "fork server", "worker", "everything"]
 class Life:
     """One build from its start to its end; as a context manager it leaves no process behind."""
 
-    def __init__(self, words: Sequence[object], log: Path) -> None:
-        command = [sys.executable, "-m", "pipelines", "build", "--json", *map(str, words)]
+    def __init__(self, words: Sequence[object], log: Path, verb: str = "build") -> None:
+        command = [sys.executable, "-m", "pipelines", verb, "--json", *map(str, words)]
         self._log = log
         with log.open("wb") as errors:
             self.process = subprocess.Popen(
@@ -89,9 +89,9 @@ class Life:
         return self.members()
 
 
-def finish(words: Sequence[object], log: Path) -> dict[str, int]:
+def finish(words: Sequence[object], log: Path, verb: str = "build") -> dict[str, int]:
     """Runs a build to its end and returns its counters."""
-    with Life(words, log) as life:
+    with Life(words, log, verb) as life:
         code, output, errors = life.wait()
     assert code == 0, errors
     return json.loads(output)["counters"]

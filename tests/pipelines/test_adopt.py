@@ -251,11 +251,13 @@ def test_a_rerun_reads_only_tars_that_changed_or_are_new(tmp_path):
     assert ours(tmp_path) == stock(tmp_path)
 
 
-def test_tars_with_different_fields_are_refused(tmp_path):
+def test_tars_with_different_fields_are_groups_of_one_split(tmp_path):
     (tmp_path / "t-0.tar").write_bytes(tar_bytes([("0.txt", b"x"), ("0.cls", b"3")]))
     (tmp_path / "t-1.tar").write_bytes(tar_bytes([("1.json", b'{"label": 1}'), ("1.txt", b"y"), ("2.txt", b"z")]))
-    with pytest.raises(SourceError, match=r"\['cls', 'txt'\], .* \['json', 'txt'\]; build a set of them"):
-        adopted(tmp_path)
+    split = adopted(tmp_path).split("t")
+    assert [group.fields for group in split.groups] == [["cls", "txt"], ["json", "txt"]]
+    assert split.fields == ["cls", "txt", "json"]
+    assert ours(tmp_path) == stock(tmp_path)
 
 
 def test_folders_or_names_are_splits_and_numbers_are_in_their_order(tmp_path):

@@ -67,11 +67,11 @@ def moment(draw, num_left):
     return draw.randint(LAST_BEFORE_SHARDS, num_left - 1), draw.uniform(0.0, 0.05)
 
 
-def live_and_die(words, output, seed, num_objects, log):
+def live_and_die(words, output, seed, num_objects, log, verb="build"):
     """Starts a build to that many objects, and kills one of its processes, or all, at a random moment."""
     draw, victim, before = random.Random(seed), VICTIMS[seed % len(VICTIMS)], num_files(output)
     after, seconds = moment(draw, max(0, num_objects - before))
-    with Life(words, log) as life:
+    with Life(words, log, verb) as life:
         wait_for_objects(life, str(output), before + after)
         threading.Event().wait(seconds)
         killed = life.kill(victim, draw)
@@ -171,6 +171,39 @@ def test_a_set_whose_replacement_was_killed_stays_whole_and_a_rerun_leaves_only_
     finish(words, tmp_path / "log")
     assert files_of(output) == files_of(replaced)
     assert verify(str(output), deep=True).problems == ()
+
+
+# A set to which another build appends
+
+
+@pytest.fixture(scope="module")
+def more(raw):
+    """160 other pictures, half of them of a new class."""
+    folder = write_class_folders(raw.parent / "more", ["fox", "yak"], 80, splits=["train"], extension="jpg")
+    return ["--source", "folder", "--input", folder, "--num-shards", "8", *words_of(raw, "")[8:]]
+
+
+@pytest.fixture(scope="module")
+def appended(more, undisturbed, raw):
+    """A set after an append that nobody killed."""
+    folder = shutil.copytree(undisturbed, raw.parent / "appended", ignore=shutil.ignore_patterns("plan"))
+    finish([folder, *more], raw.parent / "appended.log", "append")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(max(2, NUM_KILLS // 2)))
+def test_an_append_that_was_killed_leaves_the_old_version_or_the_new_one_and_a_rerun_completes_it(
+    more, undisturbed, appended, tmp_path, seed
+):
+    output = shutil.copytree(undisturbed, tmp_path / "out", ignore=shutil.ignore_patterns("plan"))
+    live_and_die([output, *more], output, seed, num_files(appended), tmp_path / "log", "append")
+    assert whole(output)
+    old, new = files_of(undisturbed), files_of(appended)
+    assert files_of(output)[naming.MANIFEST] in (old.pop(naming.MANIFEST), new[naming.MANIFEST])
+    assert old.items() <= files_of(output).items()
+    finish([output, *more], tmp_path / "log", "append")
+    assert files_of(output) == new
 
 
 class RefusesManifests(LocalStorage):

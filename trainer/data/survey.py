@@ -36,7 +36,7 @@ def survey(loaded: LoadedSet, split_name: str) -> SetFacts:
     """The facts of a split, from one index and one read. Raises ConfigError if no image can be decoded."""
     manifest, storage, _ = loaded
     split = manifest.split(split_name)
-    shard = next(shard for shard in split.shards if shard.num_samples)
+    shard = split.shards[0]
     sizes, is_grey = [], True
     for data in _first_images(storage, split, shard):
         with suppress(UndecodableImage):
@@ -57,7 +57,7 @@ def survey(loaded: LoadedSet, split_name: str) -> SetFacts:
 
 def _first_images(storage: Storage, split: Split, shard: Shard) -> Iterator[bytes]:
     """The images of the first samples of a shard, as many as one read of `READ_BYTES` holds; at least one."""
-    rows = read_rows(storage, shard, split.fields, range(min(NUM_IMAGES, shard.num_samples)))
+    rows = read_rows(storage, shard, split.index_fields(0), range(min(NUM_IMAGES, shard.num_samples)))
     columns = [f".{name}" for name in index_fields(rows) if name in IMAGE_FIELDS]
     pairs = [next((row[column] for column in columns if row[column]["offset"]), None) for row in rows]
     ranges = [(int(pair["offset"]), int(pair["offset"] + pair["num_bytes"])) for pair in pairs if pair is not None]

@@ -33,7 +33,7 @@ def stored(keys: list[str]) -> np.ndarray:
 
 
 def names(storage: MemoryStorage, *given: object) -> list[str] | None:
-    found = read_origins(storage, "train", 2, *given)
+    found = read_origins(storage, naming.shard_path("train", "train", 2), *given)
     return None if found is None else [origin.name for origin in found]
 
 
@@ -44,7 +44,7 @@ def test_the_plan_names_all_samples_or_some_or_none_if_it_is_gone_or_of_other_ke
     assert names(storage, stored([]), []) == []
     for keys, positions in (([*KEYS[:3], "e"], None), (KEYS[:2], [0, 3]), (KEYS[:1], [4])):
         assert names(storage, stored(keys), positions) is None
-    assert read_origins(storage, "train", 1, stored(KEYS)) is None
+    assert read_origins(storage, naming.shard_path("train", "train", 1), stored(KEYS)) is None
 
 
 def test_what_is_no_plan_of_a_shard_is_named():
@@ -57,7 +57,7 @@ def test_what_is_no_plan_of_a_shard_is_named():
     ):
         expected = rf"plan/shards/train-000002\.arrow: not a plan of a shard \(.*{what}.*\); remove it or build again"
         with pytest.raises(DamagedShard, match=expected):
-            read_origins(planned(data), "train", 2, stored(KEYS))
+            read_origins(planned(data), naming.shard_path("train", "train", 2), stored(KEYS))
 
 
 @given(st.text() | st.sampled_from(KEYS), st.integers(0, 3), st.integers(0, 3))

@@ -1,0 +1,100 @@
+"""Publishes the next version of a set, and says what the older ones have."""
+
+from itertools import chain, takewhile, zip_longest
+from typing import Any
+
+import msgspec
+
+from pipelines.plan import files as plan_files
+from pipelines.plan import paths
+from pipelines.plan.records import BuildFile, PlanFile
+from shardset.errors import ManifestError, PreconditionFailed
+from shardset.format import manifest as manifests
+from shardset.format import naming, versions
+from shardset.format.manifest import Manifest, Quarantine, Split
+from shardset.storage.base import ABSENT, Storage
+
+_SUMS = ("num_samples", "num_source_samples", "num_dropped", "num_repeats", "num_content_bytes", "num_tar_bytes")
+
+
+def unlisted(storage: Storage, names: set[str]) -> set[str]:
+    """Those of `names` that no older version lists; reads no version if there are none."""
+    left, remaining = set(names), manifests.older(storage)
+    while left and (one := next(remaining, None)):
+        left.difference_update(manifests.files_of(one))
+    return left
+
+
+def has_shards_of(manifest: Manifest, plan: PlanFile) -> bool:
+    """Whether a version has a group of that plan."""
+    return any(group.plan_digest == plan.digest for split in manifest.splits.values() for group in split.groups)
+
+
+def has_unfinished_plan(storage: Storage, newest: Manifest) -> bool:
+    """Whether there is a plan of which no version has the shards; a compaction may have taken them from the newest."""
+    plan = plan_files.find_record(storage, paths.PLAN, PlanFile)
+    build = plan_files.find_record(storage, paths.BUILD, BuildFile)
+    base = build.appends.base if build and build.appends else None
+    later = takewhile(lambda one: one.digest != base, chain([newest], manifests.older(storage)))
+    return plan is not None and not any(has_shards_of(one, plan) for one in later)
+
+
+def publish(storage: Storage, base: Manifest, manifest: Manifest) -> None:
+    """Makes `manifest` the newest version in place of `base`, which stays as `versions/N.json`.
+
+    A kill leaves one of the two as the newest, and a repetition finishes. Raises ManifestError if the newest version
+    is neither.
+    """
+    where = f"{storage.url}/{naming.MANIFEST}"
+    generation = storage.stat(naming.MANIFEST).generation
+    newest = manifests.read_head(storage)
+    if newest.digest == manifest.digest:
+        return
+    if newest.digest != base.digest:
+        raise ManifestError(f"{where}: another version was published meanwhile; run again, an append with --overwrite")
+    try:
+        with storage.writer(versions.path(base.number), if_generation=ABSENT) as out:
+            out.write(manifests.to_json(base))
+    except PreconditionFailed as error:
+        raise ManifestError(f"{error}; it is of a set that was replaced: remove {versions.FOLDER} there") from error
+    with storage.writer(naming.MANIFEST, if_generation=generation) as out:
+        out.write(manifests.to_json(manifest))
+
+
+def appended(base: Manifest, added: Manifest) -> Manifest:
+    """The version after `base`: its groups, then those of `added`, whose labels are those of the larger class list."""
+    classes = max(base.classes, added.classes, key=len)
+    both: dict[str, list[Split]] = {}
+    for name, split in [*base.splits.items(), *added.splits.items()]:
+        both.setdefault(name, []).append(split)
+    fixes = {fix: base.fixes.get(fix, 0) + added.fixes.get(fix, 0) for fix in sorted({*base.fixes, *added.fixes})}
+    provenance = base.provenance
+    return msgspec.structs.replace(
+        base,
+        digest="",
+        number=base.number + 1,
+        classes=classes,
+        splits={name: joined(splits, len(classes)) for name, splits in sorted(both.items())},
+        quarantine=Quarantine(count=base.quarantine.count + added.quarantine.count, path=added.quarantine.path),
+        fixes=fixes,
+        provenance=msgspec.structs.replace(provenance, appended=[*provenance.appended, added.provenance]),
+    )
+
+
+def joined(splits: list[Split], num_classes: int) -> Split:
+    """One split of the groups of several, in order."""
+    fields = list(dict.fromkeys(field for split in splits for field in split.fields))
+    groups: Any = [
+        msgspec.structs.replace(group, fields=[] if (own := group.fields or split.fields) == fields else own)
+        for split in splits
+        for group in split.groups
+    ]
+    totals = zip_longest(range(num_classes), *(split.class_totals for split in splits), fillvalue=0)
+    return msgspec.structs.replace(
+        splits[0],
+        **{name: sum(getattr(split, name) for split in splits) for name in _SUMS},
+        **{name: max(getattr(split, name) for split in splits) for name in ("max_tar_bytes", "max_index_bytes")},
+        fields=fields,
+        class_totals=[sum(numbers) for _, *numbers in totals],
+        shards=groups,
+    )

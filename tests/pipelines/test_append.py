@@ -1,0 +1,349 @@
+"""Appending: a build whose commit publishes the next version of a set; nothing that exists is touched."""
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import shardset
+from pipelines import build as builds
+from pipelines.build import build
+from pipelines.check import inspect
+from pipelines.check.verify import verify
+from pipelines.config import BuildConfig
+from pipelines.plan.append import extended_classes
+from pipelines.runners import options
+from pipelines.sources.base import class_infos
+from pipelines.write import history
+from pipelines.write.commit import Committer
+from shardset.errors import ConfigError, ManifestError, SourceError, StorageError
+from shardset.format import manifest as manifests
+from shardset.format import naming, versions
+from shardset.format.manifest import ClassInfo
+from shardset.read.indexes import read_index, read_rows
+from shardset.storage.local import LocalStorage
+from tests.makers.built import HERE, add, built, config_of
+from tests.makers.folders import write_images
+from tests.makers.images import image_bytes
+from tests.makers.reading import together
+from tests.makers.stored import files_of, samples_of
+
+NUM_OLD, NUM_NEW = 61, 7
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A set of 61 pictures in three shards, with one more that could not be decoded."""
+    folder = tmp_path_factory.mktemp("append")
+    raw = write_images(folder / "raw", [f"train/{'cat' if n % 2 else 'dog'}/old {n:03d}.png" for n in range(NUM_OLD)])
+    (raw / "train/cat/bad.png").write_bytes(b"<html>404</html>")
+    build(config_of(raw, folder / "set"), HERE)
+    return folder / "set"
+
+
+@pytest.fixture
+def old(made, tmp_path):
+    return shutil.copytree(made, tmp_path / "set")
+
+
+@pytest.fixture
+def more(tmp_path):
+    """Seven pictures of a class that comes first, and of one that the set has; and a broken one."""
+    names = [f"train/{name}/new{n}.jpg" for n, name in enumerate(["ant", "dog"] * 3 + ["ant"])]
+    raw = write_images(tmp_path / "more", names)
+    (raw / "train/ant/bad.jpg").write_bytes(b"<html>405</html>")
+    return raw
+
+
+def append_of(raw, output, **options) -> BuildConfig:
+    return config_of(raw, output, **{"append": "none", "num_shards": {"": 2}, **options})
+
+
+def key_of_ids(folder, split="train"):
+    manifest, storage, _ = manifests.load(str(folder))
+    return [key.decode() for shard in manifest.split(split).shards for key in read_index(storage, shard)["key"]]
+
+
+def test_an_append_adds_files_and_a_version_and_changes_nothing_else(old, more):
+    before, keys, first = files_of(old), key_of_ids(old), manifests.load(str(old)).manifest
+    second = built(append_of(more, old))
+    after = files_of(old)
+    assert {name for name in before if after[name] != before[name]} == {naming.MANIFEST}
+    assert after[versions.path(1)] == before[naming.MANIFEST]
+    assert manifests.load(f"{old}@1").manifest == first
+    assert manifests.load(f"{old}@2").manifest == second
+    assert (first.number, second.number) == (1, 2)
+    assert key_of_ids(old)[:NUM_OLD] == keys
+    assert [info.name for info in second.classes] == ["cat", "dog", "ant"]
+    split = second.split("train")
+    assert (split.num_samples, split.class_totals) == (NUM_OLD + NUM_NEW, [30, 34, 4])
+    assert split.shard_sizes == [21, 20, 20, 4, 3]
+    assert second.quarantine.count == 2
+    assert second.provenance.appended[0].source == "folder"
+    assert verify(str(old), deep=True).problems == verify(f"{old}@1", deep=True).problems == ()
+    stored = samples_of(old, second, "train")
+    assert stored["train/ant/new0"]["cls"] == b"2"
+    assert stored["train/dog/new1"]["cls"] == b"1"
+    sources = [read_index(LocalStorage(str(old)), shard)["source"] for shard in split.shards]
+    assert sorted(np.concatenate(sources).tolist()) == list(range(NUM_OLD + NUM_NEW))
+
+
+def test_the_rows_of_an_old_group_are_read_by_its_own_fields(old, more):
+    split = built(append_of(more, old)).split("train")
+    assert split.fields == ["png", "cls", "jpg"]
+    storage = LocalStorage(str(old))
+    for number, shard in enumerate(split.shards):
+        rows = read_rows(storage, shard, split.index_fields(number), [1, 2])
+        assert rows["key"].tolist() == read_index(storage, shard)["key"][1:3].tolist()
+
+
+def test_old_and_new_samples_are_found_by_their_original_names(old, more):
+    build(append_of(more, old), HERE)
+    for name in ("cat/old 001.png", "ant/new0.jpg"):
+        [sample] = inspect.inspect(str(old), name=name)
+        assert sample.name.endswith(name)
+    with pytest.raises(ConfigError, match=r"cat/bad\.png"):
+        inspect.inspect(str(old), name="cat/bad.png")
+
+
+def test_an_append_writes_little_more_than_the_new_images(old, tmp_path):
+    before, size = files_of(old), 0
+    for number in range(40):
+        add(tmp_path / "more", f"train/cat/new{number}.png", data := image_bytes(number, width=8 + number, height=40))
+        size += len(data)
+    build(append_of(tmp_path / "more", old, num_shards={"": 1}), HERE)
+    after = files_of(old)
+    written = {name: len(data) for name, data in after.items() if before.get(name) != data}
+    assert {name for name in before if after[name] != before[name]} == {naming.MANIFEST}
+    assert sum(written.values()) - size <= 40 * 2_200  # 2 % of images of 110 KB
+
+
+def test_a_name_is_found_where_only_the_plan_of_another_shard_is_gone(old, more):
+    build(append_of(more, old), HERE)
+    for path in old.glob("plan/shards/train-00000*"):
+        path.unlink()
+    assert inspect.inspect(str(old), name="ant/new0.jpg")[0].name.endswith("ant/new0.jpg")
+    with pytest.raises(ConfigError, match=r"train/train-000000\.tar and 2 more; search by --key"):
+        inspect.inspect(str(old), name="cat/old 001.png")
+
+
+def test_older_versions_are_not_read_to_append_or_verify(old, more, monkeypatch):
+    build(append_of(more, old), HERE)
+    for number in range(2, 300):
+        shutil.copy(old / versions.path(1), old / versions.path(number))
+    read, head = [], manifests.read_head
+    monkeypatch.setattr(
+        manifests, "read_head", lambda storage, name, *rest: (read.append(name), head(storage, name))[1]
+    )
+    builds.prepare(append_of(more, old, seed=1), LocalStorage(str(old)))
+    verify(str(old), deep=False)
+    assert {*read} <= {naming.MANIFEST, versions.path(299)}
+
+
+def test_of_two_appends_at_once_one_wins_and_a_published_version_stays(old, more):
+    first, second = (builds.prepare(append_of(more, old, seed=seed), LocalStorage(str(old))) for seed in (1, 2))
+    with pytest.raises(ManifestError, match="another build"):
+        builds.run(first, options.beam_options(HERE, first.files.output))
+    builds.run(second, options.beam_options(HERE, second.files.output))
+    assert manifests.load(str(old)).manifest.split("train").num_samples == NUM_OLD + NUM_NEW
+
+
+def test_an_append_is_not_withdrawn_because_another_one_builds_on_it(old, more, monkeypatch):
+    publish = history.publish
+
+    def followed(storage, base, manifest):
+        publish(storage, base, manifest)
+        builds.prepare(append_of(more, old, seed=2), LocalStorage(str(old)))
+
+    monkeypatch.setattr(history, "publish", followed)
+    with pytest.raises(ManifestError, match="another build"):
+        build(append_of(more, old, seed=1), HERE)
+    assert manifests.load(str(old)).manifest.number == 2
+    monkeypatch.undo()
+    assert built(append_of(more, old, seed=2)).number == 3
+
+
+def test_the_same_command_again_finds_everything_finished_and_repairs_a_shard(old, more):
+    build(append_of(more, old), HERE)
+    expected = files_of(old)
+    assert build(append_of(more, old), HERE).counters["shards_skipped"] == 2
+    assert files_of(old) == expected
+    tar = next(old.glob("train-*/*000001.tar"))
+    tar.write_bytes(tar.read_bytes()[:-512])
+    assert build(append_of(more, old), HERE).counters["shards_written"] == 1
+    assert files_of(old) == expected
+
+
+class RefusesVersions(LocalStorage):
+    """A disk that fails at the last moment of an append."""
+
+    refused = naming.MANIFEST
+
+    def writer(self, name, *, if_generation=None):
+        if name == self.refused:
+            raise StorageError("refused")
+        return super().writer(name, if_generation=if_generation)
+
+
+@pytest.mark.parametrize("refused", [versions.path(1), naming.MANIFEST])
+def test_an_append_that_fails_at_its_last_step_leaves_the_old_version_and_a_rerun_finishes(
+    old, more, refused, tmp_path, monkeypatch
+):
+    before = files_of(old)
+    undisturbed = shutil.copytree(old, tmp_path / "undisturbed")
+    build(append_of(more, undisturbed), HERE)
+    monkeypatch.setattr(RefusesVersions, "refused", refused)
+    prepared = builds.prepare(append_of(more, old), RefusesVersions(str(old)))
+    with pytest.raises(StorageError, match="refused"):
+        builds.run(prepared, options.beam_options(HERE, prepared.files.output))
+    assert before.items() <= files_of(old).items()
+    assert manifests.load(str(old)).manifest.number == 1
+    assert verify(str(old), deep=True).problems == ()
+    with pytest.raises(ConfigError, match=r"unfinished build.*seed was 0 and is 1.*--overwrite"):
+        build(append_of(more, old, seed=1), HERE)
+    build(append_of(more, old), HERE)
+    assert files_of(old) == files_of(undisturbed)
+
+
+def test_an_unfinished_append_is_started_over_by_overwrite_and_only_its_files_are_removed(old, more):
+    before = files_of(old)
+    build(append_of(more, old, only_shards=frozenset({("train", 0)})), HERE)
+    manifest = built(append_of(more, old, seed=1, overwrite=True))
+    assert before.items() - files_of(old).items() == {(naming.MANIFEST, before[naming.MANIFEST])}
+    assert manifest.number == 2
+    assert verify(str(old), deep=True).problems == ()
+    assert len({path.parent for path in old.glob("train-*/*")}) == 1
+
+
+def test_an_append_whose_version_was_overtaken_is_refused(old, more, tmp_path):
+    build(append_of(more, old, only_shards=frozenset({("train", 0)})), HERE)
+    other = shutil.copytree(old, tmp_path / "other")
+    second = built(append_of(more, other, seed=1, overwrite=True))
+    shutil.copytree(other, old, dirs_exist_ok=True, ignore=shutil.ignore_patterns("plan"))  # as another writer would
+    with pytest.raises(ConfigError, match=r"the set has another version since.*--overwrite"):
+        build(append_of(more, old), HERE)
+    assert manifests.load(str(old)).manifest == second
+    third = built(append_of(more, old, overwrite=True))
+    assert (third.number, third.split("train").num_samples) == (3, NUM_OLD + 2 * NUM_NEW)
+    assert verify(str(old), deep=True).problems == ()
+
+
+# What the set has already
+
+
+def test_samples_of_the_same_name_get_other_keys_or_are_skipped_by_choice(old, made, tmp_path):
+    raw = made.parent / "raw"
+    with pytest.raises(SourceError, match=r"nothing to append: the set has all of it \(61 samples\)"):
+        build(append_of(raw, old, append="name"), HERE)
+    with pytest.raises(SourceError, match="nothing to append"):
+        build(append_of(raw, old, append="content"), HERE)
+    for times in (2, 3):
+        manifest = built(append_of(raw, old, seed=times))
+        assert manifest.split("train").num_samples == times * NUM_OLD
+        assert len(set(key_of_ids(old))) == times * NUM_OLD
+    assert verify(str(old), deep=True).problems == ()
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"), [("none", {"a", "b", "c"}), ("name", {"a", "c"}), ("content", {"a", "b"})]
+)
+def test_a_known_name_and_a_known_image_are_different_things(old, made, tmp_path, known, expected):
+    old_images = sorted((made.parent / "raw/train/cat").glob("old*.png"))
+    images = {"a": image_bytes(1000), "b": image_bytes(1001), "c": old_images[3].read_bytes()}
+    for name, data in zip(("a.png", old_images[5].name, "c.png"), images.values(), strict=True):
+        add(tmp_path / "more", f"train/cat/{name}", data)
+    manifest = built(append_of(tmp_path / "more", old, append=known, num_shards={"": 1}))
+    stored = [fields["png"] for fields in samples_of(old, manifest, "train").values()][NUM_OLD:]
+    assert sorted(stored) == sorted(images[name] for name in expected)
+    notes = manifest.provenance.appended[0].notes
+    assert notes == ([] if known == "none" else [f"1 sample skipped, because the set has their {known}"])
+
+
+def test_content_is_compared_only_where_images_are_stored_as_they_come(old, more):
+    for changed in (
+        {"verify": "none"},
+        {"image": replace(BuildConfig(source="", input="", output="").image, quality=9)},
+    ):
+        with pytest.raises(ConfigError, match="use --skip-known name"):
+            append_of(more, old, append="content", **changed)
+
+
+def test_classes_are_the_same_by_wnid_or_else_by_name():
+    old = [ClassInfo(label=0, name="crane", wnid="n1"), ClassInfo(label=1, name="crane", wnid="n2")]
+    classes, labels = extended_classes(
+        old, [ClassInfo(label=0, name="heron", wnid="n2"), *class_infos(["", "owl"])[1:]]
+    )
+    assert (labels, [info.name for info in classes]) == ([1, 2], ["crane", "crane", "owl"])
+    with pytest.raises(ConfigError, match=r"classes \[0, 1\] of the set are all called 'crane'"):
+        extended_classes(old, class_infos(["crane"]))
+    assert extended_classes(class_infos(["0", "1"]), None) == (None, [])
+    assert extended_classes(old, None) == extended_classes(old, class_infos(["0", "1"])) == (old, [])
+    assert extended_classes(class_infos(["0"]), class_infos(["0", "1"]))[0] == class_infos(["0", "1"])
+    assert extended_classes(old[:1], old) == (old, [])
+
+
+def test_there_must_be_a_set_to_append_to(more, tmp_path):
+    with pytest.raises(ConfigError, match="no finished shard set there to append to"):
+        build(append_of(more, tmp_path / "none"), HERE)
+
+
+def test_an_overwriting_build_removes_all_versions_with_their_files(old, more, made):
+    build(append_of(more, old), HERE)
+    replaced = built(config_of(made.parent / "raw", old, overwrite=True))
+    assert replaced.number == 1
+    assert sorted({name.partition("/")[0] for name in files_of(old)}) == sorted(
+        [naming.MANIFEST, replaced.quarantine.path, replaced.split("train").groups[0].table.partition("/")[0]]
+    )
+
+
+def test_a_set_whose_replaced_versions_are_still_there_is_not_appended_to(old, more, made, monkeypatch):
+    build(append_of(more, old), HERE)
+    again = config_of(made.parent / "raw", old, overwrite=True)
+    monkeypatch.setattr(Committer, "_remove_replaced", lambda self: None)  # as if it were killed there
+    build(again, HERE)
+    monkeypatch.undo()
+    with pytest.raises(ConfigError, match="give the command of that build again"):
+        build(append_of(more, old), HERE)
+    build(again, HERE)
+    assert not list(old.glob("versions/*"))
+    assert built(append_of(more, old)).number == 2
+
+
+# Readers
+
+
+def stream_of(url, **options):
+    choices = {"global_batch_size": 8, "rank": 0, "world_size": 1, "seed": 3, "image": None, "fields": ("cls",)}
+    return shardset.Stream(str(url), "train", **{**choices, "with_key": True, "block_size": 4, "window": 5, **options})
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_an_epoch_mixes_all_groups_and_holds_each_sample_once(old, more, world):
+    build(append_of(more, old), HERE)
+    keys = key_of_ids(old)
+    batches = [
+        together(parts)
+        for parts in zip(*(stream_of(old, rank=rank, world_size=world).epoch(1) for rank in range(world)), strict=True)
+    ]
+    found = together(batches)
+    real = found["weight"] == 1
+    assert sorted(found["id"][real].tolist()) == list(range(NUM_OLD + NUM_NEW))
+    assert [*found["key"]] == [keys[id_] for id_ in found["id"]]
+    assert [batch["id"].tolist() for batch in batches] == [batch["id"].tolist() for batch in stream_of(old).epoch(1)]
+
+
+def test_a_reader_that_began_on_a_version_ends_on_it_and_resumes_by_its_number(old, more):
+    expected = [[*batch["key"]] for batch in stream_of(old).epoch(0)]
+    stream = stream_of(old)
+    batches = stream.epoch(0)
+    found = [[*next(batches)["key"]]]
+    state = stream.state(0, 1)
+    build(append_of(more, old), HERE)
+    found += [[*batch["key"]] for batch in batches]
+    assert found == expected
+    again = stream_of(f"{old}@1")
+    assert [[*batch["key"]] for batch in again.epoch(*again.restore(state))] == expected[1:]
+    with pytest.raises(ConfigError, match=r"manifest is .* SET@N opens an older version"):
+        stream_of(old).restore(state)
+    assert len(list(stream_of(old).epoch(0))) > len(expected)

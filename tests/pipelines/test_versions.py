@@ -1,0 +1,157 @@
+"""Names, lists and differences of the versions of a set, and the addresses that open them."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipelines import versions as verbs
+from pipelines.build import build
+from pipelines.cli import main
+from pipelines.config import BuildConfig
+from shardset.errors import ConfigError, ManifestError
+from shardset.format import manifest as manifests
+from shardset.format import versions
+from tests.makers import documented
+from tests.makers.built import HERE, config_of
+from tests.makers.folders import write_class_folders, write_images
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Three versions: pictures of cats and dogs, an owl, and a further cat."""
+    folder = tmp_path_factory.mktemp("versions")
+    raws = [write_class_folders(folder / "raw", ["cat", "dog"], 10, splits=["train", "val"])]
+    raws += [write_images(folder / name, [f"train/{name}/x{name}.png"]) for name in ("owl", "cat")]
+    for raw, known in zip(raws, (None, "none", "none"), strict=True):
+        build(config_of(raw, folder / "set", num_shards={"": 1}, append=known), HERE)
+    return folder / "set"
+
+
+@pytest.fixture
+def three(made, tmp_path):
+    return str(shutil.copytree(made, tmp_path / "set"))
+
+
+def number_of(address):
+    return manifests.load(address).manifest.number
+
+
+def test_an_address_names_a_version_by_number_or_tag(three):
+    assert [number_of(f"{three}{end}") for end in ("", "@1", "@2", "@3", "/@2", "/manifest.json")] == [3, 1, 2, 3, 2, 3]
+    assert verbs.tag(f"{three}@2", "paper").version == 2
+    assert verbs.tag(three, "v1.0").version == 3
+    assert verbs.tag(f"{three}@2", "paper").version == 2  # once more is no change
+    assert number_of(f"{three}@paper") == 2
+    with pytest.raises(ConfigError, match="another version has the tag 'paper', and tags never move"):
+        verbs.tag(three, "paper")
+    for name in ("12", "a/b", ".", "", "x" * 65, "ü"):
+        with pytest.raises(ConfigError, match="can't be a tag"):
+            verbs.tag(three, name)
+
+
+@pytest.mark.parametrize(
+    ("end", "message"),
+    [
+        ("@4", "has no version 4"),
+        ("@paper", "no version has the tag 'paper'; there are draft"),
+        ("@0", "no version has the tag '0'|no manifest there"),
+        ("@../x", "no manifest there"),
+    ],
+)
+def test_a_version_that_is_not_there_is_refused_by_name(three, end, message):
+    verbs.tag(three, "draft")
+    with pytest.raises(ManifestError, match=message):
+        manifests.load(three + end)
+
+
+def test_a_removed_version_and_a_damaged_or_strange_tag_are_named(three):
+    verbs.tag(f"{three}@1", "draft")
+    (Path(three) / versions.path(1)).unlink()
+    with pytest.raises(ManifestError, match=r"version 1 was removed; .* log"):
+        manifests.load(f"{three}@draft")
+    (Path(three) / versions.tag_path("draft")).write_text('{"version": 2, "digest": "0"}')
+    with pytest.raises(ManifestError, match="has no version draft"):
+        manifests.load(f"{three}@draft")
+    (Path(three) / versions.tag_path("draft")).write_text("{}")
+    with pytest.raises(ManifestError, match=r"draft\.json: not a tag"):
+        manifests.load(f"{three}@draft")
+
+
+def test_a_folder_whose_name_ends_like_a_version_is_opened_as_it_is(three):
+    (Path(f"{three}@2/plan")).mkdir(parents=True)
+    assert number_of(f"{three}@2") == 2  # nothing in it
+    (Path(f"{three}@2/plan/build.json")).touch()
+    with pytest.raises(ManifestError, match=r"@2/manifest\.json: no manifest there"):
+        manifests.load(f"{three}@2")
+    shutil.copytree(three, f"{three}@2", dirs_exist_ok=True)
+    assert number_of(f"{three}@2") == 3
+    assert number_of(f"{three}@2@1") == 1
+    with pytest.raises(ManifestError, match=r"me@work: no such folder; and as version 'work' of .*me: .*no manifest"):
+        manifests.load(f"{three}/me@work")
+
+
+def test_a_view_of_an_older_version_opens_whatever_was_appended(three, tmp_path):
+    out = str(tmp_path / "cats.parquet")
+    (tmp_path / "keys").write_text("train/cat/001\n")
+    assert main(["view", out, "--of", f"{three}@1", "--keys", str(tmp_path / "keys")]) == 0
+    assert manifests.load(out).without_view().manifest.number == 1
+    (Path(three) / versions.path(1)).unlink()
+    with pytest.raises(ConfigError, match="is a view of the set with digest"):
+        manifests.load(out)
+
+
+def test_the_log_lists_versions_with_their_samples_and_tags(three, capsys):
+    verbs.tag(f"{three}@2", "paper")
+    assert main(["log", three]) == 0
+    found = [line.split()[:2] + line.split()[3:] for line in capsys.readouterr().out.splitlines()]
+    assert found == [
+        ["version", "3", "train", "22,", "val", "20"],
+        ["version", "2", "train", "21,", "val", "20", "@paper"],
+        ["version", "1", "train", "20,", "val", "20"],
+    ]
+    assert main(["log", three, "--json"]) == 0
+    assert [entry["tags"] for entry in json.loads(capsys.readouterr().out)] == [[], ["paper"], []]
+
+
+def test_a_difference_names_what_came_went_moved_and_changed(three, tmp_path, capsys):
+    assert main(["diff", f"{three}@1", three]) == 0
+    assert capsys.readouterr().out == "train, cat: 1 added\ntrain, owl: 1 added\n2 samples of both sets differ\n"
+    assert [sample.kind for sample in verbs.diff(three, f"{three}@2")] == ["removed"]
+    assert verbs.diff_lines(verbs.diff(three, three)) == ["the same samples"]
+    raw = write_class_folders(tmp_path / "raw", ["cat", "dog"], 10, splits=["train", "val"])
+    keys = {"train/cat/000.png": "cat", "train/cat/001.png": "dog", "val/dog/000.png": "dog"}
+    rows = [
+        f"{path},{name},{path.split('/')[0]},{path[:3]}-{number}" for number, (path, name) in enumerate(keys.items())
+    ]
+    (raw / "list.csv").write_text("\n".join(["path,label,split,key", *rows]))
+    listing = BuildConfig(source="listing", input=str(raw / "list.csv"), output=str(tmp_path / "a"))
+    build(listing, HERE)
+    (raw / "list.csv").write_text("\n".join(["path,label,split,key", rows[0], rows[1].replace("dog", "cat"), rows[2]]))
+    (raw / "val/dog/000.png").write_bytes((raw / "val/dog/001.png").read_bytes())
+    build(replace(listing, output=str(tmp_path / "b")), HERE)
+    assert main(["diff", str(tmp_path / "a"), str(tmp_path / "b"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [
+        {"kind": "relabelled", "split": "train", "key": "tra-1", "old_class": "dog", "new_class": "cat"},
+        {"kind": "changed", "split": "val", "key": "val-2", "old_class": "dog", "new_class": "dog"},
+    ]
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_run_as_they_stand(tmp_path):
+    write_class_folders(tmp_path / "photos", ["cat", "dog"], 5)
+    write_images(tmp_path / "photos-june", [f"{name}/june{n}.jpg" for name in ("ant", "dog") for n in range(4)])
+    build(config_of(tmp_path / "photos", tmp_path / "shards", num_shards={"": 1}), HERE)
+    (tmp_path / "keys.txt").write_text("cat/001\nant/june2\n")
+    said = [
+        documented.run(documented.words_of(command, {"gs://bucket/set": "shards"}), tmp_path)
+        for command in documented.commands_of("docs/versions.md")
+    ]
+    assert "paper is version 2" in said[1]
+    assert said[2].count("version") == 2
+    assert said[3] == "the same samples\n"
+    assert "2 samples dropped" in said[4]
+    assert "not reached: object versions" in said[5]
+    assert manifests.load(str(tmp_path / "shards")).manifest.number == 3
