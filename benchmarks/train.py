@@ -3,14 +3,17 @@
     OMP_WAIT_POLICY=passive python -m benchmarks.train ratio --model resnet50 --size 224 --steps 3 --batch 8 --rounds 9
     OMP_WAIT_POLICY=passive python -m benchmarks.train cost --model resnet50 --size 224 --steps 3 --batch 8
     python -m benchmarks.train accuracy --strategy spmd
+    OMP_WAIT_POLICY=passive python -m benchmarks.train losses --rounds 5
 
 Real data are JPEGs of 400 x 500 pixels; the accuracy is that of the demo's digits, with another seed in each round.
+`losses` is what --record-losses costs on the digits, whose steps are so short that any cost shows.
 Passive waiting keeps torch's threads from spinning while other work has their cores, which would count as processor
 time of a sample.
 """
 
 import argparse
 import math
+import os
 import statistics
 import subprocess
 import sys
@@ -40,7 +43,7 @@ ACCURACIES = (0.9, 0.95, 0.97)
 def main() -> None:
     """Prints one table in Markdown."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["ratio", "cost", "accuracy"])
+    parser.add_argument("what", choices=["ratio", "cost", "accuracy", "losses"])
     parser.add_argument("--strategy", default="single")
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--precision", default="fp32")
@@ -50,8 +53,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        if args.what == "accuracy":
-            print(accuracy_table(args.strategy, Path(folder), args.rounds))
+        if args.what in ("accuracy", "losses"):
+            manifest = digits_set(Path(folder))
+            tables_of_digits = {"accuracy": accuracy_table, "losses": losses_table}
+            print(tables_of_digits[args.what](manifest, args.strategy, Path(folder), args.rounds))
             return
         tables = {"ratio": ratio_table, "cost": cost_table}
         print(tables[args.what](config_of(args, Path(folder)), Path(folder), args.rounds))
@@ -135,7 +140,7 @@ def ratio_lines(real: Sequence[Turn], fake: Sequence[Turn]) -> str:
     """The table; a ratio is that of the medians, beside it that of each pair."""
     rates = [turn.rate for turn in real], [turn.rate for turn in fake]
     costs = [turn.cpu_ms for turn in real], [turn.cpu_ms for turn in fake]
-    rows = (
+    return rows_of(
         ("real, samples/s", statistics.median(rates[0]), rates[0], 2),
         ("fake, samples/s", statistics.median(rates[1]), rates[1], 2),
         ("real / fake", *quotients(*rates), 3),
@@ -143,6 +148,10 @@ def ratio_lines(real: Sequence[Turn], fake: Sequence[Turn]) -> str:
         ("fake, CPU ms a sample", statistics.median(costs[1]), costs[1], 1),
         ("fake / real", *quotients(costs[1], costs[0]), 3),
     )
+
+
+def rows_of(*rows: tuple[str, float, Sequence[float], int]) -> str:
+    """A table of rows (name, median, each turn, digits)."""
     lines = (
         f"| {name} | {middle:.{digits}f} | {', '.join(f'{one:.{digits}f}' for one in each)} |"
         for name, middle, each, digits in rows
@@ -179,17 +188,45 @@ def cost_table(config: TrainConfig, folder: Path, rounds: int) -> str:
     )
 
 
-def accuracy_table(strategy: Strategy, folder: Path, rounds: int) -> str:
-    """The digits recipe to its end: when it first reached each accuracy, with its start and its compiling."""
+def digits_set(folder: Path) -> str:
+    """The demo's shard set."""
     raw = write_digits(folder / "raw")
     subprocess.run([sys.executable, "-m", *commands("digits", raw, folder)[0]], check=True, stdout=subprocess.DEVNULL)
+    return str(folder / "shards")
+
+
+def whole_run(config: TrainConfig) -> None:
+    """A run in a process of its own, to its end."""
+    code, output = finish(trainer(config), timeout_s=1800)
+    if code:
+        raise SystemExit(output)
+
+
+def losses_table(manifest: str, strategy: Strategy, folder: Path, rounds: int) -> str:
+    """User and system time of the digits recipe with and without --record-losses, in turns, and their ratio."""
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(rounds):
+        for records in (True, False) if number % 2 else (False, True):
+            config = replace(digits_smoke(), manifest=manifest, strategy=strategy, record_losses=records)
+            before = os.times()
+            whole_run(replace(config, run_dir=str(folder / f"run{number}-{records}")))
+            after = os.times()
+            seconds[records].append(sum(after[2:4]) - sum(before[2:4]))
+    left, right = seconds[True], seconds[False]
+    return rows_of(
+        ("with losses, CPU s", statistics.median(left), left, 1),
+        ("without, CPU s", statistics.median(right), right, 1),
+        ("with / without", *quotients(left, right), 3),
+    )
+
+
+def accuracy_table(manifest: str, strategy: Strategy, folder: Path, rounds: int) -> str:
+    """The digits recipe to its end: when it first reached each accuracy, with its start and its compiling."""
     rows = []
     for seed in range(rounds):
         run_dir = folder / f"run{seed}"
-        config = replace(digits_smoke(), manifest=str(folder / "shards"), strategy=strategy, seed=seed)
-        code, output = finish(trainer(replace(config, run_dir=str(run_dir))), timeout_s=1800)
-        if code:
-            raise SystemExit(output)
+        config = replace(digits_smoke(), manifest=manifest, strategy=strategy, seed=seed)
+        whole_run(replace(config, run_dir=str(run_dir)))
         final, evaluated = read_records(run_dir, "final")[0], read_records(run_dir, "eval")
         reached = (f"{seconds_to(run_dir, evaluated, share):.1f}" for share in ACCURACIES)
         rows.append(f"| {seed} | {' | '.join(reached)} | {final['seconds']:.1f} | {final['accuracy']:.4f} |")

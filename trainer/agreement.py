@@ -8,8 +8,8 @@ from typing import Any
 
 from shardset.errors import ConfigError
 from shardset.settings import values_of
-from trainer.config import ModelConfig, TrainConfig
-from trainer.data.splits import Data
+from trainer.config import ModelConfig, TrainConfig, mixed_sets
+from trainer.data.splits import Data, order_of
 from trainer.record.checkpoint import differences_of
 from trainer.runtime.base import Runtime
 from trainer.supervise.run_lock import UNRIVALLED, RunLock, acquire_run_lock, run_lock_of
@@ -31,6 +31,7 @@ def identity_of(config: TrainConfig, data: Data) -> dict[str, Any]:
     """What a checkpoint must have in common with the run that resumes from it."""
     return {
         "manifest digest": data.manifest_digest,
+        "mix": [weights for _, weights in mixed_sets(config.mix)],
         "train_split": config.train_split,
         "seed": config.seed,
         "global_batch_size": config.global_batch_size,
@@ -47,10 +48,9 @@ def model_identity_of(model: ModelConfig, num_classes: int) -> dict[str, Any]:
 
 def facts_of(config: TrainConfig, data: Data, num_hosts: int) -> dict[str, Any]:
     """What all hosts of a run must have in common, by name; each may have its own copy of the shard set."""
-    settings = {key: value for key, value in values_of(config).items() if key != "manifest"}
-    order = data.train.state(0, 0)
-    lanes = None if order is None else [order.num_lanes, order.block_size, order.window]
-    return {"manifest digest": data.manifest_digest, "hosts": num_hosts, "order (L, q, w)": lanes, **settings}
+    settings = {key: value for key, value in values_of(config).items() if key not in ("manifest", "mix")}
+    order = order_of(data.train, 0, 0)
+    return {"manifest digest": data.manifest_digest, "hosts": num_hosts, "order": order, **settings}
 
 
 def check_agreement(facts: Sequence[dict[str, Any]]) -> None:

@@ -20,7 +20,7 @@ from trainer.flags import EVALUATION, FLAGS, add_config_flags, config_flags, nea
 from trainer.tpu import cli as tpu
 
 if TYPE_CHECKING:
-    from shardset.order.state import OrderState
+    from shardset.order.state import States
 
     Verbs = argparse._SubParsersAction[Parser]
 
@@ -116,6 +116,8 @@ def _add_explain(verbs: "Verbs") -> None:
     asked.add_argument("--step", help="step of the run, counted from 0 over all epochs; or EPOCH:STEP, epochs from 1")
     asked.add_argument("--key", help="key of a sample of the training split; reads the split's indexes to find it")
     asked.add_argument("--id", type=int, help="id of a sample, instead of its key; reads one index")
+    text = "print the N samples of highest loss in a run with --record-losses"
+    asked.add_argument("--worst", type=int, metavar="N", help=text)
     verb.add_argument("--json", action="store_true", help="print everything as one JSON object")
 
 
@@ -237,7 +239,7 @@ def _explain(options: argparse.Namespace) -> None:
     from trainer.tools import explain
 
     flags = config_flags(options)
-    run: tuple[TrainConfig, OrderState | None]
+    run: tuple[TrainConfig, States | None]
     if options.run_dir is None:
         run = flags.config(chosen={} if flags.recipe else defaults.steps_of_set(flags.given)), None
     else:
@@ -247,7 +249,7 @@ def _explain(options: argparse.Namespace) -> None:
         run = explain.recorded_run(options.run_dir)
     explain.run(
         *run, num_hosts=options.hosts or 1, step=options.step, key=options.key,
-        sample_id=options.id, as_json=options.json,
+        sample_id=options.id, worst=options.worst, as_json=options.json,
     )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """The configuration of a run: frozen records that refuse wrong values."""
 
 import json
+import re
 import sys
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
@@ -36,10 +37,27 @@ Decay = Literal["cosine", "linear", "step", "constant"]
 Loss = Literal["cross_entropy", "bce"]
 Channels = tuple[Amount, Amount, Amount]
 Spread = tuple[Positive, Positive, Positive]
+Weights = dict[int, float]
+"""The weight of a set in a mixture, by the step of the run from which it counts; the first one is 0."""
+
 Kwargs = dict[str, bool | int | float | str | list[float]]
+
+_WEIGHTS = re.compile(r"\d+(\.\d+)?(,\d+(\.\d+)?@\d+)*")
 
 RECORD, CLASSES, ORDER = "config.json", "classes.json", "order.json"
 """The files of the run folder with the configuration, the names of the classes by label, and the order of training."""
+
+
+def mixed_sets(mix: str | None) -> list[tuple[str, Weights]]:
+    """The sets of `config.mix`, such as `A=3;B=1,0.5@1000`, and their weights. Raises ConfigError."""
+    sets = []
+    for text in mix.split(";") if mix is not None else ():
+        url, _, weights = text.rpartition("=")
+        if not (url and _WEIGHTS.fullmatch(weights)):
+            raise ConfigError(f"mix has {text!r}, expected SET=WEIGHT or SET=WEIGHT,WEIGHT@STEP,...")
+        pairs = [one.partition("@") for one in weights.split(",")]
+        sets.append((url, {int(step or 0): float(weight) for weight, _, step in pairs}))
+    return sets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +145,10 @@ class TrainConfig:
 
     recipe: str = setting("default", "the recipe that these settings started from")
     manifest: str | None = setting(None, "shard set: its folder or manifest.json, local or remote; none with fake_data")
+    mix: str | None = setting(
+        None, "train on several sets, SET=WEIGHT;SET=WEIGHT, each with its share of every batch; WEIGHT,WEIGHT@STEP "
+        "changes it at a step; evaluates on manifest, by default the first",
+    )  # fmt: skip
     run_dir: str = setting("run", "folder for checkpoints and logs: local, gs:// or s3://")
     train_split: str = setting("train", "split to train on")
     eval_split: str | None = setting(None, "split to evaluate on; none takes the only other split, or val before test")
@@ -147,6 +169,7 @@ class TrainConfig:
     profile_steps: tuple[int, int] | None = setting(None, "trace these steps into RUN_DIR/profile")
     log_every_steps: Count = setting(10, "steps between two lines of the log")
     logger: Literal["wandb", "mlflow"] | None = setting(None, "send the numbers to this logger too, by its own client")
+    record_losses: bool = setting(False, "write the loss of each sample to RUN_DIR/losses, a Parquet file an epoch")
     show_steps: bool = setting(False, "print step lines too, beside a line for each epoch")
     checkpoint_every_steps: Count | None = setting(None, "steps between two checkpoints; none saves after each epoch")
     keep_checkpoints: Count = setting(3, "number of newest checkpoints to keep, besides the best one")
@@ -175,6 +198,8 @@ class TrainConfig:
             raise ConfigError("cache_dir and cache_bytes belong together; give both, or neither")
         if self.fake_data and self.manifest is not None:
             raise ConfigError("fake_data reads no shard set, but a manifest is given; leave one of them out")
+        if mixed_sets(self.mix) and self.manifest is None:
+            raise ConfigError("mix goes with manifest, the set to evaluate on; name it")
         if self.optimizer.head_learning_rate is not None and not self.optimizer.learning_rate:
             raise ConfigError(
                 "optimizer.learning_rate is 0, so the last layer can't have a rate of its own; to train only that "

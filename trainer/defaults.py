@@ -6,13 +6,14 @@ The batch size and the epochs depend on the set alone, so the same command takes
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shardset.order.budget import BUDGET_BYTES
 from shardset.settings import value_text
 from shardset.storage.open import open_storage
 from trainer import config as configs
-from trainer.config import TrainConfig
+from trainer.config import TrainConfig, mixed_sets
 from trainer.flags import FLAGS, ConfigFlags
 from trainer.record import run_folder
 from trainer.runtime.machine import Machine, machine
@@ -179,7 +180,10 @@ def resolve(flags: ConfigFlags) -> tuple[TrainConfig, str]:
             from trainer.data.splits import load_once
             from trainer.data.survey import survey
 
-            facts = survey(load_once(given["manifest"]), given.get("train_split", TrainConfig().train_split))
+            split = given.get("train_split", TrainConfig().train_split)
+            sets = [load_once(url) for url, _ in mixed_sets(given.get("mix"))] or [load_once(given["manifest"])]
+            facts = survey(sets[0], split)
+            facts = replace(facts, num_samples=sum(one.part(split).selection.num_kept for one in sets))
             here = machine()
             chosen = choose(facts, here, given, _input_of)
             return flags.config(chosen=chosen), table(chosen, facts, here)

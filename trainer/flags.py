@@ -9,14 +9,15 @@ from typing import Any
 from shardset.program import Parser, nearest
 from shardset.settings import assignments, parsed, settings_of, value_text, with_values
 from trainer import recipes
-from trainer.config import TrainConfig
+from trainer.config import TrainConfig, mixed_sets
 
 GROUPS = {
     "data and folders": ("manifest", "run_dir", "resume", "fake_data"),
     "model": ("model.name", "image.size"),
     "training": (
-        "model.pretrained", "model.freeze", "epochs", "optimizer.learning_rate", "optimizer.head_learning_rate",
-        "optimizer.weight_decay", "seed", "max_steps", "target_accuracy", "logger", "show_steps", "profile_steps",
+        "mix", "model.pretrained", "model.freeze", "epochs", "optimizer.learning_rate", "optimizer.head_learning_rate",
+        "optimizer.weight_decay", "seed", "max_steps", "target_accuracy", "logger", "record_losses", "show_steps",
+        "profile_steps",
     ),
     "steps on devices": (
         "global_batch_size", "strategy", "precision", "num_decode_threads", "compile", "compile_cache",
@@ -49,8 +50,13 @@ class ConfigFlags:
 
     @property
     def given(self) -> dict[str, Any]:
-        """The value of each setting that the command line names; `--set` wins. Raises ConfigError."""
-        return parsed(TrainConfig, self.values | assignments(self.changes))
+        """The value of each setting that the command line names; `--set` wins. Raises ConfigError.
+
+        A mixture without a manifest is evaluated on its first set.
+        """
+        given = parsed(TrainConfig, self.values | assignments(self.changes))
+        sets = mixed_sets(given.get("mix"))
+        return ({"manifest": sets[0][0]} if sets else {}) | given
 
     def config(self, base: TrainConfig | None = None, chosen: Mapping[str, Any] | None = None) -> TrainConfig:
         """The recipe, else `base`, else the default recipe; then `chosen`, flags and `--set`. Raises ConfigError."""
@@ -86,6 +92,8 @@ def add_config_flags(
             }
             if one.is_switch:
                 options = {"help": one.help, "action": argparse.BooleanOptionalAction}
+            elif key == "mix":
+                options |= {"action": "append", "metavar": "SET=WEIGHT"}
             elif key == "model.pretrained":
                 options |= {"nargs": "?", "const": "timm"}
             group.add_argument(FLAGS[key], dest=key, default=None, **options)
@@ -97,7 +105,8 @@ def add_config_flags(
 
 def config_flags(options: argparse.Namespace) -> ConfigFlags:
     """What the parsed flags say."""
-    values = {key: value_text(value) for key in FLAGS if (value := getattr(options, key, None)) is not None}
+    given = {key: value for key in FLAGS if (value := getattr(options, key, None)) is not None}
+    values = {key: ";".join(value) if isinstance(value, list) else value_text(value) for key, value in given.items()}
     return ConfigFlags(recipe=options.recipe, values=values, changes=options.set)
 
 

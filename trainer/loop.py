@@ -4,15 +4,18 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+import msgspec
+
 from shardset.storage.open import open_storage
 from trainer.agreement import check_batch_size, model_identity_of
 from trainer.config import TrainConfig
 from trainer.data.device_feed import DeviceFeed
-from trainer.data.splits import BatchSource, open_data, steps_of
+from trainer.data.splits import BatchSource, load_once, open_data, steps_of
 from trainer.model.learner import Learner
 from trainer.record import checkpoint
 from trainer.record.checkpoint import CommitMark
 from trainer.record.checkpoint_state import CheckpointState
+from trainer.record.evaluation import WORST, lines_by_class, worst_of
 from trainer.record.metrics import Totals, check_evaluation
 from trainer.run import OpenData, Run
 from trainer.runtime.base import Runtime
@@ -59,14 +62,17 @@ def evaluate(
     fetch_every: int = FETCH_EVERY,
     *,
     num_rows: int = 0,
+    with_ids: bool = False,
 ) -> Totals | None:
     """Sums over every sample of a split, each once, for any number of replicas; None if asked to stop on the way.
 
-    `must_stop` is asked after each fetch, `gives_up` while there is no batch; `num_rows` is that of a DeviceFeed.
+    `must_stop` is asked after each fetch, `gives_up` while there is no batch; `num_rows` is that of a DeviceFeed, as is
+    `with_ids`, by which the Totals have the samples.
     """
     totals, rows = Totals(), []
     steps = steps_of(stream, 0, len(stream))
-    with DeviceFeed(steps, runtime.to_device, stream.stop, gives_up, num_rows=num_rows) as feed:
+    feed = DeviceFeed(steps, runtime.to_device, stream.stop, gives_up, num_rows=num_rows, with_ids=with_ids)
+    with feed:
         for batch in feed:
             rows.append(learner.eval_step(batch.tensors))
             if len(rows) > fetch_every:  # the device computes the newest meanwhile
@@ -81,7 +87,8 @@ def evaluate(
 def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
     """Prints the accuracy of a checkpoint (`config.resume`, or the best of the run folder) on the evaluation split.
 
-    Evaluates its averaged weights if it has them, as its run did, unless the config turns them off by 0.
+    By class too; the run folder keeps the worst samples. Evaluates its averaged weights if it has them, as its run
+    did, unless the config turns them off by 0.
     """
     check_batch_size(config, runtime)
     data = open_data(config, runtime.host, runtime.num_hosts)
@@ -93,7 +100,7 @@ def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
     learner = Learner(runtime, config, data.num_classes, state)
     start = time.perf_counter()
     num_rows = runtime.num_rows(config.global_batch_size, 1)
-    totals = evaluate(runtime, learner, data.evaluation, lambda: False, num_rows=num_rows) or Totals()
+    totals = evaluate(runtime, learner, data.evaluation, lambda: False, num_rows=num_rows, with_ids=True) or Totals()
     check_evaluation(totals, data.num_eval_samples)
     if runtime.is_master:
         print(
@@ -101,6 +108,12 @@ def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
             f"(top-5 {totals.mean('top5'):.4f}), loss {totals.mean('loss'):.4f}, "
             f"{int(totals.weight)} samples in {time.perf_counter() - start:.1f} s"
         )
+        names = [*data.class_names, *map(str, range(len(data.class_names), data.num_classes))]
+        print(*lines_by_class(totals.samples, names), sep="\n")
+        if config.manifest is not None and config.resume in ("auto", "never"):
+            worst = worst_of(totals.samples, load_once(config.manifest), data.eval_split, names)
+            with open_storage(config.run_dir).writer(WORST) as writer:
+                writer.write(msgspec.json.encode(worst))
 
 
 def _end_epoch(run: Run, fetch_every: int) -> None:

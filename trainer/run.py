@@ -5,23 +5,27 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, astuple, replace
+from dataclasses import asdict, replace
 from types import TracebackType
 
-from shardset.order.state import state_from_json
+import numpy as np
+import torch
+
+from shardset.order.state import states_from_json
 from shardset.program import count
 from shardset.version import __version__
 from trainer import config as configs
 from trainer.agreement import acquire_run_folder, check_batch_size, identity_of
 from trainer.config import TrainConfig
 from trainer.data.device_feed import DeviceBatch, DeviceFeed
-from trainer.data.splits import BatchSource, Data, SampleDigest, Step, check_epoch, open_data, steps_of
+from trainer.data.splits import Data, SampleDigest, Step, check_epoch, open_data, order_of, steps_of
 from trainer.errors import CheckpointError, Preempted
 from trainer.model import augment, flops, schedule
 from trainer.model.learner import Learner, step_key
 from trainer.record import checkpoint
 from trainer.record.checkpoint_state import CheckpointState, Position, position_of
 from trainer.record.loggers import open_logger
+from trainer.record.loss_files import losses_file, losses_name
 from trainer.record.metrics import RunLog, Totals, check_evaluation
 from trainer.record.run_folder import RunFolder
 from trainer.record.telemetry import PROFILE, Telemetry
@@ -84,7 +88,7 @@ class Run:
         state = self._load_checkpoint()
         self.learner = Learner(self.runtime, self.config, self.data.num_classes, state, self.data.class_names)
         self._restore(state)
-        order = _order_of(self.data.train, 0, 0)
+        order = order_of(self.data.train, 0, 0)
         self._folder.write_records(self.config, order, self.data.class_names, is_done=self.is_done())
         self._mix = augment.mix_of(self.config)
         self._writer = None
@@ -121,6 +125,7 @@ class Run:
             self.data.train.stop,
             self.stop_requested_while_waiting,
             num_rows=self.num_rows,
+            with_ids=self.config.record_losses,
         )
         self._exits.enter_context(feed)
         self._telemetry.watch_feed(feed)
@@ -203,8 +208,11 @@ class Run:
         """Compares the samples of the finished epoch with the expected ones, and logs it; raises EpochMismatch."""
         self._report_pending()
         seen = self._telemetry.seen_by_all()
-        check_epoch(self.position.closed_epochs, self.data.expected, seen)
+        check_epoch(self.position.closed_epochs, self.data.expected(self.position.closed_epochs), seen)
         self._telemetry.log_epoch(self.position, seen)
+        if self.config.record_losses and self.runtime.is_master:
+            losses = losses_file(self._telemetry.epoch_totals.samples, is_mixture=self.config.mix is not None)
+            self._folder.write(losses_name(self.position.closed_epochs), losses)
         self.learner.broadcast_buffers()
 
     def close_epoch(self, totals: Totals | None) -> None:
@@ -275,7 +283,7 @@ class Run:
         url, state = resumed
         checkpoint.check_identity(state["identity"], self._identity, f"{url}: step {step}")
         if state["stream"] is not None:
-            self.data.train.resume(state_from_json(state["stream"]))
+            self.data.train.resume(states_from_json(state["stream"]))
         self._log.note(f"resumed at step {step} (epoch {state['epoch'] + 1})")
         return state
 
@@ -301,9 +309,10 @@ class Run:
             "epoch": epoch,
             "step_in_epoch": step,
             "seen": [seen.samples, seen.digest],
-            "epoch_totals": list(astuple(self._telemetry.epoch_totals)),
+            "epoch_totals": list(self._telemetry.epoch_totals.sums),
+            "outcomes": torch.from_numpy(self._telemetry.epoch_totals.samples.view(np.uint8)),
             "seconds": self._seconds(),
-            "stream": _order_of(self.data.train, epoch, step),
+            "stream": order_of(self.data.train, epoch, step),
             **self.learner.state(),
         }
 
@@ -321,9 +330,3 @@ class Run:
         A peer that died can leave this process in a collective for ever.
         """
         faulthandler.dump_traceback_later(self.config.stall_timeout_s, exit=True, file=sys.__stderr__ or sys.stderr)
-
-
-def _order_of(stream: BatchSource, epoch: int, step: int) -> str | None:
-    """The stream's order at a position, as text; None for synthetic data."""
-    state = stream.state(epoch, step)
-    return None if state is None else state.to_json()

@@ -40,9 +40,23 @@ class OrderState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return msgspec.json.encode(self, enc_hook=operator.index).decode("ascii")
 
 
+States = OrderState | list[OrderState]
+"""The state of a stream, or of each set of a mixture."""
+
+
 def state_from_json(text: str | bytes) -> OrderState:
     """A state from the JSON of `OrderState.to_json`; raises ConfigError for anything else."""
     return _decode(text, OrderState)
+
+
+def states_from_json(text: str | bytes) -> States:
+    """A state, or those of a mixture, from the JSON of `states_to_json`; raises ConfigError for anything else."""
+    return _decode(text, States)  # type: ignore[arg-type]
+
+
+def states_to_json(states: States) -> str:
+    """One line of JSON."""
+    return msgspec.json.encode(states, enc_hook=operator.index).decode("ascii")
 
 
 def values_of_state(state: OrderState) -> dict[str, Any]:

@@ -10,7 +10,7 @@ set can fill are left out of that epoch (the next epoch's order leaves out other
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,7 @@ from shardset.stream.stream import Stream
 class Share:
     """A split of a shard set and its weight in the mixture."""
 
-    manifest_url: str
+    manifest_url: str | LoadedSet
     split: str
     weight: float
 
@@ -134,8 +134,8 @@ class MixedStream:
         )
         if len(stream) < 1:
             raise ConfigError(
-                f"{share.manifest_url} {share.split}: {stream.order.num_samples} samples do not fill one batch of "
-                f"{stream.order.global_batch_size}; lower its weight or the global batch size"
+                f"{stream.source.table.storage.url} {share.split}: {stream.order.num_samples} samples do not fill one "
+                f"batch of {stream.order.global_batch_size}; lower its weight or the global batch size"
             )
         return stream
 
@@ -144,7 +144,7 @@ class MixedStream:
         """What must be the same in all processes of a run: that of the stream of each shard set, in their order."""
         return "; ".join(stream.fingerprint for stream in self.streams)
 
-    def batches(self, start_step: int = 0) -> Iterator[tuple[int, Batch]]:
+    def batches(self, start_step: int = 0) -> Generator[tuple[int, Batch], None, None]:
         """(step, batch) for ever; a batch is that of a Stream with `source` (int64): the number of the shard set."""
         numbered = [(number, stream) for number, stream in enumerate(self.streams) if stream.batch_size]
         runs = [stream.epochs(*divmod(start_step, len(stream))) for _, stream in numbered]

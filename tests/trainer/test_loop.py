@@ -352,7 +352,7 @@ def test_a_run_and_an_evaluation_pass_over_checkpoints_whose_state_is_cut_or_who
     (tmp_path / checkpoint.folder_of(STEPS + 2) / checkpoint.COMMIT).write_bytes(b"")
     capsys.readouterr()
     launch(config, loop.evaluate_checkpoint)
-    warning, result = capsys.readouterr().out.splitlines()
+    warning, result, *_ = capsys.readouterr().out.splitlines()
     assert "commit.json: not a commit mark" in warning
     assert result.startswith(f"step {STEPS}: val accuracy")
     with pytest.raises(ConfigError, match=f"holds a run up to step {STEPS + 2}"):
@@ -673,7 +673,7 @@ def test_an_evaluation_by_command_is_of_the_averaged_weights_that_a_checkpoint_h
     loss = read_records(tmp_path / "run", "eval")[0]["loss"]
     config = tiny_config(manifest, tmp_path, resume=str(tmp_path / "run"), regularize=RegularizeConfig(ema_decay=decay))
     launch(config, loop.evaluate_checkpoint)
-    assert (f"loss {loss:.4f}, {NUM_EVAL} samples" in capsys.readouterr().out.splitlines()[-1]) == is_the_runs
+    assert (f"loss {loss:.4f}, {NUM_EVAL} samples" in capsys.readouterr().out) == is_the_runs
 
 
 def test_an_evaluation_of_another_model_than_the_checkpoints_is_refused(manifest: str, undisturbed: Path) -> None:

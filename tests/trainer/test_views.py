@@ -7,10 +7,14 @@ import pytest
 
 from shardset.errors import ConfigError
 from shardset.format.manifest import load
+from shardset.program import OK
+from shardset.storage.open import open_storage
 from tests.makers.training import read_records, shard_set, tiny_config
 from tests.makers.views import put_view
 from trainer import loop
+from trainer.cli import main
 from trainer.data.splits import open_data, steps_of
+from trainer.record.loss_files import read_losses
 from trainer.runtime.launch import running
 from trainer.tools.explain import explain_sample, explain_step, recorded_run, timetable_of
 
@@ -32,7 +36,7 @@ def test_a_run_trains_on_a_view_and_is_explained(view: str, tmp_path: Path) -> N
     assert json.loads((tmp_path / "order.json").read_text())["view"] == load(view).digest
     timetable = timetable_of(*recorded_run(str(tmp_path)))
     assert timetable.num_steps == 6
-    samples = [one.sample for one in explain_step(timetable, "0").samples]
+    samples = [one.sample for one in explain_step(timetable, 0).samples]
     assert {sample.label for sample in samples} == {3}
     assert {sample.id for sample in samples} <= set(KEPT)
     assert len(explain_sample(timetable, KEPT[-1]).visits) == 1
@@ -46,3 +50,23 @@ def test_losses_are_divided_by_the_number_of_samples_and_evaluation_counts_each_
     assert [data.weight_of_step(step, 8) for step in (0, 4, 5)] == [8, 8, 1]
     assert sum(batch["weight"].sum() for batch in batches) == 2 * len(KEPT)
     assert data.num_eval_samples == len(KEPT)
+
+
+def test_losses_of_a_view_have_the_ids_of_its_split_and_the_worst_are_its_samples(
+    view: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sets = {"manifest": view, "mix": f"{view}=1"}
+    config = tiny_config(view, tmp_path, epochs=1, eval_split="train", record_losses=True)
+    with running("single", "fp32") as here:
+        loop.train(here, config)
+        loop.evaluate_checkpoint(here, config)
+    [(ids, losses, _)] = read_losses(open_storage(str(tmp_path)))
+    assert sorted(ids.tolist()) == KEPT
+    worst = json.loads((tmp_path / "worst.json").read_text())
+    assert sorted(key for _, key, _ in worst) == [f"train-{number:06d}" for number in KEPT]
+    assert main(["explain", "--run-dir", str(tmp_path), "--worst", "1"]) == OK
+    assert f"train-{ids[losses.argmax()]:06d}" in capsys.readouterr().out.replace("\n", "")
+    mixed = open_data(tiny_config(run_dir="run", eval_split="train", **sets), 0, 1)
+    assert mixed.num_train_samples == len(KEPT)
+    found = [batch["id"] for _, _, batch in steps_of(mixed.train, 0, len(mixed.train))]
+    assert {number for batch in found for number in batch.tolist()} <= set(KEPT)

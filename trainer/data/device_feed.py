@@ -18,7 +18,10 @@ POLL_S = 0.2
 """How often a waiting thread checks whether it should stop."""
 
 ON_DEVICE = ("image", "label", "weight", "flip", "mix")
-"""The fields of a batch that go to the device."""
+"""The fields of a batch that go to the device; `id` goes, as floats, where what becomes of each sample is asked for."""
+
+ID_BASE = 1 << 24
+"""Ids go to a device as two digits to this base, each of which float32 holds exactly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ class DeviceFeed:
     """Iterates over `DeviceBatch`es that a thread prepares. `wait_s` is how long the consumer has waited for them.
 
     Tensors have at least `num_rows` rows: a smaller share of a batch repeats samples with weight 0 (see `filled_up`).
+    `with_ids` adds `id` to them (see `ids_as_floats`).
 
     Raises an exception of the source in place of the batch that is missing. The loader of torch_xla ends normally
     instead, so that a damaged shard would look like a short epoch.
@@ -58,10 +62,12 @@ class DeviceFeed:
         gives_up: Callable[[], bool] = lambda: False,
         *,
         num_rows: int = 0,
+        with_ids: bool = False,
     ) -> None:
         self.wait_s = 0.0
         self.gave_up = False
         self._to_device, self._num_rows = to_device, num_rows
+        self._names = (*ON_DEVICE, "id") if with_ids else ON_DEVICE
         self._stop, self._gives_up = stop, gives_up
         self._queue: queue.Queue[DeviceBatch | BaseException | None] = queue.Queue(DEPTH)
         self._stopped = threading.Event()
@@ -102,8 +108,10 @@ class DeviceFeed:
         try:
             for epoch, step, batch in batches:
                 arrays = filled_up(
-                    {name: np.asarray(batch[name]) for name in ON_DEVICE if name in batch}, self._num_rows
+                    {name: np.asarray(batch[name]) for name in self._names if name in batch}, self._num_rows
                 )
+                if "id" in arrays:
+                    arrays["id"] = ids_as_floats(arrays["id"], arrays["weight"])
                 tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
                 self._offer(DeviceBatch(epoch, step, self._to_device(tensors), batch["id"], batch["weight"]))
                 if self._stopped.is_set():
@@ -120,6 +128,11 @@ class DeviceFeed:
             except queue.Full:
                 continue
             return
+
+
+def ids_as_floats(ids: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Ids as float32 [n, 2], the lower digit to `ID_BASE` first; those of pads become -1."""
+    return np.stack(np.divmod(np.where(weights > 0, ids, -1), ID_BASE)[::-1], 1).astype(np.float32)
 
 
 def filled_up(arrays: dict[str, np.ndarray], num_rows: int) -> dict[str, np.ndarray]:

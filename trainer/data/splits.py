@@ -1,8 +1,8 @@
 """The data of a run: a training and an evaluation stream from one shard set, or two synthetic ones."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache, partial, reduce
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,11 +17,12 @@ from shardset.format.manifest import LoadedSet, Manifest
 from shardset.order.lanes import rank_part
 from shardset.order.permutation import derive_key, hash64
 from shardset.order.selection import Selection
-from shardset.order.state import OrderState
+from shardset.order.state import OrderState, States, states_to_json
 from shardset.read.disk_cache import DiskCache
 from shardset.stream.spec import Batch
 from shardset.stream.stream import Stream
-from trainer.config import DEFAULT_CLASSES, ImageConfig, TrainConfig
+from trainer.config import DEFAULT_CLASSES, ImageConfig, TrainConfig, mixed_sets
+from trainer.data.mixture import Mixture
 from trainer.errors import EpochMismatch
 
 SYNTHETIC_DIGEST = "fake data"
@@ -48,9 +49,15 @@ class BatchSource(Protocol):
 
     def __len__(self) -> int: ...
     def run(self, spans: Iterator[tuple[int, range]]) -> Iterator[tuple[int, int, Batch]]: ...
-    def state(self, epoch: int, step: int) -> OrderState | None: ...
-    def resume(self, state: OrderState) -> object: ...
+    def state(self, epoch: int, step: int) -> States | None: ...
+    def resume(self, state: Any) -> object: ...
     def stop(self) -> None: ...
+
+
+def order_of(stream: BatchSource, epoch: int, step: int) -> str | None:
+    """The order of a stream at a position, as JSON; None for synthetic data."""
+    state = stream.state(epoch, step)
+    return None if state is None else states_to_json(state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +105,15 @@ class Data:
     augment_repeats: int = 1
     class_names: tuple[str, ...] = ()
 
+    def expected(self, epoch: int) -> SampleDigest:
+        """What a training epoch must be."""
+        if not isinstance(self.train, Mixture):
+            return self._whole_epoch
+        return reduce(SampleDigest.add, self.train.ids(epoch), SampleDigest())
+
     @cached_property
-    def expected(self) -> SampleDigest:
-        """What a training epoch must be; computed at the end of the first one, because 1e9 samples take 6 s."""
+    def _whole_epoch(self) -> SampleDigest:
+        """Computed at the end of the first epoch, because 1e9 samples take 6 s."""
         return complete_epoch(self.train_ids or Selection(self.num_train_samples)).times(self.augment_repeats)
 
     def weight_of_step(self, step: int, global_batch_size: int) -> int:
@@ -108,6 +121,8 @@ class Data:
 
         That is the sum of their weights unless a view has others, which then say how much a sample counts.
         """
+        if isinstance(self.train, Mixture):
+            return global_batch_size
         num_slots = self.augment_repeats * self.num_train_samples
         return min(global_batch_size, num_slots - step * global_batch_size)
 
@@ -115,7 +130,7 @@ class Data:
 # --- opening ---------------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=8)
 def load_once(url: str) -> LoadedSet:
     """The set at a URL, parsed once a process: defaults, training and evaluation share it."""
     return manifests.load(url)
@@ -129,16 +144,24 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
         raise ConfigError("no manifest: name a shard set with --manifest URL, or measure without one by --fake-data")
     loaded = load_once(config.manifest)
     manifest = loaded.manifest
-    check_split("train_split", config.train_split, manifest, config.manifest)
+    urls, weights = zip(*mixed_sets(config.mix) or [(config.manifest, {0: 1.0})], strict=True)
+    mixed, names = [load_once(url) for url in urls], [one.name for one in manifest.classes]
+    for url, other in zip(urls, mixed, strict=True):
+        check_split("train_split", config.train_split, other.manifest, url)
+        others = [one.name for one in other.manifest.classes]
+        if others != names:
+            which = sorted({*names} ^ {*others})[:5] or "in their order"
+            raise ConfigError(
+                f"{url} has other classes than {config.manifest} ({which}); the sets of a mixture need "
+                "the same classes in the same order: build them with the same class names"
+            )
     eval_split = eval_split_of(config, manifest)
     check_split("eval_split", eval_split, manifest, config.manifest)
     num_classes = _num_classes_of(config, manifest)
     disk_cache = None
     if config.cache_dir is not None and config.cache_bytes is not None:
         disk_cache = DiskCache(folder=config.cache_dir, num_bytes=config.cache_bytes)
-    stream = partial(
-        Stream,
-        loaded,
+    options: dict[str, Any] = dict(
         global_batch_size=config.global_batch_size,
         rank=host,
         world_size=num_hosts,
@@ -149,25 +172,30 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
         disk_cache=disk_cache,
     )
     image = config.image
-    train = stream(
+    open_train: Callable[..., Stream | Mixture] = (
+        partial(Mixture, mixed, weights) if config.mix else partial(Stream, loaded)
+    )
+    train = open_train(
         config.train_split,
         seed=config.seed,
         image=train_spec(image),
         window=config.window,
         transform=train_transform(image),
         augment_repeats=image.augment_repeats,
+        **options,
     )
+    streams = [train] if isinstance(train, Stream) else train.streams().values()
     return Data(
         train=train,
-        evaluation=stream(eval_split, seed=None, image=eval_spec(image)),
+        evaluation=Stream(loaded, eval_split, seed=None, image=eval_spec(image), **options),
         num_classes=num_classes,
         manifest_digest=manifest.digest,
         eval_split=eval_split,
-        num_train_samples=train.order.num_samples,
-        train_ids=train.order.selection,
+        num_train_samples=sum(one.order.num_samples for one in streams),
+        train_ids=train.order.selection if isinstance(train, Stream) else None,
         augment_repeats=image.augment_repeats,
         num_eval_samples=loaded.part(eval_split).selection.num_kept,
-        class_names=tuple(one.name for one in manifest.classes),
+        class_names=tuple(names),
     )
 
 

@@ -84,10 +84,11 @@ class Learner:
     def train_step(
         self, batch: TensorBatch, learning_rate: float, key: int, weight: float | None = None
     ) -> torch.Tensor:
-        """One update; returns the step's sums (see metrics.stats_row) on the device, for `Runtime.fetch`.
+        """One update; returns the step's row (see metrics.stats_row) on the device, for `Runtime.fetch`.
 
-        `batch` holds `image` uint8 [B, H, W, 3], `label` int64, `weight` float32, and maybe `flip` and `mix`. `weight`
-        is the sum of the weights of the global batch; None where one replica has all of it.
+        `batch` holds `image` uint8 [B, H, W, 3], `label` int64, `weight` float32, and maybe `flip` and `mix`. With `id`
+        (see device_feed.ids_as_floats) the samples of all replicas follow the sums, five numbers each. `weight` is the
+        sum of the weights of the global batch; None where one replica has all of it.
         """
         self._parallel.train()
         build.set_training(self.net, self._config.model)
@@ -97,7 +98,7 @@ class Learner:
         return self._train(batch, self._runtime.number(learning_rate), total)
 
     def eval_step(self, batch: TensorBatch) -> torch.Tensor:
-        """The sums of an evaluation step, for `Runtime.fetch`, with the averaged weights if the run keeps them."""
+        """The row of an evaluation step, for `Runtime.fetch`, with the averaged weights if the run keeps them."""
         self._eval_net.eval()
         return self._eval(batch)
 
@@ -140,8 +141,8 @@ class Learner:
             for start in range(count)
         )
         with self._runtime.no_sync(self._parallel):
-            rows = [self._pass(part, total) for part in parts]
-        rows.append(self._pass(last, total))
+            passes = [self._pass(part, total) for part in parts]
+        passes.append(self._pass(last, total))
         self._runtime.reduce_gradients(self._optimizer)
         if self._config.regularize.clip_norm:
             self._scaler.unscale_(self._optimizer)
@@ -149,9 +150,10 @@ class Learner:
         self._runtime.update(self._optimizer, rate, self._scaler)
         if self._average is not None and self._config.regularize.ema_decay:
             _average_in(self._average, self.net, self._config.regularize.ema_decay)
-        return torch.stack(rows).sum(0)
+        sums, outcomes = zip(*passes, strict=True)
+        return self._row(torch.stack(sums).sum(0), list(itertools.chain(*outcomes)))
 
-    def _pass(self, batch: TensorBatch, total: float | torch.Tensor) -> torch.Tensor:
+    def _pass(self, batch: TensorBatch, total: float | torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Forward and backward of a part; the gradient is that of the mean over all samples of all replicas."""
         images, partners = self._images(batch)
         logits = self._logits(self._parallel, images)
@@ -160,7 +162,10 @@ class Learner:
         loss = (losses * batch["weight"]).sum() * self._runtime.num_replicas / total
         with build.unchanged_statistics(self.net) if self._config.model.checkpoint_activations else nullcontext():
             torch.autograd.backward(self._scaler.scale(loss))
-        return metrics.stats_row(losses.detach(), logits.detach(), batch["label"], batch["weight"])
+        return _seen(batch, losses.detach(), logits.detach())
+
+    def _row(self, sums: torch.Tensor, outcomes: list[torch.Tensor]) -> torch.Tensor:
+        return torch.cat([sums, self._runtime.of_all(torch.cat(outcomes)).flatten()]) if outcomes else sums
 
     def _logits(self, net: nn.Module, images: torch.Tensor) -> torch.Tensor:
         with self._runtime.autocast():
@@ -181,7 +186,16 @@ class Learner:
         logits = self._logits(self._eval_net, self._normalize(batch["image"]))
         losses = cross_entropy(logits, batch["label"], reduction="none")
         once = (batch["weight"] > 0).to(batch["weight"].dtype)  # a view may weigh samples: that is for training
-        return metrics.stats_row(losses, logits, batch["label"], once)
+        return self._row(*_seen(batch | {"weight": once}, losses, logits))
+
+
+def _seen(batch: TensorBatch, losses: torch.Tensor, logits: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The sums over a batch, and if it has ids the id, loss, label and likeliest class of its samples: [n, 5]."""
+    labels, best = batch["label"], logits.topk(min(5, logits.shape[1]), dim=1).indices
+    sums = metrics.stats_row(losses, best, labels, batch["weight"])
+    if "id" not in batch:
+        return sums, []
+    return sums, [torch.cat([batch["id"], torch.stack([losses, labels.float(), best[:, 0].float()], 1)], 1)]
 
 
 def step_key(seed: int, epoch: int, step: int) -> int:

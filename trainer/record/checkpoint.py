@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from shardset.errors import ConfigError, DamagedShard, NotFound
-from shardset.order.state import OrderState, state_from_json
+from shardset.order.state import OrderState, States, states_from_json
 from shardset.prepared import prepared
 from shardset.storage.base import ABSENT, Storage
 from shardset.storage.checked import facts_of, read_object
@@ -196,22 +196,22 @@ def in_recorded_order(config: TrainConfig) -> TrainConfig:
     """The config of a run that resumes, with the L, q and w that the run began with, where it sets none itself."""
     order = None if config.fake_data else _recorded_order(config)
     # A checkpoint of another batch size is refused by name later.
-    if order is None or config.global_batch_size % (order.num_lanes * config.image.augment_repeats):
+    if not isinstance(order, OrderState) or config.global_batch_size % (order.num_lanes * config.image.augment_repeats):
         return config
     values = {name: getattr(order, name) for name in ("num_lanes", "block_size", "window")}
     return replace(config, **{name: value for name, value in values.items() if getattr(config, name) is None})
 
 
-def _recorded_order(config: TrainConfig) -> OrderState | None:
+def _recorded_order(config: TrainConfig) -> States | None:
     folder = open_storage(config.run_dir)
     if steps(folder):
         with suppress(NotFound):  # of synthetic data: a run with other data is refused later
-            return state_from_json(folder.read(ORDER).strip())
+            return states_from_json(folder.read(ORDER).strip())
     if config.resume in ("auto", "never"):
         return None
     # Damage is reported when the checkpoint is loaded.
     text = at(open_storage(config.resume), lambda text: None)[1]["stream"]
-    return None if text is None else state_from_json(text)
+    return None if text is None else states_from_json(text)
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------

@@ -82,7 +82,10 @@ def merged_logs(storage: Storage) -> list[str]:
 def from_anywhere(config: TrainConfig) -> TrainConfig:
     """The config with absolute local paths, so that it can be read from any folder."""
     urls = {name: getattr(config, name) for name in ("manifest", "cache_dir", "compile_cache")}
-    return replace(config, **{name: os.path.abspath(url) for name, url in urls.items() if url and "://" not in url})
+    local = {name: os.path.abspath(url) for name, url in urls.items() if url and "://" not in url}
+    sets = config.mix.split(";") if config.mix else []
+    mix = ";".join(one if "://" in one else os.path.abspath(one) for one in sets)
+    return replace(config, mix=mix or None, **local)
 
 
 class RunFolder:
@@ -110,11 +113,10 @@ class RunFolder:
                     (self.local / name).write_bytes(self.storage.read(name))
             self._thread.start()
 
-    def write(self, name: str, text: str) -> None:
+    def write(self, name: str, content: str | bytes) -> None:
         """Writes a whole file. Raises StorageError if the disk can't take it."""
-        path = self.local / name
-        with os_errors_as_storage_errors(str(path)):
-            path.write_text(text)
+        with open_storage(str(self.local)).writer(name) as writer:
+            writer.write(content.encode() if isinstance(content, str) else content)
 
     def write_records(self, config: TrainConfig, order: str | None, classes: Sequence[str], *, is_done: bool) -> None:
         """Writes config, order and classes of a run that was accepted, on the first host.
@@ -158,7 +160,7 @@ class RunFolder:
         with self._uploading:
             self._error = None
             # Looks at the files before reading them: if one grows meanwhile, the next copy sends it again.
-            files = {path: _version(path) for path in sorted(self.local.rglob("*")) if path.is_file()}
+            files = {path: _version(path) for path in sorted(self.local.rglob("[!.]*")) if path.is_file()}
             changed = [path for path in files if self._sent.get(path) != files[path]]
             if not changed:
                 return

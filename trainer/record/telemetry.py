@@ -16,6 +16,7 @@ from trainer.data.splits import SampleDigest
 from trainer.errors import NotFinite
 from trainer.record.checkpoint_state import CheckpointState, Position
 from trainer.record.metrics import (
+    OUTCOME,
     EpochRecord,
     EvalRecord,
     FinalRecord,
@@ -68,7 +69,7 @@ class Telemetry:
         # The digest in the checkpoint covers all hosts, so only the first host counts it.
         if self._runtime.is_master:
             self._seen = SampleDigest(*state["seen"])
-        self.epoch_totals = Totals(*state["epoch_totals"])
+        self.epoch_totals = Totals(*state["epoch_totals"], outcomes=(state["outcomes"].numpy().view(OUTCOME),))
 
     def watch_feed(self, feed: DeviceFeed) -> None:
         """Measures how long the run waits for this feed."""
@@ -83,7 +84,7 @@ class Telemetry:
         self._busy_s_before = self._runtime.busy_s
 
     def add(self, batch: DeviceBatch, row: torch.Tensor) -> None:
-        """Counts a step. `row` holds its sums on the device (see metrics.stats_row)."""
+        """Counts a step. `row` is what it returned (see Learner.train_step)."""
         # Without the tensors, which would occupy the device until the next report.
         self._pending.append((replace(batch, tensors={}), row, time.perf_counter()))
         self._seen = self._seen.add(batch.real_ids)
@@ -248,7 +249,7 @@ class Telemetry:
 
 
 def _check_finite(rows: torch.Tensor, batches: Sequence[DeviceBatch]) -> None:
-    for (loss, *_), batch in zip(rows.tolist(), batches, strict=True):
+    for loss, batch in zip(rows[:, 0].tolist(), batches, strict=True):
         if not math.isfinite(loss):
             raise NotFinite(
                 f"the loss is {loss} in epoch {batch.epoch + 1} step {batch.step}; this host's samples were "

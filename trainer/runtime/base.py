@@ -66,6 +66,7 @@ class Runtime:
         self._busy_s = 0.0
         self._spans: dict[int, tuple[Any, Any]] = {}  # the events around a step, by the id of its row
         self._profiler: Any = None
+        self._own_place: torch.Tensor | None = None
         self._copies = cuda.PinnedCopies(self.device) if self.device.type == "cuda" else None
 
     @property
@@ -222,6 +223,17 @@ class Runtime:
     def sum_replicas(self, tensor: torch.Tensor) -> torch.Tensor:
         """A small tensor summed over replicas, on the device, as part of a step."""
         return tensor
+
+    def of_all(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows [n, columns] of this replica at their place among zeros: summed over replicas, they are those of all.
+
+        On the device, as part of a step: [replicas * n, columns].
+        """
+        if self.num_replicas == 1:
+            return rows
+        if self._own_place is None:  # a tensor, so that all replicas compute one graph
+            self._own_place = (torch.arange(self.num_replicas) == self.replica).view(-1, 1, 1).to(self.device)
+        return torch.where(self._own_place, rows, 0.0).flatten(0, 1)
 
     # --- agreeing ----------------------------------------------------------------------------------------------------
 

@@ -196,6 +196,11 @@ class Spmd(Xla):
         for tensor in tensors:
             self._spmd.mark_sharding(tensor, self._mesh, (None,) * tensor.dim())
 
+    def of_all(self, rows: torch.Tensor) -> torch.Tensor:
+        # Whole on each device: otherwise fetching them would be a graph of its own, after the steps under way.
+        self._spmd.mark_sharding(rows, self._mesh, (None, None))
+        return rows
+
     def to_device(self, batch: TensorBatch) -> TensorBatch:
         return {name: self._shard(tensor) for name, tensor in batch.items()}
 

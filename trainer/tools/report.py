@@ -15,6 +15,7 @@ from shardset.program import count
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 from trainer.config import RECORD
+from trainer.record.evaluation import WORST, Worst
 from trainer.record.metrics import EpochRecord, EvalRecord, FinalRecord, Record, StepRecord, advice, time_in_words
 from trainer.record.run_folder import METRICS
 
@@ -36,6 +37,7 @@ class RunRecord:
     num_damaged: int
     config: dict[str, Any]
     problem: str
+    worst: Worst
 
     @property
     def last_step(self) -> int:
@@ -91,7 +93,18 @@ def read(storage: Storage) -> RunRecord:
         num_damaged=len(lines) - len(written),
         config=config,
         problem=problem,
+        worst=_worst(storage),
     )
+
+
+def _worst(storage: Storage) -> Worst:
+    """What `evaluate` left, if it ran. Raises ConfigError if that is damaged."""
+    try:
+        return msgspec.json.decode(storage.read(WORST), type=Worst)
+    except NotFound:
+        return []
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{storage.url}/{WORST}: damaged ({error}); run `evaluate` again") from error
 
 
 def _record_of(line: bytes) -> Record | None:
@@ -128,7 +141,7 @@ def render(run: RunRecord) -> bytes:
         "report.html",
         title=f"Training run of {name}" if name else "Training run",
         subtitle=count(run.last_step, "step") + (f" on {devices[-1]}" if devices else ""),
-        sections=[(anchor, anchor.capitalize()) for anchor in ("curves", "epochs", "configuration")],
+        sections=[(anchor, anchor.capitalize()) for anchor in ("curves", "epochs", "worst", "configuration")],
         closing="Made from the run folder, without scripts or outside links. A curve of more than "
         f"{plots.MAX_POINTS} points is drawn from means of neighbouring points.",
         tiles=_tiles(run),
@@ -145,6 +158,7 @@ def render(run: RunRecord) -> bytes:
              _percent(one.top5), f"{one.seconds:.1f} s")
             for one in run.evaluations
         ],
+        worst=run.worst,
         settings=list(_settings(run.config))[:MAX_ROWS],
         max_rows=MAX_ROWS,
     )  # fmt: skip

@@ -17,6 +17,7 @@ from shardset.errors import ConfigError
 from shardset.program import PREEMPTED
 from shardset.storage.open import bucket_of
 from shardset.version import __version__
+from trainer.config import mixed_sets
 from trainer.errors import CloudError, Preempted
 from trainer.flags import add_config_flags, config_flags
 from trainer.runtime.machine import REFUSED
@@ -199,7 +200,8 @@ def train(tpu: Tpu, options: argparse.Namespace) -> None:
     given = config_flags(options)
     config = given.config()
     resumed = None if config.resume in ("auto", "never") else config.resume
-    for flag, url in (("--run-dir", config.run_dir), ("--manifest", config.manifest), ("--resume", resumed)):
+    sets = [("--mix", url) for url, _ in mixed_sets(config.mix)]
+    for flag, url in (("--run-dir", config.run_dir), ("--manifest", config.manifest), ("--resume", resumed), *sets):
         _check_bucket(flag, url)
     program = f"{PYTHON} -m {BACKENDS[options.backend][1]} {shlex.join(given.arguments())}"
     running = "a training runs here already: tpu logs --follow shows it, tpu stop ends it"

@@ -67,7 +67,7 @@ def test_an_epoch_of_all_hosts_is_what_is_expected(manifest: str, fake: bool, re
     for one in data:
         for _, _, batch in steps_of(one.train, 0, len(one.train)):
             seen = seen.add(batch["id"][batch["weight"] > 0])
-    check_epoch(0, data[0].expected, seen)
+    check_epoch(0, data[0].expected(0), seen)
     assert seen.samples == repeats * NUM_TRAIN
     assert [len(one.train) for one in data] == [-(-repeats * NUM_TRAIN // 6)] * 2
 
@@ -105,7 +105,7 @@ def test_steps_continue_from_anywhere_and_over_epochs(manifest: str, start: int,
 
 def test_the_sizes_come_from_the_manifest_and_a_model_may_have_more_classes(manifest: str) -> None:
     data = open_data(tiny_config(manifest, "run"), 0, 1)
-    assert (data.num_classes, data.num_eval_samples, data.expected.samples) == (10, NUM_EVAL, NUM_TRAIN)
+    assert (data.num_classes, data.num_eval_samples, data.expected(0).samples) == (10, NUM_EVAL, NUM_TRAIN)
     assert open_data(tiny_config(manifest, "run", model=ModelConfig(num_classes=12)), 0, 1).num_classes == 12
 
 

@@ -75,7 +75,7 @@ def test_hosts_that_read_in_other_orders_are_refused(tmp_path: Any) -> None:
     manifest = shard_set(tmp_path / "set")
     configs = [tiny_config(manifest, tmp_path, window=window) for window in (4, 5)]
     facts = [facts_of(configs[0], open_data(config, 0, 1), 2) for config in configs]
-    with pytest.raises(ConfigError, match=r"order \(L, q, w\) is \[8, .*, 4\] on host 0 and \[8, .*, 5\] on host 1"):
+    with pytest.raises(ConfigError, match=r'order is .*"L":8,.*"w":4}. on host 0 and .*"L":8,.*"w":5}. on host 1'):
         check_agreement(facts)
 
 

@@ -27,6 +27,7 @@ from tests.makers.plain_loop import PlainRun, adamw, bce, plain_run
 from tests.makers.ports import free_port
 from tests.makers.training import (
     NUM_EVAL,
+    NUM_TRAIN,
     STEPS,
     clean_environment,
     finish,
@@ -44,6 +45,7 @@ from trainer.data.device_feed import ON_DEVICE
 from trainer.data.splits import open_data, steps_of
 from trainer.model.augment import Normalize
 from trainer.record import checkpoint
+from trainer.record.loss_files import read_losses
 from trainer.runtime.optimizers import STATIC_OPTIMIZERS
 
 pytestmark = pytest.mark.slow
@@ -99,7 +101,20 @@ def plain(manifest: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 def calm(manifest: str, folder: Path | str, norm: str = "group", **changes: Any) -> TrainConfig:
     model = ModelConfig(name="trainer.model:tiny_resnet", norm=norm)  # type: ignore[arg-type]
-    return tiny_config(manifest, folder, epochs=3, model=model, optimizer=CALM, **changes)
+    return tiny_config(manifest, folder, epochs=3, model=model, optimizer=CALM, record_losses=True, **changes)
+
+
+def has_the_losses_of(folder: Path, plain: Path) -> bool:
+    """Whether a run of three epochs has recorded every sample of another one, once, with its loss up to rounding."""
+    found, wanted = (
+        [sorted(zip(*epoch[:2], strict=True)) for epoch in read_losses(open_storage(str(one)))]
+        for one in (folder, plain)
+    )
+    return all(
+        [sample_id for sample_id, _ in one] == list(range(NUM_TRAIN))
+        and largest_difference([loss for _, loss in one], [loss for _, loss in other]) < 10 * TOLERANCE
+        for one, other in zip(found, wanted, strict=True)
+    )
 
 
 def train(config: TrainConfig, how: dict[str, int]) -> None:
@@ -124,6 +139,7 @@ def test_a_strategy_equals_one_device(
     assert len(losses(tmp_path)) == 3 * STEPS
     assert largest_difference(losses(tmp_path), losses(plain[norm])) < TOLERANCE
     assert {record["samples"] for record in read_records(tmp_path, "eval")} == {NUM_EVAL}
+    assert has_the_losses_of(tmp_path, plain[norm])
     if strategy == "spmd":
         # One graph for the train step and one for the evaluation step, whatever the learning rate was.
         assert read_records(tmp_path, "epoch")[-1]["compilations"] == 2
@@ -145,6 +161,7 @@ def test_a_run_moves_between_strategies_and_world_sizes_in_mid_epoch(
     for strategy, how, stop in lives:
         succeed(calm(manifest, tmp_path, strategy=strategy, max_steps=stop), **how)
     assert largest_difference(losses(tmp_path), losses(plain["group"])) < TOLERANCE
+    assert has_the_losses_of(tmp_path, plain["group"])
     digests = [record["key_digest"] for record in read_records(tmp_path, "epoch")]
     assert len(digests) == 3
     assert len(set(digests)) == 1
@@ -154,6 +171,7 @@ def test_a_run_moves_between_strategies_and_world_sizes_in_mid_epoch(
     )
     evaluated = re.findall(r"val accuracy .* loss [0-9.]+", alone)[-1]
     assert evaluated in together
+    assert alone.partition("predicted as")[2] in together
 
 
 EVERYTHING: dict[str, Any] = {

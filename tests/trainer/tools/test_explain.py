@@ -27,7 +27,7 @@ from trainer import loop
 from trainer.data.splits import open_data
 from trainer.run import Run
 from trainer.runtime.launch import running
-from trainer.tools.explain import explain_sample, explain_step, recorded_run, timetable_of
+from trainer.tools.explain import explain_sample, explain_step, recorded_run, step_of, timetable_of
 
 Ids = dict[tuple[int, int], list[tuple[int, float]]]
 
@@ -77,11 +77,11 @@ def test_every_step_holds_what_the_run_trained_on(recorded):
     timetable = timetable_of_run(run_dir)
     assert timetable.num_steps == len(seen) == 2 * STEPS
     for global_step in range(2 * STEPS):
-        found = explain_step(timetable, str(global_step))
+        found = explain_step(timetable, global_step)
         trained = seen[found.epoch, found.step]
         assert [(one.sample.id, float(not one.pad)) for one in found.samples] == trained
         assert [one.slot for one in found.samples] == list(range(BATCH))
-        assert found == explain_step(timetable, f"{found.epoch + 1}:{found.step}")
+        assert global_step == step_of(f"{found.epoch + 1}:{found.step}", STEPS)
 
 
 def test_every_sample_is_in_the_steps_that_trained_on_it(recorded):
@@ -119,7 +119,7 @@ def test_samples_are_those_of_the_stream_by_key_and_label(recorded):
     stream = Stream(url, "train", global_batch_size=BATCH, rank=0, world_size=1, seed=5, image=None, with_key=True)
     steps = 0
     for step, batch in enumerate(stream.epoch(1)):
-        found = [one.sample for one in explain_step(timetable, f"2:{step}").samples]
+        found = [one.sample for one in explain_step(timetable, STEPS + step).samples]
         assert [sample.key for sample in found] == batch["key"]
         assert [sample.label for sample in found] == batch["label"].tolist()
         assert [sample.name for sample in found] == [f"raw/{sample.id} <b>.png" for sample in found]
@@ -225,7 +225,7 @@ def test_the_recorded_order_counts_not_what_this_version_would_choose(recorded, 
     run_dir, _ = recorded
     other = timetable_of_run(str(copied(run_dir, tmp_path / "run", w=3, q=2)))
     assert (other.order.window, other.order.block_size) == (3, 2)
-    assert explain_step(other, "0").samples != explain_step(timetable_of_run(run_dir), "0").samples
+    assert explain_step(other, 0).samples != explain_step(timetable_of_run(run_dir), 0).samples
 
 
 def test_explaining_needs_no_torch(recorded):

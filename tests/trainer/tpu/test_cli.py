@@ -229,6 +229,7 @@ def test_a_training_outlives_the_connection_until_it_is_stopped(cloud, tpu, numb
     ("words", "message"),
     [
         (["--fake-data"], "--run-dir run: expected gs://"),
+        (["--run-dir=gs://bucket/run", "--mix=gs://bucket/a=1", "--mix=b=1"], "--mix b: expected gs://"),
         ([*RUN, "--resume=runs/old"], "--resume runs/old: expected gs://"),
         ([*RUN, "--set=epoch=1"], "did you mean 'epochs'"),
         ([*RUN, "--env=A"], "NAME=VALUE"),

@@ -1,0 +1,189 @@
+"""What a run writes down of each sample, and what is made of it."""
+
+import functools
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipelines import cli as pipelines
+from shardset.errors import ConfigError
+from shardset.format.manifest import load
+from shardset.program import OK
+from shardset.storage.open import open_storage
+from tests.makers.documented import REPOSITORY
+from tests.makers.training import NUM_EVAL, NUM_TRAIN, STEPS, read_records, shard_set, tiny_config
+from trainer import cli as command
+from trainer import loop
+from trainer.config import ImageConfig, RegularizeConfig, TrainConfig
+from trainer.data.device_feed import ids_as_floats
+from trainer.record.evaluation import lines_by_class
+from trainer.record.loss_files import losses_name, read_losses
+from trainer.record.metrics import OUTCOME
+from trainer.runtime.launch import launch
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+Epoch = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return shard_set(tmp_path_factory.mktemp("set"))
+
+
+@pytest.fixture(scope="module")
+def recorded(manifest: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of two epochs."""
+    folder = tmp_path_factory.mktemp("recorded")
+    train(tiny_config(manifest, folder, record_losses=True))
+    return folder
+
+
+def train(config: TrainConfig) -> None:
+    launch(config, functools.partial(loop.train, fetch_every=2))
+
+
+def epochs_of(folder: Path | str) -> list[Epoch]:
+    return list(read_losses(open_storage(str(folder))))
+
+
+def test_an_epoch_has_a_row_a_sample_that_adds_up_to_what_the_log_says(recorded: Path) -> None:
+    for (ids, losses, top1), record in zip(epochs_of(recorded), read_records(recorded, "epoch"), strict=True):
+        assert sorted(ids.tolist()) == list(range(NUM_TRAIN))
+        assert losses.dtype == np.float32
+        assert losses.mean() == pytest.approx(record["loss"], rel=1e-6)
+        assert top1.mean() == pytest.approx(record["top1"])
+
+
+@pytest.mark.parametrize("cut", [3, STEPS, STEPS + 2])
+def test_a_run_in_two_pieces_neither_loses_nor_repeats_a_row(
+    manifest: str, recorded: Path, tmp_path: Path, cut: int
+) -> None:
+    config = tiny_config(manifest, tmp_path, record_losses=True)
+    train(replace(config, max_steps=cut))
+    train(config)
+    for epoch in range(2):
+        assert (tmp_path / losses_name(epoch)).read_bytes() == (recorded / losses_name(epoch)).read_bytes()
+
+
+def test_recording_changes_no_loss(manifest: str, recorded: Path, tmp_path: Path) -> None:
+    train(tiny_config(manifest, tmp_path))
+    assert not (tmp_path / "losses").exists()
+    one, other = (read_records(folder, "epoch") for folder in (tmp_path, recorded))
+    assert [record["loss"] for record in one] == [record["loss"] for record in other]
+
+
+def test_passes_repeats_and_mixed_images_are_rows_too(manifest: str, tmp_path: Path) -> None:
+    image = ImageConfig(size=8, train_crop="pad", eval_resize=8, augment_repeats=2)
+    changes: dict[str, Any] = {"image": image, "accumulate": 2, "regularize": RegularizeConfig(mixup=0.2)}
+    train(tiny_config(manifest, tmp_path, record_losses=True, epochs=1, global_batch_size=16, **changes))
+    [(ids, losses, _)] = epochs_of(tmp_path)
+    assert sorted(ids.tolist()) == sorted(2 * list(range(NUM_TRAIN)))
+    assert losses.mean() == pytest.approx(read_records(tmp_path, "epoch")[0]["loss"], rel=1e-6)
+
+
+def test_an_epoch_that_was_begun_without_recording_has_the_rest(manifest: str, recorded: Path, tmp_path: Path) -> None:
+    config = tiny_config(manifest, tmp_path)
+    train(replace(config, max_steps=3))
+    train(replace(config, record_losses=True))
+    first, second = zip(epochs_of(tmp_path), epochs_of(recorded), strict=True)
+    assert first[0][0].tolist() == first[1][0][24:].tolist()
+    assert second[0][1].tolist() == second[1][1].tolist()
+
+
+def test_a_run_in_a_bucket_has_the_same_files(manifest: str, recorded: Path, gcs_root: str) -> None:
+    train(tiny_config(manifest, f"{gcs_root}/run", record_losses=True))
+    stored = open_storage(f"{gcs_root}/run")
+    assert stored.read(losses_name(1)) == (recorded / losses_name(1)).read_bytes()
+
+
+def test_ids_of_any_size_travel_as_floats_and_pads_do_not() -> None:
+    ids = np.array([0, (1 << 24) - 1, 1 << 24, (1 << 48) - 1, 7])
+    low, high = ids_as_floats(ids, np.array([1, 1, 1, 0.5, 0])).astype(np.float64).T
+    assert (low + high * (1 << 24)).astype(np.int64).tolist() == [*ids[:4].tolist(), -1]
+
+
+# --- what is made of them --------------------------------------------------------------------------------------------
+
+
+def test_explain_names_the_samples_of_highest_loss(
+    manifest: str, recorded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    means = np.zeros(NUM_TRAIN)
+    for ids, losses, _ in epochs_of(recorded):
+        means[ids] += losses / 2
+    assert command.main(["explain", "--run-dir", str(recorded), "--worst", "5", "--json"]) == OK
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["num_epochs"] == 2
+    assert [one["sample"]["id"] for one in answer["samples"]] == np.argsort(-means)[:5].tolist()
+    assert answer["samples"][0]["sample"]["key"] == f"train-{means.argmax():06d}"
+    assert answer["samples"][0]["loss"] == pytest.approx(means.max())
+    assert command.main(["explain", "--run-dir", str(recorded), "--worst", "1"]) == OK
+    assert f"{means.max():.4f}" in capsys.readouterr().out
+    assert command.main(["explain", "--manifest", manifest, "--worst", "1"]) != OK
+    assert "losses are in the folder of a run; give --run-dir" in capsys.readouterr().err
+
+
+def test_explain_says_what_to_do_without_losses_and_names_a_damaged_file(
+    recorded: Path, manifest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tiny_config(manifest, tmp_path, epochs=1))
+    assert command.main(["explain", "--run-dir", str(tmp_path), "--worst", "5"]) != OK
+    assert "train with --record-losses" in capsys.readouterr().err
+    (tmp_path / "losses").mkdir()
+    (tmp_path / losses_name(0)).write_bytes((recorded / losses_name(0)).read_bytes()[:-9])
+    with pytest.raises(ConfigError, match=r"losses/epoch-001\.parquet: not the losses of an epoch"):
+        epochs_of(tmp_path)
+
+
+def test_an_evaluation_says_by_class_what_is_taken_for_what_and_the_page_shows_the_worst(
+    recorded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(["evaluate", "--run-dir", str(recorded)]) == OK
+    first, head, *lines = capsys.readouterr().out.splitlines()
+    labels = head.removesuffix("predicted as").split()[2:]
+    matrix = {line.split()[2 + len(labels)]: line.split()[2 : 2 + len(labels)] for line in lines}
+    numbers = {label: [int(cell) if cell != "." else 0 for cell in row] for label, row in matrix.items()}
+    assert sum(map(sum, numbers.values())) == NUM_EVAL
+    right = sum(row[labels.index(label)] for label, row in numbers.items())
+    assert f"val accuracy {right / NUM_EVAL:.4f}" in first
+    worst = json.loads((recorded / "worst.json").read_text())
+    losses = [float(loss.removeprefix("loss ")) for *_, (_, loss, _) in worst]
+    assert losses == sorted(losses, reverse=True)
+    assert command.main(["report", str(recorded)]) == OK
+    page = (recorded / "report.html").read_text()
+    assert page.count("<img ") == NUM_EVAL
+    assert worst[0][2][2] in page
+    (recorded / "worst.json").write_text("{}")
+    assert command.main(["report", str(recorded)]) != OK
+    assert "worst.json: damaged" in capsys.readouterr().err
+
+
+def test_the_page_leads_from_losses_to_a_view_without_the_worst_samples(
+    recorded: Path, manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (REPOSITORY / "docs/losses.md").read_text()
+    [query] = re.findall(r"```sql\n(.*?)```", page, flags=re.S)
+    [line] = re.findall(r"^python -m (pipelines view .*)$", page, flags=re.M)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").symlink_to(recorded)
+    pytest.importorskip("duckdb").execute(query.replace("1000", "5"))
+    words = [{"photos": manifest}.get(word, word) for word in line.split()]
+    assert pipelines.main(words[1:]) == OK
+    means = sum(losses[np.argsort(ids)] for ids, losses, _ in epochs_of(recorded))
+    kept = load("clean.parquet").part("train").selection
+    assert sorted(set(range(NUM_TRAIN)) - set(kept.id_of(np.arange(kept.num_kept)))) == sorted(np.argsort(-means)[:5])
+
+
+def test_many_classes_are_shown_by_their_mistakes_least_accurate_first() -> None:
+    pairs = [(label, label) for label in range(50)] * 9 + [(7, 8)] * 3 + [(7, 3)] * 5 + [(9, 49)]
+    outcomes = np.array([(0, 0, *pair) for pair in pairs], OUTCOME)
+    lines = list(lines_by_class(outcomes, [f"n{label}" for label in range(50)]))
+    assert re.fullmatch(r" +52\.94% +17  7 n7: n3 \(5\), n8 \(3\)", lines[1])
+    assert re.fullmatch(r" +90\.00% +10  9 n9: n49 \(1\)", lines[2])
+    assert lines[-1] == "... and 10 more accurate classes"
