@@ -14,7 +14,7 @@ from pipelines.cli import main
 from pipelines.parsers import add_build
 from shardset.program import Parser
 
-LEFT_OUT = ("help", "dry_run", "wait", "report")
+LEFT_OUT = ("help", "dry_run", "wait", "report", "catalog")
 """Flags without a meaning in a launcher, which submits the job and ends."""
 
 TEXT = "the image of this template, which the workers run too"

@@ -43,12 +43,12 @@ def here(command: str) -> str:
 
 
 def write_year(place: Path) -> None:
-    """What the year brings: pictures of which 40 are known, scores by key, and lists of keys."""
+    """What the year brings: pictures of which 40 are known, embeddings by key, and lists of keys."""
     write_class_folders(place / "photos-june", ["bird", "cat"], 45)
     keys = [f"{name}/{number:03d}" for name in ("cat", "dog") for number in range(40)]
-    parquet.write_table(pa.table({"key": keys, "score": np.arange(80, dtype=np.float32)}), place / "scores.parquet")
-    (place / "wrong.txt").write_text("cat/001\n")
-    (place / "forget.txt").write_text("dog/001\n")
+    parquet.write_table(pa.table({"key": keys, "clip": [*np.eye(80, dtype=np.float32)]}), place / "embeddings.parquet")
+    (place / "wrong.txt").write_text("cat/028\n")
+    (place / "forget.txt").write_text("dog/007\n")
 
 
 @pytest.mark.slow
