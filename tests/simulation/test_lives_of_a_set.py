@@ -4,34 +4,30 @@ from dataclasses import replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from hypothesis.stateful import precondition, rule
 
 from pipelines.build import build
 from shardset.errors import ConfigError, ShardsetError
 from shardset.format import manifest as manifests
-from tests.simulation.baton import Baton, Process
-from tests.simulation.bucket import CALM, STORMY, Bucket, Faults, Object
-from tests.simulation.builds import MANIFEST, OLD, RUNNER, Builds, contents, tars_of
+from tests.simulation.bucket import Object
+from tests.simulation.builds import MANIFEST, OLD, RUNNER, contents, tars_of
+from tests.simulation.lives import LivingSet
 
 SCHEDULES = st.integers(0, 10**6)
 
 
-class Lives(RuleBasedStateMachine):
+class Lives(LivingSet):
     """The model: the seed of the published set, and the name of its one tar that is damaged."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.objects: dict[str, Object] = {}
-        self.generation = 1000
         self.published: int | None = None
         self.damaged = ""
 
     @rule(seed=st.sampled_from([0, 7]), overwrite=st.booleans(), schedule=SCHEDULES, killed_at=st.integers(-50, 150))
     def build(self, seed: int, overwrite: bool, schedule: int, killed_at: int) -> None:
         """It is right at its end, or it dies, is refused or fails, and leaves the set before it or its own."""
-        world = self._world(schedule, CALM if killed_at < 0 else STORMY)
-        launcher = world.baton.process("launcher")
-        launcher.fate = None if killed_at < 0 else (killed_at, Process.kill)
+        world, launcher = self.world(schedule, killed_at)
 
         def live() -> ShardsetError | None:
             config = replace(OLD, seed=seed, overwrite=overwrite)
@@ -41,7 +37,7 @@ class Lives(RuleBasedStateMachine):
                 raise task.error
             return task.error
 
-        error = self._run(world, live)
+        error = self.run_in(world, live)
         found = self._seed_of_the_set()
         if error is None and not launcher.is_killed:
             assert found == seed
@@ -68,7 +64,7 @@ class Lives(RuleBasedStateMachine):
     @rule(schedule=SCHEDULES)
     def read(self, schedule: int) -> None:
         """A reader gets every byte, or an error where one is damaged."""
-        world = self._world(schedule, CALM)
+        world, _ = self.world(schedule)
 
         def read() -> bool:
             try:
@@ -77,19 +73,7 @@ class Lives(RuleBasedStateMachine):
                 return False
             return True
 
-        assert self._run(world, read) == (not self.damaged)
-
-    def _world(self, schedule: int, faults: Faults) -> Builds:
-        baton = Baton(schedule)
-        bucket = Bucket(baton, faults)
-        bucket.objects, bucket.generation = self.objects, self.generation
-        return Builds(baton, bucket, (OLD,))
-
-    def _run(self, world: Builds, live):
-        with world.installed():
-            result = world.baton.run(live)
-        self.generation = world.bucket.generation
-        return result
+        assert self.run_in(world, read) == (not self.damaged)
 
     def _seed_of_the_set(self) -> int | None:
         return manifests.parse(self.objects[MANIFEST].data).seed if MANIFEST in self.objects else None
