@@ -11,7 +11,7 @@ from shardset.html import page
 
 FRAME = {
     "title": "t", "subtitle": "s", "sections": [("a", "A")], "closing": "c", "findings": [], "max_rows": 9,
-    "tiles": [("samples", "7", "")], "plots": [], "epochs": [], "evaluations": [], "settings": [],
+    "tiles": [("samples", "7", "")], "plots": [], "epochs": [], "evaluations": [], "settings": [], "worst": [],
 }  # fmt: skip
 
 
