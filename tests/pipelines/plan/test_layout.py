@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.config import Sizing
@@ -57,6 +57,7 @@ def all_placements(labels: list[int], plan: SplitPlan, balance: str, cuts: list[
 
 
 @given(LABELS, REMAINDERS, st.sampled_from(["none", "stratified"]), st.integers(1, 7), st.integers(1, 150))
+@settings(max_examples=30)
 def test_shards_are_filled_exactly_and_every_copy_is_stored_once(labels, remainder, balance, num_shards, target):
     sizing = Sizing(num_shards=num_shards, remainder=remainder, target_samples=target)
     if stored_samples(target, sizing, num_shards) < num_shards:
@@ -76,8 +77,8 @@ def test_shards_are_filled_exactly_and_every_copy_is_stored_once(labels, remaind
         assert {copy for s, copy, _, _ in placed if s == sample} <= set(range(number + 1))
 
 
-@pytest.mark.slow
 @given(LABELS, st.sampled_from(["none", "stratified"]), st.lists(st.integers(1, 59), max_size=5), st.integers(1, 5))
+@settings(max_examples=30)
 def test_how_the_input_is_cut_into_units_changes_nothing(labels, balance, cuts, num_shards):
     sizing = Sizing(num_shards=min(num_shards, len(labels)), repeat=2)
     plan = a_plan(labels, sizing, balance)
@@ -85,6 +86,7 @@ def test_how_the_input_is_cut_into_units_changes_nothing(labels, balance, cuts, 
 
 
 @given(LABELS, REMAINDERS, st.integers(1, 6))
+@settings(max_examples=30)
 def test_stratified_shards_hold_each_class_within_one_of_its_share(labels, remainder, num_shards):
     sizing = Sizing(num_shards=num_shards, remainder=remainder)
     if stored_samples(len(labels), sizing, num_shards) < num_shards:
@@ -174,6 +176,7 @@ def test_sizes_that_contradict_each_other_are_refused(asked, sentence):
 
 
 @given(LABELS, st.sampled_from(["none", "stratified"]), st.integers(1, 40), st.integers(1, 9))
+@settings(max_examples=30)
 def test_places_come_in_pieces_of_bounded_size_and_are_the_same_as_all_max_rows(labels, balance, repeat, max_rows):
     plan = a_plan(labels, Sizing(num_shards=1, repeat=repeat), balance)
     offset = UnitOffset(serial=0, strata={})

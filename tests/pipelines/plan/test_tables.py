@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.plan import tables
@@ -23,6 +23,7 @@ def a_row(**given: Any) -> UnitRow:
 
 
 @given(KEYS)
+@settings(max_examples=30)
 def test_equal_keys_have_equal_hashes_and_others_do_not(keys):
     hashes = tables.hash_keys(pa.array(keys, pa.string())).tolist()
     alone = [tables.hash_keys(pa.array([key], pa.string())).tolist()[0] for key in keys]
@@ -87,6 +88,7 @@ def test_the_table_of_a_unit_holds_its_rows_and_what_was_rejected(rows):
 
 
 @given(st.lists(ROWS, min_size=1, max_size=3), st.randoms())
+@settings(max_examples=30)
 def test_rows_that_were_joined_put_in_another_order_and_cut_are_the_same_rows(units, random):
     read = [tables.unit_from_bytes(tables.unit_to_bytes(tables.unit_table(rows, []))) for rows in units]
     rows = [row for unit in units for row in unit]
