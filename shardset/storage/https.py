@@ -71,7 +71,7 @@ class HttpsStorage(RemoteFolder):
 
         return persist(self.retry, where, attempt)
 
-    def list(self, prefix: str = "") -> Iterator[Stat]:
+    def _list(self, wanted: str, skip: int) -> Iterator[Stat]:
         said = "a web server can't be listed; name a shard set, or copy the files to a folder"
         raise ConfigError(f"{self.url}: {said}")
 

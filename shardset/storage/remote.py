@@ -2,6 +2,7 @@
 
 import io
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
@@ -51,13 +52,13 @@ class RemoteFolder(Storage):
     def _full(self, name: str) -> str:
         return join(self.prefix, check_name(name, self.url))
 
+    @abstractmethod
     def _read(self, name: str, start: int, stop: int | None, generation: str | None) -> tuple[bytes, Stat]:
         """The bytes [start, stop) and the facts, as `read` and `read_with_stat` promise."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _list(self, wanted: str, skip: int) -> Iterator[Stat]:
         """Objects of the bucket whose names start with `wanted`, each without its first `skip` characters."""
-        raise NotImplementedError
 
 
 class WholeWriter:

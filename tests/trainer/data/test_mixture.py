@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from shardset.errors import ConfigError
+from shardset.format import manifest as manifests
 from shardset.order.state import states_from_json, states_to_json
 from shardset.program import OK
 from shardset.storage.open import open_storage
@@ -167,6 +168,7 @@ def test_weights_that_do_not_fit_the_batch_are_refused_before_the_first_step(mix
         TrainConfig(mix="a=1")
 
 
-def test_more_sets_than_ids_can_name_are_refused() -> None:
+def test_more_sets_than_ids_can_name_are_refused(tmp_path: Path) -> None:
+    sets = [manifests.load(shard_set(tmp_path))] * (MAX_SETS + 1)
     with pytest.raises(ConfigError, match="a mixture of 256 sets, expected at most 255"):
-        Mixture([None] * (MAX_SETS + 1), [], "train", seed=0)  # type: ignore[list-item]
+        Mixture(sets, [{0: 1}] * len(sets), "train", seed=0, global_batch_size=512)
