@@ -48,8 +48,10 @@ types: env
 FAST := tests/test_boundaries.py $(addprefix tests/shardset/,test_checksum.py format order storage html read decode) \
 	$(addprefix tests/pipelines/,plan/test_layout.py plan/test_tables.py plan/test_paths.py sources write export) \
 	$(addprefix tests/trainer/,test_config.py data model record)
-# Those that start processes or whole builds take seconds each.
-NOT_FAST := $(addprefix --ignore=tests/,shardset/decode/test_workers.py trainer/record/test_loggers.py)
+# Those that start processes or servers, or train, take seconds each.
+NOT_FAST := $(addprefix --ignore=tests/,shardset/decode/test_workers.py trainer/record/test_loggers.py \
+	trainer/model/test_learner.py trainer/model/test_options.py trainer/data/test_mixture.py) \
+	--ignore-glob='tests/shardset/storage/test_gcs_*' --ignore=tests/shardset/storage/test_s3.py
 unit: env
 	$(PY) -m pytest -q -n auto -m "not slow and not nightly and not gcs" $(FAST) $(NOT_FAST)
 

@@ -1,7 +1,4 @@
-"""The catalogue of a shard set: beside each tar a Parquet file with a row for each sample, in the order of the tar.
-
-It is made from the set, so it is in no digest. Its footer names the SHA-256 of its tar, its pages have checksums.
-"""
+"""Writes and reads the catalogue of a shard set, as `shardset.format.catalog` defines it."""
 
 import io
 from concurrent.futures import ThreadPoolExecutor
@@ -15,26 +12,20 @@ from pyarrow import parquet
 from pipelines.images.open import opened
 from pipelines.images.options import ImageOptions, options_to_read
 from pipelines.report.catalog import rows_of_index
-from shardset.errors import ConfigError, NotFound, UndecodableImage
+from shardset.errors import ConfigError, UndecodableImage
 from shardset.format import manifest as manifests
+from shardset.format import naming
+from shardset.format.catalog import FOOTER, SCHEMA, read_rows
 from shardset.format.images import format_of
 from shardset.format.images.orientation import orientation_of, upright_size
 from shardset.format.index import index_fields
-from shardset.format.manifest import LoadedSet, Shard
+from shardset.format.manifest import LoadedSet
 from shardset.format.originals import read_origins
 from shardset.read.indexes import read_index
-from shardset.storage.base import Storage
 from shardset.storage.checked import read_object
 
 THREADS = 4
 """Each holds a whole tar."""
-
-_FOOTER = b"shardset.catalog"
-_SCHEMA = pa.schema(
-    {"id": "int64", "key": "string", "label": "int64", "class": "string", "width": "int32", "height": "int32"}
-    | {"bytes": "int64", "source": "string", "json": "string"}
-)
-"""The same for all tars, since programs read their files as one table."""
 
 
 def write_catalog(url: str) -> list[str]:
@@ -54,7 +45,7 @@ def read_catalog(loaded: LoadedSet, split: str) -> pa.Table:
     """The catalogue of a split of a whole set, by id; raises ConfigError where a file is missing or of another tar."""
     shards = loaded.manifest.split(split).shards
     with ThreadPoolExecutor(loaded.storage.reads_at_once) as threads:
-        tables = list(threads.map(lambda shard: _read(loaded.storage, shard), shards))
+        tables = list(threads.map(lambda shard: read_rows(loaded.storage, shard), shards))
     if missing := [shard.path for table, shard in zip(tables, shards, strict=True) if table is None]:
         raise ConfigError(
             f"{loaded.storage.url}/{missing[0]}: no catalogue of this tar is beside it; make it with `python -m "
@@ -63,25 +54,11 @@ def read_catalog(loaded: LoadedSet, split: str) -> pa.Table:
     return pa.concat_tables([table for table in tables if table is not None])
 
 
-def _path(shard: Shard) -> str:
-    return shard.path.removesuffix(".tar") + ".parquet"
-
-
-def _read(storage: Storage, shard: Shard) -> pa.Table | None:
-    """The stored rows of a shard; None if there are none, or of another tar."""
-    try:
-        file = parquet.ParquetFile(pa.BufferReader(storage.read(_path(shard))), page_checksum_verification=True)
-        is_current = (file.metadata.metadata or {}).get(_FOOTER) == shard.sha256.encode()
-        return file.read().cast(_SCHEMA) if is_current else None
-    except (NotFound, pa.ArrowException, OSError, ValueError):  # damage is repaired as absence is
-        return None
-
-
 def _write(loaded: LoadedSet, split: str, number: int, options: ImageOptions) -> str | None:
     """Writes the file of a shard and returns its path; None if it was there."""
     manifest, storage, _ = loaded
     shard = manifest.split(split).shards[number]
-    if _read(storage, shard) is not None:
+    if read_rows(storage, shard) is not None:
         return None
     index = read_index(storage, shard)
     tar = memoryview(
@@ -104,12 +81,12 @@ def _write(loaded: LoadedSet, split: str, number: int, options: ImageOptions) ->
         "source": [origin.name for origin in origins] if origins else [None] * len(index),
         "json": [_json(bytes(tar[start : start + size])) if size else None for start, size in texts],
     }
-    table = pa.table(columns, _SCHEMA).replace_schema_metadata({_FOOTER: shard.sha256.encode()})
+    table = pa.table(columns, SCHEMA).replace_schema_metadata({FOOTER: shard.sha256.encode()})
     out = io.BytesIO()
     parquet.write_table(table, out, compression="zstd", write_page_checksum=True)
-    with storage.writer(_path(shard)) as file:
+    with storage.writer(naming.catalog_of(shard.path)) as file:
         file.write(out.getvalue())
-    return _path(shard)
+    return naming.catalog_of(shard.path)
 
 
 def _size(image: bytes, options: ImageOptions) -> tuple[int | None, int | None]:

@@ -244,7 +244,7 @@ def _retire(storage: Storage, num_samples: int, num_shards: int, grace: timedelt
     _refuse_unfinished(storage, newest)  # one that has begun meanwhile would lose its plan
     kept = set(map(naming.references_of, listed))
     names |= {stat.name for stat in storage.list(naming.PLAN_FOLDER) if paths.is_plan_file(stat.name)} - kept
-    names |= {name.removesuffix(".tar") + ".parquet" for name in names if name.endswith(".tar")}  # their catalogue
+    names |= {naming.catalog_of(name) for name in names if name.endswith(".tar")}
     names |= {naming.REPORT, *map(versions.tag_path, tags)}  # the page shows pictures of them
     removed = list(replace.existing(storage, names))
     last = list(replace.existing(storage, {_SINCE, *(versions.path(one.number) for one in stale)}))

@@ -11,14 +11,15 @@ import numpy as np
 from pipelines.check.problems import read_quarantine
 from shardset.errors import ConfigError
 from shardset.format import manifest as manifests
+from shardset.format.catalog import read_names
 from shardset.format.index import index_fields
 from shardset.format.manifest import LoadedSet, Manifest, Shard, Split
-from shardset.format.originals import Origin, read_origins
 from shardset.read.indexes import read_index
 from shardset.storage.base import Storage
 
 NO_NAMES = (
-    "original names are not available: the plan folder beside the manifest is missing, or of another build or version"
+    "original names are not available: the plan folder beside the manifest is missing, or of another build or version, "
+    "and no catalogue has them"
 )
 _THREADS = 8
 _MAX_REASONS = 20
@@ -26,7 +27,7 @@ _MAX_REASONS = 20
 
 
 class SampleInfo(msgspec.Struct, frozen=True, kw_only=True, rename={"byte_ranges": "places"}):
-    """One stored sample. `name` is its name in the raw input, None if the plan is gone.
+    """One stored sample. `name` is its name in the raw input, None if nothing has it.
 
     `id` counts over the split, `position` in the shard. `byte_ranges` maps a field to (offset, bytes) in the tar; the
     JSON of `inspect` calls it `places`.
@@ -159,8 +160,8 @@ def samples_of_shard(storage: Storage, manifest: Manifest, split: str, number: i
             f"no shard {number} in split {split!r}: it has {len(shards)}, numbered 0 to {len(shards) - 1}"
         )
     index = read_index(storage, shards[number])
-    origins = read_origins(storage, shards[number].path, index["key"])
-    return [_sample(manifest, split, number, index, row, origins) for row in range(len(index))]
+    names = read_names(storage, shards[number], index["key"])
+    return [_sample(manifest, split, number, index, row, names) for row in range(len(index))]
 
 
 def find_key(storage: Storage, manifest: Manifest, key: str, *, split: str | None = None) -> list[SampleInfo]:
@@ -172,8 +173,8 @@ def find_key(storage: Storage, manifest: Manifest, key: str, *, split: str | Non
         # Only the few keys with this beginning are decoded: a shard may hold a million.
         candidates = np.flatnonzero(np.char.startswith(index["key"], key.encode("utf-8", "surrogateescape"))).tolist()
         rows = [row for row in candidates if own_or_copy(index["key"][row].decode("ascii", "replace"))]
-        origins = read_origins(storage, shard.path, index["key"]) if rows else None
-        return [_sample(manifest, name, number, index, row, origins) for row in rows]
+        names = read_names(storage, shard, index["key"]) if rows else None
+        return [_sample(manifest, name, number, index, row, names) for row in rows]
 
     samples = _over_shards(manifest, split, in_shard)
     if not samples:
@@ -184,33 +185,33 @@ def find_key(storage: Storage, manifest: Manifest, key: str, *, split: str | Non
 def find_name(storage: Storage, manifest: Manifest, name: str, *, split: str | None = None) -> list[SampleInfo]:
     """All samples made from the raw sample of that original name, or of a name that ends with `/` and it.
 
-    Reads the plan; shards whose plan is gone are left out. Raises ConfigError if no sample is found, with the reason if
-    the raw sample was rejected or a plan is gone.
+    Shards whose names are not left (see `read_names`) are left out. Raises ConfigError if no sample is found, with the
+    reason if the raw sample was rejected or names are gone.
     """
-    without_plan = []
+    without_names = []
 
     def in_shard(split_name: str, number: int, shard: Shard) -> list[SampleInfo]:
         # The plan first: only shards with a match need their index, which then proves that the plan is theirs.
-        origins = read_origins(storage, shard.path, None)
-        if origins is None:
-            without_plan.append(shard.path)
+        names = read_names(storage, shard, None)
+        if names is None:
+            without_names.append(shard.path)
             return []
-        rows = [row for row, origin in enumerate(origins) if f"/{origin.name}".endswith(f"/{name}")]
+        rows = [row for row, found in enumerate(names) if f"/{found}".endswith(f"/{name}")]
         if not rows:
             return []
         index = read_index(storage, shard)
-        if read_origins(storage, shard.path, index["key"]) is None:
+        if read_names(storage, shard, index["key"]) is None:
             raise ConfigError(f"{storage.url}: {NO_NAMES}, for {shard.path}; search by --key")
-        return [_sample(manifest, split_name, number, index, row, origins) for row in rows]
+        return [_sample(manifest, split_name, number, index, row, names) for row in rows]
 
     samples = _over_shards(manifest, split, in_shard)
     if not samples:
         unknown = (
             f"no sample was made from {name!r}, and {manifest.quarantine.path} does not list it; check the spelling"
         )
-        if without_plan:
-            more = f" and {len(without_plan) - 1:,} more" if without_plan[1:] else ""
-            unknown = f"{storage.url}: {NO_NAMES}, for {without_plan[0]}{more}; search by --key"
+        if without_names:
+            more = f" and {len(without_names) - 1:,} more" if without_names[1:] else ""
+            unknown = f"{storage.url}: {NO_NAMES}, for {without_names[0]}{more}; search by --key"
         raise ConfigError(_why_rejected(storage, manifest, name, split) or unknown)
     return samples
 
@@ -240,7 +241,7 @@ def _over_shards(
 
 
 def _sample(
-    manifest: Manifest, split: str, number: int, index: np.ndarray, row: int, origins: list[Origin] | None
+    manifest: Manifest, split: str, number: int, index: np.ndarray, row: int, names: list[str] | None
 ) -> SampleInfo:
     shard, record = manifest.splits[split].shards[number], index[row]
     label = int(record["label"])
@@ -252,7 +253,7 @@ def _sample(
         position=row,
         id=shard.first_id + row,
         key=record["key"].decode("ascii", "replace"),
-        name=origins[row].name if origins else None,
+        name=names[row] if names else None,
         label=label,
         class_name=manifest.classes[label].name if 0 <= label < len(manifest.classes) else "",
         source=int(record["source"]),

@@ -203,17 +203,18 @@ def _image_text(data: ReportData) -> str:
 
 
 def _image_bars(data: ReportData) -> Iterator[Bars]:
-    """Of decoded images the most frequent sizes, and the shorter sides if they differ."""
+    """The most frequent sizes, and the shorter sides if they differ."""
     splits = data.catalog.splits
-    found = [(splits[data.catalog.rows["split"][sample]], image) for sample, image in data.images.items()]
-    sizes = Counter((image.width, image.height) for _, image in found)
+    sizes = Counter(map(tuple, data.sizes[:, 1:].tolist()))
     if sizes:
-        by_split = Counter((name, image.width, image.height) for name, image in found)
+        by_split = Counter(map(tuple, data.sizes.tolist()))
         most = sorted(sizes, key=lambda size: (-sizes[size], size))[:10]
-        counts = [(f"{w} x {h}", [by_split[name, w, h] for name in splits]) for w, h in most]
-        yield Bars("Most frequent sizes of the decoded images", "width x height", splits, counts)
+        counts = [(f"{w} x {h}", [by_split[number, w, h] for number in range(len(splits))]) for w, h in most]
+        which = "all" if data.has_all_sizes else "the decoded"
+        yield Bars(f"Most frequent sizes of {which} images", "width x height", splits, counts)
     if len(sizes) > 1:
-        sides = {name: [min(each.width, each.height) for split, each in found if split == name] for name in splits}
+        shorter = data.sizes[:, 1:].min(axis=1)
+        sides = {name: shorter[data.sizes[:, 0] == number].tolist() for number, name in enumerate(splits)}
         yield plots.histogram("Shorter side", "pixels", sides)
 
 

@@ -86,6 +86,11 @@ def index_path(shard: str) -> str:
     return shard.removesuffix(".tar") + ".idx.npy"
 
 
+def catalog_of(shard: str) -> str:
+    """The catalogue beside the shard with that path: `train/train-000012.parquet`."""
+    return shard.removesuffix(".tar") + ".parquet"
+
+
 def references_path(folder: str, number: int) -> str:
     """The plan of one shard in a folder: which raw bytes go to which position."""
     return f"plan/shards/{folder}-{number:06d}.arrow"

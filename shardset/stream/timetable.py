@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardset.errors import ConfigError
+from shardset.format.catalog import read_names
 from shardset.format.manifest import LoadedSet, Split
-from shardset.format.originals import Origin, read_origins
 from shardset.order.epoch import Order
 from shardset.read.indexes import read_index, read_rows
 
@@ -123,21 +123,19 @@ class Timetable:
         shard, classes = self.split.shards[number], manifest.classes
         positions = (ids - self.order.first_ids[number]).tolist()
         rows = read_rows(storage, shard, self.split.index_fields(number), positions)
-        none: list[Origin | None] = [None] * len(positions)
         labels = part.labels_of(ids, rows["label"])
-        origins = read_origins(storage, shard.path, rows["key"], positions)
+        names = read_names(storage, shard, rows["key"], positions) or itertools.repeat(None, len(positions))
         return [
             TimetableSample(
                 id=sample_id,
                 key=key.decode("ascii", "replace"),
-                name=origin.name if origin else None,
+                name=name,
                 label=label,
                 class_name=classes[label].name if 0 <= label < len(classes) else "",
                 shard=shard.path,
                 position=position,
             )
-            for sample_id, position, key, label, origin in zip(
-                ids.tolist(), positions, rows["key"].tolist(), labels.tolist(),
-                origins or none, strict=True,
+            for sample_id, position, key, label, name in zip(
+                ids.tolist(), positions, rows["key"].tolist(), labels.tolist(), names, strict=True
             )
-        ]  # fmt: skip
+        ]

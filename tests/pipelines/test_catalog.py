@@ -1,18 +1,25 @@
 """The catalogue beside the tars: its rows, when it is made anew, and that other programs open it."""
 
 import json
+import shutil
 import uuid
 
+import numpy as np
 import pandas
 import pytest
 from pyarrow import parquet
 
 from pipelines.catalog import read_catalog, write_catalog
+from pipelines.check.inspect import inspect
+from pipelines.report.collect import collect
+from pipelines.report.page import render
 from shardset.errors import ConfigError, DamagedShard
 from shardset.format.manifest import load
 from shardset.format.naming import references_path
 from shardset.format.tar import StoredSample
+from shardset.order.epoch import Order
 from shardset.storage.open import open_storage
+from shardset.stream.timetable import Timetable
 from tests.makers.shardset import encode, pixels, put, references, write_shard_set
 
 BASE = ["id", "key", "label", "class", "width", "height", "bytes", "source", "json"]
@@ -84,3 +91,25 @@ def test_a_damaged_tar_gets_no_catalogue():
     put(storage, "train/train-000001.tar", data[:700] + b"!" + data[701:])
     with pytest.raises(DamagedShard, match=r"train-000001\.tar.*--only-shards"):
         write_catalog(url)
+
+
+def test_names_and_sizes_come_from_the_catalogue_where_it_is_and_no_plan_is_needed(tmp_path):
+    url, samples = str(tmp_path), [sample(number, label=number % 2) for number in range(4)]
+    storage = write_set(url, samples)
+    for number in (0, 1):
+        part = samples[2 * number : 2 * number + 2]
+        put(storage, references_path("train", number), references(part, [f"raw/{one.key}.png" for one in part]))
+    write_catalog(url)
+    shutil.rmtree(tmp_path / "plan")
+    assert [(one.key, one.name) for one in inspect(url, name="s2.png")] == [("s2", "raw/s2.png")]
+    assert [one.name for one in inspect(url, shard=0)] == ["raw/s0.png", "raw/s1.png"]
+    order = Order(shard_sizes=[2, 2], seed=0, global_batch_size=2, num_lanes=1, block_size=1, window=1)
+    timetable = Timetable(loaded=load(url), split_name="train", order=order, num_epochs=1)
+    assert [one.name for one in timetable.samples(np.array([3, 0]))] == ["raw/s3.png", "raw/s0.png"]
+    found = collect(load(url), max_images=1)
+    assert (len(found.images), found.sizes.tolist()) == (1, [[0, 10 + number, 8] for number in range(4)])
+    assert b"Most frequent sizes of all images" in render(found)
+    (tmp_path / "train" / "train-000001.parquet").unlink()
+    assert collect(load(url), max_images=1).sizes.shape == (1, 3)
+    with pytest.raises(ConfigError, match=r"original names are not available.*train-000001\.tar"):
+        inspect(url, name="s2.png")

@@ -1,0 +1,55 @@
+"""The catalogue of a shard: a Parquet file beside the tar with a row for each sample, in the order of the tar.
+
+It is made from the tar, so it is in no digest. Its footer names the SHA-256 of that tar, and its pages have checksums.
+docs/views.md explains its columns.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
+
+from shardset.errors import NotFound
+from shardset.format import naming
+from shardset.format.manifest import Shard
+from shardset.format.originals import read_origins
+from shardset.storage.base import Storage
+
+FOOTER: Final = b"shardset.catalog"
+SCHEMA: Final = pa.schema(
+    {"id": "int64", "key": "string", "label": "int64", "class": "string", "width": "int32", "height": "int32"}
+    | {"bytes": "int64", "source": "string", "json": "string"}
+)
+"""The same for all tars, since programs read their files as one table."""
+
+
+def read_rows(storage: Storage, shard: Shard, columns: Sequence[str] = SCHEMA.names) -> pa.Table | None:
+    """The rows of a shard; None if there are none, or damaged ones, or those of another tar."""
+    try:
+        file = parquet.ParquetFile(
+            pa.BufferReader(storage.read(naming.catalog_of(shard.path))), page_checksum_verification=True
+        )
+        is_current = (file.metadata.metadata or {}).get(FOOTER) == shard.sha256.encode()
+        rows = file.read(columns=[*columns]).cast(pa.schema(map(SCHEMA.field, columns))) if is_current else None
+    except (NotFound, pa.ArrowException, OSError, ValueError):  # damage is repaired as absence is
+        return None
+    return rows if rows is not None and len(rows) == shard.num_samples else None
+
+
+def read_names(
+    storage: Storage, shard: Shard, keys: np.ndarray | None, positions: Sequence[int] | None = None
+) -> list[str] | None:
+    """What the samples of a shard, or those at `positions`, were called in the raw input.
+
+    By the plan, as `read_origins` reads it with `keys`; where that is gone, by the catalogue; None if neither has them.
+    """
+    origins = read_origins(storage, shard.path, keys, positions)
+    if origins is not None:
+        return [origin.name for origin in origins]
+    rows = read_rows(storage, shard, ["source"])
+    if rows is None or rows["source"].null_count:
+        return None
+    names: list[str] = rows["source"].to_pylist()
+    return names if positions is None else [names[position] for position in positions]
