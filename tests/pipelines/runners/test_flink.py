@@ -14,8 +14,11 @@ from pipelines.config import BuildConfig
 from pipelines.plan import paths
 from scripts import flink
 from shardset.format import naming
+from shardset.storage.open import open_storage
+from tests.conftest import s3_environment
 from tests.makers.cifar import cifar10, python_files, write_folder
 from tests.makers.ports import free_port
+from tests.makers.shardset import put
 from tests.makers.stored import files_of
 
 pytestmark = pytest.mark.nightly
@@ -25,12 +28,13 @@ NUM_SHARDS = 200
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[flink.Cluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory, s3_server: str) -> Iterator[flink.Cluster]:
     rest, rpc, pool = (free_port() for _ in range(3))
     jar = flink.FOLDER / flink.JOB_SERVER
     assert jar.exists(), "run `make flink` first"
     folder = tmp_path_factory.mktemp("flink")
-    with flink.Cluster(folder, jar, rest_port=rest, rpc_port=rpc, pool_port=pool) as found:
+    ports = {"rest_port": rest, "rpc_port": rpc, "pool_port": pool}
+    with flink.Cluster(folder, jar, environment=s3_environment(s3_server), **ports) as found:
         yield found
 
 
@@ -49,7 +53,7 @@ def expected(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, b
     return files_of(output)
 
 
-def start_build(cluster: flink.Cluster, raw: Path, output: Path) -> subprocess.Popen[str]:
+def start_build(cluster: flink.Cluster, raw: Path | str, output: Path | str) -> subprocess.Popen[str]:
     words = ["build", "--source=cifar10", f"--input={raw}", f"--output={output}", "--json"]
     command = [sys.executable, "-m", "pipelines", *words, f"--num-shards=4,train={NUM_SHARDS}", *cluster.flags()]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -72,6 +76,13 @@ def test_flink_writes_the_bytes_of_the_local_runner_on_both_machines(cluster, ra
     assert files_of(tmp_path / "out") == expected
     for machine in (1, 2):
         assert "Starting worker" in (cluster.folder / "log" / f"workers-{machine}").read_text()
+
+
+def test_flink_builds_from_s3_into_s3(cluster, raw, expected, s3_root):
+    for path in raw.iterdir():
+        put(open_storage(f"{s3_root}/raw"), path.name, path.read_bytes())
+    finish(start_build(cluster, f"{s3_root}/raw", f"{s3_root}/out"))
+    assert files_of(f"{s3_root}/out") == expected
 
 
 def test_after_a_machine_died_the_build_fails_loudly_and_a_rerun_completes_it(cluster, raw, expected, tmp_path):
