@@ -82,7 +82,7 @@ def peers_python() -> str:
     return str(venvs.install(venvs.PEERS, venvs.REQUIREMENTS, on_top=True))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_command_of_the_first_hour_works_in_its_order(tmp_path: Path) -> None:
     write_inputs(tmp_path)
     printed = [run(words_of(command, SHORTER), tmp_path) for command in commands_of("docs/start.md")]

@@ -58,7 +58,7 @@ def train(config: TrainConfig) -> None:
     assert code == OK, output
 
 
-@pytest.mark.parametrize("strategy", ["spmd", "ddp"])
+@pytest.mark.parametrize("strategy", [pytest.param("spmd", marks=pytest.mark.nightly), "ddp"])
 def test_a_published_format_trains_alike_on_several_devices_and_processes(
     made: TrainConfig, strategy: Strategy, tmp_path: Path
 ) -> None:

@@ -51,15 +51,8 @@ def write_year(place: Path) -> None:
     (place / "forget.txt").write_text("dog/007\n")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, marks=[] if "own-data" in page else pytest.mark.nightly)
-        for page in PAGES
-        if "dataflow" not in page
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("page", [page for page in PAGES if "dataflow" not in page])
 def test_every_command_of_a_tutorial_works_in_its_order(page, tmp_path):
     write_inputs(tmp_path)
     if "year" in page:

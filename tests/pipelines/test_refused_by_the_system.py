@@ -102,7 +102,7 @@ def test_a_full_disk_fails_the_build_and_with_more_room_a_rerun_completes_it(raw
     assert files_of(folder / "out") == files_of(tmp_path / "undisturbed")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_workers_whose_messages_have_no_room_either_tell_what_failed(raw, tmp_path):
     done = run(raw, tmp_path / "out", limit=8_000, mode="--direct_num_workers=2")
     check_refusal(done, "the file is larger than the system allows here (ulimit -f)")

@@ -246,7 +246,7 @@ def check_steps(url: str) -> None:
     assert {"List units", "Index", "Plan", "Assign", "Plan shards", "Write shards", "Commit"} <= steps
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.gcs
 def test_with_an_image_of_one_s_own_nothing_is_built_or_staged_but_the_pipeline(service, raw):
     dataflows, endpoint = service

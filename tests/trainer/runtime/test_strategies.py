@@ -151,12 +151,10 @@ def test_a_run_moves_between_strategies_and_world_sizes_in_mid_epoch(
     manifest: str, tmp_path: Path, plain: dict[str, Path]
 ) -> None:
     lives: list[tuple[Strategy, dict[str, int], int | None]] = [
-        ("spmd", {"devices": 3}, 4),
-        ("ddp", {"processes": 2}, 9),
-        ("single", {}, 11),
+        ("spmd", {"devices": 3}, 5),
+        ("ddp", {"processes": 2}, 11),
         ("replica", {}, 16),
-        ("ddp", {"processes": 4}, 18),
-        ("spmd", {"devices": 2}, None),
+        ("single", {}, None),
     ]
     for strategy, how, stop in lives:
         succeed(calm(manifest, tmp_path, strategy=strategy, max_steps=stop), **how)
@@ -222,6 +220,7 @@ def test_a_compiled_run_of_ddp_with_every_option_takes_the_steps_of_a_plain_loop
         torch.testing.assert_close(found[1]["ema"][name], average, rtol=0, atol=TOLERANCE, msg=name)
 
 
+@pytest.mark.nightly
 def test_mixed_images_are_the_same_under_every_strategy(manifest: str, tmp_path: Path) -> None:
     model, regularize = ModelConfig(name=f"{PLACE}:flat"), RegularizeConfig(mixup=0.4, cutmix=1.0)
     base = tiny_config(manifest, "run", epochs=1, model=model, regularize=regularize)
@@ -261,6 +260,7 @@ def test_facts_of_spmd_on_four_devices() -> None:
         assert far < TOLERANCE, way
 
 
+@pytest.mark.nightly
 def test_all_hosts_of_spmd_drop_the_same_units_and_learn_the_same_on_any_number_of_devices() -> None:
     hosts = [(0, 1), (0, 4), (1, 2)]
     told = [json.loads(script("tests.makers.xla_host", *map(str, host)).splitlines()[-1]) for host in hosts]
@@ -329,6 +329,7 @@ def shared_model(num_classes: int) -> nn.Module:
     return net
 
 
+@pytest.mark.nightly
 def test_a_replica_keeps_shared_weights_and_goes_on_from_its_checkpoint_with_one_graph(
     manifest: str, tmp_path: Path
 ) -> None:

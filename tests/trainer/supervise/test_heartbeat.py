@@ -57,7 +57,11 @@ def end_of(process: subprocess.Popen[str]) -> tuple[int, list[str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("lost", "sent", "word"),
-    [(0, signal.SIGKILL, "died"), (1, signal.SIGKILL, "died"), (1, signal.SIGSTOP, "hangs")],
+    [
+        (0, signal.SIGKILL, "died"),
+        (1, signal.SIGKILL, "died"),
+        pytest.param(1, signal.SIGSTOP, "hangs", marks=pytest.mark.nightly),
+    ],
 )
 def test_those_who_wait_for_a_lost_process_in_native_code_say_so_and_end(
     start: Start, sent: signal.Signals, word: str, lost: int
