@@ -87,7 +87,7 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
         run = build.dry_run if args.dry_run else build.build
         result = run(config, beam_flags, progress.BuildProgress(console))
     if result.published and args.catalog:
-        from pipelines import catalog
+        from pipelines.sets import catalog
 
         catalog.write_catalog(config.output)
     report = page.after_build(config) if result.published and args.report else None
@@ -103,7 +103,7 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
 def _publish(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     """The verbs `adopt` and `column`."""
     with quiet_workers(show=args.debug) as console:
-        from pipelines import adopt, column
+        from pipelines.sets import adopt, column
 
         verbs: dict[str, Any] = {"adopt": (AdoptConfig, adopt.adopt), "column": (ColumnConfig, column.column)}
         kind, run = verbs[args.verb]
@@ -144,7 +144,7 @@ def _verify(args: argparse.Namespace, _: Sequence[str]) -> int:
 
 def _versions(args: argparse.Namespace, _: Sequence[str]) -> int:
     """The verbs `tag`, `log`, `diff` and `compact`."""
-    from pipelines import compact, versions
+    from pipelines.sets import compact, versions
 
     found: Any
     if args.verb == "tag":
@@ -199,7 +199,7 @@ def _report(args: argparse.Namespace, _: Sequence[str]) -> int:
 
 
 def _catalog(args: argparse.Namespace, _: Sequence[str]) -> int:
-    from pipelines import catalog
+    from pipelines.sets import catalog
 
     written = catalog.write_catalog(args.manifest)
     print(json.dumps({"written": written}) if args.json else f"catalogue: {count(len(written), 'file')} written")
@@ -207,7 +207,7 @@ def _catalog(args: argparse.Namespace, _: Sequence[str]) -> int:
 
 
 def _view(args: argparse.Namespace, _: Sequence[str]) -> int:
-    from pipelines import view
+    from pipelines.sets import view
 
     choice = view.Choice(**{field.name: getattr(args, field.name) for field in fields(view.Choice)})
     made = view.make_view(args.output, args.of, choice)

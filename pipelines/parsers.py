@@ -8,7 +8,7 @@ from pipelines.arguments import Merge
 from pipelines.config import INPUT_FLAGS, SIZES, AdoptConfig, BuildConfig, ColumnConfig
 from pipelines.estimate.reading import Reading
 from pipelines.images.options import IMAGE_FLAGS, ImageOptions
-from pipelines.view import Choice
+from pipelines.sets.view import Choice
 from shardset.program import Parser, program_parser
 from shardset.settings import add_flags
 

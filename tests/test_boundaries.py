@@ -30,7 +30,7 @@ DOORS = {
     "obstore": ["shardset/storage/s3.py"],
     "pytest": ["shardset/testing.py"],
     "torch": ["trainer/*", "shardset/adapters/torch.py"],
-    "duckdb": ["pipelines/view.py"],
+    "duckdb": ["pipelines/sets/view.py"],
     "datasets": ["shardset/adapters/huggingface.py"],
     "grain": ["shardset/adapters/grain.py"],
     "jax": ["shardset/adapters/jax.py"],
@@ -46,7 +46,7 @@ DOORS = {
 
 FLOORS = {
     "shardset": ["errors", "order", "storage", "format", "read", "decode", "stream", "adapters"],
-    "pipelines": ["images", "config", "sources", "plan", "write", "build", "cli"],
+    "pipelines": ["images", "config", "sources", "plan", "write", "build", "sets", "cli"],
     "trainer": ["config", "supervise", "runtime", "data", "record", "model", "run", "loop", "tools", "tpu", "cli"],
 }
 """From the lowest up: a folder or module imports from those below it. Others stand wherever no circle arises."""

@@ -9,10 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from pipelines import versions
 from pipelines.build import build
-from pipelines.compact import compact
-from pipelines.view import Choice, make_view
+from pipelines.sets import versions
+from pipelines.sets.compact import compact
+from pipelines.sets.view import Choice, make_view
 from shardset.errors import ConfigError, ManifestError, ShardsetError
 from shardset.format import manifest as manifests
 from shardset.read.indexes import read_index

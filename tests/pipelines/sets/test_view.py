@@ -13,9 +13,9 @@ from pyarrow import parquet
 
 import shardset
 from pipelines import cli
-from pipelines.catalog import write_catalog
 from pipelines.check import inspect
-from pipelines.view import Choice, make_view
+from pipelines.sets.catalog import write_catalog
+from pipelines.sets.view import Choice, make_view
 from shardset.errors import ConfigError, ManifestError, PreconditionFailed
 from shardset.format.manifest import load
 from shardset.format.tar import StoredSample

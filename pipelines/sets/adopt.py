@@ -6,12 +6,12 @@ from functools import partial
 
 import msgspec
 
-from pipelines import tar_sets
 from pipelines.build import Show
 from pipelines.config import AdoptConfig
+from pipelines.sets import tar_sets
+from pipelines.sets.tar_sets import TarRecord, Task, digest_of
 from pipelines.sources.tar_index import index_tar
 from pipelines.sources.webdataset import DEFAULT_SPLIT, find_tars, split_in, tars_below, tars_named
-from pipelines.tar_sets import TarRecord, Task, digest_of
 from shardset.errors import ConfigError, SourceError
 from shardset.format import naming
 from shardset.format.columns import COLUMNS

@@ -14,8 +14,8 @@ import webdataset
 
 from pipelines import cli
 from pipelines.check.verify import verify
-from pipelines.column import column
 from pipelines.config import ColumnConfig
+from pipelines.sets.column import column
 from pipelines.sources.values import open_values
 from shardset import Stream
 from shardset.errors import ConfigError, DamagedShard, ManifestError, SourceError

@@ -9,15 +9,15 @@ import pytest
 
 import shardset
 from pipelines import build as builds
-from pipelines import compact as compacting
-from pipelines import versions as verbs
 from pipelines.build import build
-from pipelines.catalog import write_catalog
 from pipelines.check import inspect
 from pipelines.check.verify import verify
 from pipelines.cli import main
-from pipelines.compact import compact
 from pipelines.runners import options
+from pipelines.sets import compact as compacting
+from pipelines.sets import versions as verbs
+from pipelines.sets.catalog import write_catalog
+from pipelines.sets.compact import compact
 from shardset.errors import ConfigError, ManifestError, NotFound, StorageError
 from shardset.format import manifest as manifests
 from shardset.format import naming, versions

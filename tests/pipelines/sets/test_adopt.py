@@ -12,11 +12,11 @@ import webdataset
 
 import shardset
 from pipelines import cli
-from pipelines.adopt import adopt
 from pipelines.build import build
 from pipelines.check.inspect import inspect
 from pipelines.check.verify import verify
 from pipelines.config import AdoptConfig
+from pipelines.sets.adopt import adopt
 from shardset.errors import ConfigError, SourceError
 from shardset.format import manifest as manifests
 from shardset.storage.local import LocalStorage

@@ -126,7 +126,7 @@ def _ids_where(whole: LoadedSet, split: str, where: str) -> np.ndarray:
     with brought_by("sql"):
         import duckdb
 
-    from pipelines.catalog import read_catalog  # late, with Arrow
+    from pipelines.sets.catalog import read_catalog  # late, with Arrow
 
     catalog = read_catalog(whole, split)
     # A filter is one expression, and without external access it reads no file.

@@ -5,11 +5,11 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from pipelines import tar_sets
 from pipelines.build import Show
 from pipelines.config import ColumnConfig
+from pipelines.sets import tar_sets
+from pipelines.sets.tar_sets import TarRecord, Task, digest_of
 from pipelines.sources.values import Value, Values, open_values, refused
-from pipelines.tar_sets import TarRecord, Task, digest_of
 from shardset.errors import ChangedInput, ConfigError
 from shardset.format import manifest as manifests
 from shardset.format import naming

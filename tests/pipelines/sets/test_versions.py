@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import versions as verbs
 from pipelines.build import build
 from pipelines.cli import main
 from pipelines.config import BuildConfig
+from pipelines.sets import versions as verbs
 from shardset.errors import ConfigError, ManifestError
 from shardset.format import manifest as manifests
 from shardset.format import versions

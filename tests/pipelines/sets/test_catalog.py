@@ -9,10 +9,10 @@ import pandas
 import pytest
 from pyarrow import parquet
 
-from pipelines.catalog import read_catalog, write_catalog
 from pipelines.check.inspect import inspect
 from pipelines.report.collect import collect
 from pipelines.report.page import render
+from pipelines.sets.catalog import read_catalog, write_catalog
 from shardset.errors import ConfigError, DamagedShard
 from shardset.format.manifest import load
 from shardset.format.naming import references_path

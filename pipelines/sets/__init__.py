@@ -1,0 +1,1 @@
+"""What becomes of finished sets: catalogues, views, columns, versions; and sets of tars that others made."""
