@@ -62,9 +62,8 @@ def resolve(storage: Storage, version: str) -> tuple[int, str | None]:
         return int(version), None
     tag = read_tag(storage, version)
     if tag is None:
-        names = sorted(tags(storage))
         raise ManifestError(
-            f"{storage.url}: no version has the tag {version!r}; there are {', '.join(names) or 'none'}"
+            f"{storage.url}: no version has the tag {version!r}; `python -m pipelines log {storage.url}` lists the tags"
         )
     return tag.version, tag.digest
 
