@@ -42,7 +42,8 @@ class Faults:
     late: float = 0.0
     """The client gives up; the request is carried out some time afterwards."""
     damaged: float = 0.0
-    """A body is flipped or cut, or a listing has no body, or that of the same request before."""
+    """A body is flipped or cut, or a listing has no body, or that of the same request before; never twice in a row,
+    which a reader may take for damage of the object."""
     seconds: tuple[float, float] = (0.001, 0.3)
 
 
@@ -96,6 +97,7 @@ class Bucket:
         self.faults = faults
         self.author, self.is_late = baton.process("nobody"), False
         self._baton, self.generation = baton, 1000
+        self._damaged_before: set[tuple[Process, str]] = set()
         self._pages: defaultdict[tuple[str, str], list[bytes]] = defaultdict(list)
         self._network = baton.process("network")
 
@@ -169,7 +171,11 @@ class Bucket:
         raise urllib3.exceptions.ProtocolError("the connection broke")
 
     def _damaged(self, request: Request) -> Response:
-        draw = self._baton.random
+        draw, asked = self._baton.random, (self._baton.running.process, str(request))
+        if asked in self._damaged_before:
+            self._damaged_before.discard(asked)
+            return self._carry_out(request)
+        self._damaged_before.add(asked)
         if request.method == "POST":
             head, data, tail = _parts(request.body)
             return self._carry_out(request._replace(body=head + _flipped(data, draw.randrange) + tail))
