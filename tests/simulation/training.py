@@ -339,8 +339,9 @@ class Training:
             if state is not None and (len(state.data), state.crc32c) == (mark.num_bytes, mark.crc32c):
                 self._check_chain(state.data, mark.step)
                 self._committed.add(mark.step)
-            # The network may bring back the mark of a checkpoint that is deleted since; those who read it skip it.
-            elif not self.bucket.is_late:
+            # The network, or a run that was stopped after it had confirmed its lease, may bring back the mark of a
+            # checkpoint that is deleted since; those who read it skip it.
+            elif not self.bucket.is_late and author == len(self._holders) - 1:
                 self.baton.fail(f"{own} marks a state that is not stored")
 
     def _start_of(self, process: Process) -> int:
