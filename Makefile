@@ -10,7 +10,7 @@ CHECK := import sys; sys.version_info >= (3, 11) or sys.exit(f'{sys.executable} 
 	expected 3.11 or newer; name one: make PYTHON=python3.11')
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check fmt fmt-check lint types unit slow nightly test-torch emulator flink peers frameworks torch torchtpu flink-up flink-down dataflow docs bench clean
+.PHONY: help env demo test check fmt fmt-check lint types unit slow nightly test-torch emulator azurite flink peers frameworks torch torchtpu flink-up flink-down dataflow docs bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1|/' | column -t -s '|'
@@ -62,7 +62,7 @@ test-torch: torch  ## with the newest torch: the steps of the learner, and a run
 	.tools/torch-venv/bin/python -m pytest -q -n auto -m "not slow and not nightly" tests/trainer/model/test_learner.py
 	$(PY) -m pytest -q -n auto -m slow tests/torch
 
-nightly: env emulator flink peers frameworks torch torchtpu  ## Flink, other readers, notebooks, browsers, benchmarks, long waits, TorchTPU, the trainer with the newest torch
+nightly: env emulator azurite flink peers frameworks torch torchtpu  ## Flink, other readers, notebooks, browsers, benchmarks, long waits, TorchTPU, the trainer with the newest torch
 	$(PY) -m pytest -q -n auto -m nightly
 	.tools/torch-venv/bin/python -m pytest -q -n auto -m "not slow and not nightly and not gcs" tests/trainer --ignore=tests/trainer/tpu
 
@@ -70,6 +70,10 @@ emulator: $(EMULATOR)  ## build the GCS emulator fake-gcs-server (needs Go)
 $(EMULATOR):
 	mkdir -p .tools/bin
 	GOBIN=$(CURDIR)/.tools/bin go install github.com/fsouza/fake-gcs-server@$(EMULATOR_VERSION)
+
+azurite: .tools/azurite  ## Azure's emulator (needs npm; 190 MB)
+.tools/azurite:
+	npm install --silent --no-fund --no-audit --prefix $@ azurite@3.35
 
 flink: env  ## Flink and Beam's runner for it from Maven Central (152 MB, once; needs Java 11 or 17 and Maven)
 	$(PY) -m scripts.flink fetch

@@ -134,7 +134,9 @@ def _add_view(view: Parser) -> None:
 def add_build(build: Parser) -> None:
     """Adds the flags of a build."""
     where = build.add_argument_group("what and where")
-    where.add_argument("--output", required=True, metavar="URL", help="the shard set's folder: local, gs:// or s3://")
+    where.add_argument(
+        "--output", required=True, metavar="URL", help="the shard set's folder: local, gs://, s3:// or az://"
+    )
     _add_input(build, where)
     add_flags(where, BuildConfig, ("overwrite",))
     where.add_argument("--catalog", action="store_true", help="write a catalogue too; it reads the finished set once")
@@ -166,7 +168,9 @@ def _add_input(build: Parser, where: argparse._ArgumentGroup) -> None:
     """The flags of whatever turns raw files into shards."""
     text = "format of the raw input: cifar10, cifar100, folder, hf, imagenet, listing, shardset or webdataset"
     where.add_argument("--source", required=True, help=text)
-    where.add_argument("--input", required=True, metavar="PATH", help="what that source reads: local, gs:// or s3://")
+    where.add_argument(
+        "--input", required=True, metavar="PATH", help="what that source reads: local, gs://, s3:// or az://"
+    )
     add_flags(where, BuildConfig, (*INPUT_FLAGS, "only_shards"))
     add_flags(build.add_argument_group(SIZES_TITLE), BuildConfig, (*SIZES, "seed"))
     add_flags(build.add_argument_group("bad input"), BuildConfig, ("verify", "on_bad", "max_bad_fraction"))

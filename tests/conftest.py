@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 import uuid
@@ -19,7 +18,7 @@ import pytest
 
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
-from tests.makers.ports import free_port
+from tests.makers.ports import free_port, send_when_up
 
 REPOSITORY = Path(__file__).parent.parent
 BUCKET = "bucket"
@@ -128,16 +127,3 @@ def create_bucket(url: str, name: str) -> None:
     """Creates a bucket in a GCS emulator."""
     body = f'{{"name": "{name}"}}'.encode()
     send_when_up(urllib.request.Request(f"{url}/storage/v1/b", body, {"Content-Type": "application/json"}))
-
-
-def send_when_up(request: urllib.request.Request) -> None:
-    """Sends a request to a server, waiting up to two minutes for it to come up."""
-    for _ in range(2400):
-        try:
-            urllib.request.urlopen(request, timeout=20).close()
-            return
-        except urllib.error.URLError as error:
-            if isinstance(error, urllib.error.HTTPError):
-                raise
-            time.sleep(0.05)
-    pytest.fail(f"the server of {request.full_url} did not come up", pytrace=False)

@@ -173,9 +173,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _pass_on(self, headers: dict[str, str], body: bytes, fault: Fault) -> None:
         if self.upstream is None:
             self.upstream = http.client.HTTPConnection(self.server.proxy.upstream, timeout=60)
-        is_signed = headers.get("authorization", "").startswith("AWS4")  # with the host in it
-        dropped = _HOP_BY_HOP if is_signed else {"host", *_HOP_BY_HOP}
-        sent = {name: value for name, value in headers.items() if name not in dropped}
+        is_signed = headers.get("authorization", "").startswith(("AWS4", "SharedKey"))  # with the host or the date
+        dropped = _HOP_BY_HOP - {"date"} if is_signed else {"host", *_HOP_BY_HOP}
+        sent = {name: value for name, value in headers.items() if name not in {"content-length", *dropped}}
         self.upstream.request(self.command, self.path, body or None, {**sent, "Content-Length": str(len(body))})
         answer = self.upstream.getresponse()
         found = [pair for pair in answer.getheaders() if pair[0].lower() not in _HOP_BY_HOP]

@@ -32,7 +32,7 @@ EXIT_CODES = """exit codes:
   130  stopped by Ctrl-C; train resumes at the last checkpoint, or begins again if there is none
 """
 
-RUN_DIR_HELP = "run folder: local, gs:// or s3://"
+RUN_DIR_HELP = "run folder: local, gs://, s3:// or az://"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -149,7 +149,7 @@ class TrainConfig:
         None, "train on several sets, SET=WEIGHT;SET=WEIGHT, each with its share of every batch; WEIGHT,WEIGHT@STEP "
         "changes it at a step; evaluates on manifest, by default the first",
     )  # fmt: skip
-    run_dir: str = setting("run", "folder for checkpoints and logs: local, gs:// or s3://")
+    run_dir: str = setting("run", "folder for checkpoints and logs: local, gs://, s3:// or az://")
     train_split: str = setting("train", "split to train on")
     eval_split: str | None = setting(None, "split to evaluate on; none takes the only other split, or val before test")
     seed: int = setting(0, "seed of weights, order and augmentation")

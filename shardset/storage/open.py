@@ -12,11 +12,12 @@ from shardset.storage.local import LocalStorage
 _CLASSES = {
     "gs": ("gcs", "GcsStorage"),
     "s3": ("s3", "S3Storage"),
+    "az": ("s3", "AzureStorage"),
     "https": ("https", "HttpsStorage"),
     "http": ("https", "HttpStorage"),
     "memory": ("memory", "MemoryStorage"),
 }
-_EXPECTED = "use a local path, gs://bucket/prefix, s3://bucket/prefix, https://host/folder or memory://name/prefix"
+_EXPECTED = "use a local path, gs://bucket/prefix, s3://bucket/prefix, az://container/prefix, https://host/folder or memory://name/prefix"
 _REGION = re.compile(r"[a-z]+-[a-z]+[0-9]+")
 _MULTI_REGIONS = {  # Cloud Storage's locations of more than one region
     "us": re.compile(r"us-.*"),
@@ -34,7 +35,8 @@ _MULTI_REGIONS = {  # Cloud Storage's locations of more than one region
 def open_storage(url: str) -> Storage:
     """The storage of a folder: a local path or an address.
 
-    `gs://bucket/prefix`, `s3://bucket/prefix`, `https://host/folder`, `memory://name/prefix`. ConfigError otherwise.
+    `gs://bucket/prefix`, `s3://...`, `az://container/prefix`, `https://host/folder`, `memory://name/prefix`.
+    ConfigError otherwise.
     """
     scheme, separator, rest = url.partition("://")
     if separator and scheme not in _CLASSES:

@@ -1,6 +1,6 @@
-"""Amazon S3, and servers that speak as it does (R2, MinIO, Hugging Face buckets), behind the Storage interface.
+"""Amazon S3, servers that speak as it does (R2, MinIO, Hugging Face buckets), and Azure, behind the Storage interface.
 
-obstore sends the requests; endpoint, region and credentials come from the environment, by the names of its S3 settings.
+obstore sends the requests; endpoint, region and credentials come from the environment, by the names of its settings.
 It compares no bytes, and takes its own object for another one after a lost answer: hence the checks here.
 """
 
@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeVar
 
 import obstore
 from obstore.exceptions import BaseError, PreconditionError
-from obstore.store import S3Store
+from obstore.store import AzureStore, S3Store
 
 from shardset.errors import ConfigError, NotFound, PreconditionFailed, StorageError, Throttled, TransientError
 from shardset.storage import base
@@ -26,12 +26,15 @@ from shardset.storage.remote import RemoteFolder, WholeWriter
 from shardset.storage.retry import RetryPolicy, persist
 
 T = TypeVar("T")
+Client = S3Store | AzureStore
 
 MAX_BYTES = 5 << 30  # what one request may carry, which the server takes whole or not at all
 _CRC32C = "crc32c"
 _PAGE_SIZE = 1000
+_BEYOND = re.compile("status code: 416|Wanted range starting")
 _STATUS = re.compile(r"status code: (\d{3})")
 _PASSING = re.compile("SHA256Mismatch|BadDigest|RequestTimeout")
+_TAKEN = re.compile("BlobAlreadyExists")  # 409 too, in Azure
 _LASTING = re.compile("incorrectly configured region|invalid path|parse path")
 _REFUSALS: dict[int, type[StorageError]] = (
     dict.fromkeys(range(300, 500), StorageError)
@@ -50,6 +53,14 @@ class S3Storage(RemoteFolder):
     """
 
     scheme: ClassVar[str] = "s3"
+    variables: ClassVar[str] = "AWS_"
+    advice: ClassVar[str] = "AWS_ENDPOINT_URL, AWS_REGION and the credentials in AWS_..."
+
+    @staticmethod
+    def open_client(bucket: str, **options: Any) -> Client:
+        """A client of obstore with the settings that the environment has now."""
+        config: Any = {"disable_bulk_delete": True}  # which not all servers know
+        return S3Store(bucket, config=config, **options)
 
     def _read(self, name: str, start: int, stop: int | None, generation: str | None) -> tuple[bytes, Stat]:
         full, where = self._full(name), f"{self.url}/{name}"
@@ -60,11 +71,11 @@ class S3Storage(RemoteFolder):
         elif (start, stop) != (0, None):
             options["range"] = {"offset": start} if stop is None else (start, stop)
 
-        def request(store: S3Store) -> tuple[bytes, Stat]:
+        def request(store: Client) -> tuple[bytes, Stat]:
             try:
                 answer = obstore.get(store, full, options=options)
             except BaseError as error:
-                if _status(error) != 416:
+                if not _BEYOND.search(str(error)):
                     raise
                 answer = obstore.get(store, full, options=head)
             stat = _stat(name, answer.meta, answer.attributes)
@@ -86,9 +97,14 @@ class S3Storage(RemoteFolder):
 
     def _list(self, wanted: str, skip: int) -> Iterator[Stat]:
         folder, last = wanted.rpartition("/")[0] or None, ""
+        pages: Iterator[Any] | None = None
 
-        def request(store: S3Store) -> list[Any]:
-            return list(next(iter(obstore.list(store, folder, offset=last or None, chunk_size=_PAGE_SIZE)), []))
+        def request(store: Client) -> list[Any]:
+            nonlocal pages
+            at = pages or iter(obstore.list(store, folder, offset=last or None, chunk_size=_PAGE_SIZE))
+            pages = None  # after an error the listing begins anew, behind the last name
+            page, pages = list(next(at, [])), at
+            return page
 
         while True:
             page = self._ask("", request)
@@ -130,31 +146,52 @@ class S3Storage(RemoteFolder):
             if generation is None or generation == self.stat(name).generation:
                 self._ask(name, lambda store: obstore.delete(store, full))
 
-    def _ask(self, name: str, request: Callable[[S3Store], T], *, is_upload: bool = False) -> T:
+    def _ask(self, name: str, request: Callable[[Client], T], *, is_upload: bool = False) -> T:
         """The result of a request, which is sent again until the policy gives up."""
 
         def attempt() -> T:
             try:
-                return request(_client(self.bucket, self.retry, is_upload))
+                return request(_client(type(self), self.bucket, self.retry, is_upload))
             except (BaseError, FileNotFoundError, ValueError) as error:
-                raise _refusal(error, f"{self.url}/{name}") from error
+                raise _refusal(error, f"{self.url}/{name}", self.advice) from error
 
         return persist(self.retry, f"{self.url}/{name}", attempt)
 
 
-_clients: dict[tuple[Any, ...], S3Store] = {}
+@dataclass(frozen=True, slots=True)
+class AzureStorage(S3Storage):
+    """Blobs of a container, `az://container/prefix`; the environment names the account.
+
+    ETags of Azure are numbers, so each blob is read back once it is written, and compared with its CRC32C.
+    """
+
+    scheme: ClassVar[str] = "az"
+    variables: ClassVar[str] = "AZURE_"
+    advice: ClassVar[str] = "AZURE_STORAGE_ACCOUNT_NAME and the credentials in AZURE_..."
+
+    @staticmethod
+    def open_client(bucket: str, **options: Any) -> Client:
+        return AzureStore(bucket, **options)
+
+    def _full(self, name: str) -> str:
+        if "\\" in name:
+            raise ConfigError(f"{self.url}/{name}: Azure takes a backslash for a slash; use a name without it")
+        return RemoteFolder._full(self, name)
 
 
-def _client(bucket: str, policy: RetryPolicy, is_upload: bool) -> S3Store:
-    """This process's client for a bucket, with the settings that the environment has now."""
-    settings = frozenset(item for item in os.environ.items() if item[0].startswith("AWS_"))
-    key = (os.getpid(), bucket, is_upload, policy.connect_timeout_s, policy.stall_timeout_s, settings)
+_clients: dict[tuple[Any, ...], Client] = {}
+
+
+def _client(kind: type[S3Storage], bucket: str, policy: RetryPolicy, is_upload: bool) -> Client:
+    """This process's client for a bucket or container, with the settings that the environment has now."""
+    settings = frozenset(item for item in os.environ.items() if item[0].startswith(kind.variables))
+    key = (os.getpid(), kind, bucket, is_upload, policy.connect_timeout_s, policy.stall_timeout_s, settings)
     if key in _clients:
         return _clients[key]
     if any(pid != key[0] for pid, *_ in list(_clients)):  # a list, as threads add to it
         raise StorageError(
-            f"s3://{bucket}: this process was forked after s3:// had been used, and would hang; start processes "
-            "by spawn or forkserver (DataLoader: multiprocessing_context='forkserver')"
+            f"{kind.scheme}://{bucket}: this process was forked after {kind.scheme}:// had been used, and would hang; "
+            "start processes by spawn or forkserver (DataLoader: multiprocessing_context='forkserver')"
         )
     for name, value in settings:
         if "ENDPOINT" in name and "://" not in value:  # a panic in obstore
@@ -163,27 +200,28 @@ def _client(bucket: str, policy: RetryPolicy, is_upload: bool) -> S3Store:
     if is_upload:  # which gets no answer while it is sent
         del limits["read_timeout"]
     options: Any = {name: timedelta(seconds=limit) for name, limit in limits.items()} | {"allow_http": True}
-    config: Any = {"disable_bulk_delete": True}  # which not all servers know
-    _clients[key] = S3Store(bucket, config=config, client_options=options, retry_config={"max_retries": 0})
+    _clients[key] = kind.open_client(bucket, client_options=options, retry_config={"max_retries": 0})
     return _clients[key]
 
 
-def _refusal(error: Exception, where: str) -> StorageError:
+def _refusal(error: Exception, where: str, advice: str) -> StorageError:
     """An error of obstore as one of ours."""
     said, status = " ".join(str(error).partition("Debug source:")[0].split())[:400], _status(error)
     kind = TransientError if _PASSING.search(said) else _REFUSALS.get(status, TransientError)
     if _LASTING.search(said):
         kind = StorageError
-    elif status == 404 and isinstance(error, PreconditionError):  # gone, though it was to be replaced
+    elif _TAKEN.search(said) or (status == 404 and isinstance(error, PreconditionError)):  # or gone meanwhile
         kind = PreconditionFailed
-    return kind(f"{where}: {said}; check the name, AWS_ENDPOINT_URL, AWS_REGION and the credentials in AWS_...")
+    return kind(f"{where}: {said}; check the name, {advice}")
 
 
 def _status(error: Exception) -> int:
     found = _STATUS.search(str(error))
-    return int(found[1]) if found else 0
+    return int(found[1]) if found else 404 if isinstance(error, FileNotFoundError) else 0
 
 
 def _stat(name: str, meta: Any, attributes: Any) -> Stat:
     generation = meta["e_tag"] or "no ETag"
+    if not generation.endswith('"'):  # Azure leaves quotes out of its listings
+        generation = f'"{generation}"'
     return Stat(name=name, num_bytes=meta["size"], generation=generation, crc32c=attributes.get(_CRC32C))

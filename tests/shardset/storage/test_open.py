@@ -9,7 +9,7 @@ from shardset.storage.open import holds, is_known, open_file, open_storage
 from tests.makers.objects import HELLO, names, put
 
 
-@pytest.mark.parametrize("url", ["az://bucket/x", "file:///tmp/x", "gcs://bucket/x", "://x"])
+@pytest.mark.parametrize("url", ["abfs://bucket/x", "file:///tmp/x", "gcs://bucket/x", "://x"])
 def test_an_unknown_scheme_is_refused_by_name(url):
     scheme = url.partition(":")[0]
     with pytest.raises(ConfigError, match=f"'{scheme}' is not known; use a local path, gs://bucket/prefix, s3://"):

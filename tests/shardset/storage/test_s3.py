@@ -171,7 +171,7 @@ def test_a_process_that_was_forked_after_its_parent_used_s3_is_told_how_to_start
 
 
 def test_an_object_of_another_program_has_no_checksum_and_is_no_match(storage):
-    store = s3._client(storage.bucket, storage.retry, is_upload=True)
+    store = s3._client(s3.S3Storage, storage.bucket, storage.retry, is_upload=True)
     obstore.put(store, f"{storage.prefix}/a", HELLO)
     assert storage.stat("a").crc32c is None
     assert storage.read("a") == HELLO
