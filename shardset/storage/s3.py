@@ -200,19 +200,26 @@ def _client(kind: type[S3Storage], bucket: str, policy: RetryPolicy, is_upload: 
     if is_upload:  # which gets no answer while it is sent
         del limits["read_timeout"]
     options: Any = {name: timedelta(seconds=limit) for name, limit in limits.items()} | {"allow_http": True}
-    _clients[key] = kind.open_client(bucket, client_options=options, retry_config={"max_retries": 0})
+    try:
+        _clients[key] = kind.open_client(bucket, client_options=options, retry_config={"max_retries": 0})
+    except BaseError as error:
+        raise ConfigError(f"{kind.scheme}://{bucket}: {_said(error)}; check {kind.advice}") from error
     return _clients[key]
 
 
 def _refusal(error: Exception, where: str, advice: str) -> StorageError:
     """An error of obstore as one of ours."""
-    said, status = " ".join(str(error).partition("Debug source:")[0].split())[:400], _status(error)
+    said, status = _said(error), _status(error)
     kind = TransientError if _PASSING.search(said) else _REFUSALS.get(status, TransientError)
     if _LASTING.search(said):
         kind = StorageError
     elif _TAKEN.search(said) or (status == 404 and isinstance(error, PreconditionError)):  # or gone meanwhile
         kind = PreconditionFailed
     return kind(f"{where}: {said}; check the name, {advice}")
+
+
+def _said(error: Exception) -> str:
+    return " ".join(str(error).partition("Debug source:")[0].split())[:400]
 
 
 def _status(error: Exception) -> int:

@@ -59,6 +59,12 @@ def test_a_backslash_is_refused_since_azure_takes_it_for_a_slash(storage):
         put(storage, "a\\b")
 
 
+def test_without_an_account_the_error_says_which_variable_names_it(storage, monkeypatch):
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME")
+    with pytest.raises(ConfigError, match=r"^az://container: .*Account must be specified; check AZURE_STORAGE_ACCOUNT"):
+        storage.stat("a")
+
+
 def test_a_set_is_written_read_and_verified(root):
     with shardset.Writer(root, samples_per_shard=10) as writer:
         for number in range(40):

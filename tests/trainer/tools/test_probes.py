@@ -96,7 +96,7 @@ def test_a_run_folder_is_written_and_left_as_it_was(tmp_path):
     with pytest.raises(StorageError, match="expected folders"):
         probes.try_writing(str(tmp_path / "file" / "run"))
     with pytest.raises(ConfigError, match="not known"):
-        probes.try_writing("az://bucket/run")
+        probes.try_writing("abfs://bucket/run")
 
 
 @pytest.mark.gcs
