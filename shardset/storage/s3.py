@@ -176,7 +176,7 @@ class AzureStorage(S3Storage):
     def _full(self, name: str) -> str:
         if "\\" in name:
             raise ConfigError(f"{self.url}/{name}: Azure takes a backslash for a slash; use a name without it")
-        return RemoteFolder._full(self, name)
+        return base.join(self.prefix, base.check_name(name, self.url))
 
 
 _clients: dict[tuple[Any, ...], Client] = {}
