@@ -30,7 +30,8 @@ test: env  ## all tests but the slow ones; gs:// tests run where Go can build th
 	@if command -v go >/dev/null; then $(MAKE) --no-print-directory emulator; fi
 	$(PY) -m pytest -q -n auto -m "not slow and not nightly$$(test -x $(EMULATOR) || echo ' and not gcs')"
 
-check: fmt-check lint types unit  ## format, lint, types, fast tests
+check: env  ## format, lint, types, fast tests
+	@$(MAKE) --no-print-directory -j2 --output-sync fmt-check lint types unit
 
 fmt: env  ## format the code
 	$(PY) -m ruff format .
