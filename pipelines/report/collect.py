@@ -135,10 +135,12 @@ def _stats(image: bytes, options: ImageOptions) -> ImageStats:
 
 def _all_sizes(storage: Storage, catalog: Catalog) -> np.ndarray | None:
     """The sizes of all images, from the catalogues beside the tars; None unless each tar has one."""
+    if not catalog.shards or read_rows(storage, catalog.shards[0]) is None:  # one request where none is
+        return None
     with ThreadPoolExecutor(THREADS) as threads:
         tables = list(threads.map(lambda shard: read_rows(storage, shard, ["width", "height"]), catalog.shards))
     stored = [table for table in tables if table is not None]
-    if not stored or len(stored) < len(tables):
+    if len(stored) < len(tables):
         return None
     rows = pa.concat_tables(stored)
     samples = catalog.rows[catalog.originals()]
