@@ -38,7 +38,7 @@ def folder(tmp_path: Path) -> Storage:
 @pytest.mark.parametrize(
     ("name", "read", "error", "message"),
     [
-        (naming.MANIFEST, lambda s: WebDataset(s).survey(), ManifestError, r"manifest\.json: .*nested too deeply"),
+        (naming.MANIFEST, lambda s: WebDataset(s).survey(), ManifestError, r"manifest\.json: .*recursion"),
         (naming.MANIFEST, manifests.read_head, ManifestError, r"manifest\.json"),
         (paths.BUILD, lambda s: files.find_record(s, paths.BUILD, BuildFile), ConfigError, "not readable"),
         (configs.RECORD, lambda s: program.recorded_config(s.url), ConfigError, configs.RECORD),

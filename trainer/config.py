@@ -18,6 +18,7 @@ from shardset.order.budget import BUDGET_BYTES
 from shardset.prepared import prepared
 from shardset.settings import setting
 from shardset.storage.base import Storage
+from shardset.storage.checked import read_small
 
 DEFAULT_CLASSES = 1000
 """Classes of a model where neither the config nor a manifest says how many."""
@@ -252,11 +253,15 @@ def from_dict(values: dict[str, Any]) -> TrainConfig:
 
 def recorded(folder: Storage) -> TrainConfig:
     """The configuration in a run folder. Raises NotFound if there is none, ConfigError if it is damaged."""
+    return from_dict(read_json(folder, RECORD))
+
+
+def read_json(folder: Storage, name: str) -> Any:
+    """The values in a JSON file of a run folder. Raises NotFound without it, ConfigError if it is damaged."""
     try:
-        values = json.loads(folder.read(RECORD))
+        return json.loads(read_small(folder, name))
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{folder.url}/{RECORD}: not JSON ({error}); restore it") from error
-    return from_dict(values)
+        raise ConfigError(f"{folder.url}/{name}: not JSON ({error}); restore it") from error
 
 
 def continued(config: TrainConfig, run_dir: str) -> TrainConfig:

@@ -17,7 +17,7 @@ from pipelines.plan import paths
 from shardset.errors import ConfigError, ManifestError, NotFound, PreconditionFailed, SourceError
 from shardset.format import naming
 from shardset.format.frame import Framed, frame, open_frame
-from shardset.prepared import prepared
+from shardset.prepared import JSON_ERRORS, prepared
 from shardset.storage.base import ABSENT, ObjectWriter, Storage, stat_or_none
 from shardset.storage.checked import read_again
 
@@ -145,7 +145,7 @@ def decode_record(output: Storage, name: str, content: bytes | memoryview, kind:
     """A JSON record as `kind`; ConfigError if it is malformed."""
     try:
         return msgspec.json.decode(content, type=kind)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except JSON_ERRORS as error:
         raise ConfigError(
             f"{output.url}/{name}: not readable ({error}); it is damaged or of another version: {START_OVER}"
         ) from error

@@ -1,13 +1,11 @@
 """Writes and reads the catalogue of a shard set, as `shardset.format.catalog` defines it."""
 
-import io
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
-from pyarrow import parquet
 
 from pipelines.images.open import opened
 from pipelines.images.options import ImageOptions, options_to_read
@@ -21,6 +19,8 @@ from shardset.format.images.orientation import orientation_of, upright_size
 from shardset.format.index import index_fields
 from shardset.format.manifest import LoadedSet
 from shardset.format.originals import read_origins
+from shardset.format.parquet import table_to_bytes
+from shardset.prepared import JSON_ERRORS
 from shardset.read.indexes import read_index
 from shardset.storage.checked import read_object
 
@@ -82,10 +82,8 @@ def _write(loaded: LoadedSet, split: str, number: int, options: ImageOptions) ->
         "json": [_json(bytes(tar[start : start + size])) if size else None for start, size in texts],
     }
     table = pa.table(columns, SCHEMA).replace_schema_metadata({FOOTER: shard.sha256.encode()})
-    out = io.BytesIO()
-    parquet.write_table(table, out, compression="zstd", write_page_checksum=True)
     with storage.writer(naming.catalog_of(shard.path)) as file:
-        file.write(out.getvalue())
+        file.write(table_to_bytes(table))
     return naming.catalog_of(shard.path)
 
 
@@ -102,6 +100,6 @@ def _json(text: bytes) -> str | None:
     """The text, None if it is not JSON."""
     try:
         msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
+    except JSON_ERRORS:
         return None
     return text.decode()

@@ -9,13 +9,14 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-from pyarrow import parquet
 
-from shardset.errors import NotFound
+from shardset.errors import ManifestError, NotFound
 from shardset.format import naming
 from shardset.format.manifest import Shard
 from shardset.format.originals import read_origins
+from shardset.format.parquet import open_table, parquet_errors
 from shardset.storage.base import Storage
+from shardset.storage.checked import read_again
 
 FOOTER: Final = b"shardset.catalog"
 SCHEMA: Final = pa.schema(
@@ -27,15 +28,21 @@ SCHEMA: Final = pa.schema(
 
 def read_rows(storage: Storage, shard: Shard, columns: Sequence[str] = SCHEMA.names) -> pa.Table | None:
     """The rows of a shard; None if there are none, or damaged ones, or those of another tar."""
+
+    def read() -> pa.Table:
+        with parquet_errors(ManifestError):
+            file = open_table(storage.read(naming.catalog_of(shard.path)))
+            if (file.metadata.metadata or {}).get(FOOTER) != shard.sha256.encode():
+                raise ManifestError("of another tar")
+            rows = file.read(columns=[*columns]).cast(pa.schema(map(SCHEMA.field, columns)))
+            rows.validate(full=True)  # its texts are UTF-8
+            return rows
+
     try:
-        file = parquet.ParquetFile(
-            pa.BufferReader(storage.read(naming.catalog_of(shard.path))), page_checksum_verification=True
-        )
-        is_current = (file.metadata.metadata or {}).get(FOOTER) == shard.sha256.encode()
-        rows = file.read(columns=[*columns]).cast(pa.schema(map(SCHEMA.field, columns))) if is_current else None
-    except (NotFound, pa.ArrowException, OSError, ValueError):  # damage is repaired as absence is
+        rows = read_again(read, ManifestError)
+    except (NotFound, ManifestError):  # damage is repaired as absence is
         return None
-    return rows if rows is not None and len(rows) == shard.num_samples else None
+    return rows if len(rows) == shard.num_samples else None
 
 
 def read_names(

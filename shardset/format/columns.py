@@ -5,6 +5,7 @@ manifest names the parent's digest. docs/columns.md describes it.
 """
 
 import io
+import math
 import re
 from dataclasses import dataclass
 from typing import Any, Final
@@ -75,11 +76,21 @@ def open_column(parent: LoadedSet, split: str, name: str) -> StoredColumn:
             "write it again with `python -m pipelines column`"
         )
     stored = manifest.split(parent.stored_split(split))
-    dtype, shape = made.options.get("dtype"), made.options.get("shape", ())
     sizes = parent.manifest.split(split).shard_sizes
-    if stored.shard_sizes != sizes or len(stored.fields) != 1 or (dtype and not NUMBERS.fullmatch(str(dtype))):
+    if stored.shard_sizes != sizes or len(stored.fields) != 1:
         raise ManifestError(f"{storage.url}: split {split!r} does not fit its set; write the column again")
+    dtype, shape = made.options.get("dtype"), made.options.get("shape", [])
     if not dtype:
         return StoredColumn(name, storage, stored, None, b"")
+    if not NUMBERS.fullmatch(str(dtype)) or not _fits(dtype, shape, stored.num_content_bytes):
+        raise ManifestError(
+            f"{storage.url}: dtype {dtype!r} and shape {shape!r} can't be those of its values; write the column again"
+        )
     missing = np.full(shape, np.nan if "f" in dtype else 0, dtype)
     return StoredColumn(name, storage, stored, missing, npy(missing)[: -missing.nbytes or None])
+
+
+def _fits(dtype: str, shape: object, num_bytes: int) -> bool:
+    """Whether an array of that dtype and shape can be among so many bytes."""
+    is_list = isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
+    return is_list and math.prod(shape) * np.dtype(dtype).itemsize <= num_bytes

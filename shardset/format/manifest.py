@@ -20,8 +20,9 @@ from shardset.format.shards import IndexFile as IndexFile
 from shardset.format.shards import Shard as Shard
 from shardset.format.view import ViewHead, ViewRows, ViewSplit, address_from, read_view, view_digest
 from shardset.order.selection import Selection
-from shardset.prepared import prepared
+from shardset.prepared import JSON_ERRORS, prepared
 from shardset.storage.base import Storage
+from shardset.storage.checked import read_again
 from shardset.storage.open import open_file, open_storage
 
 KIND: Final = "shardset"
@@ -180,10 +181,8 @@ def parse(data: bytes, where: str = naming.MANIFEST) -> Manifest:
         check(manifest, where)
     except msgspec.ValidationError as error:
         raise ManifestError(f"{where}: {error}; restore or rebuild the shard set") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except JSON_ERRORS as error:
         raise ManifestError(f"{where}: not valid JSON ({error}); the file is damaged, restore or rebuild it") from error
-    except RecursionError as error:
-        raise ManifestError(f"{where}: nested too deeply for a manifest; restore or rebuild it") from error
     return manifest
 
 
@@ -309,6 +308,8 @@ def _load_view(url: str) -> LoadedSet:
         raise ConfigError(
             f"{url}: names no set in its footer; seal it with `python -m pipelines view OUT --of SET --ids {url}`"
         )
+    if head.parent.endswith(".parquet"):
+        raise ConfigError(f"{url}: names {head.parent!r}, a view, as its set; make it a view of the set itself")
     whole = load_whole(address_from(storage.url, head.parent))
     if whole.digest != head.parent_digest:  # of an older version, if that is left
         found = (one for one in older(whole.storage) if one.digest == head.parent_digest)
@@ -324,14 +325,7 @@ def read(storage: Storage, name: str = naming.MANIFEST, where: str | None = None
 def read_head(storage: Storage, name: str = naming.MANIFEST, where: str | None = None) -> Manifest:
     """The manifest of that name, as `parse` returns it: no table of shards is read. Raises as `read` does."""
     where = where or f"{storage.url}/{name}"
-    data = storage.read(name)
-    try:
-        return parse(data, where)
-    except ManifestError:
-        again = storage.read(name)  # damage in transfer does not repeat
-        if again == data:
-            raise
-        return parse(again, where)
+    return read_again(lambda: parse(storage.read(name), where), ManifestError)
 
 
 def older(storage: Storage) -> Iterator[Manifest]:

@@ -10,8 +10,9 @@ from typing import Annotated
 import msgspec
 
 from shardset.errors import ManifestError, NotFound
-from shardset.prepared import prepared
+from shardset.prepared import JSON_ERRORS, prepared
 from shardset.storage.base import Storage
+from shardset.storage.checked import read_small
 
 FOLDER = "versions/"
 TAGS = f"{FOLDER}tags/"
@@ -71,10 +72,10 @@ def resolve(storage: Storage, version: str) -> tuple[int, str | None]:
 def read_tag(storage: Storage, name: str) -> Tag | None:
     """A tag; None if there is none of that name. Raises ManifestError if its file is damaged."""
     try:
-        return msgspec.json.decode(storage.read(tag_path(name)), type=Tag)
+        return msgspec.json.decode(read_small(storage, tag_path(name)), type=Tag)
     except NotFound:
         return None
-    except msgspec.DecodeError as error:
+    except JSON_ERRORS as error:
         raise ManifestError(
             f"{storage.url}/{tag_path(name)}: not a tag ({error}); remove it and tag the version again"
         ) from error

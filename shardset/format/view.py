@@ -5,7 +5,6 @@ Its columns are `id` and, where wanted, `label`, `weight` and `split`. The foote
 """
 
 import hashlib
-import io
 import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from shardset.format.naming import is_split
 from shardset.order.selection import Selection
 from shardset.prepared import prepared
 from shardset.storage.base import Storage
-from shardset.storage.checked import read_again
+from shardset.storage.checked import read_small
 from shardset.storage.open import is_absolute, is_address
 
 FOOTER: Final = b"shardset.view"
@@ -100,23 +99,21 @@ def read_view(storage: Storage, name: str) -> tuple[ViewHead | None, dict[str, V
 
     Without a column `split`, all rows are of the split that the head names, "" without a head.
     """
-    where = f"{storage.url}/{name}"
-    return read_again(lambda: parse_view(storage.read(name), where), ManifestError)
+    return parse_view(read_small(storage, name), f"{storage.url}/{name}")
 
 
 def parse_view(data: bytes, where: str) -> tuple[ViewHead | None, dict[str, ViewRows]]:
     """`read_view` of the bytes of a file; `where` begins each ManifestError."""
-    import pyarrow as pa
-    from pyarrow.parquet import ParquetFile
+    from shardset.format.parquet import open_table, parquet_errors
 
-    try:
-        file = ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+    def fail(reason: str) -> ManifestError:
+        return ManifestError(f"{where}: not a view ({reason}); docs/views.md says what its columns are")
+
+    with parquet_errors(fail):
+        file = open_table(data)
         text = (file.metadata.metadata or {}).get(FOOTER)
         head = None if text is None else msgspec.json.decode(text, type=ViewHead)
         splits = _rows_by_split(file, "" if head is None else head.split)
-    except (pa.ArrowException, OSError, ValueError, LookupError, MemoryError, msgspec.MsgspecError) as error:
-        what = " ".join(str(error).split())
-        raise ManifestError(f"{where}: not a view ({what:.200}); docs/views.md says what its columns are") from error
     if head is not None and head.digest not in ("", view_digest(head.parent_digest, splits)):
         raise ManifestError(f"{where}: its rows do not fit the digest in its footer; make the view again")
     return head, splits
@@ -125,7 +122,8 @@ def parse_view(data: bytes, where: str) -> tuple[ViewHead | None, dict[str, View
 def view_to_bytes(head: ViewHead, splits: Mapping[str, ViewRows]) -> bytes:
     """The Parquet file of a view."""
     import pyarrow as pa
-    from pyarrow import parquet
+
+    from shardset.format.parquet import table_to_bytes
 
     arrays: dict[str, Any] = {}
     for name, columns in zip(("id", "label", "weight"), zip(*splits.values(), strict=True), strict=True):
@@ -134,13 +132,12 @@ def view_to_bytes(head: ViewHead, splits: Mapping[str, ViewRows]) -> bytes:
     if [*splits] != [head.split]:
         codes = np.repeat(np.arange(len(splits), dtype=np.int32), [len(rows.ids) for rows in splits.values()])
         arrays["split"] = pa.DictionaryArray.from_arrays(codes, [*splits])
-    out = io.BytesIO()
-    parquet.write_table(
-        pa.table(arrays).replace_schema_metadata({FOOTER: msgspec.json.encode(head)}), out,
-        row_group_size=_ROWS_AT_ONCE, compression="zstd", write_page_checksum=True,
-        use_dictionary=["split"], column_encoding={"id": "DELTA_BINARY_PACKED"},
-    )  # fmt: skip
-    return out.getvalue()
+    return table_to_bytes(
+        pa.table(arrays).replace_schema_metadata({FOOTER: msgspec.json.encode(head)}),
+        row_group_size=_ROWS_AT_ONCE,
+        use_dictionary=["split"],
+        column_encoding={"id": "DELTA_BINARY_PACKED"},
+    )
 
 
 def address_from(folder: str, parent: str) -> str:

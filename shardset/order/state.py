@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from shardset.errors import ConfigError
-from shardset.prepared import prepared
+from shardset.prepared import JSON_ERRORS, prepared
 
 StateCount = Annotated[int, msgspec.Meta(ge=0, le=2**48)]
 """A number in a state that is computed with; no run gets further."""
@@ -77,7 +77,7 @@ def state_from_values(values: Mapping[str, Any], kind: type[StateT]) -> StateT:
 def _decode(text: str | bytes, kind: type[StateT]) -> StateT:
     try:
         return msgspec.json.decode(text, type=kind)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+    except JSON_ERRORS as error:
         raise ConfigError(f"the order state can't be read ({error}); resume from another checkpoint") from error
 
 

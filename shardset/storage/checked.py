@@ -55,6 +55,14 @@ def read_same_twice(read: Callable[[], bytes], where: str) -> bytes:
     raise TransientError(f"{where}: three reads gave different bytes; check the network and try again")
 
 
+def read_small(storage: Storage, name: str) -> bytes:
+    """A small object of which no checksum is known, as two reads agree on it.
+
+    Raises what Storage.read does, and TransientError if three reads differ.
+    """
+    return read_same_twice(lambda: storage.read(name), f"{storage.url}/{name}")
+
+
 def read_object(storage: Storage, name: str, num_bytes: int, crc32c: str, advice: str) -> bytes:
     """A whole object that has the size and CRC32C of the manifest; reads it a second time if they differ.
 

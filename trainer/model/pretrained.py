@@ -1,7 +1,6 @@
 """Weights to start from: timm's own, or those of a file; and the images that they were trained on."""
 
 import math
-import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,9 @@ from torch import nn
 
 from shardset.decode.crops import INTERPOLATIONS
 from shardset.errors import ConfigError
-from shardset.prepared import prepared
+from shardset.prepared import JSON_ERRORS, prepared
 from trainer.config import ModelConfig
-from trainer.errors import first_line
+from trainer.errors import UNREADABLE, first_line
 
 TIMM = "timm"
 """`model.pretrained` for the weights that timm publishes for a model."""
@@ -138,7 +137,7 @@ def _facts_beside(weights: str) -> _Facts | None:
         return None
     try:
         return msgspec.json.decode(path.read_bytes(), type=_Facts)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *JSON_ERRORS) as error:
         raise ConfigError(f"{path}: not what `export` writes ({error}); export the model again") from error
 
 
@@ -147,7 +146,7 @@ def _weights_in(path: str) -> dict[str, torch.Tensor]:
         weights = load_state_dict(path, weights_only=True)
     except FileNotFoundError as error:
         raise ConfigError(f"--pretrained {path}: no such file, and not `timm`") from error
-    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
+    except (*UNREADABLE, SafetensorError) as error:
         raise ConfigError(
             f"{path}: no weights can be read there ({first_line(error)}); expected safetensors or a state dict"
         ) from error

@@ -21,9 +21,9 @@ import msgspec
 
 from shardset.errors import ConfigError, DamagedShard, NotFound
 from shardset.order.state import OrderState, States, states_from_json
-from shardset.prepared import prepared
+from shardset.prepared import JSON_ERRORS, prepared
 from shardset.storage.base import ABSENT, Storage
-from shardset.storage.checked import facts_of, read_object
+from shardset.storage.checked import facts_of, read_object, read_small
 from shardset.storage.open import open_storage
 from trainer.config import ORDER, TrainConfig
 from trainer.errors import CheckpointError, NotFinite, RunTaken
@@ -147,11 +147,11 @@ def differences_of(one: dict[str, Any], other: dict[str, Any], there: str, here:
 
 def _read_commit(storage: Storage, name: str) -> CommitMark:
     """Raises CheckpointError for a damaged mark, ConfigError for a format of another version."""
-    data = storage.read(name)
+    data = read_small(storage, name)
     try:
         found = msgspec.json.decode(data, type=_AnyFormat).format
         commit = msgspec.json.decode(data, type=CommitMark) if found == FORMAT else None
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except JSON_ERRORS as error:
         raise CheckpointError(f"{storage.url}/{name}: not a commit mark ({error})") from error
     # Not a CheckpointError: the checkpoint would be skipped as damaged, and deleted by a run that continues without it.
     if commit is None:
@@ -206,7 +206,7 @@ def _recorded_order(config: TrainConfig) -> States | None:
     folder = open_storage(config.run_dir)
     if steps(folder):
         with suppress(NotFound):  # of synthetic data: a run with other data is refused later
-            return states_from_json(folder.read(ORDER).strip())
+            return states_from_json(read_small(folder, ORDER).strip())
     if config.resume in ("auto", "never"):
         return None
     # Damage is reported when the checkpoint is loaded.

@@ -1,12 +1,12 @@
 """The losses of an epoch's samples as a Parquet file in the run folder. Importing this needs no torch."""
 
-import io
 from collections.abc import Iterator
 
 import numpy as np
 
 from shardset.errors import ConfigError
 from shardset.storage.base import Storage
+from shardset.storage.checked import read_small
 from trainer.data.mixture import ID_OF_SET
 
 LOSSES = "losses/"
@@ -23,28 +23,28 @@ def losses_file(outcomes: np.ndarray, *, is_mixture: bool) -> bytes:
     Of a mixture also `source`, the number of the set in which `id` counts.
     """
     import pyarrow as pa
-    from pyarrow import parquet
+
+    from shardset.format.parquet import table_to_bytes
 
     columns = {"id": outcomes["id"], "loss": outcomes["loss"], "top1": outcomes["label"] == outcomes["predicted"]}
     if is_mixture:
         columns["source"], columns["id"] = np.divmod(outcomes["id"], ID_OF_SET)
-    buffer = io.BytesIO()
-    parquet.write_table(pa.table(columns), buffer)
-    return buffer.getvalue()
+    return table_to_bytes(pa.table(columns))
 
 
 def read_losses(folder: Storage, source: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """(ids, losses, top1) of each epoch that a run folder has losses of; of one set, where they are of a mixture."""
-    import pyarrow as pa
     import pyarrow.compute
-    from pyarrow import parquet
 
-    for stat in folder.list(LOSSES):
-        try:
-            table = parquet.read_table(io.BytesIO(folder.read(stat.name)))
+    from shardset.format.parquet import open_table, parquet_errors
+
+    def fail(reason: str) -> ConfigError:
+        return ConfigError(f"{folder.url}/{name}: not the losses of an epoch ({reason}); delete it")
+
+    for name in [stat.name for stat in folder.list(LOSSES)]:
+        with parquet_errors(fail):
+            table = open_table(read_small(folder, name)).read()
             if "source" in table.column_names:
-                table = table.filter(pa.compute.field("source") == source)
-            ids, loss, top1 = (table[name].to_numpy() for name in ("id", "loss", "top1"))
-        except (pa.ArrowException, KeyError) as error:
-            raise ConfigError(f"{folder.url}/{stat.name}: not the losses of an epoch ({error}); delete it") from error
+                table = table.filter(pyarrow.compute.field("source") == source)
+            ids, loss, top1 = (table[column].to_numpy() for column in ("id", "loss", "top1"))
         yield ids, loss, top1

@@ -20,7 +20,7 @@ from typing import BinaryIO, Self
 import msgspec
 
 from shardset.errors import ConfigError
-from shardset.prepared import prepared
+from shardset.prepared import JSON_ERRORS, prepared
 from trainer.errors import Preempted
 
 PORT = 8490
@@ -296,5 +296,5 @@ def _receive(lines: BinaryIO, who: str, timing: HeartbeatTiming) -> Message:
         return msgspec.json.decode(lines.readline(MAX_MESSAGE_BYTES), type=Message)
     except TimeoutError:
         return Message(lost=text.format("hangs", f"no sign of life for {timing.silent_s:.0f} s"), hangs=True)
-    except (OSError, msgspec.MsgspecError, RecursionError):
+    except (OSError, *JSON_ERRORS):
         return Message(lost=text.format("died", "it was killed, or its machine is gone"))

@@ -23,7 +23,7 @@ from typing import BinaryIO
 import msgspec
 
 from shardset.errors import ConfigError, NotFound, PreconditionFailed, StorageError, TransientError
-from shardset.prepared import prepared
+from shardset.prepared import JSON_ERRORS, prepared
 from shardset.storage.base import ABSENT, Storage, os_errors_as_storage_errors
 from shardset.storage.open import open_storage
 from trainer.errors import RunTaken
@@ -272,7 +272,7 @@ def _refusal(where: str, holder: Holder | None) -> ConfigError:
 def _read(data: bytes) -> Holder | None:
     try:
         return msgspec.json.decode(data, type=Holder)
-    except (msgspec.MsgspecError, RecursionError):
+    except JSON_ERRORS:
         return None
 
 

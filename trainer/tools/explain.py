@@ -22,6 +22,7 @@ from shardset.order.epoch import Order
 from shardset.order.state import OrderState, States, quarantine_digest, states_from_json
 from shardset.program import count, printable
 from shardset.storage.base import Storage
+from shardset.storage.checked import read_small
 from shardset.storage.open import open_storage
 from shardset.stream.timetable import StepVisit, Timetable, TimetableSample, Visit
 from trainer import config as configs
@@ -138,7 +139,7 @@ def recorded_run(url: str) -> tuple[TrainConfig, States]:
     """The configuration and the order of the run in a folder; raises ConfigError if either is absent or damaged."""
     folder = open_storage(url)
     try:
-        config, order = configs.recorded(folder), folder.read(configs.ORDER)
+        config, order = configs.recorded(folder), read_small(folder, configs.ORDER)
     except NotFound as error:
         raise ConfigError(
             f"{folder.url}: no {configs.RECORD} and {configs.ORDER} there, expected the folder of a run; give the "

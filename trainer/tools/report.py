@@ -7,14 +7,16 @@ from typing import Any
 
 import msgspec
 
-from shardset.errors import ConfigError, NotFound, StorageError
+from shardset.errors import ConfigError, NotFound, ShardsetError
 from shardset.html import page, plots
 from shardset.html.page import Finding
 from shardset.html.plots import Plot
+from shardset.prepared import JSON_ERRORS
 from shardset.program import count
 from shardset.storage.base import Storage
+from shardset.storage.checked import read_small
 from shardset.storage.open import open_storage
-from trainer.config import RECORD
+from trainer.config import RECORD, read_json
 from trainer.record.evaluation import WORST, Worst
 from trainer.record.metrics import EpochRecord, EvalRecord, FinalRecord, Record, StepRecord, advice, time_in_words
 from trainer.record.run_folder import METRICS
@@ -100,10 +102,10 @@ def read(storage: Storage) -> RunRecord:
 def _worst(storage: Storage) -> Worst:
     """What `evaluate` left, if it ran. Raises ConfigError if that is damaged."""
     try:
-        return msgspec.json.decode(storage.read(WORST), type=Worst)
+        return msgspec.json.decode(read_small(storage, WORST), type=Worst)
     except NotFound:
         return []
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except JSON_ERRORS as error:
         raise ConfigError(f"{storage.url}/{WORST}: damaged ({error}); run `evaluate` again") from error
 
 
@@ -120,11 +122,9 @@ def _record_of(line: bytes) -> Record | None:
 def _config(storage: Storage) -> tuple[dict[str, Any], str]:
     """The configuration, or why it is not known."""
     try:
-        values = json.loads(storage.read(RECORD))
-    except StorageError as error:
+        values = read_json(storage, RECORD)
+    except ShardsetError as error:
         return {}, str(error)
-    except (ValueError, RecursionError) as error:
-        return {}, f"{storage.url}/{RECORD}: not JSON ({error})"
     return (values, "") if isinstance(values, dict) else ({}, f"{storage.url}/{RECORD}: not a JSON object")
 
 

@@ -1,6 +1,5 @@
 """A trained model on the CPU, from the checkpoints of a run or from an export."""
 
-import json
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +12,7 @@ from shardset.errors import ConfigError, NotFound
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 from trainer import config as configs
-from trainer.config import CLASSES, DEFAULT_CLASSES, ImageConfig, ModelConfig, TrainConfig
+from trainer.config import CLASSES, DEFAULT_CLASSES, ImageConfig, ModelConfig, TrainConfig, read_json
 from trainer.errors import CheckpointError
 from trainer.model import build
 from trainer.model.pretrained import SIDECAR
@@ -59,11 +58,11 @@ def of_export(url: str) -> TrainedModel:
     """The model that `export` wrote as safetensors. Raises ShardsetError."""
     folder = open_storage(url)
     try:
-        facts = json.loads(folder.read(SIDECAR))
+        facts = read_json(folder, SIDECAR)
         weights = load(folder.read("model.safetensors"))
     except NotFound as error:
         raise ConfigError(f"{error}; expected {SIDECAR} and model.safetensors, as `export` writes them") from error
-    except (ValueError, SafetensorError) as error:
+    except (ConfigError, SafetensorError) as error:
         raise CheckpointError(f"{folder.url}: the export is damaged ({error}); export the model again") from error
     config = _config_of(facts)
     return TrainedModel(
@@ -83,7 +82,7 @@ def opened(url: str) -> TrainedModel:
 def _classes_of(folder: Storage, config: TrainConfig) -> list[str]:
     """The names that the run recorded; numbers for classes without a name, as those of fake data."""
     try:
-        names: list[str] = json.loads(folder.read(CLASSES))
+        names: list[str] = read_json(folder, CLASSES)
     except NotFound:
         names = []
     unnamed = 0 if config.manifest else DEFAULT_CLASSES

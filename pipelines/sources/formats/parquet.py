@@ -5,33 +5,26 @@ import decimal
 import math
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import IO, Any
 
 import pyarrow as pa
 from pyarrow.parquet import ParquetFile
 
 from shardset.errors import SourceError
+from shardset.format import parquet
 
 BUFFER_BYTES = 1 << 20
 """The pages of a column are read through a buffer of this size."""
 
 _ARE_BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
 
-_UNREADABLE = (pa.ArrowException, OSError, ValueError, OverflowError, LookupError)
-"""What pyarrow raises for damage, and for values that Python can't hold: bad UTF-8, far dates, unknown time zones."""
-
 _ADVICE = "fetch or write the file again, with values that Python can hold"
 
 
-@contextmanager
-def parquet_errors(where: str) -> Iterator[None]:
+def parquet_errors(where: str) -> AbstractContextManager[None]:
     """A block in which an error of the format or of a value is a SourceError about `where`."""
-    try:
-        yield
-    except _UNREADABLE as error:
-        what = " ".join(str(error).split())  # pyarrow writes several lines
-        raise SourceError(f"{where}: not readable as Parquet ({what:.200}); {_ADVICE}") from error
+    return parquet.parquet_errors(lambda reason: SourceError(f"{where}: not readable as Parquet ({reason}); {_ADVICE}"))
 
 
 def open_parquet(file: IO[bytes], where: str) -> ParquetFile:

@@ -97,8 +97,8 @@ def test_a_split_is_found_by_its_name_or_the_others_are_named():
     [
         (b"", "not valid JSON"),
         (GOLDEN[:-40], "not valid JSON"),
-        (b"[" * 200_000, "nested too deeply"),
-        (b'{"kind":"shardset","version":1,"x":' + b'{"x":' * 200_000, "nested too deeply"),
+        (b"[" * 200_000, "recursion"),
+        (b'{"kind":"shardset","version":1,"x":' + b'{"x":' * 200_000, "recursion"),
         (b"[]", 'expected an object with "kind": "shardset"'),
         (b'{"kind": "wids", "version": 1}', 'expected an object with "kind": "shardset"'),
         (b'{"kind": "shardset"}', "version is None, expected 1"),

@@ -1,0 +1,158 @@
+"""A flipped bit in a small file: healed if it comes once, an error of ours or plain other values if it stays."""
+
+import random
+import shutil
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from pipelines.sets import versions as changes
+from pipelines.sets.catalog import write_catalog
+from shardset.errors import ManifestError, ShardsetError
+from shardset.format import catalog, columns, naming, versions, view
+from shardset.format import manifest as manifests
+from shardset.format.manifest import LoadedSet
+from shardset.format.parquet import table_to_bytes
+from shardset.format.view import ViewHead, ViewRows
+from shardset.storage.base import Storage
+from shardset.storage.open import open_storage
+from tests.makers.doors import changing
+from tests.makers.shardset import put
+from trainer import config as configs
+from trainer.errors import CheckpointError
+from trainer.record import checkpoint, checkpoint_state, loss_files
+from trainer.record.checkpoint import CommitMark
+from trainer.tools import explain, report
+from trainer.tools.trained import _classes_of
+
+DATA = Path(__file__).parent / "data/shardset"
+STATE = checkpoint_state.encode({"model": {"weight": torch.ones(2)}, "optimizer": {}, "step": 3})
+MARK = CommitMark(
+    format=checkpoint.FORMAT, step=3, epoch=0, top1=None, identity={}, state="state-0.pt",
+    num_bytes=len(STATE), crc32c="AAAAAA==",
+)  # fmt: skip
+OUTCOMES = np.zeros(50, [("id", "<i8"), ("loss", "<f4"), ("label", "<i8"), ("predicted", "<i8")])
+LOSSES = loss_files.losses_name(0)
+
+READS: dict[str, Callable[[Storage], Any]] = {
+    versions.tag_path("paper"): versions.tags,
+    naming.MANIFEST: lambda s: manifests.read_head(s).digest,
+    "v.parquet": lambda s: [rows.ids.tolist() for rows in view.read_view(s, "v.parquet")[1].values()],
+    LOSSES: lambda s: [[column.tolist() for column in epoch] for epoch in loss_files.read_losses(s)],
+    "commit.json": lambda s: checkpoint._read_commit(s, "commit.json"),
+    configs.CLASSES: lambda s: _classes_of(s, configs.TrainConfig(recipe="x", manifest="y")),
+    configs.ORDER: lambda s: explain.read_small(s, configs.ORDER),
+    report.WORST: report._worst,
+}
+HAVE_CHECKS = {naming.MANIFEST, "v.parquet"}
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Storage:
+    """A set with a tag, and beside it the small files of a view and a run."""
+    folder = tmp_path_factory.mktemp("small") / "set"
+    shutil.copytree(DATA, folder)
+    changes.tag(str(folder), "paper")
+    storage = open_storage(str(folder))
+    digest, rows = manifests.load(str(folder)).digest, {"train": ViewRows(np.arange(3))}
+    head = ViewHead(parent=".", parent_digest=digest, split="train", digest=view.view_digest(digest, rows))
+    put(storage, "v.parquet", view.view_to_bytes(head, rows))
+    put(storage, LOSSES, loss_files.losses_file(OUTCOMES, is_mixture=False))
+    put(storage, "commit.json", checkpoint.msgspec.json.encode(MARK))
+    put(storage, configs.CLASSES, b'["cat", "dog"]')
+    put(storage, configs.ORDER, b"{}\n")
+    put(storage, report.WORST, b"[]")
+    return storage
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_bit_that_is_flipped_once_changes_nothing(stored: Storage, name: str):
+    wanted, data = READS[name](stored), stored.read(name)
+    for place in range(0, len(data), max(1, len(data) // 100)):
+        seen: list[str] = []
+
+        def once(call: str, data: bytes, place: int = place, seen: list[str] = seen) -> bytes:
+            if not call.startswith(f"{name} ") or seen:
+                return data
+            seen.append(call)
+            return flipped(data, place, 0x80)
+
+        assert READS[name](changing(stored, uuid.uuid4().hex, once)) == wanted
+        assert seen
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_bit_that_stays_flipped_gives_an_error_of_ours_or_other_values(stored: Storage, name: str):
+    wanted, data, draw = READS[name](stored), stored.read(name), random.Random(name)
+    for _ in range(400):
+        place, bit = draw.randrange(len(data)), 1 << draw.randrange(8)
+
+        def always(call: str, data: bytes, place: int = place, bit: int = bit) -> bytes:
+            return flipped(data, place, bit) if call.startswith(f"{name} ") else data
+
+        try:
+            found = READS[name](changing(stored, uuid.uuid4().hex, always))
+        except ShardsetError:
+            continue
+        assert found == wanted or name not in HAVE_CHECKS
+
+
+def flipped(data: bytes, place: int, bit: int) -> bytes:
+    return data[:place] + bytes([data[place] ^ bit]) + data[place + 1 :]
+
+
+def test_a_state_whose_bits_are_flipped_is_refused_or_read():
+    draw = random.Random(7)
+    for _ in range(400):
+        try:
+            checkpoint_state.decode(flipped(STATE, draw.randrange(len(STATE)), 1 << draw.randrange(8)), "x")
+        except CheckpointError:
+            continue
+
+
+@pytest.mark.parametrize("shape", [["x"], None, [1.5], [-1], [2**40], "3", [True]])
+def test_a_column_whose_shape_is_forged_is_refused(tmp_path: Path, shape: object):
+    here = tmp_path / "set"
+    shutil.copytree(DATA, here)
+    shutil.copytree(DATA, here / "columns/x")
+    parent = manifests.load(str(here))
+    options = {"dtype": "<f4", "shape": shape}
+    made = checkpoint.msgspec.structs.replace(
+        parent.manifest.provenance, source=columns.SOURCE, source_digest=parent.digest, options=options
+    )
+    train = parent.manifest.split("train")
+    splits = {"train": checkpoint.msgspec.structs.replace(train, fields=train.fields[:1])}
+    forged = checkpoint.msgspec.structs.replace(parent.manifest, provenance=made, splits=splits)
+    (here / "columns/x/manifest.json").write_bytes(manifests.to_json(manifests.seal(forged)))
+    with pytest.raises(ManifestError, match=r"shape .* can't be"):
+        columns.open_column(parent, "train", "x")
+
+
+def test_a_catalogue_with_other_bytes_than_text_counts_as_absent(tmp_path: Path):
+    here = tmp_path / "set"
+    shutil.copytree(DATA, here)
+    write_catalog(str(here))
+    loaded = LoadedSet(*manifests.load(str(here)))
+    shard = loaded.manifest.split("train").shards[0]
+    offsets = np.arange(shard.num_samples + 1, dtype="<i4") * 2
+    texts = [None, pa.py_buffer(offsets.tobytes()), pa.py_buffer(b"\xff\xfe" * shard.num_samples)]
+    rows = catalog.read_rows(loaded.storage, shard)
+    assert rows is not None
+    place = rows.column_names.index("source")
+    forged = rows.set_column(place, "source", pa.Array.from_buffers(pa.string(), shard.num_samples, texts))
+    forged = forged.replace_schema_metadata({catalog.FOOTER: shard.sha256.encode()})
+    put(loaded.storage, naming.catalog_of(shard.path), table_to_bytes(forged))
+    assert catalog.read_names(loaded.storage, shard, None) is None
+
+
+def test_a_view_that_names_itself_is_refused(tmp_path: Path):
+    head = ViewHead(parent="v.parquet", parent_digest="0" * 64, split="train")
+    (tmp_path / "v.parquet").write_bytes(view.view_to_bytes(head, {"train": ViewRows(np.arange(2))}))
+    with pytest.raises(ShardsetError, match="a view, as its set"):
+        manifests.load(str(tmp_path / "v.parquet"))
