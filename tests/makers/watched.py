@@ -27,12 +27,12 @@ def main(port: int, host: int, num_hosts: int, what: str) -> None:
         grace_s=GRACE_S if what.startswith("wait") else JOIN_S,
         join_s=ALONE_S if what == "wait alone" else JOIN_S,
     )
-    own = heartbeat.HeartbeatClient(timing)
+    own, address = heartbeat.HeartbeatClient(timing), heartbeat.Address("127.0.0.1", port, "secret")
     with ExitStack() as exits:
-        server = exits.enter_context(heartbeat.HeartbeatServer(("127.0.0.1", port), timing)) if host == 0 else None
+        server = exits.enter_context(heartbeat.HeartbeatServer(address, timing)) if host == 0 else None
         own.on_loss = lambda text: print(f"noted: {text}", flush=True)
         own.set_step(10 + host)
-        own.start(("127.0.0.1", port), host, num_hosts)
+        own.start(address, host, num_hosts)
         exits.push(own)
         while what != "wait alone" and server is not None and _num_heard(server) < num_hosts:
             time.sleep(BEAT_S)

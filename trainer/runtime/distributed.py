@@ -3,6 +3,7 @@
 import datetime
 import functools
 import os
+import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -23,8 +24,8 @@ from trainer.supervise.heartbeat import AGAIN, Address, HeartbeatServer
 BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "cpu": "gloo", "tpu": torchtpu.BACKEND}
 """The back ends of torch.distributed for each type of device. Hosts agree on numbers by gloo, beside the device."""
 
-SERVER_PORT_KEY = "heartbeat port"
-"""The key of the store under which RANK 0 publishes the port of its heartbeat server."""
+SERVER_KEY = "heartbeat server"
+"""The key of the store under which RANK 0 publishes the host, port and token of its heartbeat server."""
 
 
 class Ddp(Runtime):
@@ -126,14 +127,22 @@ class Ddp(Runtime):
             return None
         try:
             if self.is_master:
-                server = exits.enter_context(HeartbeatServer(("", 0), self.heartbeat.timing))
-                self._store.set(SERVER_PORT_KEY, str(server.port))
-            return os.environ["MASTER_ADDR"], int(self._store.get(SERVER_PORT_KEY))
+                own = "127.0.0.1" if self._is_one_machine() else ""
+                address = Address(own, 0, secrets.token_hex(16))
+                address = exits.enter_context(HeartbeatServer(address, self.heartbeat.timing)).address
+                host = own or os.environ["MASTER_ADDR"]
+                self._store.set(SERVER_KEY, f"{host} {address.port} {address.token}")
+            host, port, token = self._store.get(SERVER_KEY).decode().split()
+            return Address(host, int(port), token)
         except RuntimeError as error:
             raise PeerLost(
                 f"the process of RANK 0 ended at its start, or does not answer at port {os.environ['MASTER_PORT']} of "
                 f"{os.environ['MASTER_ADDR']} ({first_line(error)}); its log says why; {AGAIN}"
             ) from error
+
+    def _is_one_machine(self) -> bool:
+        is_all = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
+        return is_all or os.environ["MASTER_ADDR"] in ("localhost", "127.0.0.1", "::1")
 
     @functools.cached_property
     def _store(self) -> Store:

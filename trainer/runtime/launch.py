@@ -22,7 +22,15 @@ from trainer.runtime import torchtpu, xla
 from trainer.runtime.base import Runtime, Single
 from trainer.runtime.distributed import Ddp
 from trainer.runtime.machine import REFUSED
-from trainer.supervise.heartbeat import AGAIN, PORT, TIMING, HeartbeatClient, HeartbeatServer, HeartbeatTiming
+from trainer.supervise.heartbeat import (
+    AGAIN,
+    PORT,
+    TIMING,
+    Address,
+    HeartbeatClient,
+    HeartbeatServer,
+    HeartbeatTiming,
+)
 from trainer.supervise.preemption import relay
 
 Worker = Callable[[Runtime, TrainConfig], None]
@@ -142,11 +150,11 @@ def watched_launcher(
     """Starts the heartbeat server on the first worker. On every worker, the loss of a process ends the replicas."""
     with ExitStack() as exits:
         if own == 0:
-            address = ("", port) if len(workers) > 1 else (workers[0], 0)
-            port = exits.enter_context(HeartbeatServer(address, timing)).port
+            address = Address("", port) if len(workers) > 1 else Address(workers[0], 0)
+            port = exits.enter_context(HeartbeatServer(address, timing)).address.port
         os.environ[xla.HEARTBEAT_ADDRESS] = f"{workers[0]}:{port}"
         heartbeat = exits.enter_context(HeartbeatClient(timing))
-        heartbeat.start((workers[0], port))
+        heartbeat.start(Address(workers[0], port))
         try:
             yield
         except BrokenProcessPool as error:

@@ -209,8 +209,8 @@ class Spmd(Xla):
             return None
         workers, own = tpu_workers()
         if own == 0:
-            exits.enter_context(HeartbeatServer(("", self.heartbeat_port), self.heartbeat.timing))
-        return workers[0], self.heartbeat_port
+            exits.enter_context(HeartbeatServer(Address("", self.heartbeat_port), self.heartbeat.timing))
+        return Address(workers[0], self.heartbeat_port)
 
     def _sum_words(self, words: torch.Tensor) -> torch.Tensor:
         # One row for each local device. The first carries the numbers of this host; the mesh adds up all rows.
@@ -269,7 +269,7 @@ class Replica(Xla):
 
     def heartbeat_address(self, exits: ExitStack) -> Address:
         host, _, port = os.environ[HEARTBEAT_ADDRESS].rpartition(":")
-        return host, int(port)
+        return Address(host, int(port))
 
     def _sum_words(self, words: torch.Tensor) -> torch.Tensor:
         return self.sum_replicas(words.to(self.device))

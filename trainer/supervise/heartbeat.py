@@ -9,17 +9,18 @@ answers name the process that was lost. Each client logs it, and ends its proces
 import math
 import multiprocessing
 import os
+import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import BinaryIO, Self
+from typing import BinaryIO, NamedTuple, Self
 
 import msgspec
 
-from shardset.errors import ConfigError
+from shardset.errors import ConfigError, printable
 from shardset.prepared import JSON_ERRORS, prepared
 from trainer.errors import Preempted
 
@@ -34,7 +35,13 @@ FAILED = 1
 MAX_MESSAGE_BYTES = 1 << 16
 MAX_ERROR_CHARACTERS = 2000
 
-Address = tuple[str, int]
+
+class Address(NamedTuple):
+    """Where the server listens. It heeds only those who send its token."""
+
+    host: str
+    port: int
+    token: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +71,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     host: int | None = None
     num_hosts: int = 0
+    token: str = ""
     who: str = ""
     step: int | None = None
     end: str | None = None
@@ -86,11 +94,11 @@ class HeartbeatServer:
             self._server = _listen(address)
         except OSError as error:
             raise ConfigError(
-                f"can't listen on port {address[1]} for heartbeats ({error}); does another training run here? "
+                f"can't listen on port {address.port} for heartbeats ({error}); does another training run here? "
                 "`python -m trainer tpu stop` ends it"
             ) from error
         self._server.settimeout(timing.beat_s)
-        self.port: int = self._server.getsockname()[1]
+        self.address = Address(address.host, self._server.getsockname()[1], address.token)
         self._timing = timing
         self._answer = Message()
         self._losses: list[Message] = []
@@ -134,6 +142,8 @@ class HeartbeatServer:
         with connection, connection.makefile("rb") as lines:
             while state.end is None:
                 newest = _receive(lines, str(state), self._timing)
+                if newest.lost is None and not self._knows(newest.token):
+                    break
                 if newest.lost is not None:
                     self._losses += [newest] if state.who else []  # else a stranger at this port
                     break
@@ -145,6 +155,9 @@ class HeartbeatServer:
                     self._losses.append(Message(lost=text, failed=True))
                 _send(connection, self._answer)
         self._connections.remove(connection)
+
+    def _knows(self, token: str) -> bool:
+        return secrets.compare_digest(token.encode(), self.address.token.encode())
 
     def _decide(self) -> None:
         """Chooses the loss to tell of."""
@@ -160,8 +173,9 @@ class HeartbeatServer:
         elif missing and time.monotonic() - self._started > self._timing.join_s:
             self._answer = Message(
                 lost=f"{len(missing)} of {num_hosts} processes of this run, such as number {missing[0]}, did "
-                f"not reach port {self.port} of {socket.gethostname()} within {self._timing.join_s:.0f} s: see in "
-                "their logs whether they ended, or allow this TCP port between the hosts"
+                f"not reach port {self.address.port} of {socket.gethostname()} within "
+                f"{self._timing.join_s:.0f} s: see in their logs whether they ended, or allow this TCP "
+                "port between the hosts"
             )
 
 
@@ -192,7 +206,7 @@ class HeartbeatClient:
         ended by their own clients, some after minutes of saving; the launcher's client kills those that hang.
         """
         who = f"{'a launcher' if host is None else f'process {host}'} (pid {os.getpid()} on {socket.gethostname()})"
-        self._state = msgspec.structs.replace(self._state, host=host, num_hosts=num_hosts, who=who)
+        self._state = msgspec.structs.replace(self._state, host=host, num_hosts=num_hosts, who=who, token=address.token)
         self._start_thread("heartbeat", lambda: self._run(address))
 
     def set_step(self, step: int) -> None:
@@ -233,7 +247,7 @@ class HeartbeatClient:
         with connection, connection.makefile("rb") as lines:
             while not self._has_left.is_set() and answer.end is None and answer.lost is None:
                 _send(connection, self._state)
-                answer = _receive(lines, f"the one that listens on port {address[1]} of {address[0]}", self.timing)
+                answer = _receive(lines, f"the one that listens on port {address.port} of {address.host}", self.timing)
                 if answer.lost is None:
                     self._has_left.wait(self.timing.beat_s)
             if answer.lost is not None:
@@ -247,23 +261,23 @@ class HeartbeatClient:
         deadline = math.inf if self._state.host is None else time.monotonic() + self.timing.join_s
         while True:
             try:
-                return socket.create_connection(address, timeout=self.timing.grace_s)
+                return socket.create_connection(address[:2], timeout=self.timing.grace_s)
             except OSError as error:
                 reason = error
             if self._has_left.wait(self.timing.beat_s):
                 return None
             if time.monotonic() > deadline:
                 text = (
-                    f"no way to port {address[1]} of {address[0]} within {self.timing.join_s:.0f} s ({reason}), over "
-                    "which the processes send heartbeats: see there whether the run ended, or allow this TCP port "
-                    "between the hosts"
+                    f"no way to port {address.port} of {address.host} within "
+                    f"{self.timing.join_s:.0f} s ({reason}), over which the processes send heartbeats: "
+                    "see there whether the run ended, or allow this TCP port between the hosts"
                 )
                 self._handle_loss(Message(lost=text))
                 return None
 
     def _handle_loss(self, loss: Message) -> None:
         """Publishes a loss, and ends this process, or the children of a launcher, unless it leaves within `grace_s`."""
-        text = self._loss = f"{loss.lost}; {AGAIN}"
+        text = self._loss = printable(f"{loss.lost}; {AGAIN}")
         self._is_lost.set()
         # On another thread: it may write to a bucket, which must not delay the end of this process.
         self._start_thread("loss notifier", lambda: self.on_loss(text))
@@ -278,9 +292,9 @@ class HeartbeatClient:
 
 def _listen(address: Address) -> socket.socket:
     # One IPv6 socket takes IPv4 connections too, whichever of the two the hosts use.
-    if address[0] == "" and socket.has_dualstack_ipv6():
-        return socket.create_server(address, family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(address)
+    if address.host == "" and socket.has_dualstack_ipv6():
+        return socket.create_server(address[:2], family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(address[:2])
 
 
 def _send(connection: socket.socket, message: Message) -> None:

@@ -1,8 +1,10 @@
 """What processes say to each other, here between threads: `sum_hosts` of each is a sum over all of them."""
 
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -14,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardset.errors import ConfigError
+from tests.makers.ports import free_port
 from tests.makers.training import shard_set, tiny_config
 from trainer.agreement import check_agreement, check_batch_size, facts_of
 from trainer.config import TrainConfig
@@ -129,6 +132,23 @@ def test_a_rank_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("RANK", "first")
     with pytest.raises(ConfigError, match="RANK is first, expected a whole number"):
         Ddp("fp32")
+
+
+@pytest.mark.parametrize(
+    ("local", "master", "host"), [(2, "HOST", "127.0.0.1"), (1, "localhost", "127.0.0.1"), (1, "HOST", "HOST")]
+)
+@pytest.mark.usefixtures("alone")
+def test_heartbeats_of_one_machine_stay_on_it(
+    monkeypatch: pytest.MonkeyPatch, local: int, master: str, host: str
+) -> None:
+    names = {"HOST": socket.gethostname()}
+    values = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": local, "MASTER_PORT": free_port()}
+    for name, value in (values | {"MASTER_ADDR": names.get(master, master)}).items():
+        monkeypatch.setenv(name, str(value))
+    with ExitStack() as exits:
+        address = Ddp("fp32").heartbeat_address(exits)
+        assert address is not None
+        assert (address.host, len(address.token)) == (names.get(host, host), 32)
 
 
 def test_a_ddp_process_alone_asks_nobody_at_every_step(alone: Ddp) -> None:

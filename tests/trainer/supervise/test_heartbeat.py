@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
@@ -125,21 +126,45 @@ def test_a_process_that_does_not_come_is_named(start: Start, host: int, num_host
 
 def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
     with (
-        heartbeat.HeartbeatServer(("127.0.0.1", 0)) as server,
-        pytest.raises(ConfigError, match=f"can't listen on port {server.port}"),
+        heartbeat.HeartbeatServer(heartbeat.Address("127.0.0.1", 0)) as server,
+        pytest.raises(ConfigError, match=f"can't listen on port {server.address.port}"),
     ):
-        heartbeat.HeartbeatServer(("127.0.0.1", server.port))
+        heartbeat.HeartbeatServer(server.address)
 
 
-@pytest.mark.parametrize("said", [b"GET / HTTP/1.0\r\n\r\n", b"{}\n[1]\n", b"x" * 100_000, b'{"lost": "all"}\n'])
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.0\r\n\r\n",
+        b"{}\n[1]\n",
+        b"x" * 100_000,
+        b'{"lost": "all"}\n',
+        b'{"who": "process 1", "host": 1, "num_hosts": 2, "end": "boom"}\n',
+        '{"who": "process 1", "host": 1, "token": "é", "end": "boom"}\n'.encode(),
+    ],
+)
 def test_strangers_at_the_port_harm_nobody(said: bytes) -> None:
     timing = heartbeat.HeartbeatTiming(beat_s=0.05)
-    with heartbeat.HeartbeatServer(("127.0.0.1", 0), timing) as server:
+    with heartbeat.HeartbeatServer(heartbeat.Address("127.0.0.1", 0, "secret"), timing) as server:
         own = heartbeat.HeartbeatClient(timing)
-        own.start(("127.0.0.1", server.port), 0, 1)
-        with socket.create_connection(("127.0.0.1", server.port)) as stranger:
+        own.start(server.address, 0, 1)
+        with socket.create_connection(server.address[:2]) as stranger:
             stranger.sendall(said)
             with suppress(ConnectionResetError):
                 assert not stranger.recv(100).replace(b"{}\n", b"")
         own.leave(None)
     assert (server._answer.lost, own._loss) == (None, None)
+
+
+def test_what_a_peer_says_cannot_control_a_log_or_a_terminal() -> None:
+    timing, told = heartbeat.HeartbeatTiming(beat_s=0.05, grace_s=60), threading.Event()
+    with heartbeat.HeartbeatServer(heartbeat.Address("127.0.0.1", 0), timing) as server:
+        own = heartbeat.HeartbeatClient(timing)
+        own.on_loss = lambda text: told.set()
+        own.start(server.address, 0, 2)
+        with socket.create_connection(server.address[:2]) as peer:
+            peer.sendall(b'{"who": "one\\n\\u001b[2J", "host": 1, "end": "bad\\r\\u0007"}\n')
+            assert told.wait(60)
+        own.leave(None)
+    assert own._loss is not None
+    assert r"failed: one\n\x1b[2J after no step: bad\r\x07; the same" in own._loss
