@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.text import Text
 
-from shardset.errors import ShardsetError
-from shardset.program import printable
+from shardset.errors import ShardsetError, printable
 
 _NO_LIMIT = 100_000
 

@@ -20,11 +20,19 @@ def masked(text: str) -> str:
     return _QUERY.sub(r"\1***", _USER.sub("***@", text))
 
 
+def printable(text: str) -> str:
+    """The text with control characters escaped: no name in the input, no peer and no server can control a terminal."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
 class ShardsetError(Exception):
-    """A failure that a user, a file or a network can cause; the root of the tree. Its message masks passwords."""
+    """A failure that a user, a file or a network can cause; the root of the tree.
+
+    Its message is one line without passwords, whatever it was made of.
+    """
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*(masked(arg) if isinstance(arg, str) else arg for arg in args))
+        super().__init__(*(printable(masked(arg)) if isinstance(arg, str) else arg for arg in args))
 
 
 class ConfigError(ShardsetError):
@@ -75,7 +83,7 @@ class UndecodableImage(SourceError):
         self.detail = detail
 
     def __str__(self) -> str:
-        return masked(f"{self.reason}: {self.detail}" if self.detail else self.reason)
+        return printable(masked(f"{self.reason}: {self.detail}" if self.detail else self.reason))
 
 
 class DecoderLost(ShardsetError):

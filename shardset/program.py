@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
-from shardset.errors import ConfigError, ShardsetError, masked, missing_library
+from shardset.errors import ConfigError, ShardsetError, masked, missing_library, printable
 from shardset.storage.retry import while_someone_waits
 from shardset.version import __version__
 
@@ -40,7 +40,10 @@ class Parser(argparse.ArgumentParser):
 
     def near_miss(self, argument: str) -> str:
         """A hint at the flag that an unknown argument may have meant; empty if none is near."""
-        return did_you_mean(argument.partition("=")[0], self.flags)
+        flag = argument.partition("=")[0]
+        if flag in self.flags:
+            return f"; write it after the verb: {self.prog} {flag} ..."
+        return did_you_mean(flag, self.flags)
 
     def error(self, message: str) -> NoReturn:
         """Exits with the usage and the message."""
@@ -121,11 +124,6 @@ def run_verb(
 def count(number: int, one: str, many: str = "") -> str:
     """A number with its noun: `1 shard`, `2 shards`. `many` is for plurals without a plain s (`classes`)."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
-
-
-def printable(text: str) -> str:
-    """The text with control characters escaped, so that no name in the raw input can control a terminal."""
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 def quiet_warnings(*, show: bool) -> None:

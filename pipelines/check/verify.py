@@ -16,7 +16,7 @@ from pipelines.check.problems import Problem, check_quarantine, problem_of
 from pipelines.check.shard import ShardFindings, ShardTask, check_shard
 from pipelines.images.options import options_to_read
 from pipelines.write import history
-from shardset.errors import ConfigError, DamagedShard, StorageError
+from shardset.errors import ConfigError, DamagedShard, StorageError, printable
 from shardset.format import manifest as manifests
 from shardset.format.manifest import Manifest
 from shardset.storage.base import Storage
@@ -126,7 +126,7 @@ def render(report: VerifyReport, *, max_problems: int = 100) -> str:
     outcome = f"{count:,} problem{'s' if count > 1 else ''}" if count else "no problem"
     images = f", {report.num_images:,} images decoded" if report.deep else ""
     read = f"{report.num_shards:,} shards, {report.num_samples:,} samples, {report.num_bytes:,} bytes read{images}"
-    return "\n".join([*lines, f"verified {read}: {outcome}"])
+    return "\n".join(map(printable, [*lines, f"verified {read}: {outcome}"]))
 
 
 def to_json(report: VerifyReport) -> str:

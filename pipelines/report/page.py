@@ -11,7 +11,7 @@ from pipelines.check.render import spread
 from pipelines.config import BuildConfig
 from pipelines.report import alike
 from pipelines.report.collect import MAX_GROUP_SHOWN, MAX_SHOWN, ReportData, collect
-from shardset.errors import ConfigError, ShardsetError
+from shardset.errors import ConfigError, ShardsetError, printable
 from shardset.format import manifest as manifests
 from shardset.format.manifest import Manifest
 from shardset.html import page, plots
@@ -84,7 +84,7 @@ def summary(written: WrittenPage) -> list[str]:
 
 
 def _damage_lines(data: ReportData) -> list[str]:
-    lines = [f"{each.where}: {each.sentence}" for each in data.damage[:MAX_DAMAGE_PRINTED]]
+    lines = [printable(f"{each.where}: {each.sentence}") for each in data.damage[:MAX_DAMAGE_PRINTED]]
     more = len(data.damage) - len(lines)
     return [*lines, f"... and {more:,} more"] if more else lines
 

@@ -21,3 +21,8 @@ from shardset.errors import DamagedShard, masked
 def test_an_address_is_shown_without_user_and_password(text, shown):
     assert masked(text) == shown
     assert str(DamagedShard(text)) == shown
+
+
+def test_a_message_is_one_line_without_control_characters():
+    error = DamagedShard("a\x1b[2J\nb\udcff: café")
+    assert str(error) == r"a\x1b[2J\nb\udcff: café"

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from PIL import Image
 
+from shardset.errors import printable
 from shardset.format.manifest import LoadedSet
 from shardset.html import page
 from shardset.html.page import Picture
-from shardset.program import count, printable
+from shardset.program import count
 from shardset.stream.samples import SampleSet
 
 WORST = "worst.json"

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from msgspec.structs import asdict
 
+from shardset.errors import printable
 from shardset.prepared import prepared
 from shardset.storage.base import os_errors_as_storage_errors
 from trainer.data.device_feed import ID_BASE
@@ -267,12 +268,12 @@ class RunLog:
 
     def note(self, text: str, detail: str = "") -> None:
         """Writes a sentence for people; the log adds the detail."""
-        _append(self._log, f"{_now()} {text}{detail}")
-        self._print(text)
+        _append(self._log, f"{_now()} {printable(text)}{detail}")
+        self._print(printable(text))
 
     def log_error(self, error: BaseException) -> None:
         """Writes the error that ended the run, to the log only: the command prints it."""
-        self._log.write(f"{_now()} {type(error).__name__}: {error}\n")
+        self._log.write(printable(f"{_now()} {type(error).__name__}: {error}") + "\n")
 
     def record(self, record: Record) -> None:
         """Writes a record to every output."""

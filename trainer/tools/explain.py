@@ -15,12 +15,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shardset.errors import ConfigError, NotFound
+from shardset.errors import ConfigError, NotFound, printable
 from shardset.format import manifest as manifests
 from shardset.order.budget import OrderOptions, fit_order
 from shardset.order.epoch import Order
 from shardset.order.state import OrderState, States, quarantine_digest, states_from_json
-from shardset.program import count, printable
+from shardset.program import count
 from shardset.storage.base import Storage
 from shardset.storage.checked import read_small
 from shardset.storage.open import open_storage

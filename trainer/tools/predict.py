@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from shardset.decode.image import decode_into
-from shardset.errors import ConfigError, ShardsetError, UndecodableImage
+from shardset.errors import ConfigError, ShardsetError, UndecodableImage, printable
 from shardset.format.images import FIELD_OF_EXTENSION
-from shardset.program import count, printable
+from shardset.program import count
 from shardset.storage.open import open_file
 from trainer.data.splits import eval_spec
 from trainer.errors import TrainingError
