@@ -7,6 +7,7 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipelines.config import ColumnConfig
@@ -83,6 +84,9 @@ def _table(file: RangeFile, config: ColumnConfig) -> tuple[str, Read, dict[str, 
     """Bytes, texts or lists of numbers by `key`; null is no value. The table is held in memory."""
     with parquet_errors(config.source):
         table = open_parquet(file, config.source).read()
+        for at, kind in enumerate(table.schema.types):
+            if pa.types.is_dictionary(kind):  # such as a categorical of pandas
+                table = table.set_column(at, table.schema.names[at], table.column(at).cast(kind.value_type))
     types = {name: str(kind) for name, kind in zip(table.schema.names, table.schema.types, strict=True)}
     name, kind = next(((name, kind) for name, kind in types.items() if name != "key"), ("", ""))
     extension = {"string": "txt", "binary": "bin"}.get(kind.removeprefix("large_"), "npy")

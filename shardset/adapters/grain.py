@@ -33,6 +33,13 @@ class StreamIterDataset(grain.IterDataset[Batch]):
         stream.check_same()
         self.stream, self.num_epochs = stream, num_epochs
 
+    def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
+        """Raises ConfigError: `mp_prefetch` would divide the stream over its workers."""
+        raise ConfigError(
+            "mp_prefetch and other stages that divide a dataset can't divide a stream, whose batches are of all its "
+            "samples; leave it out: the stream decodes in threads (num_threads=)"
+        )
+
     def __iter__(self) -> "StreamIterator":
         return StreamIterator(self.stream, self.num_epochs)
 

@@ -25,6 +25,9 @@ SOURCE: Final = "column"
 COLUMNS: Final = "columns/"
 """The folder of all columns, in that of their set."""
 
+BATCH_NAMES: Final = frozenset({"image", "label", "weight", "id", "flip", "key", "source"})
+"""Names that a batch has already, so no column; `source` is the number of the shard set in a mixture."""
+
 NUMBERS: Final = re.compile(r"<[fiu][248]|\|[iub]1")
 """The dtypes of arrays."""
 
@@ -61,6 +64,8 @@ def npy(array: NDArray[Any]) -> bytes:
 
 def column_url(parent: Storage, name: str) -> str:
     """The folder of a column; raises ConfigError unless that can be its name."""
+    if name in BATCH_NAMES:
+        raise ConfigError(f"a batch already has a {name!r}; use another name for that column")
     if not is_field(name):
         raise ConfigError(f"column {name!r}: expected a name of a-z, 0-9, _ and -")
     return f"{parent.url}/{COLUMNS}{name}"
@@ -90,7 +95,7 @@ def open_column(parent: LoadedSet, split: str, name: str) -> StoredColumn:
     return StoredColumn(name, storage, stored, missing, npy(missing)[: -missing.nbytes or None])
 
 
-def _fits(dtype: str, shape: object, num_bytes: int) -> bool:
+def _fits(dtype: str, shape: Any, num_bytes: int) -> bool:
     """Whether an array of that dtype and shape can be among so many bytes."""
     is_list = isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
     return is_list and math.prod(shape) * np.dtype(dtype).itemsize <= num_bytes

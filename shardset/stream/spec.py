@@ -24,9 +24,6 @@ _NUMBERS = (
 Batch = dict[str, Any]
 """One batch: arrays and lists by name, which the stream's options decide; docs/stream.md has their shapes and types."""
 
-BATCH_NAMES = frozenset({"image", "label", "weight", "id", "flip", "key", "source"})
-"""Names that no stored field of a batch may have; `source` is the number of the shard set in a mixture."""
-
 BadSamples = Literal["raise", "substitute", "mask"]
 
 RowTransform = Callable[[dict[str, Any], np.random.Generator], Mapping[str, Any]]

@@ -223,6 +223,7 @@ def test_a_run_without_a_recipe_parses_its_manifest_once(tmp_path: Path) -> None
         (["train", "--imagesize", "8"], "did you mean '--image-size'?"),
         (["train", "--batch-size", "8"], "did you mean '--global-batch-size'?"),
         (["train", "--label-smoothing", "0.1"], "did you mean --set regularize.label_smoothing=?"),
+        (["--debug", "report", "run"], "--debug; write it after the verb: python -m trainer report --debug ..."),
         (["report", "run", "--batch-size", "3"], "unrecognized arguments: --batch-size 3\n"),
     ],
 )

@@ -96,6 +96,7 @@ def test_an_epoch_that_was_begun_without_recording_has_the_rest(manifest: str, r
     assert second[0][1].tolist() == second[1][1].tolist()
 
 
+@pytest.mark.gcs
 def test_a_run_in_a_bucket_has_the_same_files(manifest: str, recorded: Path, gcs_root: str) -> None:
     train(tiny_config(manifest, f"{gcs_root}/run", record_losses=True))
     stored = open_storage(f"{gcs_root}/run")

@@ -87,12 +87,14 @@ def test_a_table_in_any_order_gives_values_by_key_and_what_it_lacks_is_nan_or_em
     manifest = written(folder, "vector", table(folder, key=keys, vector=pa.array(lists, pa.list_(pa.float32()))))
     assert manifest.provenance.options["num_values"] == 34
     written(folder, "caption", table(folder, key=keys, caption=pa.array(texts, pa.large_string())))
+    categories = pa.array(texts).dictionary_encode()  # as pandas writes a categorical
+    written(folder, "category", table(folder, key=pa.array(keys).dictionary_encode(), category=categories))
     for split, first in (("train", 0), ("val", NUM["train"])):
-        for id_, [vector, caption] in read(folder, "vector", "caption", split=split).items():
+        for id_, [vector, caption, category] in read(folder, "vector", "caption", "category", split=split).items():
             number = first + id_
             assert vector.dtype == np.float32
             assert np.array_equal(vector, [number, 1] if number in chosen[1:] else [np.nan] * 2, equal_nan=True)
-            assert caption == (f"number {number}".encode() if number in chosen else b"")
+            assert caption == category == (f"number {number}".encode() if number in chosen else b"")
 
 
 def test_tars_of_others_give_values_once_they_are_adopted(folder, tmp_path):
@@ -267,9 +269,9 @@ def test_what_is_no_table_or_array_is_said(folder):
 
 
 def test_names_of_columns_are_those_of_a_batch(folder):
-    written(folder, "label", array(folder, LOGITS), split="train")
     with pytest.raises(ConfigError, match="already has a 'label'"):
-        read(folder, "label")
+        written(folder, "label", array(folder, LOGITS), split="train")
+    assert not (folder / "columns").exists()
     with pytest.raises(ConfigError, match="expected several"):
         Stream(str(folder), "train", batch_size=8, image=None, columns="label")
     with pytest.raises(ManifestError, match=r"columns/none/manifest.json"):

@@ -4,6 +4,7 @@ import json
 import grain
 import numpy as np
 import pytest
+from absl import flags
 
 from shardset.adapters.grain import StreamIterDataset
 from shardset.errors import ConfigError
@@ -58,3 +59,10 @@ def test_a_closed_iterator_gives_nothing_more(make):
     iterator.close()
     with pytest.raises(ValueError, match="closed iterator"):
         next(iterator)
+
+
+def test_a_stage_that_would_divide_the_stream_is_refused(make):
+    flags.FLAGS.mark_as_parsed()  # otherwise Grain stops before it divides anything
+    options = grain.multiprocessing.MultiprocessingOptions(num_workers=2)
+    with pytest.raises(ConfigError, match=r"mp_prefetch .* leave it out"):
+        next(iter(StreamIterDataset(make()).mp_prefetch(options)))
