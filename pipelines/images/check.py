@@ -4,19 +4,12 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from pipelines.images.open import (
-    BROKEN,
-    PILLOW_FORMATS,
-    check_mode,
-    check_sides,
-    decode_whole,
-    opened,
-)
 from pipelines.images.options import CMYK_TO_RGB, ImageOptions, Verify, resized, stored_field
 from shardset.errors import UndecodableImage
-from shardset.format.images import background, format_of
-from shardset.format.images.background import may_be_transparent
+from shardset.format.images import MAX_PIXELS, format_of
+from shardset.format.images.background import is_transparent, may_be_transparent
 from shardset.format.images.orientation import UPRIGHT, orientation_of
+from shardset.format.images.pillow import PLUGINS, loaded, opened
 
 ALPHA_TO_BACKGROUND = "alpha-to-background"
 """The fix of a transparent image that is re-encoded, which makes it opaque."""
@@ -29,6 +22,9 @@ TURNED_UPRIGHT = "turned-upright"
 
 TURNED = "turned"
 """The mark of an image that is stored as it is and must be turned by its EXIF data: counted, but no fix."""
+
+_LONGEST_SIDE = {"jpg": 65500, "webp": 16383}
+"""The limits of libjpeg and libwebp in pixels."""
 
 _MARK_SEPARATOR = "+"
 _ALIASES = {"jpeg": "jpg", "jpe": "jpg", "jfif": "jpg", "tiff": "tif", "dib": "bmp"}
@@ -62,15 +58,17 @@ def examine(data: bytes, *, field: str, verify: Verify, options: ImageOptions) -
         actual = format_of(data) if data else named
         return Examined(actual, _fix(actual, named, "", options) if data else "")
     actual = format_of(data)
-    with opened(data, actual, options) as image:
+    with opened(data, actual, options.max_pixels, options.decoded_bytes) as image:
         if options.reencodes:
-            check_mode(image.mode, actual)
             check_sides(resized(image.size, options.resize_shorter), stored_field(actual, options))
         unchanged = is_stored_unchanged(image, data, actual, options)
         fix = _fix(actual, named, image.mode, options)
         turned = orientation_of(data, image) != UPRIGHT
         if verify == "decode":
-            decode_whole(image, data, actual)
+            # An eighth of a JPEG saves the transforms, which can't fail. All of the entropy-coded
+            # data is still decoded.
+            image.draft(None, (1, 1))
+            image = loaded(image, data, actual)
         transparent = is_transparent(image) if verify == "decode" else may_be_transparent(image)
     opacity = (TRANSPARENT if unchanged else ALPHA_TO_BACKGROUND) if transparent else ""
     turn = (TURNED if unchanged and fix != CMYK_TO_RGB else TURNED_UPRIGHT) if turned else ""
@@ -86,16 +84,16 @@ def is_stored_unchanged(image: Image.Image, data: bytes, field: str, options: Im
     return resized(image.size, options.resize_shorter) == image.size and orientation_of(data, image) == UPRIGHT
 
 
-def is_transparent(image: Image.Image) -> bool:
-    """Whether an opened image has a pixel that is not opaque; raises UndecodableImage."""
-    try:
-        return background.is_transparent(image)
-    except BROKEN as error:
-        raise UndecodableImage("damaged") from error
+def check_sides(size: tuple[int, int], field: str) -> None:
+    """Raises UndecodableImage if the format `field` can't have this size."""
+    longest = _LONGEST_SIDE.get(field, MAX_PIXELS)
+    if max(size) > longest:
+        found = f"{size[0]} x {size[1]}, at most {longest} a side"
+        raise UndecodableImage(f"too large for {field}", found)
 
 
 def _fix(actual: str, named: str, mode: str, options: ImageOptions) -> str:
     if actual == "jpg" and mode == "CMYK":
         return CMYK_TO_RGB
-    named_right = named in ("", actual) or (named == "pnm" and PILLOW_FORMATS[actual] == "PPM")
+    named_right = named in ("", actual) or (named == "pnm" and PLUGINS[actual] == "Ppm")
     return "" if named_right or options.image_format != "keep" else f"renamed-{actual}"

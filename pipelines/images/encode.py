@@ -20,24 +20,22 @@ import io
 from dataclasses import dataclass
 from typing import Any
 
-from PIL import Image, ImageChops, features
+from PIL import Image, features
+from PIL.ImageFile import ImageFile
 
 from pipelines.images import jpeg_restart
-from pipelines.images.check import is_stored_unchanged, is_transparent, marks_of
-from pipelines.images.open import (
-    BROKEN,
-    GREY_MODES,
-    PILLOW_FORMATS,
-    SIXTEEN_BIT_MODES,
-    check_mode,
-    check_sides,
-    opened,
-)
+from pipelines.images.check import check_sides, is_stored_unchanged, marks_of
 from pipelines.images.options import CMYK_TO_RGB, DEFAULTS, ImageOptions, resized, stored_field
-from shardset.errors import UndecodableImage
 from shardset.format.images import IMAGE_FIELDS, format_of
-from shardset.format.images.background import WHITE, Background, flattened
+from shardset.format.images.background import (
+    WHITE,
+    Background,
+    flattened,
+    is_transparent,
+    may_be_transparent,
+)
 from shardset.format.images.orientation import UPRIGHT, orientation_of, upright_size
+from shardset.format.images.pillow import loaded, opened, plugin
 
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -83,24 +81,26 @@ def _encoded(data: bytes, examined_field: str, marks: str, options: ImageOptions
     field = stored_field(examined_field if examined_field in IMAGE_FIELDS else actual, options)
     if field == actual and not is_cmyk and options.resize_shorter is None:
         return field, data
-    with opened(data, actual, options) as image:
+    with opened(data, actual, options.max_pixels, options.decoded_bytes) as image:
         if field == actual and not is_cmyk and is_stored_unchanged(image, data, actual, options):
             return field, data
         size = resized(image.size, options.resize_shorter)
         check_sides(size, field)
-        return field, _written(
-            _pixels(image, orientation_of(data, image), size, actual, options.background), field, options.quality
-        )
+        pixels = _pixels(image, data, actual, size, options.background)
+        return field, _written(pixels, field, options.quality)
 
 
 def thumbnail_of(data: bytes, longest: int, options: ImageOptions = DEFAULTS) -> ImageThumbnail:
     """A thumbnail with no side above `longest`; raises UndecodableImage, also for an image beyond the limits."""
     field = format_of(data)
-    with opened(data, field, options) as image:
+    with opened(data, field, options.max_pixels, options.decoded_bytes) as image:
         width, height = image.size
         scale = min(1.0, longest / max(width, height))
         orientation = orientation_of(data, image)
-        pixels = _pixels(image, orientation, (max(1, round(width * scale)), max(1, round(height * scale))), field)
+        if may_be_transparent(image):  # so it isn't a JPEG, of which less is decoded
+            image = loaded(image, data, field)
+        small = max(1, round(width * scale)), max(1, round(height * scale))
+        pixels = _pixels(image, data, field, small)
         width, height = upright_size((width, height), orientation)
         return ImageThumbnail(pixels, width, height, is_transparent(image), orientation != UPRIGHT)
 
@@ -122,34 +122,18 @@ def libraries(options: ImageOptions) -> dict[str, str]:
 
 
 def _pixels(
-    image: Image.Image, orientation: int, size: tuple[int, int], field: str, background: Background = WHITE
+    image: ImageFile, data: bytes, field: str, size: tuple[int, int], background: Background = WHITE
 ) -> Image.Image:
     """The upright image as 8-bit L or RGB, resized to `size`, which is that before EXIF turns it."""
-    check_mode(image.mode, field)
     box: Any = None
-    turn = _TURNS.get(orientation)
-    try:
-        if size != image.size:
-            draft = image.draft(None, (int(size[0] * _REDUCING_GAP), int(size[1] * _REDUCING_GAP)))
-            box = draft[1] if draft else None
-        image.load()
-        opaque = flattened(image, background)
-    except BROKEN as error:
-        raise UndecodableImage("damaged") from error
-    pixels = _eight_bit(opaque)
+    turn = _TURNS.get(orientation_of(data, image))
+    if size != image.size:
+        draft = image.draft(None, (int(size[0] * _REDUCING_GAP), int(size[1] * _REDUCING_GAP)))
+        box = draft[1] if draft else None
+    pixels = flattened(loaded(image, data, field), background)
     if size != pixels.size:
         pixels = pixels.resize(size, Image.Resampling.LANCZOS, box=box, reducing_gap=_REDUCING_GAP)
     return pixels.transpose(turn) if turn is not None else pixels
-
-
-def _eight_bit(image: Image.Image) -> Image.Image:
-    if image.mode == "I" or image.mode in SIXTEEN_BIT_MODES:
-        return image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
-    if image.mode == "CMYK" and image.format in ("JPEG", "MPO") and "adobe" not in image.info:
-        # Pillow inverts every CMYK JPEG, as Adobe writes them; one without Adobe's marker is not inverted.
-        image = ImageChops.invert(image)
-    wanted = "L" if image.mode in GREY_MODES else "RGB"
-    return image if image.mode == wanted else image.convert(wanted)
 
 
 def _written(pixels: Image.Image, field: str, quality: int) -> bytes:
@@ -161,5 +145,5 @@ def _written(pixels: Image.Image, field: str, quality: int) -> bytes:
         "png": {"compress_level": 6, "optimize": False},
     }
     buffer = io.BytesIO()
-    bare.save(buffer, PILLOW_FORMATS[field], **settings.get(field, {}))
+    bare.save(buffer, plugin(field).format, **settings.get(field, {}))
     return buffer.getvalue()

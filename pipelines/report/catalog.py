@@ -27,9 +27,6 @@ MAX_READ = 8 * 2**20
 MAX_SAMPLES = 4_000_000
 """Limit of one catalog, to bound memory: of a larger set, only every second, third, ... shard is read."""
 
-NO_PICTURE = "no 8-bit form"
-"""A reason that is not damage: pixels of 32 bits."""
-
 _ROW = np.dtype(
     [
         *(("shard", "i4"), ("position", "i4"), ("split", "i4"), ("label", "i8"), ("copy", "i4"), ("random", "u8")),
@@ -122,8 +119,7 @@ def read_images(
 ) -> tuple[dict[int, T], list[Problem]]:
     """The results of `use` for the images of rows, and what is damaged or does not decode. Calls `use` in threads.
 
-    Neighbours are read together, and an image that is not that of the index a second time. An image that `use` rejects
-    for NO_PICTURE is in neither.
+    Neighbours are read together, and an image that is not that of the index a second time.
     """
     rows = catalog.rows[samples]
     order = np.lexsort((rows["image_start"], rows["shard"]))
@@ -158,9 +154,8 @@ def _read_shard(
                 try:
                     results[sample] = use(image)
                 except UndecodableImage as error:
-                    if error.reason != NO_PICTURE:
-                        text = f"can't be decoded: {error}; build again with --verify decode"
-                        problems.append(Problem(where, text))
+                    text = f"can't be decoded: {error}; build again with --verify decode"
+                    problems.append(Problem(where, text))
     except StorageError as error:
         problems.append(problem_of(path, error))
     return results, problems

@@ -7,7 +7,6 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from pipelines.images.open import opened
 from pipelines.images.options import ImageOptions, options_to_read
 from pipelines.report.catalog import rows_of_index
 from shardset.errors import ConfigError, UndecodableImage
@@ -16,6 +15,7 @@ from shardset.format import naming
 from shardset.format.catalog import FOOTER, SCHEMA, read_rows
 from shardset.format.images import format_of
 from shardset.format.images.orientation import orientation_of, upright_size
+from shardset.format.images.pillow import opened
 from shardset.format.index import index_fields
 from shardset.format.manifest import LoadedSet
 from shardset.format.originals import read_origins
@@ -90,7 +90,7 @@ def _write(loaded: LoadedSet, split: str, number: int, options: ImageOptions) ->
 def _size(image: bytes, options: ImageOptions) -> tuple[int | None, int | None]:
     """(width, height) of an image once it is upright; Nones if it has no header."""
     try:
-        with opened(image, format_of(image), options) as header:
+        with opened(image, format_of(image), options.max_pixels, options.decoded_bytes) as header:
             return upright_size(header.size, orientation_of(image, header))
     except UndecodableImage:
         return None, None

@@ -5,29 +5,22 @@ are put on a background whatever the decoder (`shardset.format.images.background
 `docs/decoding.md` states how far the result may be from that of Pillow and torchvision.
 """
 
-import io
-import struct
-import zlib
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
 
 from shardset.decode import jpeg, png
 from shardset.decode.crops import Box, Crop, RandomResizedCrop, turned
 from shardset.decode.jpeg_restart import Grid, grid_of
-from shardset.errors import ConfigError, UndecodableImage, require_int
-from shardset.format.images import MAX_PIXELS, known_format, limits
+from shardset.errors import ConfigError, require_int
 from shardset.format.images import background as backgrounds
-from shardset.format.images.background import WHITE, Background, repair_transparency, rgb_pixels
+from shardset.format.images import format_of, limits, pillow
+from shardset.format.images.background import WHITE, Background, rgb_pixels
 from shardset.format.images.limits import DECODED_BYTES
 from shardset.format.images.orientation import APP1, UPRIGHT, orientation_of, upright_size
 from shardset.order.epoch import slot_key
-
-FORMATS = ("JPEG", "PNG", "PPM", "WEBP", "BMP", "GIF", "TIFF", "AVIF", "JPEG2000", "ICO")
-"""The formats that Pillow may open."""
 
 _SMALL_PIXELS, _MOST_PER_PIXEL = 2**20, 28
 """Images of up to so many pixels need no budget: their decoder takes at most so many bytes per pixel."""
@@ -41,9 +34,6 @@ _Header = tuple[str, tuple[int, int], Grid | None, int]
 A plain tuple, for speed."""
 
 _UNLIMITED: AbstractContextManager[None] = nullcontext()
-_WRONG_VALUES = (ValueError, SyntaxError, EOFError, LookupError, TypeError, OverflowError, struct.error, zlib.error)
-_PILLOW_ERRORS = (OSError, RuntimeError, Image.DecompressionBombError, *_WRONG_VALUES)
-"""What Pillow raises for damaged images, depending on the plugin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +82,7 @@ def decode_into(row: np.ndarray, data: bytes, spec: ImageSpec, drawn: np.ndarray
     region = spec.crop.region(upright_size(header[1], header[3]), row.shape[0], drawn)
     with _memory_for(data, header, spec.decoded_bytes, region.num_bytes):
         if region.box is None:
-            pixels = _decode_whole(data, header[3], region.least, spec.background)
+            pixels = _decode_whole(data, header, region.least, spec.background)
         else:
             pixels = _decode_box(data, header, region.box, region.least, spec.background)
         region.put(row, pixels)
@@ -113,7 +103,7 @@ def decode(
     """
     header = _read_header(data, upright)
     with _memory_for(data, header, decoded_bytes):
-        return _decode_whole(data, header[3], least, background)
+        return _decode_whole(data, header, least, background)
 
 
 def image_size(data: bytes, *, upright: bool = True) -> tuple[int, int]:
@@ -123,22 +113,19 @@ def image_size(data: bytes, *, upright: bool = True) -> tuple[int, int]:
 
 
 def _read_header(data: bytes, upright: bool) -> _Header:
-    grid, orientation = None, UPRIGHT
-    if jpeg.is_jpeg(data):
-        kind, grid = "jpg", grid_of(data)
-        height, width = (grid.size if grid else jpeg.size(data)) or _open_header(data)[0]
-        if upright and not (grid and APP1 not in data[: grid.begin]):
-            orientation = orientation_of(data)
+    kind, grid, size, image = format_of(data), None, None, None
+    if kind == "jpg":
+        grid = grid_of(data)
+        size = grid.size if grid else jpeg.size(data)
     elif png.is_png(data):
-        kind, (height, width) = "png", png.size(data)
-        orientation = orientation_of(data) if upright else UPRIGHT
-    else:
-        kind = known_format(data) or "image"
-        (height, width), stated = _open_header(data)
-        orientation = stated if upright else UPRIGHT
-    if not 0 < height * width <= MAX_PIXELS:
-        raise UndecodableImage(f"its header claims {height} x {width} pixels, expected 1 to {MAX_PIXELS}")
-    return kind, (height, width), grid, orientation
+        size = png.size(data)
+    if not (size and all(size)):
+        image = pillow.header(data, kind)
+        size = image.height, image.width
+    limits.check_pixels(size[1], size[0])
+    if upright and not (grid and APP1 not in data[: grid.begin]):
+        return kind, size, grid, orientation_of(data, image)
+    return kind, size, grid, UPRIGHT
 
 
 def _memory_for(data: bytes, header: _Header, budget: int, result_bytes: int = 0) -> AbstractContextManager[None]:
@@ -151,9 +138,8 @@ def _memory_for(data: bytes, header: _Header, budget: int, result_bytes: int = 0
         return _UNLIMITED
     # A grid means one scan. Other JPEGs may have thousands, each as slow as decoding the image once.
     num_scans = limits.num_scans(data) if kind == "jpg" and not grid else 1
-    if why := limits.refusal(kind, width, height, budget, num_scans):
-        raise UndecodableImage(f"it has {why}; store it re-encoded, or raise decoded_bytes if there is more memory")
-    return limits.room(limits.num_bytes(kind, width, height, num_scans) + result_bytes, budget)
+    needed = limits.needed_bytes(kind, width, height, budget, num_scans)
+    return limits.room(needed + result_bytes, budget)
 
 
 def _decode_box(data: bytes, header: _Header, box: Box, least: tuple[int, int], background: Background) -> np.ndarray:
@@ -162,50 +148,25 @@ def _decode_box(data: bytes, header: _Header, box: Box, least: tuple[int, int], 
     window = jpeg.decode_window(data, grid, box, least) if grid and orientation == UPRIGHT else None
     if window is not None:
         return window
-    image = _decode_whole(data, orientation, least, background)
+    image = _decode_whole(data, header, least, background)
     inside = jpeg.scaled(box, upright_size(size, orientation), (image.shape[0], image.shape[1]))
     return image[inside.top : inside.top + inside.height, inside.left : inside.left + inside.width]
 
 
-def _decode_whole(data: bytes, orientation: int, least: tuple[int, int], background: Background) -> np.ndarray:
+def _decode_whole(
+    data: bytes,
+    header: _Header,
+    least: tuple[int, int],
+    background: Background,
+) -> np.ndarray:
     """`decode` without its limits, which the caller checks."""
-    if jpeg.is_jpeg(data):
-        image = jpeg.decode(data, upright_size(least, orientation))
-    elif png.is_png(data):
-        image = png.decode(data, background)
-    else:
-        image = None
-    return turned(_decode_pillow(data, background) if image is None else image, orientation)
-
-
-def _open_header(data: bytes) -> tuple[tuple[int, int], int]:
-    """(height, width) and orientation, by Pillow."""
-    if limits.is_oversized_icon(data):
-        raise UndecodableImage("it is an ICO with an image of more than 256 x 256 pixels; store it as PNG")
-    try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            return (image.height, image.width), orientation_of(data, image)
-    except _PILLOW_ERRORS as error:
-        raise UndecodableImage(_unknown_format(data, error)) from error
-
-
-def _unknown_format(data: bytes, error: Exception) -> str:
-    if not data:
-        return "it is empty, 0 bytes"
-    # Pillow's own sentence names an object in memory.
-    detail = "" if isinstance(error, UnidentifiedImageError) else f" ({error})"
-    return f"no image format of {', '.join(FORMATS)} begins like it{detail}"
-
-
-def _decode_pillow(data: bytes, background: Background) -> np.ndarray:
-    try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            repair_transparency(image)
-            if image.format == "PNG" and png.is_cut(data):
-                raise UndecodableImage("it is truncated: the end mark of a PNG is missing; restore it")
-            if image.mode == "F" or (image.mode == "I" and image.format == "TIFF"):
-                kind = "floating-point numbers" if image.mode == "F" else "numbers of 32 bits"
-                raise UndecodableImage(f"its pixels are {kind}, not levels; convert it to 8 or 16 bits")
-            return rgb_pixels(image, background)  # also of I, which is how Pillow opens a PGM of 16 bits
-    except _PILLOW_ERRORS as error:
-        raise UndecodableImage(f"Pillow can't decode it ({error})") from error
+    kind, _, _, orientation = header
+    pixels = None
+    if kind == "jpg":
+        pixels = jpeg.decode(data, upright_size(least, orientation))
+    elif kind == "png":
+        pixels = png.decode(data, background)
+    if pixels is None:
+        with pillow.header(data, kind) as image:
+            pixels = rgb_pixels(pillow.loaded(image, data, kind), background)
+    return turned(pixels, orientation)

@@ -16,11 +16,6 @@ _LEAST_COLUMNS = 5
 """The width from which on libjpeg-turbo interpolates colours: it needs three halved pixels (jdsample.c)."""
 
 
-def is_jpeg(data: bytes) -> bool:
-    """Whether the data begin as a JPEG does."""
-    return data[:2] == b"\xff\xd8"
-
-
 def size(data: bytes) -> tuple[int, int] | None:
     """(height, width) from the header; None where libjpeg-turbo can't tell."""
     header = _header(data)
@@ -33,8 +28,8 @@ def decode(data: bytes, least: tuple[int, int]) -> np.ndarray | None:
     None where libjpeg-turbo has no true RGB for it (CMYK), can't read its header or warns; Pillow then decides. Raises
     UndecodableImage if its end mark is missing.
     """
-    if limits.is_cut_jpeg(data):
-        raise UndecodableImage("it is truncated: the end mark of a JPEG is missing; restore it")
+    if limits.is_cut(data, "jpg"):
+        raise UndecodableImage("truncated")
     header = _header(data)
     return None if header is None or header[2] in ("CMYK", "YCCK") else _turbo(data, least)
 

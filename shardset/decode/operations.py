@@ -42,7 +42,11 @@ def _solarize_add(image: Image.Image, add: float) -> Image.Image:
 
 
 def _posterize(value: Callable[[float, int], float]) -> Operation:
-    return Operation("posterize", lambda image, bits: ImageOps.posterize(image, int(bits)), value)
+    def apply(image: Image.Image, bits: float) -> Image.Image:
+        mask = -(1 << 8 - int(bits))  # of no bits: black
+        return image.point([one & mask for one in range(256)] * 3)
+
+    return Operation("posterize", apply, value)
 
 
 def _solarize(value: Callable[[float, int], float]) -> Operation:

@@ -12,6 +12,7 @@ import pyspng
 from kornia_rs import io as kornia
 
 from shardset.format.images.background import WHITE, Background, over
+from shardset.format.images.limits import IEND
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _HEADER = slice(8, 16)
@@ -19,7 +20,6 @@ _HEADER_BEGINS = b"\0\0\0\x0dIHDR"
 _SIZE, _CHUNK = struct.Struct(">II"), struct.Struct(">I4s")
 _RGB, _GREY_ALPHA, _RGBA = 2, 4, 6
 _LEFT_TO_PILLOW = (b"acTL", b"eXIf", b"tRNS")
-_END = b"\0\0\0\0IEND\xaeB`\x82"
 
 
 def is_png(data: bytes) -> bool:
@@ -51,11 +51,6 @@ def decode(data: bytes, background: Background = WHITE) -> np.ndarray | None:
     return over(pixels, background) if colours in (_GREY_ALPHA, _RGBA) else pixels
 
 
-def is_cut(data: bytes) -> bool:
-    """Whether the end mark of a PNG is missing, which Pillow tolerates; the build checks the same."""
-    return _END not in data
-
-
 def _is_one_image(data: bytes, *, sums: bool) -> bool:
     """Whether it has neither frames, a transparent colour nor EXIF data, and its last chunk ends where the data end.
 
@@ -71,4 +66,4 @@ def _is_one_image(data: bytes, *, sums: bool) -> bool:
         if sums and data[end : end + 4] != zlib.crc32(view[at + 4 : end]).to_bytes(4, "big"):
             return False
         at = end + 4
-    return at == len(data) and data.endswith(_END)
+    return at == len(data) and data.endswith(IEND)

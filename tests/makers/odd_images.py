@@ -66,22 +66,11 @@ def large_icon() -> bytes:
     return struct.pack("<HHHBBBBHHII", 0, 1, 1, 16, 16, 0, 0, 1, 32, len(large), 22) + large
 
 
-def text_bomb(kind: bytes = b"zTXt") -> bytes:
-    """An 8 x 8 PNG with a text chunk that inflates to 20 MB."""
-    return png_of(
-        8,
-        8,
-        png_chunk(kind, b"a\0\0" + zlib.compress(bytes(20_000_000), 9)),
-        png_chunk(b"IDAT", zlib.compress(bytes(9 * 8))),
-    )
-
-
 def cmyk(*, marked: bool = True) -> bytes:
-    """A CMYK JPEG of the picture, inverted and marked by Adobe's segment; or neither, as the plain standard has it."""
+    """A CMYK JPEG of the picture, as Adobe inverts it, with Adobe's segment or without it."""
     inks = Image.merge("CMYK", [*(band.point(lambda v: 255 - v) for band in picture().split()), Image.new("L", SIZE)])
-    if marked:
-        return encoded(inks, "JPEG", quality=95)
-    return without_adobe(encoded(inks.point(lambda v: 255 - v), "JPEG", quality=95))
+    data = encoded(inks, "JPEG", quality=95)
+    return data if marked else without_adobe(data)
 
 
 def without_adobe(data: bytes) -> bytes:
@@ -159,10 +148,8 @@ BAD: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "zeroed header": ("jpg", lambda: bytes(512) + jpeg()[512:], "zeroed header"),
     "all zero": ("jpg", lambda: bytes(4096), "zeroed header"),
     "bomb": ("png", bomb, "too many pixels"),
-    "text bomb": ("png", text_bomb, "decompression bomb"),
-    "profile bomb": ("png", lambda: text_bomb(b"iCCP"), "decompression bomb"),
     "cursor": ("jpg", lambda: b"\0\0\2\0" + bytes(range(1, 200)), "unsupported format"),
-    "icon that claims too much": ("ico", large_icon, "damaged"),
+    "icon that claims too much": ("ico", large_icon, "takes too much to decode"),
     "broken png": ("png", lambda: png()[:60] + bytes(40) + png()[100:], "damaged"),
 }
 """Quarantined. Name -> (extension, maker, reason)."""

@@ -1,5 +1,7 @@
 """What the build and the reader agree on about images: extensions, formats and the pixel limit."""
 
+import re
+
 from shardset.errors import UndecodableImage
 
 FIELD_OF_EXTENSION = {
@@ -40,32 +42,30 @@ _MAGIC = (
     (b"BM", "bmp"),
     (b"II*\0", "tif"),
     (b"MM\0*", "tif"),
+    (b"II\0*", "tif"),  # written in the wrong order, which Pillow tolerates
+    (b"MM*\0", "tif"),
+    (b"II+\0", "tif"),  # BigTIFF
+    (b"MM\0+", "tif"),
     (b"\0\0\1\0", "ico"),
     (b"\0\0\0\x0cjP  ", "jp2"),
     (b"\xff\x4f\xff\x51", "jp2"),
 )
+_AVIF = re.compile(b"avi[fs]")
 _NETPBM = {b"P1": "pbm", b"P2": "pgm", b"P3": "ppm", b"P4": "pbm", b"P5": "pgm", b"P6": "ppm"}
 
 
 def format_of(data: bytes) -> str:
     """The format of an image by its first bytes, as a field; raises UndecodableImage if it is not supported."""
-    if (found := known_format(data)) is None:
-        raise UndecodableImage(_why_no_image(data))
-    return found
-
-
-def known_format(data: bytes) -> str | None:
-    """The format of an image by its first bytes, as a field; None if it is not supported."""
     for magic, field in _MAGIC:
         if data.startswith(magic):
             return field
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "webp"
-    if data[4:12] in (b"ftypavif", b"ftypavis"):
+    if data[4:8] == b"ftyp" and _AVIF.search(data, 8, int.from_bytes(data[:4], "big")):
         return "avif"
     if data[:2] in _NETPBM and data[2:3].isspace():
         return _NETPBM[data[:2]]
-    return None
+    raise UndecodableImage(_why_no_image(data))
 
 
 def _why_no_image(data: bytes) -> str:

@@ -25,8 +25,10 @@ _STRIP_PIXELS = 2**18
 _OPAQUE = 255 << 24  # an RGBA pixel is opaque from here on, read as one little-endian number
 
 _ALPHA_MODES = frozenset({"RGBA", "LA", "PA", "RGBa", "La"})
-_SIXTEEN_BIT = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
-_GREY = frozenset({"1", "L", "LA", "La"}) | _SIXTEEN_BIT
+SIXTEEN_BIT = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
+"""The modes of Pillow for grey of 16 bits. A PGM of 16 bits has mode I instead."""
+
+_GREY = SIXTEEN_BIT | {"1", "L", "LA", "La", "I"}
 _NAMES = {"white": WHITE, "black": (0, 0, 0), "grey": (128, 128, 128), "gray": (128, 128, 128)}
 
 
@@ -96,12 +98,17 @@ def is_transparent(image: "Image.Image") -> bool:
 
 
 def flattened(image: "Image.Image", background: Background = WHITE) -> "Image.Image":
-    """A transparent image on a background, L if both are grey and RGB otherwise; an opaque image unchanged."""
+    """The 8-bit form of an image on a background: L if both are grey, RGB otherwise.
+
+    16 bits become the upper 8.
+    """
     from PIL import Image
 
+    grey = image.mode in _GREY
     if not may_be_transparent(image):
-        return image
-    grey = image.mode in _GREY and len(set(background)) == 1
+        is_deep = image.mode.startswith("I")
+        return Image.fromarray(_levels(image)) if is_deep else _as(image, "L" if grey else "RGB")
+    grey &= len(set(background)) == 1
     out = Image.new("L" if grey else "RGB", image.size)
     for top, strip in _rgba_strips(image):
         colours = over(strip, background)
@@ -117,8 +124,7 @@ def rgb_pixels(image: "Image.Image", background: Background = WHITE) -> np.ndarr
             _put_over(out[top : top + len(strip)], strip, background)
         return out
     for start, stop in _strips(image.height, image.width):
-        rows = _rows(image, start, stop)
-        out[start:stop] = _levels(rows)[:, :, None] if image.mode.startswith("I") else np.asarray(_as(rows, "RGB"))
+        out[start:stop] = np.asarray(_as(flattened(_rows(image, start, stop)), "RGB"))
     return out
 
 
@@ -152,7 +158,7 @@ def _rgba_strips(image: "Image.Image") -> Iterator[tuple[int, np.ndarray]]:
 
 
 def _rgba(image: "Image.Image") -> np.ndarray:
-    if image.mode in _SIXTEEN_BIT:
+    if image.mode in SIXTEEN_BIT:
         opaque = np.asarray(image) != image.info["transparency"]
         grey = _levels(image)
         return np.stack([grey, grey, grey, opaque.astype(np.uint8) * 255], axis=2)

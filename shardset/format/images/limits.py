@@ -11,7 +11,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from shardset.errors import ConfigError
+from shardset.errors import ConfigError, UndecodableImage
+from shardset.format.images import MAX_PIXELS
 
 DECODED_BYTES = 2 * 2**30
 """Default memory for the images that a process decodes at once: enough for 76 megapixels of JPEG 2000, 107 of WebP and
@@ -21,13 +22,15 @@ MAX_SCANS = 100
 """Scans of a JPEG: encoders write about ten, and each takes as long as decoding the image once."""
 
 # With the result: libwebp holds two canvases, Pillow a copy; a single strip of a TIFF may be the whole image.
-_BYTES_PER_PIXEL = {"webp": 20, "tif": 12, "avif": 20, "jp2": 28, "image": 28}  # the last: of an unknown format
+_BYTES_PER_PIXEL = {"webp": 20, "tif": 12, "avif": 20, "jp2": 28}
 _OTHERS, _MANY_SCANS = 8, 12
 _FREE_BYTES = 32 * 2**20  # images up to this size don't wait for others
 
 _ICON, _LONGEST_ICON = b"\0\0\1\0", 256
 
-EOI = b"\xff\xd9"
+EOI, IEND = b"\xff\xd9", b"\0\0\0\0IEND\xaeB`\x82"
+"""The end marks of a JPEG and of a PNG."""
+
 _SOS = b"\xff\xda"
 _SEQUENTIAL = (0xC0, 0xC1, 0xC9)
 # In entropy-coded data 0xff is followed by 0 or by a restart number; anything else begins a segment.
@@ -40,10 +43,28 @@ def check(decoded_bytes: int) -> None:
         raise ConfigError(f"decoded_bytes is {decoded_bytes!r}, expected a number of bytes from 1")
 
 
-def num_bytes(kind: str, width: int, height: int, num_scans: int = 1) -> int:
-    """Memory that decoding an image takes, with its result; `kind` is its format as a field, such as `jpg`."""
+def check_pixels(width: int, height: int, most: int = MAX_PIXELS) -> None:
+    """Raises UndecodableImage for a size with more pixels."""
+    if width * height > most:
+        raise UndecodableImage("too many pixels", f"{width} x {height}, at most {most}")
+
+
+def needed_bytes(kind: str, width: int, height: int, budget: int, num_scans: int = 1) -> int:
+    """Memory that decoding an image takes, with its result.
+
+    `kind` is its format as a field, such as `jpg`.
+    Raises UndecodableImage if it is more than the budget, or if a JPEG has too many scans.
+    """
     each = _MANY_SCANS if num_scans > 1 else _BYTES_PER_PIXEL.get(kind, _OTHERS)
-    return each * width * height
+    needed, found = each * width * height, ""
+    if num_scans > MAX_SCANS:
+        found = f"{num_scans} scans, at most {MAX_SCANS}; re-encode it"
+    elif needed > budget:
+        found = f"{width} x {height} pixels, which take {needed} bytes to decode, at most {budget}"
+        found += "; re-encode it, or raise decoded_bytes"
+    if found:
+        raise UndecodableImage("takes too much to decode", found)
+    return needed
 
 
 def num_scans(jpeg: bytes) -> int:
@@ -57,10 +78,14 @@ def num_scans(jpeg: bytes) -> int:
     return most if most <= MAX_SCANS else sum(kind == _SOS for kind in jpeg_segments(jpeg))
 
 
-def is_cut_jpeg(jpeg: bytes) -> bool:
-    """Whether the end mark of a JPEG is missing, which decoders tolerate where the tail is blank."""
-    # Nearly all JPEGs end with it. Walking the segments of the others costs half a decode.
-    return not jpeg.endswith(EOI) and all(marker != EOI for marker in jpeg_segments(jpeg))
+def is_cut(data: bytes, kind: str) -> bool:
+    """Whether the end of an image is missing, which decoders tolerate in PNG, WebP and JPEG."""
+    if kind == "png":
+        return IEND not in data
+    if kind == "webp":
+        return len(data) < 8 + int.from_bytes(data[4:8], "little")
+    # Nearly all JPEGs end with their mark. Walking the segments of the others costs half a decode.
+    return kind == "jpg" and not data.endswith(EOI) and EOI not in jpeg_segments(data)
 
 
 def jpeg_segments(jpeg: bytes) -> Iterator[bytes]:
@@ -74,10 +99,13 @@ def jpeg_segments(jpeg: bytes) -> Iterator[bytes]:
         position = match.end() + int.from_bytes(jpeg[match.end() : match.end() + 2], "big")
 
 
-def is_oversized_icon(data: bytes) -> bool:
-    """Whether it is an ICO with an image of more pixels than an icon can have; Pillow decodes an ICO to open it."""
+def check_icon(data: bytes) -> None:
+    """Raises UndecodableImage for an ICO with an image larger than icons can be.
+
+    Pillow decodes an ICO to open it.
+    """
     if not data.startswith(_ICON):
-        return False
+        return
     for at in range(6, min(6 + 16 * int.from_bytes(data[4:6], "little"), len(data) - 16), 16):
         start = int.from_bytes(data[at + 12 : at + 16], "little")
         is_png = data[start : start + 4] == b"\x89PNG"
@@ -85,18 +113,8 @@ def is_oversized_icon(data: bytes) -> bool:
             ">II" if is_png else "<II", data[start : start + 24].ljust(24, b"\0"), 16 if is_png else 4
         )
         if max(size) > 2 * _LONGEST_ICON:  # a bitmap has a mask below, which doubles its height
-            return True
-    return False
-
-
-def refusal(kind: str, width: int, height: int, budget: int, num_scans: int = 1) -> str:
-    """Why the image may not be decoded; "" if it may."""
-    if num_scans > MAX_SCANS:
-        return f"{num_scans} scans, at most {MAX_SCANS}"
-    needed = num_bytes(kind, width, height, num_scans)
-    if needed > budget:
-        return f"{width} x {height} pixels, which take {needed} bytes to decode, at most {budget}"
-    return ""
+            found = f"an ICO with a side above {_LONGEST_ICON} pixels; store it as PNG"
+            raise UndecodableImage("takes too much to decode", found)
 
 
 def room(needed: int, budget: int) -> AbstractContextManager[None]:

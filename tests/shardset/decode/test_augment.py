@@ -63,7 +63,10 @@ def test_rand_augment_has_the_operations_and_strengths_of_timm(
     name += "Increasing" if increasing and operation.name in INCREASING else ""
     assert name in (timm_ops._RAND_INCREASING_TRANSFORMS if increasing else timm_ops._RAND_TRANSFORMS)
     for level in (*LEVELS, *(-one for one in LEVELS if operation.is_signed)):
-        assert np.array_equal(done(operation, level), by_timm(name, level, monkeypatch)), level
+        if operation.name == "posterize" and operation.value(level, 0) == 0:
+            assert not done(operation, level).any()  # Pillow 13 refuses no bits, and so timm does
+        else:
+            assert np.array_equal(done(operation, level), by_timm(name, level, monkeypatch)), level
 
 
 @pytest.mark.parametrize("number", range(14))

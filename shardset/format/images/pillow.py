@@ -1,0 +1,140 @@
+"""Image files opened by Pillow: whether bytes are a complete image, and if not, why.
+
+The build, `verify`, the Writer, the reader, `predict` and the report ask here, so that they accept
+the same files. The reader has faster decoders for most JPEGs and PNGs; the others come here too.
+The content determines the format of an image, never its name. Metadata never decides about pixels.
+"""
+
+import importlib
+import io
+import re
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+
+from PIL import Image
+from PIL.ImageFile import ImageFile
+
+from shardset.errors import UndecodableImage
+from shardset.format.images import MAX_PIXELS, limits
+from shardset.format.images.background import SIXTEEN_BIT, repair_transparency
+from shardset.format.images.limits import DECODED_BYTES
+
+PLUGINS = {
+    "jpg": "Jpeg",
+    "png": "Png",
+    "gif": "Gif",
+    "bmp": "Bmp",
+    "tif": "Tiff",
+    "webp": "WebP",
+    "ppm": "Ppm",
+    "pgm": "Ppm",
+    "pbm": "Ppm",
+    "avif": "Avif",
+    "ico": "Ico",
+    "jp2": "Jpeg2K",
+}
+"""The plugin of Pillow that reads each format, by field."""
+
+_BROKEN = (
+    *(OSError, RuntimeError, EOFError, Image.DecompressionBombError, struct.error, zlib.error),
+    *(ValueError, SyntaxError, LookupError, TypeError, OverflowError),
+)
+"""What Pillow raises for malformed images, depending on the plugin."""
+
+_UNSUPPORTED = re.compile("unknown|unsupported|cannot handle|not supported", re.IGNORECASE)
+_MODES = SIXTEEN_BIT | {
+    *("1", "L", "LA", "La", "P", "PA"),
+    *("RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr", "LAB"),
+}
+"""The modes that have an 8-bit form, with I for a PGM of 16 bits."""
+
+_WIDE = {"F": "floating-point numbers", "I": "signed numbers or numbers of 32 bits"}
+
+_PNG_CHUNK = struct.Struct(">I4s")
+
+
+@cache
+def plugin(field: str) -> type[ImageFile]:
+    """The class of Pillow that reads a format."""
+    name = PLUGINS[field]
+    module = importlib.import_module(f"PIL.{name}ImagePlugin")
+    found: type[ImageFile] = getattr(module, f"{name}ImageFile")
+    return found
+
+
+@contextmanager
+def opened(
+    data: bytes, field: str, max_pixels: int = MAX_PIXELS, decoded_bytes: int = DECODED_BYTES
+) -> Iterator[ImageFile]:
+    """The image, not decoded yet, with the memory to decode it reserved during the block.
+
+    Raises UndecodableImage if `header` does or if the image is beyond the limits.
+    """
+    image = header(data, field, max_pixels)
+    scans = limits.num_scans(data) if field == "jpg" else 1
+    needed = limits.needed_bytes(field, *image.size, decoded_bytes, scans)
+    with limits.room(needed, decoded_bytes), image:
+        yield image
+
+
+def header(data: bytes, field: str, max_pixels: int = MAX_PIXELS) -> ImageFile:
+    """The image, not decoded yet; `field` is its format by `format_of`.
+
+    Raises UndecodableImage if it is malformed, has more than `max_pixels`, or has no 8-bit form.
+    """
+    limits.check_icon(data)
+    try:
+        image = plugin(field)(io.BytesIO(data))
+    except _BROKEN as error:
+        if (bare := _without_metadata(data, field)) is not data:
+            return header(bare, field, max_pixels)
+        raise _refusal(error, data, field) from error
+    limits.check_pixels(*image.size, max_pixels)
+    if image.mode not in _MODES and not (image.mode == "I" and field == "pgm"):
+        found = f"its pixels are {_WIDE.get(image.mode, image.mode)}"
+        raise UndecodableImage("no 8-bit form", f"{found}; convert them to levels of 8 or 16 bits")
+    repair_transparency(image)
+    return image
+
+
+def loaded(image: ImageFile, data: bytes, field: str) -> ImageFile:
+    """The opened image, decoded; raises UndecodableImage if it is damaged or incomplete."""
+    try:
+        image.load()
+    except _BROKEN as error:
+        if (bare := _without_metadata(data, field)) is not data:
+            return loaded(header(bare, field), bare, field)
+        raise _refusal(error, data, field) from error
+    if limits.is_cut(data, field):
+        raise UndecodableImage("truncated")
+    return image
+
+
+def _refusal(error: Exception, data: bytes, field: str) -> UndecodableImage:
+    said = str(error)
+    if said.isdigit():  # such as the number of a compression of TIFF
+        said = f"unknown code {said}"
+    if isinstance(error, Image.DecompressionBombError):
+        return UndecodableImage("too many pixels", f"more than {MAX_PIXELS}")
+    if "truncated" in said.lower() or limits.is_cut(data, field):
+        return UndecodableImage("truncated")
+    if _UNSUPPORTED.search(said):
+        return UndecodableImage("unsupported format", said)
+    # Other messages may hold addresses of objects; quarantine lists of two builds would differ.
+    return UndecodableImage("damaged")
+
+
+def _without_metadata(data: bytes, field: str) -> bytes:
+    """A PNG with only the chunks of its pixels; Pillow refuses some images for other chunks."""
+    kept, start, at = [], 0, 8
+    while field == "png" and at + 12 <= len(data):
+        num_bytes, kind = _PNG_CHUNK.unpack_from(data, at)
+        end = at + 12 + num_bytes
+        if kind[:1].islower() and kind != b"tRNS":  # ancillary, by the standard
+            kept.append(data[start:at])
+            start = end
+        at = end
+    return b"".join([*kept, data[start:]]) if kept else data

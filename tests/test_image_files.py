@@ -1,0 +1,116 @@
+"""The build, `verify`, the Writer, the reader and the report make of each file what Pillow does."""
+
+import io
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from pipelines import cli as pipelines
+from pipelines.check.verify import verify
+from pipelines.images.check import examine
+from pipelines.images.encode import encode, thumbnail_of
+from pipelines.images.options import ImageOptions
+from shardset.decode.crops import CenterCrop
+from shardset.decode.image import ImageSpec, decode, decode_into, image_size
+from shardset.errors import UndecodableImage
+from shardset.format.images import format_of
+from shardset.stream.stream import Stream
+from shardset.writer import Writer
+from tests.makers.image_files import FILES
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+GOOD = {name: file for name, file in FILES.items() if not file.reason}
+BAD = {name: file for name, file in FILES.items() if file.reason}
+SPEC = ImageSpec(size=8, crop=CenterCrop(8))
+
+
+def of_pillow(data: bytes) -> np.ndarray:
+    """The upright pixels on white, uint8 [height, width, 3]; the upper 8 of 16 bits."""
+    with Image.open(io.BytesIO(data)) as opened:
+        image = ImageOps.exif_transpose(opened)
+        if image.mode.startswith("I"):
+            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        if image.has_transparency_data:
+            image = image.convert("RGBA")
+            white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+            image = Image.alpha_composite(white, image)
+        return np.asarray(image.convert("RGB"))
+
+
+def off(found: np.ndarray, expected: np.ndarray) -> float:
+    assert found.shape == expected.shape
+    return float(np.abs(found.astype(int) - expected).mean())
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_every_part_gives_pillows_pixels(name, tmp_path):
+    field, data, _, same = GOOD[name]
+    expected, row = of_pillow(same or data), np.zeros((8, 8, 3), np.uint8)
+    assert off(decode(data), expected) <= (0.5 if field == "jpg" else 0)  # by another decoder
+    assert image_size(data) == expected.shape[:2]
+    decode_into(row, data, SPEC, np.empty(0))
+    whole, options = ImageOptions(), ImageOptions(image_format="ppm")
+    assert format_of(data) == examine(data, field="", verify="none", options=whole).field == field
+    for each in (whole, options):
+        found = examine(data, field=field, verify="decode", options=each)
+        stored = encode(data, field, found.marks, each)
+        assert (found.field, stored[0]) == (field, "ppm" if each is options else field)
+        assert format_of(stored[1]) == stored[0]
+        pixels = expected if stored[1] == data else of_pillow(stored[1])
+        assert off(pixels, expected) <= 8 * ("cmyk" in found.marks)
+    shown = np.asarray(thumbnail_of(data, 99).pixels.convert("RGB"))
+    assert off(shown, expected) == 0
+    with Writer(str(tmp_path)) as writer:
+        writer.write(image=data, label=0)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_every_part_refuses_what_has_no_pixels_for_the_same_reason(name, tmp_path):
+    field, data, reason, _ = BAD[name]
+    for act in (
+        lambda: decode(data),
+        lambda: decode_into(np.zeros((8, 8, 3), np.uint8), data, SPEC, np.empty(0)),
+        lambda: examine(data, field=field, verify="header", options=ImageOptions()),
+        lambda: examine(data, field=field, verify="decode", options=ImageOptions()),
+        lambda: thumbnail_of(data, 9),
+        lambda: Writer(str(tmp_path)).write(image=data, label=0),
+    ):
+        with pytest.raises(UndecodableImage) as caught:
+            act()
+        assert caught.value.reason == reason
+
+
+def build(tmp_path: Path, *words: str) -> tuple[str, set[str]]:
+    """A set of all files, named by what they are, and the names that the build left out."""
+    folder, output = tmp_path / "raw" / "a", tmp_path / f"out{len(words)}"
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, file in enumerate(FILES.values()):
+        (folder / f"{number}.{file.field}").write_bytes(file.data)
+    where = ["--source", "folder", "--input", str(tmp_path / "raw"), "--output", str(output)]
+    where += ["--max-bad-fraction", "0.5", "--no-report", "--direct_num_workers=1"]
+    assert pipelines.main(["build", *where, "--num-shards", "1", *words]) == 0
+    lines = (output / "quarantine.jsonl").read_text().splitlines()
+    return str(output), {names(json.loads(line)["name"]) for line in lines}
+
+
+def names(text: str) -> str:
+    """The name of the file that a path or a key `a/17` stands for."""
+    number = re.search(r"a/(\d+)", text)
+    assert number, text
+    return list(FILES)[int(number[1])]
+
+
+def test_a_build_leaves_out_what_verify_names_and_the_stream_reads_the_rest(tmp_path):
+    output, left_out = build(tmp_path)
+    assert left_out == {*BAD}
+    assert verify(output, deep=True).ok
+    stream = Stream(output, "train", batch_size=9, seed=None, image=SPEC, with_key=True)
+    assert {names(key) for batch in stream.epoch(0) for key in batch["key"]} == {*GOOD}
+    unchecked, without_format = build(tmp_path, "--verify", "none")
+    problems = verify(unchecked, deep=True).problems
+    found = {names(problem.where + problem.sentence) for problem in problems}
+    assert found | without_format == {*BAD}
