@@ -88,7 +88,7 @@ class Learner:
 
         `batch` holds `image` uint8 [B, H, W, 3], `label` int64, `weight` float32, and maybe `flip` and `mix`. With `id`
         (see device_feed.ids_as_floats) the samples of all replicas follow the sums, five numbers each. `weight` is the
-        sum of the weights of the global batch; None where one replica has all of it.
+        number of samples of the global batch, without pads; None where one replica has all of it.
         """
         self._parallel.train()
         build.set_training(self.net, self._config.model)
@@ -133,7 +133,7 @@ class Learner:
     def _train_step(
         self, batch: TensorBatch, rate: float | torch.Tensor, weight: float | torch.Tensor | None
     ) -> torch.Tensor:
-        total = batch["weight"].sum().clamp(min=1) if weight is None else weight
+        total = (batch["weight"] > 0).sum() if weight is None else weight
         # Every count-th sample, so that a part has as many of each device's samples.
         count = self._config.accumulate
         *parts, last = (
