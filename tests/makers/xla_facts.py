@@ -132,7 +132,11 @@ def _steps(spmd: Any) -> dict[str, list[float]]:
     ways["mixing, smoothing"] = replace(base, regularize=RegularizeConfig(mixup=0.2, label_smoothing=0.1))
     ways["binary"] = replace(base, regularize=RegularizeConfig(loss="bce", label_smoothing=0.1))
     ways["two passes"] = replace(base, accumulate=2)
-    ways["statistics"] = replace(ways["two passes"], model=ModelConfig(name="tests.makers.xla_facts:normed"))
+    ways["statistics"] = replace(
+        ways["two passes"],
+        model=ModelConfig(name="tests.makers.xla_facts:normed"),
+        regularize=RegularizeConfig(ema_decay=0.9),
+    )
     ways["everything"] = replace(
         ways["adamw"],
         optimizer=OptimizerConfig(name="adamw", weight_decay=0.01, kwargs={"eps": 0.001}),
