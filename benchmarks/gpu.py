@@ -35,6 +35,9 @@ from trainer.config import (
 
 PACKAGES = ["torch", "timm", "numpy"]
 
+MODES = ("default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune")
+"""The modes of torch.compile; the second and the last record CUDA graphs."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
@@ -79,7 +82,9 @@ class Place:
             call([sys.executable, "-m", "pipelines", *words, "--holdout", "val=0.05", "--no-report"])
         return str(output)
 
-    def case(self, model: str, note: str = "", *, is_real: bool = False, **changes: Any) -> Case:
+    def case(
+        self, model: str, note: str = "", *, is_real: bool = False, modes: Sequence[str] = ("default",), **changes: Any
+    ) -> Case:
         """A model on the shard set, in bfloat16 on a CUDA device, with the steps of the scale."""
         scale = self.scale
         config = TrainConfig(
@@ -95,25 +100,29 @@ class Place:
             optimizer=OptimizerConfig(learning_rate=0.01),
         )
         return Case(
-            name=model + note, config=replace(config, **changes), is_real=is_real, steps=scale.steps,
-            warmup=scale.warmup, rounds=scale.rounds,
+            name=model + note, config=replace(config, **changes), is_real=is_real, modes=modes,
+            steps=scale.steps, warmup=scale.warmup, rounds=scale.rounds,
         )  # fmt: skip
 
 
 def cases(place: Place) -> list[Case]:
-    """ResNet-50 with real and fake data, ViT-S/16, and ResNet-50 with averaged weights and two passes."""
+    """ResNet-50 with real and fake data, ViT-S/16, and ResNet-50 with averaged weights and two passes.
+
+    The first two in all modes of torch.compile too, and at a small batch, where CUDA graphs may save most.
+    """
     adamw = OptimizerConfig(name="adamw", learning_rate=1e-3, weight_decay=1e-4)
     averaged = RegularizeConfig(label_smoothing=0.1, ema_decay=0.9999)
     scale = place.scale
     return [
-        place.case(scale.resnet, is_real=True),
-        place.case(scale.vit, optimizer=adamw),
+        place.case(scale.resnet, is_real=True, modes=MODES),
+        place.case(scale.vit, optimizer=adamw, modes=MODES),
+        place.case(scale.vit, ", small batch", optimizer=adamw, modes=MODES, global_batch_size=scale.batch // 4),
         place.case(scale.resnet, ", averages, two passes", regularize=averaged, accumulate=2),
     ]
 
 
 def run_case(case: Case) -> list[Timing]:
-    """The timings of a case, plain and compiled, from a fresh process."""
+    """The timings of a case, plain and in each mode, from a fresh process."""
     printed = call([sys.executable, "-m", "benchmarks.gpu_case", case.to_json()])
     return [Timing(**one) for one in json.loads(printed.splitlines()[-1])]
 
@@ -168,7 +177,7 @@ def row(one: Timing) -> str:
     if "real" in rates:
         data = f"{rates['real']:,.0f} | {rates['real'] / rates['fake']:.3f} | {one.wait_percent:.1f} %"
     return (
-        f"| {one.name} | {'yes' if one.compile else 'no'} | {rates['fake']:,.0f} | {data} | {one.first_step_s:.1f} "
+        f"| {one.name} | {one.mode} | {rates['fake']:,.0f} | {data} | {one.first_step_s:.1f} "
         f"| {one.peak_mib:,.0f} | {one.num_host_waits} | {one.state_s:.2f} |"
     )
 
@@ -200,9 +209,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         place = Place(folder=args.folder or Path(temporary), scale=SCALES[args.scale])
         timings = []
         for case in cases(place):
-            timings += run_case(case)
-            lines += [row(one) for one in timings[-2:]]
-            print("\n".join(lines[-2:]), flush=True)
+            found = run_case(case)
+            timings += found
+            lines += [row(one) for one in found]
+            print("\n".join(lines[-len(found) :]), flush=True)
         lines.append(DEVICES_HEAD)
         lines += [devices_row(place, number) for number in sorted({1, torch.cuda.device_count() or 2})]
         print("\n".join(lines[-3:]), flush=True)

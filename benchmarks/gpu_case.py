@@ -1,4 +1,4 @@
-"""Steps of one model, timed plain and compiled: a process of `benchmarks.gpu`.
+"""Steps of one model, timed plain and in each mode of torch.compile: a process of `benchmarks.gpu`.
 
 python -m benchmarks.gpu_case CASE_JSON
 """
@@ -9,10 +9,11 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import torch
+from torch import _inductor as inductor
 
 from benchmarks.train import kinds_of
 from shardset.stream.spec import Batch
@@ -30,32 +31,34 @@ CLASSES = 1000
 class Case:
     """A model whose steps are timed: `rounds` turns of `steps` after `warmup` steps; a first turn does not count.
 
-    Fake data and, with `is_real`, the shard set of the config take turns.
+    Fake data and, with `is_real`, the shard set of the config take turns. `modes` are those of torch.compile:
+    `reduce-overhead` records CUDA graphs.
     """
 
     name: str
     config: TrainConfig
     is_real: bool
+    modes: Sequence[str] = ("default",)
     steps: int
     warmup: int
     rounds: int
 
     def to_json(self) -> str:
         """The case as an argument of this module."""
-        values = {name: getattr(self, name) for name in ("name", "is_real", "steps", "warmup", "rounds")}
+        values = {name: getattr(self, name) for name in ("name", "is_real", "modes", "steps", "warmup", "rounds")}
         return json.dumps({**values, "config": to_dict(self.config)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Steps of a case. `rates` are images a second of each turn, by kind of data.
+    """Steps of a case. `rates` are images a second of each turn, by kind of data; `mode` is "no" if not compiled.
 
     `num_host_waits` is how often the host waited for the device in the steps of a turn, and `state_s` how long a
     checkpoint stops the run.
     """
 
     name: str
-    compile: bool
+    mode: str
     rates: dict[str, list[float]]
     wait_percent: float
     first_step_s: float
@@ -71,12 +74,17 @@ def main() -> None:
     if not torch.cuda.is_available():
         Single.compile_backend = "aot_eager"  # makes no kernels, which would need a C++ compiler
     with started(case.config.strategy, case.config) as runtime:
-        print(json.dumps([asdict(measure(case, runtime, compile=compile)) for compile in (False, True)]))
+        timings = [measure(case, runtime, "no")]
+        for mode in case.modes:
+            torch.compiler.reset()  # what an earlier mode compiled
+            with inductor.config.patch(inductor.list_mode_options(mode)):
+                timings.append(measure(case, runtime, mode))
+        print(json.dumps([asdict(one) for one in timings]))
 
 
-def measure(case: Case, runtime: Runtime, *, compile: bool) -> Timing:
+def measure(case: Case, runtime: Runtime, mode: str) -> Timing:
     """One learner, its turns, and what it needs besides time."""
-    config = replace(case.config, compile=compile)
+    config = replace(case.config, compile=mode != "no")
     streams = {"fake": open_data(replace(config, manifest=None, fake_data=True), runtime.host, runtime.num_hosts).train}
     if case.is_real:
         streams["real"] = open_data(config, runtime.host, runtime.num_hosts).train
@@ -103,7 +111,7 @@ def measure(case: Case, runtime: Runtime, *, compile: bool) -> Timing:
     state_s = time.perf_counter() - began
     return Timing(
         name=case.name,
-        compile=compile,
+        mode=mode,
         rates=rates,
         wait_percent=100 * statistics.median(waits),
         first_step_s=first_step_s,
@@ -124,6 +132,7 @@ def turn(
             if number == warmup and rows:
                 runtime.fetch(rows)
                 rows, began, waited, num_images = [], time.perf_counter(), feed.wait_s, 0
+            torch.compiler.cudagraph_mark_step_begin()
             rows.append(learner.train_step(fed.tensors, 1e-4, number, weight=float(fed.weights.sum())))
             num_images += len(fed.ids)
         runtime.fetch(rows)

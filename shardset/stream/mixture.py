@@ -10,6 +10,7 @@ set can fill are left out of that epoch (the next epoch's order leaves out other
 """
 
 import itertools
+import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,8 +39,8 @@ class Share:
 
 def share_lanes(weights: Sequence[float], num_lanes: int) -> list[int]:
     """Lanes of each set, by largest remainder of `weight * num_lanes`; raises ConfigError if a set gets none."""
-    if not weights or min(weights) <= 0:
-        raise ConfigError(f"weights are {list(weights)}, expected at least one, all above 0")
+    if not (weights and min(weights) > 0 and math.isfinite(sum(weights))):
+        raise ConfigError(f"weights are {list(weights)}, expected at least one, all above 0 and finite")
     wanted = np.array(weights, dtype=np.float64) / sum(weights) * num_lanes
     lanes = np.floor(wanted).astype(int)
     order = np.argsort(lanes - wanted, kind="stable")

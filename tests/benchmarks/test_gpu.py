@@ -26,8 +26,9 @@ def test_all_cases_run_on_a_cpu_at_a_tiny_size(tmp_path: Path, capfd: pytest.Cap
     page.write_text(PAGE.read_text())
     assert gpu.main(["--scale", "tiny", "--folder", str(tmp_path / "files"), "--write", str(page)]) == 0
     written = page.read_text()
-    for model in ("test_resnet", "test_vit", "test_resnet, averages, two passes"):
-        for compiled in ("no", "yes"):
-            assert f"\n| {model} | {compiled} | " in written
+    all_modes = ("test_resnet", "test_vit", "test_vit, small batch")
+    for model, modes in (*((one, gpu.MODES) for one in all_modes), ("test_resnet, averages, two passes", ("default",))):
+        for mode in ("no", *modes):
+            assert f"\n| {model} | {mode} | " in written
     assert written.count("| none; none |") == 1  # two processes without a GPU have no context on one
     assert "timm, compiled, on the same files: " in capfd.readouterr().out

@@ -16,10 +16,19 @@ from trainer.config import ModelConfig, TrainConfig
 RATES = (0.1, 0.0, 1.0, 0.9, 1e-4, 0.05, 0.1)
 """Learning rates that meet torch_xla's constants (0 and 1) and other numbers of the optimizer (0.9, 1e-4, 0.1)."""
 
+STEP_RATES = (0.02, 0.05, 0.0, 0.1)
+"""Learning rates that move the weights by about their size, so that their rounding hides nothing."""
+
 
 def small(num_classes: int) -> nn.Module:
     """A model that compiles in a second."""
     return nn.Sequential(nn.Flatten(), nn.Linear(192, 16), nn.LayerNorm(16), nn.ReLU(), nn.Linear(16, num_classes))
+
+
+def grouped(num_classes: int) -> nn.Module:
+    """The same with a GroupNorm."""
+    norm = nn.GroupNorm(4, 16)
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, 16), norm, nn.ReLU(), nn.Linear(16, num_classes))
 
 
 def normed(num_classes: int) -> nn.Module:
@@ -121,8 +130,20 @@ def _steps(spmd: Any) -> dict[str, list[float]]:
     ways = {name: replace(base, optimizer=OptimizerConfig(name=name, weight_decay=0.01)) for name in STATIC_OPTIMIZERS}
     ways["averages, clipping"] = replace(base, regularize=RegularizeConfig(ema_decay=0.9, clip_norm=0.5))
     ways["mixing, smoothing"] = replace(base, regularize=RegularizeConfig(mixup=0.2, label_smoothing=0.1))
+    ways["binary"] = replace(base, regularize=RegularizeConfig(loss="bce", label_smoothing=0.1))
     ways["two passes"] = replace(base, accumulate=2)
-    ways["statistics"] = replace(ways["two passes"], model=ModelConfig(name="tests.makers.xla_facts:normed"))
+    ways["statistics"] = replace(
+        ways["two passes"],
+        model=ModelConfig(name="tests.makers.xla_facts:normed"),
+        regularize=RegularizeConfig(ema_decay=0.9),
+    )
+    ways["everything"] = replace(
+        ways["adamw"],
+        optimizer=OptimizerConfig(name="adamw", weight_decay=0.01, kwargs={"eps": 0.001}),
+        model=ModelConfig(name="tests.makers.xla_facts:grouped"),
+        accumulate=2,
+        regularize=RegularizeConfig(ema_decay=0.9, clip_norm=0.1, mixup=0.4, cutmix=1.0),
+    )
     return {name: _step(spmd, config) for name, config in ways.items()}
 
 
@@ -141,6 +162,7 @@ def _refusal(spmd: Any) -> str:
 
 
 def _step(spmd: Any, config: TrainConfig) -> list[float]:
+    """The graphs, and the distance of the weights from those of plain torch at the end."""
     from trainer.model.augment import mix_of
     from trainer.model.learner import Learner
     from trainer.runtime.base import Single
@@ -149,14 +171,19 @@ def _step(spmd: Any, config: TrainConfig) -> list[float]:
     states = []
     for runtime in (spmd, Single("fp32")):
         learner = Learner(runtime, config, 10, None)
-        for step, rate in enumerate((0.001, 0.002, 0.0, 0.003)):
+        for step, rate in enumerate(STEP_RATES):
             batch = mix_of(config)(_batch(16, step), 0, step)
             placed = {name: torch.as_tensor(value) for name, value in batch.items()}
             learner.train_step(runtime.to_device(placed), rate, key=step)
         states.append(learner.state())
     pairs = [(states[0][kind], states[1][kind]) for kind in ("model", "ema") if states[0][kind] is not None]
-    far = max((left[name] - right[name]).abs().max().item() for left, right in pairs for name in right)
+    far = max(_distance(left[name], right[name]) for left, right in pairs for name in right)
     return [spmd.graphs["train step"], far]
+
+
+def _distance(left: torch.Tensor, right: torch.Tensor) -> float:
+    """How far apart two tensors are, as a share of their largest number."""
+    return ((left - right).abs().max() / right.abs().max()).item()
 
 
 def _batch(size: int, seed: int) -> dict[str, torch.Tensor]:

@@ -147,7 +147,7 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
     urls, weights = zip(*mixed_sets(config.mix) or [(config.manifest, {0: 1.0})], strict=True)
     mixed, names = [load_once(url) for url in urls], [one.name for one in manifest.classes]
     for url, other in zip(urls, mixed, strict=True):
-        check_split("train_split", config.train_split, other.manifest, url)
+        check_split("train_split", config.train_split, other, url)
         others = [one.name for one in other.manifest.classes]
         if others != names:
             which = sorted({*names} ^ {*others})[:5] or "in their order"
@@ -156,7 +156,7 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
                 "the same classes in the same order: build them with the same class names"
             )
     eval_split = eval_split_of(config, manifest)
-    check_split("eval_split", eval_split, manifest, config.manifest)
+    check_split("eval_split", eval_split, loaded, config.manifest)
     num_classes = _num_classes_of(config, manifest)
     disk_cache = None
     if config.cache_dir is not None and config.cache_bytes is not None:
@@ -302,17 +302,21 @@ def synthetic_data(
 # --- does the shard set fit the config? ------------------------------------------------------------------------------
 
 
-def check_split(setting: str, name: str, manifest: Manifest, url: str) -> None:
+def check_split(setting: str, name: str, loaded: LoadedSet, url: str) -> None:
     """Raises ConfigError unless the split exists and every sample has a label, without which its loss means nothing."""
-    if name not in manifest.splits:
-        names = ", ".join(manifest.splits)
+    splits = loaded.manifest.splits
+    if name not in splits:
+        names = ", ".join(splits)
         raise ConfigError(f"{setting} is {name!r}, but the shard set {url} has {names}; name one of them")
-    split = manifest.split(name)
-    missing = split.num_samples - sum(split.class_totals)
-    if missing:
+    split, labels = splits[name], loaded.part(name).labels
+    num_samples, num_labelled = split.num_samples, sum(split.class_totals)
+    if labels is not None:  # those of a view are read in place of the stored ones
+        num_samples, num_labelled = len(labels), int(np.count_nonzero(labels >= 0))
+    if missing := num_samples - num_labelled:
         raise ConfigError(
-            f"{setting} is {name!r}, where {missing} of {split.num_samples} samples have no label, and this trainer "
-            f"needs them; name another split with --set {setting}=NAME, or build the shard set without these samples"
+            f"{setting} is {name!r}, where {missing} of {num_samples} samples have no label, and this trainer needs "
+            f"them; name another split with --set {setting}=NAME, build the shard set without these samples, or give "
+            "a view of it a column of labels"
         )
 
 

@@ -1,7 +1,7 @@
 """Models by name: timm's, or any function of yours; a stem for small images and a swap to GroupNorm."""
 
-import copy
 import importlib
+import itertools
 import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +15,7 @@ from timm.layers.norm_act import BatchNormAct2d, GroupNormAct
 from timm.models.resnet import BasicBlock, ResNet
 from timm.optim._optim_factory import create_optimizer_v2, get_optimizer_info, list_optimizers
 from torch import nn
+from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from shardset.errors import ConfigError
@@ -135,14 +136,18 @@ def check_size(model: nn.Module, name: str, size: int) -> None:
     """Raises ConfigError where timm's model takes no images of that size."""
     if not timm.is_model(name):
         return
-    images = torch.empty(2, 3, size, size, device="meta")  # computes shapes, and no numbers
+    weights = itertools.chain(model.named_parameters(), model.named_buffers())
+    shapes = {name: torch.empty_like(tensor, device="meta") for name, tensor in weights}
+    was_training = model.training
     try:
-        copy.deepcopy(model).to("meta").eval()(images)
+        functional_call(model.eval(), shapes, torch.empty(2, 3, size, size, device="meta"))
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(
             f"model {name!r} can't take images of {size}x{size}, as image.size says ({first_line(error)}); give a "
             "larger size, or that which the model was made for"
         ) from error
+    finally:
+        model.train(was_training)
 
 
 def check_logits(logits: Any, name: str, num_classes: int) -> None:

@@ -36,9 +36,9 @@ def share_of_peak(config: TrainConfig, num_classes: int, device: torch.device) -
     if peak is None or config.precision != "bf16" or is_own:
         return None
     model = replace(config.model, pretrained=None, checkpoint_activations=False)
-    net = build.build(model, num_classes, config.seed)
+    with torch.device("meta"):
+        net = build.build(model, num_classes, config.seed)
     build.freeze(net, model)
-    net = net.to("meta")
     build.set_training(net, model)
     images = torch.empty(2, 3, config.image.size, config.image.size, device="meta")  # BatchNorm refuses one image
     try:

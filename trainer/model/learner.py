@@ -3,7 +3,7 @@
 import copy
 import itertools
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -22,6 +22,9 @@ from trainer.record import metrics
 from trainer.record.checkpoint_state import LearnerState
 from trainer.runtime.base import Runtime, TensorBatch
 from trainer.runtime.optimizers import options_for
+
+_Place = tuple[dict[str, Any], str]
+"""The tensors of a layer by name, and the name of one of them."""
 
 COUNTERS = ("step", "lookahead_step")
 """What optimizers of timm call a count of steps that all weights have in common: lamb, adan, lookahead."""
@@ -62,6 +65,7 @@ class Learner:
         self.net = to_device(net)
         self._average = None if ema is None else to_device(ema)
         self._eval_net = self.net if self._average is None else self._average
+        self._averaged = [*zip(_saved_once(self._eval_net), _saved_once(self.net), strict=True)]
         runtime.module_to_device(self._normalize)
         self._optimizer = build.optimizer(
             config.optimizer, self.net, options_for(name, runtime.device, runtime.precision)
@@ -88,7 +92,7 @@ class Learner:
 
         `batch` holds `image` uint8 [B, H, W, 3], `label` int64, `weight` float32, and maybe `flip` and `mix`. With `id`
         (see device_feed.ids_as_floats) the samples of all replicas follow the sums, five numbers each. `weight` is the
-        sum of the weights of the global batch; None where one replica has all of it.
+        number of samples of the global batch, without pads; None where one replica has all of it.
         """
         self._parallel.train()
         build.set_training(self.net, self._config.model)
@@ -133,7 +137,7 @@ class Learner:
     def _train_step(
         self, batch: TensorBatch, rate: float | torch.Tensor, weight: float | torch.Tensor | None
     ) -> torch.Tensor:
-        total = batch["weight"].sum().clamp(min=1) if weight is None else weight
+        total = (batch["weight"] > 0).sum() if weight is None else weight
         # Every count-th sample, so that a part has as many of each device's samples.
         count = self._config.accumulate
         *parts, last = (
@@ -148,8 +152,8 @@ class Learner:
             self._scaler.unscale_(self._optimizer)
             nn.utils.clip_grad_norm_(self.net.parameters(), self._config.regularize.clip_norm)
         self._runtime.update(self._optimizer, rate, self._scaler)
-        if self._average is not None and self._config.regularize.ema_decay:
-            _average_in(self._average, self.net, self._config.regularize.ema_decay)
+        if self._config.regularize.ema_decay:
+            _average_in(self._averaged, self._config.regularize.ema_decay)
         sums, outcomes = zip(*passes, strict=True)
         return self._row(torch.stack(sums).sum(0), list(itertools.chain(*outcomes)))
 
@@ -204,19 +208,28 @@ def step_key(seed: int, epoch: int, step: int) -> int:
 
 
 @torch.no_grad()
-def _average_in(average: nn.Module, net: nn.Module, decay: float) -> None:
+def _average_in(places: Sequence[tuple[_Place, _Place]], decay: float) -> None:
     """Moves the averaged weights and statistics a little towards the net's; counters are copied."""
-    pairs = list(zip(_saved_once(average), _saved_once(net), strict=True))
+    pairs = [(averages[name], own[name]) for (averages, name), (own, _) in places]
+    counters = [pair for pair in pairs if not pair[0].is_floating_point()]
     moving = [pair for pair in pairs if pair[0].is_floating_point()]
     torch._foreach_lerp_([old for old, _ in moving], [new for _, new in moving], 1 - decay)
-    for old, new in pairs:
-        if not old.is_floating_point():
-            old.copy_(new)
+    if counters:
+        torch._foreach_copy_([old for old, _ in counters], [new for _, new in counters])
 
 
-def _saved_once(net: nn.Module) -> Iterable[torch.Tensor]:
-    """All that a state holds; weights that several layers share are there several times, and here once."""
-    return {id(tensor): tensor for tensor in net.state_dict(keep_vars=True).values()}.values()
+def _saved_once(net: nn.Module) -> list[_Place]:
+    """Where everything is that a state holds; weights that several layers share are there once.
+
+    Not the tensors: a layer may replace its buffer in a step.
+    """
+    found: dict[int, _Place] = {}
+    for layer in net.modules():
+        for tensors in (layer._parameters, layer._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None and name not in layer._non_persistent_buffers_set:
+                    found.setdefault(id(tensor), (tensors, name))
+    return list(found.values())
 
 
 def _load_weights(net: nn.Module, average: nn.Module | None, state: LearnerState, name: str) -> None:

@@ -72,9 +72,9 @@ class Totals:
         return Totals(*sums, outcomes=(*self.outcomes, *new))
 
     def mean(self, name: str) -> float:
-        """The mean of `loss`, `top1` or `top5` over samples."""
+        """The weighted mean of `loss`, `top1` or `top5` over samples; 0 over none."""
         total: float = getattr(self, name)
-        return total / max(1.0, self.weight)
+        return total / self.weight if self.weight else 0.0
 
     def __str__(self) -> str:
         return f"loss {self.mean('loss'):.4f}, accuracy {self.mean('top1'):.4f}"

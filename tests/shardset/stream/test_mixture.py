@@ -1,4 +1,5 @@
 import itertools
+import math
 import re
 import uuid
 
@@ -86,10 +87,15 @@ def test_lanes_are_shared_within_one_of_the_exact_share(weights, num_lanes):
     assert all(abs(own - weight / sum(weights) * num_lanes) < 1 for own, weight in zip(lanes, weights, strict=True))
 
 
-@pytest.mark.parametrize("weights", [[], [1, 0], [1, -1], [1000, 1]])
-def test_weights_that_leave_a_set_out_are_refused(weights):
-    with pytest.raises(ConfigError, match="weights"):
+@pytest.mark.parametrize("weights", [[], [1, 0], [1, -1], [1, math.nan], [math.nan, 1], [1, math.inf]])
+def test_weights_that_are_no_shares_are_refused(weights):
+    with pytest.raises(ConfigError, match=r"^weights are .*expected at least one, all above 0 and finite$"):
         share_lanes(weights, 16)
+
+
+def test_weights_that_leave_a_set_out_are_refused():
+    with pytest.raises(ConfigError, match="leave set 1 without one"):
+        share_lanes([1000, 1], 16)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 import uuid
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardset.errors import ConfigError, ManifestError
+from shardset.format.manifest import load
 from shardset.order.selection import Selection
 from shardset.storage.open import open_storage
 from tests.makers.shardset import png_samples, write_shard_set
 from tests.makers.training import NUM_EVAL, NUM_TRAIN, STEPS, shard_set, tiny_config
+from tests.makers.views import put_view
 from trainer.config import ImageConfig, ModelConfig, TrainConfig
 from trainer.data.splits import Data, SampleDigest, check_epoch, complete_epoch, open_data, steps_of, synthetic_data
 from trainer.errors import EpochMismatch
@@ -172,6 +175,11 @@ def test_a_split_with_samples_that_have_no_label_is_refused(without: str) -> Non
     write_shard_set(open_storage(url), splits)
     with pytest.raises(ConfigError, match=f"is '{without}', where 3 of 20 samples have no label"):
         open_data(tiny_config(url, "run"), 0, 1)
+    refusal = pytest.raises(ConfigError, match=f"is '{without}', where 2 of 10 samples have no label")
+    for label, expected in (2, nullcontext()), (-1, refusal):  # the labels of a view count, not those of its set
+        view = put_view(url, load(url), head={"split": without}, id=range(10), label=[label] * 2 + [3] * 8)
+        with expected:
+            open_data(tiny_config(view, "run"), 0, 1)
 
 
 def test_fake_batches_look_like_real_ones(manifest: str) -> None:

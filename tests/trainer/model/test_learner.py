@@ -64,6 +64,16 @@ class NoSync(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class Counting(TorchDispatchMode):
+    """Counts the calls of operators."""
+
+    calls = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
 class TwoOutputs(nn.Module):
     def __init__(self, num_classes: int) -> None:
         super().__init__()
@@ -264,6 +274,47 @@ def test_averaged_weights_are_what_is_evaluated_and_those_that_layers_share_are_
     batch = batch_of(6)
     loss = cross_entropy(net(Normalize()(batch["image"])), batch["label"], reduction="sum")
     torch.testing.assert_close(learner.eval_step(batch)[0], loss.detach())
+
+
+class Replacing(nn.Module):
+    """Replaces its buffer in each step, and counts the steps in another one."""
+
+    mean: torch.Tensor
+    count: torch.Tensor
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.net = linear(num_classes)
+        self.register_buffer("mean", torch.zeros(()))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, images_NCHW: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.mean = self.mean + 1.0
+            self.count = self.count + 1
+        logits: torch.Tensor = self.net(images_NCHW)
+        return logits
+
+
+def test_a_buffer_that_a_layer_replaces_is_averaged_and_a_counter_is_copied() -> None:
+    model = ModelConfig(name=f"{__name__}:Replacing")
+    learner = learner_of(model=model, regularize=RegularizeConfig(ema_decay=0.5))
+    for step in range(3):
+        learner.train_step(batch_of(6, seed=step), 0.1, key=step)
+    averaged = learner.state()["ema"]
+    assert (averaged["mean"], averaged["count"]) == (0.5 * (0.5 * 0.5 + 0.5 * 2) + 0.5 * 3, 3)
+
+
+def test_averaging_adds_two_calls_to_a_step_whatever_the_number_of_layers() -> None:
+    counts = []
+    for decay in (None, 0.9):
+        model = ModelConfig(name="trainer.model:tiny_resnet")
+        learner = learner_of(model=model, regularize=RegularizeConfig(ema_decay=decay))
+        learner.train_step(batch_of(6), 0.1, key=0)
+        with Counting() as counting:
+            learner.train_step(batch_of(6), 0.1, key=1)
+        counts.append(counting.calls)
+    assert counts[1] - counts[0] == 2
 
 
 @pytest.mark.parametrize("name", ["sgd", "lamb", "lookahead_momentum"])

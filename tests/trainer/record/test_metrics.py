@@ -32,6 +32,15 @@ def test_weighted_counts_leave_out_the_pads(real: int, pads: int, classes: int, 
     assert totals == Totals(real, real, int((ranks < 1).sum()), int((ranks < 5).sum()))
 
 
+@pytest.mark.parametrize("scale", [1e-6, 1 / 64, 1.0, 1e6])
+def test_a_mean_does_not_depend_on_the_scale_of_the_weights(scale: float) -> None:
+    weights = scale * torch.tensor([1.0, 2.0, 5.0])
+    row = stats_row(torch.tensor([4.0, 2.0, 0.0]), torch.tensor([[0, 1]] * 3), torch.tensor([0, 1, 0]), weights)
+    totals = Totals().add(row.unsqueeze(0))
+    assert [totals.mean(name) for name in ("loss", "top1", "top5")] == pytest.approx([1.0, 0.75, 1.0])
+    assert Totals().mean("loss") == 0
+
+
 def test_rates_leave_out_what_comes_before_a_mark() -> None:
     rates = Rates()
     rates.add(10, 100.0)

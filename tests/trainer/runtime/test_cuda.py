@@ -196,3 +196,12 @@ def test_compiling_without_a_compiler_or_the_headers_of_python_is_refused(
 def test_the_options_of_an_optimizer_follow_the_device(name: str, device: str, expected: dict[str, bool]) -> None:
     assert optimizers.options_for(name, torch.device(device), "bf16") == expected
     assert optimizers.options_for(name, torch.device(device), "fp16") == {}
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 0.9, 0.999, 0.9999])
+def test_a_bias_correction_with_a_step_count_on_the_device_has_all_digits(beta: float) -> None:
+    exact = optimizers.ExactBeta(beta)
+    for step in (1, 2, 7, 100, 10_000):
+        expected = 1 - beta**step
+        assert (1 - exact ** torch.tensor(float(step))).item() == pytest.approx(expected, rel=2e-7)
+        assert 1 - exact**step == expected

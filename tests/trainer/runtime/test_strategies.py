@@ -58,6 +58,9 @@ CALM = OptimizerConfig(learning_rate=0.01)
 TOLERANCE = 1e-5
 """Between strategies over 21 steps: they add up in another order."""
 
+ROUNDING = 3e-6
+"""Between XLA and torch over four steps, as a share of the weights: what Adam makes of small gradients is 1e-6."""
+
 START_S = 300
 """What a busy machine may take to import torch: a process waits for the others from then on."""
 
@@ -257,7 +260,7 @@ def test_facts_of_spmd_on_four_devices() -> None:
     assert set(STATIC_OPTIMIZERS) < set(facts["steps"])
     for way, (graphs, far) in facts["steps"].items():
         assert graphs == 1, way
-        assert far < TOLERANCE, way
+        assert far < ROUNDING, way
 
 
 @pytest.mark.nightly
