@@ -10,14 +10,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import SupportsIndex
 
-# All between :// and the last @ before a slash. A password may contain a slash; a port is not a password.
-_USER = re.compile(r"(?<=://)(?:[^/\s]*@|[^/\s:@]+:(?!\d+/)\S*@)")
-_QUERY = re.compile(r"(https?://[^\s?]*\?)[^\s;,]+")  # which signs an address
+# A port is not a password, which may contain `/` and `@`: all goes, up to the last @.
+_PASSWORD = r"[^/\s:@\[\"']+:(?!//|\d+(?:[/?\s:;,)\"']|$))[^\s\"']"
+_USER = re.compile(rf"(?<=://)(?:{_PASSWORD}*@|[^/\s]*@)|(?<![^\s=(\"']){_PASSWORD}*@(?=[\w.\[])")
+_KEYS = re.compile(rf"(?<=://){_PASSWORD}+")  # KEY:SECRET in place of a bucket
+_QUERY = re.compile(r"(\w://[^\s?]*\?)[^\s\"']+")  # which signs an address
 
 
 def masked(text: str) -> str:
-    """The text with `***` for user, password and query in each address: `http://***@host/file?***`."""
-    return _QUERY.sub(r"\1***", _USER.sub("***@", text))
+    """The text with `***` for user, password, keys and query of addresses: `http://***@host/a?***`."""
+    for secret, shown in ((_USER, "***@"), (_KEYS, "***"), (_QUERY, r"\1***")):
+        text = secret.sub(shown, text)
+    return text
 
 
 def printable(text: str) -> str:

@@ -21,6 +21,7 @@ Kinds of faults (`at` counts bytes of the answer's body, or of the request's bod
     truncate      the answer's headers are whole, its body ends after `at` bytes, the connection is closed
     reset_at      the same, with a reset
     stall         the same, with `seconds` of silence before the connection is closed
+    drip          the answer's body comes `at` bytes at a time, each `seconds` after the last
     flip          one bit of byte `at` of the answer's body is flipped
     replace       `find` becomes `put` in the answer's headers and body (of equal lengths)
     flip_upload   one bit of byte `at` of the request's body is flipped on its way
@@ -75,6 +76,12 @@ Script = Callable[[Seen], Fault | None]
 def is_media(seen: Seen) -> bool:
     """Whether a request asks for an object's bytes."""
     return seen.method == "GET" and "alt=media" in seen.path
+
+
+def is_read(seen: Seen) -> bool:
+    """Whether a request asks for an object's bytes, of a server of any kind."""
+    is_other = "list" in seen.path or seen.path.startswith("/storage/")
+    return is_media(seen) or (seen.method == "GET" and not is_other)
 
 
 def is_upload(seen: Seen) -> bool:
@@ -195,6 +202,11 @@ class _Handler(BaseHTTPRequestHandler):
         elif fault.kind in ("truncate", "reset_at", "stall"):
             self._answer(answer.status, found, data, until=fault.at)
             self._end(fault)
+        elif fault.kind == "drip":
+            self._answer(answer.status, found, data, until=0)
+            for start in range(0, len(data), fault.at):
+                self.wfile.write(data[start : start + fault.at])
+                self.server.proxy.closing.wait(fault.seconds)
         else:
             self._answer(answer.status, found, data)
 

@@ -9,29 +9,29 @@ import mimetypes
 import secrets
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import IO, ClassVar, TypeVar
 from urllib.parse import quote
 
 import urllib3
 
 from shardset.checksum import crc32c_text, extend_crc32c
-from shardset.errors import NotFound, PreconditionFailed, StorageError, TransientError
+from shardset.errors import PreconditionFailed, StorageError, TransientError
 from shardset.storage.base import (
     ABSENT,
     ObjectWriter,
     Stat,
     accept_identical_object,
     check_generation,
-    check_range,
     os_errors_as_storage_errors,
     stat_or_none,
 )
-from shardset.storage.gcs_download import Download
-from shardset.storage.gcs_http import Body, BucketFacts, ListingPage, StoredObject, is_throttled, json_object, send
-from shardset.storage.remote import RemoteFolder
-from shardset.storage.retry import RetryPolicy, persist
+from shardset.storage.download import AT_ONCE_BYTES, Answer, arriving, span_of
+from shardset.storage.gcs_http import BROKEN, Body, BucketFacts, ListingPage, StoredObject, explain, json_object, send
+from shardset.storage.remote import ServedFolder, span
+from shardset.storage.retry import RetryPolicy
 
 T = TypeVar("T")
 
@@ -42,13 +42,13 @@ _STAT_FIELDS = "kind,name,size,generation,crc32c"
 class GcsLimits:
     """How much of an object or of a listing is held at once."""
 
-    piece_bytes: int = 8 << 20  # one allocation for a usual range: two halves and their sum take three times as long
+    piece_bytes: int = AT_ONCE_BYTES
     spool_bytes: int = 16 << 20
     page_size: int = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class GcsStorage(RemoteFolder):
+class GcsStorage(ServedFolder):
     """Objects of a bucket below a prefix.
 
     Uses the emulator at STORAGE_EMULATOR_HOST anonymously if that is set; otherwise Application Default Credentials,
@@ -58,62 +58,47 @@ class GcsStorage(RemoteFolder):
     limits: GcsLimits = field(default_factory=GcsLimits)
 
     scheme: ClassVar[str] = "gs"
+    endpoint: ClassVar[str] = "STORAGE_EMULATOR_HOST"
 
     def stat(self, name: str) -> Stat:
         full, where = self._full(name), f"{self.url}/{name}"
         params = {"fields": _STAT_FIELDS}
-        return _ask(self.retry, self._path(full), where, params, lambda r: _named(r, full, where)).stat(name)
+        return self._ask(self._path(full), where, params, lambda r: _named(self.retry, r, full, where)).stat(name)
 
-    def _read(self, name: str, start: int, stop: int | None, generation: str | None) -> tuple[bytes, Stat]:
-        """Compares a whole object with the CRC32C that the server keeps."""
-        where = f"{self.url}/{name}"
-        if start == stop:  # no Range header asks for zero bytes
-            stat = self.stat(name)
-            check_generation(stat.generation, generation, where)
-            check_range(start, stop, stat.num_bytes, where)
-            return b"", stat
-        download = Download(
-            policy=self.retry,
-            path=self._path(self._full(name)),
-            where=where,
-            name=name,
-            stat=lambda: self.stat(name),
-            start=start,
-            stop=stop,
-            generation=generation,
-            piece_bytes=self.limits.piece_bytes,
-        )
-        data = persist(self.retry, where, download.attempt, lambda: download.farthest)
-        return data, download.found
+    @contextmanager
+    def _request(self, name: str, start: int, stop: int | None, generation: str | None) -> Iterator[Answer]:
+        where, path = span(f"{self.url}/{name}", start, stop), self._path(self._full(name))
+        # Accepting gzip means "as stored". Otherwise the server would unpack such objects and ignore the range.
+        headers = {"Accept-Encoding": "gzip"}
+        if (start, stop) != (0, None):
+            headers["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
+        params = {"alt": "media"} | ({"ifGenerationMatch": generation} if generation else {})
+        with closing(send(self.retry, "GET", path, where, params=params, headers=headers)) as response:
+            try:
+                if response.status == 416:  # if the object says that it ends here
+                    yield Answer(stat=self.stat(name), first=start, pieces=())
+                else:
+                    yield _described(response, name, where, self.limits.piece_bytes)
+            except BROKEN as error:
+                raise TransientError(f"{where}: {explain(error)}") from error
 
     def writer(self, name: str, *, if_generation: str | None = None) -> ObjectWriter:
         """Keeps up to 16 MiB in memory, more in a temporary file; sends all at the block's end."""
         return _GcsWriter(replace(self, prefix=""), self._full(name), if_generation)
 
-    def delete(self, name: str, *, generation: str | None = None) -> None:
-        """Only a 204 is taken for a deletion; after any other answer, the object must be gone."""
+    def _delete(self, name: str, generation: str | None) -> str:
+        """Only a 204 confirms it."""
         where, path = f"{self.url}/{name}", self._path(self._full(name))
         condition = {} if generation is None else {"ifGenerationMatch": generation}
+        with closing(send(self.retry, "DELETE", path, where, params=condition)) as response:
+            return "" if response.status == 204 else str(response.status)
 
-        def attempt() -> None:
-            try:
-                with closing(send(self.retry, "DELETE", path, where, params=condition)) as response:
-                    answer = str(response.status)
-            except (NotFound, PreconditionFailed) as error:
-                answer = str(error).removeprefix(f"{where}: ")
-            if answer != "204" and self._holds(name, generation):
-                raise TransientError(f"{where}: it is still stored after its deletion was answered with: {answer}")
-
-        if generation is None or self._holds(name, generation):  # an emulator may not know the condition
-            persist(self.retry, where, attempt)
-
-    def _holds(self, name: str, generation: str | None) -> bool:
-        stored = stat_or_none(self, name)
-        return stored is not None and generation in (None, stored.generation)
-
-    @property
-    def is_throttled(self) -> bool:
-        return is_throttled(self.retry, self._path(""))
+    def location(self) -> str:
+        """As `bucket_location`."""
+        params = {"fields": "kind,location,customPlacementConfig"}
+        facts_in = partial(json_object, self.retry, where=self.url, kind=BucketFacts)
+        answer = self._ask(_bucket_path(self.bucket), self.url, params, facts_in)
+        return "+".join(answer.custom_placement_config.get("dataLocations") or [answer.location])
 
     def _path(self, full: str) -> str:
         return f"{_bucket_path(self.bucket)}/o/{quote(full, safe='')}"
@@ -128,7 +113,7 @@ class GcsStorage(RemoteFolder):
         }
 
         def accept(response: urllib3.BaseHTTPResponse) -> ListingPage:
-            page = json_object(response, where, ListingPage)
+            page = json_object(self.retry, response, where, ListingPage)
             foreign = [item.name for item in page.items if not item.name.startswith(wanted) or item.name <= last]
             if foreign or (token and page.next_page_token == token):
                 name = f"object {foreign[0]!r}" if foreign else "page token"
@@ -136,7 +121,7 @@ class GcsStorage(RemoteFolder):
             return page
 
         while True:
-            page = _ask(self.retry, f"{_bucket_path(self.bucket)}/o", where, params, accept)
+            page = self._ask(f"{_bucket_path(self.bucket)}/o", where, params, accept)
             # Google lists in the order of names; an emulator that does not answers with a single page.
             for item in sorted(page.items, key=lambda item: item.name):
                 last = item.name
@@ -147,36 +132,59 @@ class GcsStorage(RemoteFolder):
                 return
             params["pageToken"] = token
 
+    def _ask(self, path: str, where: str, params: dict[str, str], accept: Callable[[urllib3.BaseHTTPResponse], T]) -> T:
+        """The result of `accept` on the answer to a small request; repeats the request until it accepts one."""
+
+        def attempt() -> T:
+            with closing(send(self.retry, "GET", path, where, params=params)) as response:
+                return accept(response)
+
+        return self.persist(where, attempt)
+
 
 def bucket_location(bucket: str, retry: RetryPolicy) -> str:
     """The location of a bucket as the server spells it: `EUROPE-WEST4`, `EU`, `NAM4`; a pair is joined by `+`.
 
     Raises NotFound if there is no such bucket. Needs the permission storage.buckets.get.
     """
-    where, params = f"gs://{bucket}", {"fields": "kind,location,customPlacementConfig"}
-    answer = _ask(retry, _bucket_path(bucket), where, params, lambda r: json_object(r, where, BucketFacts))
-    return "+".join(answer.custom_placement_config.get("dataLocations") or [answer.location])
-
-
-def _ask(
-    retry: RetryPolicy, path: str, where: str, params: dict[str, str], accept: Callable[[urllib3.BaseHTTPResponse], T]
-) -> T:
-    """The result of `accept` on the answer to a small request; repeats the request until it accepts one."""
-
-    def attempt() -> T:
-        with closing(send(retry, "GET", path, where, params=params)) as response:
-            return accept(response)
-
-    return persist(retry, where, attempt)
+    return GcsStorage(bucket, retry=retry).location()
 
 
 def _bucket_path(bucket: str) -> str:
     return f"/storage/v1/b/{quote(bucket, safe='')}"
 
 
-def _named(response: urllib3.BaseHTTPResponse, full: str, where: str) -> StoredObject:
+def _described(response: urllib3.BaseHTTPResponse, name: str, where: str, piece_bytes: int) -> Answer:
+    """An answer with bytes of an object, as its headers describe it; raises TransientError if they do not."""
+    generation = response.headers.get("X-Goog-Generation", "")
+    if not generation:
+        raise TransientError(f"{where}: the answer names no generation, so it is not from Cloud Storage")
+    first, num_bytes = _span_in(response, where)
+    crc32c = _crc32c_header(response.headers.get("X-Goog-Hash", ""))
+    stat = Stat(name=name, num_bytes=num_bytes, generation=generation, crc32c=crc32c)
+    return Answer(stat=stat, first=first, pieces=arriving(response.read1, piece_bytes), crc32c=crc32c)
+
+
+def _span_in(response: urllib3.BaseHTTPResponse, where: str) -> tuple[int, int]:
+    """The first byte of a response and the size of the object, from the headers."""
+    try:
+        content_range = response.headers.get("Content-Range")
+        if content_range is None:
+            return 0, int(response.headers.get("X-Goog-Stored-Content-Length") or response.headers["Content-Length"])
+        return span_of(content_range)
+    except (KeyError, ValueError) as error:
+        raise TransientError(f"{where}: the answer does not say which bytes it holds") from error
+
+
+def _crc32c_header(text: str) -> str | None:
+    """The CRC32C in an `X-Goog-Hash` header such as `crc32c=yZRlqg==,md5=...`."""
+    pairs = (pair.strip().partition("=") for pair in text.split(","))
+    return next((value for key, _, value in pairs if key == "crc32c"), None)
+
+
+def _named(policy: RetryPolicy, response: urllib3.BaseHTTPResponse, full: str, where: str) -> StoredObject:
     """The object in an answer; raises TransientError if it has another name."""
-    item = json_object(response, where, StoredObject)
+    item = json_object(policy, response, where, StoredObject)
     if item.name != full:
         raise TransientError(f"{where}: the answer is about another object, {item.name!r}")
     return item
@@ -227,7 +235,7 @@ class _GcsWriter:
             if self._if_generation is not None:  # saves an upload that the server would refuse at its end
                 stored = stat_or_none(self._bucket, self._full)
                 check_generation(stored.generation if stored else ABSENT, self._if_generation, self._where)
-            self._verify(persist(self._bucket.retry, self._where, self._upload))
+            self._verify(self._bucket.persist(self._where, self._upload))
         except PreconditionFailed:
             stored = stat_or_none(self._bucket, self._full)
             accept_identical_object(stored, self._num_bytes, self._crc32c, self._where)
@@ -246,7 +254,7 @@ class _GcsWriter:
             body=Body(self._head(boundary), self._file, self._num_bytes, self._bucket.retry, tail),
         )
         with closing(response):
-            return _named(response, self._full, self._where)
+            return _named(self._bucket.retry, response, self._full, self._where)
 
     def _head(self, boundary: str) -> bytes:
         kind = mimetypes.guess_type(self._full)[0] or "application/octet-stream"

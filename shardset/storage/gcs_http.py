@@ -9,7 +9,6 @@ import json
 import os
 import re
 import threading
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -32,14 +31,14 @@ from shardset.checksum import crc32c_text
 from shardset.errors import ConfigError, NotFound, PreconditionFailed, StorageError, Throttled, TransientError, masked
 from shardset.prepared import prepared
 from shardset.storage.base import Stat
-from shardset.storage.retry import RetryPolicy, Throttle
+from shardset.storage.download import arriving
+from shardset.storage.retry import RetryPolicy, refusal
 
 T = TypeVar("T")
 
 _POOL = 64  # connections, for GcsStorage.reads_at_once and all else that a process does
 _PROBE_TIMEOUT_S = 1.0
 _SENT_AT_ONCE = 1 << 16  # urllib3 gives each of these the connect timeout; a mebibyte is too much for a slow line
-_SLOWEST_UPLOAD = 1 << 16  # bytes a second, for each of the uploads that share a line
 BROKEN = (urllib3.exceptions.HTTPError, TransportError, ConnectionError, TimeoutError)
 """Exceptions of a broken connection, while a request is sent or its response is read."""
 
@@ -70,7 +69,8 @@ def send(
     length = {} if body is None else {"Content-Length": str(len(body))}
     token_request = partial(connection.token_request, timeout=policy.stall_timeout_s)
 
-    def request(refreshes_left: int = 2) -> urllib3.BaseHTTPResponse:
+    refreshes_left = 2
+    while True:
         try:
             sent = {**connection.headers, **headers, **length}
             connection.credentials.before_request(token_request, method, connection.base_url + path, sent)
@@ -92,6 +92,7 @@ def send(
                 text = response.read(decode_content=True).decode(errors="replace")
             if response.status != 401 or not refreshes_left:
                 raise _refusal(response.status, text, where, connection, response.headers)
+            refreshes_left -= 1
             connection.credentials.refresh(token_request)  # a token may expire on its way
         except BROKEN as error:
             raise TransientError(f"{where}: {explain(error)}") from error
@@ -100,9 +101,6 @@ def send(
         except GoogleAuthError as error:
             kind = TransientError if error.retryable else StorageError
             raise kind(f"{where}: {connection.who} could not authenticate ({explain(error)}); {_LOGIN}") from error
-        return request(refreshes_left - 1)
-
-    return connection.throttle(path, headers).ask(policy, request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,15 +121,10 @@ class Body:
         yield self.head
         self.file.seek(0)
         while piece := self.file.read(_SENT_AT_ONCE):
-            if self.policy.clock() - began > self.policy.request_deadline_s + self.num_bytes / _SLOWEST_UPLOAD:
+            if self.policy.clock() - began > self.policy.deadline_of(self.num_bytes):
                 raise TimeoutError("the upload is slower than 64 KiB/s")
             yield piece
         yield self.tail
-
-
-def is_throttled(policy: RetryPolicy, path: str) -> bool:
-    """Whether the bucket has refused to send byte ranges to this process within a minute."""
-    return _connection().throttle(path, {"Range": ""}).is_busy(policy)
 
 
 _CHECK_ENVIRONMENT = "check STORAGE_EMULATOR_HOST, HTTP_PROXY and HTTPS_PROXY, such as http://localhost:9023"
@@ -157,14 +150,7 @@ def _refusal(status: int, text: str, where: str, connection: "_Connection", head
     is_damaged = status == 400 and "crc32c" in text.lower()
     kind, message = _REFUSALS.get(500 if is_damaged else status, _OTHER_REFUSAL)
     why = f" ({said})" if said else ""
-    error = f"{where}: " + message.format(status=status, said=said, who=connection.who, why=why)
-    return Throttled(error, _retry_after_s(headers)) if kind is Throttled else kind(error)
-
-
-def _retry_after_s(headers: Mapping[str, str]) -> float:
-    """The pause in seconds that a Retry-After asks for; 0 without one."""
-    text = headers.get("Retry-After", "").strip()
-    return float(text[:9]) if text.isdecimal() else 0.0
+    return refusal(kind, f"{where}: " + message.format(status=status, said=said, who=connection.who, why=why), headers)
 
 
 def _said(text: str) -> str:
@@ -220,13 +206,13 @@ class BucketFacts(msgspec.Struct, frozen=True, rename="camel"):
     custom_placement_config: dict[str, Any] = {}
 
 
-def json_object(response: urllib3.BaseHTTPResponse, where: str, kind: type[T]) -> T:
+def json_object(policy: RetryPolicy, response: urllib3.BaseHTTPResponse, where: str, kind: type[T]) -> T:
     """The JSON object in a response; raises TransientError unless it arrived whole and is of that kind.
 
     Accepts numbers in strings: Google sends 64-bit numbers so.
     """
     try:
-        body = response.read(decode_content=True)
+        body = b"".join(policy.paced(arriving(response.read1, decode=True), where))
     except BROKEN as error:
         raise TransientError(f"{where}: {explain(error)}") from error
     try:
@@ -246,11 +232,6 @@ class _Connection:
     target: str
     headers: Mapping[str, str]
     token_request: Request
-    throttles: defaultdict[tuple[str, bool], Throttle]
-
-    def throttle(self, path: str, headers: Mapping[str, str]) -> Throttle:
-        """The throttle of a bucket. Byte ranges have one of their own, so that a heartbeat does not queue with them."""
-        return self.throttles[path.partition("/b/")[2].partition("/")[0], "Range" in headers]
 
 
 _connections: dict[tuple[int, str], _Connection] = {}
@@ -282,7 +263,7 @@ def _connect(emulator: str) -> _Connection:
     except (ValueError, urllib3.exceptions.HTTPError) as error:
         raise ConfigError(f"{url} is not the address of a server ({explain(error)}); {_CHECK_ENVIRONMENT}") from None
     who = _who(credentials, emulator)
-    return _Connection(credentials, url, who, pool, target, headers, token_request, defaultdict(Throttle))
+    return _Connection(credentials, url, who, pool, target, headers, token_request)
 
 
 def _pool(session: AuthorizedSession, url: str) -> tuple[urllib3.HTTPConnectionPool, str, dict[str, Any]]:

@@ -8,7 +8,7 @@ import os
 import re
 from base64 import b64encode
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from netrc import NetrcParseError, netrc
@@ -19,25 +19,24 @@ import requests
 import urllib3
 from requests.adapters import HTTPAdapter
 
-from shardset import errors
 from shardset.errors import ConfigError, StorageError, TransientError
-from shardset.storage import base
 from shardset.storage.base import ObjectWriter, Stat
-from shardset.storage.remote import RemoteFolder
-from shardset.storage.retry import RetryPolicy, persist
+from shardset.storage.checked import read_again
+from shardset.storage.download import Answer, arriving, span_of
+from shardset.storage.remote import ServedFolder
+from shardset.storage.retry import RetryPolicy, kind_of, refusal
 
 HEADER = "SHARDSET_HTTPS_HEADER"
 _HEADER_FORM = re.compile(r"([!-~]+) ([\w-]+): *([!-~][ -~]*)", re.ASCII)
 _MAX_REDIRECTS = 5
-_REFUSALS: dict[int, type[StorageError]] = (
-    dict.fromkeys((404, 410), errors.NotFound)
-    | dict.fromkeys((429, 503), errors.Throttled)
-    | {408: TransientError, 412: errors.PreconditionFailed}
-)
+
+
+class UnusableAnswer(StorageError):
+    """An answer that does not describe the file, or has other bytes than those asked for."""
 
 
 @dataclass(frozen=True, slots=True)
-class HttpsStorage(RemoteFolder):
+class HttpsStorage(ServedFolder):
     """The files of a web server below an address; `bucket` is host and port. Can't list or write.
 
     A generation is the ETag; where that is weak or missing, the time of the last change and the size.
@@ -45,31 +44,31 @@ class HttpsStorage(RemoteFolder):
 
     scheme: ClassVar[str] = "https"
 
-    def _read(self, name: str, start: int, stop: int | None, generation: str | None) -> tuple[bytes, Stat]:
-        url, where = f"{self.url}/{quote(base.check_name(name, self.url))}", f"{self.url}/{name}"
+    @contextmanager
+    def _request(self, name: str, start: int, stop: int | None, generation: str | None) -> Iterator[Answer]:
+        self._full(name)
+        url, where = f"{self.url}/{quote(name)}", f"{self.url}/{name}"
         headers = {"Accept-Encoding": "identity"}
         if (start, stop) != (0, None):  # no Range header asks for zero bytes
             headers["Range"] = f"bytes={start}-{'' if stop is None else max(start, stop - 1)}"
         if generation and generation.startswith('"'):
             headers["If-Match"] = generation
 
-        def attempt() -> tuple[bytes, Stat]:
+        def ask() -> tuple[requests.Response, int, Stat]:
+            response = _response(self.retry, url, headers, where)
             try:
-                with closing(_response(self.retry, url, headers, where)) as response:
-                    first, stat = _facts(response, name, where)
-                    base.check_generation(stat.generation, generation, where)
-                    num_bytes = base.check_range(start, stop, stat.num_bytes, where) - start
-                    if num_bytes and first != start:
-                        raise StorageError(f"{where}: the server sends no byte ranges; copy the set to another one")
-                    data = response.raw.read(num_bytes, decode_content=False) if num_bytes else b""
-            except (OSError, urllib3.exceptions.HTTPError) as error:
-                kind = StorageError if isinstance(error, ValueError) else TransientError  # no address, or no answer
-                raise kind(f"{where}: no answer: {_reason(error)}") from None  # its text may hold a signed address
-            if len(data) != num_bytes:
-                raise TransientError(f"{where}: {len(data)} bytes from {start} on arrived, expected {num_bytes}")
-            return data, stat
+                return response, *_facts(response, name, start, where)
+            except StorageError:
+                response.close()
+                raise
 
-        return persist(self.retry, where, attempt)
+        try:
+            response, first, stat = read_again(ask, UnusableAnswer)  # one answer may be of something on the way
+            with closing(response):
+                yield Answer(stat=stat, first=first, pieces=arriving(response.raw.read1))
+        except (OSError, urllib3.exceptions.HTTPError) as error:
+            kind = StorageError if isinstance(error, ValueError) else TransientError  # no address, or no answer
+            raise kind(f"{where}: no answer: {_reason(error)}") from None  # its text may hold a signed address
 
     def _list(self, wanted: str, skip: int) -> Iterator[Stat]:
         said = "a web server can't be listed; name a shard set, or copy the files to a folder"
@@ -78,8 +77,9 @@ class HttpsStorage(RemoteFolder):
     def writer(self, name: str, *, if_generation: str | None = None) -> ObjectWriter:
         raise ConfigError(f"{self.url}/{name}: https:// is only read; write to a folder or a bucket and publish that")
 
-    def delete(self, name: str, *, generation: str | None = None) -> None:
+    def _delete(self, name: str, generation: str | None) -> str:
         self.writer(name)
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,28 +108,34 @@ def _response(policy: RetryPolicy, url: str, headers: dict[str, str], where: str
                 _ = response.content  # read, so that the connection is used again
                 url = urljoin(url, response.headers["Location"])
             else:
-                kind = _REFUSALS.get(status, TransientError if status >= 500 else StorageError)
-                advice = f"check the address, and your credentials in {HEADER} or ~/.netrc"
-                raise kind(f"{where}: the server answered {status}; {advice}")
+                kind = kind_of(status)
+                advice = f"; check the address, and your credentials in {HEADER} or ~/.netrc"
+                said = f"{where}: the server answered {status}"
+                raise refusal(kind, said + ("" if issubclass(kind, TransientError) else advice), response.headers)
     raise StorageError(f"{where}: redirected {_MAX_REDIRECTS} times; check the address")
 
 
-def _facts(response: requests.Response, name: str, where: str) -> tuple[int, Stat]:
-    """The first byte in a response, and the facts about the whole file, from the headers."""
+def _facts(response: requests.Response, name: str, start: int, where: str) -> tuple[int, Stat]:
+    """The first byte and the facts about the file, from the headers; raises UnusableAnswer."""
     headers = response.headers
     if (encoding := headers.get("Content-Encoding", "identity")) != "identity":
-        raise StorageError(f"{where}: the server sends it compressed ({encoding}), though asked not to; turn that off")
+        raise UnusableAnswer(
+            f"{where}: the server sends it compressed ({encoding}), though asked not to; turn that off"
+        )
     e_tag = headers.get("ETag", "")
     try:
         if response.status_code == 206:
-            bounds, _, size = headers["Content-Range"].removeprefix("bytes ").partition("/")
-            first, num_bytes = int(bounds.partition("-")[0]), int(size)
+            first, num_bytes = span_of(headers["Content-Range"])
         else:
             first, num_bytes = 0, int(headers["Content-Length"])
         generation = e_tag if e_tag.startswith('"') else f"{headers['Last-Modified']} {num_bytes}"
     except (KeyError, ValueError):
+        if headers.get("Content-Length") == "0":
+            raise TransientError(f"{where}: the answer is empty") from None
         expected = "Content-Length, or Content-Range of a range, and ETag or Last-Modified"
-        raise StorageError(f"{where}: the answer lacks headers, expected {expected}; use another server") from None
+        raise UnusableAnswer(f"{where}: the answer lacks headers, expected {expected}; use another server") from None
+    if response.status_code != 206 and 0 < start < num_bytes:
+        raise UnusableAnswer(f"{where}: the server sends no byte ranges; copy the set to another one")
     return first, Stat(name=name, num_bytes=num_bytes, generation=generation, crc32c=None)
 
 
@@ -161,5 +167,6 @@ def _session(pid: int) -> requests.Session:
     """The connections of a process."""
     session = requests.Session()
     session.auth = lambda request: request  # else requests sends netrc's `default` to every host, over any header
-    session.mount("https://", HTTPAdapter(pool_maxsize=64))
+    for scheme in ("https://", "http://"):
+        session.mount(scheme, HTTPAdapter(pool_maxsize=64))
     return session

@@ -5,13 +5,13 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from shardset.errors import Throttled, TransientError
+from shardset.errors import NotFound, PreconditionFailed, StorageError, Throttled, TransientError, masked
 
 T = TypeVar("T")
 
@@ -24,6 +24,10 @@ MAY_BE_REFUSED = 0.1
 """The share of the latest requests; servers refuse some at any load, which is no reason to slow down."""
 LATEST = 64
 CALM_S = 60.0
+SLOWEST_PER_S = 1 << 16
+"""Bytes a second, for each of the requests that share a line."""
+PROGRESS_BYTES = 1 << 12
+"""How many more bytes give an operation its whole patience again."""
 
 
 def _nothing() -> None: ...
@@ -39,17 +43,18 @@ class RetryPolicy:
     """When a request counts as lost, how long to pause before the next one, and when to give up.
 
     A request is lost if it can't connect, receives nothing for `stall_timeout_s`, or takes longer than
-    `request_deadline_s` (checked every 8 MiB; an upload gets its time at 64 KiB/s in addition). Pauses double from
-    `first_pause_s` to `max_pause_s`; jitter shortens each by up to half. An operation gives up `give_up_after_s` after
-    its first failure since the last new byte, and logs a warning after `warn_after_s`. While the server refuses it
-    because there are too many requests, it keeps trying for `throttled_give_up_after_s`. In any case it gives up
-    `deadline_s` after it began or last got a byte; `notice_after_s` without an end is logged. `on_pause` is called
-    before each pause.
+    `request_deadline_s` and the time of its bytes at 64 KiB/s: for an upload all bytes, otherwise
+    those that have arrived. Pauses double from `first_pause_s` to `max_pause_s`; jitter shortens each
+    by up to half. An operation gives up `give_up_after_s` after its first failure since the last
+    progress of 4 KiB. It logs a warning if it still fails `warn_after_s` after its first failure.
+    While the server refuses it because there are too many requests, it keeps trying for
+    `throttled_give_up_after_s`. In any case it gives up `deadline_s` after it began or last made
+    progress; `notice_after_s` without an end is logged. `on_pause` is called before each pause.
     """
 
     connect_timeout_s: float = 10.0
     stall_timeout_s: float = 20.0
-    request_deadline_s: float = 120.0
+    request_deadline_s: float = 20.0
     give_up_after_s: float = 180.0
     throttled_give_up_after_s: float = 1200.0
     deadline_s: float = math.inf
@@ -65,6 +70,20 @@ class RetryPolicy:
     def pause_s(self, failures: int) -> float:
         """The pause after that many failures in a row."""
         return min(self.max_pause_s, self.first_pause_s * 2.0 ** min(failures - 1, 30)) * (1 - self.jitter() / 2)
+
+    def deadline_of(self, num_bytes: int) -> float:
+        """The seconds that a request of that many bytes may take."""
+        return self.request_deadline_s + num_bytes / SLOWEST_PER_S
+
+    def paced(self, pieces: Iterable[bytes], where: str) -> Iterator[bytes]:
+        """The pieces of a body; raises TransientError if they arrive slower than 64 KiB/s."""
+        began, num_bytes = self.clock(), 0
+        for piece in pieces:
+            yield piece
+            num_bytes += len(piece)
+            took_s = self.clock() - began
+            if took_s > self.deadline_of(num_bytes):
+                raise TransientError(f"{where}: slower than 64 KiB/s: {num_bytes} bytes in {took_s:.0f} s")
 
 
 _of_process: Callable[[], RetryPolicy] = RetryPolicy
@@ -86,33 +105,63 @@ def while_someone_waits() -> Iterator[None]:
         _of_process = RetryPolicy
 
 
-def persist(policy: RetryPolicy, where: str, attempt: Callable[[], T], progress: Callable[[], int] = lambda: 0) -> T:
+_KINDS: dict[int, type[StorageError]] = (
+    dict.fromkeys((404, 410), NotFound)
+    | dict.fromkeys((429, 503), Throttled)
+    | {408: TransientError, 412: PreconditionFailed}
+)
+
+
+def kind_of(status: int) -> type[StorageError]:
+    """The error for the status of an answer that refuses."""
+    return _KINDS.get(status, TransientError if status >= 500 else StorageError)
+
+
+def refusal(kind: type[StorageError], message: str, headers: Mapping[str, str]) -> StorageError:
+    """The error for an answer that refuses; a Throttled has the pause that Retry-After asks for."""
+    if kind is not Throttled:
+        return kind(message)
+    text = headers.get("Retry-After", "").strip()
+    return Throttled(message, float(text[:9]) if text.isdecimal() else 0.0)
+
+
+def persist(
+    policy: RetryPolicy,
+    where: str,
+    attempt: Callable[[], T],
+    progress: Callable[[], int] = lambda: 0,
+    throttle: "Throttle | None" = None,
+) -> T:
     """The result of `attempt`, repeated after each TransientError until the policy gives up.
 
-    Logs one warning with the reason when this takes longer than `warn_after_s`.
+    The throttle, if there is one, spaces out the attempts. Logs a warning with the reason when this
+    takes longer than `warn_after_s`: one for all that share a throttle, until a minute without any.
     """
     if policy.notice_after_s == math.inf:
-        return _repeat(policy, attempt, progress)
+        return _repeat(policy, attempt, progress, throttle)
     until = time.strftime("%H:%M:%S", time.localtime(time.time() + policy.deadline_s))
-    said = "no answer from %s yet; trying until %s", where, until
+    said = "no answer from %s yet; trying until %s", masked(where), until
     timer = threading.Timer(policy.notice_after_s, _log.warning, said)
     timer.start()
     try:
-        return _repeat(policy, attempt, progress)
+        return _repeat(policy, attempt, progress, throttle)
     finally:
         timer.cancel()
 
 
-def _repeat(policy: RetryPolicy, attempt: Callable[[], T], progress: Callable[[], int]) -> T:
-    began, failures, reached, has_warned = policy.clock(), 0, progress(), False
+def _repeat(
+    policy: RetryPolicy, attempt: Callable[[], T], progress: Callable[[], int], throttle: "Throttle | None"
+) -> T:
+    began, failures, reached, warn_at = policy.clock(), 0, progress(), 0.0
     since: dict[bool, float] = {}  # the first failure, of refusals and of a broken link
     while True:
         asked = policy.clock()
         try:
-            return attempt()
+            return throttle.ask(policy, attempt) if throttle else attempt()
         except TransientError as error:
             now, is_refused = policy.clock(), isinstance(error, Throttled)
-            if progress() > reached:
+            warn_at = warn_at or now + policy.warn_after_s
+            if progress() >= reached + PROGRESS_BYTES:
                 began, failures, reached = now, 0, progress()
                 since.clear()
             if is_refused:
@@ -124,16 +173,17 @@ def _repeat(policy: RetryPolicy, attempt: Callable[[], T], progress: Callable[[]
             waited = now - since.setdefault(is_refused, now)
             pause = max(policy.pause_s(failures), error.retry_after_s if isinstance(error, Throttled) else 0.0)
             patience, advice = (
-                (policy.throttled_give_up_after_s, "the bucket takes fewer requests than are sent; use fewer readers")
+                (policy.throttled_give_up_after_s, "the server accepts fewer requests than are sent; use fewer readers")
                 if is_refused
                 else (policy.give_up_after_s, "check the network and try again")
             )
             if waited + pause > patience or now + pause - began > policy.deadline_s:
                 tries = f"{failures} tries in {now - began:.0f} s"
                 raise TransientError(f"{error}; gave up after {tries}; {advice}") from error
-            if waited + pause > policy.warn_after_s and not has_warned:
-                has_warned = True
-                _log.warning("%s; trying again for %.0f s in all", error, patience)
+            if now + pause > warn_at:
+                warn_at = math.inf
+                if throttle is None or throttle.is_news(policy):
+                    _log.warning("%s; trying again for %.0f s in all", error, patience)
             policy.on_pause()
             policy.sleep(pause)
 
@@ -149,10 +199,10 @@ class Throttle:
         self._per_s = float("inf")
         self._gain = self._refused_share = 0.0
         self._next = float("-inf")
-        self._cut = self._busy_until = float("-inf")
+        self._cut = self._busy_until = self._quiet_until = float("-inf")
 
     def ask(self, policy: RetryPolicy, request: Callable[[], T]) -> T:
-        """The result of `request`, called when it is its turn; raises Throttled if the bucket refuses it."""
+        """The result of `request`, called when it is its turn; raises Throttled if it is refused."""
         began = self._turn(policy)
         try:
             result = request()
@@ -186,7 +236,16 @@ class Throttle:
                 self._gain = GAIN * self._per_s
             self._next = max(self._next, now + retry_after_s)
             self._busy_until = self._next + CALM_S
+            if now < self._quiet_until:
+                self._quiet_until = self._busy_until
 
     def is_busy(self, policy: RetryPolicy) -> bool:
         """Whether the bucket has refused a request within a minute."""
         return policy.clock() < self._busy_until
+
+    def is_news(self, policy: RetryPolicy) -> bool:
+        """Whether no thread has had a warning to give since the last minute without trouble."""
+        with self._lock:
+            now, quiet_until = policy.clock(), self._quiet_until
+            self._quiet_until = max(quiet_until, now + CALM_S)
+            return now >= quiet_until

@@ -8,7 +8,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -18,33 +18,30 @@ import obstore
 from obstore.exceptions import BaseError, PreconditionError
 from obstore.store import AzureStore, S3Store
 
-from shardset.errors import ConfigError, NotFound, PreconditionFailed, StorageError, Throttled, TransientError
+from shardset.errors import ConfigError, NotFound, PreconditionFailed, StorageError, TransientError
 from shardset.storage import base
 from shardset.storage.base import ABSENT, ObjectWriter, Stat
 from shardset.storage.checked import DamagedObject, facts_of, read_twice
-from shardset.storage.remote import RemoteFolder, WholeWriter
-from shardset.storage.retry import RetryPolicy, persist
+from shardset.storage.download import Answer
+from shardset.storage.remote import ServedFolder, WholeWriter, full_name
+from shardset.storage.retry import RetryPolicy, kind_of
 
 T = TypeVar("T")
 Client = S3Store | AzureStore
 
 MAX_BYTES = 5 << 30  # what one request may carry, which the server takes whole or not at all
+_PAGE_BYTES = 1 << 21  # of a page of a listing, and all else that obstore receives in one piece
 _CRC32C = "crc32c"
 _PAGE_SIZE = 1000
 _BEYOND = re.compile("status code: 416|Wanted range starting")
 _STATUS = re.compile(r"status code: (\d{3})")
-_PASSING = re.compile("SHA256Mismatch|BadDigest|RequestTimeout")
+_PASSING = re.compile("SHA256Mismatch|BadDigest|RequestTimeout|status code: (409|416)")  # 409: another write goes on
 _TAKEN = re.compile("BlobAlreadyExists")  # 409 too, in Azure
 _LASTING = re.compile("incorrectly configured region|invalid path|parse path")
-_REFUSALS: dict[int, type[StorageError]] = (
-    dict.fromkeys(range(300, 500), StorageError)
-    | dict.fromkeys((408, 409, 416), TransientError)  # 409: another write of the object is under way
-    | {404: NotFound, 412: PreconditionFailed, 429: Throttled, 503: Throttled}
-)
 
 
 @dataclass(frozen=True, slots=True)
-class S3Storage(RemoteFolder):
+class S3Storage(ServedFolder):
     """Objects that are written with their CRC32C as metadata. Their ETag is their generation.
 
     So the same bytes, written again, are the same generation. Whole objects are compared with their CRC32C, and raise
@@ -53,6 +50,7 @@ class S3Storage(RemoteFolder):
     """
 
     scheme: ClassVar[str] = "s3"
+    endpoint: ClassVar[str] = "AWS_ENDPOINT_URL"
     variables: ClassVar[str] = "AWS_"
     advice: ClassVar[str] = "AWS_ENDPOINT_URL, AWS_REGION and the credentials in AWS_..."
 
@@ -63,45 +61,48 @@ class S3Storage(RemoteFolder):
         return S3Store(bucket, config=config, **options)
 
     def _read(self, name: str, start: int, stop: int | None, generation: str | None) -> tuple[bytes, Stat]:
-        full, where = self._full(name), f"{self.url}/{name}"
-        head: Any = {"head": True}
-        options: Any = {"if_match": generation} if generation else {}
-        if stop is not None and stop <= start:
-            options = head  # no range asks for zero bytes
-        elif (start, stop) != (0, None):
-            options["range"] = {"offset": start} if stop is None else (start, stop)
-
-        def request(store: Client) -> tuple[bytes, Stat]:
-            try:
-                answer = obstore.get(store, full, options=options)
-            except BaseError as error:
-                if not _BEYOND.search(str(error)):
-                    raise
-                answer = obstore.get(store, full, options=head)
-            stat = _stat(name, answer.meta, answer.attributes)
-            base.check_generation(stat.generation, generation, where)
-            num_bytes = base.check_range(start, stop, stat.num_bytes, where) - start
-            data = answer.bytes().to_bytes() if num_bytes else b""
-            if len(data) != num_bytes:
-                raise TransientError(f"{where}: {len(data)} bytes from {start} on arrived, expected {num_bytes}")
-            return data, stat
-
         def fits(found: tuple[bytes, Stat]) -> bool:
             data, stat = found
             return len(data) < stat.num_bytes or stat.crc32c in (None, facts_of(data)[1])
 
-        data, stat = read_twice(lambda: self._ask(name, request), fits)
+        data, stat = read_twice(lambda: self._download(name, start, stop, generation), fits)
         if not fits((data, stat)):
+            where = f"{self.url}/{name}"
             raise DamagedObject(f"{where}: has not the CRC32C it was written with, {stat.crc32c}; replace it", data)
         return data, stat
+
+    @contextmanager
+    def _request(self, name: str, start: int, stop: int | None, generation: str | None) -> Iterator[Answer]:
+        full = self._full(name)
+        head: Any = {"head": True}
+        options: Any = {"if_match": generation} if generation else {}
+        if start == stop:
+            options = head
+        elif (start, stop) != (0, None):
+            options["range"] = {"offset": start} if stop is None else (start, stop)
+        with self._said_plainly(name):
+            client = self._client(MAX_BYTES)
+            try:
+                found = obstore.get(client, full, options=options)
+            except BaseError as error:
+                if not _BEYOND.search(str(error)):
+                    raise
+                options, found = head, obstore.get(client, full, options=head)
+            stat = _stat(name, found.meta, found.attributes)
+            if options is head:
+                yield Answer(stat=stat, first=start, pieces=())
+            else:
+                yield Answer(stat=stat, first=found.range[0], pieces=found.stream(min_chunk_size=1))
 
     def _list(self, wanted: str, skip: int) -> Iterator[Stat]:
         folder, last = wanted.rpartition("/")[0] or None, ""
         pages: Iterator[Any] | None = None
 
-        def request(store: Client) -> list[Any]:
+        def request() -> list[Any]:
             nonlocal pages
-            at = pages or iter(obstore.list(store, folder, offset=last or None, chunk_size=_PAGE_SIZE))
+            at = pages or iter(
+                obstore.list(self._client(_PAGE_BYTES), folder, offset=last or None, chunk_size=_PAGE_SIZE)
+            )
             pages = None  # after an error the listing begins anew, behind the last name
             page, pages = list(next(at, [])), at
             return page
@@ -130,7 +131,8 @@ class S3Storage(RemoteFolder):
         mode: Any = {None: "overwrite", ABSENT: "create"}.get(if_generation, {"e_tag": if_generation})
         options: Any = {"attributes": {_CRC32C: crc32c}, "mode": mode, "use_multipart": False}
         try:
-            e_tag = self._ask(name, lambda store: obstore.put(store, full, data, **options), is_upload=True)["e_tag"]
+            client = partial(self._client, num_bytes, is_upload=True)
+            e_tag = self._ask(name, lambda: obstore.put(client(), full, data, **options))["e_tag"]
         except PreconditionFailed:
             stored = base.stat_or_none(self, name)
             base.accept_identical_object(stored, num_bytes, crc32c, where)
@@ -139,23 +141,28 @@ class S3Storage(RemoteFolder):
             with suppress(PreconditionFailed, NotFound):  # another process has replaced or deleted it since
                 self.read(name, generation=e_tag)
 
-    def delete(self, name: str, *, generation: str | None = None) -> None:
-        """With a generation: looks, then deletes. What another process writes between these two requests is lost."""
+    def _delete(self, name: str, generation: str | None) -> str:
+        """Without a condition: what another process wrote after the last look is lost."""
         full = self._full(name)
-        with suppress(NotFound):
-            if generation is None or generation == self.stat(name).generation:
-                self._ask(name, lambda store: obstore.delete(store, full))
+        with self._said_plainly(name):
+            obstore.delete(self._client(_PAGE_BYTES), full)
+        return ""
 
-    def _ask(self, name: str, request: Callable[[Client], T], *, is_upload: bool = False) -> T:
+    def _ask(self, name: str, request: Callable[[], T]) -> T:
         """The result of a request, which is sent again until the policy gives up."""
+        return self.persist(f"{self.url}/{name}", self._said_plainly(name)(request))
 
-        def attempt() -> T:
-            try:
-                return request(_client(type(self), self.bucket, self.retry, is_upload))
-            except (BaseError, FileNotFoundError, ValueError) as error:
-                raise _refusal(error, f"{self.url}/{name}", self.advice) from error
+    def _client(self, num_bytes: int, *, is_upload: bool = False) -> Client:
+        """A client that gives a request of up to so many bytes the time that they may take."""
+        return _client(type(self), self.bucket, self.retry, num_bytes, is_upload)
 
-        return persist(self.retry, f"{self.url}/{name}", attempt)
+    @contextmanager
+    def _said_plainly(self, name: str) -> Iterator[None]:
+        """Turns the errors of obstore in the block into ours."""
+        try:
+            yield
+        except (BaseError, FileNotFoundError, ValueError) as error:
+            raise _refusal(error, f"{self.url}/{name}", self.advice) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +173,7 @@ class AzureStorage(S3Storage):
     """
 
     scheme: ClassVar[str] = "az"
+    endpoint: ClassVar[str] = "AZURE_STORAGE_ENDPOINT"
     variables: ClassVar[str] = "AZURE_"
     advice: ClassVar[str] = "AZURE_STORAGE_ACCOUNT_NAME and the credentials in AZURE_..."
 
@@ -176,16 +184,23 @@ class AzureStorage(S3Storage):
     def _full(self, name: str) -> str:
         if "\\" in name:
             raise ConfigError(f"{self.url}/{name}: Azure takes a backslash for a slash; use a name without it")
-        return base.join(self.prefix, base.check_name(name, self.url))
+        return full_name(self.prefix, name, self.url)
 
 
 _clients: dict[tuple[Any, ...], Client] = {}
 
 
-def _client(kind: type[S3Storage], bucket: str, policy: RetryPolicy, is_upload: bool) -> Client:
+def _client(kind: type[S3Storage], bucket: str, policy: RetryPolicy, num_bytes: int, is_upload: bool) -> Client:
     """This process's client for a bucket or container, with the settings that the environment has now."""
     settings = frozenset(item for item in os.environ.items() if item[0].startswith(kind.variables))
-    key = (os.getpid(), kind, bucket, is_upload, policy.connect_timeout_s, policy.stall_timeout_s, settings)
+    limits = {
+        "connect_timeout": policy.connect_timeout_s,
+        # Of few different lengths, as each is a client.
+        "timeout": policy.deadline_of(max(_PAGE_BYTES, 1 << num_bytes.bit_length())),
+    }
+    if not is_upload:  # which gets no answer while it is sent
+        limits["read_timeout"] = policy.stall_timeout_s
+    key = (os.getpid(), kind, bucket, settings, *limits.values())
     if key in _clients:
         return _clients[key]
     if any(pid != key[0] for pid, *_ in list(_clients)):  # a list, as threads add to it
@@ -196,9 +211,6 @@ def _client(kind: type[S3Storage], bucket: str, policy: RetryPolicy, is_upload: 
     for name, value in settings:
         if "ENDPOINT" in name and "://" not in value:  # a panic in obstore
             raise ConfigError(f"{name} is {value}, expected an address such as https://s3.example.com")
-    limits = {"connect_timeout": policy.connect_timeout_s, "read_timeout": policy.stall_timeout_s, "timeout": 3600.0}
-    if is_upload:  # which gets no answer while it is sent
-        del limits["read_timeout"]
     options: Any = {name: timedelta(seconds=limit) for name, limit in limits.items()} | {"allow_http": True}
     try:
         _clients[key] = kind.open_client(bucket, client_options=options, retry_config={"max_retries": 0})
@@ -210,12 +222,12 @@ def _client(kind: type[S3Storage], bucket: str, policy: RetryPolicy, is_upload: 
 def _refusal(error: Exception, where: str, advice: str) -> StorageError:
     """An error of obstore as one of ours."""
     said, status = _said(error), _status(error)
-    kind = TransientError if _PASSING.search(said) else _REFUSALS.get(status, TransientError)
-    if _LASTING.search(said):
+    kind = TransientError if _PASSING.search(said) else kind_of(status or 500)
+    if _LASTING.search(said) or isinstance(error, ValueError):  # the name, or what it is to be read with
         kind = StorageError
     elif _TAKEN.search(said) or (status == 404 and isinstance(error, PreconditionError)):  # or gone meanwhile
         kind = PreconditionFailed
-    return kind(f"{where}: {said}; check the name, {advice}")
+    return kind(f"{where}: {said}" + ("" if issubclass(kind, TransientError) else f"; check the name, {advice}"))
 
 
 def _said(error: Exception) -> str:

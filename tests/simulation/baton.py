@@ -26,7 +26,7 @@ from unittest.mock import patch
 
 from pipelines import pipeline
 from pipelines.plan import range_reads
-from shardset.storage import gcs_http, retry
+from shardset.storage import gcs_http, remote, retry
 
 EVENTS_SHOWN = 20
 WALL_S = 1_790_000_000.0
@@ -401,7 +401,8 @@ def _installed(simulation: Baton) -> Iterator[None]:
         exits.enter_context(patch.object(threading, "Thread", _Thread))
         exits.enter_context(patch.object(concurrent.futures.thread, "_global_shutdown_lock", _Lock()))
         exits.enter_context(patch.object(retry, "_of_process", _policy))
-        for by_process in (range_reads._pools, pipeline._planning, gcs_http._connections, gcs_http._locks):
+        caches = range_reads._pools, pipeline._planning, gcs_http._connections, gcs_http._locks
+        for by_process in (*caches, remote._throttles):
             exits.enter_context(patch.dict(by_process))
         _active = simulation
         try:

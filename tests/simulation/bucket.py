@@ -64,6 +64,8 @@ class Response:
         piece, self.body = self.body[:size], self.body[size:]
         return piece
 
+    read1 = read
+
     def close(self) -> None: ...
 
 
@@ -108,8 +110,7 @@ class Bucket:
         def connect(emulator: str) -> gcs_http._Connection:
             pool: Any = _Pool(self)
             token_request = gcs_http._TokenRequest()
-            throttles: defaultdict[Any, gcs_http.Throttle] = defaultdict(gcs_http.Throttle)
-            return gcs_http._Connection(AnonymousCredentials(), "", HOST, pool, "", {}, token_request, throttles)
+            return gcs_http._Connection(AnonymousCredentials(), "", HOST, pool, "", {}, token_request)
 
         with patch.object(gcs_http, "_connect", connect), patch.dict(os.environ, STORAGE_EMULATOR_HOST=HOST):
             yield

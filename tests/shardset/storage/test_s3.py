@@ -12,7 +12,7 @@ from shardset.storage import s3
 from shardset.storage.base import ABSENT
 from shardset.storage.open import open_storage
 from shardset.storage.retry import RetryPolicy
-from tests.faulty_proxy import FAULTS, Fault, FaultyProxy, in_turn, names_of_faults
+from tests.faulty_proxy import FAULTS, Fault, FaultyProxy, in_turn, is_read, names_of_faults
 from tests.makers.objects import BIG, HELLO, Clock, in_child, names, put
 
 
@@ -39,32 +39,12 @@ def behind_proxy(storage, proxy, clock, monkeypatch):
     return replace(storage, retry=RetryPolicy(clock=clock, sleep=clock.sleep, stall_timeout_s=0.5))
 
 
-def is_read(seen):
-    return seen.method == "GET" and "list-type" not in seen.path
-
-
 def is_upload(seen):
     return seen.method == "PUT"
 
 
 def is_listing(seen):
     return "list-type" in seen.path
-
-
-@pytest.mark.parametrize("fault", FAULTS, ids=names_of_faults)
-@pytest.mark.parametrize("span", [(0, None), (1000, 900_000)])
-def test_a_read_survives_a_fault(behind_proxy, proxy, fault, span):
-    put(behind_proxy, "a", BIG)
-    proxy.script = in_turn(fault, fault, when=is_read)
-    assert behind_proxy.read("a", *span) == BIG[slice(*span)]
-    assert sum(map(is_read, proxy.seen)) == 3
-
-
-def test_an_answer_that_ends_early_is_asked_for_again(behind_proxy, proxy):
-    put(behind_proxy, "a", BIG)
-    proxy.script = in_turn(Fault("shorten", at=1000), when=is_read)
-    assert behind_proxy.read("a", 1000, 900_000) == BIG[1000:900_000]
-    assert sum(map(is_read, proxy.seen)) == 2
 
 
 def test_a_bit_flipped_on_its_way_down_is_read_again(behind_proxy, proxy):
@@ -171,7 +151,7 @@ def test_a_process_that_was_forked_after_its_parent_used_s3_is_told_how_to_start
 
 
 def test_an_object_of_another_program_has_no_checksum_and_is_no_match(storage):
-    store = s3._client(s3.S3Storage, storage.bucket, storage.retry, is_upload=True)
+    store = storage._client(len(HELLO))
     obstore.put(store, f"{storage.prefix}/a", HELLO)
     assert storage.stat("a").crc32c is None
     assert storage.read("a") == HELLO
