@@ -45,7 +45,7 @@ def index_tar(storage: Storage, tar: Stat) -> tuple[TarBuilder, dict[str, int], 
             members: list[TarGroupMember] = []
             ranges: dict[str, tuple[int, int]] = {}
             start, crc, image_crc = -1, 0, 0
-            for info in group:
+            for _, info in group:
                 field, reason, content = split_member(info.name)[1].lower(), reject_reason(info), None
                 if _ODD_NAME.search(info.name):
                     reason = "has a name that is not ASCII, has a backslash, is __metadata__ or over 1024 bytes"

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 from tarfile import TarInfo
 from typing import Any, BinaryIO, ClassVar, NamedTuple, TypeVar
 
@@ -242,29 +243,35 @@ def samples_of(storage: Storage, tar: Stat, split: str) -> Iterator[RawSample | 
     with RangeFile(storage, tar, header_window(storage)) as file:
         infos = walk(file, f"{storage.url}/{tar.name}")
         for key, group in grouped((_read(storage, tar, file, info) for info in infos), left_out):
-            members = [*group]
+            members = [member for _, member in group]
             label = label_of(members)
-            # A json may be large.
-            kept = [one if one.is_inline else TarGroupMember(*one[:-1], content=None) for one in members]
-            groups.append((key, kept, label))
+            for at, member in enumerate(members):
+                if member.content is not None and not member.is_inline:  # a json may be large
+                    members[at] = TarGroupMember(*member[:-1], content=None)
+            groups.append((key, members, label))
     numbers = Counter(key for key, *_ in groups)
-    for key, members, label in groups:
+    groups.reverse()
+    while groups:  # each leaves the memory as it becomes a row
+        key, members, label = groups.pop()
         yield _sample(tar.name, split, key, members, label if numbers[key] == 1 else APART)
     for member, reason in left_out:
         yield _sample(tar.name, split, "", [member], reason)
 
 
-def grouped(members: Iterable[_M], left_out: list[tuple[_M, str]]) -> Iterator[tuple[str, Iterator[_M]]]:
-    """Neighbours with the same key. A member without one ends no sample: `left_out` gets it, and why."""
+def grouped(members: Iterable[_M], left_out: list[tuple[_M, str]]) -> Iterator[tuple[str, Iterator[tuple[str, _M]]]]:
+    """Neighbours with the same key, each with it. A member without one ends no sample: `left_out` gets it, and why."""
 
-    def has_key(member: _M) -> bool:
-        key, field = split_member(member.name)
-        reason = HIDDEN if key.endswith("/") or not key else "" if field else "has no dot in its name, so no field"
-        if reason:
-            left_out.append((member, reason))
-        return not reason
+    def with_key() -> Iterator[tuple[str, _M]]:
+        for member in members:
+            key, field = split_member(member.name)
+            if not key or key[-1] == "/":
+                left_out.append((member, HIDDEN))
+            elif field:
+                yield key, member
+            else:
+                left_out.append((member, "has no dot in its name, so no field"))
 
-    return groupby(filter(has_key, members), lambda member: split_member(member.name)[0])
+    return groupby(with_key(), itemgetter(0))
 
 
 def _read(storage: Storage, tar: Stat, file: BinaryIO, info: TarInfo) -> TarGroupMember:
