@@ -353,8 +353,8 @@ def _summary(unit: int) -> UnitSummary:
         strata=dict.fromkeys(range(NUM_CLASSES), UNIT_SAMPLES // NUM_CLASSES),
     )  # fmt: skip
     return UnitSummary(
-        unit=unit, splits={"train": count}, fields={"train": ["jpg", "cls"]}, fixes={}, reasons=[],
-        max_label=NUM_CLASSES - 1, digest=f"{unit:064x}",
+        unit=unit, splits={"train": count}, fields={"train": dict.fromkeys(("jpg", "cls"), UNIT_SAMPLES)},
+        fixes={}, reasons=[], max_label=NUM_CLASSES - 1, digest=f"{unit:064x}",
     )  # fmt: skip
 
 

@@ -315,6 +315,7 @@ def _describe(config: BuildConfig, survey: Survey, digest: str) -> BuildFile:
         suffix="",
         classes=survey.classes,
         notes=list(survey.notes),
+        looked_for=survey.looked_for,
     )
 
 

@@ -111,6 +111,8 @@ def _publish(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
         manifest = run(config, beam_flags, console.print)
     answer = {f"samples of {name}": split.num_samples for name, split in manifest.splits.items()}
     answer |= {"quarantined": manifest.quarantine.count, "digest": manifest.digest, **manifest.provenance.options}
+    if manifest.provenance.notes:
+        answer["note"] = "; ".join(manifest.provenance.notes)
     print(_json(answer) if args.json else "\n".join(f"{name}: {value}" for name, value in answer.items()))
     return 0
 

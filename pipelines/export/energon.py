@@ -10,7 +10,7 @@ import numpy as np
 import yaml
 
 from pipelines.export.base import ShardSet, SideFile, SideFormat, json_bytes
-from shardset.errors import DamagedShard
+from shardset.errors import ConfigError
 from shardset.format.images import IMAGE_FIELDS
 from shardset.format.index import index_fields
 from shardset.format.manifest import Manifest
@@ -84,8 +84,9 @@ def _add(database: sqlite3.Connection, number: int, where: str, index: np.ndarra
     try:
         database.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", samples)
     except sqlite3.IntegrityError as error:
-        raise DamagedShard(
-            f"{where}: a key is there twice, or in a shard before it; `verify --deep` names it"
+        raise ConfigError(
+            f"{where}: a key is there twice, or in a shard before it, and Energon's index needs each key once; "
+            "`build --source webdataset` from these tars gives each sample its own"
         ) from error
     database.executemany("INSERT INTO sample_parts VALUES (?, ?, ?, ?, ?)", parts)
     database.commit()

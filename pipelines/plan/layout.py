@@ -18,8 +18,7 @@ from typing import Literal
 import numpy as np
 
 from pipelines.config import Sizing
-from shardset.errors import ConfigError, SourceError
-from shardset.format.index import MAX_FIELDS
+from shardset.errors import ConfigError
 from shardset.order.permutation import derive_key, hash64, permute
 
 TARGET_SHARD_BYTES = 128 * 2**20
@@ -152,14 +151,8 @@ def plan_split(
 ) -> SplitPlan:
     """The plan of a split; `strata` maps each label to its number of samples.
 
-    Raises ConfigError if the samples can't fill the requested shards, SourceError if they have more kinds of fields
-    than an index can list.
+    Raises ConfigError if the samples can't fill the requested shards.
     """
-    if len(fields) > MAX_FIELDS:
-        raise SourceError(
-            f"split {name!r}: {len(fields):,} kinds of fields ({', '.join(fields[:3])}, ...) are more than an index "
-            "can list; a field is what follows the first dot of a file's name: rename files with dots in their keys"
-        )
     num_source = sum(strata.values())
     wanted = sizing.target_samples or num_source * sizing.repeat
     num_shards = count_shards(wanted, round(num_bytes * wanted / max(1, num_source)), sizing)

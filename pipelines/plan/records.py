@@ -16,7 +16,7 @@ from pipelines.plan.slices import ByteRange
 from shardset.format.manifest import ClassInfo, Shard
 from shardset.prepared import prepared
 
-PLAN_VERSION = 12
+PLAN_VERSION = 13
 """Increase it when the format of a file below `plan/` changes, or what the same input and options lead to, such as the
 held-out samples or the default sizes: unfinished builds of other versions then start over."""
 
@@ -28,7 +28,8 @@ class BuildFile(msgspec.Struct, frozen=True, kw_only=True):
     `appends` says to what it adds, None if it makes a set of its own.
     `libraries` are the installed ones, whether or not a byte depends on them. A build that replaces others becomes
     `ready` once their files are removed; `before` holds their suffixes, and later only its own if they had that too.
-    `claim` is the launcher that prepared the output: of several with one command, one does.
+    `claim` is the launcher that prepared the output: of several with one command, one does. `looked_for` is that of the
+    survey.
     """
 
     tool: str
@@ -39,6 +40,7 @@ class BuildFile(msgspec.Struct, frozen=True, kw_only=True):
     suffix: str
     classes: list[ClassInfo] | None
     notes: list[str]
+    looked_for: str = ""
     ready: bool = True
     before: list[str] = []
     appends: Addition | None = None
@@ -47,7 +49,7 @@ class BuildFile(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def digest(self) -> str:
         """The identity of the build at its output: 16 hexadecimal digits."""
-        identity = msgspec.structs.replace(self, notes=[], ready=True, before=[], claim="")
+        identity = msgspec.structs.replace(self, notes=[], looked_for="", ready=True, before=[], claim="")
         return hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:16]
 
     @property

@@ -14,7 +14,9 @@ from pipelines.plan.layout import SplitPlan
 from pipelines.plan.records import BuildFile, PlanFile
 from pipelines.plan.slices import write_pieces
 from pipelines.plan.summaries import UnitSummary, read_summaries
+from pipelines.sources.tar_fields import checked_fields
 from shardset.errors import ConfigError, SourceError
+from shardset.format.labels import NO_LABEL, unlabelled
 from shardset.format.manifest import ClassInfo
 from shardset.order.permutation import ORDER_VERSION
 from shardset.program import count
@@ -41,6 +43,8 @@ def make_plan(files: PlanFiles, config: BuildConfig, build: BuildFile) -> PlanFi
     splits = _plan_splits(config, total)
     classes = _classes(build, total.max_label)
     rejected = write_pieces(files, paths.REJECTED, _rejected_lines(files, build.num_units))
+    num_samples = sum(count.num_samples for count in total.splits.values())
+    num_without = sum(count.strata.get(NO_LABEL, 0) for count in total.splits.values())
     plan = PlanFile(
         digest="",
         source_digest=total.digest,
@@ -51,7 +55,12 @@ def make_plan(files: PlanFiles, config: BuildConfig, build: BuildFile) -> PlanFi
         num_rejected=sum(count.num_rejected for count in total.splits.values()),
         rejected=rejected,
         num_units=build.num_units,
-        notes=[*build.notes, *_notes(total.fixes), *_known_note(total.num_known, config)],
+        notes=[
+            *build.notes,
+            *unlabelled(num_without, num_samples, build.looked_for),
+            *_notes(total.fixes),
+            *_known_note(total.num_known, config),
+        ],
     )
     plan = msgspec.structs.replace(plan, digest=_digest(plan, config))
     files.write(paths.PLAN, encode_record(plan))
@@ -69,7 +78,7 @@ def _plan_splits(config: BuildConfig, total: UnitSummary) -> dict[str, SplitPlan
             name,
             total.splits[name].strata,
             num_bytes=total.splits[name].num_bytes,
-            fields=total.fields.get(name, ()),
+            fields=checked_fields(f"split {name!r}", total.fields[name]),
             sizing=config.sizing(name),
             balance=config.balance,
         )

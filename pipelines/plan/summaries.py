@@ -12,6 +12,8 @@ from pipelines.plan import paths, tables
 from pipelines.plan.files import PlanFiles, decode_record
 from pipelines.plan.layout import UnitOffset
 from pipelines.plan.tables import QuarantineEntry, UnitRow
+from pipelines.sources.base import APART, HIDDEN
+from pipelines.sources.tar_fields import count_fields
 from shardset.errors import TooManyBad
 from shardset.prepared import prepared
 
@@ -29,12 +31,14 @@ ALLOWED_BAD = 10
 class SplitCount:
     """The counts of a split in one or more units. `strata` maps a label (-1: none) to its number of samples.
 
-    `num_known` further samples were skipped, because the set to which they would be appended has them.
+    `num_known` further samples were skipped, because the set to which they would be appended has them. Of those that
+    were rejected, `num_hidden` are hidden members of tars.
     """
 
     num_samples: int = 0
     num_rejected: int = 0
     num_known: int = 0
+    num_hidden: int = 0
     num_bytes: int = 0
     strata: dict[int, int] = field(default_factory=dict)
 
@@ -43,6 +47,7 @@ class SplitCount:
         self.num_samples += other.num_samples
         self.num_rejected += other.num_rejected
         self.num_known += other.num_known
+        self.num_hidden += other.num_hidden
         self.num_bytes += other.num_bytes
         before = self.strata.get
         for label, number in other.strata.items():  # more than twice as fast as Counter.update
@@ -54,12 +59,12 @@ class SplitCount:
 class UnitSummary:
     """A unit, or all units, in a few numbers: counts and fields by split, fixes, reasons of rejected samples, a digest.
 
-    `max_label` is -1 if no sample has a label.
+    `fields` are those of `count_fields`. `max_label` is -1 if no sample has a label.
     """
 
     unit: int
     splits: Mapping[str, SplitCount]
-    fields: Mapping[str, Sequence[str]]
+    fields: Mapping[str, Mapping[str, int]]
     fixes: Mapping[str, int]
     reasons: Sequence[str]
     max_label: int
@@ -76,6 +81,7 @@ def summarize(
 ) -> UnitSummary:
     """The summary of a unit; `num_known` are the skipped samples by split."""
     num_rejected = Counter(entry["split"] for entry in rejected)
+    num_hidden = Counter(entry["split"] for entry in rejected if entry["reason"] == HIDDEN)
     by_split: dict[str, list[UnitRow]] = {
         split: [] for split in sorted({row.split for row in rows} | {*num_rejected, *num_known})
     }
@@ -84,14 +90,22 @@ def summarize(
     return UnitSummary(
         unit=unit,
         splits={
-            split: _count_rows(some, num_rejected[split], num_known.get(split, 0)) for split, some in by_split.items()
+            split: SplitCount(
+                num_samples=len(some),
+                num_rejected=num_rejected[split],
+                num_known=num_known.get(split, 0),
+                num_hidden=num_hidden[split],
+                num_bytes=sum(row.content.num_bytes for row in some),
+                strata=dict(sorted(Counter(row.label for row in some).items())),
+            )
+            for split, some in by_split.items()
         },
         fields={
-            split: list(dict.fromkeys(field for row in some for field, _ in row.content.fields))
+            split: count_fields([field for field, _ in row.content.fields] for row in some)
             for split, some in by_split.items()
         },
         fixes=dict(sorted(Counter(mark for row in rows for mark in marks_of(row.fix)).items())),
-        reasons=[f"{entry['name']}: {entry['reason']}" for entry in rejected[:MAX_REASONS]],
+        reasons=_examples(f"{entry['name']}: {entry['reason']}" for entry in rejected),
         max_label=max((row.label for row in rows), default=-1),
         digest=tables.digest_of(rows),
     )
@@ -124,17 +138,17 @@ def unit_offsets(
 def merge(summaries: Iterable[UnitSummary]) -> UnitSummary:
     """One summary of all units; its digest covers theirs, in unit order."""
     splits: dict[str, SplitCount] = {}
-    fields: dict[str, dict[str, None]] = {}
+    fields: dict[str, Counter[str]] = {}
     fixes: Counter[str] = Counter()
     reasons: list[str] = []
     max_label, num_units, digest = -1, 0, hashlib.sha256(b"[")
     for summary in summaries:
         for name, count in summary.splits.items():
             splits.setdefault(name, SplitCount()).add(count)
-        for name, field_names in summary.fields.items():
-            fields.setdefault(name, {}).update(dict.fromkeys(field_names))
+        for name, counts in summary.fields.items():
+            fields.setdefault(name, Counter()).update(counts)
         fixes.update(summary.fixes)
-        reasons += summary.reasons[: MAX_REASONS - len(reasons)]
+        reasons = _examples([*reasons, *summary.reasons])
         max_label = max(max_label, summary.max_label)
         digest.update((", " if num_units else "").encode() + json.dumps(summary.digest).encode())
         num_units += 1
@@ -142,7 +156,7 @@ def merge(summaries: Iterable[UnitSummary]) -> UnitSummary:
     return UnitSummary(
         unit=num_units,
         splits=splits,
-        fields={name: list(field_names) for name, field_names in fields.items()},
+        fields=fields,
         fixes=dict(sorted(fixes.items())),
         reasons=reasons,
         max_label=max_label,
@@ -156,27 +170,23 @@ def refuse_too_many_bad(total: UnitSummary, max_bad_fraction: float) -> None:
     A few are ALLOWED_BAD, at most half of the split, and none if the fraction is 0.
     """
     for split, count in sorted(total.splits.items()):
-        num_bad, num_raw = count.num_rejected, count.num_rejected + count.num_samples + count.num_known
+        num_bad = count.num_rejected - (count.num_hidden if count.num_samples else 0)
+        num_raw = num_bad + count.num_samples + count.num_known
         allowed = max(max_bad_fraction * num_raw, min(ALLOWED_BAD, num_raw / 2)) if max_bad_fraction else 0
         if num_bad > allowed:
             limit = f"{max_bad_fraction:.2%}, or {ALLOWED_BAD} in a small split" if max_bad_fraction else "none"
             advice = "nothing is left, so check --source and --input"
             if num_bad < num_raw:
-                advice = (
-                    "repair or remove them, or leave them out by --on-bad quarantine --max-bad-fraction "
-                    f"{math.ceil(1000 * num_bad / num_raw) / 1000:g}"
-                )
+                advice = "repair or remove them"
+                if APART not in total.reasons[0]:
+                    fraction = math.ceil(1000 * num_bad / num_raw) / 1000
+                    advice += f", or leave them out by --on-bad quarantine --max-bad-fraction {fraction:g}"
             raise TooManyBad(
                 f"split {split!r}: {num_bad} of {num_raw} raw samples are bad, allowed are {math.floor(allowed)} "
                 f"({limit}), for example {'; '.join(total.reasons)}; {advice}; nothing was written"
             )
 
 
-def _count_rows(rows: Sequence[UnitRow], num_rejected: int, num_known: int) -> SplitCount:
-    return SplitCount(
-        num_samples=len(rows),
-        num_rejected=num_rejected,
-        num_known=num_known,
-        num_bytes=sum(row.content.num_bytes for row in rows),
-        strata=dict(sorted(Counter(row.label for row in rows).items())),
-    )
+def _examples(reasons: Iterable[str]) -> list[str]:
+    """A few of them, first those of halves of samples: the advice on these differs."""
+    return sorted(reasons, key=lambda reason: APART not in reason)[:MAX_REASONS]

@@ -10,6 +10,7 @@ from pipelines.build import Show
 from pipelines.config import AdoptConfig
 from pipelines.sets import tar_sets
 from pipelines.sets.tar_sets import TarRecord, Task, digest_of
+from pipelines.sources.tar_fields import checked_fields
 from pipelines.sources.tar_index import index_tar
 from pipelines.sources.webdataset import DEFAULT_SPLIT, find_tars, split_in, tars_below, tars_named
 from shardset.errors import ConfigError, SourceError
@@ -25,7 +26,8 @@ from shardset.storage.open import open_storage
 def adopt(config: AdoptConfig, beam_flags: Sequence[str] = (), show: Show | None = None) -> Manifest:
     """Indexes the tars and publishes their manifest, of which it returns the head; a rerun keeps finished indexes.
 
-    `quarantine.jsonl` lists what is no sample. Raises SourceError for a tar that can't be read to its end.
+    `quarantine.jsonl` lists what is no sample. Raises SourceError for a tar that can't be read to its end, and for
+    fields that are parts of keys.
     """
     storage, tasks = _find(config)
     num_bytes = sum(task.source.num_bytes for task in tasks)
@@ -33,12 +35,16 @@ def adopt(config: AdoptConfig, beam_flags: Sequence[str] = (), show: Show | None
     records = tar_sets.ensure(storage, "adopt", tasks, make, beam_flags, (config.input, num_bytes), show)
     contents = [(task.split, record.written.shard) for task, record in zip(tasks, records, strict=True)]
     digest = digest_of([(split, shard.path, shard.sha256) for split, shard in contents])
+    fields = Counter[str]()
+    for record in records:
+        fields.update(record.fields)
+    checked_fields(config.input, fields)
     return tar_sets.publish(storage, "adopt", tasks, records, digest, promises=[])
 
 
 def index(storage: Storage, task: Task) -> TarRecord:
     """Writes the index of a tar; runs on a worker. Raises SourceError if the tar is damaged or holds no sample."""
-    builder, odd = read_again(lambda: index_tar(storage, task.source))
+    builder, fields, odd = read_again(lambda: index_tar(storage, task.source))
     rows = builder.take_index()
     if not len(rows):
         why = f" ({odd[0][0]}: {odd[0][1]})" if odd else ""
@@ -46,7 +52,8 @@ def index(storage: Storage, task: Task) -> TarRecord:
     same = {"split": task.split, "object": task.path, "offset": None, "num_bytes": None, "sha256": None}
     return TarRecord(
         written=write_index(task.path, builder, rows, storage.writer),
-        labels=Counter(rows["label"][rows["label"] >= 0].tolist()),
+        labels=Counter(rows["label"].tolist()),
+        fields=fields,
         rejected=[{"name": f"{task.path}/{name}", "reason": reason, **same} for name, reason in odd],
     )
 

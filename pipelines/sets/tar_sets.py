@@ -14,11 +14,13 @@ import msgspec
 from pipelines.build import Show, for_each
 from pipelines.plan import files as plan_files
 from pipelines.runners import options
+from pipelines.sources.webdataset import LOOKED_FOR
 from pipelines.write import history
 from pipelines.write.shard import is_stored
 from shardset.errors import ChangedInput, ConfigError, NotFound
 from shardset.format import manifest as manifests
 from shardset.format import naming
+from shardset.format.labels import NO_LABEL, unlabelled
 from shardset.format.manifest import ClassInfo, Manifest, Provenance, Quarantine, Split
 from shardset.format.shards import Promise
 from shardset.format.write import WrittenShard, write_split
@@ -49,13 +51,15 @@ class Task(NamedTuple):
 
 @prepared
 class TarRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """`plan/tars/...`: a tar with its index, the samples of each class, and its lines of the quarantine list.
+    """`plan/tars/...`: a tar with its index, the samples of each label, and its lines of the quarantine list.
 
-    `num_values` are the samples that have a value in a column, `kinds` the dtypes and shapes of its arrays.
+    `fields` are those of `count_fields`; a column needs neither labels nor fields. `num_values` are
+    the samples that have a value in a column, `kinds` the dtypes and shapes of its arrays.
     """
 
     written: WrittenShard
     labels: dict[int, int] = {}
+    fields: dict[str, int] = {}
     rejected: list[dict[str, Any]] = []
     num_values: int = 0
     kinds: list[tuple[str, tuple[int, ...]]] = []
@@ -96,12 +100,16 @@ def publish(
 
     The classes are the numbers up to the largest label. Raises ConfigError or PreconditionFailed where another set is.
     """
-    made = Provenance(tool=_TOOL, source=verb, source_digest=source_digest, options=options, libraries={}, notes=[])
+    totals = Counter[int]()
+    for record in records:
+        totals.update(record.labels)
+    notes = unlabelled(totals[NO_LABEL], totals.total(), LOOKED_FOR)
+    made = Provenance(tool=_TOOL, source=verb, source_digest=source_digest, options=options, libraries={}, notes=notes)
     if done := _published(output, verb):
         if done.provenance != made:
             raise _other(output)
         return done
-    num_classes = 1 + max((label for record in records for label in record.labels), default=-1)
+    num_classes = 1 + max(totals, default=NO_LABEL)
     splits: dict[str, list[Split]] = {}
     for split, pattern, group in _groups(tasks, records):
         parts = splits.setdefault(split, [])

@@ -23,6 +23,15 @@ A batch file, an inner tar, a chunk of a sorted listing; aim at 1,000 to 20,000 
 
 _NUM_EXAMPLES = 5
 
+APART = (
+    "its key is in this tar more than once, with others between, so each may be half of a sample; "
+    "pack the tar again with tar --sort=name"
+)
+"""The reason of samples whose members are not next to each other."""
+
+HIDDEN = "has no key before its first dot"
+"""The reason of hidden members of a tar, such as `._0001.png` of macOS: listed, but no bad samples."""
+
 
 class Units(Protocol):
     """All units of a survey, in order: a list, or an object that makes them each time they are iterated over."""
@@ -96,7 +105,7 @@ class Survey:
     user and the manifest ("no validation archive: only split train"). `objects` maps the names of the input objects, in
     order, to their sizes in bytes; it is empty where they are many. `num_bytes` is the size of the samples where
     `objects` do not hold them. `all_tars` says that the input is every tar below the folder, including one that is
-    written there later.
+    written there later. `looked_for` says in words where labels are expected, for a note on samples without one.
     """
 
     units: Units
@@ -105,6 +114,7 @@ class Survey:
     objects: dict[str, int] = field(default_factory=dict)
     num_bytes: int = 0
     all_tars: bool = False
+    looked_for: str = ""
 
 
 class Spool(Protocol):

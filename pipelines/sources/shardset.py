@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from pipelines.sources.base import RawSample, Rejected, Spool, Survey, Unit
-from pipelines.sources.webdataset import known_tars, samples_of
+from pipelines.sources.webdataset import LOOKED_FOR, known_tars, samples_of
 from shardset.errors import SourceError
 from shardset.format import manifest as manifests
 from shardset.format.manifest import LoadedSet
@@ -50,7 +50,7 @@ class ExistingSet:
             ]
         notes = [] if loaded.view is None else [f"made of a view of {whole.digest}: {loaded.view.head.reason}"]
         objects = {unit["tar"]["name"]: unit["tar"]["num_bytes"] for unit in units}
-        return Survey(units=units, classes=whole.classes or None, notes=notes, objects=objects)
+        return Survey(units=units, classes=whole.classes or None, notes=notes, objects=objects, looked_for=LOOKED_FOR)
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
         """The samples of a tar that the set or view takes, in its order."""

@@ -2,20 +2,22 @@
 
 import io
 import re
+from collections import Counter
+from collections.abc import Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from itertools import groupby
-from operator import itemgetter
+from tarfile import TarInfo
 from typing import BinaryIO
 
-from pipelines.sources.base import Extent
+from pipelines.sources.base import APART, Extent
 from pipelines.sources.formats.range_file import Ranges
 from pipelines.sources.formats.tar import header_window, reject_reason, walk
-from pipelines.sources.webdataset import TarGroupMember, label_of, why_no_sample
+from pipelines.sources.tar_fields import count_fields
+from pipelines.sources.webdataset import LABEL_FIELDS, TarGroupMember, grouped, label_of
 from shardset.checksum import extend_crc32c
 from shardset.errors import ChangedInput, SourceError
 from shardset.format.images import is_image_field
 from shardset.format.index import MAX_FIELDS
-from shardset.format.naming import split_member
+from shardset.format.naming import DOTS, split_member
 from shardset.format.tar import TarBuilder
 from shardset.storage.base import Stat, Storage
 
@@ -27,24 +29,24 @@ _PIECE = 1 << 20
 _NOWHERE = Extent("", "", 0, 0)
 
 
-def index_tar(storage: Storage, tar: Stat) -> tuple[TarBuilder, list[tuple[str, str]]]:
+def index_tar(storage: Storage, tar: Stat) -> tuple[TarBuilder, dict[str, int], list[tuple[str, str]]]:
     """The rows and checksums of a tar, read once, front to back; each sample is what webdataset makes of it.
 
-    Also the names of members that are no such sample, and why. Raises SourceError if the tar is damaged.
+    Also its fields, as `count_fields` says, and the names of members that are no such sample, and why. Raises
+    SourceError if the tar is damaged.
     """
     where, builder = f"{storage.url}/{tar.name}", TarBuilder(())
-    rejected: list[tuple[str, str]] = []
-    rows: dict[str, tuple[str, tuple[int, int, int, int], dict[str, tuple[int, int]]] | None] = {}
+    left_out: list[tuple[TarInfo, str]] = []
+    rows: list[tuple[str, str, tuple[int, int, int], int | str, dict[str, tuple[int, int]]]] = []
     fields = set[str]()
     with ThreadPoolExecutor(1) as thread:
         file = io.BufferedReader(_ReadAhead(storage, tar, builder, thread), _PIECE)
-        named = ((*split_member(info.name), info) for info in walk(file, where, 0, tar.num_bytes))
-        for key, group in groupby(named, itemgetter(0)):
+        for key, group in grouped(walk(file, where, 0, tar.num_bytes), left_out):
             members: list[TarGroupMember] = []
             ranges: dict[str, tuple[int, int]] = {}
             start, crc, image_crc = -1, 0, 0
-            for _, name, info in group:
-                field, reason, content = name.lower(), reject_reason(info), None
+            for _, info in group:
+                field, reason, content = split_member(info.name)[1].lower(), reject_reason(info), None
                 if _ODD_NAME.search(info.name):
                     reason = "has a name that is not ASCII, has a backslash, is __metadata__ or over 1024 bytes"
                 if not reason:
@@ -52,26 +54,27 @@ def index_tar(storage: Storage, tar: Stat) -> tuple[TarBuilder, list[tuple[str, 
                     if is_image_field(field) and not any(map(is_image_field, ranges)):
                         image_crc = own
                 start, ranges[field] = info.offset if start < 0 else start, (info.offset_data, info.size)
-                content = content if field in ("cls", "json") else None
+                content = content if field in LABEL_FIELDS else None
                 members.append(TarGroupMember(info.name, field, reason, _NOWHERE, _NOWHERE, content))
-            label = why_no_sample(key, members, key in rows) or label_of({member.field: member for member in members})
+            label = label_of(members)
+            rows.append((key, members[0].name, (start, crc, image_crc), label, ranges))
             if isinstance(label, int):
-                rows[key] = members[0].name, (start, crc, image_crc, label), ranges
                 fields |= ranges.keys()
-                if len(fields) > MAX_FIELDS:
-                    raise SourceError(f"{where}: more than {MAX_FIELDS} fields, such as {min(ranges)}; expected few")
-                continue
-            rejected.append((members[0].name, label))
-            if before := rows.get(key):  # each of the two may be half of a sample
-                rejected.append((before[0], "its key comes again in this tar, and not right after"))
-            rows[key] = None
+            if len(fields) > MAX_FIELDS:
+                raise SourceError(f"{where}: more than {MAX_FIELDS} fields, such as {min(ranges)}; {DOTS}")
     if tar.crc32c not in (None, builder.crc32c):
         raise ChangedInput(f"{where}: its crc32c is {builder.crc32c}, the bucket says {tar.crc32c}; run it again")
     builder.num_bytes, builder.fields = tar.num_bytes, sorted(fields)
-    samples = ((key, row) for key, row in rows.items() if row)
-    for source, (key, (_, numbers, ranges)) in enumerate(samples):
-        builder.add_row((*numbers, source, 0), key, ranges)
-    return builder, rejected
+    rejected = [(info.name, why) for info, why in left_out]
+    times, found = Counter(key for key, *_ in rows), list[Iterable[str]]()
+    for key, first, numbers, label, ranges in rows:
+        verdict = label if times[key] == 1 else APART
+        if isinstance(verdict, int):
+            builder.add_row((*numbers, verdict, len(found), 0), key, ranges)
+            found.append(ranges)
+        else:
+            rejected.append((first, verdict))
+    return builder, count_fields(found), rejected
 
 
 def _read(file: BinaryIO, start: int, num_bytes: int, crc: int) -> tuple[bytes | None, int, int]:

@@ -2,15 +2,17 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 from tarfile import TarInfo
-from typing import Any, BinaryIO, ClassVar, NamedTuple
+from typing import Any, BinaryIO, ClassVar, NamedTuple, TypeVar
 
 from msgspec.structs import asdict
 
-from pipelines.sources.base import UNREAD, Extent, RawSample, Rejected, Spool, Survey, Unit
+from pipelines.sources.base import APART, HIDDEN, UNREAD, Extent, RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.tar import BLOCK, header_window, is_passed, read_member, reject_reason, walk
 from pipelines.sources.objects import advice_in, is_hidden, is_text, printable
@@ -18,18 +20,22 @@ from shardset.checksum import crc32c_of
 from shardset.errors import ConfigError, SourceError
 from shardset.format import manifest as manifests
 from shardset.format.images import FIELD_OF_EXTENSION
+from shardset.format.labels import MAX_LABEL, NO_LABEL, plain_label
 from shardset.format.manifest import Manifest
 from shardset.format.naming import MANIFEST, is_field, is_split, split_member
 from shardset.storage.base import Stat, Storage
 from shardset.storage.open import is_address, open_storage
 
 MAX_EXPANDED = 100_000
-INLINE_FIELDS = frozenset(("cls", "json", "txt"))
+LABEL_FIELDS = ("cls", "label", "json")
+INLINE_FIELDS = frozenset((*LABEL_FIELDS, "txt"))
 MAX_INLINE_BYTES = 4096
 MAX_JSON_BYTES = 1 << 20
-MAX_LABEL = 1_000_000
 
-_LABEL = re.compile(rb"\s*(-1|\d{1,18})\s*")
+LOOKED_FOR = (
+    "a whole number in cls or label, or under label or cls in json; give the field with the labels such a "
+    "name; if folders in the tars are classes, unpack the tars and use --source folder"
+)
 DEFAULT_SPLIT = "train"
 
 _NO_SPLIT = f"the names of some tars say no split: their samples go to split {DEFAULT_SPLIT}"
@@ -85,6 +91,7 @@ class WebDataset:
             notes=[] if all(splits.values()) else [_NO_SPLIT],
             objects={tar.name: tar.num_bytes for tar in tars},
             all_tars=not known and not self.tars,
+            looked_for=LOOKED_FOR,
         )
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
@@ -226,14 +233,45 @@ class TarGroupMember(NamedTuple):
         return self.content is not None and self.field in INLINE_FIELDS and len(self.content) <= MAX_INLINE_BYTES
 
 
+_M = TypeVar("_M", TarInfo, TarGroupMember)
+
+
 def samples_of(storage: Storage, tar: Stat, split: str) -> Iterator[RawSample | Rejected]:
-    """The samples of a tar of the storage, in its order; raises SourceError if it is damaged."""
-    seen: set[str] = set()
+    """The samples of a tar in its order, then its members without a key; SourceError if it is damaged."""
+    left_out: list[tuple[TarGroupMember, str]] = []
+    groups: list[tuple[str, list[TarGroupMember], int | str]] = []
     with RangeFile(storage, tar, header_window(storage)) as file:
-        members = (_read(storage, tar, file, info) for info in walk(file, f"{storage.url}/{tar.name}"))
-        for key, group in groupby(members, lambda member: split_member(member.name)[0]):
-            yield _sample(tar.name, split, key, [*group], repeated=key in seen)
-            seen.add(key)
+        infos = walk(file, f"{storage.url}/{tar.name}")
+        for key, group in grouped((_read(storage, tar, file, info) for info in infos), left_out):
+            members = [member for _, member in group]
+            label = label_of(members)
+            for at, member in enumerate(members):
+                if member.content is not None and not member.is_inline:  # a json may be large
+                    members[at] = TarGroupMember(*member[:-1], content=None)
+            groups.append((key, members, label))
+    numbers = Counter(key for key, *_ in groups)
+    groups.reverse()
+    while groups:  # each leaves the memory as it becomes a row
+        key, members, label = groups.pop()
+        yield _sample(tar.name, split, key, members, label if numbers[key] == 1 else APART)
+    for member, reason in left_out:
+        yield _sample(tar.name, split, "", [member], reason)
+
+
+def grouped(members: Iterable[_M], left_out: list[tuple[_M, str]]) -> Iterator[tuple[str, Iterator[tuple[str, _M]]]]:
+    """Neighbours with the same key, each with it. A member without one ends no sample: `left_out` gets it, and why."""
+
+    def with_key() -> Iterator[tuple[str, _M]]:
+        for member in members:
+            key, field = split_member(member.name)
+            if not key or key[-1] == "/":
+                left_out.append((member, HIDDEN))
+            elif field:
+                yield key, member
+            else:
+                left_out.append((member, "has no dot in its name, so no field"))
+
+    return groupby(with_key(), itemgetter(0))
 
 
 def _read(storage: Storage, tar: Stat, file: BinaryIO, info: TarInfo) -> TarGroupMember:
@@ -260,15 +298,14 @@ def _read(storage: Storage, tar: Stat, file: BinaryIO, info: TarInfo) -> TarGrou
 
 
 def _sample(
-    tar: str, split: str, key: str, members: Sequence[TarGroupMember], *, repeated: bool
+    tar: str, split: str, key: str, members: Sequence[TarGroupMember], label: int | str
 ) -> RawSample | Rejected:
+    """The sample with that label, or Rejected if it is the reason."""
     decisive = [member.extent for member in members if member.content is not None or member.field == "json"]
     read = [*(member.header for member in members), *decisive]
     seen = tuple(extent for extent in read if extent.crc32c != UNREAD)
-    label = why_no_sample(key, members, repeated) or label_of({member.field: member for member in members})
     fields: dict[str, Extent | bytes] = {
-        member.field: member.content if member.content is not None and member.is_inline else member.extent
-        for member in members
+        member.field: member.extent if member.content is None else member.content for member in members
     }
     if isinstance(label, int):
         if "cls" in fields and label < 0:
@@ -296,39 +333,32 @@ def _sample(
     )
 
 
-def why_no_sample(key: str, members: Sequence[TarGroupMember], repeated: bool) -> str | None:
-    """Why these members can't be a sample, or None."""
+def label_of(members: Sequence[TarGroupMember]) -> int | str:
+    """The label of a sample, NO_LABEL if it has none; or why these members can't be a sample.
+
+    The label is in `cls`, else in `label`, else in `json`.
+    """
     for member in members:
         if member.reason:
             return f"member {member.name!r} {member.reason}"
-    fields = [member.field for member in members]
-    if not key.rpartition("/")[2]:
-        return "has no key before its first dot"
-    if repeated:
-        return "its key came before in this tar, and not right before"
-    if "" in fields:
-        return "has no dot in its name, so no field"
-    if odd := [field for field in fields if not is_field(field)]:
-        return f"{odd[0]!r} can't be a field name (lower-case ASCII, at most 16 bytes)"
-    if len(set(fields)) != len(fields):
-        return f"has the field {max(fields, key=fields.count)!r} twice"
-    return None
-
-
-def label_of(members: Mapping[str, TarGroupMember]) -> int | str:
-    """The label in `cls`, or else in `json`, -1 if there is none; or why it can't be read."""
-    if cls := members.get("cls"):
-        content = b"..." if cls.content is None else cls.content
-        number = _LABEL.fullmatch(content)
-        if number and int(number[1]) <= MAX_LABEL:
-            return int(number[1])
-        return f"cls is {content[:40]!r}, expected a label from 0 to {MAX_LABEL} in ASCII digits"
-    metadata = members.get("json")
-    if metadata is None or metadata.content is None:
-        return -1
-    try:
-        value: Any = json.loads(metadata.content)
-    except (ValueError, RecursionError) as error:
-        return f"json can't be parsed ({error})"
-    label = value.get("label") if isinstance(value, dict) else None
-    return label if type(label) is int and 0 <= label <= MAX_LABEL else -1
+        if not is_field(member.field):
+            return f"{member.field!r} can't be a field name (lower-case ASCII, at most 16 bytes)"
+    names = [member.field for member in members]
+    by_name = dict(zip(names, members, strict=True))
+    if len(by_name) != len(names):
+        return f"has the field {max(names, key=names.count)!r} twice"
+    cls, own, metadata = map(by_name.get, LABEL_FIELDS)
+    if cls:
+        label = plain_label(cls.content)
+        if label is None or not NO_LABEL <= label <= MAX_LABEL:
+            return f"cls is {(cls.content or b'...')[:40]!r}, expected a label from 0 to {MAX_LABEL}"
+        return label
+    value: Any = None
+    if metadata and metadata.content is not None:
+        try:
+            value = json.loads(metadata.content)
+        except (ValueError, RecursionError) as error:
+            return f"json can't be parsed ({error})"
+    named = map(value.get, ("label", "cls")) if isinstance(value, dict) else ()
+    labels = map(plain_label, (own and own.content, *named))
+    return next((one for one in labels if one is not None and 0 <= one <= MAX_LABEL), NO_LABEL)

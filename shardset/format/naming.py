@@ -66,6 +66,13 @@ def split_member(name: str) -> tuple[str, str]:
     return (name, "") if dot < 0 else (name[:dot], name[dot + 1 :])
 
 
+DOTS = (
+    "a field is what follows the first dot of a file's name, so rename files with dots in their keys, such as "
+    "22.05.png to 22_05.png"
+)
+"""What to do about fields that are parts of keys."""
+
+
 def is_shard_file(path: str) -> bool:
     """Whether `path` is spelled like a shard or an index of ours."""
     return _SHARD_FILE.fullmatch(path) is not None

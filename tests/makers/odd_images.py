@@ -10,6 +10,7 @@ from PIL import Image
 
 SIZE = (48, 32)
 ORIENTATION = 0x0112
+LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 12345\n"
 
 
 def picture(seed: int = 0, size: tuple[int, int] = SIZE) -> Image.Image:
@@ -143,8 +144,14 @@ BAD: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "png without its last byte": ("png", lambda: png()[:-1], "truncated"),
     "truncated webp": ("webp", lambda: encoded(picture(), "WEBP")[:-5], "truncated"),
     "truncated ppm": ("ppm", lambda: encoded(picture(), "PPM")[:-1], "truncated"),
-    "html": ("jpg", lambda: b"<!DOCTYPE html><title>404</title>", "HTML or XML instead of an image"),
-    "text": ("jpg", lambda: b"version https://git-lfs.github.com/spec/v1\n", "text instead of an image"),
+    "html": (
+        "jpg",
+        lambda: b"<!DOCTYPE html>",
+        "HTML or XML instead of an image; read it, then download or convert it",
+    ),
+    "lfs": ("jpg", lambda: LFS_POINTER, "a Git LFS pointer instead of an image; run git lfs pull"),
+    "zip": ("jpg", lambda: b"PK\3\4" + bytes(30), "a ZIP archive instead of an image; unpack it"),
+    "text": ("jpg", lambda: b"404 not found\n", "text instead of an image"),
     "zeroed header": ("jpg", lambda: bytes(512) + jpeg()[512:], "zeroed header"),
     "all zero": ("jpg", lambda: bytes(4096), "zeroed header"),
     "bomb": ("png", bomb, "too many pixels"),

@@ -14,6 +14,7 @@ from isal import igzip, isal_zlib
 from pipelines.sources.base import UNREAD
 from shardset.checksum import crc32c_of
 from shardset.errors import SourceError
+from shardset.format.images import other_file
 from shardset.storage.base import Storage
 
 BLOCK = tarfile.BLOCKSIZE
@@ -195,8 +196,8 @@ def _damage(view: _View, at: int, where: str, cause: object) -> SourceError:
         return SourceError(f"{where}: cut at byte {view.stop}: no end mark after the last member; fetch it again")
     view.seek(at)
     block = view.file.read(min(BLOCK, view.stop - at))
-    if block.startswith(b"\x1f\x8b"):
-        return SourceError(f"{where}: gzip data at byte {at}, expected a plain tar; unpack it with gunzip first")
+    if at == view.start and (other := other_file(block, "a tar")):
+        return SourceError(f"{where}: {other}")
     if view.stop - at < len(END):
         return SourceError(f"{where}: cut at byte {view.stop}: {cause} at byte {at}; fetch it again")
     return SourceError(

@@ -51,6 +51,12 @@ _MAGIC = (
     (b"\xff\x4f\xff\x51", "jp2"),
 )
 _AVIF = re.compile(b"avi[fs]")
+_OTHERS = {
+    b"version https://git-lfs.github.com/spec/": ("a Git LFS pointer", "run git lfs pull"),
+    b"PK\3\4": ("a ZIP archive", "unpack it"),
+    b"\x1f\x8b": ("gzip data", "unpack it with gunzip"),
+    b"<": ("HTML or XML", "read it, then download or convert it"),
+}
 _NETPBM = {b"P1": "pbm", b"P2": "pgm", b"P3": "ppm", b"P4": "pbm", b"P5": "pgm", b"P6": "ppm"}
 
 
@@ -68,14 +74,22 @@ def format_of(data: bytes) -> str:
     raise UndecodableImage(_why_no_image(data))
 
 
-def _why_no_image(data: bytes) -> str:
+def other_file(data: bytes, expected: str) -> str:
+    """What a file is instead of what was expected, and what to do; "" if its first bytes don't tell."""
     start = data[:64].lstrip(b"\xef\xbb\xbf \t\r\n")
+    for magic, (found, advice) in _OTHERS.items():
+        if start.startswith(magic):
+            return f"{found} instead of {expected}; {advice}"
+    return ""
+
+
+def _why_no_image(data: bytes) -> str:
     if not data:
         return "empty"
     if not any(data[:8]):
         return "zeroed header"
-    if start.startswith(b"<"):
-        return "HTML or XML instead of an image"
+    if other := other_file(data, "an image"):
+        return other
     if all(byte >= 32 or byte in b"\t\r\n" for byte in data[:64]):
         return "text instead of an image"
     return "unsupported format"

@@ -222,7 +222,7 @@ def test_a_changed_index_and_a_key_that_is_there_twice_are_not_exported():
     with pytest.raises(NotFound):
         export(storage.url, ["energon"])
     storage, _ = made(test=png_samples("train", 4, size=4))
-    with pytest.raises(DamagedShard, match="a key is there twice"):
+    with pytest.raises(ConfigError, match=r"a key is there twice.*needs each key once; `build --source webdataset`"):
         export(storage.url, ["energon"])
 
 

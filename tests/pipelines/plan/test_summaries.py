@@ -11,7 +11,7 @@ from shardset.errors import TooManyBad
 def summary(bad: int, raw: int = 2000) -> UnitSummary:
     count = SplitCount(num_samples=raw - bad, num_rejected=bad, num_bytes=1, strata={0: raw - bad})
     return UnitSummary(
-        unit=0, splits={"train": count}, fields={"train": ["jpg"]}, fixes={}, reasons=["a.jpg: empty"],
+        unit=0, splits={"train": count}, fields={"train": {"jpg": raw - bad}}, fixes={}, reasons=["a.jpg: empty"],
         max_label=0, digest="",
     )  # fmt: skip
 
@@ -20,7 +20,7 @@ def test_too_many_bad_samples_stop_the_build_and_too_few_do_not():
     refuse_too_many_bad(merge([summary(20)]), 0.01)
     with pytest.raises(TooManyBad, match=r"split 'train': 21 of 2000 raw samples are bad.*a\.jpg: empty"):
         refuse_too_many_bad(merge([summary(21)]), 0.01)
-    assert merge([summary(1), summary(0)]).fields["train"] == ["jpg"]
+    assert merge([summary(1), summary(0)]).fields["train"] == {"jpg": 3999}
 
 
 @pytest.mark.parametrize(("raw", "allowed"), [(1, 0), (2, 1), (10, 5), (20, 10), (1000, 10), (1100, 11)])

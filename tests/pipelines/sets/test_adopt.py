@@ -102,8 +102,8 @@ def test_tars_in_a_bucket_are_read_once_and_where_they_are(gcs_root, tmp_path):
 ODD = {
     "a hard link": ([plain("0.txt", b"x"), special("1.txt", tarfile.LNKTYPE, "0.txt")], "is a link", 1, 1),
     "a symbolic link": ([plain("0.txt", b"x"), special("1.txt", tarfile.SYMTYPE, "0.txt")], "is a link", 1, 1),
-    "a key that comes back": ([plain(f"{key}.txt", b"x") for key in "010"], "came before", 1, 2),
-    "a key cut in two": ([plain(name, b"x") for name in ("0.a", "README", "0.b", "1.a")], "no dot", 1, 3),
+    "a key that comes back": ([plain(f"{key}.txt", b"x") for key in "010"], "tar --sort=name", 1, 2),
+    "no key between": ([plain(name, b"x") for name in ("0.a", "README", "0.b", "1.a")], "no dot", 2, 1),
     "a field twice": ([plain("0.txt", b"x"), plain("0.TXT", b"x"), plain("1.txt", b"x")], "twice", 1, 1),
     "no field": ([plain("README", b"x"), plain("1.txt", b"x")], "no dot", 1, 1),
     "a hidden file": ([plain("._0.txt", b"x"), plain("1.txt", b"x")], "no key", 1, 1),

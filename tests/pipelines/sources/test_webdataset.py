@@ -10,7 +10,7 @@ from shardset.errors import ConfigError, ManifestError, SourceError
 from shardset.format.manifest import load
 from shardset.storage.open import open_storage
 from tests.makers.imagenet import put
-from tests.makers.odd_images import jpeg
+from tests.makers.odd_images import LFS_POINTER, jpeg
 from tests.makers.shardset import png_samples, write_shard_set
 from tests.makers.spools import read
 from tests.makers.tars import tar_bytes
@@ -79,7 +79,10 @@ def test_all_fields_are_kept_in_member_order_under_lower_case_names_and_long_tex
         ({"x.jpg": b"j"}, -1),
         ({"x.jpg": b"j", "x.json": b'{"label": 4}'}, 4),
         ({"x.txt": b"t" * 4097, "x.json": b'{"label": 3}' + b" " * 9000}, 3),
-        ({"x.jpg": b"j", "x.json": b'{"label": true}'}, -1),
+        *(({"x.jpg": b"j", "x.json": json.encode()}, -1) for json in ('{"label": true}', '{"label": "cat"}', "[3]")),
+        *(({"x.jpg": b"j", "x.json": b'{"label": %s}' % text}, 3) for text in (b'"3"', b"3.0", b'null, "cls": 3')),
+        *(({"x.jpg": b"j", "x.label": text}, label) for text, label in ((b"3\n", 3), (b"cat", -1), (b"\xff\xd8", -1))),
+        ({"x.jpg": b"j", "x.cls": b"3.0"}, 3),
         ({"x.json": b'{"label": 4}', "x.cls": b"5"}, 5),
         ({"x.jpg": b"j", "x.cls": b" 07 "}, 7),
         ({"x.jpg": b"j", "x.cls": b" -1 "}, -1),
@@ -100,7 +103,6 @@ def test_a_label_comes_from_cls_then_from_json_and_cls_says_it_in_bare_digits(tm
         ([("a/.hidden", b"1")], "no key before its first dot"),
         ([("x.jp g", b"1")], "'jp g' can't be a field name"),
         ([("x.jpg", b"1"), ("x.JPG", b"2")], "has the field 'jpg' twice"),
-        ([("0000.jpg", b"1")], "its key came before in this tar"),
         ([("x.cls", b"cat")], "cls is b'cat'"),
         ([("x.cls", b"99999999999999999999")], "expected a label from 0"),
         ([("x.cls", b"-1")], "only a cls of -1"),
@@ -185,7 +187,7 @@ def test_tars_that_are_not_there_or_name_no_split_are_an_error(tmp_path, pattern
         WebDataset(*find_tars(str(tmp_path / pattern))).survey()
 
 
-def test_compressed_and_cut_tars_are_an_error_that_says_what_to_do(tmp_path):
+def test_other_files_and_compressed_and_cut_tars_are_an_error_that_says_what_to_do(tmp_path):
     with pytest.raises(SourceError, match="gunzip"):
         find_tars("/d/train-{0..3}.tar.gz")
     put(tmp_path, {"train-0.tar.gz": gzip.compress(tar_bytes({}))})
@@ -193,6 +195,14 @@ def test_compressed_and_cut_tars_are_an_error_that_says_what_to_do(tmp_path):
         WebDataset(*find_tars(str(tmp_path))).survey()
     with pytest.raises(SourceError, match="gunzip"):
         everything(one_tar(tmp_path, gzip.compress(tar_bytes(members(0, 9)), mtime=0)))
+    for data, what in (
+        (LFS_POINTER, "a Git LFS pointer instead of a tar; run git lfs pull"),
+        (b"PK\3\4" + bytes(2000), "a ZIP archive instead of a tar; unpack it"),
+        (b"\n<!DOCTYPE html>", "HTML or XML instead of a tar; read it"),
+        (b"<html>" + bytes(2000), "HTML or XML instead of a tar; read it"),
+    ):
+        with pytest.raises(SourceError, match=rf"train-000000\.tar: {what}"):
+            everything(one_tar(tmp_path, data))
     with pytest.raises(SourceError, match=r"train-000000\.tar: cut at byte 1500"):
         everything(one_tar(tmp_path, tar_bytes(members(0, 2))[:1500]))
 

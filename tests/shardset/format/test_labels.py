@@ -1,0 +1,33 @@
+"""A whole number is a label, however it is written; a sentence counts the samples that have none."""
+
+import numpy as np
+import pytest
+
+from shardset.format.labels import MAX_LABEL, plain_label, unlabelled
+
+
+@pytest.mark.parametrize(
+    ("value", "label"),
+    [
+        *((value, 7) for value in (7, 7.0, np.float64(7), "7", "7.0", "7.", " 07\n", b"+7 ")),
+        *((value, -1) for value in (-1, "-1", -1.0)),
+        *(
+            (value, None)
+            for value in (True, None, 7.5, "7.5", "", "cat", "٣", b"\xff", float("nan"), float("inf"), [7])
+        ),
+        *((value, None) for value in ("1e3", "0x7", "7 8", {})),
+    ],
+)
+def test_a_label_is_a_whole_number_as_int_text_or_float(value, label):
+    assert plain_label(value) == label
+
+
+@pytest.mark.parametrize("value", [5 * 10**6, "9" * 5000, 1e300])
+def test_a_number_that_is_too_large_stays_one_and_is_never_cut_to_a_label(value):
+    assert (plain_label(value) or 0) > MAX_LABEL
+
+
+def test_the_sentence_on_samples_without_a_label_says_what_was_looked_for():
+    assert unlabelled(0, 9, "cls") == []
+    assert unlabelled(1000, 2000, "cls") == ["1,000 of 2,000 samples have no label; looked for cls"]
+    assert unlabelled(2, 9) == ["2 of 9 samples have no label"]
