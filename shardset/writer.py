@@ -85,7 +85,7 @@ class Writer:
         key = f"{len(self._keys):09d}" if key is None else key
         where = f"sample {len(self._keys)} ({key!r})"
         if not naming.is_split(split):
-            raise ConfigError(f"{where}: {split!r} can't name a split; use letters, digits, - and _, but not plan")
+            raise ConfigError(f"{where}: {split!r} can't name a split; use {naming.SPLIT_NAMES}")
         if not naming.is_key(key):
             raise ConfigError(f"{where}: not a key; use up to 72 ASCII letters, digits and _+=-/")
         if key in self._keys:

@@ -12,7 +12,7 @@ from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, U
 from pipelines.sources.formats.spilled_list import Entry, SpilledList, spilled_units
 from shardset.errors import ConfigError, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
-from shardset.format.naming import is_split
+from shardset.format.naming import SPLIT_NAMES, is_split
 from shardset.storage.base import Storage
 from shardset.storage.local import LINK_TO_NOTHING, LocalStorage
 
@@ -75,8 +75,7 @@ class Folder:
         for split in sorted(splits):
             if not is_split(split):
                 raise SourceError(
-                    f"{self.input.url}/{split}: this folder is where a split is expected; rename it "
-                    "to letters, digits, - and _ (at most 40, not plan)"
+                    f"{self.input.url}/{split}: this folder is where a split is expected; rename it to {SPLIT_NAMES}"
                 )
         num_loose = len(listed.images) - seen.total()
         loose = [name for folder, name in listed.folders.items() if label_of[folder] == NO_LABEL]

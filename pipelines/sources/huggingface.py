@@ -25,7 +25,7 @@ from pipelines.sources.formats.records import PATHS, Columns, choose_columns, co
 from pipelines.sources.formats.spilled_list import Entry, SpilledList
 from shardset.errors import ConfigError, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
-from shardset.format.naming import is_split
+from shardset.format.naming import SPLIT_NAMES, is_split
 from shardset.storage.base import Stat, Storage
 
 ROWS_PER_UNIT = 1_000
@@ -125,8 +125,7 @@ class HuggingFace:
         for file in files:
             if not is_split(file.split):
                 raise SourceError(
-                    f"{url}/{file.stat.name}: {file.split!r} can't name a split (letters, digits, - and _, not plan); "
-                    "rename the file"
+                    f"{url}/{file.stat.name}: {file.split!r} can't name a split ({SPLIT_NAMES}); rename the file"
                 )
         folders = sorted({file.folder for file in files})
         if len(folders) > 1:

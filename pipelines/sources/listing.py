@@ -28,7 +28,7 @@ from pipelines.sources.formats.spilled_list import Entry, SpilledList, spilled_u
 from pipelines.sources.objects import UNKNOWN_FIELD, UNREADABLE, extension, first_names, key_of, may_read
 from shardset.errors import ConfigError, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
-from shardset.format.naming import is_split
+from shardset.format.naming import SPLIT_NAMES, is_split
 from shardset.storage.base import Stat, Storage, stat_or_none
 from shardset.storage.open import is_absolute, open_file
 
@@ -203,7 +203,7 @@ def _row(record: Record, columns: Columns, where: str, *, untyped: bool) -> tupl
     path = _check_path(_text(record, columns.path, where), where)
     split, key = _text(record, "split", where), _text(record, "key", where)
     if split and not is_split(split):
-        raise SourceError(f"{where}: split {split!r}, expected at most 40 letters, digits, - and _, not plan")
+        raise SourceError(f"{where}: split {split!r}, expected {SPLIT_NAMES}")
     label = record.get(columns.label)
     if untyped:
         text = str(label).strip()

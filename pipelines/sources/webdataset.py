@@ -19,7 +19,7 @@ from shardset.errors import ConfigError, SourceError
 from shardset.format import manifest as manifests
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.manifest import Manifest
-from shardset.format.naming import MANIFEST, is_field, is_split, split_member
+from shardset.format.naming import MANIFEST, SPLIT_NAMES, is_field, is_split, split_member
 from shardset.storage.base import Stat, Storage
 from shardset.storage.open import is_address, open_storage
 
@@ -104,7 +104,7 @@ def _unit(tar: Stat, split: str) -> Unit:
     if not is_text(tar.name):
         raise SourceError(f"{printable(tar.name)}: the name of this tar is not valid UTF-8; rename it")
     if not is_split(split):
-        raise SourceError(f"{tar.name}: {split!r} can't name a split (letters, digits, - and _, not plan); rename it")
+        raise SourceError(f"{tar.name}: {split!r} can't name a split ({SPLIT_NAMES}); rename it")
     return {"tar": asdict(tar), "split": split}
 
 

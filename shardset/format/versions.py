@@ -10,10 +10,11 @@ from typing import Annotated
 import msgspec
 
 from shardset.errors import ManifestError, NotFound
+from shardset.format import naming
 from shardset.prepared import prepared
 from shardset.storage.base import Storage
 
-FOLDER = "versions/"
+FOLDER = naming.VERSIONS_FOLDER
 TAGS = f"{FOLDER}tags/"
 
 _PATH = re.compile(rf"{FOLDER}([1-9][0-9]{{0,8}})\.json", re.ASCII)

@@ -109,7 +109,11 @@ def test_it_writes_into_a_bucket(gcs_root: str) -> None:
         ({"label": 0.5}, ConfigError, "label is 0.5"),
         ({"key": "first"}, ConfigError, "the key was used before"),
         ({"key": "a.b"}, ConfigError, "not a key; use"),
-        ({"split": "plan"}, ConfigError, "'plan' can't name a split"),
+        (
+            {"split": "versions"},
+            ConfigError,
+            "'versions' can't name a split; use letters, .* folders of the set itself",
+        ),
     ],
 )
 def test_what_can_not_be_stored_is_named_and_the_next_sample_may_follow(

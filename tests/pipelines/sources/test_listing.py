@@ -284,7 +284,7 @@ def test_an_option_of_other_sources_is_refused(tmp_path, source, option, takers)
         ({"path": "x.png"}, "line 2: label None, expected a number or a name"),
         ({"path": "x.png", "label": True}, "line 2: label True"),
         ({"path": "x.png", "label": -1}, "line 2: label -1, expected 0 to 1000000"),
-        ({"path": "x.png", "label": 1, "split": "a b"}, "line 2: split 'a b', expected at most 40"),
+        ({"path": "x.png", "label": 1, "split": "a b"}, "line 2: split 'a b', expected letters"),
         ({"path": "x.png", "label": 1, "key": 5}, "line 2: key is 5, expected a text"),
         (["x.png", 1], "line 2: a list, expected an object with path and label"),
     ],
