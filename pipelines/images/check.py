@@ -14,7 +14,7 @@ from pipelines.images.open import (
 )
 from pipelines.images.options import CMYK_TO_RGB, ImageOptions, Verify, resized, stored_field
 from shardset.errors import UndecodableImage
-from shardset.format.images import background, format_of
+from shardset.format.images import FIELD_OF_EXTENSION, background, format_of
 from shardset.format.images.background import may_be_transparent
 from shardset.format.images.orientation import UPRIGHT, orientation_of
 
@@ -31,7 +31,6 @@ TURNED = "turned"
 """The mark of an image that is stored as it is and must be turned by its EXIF data: counted, but no fix."""
 
 _MARK_SEPARATOR = "+"
-_ALIASES = {"jpeg": "jpg", "jpe": "jpg", "jfif": "jpg", "tiff": "tif", "dib": "bmp"}
 
 
 class Examined(NamedTuple):
@@ -57,7 +56,7 @@ def examine(data: bytes, *, field: str, verify: Verify, options: ImageOptions) -
     header (0.03 ms) and takes an alpha channel for transparency. `none` reads only the first bytes, finds neither CMYK
     nor transparency nor orientation, and trusts `field` if `data` is empty.
     """
-    named = _ALIASES.get(field.lower(), field.lower())
+    named = FIELD_OF_EXTENSION.get(field.lower(), field.lower())
     if verify == "none":
         actual = format_of(data) if data else named
         return Examined(actual, _fix(actual, named, "", options) if data else "")
@@ -97,5 +96,5 @@ def is_transparent(image: Image.Image) -> bool:
 def _fix(actual: str, named: str, mode: str, options: ImageOptions) -> str:
     if actual == "jpg" and mode == "CMYK":
         return CMYK_TO_RGB
-    named_right = named in ("", actual) or (named == "pnm" and PILLOW_FORMATS[actual] == "PPM")
+    named_right = not named or PILLOW_FORMATS.get(named) == PILLOW_FORMATS[actual]
     return "" if named_right or options.image_format != "keep" else f"renamed-{actual}"
