@@ -180,7 +180,10 @@ def _expand(pattern: str) -> list[str]:
         choices = range(int(numbers[1]), int(numbers[2]) + 1)
         width = len(numbers[1]) if numbers[1].startswith("0") else 0
     elif len(choices) == 1:
-        raise ConfigError(f"{pattern}: {{{body}}} is neither a range {{000..009}} nor a list {{a,b}}")
+        raise ConfigError(
+            f"{pattern}: {{{body}}} is neither a range {{000..009}} nor a list {{a,b}}; a folder can't be called so: "
+            "rename it"
+        )
     rests = _expand(after)
     if not 0 < len(choices) * len(rests) <= MAX_EXPANDED:
         raise ConfigError(
