@@ -16,7 +16,7 @@ from pipelines.plan.slices import ByteRange
 from shardset.format.manifest import ClassInfo, Shard
 from shardset.prepared import prepared
 
-PLAN_VERSION = 12
+PLAN_VERSION = 13
 """Increase it when the format of a file below `plan/` changes, or what the same input and options lead to, such as the
 held-out samples or the default sizes: unfinished builds of other versions then start over."""
 

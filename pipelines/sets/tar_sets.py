@@ -16,9 +16,10 @@ from pipelines.plan import files as plan_files
 from pipelines.runners import options
 from pipelines.write import history
 from pipelines.write.shard import is_stored
-from shardset.errors import ChangedInput, ConfigError, NotFound
+from shardset.errors import ChangedInput, ConfigError, NotFound, SourceError
 from shardset.format import manifest as manifests
 from shardset.format import naming
+from shardset.format.labels import NO_LABEL, unused, why_sparse
 from shardset.format.manifest import ClassInfo, Manifest, Provenance, Quarantine, Split
 from shardset.format.shards import Promise
 from shardset.format.write import WrittenShard, write_split
@@ -96,12 +97,22 @@ def publish(
 
     The classes are the numbers up to the largest label. Raises ConfigError or PreconditionFailed where another set is.
     """
-    made = Provenance(tool=_TOOL, source=verb, source_digest=source_digest, options=options, libraries={}, notes=[])
+    used = {label for record in records for label in record.labels}
+    num_classes = 1 + max(used, default=NO_LABEL)
+    if why := why_sparse(num_classes - 1, len(used)):
+        raise SourceError(f"{output.url}: {why}")
+    made = Provenance(
+        tool=_TOOL,
+        source=verb,
+        source_digest=source_digest,
+        options=options,
+        libraries={},
+        notes=unused(num_classes - 1, len(used)),
+    )
     if done := _published(output, verb):
         if done.provenance != made:
             raise _other(output)
         return done
-    num_classes = 1 + max((label for record in records for label in record.labels), default=-1)
     splits: dict[str, list[Split]] = {}
     for split, pattern, group in _groups(tasks, records):
         parts = splits.setdefault(split, [])

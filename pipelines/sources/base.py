@@ -96,7 +96,7 @@ class Survey:
     user and the manifest ("no validation archive: only split train"). `objects` maps the names of the input objects, in
     order, to their sizes in bytes; it is empty where they are many. `num_bytes` is the size of the samples where
     `objects` do not hold them. `all_tars` says that the input is every tar below the folder, including one that is
-    written there later.
+    written there later. `refusal` says why the labels can't be those of a new set, "" if they can.
     """
 
     units: Units
@@ -105,6 +105,7 @@ class Survey:
     objects: dict[str, int] = field(default_factory=dict)
     num_bytes: int = 0
     all_tars: bool = False
+    refusal: str = ""
 
 
 class Spool(Protocol):
