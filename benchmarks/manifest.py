@@ -85,7 +85,7 @@ def write(plan: PlanFile, folder: str) -> Point:
     committer = Committer(made_files(record, folder), config, suffix="")
     totals = np.full(plan.num_classes, split.num_stored // plan.num_classes)
     started, before = time.process_time(), peak_bytes_of(os.getpid())
-    committer.write_manifest(plan, {"train": totals})
+    committer.write_manifest(plan, {"train": dict(enumerate(totals.tolist()))})
     return Point(seconds=time.process_time() - started, peak_bytes=peak_bytes_of(os.getpid()) - before)
 
 

@@ -35,7 +35,7 @@ from pipelines.runners.progress import BuildProgress, watched
 from pipelines.sources.base import Survey
 from pipelines.write import history
 from pipelines.write import replace as replacing
-from shardset.errors import ConfigError, NotFound, PreconditionFailed, ShardsetError
+from shardset.errors import ConfigError, NotFound, PreconditionFailed, ShardsetError, SourceError
 from shardset.format import manifest as manifests
 from shardset.format import naming, versions
 from shardset.format.manifest import Manifest
@@ -180,6 +180,8 @@ def prepare(config: BuildConfig, output: Storage) -> PreparedBuild:
     if folder := sources.input_folder(config):
         replacing.refuse_inside(open_storage(config.output), folder, "so the tars would be among the raw files")
     survey = source.survey()
+    if survey.refusal and not config.append:  # a set may have the other labels
+        raise SourceError(survey.refusal)
     with (
         os_errors_as_storage_errors(f"the temporary folder {tempfile.gettempdir()}"),
         tempfile.TemporaryFile() as lines,
@@ -270,7 +272,9 @@ class _Start:
         for base in filter(None, (before, newest)):
             classes, labels = extended_classes(base.classes, file.classes)
             sizes = {name: split.num_source_samples for name, split in base.splits.items()}
-            addition = Addition(base=base.digest, labels=labels, num_source_samples=sizes, known=known)
+            addition = Addition(
+                base=base.digest, labels=labels, num_classes=len(base.classes), num_source_samples=sizes, known=known
+            )
             appending = msgspec.structs.replace(file, classes=classes, appends=addition)
             if old and not self._changes(old, appending):
                 break

@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from shardset.errors import ConfigError
-from shardset.format.naming import is_split
+from shardset.format.naming import SPLIT_NAMES, is_split
 from shardset.order.permutation import derive_key, hash_text
 from shardset.storage.base import Storage, join
 from shardset.storage.open import open_file
@@ -41,7 +41,7 @@ class Holdout:
             if not is_split(split) or split == REST:
                 raise ConfigError(
                     f"--holdout {split}={fraction}: {split!r} can't be held out; "
-                    f"use letters, digits, - and _, not plan or {REST}"
+                    f"use {SPLIT_NAMES}; {REST} is what is not held out"
                 )
             if not 0 < fraction < 1:
                 raise ConfigError(

@@ -4,22 +4,20 @@ Image bytes never pass through the runner. A step leaves its results in files be
 steps are only the names of these files, or the byte ranges that a receiver has to read.
 """
 
-import operator
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 from typing import Any, TypeVar
 
 import apache_beam as beam
 import msgspec
-import numpy as np
 from apache_beam.metrics.metric import Metrics
-from numpy.typing import NDArray
 
 from pipelines.config import BuildConfig
-from pipelines.plan import tables
+from pipelines.plan import paths, tables
 from pipelines.plan.append import Addition
 from pipelines.plan.assign import Group, assign_batch, plan_group
 from pipelines.plan.duplicate_keys import find_duplicate_keys, spread_keys
@@ -33,12 +31,14 @@ from pipelines.plan.survey import UnitRef, WrittenUnits, units_in
 from pipelines.sources.base import Source
 from pipelines.write.commit import Committer
 from pipelines.write.shard import ShardWriter
-from shardset.format.write import class_counts
 
 T = TypeVar("T")
 
 Slot = tuple[str, int]
 """A split and the number of one of its shards."""
+
+Counts = tuple[int, dict[int, int]]
+"""A number of shards, and their samples by label."""
 
 NAMESPACE = "shardset"
 """The namespace of our counters; runners have their own."""
@@ -81,9 +81,9 @@ def construct(pipeline: beam.Pipeline, build: PreparedBuild, *, dry_run: bool = 
         pipeline
         | "Once all is indexed" >> beam.Create([None])
         | "Plan"  # PlanFile, and (batch, UnitOffsets) tagged `offsets`
-        >> beam.ParDo(MakePlan(files, config, build.file), beam.pvalue.AsIter(indexed)).with_outputs(
-            "offsets", main="plan"
-        )
+        >> beam.ParDo(
+            MakePlan(files, config, msgspec.structs.replace(build.file, classes=None)), beam.pvalue.AsIter(indexed)
+        ).with_outputs("offsets", main="plan")
     )
     if dry_run:
         return
@@ -146,14 +146,18 @@ class IndexUnit(BuildStep):
 
 @dataclass(eq=False, repr=False)
 class MakePlan(BuildStep):
-    """Writes the plan once all units are indexed. Yields it without classes, and the offsets of each batch of units."""
+    """Writes the plan once all units are indexed. Yields it without classes, and the offsets of each batch of units.
+
+    `file` travels without classes too: a million of them would take longer than the images.
+    """
 
     config: BuildConfig
     file: BuildFile
 
     def process(self, element: None, indexed: Iterable[int]) -> Iterator[Any]:
         assert sum(1 for _ in indexed) == self.file.num_units, "every unit is indexed"
-        plan = self.files.step(lambda: make_plan(self.files, self.config, self.file))
+        files = self.files
+        plan = files.step(lambda: make_plan(files, self.config, files.read_record(paths.BUILD, BuildFile)))
         with self.files.while_current():
             yield msgspec.structs.replace(plan, classes=[])
             summaries, size = read_summaries(self.files, plan.num_units), plan.units_per_batch
@@ -208,13 +212,13 @@ class WriteShard(BuildStep):
 
     writer: ShardWriter
 
-    def process(self, element: Slot, plan: PlanFile) -> Iterator[tuple[str, NDArray[np.int64]]]:
+    def process(self, element: Slot, plan: PlanFile) -> Iterator[tuple[str, Counts]]:
         record, labels, is_new = self.files.step(lambda: self.writer.write(plan, *element))
         _count("shards_written" if is_new else "shards_skipped", 1)
         if is_new:
             _count("samples_written", record.shard.num_samples)
             _count("bytes_written", record.shard.num_bytes)
-        yield element[0], np.concatenate([[1], class_counts(labels, plan.num_classes)])
+        yield element[0], (1, Counter(labels.tolist()))
 
 
 @dataclass(eq=False, repr=False)
@@ -223,9 +227,9 @@ class CommitManifest(BuildStep):
 
     committer: Committer
 
-    def process(self, element: None, plan: PlanFile, counts: Mapping[str, NDArray[np.int64]]) -> Iterator[str]:
-        class_totals = {split: found[1:] for split, found in counts.items()}
-        num_finished = sum(int(found[0]) for found in counts.values())
+    def process(self, element: None, plan: PlanFile, counts: Mapping[str, Counts]) -> Iterator[str]:
+        class_totals = {split: totals for split, (_, totals) in counts.items()}
+        num_finished = sum(num_shards for num_shards, _ in counts.values())
         digest = self.files.step(lambda: self.committer.commit(plan, num_finished, class_totals))
         if digest:
             yield digest
@@ -246,8 +250,14 @@ def _count(name: str, number: int) -> None:
     Metrics.counter(NAMESPACE, name).inc(number)
 
 
-def _sum(counts: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:
-    return reduce(operator.add, counts)
+def _sum(counts: Iterable[Counts]) -> Counts:
+    """The sum, in the time that the smaller ones take: of a million classes a shard has a few."""
+    *others, (num_shards, most) = sorted(counts, key=lambda count: len(count[1]))
+    totals = Counter(most)
+    for number, some in others:
+        num_shards += number
+        totals.update(some)
+    return num_shards, totals
 
 
 def _is_wanted(slot: Slot, wanted: frozenset[Slot]) -> bool:

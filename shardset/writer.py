@@ -17,6 +17,7 @@ from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.images import format_of, stored_png
 from shardset.format.index import with_fields
+from shardset.format.labels import MAX_LABEL, NO_LABEL, plain_label, unlabelled, unused, why_sparse
 from shardset.format.manifest import ClassInfo, Manifest, Provenance, Quarantine, Split
 from shardset.format.shards import pattern_of
 from shardset.format.tar import StoredSample, TarBuilder
@@ -33,9 +34,10 @@ class Writer:
             writer.write(image=pixels, label=3)
 
     Samples are stored in the order in which they come, so shuffle sorted classes first; the last shard of a split may
-    be smaller. `classes` names the labels 0, 1, ...; without it a label is its own name. An exception in the block
-    removes everything that was written. Takes about 100 bytes of memory a sample; not for several threads. Raises
-    ConfigError if the folder holds a set, or what a stopped writer left.
+    be smaller. `classes` names the labels 0, 1, ...; without it a label is its own name, and may
+    leave out at most 100,000 of the numbers below it that no sample had before. An exception in the block removes
+    everything that was written. Takes about 100 bytes of memory a sample; not for several threads. Raises ConfigError
+    if the folder holds a set, or what a stopped writer left.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Writer:
         self._classes = None if classes is None else list(classes)
         self._splits: dict[str, _SplitWriter] = {}
         self._keys: set[str] = set()
+        self._labels, self._largest = {NO_LABEL}, NO_LABEL
         self._created: list[str] = []
         self._refuse(naming.MANIFEST, "there is a shard set already; choose another output")
 
@@ -70,7 +73,7 @@ class Writer:
         self,
         *,
         image: bytes | np.ndarray,
-        label: int | None = None,
+        label: int | float | str | None = None,
         key: str | None = None,
         json: Mapping[str, Any] | Sequence[Any] | bytes | None = None,
         split: str = "train",
@@ -78,38 +81,54 @@ class Writer:
         """Adds a sample to a split.
 
         `image` is an encoded image, stored byte for byte, or pixels, stored as PNG: uint8 [height, width] or [height,
-        width, 3]. `label` is from 0, None if there is none. `key` is unique in all splits; by default it is the number
-        of the sample. Raises ConfigError for what can't be stored, and UndecodableImage for bytes that are no whole
-        image of a supported format; that sample is left out then, and others may follow.
+        width, 3]. `label` is a whole number from 0, also as text or float; None if there is none. `key` is unique in
+        all splits; by default it is the number of the sample. Raises ConfigError for what can't be stored, and
+        UndecodableImage for bytes that are no whole image of a supported format; that sample is left out then, and
+        others may follow.
         """
         key = f"{len(self._keys):09d}" if key is None else key
         where = f"sample {len(self._keys)} ({key!r})"
         if not naming.is_split(split):
-            raise ConfigError(f"{where}: {split!r} can't name a split; use letters, digits, - and _, but not plan")
+            raise ConfigError(f"{where}: {split!r} can't name a split; use {naming.SPLIT_NAMES}")
         if not naming.is_key(key):
             raise ConfigError(f"{where}: not a key; use up to 72 ASCII letters, digits and _+=-/")
         if key in self._keys:
             raise ConfigError(f"{where}: the key was used before")
         fields = [_image_field(image, where)]
-        if label is not None:
-            label, most = require_int("label", label), "" if self._classes is None else f" to {len(self._classes) - 1}"
-            if label < 0 or (self._classes is not None and label >= len(self._classes)):
-                raise ConfigError(f"{where}: label is {label}, expected 0{most}; use None for a sample without a label")
-            fields.append(("cls", str(label).encode()))
+        number = NO_LABEL if label is None else self._number(label, where)
+        if number != NO_LABEL:
+            fields.append(("cls", str(number).encode()))
         if json is not None:
             fields.append(("json", json if isinstance(json, bytes) else msgspec.json.encode(json)))
         if split not in self._splits:
             self._refuse(f"{split}/", f"left by a writer or a build that was stopped; remove the folder {split}/")
             self._splits[split] = _SplitWriter(self._create, split, self._size)
-        self._splits[split].add(key, fields, -1 if label is None else label)
+        self._splits[split].add(key, fields, number)
         self._keys.add(key)
+        self._labels.add(number)
+        self._largest = max(self._largest, number)
+
+    def _number(self, label: int | float | str, where: str) -> int:
+        """The label as a number; raises ConfigError if it can't be one, or would leave too many numbers unused."""
+        number = plain_label(label)
+        number = require_int("label", label) if number is None else number  # type: ignore[arg-type]
+        most = MAX_LABEL if self._classes is None else len(self._classes) - 1
+        if not 0 <= number <= most:
+            raise ConfigError(
+                f"{where}: label is {number}, expected 0 to {most}; use None for a sample without a label"
+            )
+        is_new = self._classes is None and number not in self._labels
+        if is_new and (why := why_sparse(max(self._largest, number), len(self._labels))):  # which has NO_LABEL too
+            raise ConfigError(f"{where}: label {number}: {why} by `classes`")
+        return number
 
     def _finish(self) -> Manifest:
         """Writes everything but the manifest, which it returns."""
         if not self._splits:
             raise ConfigError(f"{self._storage.url}: no sample was written, and a shard set can't be empty")
-        largest = max(max(split.labels) for split in self._splits.values())
-        names = [str(label) for label in range(largest + 1)] if self._classes is None else self._classes
+        names = [str(label) for label in range(self._largest + 1)] if self._classes is None else self._classes
+        without = sum(split.labels[NO_LABEL] for split in self._splits.values())
+        holes = unused(self._largest, len(self._labels - {NO_LABEL})) if self._classes is None else []
         splits = {name: split.finish(len(names)) for name, split in sorted(self._splits.items())}
         self._put(naming.quarantine_path(), b"")
         manifest = Manifest(
@@ -126,7 +145,7 @@ class Writer:
                 source_digest=_digest(group.plan_digest for split in splits.values() for group in split.groups),
                 options={"samples_per_shard": self._size},
                 libraries={},
-                notes=[],
+                notes=[*holes, *unlabelled(without, len(self._keys))],
             ),
         )
         return manifests.seal(manifest)

@@ -211,7 +211,7 @@ def find_name(storage: Storage, manifest: Manifest, name: str, *, split: str | N
         )
         if without_names:
             more = f" and {len(without_names) - 1:,} more" if without_names[1:] else ""
-            unknown = f"{storage.url}: {NO_NAMES}, for {without_names[0]}{more}; search by --key"
+            unknown = f"{storage.url}: {NO_NAMES}, for {min(without_names)}{more}; search by --key"
         raise ConfigError(_why_rejected(storage, manifest, name, split) or unknown)
     return samples
 

@@ -104,9 +104,7 @@ def _planned_split(
     config: BuildConfig, name: str, num_samples: int, mean_bytes: float, num_classes: int
 ) -> StoredSplit:
     if not naming.is_split(name):
-        raise ConfigError(
-            f"--samples: {name!r} can't name a split; use letters, digits, - and _ (at most 40, not plan)"
-        )
+        raise ConfigError(f"--samples: {name!r} can't name a split; use {naming.SPLIT_NAMES}")
     ends = [num_samples * label // num_classes for label in range(num_classes + 1)]
     strata = {label: stop - start for label, (start, stop) in enumerate(pairwise(ends)) if stop > start}
     plan = layout.plan_split(

@@ -11,7 +11,7 @@ import yaml
 
 from pipelines.export.base import ShardSet, SideFile, SideFormat, json_bytes
 from shardset.errors import ConfigError
-from shardset.format.images import IMAGE_FIELDS
+from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.index import index_fields
 from shardset.format.manifest import Manifest
 from shardset.format.tar import END
@@ -61,7 +61,7 @@ def files(shard_set: ShardSet) -> Iterator[SideFile]:
 def dataset(manifest: Manifest) -> dict[str, Any]:
     """What samples become: images with labels where all have one, and otherwise dicts of their raw fields."""
     fields = dict.fromkeys(field for split in manifest.splits.values() for field in split.fields)
-    images = [field for field in fields if field in IMAGE_FIELDS]
+    images = [field for field in fields if field in FIELD_OF_EXTENSION]
     labelled = (sum(split.class_totals) == split.num_samples for split in manifest.splits.values())
     if not images or not all(labelled):
         return {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}

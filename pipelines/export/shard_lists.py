@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from pipelines.export.base import ShardSet, SideFile, SideFormat, json_bytes
 from shardset.errors import ConfigError
-from shardset.format.images import IMAGE_FIELDS
+from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.manifest import Manifest
 
 READ = ("jpg", "png", "webp")
@@ -47,7 +47,7 @@ def check_timm(manifest: Manifest) -> None:
             raise ConfigError(
                 f"timm mistakes the split name {name!r} for a tar, because it contains 'tar'; rename the split"
             )
-        images = sorted(IMAGE_FIELDS.intersection(split.fields))
+        images = sorted(FIELD_OF_EXTENSION.keys() & split.fields)
         if not images or not set(READ).issuperset(images):
             raise ConfigError(
                 f"split {name!r} has images as {', '.join(images) or 'no known field'}; timm reads {', '.join(READ)} "

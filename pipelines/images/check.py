@@ -6,7 +6,7 @@ from PIL import Image
 
 from pipelines.images.options import CMYK_TO_RGB, ImageOptions, Verify, resized, stored_field
 from shardset.errors import UndecodableImage
-from shardset.format.images import MAX_PIXELS, format_of
+from shardset.format.images import FIELD_OF_EXTENSION, MAX_PIXELS, format_of
 from shardset.format.images.background import is_transparent, may_be_transparent
 from shardset.format.images.orientation import UPRIGHT, orientation_of
 from shardset.format.images.pillow import PLUGINS, loaded, opened
@@ -27,7 +27,6 @@ _LONGEST_SIDE = {"jpg": 65500, "webp": 16383}
 """The limits of libjpeg and libwebp in pixels."""
 
 _MARK_SEPARATOR = "+"
-_ALIASES = {"jpeg": "jpg", "jpe": "jpg", "jfif": "jpg", "tiff": "tif", "dib": "bmp"}
 
 
 class Examined(NamedTuple):
@@ -53,7 +52,7 @@ def examine(data: bytes, *, field: str, verify: Verify, options: ImageOptions) -
     header (0.03 ms) and takes an alpha channel for transparency. `none` reads only the first bytes, finds neither CMYK
     nor transparency nor orientation, and trusts `field` if `data` is empty.
     """
-    named = _ALIASES.get(field.lower(), field.lower())
+    named = FIELD_OF_EXTENSION.get(field.lower(), field.lower())
     if verify == "none":
         actual = format_of(data) if data else named
         return Examined(actual, _fix(actual, named, "", options) if data else "")
@@ -95,5 +94,5 @@ def check_sides(size: tuple[int, int], field: str) -> None:
 def _fix(actual: str, named: str, mode: str, options: ImageOptions) -> str:
     if actual == "jpg" and mode == "CMYK":
         return CMYK_TO_RGB
-    named_right = named in ("", actual) or (named == "pnm" and PLUGINS[actual] == "Ppm")
+    named_right = not named or PLUGINS.get(named) == PLUGINS[actual]
     return "" if named_right or options.image_format != "keep" else f"renamed-{actual}"

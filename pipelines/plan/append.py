@@ -34,12 +34,14 @@ _read: dict[tuple[str, str], Hashes] = {}
 class Addition(msgspec.Struct, frozen=True, kw_only=True):
     """How a build appends to the version of a set that has the digest `base`.
 
-    `labels` has the label in the set of each class of the input, and is empty where all stay the same.
+    `labels` has the label in the set of each class of the input, and is empty where all stay the same. The version has
+    `num_classes`.
     `num_source_samples` are those of the version, by split. `known` says which samples of the input to skip.
     """
 
     base: str
     labels: list[int]
+    num_classes: int
     num_source_samples: dict[str, int]
     known: Known
 

@@ -231,10 +231,7 @@ def _entry(rejected: Rejected, data: bytes) -> QuarantineEntry:
 
 def _check_names(sample: RawSample) -> None:
     if not naming.is_split(sample.split):
-        raise SourceError(
-            f"{sample.name}: split {sample.split!r} can't name a folder; "
-            "use letters, digits, - and _ (at most 40, not plan)"
-        )
+        raise SourceError(f"{sample.name}: {sample.split!r} can't name a split; use {naming.SPLIT_NAMES}")
     for field in sample.fields:
         if not naming.is_field(field):
             raise SourceError(

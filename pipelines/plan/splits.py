@@ -16,7 +16,7 @@ from pipelines.plan.slices import write_pieces
 from pipelines.plan.summaries import UnitSummary, read_summaries
 from pipelines.sources.tar_fields import checked_fields
 from shardset.errors import ConfigError, SourceError
-from shardset.format.labels import NO_LABEL, unlabelled
+from shardset.format.labels import NO_LABEL, unlabelled, unused, why_sparse
 from shardset.format.manifest import ClassInfo
 from shardset.order.permutation import ORDER_VERSION
 from shardset.program import count
@@ -41,6 +41,7 @@ def make_plan(files: PlanFiles, config: BuildConfig, build: BuildFile) -> PlanFi
             f"{config.input}: nothing to append: the set has all of it ({count(total.num_known, 'sample')})"
         )
     splits = _plan_splits(config, total)
+    holes = _holes(build, config, total)
     classes = _classes(build, total.max_label)
     rejected = write_pieces(files, paths.REJECTED, _rejected_lines(files, build.num_units))
     num_samples = sum(count.num_samples for count in total.splits.values())
@@ -58,6 +59,7 @@ def make_plan(files: PlanFiles, config: BuildConfig, build: BuildFile) -> PlanFi
         notes=[
             *build.notes,
             *unlabelled(num_without, num_samples, build.looked_for),
+            *holes,
             *_notes(total.fixes),
             *_known_note(total.num_known, config),
         ],
@@ -103,6 +105,19 @@ def _refuse_unknown_shards(wanted: Iterable[tuple[str, int]], splits: Mapping[st
             raise ConfigError(
                 f"--only-shards {name}:{number}: split {name!r} has shards 0 to {splits[name].num_shards - 1}"
             )
+
+
+def _holes(build: BuildFile, config: BuildConfig, total: UnitSummary) -> list[str]:
+    """A sentence on the labels that no sample has, if numbers name the classes; SourceError if they are too many."""
+    if build.classes and any(info.name != str(info.label) for info in build.classes):
+        return []
+    known = range(build.appends.num_classes if build.appends else 0)
+    used = {*known}.union(*(count.strata for count in total.splits.values())) - {NO_LABEL}
+    largest = len(build.classes) - 1 if build.classes else max(used, default=NO_LABEL)
+    # Else the survey, or the schema, has decided that these are classes.
+    if (build.classes is None or build.appends) and (why := why_sparse(largest, len(used))):
+        raise SourceError(f"{config.input}: {why}")
+    return unused(largest, len(used))
 
 
 def _classes(build: BuildFile, max_label: int) -> list[ClassInfo]:

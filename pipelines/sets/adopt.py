@@ -15,7 +15,6 @@ from pipelines.sources.tar_index import index_tar
 from pipelines.sources.webdataset import DEFAULT_SPLIT, find_tars, split_in, tars_below, tars_named
 from shardset.errors import ConfigError, SourceError
 from shardset.format import naming
-from shardset.format.columns import COLUMNS
 from shardset.format.manifest import Manifest
 from shardset.format.write import write_index
 from shardset.storage.base import Storage
@@ -70,12 +69,13 @@ def _find(config: AdoptConfig) -> tuple[Storage, list[Task]]:
     tasks = []
     for tar in tars_named(folder, names) if names else tars_below(folder):
         split = config.split or split_in(tar.name) or DEFAULT_SPLIT
+        if tar.name.startswith(naming.COLUMNS_FOLDER):
+            continue
         if not naming.is_split(split):
-            raise ConfigError(f"{split!r} can't name a split (letters, digits, - and _, not plan); give one by --split")
-        if not tar.name.startswith(COLUMNS):
-            path = f"{folder.url}/{tar.name}"[len(output.url) + 1 :]
-            digest = digest_of(split, tar.generation, tar.num_bytes)
-            tasks.append(Task(split, path, digest, msgspec.structs.replace(tar, name=path)))
+            raise ConfigError(f"{split!r} can't name a split ({naming.SPLIT_NAMES}); give one by --split")
+        path = f"{folder.url}/{tar.name}"[len(output.url) + 1 :]
+        digest = digest_of(split, tar.generation, tar.num_bytes)
+        tasks.append(Task(split, path, digest, msgspec.structs.replace(tar, name=path)))
     if not tasks:
         raise SourceError(f"{folder.url}: holds no tars but those of columns; give the folder of the others")
     return output, sorted(tasks, key=lambda task: (task.split, task.name))

@@ -17,10 +17,10 @@ from pipelines.runners import options
 from pipelines.sources.webdataset import LOOKED_FOR
 from pipelines.write import history
 from pipelines.write.shard import is_stored
-from shardset.errors import ChangedInput, ConfigError, NotFound
+from shardset.errors import ChangedInput, ConfigError, NotFound, SourceError
 from shardset.format import manifest as manifests
 from shardset.format import naming
-from shardset.format.labels import NO_LABEL, unlabelled
+from shardset.format.labels import NO_LABEL, unlabelled, unused, why_sparse
 from shardset.format.manifest import ClassInfo, Manifest, Provenance, Quarantine, Split
 from shardset.format.shards import Promise
 from shardset.format.write import WrittenShard, write_split
@@ -103,13 +103,25 @@ def publish(
     totals = Counter[int]()
     for record in records:
         totals.update(record.labels)
-    notes = unlabelled(totals[NO_LABEL], totals.total(), LOOKED_FOR)
-    made = Provenance(tool=_TOOL, source=verb, source_digest=source_digest, options=options, libraries={}, notes=notes)
+    num_used, num_classes = len(totals.keys() - {NO_LABEL}), 1 + max(totals, default=NO_LABEL)
+    if why := why_sparse(num_classes - 1, num_used):
+        raise SourceError(f"{output.url}: {why}")
+    notes = [
+        *unlabelled(totals[NO_LABEL], totals.total(), LOOKED_FOR),
+        *unused(num_classes - 1, num_used),
+    ]
+    made = Provenance(
+        tool=_TOOL,
+        source=verb,
+        source_digest=source_digest,
+        options=options,
+        libraries={},
+        notes=notes,
+    )
     if done := _published(output, verb):
         if done.provenance != made:
             raise _other(output)
         return done
-    num_classes = 1 + max(totals, default=NO_LABEL)
     splits: dict[str, list[Split]] = {}
     for split, pattern, group in _groups(tasks, records):
         parts = splits.setdefault(split, [])

@@ -134,7 +134,9 @@ def _ids_where(whole: LoadedSet, split: str, where: str) -> np.ndarray:
         try:
             found: np.ndarray = database.from_arrow(catalog).filter(where).select("id").fetchnumpy()["id"]
         except duckdb.Error as error:
-            raise ConfigError(f"--where {where}: {error}; columns are {', '.join(catalog.column_names)}") from error
+            raise ConfigError(
+                f"--where {where}: {' '.join(str(error).split())}; columns are {', '.join(catalog.column_names)}"
+            ) from error
     return found
 
 

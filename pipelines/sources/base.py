@@ -106,6 +106,7 @@ class Survey:
     order, to their sizes in bytes; it is empty where they are many. `num_bytes` is the size of the samples where
     `objects` do not hold them. `all_tars` says that the input is every tar below the folder, including one that is
     written there later. `looked_for` says in words where labels are expected, for a note on samples without one.
+    `refusal` says why the labels can't be those of a new set, "" if they can.
     """
 
     units: Units
@@ -115,6 +116,7 @@ class Survey:
     num_bytes: int = 0
     all_tars: bool = False
     looked_for: str = ""
+    refusal: str = ""
 
 
 class Spool(Protocol):

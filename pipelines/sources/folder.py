@@ -12,8 +12,8 @@ from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, U
 from pipelines.sources.formats.spilled_list import Entry, SpilledList, spilled_units
 from shardset.errors import ConfigError, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
-from shardset.format.naming import is_split
-from shardset.storage.base import Storage
+from shardset.format.naming import SPLIT_NAMES, is_split
+from shardset.storage.base import Stat, Storage
 from shardset.storage.local import LINK_TO_NOTHING, LocalStorage
 
 ENTRIES_PER_UNIT = 1_000
@@ -23,6 +23,7 @@ _LAYOUTS = "expected images as SPLIT/CLASS/file or CLASS/file, with any folders 
 _SPLIT_NAME = re.compile(
     r"(train|training|val|valid|validation|dev|test|testing|eval|evaluation|fold|split)[-_]?\d*", re.I | re.A
 )
+_HEAD_BYTES = 1024
 _MAX_TYPES = 12
 """A message lists at most this many types of files."""
 
@@ -75,8 +76,7 @@ class Folder:
         for split in sorted(splits):
             if not is_split(split):
                 raise SourceError(
-                    f"{self.input.url}/{split}: this folder is where a split is expected; rename it "
-                    "to letters, digits, - and _ (at most 40, not plan)"
+                    f"{self.input.url}/{split}: this folder is where a split is expected; rename it to {SPLIT_NAMES}"
                 )
         num_loose = len(listed.images) - seen.total()
         loose = [name for folder, name in listed.folders.items() if label_of[folder] == NO_LABEL]
@@ -142,15 +142,29 @@ class Folder:
                 f"{where}: found images such as {example}; {_LAYOUTS}; name the folder above the classes"
                 + (self._advice or "; images whose names hold the labels are listed as docs/migrate.md shows")
             )
+        self._refuse_lost_classes(layout, listed)
         if layout.has_splits:
             return
-        below = [folder.split("/")[1] for folder in listed.folders if "/" in folder]
-        for what, folders in (("class folders", names), ("folders below the classes", below)):
-            if folders and all(map(_SPLIT_NAME.fullmatch, folders)):
+        for depth, folders in enumerate(_names_at_depths(listed.folders)):
+            splits = set(filter(_SPLIT_NAME.fullmatch, folders))
+            if splits == folders or len(splits) > 1:
+                what = "folders below the classes" if depth else "class folders"
                 raise SourceError(
-                    f"{where}: the {what} look like splits, such as {min(folders)}; {_LAYOUTS}; name the folder with "
+                    f"{where}: the {what} look like splits, such as {min(splits)}; {_LAYOUTS}; name the folder with "
                     "the splits as input, move the splits above the classes, or list the images in a CSV file "
                     "(--source listing)" + self._advice
+                )
+
+    def _refuse_lost_classes(self, layout: "_Layout", listed: "_Listed") -> None:
+        """Raises SourceError for a class folder with no image by the names, but with files that are no text."""
+        kept = set(map(layout.class_folder, listed.folders))
+        for (folder, _), stat in listed.firsts.items():
+            is_lost = layout.class_of(folder) and layout.class_folder(folder) not in kept
+            if is_lost and objects.may_read(self.input, stat.name) and _is_binary(self.input, stat):
+                raise SourceError(
+                    f"{self.input.url}/{layout.class_folder(folder)}: this class has no image by its name, but "
+                    f"files such as {objects.printable(stat.name)}; convert them, rename them if they are of a format "
+                    f"that is read ({', '.join(FIELD_OF_EXTENSION)}), or move the folder out of the input"
                 )
 
 
@@ -160,6 +174,10 @@ class _Layout:
 
     has_splits: bool
     class_depth: int
+
+    def class_folder(self, path: str) -> str:
+        """The folder of the class, below its split, that a path is in."""
+        return "/".join(path.split("/")[: self.has_splits + self.class_depth])
 
     def class_of(self, folder: str) -> str:
         """The class of the images directly in a folder, "" if it is not below a class."""
@@ -183,13 +201,15 @@ class _Layout:
 class _Listed:
     """What is in a folder: name, bytes and generation of each image, one image of each folder, other files by type.
 
-    `unreadable` are names with the reason; `unusual` counts what is left out unread, by what it is.
+    `firsts` has the first of the other files of each folder and type. `unreadable` are names with the reason;
+    `unusual` counts what is left out unread, by what it is.
     """
 
     images: SpilledList = field(default_factory=SpilledList)
     folders: dict[str, str] = field(default_factory=dict)
     unreadable: list[tuple[str, str]] = field(default_factory=list)
     others: Counter[str] = field(default_factory=Counter)
+    firsts: dict[tuple[str, str], Stat] = field(default_factory=dict)
     num_bytes: int = 0
     unusual: Counter[str] = field(default_factory=Counter)
 
@@ -209,8 +229,9 @@ def _listed(storage: Storage) -> _Listed:
     for stat in storage.list_telling(tell) if isinstance(storage, LocalStorage) else storage.list():
         if objects.is_hidden(stat.name):
             listed.unusual["a hidden file"] += 1
-        elif objects.extension(stat.name) not in FIELD_OF_EXTENSION:
-            listed.others[objects.printable(objects.extension(stat.name))] += 1
+        elif (kind := objects.extension(stat.name)) not in FIELD_OF_EXTENSION:
+            listed.others[objects.printable(kind)] += 1
+            listed.firsts.setdefault((_folder_of(stat.name), kind), stat)
         elif objects.is_text(stat.name):
             listed.images.add([stat.name, stat.num_bytes, stat.generation])
             listed.num_bytes += stat.num_bytes
@@ -228,6 +249,23 @@ def _keys_of(images: SpilledList, label_of: Mapping[str, int]) -> Iterator[tuple
 
 def _folder_of(name: str) -> str:
     return name.rpartition("/")[0]
+
+
+def _names_at_depths(folders: Iterable[str]) -> list[set[str]]:
+    """The names of the folders at each depth."""
+    found: list[set[str]] = []
+    for folder in filter(None, folders):
+        names = folder.split("/")
+        found += [set() for _ in names[len(found) :]]
+        for at_depth, name in zip(found, names, strict=False):
+            at_depth.add(name)
+    return found
+
+
+def _is_binary(storage: Storage, stat: Stat) -> bool:
+    """Whether a file is no text, by its first bytes; an SVG is a drawing."""
+    head = storage.read(stat.name, 0, min(_HEAD_BYTES, stat.num_bytes), generation=stat.generation)
+    return b"\0" in head or b"<svg" in head
 
 
 def _counts(others: Counter[str]) -> str:

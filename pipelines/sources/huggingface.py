@@ -16,21 +16,20 @@ from typing import Any, ClassVar, NamedTuple
 import pyarrow as pa
 from msgspec.structs import asdict
 
-from pipelines.holdout import REST, Holdout, Label
+from pipelines.holdout import REST, Holdout
 from pipelines.sources import objects
 from pipelines.sources.base import RawSample, Rejected, Spool, Survey, Unit, class_infos, missing_notes
 from pipelines.sources.formats import parquet
 from pipelines.sources.formats.range_file import RangeFile
-from pipelines.sources.formats.records import PATHS, Columns, choose_columns, compact, usual_name
+from pipelines.sources.formats.records import PATHS, Columns, FoundLabels, choose_columns, compact, label_in, usual_name
 from pipelines.sources.formats.spilled_list import Entry, SpilledList
 from shardset.errors import ConfigError, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
-from shardset.format.naming import is_split
+from shardset.format.labels import NO_LABEL
+from shardset.format.naming import SPLIT_NAMES, is_split
 from shardset.storage.base import Stat, Storage
 
 ROWS_PER_UNIT = 1_000
-NO_LABEL = -1
-MAX_LABEL = 1_000_000
 
 _IMAGES_AT_ONCE = 16
 _LABELS_AT_ONCE = 10_000
@@ -63,18 +62,19 @@ class HuggingFace:
     def survey(self) -> Survey:
         """Reads the labels and paths of all rows; raises SourceError if a file is damaged or unlike the others."""
         files = self._files()
-        rows, without_rows, found, num_rows = SpilledList(), list[Unit](), set[Label](), Counter[str]()
+        rows, without_rows, found, num_rows = SpilledList(), list[Unit](), FoundLabels(), Counter[str]()
         table: ImageTable | None = None
         for file, (own, row_groups, labels_and_paths) in zip(files, self._scan_all(files), strict=True):
             table = table or own
             table.refuse_other(own, f"{self.input.url}/{file.stat.name}")
             for number, (label, path) in enumerate(labels_and_paths, num_rows[file.split]):
-                found.add(label)
+                if label not in found.labels:
+                    found.add(label, f"split {file.split}, row {number}")
                 rows.add([label, file.split, f"{file.split}/{objects.key_of(path) or f'{number:07d}'}"])
             num_rows[file.split] += len(labels_and_paths)
             without_rows += _units(file, row_groups, self.rows_per_unit)
         assert table is not None
-        names = table.class_names(found)
+        names = found.class_names(self.input.url) if table.names is None else list(table.names)
         labels = {name: label for label, name in enumerate(names)}
         holdout = self.holdout.by_class(lambda: ((key, label) for label, _, key in rows)) if names else self.holdout
         units, seen, remaining = SpilledList(1), set[tuple[str, int]](), iter(rows)
@@ -94,6 +94,8 @@ class HuggingFace:
                 *missing_notes(seen, names),
             ],
             objects={file.stat.name: file.stat.num_bytes for file in files},
+            looked_for=table.columns.looked_for,
+            refusal=found.why_sparse(self.input.url) if table.names is None else "",
         )
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
@@ -125,8 +127,7 @@ class HuggingFace:
         for file in files:
             if not is_split(file.split):
                 raise SourceError(
-                    f"{url}/{file.stat.name}: {file.split!r} can't name a split (letters, digits, - and _, not plan); "
-                    "rename the file"
+                    f"{url}/{file.stat.name}: {file.split!r} can't name a split ({SPLIT_NAMES}); rename the file"
                 )
         folders = sorted({file.folder for file in files})
         if len(folders) > 1:
@@ -161,7 +162,11 @@ class HuggingFace:
             records = parquet.records(
                 footer, where, columns=table.leaves, row_groups=row_groups, batch_size=_LABELS_AT_ONCE
             )
-            return table, sizes, list(map(table.label_and_path, records))
+            return (
+                table,
+                sizes,
+                [table.label_and_path(record, f"{where}: row {number}") for number, record in enumerate(records)],
+            )
 
 
 class _File(NamedTuple):
@@ -271,20 +276,11 @@ class ImageTable:
         paths = [f"{self.columns.path}.path"] if self.has_paths else []
         return [self.columns.label, *paths] if self.columns.label else paths
 
-    def label_and_path(self, record: dict[str, Any]) -> list[Any]:
+    def label_and_path(self, record: dict[str, Any], where: str) -> list[Any]:
         """The label of a row, NO_LABEL if it has none, and the path of its image, "" if it has none."""
         label = record.get(self.columns.label)
         path = (record.get(self.columns.path) or {}).get("path") if self.has_paths else None
-        return [NO_LABEL if label in (None, "") else label, path or ""]
-
-    def class_names(self, labels: set[Label]) -> list[str]:
-        """The names of the classes in the order of their labels; `labels` are those of all rows."""
-        if self.names is not None:
-            return list(self.names)
-        if self.label_type == "text":
-            return sorted(str(label) for label in labels - {NO_LABEL})
-        numbers = [int(label) for label in labels if int(label) <= MAX_LABEL]
-        return [str(label) for label in range(max(numbers, default=NO_LABEL) + 1)]
+        return [label_in(label, where), path or ""]
 
     def refuse_other(self, other: "ImageTable", where: str) -> None:
         """Raises SourceError if another file has other columns or classes."""
@@ -339,7 +335,7 @@ def _label_type(schema: pa.Schema, column: str, where: str) -> str:
         return "none"
     kind = schema.field(column).type
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if pa.types.is_integer(kind):
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
         return "number"
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return "text"

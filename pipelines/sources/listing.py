@@ -3,15 +3,16 @@
 The table is a CSV, JSONL or Parquet file.
 """
 
-import re
+import posixpath
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from pipelines.holdout import Holdout, Label, NamesBelow
+from pipelines.holdout import Holdout, NamesBelow
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit, class_infos, missing_notes
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.records import (
@@ -19,40 +20,39 @@ from pipelines.sources.formats.records import (
     OTHERS,
     READERS,
     Columns,
+    FoundLabels,
+    Label,
     Record,
     choose_columns,
     compact,
+    label_in,
     usual_name,
 )
 from pipelines.sources.formats.spilled_list import Entry, SpilledList, spilled_units
 from pipelines.sources.objects import UNKNOWN_FIELD, UNREADABLE, extension, first_names, key_of, may_read
 from shardset.errors import ConfigError, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
-from shardset.format.naming import is_split
+from shardset.format.labels import NO_LABEL
+from shardset.format.naming import SPLIT_NAMES, is_split
 from shardset.storage.base import Stat, Storage, stat_or_none
 from shardset.storage.open import is_absolute, open_file
 
 ENTRIES_PER_UNIT = 10_000
-MAX_LABEL = 1_000_000
-
 _STAT_THREADS = 32
 _ROWS_AT_ONCE = 10_000
-NO_LABEL = -1
-_NUMBER = re.compile(r"([+-]?[0-9]+)(\.0+)?", re.ASCII)
-"""Whole numbers, also as pandas writes them (`7.0`) in a column with a missing one."""
+_NOT_FOUND = "not found"
 
 
 @dataclass(slots=True)
 class _Listed:
-    """All rows, the columns that were taken, and the first label of each type with its position.
+    """All rows, the columns that were taken, and the labels.
 
     A row is path, label (-1: none), split, key, what decides on a holdout, and other columns as JSON.
     """
 
     columns: Columns
     rows: SpilledList = field(default_factory=SpilledList)
-    first: dict[type, tuple[Label, str]] = field(default_factory=dict)
-    labels: set[Label] = field(default_factory=set)
+    found: FoundLabels = field(default_factory=FoundLabels)
     has_extra: bool = False
 
 
@@ -62,10 +62,9 @@ class Listing:
 
     `path_column` and `label_column` name the columns, None takes those with usual names; a `label_column` of "" means
     that there are no labels. A path is relative to `input`, absolute, or a gs:// URL. Labels are either all numbers,
-    taken as they are, or all names, numbered in sorted order. In CSV a label of digits (`7`, `7.0`) is a number, and
-    white space around it is ignored; elsewhere its type decides. `holdout` is for listings without splits; it goes by
-    `key` or, without one, by the image's name below `input`, without its extension. Raises ConfigError if the name of
-    `file` has none of the known extensions.
+    taken as they are, or all names, numbered in sorted order; `7`, `7.0` and texts of them are numbers, and an empty
+    cell is no label. `holdout` is for listings without splits; it goes by `key` or, without one, by the image's name
+    below `input`, without its extension. Raises ConfigError if the name of `file` has none of the known extensions.
     """
 
     input: Storage
@@ -92,7 +91,9 @@ class Listing:
         if not listing:
             raise SourceError(f"{self._where}: no such listing; name a .csv, .tsv, .jsonl or .parquet file as input")
         listed = self._listed(listing)
-        names = self._class_names(listed)
+        if not listed.rows:
+            raise SourceError(f"{self._where}: no rows, expected one for each image")
+        names = listed.found.class_names(self._where)
         seen: set[tuple[str, int]] = set()
         found: Counter[str] = Counter()
 
@@ -116,13 +117,15 @@ class Listing:
             ],
             objects={self.file: listing.num_bytes},
             num_bytes=found["bytes"],
+            looked_for=listed.columns.looked_for,
+            refusal=listed.found.why_sparse(self._where),
         )
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
         """One sample for each row, pinned to the generation that the survey saw. Rejects a missing image."""
         for path, num_bytes, generation, label, split, key, extra in unit["entries"]:
             if generation is None:
-                yield Rejected(name=path, split=split, reason="not found")
+                yield Rejected(name=path, split=split, reason=self._why_missing(path))
                 continue
             if not may_read(self.input, path):
                 yield Rejected(name=path, split=split, reason=UNREADABLE)
@@ -145,7 +148,7 @@ class Listing:
         listed, below = _Listed(columns), NamesBelow(self.input)
         for position, record in table.rows:
             where = f"{self._where}: {position}"
-            path, label, split, key, extra = _row(record, columns, where, untyped=table.untyped)
+            path, label, split, key, extra = _row(record, columns, where)
             if not columns.label and self.label_column is None and usual_name(record, LABELS):
                 raise SourceError(f"{where}: a label, but {table.header} has none; give all rows a label, or none")
             if self.holdout and split:
@@ -153,29 +156,15 @@ class Listing:
             # Wherever the listing is, and however its paths are spelled, an image is held out or not.
             decisive = key or key_of(below.name(path) if self.holdout and is_absolute(path) else path)
             listed.rows.add([path, label, split, key or key_of(path), decisive, extra])
-            listed.first.setdefault(type(label), (label, position))
-            listed.labels.add(label)
+            if label not in listed.found.labels:
+                listed.found.add(label, position)
             listed.has_extra = listed.has_extra or bool(extra)
         return listed
-
-    def _class_names(self, listed: _Listed) -> list[str]:
-        first = listed.first
-        if not first:
-            raise SourceError(f"{self._where}: no rows, expected one for each image")
-        if len(first) > 1:
-            (number, at), (name, elsewhere) = first[int], first[str]
-            raise SourceError(
-                f"{self._where}: label {number} in {at} is a number and {name!r} in {elsewhere} a name, expected all "
-                "numbers or all names"
-            )
-        if int in first:
-            return [str(label) for label in range(max(int(label) for label in listed.labels) + 1)]
-        return sorted(str(label) for label in listed.labels)
 
     def _entries(self, listed: _Listed, labels: dict[str, int]) -> Iterator[Entry]:
         empty = "{}" if listed.has_extra else ""
         rows = iter(listed.rows)
-        holdout = self.holdout.by_class(lambda: ((row[4], row[1]) for row in listed.rows)) if labels else self.holdout
+        holdout = self.holdout.by_class(lambda: ((row[4], row[1]) for row in listed.rows if row[1] != NO_LABEL))
         with ThreadPoolExecutor(_STAT_THREADS) as threads:
             while some := list(islice(rows, _ROWS_AT_ONCE)):
                 stats = threads.map(self._stat, [path for path, *_ in some])
@@ -188,29 +177,36 @@ class Listing:
     def _none_found(self, path: str, num_rows: int) -> SourceError:
         """The error of a listing whose images are all missing: what was looked for, and what is there instead."""
         tried = path if is_absolute(path) else f"{self.input.url}/{path}"
+        if (why := self._why_missing(path)) != _NOT_FOUND:
+            return SourceError(f"{self._where}: none of its {num_rows} images is there, the first, {tried}: {why}")
         return SourceError(
             f"{self._where}: none of its {num_rows} images is there, the first not as {tried}; found "
             f"{first_names(self.input, 3)}; a path is relative to the listing's folder, absolute, or a gs:// URL, "
             "written with / and with its extension"
         )
 
+    def _why_missing(self, path: str) -> str:
+        """The reason of an image that is missing; a name that looks the same may be there."""
+        for form in ("NFC", "NFD"):
+            if (other := unicodedata.normalize(form, path)) != path and self._stat(other):
+                return (
+                    f"{_NOT_FOUND} in the Unicode form that is listed, but in {form} (as macOS writes accents); "
+                    f"list it by unicodedata.normalize({form!r}, path)"
+                )
+        return _NOT_FOUND
+
     def _stat(self, path: str) -> Stat | None:
         return stat_or_none(*open_file(path)) if is_absolute(path) else stat_or_none(self.input, path)
 
 
-def _row(record: Record, columns: Columns, where: str, *, untyped: bool) -> tuple[str, Label, str, str, str]:
+def _row(record: Record, columns: Columns, where: str) -> tuple[str, Label, str, str, str]:
     """The checked path, label, split, key and other columns; texts may be empty."""
     path = _check_path(_text(record, columns.path, where), where)
     split, key = _text(record, "split", where), _text(record, "key", where)
     if split and not is_split(split):
-        raise SourceError(f"{where}: split {split!r}, expected at most 40 letters, digits, - and _, not plan")
-    label = record.get(columns.label)
-    if untyped:
-        text = str(label).strip()
-        number = _NUMBER.fullmatch(text)
-        label = int(number[1][:20]) if number else text
+        raise SourceError(f"{where}: split {split!r}, expected {SPLIT_NAMES}")
     extra = {name: value for name, value in record.items() if name not in (columns.path, columns.label, *OTHERS)}
-    label = _check_label(label, where) if columns.label else NO_LABEL
+    label = label_in(record.get(columns.label), where) if columns.label else NO_LABEL
     return path, label, split, key, compact(extra) if extra else ""
 
 
@@ -219,16 +215,6 @@ def _text(record: Record, column: str, where: str) -> str:
     if value is not None and not isinstance(value, str):
         raise SourceError(f"{where}: {column} is {str(value)[:40]}, expected a text")
     return value or ""
-
-
-def _check_label(label: Any, where: str) -> int | str:
-    if isinstance(label, bool) or not isinstance(label, int | str) or label == "":
-        raise SourceError(f"{where}: label {label!r:.40}, expected a number or a name")
-    if isinstance(label, int) and not 0 <= label <= MAX_LABEL:
-        raise SourceError(
-            f"{where}: label {label}, expected 0 to {MAX_LABEL}; is it a name? let it begin with a letter"
-        )
-    return label
 
 
 def _check_path(path: str, where: str) -> str:
@@ -240,9 +226,11 @@ def _check_path(path: str, where: str) -> str:
         except ConfigError as error:
             raise SourceError(f"{where}: {error}") from error
         return path
-    parts = [part for part in path.split("/") if part not in ("", ".")]
-    if ".." in parts:
+    plain = "/".join(part for part in path.split("/") if part not in ("", "."))
+    if ".." in plain:
+        plain = posixpath.normpath(plain)
+    if f"{plain}/".startswith(("../", "./")):
         raise SourceError(
             f"{where}: path {path!r:.80} climbs out of the listing's folder; write it as an absolute path"
         )
-    return "/".join(parts)
+    return plain

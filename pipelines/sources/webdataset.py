@@ -22,7 +22,7 @@ from shardset.format import manifest as manifests
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.labels import MAX_LABEL, NO_LABEL, plain_label
 from shardset.format.manifest import Manifest
-from shardset.format.naming import MANIFEST, is_field, is_split, split_member
+from shardset.format.naming import MANIFEST, SPLIT_NAMES, is_field, is_split, split_member
 from shardset.storage.base import Stat, Storage
 from shardset.storage.open import is_address, open_storage
 
@@ -111,7 +111,7 @@ def _unit(tar: Stat, split: str) -> Unit:
     if not is_text(tar.name):
         raise SourceError(f"{printable(tar.name)}: the name of this tar is not valid UTF-8; rename it")
     if not is_split(split):
-        raise SourceError(f"{tar.name}: {split!r} can't name a split (letters, digits, - and _, not plan); rename it")
+        raise SourceError(f"{tar.name}: {split!r} can't name a split ({SPLIT_NAMES}); rename it")
     return {"tar": asdict(tar), "split": split}
 
 
@@ -187,7 +187,10 @@ def _expand(pattern: str) -> list[str]:
         choices = range(int(numbers[1]), int(numbers[2]) + 1)
         width = len(numbers[1]) if numbers[1].startswith("0") else 0
     elif len(choices) == 1:
-        raise ConfigError(f"{pattern}: {{{body}}} is neither a range {{000..009}} nor a list {{a,b}}")
+        raise ConfigError(
+            f"{pattern}: {{{body}}} is neither a range {{000..009}} nor a list {{a,b}}; a folder can't be called so: "
+            "rename it"
+        )
     rests = _expand(after)
     if not 0 < len(choices) * len(rests) <= MAX_EXPANDED:
         raise ConfigError(

@@ -4,9 +4,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from pipelines.config import BuildConfig
 from pipelines.images.encode import libraries
 from pipelines.plan import files as plan_files
@@ -39,10 +36,10 @@ class Committer:
     replaces: bool = False
     is_append: bool = False
 
-    def commit(self, plan: PlanFile, num_finished: int, class_totals: Mapping[str, NDArray[np.int64]]) -> str | None:
+    def commit(self, plan: PlanFile, num_finished: int, class_totals: Mapping[str, Mapping[int, int]]) -> str | None:
         """Publishes the manifest if all shards are finished and returns its digest; None if shards are missing.
 
-        `class_totals` are the samples of each class by split. A replaced set stays complete until the new manifest is
+        `class_totals` are the samples of each label by split. A replaced set stays complete until the new manifest is
         published; then its files are removed.
         """
         if num_finished != sum(split.num_shards for split in plan.splits.values()):
@@ -58,13 +55,16 @@ class Committer:
         return digest
 
     def write_manifest(
-        self, plan: PlanFile, class_totals: Mapping[str, NDArray[np.int64]], base: Manifest | None = None
+        self, plan: PlanFile, class_totals: Mapping[str, Mapping[int, int]], base: Manifest | None = None
     ) -> str:
         """Writes the tables and the manifest of a plan whose shards are all finished, and returns its digest.
 
         With `base` the manifest is the version after it.
         """
-        splits = {name: self._write_split(plan, name, class_totals[name].tolist()) for name in sorted(plan.splits)}
+        splits = {
+            name: self._write_split(plan, name, [class_totals[name].get(label, 0) for label in range(plan.num_classes)])
+            for name in sorted(plan.splits)
+        }
         config = self.config
         manifest = Manifest(
             kind=manifests.KIND,

@@ -16,14 +16,11 @@ from numpy.typing import NDArray
 from shardset.errors import ConfigError, DamagedShard, ManifestError
 from shardset.format import manifest as manifests
 from shardset.format.manifest import LoadedSet, Split
-from shardset.format.naming import is_field
+from shardset.format.naming import COLUMNS_FOLDER, is_field
 from shardset.storage.base import Storage
 
 SOURCE: Final = "column"
 """The `provenance.source` of the manifest of a column."""
-
-COLUMNS: Final = "columns/"
-"""The folder of all columns, in that of their set."""
 
 BATCH_NAMES: Final = frozenset({"image", "label", "weight", "id", "flip", "key", "source"})
 """Names that a batch has already, so no column; `source` is the number of the shard set in a mixture."""
@@ -68,7 +65,7 @@ def column_url(parent: Storage, name: str) -> str:
         raise ConfigError(f"a batch already has a {name!r}; use another name for that column")
     if not is_field(name):
         raise ConfigError(f"column {name!r}: expected a name of a-z, 0-9, _ and -")
-    return f"{parent.url}/{COLUMNS}{name}"
+    return f"{parent.url}/{COLUMNS_FOLDER}{name}"
 
 
 def open_column(parent: LoadedSet, split: str, name: str) -> StoredColumn:

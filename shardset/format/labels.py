@@ -6,6 +6,9 @@ NO_LABEL = -1
 MAX_LABEL = 1_000_000
 """A label is the number of a class; a larger number is something else."""
 
+MAX_UNUSED = 100_000
+"""So many numbers below the largest label may be unused. Each costs a manifest about 50 bytes."""
+
 _WHOLE = re.compile(r"\s*([+-]?\d+)(\.0*)?\s*", re.ASCII)
 
 
@@ -31,3 +34,17 @@ def unlabelled(num_without: int, num_samples: int, looked_for: str = "") -> list
     """
     where = f"; looked for {looked_for}" if looked_for else ""
     return [f"{num_without:,} of {num_samples:,} samples have no label{where}"] if num_without else []
+
+
+def unused(largest: int, num_used: int) -> list[str]:
+    """The sentence on the labels from 0 to the largest that no sample has, in a list that is empty if all are used."""
+    number = largest + 1 - num_used
+    return [f"labels are 0 to {largest}, {number:,} of them unused"] if number else []
+
+
+def why_sparse(largest: int, num_used: int) -> str:
+    """Why labels are ids and no numbers of classes: too many are unused; "" if they are not."""
+    if largest + 1 - num_used <= MAX_UNUSED:
+        return ""
+    [what] = unused(largest, num_used)
+    return f"{what}, at most {MAX_UNUSED:,} may be: are they ids? number the classes from 0, or give them names"

@@ -402,7 +402,7 @@ def _problems(manifest: Manifest, where: str) -> Iterator[str]:
         yield f"{where}: class labels are not 0 to {num_classes - 1} in order"
     for name, split in manifest.splits.items():
         if not naming.is_split(name):
-            yield f"{where}: {name!r} can't name a split (letters, digits, - and _, not plan)"
+            yield f"{where}: {name!r} can't name a split ({naming.SPLIT_NAMES})"
         yield from _split_problems(split, num_classes, f"{where}: split {name!r}")
     groups = [group for split in manifest.splits.values() for group in split.groups]
     paths = [path for group in groups for path in (group.shards, group.table)]

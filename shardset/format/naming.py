@@ -10,6 +10,10 @@ from shardset.order.permutation import hash_text
 MANIFEST = "manifest.json"
 REPORT = "report.html"
 PLAN_FOLDER = "plan/"
+VERSIONS_FOLDER = "versions/"
+COLUMNS_FOLDER = "columns/"
+SPLIT_NAMES = "letters, digits, - and _, at most 40; plan, versions and columns are folders of the set itself"
+"""What `is_split` accepts, for messages."""
 
 MAX_KEY_BYTES = 72
 MAX_FIELD_BYTES = 16
@@ -44,8 +48,8 @@ def is_member(name: str) -> bool:
 
 
 def is_split(split: str) -> bool:
-    """Whether `split` can name a split and its folder; `plan/` is the build's own."""
-    return _SPLIT.fullmatch(split) is not None and f"{split}/" != PLAN_FOLDER
+    """Whether `split` can name a split and its folder, which is none of the set's other folders."""
+    return _SPLIT.fullmatch(split) is not None and f"{split}/" not in (PLAN_FOLDER, VERSIONS_FOLDER, COLUMNS_FOLDER)
 
 
 def short_key(original: str, occurrence: int = 0) -> str:

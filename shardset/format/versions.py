@@ -10,11 +10,12 @@ from typing import Annotated
 import msgspec
 
 from shardset.errors import ManifestError, NotFound
+from shardset.format import naming
 from shardset.prepared import JSON_ERRORS, prepared
 from shardset.storage.base import Storage
 from shardset.storage.checked import read_small
 
-FOLDER = "versions/"
+FOLDER = naming.VERSIONS_FOLDER
 TAGS = f"{FOLDER}tags/"
 
 _PATH = re.compile(rf"{FOLDER}([1-9][0-9]{{0,8}})\.json", re.ASCII)

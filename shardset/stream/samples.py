@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from shardset.decode.image import decode
 from shardset.errors import ConfigError, UndecodableImage
 from shardset.format import manifest as manifests
-from shardset.format.images import IMAGE_FIELDS
+from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.manifest import LoadedSet
 from shardset.order.epoch import Order
 from shardset.read.blocks import open_sample_reader
@@ -55,7 +55,7 @@ class Sample:
     def bytes(self) -> builtins.bytes:
         """The encoded image as it is stored; raises UndecodableImage if there is none."""
         for name, content in self.fields.items():
-            if name in IMAGE_FIELDS:
+            if name in FIELD_OF_EXTENSION:
                 return content
         raise UndecodableImage(f"{self.where}: it has no image among {sorted(self.fields)}")
 

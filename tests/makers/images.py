@@ -1,10 +1,10 @@
 """Makes small pictures in any format, the same for the same arguments."""
 
+from shardset.format.images import FIELD_OF_EXTENSION
 from tests.makers.shardset import encode, pixels
 
 FORMATS = {
     "jpg": "JPEG",
-    "jpeg": "JPEG",
     "png": "PNG",
     "ppm": "PPM",
     "pgm": "PPM",
@@ -13,7 +13,6 @@ FORMATS = {
     "gif": "GIF",
     "webp": "WEBP",
     "tif": "TIFF",
-    "tiff": "TIFF",
     "avif": "AVIF",
     "ico": "ICO",
     "jp2": "JPEG2000",
@@ -29,4 +28,4 @@ def image_bytes(seed: int, extension: str = "png", *, height: int = 8, width: in
     if extension in ("pgm", "pbm"):
         image = image[:, :, 0] if extension == "pgm" else image[:, :, 0] > 127
     options = {"sizes": [(width, height)]} if extension == "ico" else {}  # else none below 16 x 16
-    return encode(image, FORMATS[extension], **options)
+    return encode(image, FORMATS[FIELD_OF_EXTENSION[extension]], **options)

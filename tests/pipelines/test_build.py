@@ -3,8 +3,11 @@
 import io
 import json
 import pickle
+import tarfile
+from dataclasses import replace
 from pathlib import Path
 
+import apache_beam as beam
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,9 +21,10 @@ from pipelines import cli as command
 from pipelines.build import build
 from pipelines.check.verify import verify
 from pipelines.config import BuildConfig
-from pipelines.pipeline import MakePlan
+from pipelines.pipeline import MakePlan, construct
 from pipelines.plan import paths
 from pipelines.runners import options
+from shardset.errors import SourceError
 from shardset.format.index import index_from_bytes
 from shardset.read.indexes import read_index
 from shardset.storage.open import open_storage
@@ -105,6 +109,45 @@ def test_many_classes_do_not_travel_with_the_plan(tmp_path):
     prepared = builds.prepare(config, open_storage(config.output))
     plan, *_ = MakePlan(prepared.files, config, prepared.file).process(None, range(prepared.units.num_units))
     assert len(pickle.dumps(plan)) < 2000
+    pipeline = beam.Pipeline()
+    construct(pipeline, prepared)
+    assert len(pipeline.to_runner_api().SerializeToString()) < 200_000
+
+
+def ids_in_a_listing(folder, labels):
+    rows = [{"path": "a.png", "label": label} for label in labels]
+    return {"source": "listing", "input": str(write_jsonl(folder / "all.jsonl", rows))}
+
+
+def ids_in_parquet(folder, labels):
+    rows = [{"image": image_bytes(0), "label": label} for label in labels]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "train.parquet")
+    return {"source": "hf", "input": str(folder)}
+
+
+def ids_in_a_tar(folder, labels):
+    with tarfile.open(folder / "train-0.tar", "w") as tar:
+        for number, label in enumerate(labels):
+            for name, data in ((f"{number}.png", image_bytes(0)), (f"{number}.cls", b"%d" % label)):
+                info = tarfile.TarInfo(name)
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    return {"source": "webdataset", "input": str(folder)}
+
+
+@pytest.mark.parametrize("make", [ids_in_a_listing, ids_in_parquet, ids_in_a_tar])
+def test_labels_that_are_ids_are_refused_and_holes_are_told(tmp_path, make):
+    raw = write_images(tmp_path / "raw", ["a.png"])
+    output = tmp_path / "out"
+    config = BuildConfig(output=str(output), num_shards={"": 1}, **make(raw, [0, 900_000, 1]))
+    with pytest.raises(SourceError, match="labels are 0 to 900000, 899,998 of them unused, at most 100,000 may be"):
+        build(config, HERE)
+    assert not (output / "manifest.json").exists()
+    config = BuildConfig(output=str(tmp_path / "other"), num_shards={"": 1}, **make(raw, [0, 5, 1]))
+    assert "labels are 0 to 5, 3 of them unused" in built(config).provenance.notes
+    more = replace(config, append="none", **make(raw, [2, 900_000]))
+    with pytest.raises(SourceError, match="labels are 0 to 900000, "):
+        build(more, HERE)
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ import shardset
 from pipelines.check.verify import verify
 from shardset.errors import ConfigError, ShardsetError, UndecodableImage
 from shardset.format import manifest as manifests
+from shardset.format.labels import MAX_UNUSED
 from shardset.storage.open import open_storage
 from tests.makers import odd_images
 from tests.makers.shardset import pixels
@@ -90,6 +91,25 @@ def test_without_names_a_label_is_its_own_and_a_key_is_the_number_of_the_sample(
     assert [samples[number].key for number in range(3)] == ["000000000", "000000001", "000000002"]
 
 
+def test_a_label_may_be_text_or_float_and_the_manifest_tells_what_is_unused_or_missing(tmp_path: Path) -> None:
+    with shardset.Writer(tmp_path / "set") as writer:
+        for label in ("5", None, 2.0, np.float64(0)):
+            writer.write(image=jpeg(0), label=label)
+    manifest = manifests.load(str(tmp_path / "set")).manifest
+    assert manifest.split("train").class_totals == [1, 0, 1, 0, 0, 1]
+    assert manifest.provenance.notes == ["labels are 0 to 5, 3 of them unused", "1 of 4 samples have no label"]
+
+
+@pytest.mark.parametrize(("first", "label"), [(0, 10**7), (0, 900_000), (None, MAX_UNUSED + 1)])
+def test_a_label_that_is_an_id_is_refused_at_its_sample(tmp_path: Path, first: int | None, label: int) -> None:
+    with shardset.Writer(tmp_path / "set") as writer:
+        writer.write(image=jpeg(0), label=first)
+        with pytest.raises(ConfigError, match=r"sample 1 \('000000001'\): label"):
+            writer.write(image=jpeg(0), label=label)
+        writer.write(image=jpeg(0), label=3)
+    assert len(manifests.load(str(tmp_path / "set")).manifest.classes) == 4
+
+
 @pytest.mark.gcs
 def test_it_writes_into_a_bucket(gcs_root: str) -> None:
     write_mixed(gcs_root)
@@ -107,9 +127,14 @@ def test_it_writes_into_a_bucket(gcs_root: str) -> None:
         ({"label": 2}, ConfigError, "label is 2, expected 0 to 1"),
         ({"label": -1}, ConfigError, "label is -1, expected 0 to 1; use None"),
         ({"label": 0.5}, ConfigError, "label is 0.5"),
+        ({"label": "cat"}, ConfigError, "label is 'cat', expected a whole number"),
         ({"key": "first"}, ConfigError, "the key was used before"),
         ({"key": "a.b"}, ConfigError, "not a key; use"),
-        ({"split": "plan"}, ConfigError, "'plan' can't name a split"),
+        (
+            {"split": "versions"},
+            ConfigError,
+            "'versions' can't name a split; use letters, .* folders of the set itself",
+        ),
     ],
 )
 def test_what_can_not_be_stored_is_named_and_the_next_sample_may_follow(

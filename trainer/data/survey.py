@@ -7,7 +7,7 @@ from statistics import median_low
 
 from shardset.decode.image import decode, image_size
 from shardset.errors import ConfigError, UndecodableImage
-from shardset.format.images import IMAGE_FIELDS
+from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.index import index_fields
 from shardset.format.manifest import LoadedSet, Shard, Split
 from shardset.read.indexes import read_rows
@@ -58,7 +58,7 @@ def survey(loaded: LoadedSet, split_name: str) -> SetFacts:
 def _first_images(storage: Storage, split: Split, shard: Shard) -> Iterator[bytes]:
     """The images of the first samples of a shard, as many as one read of `READ_BYTES` holds; at least one."""
     rows = read_rows(storage, shard, split.index_fields(0), range(min(NUM_IMAGES, shard.num_samples)))
-    columns = [f".{name}" for name in index_fields(rows) if name in IMAGE_FIELDS]
+    columns = [f".{name}" for name in index_fields(rows) if name in FIELD_OF_EXTENSION]
     pairs = [next((row[column] for column in columns if row[column]["offset"]), None) for row in rows]
     ranges = [(int(pair["offset"]), int(pair["offset"] + pair["num_bytes"])) for pair in pairs if pair is not None]
     if not ranges:

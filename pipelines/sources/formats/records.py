@@ -3,7 +3,7 @@
 import csv
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -11,6 +11,7 @@ from pyarrow.parquet import ParquetFile
 
 from pipelines.sources.formats import parquet
 from shardset.errors import SourceError
+from shardset.format.labels import MAX_LABEL, NO_LABEL, plain_label, why_sparse
 
 if TYPE_CHECKING:
     from _csv import Reader
@@ -26,22 +27,20 @@ MAX_LINE_BYTES = 1 << 20
 
 
 class RecordTable(NamedTuple):
-    """The rows of a table with the position of each, such as `line 7`, and its columns with where they are listed.
-
-    If it is `untyped`, all values are texts, also the numbers.
-    """
+    """The rows of a table with the position of each, such as `line 7`, and its columns with where they are listed."""
 
     names: list[str]
     header: str
     rows: Iterator[tuple[str, Record]]
-    untyped: bool = False
 
 
 def _lines(file: IO[bytes], where: str) -> Iterator[str]:
     lines = iter(lambda: file.readline(MAX_LINE_BYTES + 1), b"")
     for number, line in enumerate(lines, start=1):
         if len(line) > MAX_LINE_BYTES:
-            raise SourceError(f"{where}: line {number} has more than {MAX_LINE_BYTES} bytes; is this a listing?")
+            raise SourceError(
+                f"{where}: line {number} has more than {MAX_LINE_BYTES} bytes; leave out columns of long texts"
+            )
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
@@ -56,9 +55,10 @@ def _read_csv(file: IO[bytes], where: str) -> RecordTable:
     first = next(lines, "")
     # As the header has it: spreadsheets write semicolons where the comma is the decimal mark.
     delimiter = next((mark for mark in DELIMITERS if mark in first), ",")
+    csv.field_size_limit(MAX_LINE_BYTES)  # else a cell has at most an eighth of that
     rows = _csv_rows(csv.reader(chain([first], lines), delimiter=delimiter, strict=True), where)
     header = _check_header(next(rows, (0, []))[1], where)
-    return RecordTable(header, "line 1", _csv_records(rows, header, where, delimiter), untyped=True)
+    return RecordTable(header, "line 1", _csv_records(rows, header, where, delimiter))
 
 
 def _csv_rows(reader: "Reader", where: str) -> Iterator[tuple[int, list[str]]]:
@@ -66,7 +66,8 @@ def _csv_rows(reader: "Reader", where: str) -> Iterator[tuple[int, list[str]]]:
         for cells in reader:
             yield reader.line_num, cells
     except csv.Error as error:
-        raise SourceError(f"{where}: line {reader.line_num}: not CSV ({error}); correct the line") from error
+        advice = "correct the line, or leave out columns of long texts"
+        raise SourceError(f"{where}: line {reader.line_num}: not CSV ({error}); {advice}") from error
 
 
 def _csv_records(
@@ -84,6 +85,11 @@ def _csv_records(
 
 def _check_header(header: list[str], where: str) -> list[str]:
     names = [name.strip() for name in header]
+    if names[:1] == [""] != names:
+        raise SourceError(
+            f"{where}: line 1: the first column has no name, as the index that pandas writes; leave it out by "
+            "to_csv(index=False)"
+        )
     if not names or len(set(names)) != len(names) or "" in names:
         raise SourceError(
             f"{where}: line 1: columns {', '.join(names) or '(none)'}; expected a header with path and label, optional "
@@ -157,6 +163,9 @@ PATHS = ("path", "image", "file", "filename", "filepath", "file_name", "file_pat
 LABELS = ("label", "class", "category", "target", "class_name", "label_name")
 """The usual names, in any case; the first one in these orders counts."""
 
+Label = int | str
+"""The number or the name of a class, or NO_LABEL."""
+
 OTHERS = ("split", "key")
 """Columns with a meaning of their own."""
 
@@ -174,6 +183,11 @@ class Columns:
             return
         label = f"the labels from {self.label!r}" if self.label else "no labels"
         yield f"took the images from column {self.path!r} and {label}; --path-column and --label-column name others"
+
+    @property
+    def looked_for(self) -> str:
+        """Where labels are expected, in words."""
+        return f"numbers and names in column {self.label!r}" if self.label else f"a column {LABELS[0]!r}"
 
 
 def choose_columns(names: Sequence[str], path: str | None, label: str | None, where: str) -> Columns:
@@ -201,6 +215,61 @@ def choose_columns(names: Sequence[str], path: str | None, label: str | None, wh
             "--label-column '' for images without labels"
         )  # fmt: skip
     return Columns(path, label or "")
+
+
+def label_in(value: Any, where: str) -> Label:
+    """The label in a cell: a number, a name, or NO_LABEL for null, NaN, an empty text and -1.
+
+    Raises SourceError for all else, which begins with `where`.
+    """
+    if type(value) is int and NO_LABEL <= value <= MAX_LABEL:  # most are, and this is done for each row
+        return value
+    if isinstance(value, str):
+        value = value.strip()
+    number = NO_LABEL if value in (None, "") or value != value else plain_label(value)
+    if number is None and isinstance(value, str):
+        return value
+    if number is None or not NO_LABEL <= number <= MAX_LABEL:
+        raise SourceError(
+            f"{where}: label {value!s:.40}, expected a number from 0 to {MAX_LABEL}, or a name; let a name begin with "
+            "a letter"
+        )
+    return number
+
+
+@dataclass(slots=True)
+class FoundLabels:
+    """The labels of a table, the first of each type and the largest number with the rows that have them."""
+
+    labels: set[Label] = field(default_factory=set)
+    first: dict[type, tuple[Label, str]] = field(default_factory=dict)
+    largest: tuple[int, str] = (NO_LABEL, "")
+
+    def add(self, label: Label, row: str) -> None:
+        """Adds the label of a row; it need not be called again for one of `labels`."""
+        self.labels.add(label)
+        if label != NO_LABEL:
+            self.first.setdefault(type(label), (label, row))
+        if isinstance(label, int) and label > self.largest[0]:
+            self.largest = label, row
+
+    def class_names(self, where: str) -> list[str]:
+        """The names of the classes in the order of their labels; SourceError if some are numbers and some are names."""
+        if len(self.first) > 1:
+            (number, row), (name, other) = self.first[int], self.first[str]
+            raise SourceError(
+                f"{where}: label {number} in {row} is a number and {name!r} in {other} a name, expected all numbers or "
+                "all names; let each name begin with a letter"
+            )
+        if str in self.first:
+            return sorted(str(label) for label in self.labels - {NO_LABEL})
+        return [str(label) for label in range(self.largest[0] + 1)]
+
+    def why_sparse(self, where: str) -> str:
+        """Why these numbers can't be the labels of a set, with the row of the largest; "" if they can, or are names."""
+        largest, row = self.largest
+        why = why_sparse(largest, len(self.labels - {NO_LABEL}))
+        return why and f"{where}: {row}: label {largest}: {why}"
 
 
 def usual_name(names: Iterable[str], usual: Sequence[str]) -> str | None:

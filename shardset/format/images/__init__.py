@@ -4,31 +4,31 @@ import re
 
 from shardset.errors import UndecodableImage
 
-FIELD_OF_EXTENSION = {
-    "jpg": "jpg",
-    "jpeg": "jpg",
-    "png": "png",
-    "ppm": "ppm",
+_EXTENSIONS = {
+    "jpg": "jpg jpeg jpe jfif jif pjpeg pjp mpo",
+    "png": "png apng",
+    "ppm": "ppm pnm",
     "pgm": "pgm",
     "pbm": "pbm",
-    "bmp": "bmp",
+    "bmp": "bmp dib",
     "gif": "gif",
     "webp": "webp",
-    "tif": "tif",
-    "tiff": "tif",
-    "avif": "avif",
+    "tif": "tif tiff",
+    "avif": "avif avifs",
     "ico": "ico",
-    "jp2": "jp2",
+    "jp2": "jp2 j2k j2c jpc jpf jpx",
 }
-"""The field of each image extension (lower case, without the dot)."""
 
-IMAGE_FIELDS = frozenset(FIELD_OF_EXTENSION.values())
+FIELD_OF_EXTENSION = {name: field for field, names in _EXTENSIONS.items() for name in names.split()}
+"""The field of each image extension (lower case, without the dot); the content may be of another format."""
+
+IMAGE_FIELDS = frozenset(_EXTENSIONS)
 """Fields under which the build stores images."""
 
 
 def is_image_field(field: str) -> bool:
-    """Whether a field holds an image: by its name, such as `jpg` or `left.jpg`."""
-    return field.rpartition(".")[2] in IMAGE_FIELDS
+    """Whether a field holds an image: by its name, such as `jpg`, `jfif` or `left.jpg`."""
+    return field.rpartition(".")[2] in FIELD_OF_EXTENSION
 
 
 MAX_PIXELS = 178_956_970

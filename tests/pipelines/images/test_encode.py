@@ -16,6 +16,7 @@ from pipelines.images.check import examine, marks_of
 from pipelines.images.encode import encode, libraries
 from pipelines.images.options import ImageOptions, resized, stored_field
 from shardset.errors import ConfigError, UndecodableImage
+from shardset.format.images import is_image_field
 from tests.makers import odd_images
 
 PLAIN = ImageOptions()
@@ -73,10 +74,11 @@ def test_a_reason_survives_the_way_between_processes():
     assert (again.reason, str(again)) == ("too many pixels", "too many pixels: 9 x 9, at most 80")
 
 
-@pytest.mark.parametrize("extension", ["jpg", "JPEG", "jpe"])
+@pytest.mark.parametrize("extension", ["jpg", "JPEG", "jpe", "jfif", "jif", "mpo"])
 def test_every_spelling_of_an_extension_is_stored_under_one_field(extension):
     assert examine(odd_images.jpeg(), field=extension, verify="header", options=PLAIN) == ("jpg", "")
     assert examine(b"", field=extension, verify="none", options=PLAIN).field == "jpg"
+    assert is_image_field(f"left.{extension.lower()}")
     assert ImageFile.LOAD_TRUNCATED_IMAGES is False
 
 

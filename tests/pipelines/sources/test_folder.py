@@ -58,11 +58,14 @@ def test_a_sample_is_called_by_its_path_and_pinned_to_what_the_survey_saw(tmp_pa
 
 def test_every_image_extension_counts_in_any_case_and_also_of_an_empty_file(tmp_path):
     names = ["a.jpg", "b.JPEG", "c.Png", "d.ppm", "e.pgm", "f.BMP", "g.gif", "h.webp", "i.tif", "j.TIFF"]
+    names += ["ja.jfif", "jb.jpe", "jc.jif", "jd.MPO", "je.apng", "jf.pnm", "jg.dib", "jh.j2k", "ji.avifs"]
     write_images(tmp_path, [f"cat/{name}" for name in names])
     (tmp_path / "cat" / "k.png").touch()
     samples = read(opened(tmp_path))
     assert [sample.name for sample in samples] == [f"cat/{name}" for name in [*names, "k.png"]]
-    assert " ".join(sample.image for sample in samples) == "jpg jpg png ppm pgm bmp gif webp tif tif png"
+    assert " ".join(sample.image for sample in samples) == (
+        "jpg jpg png ppm pgm bmp gif webp tif tif " + "jpg jpg jpg jpg png ppm bmp jp2 avif png"
+    )
     assert all(list(sample.fields) == [sample.image] for sample in samples)
 
 
@@ -177,6 +180,9 @@ def test_a_holdout_of_folders_that_are_splits_already_is_refused(tmp_path):
         (["cat/train/1.png", "dog/test/1.png"], "look like splits, such as test; .*move the splits above"),
         (["train2017/1.png", "val2017/1.png"], "class folders look like splits, such as train2017"),
         (["train/1.png", "Test/1.png"], "class folders look like splits, such as Test"),
+        ([f"d/d/{split}/a/1.png" for split in ("train", "test")], "folders below the classes .*, such as test; .*name"),
+        (["x/d/d/train/a/1.png", "x/d/d/extra/a/1.png", "x/d/d/dev/a/1.png"], "below the classes .*, such as dev"),
+        (["train/1.png", "test/1.png", "extra/1.png"], "class folders look like splits, such as test"),
         (
             ["my split/cat/1.png", "train/cat/1.png"],
             "my split: this folder is where a split is expected; rename it",
@@ -194,8 +200,33 @@ def test_a_folder_without_images_is_an_error_that_says_what_is_there(tmp_path):
             opened(path).survey()
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "1.heic").write_text("x")
-    with pytest.raises(SourceError, match=r"only 1 other files \(1 \.heic\) there; expected .* \(jpg, jpeg, png"):
+    with pytest.raises(SourceError, match=r"only 1 other files \(1 \.heic\) there; expected .* \(jpg, jpeg, jpe, jfif"):
         opened(tmp_path).survey()
+
+
+SVG = b'<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg"/>'
+HEIC = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic"
+
+
+@pytest.mark.parametrize(
+    ("lost", "content", "kept", "folder"),
+    [
+        ("dog/1.heic", HEIC, "cat/1.png", "dog"),
+        ("dog/deep/1.svg", SVG, "cat/1.png", "dog"),
+        ("dog/1", image_bytes(0), "cat/1.png", "dog"),
+        ("test/dog/1.jxl", b"\xff\x0a\0", "train/dog/1.png", "test/dog"),
+    ],
+)
+def test_a_class_folder_that_would_lose_all_its_images_is_an_error(tmp_path, lost, content, kept, folder):
+    write_images(tmp_path, [kept])
+    (tmp_path / lost).parent.mkdir(parents=True)
+    (tmp_path / lost).write_bytes(content)
+    with pytest.raises(
+        SourceError, match=rf"/{folder}: this class has no image by its name, but files such as {lost};"
+    ):
+        opened(tmp_path).survey()
+    (tmp_path / lost).write_bytes(b"notes")  # or a readme, or annotations: no class
+    assert [sample.name for sample in read(opened(tmp_path))] == [kept]
 
 
 # --- folders below folders

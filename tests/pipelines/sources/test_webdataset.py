@@ -190,6 +190,8 @@ def test_tars_that_are_not_there_or_name_no_split_are_an_error(tmp_path, pattern
 def test_other_files_and_compressed_and_cut_tars_are_an_error_that_says_what_to_do(tmp_path):
     with pytest.raises(SourceError, match="gunzip"):
         find_tars("/d/train-{0..3}.tar.gz")
+    with pytest.raises(ConfigError, match=r"neither a range .*; a folder can.t be called so: rename it"):
+        find_tars("/d/a{b}c")
     put(tmp_path, {"train-0.tar.gz": gzip.compress(tar_bytes({}))})
     with pytest.raises(SourceError, match="gunzip"):
         WebDataset(*find_tars(str(tmp_path))).survey()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from shardset.format.labels import MAX_LABEL, plain_label, unlabelled
+from shardset.format.labels import MAX_LABEL, MAX_UNUSED, plain_label, unlabelled, unused, why_sparse
 
 
 @pytest.mark.parametrize(
@@ -31,3 +31,10 @@ def test_the_sentence_on_samples_without_a_label_says_what_was_looked_for():
     assert unlabelled(0, 9, "cls") == []
     assert unlabelled(1000, 2000, "cls") == ["1,000 of 2,000 samples have no label; looked for cls"]
     assert unlabelled(2, 9) == ["2 of 9 samples have no label"]
+
+
+@pytest.mark.parametrize(("largest", "num_used"), [(-1, 0), (21_840, 21_841), (MAX_LABEL, MAX_LABEL + 1 - MAX_UNUSED)])
+def test_labels_that_are_nearly_dense_number_classes(largest, num_used):
+    assert why_sparse(largest, num_used) == ""
+    assert "at most 100,000 may be: are they ids?" in why_sparse(largest + MAX_UNUSED + 1, num_used)
+    assert bool(unused(largest, num_used)) == (largest == MAX_LABEL)

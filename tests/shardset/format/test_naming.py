@@ -27,7 +27,7 @@ def test_a_field_is_lower_case_and_short(field, expected):
 @pytest.mark.parametrize(
     ("split", "expected"),
     [("train", True), ("Val-2_b", True), ("", False), ("a/b", False), ("..", False), ("x" * 41, False),
-     ("a\n", False), ("plan", False), ("plan-b", True)],
+     ("a\n", False), ("plan", False), ("plan-b", True), ("versions", False), ("columns", False), ("column", True)],
 )  # fmt: skip
 def test_a_split_is_one_plain_word(split, expected):
     assert naming.is_split(split) is expected

@@ -99,7 +99,7 @@ def test_the_splits_of_a_view_take_the_place_of_the_split_that_it_is_of(whole):
         ({"id": [1], "weight": [0.0]}, "a weight is not above 0"),
         ({"id": [1], "weight": [float("nan")]}, "a weight is not above 0"),
         ({"id": [1], "split": [None]}, "can't name its splits"),
-        ({"id": [1], "split": ["plan"]}, "can't name its splits"),
+        ({"id": [1], "split": ["columns"]}, "can't name its splits"),
         ({"id": [1, NUM_TRAIN]}, "reach 1 to 60, expected 0 to 59"),
         ({"id": [-1]}, "reach -1"),
         ({"id": [1], "label": [10]}, "labels reach 10 to 10, expected -1 to 9"),
