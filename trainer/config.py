@@ -60,6 +60,13 @@ def mixed_sets(mix: str | None) -> list[tuple[str, Weights]]:
     return sets
 
 
+def addresses_of(config: "TrainConfig") -> list[tuple[str, str]]:
+    """The sets and folders that a run reads and writes, each with the flag that names it."""
+    resumed = None if config.resume in ("auto", "never") else config.resume
+    named = [("--run-dir", config.run_dir), *(("--mix", url) for url, _ in mixed_sets(config.mix))]
+    return [*named, *((flag, url) for flag, url in (("--manifest", config.manifest), ("--resume", resumed)) if url)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """The network. A GroupNorm, which replaces a BatchNorm, has at most 32 groups."""

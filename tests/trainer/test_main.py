@@ -12,6 +12,7 @@ import pytest
 from shardset.program import FAILED, INTERRUPTED, OK, USAGE
 from shardset.storage.open import open_storage
 from shardset.version import __version__
+from tests.makers.shardset import png_samples, write_shard_set
 from tests.makers.training import losses, shard_set
 from trainer import cli as command
 from trainer.recipes import RECIPES
@@ -42,6 +43,21 @@ def test_a_run_by_command_line(manifest: str, tmp_path: Path, capsys: pytest.Cap
     assert re.match(r"step 7: val accuracy .* 21 samples", capsys.readouterr().out)
     assert command.main(["merge-logs", "--run-dir", str(tmp_path)]) == OK
     assert "host-000 step device=cpu epoch=1 step=0" in capsys.readouterr().out
+
+
+def test_an_evaluation_needs_neither_a_split_to_train_on_nor_to_write_in_the_run_folder(
+    manifest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, other = tmp_path / "run", open_storage(str(tmp_path / "other"))
+    assert command.main(["train", *tiny(manifest, run), "--epochs", "1"]) == OK
+    write_shard_set(other, {"test": png_samples("test", 12, size=8)})
+    (run / "worst.json").mkdir()  # a file can't take its place
+    capsys.readouterr()
+    assert command.main(["evaluate", "--run-dir", str(run), "--manifest", other.url]) == OK
+    shown = capsys.readouterr().out
+    assert re.search(r"^step 7: test accuracy .* 12 samples", shown)
+    note = r"^note: the samples of highest loss are not kept \(.*worst\.json: .*\)$"
+    assert re.search(note, shown, flags=re.M)
 
 
 def test_bench_input_counts_real_samples(manifest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

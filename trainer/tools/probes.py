@@ -20,7 +20,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from shardset.errors import StorageError
+from shardset.errors import ConfigError, StorageError
+from shardset.storage.base import Stat, Storage, stat_or_none
 from shardset.storage.open import is_address, open_storage
 from trainer.config import TrainConfig
 
@@ -153,6 +154,16 @@ def try_writing(url: str) -> None:
         storage.delete(name)
     if read != data:
         raise StorageError(f"{folder}/{name}: {len(read)} other bytes came back")
+
+
+def stored_sizes(storage: Storage, names: Iterable[str]) -> dict[str, int]:
+    """The sizes of stored files by name: of all by a listing, on a web server of those `names`."""
+    try:
+        found: Iterable[Stat | None] = [*storage.list()]
+    except ConfigError:
+        with ThreadPoolExecutor(storage.reads_at_once) as pool:
+            found = [*pool.map(lambda name: stat_or_none(storage, name), names)]
+    return {stat.name: stat.num_bytes for stat in found if stat}
 
 
 def ports(hosts: Iterable[str], numbers: Iterable[int], timeout_s: float = CONNECT_TIMEOUT_S) -> dict[str, PortState]:
