@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shardset.program import FAILED, INTERRUPTED, OK, USAGE
+from shardset.program import FAILED, INTERRUPTED, OK, PREEMPTED, USAGE
 from shardset.storage.open import open_storage
 from shardset.version import __version__
 from tests.makers.shardset import png_samples, write_shard_set
@@ -142,6 +142,37 @@ def test_ctrl_c_ends_a_training_with_code_130_and_one_sentence_and_the_same_comm
     saved = checkpoint.steps(open_storage(str(tmp_path)))[-1]
     assert command.main([*words, "--max-steps", str(saved + 1)]) == OK
     assert len(losses(tmp_path)) > saved
+
+
+SIGNAL = """
+import os, signal, sys
+
+class Sender:
+    def find_spec(self, name, path=None, target=None):
+        if name == {library!r} and sys.argv[1:2] == ["train"]:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.{signal})
+
+sys.meta_path.insert(0, Sender())
+"""
+"""Sends a signal to the trainer when it imports a library: with the command line, to start, to build the model."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", ["trainer.cli", "torch", "timm"])
+@pytest.mark.parametrize(
+    ("signal_name", "code", "said"), [("SIGINT", INTERRUPTED, "stopped"), ("SIGTERM", PREEMPTED, "asked to stop")]
+)
+def test_a_signal_before_the_first_step_ends_as_one_after_it(
+    library: str, signal_name: str, code: int, said: str, manifest: str, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SIGNAL.format(library=library, signal=signal_name))
+    words = [sys.executable, "-m", "trainer", "train", *tiny(manifest, tmp_path / "run"), "--max-steps", "1"]
+    path = os.pathsep.join([str(tmp_path), os.getcwd()])
+    done = subprocess.run(words, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path})
+    assert done.returncode == code, done.stderr
+    assert done.stderr.splitlines()[-1].startswith(said)
+    assert "Traceback" not in done.stderr
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
