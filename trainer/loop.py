@@ -103,6 +103,7 @@ def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
     num_rows = runtime.num_rows(config.global_batch_size, 1)
     totals = evaluate(runtime, learner, data.evaluation, lambda: False, num_rows=num_rows, with_ids=True) or Totals()
     check_evaluation(totals, data.num_eval_samples)
+    checkpoint.drop_shared()
     if runtime.is_master:
         print(
             f"step {commit.step}: {data.eval_split} accuracy {totals.mean('top1'):.4f} "
