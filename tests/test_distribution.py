@@ -52,7 +52,7 @@ def test_the_source_distribution_has_all_files_of_the_tree(built):
 
 def test_the_source_distribution_has_the_files_that_its_tests_read(built):
     tests = "".join(path.read_text() for path in (REPOSITORY / "tests").rglob("*.py"))
-    read = {name for name in re.findall(r'(?:REPOSITORY|ROOT) / "([^"/]+)', tests) if name != ".tools"}
+    read = {*re.findall(r'(?:REPOSITORY|ROOT) / "([^"/]+)', tests)} - {".tools"}
     assert {"Dockerfile", "README.md", "setup.py"} < read
     assert {name for name in read if not (built[1] / name).exists()} == set()
 

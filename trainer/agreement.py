@@ -66,33 +66,35 @@ def check_agreement(facts: Sequence[dict[str, Any]]) -> None:
 def doubts_about(config: TrainConfig, data: Data, plan: Schedule) -> Iterator[str]:
     """What a run can do, but hardly should: a sentence each."""
     size = config.global_batch_size
-    filled = {config.train_split: data.weight_of_step(0, size), data.eval_split: data.num_eval_samples}
-    for split, number in filled.items():
+    trained, evaluated = data.weight_of_step(0, size), data.num_eval_samples
+    for split, number in {config.train_split: trained, data.eval_split: evaluated}.items():
         if number < size:
             yield (
-                f"the global batch, {size}, is larger than the split {split!r}: {1 - number / size:.0%} of each step "
-                "are repeats of weight 0; give a smaller --global-batch-size"
+                f"the global batch, {size}, is larger than the split {split!r}: "
+                f"{1 - number / size:.0%} of each step are repeats of weight 0; "
+                "give a smaller --global-batch-size"
             )
     if plan.warmup_steps > plan.num_steps:
         yield (
-            f"the warm-up is longer than the run, {plan.warmup_steps} steps of {plan.num_steps}: the learning rate "
-            f"never reaches {plan.peak:g}; set schedule.warmup_epochs below {config.epochs}"
+            f"the warm-up is longer than the run, {plan.warmup_steps} steps of {plan.num_steps}: "
+            f"the learning rate never reaches {plan.peak:g}; "
+            f"set schedule.warmup_epochs below {config.epochs}"
         )
     if data.num_classes == 1:
-        yield "there is one class only, so each answer is right, and the accuracy is 1 from the start"
+        yield "there is one class only, so every answer is right from the start"
 
 
 def changes_of(config: TrainConfig, before: TrainConfig, step: int, steps_per_epoch: int) -> Iterator[str]:
-    """What is no longer as it was in a run that resumes after `step` steps: settings, and the schedule."""
-    own = ("run_dir", "resume")
-    values = [{key: value for key, value in values_of(one).items() if key not in own} for one in (before, config)]
+    """What is other than before in a run that resumes after a step: settings, and the schedule."""
+    where = {"run_dir": config.run_dir, "resume": config.resume}
+    values = [values_of(one) | where for one in (before, config)]
     if text := differences_of(*values, "before", "now"):
         yield f"settings have changed: {text}"
     old, new = (schedule.of(one, steps_per_epoch) for one in (before, config))
     if old(step) != new(step):
         yield (
-            f"the schedule has changed: step {step} of {old.num_steps} had the learning rate {old(step - 1):.2g}, "
-            f"step {step + 1} of {new.num_steps} has {new(step):.2g}"
+            f"the schedule has changed: step {step} of {old.num_steps} had the learning rate "
+            f"{old(step - 1):.2g}, step {step + 1} of {new.num_steps} has {new(step):.2g}"
         )
 
 

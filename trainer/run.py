@@ -15,7 +15,13 @@ from shardset.order.state import states_from_json
 from shardset.program import count
 from shardset.version import __version__
 from trainer import config as configs
-from trainer.agreement import acquire_run_folder, changes_of, check_batch_size, doubts_about, identity_of
+from trainer.agreement import (
+    acquire_run_folder,
+    changes_of,
+    check_batch_size,
+    doubts_about,
+    identity_of,
+)
 from trainer.config import TrainConfig
 from trainer.data.device_feed import DeviceBatch, DeviceFeed
 from trainer.data.splits import Data, SampleDigest, Step, check_epoch, open_data, order_of, steps_of

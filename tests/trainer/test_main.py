@@ -155,21 +155,23 @@ class Sender:
 
 sys.meta_path.insert(0, Sender())
 """
-"""Sends a signal to the trainer when it imports a library: with the command line, to start, to build the model."""
+"""Sends a signal to the trainer when it imports a library: first, to start, to build the model."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("library", ["trainer.cli", "torch", "timm"])
 @pytest.mark.parametrize(
-    ("signal_name", "code", "said"), [("SIGINT", INTERRUPTED, "stopped"), ("SIGTERM", PREEMPTED, "asked to stop")]
+    ("signal_name", "code", "said"),
+    [("SIGINT", INTERRUPTED, "stopped"), ("SIGTERM", PREEMPTED, "asked to stop")],
 )
 def test_a_signal_before_the_first_step_ends_as_one_after_it(
     library: str, signal_name: str, code: int, said: str, manifest: str, tmp_path: Path
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(SIGNAL.format(library=library, signal=signal_name))
-    words = [sys.executable, "-m", "trainer", "train", *tiny(manifest, tmp_path / "run"), "--max-steps", "1"]
-    path = os.pathsep.join([str(tmp_path), os.getcwd()])
-    done = subprocess.run(words, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path})
+    words = ["-m", "trainer", "train", *tiny(manifest, tmp_path / "run"), "--max-steps", "1"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.getcwd()])}
+    run = [sys.executable, *words]
+    done = subprocess.run(run, capture_output=True, text=True, env=environment)
     assert done.returncode == code, done.stderr
     assert done.stderr.splitlines()[-1].startswith(said)
     assert "Traceback" not in done.stderr

@@ -102,7 +102,7 @@ def read(storage: Storage, commit: CommitMark, folder: str | None = None) -> Che
 
 
 def _stored_bytes(storage: Storage, name: str, commit: CommitMark) -> bytes:
-    """A state file. Of several processes of this machine one reads it from a bucket, the others what that left."""
+    """A state file. Of the processes of a machine one reads it from a bucket, for all of them."""
     facts, advice = (commit.num_bytes, commit.crc32c), "it was cut or changed after it was written"
     if not storage.is_remote or num_local_processes() == 1:
         return read_object(storage, name, *facts, advice)
@@ -124,7 +124,7 @@ def _shared(name: str) -> str:
 
 
 def drop_shared() -> None:
-    """Deletes what the processes of this machine share. Call it when all of them have read their checkpoint."""
+    """Deletes what the processes of this machine share. Call it when all have read it."""
     for path in glob.glob(_shared("state-*")):
         Path(path).unlink(missing_ok=True)
 

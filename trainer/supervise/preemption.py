@@ -1,4 +1,4 @@
-"""Requests to stop a run: SIGTERM, a notice of Google Compute Engine, or a file from the launcher."""
+"""Requests to stop a run: SIGTERM, a notice of Compute Engine, or a file from the launcher."""
 
 import http.client
 import os
@@ -15,7 +15,7 @@ ANNOUNCEMENTS = {"preempted": "TRUE", "maintenance-event": "TERMINATE_ON_HOST_MA
 """What the metadata server says of this machine before its end: of a Spot machine 30 s before."""
 
 _PAUSE_S = 2.0
-"""Between two requests for an announcement, which the server holds until it changes, or for `_WAIT_S`."""
+"""Between two requests, which the server holds until its answer changes, or for `_WAIT_S`."""
 _WAIT_S = 60
 
 _asked = threading.Event()
@@ -23,7 +23,7 @@ _asked = threading.Event()
 
 
 def listen() -> object:
-    """Notes a SIGTERM from now on, for the run that this process begins. Returns the handler before."""
+    """Notes a SIGTERM from now on, for the run of this process. Returns the handler before."""
     return signal.signal(signal.SIGTERM, lambda *_: _asked.set())
 
 
@@ -60,8 +60,10 @@ class PreemptionNotice:
     def _await(self, name: str) -> None:
         etag = "NONE"  # is never that of an answer, so the first one comes at once
         while not self._left.is_set() and not self._requested.is_set():
-            url = f"{self._metadata_url}/{name}?wait_for_change=true&timeout_sec={_WAIT_S}&last_etag={etag}"
-            request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
+            query = f"wait_for_change=true&timeout_sec={_WAIT_S}&last_etag={etag}"
+            request = urllib.request.Request(
+                f"{self._metadata_url}/{name}?{query}", headers={"Metadata-Flavor": "Google"}
+            )
             try:
                 with urllib.request.urlopen(request, timeout=_WAIT_S + 10) as response:
                     etag, answer = response.headers.get("ETag", "NONE"), response.read()

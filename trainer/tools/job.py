@@ -77,7 +77,8 @@ def compute_of(text: str) -> Compute:
         flags = [f"--compute-type={name}-{per_host}", f"--num-nodes={count // per_host}"]
         nodes = {"cloud.google.com/gke-accelerator": GPUS[name]}
         return Compute(is_tpu=False, num_hosts=count // per_host, per_host=per_host, nodes=nodes, gcluster=flags)
-    expected = f"one of {', '.join([*TPUS, *GPUS])}, and how many: v6e-16, or of GPUs 1, 2, 4, 8, 16 to {8 * MAX_NODES}"
+    names, most = ", ".join([*TPUS, *GPUS]), 8 * MAX_NODES
+    expected = f"one of {names}, and how many: v6e-16, or of GPUs 1, 2, 4, 8, 16 to {most}"
     if name in TPUS:
         expected = f"{name}- and one of {', '.join(map(str, TPUS[name][1]))} chips"
     raise ConfigError(f"--compute-type {text}: expected {expected}")

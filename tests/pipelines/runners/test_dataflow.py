@@ -140,7 +140,8 @@ def errors_of(kind: type[ShardsetError]) -> list[type[ShardsetError]]:
 
 @pytest.mark.parametrize("kind", errors_of(ShardsetError), ids=lambda kind: kind.__name__)
 def test_an_error_of_a_worker_comes_back_as_what_it_was_wherever_it_is_defined(kind):
-    text = f"Traceback (most recent call last):\n{kind.__module__}.{kind.__qualname__}: gs://a/b.tar: is damaged\n"
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    text = f"Traceback (most recent call last):\n{name}: gs://a/b.tar: is damaged\n"
     with pytest.raises(kind, match=r"^gs://a/b\.tar: is damaged$") as caught, errors.translated():
         raise RuntimeError(text)
     assert type(caught.value) is kind

@@ -86,11 +86,12 @@ def test_the_processes_of_a_machine_read_a_checkpoint_from_a_bucket_once(
     bucket = open_storage(f"memory://{uuid.uuid4().hex}/run")
     saved(bucket, 5)
     seen: list[str] = []
-    door = told(bucket, uuid.uuid4().hex, lambda verb, name: seen.append(name) if verb == "read" else None)
-    with ThreadPoolExecutor(4) as processes:  # a lock on a file keeps threads apart too, if each opens it
+    door = told(bucket, uuid.uuid4().hex, lambda verb, name: seen.append(f"{verb} {name}"))
+    # A lock on a file keeps threads apart too, if each opens it.
+    with ThreadPoolExecutor(4) as processes:
         found = [*processes.map(newest, [door] * 4)]
     assert {state["step"] for _, state in found} == {5}
-    assert seen.count(state_of(bucket, 5)) == 1
+    assert seen.count(f"read {state_of(bucket, 5)}") == 1
     (shared,) = tmp_path.iterdir()
     assert shared.stat().st_mode & 0o777 == 0o600
     shared.write_bytes(b"of a process that was killed while it wrote")

@@ -13,7 +13,7 @@ from trainer.supervise.preemption import PreemptionNotice
 
 
 class Metadata(http.server.BaseHTTPRequestHandler):
-    """What Compute Engine's metadata server says: at once, or when an answer has changed since the one with an ETag."""
+    """What Compute Engine's metadata server says: holds a request until its answer has changed."""
 
     answers: dict[str, str]
     changed: threading.Condition
@@ -48,7 +48,8 @@ class Metadata(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def metadata() -> Iterator[str]:
     Metadata.answers = {"/preempted": "FALSE", "/maintenance-event": "NONE"}
-    Metadata.changed, Metadata.held, Metadata.num_broken, Metadata.is_closing = threading.Condition(), set(), 0, False
+    Metadata.changed, Metadata.held = threading.Condition(), set()
+    Metadata.num_broken, Metadata.is_closing = 0, False
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Metadata) as server:
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -76,7 +77,7 @@ def test_sigterm_is_a_notice_and_the_old_handler_comes_back() -> None:
     ("path", "text"),
     [("/preempted", "TRUE"), ("/maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")],
 )
-def test_each_announcement_reaches_the_run_while_the_other_is_awaited(metadata: str, path: str, text: str) -> None:
+def test_each_announcement_reaches_the_run_at_once(metadata: str, path: str, text: str) -> None:
     with PreemptionNotice(metadata) as notice:
         with Metadata.changed:  # a Spot machine has 30 s from then on
             assert Metadata.changed.wait_for(lambda: len(Metadata.held) == 2, timeout=60)
@@ -95,7 +96,10 @@ def test_answers_that_are_not_http_are_asked_for_again(metadata: str) -> None:
     assert Metadata.num_broken == 0
 
 
-def test_a_run_knows_of_a_sigterm_that_came_before_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_knows_of_a_sigterm_before_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv(preemption.RELAY, "")
     before = preemption.listen()
     try:
