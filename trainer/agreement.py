@@ -84,11 +84,15 @@ def doubts_about(config: TrainConfig, data: Data, plan: Schedule) -> Iterator[st
         yield "there is one class only, so every answer is right from the start"
 
 
-def changes_of(config: TrainConfig, before: TrainConfig, step: int, steps_per_epoch: int) -> Iterator[str]:
+def changes_of(
+    config: TrainConfig,
+    before: TrainConfig,
+    step: int,
+    steps_per_epoch: int,
+) -> Iterator[str]:
     """What is other than before in a run that resumes after a step: settings, and the schedule."""
     where = {"run_dir": config.run_dir, "resume": config.resume}
-    values = [values_of(one) | where for one in (before, config)]
-    if text := differences_of(*values, "before", "now"):
+    if text := differences_of(values_of(before) | where, values_of(config), "before", "now"):
         yield f"settings have changed: {text}"
     old, new = (schedule.of(one, steps_per_epoch) for one in (before, config))
     if old(step) != new(step):

@@ -159,7 +159,7 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
                 "the same classes in the same order: build them with the same class names"
             )
     open_train: Callable[..., Stream | Mixture] = (
-        partial(Mixture, mixed, weights) if config.mix else partial(Stream, *mixed)
+        partial(Mixture, mixed, weights) if config.mix else partial(Stream, mixed[0])
     )
     train = open_train(
         config.train_split,
