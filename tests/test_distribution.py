@@ -1,6 +1,7 @@
 """What is handed out: a source distribution with the docs and the tests, and a wheel with the packages' own files."""
 
 import email
+import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ REPOSITORY = Path(__file__).parent.parent
 PACKAGES = ("shardset", "pipelines", "trainer")
 FOLDERS = (*PACKAGES, "benchmarks", "docs", "examples", "scripts", "tests")
 FILES = (
-    *("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md"),
+    *(".dockerignore", "CHANGELOG.md", "CONTRIBUTING.md", "Dockerfile", "LICENSE", "README.md"),
     *("MANIFEST.in", "Makefile", "mkdocs.yml", "pyproject.toml", "setup.py"),
 )
 
@@ -47,6 +48,13 @@ def test_the_source_distribution_has_all_files_of_the_tree(built):
     assert {"docs/stream.md", "tests/data/shardset/manifest.json", "shardset/py.typed"} < expected
     found = {name for name in files_of(source, ".") if ".egg-info/" not in name}
     assert found - {"PKG-INFO", "setup.cfg"} == expected
+
+
+def test_the_source_distribution_has_the_files_that_its_tests_read(built):
+    tests = "".join(path.read_text() for path in (REPOSITORY / "tests").rglob("*.py"))
+    read = {*re.findall(r'(?:REPOSITORY|ROOT) / "([^"/]+)', tests)} - {".tools"}
+    assert {"Dockerfile", "README.md", "setup.py"} < read
+    assert {name for name in read if not (built[1] / name).exists()} == set()
 
 
 def test_a_wheel_has_all_files_of_the_packages_and_no_others(built):

@@ -3,31 +3,46 @@
 import importlib
 import os
 import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from pipelines import parsers
 from shardset.errors import ShardsetError, brought_by
+from shardset.format.columns import npy
 from shardset.storage.open import open_storage
 from tests.makers.folders import write_class_folders
 from tests.makers.shardset import image_sample, write_shard_set
+from tests.makers.tars import tar_bytes
+from tests.makers.training import NUM_TRAIN, shard_set
+from trainer import cli
 
 REPOSITORY = Path(__file__).parent.parent
 
 HIDE = """
 import sys
 
-class Hidden:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {hidden!r}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+class Hiding:
+    def __init__(self, finder):
+        self.finder = finder
 
-sys.meta_path.insert(0, Hidden())
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+    def find_spec(self, name, path=None, target=None):
+        is_hidden = name.partition(".")[0] in {hidden!r}
+        return None if is_hidden else self.finder.find_spec(name, path, target)
+
+sys.meta_path[:] = map(Hiding, sys.meta_path)
 """
+"""What looks for libraries finds none of the hidden ones, as if they were not installed."""
 
 
 def requirements(*extras: str) -> list[str]:
@@ -94,18 +109,109 @@ def test_help_needs_the_base_requirements_only(words, tmp_path):
     assert "usage:" in done.stdout
 
 
+# --- each extra of README's table alone, with the commands that the docs give it -------------------
+
+READ = """
+import numpy as np, shardset
+with shardset.Writer("written", samples_per_shard=10) as writer:
+    writer.write(image=np.zeros((8, 8, 3), np.uint8), label=0)
+assert shardset.open("written")[0].image.shape == (8, 8, 3)
+assert len([*shardset.Stream("set", "train", batch_size=8, image_size=8)]) == 7
+"""
+BUILT, SET = "--source=folder --input=photos --output=shards", "--manifest=set --run-dir=run"
+COMMANDS = {
+    "read": ["read"],
+    "pipelines": [
+        f"pipelines build {BUILT} --num-shards=2 --holdout=test=0.2 --direct_num_workers=2",
+        "pipelines verify shards --deep",
+        *(f"pipelines {verb} shards" for verb in ("inspect", "estimate", "catalog", "report")),
+        "pipelines export shards --to=wids,timm,energon,hf",
+        "pipelines view few.parquet --of=shards --per-class=2",
+        "pipelines adopt --input=tars --split=train",
+        "pipelines column set ids --from=ids.npy --split=train",
+        "pipelines column set logits --from=tars",
+        "pipelines append shards --source=folder --input=more",
+        "pipelines tag shards first",
+        "pipelines log shards",
+        "pipelines diff shards@1 shards",
+        "pipelines compact shards --drop-keys=keys.txt",
+    ],
+    "trainer": [
+        f"trainer train {SET} --epochs=1 --record-losses",
+        "trainer evaluate --run-dir=run",
+        "trainer explain --run-dir=run --step=0",
+        "trainer merge-logs --run-dir=run",
+        f"trainer doctor {SET}",
+        f"trainer bench-input {SET}",
+        "trainer report run",
+        "trainer export run --output=model",
+        "trainer predict --from=model photos/cat/000.png",
+        "trainer job --compute-type=v6e-16 --image=i --manifest=gs://b/set --run-dir=gs://b/run",
+    ],
+    "trainer,tpu": [f"trainer train {SET} --epochs=1 --strategy=spmd"],
+}
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder with what the commands read."""
+    shard_set(tmp_path / "set")
+    write_class_folders(tmp_path / "photos", ["cat", "dog"], 12)
+    write_class_folders(tmp_path / "more", ["owl"], 4)
+    (tmp_path / "tars").mkdir()
+    values = [(f"train-{serial:06d}.npy", npy(np.zeros(3))) for serial in range(NUM_TRAIN)]
+    (tmp_path / "tars/t-0.tar").write_bytes(tar_bytes(values))
+    np.save(tmp_path / "ids.npy", np.arange(NUM_TRAIN, dtype=np.float32)[:, None])
+    (tmp_path / "keys.txt").write_text("cat/000")
+    (tmp_path / "read.py").write_text(READ)
+    monkeypatch.setenv("PJRT_DEVICE", "CPU")
+    monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
+    return tmp_path
+
+
+def check_commands(extra: str, run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    for command in COMMANDS[extra]:
+        done = run(*command.split())
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+
+
+def test_the_commands_of_an_extra_are_all_that_the_programs_have():
+    text = (REPOSITORY / "README.md").read_text()
+    assert re.findall(r"\| `pip install 'shardset\[([\w,]+)\]'`", text) == [*COMMANDS]
+    for program, parser in {"pipelines": parsers.parser(), "trainer": cli.parser()}.items():
+        verbs = {verb for action in parser.actions for verb in action.choices or ()}
+        tried = {command.split()[1] for command in COMMANDS[program]}
+        assert tried == verbs - {"tpu"}  # which needs gcloud
+
+
 @pytest.mark.slow
-def test_a_build_needs_nothing_but_the_requirements_of_the_pipelines(tmp_path):
-    hidden = hidden_by(with_theirs(requirements("PIPELINES")))
-    assert {"torch", "torchvision", "timm", "webdataset", "cv2", "simplejpeg", "pandas", "datasets"} <= hidden
-    write_class_folders(tmp_path / "photos", ["cat", "dog"], 6)
-    where = ["--source=folder", "--input=photos", "--output=shards", "--holdout=test=0.1"]
-    done = run_without(hidden, tmp_path, "pipelines", "build", *where, "--direct_num_workers=2")
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "shards/report.html").exists()
-    for words in (["verify", "shards", "--deep"], ["inspect", "shards"], ["estimate", "shards"]):
-        done = run_without(hidden, tmp_path, "pipelines", *words)
-        assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("extra", COMMANDS)
+def test_an_extra_alone_has_all_that_its_commands_import(extra, place):
+    hidden = hidden_by(with_theirs(requirements(*extra.upper().split(","))))
+    heavy = {
+        "read": "torch apache_beam jinja2",
+        "pipelines": "torch cv2 simplejpeg",
+        "trainer": "apache_beam torch_xla",
+    }
+    assert {*heavy.get(extra, "apache_beam").split()} <= hidden
+    check_commands(extra, partial(run_without, hidden, place))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("extra", COMMANDS)
+def test_an_extra_alone_in_a_fresh_environment_has_all_that_its_commands_import(extra, place):
+    home, source = place / "environment", place / "source"
+    for name in ("shardset", "pipelines", "trainer"):
+        shutil.copytree(REPOSITORY / name, source / name)
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(REPOSITORY / name, source)
+    uv = [sys.executable, "-m", "uv"]
+    subprocess.run([*uv, "venv", "--quiet", "--python", sys.executable, home], check=True)
+    words = ["pip", "install", "--quiet", "--python", home / "bin/python", f"{source}[{extra}]"]
+    subprocess.run([*uv, *words], check=True)
+    shutil.rmtree(source)
+    run = partial(subprocess.run, capture_output=True, text=True, cwd=place)
+    check_commands(extra, lambda *words: run([home / "bin/python", "-m", *words]))
 
 
 def test_a_hidden_library_is_hidden_from_a_program_and_its_workers(tmp_path):

@@ -1,6 +1,22 @@
-"""`python -m trainer`."""
+"""`python -m trainer`: handles signals, then imports the rest, which takes a second or more."""
 
-from trainer.cli import program as program
+import sys
+from typing import NoReturn
+
+from trainer.supervise import preemption
+
+
+def program() -> NoReturn:
+    """What a shell runs."""
+    if sys.argv[1:2] == ["train"]:
+        preemption.listen()
+    try:
+        from trainer import cli
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        sys.exit(130)
+    cli.program()
+
 
 if __name__ == "__main__":
     program()

@@ -61,6 +61,14 @@ def mixed_sets(mix: str | None) -> list[tuple[str, Weights]]:
     return sets
 
 
+def addresses_of(config: "TrainConfig") -> list[tuple[str, str]]:
+    """The sets and folders that a run reads and writes, each with the flag that names it."""
+    resumed = None if config.resume in ("auto", "never") else config.resume
+    named = [("--mix", url) for url, _ in mixed_sets(config.mix)]
+    others = ("--run-dir", config.run_dir), ("--manifest", config.manifest), ("--resume", resumed)
+    return [*named, *((flag, url) for flag, url in others if url)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """The network. A GroupNorm, which replaces a BatchNorm, has at most 32 groups."""

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import msgspec
 
+from shardset.errors import StorageError
 from shardset.storage.open import open_storage
 from trainer.agreement import check_batch_size, model_identity_of
 from trainer.config import TrainConfig
 from trainer.data.device_feed import DeviceFeed
-from trainer.data.splits import BatchSource, load_once, open_data, steps_of
+from trainer.data.splits import BatchSource, load_once, open_data, open_evaluation, steps_of
 from trainer.model.learner import Learner
 from trainer.record import checkpoint
 from trainer.record.checkpoint import CommitMark
@@ -91,7 +92,7 @@ def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
     did, unless the config turns them off by 0.
     """
     check_batch_size(config, runtime)
-    data = open_data(config, runtime.host, runtime.num_hosts)
+    data = open_evaluation(config, runtime.host, runtime.num_hosts)
     commit, state = _choose_checkpoint(config)
     checkpoint.check_identity(commit.identity, model_identity_of(config.model, data.num_classes), f"step {commit.step}")
     if state["ema"] is not None and config.regularize.ema_decay is None:
@@ -102,6 +103,7 @@ def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
     num_rows = runtime.num_rows(config.global_batch_size, 1)
     totals = evaluate(runtime, learner, data.evaluation, lambda: False, num_rows=num_rows, with_ids=True) or Totals()
     check_evaluation(totals, data.num_eval_samples)
+    checkpoint.drop_shared()
     if runtime.is_master:
         print(
             f"step {commit.step}: {data.eval_split} accuracy {totals.mean('top1'):.4f} "
@@ -112,8 +114,11 @@ def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
         print(*lines_by_class(totals.samples, names), sep="\n")
         if config.manifest is not None and config.resume in ("auto", "never"):
             worst = worst_of(totals.samples, load_once(config.manifest), data.eval_split, names)
-            with open_storage(config.run_dir).writer(WORST) as writer:
-                writer.write(msgspec.json.encode(worst))
+            try:
+                with open_storage(config.run_dir).writer(WORST) as writer:
+                    writer.write(msgspec.json.encode(worst))
+            except StorageError as error:
+                print(f"note: the samples of highest loss are not kept ({error})")
 
 
 def _end_epoch(run: Run, fetch_every: int) -> None:

@@ -15,7 +15,13 @@ from shardset.order.state import states_from_json
 from shardset.program import count
 from shardset.version import __version__
 from trainer import config as configs
-from trainer.agreement import acquire_run_folder, check_batch_size, identity_of
+from trainer.agreement import (
+    acquire_run_folder,
+    changes_of,
+    check_batch_size,
+    doubts_about,
+    identity_of,
+)
 from trainer.config import TrainConfig
 from trainer.data.device_feed import DeviceBatch, DeviceFeed
 from trainer.data.splits import Data, SampleDigest, Step, check_epoch, open_data, order_of, steps_of
@@ -75,6 +81,8 @@ class Run:
         self._log.note(f"trainer {__version__}, {devices}", f": {configs.to_json(self.config)}")
         self.steps_per_epoch = len(self.data.train)
         self._rate_at = schedule.of(self.config, self.steps_per_epoch)
+        for text in doubts_about(self.config, self.data, self._rate_at):
+            self._log.note(f"note: {text}")
         self._telemetry = Telemetry(
             self.runtime,
             self.config,
@@ -273,7 +281,9 @@ class Run:
     def _load_checkpoint(self) -> CheckpointState | None:
         resumed = checkpoint.find_checkpoint(self._folder.storage, self.config.resume, self._log.note)
         step = resumed[1]["step"] if resumed else 0
-        if self.runtime.sum_hosts([step]) != [step * self.runtime.num_hosts]:
+        sums = self.runtime.sum_hosts([step])
+        checkpoint.drop_shared()
+        if sums != [step * self.runtime.num_hosts]:
             raise CheckpointError(
                 f"{self.config.run_dir}: this host found step {step}, others found another; "
                 "use a run folder that all hosts see, such as gs://bucket/run"
@@ -285,6 +295,9 @@ class Run:
         if state["stream"] is not None:
             self.data.train.resume(states_from_json(state["stream"]))
         self._log.note(f"resumed at step {step} (epoch {state['epoch'] + 1})")
+        before = configs.from_dict(state["config"])
+        for text in changes_of(self.config, before, step, self.steps_per_epoch):
+            self._log.note(f"note: {text}")
         return state
 
     def _restore(self, state: CheckpointState | None) -> None:

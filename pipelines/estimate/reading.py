@@ -127,16 +127,16 @@ def memory_of(stored: "StoredSplit", order: Order, reading: Reading) -> Memory:
             f"use a number of hosts that divides {reading.num_replicas}"
         )
     check_world(reading.global_batch_size, 0, reading.num_replicas)
-    cache_bytes = None  # without PadCrop, nothing is kept decoded
-    if reading.crop_padding is not None and reading.image_size:
-        cache_bytes = 3 * stored.plan.num_stored * (reading.image_size + 2 * reading.crop_padding) ** 2
+    image_bytes = 3 * reading.image_size**2
+    # Images are kept as they are before PadCrop pads them.
+    keeps_images = reading.crop_padding is not None and reading.image_size
     return fit_memory(
         order,
         reading.order_options,
         rank_part(order.global_batch_size, reading.num_readers - 1, reading.num_readers),  # the largest share
         stored_bytes=stored.num_bytes,
-        image_bytes=3 * reading.image_size**2,
-        cache_bytes=cache_bytes,
+        image_bytes=image_bytes,
+        cache_bytes=stored.plan.num_stored * image_bytes if keeps_images else None,
     )
 
 

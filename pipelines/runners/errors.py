@@ -10,11 +10,6 @@ from contextlib import contextmanager
 
 from shardset import errors
 
-_NAMES = {
-    name: kind
-    for name, kind in vars(errors).items()
-    if isinstance(kind, type) and issubclass(kind, errors.ShardsetError)
-}
 _FAILED_JOB = re.compile(
     r"(?:Pipeline \S+ failed in state |Dataflow pipeline failed\. State: )(\w+)(?:: |, Error:)(.*)", flags=re.DOTALL
 )
@@ -22,9 +17,8 @@ _CLOSED_RPC = re.compile(r"<_\w+ of RPC that terminated with:.*?details = \"(.*?
 _STEP_NAME = re.compile(r" \[while running '[^']*'\]$")
 """Beam adds this to an error that is raised in this process."""
 
-_ERROR_LINE = re.compile(
-    r"(?:^|\n|\\n|: )(?:[\w.]*\.)?(" + "|".join(sorted(_NAMES)) + r"): (.*?)(?: \[while running |\\n|\n|$)"
-)
+_ERROR_LINE = r"(?:^|\n|\\n|: )(?:[\w.]*\.)?(%s): (.*?)(?: \[while running |\\n|\n|$)"
+"""An error of a worker in the text of a runner: its class, one of some, and its message."""
 
 
 @contextmanager
@@ -47,10 +41,10 @@ def translated(failures: tuple[type[Exception], ...] = (RuntimeError,)) -> Itera
 
 def _cause(error: Exception) -> errors.ShardsetError | None:
     """The last ShardsetError in a runner's text, or the failure of the job or its service; None if there is neither."""
-    text = str(error)
-    if matches := _ERROR_LINE.findall(text):
+    text, kinds = str(error), dict(_kinds(errors.ShardsetError))
+    if matches := re.findall(_ERROR_LINE % "|".join(sorted(kinds)), text):
         name, sentence = matches[-1]
-        return _NAMES[name](sentence)
+        return kinds[name](sentence)
     if match := _FAILED_JOB.match(text):
         sentence = f"the job ended as {match[1]} ({_gist(match[2])}); the runner's log has the details"
     elif match := _CLOSED_RPC.match(text):
@@ -60,6 +54,13 @@ def _cause(error: Exception) -> errors.ShardsetError | None:
     else:
         sentence = f"the service did not take the job ({_gist(text)}); docs/dataflow.md lists the permissions"
     return errors.ShardsetError(f"{sentence}; run the same command again to resume")
+
+
+def _kinds(kind: type[errors.ShardsetError]) -> Iterator[tuple[str, type[errors.ShardsetError]]]:
+    """An error and those below it by name, wherever they are defined. Each is made of a message."""
+    yield kind.__name__, kind
+    for below in kind.__subclasses__():
+        yield from _kinds(below)
 
 
 def _gist(text: str) -> str:

@@ -16,8 +16,8 @@ from pipelines.write import history, replace
 from shardset.errors import ConfigError, PreconditionFailed
 from shardset.format import manifest as manifests
 from shardset.format import naming, versions
-from shardset.format.columns import COLUMNS
 from shardset.format.manifest import Manifest
+from shardset.format.naming import COLUMNS_FOLDER
 from shardset.storage.base import ABSENT, Storage
 
 SINCE = f"{versions.FOLDER}removal.json"
@@ -132,10 +132,10 @@ def retire(
 def _side_files(storage: Storage, listed: Collection[str]) -> dict[str, set[str]]:
     """Columns (folders) and exports with tars that no version lists, and their other files."""
     found: dict[str, set[str]] = {}
-    for name in (stat.name for stat in storage.list(COLUMNS)):
+    for name in (stat.name for stat in storage.list(COLUMNS_FOLDER)):
         _, column, *path = name.split("/", 2)
         if path and name.endswith(".tar") and path[0] not in listed:
-            found[f"{COLUMNS}{column}/"] = set()
+            found[f"{COLUMNS_FOLDER}{column}/"] = set()
     for name in (stat.name for prefix in _EXPORTS for stat in storage.list(prefix)):
         tars = {tar.decode("utf-8", "replace") for tar in _TAR.findall(storage.read(name))}
         if gone := {tar for tar in tars.difference(listed) if naming.is_shard_file(tar)}:

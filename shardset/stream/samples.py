@@ -11,14 +11,13 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardset.decode.image import decode
-from shardset.errors import ConfigError, UndecodableImage
+from shardset.errors import ConfigError, UndecodableImage, brought_by
 from shardset.format import manifest as manifests
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.manifest import LoadedSet
@@ -47,7 +46,7 @@ class Sample:
     def image(self) -> np.ndarray:
         """The decoded image: uint8 [height, width, 3], RGB; raises UndecodableImage."""
         try:
-            return decode(self.bytes)
+            return _decoder()(self.bytes)
         except UndecodableImage as error:
             raise UndecodableImage(f"{self.where}: {error}") from error
 
@@ -215,6 +214,14 @@ def open(
             )
         [split] = loaded.manifest.splits
     return SampleSet(loaded, split, transform)
+
+
+@cache
+def _decoder() -> Callable[[bytes], np.ndarray]:
+    """What decodes an image; imported late, as the bytes of samples need no decoder."""
+    with brought_by("read"):
+        from shardset.decode.image import decode
+    return decode
 
 
 def _close_later(reader: SampleReader, owner: int) -> None:

@@ -26,6 +26,7 @@ def azurite(log: Path) -> Iterator[str]:
     port = free_port()
     url = f"http://127.0.0.1:{port}/{ACCOUNT}"
     words = [PROGRAM, "--inMemoryPersistence", "--blobPort", f"{port}", "--silent", "--skipApiVersionCheck"]
+    words += ["--disableTelemetry"]  # else it reports each start to its makers
     with log.open("wb") as output, subprocess.Popen(words, stdout=output, stderr=output, cwd=log.parent) as server:
         try:
             send_when_up(_signed("PUT", f"{url}/{CONTAINER}?restype=container"))

@@ -22,7 +22,7 @@ from shardset.order.state import state_from_json
 from shardset.program import OK
 from shardset.storage.open import open_storage
 from shardset.stream.stream import Stream
-from tests.makers.shardset import encode, image_sample, pixels, write_shard_set
+from tests.makers.shardset import encode, image_sample, pixels, png_samples, write_shard_set
 from tests.makers.training import (
     BATCH,
     NUM_EVAL,
@@ -36,7 +36,13 @@ from tests.makers.training import (
 from trainer import cli as command
 from trainer import config as configs
 from trainer import loop
-from trainer.config import ModelConfig, OptimizerConfig, RegularizeConfig, TrainConfig
+from trainer.config import (
+    ModelConfig,
+    OptimizerConfig,
+    RegularizeConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
 from trainer.data.splits import open_data, steps_of, synthetic_data
 from trainer.errors import CheckpointError, EpochMismatch, NotFinite, Preempted, RunTaken
 from trainer.model.build import tiny_resnet
@@ -228,6 +234,67 @@ def test_a_run_in_two_pieces_has_the_losses_of_a_run_in_one_bit_for_bit(
     assert one == whole
     left, right = (newest_state(folder)["model"] for folder in (tmp_path, undisturbed))
     assert all(torch.equal(left[name], right[name]) for name in right)
+
+
+def notes_of(folder: Path) -> list[str]:
+    return re.findall(r" note: (.*)", (folder / "logs/host-000.log").read_text())
+
+
+def test_a_run_that_resumes_otherwise_says_what_has_changed(manifest: str, tmp_path: Path) -> None:
+    config = tiny_config(manifest, tmp_path, epochs=1)
+    run(config)
+    run(config)
+    assert notes_of(tmp_path) == []
+    longer = replace(
+        config,
+        epochs=4,
+        max_steps=STEPS + 1,
+        optimizer=OptimizerConfig(learning_rate=0.08),
+        regularize=RegularizeConfig(ema_decay=0.9),
+        image=replace(config.image, flip=False),
+    )
+    run(longer)
+    run(replace(longer, resume=str(tmp_path)))
+    settings, schedule = notes_of(tmp_path)
+    rate = [record["learning_rate"] for record in read_records(tmp_path, "step")]
+    assert settings.startswith("settings have changed: ")
+    for change in (
+        "epochs is 1 before and 4 now",
+        "image.flip is True before and False now",
+        "optimizer.learning_rate is 0.05 before and 0.08 now",
+        "regularize.ema_decay is None before and 0.9 now",
+    ):
+        assert change in settings
+    before = f"step 7 of 7 had the learning rate {rate[6]:.2g}"
+    assert schedule == f"the schedule has changed: {before}, step 8 of 28 has {rate[7]:.2g}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "notes"),
+    [
+        ({}, []),
+        (
+            {"global_batch_size": 128},
+            ["larger than the split 'train': 59% of", "larger than the split 'val': 84% of"],
+        ),
+        ({"global_batch_size": 30}, ["30, is larger than the split 'val': 30% of"]),
+        (
+            {"epochs": 1, "schedule": ScheduleConfig(warmup_epochs=2)},
+            ["the warm-up is longer than the run, 14 steps of 7: "],
+        ),
+        ({"manifest": "ONE CLASS"}, ["there is one class only"]),
+    ],
+)
+def test_a_run_that_can_hardly_be_meant_says_so(
+    manifest: str, tmp_path: Path, changes: dict[str, Any], notes: list[str]
+) -> None:
+    if "manifest" in changes:
+        samples = {name: png_samples(name, 8, size=8, num_classes=1) for name in ("train", "val")}
+        write_shard_set(open_storage(str(tmp_path / "set")), samples, num_classes=1)
+        changes = {"manifest": str(tmp_path / "set")}
+    run(replace(tiny_config(manifest, tmp_path / "run", max_steps=1), **changes))
+    found = notes_of(tmp_path / "run")
+    assert [note in text for note, text in zip(notes, found, strict=True)] == [True] * len(notes)
 
 
 def test_a_checkpoint_stands_where_its_step_does_however_far_the_stream_has_run_ahead(

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from shardset.program import FAILED, INTERRUPTED, OK, USAGE
+from shardset.program import FAILED, INTERRUPTED, OK, PREEMPTED, USAGE
 from shardset.storage.open import open_storage
 from shardset.version import __version__
+from tests.makers.shardset import png_samples, write_shard_set
 from tests.makers.training import losses, shard_set
 from trainer import cli as command
 from trainer.recipes import RECIPES
@@ -42,6 +43,21 @@ def test_a_run_by_command_line(manifest: str, tmp_path: Path, capsys: pytest.Cap
     assert re.match(r"step 7: val accuracy .* 21 samples", capsys.readouterr().out)
     assert command.main(["merge-logs", "--run-dir", str(tmp_path)]) == OK
     assert "host-000 step device=cpu epoch=1 step=0" in capsys.readouterr().out
+
+
+def test_an_evaluation_needs_neither_a_split_to_train_on_nor_to_write_in_the_run_folder(
+    manifest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, other = tmp_path / "run", open_storage(str(tmp_path / "other"))
+    assert command.main(["train", *tiny(manifest, run), "--epochs", "1"]) == OK
+    write_shard_set(other, {"test": png_samples("test", 12, size=8)})
+    (run / "worst.json").mkdir()  # a file can't take its place
+    capsys.readouterr()
+    assert command.main(["evaluate", "--run-dir", str(run), "--manifest", other.url]) == OK
+    shown = capsys.readouterr().out
+    assert re.search(r"^step 7: test accuracy .* 12 samples", shown)
+    note = r"^note: the samples of highest loss are not kept \(.*worst\.json: .*\)$"
+    assert re.search(note, shown, flags=re.M)
 
 
 def test_bench_input_counts_real_samples(manifest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,6 +142,39 @@ def test_ctrl_c_ends_a_training_with_code_130_and_one_sentence_and_the_same_comm
     saved = checkpoint.steps(open_storage(str(tmp_path)))[-1]
     assert command.main([*words, "--max-steps", str(saved + 1)]) == OK
     assert len(losses(tmp_path)) > saved
+
+
+SIGNAL = """
+import os, signal, sys
+
+class Sender:
+    def find_spec(self, name, path=None, target=None):
+        if name == {library!r} and sys.argv[1:2] == ["train"]:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.{signal})
+
+sys.meta_path.insert(0, Sender())
+"""
+"""Sends a signal to the trainer when it imports a library: first, to start, to build the model."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", ["trainer.cli", "torch", "timm"])
+@pytest.mark.parametrize(
+    ("signal_name", "code", "said"),
+    [("SIGINT", INTERRUPTED, "stopped"), ("SIGTERM", PREEMPTED, "asked to stop")],
+)
+def test_a_signal_before_the_first_step_ends_as_one_after_it(
+    library: str, signal_name: str, code: int, said: str, manifest: str, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SIGNAL.format(library=library, signal=signal_name))
+    words = ["-m", "trainer", "train", *tiny(manifest, tmp_path / "run"), "--max-steps", "1"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.getcwd()])}
+    run = [sys.executable, *words]
+    done = subprocess.run(run, capture_output=True, text=True, env=environment)
+    assert done.returncode == code, done.stderr
+    assert done.stderr.splitlines()[-1].startswith(said)
+    assert "Traceback" not in done.stderr
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:

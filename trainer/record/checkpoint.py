@@ -8,12 +8,17 @@ A run that was paused may find its folder taken by another one. So every change 
 there, confirm the lock, change only that generation. What another run has written since is never replaced or deleted.
 """
 
+import fcntl
+import glob
+import os
 import re
+import tempfile
 import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +27,10 @@ import msgspec
 from shardset.errors import ConfigError, DamagedShard, NotFound
 from shardset.order.state import OrderState, States, states_from_json
 from shardset.prepared import JSON_ERRORS, prepared
-from shardset.storage.base import ABSENT, Storage
+from shardset.storage.base import ABSENT, Storage, os_errors_as_storage_errors
 from shardset.storage.checked import facts_of, read_object, read_small
 from shardset.storage.open import open_storage
+from shardset.stream.world import num_local_processes
 from trainer.config import ORDER, TrainConfig
 from trainer.errors import CheckpointError, NotFinite, RunTaken
 from trainer.record.checkpoint_state import CheckpointState, decode, encode
@@ -87,12 +93,40 @@ def read(storage: Storage, commit: CommitMark, folder: str | None = None) -> Che
     name = (folder_of(commit.step) if folder is None else folder) + commit.state
     where = f"{storage.url}/{name}"
     try:
-        data = read_object(storage, name, commit.num_bytes, commit.crc32c, "it was cut or changed after it was written")
+        data = _stored_bytes(storage, name, commit)
     except NotFound as error:
         raise CheckpointError(f"{where}: the checkpoint is committed, but its state file is gone") from error
     except DamagedShard as error:
         raise CheckpointError(str(error)) from error
     return decode(data, where)
+
+
+def _stored_bytes(storage: Storage, name: str, commit: CommitMark) -> bytes:
+    """A state file. Of the processes of a machine one reads it from a bucket, for all of them."""
+    facts, advice = (commit.num_bytes, commit.crc32c), "it was cut or changed after it was written"
+    if not storage.is_remote or num_local_processes() == 1:
+        return read_object(storage, name, *facts, advice)
+    path = _shared(os.path.basename(name))
+    private = partial(os.open, mode=0o600)
+    with os_errors_as_storage_errors(path), open(path, "a+b", opener=private) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        data = file.read()
+        if facts_of(data) != facts:
+            data = read_object(storage, name, *facts, advice)
+            file.truncate(0)
+            file.write(data)
+    return data
+
+
+def _shared(name: str) -> str:
+    return f"{tempfile.gettempdir()}/shardset-{os.getuid()}-{name}"
+
+
+def drop_shared() -> None:
+    """Deletes what the processes of this machine share. Call it when all have read it."""
+    for path in glob.glob(_shared("state-*")):
+        Path(path).unlink(missing_ok=True)
 
 
 def newest(storage: Storage, warn: Callable[[str], None]) -> tuple[CommitMark, CheckpointState] | None:

@@ -1,5 +1,6 @@
-"""Requests to stop a run: SIGTERM, a maintenance notice of Google Compute Engine, or a file from the launcher."""
+"""Requests to stop a run: SIGTERM, a notice of Compute Engine, or a file from the launcher."""
 
+import http.client
 import os
 import signal
 import threading
@@ -10,9 +11,20 @@ METADATA = "http://metadata.google.internal/computeMetadata/v1/instance"
 RELAY = "TRAINER_PREEMPTION_FILE"
 """Environment variable that names the file with which a launcher tells its replicas to stop; see `relay`."""
 
-_RETRY_S = 30.0
+ANNOUNCEMENTS = {"preempted": "TRUE", "maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE"}
+"""What the metadata server says of this machine before its end: of a Spot machine 30 s before."""
+
+_PAUSE_S = 2.0
+"""Between two requests, which the server holds until its answer changes, or for `_WAIT_S`."""
 _WAIT_S = 60
-"""How long the metadata server may hold a request for an announcement."""
+
+_asked = threading.Event()
+"""Whether this process got a SIGTERM that no run has answered."""
+
+
+def listen() -> object:
+    """Notes a SIGTERM from now on, for the run of this process. Returns the handler before."""
+    return signal.signal(signal.SIGTERM, lambda *_: _asked.set())
 
 
 class PreemptionNotice:
@@ -29,36 +41,37 @@ class PreemptionNotice:
 
     def __enter__(self) -> "PreemptionNotice":
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGTERM, lambda *_: self._requested.set())
-        if self._metadata_url:
-            url = self._metadata_url
-            threading.Thread(target=lambda: self._poll_metadata(url), name="maintenance", daemon=True).start()
+            self._before = listen()
+        for name in ANNOUNCEMENTS if self._metadata_url else ():
+            threading.Thread(target=self._await, args=[name], name=name, daemon=True).start()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._left.set()
         if self._before is not None:
             signal.signal(signal.SIGTERM, self._before)  # type: ignore[arg-type]
+            _asked.clear()
 
     def __bool__(self) -> bool:
         path = os.environ.get(RELAY)
-        return self._requested.is_set() or (path is not None and Path(path).exists())
+        is_asked = self._requested.is_set() or _asked.is_set()
+        return is_asked or (path is not None and Path(path).exists())
 
-    def _poll_metadata(self, url: str) -> None:
+    def _await(self, name: str) -> None:
+        etag = "NONE"  # is never that of an answer, so the first one comes at once
         while not self._left.is_set() and not self._requested.is_set():
+            query = f"wait_for_change=true&timeout_sec={_WAIT_S}&last_etag={etag}"
+            request = urllib.request.Request(
+                f"{self._metadata_url}/{name}?{query}", headers={"Metadata-Flavor": "Google"}
+            )
             try:
-                if must_stop(url):
-                    self._requested.set()
-            except OSError:
-                self._left.wait(_RETRY_S)
-
-
-def must_stop(metadata_url: str) -> bool:
-    """Whether the metadata server announces the end of this machine. Waits up to a minute for an announcement."""
-    if _metadata(f"{metadata_url}/preempted") == "TRUE":
-        return True
-    event = _metadata(f"{metadata_url}/maintenance-event?wait_for_change=true&timeout_sec={_WAIT_S}")
-    return event == "TERMINATE_ON_HOST_MAINTENANCE"
+                with urllib.request.urlopen(request, timeout=_WAIT_S + 10) as response:
+                    etag, answer = response.headers.get("ETag", "NONE"), response.read()
+            except (OSError, http.client.HTTPException):
+                etag, answer = "NONE", b""
+            if answer == ANNOUNCEMENTS[name].encode():
+                self._requested.set()
+            self._left.wait(_PAUSE_S)
 
 
 def relay(path: Path) -> None:
@@ -66,10 +79,5 @@ def relay(path: Path) -> None:
     path.unlink(missing_ok=True)
     os.environ[RELAY] = str(path)
     signal.signal(signal.SIGTERM, lambda *_: path.touch())
-
-
-def _metadata(url: str) -> str:
-    request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
-    with urllib.request.urlopen(request, timeout=_WAIT_S + 10) as response:
-        data: bytes = response.read()
-    return data.decode()
+    if _asked.is_set():
+        path.touch()

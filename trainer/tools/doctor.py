@@ -79,7 +79,7 @@ def _check_data(config: TrainConfig, url: str, wanted_rate: float | None, num_ho
     check, advice = "manifest", "see `python -m pipelines verify`"
     try:
         manifest, storage, _ = load_once(url).without_view()
-        result = check_manifest(manifest, {stat.name: stat.num_bytes for stat in storage.list()})
+        result = check_manifest(manifest, probes.stored_sizes(storage, expected_sizes(manifest)))
         yield result
         if result.status == "fail":
             return

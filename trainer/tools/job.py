@@ -1,6 +1,7 @@
 """`python -m trainer job`: prints a JobSet that trains on GKE, and the same for Cluster Toolkit. It applies nothing."""
 
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,10 +12,16 @@ from typing import Any
 from shardset.errors import ConfigError
 from shardset.program import FAILED, PREEMPTED
 from shardset.storage.open import is_address
-from trainer.config import TrainConfig
+from trainer.config import TrainConfig, addresses_of
 
 GRACE_S = 900
 MAX_RESTARTS = 10
+
+MAX_NODES = 65_000
+"""Those of the largest cluster of GKE."""
+
+_NAMES = {"name": "[a-z][-a-z0-9]*", "queue": "[a-z0-9][-.a-z0-9]*"}
+"""How Kubernetes names a JobSet, and a LocalQueue that a label names."""
 
 JOB = "main-job"
 """The only job of the set, named as by Cluster Toolkit, so that the first host has one address in both."""
@@ -62,15 +69,16 @@ class Compute:
 def compute_of(text: str) -> Compute:
     """What a compute type NAME-COUNT asks for; COUNT is of all chips or GPUs of the job. Raises ConfigError."""
     name, _, digits = text.replace("v5litepod", "v5e").rpartition("-")
-    count = int(digits) if digits.isdecimal() else 0
+    count = int(digits) if digits.isdecimal() and len(digits) < 9 else 0
     if name in TPUS and count in TPUS[name][1]:
         return _tpus(name, count)
-    if name in GPUS and (count in (1, 2, 4) or (count and count % 8 == 0)):
+    if name in GPUS and (count in (1, 2, 4) or count in range(8, 8 * MAX_NODES + 1, 8)):
         per_host = min(count, 8)
         flags = [f"--compute-type={name}-{per_host}", f"--num-nodes={count // per_host}"]
         nodes = {"cloud.google.com/gke-accelerator": GPUS[name]}
         return Compute(is_tpu=False, num_hosts=count // per_host, per_host=per_host, nodes=nodes, gcluster=flags)
-    expected = f"one of {', '.join([*TPUS, *GPUS])}, and how many: v6e-16, or of GPUs 1, 2, 4, 8, 16, ..."
+    names, most = ", ".join([*TPUS, *GPUS]), 8 * MAX_NODES
+    expected = f"one of {names}, and how many: v6e-16, or of GPUs 1, 2, 4, 8, 16 to {most}"
     if name in TPUS:
         expected = f"{name}- and one of {', '.join(map(str, TPUS[name][1]))} chips"
     raise ConfigError(f"--compute-type {text}: expected {expected}")
@@ -88,9 +96,8 @@ def _tpus(name: str, count: int) -> Compute:
 
 def check(config: TrainConfig) -> None:
     """Raises ConfigError unless pods can read all addresses, and the run folder outlives them."""
-    resumed = None if config.resume in ("auto", "never") else config.resume
-    for flag, url in (("--run-dir", config.run_dir), ("--manifest", config.manifest), ("--resume", resumed)):
-        if url is not None and not is_address(url):
+    for flag, url in addresses_of(config):
+        if not is_address(url):
             raise ConfigError(f"{flag} {url}: expected an address, such as gs://BUCKET/FOLDER; pods have no such disk")
 
 
@@ -103,6 +110,18 @@ class Job:
     image: str
     compute: Compute
     arguments: Sequence[str]
+
+    def __post_init__(self) -> None:
+        for flag, characters in _NAMES.items():
+            name: str = getattr(self, flag)
+            # Pods have five more letters, and their number.
+            suffix = f"-{JOB}-0-{self.compute.num_hosts - 1}-12345" if flag == "name" else ""
+            most = 63 - len(suffix)
+            if not re.fullmatch(characters, name) or name[-1] in "-." or len(name) > most:
+                raise ConfigError(
+                    f"--{flag} {name}: Kubernetes refuses it, expected at most {most} characters, "
+                    f"{characters} with a letter or digit at the end"
+                )
 
     @property
     def command(self) -> list[str]:

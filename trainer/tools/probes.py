@@ -17,10 +17,12 @@ import uuid
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from shardset.errors import StorageError
+from shardset.errors import ConfigError, StorageError
+from shardset.storage.base import Storage, stat_or_none
 from shardset.storage.open import is_address, open_storage
 from trainer.config import TrainConfig
 
@@ -153,6 +155,16 @@ def try_writing(url: str) -> None:
         storage.delete(name)
     if read != data:
         raise StorageError(f"{folder}/{name}: {len(read)} other bytes came back")
+
+
+def stored_sizes(storage: Storage, names: Iterable[str]) -> dict[str, int]:
+    """The sizes of stored files by name: of all by a listing, on a web server of those `names`."""
+    try:
+        found = [*storage.list()]
+    except ConfigError:
+        with ThreadPoolExecutor(storage.reads_at_once) as pool:
+            found = [*filter(None, pool.map(partial(stat_or_none, storage), names))]
+    return {stat.name: stat.num_bytes for stat in found}
 
 
 def ports(hosts: Iterable[str], numbers: Iterable[int], timeout_s: float = CONNECT_TIMEOUT_S) -> dict[str, PortState]:

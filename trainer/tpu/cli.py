@@ -17,7 +17,7 @@ from shardset.errors import ConfigError
 from shardset.program import PREEMPTED
 from shardset.storage.open import bucket_of
 from shardset.version import __version__
-from trainer.config import mixed_sets
+from trainer.config import addresses_of
 from trainer.errors import CloudError, Preempted
 from trainer.flags import add_config_flags, config_flags
 from trainer.runtime.machine import REFUSED
@@ -198,10 +198,7 @@ def train(tpu: Tpu, options: argparse.Namespace) -> None:
     The trainer runs in a separate session on each worker, so that it outlives the connection.
     """
     given = config_flags(options)
-    config = given.config()
-    resumed = None if config.resume in ("auto", "never") else config.resume
-    sets = [("--mix", url) for url, _ in mixed_sets(config.mix)]
-    for flag, url in (("--run-dir", config.run_dir), ("--manifest", config.manifest), ("--resume", resumed), *sets):
+    for flag, url in addresses_of(given.config()):
         _check_bucket(flag, url)
     program = f"{PYTHON} -m {BACKENDS[options.backend][1]} {shlex.join(given.arguments())}"
     running = "a training runs here already: tpu logs --follow shows it, tpu stop ends it"

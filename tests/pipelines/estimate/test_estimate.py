@@ -19,7 +19,7 @@ from pipelines.estimate.advice import nearest_divisors, nearest_multiples
 from pipelines.estimate.estimate import Estimate, estimate
 from pipelines.estimate.reading import Reading, classes_expected, classes_in
 from pipelines.estimate.stored import from_manifest, from_numbers
-from shardset.decode.crops import CenterCrop
+from shardset.decode.crops import CenterCrop, PadCrop
 from shardset.decode.image import ImageSpec
 from shardset.stream.stream import Stream
 from tests.makers.folders import write_class_folders
@@ -141,7 +141,16 @@ def test_the_budget_that_would_not_narrow_the_order_is_named_and_suffices():
 def test_small_images_stay_decoded_where_there_is_room():
     reading = Reading(global_batch_size=512, image_size=32, crop_padding=4)
     found = numbers(50_000, mean_bytes=2500, classes=10, reading=reading)
-    assert found.memory.cache == 3 * 50_000 * 40 * 40
+    assert found.memory.cache == 3 * 50_000 * 32 * 32
+
+
+def test_the_memory_cache_is_as_large_as_the_real_one(built):
+    reading = Reading(global_batch_size=8, image_size=8, crop_padding=4)
+    image = ImageSpec(size=8, crop=PadCrop(4))
+    with Stream(built.output, "train", batch_size=8, image=image) as stream:
+        next(iter(stream))
+        images = stream.aids.cache.images_NHWC
+        assert estimate(from_manifest(built.output), "train", reading).memory.cache == images.nbytes
 
 
 @pytest.fixture(scope="module")

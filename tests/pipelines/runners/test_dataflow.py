@@ -134,6 +134,19 @@ def test_a_failed_job_becomes_one_sentence(text, sentence):
         raise RuntimeError(text)
 
 
+def errors_of(kind: type[ShardsetError]) -> list[type[ShardsetError]]:
+    return [kind, *(below for one in kind.__subclasses__() for below in errors_of(one))]
+
+
+@pytest.mark.parametrize("kind", errors_of(ShardsetError), ids=lambda kind: kind.__name__)
+def test_an_error_of_a_worker_comes_back_as_what_it_was_wherever_it_is_defined(kind):
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    text = f"Traceback (most recent call last):\n{name}: gs://a/b.tar: is damaged\n"
+    with pytest.raises(kind, match=r"^gs://a/b\.tar: is damaged$") as caught, errors.translated():
+        raise RuntimeError(text)
+    assert type(caught.value) is kind
+
+
 def test_our_own_error_of_a_runner_in_this_process_loses_the_step_that_beam_adds():
     with pytest.raises(TooManyBad) as caught, errors.translated():
         raise TooManyBad("split 'train': 1 of 61 raw samples are bad [while running 'Plan/ParDo(MakePlan)']")

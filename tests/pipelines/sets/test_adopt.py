@@ -91,6 +91,16 @@ def test_a_set_of_tars_of_others_is_what_webdataset_reads(how, format, tmp_path)
     assert sorted(read) == sorted(key for key, _ in stock(tmp_path))
 
 
+def test_a_tar_that_lacks_a_field_of_the_others_is_checked_as_they_are(tmp_path, capsys):
+    for number in range(3):
+        files = members(number)[: 1 if number == 1 else None]
+        (tmp_path / f"t-{number}.tar").write_bytes(tar_bytes(files))
+    adopted(tmp_path)
+    for words in (["verify", "--deep"], ["report"], ["catalog"], ["export", "--to", "hf,energon"]):
+        assert cli.main([words[0], str(tmp_path), *words[1:]]) == 0, capsys.readouterr().err
+    assert verify(str(tmp_path), deep=True).num_samples == 9
+
+
 @pytest.mark.gcs
 def test_tars_in_a_bucket_are_read_once_and_where_they_are(gcs_root, tmp_path):
     storage = open_storage(gcs_root)

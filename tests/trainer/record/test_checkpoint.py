@@ -3,8 +3,10 @@ import pickle
 import queue
 import re
 import shutil
+import tempfile
 import threading
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -74,6 +76,28 @@ def test_what_was_saved_comes_back_and_a_state_without_its_mark_does_not_count(s
     assert torch.equal(state["model"]["weight"], torch.full((3,), 12.0))
     plain = torch.load(io.BytesIO(storage.read(state_of(storage, 5))), weights_only=True)
     assert plain["identity"] == IDENTITY
+
+
+def test_the_processes_of_a_machine_read_a_checkpoint_from_a_bucket_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    bucket = open_storage(f"memory://{uuid.uuid4().hex}/run")
+    saved(bucket, 5)
+    seen: list[str] = []
+    door = told(bucket, uuid.uuid4().hex, lambda verb, name: seen.append(f"{verb} {name}"))
+    # A lock on a file keeps threads apart too, if each opens it.
+    with ThreadPoolExecutor(4) as processes:
+        found = [*processes.map(newest, [door] * 4)]
+    assert {state["step"] for _, state in found} == {5}
+    assert seen.count(f"read {state_of(bucket, 5)}") == 1
+    (shared,) = tmp_path.iterdir()
+    assert shared.stat().st_mode & 0o777 == 0o600
+    shared.write_bytes(b"of a process that was killed while it wrote")
+    assert newest(door)[1]["step"] == 5
+    checkpoint.drop_shared()
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "gone"])

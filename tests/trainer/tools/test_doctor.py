@@ -10,6 +10,7 @@ from shardset.format import manifest as manifests
 from shardset.program import FAILED, OK, USAGE
 from shardset.storage.open import open_storage
 from tests.makers.training import shard_set
+from tests.makers.web import WebServer
 from trainer import cli as command
 from trainer.runtime import xla
 from trainer.tools import doctor, probes
@@ -195,6 +196,19 @@ def test_a_set_on_disk_end_to_end(examined, folder, tmp_path):
     assert "strategy single" in found["devices"]["found"]
     assert found["decode rate"]["status"] == "pass"
     assert list(tmp_path.iterdir()) == [], "it leaves nothing"
+
+
+@pytest.mark.usefixtures("known_devices")
+def test_a_set_on_a_web_server_is_compared_file_by_file(examined, tmp_path):
+    shard_set(tmp_path / "set")
+    with WebServer(tmp_path) as server:
+        code, found, _ = examined(*flags(f"{server.url}/set", str(tmp_path / "run")))
+        assert code == OK, found
+        assert "all 16 files there" in found["manifest"]["found"]
+        (tmp_path / "set/train/train-000002.tar").unlink()
+        code, found, _ = examined(*flags(f"{server.url}/set", str(tmp_path / "run")))
+    assert code == FAILED
+    assert found["manifest"]["found"] == "1 missing, such as train/train-000002.tar"
 
 
 @pytest.mark.slow

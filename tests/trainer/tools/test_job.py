@@ -173,6 +173,8 @@ def test_cluster_toolkit_gets_the_names_that_it_knows(capsys):
         ("h100-80gb", "--compute-type h100-80gb: expected one of v5e, v5p, v6e, tpu7x, l4, "),
         ("v3-32", "--compute-type v3-32: expected one of v5e, v5p, v6e, "),
         ("l4-0", "--compute-type l4-0: expected one of v5e, "),
+        ("h100-80gb-800000", "or of GPUs 1, 2, 4, 8, 16 to 520000"),
+        (f"l4-{'8' * 5000}", "or of GPUs 1, 2, 4, 8, 16 to 520000"),
     ],
 )
 def test_an_unknown_compute_type_is_refused_with_those_that_there_are(compute_type, sentence):
@@ -188,6 +190,15 @@ def test_an_unknown_compute_type_is_refused_with_those_that_there_are(compute_ty
         ([*TRAIN, "--manifest=shards"], "--manifest shards: expected an address"),
         ([*TRAIN, "--resume=run/checkpoints"], "--resume run/checkpoints: expected an address"),
         ([*TRAIN, "--epochs=many"], "epochs is many, expected int"),
+        ([*TRAIN, "--mix=gs://b/a=1", "--mix=photos=1"], "--mix photos: expected an address"),
+        ([*TRAIN[:1], TRAIN[2], "--mix=photos=1"], "--mix photos: expected an address"),
+        ([*TRAIN, "--name=Train_X"], "--name Train_X: Kubernetes refuses it, expected at most 44"),
+        ([*TRAIN, f"--name={'n' * 80}"], "Kubernetes refuses it, expected at most 44"),
+        ([*TRAIN, f"--name={'n' * 45}"], "Kubernetes refuses it, expected at most 44"),
+        ([*TRAIN, "--name=1st"], "--name 1st: Kubernetes refuses it"),
+        ([*TRAIN, "--name=train-"], "--name train-: Kubernetes refuses it"),
+        ([*TRAIN, "--name="], "--name : Kubernetes refuses it"),
+        ([*TRAIN, "--queue=my queue"], "--queue my queue: Kubernetes refuses it"),
     ],
 )
 def test_what_could_not_run_in_a_pod_is_refused_before_anything_is_printed(capsys, flags, sentence):
