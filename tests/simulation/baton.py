@@ -16,10 +16,10 @@ import threading
 import time
 import traceback
 import uuid
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -88,8 +88,7 @@ class Baton:
 
     def __init__(self, seed: int, limit_s: float = 4 * 3600) -> None:
         self.random, self.now, self.wall_jump_s = random.Random(seed), 0.0, 0.0
-        self.events: deque[str] = deque(maxlen=EVENTS_SHOWN)
-        self.num_events = self.digest = 0
+        self.events: list[str] = []
         self._limit_s = limit_s
         self._tasks: list[Task] = []
         self._running: Task | None = None
@@ -107,7 +106,7 @@ class Baton:
             self._main_lock.acquire()
             self._end_all()
         if self._failure:
-            self._failure.add_note("\n".join(["the last events:", *self.events]))
+            self._failure.add_note("\n".join(["the last events:", *self.events[-EVENTS_SHOWN:]]))
             raise self._failure
         return task.result
 
@@ -157,6 +156,11 @@ class Baton:
         self._hand_on(me)
         me.ready = None
 
+    @property
+    def wall_clock(self) -> datetime:
+        """Date and time, which may jump."""
+        return datetime.fromtimestamp(WALL_S + self.now + self.wall_jump_s, UTC)
+
     def sleep(self, seconds: float) -> None:
         """Hands the baton on for some seconds."""
         self.wait(None, seconds)
@@ -173,10 +177,7 @@ class Baton:
 
     def note(self, text: str) -> None:
         """Records an event of the running process."""
-        self.num_events += 1
-        line = f"{self.now:9.3f} {self.running.process.name}: {text}"
-        self.digest = hash((self.digest, round(self.now, 9), len(line), *line.encode()))
-        self.events.append(line)
+        self.events.append(f"{self.now:9.3f} {self.running.process.name}: {text}")
 
     def fail(self, text: str) -> None:
         """Ends the simulation: it has found something wrong."""
@@ -389,8 +390,10 @@ def _installed(simulation: Baton) -> Iterator[None]:
         (time, "sleep", sleep),
         (time, "monotonic", clock),
         (time, "perf_counter", clock),
+        (threading, "_time", clock),  # these two have taken the function from its module
+        (queue, "time", clock),
         (time, "clock_gettime", clock),
-        (time, "time", lambda: WALL_S + baton().now + baton().wall_jump_s),
+        (time, "time", lambda: baton().wall_clock.timestamp()),
         (os, "getpid", lambda: baton().running.process.pid),
         (uuid, "uuid4", lambda: uuid.UUID(int=baton().random.getrandbits(128), version=4)),
     ]

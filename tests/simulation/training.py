@@ -242,6 +242,7 @@ class Training:
             patch.object(ChainLearner, "committed", self._committed, create=True),
             patch.object(trainer.run, "PreemptionNotice", Notice),
             patch.object(metrics, "TensorBoardLogger", Silent),
+            patch.object(metrics, "_now", lambda: self.baton.wall_clock.isoformat(timespec="microseconds")),
             patch.object(run_lock, "_machine", lambda: f"machine of {os.getpid()}"),
             contextlib.redirect_stdout(io.StringIO()),
             contextlib.redirect_stderr(io.StringIO()),
