@@ -27,6 +27,7 @@ STORY_OF = {
     "unfenced_checkpoint": "training",
     "mark_before_its_state": "training",
     "retry_that_writes_twice": "training",
+    "theft_of_a_living_lease": "training",
 }
 AT_ONCE = 25
 """Seeds of one test."""
