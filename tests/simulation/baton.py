@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -25,7 +26,8 @@ from typing import Any
 from unittest.mock import patch
 
 from pipelines import pipeline
-from pipelines.plan import range_reads
+from pipelines.plan import append, range_reads
+from shardset.format.images import limits
 from shardset.storage import gcs_http, retry
 
 EVENTS_SHOWN = 20
@@ -309,6 +311,19 @@ class _Lock:
         self.release()
 
 
+class _ProcessLock:
+    """A lock of a module: each process has its own."""
+
+    def __init__(self) -> None:
+        self._locks: defaultdict[Process, _Lock] = defaultdict(_Lock)
+
+    def __enter__(self) -> bool:
+        return self._locks[baton().running.process].acquire()
+
+    def __exit__(self, *exc: object) -> None:
+        self._locks[baton().running.process].release()
+
+
 _RealThread = threading.Thread
 
 
@@ -404,8 +419,11 @@ def _installed(simulation: Baton) -> Iterator[None]:
         exits.enter_context(patch.object(threading, "Thread", _Thread))
         exits.enter_context(patch.object(concurrent.futures.thread, "_global_shutdown_lock", _Lock()))
         exits.enter_context(patch.object(retry, "_of_process", _policy))
-        for by_process in (range_reads._pools, pipeline._planning, gcs_http._connections, gcs_http._locks):
-            exits.enter_context(patch.dict(by_process))
+        exits.enter_context(patch.object(append, "_reading", _ProcessLock()))
+        for kept in (
+            append._read, range_reads._pools, pipeline._planning, gcs_http._connections, gcs_http._locks, limits._rooms,
+        ):  # fmt: skip
+            exits.enter_context(patch.dict(kept))
         _active = simulation
         try:
             yield
