@@ -1,7 +1,7 @@
 """Turns the rows of units into the references of shards: cuts batches by group of shards, then sorts each group."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -74,10 +74,11 @@ def plan_group(files: PlanFiles, split: SplitPlan, slices: Iterable[ByteRange], 
     placed = tables.concat([tables.placements_from_bytes(data) for data in read_slices(files.output, slices)])
     shard, rank, source, copy = (placed[name].to_numpy() for name in ("shard", "rank", "source", "copy"))
     order = layout.rank_order(shard, rank, source, copy)
-    references = tables.take(placed.select(REFERENCE.names), order)
-    runs = list(tables.runs_of(shard[order]))
-    for (number, start, stop), table in zip(runs, tables.slices(references, _bounds(runs)), strict=True):
+    references = placed.select(REFERENCE.names)
+    for number, start, stop in tables.runs_of(shard[order]):
         assert stop - start == split.shard_size(number), "the arithmetic of the plan and the references agree"
+        # Not a slice: Arrow would write up to 63 bytes more, of a row of another shard.
+        table = tables.take(references, order[start:stop])
         files.write(naming.references_path(split.name + suffix, number), tables.references_to_bytes(table))
         yield number
 
@@ -99,7 +100,9 @@ def _by_group(
             "rank": placed.rank.take(some),
         }
         table = tables.from_columns(tables.PLACEMENT, columns)
-        yield from zip((group for group, _, _ in runs), tables.slices(table, _bounds(runs)), strict=True)
+        first = runs[0][1]
+        for group_number, start, stop in runs:
+            yield group_number, table.slice(start - first, stop - start)
 
 
 def _pieces(runs: Iterable[Run]) -> Iterator[list[Run]]:
@@ -114,12 +117,6 @@ def _pieces(runs: Iterable[Run]) -> Iterator[list[Run]]:
             piece.append((number, first, last))
     if piece:
         yield piece
-
-
-def _bounds(runs: Sequence[Run]) -> list[int]:
-    """The bounds of neighbouring runs, relative to the start of the first."""
-    first = runs[0][1]
-    return [0, *(stop - first for _, _, stop in runs)]
 
 
 def _list_dropped(files: PlanFiles, unit: int, rows: np.ndarray) -> None:

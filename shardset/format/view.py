@@ -160,13 +160,16 @@ def relative_parent(folder: str, parent: str) -> str:
 def _rows_by_split(file: Any, split: str) -> dict[str, ViewRows]:
     """The rows of an open file; raises ValueError where a column is none of a view."""
     kinds = {"id": np.int64, "label": np.int64, "weight": np.float32}
+    columns: list[str] = file.schema_arrow.names
+    if repeated := [name for name in (*kinds, "split") if columns.count(name) > 1]:
+        raise ValueError(f"it has several columns {repeated[0]}; leave one")
     ids, labels, weights = (_column(file, name, kind) for name, kind in kinds.items())
     if ids is None or not len(ids):
         raise ValueError("it has no ids")
     if weights is not None and not ((weights > 0) & np.isfinite(weights)).all():
         raise ValueError("a weight is not above 0; leave out the samples that shall not count")
     names, rows, codes = [split], ViewRows(ids, labels, weights), None
-    if "split" in file.schema_arrow.names:
+    if "split" in columns:
         column = file.read(columns=["split"]).column(0).cast("string").dictionary_encode().combine_chunks()
         names, codes = column.dictionary.to_pylist(), np.asarray(column.indices.fill_null(-1))
         if column.null_count or not all(map(is_split, names)):
@@ -183,6 +186,8 @@ def _column(file: Any, name: str, kind: type) -> Any:
     """A column as an array, None if there is none. Read by the batch, because a view may be large."""
     if name not in file.schema_arrow.names:
         return None
+    if file.schema_arrow.field(name).type == "bool":
+        raise ValueError(f"{name} is true or false, expected numbers; a mask is not a list of ids")
     values, start = np.empty(file.metadata.num_rows, kind), 0
     for batch in file.iter_batches(_ROWS_AT_ONCE, columns=[name], use_threads=False):
         column = batch.column(0).cast(np.dtype(kind).name)

@@ -1,11 +1,13 @@
 """Views as files: what any program may write, what is refused, and what a loaded one says."""
 
+import io
 import pickle
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 import shardset
 from shardset.errors import ConfigError, ManifestError
@@ -96,6 +98,7 @@ def test_the_splits_of_a_view_take_the_place_of_the_split_that_it_is_of(whole):
         ({"id": [4, 1, 4]}, "lists id 4 twice"),
         ({"id": ["one"]}, "not a view"),
         ({"id": [1.5]}, "not a view"),
+        ({"id": [True, False]}, "id is true or false, expected numbers"),
         ({"id": [1], "weight": [0.0]}, "a weight is not above 0"),
         ({"id": [1], "weight": [float("nan")]}, "a weight is not above 0"),
         ({"id": [1], "split": [None]}, "can't name its splits"),
@@ -116,6 +119,15 @@ def test_a_file_that_is_no_view_of_the_set_is_refused(whole, columns, words):
     address = put_view(url, loaded, **columns)
     with pytest.raises((ConfigError, ManifestError), match=words):
         load(address)
+
+
+@pytest.mark.parametrize("name", ["id", "label", "split"])
+def test_two_columns_of_one_name_are_refused(name):
+    out = io.BytesIO()
+    columns = [pa.array([1, 2]), pa.array([3, 4]), pa.array([0, 1])]
+    parquet.write_table(pa.table(columns, names=["id", name, name]), out)
+    with pytest.raises(ManifestError, match=f"several columns {name}; leave one"):
+        parse_view(out.getvalue(), "it")
 
 
 def test_a_flipped_bit_is_found():
