@@ -226,9 +226,7 @@ class _Start:
         if base is None or history.has_unfinished_plan(output, base):
             has_manifest = base is None and replaced is not None
             self._refuse_existing(has_manifest=has_manifest, has_build=old is not None, changes=changes)
-        removed = unfinished = history.unlisted(
-            output, replacing.unfinished_files(output) - replacing.files_of(replaced)
-        )
+        removed = unfinished = history.unlisted(output, replacing.unfinished_files(output))
         if base is None:
             removed = unfinished.union(*map(replacing.files_of, [replaced, *manifests.older(output)]))
         replacing.refuse_input(output, removed, self.input, self.survey.objects)
@@ -290,9 +288,10 @@ class _Start:
                 f"{url}: already holds another shard set{why}; give another --output, or --overwrite to replace it"
             )
         if changes and not overwrite:
+            elsewhere = "" if self.config.append else "give another --output, "
             raise ConfigError(
                 f"{url}: already holds an unfinished build{why}; finish it with its own options, "
-                "give another --output, or --overwrite to start over"
+                f"{elsewhere}or --overwrite to start over"
             )
         if has_manifest or has_build:
             return

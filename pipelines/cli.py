@@ -22,7 +22,6 @@ from pipelines.parsers import parser
 from pipelines.terminal import on_standard_output, quiet_workers
 from shardset.errors import ConfigError
 from shardset.program import count, run_program, run_verb
-from shardset.storage.open import open_file
 
 if TYPE_CHECKING:
     from pipelines.estimate.stored import StoredSet
@@ -121,9 +120,9 @@ def _build_config(args: argparse.Namespace) -> BuildConfig:
 
 def _append_config(args: argparse.Namespace) -> BuildConfig:
     """An append stores images as the build of the set did."""
-    from shardset.format import manifest as manifests
+    from pipelines.write import replace
 
-    options = manifests.load(args.output).manifest.provenance.options
+    options = replace.newest_of(args.output)[0].provenance.options
     return _config(args, msgspec.convert(options.get("image", {}), ImageOptions))
 
 
@@ -144,7 +143,7 @@ def _verify(args: argparse.Namespace, _: Sequence[str]) -> int:
 
 def _versions(args: argparse.Namespace, _: Sequence[str]) -> int:
     """The verbs `tag`, `log`, `diff` and `compact`."""
-    from pipelines.sets import compact, versions
+    from pipelines.sets import compact, keys, versions
 
     found: Any
     if args.verb == "tag":
@@ -157,9 +156,13 @@ def _versions(args: argparse.Namespace, _: Sequence[str]) -> int:
         found = versions.diff(args.old, args.new)
         lines = versions.diff_lines(found)
     else:
-        storage, name = open_file(args.drop_keys)
-        keys = storage.read(name).decode("utf-8", "replace").split()
-        found = compact.compact(args.set, keys, grace=timedelta(hours=args.grace), now=datetime.now(UTC))
+        found = compact.compact(
+            args.set,
+            keys.read_keys(args.drop_keys),
+            grace=timedelta(hours=args.grace),
+            now=datetime.now(UTC),
+            side_files=args.side_files,
+        )
         lines = compact.lines(found)
     print(_json(found) if args.json else "\n".join(lines))
     return 0

@@ -87,13 +87,16 @@ def parser() -> argparse.ArgumentParser:
     diff = verb("diff", "compare two versions of a shard set", text)
     diff.add_argument("old", metavar="OLD", help="a set, or SET@VERSION")
     diff.add_argument("new", metavar="NEW", help="a set, or SET@VERSION")
-    text = "Writes shards anew without some samples, publishes the next version, and removes the old files later."
+    text = "Writes the next version without some samples, and removes the old files later."
     compact = verb("compact", "forget samples of a shard set", text)
     _add_set(compact)
     compact.add_argument("--drop-keys", required=True, metavar="FILE", help="a text file with a key in each line")
     compact.add_argument("--grace", type=int, default=24, metavar="HOURS",
                          help="keep old files so long, for readers of older versions; then give the same command "
                          "again (default 24)")  # fmt: skip
+    compact.add_argument("--side-files", action="store_true",
+                         help="also remove columns and side files of other readers with removed "
+                         "tars, and lines of quarantine lists that name the keys")  # fmt: skip
     text = "Reads each tar once, and writes an index beside it and a manifest; copies nothing."
     adopt = verb("adopt", "make a shard set of tars that others made, where they are", text)
     adopt.add_argument("--input", required=True, metavar="PATH", help="a folder of tars, one tar, or a pattern")

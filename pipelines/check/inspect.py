@@ -14,6 +14,7 @@ from shardset.format import manifest as manifests
 from shardset.format.catalog import read_names
 from shardset.format.index import index_fields
 from shardset.format.manifest import LoadedSet, Manifest, Shard, Split
+from shardset.program import count
 from shardset.read.indexes import read_index
 from shardset.storage.base import Storage
 
@@ -21,6 +22,7 @@ NO_NAMES = (
     "original names are not available: the plan folder beside the manifest is missing, or of another build or version, "
     "and no catalogue has them"
 )
+_OLDER = "older versions have it as long as they are left: `log SET` lists them, SET@N is one"
 _THREADS = 8
 _MAX_REASONS = 20
 """An error lists this many entries of the quarantine list."""
@@ -178,7 +180,10 @@ def find_key(storage: Storage, manifest: Manifest, key: str, *, split: str | Non
 
     samples = _over_shards(manifest, split, in_shard)
     if not samples:
-        raise ConfigError(f"no sample has the key {key!r}; look at some keys with --shard 0, or search by --name")
+        advice = "look at some keys with --shard 0, or search by --name"
+        if manifests.hash_of_key(key) in manifest.forgotten:
+            advice = f"`compact` dropped it; {_OLDER}"
+        raise ConfigError(f"no sample has the key {key!r}; {advice}")
     return samples
 
 
@@ -209,6 +214,9 @@ def find_name(storage: Storage, manifest: Manifest, name: str, *, split: str | N
         unknown = (
             f"no sample was made from {name!r}, and {manifest.quarantine.path} does not list it; check the spelling"
         )
+        if manifest.forgotten:
+            dropped = count(len(manifest.forgotten), "key")
+            unknown += f", or whether its key is one of {dropped} that `compact` dropped; {_OLDER}"
         if without_names:
             more = f" and {len(without_names) - 1:,} more" if without_names[1:] else ""
             unknown = f"{storage.url}: {NO_NAMES}, for {without_names[0]}{more}; search by --key"

@@ -4,6 +4,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
@@ -15,7 +16,7 @@ from pipelines.check.duplicate_keys import duplicate_keys
 from pipelines.check.problems import Problem, check_quarantine, problem_of
 from pipelines.check.shard import ShardFindings, ShardTask, check_shard
 from pipelines.images.options import options_to_read
-from pipelines.write import history
+from pipelines.write import history, replace
 from shardset.errors import ConfigError, DamagedShard, StorageError
 from shardset.format import manifest as manifests
 from shardset.format.manifest import Manifest
@@ -179,18 +180,26 @@ def _table_problems(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
 
 
 def _unlisted(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
-    paths = {path for path in manifests.files_of(manifest) if path.endswith((".tar", ".idx.npy"))}
-    groups, names = [group for split in manifest.splits.values() for group in split.groups], set[str]()
-    for folder in sorted({group.path(0).rpartition("/")[0] for group in groups if group.is_own}):
-        try:
-            names.update(stat.name for stat in storage.list(f"{folder}/" if folder else ""))
-        except ConfigError:  # a web server, which no reader lists either
-            return
-        except StorageError as error:
-            yield Problem(folder, f"can't be listed: {error}")
-    strays = {name for name in names if name.endswith((".tar", ".idx.npy"))} - paths
-    for name in sorted(history.unlisted(storage, strays)):
-        yield Problem(name, "is not in the manifest, but a reader that lists the folder would read it; remove it")
+    names = set[str]()
+    for split, of in manifest.splits.items():
+        if not any(group.is_own for group in of.groups):
+            continue
+        is_of_split = re.compile(rf"{split}(-[0-9a-f]{{8}})?/.*\.(tar|idx\.npy)").fullmatch
+        for prefix in (f"{split}/", f"{split}-"):
+            try:
+                names.update(stat.name for stat in storage.list(prefix) if is_of_split(stat.name))
+            except ConfigError:  # a web server, which no reader lists either
+                return
+            except StorageError as error:
+                yield Problem(prefix, f"can't be listed: {error}")
+    strays = history.unlisted(storage, names.difference(manifests.files_of(manifest)))
+    resumed = replace.unfinished_files(storage) if strays else set()  # by the build that wrote them
+    for name in sorted(strays - resumed):
+        yield Problem(
+            name,
+            "is in no version of the set, but a reader that lists the folder would read it; remove "
+            "it, or repeat the `compact` that was stopped",
+        )
 
 
 def _split_problems(manifest: Manifest, tasks: list[ShardTask], checked: list[ShardFindings]) -> Iterator[Problem]:

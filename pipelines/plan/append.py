@@ -90,7 +90,8 @@ def write_known(files: PlanFiles, base: Manifest, known: Known) -> None:
 
     def hashes(shard: Shard) -> list[Hashes]:
         index = read_index(output, shard)
-        return [_keys_of(index), _images_of(index)][: len(names)]
+        images = images_of(index)
+        return [_keys_of(index), images[images > 0]][: len(names)]
 
     shards = [shard for split in opened.splits.values() for shard in split.shards]
     found_in = zip(*in_order(output, shards, hashes), strict=True)
@@ -142,17 +143,17 @@ def _image_of(row: UnitRow) -> int:
     return 0
 
 
-def _images_of(index: NDArray[np.void]) -> Hashes:
-    """The same numbers of all samples of an index that have an image."""
+def images_of(index: NDArray[np.void]) -> Hashes:
+    """The same number of each sample of an index: equal images have equal ones."""
     columns = [index[f".{field}"] for field in index_fields(index) if is_image_field(field)]
     if not columns:
-        return np.zeros(0, np.uint64)
+        return np.zeros(len(index), np.uint64)
     starts = np.stack([np.where(column["offset"], column["offset"], np.uint64(-1 % 2**64)) for column in columns])
     sizes = np.stack([column["num_bytes"] for column in columns])
     size = np.take_along_axis(sizes, starts.argmin(axis=0)[None], axis=0)[0]
     numbers: Hashes = index["image_crc32c"].astype(np.uint64) * _WORD + size % _WORD
-    found: Hashes = numbers[size > 0]
-    return found
+    numbers[size == 0] = 0
+    return numbers
 
 
 def _among(files: PlanFiles, name: str, numbers: Hashes) -> NDArray[np.bool_]:

@@ -186,5 +186,6 @@ def generation_of(output: Storage, name: str) -> str:
 def another_build(output: Storage, name: str) -> ManifestError:
     """The error for a file of another build."""
     return ManifestError(
-        f"{output.url}/{name}: another build began there meanwhile; choose another --output for one of the two"
+        f"{output.url}/{name}: another build began there meanwhile; build elsewhere, or append "
+        "again when that one is done"
     )

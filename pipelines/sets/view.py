@@ -9,7 +9,8 @@ import numpy as np
 
 from pipelines import arguments
 from pipelines.arguments import Merge
-from shardset.errors import ConfigError, DamagedShard, brought_by
+from pipelines.sets.keys import read_keys, refuse_unknown
+from shardset.errors import ConfigError, DamagedShard, PreconditionFailed, brought_by
 from shardset.format import manifest as manifests
 from shardset.format.manifest import LoadedSet, View
 from shardset.format.naming import is_split
@@ -67,8 +68,13 @@ def make_view(url: str, of: str, choice: Choice) -> View:
     head = ViewHead(parent=parent, parent_digest=whole.digest, split=split, reason=choice.words)
     view = manifests.with_view(whole, head, splits, url).view
     assert view is not None, "of the same set"
-    with storage.writer(name, if_generation=ABSENT) as out:
-        out.write(view_to_bytes(view.head, splits))
+    try:
+        with storage.writer(name, if_generation=ABSENT) as out:
+            out.write(view_to_bytes(view.head, splits))
+    except PreconditionFailed as error:
+        raise ConfigError(
+            f"{url}: a file of this name is there, and a view replaces none; choose another name"
+        ) from error
     return view
 
 
@@ -103,11 +109,10 @@ def _by_index(whole: LoadedSet, split: str, rows: ViewRows, choice: Choice) -> V
     keys, stored = np.concatenate(catalog.keys), catalog.rows  # of all ids, in order
     for path, is_kept in ((choice.keys, True), (choice.drop_keys, False)):
         if path is not None:
-            storage, name = open_file(path)
-            wanted = np.array([line for line in storage.read(name).splitlines() if line], np.bytes_)
-            if len(unknown := np.setdiff1d(wanted, keys)):
-                some = ", ".join(key.decode("ascii", "replace") for key in unknown[:3].tolist())
-                raise ConfigError(f"{path}: {len(unknown):,} of its keys are not in the split, such as {some}")
+            wanted = np.array([key.encode() for key in read_keys(path)], np.bytes_)
+            unknown = np.setdiff1d(wanted, keys).tolist()
+            where = f"split {split!r} of {whole.storage.url}"
+            refuse_unknown([key.decode("ascii", "replace") for key in unknown], where)
             rows = rows.at(np.isin(keys[rows.ids], wanted) == is_kept)
     if choice.drop_duplicates:
         groups = equal_images(stored, rows.ids[stored["image_bytes"][rows.ids] > 0])

@@ -55,6 +55,8 @@ class Committer:
         copy_range(self.files, complete.rejected, naming.quarantine_path(self.suffix), after=listed)
         digest = self.write_manifest(complete, class_totals, base)
         self._remove_replaced()
+        if base:
+            replace.remove_stopped(self.files.output, base.number + 1)
         return digest
 
     def write_manifest(
@@ -154,6 +156,7 @@ class Committer:
         if content is not None:
             output = self.files.output
             old = manifests.parse(bytes(content), f"{output.url}/{paths.REPLACED}")
+            replace.remove_stopped(output, old.number + 1)
             listed = replace.files_of(old).union(*map(replace.files_of, manifests.older(output)))
             replace.remove(self.files, listed | {naming.REPORT})  # the report is about the old set
             replace.remove(self.files, {stat.name for stat in output.list(versions.FOLDER)})

@@ -12,14 +12,16 @@ from shardset.errors import ManifestError, PreconditionFailed
 from shardset.format import manifest as manifests
 from shardset.format import naming, versions
 from shardset.format.manifest import Manifest, Quarantine, Split
-from shardset.storage.base import ABSENT, Storage
+from shardset.storage.base import ABSENT, Storage, stat_or_none
 
 _SUMS = ("num_samples", "num_source_samples", "num_dropped", "num_repeats", "num_content_bytes", "num_tar_bytes")
 
 
 def unlisted(storage: Storage, names: set[str]) -> set[str]:
-    """Those of `names` that no older version lists; reads no version if there are none."""
+    """Those of `names` that no version lists; reads no version if there are none."""
     left, remaining = set(names), manifests.older(storage)
+    if left and stat_or_none(storage, naming.MANIFEST):
+        left.difference_update(manifests.files_of(manifests.read_head(storage, naming.MANIFEST)))
     while left and (one := next(remaining, None)):
         left.difference_update(manifests.files_of(one))
     return left
@@ -45,20 +47,24 @@ def publish(storage: Storage, base: Manifest, manifest: Manifest) -> None:
     A kill leaves one of the two as the newest, and a repetition finishes. Raises ManifestError if the newest version
     is neither.
     """
+    meanwhile = "another version was published meanwhile; run again, an append with --overwrite"
     where = f"{storage.url}/{naming.MANIFEST}"
     generation = storage.stat(naming.MANIFEST).generation
     newest = manifests.read_head(storage)
     if newest.digest == manifest.digest:
         return
     if newest.digest != base.digest:
-        raise ManifestError(f"{where}: another version was published meanwhile; run again, an append with --overwrite")
+        raise ManifestError(f"{where}: {meanwhile}")
     try:
         with storage.writer(versions.path(base.number), if_generation=ABSENT) as out:
             out.write(manifests.to_json(base))
     except PreconditionFailed as error:
         raise ManifestError(f"{error}; it is of a set that was replaced: remove {versions.FOLDER} there") from error
-    with storage.writer(naming.MANIFEST, if_generation=generation) as out:
-        out.write(manifests.to_json(manifest))
+    try:
+        with storage.writer(naming.MANIFEST, if_generation=generation) as out:
+            out.write(manifests.to_json(manifest))
+    except PreconditionFailed as error:
+        raise ManifestError(f"{where}: {meanwhile}") from error
 
 
 def appended(base: Manifest, added: Manifest) -> Manifest:

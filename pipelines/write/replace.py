@@ -1,20 +1,20 @@
-"""Removes files at the output: those of a set that is being replaced, and those of unfinished builds.
+"""Removes files of a set that is being replaced, of unfinished builds and of stopped compactions.
 
-A manifest or `plan/` names them all. Any other file may belong to somebody else and stays.
+A manifest, `plan/` or a mark names them all. Any other file may belong to somebody else and stays.
 """
 
 import os
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
-from functools import partial
 
 from pipelines.plan import files as plan_files
 from pipelines.plan import paths
 from pipelines.plan.files import PlanFiles
 from pipelines.plan.records import BuildFile, PlanFile
+from pipelines.write import history
 from shardset.errors import ConfigError, ManifestError, NotFound
 from shardset.format import manifest as manifests
-from shardset.format import naming
+from shardset.format import naming, versions
 from shardset.format.manifest import Manifest
 from shardset.storage.base import Stat, Storage
 from shardset.storage.checked import read_again
@@ -31,9 +31,20 @@ def manifest_at(output: Storage, name: str) -> Manifest | None:
         raise ManifestError(f"{error}; --overwrite can't tell what to replace: move it away with its shards") from error
     if not all(group.is_own for split in manifest.splits.values() for group in split.groups):
         raise ConfigError(
-            f"{where}: the tars of this set were adopted and are not removed; build a set of them elsewhere"
+            f"{where}: the tars of this set were adopted: shardset neither changes nor removes "
+            "them; make a set of them in another folder with `build --source shardset`"
         )
     return manifest
+
+
+def newest_of(url: str) -> tuple[Manifest, Storage]:
+    """The newest version, to be changed; ConfigError for a view, older version or adopted set."""
+    found, storage, _ = manifests.load_whole(url)
+    newest = manifest_at(storage, naming.MANIFEST)
+    if newest is None or newest.digest != found.digest:
+        advice = f"only the newest version can be changed; give {storage.url}"
+        raise ConfigError(f"{url}: is version {found.number}, and {advice}")
+    return found, storage
 
 
 def files_of(manifest: Manifest | None) -> set[str]:
@@ -81,8 +92,7 @@ def remove(files: PlanFiles, names: Collection[str]) -> None:
     found = list(existing(files.output, names))
     if found:
         files.check_current()
-    for _ in plan_files.in_order(files.output, found, partial(_delete, files.output)):
-        pass
+    delete_all(files.output, found)
 
 
 def remove_slices(files: PlanFiles) -> None:
@@ -100,8 +110,27 @@ def existing(output: Storage, names: Collection[str]) -> Iterator[Stat]:
             yield output.stat(name)
 
 
-def _delete(output: Storage, stat: Stat) -> None:
-    output.delete(stat.name, generation=stat.generation)
+def delete_all(output: Storage, stats: Iterable[Stat]) -> None:
+    """Deletes these objects, unless they were replaced."""
+
+    def delete(stat: Stat) -> None:
+        output.delete(stat.name, generation=stat.generation)
+
+    for _ in plan_files.in_order(output, stats, delete):
+        pass
+
+
+def remove_stopped(output: Storage, number: int) -> None:
+    """Removes what compactions of versions before `number` left: they can't publish any more."""
+    for mark in list(output.list(versions.WRITING)):
+        base, _, folder = mark.name.removeprefix(versions.WRITING).partition("/")
+        if base.isdecimal() and int(base) < number:
+            prefixes = f"{folder}/", f"{naming.PLAN_FOLDER}shards/{folder}-", f"{folder}.jsonl"
+            found = [stat for prefix in prefixes for stat in output.list(prefix)]
+            names = {stat.name for stat in found}
+            if history.unlisted(output, names) == names:  # else it was published
+                delete_all(output, found)
+            output.delete(mark.name)
 
 
 def _real_path(storage: Storage) -> str:

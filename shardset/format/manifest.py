@@ -19,6 +19,7 @@ from shardset.format.shards import Count, Group, Positive, Record, Sha256, Store
 from shardset.format.shards import IndexFile as IndexFile
 from shardset.format.shards import Shard as Shard
 from shardset.format.view import ViewHead, ViewRows, ViewSplit, address_from, read_view, view_digest
+from shardset.order.permutation import hash_text
 from shardset.order.selection import Selection
 from shardset.prepared import prepared
 from shardset.storage.base import Storage
@@ -124,6 +125,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     """A shard set. Present means complete: it is written after everything it lists.
 
     `version` is that of the format, `number` that of the set: a build makes 1, and each change adds one.
+    `forgotten` has a hash of each key that a compaction dropped.
     """
 
     kind: Literal["shardset"]
@@ -135,6 +137,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     quarantine: Quarantine
     fixes: dict[str, Count]
     provenance: Provenance
+    forgotten: list[Count] = msgspec.field(default_factory=list)
 
     @property
     def seed(self) -> int:
@@ -146,6 +149,11 @@ class Manifest(Record, frozen=True, kw_only=True):
         if name not in self.splits:
             raise ManifestError(f"no split {name!r} in this shard set; it has {', '.join(sorted(self.splits))}")
         return self.splits[name]
+
+
+def hash_of_key(key: str) -> int:
+    """What is left of a forgotten key: 32 bits, which tell it from a mistyped one."""
+    return hash_text(key, key=0) >> 32
 
 
 @prepared
@@ -311,8 +319,8 @@ def _load_view(url: str) -> LoadedSet:
         )
     whole = load_whole(address_from(storage.url, head.parent))
     if whole.digest != head.parent_digest:  # of an older version, if that is left
-        found = (one for one in older(whole.storage) if one.digest == head.parent_digest)
-        whole = LoadedSet(opened(whole.storage, next(found, whole.manifest)), whole.storage)
+        found = older_with(whole.storage, head.parent_digest) or whole.manifest
+        whole = LoadedSet(opened(whole.storage, found), whole.storage)
     return with_view(whole, head, rows, url)
 
 
@@ -339,6 +347,13 @@ def older(storage: Storage) -> Iterator[Manifest]:
     numbers = filter(None, (versions.number_of(stat.name) for stat in storage.list(versions.FOLDER)))
     for number in sorted(numbers, reverse=True):
         yield read_head(storage, versions.path(number))
+
+
+def older_with(storage: Storage, digest: str) -> Manifest | None:
+    """The older version with that digest, its shards unread; None if it's gone or on the web."""
+    is_listed = not storage.url.startswith("https://")
+    found = older(storage) if is_listed else ()
+    return next((one for one in found if one.digest == digest), None)
 
 
 def opened(storage: Storage, manifest: Manifest) -> Manifest:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any, NoReturn, Self, Unpack
 
 from shardset.errors import ConfigError, require_int
+from shardset.format import manifest as manifests
 from shardset.format.manifest import LoadedSet
 from shardset.order.state import OrderState, state_from_values, values_of_state
 from shardset.stream.decode_batch.steps import Spans
@@ -222,7 +223,7 @@ class Stream:
 
     def resume(self, state: OrderState) -> tuple[int, int]:
         """The (epoch, step) at which to continue; raises ConfigError naming what differs from this stream."""
-        return self.order.resume(state, self.manifest.digest)
+        return _position(self.source, state)
 
     def restore(self, state: OrderState) -> tuple[int, int]:
         """The (epoch, step) at which to continue, in the order of the state.
@@ -236,10 +237,23 @@ class Stream:
         source = self.source
         if any(getattr(self.order, name) != value for name, value in options.items()):
             source = open_source(replace(self._asked, manifest_url=source.loaded, **options))
-        position = source.order.resume(state, source.manifest.digest)
+        position = _position(source, state)
         if source is not self.source:
             self._use(source)
         return position
+
+
+def _position(source: StreamSource, state: OrderState) -> tuple[int, int]:
+    """The (epoch, step) at which a source resumes; ConfigError says which version a state is of."""
+    manifest, storage, _ = source.loaded
+    is_other = state.manifest != manifest.digest
+    if is_other and (saved := manifests.older_with(storage, state.manifest)):
+        raise ConfigError(
+            f"this run can't resume from that state: it is of version {saved.number} of "
+            f"{storage.url}, and this is version {manifest.number}; give {storage.url}@"
+            f"{saved.number}, or start a new run"
+        )
+    return source.order.resume(state, manifest.digest)
 
 
 def order_options(state: OrderState) -> StreamOptions:

@@ -141,9 +141,15 @@ def test_older_versions_are_not_read_to_append_or_verify(old, more, monkeypatch)
     assert {*read} <= {naming.MANIFEST, versions.path(299)}
 
 
+def test_an_append_that_meets_an_unfinished_one_is_not_told_of_another_output(old, more):
+    build(append_of(more, old, only_shards=frozenset({("train", 0)})), HERE)
+    with pytest.raises(ConfigError, match="its own options, or --overwrite to start over"):
+        builds.prepare(append_of(more, old, seed=3), LocalStorage(str(old)))
+
+
 def test_of_two_appends_at_once_one_wins_and_a_published_version_stays(old, more):
     first, second = (builds.prepare(append_of(more, old, seed=seed), LocalStorage(str(old))) for seed in (1, 2))
-    with pytest.raises(ManifestError, match="another build"):
+    with pytest.raises(ManifestError, match=r"another build.* or append again when that one is done"):
         builds.run(first, options.beam_options(HERE, first.files.output))
     builds.run(second, options.beam_options(HERE, second.files.output))
     assert manifests.load(str(old)).manifest.split("train").num_samples == NUM_OLD + NUM_NEW
@@ -344,6 +350,6 @@ def test_a_reader_that_began_on_a_version_ends_on_it_and_resumes_by_its_number(o
     assert found == expected
     again = stream_of(f"{old}@1")
     assert [[*batch["key"]] for batch in again.epoch(*again.restore(state))] == expected[1:]
-    with pytest.raises(ConfigError, match=r"manifest is .* SET@N opens an older version"):
+    with pytest.raises(ConfigError, match=r"of version 1 of .*, and this is version 2; give .*@1,"):
         stream_of(old).restore(state)
     assert len(list(stream_of(old).epoch(0))) > len(expected)

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import tarfile
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from pipelines.check.inspect import inspect
 from pipelines.check.verify import verify
 from pipelines.config import AdoptConfig
 from pipelines.sets.adopt import adopt
+from pipelines.sets.compact import compact
 from shardset.errors import ConfigError, SourceError
 from shardset.format import manifest as manifests
 from shardset.storage.local import LocalStorage
@@ -295,13 +297,17 @@ def test_verify_sees_a_changed_tar(tmp_path):
     assert {problem.where for problem in verify(str(tmp_path), deep=True).problems} == {"t-0.tar"}
 
 
-def test_a_build_never_removes_adopted_tars(tmp_path):
+def test_no_change_touches_adopted_tars(tmp_path):
     (tmp_path / "t-0.tar").write_bytes(GOOD)
     adopted(tmp_path)
     (tmp_path / "raw/train/a").mkdir(parents=True)
     (tmp_path / "raw/train/a/0.png").write_bytes(image_bytes(0))
-    with pytest.raises(ConfigError, match="were adopted and are not removed"):
-        build(config_of(tmp_path / "raw", tmp_path, overwrite=True, num_shards={"": 1}), HERE)
+    for change in ({"overwrite": True}, {"append": "none"}):
+        config = config_of(tmp_path / "raw", tmp_path, num_shards={"": 1}, **change)
+        with pytest.raises(ConfigError, match="adopted: shardset neither changes nor removes them"):
+            build(config, HERE)
+    with pytest.raises(ConfigError, match="adopted: shardset neither changes nor removes them"):
+        compact(str(tmp_path), ["a"], grace=timedelta(0), now=datetime(2026, 1, 1, tzinfo=UTC))
     assert (tmp_path / "t-0.tar").read_bytes() == GOOD
 
 

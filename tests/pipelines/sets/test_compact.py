@@ -18,7 +18,7 @@ from pipelines.sets import compact as compacting
 from pipelines.sets import versions as verbs
 from pipelines.sets.catalog import write_catalog
 from pipelines.sets.compact import compact
-from shardset.errors import ConfigError, ManifestError, NotFound, StorageError
+from shardset.errors import ConfigError, ManifestError, StorageError
 from shardset.format import manifest as manifests
 from shardset.format import naming, versions
 from shardset.storage.local import LocalStorage
@@ -55,7 +55,7 @@ def contents_of(folder):
 def test_the_touched_shards_are_written_anew_and_the_rest_stays(stored):
     before, samples = files_of(stored), contents_of(stored)
     split = manifests.load(str(stored)).manifest.split("train")
-    done = compact(str(stored), ["train/cat/007", "nobody"], grace=DAY, now=NOW)
+    done = compact(str(stored), ["train/cat/007"], grace=DAY, now=NOW)
     touched = {sample.number for sample in inspect.inspect(f"{stored}@2", key="train/cat/007")}
     assert (done.version, done.num_samples, done.num_shards) == (3, 2, len(touched))
     assert {name for name, data in before.items() if files_of(stored)[name] != data} == {naming.MANIFEST}
@@ -145,19 +145,20 @@ def test_no_byte_of_a_dropped_sample_is_left(stored, tmp_path, capsys):
     assert write_catalog(str(stored))
 
 
-def test_a_shard_of_which_nothing_is_left_goes_and_a_split_may_not(stored):
+def test_a_shard_of_which_nothing_is_left_goes_and_the_set_may_not(stored):
     url = str(stored)
     split = manifests.load(url).manifest.split("train")
     keys = [sample.key for sample in inspect.inspect(url, shard=6)]
     compact(url, keys, grace=timedelta(0), now=NOW)
     assert manifests.load(url).manifest.split("train").num_shards == split.num_shards - 1
     assert verify(url, deep=True).problems == ()
-    with pytest.raises(ConfigError, match="nothing would be left of split 'train'"):
-        compact(url, list(contents_of(stored)), grace=timedelta(0), now=NOW)
+    every = {key.partition("@")[0] for key in contents_of(stored)}
+    with pytest.raises(ConfigError, match="no sample would be left"):
+        compact(url, every, grace=timedelta(0), now=NOW)
     with pytest.raises(ConfigError, match="no key was given"):
         compact(url, [], grace=timedelta(0), now=NOW)
-    with pytest.raises(NotFound):
-        compact(f"{url}@3", keys, grace=timedelta(0), now=NOW)
+    with pytest.raises(ManifestError, match="version 2 was removed"):
+        compact(f"{url}@2", keys, grace=timedelta(0), now=NOW)
 
 
 def test_a_compaction_that_stops_anywhere_leaves_a_whole_version_and_is_finished_by_the_same_call(made, tmp_path):
@@ -173,7 +174,8 @@ def test_a_compaction_that_stops_anywhere_leaves_a_whole_version_and_is_finished
                 break
             except StorageError:
                 pass
-        assert verify(url, deep=True).problems == ()
+        problems = verify(url, deep=True).problems
+        assert all("`compact` that was stopped" in one.sentence for one in problems)
         compact(url, keys, grace=timedelta(0), now=NOW)
         assert files_of(url) == expected
         assert _plan_of(url) == _plan_of(undisturbed)

@@ -1,0 +1,154 @@
+"""Removes what only older versions of a set need, and finds what else may name their samples."""
+
+import re
+from collections import Counter
+from collections.abc import Collection
+from contextlib import suppress
+from datetime import datetime, timedelta
+from itertools import compress
+
+import msgspec
+
+from pipelines.check.problems import quarantine_entry
+from pipelines.plan import files as plan_files
+from pipelines.plan import paths
+from pipelines.write import history, replace
+from shardset.errors import ConfigError, PreconditionFailed
+from shardset.format import manifest as manifests
+from shardset.format import naming, versions
+from shardset.format.columns import COLUMNS
+from shardset.format.manifest import Manifest
+from shardset.storage.base import ABSENT, Storage
+
+SINCE = f"{versions.FOLDER}removal.json"
+"""When the old files of a compaction began to wait for their removal."""
+
+_EXPORTS = ("wids-", "_info.json", ".nv-meta/.info.json")
+"""The side files of other readers that list tars."""
+
+_TAR = re.compile(rb'"([^"]+\.tar)"')
+
+
+class Compacted(msgspec.Struct, frozen=True, kw_only=True):
+    """What a compaction did: the newest version, its lost samples, and the shards that held them.
+
+    `waiting` files of older versions are removed by the same call from `after` (ISO 8601) on;
+    `removed` counts those that were, by folder, with `num_bytes`. `tags` name versions that go with
+    them. `same_images` are the keys of samples that stay, though their images are equal to dropped
+    ones. `side_files` may still name dropped samples.
+    """
+
+    version: int = 0
+    num_samples: int
+    num_shards: int
+    waiting: int = 0
+    after: str | None = None
+    removed: dict[str, int] = {}
+    num_bytes: int = 0
+    tags: list[str] = []
+    same_images: list[str] = []
+    side_files: list[str] = []
+
+
+def refuse_unfinished(storage: Storage, newest: Manifest) -> None:
+    """Raises ConfigError if a build or an append at the set has not ended."""
+    both = (paths.BUILD, paths.PLAN)
+    has_build, has_plan = (plan_files.generation_of(storage, name) != ABSENT for name in both)
+    if has_build and (not has_plan or history.has_unfinished_plan(storage, newest)):
+        advice = "holds an unfinished build or append; finish it first, with its own command"
+        raise ConfigError(f"{storage.url}: {advice}")
+
+
+def without(storage: Storage, version: Manifest, keys: Collection[str]) -> list[bytes] | None:
+    """The lines of the quarantine list that name none of these keys; None if no line names one.
+
+    A line names a key with or without an extension.
+    """
+    listed = version.quarantine
+    lines = storage.read(listed.path).splitlines(keepends=True) if listed.count else []
+    names = [str((quarantine_entry(line) or {}).get("name")) for line in lines]
+    is_kept = [{name, naming.split_member(name)[0]}.isdisjoint(keys) for name in names]
+    return None if all(is_kept) else [*compress(lines, is_kept)]
+
+
+def retire(
+    storage: Storage,
+    keys: Collection[str],
+    done: Compacted,
+    *,
+    grace: timedelta,
+    now: datetime,
+    side_files: bool,
+) -> Compacted:
+    """Removes older versions with shards that the newest lacks, once `grace` is over.
+
+    Files that only these need go with them, and with `side_files` also columns, exports and
+    quarantine lists that name dropped samples or removed tars.
+    """
+    newest, others = manifests.read_head(storage), list(manifests.older(storage))
+    replace.remove_stopped(storage, newest.number)
+    naming_keys = [one for one in (newest, *others) if without(storage, one, keys) is not None]
+    of_newest = replace.files_of(newest)
+
+    def is_stale(one: Manifest) -> bool:
+        has_lost = not replace.files_of(one) - {one.quarantine.path} <= of_newest
+        return has_lost or (side_files and one in naming_keys)
+
+    stale = [one for one in others if is_stale(one)]
+    listed = of_newest.union(*(replace.files_of(one) for one in others if one not in stale))
+    sides = _side_files(storage, listed)
+    digests = {one.digest for one in stale}
+    tagged = sorted(versions.tags(storage).items())
+    tags = [name for name, tag in tagged if tag.digest in digests]
+    named = sorted({*sides, *(one.quarantine.path for one in naming_keys)})
+    done = msgspec.structs.replace(done, version=newest.number, tags=tags, side_files=named)
+    names = set[str]().union(*map(replace.files_of, stale)) - listed
+    if stale:
+        after = _waiting_since(storage, now) + grace
+        if now < after:
+            when = after.isoformat(timespec="minutes")
+            return msgspec.structs.replace(done, waiting=len(names), after=when)
+        refuse_unfinished(storage, newest)  # one that has begun meanwhile would lose its plan
+        planned = {stat.name for stat in storage.list(naming.PLAN_FOLDER)}
+        names |= set(filter(paths.is_plan_file, planned)) - set(map(naming.references_of, listed))
+        names |= {naming.catalog_of(name) for name in names if name.endswith(".tar")}
+        names |= {naming.REPORT, *map(versions.tag_path, tags)}  # the page shows pictures of them
+    if side_files:
+        folders = [name for name in sides if name.endswith("/")]
+        names = names.union(*sides.values())
+        names |= {stat.name for folder in folders for stat in storage.list(folder)}
+        done = msgspec.structs.replace(done, side_files=[])
+    removed = list(replace.existing(storage, names))
+    last = list(replace.existing(storage, {SINCE, *(versions.path(one.number) for one in stale)}))
+    for stats in (removed, last):  # a rerun needs the manifests to know which files are left
+        replace.delete_all(storage, stats)
+    return msgspec.structs.replace(
+        done,
+        removed=dict(Counter(stat.name.rpartition("/")[0] for stat in [*removed, *last])),
+        num_bytes=sum(stat.num_bytes for stat in removed),
+    )
+
+
+def _side_files(storage: Storage, listed: Collection[str]) -> dict[str, set[str]]:
+    """Columns (folders) and exports with tars that no version lists, and their other files."""
+    found: dict[str, set[str]] = {}
+    for name in (stat.name for stat in storage.list(COLUMNS)):
+        _, column, *path = name.split("/", 2)
+        if path and name.endswith(".tar") and path[0] not in listed:
+            found[f"{COLUMNS}{column}/"] = set()
+    for name in (stat.name for prefix in _EXPORTS for stat in storage.list(prefix)):
+        tars = {tar.decode("utf-8", "replace") for tar in _TAR.findall(storage.read(name))}
+        if gone := {tar for tar in tars.difference(listed) if naming.is_shard_file(tar)}:
+            found[name.removesuffix(".info.json")] = {name, *(f"{tar}.idx" for tar in gone)}
+    return found
+
+
+def _waiting_since(storage: Storage, now: datetime) -> datetime:
+    """When the old files began to wait: now, unless an earlier call has noted it."""
+    with suppress(PreconditionFailed), storage.writer(SINCE, if_generation=ABSENT) as out:
+        out.write(msgspec.json.encode(now))
+    try:
+        return msgspec.json.decode(storage.read(SINCE), type=datetime)
+    except msgspec.DecodeError as error:
+        advice = "not readable; remove it, and old files wait again"
+        raise ConfigError(f"{storage.url}/{SINCE}: {advice}") from error

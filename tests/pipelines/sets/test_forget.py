@@ -1,0 +1,284 @@
+"""Nothing of a forgotten sample stays in silence: keys that name none, what a stopped change left, names elsewhere."""
+
+import re
+import shutil
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pytest
+
+from pipelines.build import build
+from pipelines.check import inspect
+from pipelines.check.verify import verify
+from pipelines.cli import main
+from pipelines.config import ColumnConfig
+from pipelines.export.write import export
+from pipelines.sets.column import column
+from pipelines.sets.compact import compact, lines
+from shardset.errors import ConfigError, ManifestError, StorageError
+from shardset.format import manifest as manifests
+from shardset.format import naming, versions
+from shardset.storage.local import LocalStorage
+from tests.makers.built import HERE, config_of
+from tests.makers.folders import write_class_folders, write_images
+from tests.makers.stored import samples_of
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+NONE = timedelta(0)
+A, B, TWIN, BAD = (f"train/{name}" for name in ("cat/000", "cat/001", "dog/twin", "dog/003"))
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory):
+    folder = write_class_folders(tmp_path_factory.mktemp("raw"), ["cat", "dog"], 12, splits=["train", "val"])
+    shutil.copy(folder / f"{A}.png", folder / f"{TWIN}.png")
+    (folder / f"{BAD}.gif").write_bytes(b"<html>404</html>")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(raw, tmp_path_factory):
+    """25 samples of train, of which two have the same image, 24 of val, and a bad file with the name of a sample."""
+    folder = tmp_path_factory.mktemp("forget") / "set"
+    build(config_of(raw, folder, num_shards={"": 3}, max_bad_fraction=0.5), HERE)
+    return folder
+
+
+@pytest.fixture
+def stored(made, tmp_path):
+    return shutil.copytree(made, tmp_path / "set")
+
+
+def forget(folder, *keys, **options):
+    return compact(str(folder), keys, **{"grace": NONE, "now": NOW} | options)
+
+
+def hits(folder, data):
+    """The files that have these bytes."""
+    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    return {name for name, path in files.items() if data in path.read_bytes()}
+
+
+def image_of(folder, key, split="train"):
+    return samples_of(folder, manifests.load(str(folder)).manifest, split)[key]["png"]
+
+
+def loose(folder):
+    """The files that neither a version nor a plan names."""
+    loaded = manifests.load(str(folder))
+    known = {naming.MANIFEST, *manifests.files_of(loaded.manifest)}
+    known = known.union(*map(manifests.files_of, manifests.older(loaded.storage)))
+    names = {stat.name for stat in loaded.storage.list()} - known - set(map(naming.references_of, known))
+    marks = ("plan/shards/", versions.WRITING)
+    return {name for name in names if name.startswith(marks) or not name.startswith(("plan/", "versions/"))}
+
+
+def after(number, patched, act):
+    """Calls `act` in place of each change of a local disk after the first ones."""
+    left = [number]
+
+    def counted(method):
+        def call(*args, **options):
+            left[0] -= 1
+            if left[0] < 0:
+                act()
+            return method(*args, **options)
+
+        return call
+
+    for name in ("writer", "delete"):
+        patched.setattr(LocalStorage, name, counted(getattr(LocalStorage, name)))
+
+
+def stopped(number, folder, *keys):
+    """A compaction whose storage refuses all changes after the first ones."""
+
+    def stop():
+        raise StorageError("refused")
+
+    with pytest.MonkeyPatch.context() as patched:
+        after(number, patched, stop)
+        with pytest.raises(StorageError):
+            forget(folder, *keys)
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (f"{A}\r\n\r\n{B} \r\n".encode(), 2),
+        (f"{A}\n{B}".encode("utf-8-sig"), 2),
+        (f"{A}\n{B}\n".encode("utf-16"), 2),
+        (
+            f"{A}\n{B}\n".encode("utf-16-le"),
+            "3 keys not in .*: .*; correct the list .UTF-8, or UTF-16",
+        ),
+        (f"{A}\n\xe9".encode("latin-1"), "1 key not in .*: \ufffd; correct"),
+        (f"{A}\ntrain/cat/099\n".encode(), r"1 key not in .*: train/cat/099; correct"),
+        (
+            f"{A}.png\n{A.upper()}\n{A}@1\n".encode(),
+            r"3 keys not in .*: TRAIN/CAT/000, train/cat/000.png, train/cat/000@1",
+        ),
+        (b" \n", "no key"),
+    ],
+)
+def test_a_list_of_keys_is_read_as_any_editor_writes_it_and_what_names_no_sample_is_refused(
+    stored, tmp_path, capsys, data, found
+):
+    (tmp_path / "keys").write_bytes(data)
+    before = hits(stored, b"")
+    code = main(["compact", str(stored), "--drop-keys", str(tmp_path / "keys")])
+    said = capsys.readouterr()
+    if isinstance(found, str):
+        assert code == (2 if "no key" in found else 1)
+        assert re.search(found, said.err)
+        assert hits(stored, b"") == before
+        return
+    assert said.out.startswith(f"version 2: {found} samples dropped")
+    view = ["view", str(tmp_path / "v.parquet"), "--of", f"{stored}@1", "--from-split", "train"]
+    assert main([*view, "--keys", str(tmp_path / "keys")]) == 0
+    assert manifests.load(view[1]).part("train").selection.num_kept == found
+
+
+def test_a_list_that_grows_may_name_what_was_forgotten_before(stored):
+    forget(stored, A, TWIN)
+    assert not hits(stored, A.encode())
+    assert forget(stored, A, B).num_samples == 1
+    assert (forget(stored, A, B).num_samples, forget(stored, B).version) == (0, 3)
+    with pytest.raises(ConfigError, match=r"no sample has the key 'train/cat/000'; `compact` dropped it"):
+        inspect.inspect(str(stored), key=A)
+    with pytest.raises(
+        ConfigError,
+        match="whether its key is one of 3 keys that `compact` dropped; older",
+    ):
+        inspect.inspect(str(stored), name=f"{A}.png")
+
+
+@pytest.mark.parametrize("number", [0, 1, 3, 6, 9, 12])
+@pytest.mark.parametrize("then", ["compact", "append"])
+def test_what_a_stopped_compaction_wrote_is_removed_by_the_next_change(stored, tmp_path, number, then):
+    image = image_of(stored, B)
+    stopped(number, stored, A, "val/cat/000")
+    strays = {problem.where for problem in verify(str(stored), deep=False).problems}
+    assert strays == {name for name in loose(stored) if name.endswith((".tar", ".idx.npy"))}
+    if then == "append":
+        more = write_images(tmp_path / "more", ["train/cat/a.png", "train/dog/b.png"])
+        build(config_of(more, stored, num_shards={"": 1}, append="none"), HERE)
+    else:
+        forget(stored, B)
+        assert not hits(stored, image)
+    assert not loose(stored)
+    assert verify(str(stored), deep=True).problems == ()
+
+
+def test_of_two_compactions_at_once_one_wins_and_the_other_leaves_nothing(stored):
+    with pytest.MonkeyPatch.context() as patched:
+        after(6, patched, lambda: (patched.undo(), forget(stored, A, grace=timedelta(1))))
+        with pytest.raises(ManifestError, match="another version was published meanwhile; run again"):
+            forget(stored, B)
+    assert not loose(stored)
+    assert forget(stored, B).version == 3
+    assert verify(str(stored), deep=True).problems == ()
+
+
+def test_a_split_may_be_emptied_but_not_the_set(stored, tmp_path):
+    keys = [*samples_of(stored, manifests.load(str(stored)).manifest, "val")]
+    every = [*keys, *samples_of(stored, manifests.load(str(stored)).manifest, "train")]
+    before = hits(stored, b"")
+    with pytest.raises(ConfigError, match="no sample would be left; remove the set instead"):
+        forget(stored, *every)
+    assert hits(stored, b"") == before
+    assert forget(stored, A, *keys).num_samples == 25
+    manifest = manifests.load(str(stored)).manifest
+    assert manifest.splits.keys() == {"train"}
+    assert manifest.provenance.notes[-1] == "version 2: 25 samples dropped, none left in val"
+    assert not loose(stored) | hits(stored, b"val/cat/00")
+    more = write_images(tmp_path / "more", ["val/cat/a.png", "val/dog/b.png"])
+    build(config_of(more, stored, num_shards={"": 1}, append="none"), HERE)
+    assert manifests.load(str(stored)).manifest.split("val").num_samples == 2
+    assert verify(str(stored), deep=True).problems == ()
+
+
+def test_the_same_image_under_another_key_is_named(stored):
+    done = forget(stored, A)
+    assert done.same_images == [TWIN]
+    assert f"the same images stay under other keys: {TWIN}; drop these keys too" in lines(done)
+    assert forget(stored, TWIN, B).same_images == []
+
+
+def test_side_files_that_name_what_is_gone_are_listed_and_removed_when_asked_for(stored, tmp_path, capsys):
+    np.save(tmp_path / "values.npy", np.zeros((24, 2), np.float32))
+    for name, split in (("old", "val"), ("kept", "val")):
+        column(
+            ColumnConfig(set=str(stored), name=name, source=str(tmp_path / "values.npy"), split=split),
+            HERE,
+        )
+    export(str(stored), ["wids", "energon"])
+    (stored / "wids-other.json").write_text('["gs://bucket/elsewhere/x-000000.tar"]')
+    (tmp_path / "keys").write_text(f"val/cat/000\n{BAD}\n")
+    words = ["compact", str(stored), "--drop-keys", str(tmp_path / "keys"), "--grace", "0"]
+    sides = [
+        ".nv-meta/",
+        "columns/kept/",
+        "columns/old/",
+        "quarantine.jsonl",
+        "wids-train.json",
+        "wids-val.json",
+    ]
+    done = forget(stored, "val/cat/000", BAD, grace=timedelta(1))
+    assert done.side_files == sides
+    assert main(words) == 0
+    assert f"may still name dropped samples: {', '.join(sides)}; --side-files" in capsys.readouterr().out
+    assert {name for name in hits(stored, b"val/cat/000") if "columns" in name}
+    assert hits(stored, BAD.encode()) == {"quarantine.jsonl", ".nv-meta/index.sqlite"}
+    column(
+        ColumnConfig(set=str(stored), name="new", source=str(_values(stored, tmp_path)), split="val"),
+        HERE,
+    )
+    assert main([*words, "--side-files"]) == 0
+    assert "may still name" not in capsys.readouterr().out
+    assert not hits(stored, b"val/cat/000") | hits(stored, BAD.encode())
+    assert {name.split("/")[1] for name in hits(stored, b"") if name.startswith("columns/")} == {"new"}
+    assert (stored / "wids-other.json").exists()
+    assert manifests.load(str(stored)).manifest.quarantine.count == 0
+    assert verify(str(stored), deep=True).problems == ()
+
+
+def _values(stored, tmp_path):
+    np.save(tmp_path / "new.npy", np.zeros((23, 2), np.float32))
+    return tmp_path / "new.npy"
+
+
+def test_verify_names_tars_that_no_version_lists_in_any_folder_of_a_split(stored):
+    forget(stored, B, grace=timedelta(1))
+    for path in (
+        "train-00aa11bb/train-000000.tar",
+        "train-x/train-000000.tar",
+        "train_/t-000000.tar",
+    ):
+        (stored / path).parent.mkdir()
+        (stored / path).write_bytes(b"left over")
+    for version in ("", "@1", "@2"):
+        found = verify(f"{stored}{version}", deep=False).problems
+        assert [problem.where for problem in found] == ["train-00aa11bb/train-000000.tar"]
+
+
+def test_only_the_newest_version_of_a_set_that_is_no_view_is_changed(stored, tmp_path, capsys):
+    view = str(tmp_path / "v.parquet")
+    (tmp_path / "keys").write_text(f"{A}\n")
+    keys = str(tmp_path / "keys")
+    assert main(["view", view, "--of", str(stored), "--from-split", "train", "--keys", keys]) == 0
+    forget(stored, B, grace=timedelta(1))
+    for url, words in (
+        (view, "a view has no shards of its own"),
+        (f"{stored}@1", "only the newest version can be"),
+    ):
+        append = ["append", url, "--source", "folder", "--input", str(tmp_path)]
+        for verb in (append, ["compact", url, "--drop-keys", keys]):
+            assert main(verb) == 2
+            assert words in capsys.readouterr().err
+
+
+def test_marks_go_with_a_set_that_is_replaced(stored, raw):
+    stopped(6, stored, A)
+    build(config_of(raw, stored, num_shards={"": 2}, max_bad_fraction=0.5, overwrite=True), HERE)
+    assert not loose(stored)
