@@ -74,11 +74,11 @@ def plan_group(files: PlanFiles, split: SplitPlan, slices: Iterable[ByteRange], 
     placed = tables.concat([tables.placements_from_bytes(data) for data in read_slices(files.output, slices)])
     shard, rank, source, copy = (placed[name].to_numpy() for name in ("shard", "rank", "source", "copy"))
     order = layout.rank_order(shard, rank, source, copy)
-    references = placed.select(REFERENCE.names)
+    references = tables.take(placed.select(REFERENCE.names), order)
     for number, start, stop in tables.runs_of(shard[order]):
         assert stop - start == split.shard_size(number), "the arithmetic of the plan and the references agree"
-        # Not a slice: Arrow would write up to 63 bytes more, of a row of another shard.
-        table = tables.take(references, order[start:stop])
+        # A copy: of a slice, Arrow would write up to 63 bytes more, of a row of another shard.
+        table = tables.concat([references.slice(start, stop - start)])
         files.write(naming.references_path(split.name + suffix, number), tables.references_to_bytes(table))
         yield number
 

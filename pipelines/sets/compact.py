@@ -77,7 +77,8 @@ def compact(
     dropped = [one.dropped for of_split in touched.values() for one in of_split.values()]
     held = {key.partition(b"@")[0].decode() for rows in dropped for key in rows["key"].tolist()}
     hashes = {key: manifests.hash_of_key(key) for key in keys}
-    unknown = [key for key in keys if key not in held and hashes[key] not in newest.forgotten]
+    forgotten = {*newest.forgotten}
+    unknown = [key for key in keys if key not in held and hashes[key] not in forgotten]
     refuse_unknown(unknown, f"any version of {storage.url}")
     done = Compacted(
         num_samples=sum(map(len, dropped)),
@@ -86,10 +87,10 @@ def compact(
     )
     rejected = without(storage, newest, keys) if side_files else None
     if dropped or rejected is not None:
-        forgotten = sorted({*newest.forgotten, *hashes.values()})
+        forgotten.update(hashes.values())
         identity = b"\n".join([newest.digest.encode(), *wanted.tolist()])
         suffix = "-" + hashlib.sha256(identity).hexdigest()[:8]
-        _publish(storage, newest, forgotten, suffix, touched, rejected)
+        _publish(storage, newest, sorted(forgotten), suffix, touched, rejected)
     return retire(storage, keys, done, grace=grace, now=now, side_files=side_files)
 
 
