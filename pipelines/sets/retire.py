@@ -18,7 +18,7 @@ from shardset.format import manifest as manifests
 from shardset.format import naming, versions
 from shardset.format.manifest import Manifest
 from shardset.format.naming import COLUMNS_FOLDER
-from shardset.storage.base import ABSENT, Storage
+from shardset.storage.base import ABSENT, Storage, stat_or_none
 
 SINCE = f"{versions.FOLDER}removal.json"
 """When the old files of a compaction began to wait for their removal."""
@@ -94,12 +94,15 @@ def retire(
         has_lost = not replace.files_of(one) - {one.quarantine.path} <= of_newest
         return has_lost or (side_files and one in naming_keys)
 
+    def is_gone(version: int) -> bool:  # a tag that was written while its version was removed
+        return version < newest.number and not stat_or_none(storage, versions.path(version))
+
     stale = [one for one in others if is_stale(one)]
     listed = of_newest.union(*(replace.files_of(one) for one in others if one not in stale))
     sides = _side_files(storage, listed)
     digests = {one.digest for one in stale}
     tagged = sorted(versions.tags(storage).items())
-    tags = [name for name, tag in tagged if tag.digest in digests]
+    tags = [name for name, tag in tagged if tag.digest in digests or is_gone(tag.version)]
     named = sorted({*sides, *(one.quarantine.path for one in naming_keys)})
     done = msgspec.structs.replace(done, version=newest.number, tags=tags, side_files=named)
     names = set[str]().union(*map(replace.files_of, stale)) - listed

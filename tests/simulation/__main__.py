@@ -3,10 +3,14 @@
 import sys
 from collections.abc import Callable, Iterable
 
-from tests.simulation import builds, training
+from tests.simulation import builds, changes, training
 from tests.simulation.baton import Baton
 
-STORIES: dict[str, Callable[[int], Baton]] = {"builds": builds.live_through, "training": training.live_through}
+STORIES: dict[str, Callable[[int], Baton]] = {
+    "builds": builds.live_through,
+    "changes": changes.live_through,
+    "training": training.live_through,
+}
 
 
 def check(story: str, seed: int) -> Baton:

@@ -16,16 +16,18 @@ import threading
 import time
 import traceback
 import uuid
-from collections import deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from pipelines import pipeline
-from pipelines.plan import range_reads
+from pipelines.plan import append, range_reads
+from shardset.format.images import limits
 from shardset.storage import gcs_http, remote, retry
 
 EVENTS_SHOWN = 20
@@ -88,8 +90,7 @@ class Baton:
 
     def __init__(self, seed: int, limit_s: float = 4 * 3600) -> None:
         self.random, self.now, self.wall_jump_s = random.Random(seed), 0.0, 0.0
-        self.events: deque[str] = deque(maxlen=EVENTS_SHOWN)
-        self.num_events = self.digest = 0
+        self.events: list[str] = []
         self._limit_s = limit_s
         self._tasks: list[Task] = []
         self._running: Task | None = None
@@ -107,7 +108,7 @@ class Baton:
             self._main_lock.acquire()
             self._end_all()
         if self._failure:
-            self._failure.add_note("\n".join(["the last events:", *self.events]))
+            self._failure.add_note("\n".join(["the last events:", *self.events[-EVENTS_SHOWN:]]))
             raise self._failure
         return task.result
 
@@ -157,6 +158,11 @@ class Baton:
         self._hand_on(me)
         me.ready = None
 
+    @property
+    def wall_clock(self) -> datetime:
+        """Date and time, which may jump."""
+        return datetime.fromtimestamp(WALL_S + self.now + self.wall_jump_s, UTC)
+
     def sleep(self, seconds: float) -> None:
         """Hands the baton on for some seconds."""
         self.wait(None, seconds)
@@ -173,10 +179,7 @@ class Baton:
 
     def note(self, text: str) -> None:
         """Records an event of the running process."""
-        self.num_events += 1
-        line = f"{self.now:9.3f} {self.running.process.name}: {text}"
-        self.digest = hash((self.digest, round(self.now, 9), len(line), *line.encode()))
-        self.events.append(line)
+        self.events.append(f"{self.now:9.3f} {self.running.process.name}: {text}")
 
     def fail(self, text: str) -> None:
         """Ends the simulation: it has found something wrong."""
@@ -308,6 +311,19 @@ class _Lock:
         self.release()
 
 
+class _ProcessLock:
+    """A lock of a module: each process has its own."""
+
+    def __init__(self) -> None:
+        self._locks: defaultdict[Process, _Lock] = defaultdict(_Lock)
+
+    def __enter__(self) -> bool:
+        return self._locks[baton().running.process].acquire()
+
+    def __exit__(self, *exc: object) -> None:
+        self._locks[baton().running.process].release()
+
+
 _RealThread = threading.Thread
 
 
@@ -389,8 +405,10 @@ def _installed(simulation: Baton) -> Iterator[None]:
         (time, "sleep", sleep),
         (time, "monotonic", clock),
         (time, "perf_counter", clock),
+        (threading, "_time", clock),  # these two have taken the function from its module
+        (queue, "time", clock),
         (time, "clock_gettime", clock),
-        (time, "time", lambda: WALL_S + baton().now + baton().wall_jump_s),
+        (time, "time", lambda: baton().wall_clock.timestamp()),
         (os, "getpid", lambda: baton().running.process.pid),
         (uuid, "uuid4", lambda: uuid.UUID(int=baton().random.getrandbits(128), version=4)),
     ]
@@ -401,9 +419,10 @@ def _installed(simulation: Baton) -> Iterator[None]:
         exits.enter_context(patch.object(threading, "Thread", _Thread))
         exits.enter_context(patch.object(concurrent.futures.thread, "_global_shutdown_lock", _Lock()))
         exits.enter_context(patch.object(retry, "_of_process", _policy))
-        caches = range_reads._pools, pipeline._planning, gcs_http._connections, gcs_http._locks
-        for by_process in (*caches, remote._throttles):
-            exits.enter_context(patch.dict(by_process))
+        exits.enter_context(patch.object(append, "_reading", _ProcessLock()))
+        caches = gcs_http._connections, gcs_http._locks, remote._throttles, limits._rooms
+        for kept in (append._read, range_reads._pools, pipeline._planning, *caches):
+            exits.enter_context(patch.dict(kept))
         _active = simulation
         try:
             yield

@@ -189,7 +189,7 @@ class Builds:
         if name == MANIFEST:
             if new is None and len(self._seeds) == 1:
                 self.baton.fail("the manifest is gone")
-            self._listed = _listed(self.bucket, manifests.parse(new.data)) if new else {}
+            self._listed = listed_in(self.bucket, manifests.parse(new.data)) if new else {}
             for path, crc32c in self._listed.items():
                 found = self.bucket.objects.get(path)
                 if found is None or crc32c not in ("", found.crc32c):
@@ -214,11 +214,11 @@ class Builds:
 
 def tars_of(bucket: Bucket) -> list[str]:
     """The CRC32C of each tar that the manifest lists."""
-    listed = _listed(bucket, manifests.parse(bucket.objects[MANIFEST].data))
+    listed = listed_in(bucket, manifests.parse(bucket.objects[MANIFEST].data))
     return [bucket.objects[name].crc32c for name in sorted(listed) if name.endswith(".tar")]
 
 
-def _listed(bucket: Bucket, manifest: Manifest) -> dict[str, str]:
+def listed_in(bucket: Bucket, manifest: Manifest) -> dict[str, str]:
     """The objects that a manifest lists, with their CRC32C where that is known."""
     listed = {OUT + name: "" for name in manifests.files_of(manifest)}
     for split in manifest.splits.values():

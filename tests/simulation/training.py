@@ -214,6 +214,7 @@ class Training:
         self._notices: dict[int, PreemptionNotice] = {}
         self._starts: list[Start] = []
         self._holders: list[int] = []  # the starts that took the folder, in this order
+        self._renewed = 0.0
         self._authors: dict[str, int] = {}
         self._committed: set[int] = set()
         bucket.on_change.append(self._watch)
@@ -242,6 +243,7 @@ class Training:
             patch.object(ChainLearner, "committed", self._committed, create=True),
             patch.object(trainer.run, "PreemptionNotice", Notice),
             patch.object(metrics, "TensorBoardLogger", Silent),
+            patch.object(metrics, "_now", lambda: self.baton.wall_clock.isoformat(timespec="microseconds")),
             patch.object(run_lock, "_machine", lambda: f"machine of {os.getpid()}"),
             contextlib.redirect_stdout(io.StringIO()),
             contextlib.redirect_stderr(io.StringIO()),
@@ -322,12 +324,17 @@ class Training:
 
     def _watch(self, name: str, old: Object | None, new: Object | None) -> None:
         own = name.removeprefix(RUN)
+        start = self._start_of(self.bucket.author)
         if own == run_lock.HOLDER:
-            start = self._start_of(self.bucket.author)
+            age_s = self.baton.now - self._renewed
+            if old is not None and start != self._holders[-1] and age_s < run_lock.PATIENCE_S:
+                self.baton.fail(
+                    f"start {start} took the lease that start {self._holders[-1]} renewed {age_s:.0f} s ago"
+                )
             if new is not None and start not in self._holders:
                 self._holders.append(start)
+            self._renewed = self.baton.now
             return
-        start = self._start_of(self.bucket.author)
         author = self._holders.index(start) if start in self._holders else -1
         if self._authors.get(name, -1) > author:
             change = "replaced" if new else "deleted"

@@ -101,6 +101,9 @@ def test_a_reader_ends_on_its_version_and_tags_that_go_are_named(stored):
     done = compact(str(stored), ["train/cat/007"], grace=DAY, now=NOW + DAY)
     assert "tags of versions that were removed: paper" in compacting.lines(done)
     assert not list(stored.glob("versions/tags/*"))
+    (stored / "versions/tags/late.json").write_bytes(msgspec.json.encode(versions.Tag(version=1, digest="gone")))
+    compact(str(stored), ["train/cat/008"], grace=timedelta(0), now=NOW)
+    assert not list(stored.glob("versions/tags/*"))
 
 
 def test_an_append_follows_a_compaction_of_all_that_the_last_one_added(stored, tmp_path):
