@@ -14,7 +14,6 @@ from shardset.format import manifest as manifests
 from shardset.format.catalog import read_names
 from shardset.format.index import index_fields
 from shardset.format.manifest import LoadedSet, Manifest, Shard, Split
-from shardset.program import count
 from shardset.read.indexes import read_index
 from shardset.storage.base import Storage
 
@@ -215,8 +214,7 @@ def find_name(storage: Storage, manifest: Manifest, name: str, *, split: str | N
             f"no sample was made from {name!r}, and {manifest.quarantine.path} does not list it; check the spelling"
         )
         if manifest.forgotten:
-            dropped = count(len(manifest.forgotten), "key")
-            unknown += f", or whether its key is one of {dropped} that `compact` dropped; {_OLDER}"
+            unknown += f", or `compact` dropped it; {_OLDER}"
         if without_names:
             more = f" and {len(without_names) - 1:,} more" if without_names[1:] else ""
             unknown = f"{storage.url}: {NO_NAMES}, for {min(without_names)}{more}; search by --key"

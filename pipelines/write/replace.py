@@ -125,7 +125,7 @@ def remove_stopped(output: Storage, number: int) -> None:
     for mark in list(output.list(versions.WRITING)):
         base, _, folder = mark.name.removeprefix(versions.WRITING).partition("/")
         if base.isdecimal() and int(base) < number:
-            prefixes = f"{folder}/", f"{naming.PLAN_FOLDER}shards/{folder}-", f"{folder}.jsonl"
+            prefixes = folder, f"{naming.PLAN_FOLDER}shards/{folder}"
             found = [stat for prefix in prefixes for stat in output.list(prefix)]
             names = {stat.name for stat in found}
             if history.unlisted(output, names) == names:  # else it was published
