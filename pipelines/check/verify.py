@@ -185,14 +185,13 @@ def _unlisted(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
         if not any(group.is_own for group in of.groups):
             continue
         is_of_split = re.compile(rf"{split}(-[0-9a-f]{{8}})?/.*\.(tar|idx\.npy)").fullmatch
-        for prefix in (f"{split}/", f"{split}-"):
-            try:
-                names.update(stat.name for stat in storage.list(prefix) if is_of_split(stat.name))
-            except ConfigError:  # a web server, which no reader lists either
-                return
-            except StorageError as error:
-                yield Problem(prefix, f"can't be listed: {error}")
-    strays = history.unlisted(storage, names.difference(manifests.files_of(manifest)))
+        try:
+            names.update(stat.name for stat in storage.list(split) if is_of_split(stat.name))
+        except ConfigError:  # a web server, which no reader lists either
+            return
+        except StorageError as error:
+            yield Problem(split, f"can't be listed: {error}")
+    strays = history.unlisted(storage, names - manifests.files_of(manifest))
     resumed = replace.unfinished_files(storage) if strays else set()  # by the build that wrote them
     for name in sorted(strays - resumed):
         yield Problem(

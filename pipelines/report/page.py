@@ -56,8 +56,7 @@ def write(url: str, output: str | None = None, *, max_images: int = IMAGES, forc
     target, name = page.output_of(loaded.storage, output, force=force)
     data = collect(loaded, max_images=max_images)
     content = render(data)
-    with target.writer(name) as out:
-        out.write(content)
+    target.write(name, content)
     return WrittenPage(data, f"{target.url}/{name}", len(content))
 
 

@@ -82,8 +82,7 @@ def _write(loaded: LoadedSet, split: str, number: int, options: ImageOptions) ->
         "json": [_json(bytes(tar[start : start + size])) if size else None for start, size in texts],
     }
     table = pa.table(columns, SCHEMA).replace_schema_metadata({FOOTER: shard.sha256.encode()})
-    with storage.writer(naming.catalog_of(shard.path)) as file:
-        file.write(table_to_bytes(table))
+    storage.write(naming.catalog_of(shard.path), table_to_bytes(table))
     return naming.catalog_of(shard.path)
 
 

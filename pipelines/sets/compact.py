@@ -19,7 +19,7 @@ from pipelines.write import history, replace
 from shardset.errors import ConfigError, ManifestError
 from shardset.format import manifest as manifests
 from shardset.format import naming, versions
-from shardset.format.index import index_fields
+from shardset.format.index import content_bytes, index_fields
 from shardset.format.manifest import Manifest, Quarantine, Shard, Split
 from shardset.format.shards import Group
 from shardset.format.tar import StoredSample, members, sample_members
@@ -102,11 +102,11 @@ def _publish(
     storage.sweep()
     mark = f"{versions.WRITING}{newest.number}/"
     marks = [f"{mark}{name}{suffix}" for name in [*left, "quarantine"]]
-    _write(storage, *marks)  # so that the next change can remove what this one leaves
+    _mark(storage, marks)  # so that the next change can remove what this one leaves
     quarantine = newest.quarantine
     if rejected is not None:
         quarantine = Quarantine(count=len(rejected), path=naming.quarantine_path(suffix))
-        _write(storage, quarantine.path, content=b"".join(rejected))
+        storage.write(quarantine.path, b"".join(rejected), if_generation=ABSENT)
     for name, split in left.items():
         if dropped[name]:
             left[name] = _rewritten(storage, name, split, name + suffix, dropped[name])
@@ -124,9 +124,14 @@ def _publish(
     try:
         history.publish(storage, newest, manifests.seal(version))
     except ManifestError:
-        _write(storage, *marks)  # the other one may have removed them
+        _mark(storage, marks)  # the other one may have removed them
         replace.remove_stopped(storage, newest.number + 1)
         raise
+
+
+def _mark(storage: Storage, marks: Sequence[str]) -> None:
+    for name in marks:
+        storage.write(name, b"", if_generation=ABSENT)
 
 
 def lines(done: Compacted) -> list[str]:
@@ -178,14 +183,7 @@ def _same_images(storage: Storage, newest: Manifest, dropped: Sequence[np.ndarra
         is_same = np.isin(images_of(index), images[images > 0]) & ~np.isin(index["key"], keys)
         return [key.decode() for key in index["key"][is_same].tolist()]
 
-    shards = (shard for split in newest.splits.values() for shard in split.shards)
-    return [key for found in plan_files.in_order(storage, shards, same) for key in found]
-
-
-def _write(storage: Storage, *paths: str, content: bytes = b"") -> None:
-    for path in paths:
-        with storage.writer(path, if_generation=ABSENT) as out:
-            out.write(content)
+    return [key for found in plan_files.in_order(storage, newest.shards, same) for key in found]
 
 
 def _rewritten(storage: Storage, name: str, split: Split, folder: str, dropped: Dropped) -> Split:
@@ -203,7 +201,7 @@ def _rewritten(storage: Storage, name: str, split: Split, folder: str, dropped: 
     labels = np.concatenate([rows["label"] for rows in dropped.values()])
     copies = np.concatenate([rows["copy"] for rows in dropped.values()])
     totals = split.class_totals - class_counts(labels, len(split.class_totals))
-    contents = sum(map(_content_bytes, dropped.values()))
+    contents = sum(map(content_bytes, dropped.values()))
     return msgspec.structs.replace(
         split,
         num_samples=split.num_samples - len(copies),
@@ -216,10 +214,6 @@ def _rewritten(storage: Storage, name: str, split: Split, folder: str, dropped: 
         class_totals=totals.tolist(),
         shards=list(_groups(storage, name, split, folder, left, new)),
     )
-
-
-def _content_bytes(index: np.ndarray) -> int:
-    return sum(int(index[f".{field}"]["num_bytes"].sum()) for field in index_fields(index))
 
 
 def _rewrite(storage: Storage, shard: Shard, dropped: np.ndarray, path: str) -> Shard:

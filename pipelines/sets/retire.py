@@ -91,20 +91,21 @@ def retire(
     newest = manifests.read_head(storage)
     others = list(manifests.older(storage))
     replace.remove_stopped(storage, newest.number)
-    of_newest = replace.files_of(newest)
+    of_newest = manifests.files_of(newest)
     lists = {one.quarantine.path for one in (newest, *others) if without(storage, one, keys) is not None}
 
     def is_stale(one: Manifest) -> bool:
         path = one.quarantine.path
-        return bool(replace.files_of(one) - {path} - of_newest) or (side_files and path in lists)
+        lost = manifests.files_of(one) - of_newest - {path}
+        return bool(lost) or (side_files and path in lists)
 
     stale = [one for one in others if is_stale(one)]
     left = [newest, *(one for one in others if one not in stale)]
-    listed = set[str]().union(*map(replace.files_of, left))
+    listed = manifests.files_of(*left)
     digests = {one.digest for one in left}
     tags = sorted(name for name, tag in tagged.items() if tag.digest not in digests)
     sides = _side_files(storage, listed)
-    names = set[str]().union(*map(replace.files_of, stale)) - listed
+    names = manifests.files_of(*stale) - listed
     done = msgspec.structs.replace(done, version=newest.number, tags=tags, side_files=sorted(sides | lists))
     if stale:
         after = _waiting_since(storage, now) + grace
@@ -112,9 +113,8 @@ def retire(
             when = after.isoformat(timespec="minutes")
             return msgspec.structs.replace(done, waiting=len(names), after=when)
         refuse_unfinished(storage, newest)  # one that has begun meanwhile would lose its plan
-        planned = {stat.name for stat in storage.list(naming.PLAN_FOLDER)}
         tars = [name for name in names if name.endswith(".tar")]
-        names |= set(filter(paths.is_plan_file, planned)) - set(map(naming.references_of, listed))
+        names |= replace.planned(storage, listed)
         names |= {*map(naming.catalog_of, tars), *(f"{tar}.idx" for tar in tars)}
         names |= {naming.REPORT, *map(versions.tag_path, tags)}  # the page shows pictures of them
     if side_files:
@@ -149,8 +149,8 @@ def _side_files(storage: Storage, listed: Collection[str]) -> set[str]:
 
 def _waiting_since(storage: Storage, now: datetime) -> datetime:
     """When the old files began to wait: now, unless an earlier call has noted it."""
-    with suppress(PreconditionFailed), storage.writer(SINCE, if_generation=ABSENT) as out:
-        out.write(msgspec.json.encode(now))
+    with suppress(PreconditionFailed):
+        storage.write(SINCE, msgspec.json.encode(now), if_generation=ABSENT)
     try:
         return msgspec.json.decode(read_small(storage, SINCE), type=datetime)
     except msgspec.DecodeError as error:

@@ -136,8 +136,8 @@ def publish(
             )  # fmt: skip
         parts.append(part)
     rejected = [line for record in records for line in record.rejected]
-    with output.writer(naming.quarantine_path()) as out:
-        out.write("".join(json.dumps(line, sort_keys=True) + "\n" for line in rejected).encode())
+    lines = "".join(json.dumps(line, sort_keys=True) + "\n" for line in rejected)
+    output.write(naming.quarantine_path(), lines.encode())
     manifest = Manifest(
         kind=manifests.KIND,
         version=manifests.VERSION,
@@ -149,8 +149,7 @@ def publish(
         provenance=made,
     )
     sealed = manifests.seal(manifest)
-    with output.writer(naming.MANIFEST, if_generation=ABSENT) as out:
-        out.write(manifests.to_json(sealed))
+    output.write(naming.MANIFEST, manifests.to_json(sealed), if_generation=ABSENT)
     return sealed
 
 

@@ -37,8 +37,7 @@ def tag(url: str, name: str) -> Tag:
     manifest, storage, _ = manifests.load_whole(url)
     made = Tag(version=manifest.number, digest=manifest.digest)
     try:
-        with storage.writer(versions.tag_path(name), if_generation=ABSENT) as out:
-            out.write(msgspec.json.encode(made))
+        storage.write(versions.tag_path(name), msgspec.json.encode(made), if_generation=ABSENT)
     except PreconditionFailed as error:
         raise ConfigError(f"{url}: another version has the tag {name!r}, and tags never move; choose a name") from error
     return made

@@ -69,8 +69,7 @@ def make_view(url: str, of: str, choice: Choice) -> View:
     view = manifests.with_view(whole, head, splits, url).view
     assert view is not None, "of the same set"
     try:
-        with storage.writer(name, if_generation=ABSENT) as out:
-            out.write(view_to_bytes(view.head, splits))
+        storage.write(name, view_to_bytes(view.head, splits), if_generation=ABSENT)
     except PreconditionFailed as error:
         raise ConfigError(
             f"{url}: a file of this name is there, and a view replaces none; choose another name"

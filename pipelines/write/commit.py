@@ -135,8 +135,7 @@ class Committer:
             if base:
                 history.publish(output, base, manifest)
             else:
-                with output.writer(naming.MANIFEST, if_generation=old) as out:
-                    out.write(manifests.to_json(manifest))
+                output.write(naming.MANIFEST, manifests.to_json(manifest), if_generation=old)
         except PreconditionFailed as error:
             if replaces:  # the step is repeated
                 raise
@@ -157,7 +156,7 @@ class Committer:
             output = self.files.output
             old = manifests.parse(bytes(content), f"{output.url}/{paths.REPLACED}")
             replace.remove_stopped(output, old.number + 1)
-            listed = replace.files_of(old).union(*map(replace.files_of, manifests.older(output)))
+            listed = manifests.files_of(old, *manifests.older(output))
             replace.remove(self.files, listed | {naming.REPORT})  # the report is about the old set
             replace.remove(self.files, {stat.name for stat in output.list(versions.FOLDER)})
             output.delete(paths.REPLACED, generation=generation)  # a build that has begun since may have its own
@@ -172,8 +171,7 @@ def _withdraw(output: Storage, digest: str, base: Manifest | None) -> None:
             if base is None:
                 output.delete(naming.MANIFEST, generation=generation)
                 return
-            with output.writer(naming.MANIFEST, if_generation=generation) as out:
-                out.write(manifests.to_json(base))
+            output.write(naming.MANIFEST, manifests.to_json(base), if_generation=generation)
 
 
 def _why_not_published(output: Storage) -> str:

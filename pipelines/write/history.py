@@ -29,7 +29,7 @@ def unlisted(storage: Storage, names: set[str]) -> set[str]:
 
 def has_shards_of(manifest: Manifest, plan: PlanFile) -> bool:
     """Whether a version has a group of that plan."""
-    return any(group.plan_digest == plan.digest for split in manifest.splits.values() for group in split.groups)
+    return any(group.plan_digest == plan.digest for group in manifest.groups)
 
 
 def has_unfinished_plan(storage: Storage, newest: Manifest) -> bool:
@@ -56,13 +56,11 @@ def publish(storage: Storage, base: Manifest, manifest: Manifest) -> None:
     if newest.digest != base.digest:
         raise ManifestError(f"{where}: {meanwhile}")
     try:
-        with storage.writer(versions.path(base.number), if_generation=ABSENT) as out:
-            out.write(manifests.to_json(base))
+        storage.write(versions.path(base.number), manifests.to_json(base), if_generation=ABSENT)
     except PreconditionFailed as error:
         raise ManifestError(f"{error}; it is of a set that was replaced: remove {versions.FOLDER} there") from error
     try:
-        with storage.writer(naming.MANIFEST, if_generation=generation) as out:
-            out.write(manifests.to_json(manifest))
+        storage.write(naming.MANIFEST, manifests.to_json(manifest), if_generation=generation)
     except PreconditionFailed as error:
         raise ManifestError(f"{where}: {meanwhile}") from error
 

@@ -141,6 +141,16 @@ class Manifest(Record, frozen=True, kw_only=True):
     forgotten: list[Count] = msgspec.field(default_factory=list)
 
     @property
+    def groups(self) -> list[Group]:
+        """The groups of all splits."""
+        return [group for split in self.splits.values() for group in split.groups]
+
+    @property
+    def shards(self) -> Iterator[Shard]:
+        """The shards of all splits, once it is `opened`."""
+        return (shard for split in self.splits.values() for shard in split.shards)
+
+    @property
     def seed(self) -> int:
         """The seed of the order in which the build stored the samples; of the first one, if shards were added."""
         return next(iter(self.splits.values())).groups[0].seed
@@ -359,15 +369,12 @@ def opened(storage: Storage, manifest: Manifest) -> Manifest:
     return msgspec.structs.replace(manifest, splits=splits)
 
 
-def files_of(manifest: Manifest) -> Iterator[str]:
-    """The paths of all files that a manifest names; reads none."""
-    yield manifest.quarantine.path
-    for split in manifest.splits.values():
-        for group in split.groups:
-            yield group.table
-            for number in range(group.num_shards):
-                path = group.path(number)
-                yield from (path, naming.index_path(path))
+def files_of(*named_by: Manifest) -> set[str]:
+    """The paths of all files that some manifests name; reads none."""
+    groups = [group for manifest in named_by for group in manifest.groups]
+    tars = [group.path(number) for group in groups for number in range(group.num_shards)]
+    lists = {manifest.quarantine.path for manifest in named_by}
+    return lists.union((group.table for group in groups), tars, map(naming.index_path, tars))
 
 
 def schema() -> dict[str, Any]:
@@ -419,8 +426,7 @@ def _problems(manifest: Manifest, where: str) -> Iterator[str]:
         if not naming.is_split(name):
             yield f"{where}: {name!r} can't name a split ({naming.SPLIT_NAMES})"
         yield from _split_problems(split, num_classes, f"{where}: split {name!r}")
-    groups = [group for split in manifest.splits.values() for group in split.groups]
-    paths = [path for group in groups for path in (group.shards, group.table)]
+    paths = [path for group in manifest.groups for path in (group.shards, group.table)]
     for path, count in Counter([manifest.quarantine.path, *paths]).items():
         if not naming.is_relative(path):
             yield f"{where}: path {path!r} leaves the manifest's folder, expected one inside it"
