@@ -102,7 +102,7 @@ def _in_view(loaded: LoadedSet, split: str, sample: SampleInfo) -> Iterator[Samp
     part, ids = loaded.part(split), np.array([sample.id])
     if loaded.stored_split(split) == sample.split and part.selection.has(ids).item():
         label = part.labels_of(ids, np.array([sample.label])).item()
-        class_name = loaded.manifest.classes[label].name if 0 <= label < len(loaded.manifest.classes) else ""
+        class_name = loaded.manifest.class_name(label)
         yield msgspec.structs.replace(sample, split=split, label=label, class_name=class_name)
 
 
@@ -251,7 +251,7 @@ def _sample(
 ) -> SampleInfo:
     shard, record = manifest.splits[split].shards[number], index[row]
     label = int(record["label"])
-    ranges = {field: (int(record[f".{field}"][0]), int(record[f".{field}"][1])) for field in index_fields(index)}
+    ranges = {field: record[f".{field}"].item() for field in index_fields(index)}
     return SampleInfo(
         split=split,
         shard=shard.path,
@@ -261,7 +261,7 @@ def _sample(
         key=record["key"].decode("ascii", "replace"),
         name=names[row] if names else None,
         label=label,
-        class_name=manifest.classes[label].name if 0 <= label < len(manifest.classes) else "",
+        class_name=manifest.class_name(label),
         source=int(record["source"]),
         copy=int(record["copy"]),
         byte_ranges={field: offset_size for field, offset_size in ranges.items() if offset_size != (0, 0)},

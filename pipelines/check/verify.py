@@ -86,12 +86,10 @@ def verify(
             num_classes=len(manifest.classes),
             image=image,
             deep=deep,
-            is_own=is_own,
+            is_own=manifest.is_own,
         )
         for name, split in manifest.splits.items()
-        for shard, is_own in zip(
-            split.shards, [group.is_own for group in split.groups for _ in range(group.num_shards)], strict=True
-        )
+        for shard in split.shards
     ]
     checked = _check_all(tasks, progress, min_process_bytes)
     problems = [
@@ -181,9 +179,7 @@ def _table_problems(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
 
 def _unlisted(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
     names = set[str]()
-    for split, of in manifest.splits.items():
-        if not any(group.is_own for group in of.groups):
-            continue
+    for split in manifest.splits if manifest.is_own else ():
         is_of_split = re.compile(rf"{split}(-[0-9a-f]{{8}})?/.*\.(tar|idx\.npy)").fullmatch
         try:
             names.update(stat.name for stat in storage.list(split) if is_of_split(stat.name))

@@ -131,7 +131,7 @@ def _hash_keys(keys: Sequence[str]) -> Hashes:
 
 
 def _keys_of(index: NDArray[np.void]) -> Hashes:
-    return _hash_keys([key.decode("ascii", "replace") for key in index["key"].tolist()])
+    return _hash_keys(index["key"].astype(str).tolist())
 
 
 def _image_of(row: UnitRow) -> int:

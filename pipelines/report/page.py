@@ -243,7 +243,7 @@ def findings(data: ReportData) -> Iterator[Finding]:
 
 def class_name(manifest: Manifest, label: int) -> str:
     """The name of a class, or `no label`."""
-    return manifest.classes[label].name if 0 <= label < len(manifest.classes) else "no label"
+    return manifest.class_name(label) or "no label"
 
 
 def _duplicates(data: ReportData) -> Iterator[Finding]:

@@ -100,9 +100,8 @@ def _publish(
     identity = repr((newest.digest, forgotten, rejected))
     suffix = "-" + hashlib.sha256(identity.encode()).hexdigest()[:8]
     storage.sweep()
-    mark = f"{versions.WRITING}{newest.number}/"
-    marks = [f"{mark}{name}{suffix}" for name in [*left, "quarantine"]]
-    _mark(storage, marks)  # so that the next change can remove what this one leaves
+    folders = [f"{newest.number}/{name}{suffix}" for name in [*left, "quarantine"]]
+    _mark(storage, folders)  # so that the next change can remove what this one leaves
     quarantine = newest.quarantine
     if rejected is not None:
         quarantine = Quarantine(count=len(rejected), path=naming.quarantine_path(suffix))
@@ -124,14 +123,14 @@ def _publish(
     try:
         history.publish(storage, newest, manifests.seal(version))
     except ManifestError:
-        _mark(storage, marks)  # the other one may have removed them
+        _mark(storage, folders)  # the other one may have removed them
         replace.remove_stopped(storage, newest.number + 1)
         raise
 
 
-def _mark(storage: Storage, marks: Sequence[str]) -> None:
-    for name in marks:
-        storage.write(name, b"", if_generation=ABSENT)
+def _mark(storage: Storage, folders: Sequence[str]) -> None:
+    for name in folders:
+        storage.write(versions.WRITING + name, b"", if_generation=ABSENT)
 
 
 def lines(done: Compacted) -> list[str]:
@@ -272,18 +271,15 @@ def _groups(
             if is_new:
                 pattern = f"{folder}/{name}-{{{first:06d}..{last:06d}}}.tar"
                 digest = hashlib.sha256(f"{digest} {folder}".encode()).hexdigest()
-            table_path = f"{folder}/shards-{num_tables:06d}.npy"
+            [made] = write_split(
+                partial(storage.writer, if_generation=ABSENT),
+                (WrittenShard(left[number], (), 0) for number in members),
+                pattern=pattern,
+                table_path=f"{folder}/shards-{num_tables:06d}.npy",
+                num_shards=len(members),
+                seed=group.seed,
+                plan_digest=digest,
+                promises=promises,
+            ).groups
             num_tables += 1
-            with storage.writer(table_path, if_generation=ABSENT) as out:
-                [made] = write_split(
-                    out,
-                    (WrittenShard(left[number], (), 0) for number in members),
-                    pattern=pattern,
-                    table_path=table_path,
-                    num_shards=len(members),
-                    class_totals=[],
-                    seed=group.seed,
-                    plan_digest=digest,
-                    promises=promises,
-                ).groups
             yield msgspec.structs.replace(made, fields=group.fields)

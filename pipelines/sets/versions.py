@@ -110,12 +110,11 @@ def _diff_split(old: LoadedSet, new: LoadedSet, split: str) -> Iterator[Differen
 def _samples(loaded: LoadedSet, split: str, without: set[str]) -> dict[str, tuple[str, int]]:
     """The class and the CRC32C (of the image, if it has one) of each sample by key, without those of some shards."""
     manifest, storage, _ = loaded
-    names = [info.name for info in manifest.classes]
     found = {}
     for shard in manifest.splits[split].shards if split in manifest.splits else ():
         if shard.sha256 not in without:
             index = read_index(storage, shard)
             content = np.where(index["image_crc32c"], index["image_crc32c"], index["crc32c"]).tolist()
             for key, label, crc32c in zip(index["key"].tolist(), index["label"].tolist(), content, strict=True):
-                found[key.decode("ascii", "replace")] = names[label] if label >= 0 else "", crc32c
+                found[key.decode("ascii", "replace")] = manifest.class_name(label), crc32c
     return found

@@ -100,20 +100,19 @@ class Committer:
         written = (
             WrittenShard(record.shard, record.fields, record.num_content_bytes) for record in self._records(plan, name)
         )
-        with self.files.writer(naming.table_path(folder)) as out:
-            return write_split(
-                out,
-                written,
-                pattern=pattern_of(folder, name, split.num_shards),
-                table_path=naming.table_path(folder),
-                num_shards=split.num_shards,
-                class_totals=class_totals,
-                seed=self.config.seed,
-                plan_digest=plan.digest,
-                promises=["mixed", "reproducible"],
-                num_dropped=split.num_dropped,
-                num_repeats=split.num_repeats,
-            )
+        return write_split(
+            self.files.writer,
+            written,
+            pattern=pattern_of(folder, name, split.num_shards),
+            table_path=naming.table_path(folder),
+            num_shards=split.num_shards,
+            class_totals=class_totals,
+            seed=self.config.seed,
+            plan_digest=plan.digest,
+            promises=["mixed", "reproducible"],
+            num_dropped=split.num_dropped,
+            num_repeats=split.num_repeats,
+        )
 
     def _records(self, plan: PlanFile, split: str) -> Iterator[ShardRecord]:
         """The records of all shards of a split, in order, read one at a time."""

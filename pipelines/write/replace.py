@@ -29,7 +29,7 @@ def manifest_at(output: Storage, name: str) -> Manifest | None:
         return None
     except ManifestError as error:
         raise ManifestError(f"{error}; --overwrite can't tell what to replace: move it away with its shards") from error
-    if not all(group.is_own for group in manifest.groups):
+    if not manifest.is_own:
         raise ConfigError(
             f"{where}: the tars of this set were adopted: shardset neither changes nor removes "
             "them; make a set of them in another folder with `build --source shardset`"

@@ -140,6 +140,15 @@ class Manifest(Record, frozen=True, kw_only=True):
     provenance: Provenance
     forgotten: list[Count] = msgspec.field(default_factory=list)
 
+    def class_name(self, label: int) -> str:
+        """The name of the class with that label; "" if there is none."""
+        return self.classes[label].name if 0 <= label < len(self.classes) else ""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether shardset wrote all tars; others wrote those that were adopted."""
+        return all(group.is_own for group in self.groups)
+
     @property
     def groups(self) -> list[Group]:
         """The groups of all splits."""
