@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import msgspec
 
 from pipelines.check.duplicate_keys import duplicate_keys
-from pipelines.check.problems import Problem, check_quarantine, problem_of
+from pipelines.check.problems import Problem, check_quarantine, lines_of, problem_of
 from pipelines.check.shard import ShardFindings, ShardTask, check_shard
 from pipelines.images.options import options_to_read
 from pipelines.write import history, replace
-from shardset.errors import ConfigError, DamagedShard, StorageError, printable
+from shardset.errors import ConfigError, DamagedShard, StorageError
 from shardset.format import manifest as manifests
 from shardset.format.manifest import Manifest
 from shardset.storage.base import Storage
@@ -118,14 +118,12 @@ def verify(
 
 def render(report: VerifyReport, *, max_problems: int = 100) -> str:
     """The report as lines for a terminal: the first `max_problems` problems, then one line that sums up."""
-    lines = [f"{problem.where}: {problem.sentence}" for problem in report.problems[:max_problems]]
-    if len(report.problems) > max_problems:
-        lines.append(f"... and {len(report.problems) - max_problems:,} more (all of them with --json)")
+    lines = lines_of(report.problems, max_problems, " (all of them with --json)")
     count = len(report.problems)
     outcome = f"{count:,} problem{'s' if count > 1 else ''}" if count else "no problem"
     images = f", {report.num_images:,} images decoded" if report.deep else ""
     read = f"{report.num_shards:,} shards, {report.num_samples:,} samples, {report.num_bytes:,} bytes read{images}"
-    return "\n".join(map(printable, [*lines, f"verified {read}: {outcome}"]))
+    return "\n".join([*lines, f"verified {read}: {outcome}"])
 
 
 def to_json(report: VerifyReport) -> str:

@@ -110,6 +110,12 @@ def rows_of_index(index: np.ndarray, split: int, first_id: int) -> np.ndarray:
     return rows
 
 
+def ranks(values: np.ndarray) -> np.ndarray:
+    """The number of each of some sorted values among its equals."""
+    _, firsts, counts = np.unique(values, return_index=True, return_counts=True)
+    return np.arange(len(values)) - np.repeat(firsts, counts)
+
+
 def read_images(
     storage: Storage, catalog: Catalog, samples: np.ndarray, use: Callable[[bytes], T]
 ) -> tuple[dict[int, T], list[Problem]]:

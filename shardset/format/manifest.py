@@ -364,8 +364,7 @@ def older(storage: Storage) -> Iterator[Manifest]:
 
 def older_with(storage: Storage, digest: str) -> Manifest | None:
     """The older version with that digest, its shards unread; None if it's gone or on the web."""
-    is_listed = not storage.url.startswith("https://")
-    found = older(storage) if is_listed else ()
+    found = () if storage.url.startswith("https://") else older(storage)
     return next((one for one in found if one.digest == digest), None)
 
 

@@ -237,6 +237,8 @@ def test_side_files_that_name_what_is_gone_are_listed_and_removed_when_asked_for
     assert main([*words, "--side-files"]) == 0
     assert "may still name" not in capsys.readouterr().out
     assert not hits(stored, b"val/cat/000") | hits(stored, BAD.encode())
+    tars = {naming.index_path(name.removesuffix(".idx")) for name in hits(stored, b"") if name.endswith(".idx")}
+    assert tars <= hits(stored, b"")  # those of removed tars went with them
     assert {name.split("/")[1] for name in hits(stored, b"") if name.startswith("columns/")} == {"new"}
     assert (stored / "wids-other.json").exists()
     assert manifests.load(str(stored)).manifest.quarantine.count == 0
