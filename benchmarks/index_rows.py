@@ -10,6 +10,7 @@ planned as a running stream plans them.
 import argparse
 import io
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import cast
 
@@ -103,7 +104,7 @@ def made(num_samples: int, shard_size: int, mean_bytes: int) -> tuple[OneIndexSt
     ]
     out = io.BytesIO()
     split = write_split(
-        cast(ObjectWriter, out), [WrittenShard(shard, ["png", "cls"], 0) for shard in shards],
+        lambda _: nullcontext(cast(ObjectWriter, out)), [WrittenShard(shard, ["png", "cls"], 0) for shard in shards],
         pattern=pattern_of("train", "train", num_shards), table_path=naming.table_path("train"),
         num_shards=num_shards, class_totals=[], seed=0, plan_digest="0" * 64, promises=[],
     )  # fmt: skip

@@ -230,7 +230,8 @@ class _Start:
             self._refuse_existing(has_manifest=has_manifest, has_build=old is not None, changes=changes)
         removed = unfinished = history.unlisted(output, replacing.unfinished_files(output))
         if base is None:
-            removed = unfinished.union(*map(replacing.files_of, [replaced, *manifests.older(output)]))
+            listed = filter(None, [replaced, *manifests.older(output)])
+            removed = unfinished | manifests.files_of(*listed)
         replacing.refuse_input(output, removed, self.input, self.survey.objects)
         if self.survey.all_tars:
             replacing.refuse_inside(
@@ -330,9 +331,8 @@ def _lay_out(
     `old` is the set there, which stays if the build appends to it: then the original names of its samples stay too.
     """
     replacing.remove(files, unfinished)
-    kept = set(map(naming.references_of, replacing.files_of(old))) if known else set()
-    plan_names = {stat.name for stat in files.output.list(naming.PLAN_FOLDER) if paths.is_plan_file(stat.name)}
-    replacing.remove(files, plan_names - {paths.BUILD} - kept)
+    kept = manifests.files_of(old) if old and known else set[str]()
+    replacing.remove(files, replacing.planned(files.output, kept) - {paths.BUILD})
     if old:
         files.write(paths.BASE if known else paths.REPLACED, manifests.to_json(old))
     if old and known:

@@ -26,8 +26,7 @@ _PREFIXES = ["", "a", "a/", "a ", "b/c", "b/c/", "b/c/d", "b/c/d/", "é", "x", "
 
 
 def put(storage: Storage, name: str, data: bytes = HELLO, *, if_generation: str | None = None) -> None:
-    with storage.writer(name, if_generation=if_generation) as writer:
-        writer.write(data)
+    storage.write(name, data, if_generation=if_generation)
 
 
 def names(storage: Storage, prefix: str = "") -> list[str]:

@@ -199,19 +199,16 @@ class _SplitWriter:
             write_index(self._path(number), builder, with_fields(rows, self._builder.fields), self._create)
             for number, (builder, rows) in enumerate(self._tars)
         ]
-        table = naming.table_path(self._name)
-        with self._create(table) as out:
-            return write_split(
-                out,
-                shards,
-                pattern=pattern_of(self._name, self._name, len(shards)),
-                table_path=table,
-                num_shards=len(shards),
-                class_totals=[self.labels[label] for label in range(num_classes)],
-                seed=0,
-                plan_digest=_digest(written.shard.sha256 for written in shards),
-                promises=["reproducible"],
-            )
+        return write_split(
+            self._create,
+            shards,
+            pattern=pattern_of(self._name, self._name, len(shards)),
+            table_path=naming.table_path(self._name),
+            num_shards=len(shards),
+            class_totals=[self.labels[label] for label in range(num_classes)],
+            plan_digest=_digest(written.shard.sha256 for written in shards),
+            promises=["reproducible"],
+        )
 
     def _path(self, number: int) -> str:
         return naming.shard_path(self._name, self._name, number)

@@ -14,7 +14,6 @@ from shardset.format import manifest as manifests
 from shardset.format.catalog import read_names
 from shardset.format.index import index_fields
 from shardset.format.manifest import LoadedSet, Manifest, Shard, Split
-from shardset.program import count
 from shardset.read.indexes import read_index
 from shardset.storage.base import Storage
 
@@ -103,7 +102,7 @@ def _in_view(loaded: LoadedSet, split: str, sample: SampleInfo) -> Iterator[Samp
     part, ids = loaded.part(split), np.array([sample.id])
     if loaded.stored_split(split) == sample.split and part.selection.has(ids).item():
         label = part.labels_of(ids, np.array([sample.label])).item()
-        class_name = loaded.manifest.classes[label].name if 0 <= label < len(loaded.manifest.classes) else ""
+        class_name = loaded.manifest.class_name(label)
         yield msgspec.structs.replace(sample, split=split, label=label, class_name=class_name)
 
 
@@ -215,8 +214,7 @@ def find_name(storage: Storage, manifest: Manifest, name: str, *, split: str | N
             f"no sample was made from {name!r}, and {manifest.quarantine.path} does not list it; check the spelling"
         )
         if manifest.forgotten:
-            dropped = count(len(manifest.forgotten), "key")
-            unknown += f", or whether its key is one of {dropped} that `compact` dropped; {_OLDER}"
+            unknown += f", or `compact` dropped it; {_OLDER}"
         if without_names:
             more = f" and {len(without_names) - 1:,} more" if without_names[1:] else ""
             unknown = f"{storage.url}: {NO_NAMES}, for {min(without_names)}{more}; search by --key"
@@ -253,7 +251,7 @@ def _sample(
 ) -> SampleInfo:
     shard, record = manifest.splits[split].shards[number], index[row]
     label = int(record["label"])
-    ranges = {field: (int(record[f".{field}"][0]), int(record[f".{field}"][1])) for field in index_fields(index)}
+    ranges = {field: record[f".{field}"].item() for field in index_fields(index)}
     return SampleInfo(
         split=split,
         shard=shard.path,
@@ -263,7 +261,7 @@ def _sample(
         key=record["key"].decode("ascii", "replace"),
         name=names[row] if names else None,
         label=label,
-        class_name=manifest.classes[label].name if 0 <= label < len(manifest.classes) else "",
+        class_name=manifest.class_name(label),
         source=int(record["source"]),
         copy=int(record["copy"]),
         byte_ranges={field: offset_size for field, offset_size in ranges.items() if offset_size != (0, 0)},

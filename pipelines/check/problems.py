@@ -1,10 +1,11 @@
 """What is wrong with a file of a shard set, and the list of raw samples that a build rejected, `quarantine.jsonl`."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shardset.errors import NotFound, StorageError
+from shardset.errors import NotFound, StorageError, printable
 from shardset.format.manifest import Quarantine
 from shardset.storage.base import Storage
 from shardset.storage.checked import read_twice
@@ -16,6 +17,13 @@ class Problem:
 
     where: str
     sentence: str
+
+
+def lines_of(problems: Sequence[Problem], most: int, advice: str = "") -> list[str]:
+    """A line for each of the first `most` problems, then one on the others, with `advice`."""
+    lines = [printable(f"{one.where}: {one.sentence}") for one in problems[:most]]
+    more = len(problems) - len(lines)
+    return [*lines, f"... and {more:,} more{advice}"] if more else lines
 
 
 def problem_of(path: str, error: Exception) -> Problem:

@@ -16,7 +16,7 @@ from shardset.checksum import crc32c_of
 from shardset.errors import DamagedShard, StorageError, UndecodableImage
 from shardset.format import table
 from shardset.format.images import is_image_field
-from shardset.format.index import index_fields
+from shardset.format.index import content_bytes
 from shardset.format.manifest import IndexFile, Shard
 from shardset.format.tar import TarMember, members, sample_members
 from shardset.read.indexes import read_index
@@ -132,8 +132,7 @@ def _check_tar(task: ShardTask, index: np.ndarray | None, findings: ShardFinding
     if not task.is_own:  # written by others: only that it is still the tar that was indexed
         if index is not None:
             findings.num_samples, findings.labels = len(index), Counter(index["label"].tolist())
-            sizes = (index[f".{name}"]["num_bytes"].sum() for name in index_fields(index))
-            findings.num_content_bytes = int(sum(sizes))
+            findings.num_content_bytes = content_bytes(index)
         return
     groups = _groups(shard.path, tar, findings)
     if len(groups) != shard.num_samples:

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import msgspec
 
 from pipelines.check.duplicate_keys import duplicate_keys
-from pipelines.check.problems import Problem, check_quarantine, problem_of
+from pipelines.check.problems import Problem, check_quarantine, lines_of, problem_of
 from pipelines.check.shard import ShardFindings, ShardTask, check_shard
 from pipelines.images.options import options_to_read
 from pipelines.write import history, replace
-from shardset.errors import ConfigError, DamagedShard, StorageError, printable
+from shardset.errors import ConfigError, DamagedShard, StorageError
 from shardset.format import manifest as manifests
 from shardset.format.manifest import Manifest
 from shardset.storage.base import Storage
@@ -86,12 +86,10 @@ def verify(
             num_classes=len(manifest.classes),
             image=image,
             deep=deep,
-            is_own=is_own,
+            is_own=manifest.is_own,
         )
         for name, split in manifest.splits.items()
-        for shard, is_own in zip(
-            split.shards, [group.is_own for group in split.groups for _ in range(group.num_shards)], strict=True
-        )
+        for shard in split.shards
     ]
     checked = _check_all(tasks, progress, min_process_bytes)
     problems = [
@@ -120,14 +118,12 @@ def verify(
 
 def render(report: VerifyReport, *, max_problems: int = 100) -> str:
     """The report as lines for a terminal: the first `max_problems` problems, then one line that sums up."""
-    lines = [f"{problem.where}: {problem.sentence}" for problem in report.problems[:max_problems]]
-    if len(report.problems) > max_problems:
-        lines.append(f"... and {len(report.problems) - max_problems:,} more (all of them with --json)")
+    lines = lines_of(report.problems, max_problems, " (all of them with --json)")
     count = len(report.problems)
     outcome = f"{count:,} problem{'s' if count > 1 else ''}" if count else "no problem"
     images = f", {report.num_images:,} images decoded" if report.deep else ""
     read = f"{report.num_shards:,} shards, {report.num_samples:,} samples, {report.num_bytes:,} bytes read{images}"
-    return "\n".join(map(printable, [*lines, f"verified {read}: {outcome}"]))
+    return "\n".join([*lines, f"verified {read}: {outcome}"])
 
 
 def to_json(report: VerifyReport) -> str:
@@ -181,18 +177,15 @@ def _table_problems(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
 
 def _unlisted(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
     names = set[str]()
-    for split, of in manifest.splits.items():
-        if not any(group.is_own for group in of.groups):
-            continue
+    for split in manifest.splits if manifest.is_own else ():
         is_of_split = re.compile(rf"{split}(-[0-9a-f]{{8}})?/.*\.(tar|idx\.npy)").fullmatch
-        for prefix in (f"{split}/", f"{split}-"):
-            try:
-                names.update(stat.name for stat in storage.list(prefix) if is_of_split(stat.name))
-            except ConfigError:  # a web server, which no reader lists either
-                return
-            except StorageError as error:
-                yield Problem(prefix, f"can't be listed: {error}")
-    strays = history.unlisted(storage, names.difference(manifests.files_of(manifest)))
+        try:
+            names.update(stat.name for stat in storage.list(split) if is_of_split(stat.name))
+        except ConfigError:  # a web server, which no reader lists either
+            return
+        except StorageError as error:
+            yield Problem(split, f"can't be listed: {error}")
+    strays = history.unlisted(storage, names - manifests.files_of(manifest))
     resumed = replace.unfinished_files(storage) if strays else set()  # by the build that wrote them
     for name in sorted(strays - resumed):
         yield Problem(

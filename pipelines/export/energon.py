@@ -38,12 +38,11 @@ CREATE INDEX idx_sample_parts_full
 def files(shard_set: ShardSet) -> Iterator[SideFile]:
     """The folder's six files and the `.tar.idx` of each shard; reads the indexes, and holds the database in memory."""
     manifest = shard_set.manifest
-    shards = [shard for split in manifest.splits.values() for shard in split.shards]
-    counts = {shard.path: shard.num_samples for shard in shards}
+    counts = {shard.path: shard.num_samples for shard in manifest.shards}
     parts = {name: [shard.path for shard in split.shards] for name, split in manifest.splits.items()}
     with closing(sqlite3.connect(":memory:")) as database:
         database.executescript(_TABLES)
-        for number, shard in enumerate(shards):
+        for number, shard in enumerate(manifest.shards):
             index = read_index(shard_set.storage, shard)
             # Energon wants the first byte of each sample, then the end of the last one.
             ends = np.append(index["offset"], np.uint64(shard.num_bytes - len(END)))

@@ -78,8 +78,8 @@ def _write_all(target: Storage, name: str, files: list[SideFile], *, overwrite: 
     for file, outcome in zip(files, outcomes, strict=True):
         if outcome != "unchanged":
             # A file that appeared since the check is not replaced unasked.
-            with target.writer(file.path, if_generation=ABSENT if outcome == "written" else None) as writer:
-                writer.write(file.content)
+            expected = ABSENT if outcome == "written" else None
+            target.write(file.path, file.content, if_generation=expected)
         yield ExportedFile(format=name, path=file.path, num_bytes=len(file.content), outcome=outcome)
 
 

@@ -18,7 +18,7 @@ from shardset.errors import ConfigError, SourceError
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.images import is_image_field
-from shardset.format.index import index_fields
+from shardset.format.index import first_images
 from shardset.format.manifest import ClassInfo, Manifest, Shard
 from shardset.format.originals import stored_key
 from shardset.read.indexes import read_index
@@ -95,8 +95,7 @@ def write_known(files: PlanFiles, base: Manifest, known: Known) -> None:
         images = images_of(index)
         return [_keys_of(index), images[images > 0]][: len(names)]
 
-    shards = [shard for split in opened.splits.values() for shard in split.shards]
-    found_in = zip(*in_order(output, shards, hashes), strict=True)
+    found_in = zip(*in_order(output, opened.shards, hashes), strict=True)
     for name, found in zip(names, found_in, strict=True):
         files.write(name, np.unique(np.concatenate(found)).tobytes())
 
@@ -132,7 +131,7 @@ def _hash_keys(keys: Sequence[str]) -> Hashes:
 
 
 def _keys_of(index: NDArray[np.void]) -> Hashes:
-    return _hash_keys([key.decode("ascii", "replace") for key in index["key"].tolist()])
+    return _hash_keys(index["key"].astype(str).tolist())
 
 
 def _image_of(row: UnitRow) -> int:
@@ -146,15 +145,10 @@ def _image_of(row: UnitRow) -> int:
 
 
 def images_of(index: NDArray[np.void]) -> Hashes:
-    """The same number of each sample of an index: equal images have equal ones."""
-    columns = [index[f".{field}"] for field in index_fields(index) if is_image_field(field)]
-    if not columns:
-        return np.zeros(len(index), np.uint64)
-    starts = np.stack([np.where(column["offset"], column["offset"], np.uint64(-1 % 2**64)) for column in columns])
-    sizes = np.stack([column["num_bytes"] for column in columns])
-    size = np.take_along_axis(sizes, starts.argmin(axis=0)[None], axis=0)[0]
-    numbers: Hashes = index["image_crc32c"].astype(np.uint64) * _WORD + size % _WORD
-    numbers[size == 0] = 0
+    """The same number of each sample of an index: equal images have equal ones, 0 stands for none."""
+    sizes = first_images(index)[1].astype(np.uint64)
+    numbers: Hashes = index["image_crc32c"].astype(np.uint64) * _WORD + sizes % _WORD
+    numbers[sizes == 0] = 0
     return numbers
 
 

@@ -11,8 +11,7 @@ from pipelines.check.problems import Problem, problem_of
 from pipelines.plan.range_reads import coalesce
 from shardset.checksum import crc32c_of
 from shardset.errors import DamagedShard, StorageError, UndecodableImage
-from shardset.format.images import is_image_field
-from shardset.format.index import index_fields
+from shardset.format.index import first_images
 from shardset.format.manifest import LoadedSet, Shard
 from shardset.order.permutation import derive_key, hash64
 from shardset.read.indexes import read_index
@@ -107,11 +106,14 @@ def rows_of_index(index: np.ndarray, split: int, first_id: int) -> np.ndarray:
     for name in ("label", "copy", "image_crc32c"):
         rows[name] = index[name]
     rows["random"] = hash64(derive_key(0, "report"), rows["split"], first_id + np.arange(len(index)))
-    for name in filter(is_image_field, index_fields(index)):
-        start, num_bytes = (index[f".{name}"][part].astype(np.int64) for part in ("offset", "num_bytes"))
-        is_first = (start > 0) & ((rows["image_bytes"] == 0) | (start < rows["image_start"]))
-        rows["image_start"][is_first], rows["image_bytes"][is_first] = start[is_first], num_bytes[is_first]
+    rows["image_start"], rows["image_bytes"] = first_images(index)
     return rows
+
+
+def ranks(values: np.ndarray) -> np.ndarray:
+    """The number of each of some sorted values among its equals."""
+    _, firsts, counts = np.unique(values, return_index=True, return_counts=True)
+    return np.arange(len(values)) - np.repeat(firsts, counts)
 
 
 def read_images(

@@ -16,7 +16,7 @@ from pipelines.images.encode import thumbnail_of
 from pipelines.images.options import ImageOptions, options_to_read
 from pipelines.report import alike
 from pipelines.report.alike import DuplicateGroup, SimilarPair
-from pipelines.report.catalog import MAX_SAMPLES, THREADS, Catalog, open_catalog, read_images
+from pipelines.report.catalog import MAX_SAMPLES, THREADS, Catalog, open_catalog, ranks, read_images
 from shardset.format.catalog import read_rows
 from shardset.format.manifest import LoadedSet, Manifest
 from shardset.html import page
@@ -122,8 +122,7 @@ def choose_images(catalog: Catalog, max_images: int) -> np.ndarray:
 def _ranked(catalog: Catalog, samples: np.ndarray, column: str) -> tuple[np.ndarray, np.ndarray]:
     """The samples by a column, then in random order; and the number of each among those of the same value."""
     order = samples[np.lexsort((catalog.rows["random"][samples], catalog.rows[column][samples]))]
-    _, firsts, counts = np.unique(catalog.rows[column][order], return_index=True, return_counts=True)
-    return order, np.arange(len(order)) - np.repeat(firsts, counts)
+    return order, ranks(catalog.rows[column][order])
 
 
 def _stats(image: bytes, options: ImageOptions) -> ImageStats:

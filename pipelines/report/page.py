@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pipelines.check.problems import lines_of
 from pipelines.check.render import spread
 from pipelines.config import BuildConfig
 from pipelines.report import alike
 from pipelines.report.collect import MAX_GROUP_SHOWN, MAX_SHOWN, ReportData, collect
-from shardset.errors import ConfigError, ShardsetError, printable
+from shardset.errors import ConfigError, ShardsetError
 from shardset.format import manifest as manifests
 from shardset.format.manifest import Manifest
 from shardset.html import page, plots
@@ -56,8 +57,7 @@ def write(url: str, output: str | None = None, *, max_images: int = IMAGES, forc
     target, name = page.output_of(loaded.storage, output, force=force)
     data = collect(loaded, max_images=max_images)
     content = render(data)
-    with target.writer(name) as out:
-        out.write(content)
+    target.write(name, content)
     return WrittenPage(data, f"{target.url}/{name}", len(content))
 
 
@@ -71,7 +71,7 @@ def after_build(config: BuildConfig) -> str | None:
     except (ShardsetError, OSError) as error:
         print(f"warning: no report was made ({error}); the shard set is finished", file=sys.stderr)
         return None
-    for line in _damage_lines(written.data):
+    for line in lines_of(written.data.damage, MAX_DAMAGE_PRINTED):
         print(f"warning: {line}", file=sys.stderr)
     return written.path
 
@@ -80,13 +80,8 @@ def summary(written: WrittenPage) -> list[str]:
     """The lines that the verb prints."""
     decoded = count(len(written.data.images), "image")
     size = page.size(written.num_bytes)
-    return [*_damage_lines(written.data), f"report: {written.path} ({size}, {decoded} decoded)"]
-
-
-def _damage_lines(data: ReportData) -> list[str]:
-    lines = [printable(f"{each.where}: {each.sentence}") for each in data.damage[:MAX_DAMAGE_PRINTED]]
-    more = len(data.damage) - len(lines)
-    return [*lines, f"... and {more:,} more"] if more else lines
+    damage = lines_of(written.data.damage, MAX_DAMAGE_PRINTED)
+    return [*damage, f"report: {written.path} ({size}, {decoded} decoded)"]
 
 
 def to_json(written: WrittenPage) -> dict[str, Any]:
@@ -244,7 +239,7 @@ def findings(data: ReportData) -> Iterator[Finding]:
 
 def class_name(manifest: Manifest, label: int) -> str:
     """The name of a class, or `no label`."""
-    return manifest.classes[label].name if 0 <= label < len(manifest.classes) else "no label"
+    return manifest.class_name(label) or "no label"
 
 
 def _duplicates(data: ReportData) -> Iterator[Finding]:

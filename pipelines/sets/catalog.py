@@ -1,6 +1,7 @@
 """Writes and reads the catalogue of a shard set, as `shardset.format.catalog` defines it."""
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -8,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.images.options import ImageOptions, options_to_read
+from pipelines.plan.files import in_order
 from pipelines.report.catalog import rows_of_index
 from shardset.errors import ConfigError, UndecodableImage
 from shardset.format import manifest as manifests
@@ -44,8 +46,7 @@ def write_catalog(url: str) -> list[str]:
 def read_catalog(loaded: LoadedSet, split: str) -> pa.Table:
     """The catalogue of a split of a whole set, by id; raises ConfigError where a file is missing or of another tar."""
     shards = loaded.manifest.split(split).shards
-    with ThreadPoolExecutor(loaded.storage.reads_at_once) as threads:
-        tables = list(threads.map(lambda shard: read_rows(loaded.storage, shard), shards))
+    tables = list(in_order(loaded.storage, shards, partial(read_rows, loaded.storage)))
     if missing := [shard.path for table, shard in zip(tables, shards, strict=True) if table is None]:
         raise ConfigError(
             f"{loaded.storage.url}/{missing[0]}: no catalogue of this tar is beside it; make it with `python -m "
@@ -82,8 +83,7 @@ def _write(loaded: LoadedSet, split: str, number: int, options: ImageOptions) ->
         "json": [_json(bytes(tar[start : start + size])) if size else None for start, size in texts],
     }
     table = pa.table(columns, SCHEMA).replace_schema_metadata({FOOTER: shard.sha256.encode()})
-    with storage.writer(naming.catalog_of(shard.path)) as file:
-        file.write(table_to_bytes(table))
+    storage.write(naming.catalog_of(shard.path), table_to_bytes(table))
     return naming.catalog_of(shard.path)
 
 

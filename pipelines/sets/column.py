@@ -15,6 +15,7 @@ from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.columns import NUMBERS, SOURCE, column_url, npy
 from shardset.format.manifest import LoadedSet, Manifest, Split
+from shardset.format.shards import Promise
 from shardset.format.tar import StoredSample
 from shardset.format.write import write_shard
 from shardset.read.indexes import read_index
@@ -34,10 +35,8 @@ def column(config: ColumnConfig, beam_flags: Sequence[str] = (), show: Show | No
     source = config.source, values.num_bytes
     records = tar_sets.ensure(output, SOURCE, tasks, partial(write, config), beam_flags, source, show)
     facts = _checked(config, sum(split.num_samples for split in splits.values()), records)
-    is_own = all(group.is_own for split in splits.values() for group in split.groups)
-    return tar_sets.publish(
-        output, SOURCE, tasks, records, parent.manifest.digest, promises=["reproducible"] if is_own else [], **facts
-    )
+    promises: list[Promise] = ["reproducible"] if parent.manifest.is_own else []
+    return tar_sets.publish(output, SOURCE, tasks, records, parent.manifest.digest, promises=promises, **facts)
 
 
 def write(config: ColumnConfig, task: Task) -> TarRecord:
@@ -46,7 +45,7 @@ def write(config: ColumnConfig, task: Task) -> TarRecord:
     if digest != task.digest:
         raise ChangedInput(f"{config.set} or {config.source}: changed while it was read; run the same command again")
     shard, field = splits[task.split].shards[task.source], f"{config.name}.{values.extension}"
-    keys = [key.decode("ascii") for key in read_index(parent.storage, shard)["key"].tolist()]
+    keys = read_index(parent.storage, shard)["key"].astype(str).tolist()
     found = values.of(keys, shard.first_id)
     samples = (
         StoredSample(key=key, fields=[(field, _content(value))], label=-1, source=position)

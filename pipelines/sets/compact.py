@@ -1,13 +1,11 @@
 """Forgets samples: publishes a version without them; only the shards that held them are new."""
 
 import hashlib
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import compress, groupby
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -21,7 +19,7 @@ from pipelines.write import history, replace
 from shardset.errors import ConfigError, ManifestError
 from shardset.format import manifest as manifests
 from shardset.format import naming, versions
-from shardset.format.index import index_fields
+from shardset.format.index import content_bytes, index_fields
 from shardset.format.manifest import Manifest, Quarantine, Shard, Split
 from shardset.format.shards import Group
 from shardset.format.tar import StoredSample, members, sample_members
@@ -41,15 +39,8 @@ NOT_REACHED = (
 )
 
 
-class _Touched(NamedTuple):
-    """A shard with samples to drop: which of its rows to keep, and the other rows of its index."""
-
-    kept: np.ndarray
-    dropped: np.ndarray
-
-
-Touched = Mapping[int, _Touched]
-"""By number of the shard in its split."""
+Dropped = Mapping[int, np.ndarray]
+"""The index rows of the samples to drop, by number of their shard in its split."""
 
 
 def compact(
@@ -73,24 +64,20 @@ def compact(
     if not keys:
         raise ConfigError("no key was given; list those to drop, one in each line")
     wanted = np.array(sorted({key.encode() for key in keys}))
-    touched = {name: _find(storage, split, wanted) for name, split in newest.splits.items()}
-    dropped = [one.dropped for of_split in touched.values() for one in of_split.values()]
-    held = {key.partition(b"@")[0].decode() for rows in dropped for key in rows["key"].tolist()}
-    hashes = {key: manifests.hash_of_key(key) for key in keys}
-    forgotten = {*newest.forgotten}
-    unknown = [key for key in keys if key not in held and hashes[key] not in forgotten]
+    dropped = {name: _find(storage, split, wanted) for name, split in newest.splits.items()}
+    rows = [one for of_split in dropped.values() for one in of_split.values()]
+    held = {key.partition(b"@")[0].decode() for one in rows for key in one["key"].tolist()}
+    forgotten = {*newest.forgotten, *map(manifests.hash_of_key, held)}
+    unknown = [key for key in keys if manifests.hash_of_key(key) not in forgotten]
     refuse_unknown(unknown, f"any version of {storage.url}")
     done = Compacted(
-        num_samples=sum(map(len, dropped)),
-        num_shards=len(dropped),
-        same_images=_same_images(storage, newest, wanted, dropped) if dropped else [],
+        num_samples=sum(map(len, rows)),
+        num_shards=len(rows),
+        same_images=_same_images(storage, newest, rows) if rows else [],
     )
     rejected = without(storage, newest, keys) if side_files else None
-    if dropped or rejected is not None:
-        forgotten.update(hashes.values())
-        identity = b"\n".join([newest.digest.encode(), *wanted.tolist()])
-        suffix = "-" + hashlib.sha256(identity).hexdigest()[:8]
-        _publish(storage, newest, sorted(forgotten), suffix, touched, rejected)
+    if rows or rejected is not None:
+        _publish(storage, newest, sorted(forgotten), dropped, rejected)
     return retire(storage, keys, done, grace=grace, now=now, side_files=side_files)
 
 
@@ -98,31 +85,30 @@ def _publish(
     storage: Storage,
     newest: Manifest,
     forgotten: list[int],
-    suffix: str,
-    touched: Mapping[str, Touched],
+    dropped: Mapping[str, Dropped],
     rejected: list[bytes] | None,
 ) -> None:
     """Writes the next version, with `rejected` as its quarantine list unless that is None."""
-    num_dropped = Counter[str]()
-    for name, of_split in touched.items():
-        num_dropped[name] = sum(len(one.dropped) for one in of_split.values())
+    sizes = {name: sum(map(len, of_split.values())) for name, of_split in dropped.items()}
     splits = newest.splits.items()
-    left = {name: split for name, split in splits if split.num_samples > num_dropped[name]}
+    left = {name: split for name, split in splits if split.num_samples > sizes[name]}
     if not left:
         raise ConfigError(f"{storage.url}: no sample would be left; remove the set instead")
-    note = f"version {newest.number + 1}: {count(num_dropped.total(), 'sample')} dropped"
+    note = f"version {newest.number + 1}: {count(sum(sizes.values()), 'sample')} dropped"
     if emptied := newest.splits.keys() - left:
         note += f", none left in {', '.join(sorted(emptied))}"
+    identity = repr((newest.digest, forgotten, rejected))
+    suffix = "-" + hashlib.sha256(identity.encode()).hexdigest()[:8]
     storage.sweep()
-    mark = f"{versions.WRITING}{newest.number}/"
-    marks = [f"{mark}{name}{suffix}" for name in [*left, "quarantine"]]
-    _write(storage, *marks)  # so that the next change can remove what this one leaves
+    folders = [f"{newest.number}/{name}{suffix}" for name in [*left, "quarantine"]]
+    _mark(storage, folders)  # so that the next change can remove what this one leaves
     quarantine = newest.quarantine
     if rejected is not None:
         quarantine = Quarantine(count=len(rejected), path=naming.quarantine_path(suffix))
-        _write(storage, quarantine.path, content=b"".join(rejected))
+        storage.write(quarantine.path, b"".join(rejected), if_generation=ABSENT)
     for name, split in left.items():
-        left[name] = _rewritten(storage, name, split, suffix, touched[name])
+        if dropped[name]:
+            left[name] = _rewritten(storage, name, split, name + suffix, dropped[name])
     notes = [*newest.provenance.notes, note]
     version = msgspec.structs.replace(
         newest,
@@ -137,9 +123,14 @@ def _publish(
     try:
         history.publish(storage, newest, manifests.seal(version))
     except ManifestError:
-        _write(storage, *marks)  # the other one may have removed them
+        _mark(storage, folders)  # the other one may have removed them
         replace.remove_stopped(storage, newest.number + 1)
         raise
+
+
+def _mark(storage: Storage, folders: Sequence[str]) -> None:
+    for name in folders:
+        storage.write(versions.WRITING + name, b"", if_generation=ABSENT)
 
 
 def lines(done: Compacted) -> list[str]:
@@ -169,69 +160,47 @@ def lines(done: Compacted) -> list[str]:
     return found
 
 
-def _find(storage: Storage, split: Split, wanted: np.ndarray) -> Touched:
-    """The shards with samples of these keys, or copies of them."""
+def _find(storage: Storage, split: Split, wanted: np.ndarray) -> Dropped:
+    """The samples of these keys, and copies of them."""
 
-    def look(shard: Shard) -> _Touched:
+    def look(shard: Shard) -> np.ndarray:
         index = read_index(storage, shard)
-        is_wanted = _is_wanted(index, wanted)
-        return _Touched(~is_wanted, index[is_wanted])
+        rows: np.ndarray = index[np.isin(np.char.partition(index["key"], b"@")[:, 0], wanted)]
+        return rows
 
     found = enumerate(plan_files.in_order(storage, split.shards, look))
-    return {number: touched for number, touched in found if len(touched.dropped)}
+    return {number: rows for number, rows in found if len(rows)}
 
 
-def _same_images(
-    storage: Storage,
-    newest: Manifest,
-    wanted: np.ndarray,
-    dropped: Sequence[np.ndarray],
-) -> list[str]:
+def _same_images(storage: Storage, newest: Manifest, dropped: Sequence[np.ndarray]) -> list[str]:
     """The keys of samples that stay, though their images are equal to dropped ones."""
     images = np.concatenate([images_of(rows) for rows in dropped])
+    keys = np.concatenate([rows["key"] for rows in dropped])
 
-    def same(shard: Shard) -> list[bytes]:
+    def same(shard: Shard) -> list[str]:
         index = read_index(storage, shard)
-        is_same = np.isin(images_of(index), images[images > 0]) & ~_is_wanted(index, wanted)
-        keys: list[bytes] = index["key"][is_same].tolist()
-        return keys
+        is_same = np.isin(images_of(index), images[images > 0]) & ~np.isin(index["key"], keys)
+        return [key.decode() for key in index["key"][is_same].tolist()]
 
-    shards = (shard for split in newest.splits.values() for shard in split.shards)
-    found = plan_files.in_order(storage, shards, same)
-    return [key.decode() for keys in found for key in keys]
+    return [key for found in plan_files.in_order(storage, newest.shards, same) for key in found]
 
 
-def _is_wanted(index: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Which rows have one of these keys, or are copies of such a sample."""
-    return np.isin(np.char.partition(index["key"], b"@")[:, 0], wanted)
-
-
-def _write(storage: Storage, *paths: str, content: bytes = b"") -> None:
-    for path in paths:
-        with storage.writer(path, if_generation=ABSENT) as out:
-            out.write(content)
-
-
-def _rewritten(storage: Storage, name: str, split: Split, suffix: str, touched: Touched) -> Split:
-    """A split without the dropped rows; writes the shards that lose some, and tables, again."""
-    if not touched:
-        return split
-    folder, shards = name + suffix, list(split.shards)
+def _rewritten(storage: Storage, name: str, split: Split, folder: str, dropped: Dropped) -> Split:
+    """A split without the dropped rows; writes the shards that lose some, and tables, to `folder`."""
+    shards = list(split.shards)
 
     def rewrite(number: int) -> Shard:
         path = naming.shard_path(folder, name, number)
-        return _rewrite(storage, shards[number], touched[number].kept, path)
+        return _rewrite(storage, shards[number], dropped[number]["key"], path)
 
-    changed = [number for number, one in touched.items() if one.kept.any()]
+    changed = [number for number in dropped if len(dropped[number]) < shards[number].num_samples]
     with ThreadPoolExecutor(_THREADS) as threads:
         new = dict(zip(changed, threads.map(rewrite, changed), strict=True))
-    left = {number: shard for number, shard in enumerate(shards) if number not in touched} | new
-    dropped = [one.dropped for one in touched.values()]
-    labels = np.concatenate([rows["label"] for rows in dropped])
-    copies = np.concatenate([rows["copy"] for rows in dropped])
+    left = {number: shard for number, shard in enumerate(shards) if number not in dropped} | new
+    labels = np.concatenate([rows["label"] for rows in dropped.values()])
+    copies = np.concatenate([rows["copy"] for rows in dropped.values()])
     totals = split.class_totals - class_counts(labels, len(split.class_totals))
-    fields = ((rows, f".{field}") for rows in dropped for field in index_fields(rows))
-    contents = sum(int(rows[field]["num_bytes"].sum()) for rows, field in fields)
+    contents = sum(map(content_bytes, dropped.values()))
     return msgspec.structs.replace(
         split,
         num_samples=split.num_samples - len(copies),
@@ -246,9 +215,10 @@ def _rewritten(storage: Storage, name: str, split: Split, suffix: str, touched: 
     )
 
 
-def _rewrite(storage: Storage, shard: Shard, kept: np.ndarray, path: str) -> Shard:
-    """The shard with the kept rows, which it writes to `path`."""
+def _rewrite(storage: Storage, shard: Shard, dropped: np.ndarray, path: str) -> Shard:
+    """The shard without the dropped keys, which it writes to `path`."""
     index = read_index(storage, shard)
+    kept = ~np.isin(index["key"], dropped)
     advice = "restore the shard, or build it again, before samples are dropped"
     tar = memoryview(read_object(storage, shard.path, shard.num_bytes, shard.crc32c, advice))
     create = partial(storage.writer, if_generation=ABSENT)
@@ -301,18 +271,15 @@ def _groups(
             if is_new:
                 pattern = f"{folder}/{name}-{{{first:06d}..{last:06d}}}.tar"
                 digest = hashlib.sha256(f"{digest} {folder}".encode()).hexdigest()
-            table_path = f"{folder}/shards-{num_tables:06d}.npy"
+            [made] = write_split(
+                partial(storage.writer, if_generation=ABSENT),
+                (WrittenShard(left[number], (), 0) for number in members),
+                pattern=pattern,
+                table_path=f"{folder}/shards-{num_tables:06d}.npy",
+                num_shards=len(members),
+                seed=group.seed,
+                plan_digest=digest,
+                promises=promises,
+            ).groups
             num_tables += 1
-            with storage.writer(table_path, if_generation=ABSENT) as out:
-                [made] = write_split(
-                    out,
-                    (WrittenShard(left[number], (), 0) for number in members),
-                    pattern=pattern,
-                    table_path=table_path,
-                    num_shards=len(members),
-                    class_totals=[],
-                    seed=group.seed,
-                    plan_digest=digest,
-                    promises=promises,
-                ).groups
             yield msgspec.structs.replace(made, fields=group.fields)

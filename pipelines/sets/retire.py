@@ -13,12 +13,13 @@ from pipelines.check.problems import quarantine_entry
 from pipelines.plan import files as plan_files
 from pipelines.plan import paths
 from pipelines.write import history, replace
-from shardset.errors import ConfigError, PreconditionFailed
+from shardset.errors import ConfigError, NotFound, PreconditionFailed
 from shardset.format import manifest as manifests
 from shardset.format import naming, versions
 from shardset.format.manifest import Manifest
 from shardset.format.naming import COLUMNS_FOLDER
-from shardset.storage.base import ABSENT, Storage, stat_or_none
+from shardset.storage.base import ABSENT, Storage
+from shardset.storage.checked import read_small
 
 SINCE = f"{versions.FOLDER}removal.json"
 """When the old files of a compaction began to wait for their removal."""
@@ -26,7 +27,7 @@ SINCE = f"{versions.FOLDER}removal.json"
 _EXPORTS = ("wids-", "_info.json", ".nv-meta/.info.json")
 """The side files of other readers that list tars."""
 
-_TAR = re.compile(rb'"([^"]+\.tar)"')
+_TAR = re.compile(rb'"([!#-~]+\.tar)"')
 
 
 class Compacted(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,8 +65,9 @@ def without(storage: Storage, version: Manifest, keys: Collection[str]) -> list[
 
     A line names a key with or without an extension.
     """
-    listed = version.quarantine
-    lines = storage.read(listed.path).splitlines(keepends=True) if listed.count else []
+    lines: list[bytes] = []
+    with suppress(NotFound):  # an older one, removed by a call that was stopped then
+        lines = storage.read(version.quarantine.path).splitlines(keepends=True)
     names = [str((quarantine_entry(line) or {}).get("name")) for line in lines]
     is_kept = [{name, naming.split_member(name)[0]}.isdisjoint(keys) for name in names]
     return None if all(is_kept) else [*compress(lines, is_kept)]
@@ -85,40 +87,39 @@ def retire(
     Files that only these need go with them, and with `side_files` also columns, exports and
     quarantine lists that name dropped samples or removed tars.
     """
-    newest, others = manifests.read_head(storage), list(manifests.older(storage))
+    tagged = versions.tags(storage)  # before the versions, so that none is too new to be known
+    newest = manifests.read_head(storage)
+    others = list(manifests.older(storage))
     replace.remove_stopped(storage, newest.number)
-    naming_keys = [one for one in (newest, *others) if without(storage, one, keys) is not None]
-    of_newest = replace.files_of(newest)
+    of_newest = manifests.files_of(newest)
+    lists = {one.quarantine.path for one in (newest, *others) if without(storage, one, keys) is not None}
 
     def is_stale(one: Manifest) -> bool:
-        has_lost = not replace.files_of(one) - {one.quarantine.path} <= of_newest
-        return has_lost or (side_files and one in naming_keys)
-
-    def is_gone(version: int) -> bool:  # a tag that was written while its version was removed
-        return version < newest.number and not stat_or_none(storage, versions.path(version))
+        path = one.quarantine.path
+        lost = manifests.files_of(one) - of_newest - {path}
+        return bool(lost) or (side_files and path in lists)
 
     stale = [one for one in others if is_stale(one)]
-    listed = of_newest.union(*(replace.files_of(one) for one in others if one not in stale))
+    left = [newest, *(one for one in others if one not in stale)]
+    listed = manifests.files_of(*left)
+    digests = {one.digest for one in left}
+    tags = sorted(name for name, tag in tagged.items() if tag.digest not in digests)
     sides = _side_files(storage, listed)
-    digests = {one.digest for one in stale}
-    tagged = sorted(versions.tags(storage).items())
-    tags = [name for name, tag in tagged if tag.digest in digests or is_gone(tag.version)]
-    named = sorted({*sides, *(one.quarantine.path for one in naming_keys)})
-    done = msgspec.structs.replace(done, version=newest.number, tags=tags, side_files=named)
-    names = set[str]().union(*map(replace.files_of, stale)) - listed
+    names = manifests.files_of(*stale) - listed
+    done = msgspec.structs.replace(done, version=newest.number, tags=tags, side_files=sorted(sides | lists))
     if stale:
         after = _waiting_since(storage, now) + grace
         if now < after:
             when = after.isoformat(timespec="minutes")
             return msgspec.structs.replace(done, waiting=len(names), after=when)
         refuse_unfinished(storage, newest)  # one that has begun meanwhile would lose its plan
-        planned = {stat.name for stat in storage.list(naming.PLAN_FOLDER)}
-        names |= set(filter(paths.is_plan_file, planned)) - set(map(naming.references_of, listed))
-        names |= {naming.catalog_of(name) for name in names if name.endswith(".tar")}
+        tars = [name for name in names if name.endswith(".tar")]
+        names |= replace.planned(storage, listed)
+        names |= {*map(naming.catalog_of, tars), *(f"{tar}.idx" for tar in tars)}
         names |= {naming.REPORT, *map(versions.tag_path, tags)}  # the page shows pictures of them
     if side_files:
+        names |= sides
         folders = [name for name in sides if name.endswith("/")]
-        names = names.union(*sides.values())
         names |= {stat.name for folder in folders for stat in storage.list(folder)}
         done = msgspec.structs.replace(done, side_files=[])
     removed = list(replace.existing(storage, names))
@@ -132,26 +133,26 @@ def retire(
     )
 
 
-def _side_files(storage: Storage, listed: Collection[str]) -> dict[str, set[str]]:
-    """Columns (folders) and exports with tars that no version lists, and their other files."""
-    found: dict[str, set[str]] = {}
+def _side_files(storage: Storage, listed: Collection[str]) -> set[str]:
+    """The folders of columns, and exports, with tars that no version lists."""
+    found = set[str]()
     for name in (stat.name for stat in storage.list(COLUMNS_FOLDER)):
         _, column, *path = name.split("/", 2)
         if path and name.endswith(".tar") and path[0] not in listed:
-            found[f"{COLUMNS_FOLDER}{column}/"] = set()
+            found.add(f"{COLUMNS_FOLDER}{column}/")
     for name in (stat.name for prefix in _EXPORTS for stat in storage.list(prefix)):
-        tars = {tar.decode("utf-8", "replace") for tar in _TAR.findall(storage.read(name))}
-        if gone := {tar for tar in tars.difference(listed) if naming.is_shard_file(tar)}:
-            found[name.removesuffix(".info.json")] = {name, *(f"{tar}.idx" for tar in gone)}
+        tars = {tar.decode() for tar in _TAR.findall(storage.read(name))}
+        if any(map(naming.is_shard_file, tars.difference(listed))):
+            found.add(name.removesuffix(".info.json"))
     return found
 
 
 def _waiting_since(storage: Storage, now: datetime) -> datetime:
     """When the old files began to wait: now, unless an earlier call has noted it."""
-    with suppress(PreconditionFailed), storage.writer(SINCE, if_generation=ABSENT) as out:
-        out.write(msgspec.json.encode(now))
+    with suppress(PreconditionFailed):
+        storage.write(SINCE, msgspec.json.encode(now), if_generation=ABSENT)
     try:
-        return msgspec.json.decode(storage.read(SINCE), type=datetime)
+        return msgspec.json.decode(read_small(storage, SINCE), type=datetime)
     except msgspec.DecodeError as error:
         advice = "not readable; remove it, and old files wait again"
         raise ConfigError(f"{storage.url}/{SINCE}: {advice}") from error

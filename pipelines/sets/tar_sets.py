@@ -125,19 +125,23 @@ def publish(
     splits: dict[str, list[Split]] = {}
     for split, pattern, group in _groups(tasks, records):
         parts = splits.setdefault(split, [])
-        table, labels = naming.table_path(f"{split}/{len(parts)}" if parts else split), Counter[int]()
+        labels = Counter[int]()
         for record in group:
             labels.update(record.labels)
-        with output.writer(table) as out:
-            part = write_split(
-                out, [record.written for record in group], pattern=pattern, table_path=table, num_shards=len(group),
-                class_totals=[labels[label] for label in range(num_classes)], seed=0, plan_digest=source_digest,
-                promises=promises,
-            )  # fmt: skip
+        part = write_split(
+            output.writer,
+            [record.written for record in group],
+            pattern=pattern,
+            table_path=naming.table_path(f"{split}/{len(parts)}" if parts else split),
+            num_shards=len(group),
+            class_totals=[labels[label] for label in range(num_classes)],
+            plan_digest=source_digest,
+            promises=promises,
+        )
         parts.append(part)
     rejected = [line for record in records for line in record.rejected]
-    with output.writer(naming.quarantine_path()) as out:
-        out.write("".join(json.dumps(line, sort_keys=True) + "\n" for line in rejected).encode())
+    lines = "".join(json.dumps(line, sort_keys=True) + "\n" for line in rejected)
+    output.write(naming.quarantine_path(), lines.encode())
     manifest = Manifest(
         kind=manifests.KIND,
         version=manifests.VERSION,
@@ -149,8 +153,7 @@ def publish(
         provenance=made,
     )
     sealed = manifests.seal(manifest)
-    with output.writer(naming.MANIFEST, if_generation=ABSENT) as out:
-        out.write(manifests.to_json(sealed))
+    output.write(naming.MANIFEST, manifests.to_json(sealed), if_generation=ABSENT)
     return sealed
 
 

@@ -37,8 +37,7 @@ def tag(url: str, name: str) -> Tag:
     manifest, storage, _ = manifests.load_whole(url)
     made = Tag(version=manifest.number, digest=manifest.digest)
     try:
-        with storage.writer(versions.tag_path(name), if_generation=ABSENT) as out:
-            out.write(msgspec.json.encode(made))
+        storage.write(versions.tag_path(name), msgspec.json.encode(made), if_generation=ABSENT)
     except PreconditionFailed as error:
         raise ConfigError(f"{url}: another version has the tag {name!r}, and tags never move; choose a name") from error
     return made
@@ -111,12 +110,11 @@ def _diff_split(old: LoadedSet, new: LoadedSet, split: str) -> Iterator[Differen
 def _samples(loaded: LoadedSet, split: str, without: set[str]) -> dict[str, tuple[str, int]]:
     """The class and the CRC32C (of the image, if it has one) of each sample by key, without those of some shards."""
     manifest, storage, _ = loaded
-    names = [info.name for info in manifest.classes]
     found = {}
     for shard in manifest.splits[split].shards if split in manifest.splits else ():
         if shard.sha256 not in without:
             index = read_index(storage, shard)
             content = np.where(index["image_crc32c"], index["image_crc32c"], index["crc32c"]).tolist()
             for key, label, crc32c in zip(index["key"].tolist(), index["label"].tolist(), content, strict=True):
-                found[key.decode("ascii", "replace")] = names[label] if label >= 0 else "", crc32c
+                found[key.decode("ascii", "replace")] = manifest.class_name(label), crc32c
     return found

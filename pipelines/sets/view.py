@@ -69,8 +69,7 @@ def make_view(url: str, of: str, choice: Choice) -> View:
     view = manifests.with_view(whole, head, splits, url).view
     assert view is not None, "of the same set"
     try:
-        with storage.writer(name, if_generation=ABSENT) as out:
-            out.write(view_to_bytes(view.head, splits))
+        storage.write(name, view_to_bytes(view.head, splits), if_generation=ABSENT)
     except PreconditionFailed as error:
         raise ConfigError(
             f"{url}: a file of this name is there, and a view replaces none; choose another name"
@@ -100,7 +99,7 @@ def _chosen(whole: LoadedSet, split: str, rows: ViewRows, choice: Choice) -> dic
 def _by_index(whole: LoadedSet, split: str, rows: ViewRows, choice: Choice) -> ViewRows:
     """The rows that the choices by key, image and class leave."""
     from pipelines.report.alike import equal_images
-    from pipelines.report.catalog import open_catalog  # late, with Arrow
+    from pipelines.report.catalog import open_catalog, ranks  # late, with Arrow
 
     only = msgspec.structs.replace(whole.manifest, splits={split: whole.manifest.split(split)})
     catalog, problems = open_catalog(LoadedSet(only, whole.storage), max_samples=sys.maxsize)
@@ -120,9 +119,7 @@ def _by_index(whole: LoadedSet, split: str, rows: ViewRows, choice: Choice) -> V
     if choice.per_class is not None:
         labels = stored["label"][rows.ids] if rows.labels is None else rows.labels
         order = np.lexsort((hash64(derive_key(0, "view", "per class"), rows.ids), labels))
-        _, firsts, counts = np.unique(labels[order], return_index=True, return_counts=True)
-        is_taken = np.arange(len(order)) - np.repeat(firsts, counts) < choice.per_class
-        rows = rows.at(np.sort(order[is_taken]))
+        rows = rows.at(np.sort(order[ranks(labels[order]) < choice.per_class]))
     return rows
 
 

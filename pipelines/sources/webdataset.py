@@ -159,7 +159,7 @@ def tars_named(storage: Storage, names: Iterable[str]) -> list[Stat]:
 
 def known_tars(storage: Storage, manifest: Manifest) -> list[Stat]:
     """The tars of a shard set; raises SourceError for those that are missing or of another size."""
-    sizes = {shard.path: shard.num_bytes for split in manifest.splits.values() for shard in split.shards}
+    sizes = {shard.path: shard.num_bytes for shard in manifest.shards}
     tars = tars_named(storage, sizes)
     for tar in tars:
         if tar.num_bytes != sizes[tar.name]:

@@ -100,20 +100,19 @@ class Committer:
         written = (
             WrittenShard(record.shard, record.fields, record.num_content_bytes) for record in self._records(plan, name)
         )
-        with self.files.writer(naming.table_path(folder)) as out:
-            return write_split(
-                out,
-                written,
-                pattern=pattern_of(folder, name, split.num_shards),
-                table_path=naming.table_path(folder),
-                num_shards=split.num_shards,
-                class_totals=class_totals,
-                seed=self.config.seed,
-                plan_digest=plan.digest,
-                promises=["mixed", "reproducible"],
-                num_dropped=split.num_dropped,
-                num_repeats=split.num_repeats,
-            )
+        return write_split(
+            self.files.writer,
+            written,
+            pattern=pattern_of(folder, name, split.num_shards),
+            table_path=naming.table_path(folder),
+            num_shards=split.num_shards,
+            class_totals=class_totals,
+            seed=self.config.seed,
+            plan_digest=plan.digest,
+            promises=["mixed", "reproducible"],
+            num_dropped=split.num_dropped,
+            num_repeats=split.num_repeats,
+        )
 
     def _records(self, plan: PlanFile, split: str) -> Iterator[ShardRecord]:
         """The records of all shards of a split, in order, read one at a time."""
@@ -135,8 +134,7 @@ class Committer:
             if base:
                 history.publish(output, base, manifest)
             else:
-                with output.writer(naming.MANIFEST, if_generation=old) as out:
-                    out.write(manifests.to_json(manifest))
+                output.write(naming.MANIFEST, manifests.to_json(manifest), if_generation=old)
         except PreconditionFailed as error:
             if replaces:  # the step is repeated
                 raise
@@ -157,7 +155,7 @@ class Committer:
             output = self.files.output
             old = manifests.parse(bytes(content), f"{output.url}/{paths.REPLACED}")
             replace.remove_stopped(output, old.number + 1)
-            listed = replace.files_of(old).union(*map(replace.files_of, manifests.older(output)))
+            listed = manifests.files_of(old, *manifests.older(output))
             replace.remove(self.files, listed | {naming.REPORT})  # the report is about the old set
             replace.remove(self.files, {stat.name for stat in output.list(versions.FOLDER)})
             output.delete(paths.REPLACED, generation=generation)  # a build that has begun since may have its own
@@ -172,8 +170,7 @@ def _withdraw(output: Storage, digest: str, base: Manifest | None) -> None:
             if base is None:
                 output.delete(naming.MANIFEST, generation=generation)
                 return
-            with output.writer(naming.MANIFEST, if_generation=generation) as out:
-                out.write(manifests.to_json(base))
+            output.write(naming.MANIFEST, manifests.to_json(base), if_generation=generation)
 
 
 def _why_not_published(output: Storage) -> str:

@@ -1,5 +1,6 @@
 """Publishes the next version of a set, and says what the older ones have."""
 
+from contextlib import suppress
 from itertools import chain, takewhile, zip_longest
 from typing import Any
 
@@ -8,11 +9,11 @@ import msgspec
 from pipelines.plan import files as plan_files
 from pipelines.plan import paths
 from pipelines.plan.records import BuildFile, PlanFile
-from shardset.errors import ManifestError, PreconditionFailed
+from shardset.errors import ManifestError, NotFound, PreconditionFailed
 from shardset.format import manifest as manifests
 from shardset.format import naming, versions
 from shardset.format.manifest import Manifest, Quarantine, Split
-from shardset.storage.base import ABSENT, Storage, stat_or_none
+from shardset.storage.base import ABSENT, Storage
 
 _SUMS = ("num_samples", "num_source_samples", "num_dropped", "num_repeats", "num_content_bytes", "num_tar_bytes")
 
@@ -20,16 +21,17 @@ _SUMS = ("num_samples", "num_source_samples", "num_dropped", "num_repeats", "num
 def unlisted(storage: Storage, names: set[str]) -> set[str]:
     """Those of `names` that no version lists; reads no version if there are none."""
     left, remaining = set(names), manifests.older(storage)
-    if left and stat_or_none(storage, naming.MANIFEST):
-        left.difference_update(manifests.files_of(manifests.read_head(storage, naming.MANIFEST)))
+    with suppress(NotFound):  # before the first one is published
+        if left:
+            left -= manifests.files_of(manifests.read_head(storage, naming.MANIFEST))
     while left and (one := next(remaining, None)):
-        left.difference_update(manifests.files_of(one))
+        left -= manifests.files_of(one)
     return left
 
 
 def has_shards_of(manifest: Manifest, plan: PlanFile) -> bool:
     """Whether a version has a group of that plan."""
-    return any(group.plan_digest == plan.digest for split in manifest.splits.values() for group in split.groups)
+    return any(group.plan_digest == plan.digest for group in manifest.groups)
 
 
 def has_unfinished_plan(storage: Storage, newest: Manifest) -> bool:
@@ -56,13 +58,11 @@ def publish(storage: Storage, base: Manifest, manifest: Manifest) -> None:
     if newest.digest != base.digest:
         raise ManifestError(f"{where}: {meanwhile}")
     try:
-        with storage.writer(versions.path(base.number), if_generation=ABSENT) as out:
-            out.write(manifests.to_json(base))
+        storage.write(versions.path(base.number), manifests.to_json(base), if_generation=ABSENT)
     except PreconditionFailed as error:
         raise ManifestError(f"{error}; it is of a set that was replaced: remove {versions.FOLDER} there") from error
     try:
-        with storage.writer(naming.MANIFEST, if_generation=generation) as out:
-            out.write(manifests.to_json(manifest))
+        storage.write(naming.MANIFEST, manifests.to_json(manifest), if_generation=generation)
     except PreconditionFailed as error:
         raise ManifestError(f"{where}: {meanwhile}") from error
 

@@ -29,7 +29,7 @@ def manifest_at(output: Storage, name: str) -> Manifest | None:
         return None
     except ManifestError as error:
         raise ManifestError(f"{error}; --overwrite can't tell what to replace: move it away with its shards") from error
-    if not all(group.is_own for split in manifest.splits.values() for group in split.groups):
+    if not manifest.is_own:
         raise ConfigError(
             f"{where}: the tars of this set were adopted: shardset neither changes nor removes "
             "them; make a set of them in another folder with `build --source shardset`"
@@ -47,15 +47,12 @@ def newest_of(url: str) -> tuple[Manifest, Storage]:
     return found, storage
 
 
-def files_of(manifest: Manifest | None) -> set[str]:
-    """All files that a manifest lists; none without a manifest."""
-    return set() if manifest is None else {*manifests.files_of(manifest)}
-
-
 def unfinished_files(output: Storage) -> set[str]:
     """The files that the build in `plan/` may have written, and those of the set that it replaces."""
-    file = plan_files.find(output, paths.REPLACED)
-    names = files_of(manifests.parse(bytes(file.content), f"{output.url}/{paths.REPLACED}")) if file else set()
+    names = set[str]()
+    if file := plan_files.find(output, paths.REPLACED):
+        where = f"{output.url}/{paths.REPLACED}"
+        names = manifests.files_of(manifests.parse(bytes(file.content), where))
     build = plan_files.find_record(output, paths.BUILD, BuildFile)
     plan = plan_files.find_record(output, paths.PLAN, PlanFile)
     if not build or not plan:
@@ -66,6 +63,12 @@ def unfinished_files(output: Storage) -> set[str]:
             shards = [naming.shard_path(split + suffix, split, number) for number in range(sizes.num_shards)]
             names.update(shards, map(naming.index_path, shards), [naming.table_path(split + suffix)])
     return names
+
+
+def planned(output: Storage, listed: Iterable[str]) -> set[str]:
+    """The files of the plan, without those that name the samples of listed shards."""
+    names = {stat.name for stat in output.list(naming.PLAN_FOLDER)}
+    return set(filter(paths.is_plan_file, names)).difference(map(naming.references_of, listed))
 
 
 def refuse_input(output: Storage, names: Iterable[str], source: Storage, objects: Iterable[str]) -> None:
@@ -125,7 +128,7 @@ def remove_stopped(output: Storage, number: int) -> None:
     for mark in list(output.list(versions.WRITING)):
         base, _, folder = mark.name.removeprefix(versions.WRITING).partition("/")
         if base.isdecimal() and int(base) < number:
-            prefixes = f"{folder}/", f"{naming.PLAN_FOLDER}shards/{folder}-", f"{folder}.jsonl"
+            prefixes = folder, f"{naming.PLAN_FOLDER}shards/{folder}"
             found = [stat for prefix in prefixes for stat in output.list(prefix)]
             names = {stat.name for stat in found}
             if history.unlisted(output, names) == names:  # else it was published

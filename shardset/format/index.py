@@ -9,6 +9,7 @@ import numpy as np
 
 from shardset.errors import DamagedShard
 from shardset.format import table
+from shardset.format.images import is_image_field
 
 MAX_FIELDS = 900
 """The header of an index, of 64 KiB, has room for so many, whatever they are called."""
@@ -93,3 +94,18 @@ def index_from_bytes(data: bytes, where: str) -> np.ndarray:
 def index_fields(index: np.ndarray) -> list[str]:
     """The fields of an index in the order of its columns; the members of a sample may have another."""
     return [name.removeprefix(".") for name in (index.dtype.names or ())[len(_HEAD) + 1 : -1]]
+
+
+def content_bytes(index: np.ndarray) -> int:
+    """The size of all fields of all samples of an index."""
+    return sum(int(index[f".{name}"]["num_bytes"].sum()) for name in index_fields(index))
+
+
+def first_images(index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where the first image of each sample begins in the tar, and its size; zeros if it has none."""
+    starts, sizes = np.zeros((2, len(index)), np.int64)
+    for name in filter(is_image_field, index_fields(index)):
+        start, size = (index[f".{name}"][part].astype(np.int64) for part in ("offset", "num_bytes"))
+        is_first = (start > 0) & ((sizes == 0) | (start < starts))
+        starts[is_first], sizes[is_first] = start[is_first], size[is_first]
+    return starts, sizes

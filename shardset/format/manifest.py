@@ -140,6 +140,25 @@ class Manifest(Record, frozen=True, kw_only=True):
     provenance: Provenance
     forgotten: list[Count] = msgspec.field(default_factory=list)
 
+    def class_name(self, label: int) -> str:
+        """The name of the class with that label; "" if there is none."""
+        return self.classes[label].name if 0 <= label < len(self.classes) else ""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether shardset wrote all tars; others wrote those that were adopted."""
+        return all(group.is_own for group in self.groups)
+
+    @property
+    def groups(self) -> list[Group]:
+        """The groups of all splits."""
+        return [group for split in self.splits.values() for group in split.groups]
+
+    @property
+    def shards(self) -> Iterator[Shard]:
+        """The shards of all splits, once it is `opened`."""
+        return (shard for split in self.splits.values() for shard in split.shards)
+
     @property
     def seed(self) -> int:
         """The seed of the order in which the build stored the samples; of the first one, if shards were added."""
@@ -345,8 +364,7 @@ def older(storage: Storage) -> Iterator[Manifest]:
 
 def older_with(storage: Storage, digest: str) -> Manifest | None:
     """The older version with that digest, its shards unread; None if it's gone or on the web."""
-    is_listed = not storage.url.startswith("https://")
-    found = older(storage) if is_listed else ()
+    found = () if storage.url.startswith("https://") else older(storage)
     return next((one for one in found if one.digest == digest), None)
 
 
@@ -359,15 +377,12 @@ def opened(storage: Storage, manifest: Manifest) -> Manifest:
     return msgspec.structs.replace(manifest, splits=splits)
 
 
-def files_of(manifest: Manifest) -> Iterator[str]:
-    """The paths of all files that a manifest names; reads none."""
-    yield manifest.quarantine.path
-    for split in manifest.splits.values():
-        for group in split.groups:
-            yield group.table
-            for number in range(group.num_shards):
-                path = group.path(number)
-                yield from (path, naming.index_path(path))
+def files_of(*named_by: Manifest) -> set[str]:
+    """The paths of all files that some manifests name; reads none."""
+    groups = [group for manifest in named_by for group in manifest.groups]
+    tars = [group.path(number) for group in groups for number in range(group.num_shards)]
+    lists = {manifest.quarantine.path for manifest in named_by}
+    return lists.union((group.table for group in groups), tars, map(naming.index_path, tars))
 
 
 def schema() -> dict[str, Any]:
@@ -419,8 +434,7 @@ def _problems(manifest: Manifest, where: str) -> Iterator[str]:
         if not naming.is_split(name):
             yield f"{where}: {name!r} can't name a split ({naming.SPLIT_NAMES})"
         yield from _split_problems(split, num_classes, f"{where}: split {name!r}")
-    groups = [group for split in manifest.splits.values() for group in split.groups]
-    paths = [path for group in groups for path in (group.shards, group.table)]
+    paths = [path for group in manifest.groups for path in (group.shards, group.table)]
     for path, count in Counter([manifest.quarantine.path, *paths]).items():
         if not naming.is_relative(path):
             yield f"{where}: path {path!r} leaves the manifest's folder, expected one inside it"

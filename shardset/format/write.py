@@ -73,14 +73,14 @@ def class_counts(labels: NDArray[np.int64], num_classes: int) -> NDArray[np.int6
 
 
 def write_split(
-    out: ObjectWriter,
+    writer: OpenWriter,
     shards: Iterable[WrittenShard],
     *,
     pattern: str,
     table_path: str,
     num_shards: int,
-    class_totals: Sequence[int],
-    seed: int,
+    class_totals: Sequence[int] = (),
+    seed: int = 0,
     plan_digest: str,
     promises: Sequence[Promise],
     num_dropped: int = 0,
@@ -88,8 +88,8 @@ def write_split(
 ) -> Split:
     """Writes the table of the shards of a split, and returns what the manifest says about them, in constant memory.
 
-    `pattern` and `table_path` are the names of the tars and of the table, which goes to `out`. The promise `equal` is
-    added where the sizes keep it.
+    `pattern` and `table_path` are the names of the tars and of the table. The promise `equal` is added where the sizes
+    keep it.
     """
     num_done = num_samples = num_content_bytes = num_tar_bytes = max_tar_bytes = max_index_bytes = 0
     fields: dict[str, None] = {}
@@ -102,22 +102,23 @@ def write_split(
         sha256.update(data)
         out.write(data)
 
-    put(table.header(SHARD_DTYPE, num_shards))
-    waiting = iter(shards)
-    while some := [*islice(waiting, _ROWS_AT_ONCE)]:
-        rows = np.array([shard_row(written.shard) for written in some], SHARD_DTYPE)
-        put(table.sealed(rows, num_done).tobytes())
-        sizes = [*ends, *rows["num_samples"].tolist()]
-        ends = [sizes[0], sizes[-1]]
-        is_equal &= sizes[0] - sizes[-1] <= 1 and sizes == sorted(sizes, reverse=True)
-        num_done += len(rows)
-        num_samples += int(rows["num_samples"].sum())
-        num_content_bytes += sum(written.num_content_bytes for written in some)
-        num_tar_bytes += int(rows["num_bytes"].sum())
-        max_tar_bytes = max(max_tar_bytes, int(rows["num_bytes"].max()))
-        max_index_bytes = max(max_index_bytes, int(rows["index_bytes"].max()))
-        fields.update(dict.fromkeys(field for written in some for field in written.fields))
-    assert num_done == num_shards, "each shard is in the table once"
+    with writer(table_path) as out:
+        put(table.header(SHARD_DTYPE, num_shards))
+        waiting = iter(shards)
+        while some := [*islice(waiting, _ROWS_AT_ONCE)]:
+            rows = np.array([shard_row(written.shard) for written in some], SHARD_DTYPE)
+            put(table.sealed(rows, num_done).tobytes())
+            sizes = [*ends, *rows["num_samples"].tolist()]
+            ends = [sizes[0], sizes[-1]]
+            is_equal &= sizes[0] - sizes[-1] <= 1 and sizes == sorted(sizes, reverse=True)
+            num_done += len(rows)
+            num_samples += int(rows["num_samples"].sum())
+            num_content_bytes += sum(written.num_content_bytes for written in some)
+            num_tar_bytes += int(rows["num_bytes"].sum())
+            max_tar_bytes = max(max_tar_bytes, int(rows["num_bytes"].max()))
+            max_index_bytes = max(max_index_bytes, int(rows["index_bytes"].max()))
+            fields.update(dict.fromkeys(field for written in some for field in written.fields))
+        assert num_done == num_shards, "each shard is in the table once"
     kept: list[Promise] = ["equal"] if is_equal else []
     groups: Any = [
         Group(

@@ -121,6 +121,11 @@ class Storage(Protocol):
         """
         ...
 
+    def write(self, name: str, data: bytes, *, if_generation: str | None = None) -> None:
+        """A `writer` that gets all bytes at once."""
+        with self.writer(name, if_generation=if_generation) as out:
+            out.write(data)
+
     def delete(self, name: str, *, generation: str | None = None) -> None:
         """Deletes an object, or only that generation of it; does nothing if it is absent."""
         ...

@@ -189,7 +189,7 @@ class SampleSet:
             id=id_,
             key=key,
             label=label,
-            class_name=self.manifest.classes[label].name if 0 <= label < len(self.manifest.classes) else "",
+            class_name=self.manifest.class_name(label),
             fields={name: content for name, content in stored if content is not None},
             where=f"{self.table.url(address.shard)}: sample {key!r} at byte {address.start}",
         )

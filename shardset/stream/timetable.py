@@ -120,7 +120,7 @@ class Timetable:
 
     def _samples_of_shard(self, number: int, ids: np.ndarray) -> list[TimetableSample]:
         (manifest, storage, _), part = self.loaded, self.loaded.part(self.split_name)
-        shard, classes = self.split.shards[number], manifest.classes
+        shard = self.split.shards[number]
         positions = (ids - self.order.first_ids[number]).tolist()
         rows = read_rows(storage, shard, self.split.index_fields(number), positions)
         labels = part.labels_of(ids, rows["label"])
@@ -131,7 +131,7 @@ class Timetable:
                 key=key.decode("ascii", "replace"),
                 name=name,
                 label=label,
-                class_name=classes[label].name if 0 <= label < len(classes) else "",
+                class_name=manifest.class_name(label),
                 shard=shard.path,
                 position=position,
             )

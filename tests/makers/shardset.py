@@ -149,15 +149,13 @@ def _write_split(
 
 
 def _write_table(storage: Storage, name: str, shards: Sequence[WrittenShard], class_totals: list[int]) -> Split:
-    with storage.writer(naming.table_path(name)) as out:
-        return write_split(
-            out,
-            shards,
-            pattern=pattern_of(name, name, len(shards)),
-            table_path=naming.table_path(name),
-            num_shards=len(shards),
-            class_totals=class_totals,
-            seed=0,
-            plan_digest="0" * 64,
-            promises=["mixed", "reproducible"],
-        )
+    return write_split(
+        storage.writer,
+        shards,
+        pattern=pattern_of(name, name, len(shards)),
+        table_path=naming.table_path(name),
+        num_shards=len(shards),
+        class_totals=class_totals,
+        plan_digest="0" * 64,
+        promises=["mixed", "reproducible"],
+    )

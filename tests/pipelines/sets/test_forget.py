@@ -148,7 +148,7 @@ def test_a_list_that_grows_may_name_what_was_forgotten_before(stored):
         inspect.inspect(str(stored), key=A)
     with pytest.raises(
         ConfigError,
-        match="whether its key is one of 3 keys that `compact` dropped; older",
+        match="check the spelling, or `compact` dropped it; older versions",
     ):
         inspect.inspect(str(stored), name=f"{A}.png")
 
@@ -237,6 +237,8 @@ def test_side_files_that_name_what_is_gone_are_listed_and_removed_when_asked_for
     assert main([*words, "--side-files"]) == 0
     assert "may still name" not in capsys.readouterr().out
     assert not hits(stored, b"val/cat/000") | hits(stored, BAD.encode())
+    tars = {naming.index_path(name.removesuffix(".idx")) for name in hits(stored, b"") if name.endswith(".idx")}
+    assert tars <= hits(stored, b"")  # those of removed tars went with them
     assert {name.split("/")[1] for name in hits(stored, b"") if name.startswith("columns/")} == {"new"}
     assert (stored / "wids-other.json").exists()
     assert manifests.load(str(stored)).manifest.quarantine.count == 0
@@ -282,3 +284,11 @@ def test_marks_go_with_a_set_that_is_replaced(stored, raw):
     stopped(6, stored, A)
     build(config_of(raw, stored, num_shards={"": 2}, max_bad_fraction=0.5, overwrite=True), HERE)
     assert not loose(stored)
+
+
+def test_a_removal_that_was_stopped_after_a_quarantine_list_is_finished(stored):
+    forget(stored, A, BAD, grace=timedelta(1), side_files=True)
+    (stored / "quarantine.jsonl").unlink()  # the list of version 1, whose manifest goes last
+    assert forget(stored, A, BAD, side_files=True).removed
+    assert verify(str(stored), deep=True).problems == ()
+    assert not list(manifests.older(LocalStorage(str(stored))))
