@@ -42,8 +42,7 @@ def of_run(url: str) -> TrainedModel:
         config = configs.recorded(folder)
     except NotFound as error:
         raise ConfigError(f"{folder.url}: no {configs.RECORD} there, expected the folder of a run") from error
-    best = checkpoint.best(checkpoint.commits(folder, print))
-    commit, state = (best, checkpoint.read(folder, best)) if best else checkpoint.at(folder, print)
+    commit, state = checkpoint.chosen(folder)
     classes = _classes_of(folder, config)
     return TrainedModel(
         net=_net(config, state["ema"] or state["model"], len(classes), folder.url),
