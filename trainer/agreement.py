@@ -71,7 +71,7 @@ def doubts_about(
     plan: Schedule,
     resumed: CheckpointState | None,
 ) -> Iterator[str]:
-    """What a run can do, but hardly should, and what has changed since its checkpoint: a sentence each."""
+    """What a run can do, but hardly should, and what changed since its checkpoint."""
     size = config.global_batch_size
     trained, evaluated = data.weight_of_step(0, size), data.num_eval_samples
     for split, number in {config.train_split: trained, data.eval_split: evaluated}.items():

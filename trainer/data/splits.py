@@ -200,7 +200,10 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
 
 
 def open_evaluation(config: TrainConfig, host: int, num_hosts: int) -> Data:
-    """The data of an evaluation, which needs no split to train on: `train` is of the same split. Raises ConfigError."""
+    """The data of an evaluation, without a split to train on: `train` is of the same one.
+
+    Raises ConfigError.
+    """
     if config.manifest is not None:
         split = eval_split_of(config, load_once(config.manifest).manifest)
         config = replace(config, train_split=split, eval_split=split, mix=None)

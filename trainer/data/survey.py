@@ -30,7 +30,10 @@ class SetFacts:
 
 
 def survey(loaded: LoadedSet, split_name: str) -> SetFacts:
-    """The facts of a split, from its first samples. Raises ConfigError if no image of them can be decoded."""
+    """The facts of a split, from its first samples.
+
+    Raises ConfigError if no image of them can be decoded.
+    """
     split, sizes, is_grey = loaded.manifest.split(split_name), [], True
     with SampleSet(loaded, split_name) as samples:
         most = max(1, READ_BYTES * split.num_samples // split.num_tar_bytes)
@@ -40,8 +43,9 @@ def survey(loaded: LoadedSet, split_name: str) -> SetFacts:
                 sizes.append(image_size(sample.bytes))
                 is_grey &= bool((pixels == pixels[..., :1]).all())
     if not sizes:
-        first = split.shards[0].path
-        raise ConfigError(f"{loaded.storage.url}/{first}: no image at its beginning can be decoded; name a --recipe")
+        raise ConfigError(
+            f"{loaded.storage.url}: none of the first images of split {split_name!r} can be decoded; name a --recipe"
+        )
     side = median_low(map(min, sizes))
     return SetFacts(
         num_samples=len(samples),

@@ -46,7 +46,7 @@ class Learner:
         net = build.build(fresh, num_classes, config.seed, class_names)
         self._normalize = augment.Normalize(config.image.mean, config.image.std)
         for size in sorted({config.image.size, config.image.size_in_evaluation}):
-            build.check_size(net, config.model.name, size)
+            build.check_size(config.model, num_classes, size)
         build.freeze(net, config.model)
         if config.sync_batch_norm:
             net = runtime.synchronize_norms(net)
@@ -216,11 +216,12 @@ def _average_in(layers: Sequence[tuple[nn.Module, nn.Module, str]], decay: float
 
 
 def _pairs_of_layers(average: nn.Module, net: nn.Module) -> list[tuple[nn.Module, nn.Module, str]]:
-    """The layers of all that a state holds, and its name in them; weights that several layers share are there once.
+    """The layers of all that a state holds, and its name there; shared weights once.
 
     Not the tensors: a layer may replace its buffer in a step.
     """
-    places = {id(tensor): name.rpartition(".") for name, tensor in net.state_dict(keep_vars=True).items()}
+    tensors = net.state_dict(keep_vars=True)
+    places = {id(tensor): name.rpartition(".") for name, tensor in tensors.items()}
     return [(average.get_submodule(path), net.get_submodule(path), name) for path, _, name in places.values()]
 
 

@@ -169,7 +169,10 @@ def best(marks: Iterable[CommitMark]) -> CommitMark | None:
 
 
 def chosen(storage: Storage) -> tuple[CommitMark, CheckpointState]:
-    """The best checkpoint of a run folder, else the newest intact one. Prints what is wrong with others."""
+    """The best checkpoint of a run folder, else the newest intact one.
+
+    Prints what is wrong with others.
+    """
     commit = best(commits(storage, print))
     return (commit, read(storage, commit)) if commit else at(storage, print)
 

@@ -164,7 +164,8 @@ class RunFolder:
             # Looks at the files before reading them: if one grows meanwhile, the next copy sends it again.
             files = {path: _version(path) for path in sorted(self.local.rglob("[!.]*")) if path.is_file()}
             changed = [path for path in files if self._sent.get(path) != files[path]]
-            self.pause_s = max(UPLOAD_EVERY_S, sum(files[path][0] for path in changed) / UPLOAD_BYTES_PER_S)
+            num_bytes = sum(files[path][0] for path in changed)
+            self.pause_s = max(UPLOAD_EVERY_S, num_bytes / UPLOAD_BYTES_PER_S)
             if not changed:
                 return
             try:
