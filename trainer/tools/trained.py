@@ -3,19 +3,21 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import nn
 
 from shardset.errors import ConfigError, NotFound
+from shardset.settings import with_values
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 from trainer import config as configs
-from trainer.config import CLASSES, DEFAULT_CLASSES, ImageConfig, ModelConfig, TrainConfig, read_json
+from trainer.config import CLASSES, DEFAULT_CLASSES, ModelConfig, TrainConfig, read_json
 from trainer.errors import CheckpointError
 from trainer.model import build
-from trainer.model.pretrained import SIDECAR
+from trainer.model.pretrained import SIDECAR, ModelInput
 from trainer.record import checkpoint
 
 
@@ -90,19 +92,9 @@ def _classes_of(folder: Storage, config: TrainConfig) -> list[str]:
 
 def _config_of(facts: dict[str, Any]) -> TrainConfig:
     known = facts["input"]
-    return TrainConfig(
-        recipe="export",
-        model=ModelConfig(**facts["model"]),
-        image=ImageConfig(
-            size=known["size"],
-            eval_resize=known["resize"],
-            eval_interpolation=known.get("interpolation", "area"),
-            mean=tuple(known["mean"]),
-            std=tuple(known["std"]),
-            background=known["background"],
-            upright=known["upright"],
-        ),
-    )
+    others = {f"image.{name}": known[name] for name in ("background", "upright")}
+    config = TrainConfig(recipe="export", model=ModelConfig(**facts["model"]))
+    return with_values(config, msgspec.convert(known, ModelInput).settings | others)
 
 
 def _net(config: TrainConfig, weights: dict[str, torch.Tensor], num_classes: int, where: str) -> nn.Module:
