@@ -43,9 +43,8 @@ def survey(loaded: LoadedSet, split_name: str) -> SetFacts:
                 sizes.append(image_size(sample.bytes))
                 is_grey &= bool((pixels == pixels[..., :1]).all())
     if not sizes:
-        raise ConfigError(
-            f"{loaded.storage.url}: none of the first images of split {split_name!r} can be decoded; name a --recipe"
-        )
+        found = f"no image at the beginning of {split_name!r} can be decoded"
+        raise ConfigError(f"{loaded.storage.url}: {found}; name a --recipe")
     side = median_low(map(min, sizes))
     return SetFacts(
         num_samples=len(samples),

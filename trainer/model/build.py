@@ -145,8 +145,8 @@ def check_size(config: ModelConfig, num_classes: int, size: int) -> None:
         shapes_of(config, num_classes).eval()(torch.empty(2, 3, size, size, device="meta"))
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(
-            f"model {config.name!r} can't take images of {size}x{size}, as image.size says ({first_line(error)}); "
-            "give a larger size, or that which the model was made for"
+            f"model {config.name!r} can't take images of {size}x{size}, as image.size says "
+            f"({first_line(error)}); give a larger size, or that which the model was made for"
         ) from error
 
 
