@@ -222,7 +222,8 @@ def _pairs_of_layers(average: nn.Module, net: nn.Module) -> list[tuple[nn.Module
     """
     tensors = net.state_dict(keep_vars=True)
     places = {id(tensor): name.rpartition(".") for name, tensor in tensors.items()}
-    return [(average.get_submodule(path), net.get_submodule(path), name) for path, _, name in places.values()]
+    paths = [(path, name) for path, _, name in places.values()]
+    return [(average.get_submodule(path), net.get_submodule(path), name) for path, name in paths]
 
 
 def _load_weights(net: nn.Module, average: nn.Module | None, state: LearnerState, name: str) -> None:

@@ -24,7 +24,7 @@ LOGS = "logs/"
 CHECKPOINTS = "checkpoints/"
 COMMIT = "commit.json"
 UPLOAD_EVERY_S, UPLOAD_BYTES_PER_S = 30.0, 128 << 10
-"""How often growing files are copied to a bucket; large ones, which are copied whole, less often."""
+"""How often growing files are copied to a bucket; large ones, always whole, less often."""
 
 _LOG_NAME = re.compile(r"logs/host-(\d+)\.log")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\S+")

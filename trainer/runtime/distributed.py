@@ -129,9 +129,10 @@ class Ddp(Runtime):
             return None
         try:
             if self.is_master:
-                address = Address("127.0.0.1" if self._is_one_machine() else "", 0, secrets.token_hex(16))
+                host = "127.0.0.1" if self._is_one_machine() else ""
+                address = Address(host, 0, secrets.token_hex(16))
                 own = exits.enter_context(HeartbeatServer(address, self.heartbeat.timing)).address
-                known = own._replace(host=own.host or os.environ["MASTER_ADDR"])
+                known = own._replace(host=host or os.environ["MASTER_ADDR"])
                 self._store.set(SERVER_KEY, json.dumps(known))
             return Address(*json.loads(self._store.get(SERVER_KEY)))
         except RuntimeError as error:

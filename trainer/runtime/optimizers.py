@@ -75,7 +75,7 @@ def step_by_tensor(optimizer: torch.optim.Optimizer, rate: torch.Tensor) -> None
 
 
 class ExactBeta(float):
-    """A beta of Adam. `1 - beta**step` has all its digits for a step that is a float32 tensor, as they are on XLA.
+    """A beta of Adam. `1 - beta**step` has all its digits, for a step that is a float32 tensor.
 
     As floats, 1 - 0.999 is wrong by 1.3e-5 of it, and so would be every weight's way in the first steps.
     """

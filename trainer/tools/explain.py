@@ -163,7 +163,8 @@ def timetable_of(config: TrainConfig, state: States | None = None, num_hosts: in
     loaded = manifests.load(config.manifest)
     split, ids = loaded.manifest.split(config.train_split), loaded.part(config.train_split).selection
     recorded = state if isinstance(state, OrderState) else None
-    if recorded and recorded.quarantine != quarantine_digest(()):  # the state holds only a digest of the ids
+    # The state holds only a digest of the ids.
+    if recorded and recorded.quarantine != quarantine_digest(()):
         raise ConfigError(
             "the run left out quarantined samples, and its folder does not list them, so their steps are unknown"
         )

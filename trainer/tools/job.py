@@ -75,7 +75,8 @@ def compute_of(text: str) -> Compute:
         flags = [f"--compute-type={name}-{per_host}", f"--num-nodes={count // per_host}"]
         nodes = {"cloud.google.com/gke-accelerator": GPUS[name]}
         return Compute(is_tpu=False, num_hosts=count // per_host, per_host=per_host, nodes=nodes, gcluster=flags)
-    expected = f"one of {', '.join([*TPUS, *GPUS])}, and how many: v6e-16, or of GPUs 1, 2, 4, 8, 16 to 99992"
+    names = ", ".join([*TPUS, *GPUS])
+    expected = f"one of {names}, and how many: v6e-16, or of GPUs 1, 2, 4, 8, 16 to 99992"
     if name in TPUS:
         expected = f"{name}- and one of {', '.join(map(str, TPUS[name][1]))} chips"
     raise ConfigError(f"--compute-type {text}: expected {expected}")
@@ -116,7 +117,7 @@ class Job:
             most = 63 - len(suffix)
             if not re.fullmatch(characters, name) or len(name) > most:
                 raise ConfigError(
-                    f"--{flag} {name}: Kubernetes refuses it, expected at most {most} characters, as in {characters}"
+                    f"--{flag} {name}: Kubernetes refuses it, expected at most {most} characters, as in {characters}",
                 )
 
     @property
