@@ -37,16 +37,12 @@ USED = [
     ("torch", "2.9.1", "torch/nn/modules/batchnorm.py", "class _BatchNorm(", "trainer/model/build.py"),
     ("torch", "2.9.1", "torch/_C/_VariableFunctions.pyi", "def _foreach_lerp_(", "trainer/model/learner.py"),
     ("torch", "2.9.1", "torch/_C/_VariableFunctions.pyi", "def _foreach_copy_(", "trainer/model/learner.py"),
-    *(
-        ("torch", "2.9.1", "torch/nn/modules/module.py", f"    {name}: ", "trainer/model/learner.py")
-        for name in ("_parameters", "_buffers", "_non_persistent_buffers_set")
-    ),
     ("torch", "2.9.1", "torch/_C/_distributed_c10d.pyi", "class TCPStore(Store)", "trainer/runtime/distributed.py"),
     ("timm", "1.0.31", "timm/optim/_optim_factory.py", "def create_optimizer_v2(", "trainer/model/build.py"),
     ("timm", "1.0.31", "timm/optim/_optim_factory.py", "def get_optimizer_info(", "trainer/model/build.py"),
     ("timm", "1.0.31", "timm/optim/_optim_factory.py", "def list_optimizers(", "trainer/model/build.py"),
 ]
-OF_PYTHON = {"_ArgumentGroup", "_SubParsersAction", "_csv", "_exit", "_getframe", "_typeshed"}
+OF_PYTHON = {"_ArgumentGroup", "_SubParsersAction", "_csv", "_exit", "_getframe", "_replace", "_typeshed"}
 OURS = {"_find_device", "_objects"}
 
 

@@ -4,15 +4,17 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 from shardset.errors import ConfigError
 from shardset.settings import values_of
-from trainer.config import ModelConfig, TrainConfig, mixed_sets
+from trainer.config import ModelConfig, TrainConfig, from_dict, mixed_sets
 from trainer.data.splits import Data, order_of
 from trainer.model import schedule
 from trainer.model.schedule import Schedule
 from trainer.record.checkpoint import differences_of
+from trainer.record.checkpoint_state import CheckpointState
 from trainer.runtime.base import Runtime
 from trainer.supervise.run_lock import UNRIVALLED, RunLock, acquire_run_lock, run_lock_of
 
@@ -63,8 +65,13 @@ def check_agreement(facts: Sequence[dict[str, Any]]) -> None:
             raise ConfigError(f"the hosts of this run differ: {differences}; start all with the same command")
 
 
-def doubts_about(config: TrainConfig, data: Data, plan: Schedule) -> Iterator[str]:
-    """What a run can do, but hardly should: a sentence each."""
+def doubts_about(
+    config: TrainConfig,
+    data: Data,
+    plan: Schedule,
+    resumed: CheckpointState | None,
+) -> Iterator[str]:
+    """What a run can do, but hardly should, and what changed since its checkpoint."""
     size = config.global_batch_size
     trained, evaluated = data.weight_of_step(0, size), data.num_eval_samples
     for split, number in {config.train_split: trained, data.eval_split: evaluated}.items():
@@ -82,24 +89,16 @@ def doubts_about(config: TrainConfig, data: Data, plan: Schedule) -> Iterator[st
         )
     if data.num_classes == 1:
         yield "there is one class only, so every answer is right from the start"
-
-
-def changes_of(
-    config: TrainConfig,
-    before: TrainConfig,
-    step: int,
-    steps_per_epoch: int,
-) -> Iterator[str]:
-    """What is other than before in a run that resumes after a step: settings, and the schedule."""
-    where = {"run_dir": config.run_dir, "resume": config.resume}
-    if text := differences_of(values_of(before) | where, values_of(config), "before", "now"):
-        yield f"settings have changed: {text}"
-    old, new = (schedule.of(one, steps_per_epoch) for one in (before, config))
-    if old(step) != new(step):
-        yield (
-            f"the schedule has changed: step {step} of {old.num_steps} had the learning rate "
-            f"{old(step - 1):.2g}, step {step + 1} of {new.num_steps} has {new(step):.2g}"
-        )
+    if resumed is not None:
+        before = replace(from_dict(resumed["config"]), run_dir=config.run_dir, resume=config.resume)
+        if text := differences_of(values_of(before), values_of(config), "before", "now"):
+            yield f"settings have changed: {text}"
+        step, old = resumed["step"], schedule.of(before, len(data.train))
+        if old(step) != plan(step):
+            yield (
+                f"the schedule has changed: step {step} of {old.num_steps} had the learning rate "
+                f"{old(step - 1):.2g}, step {step + 1} of {plan.num_steps} has {plan(step):.2g}"
+            )
 
 
 def acquire_run_folder(runtime: Runtime, config: TrainConfig, data: Data, exits: ExitStack) -> RunLock:

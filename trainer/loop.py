@@ -14,8 +14,6 @@ from trainer.data.device_feed import DeviceFeed
 from trainer.data.splits import BatchSource, load_once, open_data, open_evaluation, steps_of
 from trainer.model.learner import Learner
 from trainer.record import checkpoint
-from trainer.record.checkpoint import CommitMark
-from trainer.record.checkpoint_state import CheckpointState
 from trainer.record.evaluation import WORST, lines_by_class, worst_of
 from trainer.record.metrics import Totals, check_evaluation
 from trainer.run import OpenData, Run
@@ -93,7 +91,12 @@ def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
     """
     check_batch_size(config, runtime)
     data = open_evaluation(config, runtime.host, runtime.num_hosts)
-    commit, state = _choose_checkpoint(config)
+    is_of_run = config.resume in ("auto", "never")
+    commit, state = (
+        checkpoint.chosen(open_storage(config.run_dir))
+        if is_of_run
+        else checkpoint.at(open_storage(config.resume), print)
+    )
     checkpoint.check_identity(commit.identity, model_identity_of(config.model, data.num_classes), f"step {commit.step}")
     if state["ema"] is not None and config.regularize.ema_decay is None:
         decay = state["config"]["regularize"]["ema_decay"]
@@ -112,7 +115,7 @@ def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
         )
         names = [*data.class_names, *map(str, range(len(data.class_names), data.num_classes))]
         print(*lines_by_class(totals.samples, names), sep="\n")
-        if config.manifest is not None and config.resume in ("auto", "never"):
+        if config.manifest is not None and is_of_run:
             worst = worst_of(totals.samples, load_once(config.manifest), data.eval_split, names)
             try:
                 with open_storage(config.run_dir).writer(WORST) as writer:
@@ -133,11 +136,3 @@ def _end_epoch(run: Run, fetch_every: int) -> None:
         num_rows=run.num_rows,
     )
     run.close_epoch(totals)
-
-
-def _choose_checkpoint(config: TrainConfig) -> tuple[CommitMark, CheckpointState]:
-    if config.resume not in ("auto", "never"):
-        return checkpoint.at(open_storage(config.resume), print)
-    storage = open_storage(config.run_dir)
-    commit = checkpoint.best(checkpoint.commits(storage, print))
-    return (commit, checkpoint.read(storage, commit)) if commit else checkpoint.at(storage, print)

@@ -15,13 +15,7 @@ from shardset.order.state import states_from_json
 from shardset.program import count
 from shardset.version import __version__
 from trainer import config as configs
-from trainer.agreement import (
-    acquire_run_folder,
-    changes_of,
-    check_batch_size,
-    doubts_about,
-    identity_of,
-)
+from trainer.agreement import acquire_run_folder, check_batch_size, doubts_about, identity_of
 from trainer.config import TrainConfig
 from trainer.data.device_feed import DeviceBatch, DeviceFeed
 from trainer.data.splits import Data, SampleDigest, Step, check_epoch, open_data, order_of, steps_of
@@ -81,8 +75,6 @@ class Run:
         self._log.note(f"trainer {__version__}, {devices}", f": {configs.to_json(self.config)}")
         self.steps_per_epoch = len(self.data.train)
         self._rate_at = schedule.of(self.config, self.steps_per_epoch)
-        for text in doubts_about(self.config, self.data, self._rate_at):
-            self._log.note(f"note: {text}")
         self._telemetry = Telemetry(
             self.runtime,
             self.config,
@@ -94,6 +86,8 @@ class Run:
         )
         self._identity = identity_of(self.config, self.data)
         state = self._load_checkpoint()
+        for text in doubts_about(self.config, self.data, self._rate_at, state):
+            self._log.note(f"note: {text}")
         self.learner = Learner(self.runtime, self.config, self.data.num_classes, state, self.data.class_names)
         self._restore(state)
         order = order_of(self.data.train, 0, 0)
@@ -295,9 +289,6 @@ class Run:
         if state["stream"] is not None:
             self.data.train.resume(states_from_json(state["stream"]))
         self._log.note(f"resumed at step {step} (epoch {state['epoch'] + 1})")
-        before = configs.from_dict(state["config"])
-        for text in changes_of(self.config, before, step, self.steps_per_epoch):
-            self._log.note(f"note: {text}")
         return state
 
     def _restore(self, state: CheckpointState | None) -> None:

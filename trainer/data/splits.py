@@ -87,19 +87,7 @@ class SampleDigest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalData:
-    """The stream of an evaluation, its samples and classes."""
-
-    evaluation: BatchSource
-    num_classes: int
-    manifest_digest: str
-    eval_split: str
-    num_eval_samples: int
-    class_names: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Data(EvalData):
+class Data:
     """The streams of a run, and the number of samples of an epoch and of an evaluation.
 
     An epoch takes each training sample `augment_repeats` times. `train_ids` are theirs, None for 0 to the number of
@@ -107,9 +95,15 @@ class Data(EvalData):
     """
 
     train: BatchSource
+    evaluation: BatchSource
+    num_classes: int
+    manifest_digest: str
+    eval_split: str
     num_train_samples: int
+    num_eval_samples: int
     train_ids: Selection | None = None
     augment_repeats: int = 1
+    class_names: tuple[str, ...] = ()
 
     def expected(self, epoch: int) -> SampleDigest:
         """What a training epoch must be."""
@@ -146,66 +140,28 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
     """This host's part of the data. Raises ConfigError if the config does not fit the shard set."""
     if config.fake_data:
         return synthetic_data(config, host, num_hosts)
-    evaluation, image = open_evaluation(config, host, num_hosts), config.image
-    urls, weights = zip(*mixed_sets(config.mix) or [(str(config.manifest), {0: 1.0})], strict=True)
-    mixed, names = [load_once(url) for url in urls], evaluation.class_names
+    if config.manifest is None:
+        raise ConfigError("no manifest: name a shard set with --manifest URL, or measure without one by --fake-data")
+    loaded = load_once(config.manifest)
+    manifest = loaded.manifest
+    urls, weights = zip(*mixed_sets(config.mix) or [(config.manifest, {0: 1.0})], strict=True)
+    mixed, names = [load_once(url) for url in urls], [one.name for one in manifest.classes]
+    eval_split = eval_split_of(config, manifest)
+    check_split("eval_split", eval_split, loaded, config.manifest)
     for url, other in zip(urls, mixed, strict=True):
         check_split("train_split", config.train_split, other, url)
-        others = tuple(one.name for one in other.manifest.classes)
+        others = [one.name for one in other.manifest.classes]
         if others != names:
             which = sorted({*names} ^ {*others})[:5] or "in their order"
             raise ConfigError(
                 f"{url} has other classes than {config.manifest} ({which}); the sets of a mixture need "
                 "the same classes in the same order: build them with the same class names"
             )
-    open_train: Callable[..., Stream | Mixture] = (
-        partial(Mixture, mixed, weights) if config.mix else partial(Stream, mixed[0])
-    )
-    train = open_train(
-        config.train_split,
-        seed=config.seed,
-        image=train_spec(image),
-        window=config.window,
-        transform=train_transform(image),
-        augment_repeats=image.augment_repeats,
-        **_stream_options(config, host, num_hosts),
-    )
-    streams = [train] if isinstance(train, Stream) else train.streams().values()
-    return Data(
-        **vars(evaluation),
-        train=train,
-        num_train_samples=sum(one.order.num_samples for one in streams),
-        train_ids=train.order.selection if isinstance(train, Stream) else None,
-        augment_repeats=image.augment_repeats,
-    )
-
-
-def open_evaluation(config: TrainConfig, host: int, num_hosts: int) -> EvalData:
-    """This host's part of an evaluation, without a split to train on. Raises ConfigError."""
-    if config.fake_data:
-        return synthetic_data(config, host, num_hosts)
-    if config.manifest is None:
-        raise ConfigError("no manifest: name a shard set with --manifest URL, or measure without one by --fake-data")
-    loaded = load_once(config.manifest)
-    manifest = loaded.manifest
-    eval_split = eval_split_of(config, manifest)
-    check_split("eval_split", eval_split, loaded, config.manifest)
-    image, options = eval_spec(config.image), _stream_options(config, host, num_hosts)
-    return EvalData(
-        evaluation=Stream(loaded, eval_split, seed=None, image=image, **options),
-        num_classes=_num_classes_of(config, manifest),
-        manifest_digest=manifest.digest,
-        eval_split=eval_split,
-        num_eval_samples=loaded.part(eval_split).selection.num_kept,
-        class_names=tuple(one.name for one in manifest.classes),
-    )
-
-
-def _stream_options(config: TrainConfig, host: int, num_hosts: int) -> dict[str, Any]:
+    num_classes = _num_classes_of(config, manifest)
     disk_cache = None
     if config.cache_dir is not None and config.cache_bytes is not None:
         disk_cache = DiskCache(folder=config.cache_dir, num_bytes=config.cache_bytes)
-    return dict(
+    options: dict[str, Any] = dict(
         global_batch_size=config.global_batch_size,
         rank=host,
         world_size=num_hosts,
@@ -215,6 +171,43 @@ def _stream_options(config: TrainConfig, host: int, num_hosts: int) -> dict[str,
         num_threads=config.num_decode_threads,
         disk_cache=disk_cache,
     )
+    image = config.image
+    open_train: Callable[..., Stream | Mixture] = (
+        partial(Mixture, mixed, weights) if config.mix else partial(Stream, loaded)
+    )
+    train = open_train(
+        config.train_split,
+        seed=config.seed,
+        image=train_spec(image),
+        window=config.window,
+        transform=train_transform(image),
+        augment_repeats=image.augment_repeats,
+        **options,
+    )
+    streams = [train] if isinstance(train, Stream) else train.streams().values()
+    return Data(
+        train=train,
+        evaluation=Stream(loaded, eval_split, seed=None, image=eval_spec(image), **options),
+        num_classes=num_classes,
+        manifest_digest=manifest.digest,
+        eval_split=eval_split,
+        num_train_samples=sum(one.order.num_samples for one in streams),
+        train_ids=train.order.selection if isinstance(train, Stream) else None,
+        augment_repeats=image.augment_repeats,
+        num_eval_samples=loaded.part(eval_split).selection.num_kept,
+        class_names=tuple(names),
+    )
+
+
+def open_evaluation(config: TrainConfig, host: int, num_hosts: int) -> Data:
+    """The data of an evaluation, without a split to train on: `train` is of the same one.
+
+    Raises ConfigError.
+    """
+    if config.manifest is not None:
+        split = eval_split_of(config, load_once(config.manifest).manifest)
+        config = replace(config, train_split=split, eval_split=split, mix=None)
+    return open_data(config, host, num_hosts)
 
 
 def eval_spec(image: ImageConfig) -> ImageSpec:

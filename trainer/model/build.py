@@ -1,11 +1,11 @@
 """Models by name: timm's, or any function of yours; a stem for small images and a swap to GroupNorm."""
 
 import importlib
-import itertools
 import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -15,7 +15,6 @@ from timm.layers.norm_act import BatchNormAct2d, GroupNormAct
 from timm.models.resnet import BasicBlock, ResNet
 from timm.optim._optim_factory import create_optimizer_v2, get_optimizer_info, list_optimizers
 from torch import nn
-from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from shardset.errors import ConfigError
@@ -131,23 +130,24 @@ def optimizer(
     return made
 
 
+def shapes_of(config: ModelConfig, num_classes: int) -> nn.Module:
+    """The model without numbers, for what follows from shapes alone."""
+    with torch.device("meta"):
+        return build(replace(config, pretrained=None), num_classes, 0)
+
+
 @torch.no_grad()
-def check_size(model: nn.Module, name: str, size: int) -> None:
+def check_size(config: ModelConfig, num_classes: int, size: int) -> None:
     """Raises ConfigError where timm's model takes no images of that size."""
-    if not timm.is_model(name):
+    if not timm.is_model(config.name):
         return
-    weights = itertools.chain(model.named_parameters(), model.named_buffers())
-    shapes = {name: torch.empty_like(tensor, device="meta") for name, tensor in weights}
-    was_training = model.training
     try:
-        functional_call(model.eval(), shapes, torch.empty(2, 3, size, size, device="meta"))
+        shapes_of(config, num_classes).eval()(torch.empty(2, 3, size, size, device="meta"))
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(
-            f"model {name!r} can't take images of {size}x{size}, as image.size says ({first_line(error)}); give a "
-            "larger size, or that which the model was made for"
+            f"model {config.name!r} can't take images of {size}x{size}, as image.size says "
+            f"({first_line(error)}); give a larger size, or that which the model was made for"
         ) from error
-    finally:
-        model.train(was_training)
 
 
 def check_logits(logits: Any, name: str, num_classes: int) -> None:

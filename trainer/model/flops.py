@@ -1,7 +1,5 @@
 """The share of a device's peak that a run uses: the FLOPs of its model, counted once from shapes, over the peak."""
 
-from dataclasses import replace
-
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -35,11 +33,9 @@ def share_of_peak(config: TrainConfig, num_classes: int, device: torch.device) -
     peak = PEAKS.get(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     if peak is None or config.precision != "bf16" or is_own:
         return None
-    model = replace(config.model, pretrained=None, checkpoint_activations=False)
-    with torch.device("meta"):
-        net = build.build(model, num_classes, config.seed)
-    build.freeze(net, model)
-    build.set_training(net, model)
+    net = build.shapes_of(config.model, num_classes)
+    build.freeze(net, config.model)
+    build.set_training(net, config.model)
     images = torch.empty(2, 3, config.image.size, config.image.size, device="meta")  # BatchNorm refuses one image
     try:
         with FlopCounterMode(display=False) as counter:

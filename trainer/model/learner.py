@@ -23,9 +23,6 @@ from trainer.record.checkpoint_state import LearnerState
 from trainer.runtime.base import Runtime, TensorBatch
 from trainer.runtime.optimizers import options_for
 
-_Place = tuple[dict[str, Any], str]
-"""The tensors of a layer by name, and the name of one of them."""
-
 COUNTERS = ("step", "lookahead_step")
 """What optimizers of timm call a count of steps that all weights have in common: lamb, adan, lookahead."""
 
@@ -49,7 +46,7 @@ class Learner:
         net = build.build(fresh, num_classes, config.seed, class_names)
         self._normalize = augment.Normalize(config.image.mean, config.image.std)
         for size in sorted({config.image.size, config.image.size_in_evaluation}):
-            build.check_size(net, config.model.name, size)
+            build.check_size(config.model, num_classes, size)
         build.freeze(net, config.model)
         if config.sync_batch_norm:
             net = runtime.synchronize_norms(net)
@@ -65,7 +62,7 @@ class Learner:
         self.net = to_device(net)
         self._average = None if ema is None else to_device(ema)
         self._eval_net = self.net if self._average is None else self._average
-        self._averaged = [*zip(_saved_once(self._eval_net), _saved_once(self.net), strict=True)]
+        self._averaged = _pairs_of_layers(self._eval_net, self.net)
         runtime.module_to_device(self._normalize)
         self._optimizer = build.optimizer(
             config.optimizer, self.net, options_for(name, runtime.device, runtime.precision)
@@ -208,9 +205,9 @@ def step_key(seed: int, epoch: int, step: int) -> int:
 
 
 @torch.no_grad()
-def _average_in(places: Sequence[tuple[_Place, _Place]], decay: float) -> None:
+def _average_in(layers: Sequence[tuple[nn.Module, nn.Module, str]], decay: float) -> None:
     """Moves the averaged weights and statistics a little towards the net's; counters are copied."""
-    pairs = [(averages[name], own[name]) for (averages, name), (own, _) in places]
+    pairs = [(getattr(average, name), getattr(layer, name)) for average, layer, name in layers]
     counters = [pair for pair in pairs if not pair[0].is_floating_point()]
     moving = [pair for pair in pairs if pair[0].is_floating_point()]
     torch._foreach_lerp_([old for old, _ in moving], [new for _, new in moving], 1 - decay)
@@ -218,18 +215,15 @@ def _average_in(places: Sequence[tuple[_Place, _Place]], decay: float) -> None:
         torch._foreach_copy_([old for old, _ in counters], [new for _, new in counters])
 
 
-def _saved_once(net: nn.Module) -> list[_Place]:
-    """Where everything is that a state holds; weights that several layers share are there once.
+def _pairs_of_layers(average: nn.Module, net: nn.Module) -> list[tuple[nn.Module, nn.Module, str]]:
+    """The layers of all that a state holds, and its name there; shared weights once.
 
     Not the tensors: a layer may replace its buffer in a step.
     """
-    found: dict[int, _Place] = {}
-    for layer in net.modules():
-        for tensors in (layer._parameters, layer._buffers):
-            for name, tensor in tensors.items():
-                if tensor is not None and name not in layer._non_persistent_buffers_set:
-                    found.setdefault(id(tensor), (tensors, name))
-    return list(found.values())
+    tensors = net.state_dict(keep_vars=True)
+    places = {id(tensor): name.rpartition(".") for name, tensor in tensors.items()}
+    paths = [(path, name) for path, _, name in places.values()]
+    return [(average.get_submodule(path), net.get_submodule(path), name) for path, name in paths]
 
 
 def _load_weights(net: nn.Module, average: nn.Module | None, state: LearnerState, name: str) -> None:

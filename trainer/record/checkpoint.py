@@ -27,7 +27,7 @@ import msgspec
 from shardset.errors import ConfigError, DamagedShard, NotFound
 from shardset.order.state import OrderState, States, states_from_json
 from shardset.prepared import JSON_ERRORS, prepared
-from shardset.storage.base import ABSENT, Storage, os_errors_as_storage_errors
+from shardset.storage.base import ABSENT, Storage
 from shardset.storage.checked import facts_of, read_object, read_small
 from shardset.storage.open import open_storage
 from shardset.stream.world import num_local_processes
@@ -103,20 +103,21 @@ def read(storage: Storage, commit: CommitMark, folder: str | None = None) -> Che
 
 def _stored_bytes(storage: Storage, name: str, commit: CommitMark) -> bytes:
     """A state file. Of the processes of a machine one reads it from a bucket, for all of them."""
-    facts, advice = (commit.num_bytes, commit.crc32c), "it was cut or changed after it was written"
+    facts = commit.num_bytes, commit.crc32c
+    read = partial(read_object, storage, name, *facts, "it was cut or changed after it was written")
     if not storage.is_remote or num_local_processes() == 1:
-        return read_object(storage, name, *facts, advice)
-    path = _shared(os.path.basename(name))
-    private = partial(os.open, mode=0o600)
-    with os_errors_as_storage_errors(path), open(path, "a+b", opener=private) as file:
+        return read()
+    data, private = b"", partial(os.open, mode=0o600)
+    # Without room on the disk, each reads it for itself.
+    with suppress(OSError), open(_shared(commit.state), "a+b", opener=private) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
         data = file.read()
         if facts_of(data) != facts:
-            data = read_object(storage, name, *facts, advice)
+            data = read()
             file.truncate(0)
             file.write(data)
-    return data
+    return data or read()
 
 
 def _shared(name: str) -> str:
@@ -165,6 +166,15 @@ def at(storage: Storage, warn: Callable[[str], None]) -> tuple[CommitMark, Check
 def best(marks: Iterable[CommitMark]) -> CommitMark | None:
     """The evaluated checkpoint with the highest top-1; the earliest of several."""
     return max((commit for commit in marks if commit.top1 is not None), key=lambda c: (c.top1, -c.step), default=None)
+
+
+def chosen(storage: Storage) -> tuple[CommitMark, CheckpointState]:
+    """The best checkpoint of a run folder, else the newest intact one.
+
+    Prints what is wrong with others.
+    """
+    commit = best(commits(storage, print))
+    return (commit, read(storage, commit)) if commit else at(storage, print)
 
 
 def check_identity(saved: dict[str, Any], wanted: dict[str, Any], where: str) -> None:

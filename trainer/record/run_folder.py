@@ -24,7 +24,7 @@ LOGS = "logs/"
 CHECKPOINTS = "checkpoints/"
 COMMIT = "commit.json"
 UPLOAD_EVERY_S, UPLOAD_BYTES_PER_S = 30.0, 128 << 10
-"""How often growing files are copied to a bucket; large ones less often, as whole as they are."""
+"""How often growing files are copied to a bucket; large ones, always whole, less often."""
 
 _LOG_NAME = re.compile(r"logs/host-(\d+)\.log")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\S+")
@@ -105,7 +105,7 @@ class RunFolder:
         (self.local / LOGS).mkdir(parents=True, exist_ok=True)
         self._sent: dict[Path, tuple[int, int]] = {}
         self._error: ShardsetError | None = None
-        self._num_sent = 0
+        self.pause_s = UPLOAD_EVERY_S
         self._uploading = threading.Lock()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="run folder", daemon=True)
@@ -153,7 +153,7 @@ class RunFolder:
         shutil.rmtree(self._temporary)
 
     def _run(self) -> None:
-        while not self._closing.wait(pause_s(self._num_sent)):
+        while not self._closing.wait(self.pause_s):
             self._upload()
         self._upload()
 
@@ -164,7 +164,8 @@ class RunFolder:
             # Looks at the files before reading them: if one grows meanwhile, the next copy sends it again.
             files = {path: _version(path) for path in sorted(self.local.rglob("[!.]*")) if path.is_file()}
             changed = [path for path in files if self._sent.get(path) != files[path]]
-            self._num_sent = sum(files[path][0] for path in changed)
+            num_bytes = sum(files[path][0] for path in changed)
+            self.pause_s = max(UPLOAD_EVERY_S, num_bytes / UPLOAD_BYTES_PER_S)
             if not changed:
                 return
             try:
@@ -186,11 +187,6 @@ class RunFolder:
                     # The storage retried for minutes, or is another run's: every other file would fare the same.
                     if isinstance(self._error, TransientError | RunTaken):
                         return
-
-
-def pause_s(num_bytes: int) -> float:
-    """The time after a copy of so many bytes until the next one."""
-    return max(UPLOAD_EVERY_S, num_bytes / UPLOAD_BYTES_PER_S)
 
 
 def _version(path: Path) -> tuple[int, int]:

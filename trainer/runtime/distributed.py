@@ -2,6 +2,7 @@
 
 import datetime
 import functools
+import json
 import os
 import secrets
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 from torch.nn.parallel import DistributedDataParallel
 
 from shardset.errors import ConfigError
+from shardset.stream.world import num_local_processes
 from trainer.config import Precision
 from trainer.errors import PeerLost, first_line
 from trainer.runtime import torchtpu
@@ -127,13 +129,12 @@ class Ddp(Runtime):
             return None
         try:
             if self.is_master:
-                own = "127.0.0.1" if self._is_one_machine() else ""
-                address = Address(own, 0, secrets.token_hex(16))
-                address = exits.enter_context(HeartbeatServer(address, self.heartbeat.timing)).address
-                host = own or os.environ["MASTER_ADDR"]
-                self._store.set(SERVER_KEY, f"{host} {address.port} {address.token}")
-            host, port, token = self._store.get(SERVER_KEY).decode().split()
-            return Address(host, int(port), token)
+                host = "127.0.0.1" if self._is_one_machine() else ""
+                address = Address(host, 0, secrets.token_hex(16))
+                own = exits.enter_context(HeartbeatServer(address, self.heartbeat.timing)).address
+                known = own._replace(host=host or os.environ["MASTER_ADDR"])
+                self._store.set(SERVER_KEY, json.dumps(known))
+            return Address(*json.loads(self._store.get(SERVER_KEY)))
         except RuntimeError as error:
             raise PeerLost(
                 f"the process of RANK 0 ended at its start, or does not answer at port {os.environ['MASTER_PORT']} of "
@@ -141,8 +142,8 @@ class Ddp(Runtime):
             ) from error
 
     def _is_one_machine(self) -> bool:
-        is_all = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
-        return is_all or os.environ["MASTER_ADDR"] in ("localhost", "127.0.0.1", "::1")
+        is_local = os.environ["MASTER_ADDR"] in ("localhost", "127.0.0.1", "::1")
+        return is_local or num_local_processes() == self.num_hosts
 
     @functools.cached_property
     def _store(self) -> Store:

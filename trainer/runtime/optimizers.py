@@ -1,7 +1,7 @@
 """Optimizers as devices need them: options, the state before the first step, and a step at a rate on the device."""
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.amp.grad_scaler import GradScaler
@@ -75,22 +75,19 @@ def step_by_tensor(optimizer: torch.optim.Optimizer, rate: torch.Tensor) -> None
 
 
 class ExactBeta(float):
-    """A beta of Adam. `1 - beta**step` has all its digits where the step is a float32 tensor.
+    """A beta of Adam. `1 - beta**step` has all its digits, for a step that is a float32 tensor.
 
     As floats, 1 - 0.999 is wrong by 1.3e-5 of it, and so would be every weight's way in the first steps.
     """
 
     def __pow__(self, step: Any, modulo: None = None) -> Any:
-        if not isinstance(step, torch.Tensor):
-            return super().__pow__(step)
         return _Power(step * (math.log(self) if self else -math.inf))
 
 
-class _Power:
+class _Power(NamedTuple):
     """e**exponent, of which only what is left to 1 is asked for."""
 
-    def __init__(self, exponent: torch.Tensor) -> None:
-        self._exponent = exponent
+    exponent: torch.Tensor
 
     def __rsub__(self, one: int) -> torch.Tensor:
-        return -torch.expm1(self._exponent)
+        return -torch.expm1(self.exponent)

@@ -98,7 +98,7 @@ class HeartbeatServer:
                 "`python -m trainer tpu stop` ends it"
             ) from error
         self._server.settimeout(timing.beat_s)
-        self.address = Address(address.host, self._server.getsockname()[1], address.token)
+        self.address = address._replace(port=self._server.getsockname()[1])
         self._timing = timing
         self._answer = Message()
         self._losses: list[Message] = []
@@ -142,10 +142,10 @@ class HeartbeatServer:
         with connection, connection.makefile("rb") as lines:
             while state.end is None:
                 newest = _receive(lines, str(state), self._timing)
-                if newest.lost is None and not self._knows(newest.token):
-                    break
                 if newest.lost is not None:
                     self._losses += [newest] if state.who else []  # else a stranger at this port
+                    break
+                if not secrets.compare_digest(newest.token.encode(), self.address.token.encode()):
                     break
                 state = newest
                 if state.host is not None:
@@ -155,9 +155,6 @@ class HeartbeatServer:
                     self._losses.append(Message(lost=text, failed=True))
                 _send(connection, self._answer)
         self._connections.remove(connection)
-
-    def _knows(self, token: str) -> bool:
-        return secrets.compare_digest(token.encode(), self.address.token.encode())
 
     def _decide(self) -> None:
         """Chooses the loss to tell of."""

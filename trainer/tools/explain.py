@@ -18,7 +18,6 @@ from rich.text import Text
 from shardset.errors import ConfigError, NotFound, printable
 from shardset.format import manifest as manifests
 from shardset.order.budget import OrderOptions, fit_order
-from shardset.order.epoch import Order
 from shardset.order.state import OrderState, States, quarantine_digest, states_from_json
 from shardset.program import count
 from shardset.storage.base import Storage
@@ -163,34 +162,26 @@ def timetable_of(config: TrainConfig, state: States | None = None, num_hosts: in
         raise ConfigError("there is no shard set to explain; give --manifest, or the --run-dir of a run that has one")
     loaded = manifests.load(config.manifest)
     split, ids = loaded.manifest.split(config.train_split), loaded.part(config.train_split).selection
-    if not isinstance(state, OrderState):
-        options = OrderOptions(
-            seed=config.seed,
-            global_batch_size=config.global_batch_size,
-            world_size=num_hosts,
-            num_lanes=config.num_lanes,
-            block_size=config.block_size,
-            window=config.window,
-            augment_repeats=config.image.augment_repeats,
-            budget_bytes=config.budget_bytes,
-        )
-        order = fit_order(split.shard_sizes, options, stored_bytes=split.num_tar_bytes, view=ids)
-    elif state.quarantine != quarantine_digest(()):  # the state holds only a digest of the ids
+    recorded = state if isinstance(state, OrderState) else None
+    # The state holds only a digest of the ids.
+    if recorded and recorded.quarantine != quarantine_digest(()):
         raise ConfigError(
             "the run left out quarantined samples, and its folder does not list them, so their steps are unknown"
         )
-    else:
-        order = Order(
-            shard_sizes=split.shard_sizes,
-            seed=state.seed,
-            global_batch_size=config.global_batch_size,
-            num_lanes=state.num_lanes,
-            block_size=state.block_size,
-            window=state.window,
-            view=ids,
-            augment_repeats=config.image.augment_repeats,
-        )
-        order.resume(state, loaded.manifest.digest)
+    chosen = recorded or config
+    options = OrderOptions(
+        seed=chosen.seed,
+        global_batch_size=config.global_batch_size,
+        world_size=num_hosts,
+        num_lanes=chosen.num_lanes,
+        block_size=chosen.block_size,
+        window=chosen.window,
+        augment_repeats=config.image.augment_repeats,
+        budget_bytes=config.budget_bytes,
+    )
+    order = fit_order(split.shard_sizes, options, stored_bytes=split.num_tar_bytes, view=ids)
+    if recorded:
+        order.resume(recorded, loaded.manifest.digest)
     return Timetable(loaded=loaded, split_name=config.train_split, order=order, num_epochs=config.epochs)
 
 

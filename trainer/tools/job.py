@@ -17,10 +17,7 @@ from trainer.config import TrainConfig, addresses_of
 GRACE_S = 900
 MAX_RESTARTS = 10
 
-MAX_NODES = 65_000
-"""Those of the largest cluster of GKE."""
-
-_NAMES = {"name": "[a-z][-a-z0-9]*", "queue": "[a-z0-9][-.a-z0-9]*"}
+_NAMES = {"name": "[a-z]([-a-z0-9]*[a-z0-9])?", "queue": "[a-z0-9]([-.a-z0-9]*[a-z0-9])?"}
 """How Kubernetes names a JobSet, and a LocalQueue that a label names."""
 
 JOB = "main-job"
@@ -69,16 +66,17 @@ class Compute:
 def compute_of(text: str) -> Compute:
     """What a compute type NAME-COUNT asks for; COUNT is of all chips or GPUs of the job. Raises ConfigError."""
     name, _, digits = text.replace("v5litepod", "v5e").rpartition("-")
-    count = int(digits) if digits.isdecimal() and len(digits) < 9 else 0
+    # More GPUs than five digits are no cluster of GKE, and int() refuses thousands of digits.
+    count = int(digits) if re.fullmatch("[0-9]{1,5}", digits) else 0
     if name in TPUS and count in TPUS[name][1]:
         return _tpus(name, count)
-    if name in GPUS and (count in (1, 2, 4) or count in range(8, 8 * MAX_NODES + 1, 8)):
+    if name in GPUS and (count in (1, 2, 4) or (count and count % 8 == 0)):
         per_host = min(count, 8)
         flags = [f"--compute-type={name}-{per_host}", f"--num-nodes={count // per_host}"]
         nodes = {"cloud.google.com/gke-accelerator": GPUS[name]}
         return Compute(is_tpu=False, num_hosts=count // per_host, per_host=per_host, nodes=nodes, gcluster=flags)
-    names, most = ", ".join([*TPUS, *GPUS]), 8 * MAX_NODES
-    expected = f"one of {names}, and how many: v6e-16, or of GPUs 1, 2, 4, 8, 16 to {most}"
+    names = ", ".join([*TPUS, *GPUS])
+    expected = f"one of {names}, and how many: v6e-16, or of GPUs 1, 2, 4, 8, 16 to 99992"
     if name in TPUS:
         expected = f"{name}- and one of {', '.join(map(str, TPUS[name][1]))} chips"
     raise ConfigError(f"--compute-type {text}: expected {expected}")
@@ -117,10 +115,9 @@ class Job:
             # Pods have five more letters, and their number.
             suffix = f"-{JOB}-0-{self.compute.num_hosts - 1}-12345" if flag == "name" else ""
             most = 63 - len(suffix)
-            if not re.fullmatch(characters, name) or name[-1] in "-." or len(name) > most:
+            if not re.fullmatch(characters, name) or len(name) > most:
                 raise ConfigError(
-                    f"--{flag} {name}: Kubernetes refuses it, expected at most {most} characters, "
-                    f"{characters} with a letter or digit at the end"
+                    f"--{flag} {name}: Kubernetes refuses it, expected at most {most} characters, as in {characters}",
                 )
 
     @property

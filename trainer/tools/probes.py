@@ -160,11 +160,11 @@ def try_writing(url: str) -> None:
 def stored_sizes(storage: Storage, names: Iterable[str]) -> dict[str, int]:
     """The sizes of stored files by name: of all by a listing, on a web server of those `names`."""
     try:
-        found = [*storage.list()]
+        return {stat.name: stat.num_bytes for stat in storage.list()}
     except ConfigError:
         with ThreadPoolExecutor(storage.reads_at_once) as pool:
-            found = [*filter(None, pool.map(partial(stat_or_none, storage), names))]
-    return {stat.name: stat.num_bytes for stat in found}
+            found = pool.map(partial(stat_or_none, storage), names)
+        return {stat.name: stat.num_bytes for stat in found if stat}
 
 
 def ports(hosts: Iterable[str], numbers: Iterable[int], timeout_s: float = CONNECT_TIMEOUT_S) -> dict[str, PortState]:

@@ -3,19 +3,21 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import nn
 
 from shardset.errors import ConfigError, NotFound
+from shardset.settings import with_values
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 from trainer import config as configs
-from trainer.config import CLASSES, DEFAULT_CLASSES, ImageConfig, ModelConfig, TrainConfig, read_json
+from trainer.config import CLASSES, DEFAULT_CLASSES, ModelConfig, TrainConfig, read_json
 from trainer.errors import CheckpointError
 from trainer.model import build
-from trainer.model.pretrained import SIDECAR
+from trainer.model.pretrained import SIDECAR, ModelInput
 from trainer.record import checkpoint
 
 
@@ -42,8 +44,7 @@ def of_run(url: str) -> TrainedModel:
         config = configs.recorded(folder)
     except NotFound as error:
         raise ConfigError(f"{folder.url}: no {configs.RECORD} there, expected the folder of a run") from error
-    best = checkpoint.best(checkpoint.commits(folder, print))
-    commit, state = (best, checkpoint.read(folder, best)) if best else checkpoint.at(folder, print)
+    commit, state = checkpoint.chosen(folder)
     classes = _classes_of(folder, config)
     return TrainedModel(
         net=_net(config, state["ema"] or state["model"], len(classes), folder.url),
@@ -91,19 +92,9 @@ def _classes_of(folder: Storage, config: TrainConfig) -> list[str]:
 
 def _config_of(facts: dict[str, Any]) -> TrainConfig:
     known = facts["input"]
-    return TrainConfig(
-        recipe="export",
-        model=ModelConfig(**facts["model"]),
-        image=ImageConfig(
-            size=known["size"],
-            eval_resize=known["resize"],
-            eval_interpolation=known.get("interpolation", "area"),
-            mean=tuple(known["mean"]),
-            std=tuple(known["std"]),
-            background=known["background"],
-            upright=known["upright"],
-        ),
-    )
+    others = {f"image.{name}": known[name] for name in ("background", "upright")}
+    config = TrainConfig(recipe="export", model=ModelConfig(**facts["model"]))
+    return with_values(config, msgspec.convert(known, ModelInput).settings | others)
 
 
 def _net(config: TrainConfig, weights: dict[str, torch.Tensor], num_classes: int, where: str) -> nn.Module:

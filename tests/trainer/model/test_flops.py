@@ -37,9 +37,6 @@ def test_resnet_50_takes_the_share_of_a_known_gpu_that_follows_from_published_fl
     assert others == [None, None]
 
 
-def test_the_size_of_images_is_checked_by_shapes_only_and_the_model_stays_as_it_is() -> None:
-    net = build.build(ModelConfig(name="resnet18"), 10, 0)
+def test_the_size_of_images_is_checked_by_shapes_only() -> None:
     with OnlyShapes():
-        build.check_size(net, "resnet18", 224)
-    assert net.training
-    assert not any(tensor.is_meta for tensor in net.state_dict().values())
+        build.check_size(ModelConfig(name="resnet18"), 10, 224)

@@ -98,6 +98,8 @@ def test_the_processes_of_a_machine_read_a_checkpoint_from_a_bucket_once(
     assert newest(door)[1]["step"] == 5
     checkpoint.drop_shared()
     assert not [*tmp_path.iterdir()]
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "full"))
+    assert newest(door)[1]["step"] == 5
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "gone"])

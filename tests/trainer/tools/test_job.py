@@ -173,8 +173,8 @@ def test_cluster_toolkit_gets_the_names_that_it_knows(capsys):
         ("h100-80gb", "--compute-type h100-80gb: expected one of v5e, v5p, v6e, tpu7x, l4, "),
         ("v3-32", "--compute-type v3-32: expected one of v5e, v5p, v6e, "),
         ("l4-0", "--compute-type l4-0: expected one of v5e, "),
-        ("h100-80gb-800000", "or of GPUs 1, 2, 4, 8, 16 to 520000"),
-        (f"l4-{'8' * 5000}", "or of GPUs 1, 2, 4, 8, 16 to 520000"),
+        ("h100-80gb-800000", "or of GPUs 1, 2, 4, 8, 16 to 99992"),
+        (f"l4-{'8' * 5000}", "or of GPUs 1, 2, 4, 8, 16 to 99992"),
     ],
 )
 def test_an_unknown_compute_type_is_refused_with_those_that_there_are(compute_type, sentence):
