@@ -95,7 +95,7 @@ UNREAD = {
 @pytest.mark.parametrize("what", UNREAD)
 def test_samples_without_a_label_are_counted_with_what_was_looked_for(way, what, tmp_path):
     files = [member for number in range(3) for member in UNREAD[what](number)]
-    place, manifest = published(way, tmp_path, [*files, ("4.png", PNG), ("4.cls", b"1")])
+    place, manifest = published(way, tmp_path, [*files, ("4.png", PNG), ("4.cls", b"0")])
     [note] = manifest.provenance.notes
     assert note.startswith("3 of 4 samples have no label; looked for a whole number in cls or label, or under label")
     assert "--source folder" in note
