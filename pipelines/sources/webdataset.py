@@ -230,11 +230,6 @@ class TarGroupMember(NamedTuple):
     extent: Extent
     content: bytes | None
 
-    @property
-    def is_inline(self) -> bool:
-        """Whether the content becomes a field in memory."""
-        return self.content is not None and self.field in INLINE_FIELDS and len(self.content) <= MAX_INLINE_BYTES
-
 
 _M = TypeVar("_M", TarInfo, TarGroupMember)
 
@@ -249,7 +244,7 @@ def samples_of(storage: Storage, tar: Stat, split: str) -> Iterator[RawSample | 
             members = [member for _, member in group]
             label = label_of(members)
             for at, member in enumerate(members):
-                if member.content is not None and not member.is_inline:  # a json may be large
+                if len(member.content or b"") > MAX_INLINE_BYTES:  # of a json, which stays where it is
                     members[at] = TarGroupMember(*member[:-1], content=None)
             groups.append((key, members, label))
     numbers = Counter(key for key, *_ in groups)
