@@ -168,5 +168,6 @@ def _decode_whole(
         pixels = png.decode(data, background)
     if pixels is None:
         with pillow.header(data, kind) as image:
-            pixels = rgb_pixels(pillow.loaded(image, data, kind), background)
+            pillow.load(image, data, kind)
+            pixels = rgb_pixels(image, background)
     return turned(pixels, orientation)

@@ -87,10 +87,8 @@ def header(data: bytes, field: str, max_pixels: int = MAX_PIXELS) -> ImageFile:
     """
     limits.check_icon(data)
     try:
-        image = plugin(field)(io.BytesIO(data))
+        image = plugin(field)(io.BytesIO(_without_metadata(data) if field == "png" else data))
     except _BROKEN as error:
-        if (bare := _without_metadata(data, field)) is not data:
-            return header(bare, field, max_pixels)
         raise _refusal(error, data, field) from error
     limits.check_pixels(*image.size, max_pixels)
     if image.mode not in _MODES and not (image.mode == "I" and field == "pgm"):
@@ -100,17 +98,14 @@ def header(data: bytes, field: str, max_pixels: int = MAX_PIXELS) -> ImageFile:
     return image
 
 
-def loaded(image: ImageFile, data: bytes, field: str) -> ImageFile:
-    """The opened image, decoded; raises UndecodableImage if it is damaged or incomplete."""
+def load(image: ImageFile, data: bytes, field: str) -> None:
+    """Decodes the opened image; raises UndecodableImage if it is damaged or incomplete."""
     try:
         image.load()
     except _BROKEN as error:
-        if (bare := _without_metadata(data, field)) is not data:
-            return loaded(header(bare, field), bare, field)
         raise _refusal(error, data, field) from error
     if limits.is_cut(data, field):
         raise UndecodableImage("truncated")
-    return image
 
 
 def _refusal(error: Exception, data: bytes, field: str) -> UndecodableImage:
@@ -127,10 +122,10 @@ def _refusal(error: Exception, data: bytes, field: str) -> UndecodableImage:
     return UndecodableImage("damaged")
 
 
-def _without_metadata(data: bytes, field: str) -> bytes:
+def _without_metadata(data: bytes) -> bytes:
     """A PNG with only the chunks of its pixels; Pillow refuses some images for other chunks."""
     kept, start, at = [], 0, 8
-    while field == "png" and at + 12 <= len(data):
+    while at + 12 <= len(data):
         num_bytes, kind = _PNG_CHUNK.unpack_from(data, at)
         end = at + 12 + num_bytes
         if kind[:1].islower() and kind != b"tRNS":  # ancillary, by the standard
