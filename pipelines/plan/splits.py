@@ -43,8 +43,11 @@ def make_plan(files: PlanFiles, config: BuildConfig, build: BuildFile) -> PlanFi
             f"{config.input}: nothing to append: the set has all of it ({count(total.num_known, 'sample')})"
         )
     splits = _plan_splits(config, total)
-    classes = _classes(build, total.max_label)
-    on_labels = _label_notes(build, config, total, classes)
+    totals = Counter[int]()
+    for split in total.splits.values():
+        totals.update(split.strata)
+    classes = _classes(build, max(totals))
+    on_labels = _label_notes(build, config, totals, classes)
     rejected = write_pieces(files, paths.REJECTED, _rejected_lines(files, build.num_units))
     plan = PlanFile(
         digest="",
@@ -109,16 +112,13 @@ def _refuse_unknown_shards(wanted: Iterable[tuple[str, int]], splits: Mapping[st
 def _label_notes(
     build: BuildFile,
     config: BuildConfig,
-    total: UnitSummary,
+    totals: Counter[int],
     classes: Sequence[ClassInfo],
 ) -> list[str]:
     """Sentences on labels that no sample has, if numbers name the classes, and on samples without a label."""
     known = range(build.appends.num_classes if build.appends else 0)
-    totals = Counter(dict.fromkeys(known, 0))
-    for split in total.splits.values():
-        totals.update(split.strata)
     largest = len(classes) - 1 if are_numbers(classes) else NO_LABEL
-    return notes_on(config.input, totals, largest, build.looked_for)
+    return notes_on(config.input, dict.fromkeys(known, 0) | totals, largest, build.looked_for)
 
 
 def _classes(build: BuildFile, max_label: int) -> list[ClassInfo]:
