@@ -162,10 +162,12 @@ class Folder:
         """Raises SourceError for a class folder with no image by the names, but with files that are no text."""
         kept = set(map(layout.class_folder, listed.folders))
         for (folder, _), stat in listed.firsts.items():
-            is_lost = layout.class_of(folder) and layout.class_folder(folder) not in kept
-            if is_lost and objects.may_read(self.input, stat.name) and _is_binary(self.input, stat):
+            lost = layout.class_folder(folder)
+            if lost in kept or not layout.class_of(folder) or not objects.may_read(self.input, stat.name):
+                continue
+            if _is_binary(self.input, stat):
                 raise SourceError(
-                    f"{self.input.url}/{layout.class_folder(folder)}: this class has no image by its name, but "
+                    f"{self.input.url}/{lost}: this class has no image by its name, but "
                     f"files such as {objects.printable(stat.name)}; convert them, rename them if they are of a format "
                     f"that is read ({', '.join(FIELD_OF_EXTENSION)}), or move the folder out of the input"
                 )
