@@ -85,7 +85,8 @@ def header(data: bytes, field: str, max_pixels: int = MAX_PIXELS) -> ImageFile:
 
     Raises UndecodableImage if it is malformed, has more than `max_pixels`, or has no 8-bit form.
     """
-    limits.check_icon(data)
+    if field == "ico":
+        limits.check_icon(data)
     try:
         image = plugin(field)(io.BytesIO(_without_metadata(data) if field == "png" else data))
     except _BROKEN as error:
@@ -112,8 +113,6 @@ def _refusal(error: Exception, data: bytes, field: str) -> UndecodableImage:
     said = str(error)
     if said.isdigit():  # such as the number of a compression of TIFF
         said = f"unknown code {said}"
-    if isinstance(error, Image.DecompressionBombError):
-        return UndecodableImage("too many pixels", f"more than {MAX_PIXELS}")
     if "truncated" in said.lower() or limits.is_cut(data, field):
         return UndecodableImage("truncated")
     if _UNSUPPORTED.search(said):
