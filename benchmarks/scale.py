@@ -354,7 +354,7 @@ def _summary(unit: int) -> UnitSummary:
     )  # fmt: skip
     return UnitSummary(
         unit=unit, splits={"train": count}, fields={"train": dict.fromkeys(("jpg", "cls"), UNIT_SAMPLES)},
-        fixes={}, reasons=[], max_label=NUM_CLASSES - 1, digest=f"{unit:064x}",
+        fixes={}, reasons=[], digest=f"{unit:064x}",
     )  # fmt: skip
 
 

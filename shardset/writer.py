@@ -17,7 +17,7 @@ from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.images import format_of, stored_png
 from shardset.format.index import with_fields
-from shardset.format.labels import MAX_LABEL, NO_LABEL, plain_label, unlabelled, unused, why_sparse
+from shardset.format.labels import MAX_LABEL, NO_LABEL, notes_on, plain_label, why_sparse
 from shardset.format.manifest import ClassInfo, Manifest, Provenance, Quarantine, Split
 from shardset.format.shards import pattern_of
 from shardset.format.tar import StoredSample, TarBuilder
@@ -50,7 +50,7 @@ class Writer:
         self._classes = None if classes is None else list(classes)
         self._splits: dict[str, _SplitWriter] = {}
         self._keys: set[str] = set()
-        self._labels, self._largest = {NO_LABEL}, NO_LABEL
+        self._labels = Counter({NO_LABEL: 0})
         self._created: list[str] = []
         self._refuse(naming.MANIFEST, "there is a shard set already; choose another output")
 
@@ -105,8 +105,7 @@ class Writer:
             self._splits[split] = _SplitWriter(self._create, split, self._size)
         self._splits[split].add(key, fields, number)
         self._keys.add(key)
-        self._labels.add(number)
-        self._largest = max(self._largest, number)
+        self._labels[number] += 1
 
     def _number(self, label: int | float | str, where: str) -> int:
         """The label as a number; raises ConfigError if it can't be one, or would leave too many numbers unused."""
@@ -117,8 +116,8 @@ class Writer:
             raise ConfigError(
                 f"{where}: label is {number}, expected 0 to {most}; use None for a sample without a label"
             )
-        is_new = self._classes is None and number not in self._labels
-        if is_new and (why := why_sparse(max(self._largest, number), len(self._labels))):  # which has NO_LABEL too
+        why = why_sparse(number, len(self._labels))  # with NO_LABEL, which stands for this one
+        if why and self._classes is None:
             raise ConfigError(f"{where}: label {number}: {why} by `classes`")
         return number
 
@@ -126,9 +125,8 @@ class Writer:
         """Writes everything but the manifest, which it returns."""
         if not self._splits:
             raise ConfigError(f"{self._storage.url}: no sample was written, and a shard set can't be empty")
-        names = [str(label) for label in range(self._largest + 1)] if self._classes is None else self._classes
-        without = sum(split.labels[NO_LABEL] for split in self._splits.values())
-        holes = unused(self._largest, len(self._labels - {NO_LABEL})) if self._classes is None else []
+        largest = max(self._labels) if self._classes is None else NO_LABEL
+        names = self._classes or [str(label) for label in range(largest + 1)]
         splits = {name: split.finish(len(names)) for name, split in sorted(self._splits.items())}
         self._put(naming.quarantine_path(), b"")
         manifest = Manifest(
@@ -145,7 +143,7 @@ class Writer:
                 source_digest=_digest(group.plan_digest for split in splits.values() for group in split.groups),
                 options={"samples_per_shard": self._size},
                 libraries={},
-                notes=[*holes, *unlabelled(without, len(self._keys))],
+                notes=notes_on(self._storage.url, self._labels, largest),
             ),
         )
         return manifests.seal(manifest)

@@ -9,7 +9,7 @@ from shardset.errors import UndecodableImage
 from shardset.format.images import FIELD_OF_EXTENSION, MAX_PIXELS, format_of
 from shardset.format.images.background import is_transparent, may_be_transparent
 from shardset.format.images.orientation import UPRIGHT, orientation_of
-from shardset.format.images.pillow import PLUGINS, loaded, opened
+from shardset.format.images.pillow import PLUGINS, load, opened
 
 ALPHA_TO_BACKGROUND = "alpha-to-background"
 """The fix of a transparent image that is re-encoded, which makes it opaque."""
@@ -67,7 +67,7 @@ def examine(data: bytes, *, field: str, verify: Verify, options: ImageOptions) -
             # An eighth of a JPEG saves the transforms, which can't fail. All of the entropy-coded
             # data is still decoded.
             image.draft(None, (1, 1))
-            image = loaded(image, data, actual)
+            load(image, data, actual)
         transparent = is_transparent(image) if verify == "decode" else may_be_transparent(image)
     opacity = (TRANSPARENT if unchanged else ALPHA_TO_BACKGROUND) if transparent else ""
     turn = (TURNED if unchanged and fix != CMYK_TO_RGB else TURNED_UPRIGHT) if turned else ""

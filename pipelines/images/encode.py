@@ -32,10 +32,9 @@ from shardset.format.images.background import (
     Background,
     flattened,
     is_transparent,
-    may_be_transparent,
 )
 from shardset.format.images.orientation import UPRIGHT, orientation_of, upright_size
-from shardset.format.images.pillow import loaded, opened, plugin
+from shardset.format.images.pillow import load, opened, plugin
 
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -97,8 +96,6 @@ def thumbnail_of(data: bytes, longest: int, options: ImageOptions = DEFAULTS) ->
         width, height = image.size
         scale = min(1.0, longest / max(width, height))
         orientation = orientation_of(data, image)
-        if may_be_transparent(image):  # so it isn't a JPEG, of which less is decoded
-            image = loaded(image, data, field)
         small = max(1, round(width * scale)), max(1, round(height * scale))
         pixels = _pixels(image, data, field, small)
         width, height = upright_size((width, height), orientation)
@@ -130,7 +127,8 @@ def _pixels(
     if size != image.size:
         draft = image.draft(None, (int(size[0] * _REDUCING_GAP), int(size[1] * _REDUCING_GAP)))
         box = draft[1] if draft else None
-    pixels = flattened(loaded(image, data, field), background)
+    load(image, data, field)
+    pixels = flattened(image, background)
     if size != pixels.size:
         pixels = pixels.resize(size, Image.Resampling.LANCZOS, box=box, reducing_gap=_REDUCING_GAP)
     return pixels.transpose(turn) if turn is not None else pixels

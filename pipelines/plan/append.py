@@ -54,9 +54,9 @@ def extended_classes(
     Classes are the same if their wnids are, or their names where one has no wnid; further ones follow. Without names of
     the input its labels mean the classes of the set, and may go beyond them if those have no names either.
     """
-    if new is None and _are_numbers(old):
+    if new is None and are_numbers(old):
         return None, []
-    if new is None or (_are_numbers(new) and not _are_numbers(old)):
+    if new is None or (are_numbers(new) and not are_numbers(old)):
         return old, []
     classes, labels = [*old], []
     by_wnid = {info.wnid: info.label for info in old if info.wnid}
@@ -117,7 +117,8 @@ def refuse_known_key(files: PlanFiles, row: UnitRow, key: str) -> None:
         raise SourceError(f"{row.name}: several samples want its key {row.key!r}, and the set has {key!r}; rename it")
 
 
-def _are_numbers(classes: Sequence[ClassInfo]) -> bool:
+def are_numbers(classes: Sequence[ClassInfo]) -> bool:
+    """Whether the classes have no names but their labels."""
     return all(info.name == str(info.label) for info in classes)
 
 

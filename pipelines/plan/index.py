@@ -24,7 +24,7 @@ from pipelines.sources.base import SPOOL, Extent, RawSample, Rejected, Source
 from shardset.checksum import crc32c_of
 from shardset.errors import SourceError, UndecodableImage
 from shardset.format import naming
-from shardset.format.images import FIELD_OF_EXTENSION
+from shardset.format.images import is_image_field
 from shardset.format.tar import MAX_MEMBER_BYTES
 from shardset.storage.base import ObjectWriter, Storage
 from shardset.storage.checked import read_again
@@ -164,7 +164,7 @@ class _Examiner:
             try:
                 if field == sample.image:
                     image = examine(data, field=field, verify=verify, options=options)
-                elif field.rpartition(".")[2] in FIELD_OF_EXTENSION:  # a further image, which is stored as it is
+                elif is_image_field(field):  # a further image, which is stored as it is
                     examine(data, field=field, verify=verify, options=ImageOptions(decoded_bytes=options.decoded_bytes))
             except UndecodableImage as error:
                 return _reject(sample, field, data, str(error) if field == sample.image else f"its {field}: {error}")

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
@@ -9,6 +10,7 @@ import msgspec
 from pipelines.config import BuildConfig
 from pipelines.images.check import TRANSPARENT, TURNED
 from pipelines.plan import layout, paths, summaries, tables
+from pipelines.plan.append import are_numbers
 from pipelines.plan.files import PlanFiles, encode_record
 from pipelines.plan.layout import SplitPlan
 from pipelines.plan.records import BuildFile, PlanFile
@@ -16,7 +18,7 @@ from pipelines.plan.slices import write_pieces
 from pipelines.plan.summaries import UnitSummary, read_summaries
 from pipelines.sources.tar_fields import checked_fields
 from shardset.errors import ConfigError, SourceError
-from shardset.format.labels import NO_LABEL, unlabelled, unused, why_sparse
+from shardset.format.labels import NO_LABEL, notes_on
 from shardset.format.manifest import ClassInfo
 from shardset.order.permutation import ORDER_VERSION
 from shardset.program import count
@@ -41,11 +43,12 @@ def make_plan(files: PlanFiles, config: BuildConfig, build: BuildFile) -> PlanFi
             f"{config.input}: nothing to append: the set has all of it ({count(total.num_known, 'sample')})"
         )
     splits = _plan_splits(config, total)
-    holes = _holes(build, config, total)
-    classes = _classes(build, total.max_label)
+    totals = Counter[int]()
+    for split in total.splits.values():
+        totals.update(split.strata)
+    classes = _classes(build, max(totals))
+    on_labels = _label_notes(build, config, totals, classes)
     rejected = write_pieces(files, paths.REJECTED, _rejected_lines(files, build.num_units))
-    num_samples = sum(count.num_samples for count in total.splits.values())
-    num_without = sum(count.strata.get(NO_LABEL, 0) for count in total.splits.values())
     plan = PlanFile(
         digest="",
         source_digest=total.digest,
@@ -58,8 +61,7 @@ def make_plan(files: PlanFiles, config: BuildConfig, build: BuildFile) -> PlanFi
         num_units=build.num_units,
         notes=[
             *build.notes,
-            *unlabelled(num_without, num_samples, build.looked_for),
-            *holes,
+            *on_labels,
             *_notes(total.fixes),
             *_known_note(total.num_known, config),
         ],
@@ -107,17 +109,16 @@ def _refuse_unknown_shards(wanted: Iterable[tuple[str, int]], splits: Mapping[st
             )
 
 
-def _holes(build: BuildFile, config: BuildConfig, total: UnitSummary) -> list[str]:
-    """A sentence on the labels that no sample has, if numbers name the classes; SourceError if they are too many."""
-    if build.classes and any(info.name != str(info.label) for info in build.classes):
-        return []
+def _label_notes(
+    build: BuildFile,
+    config: BuildConfig,
+    totals: Counter[int],
+    classes: Sequence[ClassInfo],
+) -> list[str]:
+    """Sentences on labels that no sample has, if numbers name the classes, and on samples without a label."""
     known = range(build.appends.num_classes if build.appends else 0)
-    used = {*known}.union(*(count.strata for count in total.splits.values())) - {NO_LABEL}
-    largest = len(build.classes) - 1 if build.classes else max(used, default=NO_LABEL)
-    # Else the survey, or the schema, has decided that these are classes.
-    if (build.classes is None or build.appends) and (why := why_sparse(largest, len(used))):
-        raise SourceError(f"{config.input}: {why}")
-    return unused(largest, len(used))
+    largest = len(classes) - 1 if are_numbers(classes) else NO_LABEL
+    return notes_on(config.input, dict.fromkeys(known, 0) | totals, largest, build.looked_for)
 
 
 def _classes(build: BuildFile, max_label: int) -> list[ClassInfo]:

@@ -59,7 +59,7 @@ class SplitCount:
 class UnitSummary:
     """A unit, or all units, in a few numbers: counts and fields by split, fixes, reasons of rejected samples, a digest.
 
-    `fields` are those of `count_fields`. `max_label` is -1 if no sample has a label.
+    `fields` are those of `count_fields`.
     """
 
     unit: int
@@ -67,7 +67,6 @@ class UnitSummary:
     fields: Mapping[str, Mapping[str, int]]
     fixes: Mapping[str, int]
     reasons: Sequence[str]
-    max_label: int
     digest: str
 
     @property
@@ -106,7 +105,6 @@ def summarize(
         },
         fixes=dict(sorted(Counter(mark for row in rows for mark in marks_of(row.fix)).items())),
         reasons=_examples(f"{entry['name']}: {entry['reason']}" for entry in rejected),
-        max_label=max((row.label for row in rows), default=-1),
         digest=tables.digest_of(rows),
     )
 
@@ -141,7 +139,7 @@ def merge(summaries: Iterable[UnitSummary]) -> UnitSummary:
     fields: dict[str, Counter[str]] = {}
     fixes: Counter[str] = Counter()
     reasons: list[str] = []
-    max_label, num_units, digest = -1, 0, hashlib.sha256(b"[")
+    num_units, digest = 0, hashlib.sha256(b"[")
     for summary in summaries:
         for name, count in summary.splits.items():
             splits.setdefault(name, SplitCount()).add(count)
@@ -149,7 +147,6 @@ def merge(summaries: Iterable[UnitSummary]) -> UnitSummary:
             fields.setdefault(name, Counter()).update(counts)
         fixes.update(summary.fixes)
         reasons = _examples([*reasons, *summary.reasons])
-        max_label = max(max_label, summary.max_label)
         digest.update((", " if num_units else "").encode() + json.dumps(summary.digest).encode())
         num_units += 1
     digest.update(b"]")
@@ -159,7 +156,6 @@ def merge(summaries: Iterable[UnitSummary]) -> UnitSummary:
         fields=fields,
         fixes=dict(sorted(fixes.items())),
         reasons=reasons,
-        max_label=max_label,
         digest=digest.hexdigest(),
     )
 

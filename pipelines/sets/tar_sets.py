@@ -17,10 +17,10 @@ from pipelines.runners import options
 from pipelines.sources.webdataset import LOOKED_FOR
 from pipelines.write import history
 from pipelines.write.shard import is_stored
-from shardset.errors import ChangedInput, ConfigError, NotFound, SourceError
+from shardset.errors import ChangedInput, ConfigError, NotFound
 from shardset.format import manifest as manifests
 from shardset.format import naming
-from shardset.format.labels import NO_LABEL, unlabelled, unused, why_sparse
+from shardset.format.labels import NO_LABEL, notes_on
 from shardset.format.manifest import ClassInfo, Manifest, Provenance, Quarantine, Split
 from shardset.format.shards import Promise
 from shardset.format.write import WrittenShard, write_split
@@ -103,13 +103,8 @@ def publish(
     totals = Counter[int]()
     for record in records:
         totals.update(record.labels)
-    num_used, num_classes = len(totals.keys() - {NO_LABEL}), 1 + max(totals, default=NO_LABEL)
-    if why := why_sparse(num_classes - 1, num_used):
-        raise SourceError(f"{output.url}: {why}")
-    notes = [
-        *unlabelled(totals[NO_LABEL], totals.total(), LOOKED_FOR),
-        *unused(num_classes - 1, num_used),
-    ]
+    num_classes = 1 + max(totals, default=NO_LABEL)
+    notes = notes_on(output.url, totals, num_classes - 1, LOOKED_FOR)
     made = Provenance(
         tool=_TOOL,
         source=verb,

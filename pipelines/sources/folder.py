@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import ClassVar
 
 from pipelines.holdout import REST, Holdout, Label
@@ -12,12 +13,12 @@ from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, U
 from pipelines.sources.formats.spilled_list import Entry, SpilledList, spilled_units
 from shardset.errors import ConfigError, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
+from shardset.format.labels import NO_LABEL
 from shardset.format.naming import SPLIT_NAMES, is_split
 from shardset.storage.base import Stat, Storage
 from shardset.storage.local import LINK_TO_NOTHING, LocalStorage
 
 ENTRIES_PER_UNIT = 1_000
-NO_LABEL = -1
 
 _LAYOUTS = "expected images as SPLIT/CLASS/file or CLASS/file, with any folders below CLASS"
 _SPLIT_NAME = re.compile(
@@ -145,9 +146,11 @@ class Folder:
         self._refuse_lost_classes(layout, listed)
         if layout.has_splits:
             return
-        for depth, folders in enumerate(_names_at_depths(listed.folders)):
-            splits = set(filter(_SPLIT_NAME.fullmatch, folders))
-            if splits == folders or len(splits) > 1:
+        paths = [folder.split("/") for folder in listed.folders if folder]
+        for depth, folders in enumerate(zip_longest(*paths)):
+            found = {*folders} - {None}
+            splits = set(filter(_SPLIT_NAME.fullmatch, found))
+            if splits == found or len(splits) > 1:
                 what = "folders below the classes" if depth else "class folders"
                 raise SourceError(
                     f"{where}: the {what} look like splits, such as {min(splits)}; {_LAYOUTS}; name the folder with "
@@ -159,10 +162,12 @@ class Folder:
         """Raises SourceError for a class folder with no image by the names, but with files that are no text."""
         kept = set(map(layout.class_folder, listed.folders))
         for (folder, _), stat in listed.firsts.items():
-            is_lost = layout.class_of(folder) and layout.class_folder(folder) not in kept
-            if is_lost and objects.may_read(self.input, stat.name) and _is_binary(self.input, stat):
+            lost = layout.class_folder(folder)
+            if lost in kept or not layout.class_of(folder) or not objects.may_read(self.input, stat.name):
+                continue
+            if _is_binary(self.input, stat):
                 raise SourceError(
-                    f"{self.input.url}/{layout.class_folder(folder)}: this class has no image by its name, but "
+                    f"{self.input.url}/{lost}: this class has no image by its name, but "
                     f"files such as {objects.printable(stat.name)}; convert them, rename them if they are of a format "
                     f"that is read ({', '.join(FIELD_OF_EXTENSION)}), or move the folder out of the input"
                 )
@@ -249,17 +254,6 @@ def _keys_of(images: SpilledList, label_of: Mapping[str, int]) -> Iterator[tuple
 
 def _folder_of(name: str) -> str:
     return name.rpartition("/")[0]
-
-
-def _names_at_depths(folders: Iterable[str]) -> list[set[str]]:
-    """The names of the folders at each depth."""
-    found: list[set[str]] = []
-    for folder in filter(None, folders):
-        names = folder.split("/")
-        found += [set() for _ in names[len(found) :]]
-        for at_depth, name in zip(found, names, strict=False):
-            at_depth.add(name)
-    return found
 
 
 def _is_binary(storage: Storage, stat: Stat) -> bool:

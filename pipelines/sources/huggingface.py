@@ -21,7 +21,16 @@ from pipelines.sources import objects
 from pipelines.sources.base import RawSample, Rejected, Spool, Survey, Unit, class_infos, missing_notes
 from pipelines.sources.formats import parquet
 from pipelines.sources.formats.range_file import RangeFile
-from pipelines.sources.formats.records import PATHS, Columns, FoundLabels, choose_columns, compact, label_in, usual_name
+from pipelines.sources.formats.records import (
+    PATHS,
+    Columns,
+    Label,
+    choose_columns,
+    class_names,
+    compact,
+    label_in,
+    usual_name,
+)
 from pipelines.sources.formats.spilled_list import Entry, SpilledList
 from shardset.errors import ConfigError, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
@@ -62,19 +71,21 @@ class HuggingFace:
     def survey(self) -> Survey:
         """Reads the labels and paths of all rows; raises SourceError if a file is damaged or unlike the others."""
         files = self._files()
-        rows, without_rows, found, num_rows = SpilledList(), list[Unit](), FoundLabels(), Counter[str]()
+        rows, without_rows, found, num_rows = SpilledList(), list[Unit](), dict[Label, str](), Counter[str]()
         table: ImageTable | None = None
         for file, (own, row_groups, labels_and_paths) in zip(files, self._scan_all(files), strict=True):
             table = table or own
             table.refuse_other(own, f"{self.input.url}/{file.stat.name}")
             for number, (label, path) in enumerate(labels_and_paths, num_rows[file.split]):
-                if label not in found.labels:
-                    found.add(label, f"split {file.split}, row {number}")
+                if label not in found:
+                    found[label] = f"split {file.split}, row {number}"
                 rows.add([label, file.split, f"{file.split}/{objects.key_of(path) or f'{number:07d}'}"])
             num_rows[file.split] += len(labels_and_paths)
             without_rows += _units(file, row_groups, self.rows_per_unit)
         assert table is not None
-        names = found.class_names(self.input.url) if table.names is None else list(table.names)
+        names, refusal = list(table.names or ()), ""
+        if not names:
+            names, refusal = class_names(found, self.input.url)
         labels = {name: label for label, name in enumerate(names)}
         holdout = self.holdout.by_class(lambda: ((key, label) for label, _, key in rows)) if names else self.holdout
         units, seen, remaining = SpilledList(1), set[tuple[str, int]](), iter(rows)
@@ -95,7 +106,7 @@ class HuggingFace:
             ],
             objects={file.stat.name: file.stat.num_bytes for file in files},
             looked_for=table.columns.looked_for,
-            refusal=found.why_sparse(self.input.url) if table.names is None else "",
+            refusal=refusal,
         )
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
@@ -238,14 +249,10 @@ def _split_and_folder(name: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class ImageTable:
-    """What a schema says: the columns, the class names if it has them, the columns that go into `json`, and the rest.
-
-    `label_type` is "none", "number" or "text".
-    """
+    """What a schema says: the columns, any class names, the columns that go into `json`, and the rest."""
 
     columns: Columns
-    names: tuple[str, ...] | None
-    label_type: str
+    names: tuple[str, ...]
     has_paths: bool
     extra: tuple[str, ...]
     left_out: tuple[str, ...]
@@ -263,8 +270,7 @@ class ImageTable:
         names, image_type = features.get(columns.label, {}).get("names"), schema.field(columns.path).type
         return cls(
             columns=columns,
-            names=tuple(map(str, names)) if isinstance(names, list) and names else None,
-            label_type=_label_type(schema, columns.label, where),
+            names=tuple(map(str, names)) if isinstance(names, list) else (),
             has_paths=pa.types.is_struct(image_type) and any(each.name == "path" for each in image_type),
             extra=tuple(extra),
             left_out=tuple(name for name in rest if name not in extra),
@@ -284,11 +290,11 @@ class ImageTable:
 
     def refuse_other(self, other: "ImageTable", where: str) -> None:
         """Raises SourceError if another file has other columns or classes."""
-        for what in ("columns", "names", "label_type", "extra"):
+        for what in ("columns", "names", "extra"):
             mine, its = getattr(self, what), getattr(other, what)
             if mine != its:
                 raise SourceError(
-                    f"{where}: its {what.replace('_', ' ')} are {its!s:.200}, those of the first file "
+                    f"{where}: its {what} are {its!s:.200}, those of the first file "
                     f"{mine!s:.200}; expected files of one data set: name one file or folder as input"
                 )
 
@@ -328,15 +334,3 @@ def _is_image(kind: pa.DataType) -> bool:
     if pa.types.is_struct(kind):
         return any(each.name == "bytes" and _is_image(each.type) for each in kind)
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
-
-
-def _label_type(schema: pa.Schema, column: str, where: str) -> str:
-    if not column:
-        return "none"
-    kind = schema.field(column).type
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        return "number"
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return "text"
-    raise SourceError(f"{where}: labels in column {column} are {kind}, expected whole numbers or texts; name another")

@@ -20,10 +20,10 @@ from pipelines.sources.formats.records import (
     OTHERS,
     READERS,
     Columns,
-    FoundLabels,
     Label,
     Record,
     choose_columns,
+    class_names,
     compact,
     label_in,
     usual_name,
@@ -45,14 +45,14 @@ _NOT_FOUND = "not found"
 
 @dataclass(slots=True)
 class _Listed:
-    """All rows, the columns that were taken, and the labels.
+    """All rows, the columns that were taken, and the first row of each label.
 
     A row is path, label (-1: none), split, key, what decides on a holdout, and other columns as JSON.
     """
 
     columns: Columns
     rows: SpilledList = field(default_factory=SpilledList)
-    found: FoundLabels = field(default_factory=FoundLabels)
+    labels: dict[Label, str] = field(default_factory=dict)
     has_extra: bool = False
 
 
@@ -93,7 +93,7 @@ class Listing:
         listed = self._listed(listing)
         if not listed.rows:
             raise SourceError(f"{self._where}: no rows, expected one for each image")
-        names = listed.found.class_names(self._where)
+        names, refusal = class_names(listed.labels, self._where)
         seen: set[tuple[str, int]] = set()
         found: Counter[str] = Counter()
 
@@ -118,7 +118,7 @@ class Listing:
             objects={self.file: listing.num_bytes},
             num_bytes=found["bytes"],
             looked_for=listed.columns.looked_for,
-            refusal=listed.found.why_sparse(self._where),
+            refusal=refusal,
         )
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
@@ -156,8 +156,7 @@ class Listing:
             # Wherever the listing is, and however its paths are spelled, an image is held out or not.
             decisive = key or key_of(below.name(path) if self.holdout and is_absolute(path) else path)
             listed.rows.add([path, label, split, key or key_of(path), decisive, extra])
-            if label not in listed.found.labels:
-                listed.found.add(label, position)
+            listed.labels.setdefault(label, position)
             listed.has_extra = listed.has_extra or bool(extra)
         return listed
 
@@ -226,9 +225,7 @@ def _check_path(path: str, where: str) -> str:
         except ConfigError as error:
             raise SourceError(f"{where}: {error}") from error
         return path
-    plain = "/".join(part for part in path.split("/") if part not in ("", "."))
-    if ".." in plain:
-        plain = posixpath.normpath(plain)
+    plain = posixpath.normpath(path)
     if f"{plain}/".startswith(("../", "./")):
         raise SourceError(
             f"{where}: path {path!r:.80} climbs out of the listing's folder; write it as an absolute path"

@@ -5,7 +5,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from tarfile import TarInfo
 from typing import BinaryIO
 
 from pipelines.sources.base import APART, Extent
@@ -36,16 +35,17 @@ def index_tar(storage: Storage, tar: Stat) -> tuple[TarBuilder, dict[str, int], 
     SourceError if the tar is damaged.
     """
     where, builder = f"{storage.url}/{tar.name}", TarBuilder(())
-    left_out: list[tuple[TarInfo, str]] = []
+    rejected: list[tuple[str, str]] = []
     rows: list[tuple[str, str, tuple[int, int, int], int | str, dict[str, tuple[int, int]]]] = []
     fields = set[str]()
     with ThreadPoolExecutor(1) as thread:
         file = io.BufferedReader(_ReadAhead(storage, tar, builder, thread), _PIECE)
-        for key, group in grouped(walk(file, where, 0, tar.num_bytes), left_out):
+        infos = walk(file, where, 0, tar.num_bytes)
+        for key, group in grouped(infos, lambda info, why: rejected.append((info.name, why))):
             members: list[TarGroupMember] = []
             ranges: dict[str, tuple[int, int]] = {}
             start, crc, image_crc = -1, 0, 0
-            for _, info in group:
+            for info in group:
                 field, reason, content = split_member(info.name)[1].lower(), reject_reason(info), None
                 if _ODD_NAME.search(info.name):
                     reason = "has a name that is not ASCII, has a backslash, is __metadata__ or over 1024 bytes"
@@ -65,7 +65,6 @@ def index_tar(storage: Storage, tar: Stat) -> tuple[TarBuilder, dict[str, int], 
     if tar.crc32c not in (None, builder.crc32c):
         raise ChangedInput(f"{where}: its crc32c is {builder.crc32c}, the bucket says {tar.crc32c}; run it again")
     builder.num_bytes, builder.fields = tar.num_bytes, sorted(fields)
-    rejected = [(info.name, why) for info, why in left_out]
     times, found = Counter(key for key, *_ in rows), list[Iterable[str]]()
     for key, first, numbers, label, ranges in rows:
         verdict = label if times[key] == 1 else APART

@@ -3,12 +3,12 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
-from operator import itemgetter
 from tarfile import TarInfo
-from typing import Any, BinaryIO, ClassVar, NamedTuple, TypeVar
+from typing import Any, BinaryIO, ClassVar, NamedTuple
 
 from msgspec.structs import asdict
 
@@ -28,9 +28,11 @@ from shardset.storage.open import is_address, open_storage
 
 MAX_EXPANDED = 100_000
 LABEL_FIELDS = ("cls", "label", "json")
-INLINE_FIELDS = frozenset((*LABEL_FIELDS, "txt"))
 MAX_INLINE_BYTES = 4096
-MAX_JSON_BYTES = 1 << 20
+"""A field of up to this size may be kept in memory."""
+
+_READ_BYTES = dict.fromkeys((*LABEL_FIELDS, "txt"), MAX_INLINE_BYTES) | {"json": 1 << 20}
+"""Fields that are read if they are no larger; a json may have the label."""
 
 LOOKED_FOR = (
     "a whole number in cls or label, or under label or cls in json; give the field with the labels such a "
@@ -230,26 +232,19 @@ class TarGroupMember(NamedTuple):
     extent: Extent
     content: bytes | None
 
-    @property
-    def is_inline(self) -> bool:
-        """Whether the content becomes a field in memory."""
-        return self.content is not None and self.field in INLINE_FIELDS and len(self.content) <= MAX_INLINE_BYTES
-
-
-_M = TypeVar("_M", TarInfo, TarGroupMember)
-
 
 def samples_of(storage: Storage, tar: Stat, split: str) -> Iterator[RawSample | Rejected]:
     """The samples of a tar in its order, then its members without a key; SourceError if it is damaged."""
     left_out: list[tuple[TarGroupMember, str]] = []
     groups: list[tuple[str, list[TarGroupMember], int | str]] = []
     with RangeFile(storage, tar, header_window(storage)) as file:
+        read = partial(_read, storage, tar, file)
         infos = walk(file, f"{storage.url}/{tar.name}")
-        for key, group in grouped((_read(storage, tar, file, info) for info in infos), left_out):
-            members = [member for _, member in group]
+        for key, group in grouped(infos, lambda info, why: left_out.append((read(info), why))):
+            members = [*map(read, group)]
             label = label_of(members)
             for at, member in enumerate(members):
-                if member.content is not None and not member.is_inline:  # a json may be large
+                if len(member.content or b"") > MAX_INLINE_BYTES:  # of a json, which stays where it is
                     members[at] = TarGroupMember(*member[:-1], content=None)
             groups.append((key, members, label))
     numbers = Counter(key for key, *_ in groups)
@@ -261,20 +256,22 @@ def samples_of(storage: Storage, tar: Stat, split: str) -> Iterator[RawSample | 
         yield _sample(tar.name, split, "", [member], reason)
 
 
-def grouped(members: Iterable[_M], left_out: list[tuple[_M, str]]) -> Iterator[tuple[str, Iterator[tuple[str, _M]]]]:
-    """Neighbours with the same key, each with it. A member without one ends no sample: `left_out` gets it, and why."""
+def grouped(
+    infos: Iterable[TarInfo], leave_out: Callable[[TarInfo, str], None]
+) -> Iterator[tuple[str, Iterator[TarInfo]]]:
+    """Neighbours with the same key. A member without one ends no sample: `leave_out` gets it, and why."""
 
-    def with_key() -> Iterator[tuple[str, _M]]:
-        for member in members:
-            key, field = split_member(member.name)
-            if not key or key[-1] == "/":
-                left_out.append((member, HIDDEN))
-            elif field:
-                yield key, member
-            else:
-                left_out.append((member, "has no dot in its name, so no field"))
+    def is_in_a_sample(info: TarInfo) -> bool:
+        key, field = split_member(info.name)
+        if not key or key[-1] == "/":
+            leave_out(info, HIDDEN)
+        elif not field:
+            leave_out(info, "has no dot in its name, so no field")
+        else:
+            return True
+        return False
 
-    return groupby(with_key(), itemgetter(0))
+    return groupby(filter(is_in_a_sample, infos), lambda info: split_member(info.name)[0])
 
 
 def _read(storage: Storage, tar: Stat, file: BinaryIO, info: TarInfo) -> TarGroupMember:
@@ -285,8 +282,7 @@ def _read(storage: Storage, tar: Stat, file: BinaryIO, info: TarInfo) -> TarGrou
         num_header_bytes = info.offset_data - info.offset
         file.seek(info.offset)
         header_crc32c = crc32c_of(file.read(num_header_bytes))
-    max_bytes = MAX_JSON_BYTES if field == "json" else MAX_INLINE_BYTES if field in INLINE_FIELDS else -1
-    is_kept, content = not reason and info.size <= max_bytes, None
+    is_kept, content = not reason and info.size <= _READ_BYTES.get(field, -1), None
     if is_kept or is_passed(info, storage):
         content = read_member(file, info)
         crc32c = crc32c_of(content) if is_passed(info, storage) else UNREAD

@@ -1,6 +1,9 @@
 """What is plainly a label, and what is said of samples without one: one answer for all sources and the writer."""
 
 import re
+from collections.abc import Mapping
+
+from shardset.errors import SourceError
 
 NO_LABEL = -1
 MAX_LABEL = 1_000_000
@@ -27,24 +30,37 @@ def plain_label(value: object) -> int | None:
     return value if type(value) is int else None
 
 
-def unlabelled(num_without: int, num_samples: int, looked_for: str = "") -> list[str]:
-    """The sentence on samples without a label, in a list that is empty if all have one.
-
-    `looked_for` says in words where labels are expected, and what to do if they are elsewhere.
-    """
-    where = f"; looked for {looked_for}" if looked_for else ""
-    return [f"{num_without:,} of {num_samples:,} samples have no label{where}"] if num_without else []
-
-
-def unused(largest: int, num_used: int) -> list[str]:
-    """The sentence on the labels from 0 to the largest that no sample has, in a list that is empty if all are used."""
-    number = largest + 1 - num_used
-    return [f"labels are 0 to {largest}, {number:,} of them unused"] if number else []
-
-
 def why_sparse(largest: int, num_used: int) -> str:
     """Why labels are ids and no numbers of classes: too many are unused; "" if they are not."""
     if largest + 1 - num_used <= MAX_UNUSED:
         return ""
-    [what] = unused(largest, num_used)
-    return f"{what}, at most {MAX_UNUSED:,} may be: are they ids? number the classes from 0, or give them names"
+    return (
+        f"{_unused(largest, num_used)}, at most {MAX_UNUSED:,} may be: are they ids? number the "
+        "classes from 0, or give them names"
+    )
+
+
+def notes_on(
+    where: str,
+    totals: Mapping[int, int],
+    largest: int = NO_LABEL,
+    looked_for: str = "",
+) -> list[str]:
+    """Sentences on labels from 0 to `largest` that no sample has, and on samples without a label.
+
+    `totals` has the number of samples of each label. `looked_for` says in words where labels are
+    expected, and what to do if they are elsewhere. Raises SourceError if too many are unused.
+    """
+    notes, num_used = [], len(totals.keys() - {NO_LABEL})
+    if why := why_sparse(largest, num_used):
+        raise SourceError(f"{where}: {why}")
+    if num_used <= largest:
+        notes.append(_unused(largest, num_used))
+    if without := totals.get(NO_LABEL, 0):
+        looked = f"; looked for {looked_for}" if looked_for else ""
+        notes.append(f"{without:,} of {sum(totals.values()):,} samples have no label{looked}")
+    return notes
+
+
+def _unused(largest: int, num_used: int) -> str:
+    return f"labels are 0 to {largest}, {largest + 1 - num_used:,} of them unused"

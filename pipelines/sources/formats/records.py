@@ -2,8 +2,8 @@
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -237,39 +237,25 @@ def label_in(value: Any, where: str) -> Label:
     return number
 
 
-@dataclass(slots=True)
-class FoundLabels:
-    """The labels of a table, the first of each type and the largest number with the rows that have them."""
+def class_names(rows: Mapping[Label, str], where: str) -> tuple[list[str], str]:
+    """The names of the classes in the order of their labels, and why these can't be those of a new set, or "".
 
-    labels: set[Label] = field(default_factory=set)
-    first: dict[type, tuple[Label, str]] = field(default_factory=dict)
-    largest: tuple[int, str] = (NO_LABEL, "")
-
-    def add(self, label: Label, row: str) -> None:
-        """Adds the label of a row; it need not be called again for one of `labels`."""
-        self.labels.add(label)
-        if label != NO_LABEL:
-            self.first.setdefault(type(label), (label, row))
-        if isinstance(label, int) and label > self.largest[0]:
-            self.largest = label, row
-
-    def class_names(self, where: str) -> list[str]:
-        """The names of the classes in the order of their labels; SourceError if some are numbers and some are names."""
-        if len(self.first) > 1:
-            (number, row), (name, other) = self.first[int], self.first[str]
-            raise SourceError(
-                f"{where}: label {number} in {row} is a number and {name!r} in {other} a name, expected all numbers or "
-                "all names; let each name begin with a letter"
-            )
-        if str in self.first:
-            return sorted(str(label) for label in self.labels - {NO_LABEL})
-        return [str(label) for label in range(self.largest[0] + 1)]
-
-    def why_sparse(self, where: str) -> str:
-        """Why these numbers can't be the labels of a set, with the row of the largest; "" if they can, or are names."""
-        largest, row = self.largest
-        why = why_sparse(largest, len(self.labels - {NO_LABEL}))
-        return why and f"{where}: {row}: label {largest}: {why}"
+    `rows` has the first row of each label. Raises SourceError if some are numbers and some are names.
+    """
+    names = [label for label in rows if isinstance(label, str)]
+    numbers = [label for label in rows if isinstance(label, int) and label != NO_LABEL]
+    if names and numbers:
+        number, name = numbers[0], names[0]
+        raise SourceError(
+            f"{where}: label {number} in {rows[number]} is a number and {name!r} in {rows[name]} a name, "
+            "expected all numbers or all names; let each name begin with a letter"
+        )
+    largest = max(numbers, default=NO_LABEL)
+    why = why_sparse(largest, len(numbers))
+    return (
+        sorted(names) or [str(label) for label in range(largest + 1)],
+        why and f"{where}: {rows[largest]}: {why}",
+    )
 
 
 def usual_name(names: Iterable[str], usual: Sequence[str]) -> str | None:

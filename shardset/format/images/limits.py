@@ -26,12 +26,14 @@ _BYTES_PER_PIXEL = {"webp": 20, "tif": 12, "avif": 20, "jp2": 28}
 _OTHERS, _MANY_SCANS = 8, 12
 _FREE_BYTES = 32 * 2**20  # images up to this size don't wait for others
 
-_ICON, _LONGEST_ICON = b"\0\0\1\0", 256
+_LONGEST_ICON = 256
 
 EOI, IEND = b"\xff\xd9", b"\0\0\0\0IEND\xaeB`\x82"
 """The end marks of a JPEG and of a PNG."""
 
 _SOS = b"\xff\xda"
+_PNG_CHUNK = struct.Struct(">I4s")
+_TOO_MUCH = "takes too much to decode"
 _SEQUENTIAL = (0xC0, 0xC1, 0xC9)
 # In entropy-coded data 0xff is followed by 0 or by a restart number; anything else begins a segment.
 _NEXT_SEGMENT = re.compile(rb"\xff+([^\x00\xd0-\xd7\xff])")
@@ -56,14 +58,15 @@ def needed_bytes(kind: str, width: int, height: int, budget: int, num_scans: int
     Raises UndecodableImage if it is more than the budget, or if a JPEG has too many scans.
     """
     each = _MANY_SCANS if num_scans > 1 else _BYTES_PER_PIXEL.get(kind, _OTHERS)
-    needed, found = each * width * height, ""
+    needed = each * width * height
     if num_scans > MAX_SCANS:
-        found = f"{num_scans} scans, at most {MAX_SCANS}; re-encode it"
-    elif needed > budget:
-        found = f"{width} x {height} pixels, which take {needed} bytes to decode, at most {budget}"
-        found += "; re-encode it, or raise decoded_bytes"
-    if found:
-        raise UndecodableImage("takes too much to decode", found)
+        raise UndecodableImage(_TOO_MUCH, f"{num_scans} scans, at most {MAX_SCANS}; re-encode it")
+    if needed > budget:
+        raise UndecodableImage(
+            _TOO_MUCH,
+            f"{width} x {height} pixels, which take {needed} bytes to decode, at most {budget}; "
+            "re-encode it, or raise decoded_bytes",
+        )
     return needed
 
 
@@ -99,13 +102,20 @@ def jpeg_segments(jpeg: bytes) -> Iterator[bytes]:
         position = match.end() + int.from_bytes(jpeg[match.end() : match.end() + 2], "big")
 
 
+def png_chunks(png: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """The kind of each chunk of a PNG, where it begins, and where it ends by its header."""
+    at = 8
+    while at + 12 <= len(png):
+        num_bytes, kind = _PNG_CHUNK.unpack_from(png, at)
+        yield kind, at, at + 12 + num_bytes
+        at += 12 + num_bytes
+
+
 def check_icon(data: bytes) -> None:
     """Raises UndecodableImage for an ICO with an image larger than icons can be.
 
     Pillow decodes an ICO to open it.
     """
-    if not data.startswith(_ICON):
-        return
     for at in range(6, min(6 + 16 * int.from_bytes(data[4:6], "little"), len(data) - 16), 16):
         start = int.from_bytes(data[at + 12 : at + 16], "little")
         is_png = data[start : start + 4] == b"\x89PNG"
@@ -114,7 +124,7 @@ def check_icon(data: bytes) -> None:
         )
         if max(size) > 2 * _LONGEST_ICON:  # a bitmap has a mask below, which doubles its height
             found = f"an ICO with a side above {_LONGEST_ICON} pixels; store it as PNG"
-            raise UndecodableImage("takes too much to decode", found)
+            raise UndecodableImage(_TOO_MUCH, found)
 
 
 def room(needed: int, budget: int) -> AbstractContextManager[None]:

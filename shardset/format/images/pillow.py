@@ -53,8 +53,6 @@ _MODES = SIXTEEN_BIT | {
 
 _WIDE = {"F": "floating-point numbers", "I": "signed numbers or numbers of 32 bits"}
 
-_PNG_CHUNK = struct.Struct(">I4s")
-
 
 @cache
 def plugin(field: str) -> type[ImageFile]:
@@ -85,12 +83,11 @@ def header(data: bytes, field: str, max_pixels: int = MAX_PIXELS) -> ImageFile:
 
     Raises UndecodableImage if it is malformed, has more than `max_pixels`, or has no 8-bit form.
     """
-    limits.check_icon(data)
+    if field == "ico":
+        limits.check_icon(data)
     try:
-        image = plugin(field)(io.BytesIO(data))
+        image = plugin(field)(io.BytesIO(_without_metadata(data) if field == "png" else data))
     except _BROKEN as error:
-        if (bare := _without_metadata(data, field)) is not data:
-            return header(bare, field, max_pixels)
         raise _refusal(error, data, field) from error
     limits.check_pixels(*image.size, max_pixels)
     if image.mode not in _MODES and not (image.mode == "I" and field == "pgm"):
@@ -100,25 +97,20 @@ def header(data: bytes, field: str, max_pixels: int = MAX_PIXELS) -> ImageFile:
     return image
 
 
-def loaded(image: ImageFile, data: bytes, field: str) -> ImageFile:
-    """The opened image, decoded; raises UndecodableImage if it is damaged or incomplete."""
+def load(image: ImageFile, data: bytes, field: str) -> None:
+    """Decodes the opened image; raises UndecodableImage if it is damaged or incomplete."""
     try:
         image.load()
     except _BROKEN as error:
-        if (bare := _without_metadata(data, field)) is not data:
-            return loaded(header(bare, field), bare, field)
         raise _refusal(error, data, field) from error
     if limits.is_cut(data, field):
         raise UndecodableImage("truncated")
-    return image
 
 
 def _refusal(error: Exception, data: bytes, field: str) -> UndecodableImage:
     said = str(error)
     if said.isdigit():  # such as the number of a compression of TIFF
         said = f"unknown code {said}"
-    if isinstance(error, Image.DecompressionBombError):
-        return UndecodableImage("too many pixels", f"more than {MAX_PIXELS}")
     if "truncated" in said.lower() or limits.is_cut(data, field):
         return UndecodableImage("truncated")
     if _UNSUPPORTED.search(said):
@@ -127,14 +119,11 @@ def _refusal(error: Exception, data: bytes, field: str) -> UndecodableImage:
     return UndecodableImage("damaged")
 
 
-def _without_metadata(data: bytes, field: str) -> bytes:
+def _without_metadata(data: bytes) -> bytes:
     """A PNG with only the chunks of its pixels; Pillow refuses some images for other chunks."""
-    kept, start, at = [], 0, 8
-    while field == "png" and at + 12 <= len(data):
-        num_bytes, kind = _PNG_CHUNK.unpack_from(data, at)
-        end = at + 12 + num_bytes
+    kept, start = [], 0
+    for kind, at, end in limits.png_chunks(data):
         if kind[:1].islower() and kind != b"tRNS":  # ancillary, by the standard
             kept.append(data[start:at])
             start = end
-        at = end
     return b"".join([*kept, data[start:]]) if kept else data

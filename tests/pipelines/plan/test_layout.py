@@ -43,7 +43,7 @@ def all_placements(labels: list[int], plan: SplitPlan, balance: str, cuts: list[
         UnitSummary(
             unit=number,
             splits={"train": a_count(labels[start:stop])},
-            fields={}, fixes={}, reasons=[], max_label=0, digest="",
+            fields={}, fixes={}, reasons=[], digest="",
         )
         for number, (start, stop) in enumerate(pairwise(bounds))
     ]  # fmt: skip

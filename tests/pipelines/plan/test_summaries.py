@@ -12,7 +12,7 @@ def summary(bad: int, raw: int = 2000) -> UnitSummary:
     count = SplitCount(num_samples=raw - bad, num_rejected=bad, num_bytes=1, strata={0: raw - bad})
     return UnitSummary(
         unit=0, splits={"train": count}, fields={"train": {"jpg": raw - bad}}, fixes={}, reasons=["a.jpg: empty"],
-        max_label=0, digest="",
+        digest="",
     )  # fmt: skip
 
 

@@ -280,7 +280,7 @@ def test_files_of_several_data_sets_or_with_other_classes_are_refused(tmp_path):
         (FEATURES, {"label_column": "x"}, "columns image, label; none is called 'x'; correct --label-column"),
         ({"image": Image(), "fine": ClassLabel(names=["a"]), "coarse": ClassLabel(names=["b"])}, {},
          "columns image, fine, coarse; none is called label; .*--label-column"),
-        ({"image": Image(), "label": Value("bool")}, {}, "labels in column label are bool, expected whole numbers"),
+        ({"image": Image(), "label": Value("bool")}, {}, "row 0: label False, expected a number from 0 to"),
     ],
 )  # fmt: skip
 def test_columns_that_do_not_tell_are_an_error(tmp_path, features, columns, message):
