@@ -1,5 +1,6 @@
 """What can go wrong in a run, below shardset.errors.ShardsetError."""
 
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -7,6 +8,13 @@ from shardset.errors import ShardsetError
 
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "RESOURCE_EXHAUSTED")
 """What the errors of CUDA, CPUs and XLA say where memory was too small."""
+
+
+UNREADABLE = (
+    *(pickle.UnpicklingError, EOFError, OSError, RuntimeError, ValueError, LookupError),
+    *(TypeError, AttributeError, AssertionError, OverflowError, MemoryError),
+)
+"""What `torch.load` raises for bytes that are not a state, as any flipped bit in its pickle can make them."""
 
 
 class TrainingError(ShardsetError):

@@ -48,6 +48,12 @@ def make_plan(files: PlanFiles, config: BuildConfig, build: BuildFile) -> PlanFi
         totals.update(split.strata)
     classes = _classes(build, max(totals))
     on_labels = _label_notes(build, config, totals, classes)
+    lost = [one.name for one in classes if one.label not in totals]
+    if config.source == "folder" and lost and not config.append:
+        raise SourceError(
+            f"{config.input}: all images of class {lost[0]!r} are bad ({'; '.join(total.reasons)}); "
+            "mend them, or move the folder out of the input"
+        )
     rejected = write_pieces(files, paths.REJECTED, _rejected_lines(files, build.num_units))
     plan = PlanFile(
         digest="",

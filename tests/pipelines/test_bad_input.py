@@ -163,6 +163,14 @@ def test_a_sample_with_a_field_too_large_for_a_tar_is_quarantined_unread(tmp_pat
     assert entry["reason"] == "its npy has 8589934592 bytes, a member of a tar at most 8589934591"
 
 
+def test_a_class_whose_images_are_all_bad_fails_the_build(raw, tmp_path):
+    for number in range(3):
+        add(raw, f"train/cow/{number}.png", b"<html>")
+    with pytest.raises(SourceError, match=r"all images of class 'cow' are bad \(train/cow/0.png: HTML"):
+        built(config_of(raw, tmp_path / "out"))
+    assert not (tmp_path / "out/manifest.json").exists()
+
+
 def test_too_many_bad_images_fail_before_a_shard_is_written(raw, tmp_path):
     for number in range(11):
         add(raw, f"train/cat/bad{number}.jpg", b"<html>404</html>")

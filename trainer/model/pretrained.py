@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import timm
 import torch
+from safetensors import SafetensorError
 from timm.data.config import resolve_data_config
 from timm.models import load_state_dict
 from torch import nn
@@ -16,7 +17,7 @@ from shardset.decode.crops import INTERPOLATIONS
 from shardset.errors import ConfigError
 from shardset.prepared import JSON_ERRORS, prepared
 from trainer.config import ModelConfig
-from trainer.errors import first_line
+from trainer.errors import UNREADABLE, first_line
 
 TIMM = "timm"
 """`model.pretrained` for the weights that timm publishes for a model."""
@@ -145,7 +146,7 @@ def _weights_in(path: str) -> dict[str, torch.Tensor]:
         weights = load_state_dict(path, weights_only=True)
     except FileNotFoundError as error:
         raise ConfigError(f"--pretrained {path}: no such file, and not `timm`") from error
-    except Exception as error:  # a flipped bit in a pickle can raise any
+    except (*UNREADABLE, SafetensorError) as error:
         raise ConfigError(
             f"{path}: no weights can be read there ({first_line(error)}); expected safetensors or a state dict"
         ) from error

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from trainer.errors import CheckpointError
+from trainer.errors import UNREADABLE, CheckpointError
 
 LearnerState = dict[str, Any]
 """What a learner of any strategy can resume from: weights (`model`), averaged weights (`ema`) and optimizer state.
@@ -30,7 +30,7 @@ def decode(data: bytes, where: str) -> CheckpointState:
     """The state in those bytes, on the CPU. Raises CheckpointError for another file; runs no code that is in it."""
     try:
         state: CheckpointState = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception as error:  # a flipped bit in a pickle can raise any
+    except UNREADABLE as error:
         reason = textwrap.shorten(str(error) or type(error).__name__, 300, placeholder=" ...")
         raise CheckpointError(f"{where}: not a checkpoint ({reason}); resume from another one") from error
     return state
