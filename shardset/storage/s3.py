@@ -22,9 +22,9 @@ from shardset.errors import ConfigError, NotFound, PreconditionFailed, StorageEr
 from shardset.storage import base
 from shardset.storage.base import ABSENT, ObjectWriter, Stat
 from shardset.storage.checked import DamagedObject, facts_of, read_twice
-from shardset.storage.download import Answer
-from shardset.storage.remote import ServedFolder, WholeWriter, full_name
+from shardset.storage.remote import WholeWriter, full_name
 from shardset.storage.retry import RetryPolicy, kind_of
+from shardset.storage.served import Answer, ServedFolder
 
 T = TypeVar("T")
 Client = S3Store | AzureStore
@@ -72,7 +72,7 @@ class S3Storage(ServedFolder):
         return data, stat
 
     @contextmanager
-    def _request(self, name: str, start: int, stop: int | None, generation: str | None) -> Iterator[Answer]:
+    def request(self, where: str, name: str, start: int, stop: int | None, generation: str | None) -> Iterator[Answer]:
         full = self._full(name)
         head: Any = {"head": True}
         options: Any = {"if_match": generation} if generation else {}
@@ -80,7 +80,7 @@ class S3Storage(ServedFolder):
             options = head
         elif (start, stop) != (0, None):
             options["range"] = {"offset": start} if stop is None else (start, stop)
-        with self._said_plainly(name):
+        with self._said_plainly(where):
             client = self._client(MAX_BYTES)
             try:
                 found = obstore.get(client, full, options=options)
@@ -92,7 +92,8 @@ class S3Storage(ServedFolder):
             if options is head:
                 yield Answer(stat=stat, first=start, pieces=())
             else:
-                yield Answer(stat=stat, first=found.range[0], pieces=found.stream(min_chunk_size=1))
+                pieces = self.retry.paced(found.stream(min_chunk_size=1), where)
+                yield Answer(stat=stat, first=found.range[0], pieces=pieces)
 
     def _list(self, wanted: str, skip: int) -> Iterator[Stat]:
         folder, last = wanted.rpartition("/")[0] or None, ""
@@ -141,28 +142,29 @@ class S3Storage(ServedFolder):
             with suppress(PreconditionFailed, NotFound):  # another process has replaced or deleted it since
                 self.read(name, generation=e_tag)
 
-    def _delete(self, name: str, generation: str | None) -> str:
+    def _delete(self, name: str, generation: str | None) -> bool:
         """Without a condition: what another process wrote after the last look is lost."""
         full = self._full(name)
-        with self._said_plainly(name):
+        with self._said_plainly(f"{self.url}/{name}"):
             obstore.delete(self._client(_PAGE_BYTES), full)
-        return ""
+        return True
 
     def _ask(self, name: str, request: Callable[[], T]) -> T:
         """The result of a request, which is sent again until the policy gives up."""
-        return self.persist(f"{self.url}/{name}", self._said_plainly(name)(request))
+        where = f"{self.url}/{name}"
+        return self.persist(where, self._said_plainly(where)(request))
 
     def _client(self, num_bytes: int, *, is_upload: bool = False) -> Client:
         """A client that gives a request of up to so many bytes the time that they may take."""
         return _client(type(self), self.bucket, self.retry, num_bytes, is_upload)
 
     @contextmanager
-    def _said_plainly(self, name: str) -> Iterator[None]:
+    def _said_plainly(self, where: str) -> Iterator[None]:
         """Turns the errors of obstore in the block into ours."""
         try:
             yield
         except (BaseError, FileNotFoundError, ValueError) as error:
-            raise _refusal(error, f"{self.url}/{name}", self.advice) from error
+            raise _refusal(error, where, self.advice) from error
 
 
 @dataclass(frozen=True, slots=True)
