@@ -30,7 +30,6 @@ from shardset.storage.base import (
     stat_or_none,
 )
 from shardset.storage.gcs_http import BROKEN, Body, BucketFacts, ListingPage, StoredObject, explain, json_object, send
-from shardset.storage.retry import RetryPolicy
 from shardset.storage.served import Answer, ServedFolder, in_time, pieces_of, span_of
 
 T = TypeVar("T")
@@ -50,15 +49,22 @@ class GcsStorage(ServedFolder):
     """
 
     scheme: ClassVar[str] = "gs"
-    endpoint: ClassVar[str] = "STORAGE_EMULATOR_HOST"
 
     def stat(self, name: str) -> Stat:
         full, where = self._full(name), f"{self.url}/{name}"
         params = {"fields": _STAT_FIELDS}
-        return self._ask(self._path(full), where, params, StoredObject, partial(_check_name, full, where)).stat(name)
+        check = partial(_check_name, full, where)
+        return self._ask(self._path(full), where, params, StoredObject, check).stat(name)
 
     @contextmanager
-    def request(self, where: str, name: str, start: int, stop: int | None, generation: str | None) -> Iterator[Answer]:
+    def request(
+        self,
+        where: str,
+        name: str,
+        start: int,
+        stop: int | None,
+        generation: str | None,
+    ) -> Iterator[Answer]:
         path = self._path(self._full(name))
         # Accepting gzip means "as stored". Otherwise the server would unpack such objects and ignore the range.
         headers = {"Accept-Encoding": "gzip"}
@@ -86,7 +92,10 @@ class GcsStorage(ServedFolder):
             return response.status == 204
 
     def location(self) -> str:
-        """As `bucket_location`."""
+        """The location of the bucket as the server spells it: `EUROPE-WEST4`, `EU`, `NAM4`; a pair is joined by `+`.
+
+        Raises NotFound if there is no such bucket. Needs the permission storage.buckets.get.
+        """
         params = {"fields": "kind,location,customPlacementConfig"}
         answer = self._ask(_bucket_path(self.bucket), self.url, params, BucketFacts)
         return "+".join(answer.custom_placement_config.get("dataLocations") or [answer.location])
@@ -132,19 +141,12 @@ class GcsStorage(ServedFolder):
         """The JSON object that answers a small request; repeats the request until `check` accepts one."""
 
         def attempt() -> T:
-            answer = json_object(self.retry, send(self.retry, "GET", path, where, params=params), where, kind)
+            response = send(self.retry, "GET", path, where, params=params)
+            answer = json_object(self.retry, response, where, kind)
             check(answer)
             return answer
 
         return self.persist(where, attempt)
-
-
-def bucket_location(bucket: str, retry: RetryPolicy) -> str:
-    """The location of a bucket as the server spells it: `EUROPE-WEST4`, `EU`, `NAM4`; a pair is joined by `+`.
-
-    Raises NotFound if there is no such bucket. Needs the permission storage.buckets.get.
-    """
-    return GcsStorage(bucket, retry=retry).location()
 
 
 def _bucket_path(bucket: str) -> str:
@@ -158,7 +160,7 @@ def _described(response: urllib3.BaseHTTPResponse, name: str, where: str) -> Ans
         generation = headers["X-Goog-Generation"]
         first, num_bytes = span_of(response.status, headers)
     except (KeyError, ValueError) as error:
-        raise TransientError(f"{where}: the answer does not say which bytes of which generation it holds") from error
+        raise TransientError(f"{where}: the answer doesn't say which bytes it holds of what") from error
     found = _CRC32C.search(headers.get("X-Goog-Hash", ""))
     crc32c = found[1] if found else None
     stat = Stat(name=name, num_bytes=num_bytes, generation=generation, crc32c=crc32c)
@@ -232,7 +234,7 @@ class _GcsWriter:
             self._where,
             params={"uploadType": "multipart", "fields": _STAT_FIELDS} | condition,
             headers={"Content-Type": f"multipart/related; boundary={boundary}"},
-            body=Body(self._head(boundary), self._file, self._num_bytes, self._bucket.retry, tail),
+            body=Body(self._head(boundary), self._file, self._num_bytes, self._where, self._bucket.retry, tail),
         )
         stored = json_object(self._bucket.retry, response, self._where, StoredObject)
         _check_name(self._full, self._where, stored)

@@ -110,6 +110,7 @@ class Body:
     head: bytes
     file: IO[bytes]
     num_bytes: int
+    where: str
     policy: RetryPolicy
     tail: bytes
 
@@ -117,13 +118,10 @@ class Body:
         return len(self.head) + self.num_bytes + len(self.tail)
 
     def __iter__(self) -> Iterator[bytes]:
-        began = self.policy.clock()
         yield self.head
         self.file.seek(0)
-        while piece := self.file.read(_SENT_AT_ONCE):
-            if self.policy.clock() - began > self.policy.deadline_of(self.num_bytes):
-                raise TimeoutError("the upload is slower than 64 KiB/s")
-            yield piece
+        pieces = iter(partial(self.file.read, _SENT_AT_ONCE), b"")
+        yield from self.policy.paced(pieces, self.where)
         yield self.tail
 
 

@@ -44,7 +44,14 @@ class HttpsStorage(ServedFolder):
     scheme: ClassVar[str] = "https"
 
     @contextmanager
-    def request(self, where: str, name: str, start: int, stop: int | None, generation: str | None) -> Iterator[Answer]:
+    def request(
+        self,
+        where: str,
+        name: str,
+        start: int,
+        stop: int | None,
+        generation: str | None,
+    ) -> Iterator[Answer]:
         self._full(name)
         url = f"{self.url}/{quote(name)}"
         headers = {"Accept-Encoding": "identity"}
@@ -70,8 +77,7 @@ class HttpsStorage(ServedFolder):
             raise kind(f"{where}: no answer: {_reason(error)}") from None  # its text may hold a signed address
 
     def _list(self, wanted: str, skip: int) -> Iterator[Stat]:
-        said = "a web server can't be listed; name a shard set, or copy the files to a folder"
-        raise ConfigError(f"{self.url}: {said}")
+        raise ConfigError(f"{self.url}: a web server can't be listed; name a shard set, or copy the files to a folder")
 
     def writer(self, name: str, *, if_generation: str | None = None) -> ObjectWriter:
         raise ConfigError(f"{self.url}/{name}: https:// is only read; write to a folder or a bucket and publish that")
@@ -108,8 +114,9 @@ def _response(policy: RetryPolicy, url: str, headers: dict[str, str], where: str
             else:
                 kind = kind_of(status)
                 advice = f"; check the address, and your credentials in {HEADER} or ~/.netrc"
-                said = f"{where}: the server answered {status}"
-                raise refusal(kind, said + ("" if issubclass(kind, TransientError) else advice), response.headers)
+                if issubclass(kind, TransientError):
+                    advice = ""
+                raise refusal(kind, f"{where}: the server answered {status}{advice}", response.headers)
     raise StorageError(f"{where}: redirected {_MAX_REDIRECTS} times; check the address")
 
 

@@ -43,13 +43,12 @@ class RetryPolicy:
     """When a request counts as lost, how long to pause before the next one, and when to give up.
 
     A request is lost if it can't connect, receives nothing for `stall_timeout_s`, or takes longer than
-    `request_deadline_s` and the time of its bytes at 64 KiB/s: for an upload all bytes, otherwise
-    those that have arrived. Pauses double from `first_pause_s` to `max_pause_s`; jitter shortens each
-    by up to half. An operation gives up `give_up_after_s` after its first failure since the last
-    progress of 4 KiB. It logs a warning if it still fails `warn_after_s` after its first failure.
-    While the server refuses it because there are too many requests, it keeps trying for
-    `throttled_give_up_after_s`. In any case it gives up `deadline_s` after it began or last made
-    progress; `notice_after_s` without an end is logged. `on_pause` is called before each pause.
+    `request_deadline_s` and the time of its bytes at 64 KiB/s. Pauses double from `first_pause_s` to
+    `max_pause_s`; jitter shortens each by up to half. An operation gives up `give_up_after_s` after its
+    first failure since the last progress of 4 KiB. It logs a warning if it still fails `warn_after_s`
+    after its first failure. While the server refuses it because there are too many requests, it keeps
+    trying for `throttled_give_up_after_s`. In any case it gives up `deadline_s` after it began or last
+    made progress; `notice_after_s` without an end is logged. `on_pause` is called before each pause.
     """
 
     connect_timeout_s: float = 10.0
@@ -81,9 +80,8 @@ class RetryPolicy:
         for piece in pieces:
             yield piece
             num_bytes += len(piece)
-            took_s = self.clock() - began
-            if took_s > self.deadline_of(num_bytes):
-                raise TransientError(f"{where}: slower than 64 KiB/s: {num_bytes} bytes in {took_s:.0f} s")
+            if self.clock() - began > self.deadline_of(num_bytes):
+                raise TransientError(f"{where}: slower than 64 KiB/s")
 
 
 _of_process: Callable[[], RetryPolicy] = RetryPolicy
@@ -105,11 +103,14 @@ def while_someone_waits() -> Iterator[None]:
         _of_process = RetryPolicy
 
 
-_KINDS: dict[int, type[StorageError]] = (
-    dict.fromkeys((404, 410), NotFound)
-    | dict.fromkeys((429, 503), Throttled)
-    | {408: TransientError, 412: PreconditionFailed}
-)
+_KINDS: dict[int, type[StorageError]] = {
+    404: NotFound,
+    408: TransientError,
+    410: NotFound,
+    412: PreconditionFailed,
+    429: Throttled,
+    503: Throttled,
+}
 
 
 def kind_of(status: int) -> type[StorageError]:
@@ -121,7 +122,7 @@ def refusal(kind: type[StorageError], message: str, headers: Mapping[str, str]) 
     """The error for an answer that refuses; a Throttled has the pause that Retry-After asks for."""
     if kind is not Throttled:
         return kind(message)
-    text = headers.get("Retry-After", "").strip()
+    text = headers.get("Retry-After", "")
     return Throttled(message, float(text[:9]) if text.isdecimal() else 0.0)
 
 

@@ -10,9 +10,9 @@ from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 import urllib3
 
@@ -24,11 +24,12 @@ from shardset.storage.remote import RemoteFolder
 from shardset.storage.retry import RetryPolicy, Throttle, persist
 
 T = TypeVar("T")
+_Running = dict[urllib3.BaseHTTPResponse, tuple[RetryPolicy, float]]
 
 _PIECE_BYTES = 8 << 20  # one allocation for a usual range: pieces and their sum take up to three times as long
 _LOOK_S = 1.0
 
-_throttles: defaultdict[tuple[object, ...], Throttle] = defaultdict(Throttle)
+_throttles: defaultdict[tuple[int, str, str, bool], Throttle] = defaultdict(Throttle)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,13 +76,13 @@ def in_time(policy: RetryPolicy, response: urllib3.BaseHTTPResponse, where: str)
 
 
 @cache
-def _running(pid: int) -> dict[urllib3.BaseHTTPResponse, tuple[RetryPolicy, float]]:
+def _running(pid: int) -> _Running:
     """The answers that this process receives, with their deadlines. A thread breaks off what lasts longer.
 
     To look between pieces instead, these would have to be as small as what arrives at once: with
     TLS, that takes a third more processor time.
     """
-    running: dict[urllib3.BaseHTTPResponse, tuple[RetryPolicy, float]] = {}
+    running: _Running = {}
 
     def watch() -> None:
         while True:
@@ -101,7 +102,6 @@ class _Download:
 
     Whenever that is the whole object, also as a range, the bytes are compared with the CRC32C that the server keeps.
     `farthest` is the last byte that any attempt reached; receiving lost or damaged bytes again does not move it.
-    `found` are the facts about the object, as its last answer says.
     """
 
     folder: "ServedFolder"
@@ -109,12 +109,11 @@ class _Download:
     start: int
     stop: int | None
     generation: str | None
-    found: Stat = field(init=False)
 
     def __post_init__(self) -> None:
-        self._where = f"{self.folder.url}/{self.name}"
+        self.where = f"{self.folder.url}/{self.name}"
         if (self.start, self.stop) != (0, None):
-            self._where += f" bytes {self.start} to {self.stop or 'the end'}"
+            self.where += f" bytes {self.start} to {self.stop or 'the end'}"
         self.farthest = self.start
         self._restart()
 
@@ -125,25 +124,28 @@ class _Download:
         self._pinned = self.generation
         self._crc32c: str | None = None
 
-    def attempt(self) -> bytes:
-        """All the bytes, from where the last attempt stopped; raises TransientError if some are still missing."""
+    def attempt(self) -> tuple[bytes, Stat]:
+        """All the bytes, and the facts about the object; goes on where the last attempt stopped.
+
+        Raises TransientError if some bytes are still missing.
+        """
         try:
-            with self.folder.request(self._where, self.name, self._position, self._end, self._pinned) as answer:
+            with self.folder.request(self.where, self.name, self._position, self._end, self._pinned) as answer:
                 self._end = self._accept(answer)
                 self._collect(answer.pieces, self._end)
         except PreconditionFailed as error:
             if self.generation is not None:
                 raise
             self._restart()
-            raise TransientError(f"{self._where}: was replaced while it was read") from error
+            raise TransientError(f"{self.where}: was replaced while it was read") from error
         if self._position != self._end:
-            raise TransientError(f"{self._where}: the body ended at byte {self._position}, expected {self._end}")
-        return self._checked(b"".join(self._pieces))
+            raise TransientError(f"{self.where}: the body ended at byte {self._position}, expected {self._end}")
+        return self._checked(b"".join(self._pieces)), answer.stat
 
-    def _end_of(self, stat: Stat) -> int:
+    def end_of(self, stat: Stat) -> int:
         """The end of the wanted bytes of an object; raises if it is another generation or does not hold them."""
-        check_generation(stat.generation, self._pinned, self._where)
-        return check_range(self.start, self.stop, stat.num_bytes, self._where)
+        check_generation(stat.generation, self._pinned, self.where)
+        return check_range(self.start, self.stop, stat.num_bytes, self.where)
 
     def _accept(self, answer: Answer) -> int:
         """The end of the wanted bytes; raises unless the answer has the wanted generation and range.
@@ -152,19 +154,18 @@ class _Download:
         """
         stat = answer.stat
         try:
-            end = self._end_of(stat)
+            end = self.end_of(stat)
         except StorageError as error:
-            self._end_of(self.folder.stat(self.name))  # raises if the object really is another one
+            self.end_of(self.folder.stat(self.name))  # raises if the object really is another one
             raise TransientError(
-                f"{self._where}: the answer is of {stat.num_bytes} bytes of generation {stat.generation}, the object "
+                f"{self.where}: the answer is of {stat.num_bytes} bytes of generation {stat.generation}, the object "
                 "is not"
             ) from error
         self._pinned = stat.generation  # later requests must not mix in bytes of another generation
         if self._position < end and answer.first != self._position:
-            raise TransientError(f"{self._where}: answered from byte {answer.first}, expected {self._position}")
+            raise TransientError(f"{self.where}: answered from byte {answer.first}, expected {self._position}")
         if self._position == self.start and (self.start, end) == (0, stat.num_bytes):
             self._crc32c = answer.crc32c
-        self.found = stat
         return end
 
     def _collect(self, pieces: Iterable[bytes], end: int) -> None:
@@ -183,14 +184,12 @@ class _Download:
         if expected is None or crc32c_text(crc32c_of(data)) == expected:
             return data
         self._restart()
-        raise TransientError(f"{self._where}: what arrived does not have the CRC32C that the server keeps, {expected}")
+        raise TransientError(f"{self.where}: what arrived does not have the CRC32C that the server keeps, {expected}")
 
 
 @dataclass(frozen=True, slots=True)
 class ServedFolder(RemoteFolder):
-    """A folder of a server. The variable `endpoint` of the environment names another one than the usual."""
-
-    endpoint: ClassVar[str] = ""
+    """A folder of a server."""
 
     @property
     def is_throttled(self) -> bool:
@@ -224,16 +223,13 @@ class ServedFolder(RemoteFolder):
         return stored is not None and generation in (None, stored.generation)
 
     def _download(self, name: str, start: int, stop: int | None, generation: str | None) -> tuple[bytes, Stat]:
-        where = f"{self.url}/{name}"
+        download = _Download(self, name, start, stop, generation)
         if stop is not None and stop <= start:  # no request asks for zero bytes
             stat = self.stat(name)
-            check_generation(stat.generation, generation, where)
-            check_range(start, stop, stat.num_bytes, where)
+            download.end_of(stat)
             return b"", stat
-        download = _Download(self, name, start, stop, generation)
         throttle = self._throttle(is_range=(start, stop) != (0, None))
-        data = persist(self.retry, where, download.attempt, throttle, lambda: download.farthest)
-        return data, download.found
+        return persist(self.retry, download.where, download.attempt, throttle, lambda: download.farthest)
 
     _read = _download
 
@@ -243,7 +239,7 @@ class ServedFolder(RemoteFolder):
 
     def _throttle(self, *, is_range: bool) -> Throttle:
         """This process's throttle of a bucket; byte ranges have another, or a heartbeat would queue."""
-        return _throttles[os.getpid(), self.scheme, os.environ.get(self.endpoint), self.bucket, is_range]
+        return _throttles[os.getpid(), self.scheme, self.bucket, is_range]
 
     @abstractmethod
     def request(

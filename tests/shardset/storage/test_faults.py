@@ -17,6 +17,7 @@ from tests.makers.objects import BIG, Clock, put
 from tests.makers.web import WebServer
 
 SLOW_DOWN = Fault("status", status=503, put=b"slow down")
+ENDPOINTS = {"gs": "STORAGE_EMULATOR_HOST", "s3": "AWS_ENDPOINT_URL", "az": "AZURE_STORAGE_ENDPOINT"}
 MARKS = {"https": [], "gs": [pytest.mark.gcs], "s3": [], "az": [pytest.mark.nightly]}
 
 
@@ -66,7 +67,7 @@ def far(request, tmp_path, clock, monkeypatch):
             root = request.getfixturevalue("gcs_root" if request.param == "gs" else "s3_root")
         proxy = exits.enter_context(FaultyProxy(server.removesuffix(f"/{ACCOUNT}")))
         storage = replace(open_storage(root), retry=policy)
-        monkeypatch.setenv(storage.endpoint, proxy.url + (f"/{ACCOUNT}" if request.param == "az" else ""))
+        monkeypatch.setenv(ENDPOINTS[request.param], proxy.url + (f"/{ACCOUNT}" if request.param == "az" else ""))
         yield Far(storage, storage, proxy)
 
 
