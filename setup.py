@@ -20,7 +20,7 @@ BASE = [
     "pyarrow>=16",
     "requests>=2.32.2,<3",
     "rich>=13,<16",
-    "urllib3>=2,<3",
+    "urllib3>=2.3,<3",  # ends a response from another thread
 ]
 # The decoders of the reader, `shardset.Stream`.
 READ = [

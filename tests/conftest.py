@@ -37,6 +37,13 @@ hypothesis.settings.register_profile("no deadline", deadline=None, derandomize="
 hypothesis.settings.load_profile("no deadline")
 
 
+@pytest.fixture(autouse=True)
+def unthrottled() -> None:
+    """No test waits because the server of another one refused."""
+    if served := sys.modules.get("shardset.storage.served"):
+        served._throttles.clear()
+
+
 @pytest.fixture(scope="session")
 def gcs_emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a fake-gcs-server with one empty bucket; it runs as long as the tests."""

@@ -26,7 +26,7 @@ DOORS = {
     "google.cloud": ["shardset/storage/gcs*.py"],
     "google.auth": ["shardset/storage/gcs*.py"],
     "requests": ["shardset/storage/gcs*.py", "shardset/storage/https.py"],
-    "urllib3": ["shardset/storage/gcs*.py", "shardset/storage/https.py"],
+    "urllib3": ["shardset/storage/gcs*.py", "shardset/storage/https.py", "shardset/storage/served.py"],
     "obstore": ["shardset/storage/s3.py"],
     "pytest": ["shardset/testing.py"],
     "torch": ["trainer/*", "shardset/adapters/torch.py"],

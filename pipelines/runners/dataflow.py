@@ -50,10 +50,10 @@ def failures(options: PipelineOptions) -> tuple[type[Exception], ...]:
 
 def location(bucket: str) -> str:
     """The location of a bucket in the spelling of Cloud Storage; gives up after 20 s."""
-    from shardset.storage.gcs import bucket_location
+    from shardset.storage.gcs import GcsStorage
     from shardset.storage.retry import RetryPolicy
 
-    return bucket_location(bucket, RetryPolicy(deadline_s=20))
+    return GcsStorage(bucket, retry=RetryPolicy(deadline_s=20)).location()
 
 
 def check(options: PipelineOptions, *, source: str, output: str, locate: Callable[[str], str] = location) -> None:

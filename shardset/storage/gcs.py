@@ -6,11 +6,12 @@ and resumed at the byte reached.
 
 import json
 import mimetypes
+import re
 import secrets
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import IO, ClassVar, TypeVar
 from urllib.parse import quote
@@ -28,23 +29,15 @@ from shardset.storage.base import (
     os_errors_as_storage_errors,
     stat_or_none,
 )
-from shardset.storage.download import AT_ONCE_BYTES, Answer, arriving, span_of
 from shardset.storage.gcs_http import BROKEN, Body, BucketFacts, ListingPage, StoredObject, explain, json_object, send
-from shardset.storage.remote import ServedFolder, span
-from shardset.storage.retry import RetryPolicy
+from shardset.storage.served import Answer, ServedFolder, in_time, pieces_of, span_of
 
 T = TypeVar("T")
 
+SPOOL_BYTES = 16 << 20
+PAGE_SIZE = 1000
 _STAT_FIELDS = "kind,name,size,generation,crc32c"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GcsLimits:
-    """How much of an object or of a listing is held at once."""
-
-    piece_bytes: int = AT_ONCE_BYTES
-    spool_bytes: int = 16 << 20
-    page_size: int = 1000
+_CRC32C = re.compile("crc32c=([^, ]+)")  # in `crc32c=yZRlqg==,md5=...`
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,49 +48,56 @@ class GcsStorage(ServedFolder):
     or no credentials where there are none.
     """
 
-    limits: GcsLimits = field(default_factory=GcsLimits)
-
     scheme: ClassVar[str] = "gs"
-    endpoint: ClassVar[str] = "STORAGE_EMULATOR_HOST"
 
     def stat(self, name: str) -> Stat:
         full, where = self._full(name), f"{self.url}/{name}"
         params = {"fields": _STAT_FIELDS}
-        return self._ask(self._path(full), where, params, lambda r: _named(self.retry, r, full, where)).stat(name)
+        check = partial(_check_name, full, where)
+        return self._ask(self._path(full), where, params, StoredObject, check).stat(name)
 
     @contextmanager
-    def _request(self, name: str, start: int, stop: int | None, generation: str | None) -> Iterator[Answer]:
-        where, path = span(f"{self.url}/{name}", start, stop), self._path(self._full(name))
+    def request(
+        self,
+        where: str,
+        name: str,
+        start: int,
+        stop: int | None,
+        generation: str | None,
+    ) -> Iterator[Answer]:
+        path = self._path(self._full(name))
         # Accepting gzip means "as stored". Otherwise the server would unpack such objects and ignore the range.
         headers = {"Accept-Encoding": "gzip"}
         if (start, stop) != (0, None):
             headers["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
         params = {"alt": "media"} | ({"ifGenerationMatch": generation} if generation else {})
-        with closing(send(self.retry, "GET", path, where, params=params, headers=headers)) as response:
-            try:
+        response = send(self.retry, "GET", path, where, params=params, headers=headers)
+        try:
+            with in_time(self.retry, response, where):
                 if response.status == 416:  # if the object says that it ends here
                     yield Answer(stat=self.stat(name), first=start, pieces=())
                 else:
-                    yield _described(response, name, where, self.limits.piece_bytes)
-            except BROKEN as error:
-                raise TransientError(f"{where}: {explain(error)}") from error
+                    yield _described(response, name, where)
+        except BROKEN as error:
+            raise TransientError(f"{where}: {explain(error)}") from error
 
     def writer(self, name: str, *, if_generation: str | None = None) -> ObjectWriter:
         """Keeps up to 16 MiB in memory, more in a temporary file; sends all at the block's end."""
         return _GcsWriter(replace(self, prefix=""), self._full(name), if_generation)
 
-    def _delete(self, name: str, generation: str | None) -> str:
-        """Only a 204 confirms it."""
+    def _delete(self, name: str, generation: str | None) -> bool:
         where, path = f"{self.url}/{name}", self._path(self._full(name))
         condition = {} if generation is None else {"ifGenerationMatch": generation}
         with closing(send(self.retry, "DELETE", path, where, params=condition)) as response:
-            return "" if response.status == 204 else str(response.status)
+            return response.status == 204
 
     def location(self) -> str:
-        """As `bucket_location`."""
+        """The location of the bucket as the server spells it: `EUROPE-WEST4`, `EU`, `NAM4`; a pair is joined by `+`.
+
+        Raises NotFound if there is no such bucket. Needs the permission storage.buckets.get.
+        """
         params = {"fields": "kind,location,customPlacementConfig"}
-        facts_in = partial(json_object, self.retry, where=self.url, kind=BucketFacts)
-        answer = self._ask(_bucket_path(self.bucket), self.url, params, facts_in)
+        answer = self._ask(_bucket_path(self.bucket), self.url, params, BucketFacts)
         return "+".join(answer.custom_placement_config.get("dataLocations") or [answer.location])
 
     def _path(self, full: str) -> str:
@@ -109,19 +109,17 @@ class GcsStorage(ServedFolder):
         params = {
             "prefix": wanted,
             "fields": "kind,items(name,size,generation,crc32c),nextPageToken",
-            "maxResults": str(self.limits.page_size),
+            "maxResults": str(PAGE_SIZE),
         }
 
-        def accept(response: urllib3.BaseHTTPResponse) -> ListingPage:
-            page = json_object(self.retry, response, where, ListingPage)
+        def check(page: ListingPage) -> None:
             foreign = [item.name for item in page.items if not item.name.startswith(wanted) or item.name <= last]
             if foreign or (token and page.next_page_token == token):
                 name = f"object {foreign[0]!r}" if foreign else "page token"
                 raise TransientError(f"{where}: the answer is another page of the list, by its {name}")
-            return page
 
         while True:
-            page = self._ask(f"{_bucket_path(self.bucket)}/o", where, params, accept)
+            page = self._ask(f"{_bucket_path(self.bucket)}/o", where, params, ListingPage, check)
             # Google lists in the order of names; an emulator that does not answers with a single page.
             for item in sorted(page.items, key=lambda item: item.name):
                 last = item.name
@@ -132,62 +130,47 @@ class GcsStorage(ServedFolder):
                 return
             params["pageToken"] = token
 
-    def _ask(self, path: str, where: str, params: dict[str, str], accept: Callable[[urllib3.BaseHTTPResponse], T]) -> T:
-        """The result of `accept` on the answer to a small request; repeats the request until it accepts one."""
+    def _ask(
+        self,
+        path: str,
+        where: str,
+        params: dict[str, str],
+        kind: type[T],
+        check: Callable[[T], None] = lambda answer: None,
+    ) -> T:
+        """The JSON object that answers a small request; repeats the request until `check` accepts one."""
 
         def attempt() -> T:
-            with closing(send(self.retry, "GET", path, where, params=params)) as response:
-                return accept(response)
+            response = send(self.retry, "GET", path, where, params=params)
+            answer = json_object(self.retry, response, where, kind)
+            check(answer)
+            return answer
 
         return self.persist(where, attempt)
-
-
-def bucket_location(bucket: str, retry: RetryPolicy) -> str:
-    """The location of a bucket as the server spells it: `EUROPE-WEST4`, `EU`, `NAM4`; a pair is joined by `+`.
-
-    Raises NotFound if there is no such bucket. Needs the permission storage.buckets.get.
-    """
-    return GcsStorage(bucket, retry=retry).location()
 
 
 def _bucket_path(bucket: str) -> str:
     return f"/storage/v1/b/{quote(bucket, safe='')}"
 
 
-def _described(response: urllib3.BaseHTTPResponse, name: str, where: str, piece_bytes: int) -> Answer:
+def _described(response: urllib3.BaseHTTPResponse, name: str, where: str) -> Answer:
     """An answer with bytes of an object, as its headers describe it; raises TransientError if they do not."""
-    generation = response.headers.get("X-Goog-Generation", "")
-    if not generation:
-        raise TransientError(f"{where}: the answer names no generation, so it is not from Cloud Storage")
-    first, num_bytes = _span_in(response, where)
-    crc32c = _crc32c_header(response.headers.get("X-Goog-Hash", ""))
-    stat = Stat(name=name, num_bytes=num_bytes, generation=generation, crc32c=crc32c)
-    return Answer(stat=stat, first=first, pieces=arriving(response.read1, piece_bytes), crc32c=crc32c)
-
-
-def _span_in(response: urllib3.BaseHTTPResponse, where: str) -> tuple[int, int]:
-    """The first byte of a response and the size of the object, from the headers."""
+    headers = response.headers
     try:
-        content_range = response.headers.get("Content-Range")
-        if content_range is None:
-            return 0, int(response.headers.get("X-Goog-Stored-Content-Length") or response.headers["Content-Length"])
-        return span_of(content_range)
+        generation = headers["X-Goog-Generation"]
+        first, num_bytes = span_of(response.status, headers)
     except (KeyError, ValueError) as error:
-        raise TransientError(f"{where}: the answer does not say which bytes it holds") from error
+        raise TransientError(f"{where}: the answer doesn't say which bytes it holds of what") from error
+    found = _CRC32C.search(headers.get("X-Goog-Hash", ""))
+    crc32c = found[1] if found else None
+    stat = Stat(name=name, num_bytes=num_bytes, generation=generation, crc32c=crc32c)
+    return Answer(stat=stat, first=first, pieces=pieces_of(response), crc32c=crc32c)
 
 
-def _crc32c_header(text: str) -> str | None:
-    """The CRC32C in an `X-Goog-Hash` header such as `crc32c=yZRlqg==,md5=...`."""
-    pairs = (pair.strip().partition("=") for pair in text.split(","))
-    return next((value for key, _, value in pairs if key == "crc32c"), None)
-
-
-def _named(policy: RetryPolicy, response: urllib3.BaseHTTPResponse, full: str, where: str) -> StoredObject:
-    """The object in an answer; raises TransientError if it has another name."""
-    item = json_object(policy, response, where, StoredObject)
+def _check_name(full: str, where: str, item: StoredObject) -> None:
+    """Raises TransientError if the object has another name."""
     if item.name != full:
         raise TransientError(f"{where}: the answer is about another object, {item.name!r}")
-    return item
 
 
 class _GcsWriter:
@@ -210,7 +193,7 @@ class _GcsWriter:
         self._spool_errors = os_errors_as_storage_errors(spooled)
 
     def __enter__(self) -> ObjectWriter:
-        self._file = tempfile.SpooledTemporaryFile(max_size=self._bucket.limits.spool_bytes)
+        self._file = tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES)
         return self
 
     def write(self, data: bytes | memoryview) -> None:
@@ -251,10 +234,11 @@ class _GcsWriter:
             self._where,
             params={"uploadType": "multipart", "fields": _STAT_FIELDS} | condition,
             headers={"Content-Type": f"multipart/related; boundary={boundary}"},
-            body=Body(self._head(boundary), self._file, self._num_bytes, self._bucket.retry, tail),
+            body=Body(self._head(boundary), self._file, self._num_bytes, self._where, self._bucket.retry, tail),
         )
-        with closing(response):
-            return _named(self._bucket.retry, response, self._full, self._where)
+        stored = json_object(self._bucket.retry, response, self._where, StoredObject)
+        _check_name(self._full, self._where, stored)
+        return stored
 
     def _head(self, boundary: str) -> bytes:
         kind = mimetypes.guess_type(self._full)[0] or "application/octet-stream"

@@ -28,11 +28,11 @@ from google.cloud.storage import Client
 from requests.adapters import HTTPAdapter
 
 from shardset.checksum import crc32c_text
-from shardset.errors import ConfigError, NotFound, PreconditionFailed, StorageError, Throttled, TransientError, masked
+from shardset.errors import ConfigError, NotFound, PreconditionFailed, StorageError, TransientError, masked
 from shardset.prepared import prepared
 from shardset.storage.base import Stat
-from shardset.storage.download import arriving
-from shardset.storage.retry import RetryPolicy, refusal
+from shardset.storage.retry import RetryPolicy, kind_of, refusal
+from shardset.storage.served import in_time
 
 T = TypeVar("T")
 
@@ -110,6 +110,7 @@ class Body:
     head: bytes
     file: IO[bytes]
     num_bytes: int
+    where: str
     policy: RetryPolicy
     tail: bytes
 
@@ -117,13 +118,10 @@ class Body:
         return len(self.head) + self.num_bytes + len(self.tail)
 
     def __iter__(self) -> Iterator[bytes]:
-        began = self.policy.clock()
         yield self.head
         self.file.seek(0)
-        while piece := self.file.read(_SENT_AT_ONCE):
-            if self.policy.clock() - began > self.policy.deadline_of(self.num_bytes):
-                raise TimeoutError("the upload is slower than 64 KiB/s")
-            yield piece
+        pieces = iter(partial(self.file.read, _SENT_AT_ONCE), b"")
+        yield from self.policy.paced(pieces, self.where)
         yield self.tail
 
 
@@ -134,23 +132,20 @@ _NEEDED = (
     ".create and .delete to write"
 )
 
-_REFUSALS: dict[int, tuple[type[StorageError], str]] = (
-    dict.fromkeys((408, 416, 500, 502, 504), (TransientError, "the server answered {status} ({said})"))
-    | dict.fromkeys((429, 503), (Throttled, "the server answered {status} ({said})"))
-    | {404: (NotFound, "nothing is stored there, or there is no such bucket; check the name")}
-    | {412: (PreconditionFailed, "another generation is stored than was expected")}
-    | dict.fromkeys((401, 403), (StorageError, f"{{status}}: {{who}} may not do this{{why}}; {_NEEDED}; {_LOGIN}"))
-)
-"""The error for a status, and its message after the address of the object."""
-_OTHER_REFUSAL = StorageError, "the server answered {status} ({said}); check name and settings"
-
 
 def _refusal(status: int, text: str, where: str, connection: "_Connection", headers: Mapping[str, str]) -> StorageError:
-    said = _said(text)
     is_damaged = status == 400 and "crc32c" in text.lower()
-    kind, message = _REFUSALS.get(500 if is_damaged else status, _OTHER_REFUSAL)
-    why = f" ({said})" if said else ""
-    return refusal(kind, f"{where}: " + message.format(status=status, said=said, who=connection.who, why=why), headers)
+    kind = TransientError if is_damaged or status == 416 else kind_of(status)
+    why = f" ({said})" if (said := _said(text)) else ""
+    if kind is NotFound:
+        message = "nothing is stored there, or there is no such bucket; check the name"
+    elif kind is PreconditionFailed:
+        message = "another generation is stored than was expected"
+    elif status in (401, 403):
+        message = f"{status}: {connection.who} may not do this{why}; {_NEEDED}; {_LOGIN}"
+    else:
+        message = f"the server answered {status}{why}" + ("; check name and settings" if kind is StorageError else "")
+    return refusal(kind, f"{where}: {message}", headers)
 
 
 def _said(text: str) -> str:
@@ -207,12 +202,13 @@ class BucketFacts(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def json_object(policy: RetryPolicy, response: urllib3.BaseHTTPResponse, where: str, kind: type[T]) -> T:
-    """The JSON object in a response; raises TransientError unless it arrived whole and is of that kind.
+    """The JSON object in a response, which it closes; TransientError unless that arrived whole and is of that kind.
 
     Accepts numbers in strings: Google sends 64-bit numbers so.
     """
     try:
-        body = b"".join(policy.paced(arriving(response.read1, decode=True), where))
+        with in_time(policy, response, where):
+            body = response.read(decode_content=True)
     except BROKEN as error:
         raise TransientError(f"{where}: {explain(error)}") from error
     try:

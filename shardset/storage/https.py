@@ -22,9 +22,8 @@ from requests.adapters import HTTPAdapter
 from shardset.errors import ConfigError, StorageError, TransientError
 from shardset.storage.base import ObjectWriter, Stat
 from shardset.storage.checked import read_again
-from shardset.storage.download import Answer, arriving, span_of
-from shardset.storage.remote import ServedFolder
 from shardset.storage.retry import RetryPolicy, kind_of, refusal
+from shardset.storage.served import Answer, ServedFolder, in_time, pieces_of, span_of
 
 HEADER = "SHARDSET_HTTPS_HEADER"
 _HEADER_FORM = re.compile(r"([!-~]+) ([\w-]+): *([!-~][ -~]*)", re.ASCII)
@@ -45,9 +44,16 @@ class HttpsStorage(ServedFolder):
     scheme: ClassVar[str] = "https"
 
     @contextmanager
-    def _request(self, name: str, start: int, stop: int | None, generation: str | None) -> Iterator[Answer]:
+    def request(
+        self,
+        where: str,
+        name: str,
+        start: int,
+        stop: int | None,
+        generation: str | None,
+    ) -> Iterator[Answer]:
         self._full(name)
-        url, where = f"{self.url}/{quote(name)}", f"{self.url}/{name}"
+        url = f"{self.url}/{quote(name)}"
         headers = {"Accept-Encoding": "identity"}
         if (start, stop) != (0, None):  # no Range header asks for zero bytes
             headers["Range"] = f"bytes={start}-{'' if stop is None else max(start, stop - 1)}"
@@ -64,22 +70,20 @@ class HttpsStorage(ServedFolder):
 
         try:
             response, first, stat = read_again(ask, UnusableAnswer)  # one answer may be of something on the way
-            with closing(response):
-                yield Answer(stat=stat, first=first, pieces=arriving(response.raw.read1))
+            with in_time(self.retry, response.raw, where):
+                yield Answer(stat=stat, first=first, pieces=pieces_of(response.raw))
         except (OSError, urllib3.exceptions.HTTPError) as error:
             kind = StorageError if isinstance(error, ValueError) else TransientError  # no address, or no answer
             raise kind(f"{where}: no answer: {_reason(error)}") from None  # its text may hold a signed address
 
     def _list(self, wanted: str, skip: int) -> Iterator[Stat]:
-        said = "a web server can't be listed; name a shard set, or copy the files to a folder"
-        raise ConfigError(f"{self.url}: {said}")
+        raise ConfigError(f"{self.url}: a web server can't be listed; name a shard set, or copy the files to a folder")
 
     def writer(self, name: str, *, if_generation: str | None = None) -> ObjectWriter:
         raise ConfigError(f"{self.url}/{name}: https:// is only read; write to a folder or a bucket and publish that")
 
-    def _delete(self, name: str, generation: str | None) -> str:
-        self.writer(name)
-        return ""
+    def _delete(self, name: str, generation: str | None) -> bool:
+        return bool(self.writer(name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +114,9 @@ def _response(policy: RetryPolicy, url: str, headers: dict[str, str], where: str
             else:
                 kind = kind_of(status)
                 advice = f"; check the address, and your credentials in {HEADER} or ~/.netrc"
-                said = f"{where}: the server answered {status}"
-                raise refusal(kind, said + ("" if issubclass(kind, TransientError) else advice), response.headers)
+                if issubclass(kind, TransientError):
+                    advice = ""
+                raise refusal(kind, f"{where}: the server answered {status}{advice}", response.headers)
     raise StorageError(f"{where}: redirected {_MAX_REDIRECTS} times; check the address")
 
 
@@ -124,10 +129,7 @@ def _facts(response: requests.Response, name: str, start: int, where: str) -> tu
         )
     e_tag = headers.get("ETag", "")
     try:
-        if response.status_code == 206:
-            first, num_bytes = span_of(headers["Content-Range"])
-        else:
-            first, num_bytes = 0, int(headers["Content-Length"])
+        first, num_bytes = span_of(response.status_code, headers)
         generation = e_tag if e_tag.startswith('"') else f"{headers['Last-Modified']} {num_bytes}"
     except (KeyError, ValueError):
         if headers.get("Content-Length") == "0":

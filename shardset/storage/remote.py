@@ -1,36 +1,15 @@
-"""What storages of remote folders share: names, reads, deletions, retries and their pace.
-
-And a writer that keeps an object whole."""
+"""What storages of remote folders share: names and reads. And a writer that keeps an object whole."""
 
 import io
 import math
-import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import ClassVar, Self, TypeVar
+from typing import ClassVar, Self
 
-from shardset.errors import ConfigError, NotFound, PreconditionFailed, StorageError, TransientError
-from shardset.storage.base import (
-    ObjectWriter,
-    Stat,
-    Storage,
-    check_generation,
-    check_name,
-    check_prefix,
-    check_range,
-    join,
-    stat_or_none,
-)
-from shardset.storage.checked import read_twice
-from shardset.storage.download import Answer, Download
-from shardset.storage.retry import RetryPolicy, Throttle, persist, policy_of_process
-
-T = TypeVar("T")
-
-_throttles: dict[tuple[object, ...], Throttle] = {}
+from shardset.errors import ConfigError, StorageError
+from shardset.storage.base import ObjectWriter, Stat, Storage, check_name, check_prefix, join
+from shardset.storage.retry import RetryPolicy, policy_of_process
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,89 +61,6 @@ class RemoteFolder(Storage):
         """Objects of the bucket whose names start with `wanted`, each without its first `skip` characters."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServedFolder(RemoteFolder):
-    """A folder of a server, which may refuse, break off or drip: one throttle, retry and deadline.
-
-    The variable `endpoint` of the environment names another server than the usual one.
-    """
-
-    endpoint: ClassVar[str] = ""
-
-    @property
-    def is_throttled(self) -> bool:
-        return self._throttle(is_range=True).is_busy(self.retry)
-
-    def stat(self, name: str) -> Stat:
-        def attempt() -> Stat:
-            with self._request(name, 0, 0, None) as answer:
-                return answer.stat
-
-        return self.persist(f"{self.url}/{name}", attempt)
-
-    def delete(self, name: str, *, generation: str | None = None) -> None:
-        """After any answer but a success, the object must be gone."""
-        where = f"{self.url}/{name}"
-
-        def attempt() -> None:
-            try:
-                answer = self._delete(name, generation)
-            except (NotFound, PreconditionFailed) as error:
-                answer = str(error).removeprefix(f"{where}: ")
-            if answer and self._holds(name, generation):
-                raise TransientError(f"{where}: it is still stored after its deletion was answered with: {answer}")
-
-        if generation is None or self._holds(name, generation):  # a server may not know the condition
-            self.persist(where, attempt)
-
-    def _holds(self, name: str, generation: str | None) -> bool:
-        stored = read_twice(partial(stat_or_none, self, name), lambda stat: stat is not None)
-        return stored is not None and generation in (None, stored.generation)
-
-    def _read(self, name: str, start: int, stop: int | None, generation: str | None) -> tuple[bytes, Stat]:
-        return self._download(name, start, stop, generation)
-
-    def _download(self, name: str, start: int, stop: int | None, generation: str | None) -> tuple[bytes, Stat]:
-        where, throttle = f"{self.url}/{name}", self._throttle(is_range=(start, stop) != (0, None))
-        if stop is not None and stop <= start:  # no request asks for zero bytes
-            stat = self.stat(name)
-            check_generation(stat.generation, generation, where)
-            check_range(start, stop, stat.num_bytes, where)
-            return b"", stat
-        download = Download(
-            policy=self.retry,
-            where=span(where, start, stop),
-            request=partial(self._request, name),
-            stat=partial(self.stat, name),
-            start=start,
-            stop=stop,
-            generation=generation,
-        )
-        return persist(self.retry, where, download.attempt, lambda: download.farthest, throttle), download.found
-
-    def persist(self, where: str, attempt: Callable[[], T]) -> T:
-        """The result of `attempt`, at the bucket's pace, repeated until the policy gives up."""
-        return persist(self.retry, where, attempt, throttle=self._throttle(is_range=False))
-
-    def _throttle(self, *, is_range: bool) -> Throttle:
-        """This process's throttle of a bucket; byte ranges have another, or a heartbeat would queue."""
-        key = os.getpid(), self.scheme, os.environ.get(self.endpoint), self.bucket, is_range
-        return _throttles.get(key) or _throttles.setdefault(key, Throttle())
-
-    @abstractmethod
-    def _request(
-        self, name: str, start: int, stop: int | None, generation: str | None
-    ) -> AbstractContextManager[Answer]:
-        """One answer to a request for the bytes [start, stop); without bytes if there are none.
-
-        Raises TransientError if another try may help, in the block too.
-        """
-
-    @abstractmethod
-    def _delete(self, name: str, generation: str | None) -> str:
-        """Asks once for a deletion; returns the answer if that does not confirm it, else ""."""
-
-
 def full_name(prefix: str, name: str, url: str) -> str:
     """The name of an object in its bucket; raises ConfigError for one that can't be there."""
     try:
@@ -172,11 +68,6 @@ def full_name(prefix: str, name: str, url: str) -> str:
     except UnicodeEncodeError:
         raise ConfigError(f"{url}: {name!r} is not UTF-8, as names here are; rename it") from None
     return join(prefix, check_name(name, url))
-
-
-def span(where: str, start: int, stop: int | None) -> str:
-    """An object and the bytes of it that are asked for, as messages name them."""
-    return where if (start, stop) == (0, None) else f"{where} bytes {start} to {stop or 'the end'}"
 
 
 class WholeWriter:

@@ -43,13 +43,12 @@ class RetryPolicy:
     """When a request counts as lost, how long to pause before the next one, and when to give up.
 
     A request is lost if it can't connect, receives nothing for `stall_timeout_s`, or takes longer than
-    `request_deadline_s` and the time of its bytes at 64 KiB/s: for an upload all bytes, otherwise
-    those that have arrived. Pauses double from `first_pause_s` to `max_pause_s`; jitter shortens each
-    by up to half. An operation gives up `give_up_after_s` after its first failure since the last
-    progress of 4 KiB. It logs a warning if it still fails `warn_after_s` after its first failure.
-    While the server refuses it because there are too many requests, it keeps trying for
-    `throttled_give_up_after_s`. In any case it gives up `deadline_s` after it began or last made
-    progress; `notice_after_s` without an end is logged. `on_pause` is called before each pause.
+    `request_deadline_s` and the time of its bytes at 64 KiB/s. Pauses double from `first_pause_s` to
+    `max_pause_s`; jitter shortens each by up to half. An operation gives up `give_up_after_s` after its
+    first failure since the last progress of 4 KiB. It logs a warning if it still fails `warn_after_s`
+    after its first failure. While the server refuses it because there are too many requests, it keeps
+    trying for `throttled_give_up_after_s`. In any case it gives up `deadline_s` after it began or last
+    made progress; `notice_after_s` without an end is logged. `on_pause` is called before each pause.
     """
 
     connect_timeout_s: float = 10.0
@@ -81,9 +80,8 @@ class RetryPolicy:
         for piece in pieces:
             yield piece
             num_bytes += len(piece)
-            took_s = self.clock() - began
-            if took_s > self.deadline_of(num_bytes):
-                raise TransientError(f"{where}: slower than 64 KiB/s: {num_bytes} bytes in {took_s:.0f} s")
+            if self.clock() - began > self.deadline_of(num_bytes):
+                raise TransientError(f"{where}: slower than 64 KiB/s")
 
 
 _of_process: Callable[[], RetryPolicy] = RetryPolicy
@@ -105,11 +103,14 @@ def while_someone_waits() -> Iterator[None]:
         _of_process = RetryPolicy
 
 
-_KINDS: dict[int, type[StorageError]] = (
-    dict.fromkeys((404, 410), NotFound)
-    | dict.fromkeys((429, 503), Throttled)
-    | {408: TransientError, 412: PreconditionFailed}
-)
+_KINDS: dict[int, type[StorageError]] = {
+    404: NotFound,
+    408: TransientError,
+    410: NotFound,
+    412: PreconditionFailed,
+    429: Throttled,
+    503: Throttled,
+}
 
 
 def kind_of(status: int) -> type[StorageError]:
@@ -121,7 +122,7 @@ def refusal(kind: type[StorageError], message: str, headers: Mapping[str, str]) 
     """The error for an answer that refuses; a Throttled has the pause that Retry-After asks for."""
     if kind is not Throttled:
         return kind(message)
-    text = headers.get("Retry-After", "").strip()
+    text = headers.get("Retry-After", "")
     return Throttled(message, float(text[:9]) if text.isdecimal() else 0.0)
 
 
@@ -129,60 +130,64 @@ def persist(
     policy: RetryPolicy,
     where: str,
     attempt: Callable[[], T],
+    throttle: "Throttle",
     progress: Callable[[], int] = lambda: 0,
-    throttle: "Throttle | None" = None,
 ) -> T:
     """The result of `attempt`, repeated after each TransientError until the policy gives up.
 
-    The throttle, if there is one, spaces out the attempts. Logs a warning with the reason when this
-    takes longer than `warn_after_s`: one for all that share a throttle, until a minute without any.
+    The throttle spaces out the attempts. Logs a warning with the reason when this takes longer than
+    `warn_after_s`: one for all that share a throttle, until a minute without any.
     """
     if policy.notice_after_s == math.inf:
-        return _repeat(policy, attempt, progress, throttle)
+        return _repeat(policy, attempt, throttle, progress)
     until = time.strftime("%H:%M:%S", time.localtime(time.time() + policy.deadline_s))
     said = "no answer from %s yet; trying until %s", masked(where), until
     timer = threading.Timer(policy.notice_after_s, _log.warning, said)
     timer.start()
     try:
-        return _repeat(policy, attempt, progress, throttle)
+        return _repeat(policy, attempt, throttle, progress)
     finally:
         timer.cancel()
 
 
 def _repeat(
-    policy: RetryPolicy, attempt: Callable[[], T], progress: Callable[[], int], throttle: "Throttle | None"
+    policy: RetryPolicy,
+    attempt: Callable[[], T],
+    throttle: "Throttle",
+    progress: Callable[[], int],
 ) -> T:
     began, failures, reached, warn_at = policy.clock(), 0, progress(), 0.0
-    since: dict[bool, float] = {}  # the first failure, of refusals and of a broken link
+    refused_since = broken_since = math.inf
     while True:
         asked = policy.clock()
         try:
-            return throttle.ask(policy, attempt) if throttle else attempt()
+            return throttle.ask(policy, attempt)
         except TransientError as error:
-            now, is_refused = policy.clock(), isinstance(error, Throttled)
+            now = policy.clock()
             warn_at = warn_at or now + policy.warn_after_s
             if progress() >= reached + PROGRESS_BYTES:
                 began, failures, reached = now, 0, progress()
-                since.clear()
-            if is_refused:
-                since.pop(False, None)  # the link is whole
+                refused_since = broken_since = math.inf
             failures += 1
             # One that lasts longer than a silence may was sending or receiving: that is not waiting.
             busy_s = max(0.0, now - asked - policy.stall_timeout_s)
-            since = {kind: first + busy_s for kind, first in since.items()}
-            waited = now - since.setdefault(is_refused, now)
-            pause = max(policy.pause_s(failures), error.retry_after_s if isinstance(error, Throttled) else 0.0)
-            patience, advice = (
-                (policy.throttled_give_up_after_s, "the server accepts fewer requests than are sent; use fewer readers")
-                if is_refused
-                else (policy.give_up_after_s, "check the network and try again")
-            )
-            if waited + pause > patience or now + pause - began > policy.deadline_s:
+            refused_since, broken_since = refused_since + busy_s, broken_since + busy_s
+            pause = policy.pause_s(failures)
+            if isinstance(error, Throttled):
+                broken_since = math.inf  # the link is whole
+                refused_since = since = min(refused_since, now)
+                pause = max(pause, error.retry_after_s)
+                patience = policy.throttled_give_up_after_s
+                advice = "the server accepts fewer requests than are sent; use fewer readers"
+            else:
+                broken_since = since = min(broken_since, now)
+                patience, advice = policy.give_up_after_s, "check the network and try again"
+            if now - since + pause > patience or now + pause - began > policy.deadline_s:
                 tries = f"{failures} tries in {now - began:.0f} s"
                 raise TransientError(f"{error}; gave up after {tries}; {advice}") from error
             if now + pause > warn_at:
                 warn_at = math.inf
-                if throttle is None or throttle.is_news(policy):
+                if throttle.is_news(policy):
                     _log.warning("%s; trying again for %.0f s in all", error, patience)
             policy.on_pause()
             policy.sleep(pause)
@@ -199,7 +204,7 @@ class Throttle:
         self._per_s = float("inf")
         self._gain = self._refused_share = 0.0
         self._next = float("-inf")
-        self._cut = self._busy_until = self._quiet_until = float("-inf")
+        self._cut = self._busy_until = self._warned = float("-inf")
 
     def ask(self, policy: RetryPolicy, request: Callable[[], T]) -> T:
         """The result of `request`, called when it is its turn; raises Throttled if it is refused."""
@@ -236,16 +241,15 @@ class Throttle:
                 self._gain = GAIN * self._per_s
             self._next = max(self._next, now + retry_after_s)
             self._busy_until = self._next + CALM_S
-            if now < self._quiet_until:
-                self._quiet_until = self._busy_until
+            if now < self._warned + CALM_S:  # what was said goes on
+                self._warned = now
 
     def is_busy(self, policy: RetryPolicy) -> bool:
         """Whether the bucket has refused a request within a minute."""
         return policy.clock() < self._busy_until
 
     def is_news(self, policy: RetryPolicy) -> bool:
-        """Whether no thread has had a warning to give since the last minute without trouble."""
+        """Whether no thread has had a warning to give for a minute."""
         with self._lock:
-            now, quiet_until = policy.clock(), self._quiet_until
-            self._quiet_until = max(quiet_until, now + CALM_S)
-            return now >= quiet_until
+            last, self._warned = self._warned, policy.clock()
+            return self._warned >= last + CALM_S

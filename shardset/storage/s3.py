@@ -22,9 +22,9 @@ from shardset.errors import ConfigError, NotFound, PreconditionFailed, StorageEr
 from shardset.storage import base
 from shardset.storage.base import ABSENT, ObjectWriter, Stat
 from shardset.storage.checked import DamagedObject, facts_of, read_twice
-from shardset.storage.download import Answer
-from shardset.storage.remote import ServedFolder, WholeWriter, full_name
-from shardset.storage.retry import RetryPolicy, kind_of
+from shardset.storage.remote import WholeWriter, full_name
+from shardset.storage.retry import kind_of
+from shardset.storage.served import Answer, ServedFolder
 
 T = TypeVar("T")
 Client = S3Store | AzureStore
@@ -38,6 +38,7 @@ _STATUS = re.compile(r"status code: (\d{3})")
 _PASSING = re.compile("SHA256Mismatch|BadDigest|RequestTimeout|status code: (409|416)")  # 409: another write goes on
 _TAKEN = re.compile("BlobAlreadyExists")  # 409 too, in Azure
 _LASTING = re.compile("incorrectly configured region|invalid path|parse path")
+_clients: dict[tuple[Any, ...], Client] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,6 @@ class S3Storage(ServedFolder):
     """
 
     scheme: ClassVar[str] = "s3"
-    endpoint: ClassVar[str] = "AWS_ENDPOINT_URL"
     variables: ClassVar[str] = "AWS_"
     advice: ClassVar[str] = "AWS_ENDPOINT_URL, AWS_REGION and the credentials in AWS_..."
 
@@ -72,27 +72,31 @@ class S3Storage(ServedFolder):
         return data, stat
 
     @contextmanager
-    def _request(self, name: str, start: int, stop: int | None, generation: str | None) -> Iterator[Answer]:
+    def request(
+        self,
+        where: str,
+        name: str,
+        start: int,
+        stop: int | None,
+        generation: str | None,
+    ) -> Iterator[Answer]:
         full = self._full(name)
-        head: Any = {"head": True}
         options: Any = {"if_match": generation} if generation else {}
         if start == stop:
-            options = head
+            options = {"head": True}
         elif (start, stop) != (0, None):
             options["range"] = {"offset": start} if stop is None else (start, stop)
-        with self._said_plainly(name):
-            client = self._client(MAX_BYTES)
+        with self._said_plainly(where):
             try:
-                found = obstore.get(client, full, options=options)
+                found = obstore.get(self._client(MAX_BYTES), full, options=options)
             except BaseError as error:
                 if not _BEYOND.search(str(error)):
                     raise
-                options, found = head, obstore.get(client, full, options=head)
+                yield Answer(stat=self.stat(name), first=start, pieces=())
+                return
             stat = _stat(name, found.meta, found.attributes)
-            if options is head:
-                yield Answer(stat=stat, first=start, pieces=())
-            else:
-                yield Answer(stat=stat, first=found.range[0], pieces=found.stream(min_chunk_size=1))
+            pieces = self.retry.paced(found.stream(min_chunk_size=1), where)
+            yield Answer(stat=stat, first=found.range[0], pieces=pieces)
 
     def _list(self, wanted: str, skip: int) -> Iterator[Stat]:
         folder, last = wanted.rpartition("/")[0] or None, ""
@@ -131,8 +135,8 @@ class S3Storage(ServedFolder):
         mode: Any = {None: "overwrite", ABSENT: "create"}.get(if_generation, {"e_tag": if_generation})
         options: Any = {"attributes": {_CRC32C: crc32c}, "mode": mode, "use_multipart": False}
         try:
-            client = partial(self._client, num_bytes, is_upload=True)
-            e_tag = self._ask(name, lambda: obstore.put(client(), full, data, **options))["e_tag"]
+            client = self._client(num_bytes, is_upload=True)
+            e_tag = self._ask(name, lambda: obstore.put(client, full, data, **options))["e_tag"]
         except PreconditionFailed:
             stored = base.stat_or_none(self, name)
             base.accept_identical_object(stored, num_bytes, crc32c, where)
@@ -141,28 +145,61 @@ class S3Storage(ServedFolder):
             with suppress(PreconditionFailed, NotFound):  # another process has replaced or deleted it since
                 self.read(name, generation=e_tag)
 
-    def _delete(self, name: str, generation: str | None) -> str:
+    def _delete(self, name: str, generation: str | None) -> bool:
         """Without a condition: what another process wrote after the last look is lost."""
         full = self._full(name)
-        with self._said_plainly(name):
+        with self._said_plainly(f"{self.url}/{name}"):
             obstore.delete(self._client(_PAGE_BYTES), full)
-        return ""
+        return True
 
     def _ask(self, name: str, request: Callable[[], T]) -> T:
         """The result of a request, which is sent again until the policy gives up."""
-        return self.persist(f"{self.url}/{name}", self._said_plainly(name)(request))
+        where = f"{self.url}/{name}"
+        return self.persist(where, self._said_plainly(where)(request))
 
     def _client(self, num_bytes: int, *, is_upload: bool = False) -> Client:
-        """A client that gives a request of up to so many bytes the time that they may take."""
-        return _client(type(self), self.bucket, self.retry, num_bytes, is_upload)
+        """This process's client for requests of up to so many bytes, with the settings that the environment has now."""
+        settings = frozenset(item for item in os.environ.items() if item[0].startswith(self.variables))
+        limits = {
+            "connect_timeout": self.retry.connect_timeout_s,
+            # Of few different lengths, as each is a client.
+            "timeout": self.retry.deadline_of(max(_PAGE_BYTES, 1 << num_bytes.bit_length())),
+        }
+        if not is_upload:  # which gets no answer while it is sent
+            limits["read_timeout"] = self.retry.stall_timeout_s
+        key = (os.getpid(), type(self), self.bucket, settings, *limits.values())
+        if key in _clients:
+            return _clients[key]
+        where = f"{self.scheme}://{self.bucket}"
+        if any(pid != key[0] for pid, *_ in list(_clients)):  # a list, as threads add to it
+            raise StorageError(
+                f"{where}: this process was forked after {self.scheme}:// had been used, and would hang; "
+                "start processes by spawn or forkserver (DataLoader: multiprocessing_context='forkserver')"
+            )
+        for name, value in settings:
+            if "ENDPOINT" in name and "://" not in value:  # a panic in obstore
+                raise ConfigError(f"{name} is {value}, expected an address such as https://s3.example.com")
+        options: Any = {name: timedelta(seconds=limit) for name, limit in limits.items()} | {"allow_http": True}
+        try:
+            client = self.open_client(self.bucket, client_options=options, retry_config={"max_retries": 0})
+        except BaseError as error:
+            raise ConfigError(f"{where}: {_said(error)}; check {self.advice}") from error
+        return _clients.setdefault(key, client)  # one for all threads that began at once
 
     @contextmanager
-    def _said_plainly(self, name: str) -> Iterator[None]:
+    def _said_plainly(self, where: str) -> Iterator[None]:
         """Turns the errors of obstore in the block into ours."""
         try:
             yield
         except (BaseError, FileNotFoundError, ValueError) as error:
-            raise _refusal(error, f"{self.url}/{name}", self.advice) from error
+            said, status = _said(error), _status(error)
+            kind = TransientError if _PASSING.search(said) else kind_of(status or 500)
+            if _LASTING.search(said) or isinstance(error, ValueError):  # the name, or what it is to be read with
+                kind = StorageError
+            elif _TAKEN.search(said) or (status == 404 and isinstance(error, PreconditionError)):  # or gone meanwhile
+                kind = PreconditionFailed
+            advice = "" if issubclass(kind, TransientError) else f"; check the name, {self.advice}"
+            raise kind(f"{where}: {said}{advice}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +210,6 @@ class AzureStorage(S3Storage):
     """
 
     scheme: ClassVar[str] = "az"
-    endpoint: ClassVar[str] = "AZURE_STORAGE_ENDPOINT"
     variables: ClassVar[str] = "AZURE_"
     advice: ClassVar[str] = "AZURE_STORAGE_ACCOUNT_NAME and the credentials in AZURE_..."
 
@@ -185,49 +221,6 @@ class AzureStorage(S3Storage):
         if "\\" in name:
             raise ConfigError(f"{self.url}/{name}: Azure takes a backslash for a slash; use a name without it")
         return full_name(self.prefix, name, self.url)
-
-
-_clients: dict[tuple[Any, ...], Client] = {}
-
-
-def _client(kind: type[S3Storage], bucket: str, policy: RetryPolicy, num_bytes: int, is_upload: bool) -> Client:
-    """This process's client for a bucket or container, with the settings that the environment has now."""
-    settings = frozenset(item for item in os.environ.items() if item[0].startswith(kind.variables))
-    limits = {
-        "connect_timeout": policy.connect_timeout_s,
-        # Of few different lengths, as each is a client.
-        "timeout": policy.deadline_of(max(_PAGE_BYTES, 1 << num_bytes.bit_length())),
-    }
-    if not is_upload:  # which gets no answer while it is sent
-        limits["read_timeout"] = policy.stall_timeout_s
-    key = (os.getpid(), kind, bucket, settings, *limits.values())
-    if key in _clients:
-        return _clients[key]
-    if any(pid != key[0] for pid, *_ in list(_clients)):  # a list, as threads add to it
-        raise StorageError(
-            f"{kind.scheme}://{bucket}: this process was forked after {kind.scheme}:// had been used, and would hang; "
-            "start processes by spawn or forkserver (DataLoader: multiprocessing_context='forkserver')"
-        )
-    for name, value in settings:
-        if "ENDPOINT" in name and "://" not in value:  # a panic in obstore
-            raise ConfigError(f"{name} is {value}, expected an address such as https://s3.example.com")
-    options: Any = {name: timedelta(seconds=limit) for name, limit in limits.items()} | {"allow_http": True}
-    try:
-        _clients[key] = kind.open_client(bucket, client_options=options, retry_config={"max_retries": 0})
-    except BaseError as error:
-        raise ConfigError(f"{kind.scheme}://{bucket}: {_said(error)}; check {kind.advice}") from error
-    return _clients[key]
-
-
-def _refusal(error: Exception, where: str, advice: str) -> StorageError:
-    """An error of obstore as one of ours."""
-    said, status = _said(error), _status(error)
-    kind = TransientError if _PASSING.search(said) else kind_of(status or 500)
-    if _LASTING.search(said) or isinstance(error, ValueError):  # the name, or what it is to be read with
-        kind = StorageError
-    elif _TAKEN.search(said) or (status == 404 and isinstance(error, PreconditionError)):  # or gone meanwhile
-        kind = PreconditionFailed
-    return kind(f"{where}: {said}" + ("" if issubclass(kind, TransientError) else f"; check the name, {advice}"))
 
 
 def _said(error: Exception) -> str:

@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -45,8 +45,10 @@ class Sample:
     @cached_property
     def image(self) -> np.ndarray:
         """The decoded image: uint8 [height, width, 3], RGB; raises UndecodableImage."""
+        with brought_by("read"):  # late, as the bytes of samples need no decoder
+            from shardset.decode.image import decode
         try:
-            return _decoder()(self.bytes)
+            return decode(self.bytes)
         except UndecodableImage as error:
             raise UndecodableImage(f"{self.where}: {error}") from error
 
@@ -214,14 +216,6 @@ def open(
             )
         [split] = loaded.manifest.splits
     return SampleSet(loaded, split, transform)
-
-
-@cache
-def _decoder() -> Callable[[bytes], np.ndarray]:
-    """What decodes an image; imported late, as the bytes of samples need no decoder."""
-    with brought_by("read"):
-        from shardset.decode.image import decode
-    return decode
 
 
 def _close_later(reader: SampleReader, owner: int) -> None:

@@ -246,8 +246,7 @@ class Stream:
 def _position(source: StreamSource, state: OrderState) -> tuple[int, int]:
     """The (epoch, step) at which a source resumes; ConfigError says which version a state is of."""
     manifest, storage, _ = source.loaded
-    is_other = state.manifest != manifest.digest
-    if is_other and (saved := manifests.older_with(storage, state.manifest)):
+    if state.manifest != manifest.digest and (saved := manifests.older_with(storage, state.manifest)):
         raise ConfigError(
             f"this run can't resume from that state: it is of version {saved.number} of "
             f"{storage.url}, and this is version {manifest.number}; give {storage.url}@"

@@ -4,20 +4,13 @@ import multiprocessing
 import os
 import resource
 from contextlib import contextmanager
-from dataclasses import replace
 
 from shardset.errors import ShardsetError
-from shardset.storage.gcs import GcsLimits
 from shardset.testing import HELLO as HELLO
 from shardset.testing import names as names
 from shardset.testing import put as put
 
 BIG = bytes(range(256)) * 4096  # 1 MiB
-
-
-def limited(storage, **limits):
-    """The same `gs://` folder with other limits."""
-    return replace(storage, limits=GcsLimits(**limits))
 
 
 def write_and_raise(writer, data, error):

@@ -20,7 +20,7 @@ from pipelines.runners import options
 from shardset.errors import ManifestError, StorageError
 from shardset.format import manifest as manifests
 from shardset.format import naming
-from shardset.storage.gcs import GcsLimits
+from shardset.storage import gcs
 from shardset.storage.open import open_storage
 from shardset.storage.retry import RetryPolicy
 from tests.faulty_proxy import Fault, FaultyProxy, in_turn, is_media, is_upload
@@ -244,7 +244,7 @@ def without_waiting(monkeypatch):
     clock = Clock()
     for name, value in {"clock": clock, "sleep": clock.sleep}.items():
         monkeypatch.setitem(RetryPolicy.__init__.__kwdefaults__, name, value)
-    monkeypatch.setitem(GcsLimits.__init__.__kwdefaults__, "page_size", 7)
+    monkeypatch.setattr(gcs, "PAGE_SIZE", 7)
 
 
 @pytest.fixture(scope="module")

@@ -129,11 +129,11 @@ def workers() -> list[str]:
 
 def bucket_location(bucket: str, timeout_s: float = BUCKET_TIMEOUT_S) -> str | StorageError:
     """The location of a bucket, or the error instead of it, within `timeout_s`."""
-    from shardset.storage import gcs
+    from shardset.storage.gcs import GcsStorage
     from shardset.storage.retry import RetryPolicy
 
     try:
-        return gcs.bucket_location(bucket, RetryPolicy(deadline_s=timeout_s))
+        return GcsStorage(bucket, retry=RetryPolicy(deadline_s=timeout_s)).location()
     except StorageError as error:
         return error
 

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from shardset.errors import NotFound, StorageError, TransientError
+from shardset.storage import gcs
 from shardset.storage.base import ABSENT
 from shardset.storage.open import open_storage
 from tests.faulty_proxy import Fault, in_turn, is_media, is_upload
-from tests.makers.objects import BIG, HELLO, limited, names, put
+from tests.makers.objects import BIG, HELLO, names, put
 
 pytestmark = pytest.mark.gcs
 
@@ -63,11 +64,12 @@ def is_deletion(seen):
 
 
 @pytest.fixture
-def pages_of_three(behind_proxy):
+def pages_of_three(behind_proxy, monkeypatch):
     """Ten objects, listed in four pages."""
     for name in TEN:
         put(behind_proxy, name)
-    return limited(behind_proxy, page_size=3)
+    monkeypatch.setattr(gcs, "PAGE_SIZE", 3)
+    return behind_proxy
 
 
 NO_ANSWERS = {

@@ -7,7 +7,7 @@ import pytest
 from shardset.errors import PreconditionFailed, TransientError
 from shardset.storage.retry import RetryPolicy
 from tests.faulty_proxy import Fault, in_turn, is_media
-from tests.makers.objects import BIG, Clock, limited, put
+from tests.makers.objects import BIG, put
 
 pytestmark = pytest.mark.gcs
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.gcs
 def test_a_read_goes_on_at_the_byte_reached(behind_proxy, proxy):
     put(behind_proxy, "a", BIG)
     proxy.script = in_turn(Fault("truncate", at=100_000), Fault("truncate", at=200_000), when=is_media)
-    assert limited(behind_proxy, piece_bytes=1000).read("a", 50_000, 900_000) == BIG[50_000:900_000]
+    assert behind_proxy.read("a", 50_000, 900_000) == BIG[50_000:900_000]
     ranges = [seen.headers["range"] for seen in proxy.seen if is_media(seen)]
     assert ranges == ["bytes=50000-899999", "bytes=150000-899999", "bytes=350000-899999"]
 
@@ -75,16 +75,6 @@ def test_a_pinned_read_never_mixes_generations(behind_proxy, proxy):
     proxy.script = in_turn(Fault("truncate", at=300), when=is_media)
     with pytest.raises(PreconditionFailed, match="was replaced"):
         replacing(behind_proxy, "a", b"2" * 1000).read("a", generation=generation)
-
-
-def test_a_read_that_trickles_is_asked_for_again_at_the_byte_reached(behind_proxy, proxy):
-    put(behind_proxy, "a", BIG)
-    policy = replace(behind_proxy.retry, clock=Clock(step_s=1.0), request_deadline_s=40.0)
-    assert limited(replace(behind_proxy, retry=policy), piece_bytes=10_000).read("a") == BIG
-    ranges = [seen.headers.get("range", "bytes=0-") for seen in proxy.seen if is_media(seen)]
-    firsts = [int(range_.removeprefix("bytes=").partition("-")[0]) for range_ in ranges]
-    assert len(firsts) > 2
-    assert firsts == sorted(set(firsts))
 
 
 @pytest.mark.parametrize(("status", "patience_s"), [(500, 180), (429, 1200), (503, 1200)])

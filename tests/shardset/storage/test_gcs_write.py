@@ -6,12 +6,13 @@ from dataclasses import replace
 import pytest
 
 from shardset.errors import StorageError, TransientError
+from shardset.storage import gcs
 from shardset.storage.base import ABSENT
 from shardset.storage.gcs_http import Body
 from shardset.storage.open import open_storage
 from shardset.storage.retry import RetryPolicy
 from tests.faulty_proxy import FAULTS, Fault, in_turn, is_upload, names_of_faults
-from tests.makers.objects import BIG, Clock, file_size_limit, limited, names, put
+from tests.makers.objects import BIG, Clock, file_size_limit, names, put
 
 pytestmark = pytest.mark.gcs
 
@@ -27,7 +28,7 @@ def test_an_upload_over_a_slow_line_has_the_time_it_takes():
     bytes_per_s = 100_000  # the share of each of eight workers of a build behind a line of 6 Mbit/s
     shard = io.BytesIO(bytes(96 << 20))
     policy = RetryPolicy(clock=lambda: shard.tell() / bytes_per_s)
-    pieces = [len(piece) for piece in Body(b"head", shard, 96 << 20, policy, b"tail")]
+    pieces = [len(piece) for piece in Body(b"head", shard, 96 << 20, "a", policy, b"tail")]
     assert sum(pieces) > 96 << 20
     assert max(pieces) / bytes_per_s < policy.connect_timeout_s  # in which a piece has to be taken
 
@@ -67,16 +68,18 @@ def test_what_the_server_stored_wrongly_is_deleted_and_said(behind_proxy, proxy)
     assert names(behind_proxy) == []
 
 
-def test_an_object_larger_than_the_memory_for_it_goes_through_a_file(gcs_root):
-    storage = limited(open_storage(gcs_root), spool_bytes=50_000)
+def test_an_object_larger_than_the_memory_for_it_goes_through_a_file(gcs_root, monkeypatch):
+    monkeypatch.setattr(gcs, "SPOOL_BYTES", 50_000)
+    storage = open_storage(gcs_root)
     put(storage, "big", BIG, if_generation=ABSENT)
     assert storage.read("big") == BIG
 
 
 @pytest.mark.parametrize("num_small", [1, 1000])
-def test_a_temporary_folder_that_is_full_at_the_last_byte_is_said(gcs_root, num_small):
+def test_a_temporary_folder_that_is_full_at_the_last_byte_is_said(gcs_root, num_small, monkeypatch):
     # Small writes wait in a buffer: the disk refuses them when that is full, when all is sent, or when it is closed.
-    storage = limited(open_storage(gcs_root), spool_bytes=50_000)
+    monkeypatch.setattr(gcs, "SPOOL_BYTES", 50_000)
+    storage = open_storage(gcs_root)
 
     def write():
         with storage.writer("a") as writer:

@@ -1,0 +1,255 @@
+"""A folder of a server, which may refuse, break off or drip: one throttle, retry and deadline for all schemes.
+
+A read is resumed at the byte reached and checked against its generation.
+"""
+
+import os
+import threading
+import time
+from abc import abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import TypeVar
+
+import urllib3
+
+from shardset.checksum import crc32c_of, crc32c_text
+from shardset.errors import NotFound, PreconditionFailed, StorageError, TransientError
+from shardset.storage.base import Stat, check_generation, check_range, stat_or_none
+from shardset.storage.checked import read_twice
+from shardset.storage.remote import RemoteFolder
+from shardset.storage.retry import RetryPolicy, Throttle, persist
+
+T = TypeVar("T")
+_Running = dict[urllib3.BaseHTTPResponse, tuple[RetryPolicy, float]]
+
+_PIECE_BYTES = 8 << 20  # one allocation for a usual range: pieces and their sum take up to three times as long
+_LOOK_S = 1.0
+
+_throttles: defaultdict[tuple[int, str, str, bool], Throttle] = defaultdict(Throttle)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """An object as an answer describes it, and the bytes from `first` on, in pieces as they arrive.
+
+    `crc32c` is the checksum that the server computed of the whole object; None if it did not.
+    """
+
+    stat: Stat
+    first: int
+    pieces: Iterable[bytes]
+    crc32c: str | None = None
+
+
+def pieces_of(response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
+    """The bytes of a body as they are sent."""
+    return iter(partial(response.read, _PIECE_BYTES, decode_content=False), b"")
+
+
+def span_of(status: int, headers: Mapping[str, str]) -> tuple[int, int]:
+    """The first byte of an answer and the size of the object; KeyError or ValueError if its headers lack them."""
+    if status != 206:
+        return 0, int(headers.get("X-Goog-Stored-Content-Length") or headers["Content-Length"])
+    bounds, _, num_bytes = headers["Content-Range"].removeprefix("bytes ").partition("/")
+    return int(bounds.partition("-")[0].replace("*", "0")), int(num_bytes)
+
+
+@contextmanager
+def in_time(policy: RetryPolicy, response: urllib3.BaseHTTPResponse, where: str) -> Iterator[None]:
+    """Closes the response after the block; raises TransientError there if its body is slower than 64 KiB/s."""
+    until = policy.clock() + policy.deadline_of(response.length_remaining or 0)
+    running = _running(os.getpid())
+    running[response] = policy, until
+    try:
+        yield
+    except (OSError, urllib3.exceptions.HTTPError) as error:
+        if policy.clock() < until:
+            raise
+        raise TransientError(f"{where}: slower than 64 KiB/s") from error
+    finally:
+        del running[response]
+        response.close()
+
+
+@cache
+def _running(pid: int) -> _Running:
+    """The answers that this process receives, with their deadlines. A thread breaks off what lasts longer.
+
+    To look between pieces instead, these would have to be as small as what arrives at once: with
+    TLS, that takes a third more processor time.
+    """
+    running: _Running = {}
+
+    def watch() -> None:
+        while True:
+            time.sleep(_LOOK_S)
+            for response, (policy, until) in list(running.items()):
+                if policy.clock() > until:
+                    with suppress(OSError, RuntimeError, ValueError):  # it has just ended
+                        response.shutdown()
+
+    threading.Thread(target=watch, name="shardset-deadlines", daemon=True).start()
+    return running
+
+
+@dataclass
+class _Download:
+    """The bytes [start, stop) of one generation of an object, in as many requests as that takes.
+
+    Whenever that is the whole object, also as a range, the bytes are compared with the CRC32C that the server keeps.
+    `farthest` is the last byte that any attempt reached; receiving lost or damaged bytes again does not move it.
+    """
+
+    folder: "ServedFolder"
+    name: str
+    start: int
+    stop: int | None
+    generation: str | None
+
+    def __post_init__(self) -> None:
+        self.where = f"{self.folder.url}/{self.name}"
+        if (self.start, self.stop) != (0, None):
+            self.where += f" bytes {self.start} to {self.stop or 'the end'}"
+        self.farthest = self.start
+        self._restart()
+
+    def _restart(self) -> None:
+        self._pieces: list[bytes] = []
+        self._position = self.start
+        self._end = self.stop
+        self._pinned = self.generation
+        self._crc32c: str | None = None
+
+    def attempt(self) -> tuple[bytes, Stat]:
+        """All the bytes, and the facts about the object; goes on where the last attempt stopped.
+
+        Raises TransientError if some bytes are still missing.
+        """
+        try:
+            with self.folder.request(self.where, self.name, self._position, self._end, self._pinned) as answer:
+                self._end = self._accept(answer)
+                self._collect(answer.pieces, self._end)
+        except PreconditionFailed as error:
+            if self.generation is not None:
+                raise
+            self._restart()
+            raise TransientError(f"{self.where}: was replaced while it was read") from error
+        if self._position != self._end:
+            raise TransientError(f"{self.where}: the body ended at byte {self._position}, expected {self._end}")
+        return self._checked(b"".join(self._pieces)), answer.stat
+
+    def end_of(self, stat: Stat) -> int:
+        """The end of the wanted bytes of an object; raises if it is another generation or does not hold them."""
+        check_generation(stat.generation, self._pinned, self.where)
+        return check_range(self.start, self.stop, stat.num_bytes, self.where)
+
+    def _accept(self, answer: Answer) -> int:
+        """The end of the wanted bytes; raises unless the answer has the wanted generation and range.
+
+        An answer is not enough to call the object another one: its metadata must say so too.
+        """
+        stat = answer.stat
+        try:
+            end = self.end_of(stat)
+        except StorageError as error:
+            self.end_of(self.folder.stat(self.name))  # raises if the object really is another one
+            raise TransientError(
+                f"{self.where}: the answer is of {stat.num_bytes} bytes of generation {stat.generation}, the object "
+                "is not"
+            ) from error
+        self._pinned = stat.generation  # later requests must not mix in bytes of another generation
+        if self._position < end and answer.first != self._position:
+            raise TransientError(f"{self.where}: answered from byte {answer.first}, expected {self._position}")
+        if self._position == self.start and (self.start, end) == (0, stat.num_bytes):
+            self._crc32c = answer.crc32c
+        return end
+
+    def _collect(self, pieces: Iterable[bytes], end: int) -> None:
+        if self._position == end:
+            return
+        for piece in pieces:
+            wanted = piece[: end - self._position]
+            self._pieces.append(wanted)
+            self._position += len(wanted)
+            self.farthest = max(self.farthest, self._position)
+            if self._position == end:
+                return
+
+    def _checked(self, data: bytes) -> bytes:
+        expected = self._crc32c
+        if expected is None or crc32c_text(crc32c_of(data)) == expected:
+            return data
+        self._restart()
+        raise TransientError(f"{self.where}: what arrived does not have the CRC32C that the server keeps, {expected}")
+
+
+@dataclass(frozen=True, slots=True)
+class ServedFolder(RemoteFolder):
+    """A folder of a server."""
+
+    @property
+    def is_throttled(self) -> bool:
+        return self._throttle(is_range=True).is_busy(self.retry)
+
+    def stat(self, name: str) -> Stat:
+        where = f"{self.url}/{name}"
+
+        def attempt() -> Stat:
+            with self.request(where, name, 0, 0, None) as answer:
+                return answer.stat
+
+        return self.persist(where, attempt)
+
+    def delete(self, name: str, *, generation: str | None = None) -> None:
+        """Unless the server confirms it, the object must be gone."""
+        where = f"{self.url}/{name}"
+
+        def attempt() -> None:
+            with suppress(NotFound, PreconditionFailed):
+                if self._delete(name, generation):
+                    return
+            if self._holds(name, generation):
+                raise TransientError(f"{where}: it is still stored after its deletion")
+
+        if generation is None or self._holds(name, generation):  # a server may not know the condition
+            self.persist(where, attempt)
+
+    def _holds(self, name: str, generation: str | None) -> bool:
+        stored = read_twice(partial(stat_or_none, self, name), lambda stat: stat is not None)
+        return stored is not None and generation in (None, stored.generation)
+
+    def _download(self, name: str, start: int, stop: int | None, generation: str | None) -> tuple[bytes, Stat]:
+        download = _Download(self, name, start, stop, generation)
+        if stop is not None and stop <= start:  # no request asks for zero bytes
+            stat = self.stat(name)
+            download.end_of(stat)
+            return b"", stat
+        throttle = self._throttle(is_range=(start, stop) != (0, None))
+        return persist(self.retry, download.where, download.attempt, throttle, lambda: download.farthest)
+
+    _read = _download
+
+    def persist(self, where: str, attempt: Callable[[], T]) -> T:
+        """The result of `attempt`, at the bucket's pace, repeated until the policy gives up."""
+        return persist(self.retry, where, attempt, self._throttle(is_range=False))
+
+    def _throttle(self, *, is_range: bool) -> Throttle:
+        """This process's throttle of a bucket; byte ranges have another, or a heartbeat would queue."""
+        return _throttles[os.getpid(), self.scheme, self.bucket, is_range]
+
+    @abstractmethod
+    def request(
+        self, where: str, name: str, start: int, stop: int | None, generation: str | None
+    ) -> AbstractContextManager[Answer]:
+        """One answer to a request for the bytes [start, stop); without bytes if there are none.
+
+        Raises TransientError, which names `where`, if another try may help, in the block too.
+        """
+
+    @abstractmethod
+    def _delete(self, name: str, generation: str | None) -> bool:
+        """Asks once for a deletion; whether the answer confirms it."""
