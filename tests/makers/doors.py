@@ -59,6 +59,10 @@ class Door:
         self._tell("write", name)
         return _Writer(self, name, self.inner.writer(name, if_generation=if_generation))
 
+    def write(self, name: str, data: bytes, *, if_generation: str | None = None) -> None:
+        with self.writer(name, if_generation=if_generation) as out:
+            out.write(data)
+
     def delete(self, name: str, *, generation: str | None = None) -> None:
         self._tell("delete", name)
         self.inner.delete(name, generation=generation)

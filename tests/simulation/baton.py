@@ -28,7 +28,7 @@ from unittest.mock import patch
 from pipelines import pipeline
 from pipelines.plan import append, range_reads
 from shardset.format.images import limits
-from shardset.storage import gcs_http, remote, retry
+from shardset.storage import gcs_http, retry, served
 
 EVENTS_SHOWN = 20
 WALL_S = 1_790_000_000.0
@@ -420,7 +420,7 @@ def _installed(simulation: Baton) -> Iterator[None]:
         exits.enter_context(patch.object(concurrent.futures.thread, "_global_shutdown_lock", _Lock()))
         exits.enter_context(patch.object(retry, "_of_process", _policy))
         exits.enter_context(patch.object(append, "_reading", _ProcessLock()))
-        caches = gcs_http._connections, gcs_http._locks, remote._throttles, limits._rooms
+        caches = gcs_http._connections, gcs_http._locks, served._throttles, limits._rooms
         for kept in (append._read, range_reads._pools, pipeline._planning, *caches):
             exits.enter_context(patch.dict(kept))
         _active = simulation
