@@ -419,6 +419,8 @@ def _installed(simulation: Baton) -> Iterator[None]:
         exits.enter_context(patch.object(threading, "Thread", _Thread))
         exits.enter_context(patch.object(concurrent.futures.thread, "_global_shutdown_lock", _Lock()))
         exits.enter_context(patch.object(retry, "_of_process", _policy))
+        # No body is slow here, so no thread looks for those that are.
+        exits.enter_context(patch.object(served, "_running", lambda pid: {}))
         exits.enter_context(patch.object(append, "_reading", _ProcessLock()))
         caches = gcs_http._connections, gcs_http._locks, served._throttles, limits._rooms
         for kept in (append._read, range_reads._pools, pipeline._planning, *caches):

@@ -51,7 +51,7 @@ CALM = Faults()
 STORMY = Faults(refused=0.02, unsent=0.02, unanswered=0.03, late=0.01, damaged=0.03)
 
 
-@dataclass
+@dataclass(eq=False)
 class Response:
     """The part of urllib3's response that the client uses."""
 
@@ -64,7 +64,9 @@ class Response:
         piece, self.body = self.body[:size], self.body[size:]
         return piece
 
-    read1 = read
+    @property
+    def length_remaining(self) -> int:
+        return len(self.body)
 
     def close(self) -> None: ...
 

@@ -19,7 +19,7 @@ _PAUSE_S = 2.0
 _WAIT_S = 60
 
 _asked = threading.Event()
-"""Whether this process was asked to stop, and no run has ended since."""
+"""Whether this process got a SIGTERM that no run has answered."""
 
 
 def listen() -> object:
@@ -35,7 +35,7 @@ class PreemptionNotice:
     """
 
     def __init__(self, metadata_url: str | None = None) -> None:
-        self._left = threading.Event()
+        self._requested, self._left = threading.Event(), threading.Event()
         self._metadata_url = metadata_url
         self._before: object = None
 
@@ -54,11 +54,12 @@ class PreemptionNotice:
 
     def __bool__(self) -> bool:
         path = os.environ.get(RELAY)
-        return _asked.is_set() or (path is not None and Path(path).exists())
+        is_asked = self._requested.is_set() or _asked.is_set()
+        return is_asked or (path is not None and Path(path).exists())
 
     def _await(self, name: str) -> None:
         etag = "NONE"  # is never that of an answer, so the first one comes at once
-        while not self._left.is_set() and not _asked.is_set():
+        while not self._left.is_set() and not self._requested.is_set():
             query = f"wait_for_change=true&timeout_sec={_WAIT_S}&last_etag={etag}"
             request = urllib.request.Request(
                 f"{self._metadata_url}/{name}?{query}", headers={"Metadata-Flavor": "Google"}
@@ -69,7 +70,7 @@ class PreemptionNotice:
             except (OSError, http.client.HTTPException):
                 etag, answer = "NONE", b""
             if answer == ANNOUNCEMENTS[name].encode():
-                _asked.set()
+                self._requested.set()
             self._left.wait(_PAUSE_S)
 
 
