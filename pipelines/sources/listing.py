@@ -225,7 +225,9 @@ def _check_path(path: str, where: str) -> str:
         except ConfigError as error:
             raise SourceError(f"{where}: {error}") from error
         return path
-    plain = posixpath.normpath(path)
+    plain = "/".join(part for part in path.split("/") if part not in ("", "."))
+    if ".." in plain:
+        plain = posixpath.normpath(plain)
     if f"{plain}/".startswith(("../", "./")):
         raise SourceError(
             f"{where}: path {path!r:.80} climbs out of the listing's folder; write it as an absolute path"

@@ -5,7 +5,7 @@ are put on a background whatever the decoder (`shardset.format.images.background
 `docs/decoding.md` states how far the result may be from that of Pillow and torchvision.
 """
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -22,6 +22,9 @@ from shardset.format.images.limits import DECODED_BYTES
 from shardset.format.images.orientation import APP1, UPRIGHT, orientation_of, upright_size
 from shardset.order.epoch import slot_key
 
+_SMALL_PIXELS, _MOST_PER_PIXEL = 2**20, 28
+"""Images of up to so many pixels need no budget: their decoder takes at most so many bytes per pixel."""
+
 _TURNED_BYTES = 6
 """For each pixel of an image that is turned: transposed, and then flipped."""
 
@@ -29,6 +32,8 @@ _Header = tuple[str, tuple[int, int], Grid | None, int]
 """The format of an image as a field, its (height, width) as stored, the grid of a JPEG, and the orientation to undo.
 
 A plain tuple, for speed."""
+
+_UNLIMITED: AbstractContextManager[None] = nullcontext()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +133,9 @@ def _memory_for(data: bytes, header: _Header, budget: int, result_bytes: int = 0
     kind, (height, width), grid, orientation = header
     if orientation != UPRIGHT:
         result_bytes += _TURNED_BYTES * height * width
+    is_small = height * width <= _SMALL_PIXELS and result_bytes <= _SMALL_PIXELS <= budget // _MOST_PER_PIXEL
+    if is_small and kind != "jpg":
+        return _UNLIMITED
     # A grid means one scan. Other JPEGs may have thousands, each as slow as decoding the image once.
     num_scans = limits.num_scans(data) if kind == "jpg" and not grid else 1
     needed = limits.needed_bytes(kind, width, height, budget, num_scans)

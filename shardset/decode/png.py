@@ -12,12 +12,12 @@ import pyspng
 from kornia_rs import io as kornia
 
 from shardset.format.images.background import WHITE, Background, over
-from shardset.format.images.limits import IEND, png_chunks
+from shardset.format.images.limits import IEND
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _HEADER = slice(8, 16)
 _HEADER_BEGINS = b"\0\0\0\x0dIHDR"
-_SIZE = struct.Struct(">II")
+_SIZE, _CHUNK = struct.Struct(">II"), struct.Struct(">I4s")
 _RGB, _GREY_ALPHA, _RGBA = 2, 4, 6
 _LEFT_TO_PILLOW = (b"acTL", b"eXIf", b"tRNS")
 
@@ -57,10 +57,13 @@ def _is_one_image(data: bytes, *, sums: bool) -> bool:
     libspng allocates what a chunk claims, and kornia_rs may ignore the chunk. With `sums`, each chunk must match its
     CRC-32, which libspng does not verify.
     """
-    end, view = 8, memoryview(data)
-    for kind, at, end in png_chunks(data):
+    at, view = 8, memoryview(data)
+    while at + 12 <= len(data):
+        num_bytes, kind = _CHUNK.unpack_from(data, at)
         if kind in _LEFT_TO_PILLOW:
             return False
-        if sums and data[end - 4 : end] != zlib.crc32(view[at + 4 : end - 4]).to_bytes(4, "big"):
+        end = at + 8 + num_bytes
+        if sums and data[end : end + 4] != zlib.crc32(view[at + 4 : end]).to_bytes(4, "big"):
             return False
-    return end == len(data) and data.endswith(IEND)
+        at = end + 4
+    return at == len(data) and data.endswith(IEND)

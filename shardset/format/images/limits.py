@@ -32,7 +32,6 @@ EOI, IEND = b"\xff\xd9", b"\0\0\0\0IEND\xaeB`\x82"
 """The end marks of a JPEG and of a PNG."""
 
 _SOS = b"\xff\xda"
-_PNG_CHUNK = struct.Struct(">I4s")
 _TOO_MUCH = "takes too much to decode"
 _SEQUENTIAL = (0xC0, 0xC1, 0xC9)
 # In entropy-coded data 0xff is followed by 0 or by a restart number; anything else begins a segment.
@@ -100,15 +99,6 @@ def jpeg_segments(jpeg: bytes) -> Iterator[bytes]:
         if kind == EOI:
             return
         position = match.end() + int.from_bytes(jpeg[match.end() : match.end() + 2], "big")
-
-
-def png_chunks(png: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """The kind of each chunk of a PNG, where it begins, and where it ends by its header."""
-    at = 8
-    while at + 12 <= len(png):
-        num_bytes, kind = _PNG_CHUNK.unpack_from(png, at)
-        yield kind, at, at + 12 + num_bytes
-        at += 12 + num_bytes
 
 
 def check_icon(data: bytes) -> None:

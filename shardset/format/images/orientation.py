@@ -10,8 +10,6 @@ import struct
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from shardset.format.images.limits import png_chunks
-
 if TYPE_CHECKING:  # processes that decode PNGs don't import Pillow
     from PIL import Image
 
@@ -22,6 +20,7 @@ APP1 = b"\xff\xe1"
 _SOS = 0xDA
 _EXIF, _XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
 _IN_XMP = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
+_CHUNK = struct.Struct(">I4s")
 _TAG = 0x0112
 _ORDERS = {b"II*\0": "<", b"II\0*": "<", b"MM\0*": ">", b"MM*\0": ">"}
 _SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8}
@@ -66,8 +65,13 @@ def _in_jpeg(data: bytes) -> tuple[bytes, bytes]:
 
 
 def _in_png(data: bytes) -> bytes:
-    found = (data[at + 8 : end - 4] for kind, at, end in png_chunks(data) if kind == b"eXIf")
-    return next(found, b"")
+    at = 8
+    while at + 12 <= len(data):
+        num_bytes, kind = _CHUNK.unpack_from(data, at)
+        if kind == b"eXIf":
+            return data[at + 8 : at + 8 + num_bytes]
+        at += 12 + num_bytes
+    return b""
 
 
 def _in_exif(exif: bytes) -> int | None:

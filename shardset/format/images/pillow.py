@@ -53,6 +53,8 @@ _MODES = SIXTEEN_BIT | {
 
 _WIDE = {"F": "floating-point numbers", "I": "signed numbers or numbers of 32 bits"}
 
+_PNG_CHUNK = struct.Struct(">I4s")
+
 
 @cache
 def plugin(field: str) -> type[ImageFile]:
@@ -121,9 +123,12 @@ def _refusal(error: Exception, data: bytes, field: str) -> UndecodableImage:
 
 def _without_metadata(data: bytes) -> bytes:
     """A PNG with only the chunks of its pixels; Pillow refuses some images for other chunks."""
-    kept, start = [], 0
-    for kind, at, end in limits.png_chunks(data):
+    kept, start, at = [], 0, 8
+    while at + 12 <= len(data):
+        num_bytes, kind = _PNG_CHUNK.unpack_from(data, at)
+        end = at + 12 + num_bytes
         if kind[:1].islower() and kind != b"tRNS":  # ancillary, by the standard
             kept.append(data[start:at])
             start = end
+        at = end
     return b"".join([*kept, data[start:]]) if kept else data
