@@ -107,10 +107,11 @@ class Writer:
         self._keys.add(key)
         self._labels[number] += 1
 
-    def _number(self, label: int | float | str, where: str) -> int:
+    def _number(self, label: Any, where: str) -> int:
         """The label as a number; raises ConfigError if it can't be one, or would leave too many numbers unused."""
         number = plain_label(label)
-        number = require_int("label", label) if number is None else number  # type: ignore[arg-type]
+        if number is None:  # perhaps an integer of NumPy
+            number = require_int("label", label)
         most = MAX_LABEL if self._classes is None else len(self._classes) - 1
         if not 0 <= number <= most:
             raise ConfigError(
