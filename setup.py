@@ -1,4 +1,6 @@
-"""One distribution: the library `shardset` and two programs, `pipelines` (writes) and `trainer` (reads)."""
+"""One distribution: the library `shardset` and two programs, `pipelines` (writes) and `trainer`
+(reads).
+"""
 
 from pathlib import Path
 
@@ -49,8 +51,10 @@ TRAINER = [
 S3 = ["obstore>=0.12,<0.13"]
 EXPORT = ["onnx>=1.17,<2"]
 WANDB = ["wandb>=0.19,<1"]
-MLFLOW = ["mlflow-skinny>=3,<4", "sqlalchemy>=2,<3", "alembic>=1.13,<2"]  # with the database of an offline run
-# The back ends for TPUs. An environment takes one of them: each loads with its own versions of torch and libtpu only.
+# with the database of an offline run
+MLFLOW = ["mlflow-skinny>=3,<4", "sqlalchemy>=2,<3", "alembic>=1.13,<2"]
+# The back ends for TPUs. An environment takes one of them: each loads with its own versions of
+# torch and libtpu only.
 XLA = [
     "torch>=2.9,<2.10",
     "torch_xla>=2.9,<2.10; platform_system == 'Linux' and platform_machine == 'x86_64'",
@@ -93,7 +97,10 @@ DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.6,<10", "mkdocstrings[python]>=1,<
 setup(
     name="shardset",
     version=VERSION["__version__"],
-    description="Raw image files to exact, reproducible WebDataset shards, and the PyTorch/XLA trainer that reads them",
+    description=(
+        "Raw image files to exact, reproducible WebDataset shards, and the PyTorch/XLA trainer that"
+        " reads them"
+    ),
     long_description=(ROOT / "README.md").read_text(),
     long_description_content_type="text/markdown",
     author="shardset maintainers",
@@ -103,7 +110,17 @@ setup(
         "Changes": f"{REPOSITORY}/blob/main/CHANGELOG.md",
         "Issues": f"{REPOSITORY}/issues",
     },
-    keywords=["apache beam", "data loader", "dataset", "images", "pytorch", "tpu", "training", "webdataset", "xla"],
+    keywords=[
+        "apache beam",
+        "data loader",
+        "dataset",
+        "images",
+        "pytorch",
+        "tpu",
+        "training",
+        "webdataset",
+        "xla",
+    ],
     classifiers=[
         "Development Status :: 4 - Beta",
         "Intended Audience :: Developers",
@@ -118,7 +135,9 @@ setup(
     ],
     license="Apache-2.0",
     python_requires=">=3.11",
-    packages=find_packages(include=["shardset", "shardset.*", "pipelines", "pipelines.*", "trainer", "trainer.*"]),
+    packages=find_packages(
+        include=["shardset", "shardset.*", "pipelines", "pipelines.*", "trainer", "trainer.*"]
+    ),
     package_data={
         "shardset": ["py.typed", "html/templates/*"],
         "pipelines": ["py.typed", "report/*.html"],

@@ -1,9 +1,11 @@
-"""One set read from a disk, `gs://` (emulator), `s3://` (moto) and `https://` (a local server): rates, processor time.
+"""One set read from a disk, `gs://` (emulator), `s3://` (moto) and `https://` (a local server):
+rates, processor time.
 
     python -m benchmarks.buckets [--samples 1000] [--rounds 3]
 
-Each reader is a process that reads two epochs; the second counts. Nothing is decoded. Servers and readers share
-the machine: compare the processor time of the readers; the rates are what these servers give.
+Each reader is a process that reads two epochs; the second counts. Nothing is decoded. Servers and
+readers share the machine: compare the processor time of the readers; the rates are what these
+servers give.
 """
 
 import argparse
@@ -37,7 +39,9 @@ def read(url: str) -> tuple[float, float, int]:
 
 def main() -> None:
     """Writes the set to each place, reads all in turns, prints a table of medians."""
-    flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    flags = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     flags.add_argument("--samples", type=int, default=1000)
     flags.add_argument("--rounds", type=int, default=3)
     flags.add_argument("--one", help="read this address and print the three numbers")
@@ -46,10 +50,21 @@ def main() -> None:
         print(*read(asked.one))
         return
     chance = random.Random(1)
-    samples = [image_sample("train", n, chance.randbytes(SAMPLE_BYTES), "jpg", 10) for n in range(asked.samples)]
-    with tempfile.TemporaryDirectory() as folder, emulator(Path(folder, "gs")) as gs, moto(Path(folder, "s3")) as s3:
+    samples = [
+        image_sample("train", n, chance.randbytes(SAMPLE_BYTES), "jpg", 10)
+        for n in range(asked.samples)
+    ]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        emulator(Path(folder, "gs")) as gs,
+        moto(Path(folder, "s3")) as s3,
+    ):
         os.environ |= {"STORAGE_EMULATOR_HOST": gs, **s3_environment(s3)}
-        places = {"disk": f"{folder}/web", "gs://": f"gs://{BUCKET}/set", "s3://": f"s3://{BUCKET}/set"}
+        places = {
+            "disk": f"{folder}/web",
+            "gs://": f"gs://{BUCKET}/set",
+            "s3://": f"s3://{BUCKET}/set",
+        }
         for url in places.values():
             write_shard_set(shardset.open_storage(url), {"train": samples}, num_shards=4)
         with WebServer(f"{folder}/web") as web:
@@ -58,10 +73,15 @@ def main() -> None:
             for _ in range(asked.rounds):
                 for place, url in places.items():
                     words = [sys.executable, "-m", "benchmarks.buckets", "--one", url]
-                    found[place].append([*map(float, subprocess.check_output(words, text=True).split())])
+                    found[place].append(
+                        [*map(float, subprocess.check_output(words, text=True).split())]
+                    )
     print("| | MB/s | samples/s | reader's CPU ms per MB |\n|---|---|---|---|")
     for place, runs in found.items():
-        rate, cpu = median(run[2] / run[0] for run in runs) / 1e6, median(1e9 * run[1] / run[2] for run in runs)
+        rate, cpu = (
+            median(run[2] / run[0] for run in runs) / 1e6,
+            median(1e9 * run[1] / run[2] for run in runs),
+        )
         print(f"| `{place}` | {rate:.0f} | {rate * 1e6 / SAMPLE_BYTES:.0f} | {cpu:.1f} |")
 
 

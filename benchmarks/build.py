@@ -3,11 +3,11 @@
 python -m benchmarks.build [--scale S] [--repeats N] [--inputs folders,imagenet] [--folder DIR]
 python -m benchmarks.build --against CHECKOUT [--scale S] [--repeats N] [--folder DIR]
 
---scale 1 is 10,000 photographs. Every contestant runs on the whole input and on a fifth of it, each as a process of its
-own. The steady rate is that of the additional images in the additional time, so that it holds all work on images and no
-start-up. Adds to `docs/benchmarks/build.jsonl` and writes the tables of `build.md` from all its lines, so remove that
-file first. With --against it only compares builds from class folders by this checkout and by another one, whole
-processes.
+--scale 1 is 10,000 photographs. Every contestant runs on the whole input and on a fifth of it, each
+as a process of its own. The steady rate is that of the additional images in the additional time, so
+that it holds all work on images and no start-up. Adds to `docs/benchmarks/build.jsonl` and writes
+the tables of `build.md` from all its lines, so remove that file first. With --against it only
+compares builds from class folders by this checkout and by another one, whole processes.
 """
 
 import argparse
@@ -43,7 +43,17 @@ def contestants(kind: str, folder: Path, output: Path, peers: str) -> list[Conte
     """The contestants for an input of that kind."""
     script = str(Path(peers_write.__file__))
     places = [kind, str(folder), str(output)]
-    ours = ["-m", "pipelines", "build", "--source", SOURCES[kind], "--input", places[1], "--output", places[2]]
+    ours = [
+        "-m",
+        "pipelines",
+        "build",
+        "--source",
+        SOURCES[kind],
+        "--input",
+        places[1],
+        "--output",
+        places[2],
+    ]
     ours += ["--no-report", "--num-shards", str(peers_write.NUM_SHARDS)]
     return [
         Contestant(report.PLAIN, "ours", [sys.executable, *ours, "--verify", "none"], True),
@@ -51,8 +61,12 @@ def contestants(kind: str, folder: Path, output: Path, peers: str) -> list[Conte
         Contestant("webdataset ShardWriter", "peer", [peers, script, "webdataset", *places], True),
         Contestant("MosaicML MDSWriter", "peer", [peers, script, "mds", *places], True),
         Contestant("LitData optimize", "peer", [peers, script, "litdata", *places], True),
-        Contestant("pool of TarWriters, unshuffled", "peer", [peers, script, "pool", *places], False),
-        Contestant("tar cf", "limit", ["tar", "cf", f"{output}/all.tar", "-C", str(folder), "."], False),
+        Contestant(
+            "pool of TarWriters, unshuffled", "peer", [peers, script, "pool", *places], False
+        ),
+        Contestant(
+            "tar cf", "limit", ["tar", "cf", f"{output}/all.tar", "-C", str(folder), "."], False
+        ),
         Contestant(report.DECODING, "limit", [sys.executable, script, "decode", *places], False),
     ]
 
@@ -75,13 +89,17 @@ def run_once(contestant: Contestant, folder: Path, output: Path) -> Run:
 def measure(
     kinds: Sequence[str], only: Sequence[str], scale: float, repeats: int, folder: Path
 ) -> Iterator[dict[str, Any]]:
-    """A line for each run of a contestant on a whole input and a fifth; each turn begins with another contestant."""
+    """A line for each run of a contestant on a whole input and a fifth; each turn begins with
+    another contestant.
+    """
     peers, output = environment.peers_python(), folder / "output"
     for kind in kinds:
         places = [folder / f"{kind}-{scale * fraction:g}" for fraction in (1, FIFTH)]
         sizes = [max(30, round(inputs.FULL_SIZE * scale * fraction)) for fraction in (1, FIFTH)]
         num_images = [inputs.make(kind, *pair) for pair in zip(places, sizes, strict=True)]
-        pairs = list(zip(*(contestants(kind, place, output, peers) for place in places), strict=True))
+        pairs = list(
+            zip(*(contestants(kind, place, output, peers) for place in places), strict=True)
+        )
         pairs = [pair for pair in pairs if any(part in pair[0].name for part in only)]
         for turn in range(repeats):
             for pair in pairs[turn % len(pairs) :] + pairs[: turn % len(pairs)]:
@@ -111,15 +129,25 @@ def against(other: Path, scale: float, repeats: int, folder: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures and writes the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--scale", type=float, default=1.0, help="of the inputs' sizes (see above)")
-    parser.add_argument("--only", default="", metavar="PART,...", help="contestants with that in their name")
+    parser.add_argument(
+        "--only", default="", metavar="PART,...", help="contestants with that in their name"
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--inputs", default=",".join(SOURCES))
     parser.add_argument("--folder", type=Path, default=environment.REPOSITORY / ".tools" / "bench")
-    parser.add_argument("--output", type=Path, default=OUTPUT, help="the .jsonl, which grows, and the .md")
-    parser.add_argument("--write", action="store_true", help="write the page from the .jsonl and run nothing")
-    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="only compare with this other checkout")
+    parser.add_argument(
+        "--output", type=Path, default=OUTPUT, help="the .jsonl, which grows, and the .md"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="write the page from the .jsonl and run nothing"
+    )
+    parser.add_argument(
+        "--against", type=Path, metavar="CHECKOUT", help="only compare with this other checkout"
+    )
     args = parser.parse_args(argv)
     args.folder.mkdir(parents=True, exist_ok=True)
     if args.against:
@@ -135,11 +163,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         "machine": environment.machine(),
         "commit": environment.commit(),
         "folder": str(args.folder),
-        "load": f"Before the first run of the last call the machine's load was {os.getloadavg()[0]:.1f} (one minute).",
+        "load": (
+            f"Before the first run of the last call the machine's load was {os.getloadavg()[0]:.1f}"
+            " (one minute)."
+        ),
         **environment.versions(sys.executable, ours),
         **environment.versions(environment.peers_python(), peers),
     }
-    lines = measure(args.inputs.split(","), args.only.split(","), args.scale, args.repeats, args.folder)
+    lines = measure(
+        args.inputs.split(","), args.only.split(","), args.scale, args.repeats, args.folder
+    )
     with results.open("a") as out:
         for line in itertools.chain([{"facts": facts}], lines):
             print(json.dumps(line), file=out, flush=True)

@@ -1,4 +1,5 @@
-"""What it costs to change a set: an append of 1 %, a compaction, adopting the same tars; docs/versions.md, adopt.md.
+"""What it costs to change a set: an append of 1 %, a compaction, adopting the same tars;
+docs/versions.md, adopt.md.
 
     python -m benchmarks.changes [--images 4000] [--rounds 5] [--folder /tmp]
 
@@ -21,13 +22,21 @@ from benchmarks.measuring import Run, of_checkout, watch
 
 def main() -> None:
     """Prints a table of what each change wrote and took."""
-    flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    flags = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     flags.add_argument("--images", type=int, default=4_000)
     flags.add_argument("--rounds", type=int, default=5)
-    flags.add_argument("--folder", type=Path, help="where the sets are (the default is the system's temporary folder)")
+    flags.add_argument(
+        "--folder",
+        type=Path,
+        help="where the sets are (the default is the system's temporary folder)",
+    )
     asked = flags.parse_args()
     with tempfile.TemporaryDirectory(dir=asked.folder) as name:
-        rounds = [one_round(Path(name) / str(number), asked.images) for number in range(asked.rounds)]
+        rounds = [
+            one_round(Path(name) / str(number), asked.images) for number in range(asked.rounds)
+        ]
     print(f"{today()}; {asked.images:,} images, medians of {asked.rounds}\n\n| | |\n|---|---|")
     for what in rounds[0]:
         values = [found[what] for found in rounds]
@@ -35,11 +44,16 @@ def main() -> None:
 
 
 def one_round(folder: Path, num_images: int) -> dict[str, float]:
-    """The figures of one set that is built, appended to, compacted and, without its indexes, adopted."""
-    first, more, out, tars, keys = (folder / name for name in ("first", "more", "set", "tars", "keys.txt"))
+    """The figures of one set that is built, appended to, compacted and, without its indexes,
+    adopted.
+    """
+    first, more, out, tars, keys = (
+        folder / name for name in ("first", "more", "set", "tars", "keys.txt")
+    )
     for kind, number in ((first, num_images), (more, num_images // 100)):
         inputs.make("folders", kind, number)
-    for path in [*more.rglob("*.JPEG")]:  # its classes are the first of the set, its names are others
+    # its classes are the first of the set, its names are others
+    for path in [*more.rglob("*.JPEG")]:
         path.rename(path.with_stem(f"more-{path.stem}"))
     found: dict[str, float] = {}
 
@@ -53,19 +67,33 @@ def one_round(folder: Path, num_images: int) -> dict[str, float]:
 
     sizes = ["--samples-per-shard", str(num_images // 10), "--no-report"]
     built = timed(
-        "build", pipelines("build", "--source", "folder", "--input", str(first), "--output", str(out), *sizes)
+        "build",
+        pipelines(
+            "build", "--source", "folder", "--input", str(first), "--output", str(out), *sizes
+        ),
     )
     before = _files(out)
-    appended = timed("append", pipelines("append", str(out), "--source", "folder", "--input", str(more)))
+    appended = timed(
+        "append", pipelines("append", str(out), "--source", "folder", "--input", str(more))
+    )
     after = _files(out)
     new_images = sum(path.stat().st_size for path in more.rglob("*.JPEG"))
-    changed = {path for path, seen in before.items() if after.get(path) != seen and not path.startswith("plan/")}
+    changed = {
+        path
+        for path, seen in before.items()
+        if after.get(path) != seen and not path.startswith("plan/")
+    }
     found["old files changed or removed, but manifest.json"] = len(changed - {"manifest.json"})
-    found["bytes of the append / bytes of its images"] = (appended.num_bytes - built.num_bytes) / new_images
+    found["bytes of the append / bytes of its images"] = (
+        appended.num_bytes - built.num_bytes
+    ) / new_images
     shards = shardset.load(str(out)).manifest.split("train").shards
     with shardset.open(str(out), "train") as samples:
         keys.write_text("".join(f"{samples[shards[number].first_id].key}\n" for number in (1, 3)))
-    timed("compact, two samples of two shards", pipelines("compact", str(out), "--drop-keys", str(keys)))
+    timed(
+        "compact, two samples of two shards",
+        pipelines("compact", str(out), "--drop-keys", str(keys)),
+    )
     tars.mkdir()
     for number, shard in enumerate(shards):
         shutil.copy(out / shard.path, tars / f"t-{number:06d}.tar")

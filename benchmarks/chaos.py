@@ -1,12 +1,15 @@
-"""A pod whose hosts are lost and come back: is every sample still in exactly one global batch of an epoch?
+"""A pod whose hosts are lost and come back: is every sample still in exactly one global batch of an
+epoch?
 
-python -m benchmarks.chaos [--readers 40] [--lives 10] [--samples 6000] [--batch 240] [--epochs 2] [--seed 1]
+python -m benchmarks.chaos [--readers 40] [--lives 10] [--samples 6000] [--batch 240] [--epochs 2]
+[--seed 1]
 
-Up to `--readers` processes stream one shard set from a GCS emulator. In each life of the run their number is another:
-all, then one less, then any; most do not divide the batch. A life ends at a random moment, also while it starts: its
-readers are killed, as a lost host ends a training, and the next life resumes from the last state that the run recorded
-in the bucket. What was read after that state counts no more, as after a checkpoint. Every sample's key and bytes are
-compared with what was stored.
+Up to `--readers` processes stream one shard set from a GCS emulator. In each life of the run their
+number is another: all, then one less, then any; most do not divide the batch. A life ends at a
+random moment, also while it starts: its readers are killed, as a lost host ends a training, and the
+next life resumes from the last state that the run recorded in the bucket. What was read after that
+state counts no more, as after a checkpoint. Every sample's key and bytes are compared with what was
+stored.
 """
 
 import argparse
@@ -47,7 +50,10 @@ class NotExactlyOnce(AssertionError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """What all readers of a run have in common. The set lies at `url` in the emulator at `server`."""
+    """What all readers of a run have in common.
+
+    The set lies at `url` in the emulator at `server`.
+    """
 
     server: str
     url: str
@@ -76,8 +82,9 @@ class Outcome:
 
     def __str__(self) -> str:
         return (
-            f"{len(self.worlds)} lives of {', '.join(map(str, self.worlds))} readers; {self.num_recorded} steps "
-            f"recorded, {self.num_lost} read and lost; {self.num_samples:,} samples, each once an epoch"
+            f"{len(self.worlds)} lives of {', '.join(map(str, self.worlds))} readers;"
+            f" {self.num_recorded} steps recorded, {self.num_lost} read and lost;"
+            f" {self.num_samples:,} samples, each once an epoch"
         )
 
 
@@ -86,14 +93,30 @@ def read(pod: Pod, rank: int, world_size: int, state: str | None, out: Connectio
     os.environ["STORAGE_EMULATOR_HOST"] = pod.server
     saved = state_from_json(state) if state else None
     stream = Stream(
-        pod.url, SPLIT, global_batch_size=pod.batch, rank=rank, world_size=world_size, seed=SEED, image=None,
-        fields=("png",), with_key=True, num_threads=1, **(order_options(saved) if saved else {}),
-    )  # fmt: skip
+        pod.url,
+        SPLIT,
+        global_batch_size=pod.batch,
+        rank=rank,
+        world_size=world_size,
+        seed=SEED,
+        image=None,
+        fields=("png",),
+        with_key=True,
+        num_threads=1,
+        **(order_options(saved) if saved else {}),
+    )
     first, start = stream.resume(saved) if saved else (0, 0)
-    spans = ((epoch, range(start if epoch == first else 0, len(stream))) for epoch in range(first, pod.epochs))
+    spans = (
+        (epoch, range(start if epoch == first else 0, len(stream)))
+        for epoch in range(first, pod.epochs)
+    )
     for epoch, step, batch in stream.run(spans):
-        contents = [content_of(key, data) for key, data in zip(batch["key"], batch["png"], strict=True)]
-        out.send(Part((epoch, step), batch["id"], contents, stream.state(epoch, step + 1).to_json()))
+        contents = [
+            content_of(key, data) for key, data in zip(batch["key"], batch["png"], strict=True)
+        ]
+        out.send(
+            Part((epoch, step), batch["id"], contents, stream.state(epoch, step + 1).to_json())
+        )
 
 
 def content_of(key: str, data: bytes | memoryview) -> int:
@@ -103,9 +126,13 @@ def content_of(key: str, data: bytes | memoryview) -> int:
 
 @contextmanager
 def readers(pod: Pod, world: int, state: str | None) -> Iterator[list[Connection]]:
-    """Starts all readers, gives their pipes in the order of their ranks, and kills them at the end of the block."""
+    """Starts all readers, gives their pipes in the order of their ranks, and kills them at the end
+    of the block.
+    """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["shardset.stream.stream", "tests.conftest", "tests.makers.shardset"])
+    context.set_forkserver_preload(
+        ["shardset.stream.stream", "tests.conftest", "tests.makers.shardset"]
+    )
     pipes, processes = [], []
     for rank in range(world):
         pipe, out = context.Pipe(duplex=False)
@@ -124,10 +151,14 @@ def readers(pod: Pod, world: int, state: str | None) -> Iterator[list[Connection
 
 
 def whole(parts: Sequence[Part], stored: Sequence[int]) -> np.ndarray:
-    """The ids of a global batch; raises NotExactlyOnce unless its parts have the stored contents and one state."""
+    """The ids of a global batch; raises NotExactlyOnce unless its parts have the stored contents
+    and one state.
+    """
     where = "epoch {} step {}".format(*parts[0].step)
     ids = np.concatenate([part.ids for part in parts])
-    if [stored[id_] for id_ in ids.tolist()] != [content for part in parts for content in part.contents]:
+    if [stored[id_] for id_ in ids.tolist()] != [
+        content for part in parts for content in part.contents
+    ]:
         raise NotExactlyOnce(f"{where}: a sample is not what was stored")
     sizes = [len(part.ids) for part in parts]
     if len({(part.step, part.state_after) for part in parts}) != 1 or max(sizes) - min(sizes) > 1:
@@ -136,12 +167,18 @@ def whole(parts: Sequence[Part], stored: Sequence[int]) -> np.ndarray:
 
 
 def check(pod: Pod, recorded: dict[Step, np.ndarray], state: str, num_samples: int) -> None:
-    """Raises NotExactlyOnce unless the recorded batches are those of the order, each sample once an epoch."""
+    """Raises NotExactlyOnce unless the recorded batches are those of the order, each sample once an
+    epoch.
+    """
     saved = state_from_json(state)
     order = Order(
-        shard_sizes=[shard.num_samples for shard in load(pod.url).manifest.split(SPLIT).shards], seed=SEED,
-        global_batch_size=pod.batch, num_lanes=saved.num_lanes, block_size=saved.block_size, window=saved.window,
-    )  # fmt: skip
+        shard_sizes=[shard.num_samples for shard in load(pod.url).manifest.split(SPLIT).shards],
+        seed=SEED,
+        global_batch_size=pod.batch,
+        num_lanes=saved.num_lanes,
+        block_size=saved.block_size,
+        window=saved.window,
+    )
     for epoch in range(pod.epochs):
         seen = []
         for step in range(order.num_batches):
@@ -150,7 +187,9 @@ def check(pod: Pod, recorded: dict[Step, np.ndarray], state: str, num_samples: i
                 raise NotExactlyOnce(f"epoch {epoch} step {step}: not the batch of the order")
             seen += expected.ids[expected.weights > 0].tolist()
         if sorted(seen) != list(range(num_samples)):
-            raise NotExactlyOnce(f"epoch {epoch}: {len(seen)} samples, expected each of {num_samples} once")
+            raise NotExactlyOnce(
+                f"epoch {epoch}: {len(seen)} samples, expected each of {num_samples} once"
+            )
 
 
 def next_world(worlds: Sequence[int], max_readers: int, draw: random.Random) -> int:
@@ -160,11 +199,21 @@ def next_world(worlds: Sequence[int], max_readers: int, draw: random.Random) -> 
     return draw.choice([world for world in range(1, max_readers + 1) if world != worlds[-1]])
 
 
-def run(server: str, *, max_readers: int, lives: int, samples: int, batch: int, epochs: int, seed: int) -> Outcome:
-    """Reads all epochs in `lives` lives that are killed and one that is not; raises NotExactlyOnce."""
+def run(
+    server: str, *, max_readers: int, lives: int, samples: int, batch: int, epochs: int, seed: int
+) -> Outcome:
+    """Reads all epochs in `lives` lives that are killed and one that is not;
+    raises NotExactlyOnce.
+    """
     os.environ["STORAGE_EMULATOR_HOST"] = server
-    pod = Pod(server=server, url=f"gs://{BUCKET}/chaos-{seed}-{os.getpid()}", batch=batch, epochs=epochs)
-    storage, made, draw = open_storage(pod.url), png_samples(SPLIT, samples, size=8), random.Random(seed)
+    pod = Pod(
+        server=server, url=f"gs://{BUCKET}/chaos-{seed}-{os.getpid()}", batch=batch, epochs=epochs
+    )
+    storage, made, draw = (
+        open_storage(pod.url),
+        png_samples(SPLIT, samples, size=8),
+        random.Random(seed),
+    )
     write_shard_set(storage, {SPLIT: made}, num_shards=max(1, samples // 100))
     stored = [content_of(sample.key, sample.fields[0][1]) for sample in made]
     worlds: list[int] = []
@@ -194,8 +243,12 @@ def run(server: str, *, max_readers: int, lives: int, samples: int, batch: int, 
 
 def main() -> None:
     """Runs one pod and prints what became of it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--readers", dest="max_readers", type=int, default=40, help="most readers of a life")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--readers", dest="max_readers", type=int, default=40, help="most readers of a life"
+    )
     parser.add_argument("--lives", type=int, default=10, help="lives that are killed")
     parser.add_argument("--samples", type=int, default=6000)
     parser.add_argument("--batch", type=int, default=240)

@@ -2,9 +2,9 @@
 
     python -m benchmarks.damage --write docs/damage.md
 
-Each damage is done to a fresh copy of a set of 24 samples in two shards; both read one epoch. On the wire both read the
-GCS emulator through a proxy that breaks one request, or every request for one shard; webdataset opens `http:` URLs with
-curl, as it does by itself.
+Each damage is done to a fresh copy of a set of 24 samples in two shards; both read one epoch. On
+the wire both read the GCS emulator through a proxy that breaks one request, or every request for
+one shard; webdataset opens `http:` URLs with curl, as it does by itself.
 """
 
 import argparse
@@ -25,7 +25,15 @@ from shardset.storage.open import open_storage
 from tests.conftest import BUCKET, emulator
 from tests.faulty_proxy import Fault, FaultyProxy, is_media
 from tests.makers.shardset import put
-from tests.shardset.stream.test_damage import INDEX, NUM_SAMPLES, SHARD, borders, flip, refusal, write
+from tests.shardset.stream.test_damage import (
+    INDEX,
+    NUM_SAMPLES,
+    SHARD,
+    borders,
+    flip,
+    refusal,
+    write,
+)
 
 FIRST = "train/train-000000.tar"
 IN_SAMPLE, IN_TAR = 60, 572
@@ -43,10 +51,16 @@ class Row:
 
 LOCAL: dict[str, Callable[[Path], None]] = {
     "nothing": lambda copy: None,
-    "one bit of a tar header flipped (a size)": lambda copy: flip(copy / SHARD, _member(copy).header_offset + 130, 0),
-    "one bit of a tar header flipped (a name)": lambda copy: flip(copy / SHARD, _member(copy).header_offset + 8, 0),
+    "one bit of a tar header flipped (a size)": lambda copy: flip(
+        copy / SHARD, _member(copy).header_offset + 130, 0
+    ),
+    "one bit of a tar header flipped (a name)": lambda copy: flip(
+        copy / SHARD, _member(copy).header_offset + 8, 0
+    ),
     "one bit of an image flipped": lambda copy: flip(copy / SHARD, _member(copy).offset + 60, 3),
-    "one bit of an index flipped": lambda copy: flip(copy / INDEX, (copy / INDEX).stat().st_size - 5, 1),
+    "one bit of an index flipped": lambda copy: flip(
+        copy / INDEX, (copy / INDEX).stat().st_size - 5, 1
+    ),
     "one bit of the manifest flipped": lambda copy: flip(copy / "manifest.json", 400, 0),
     "shard cut between two samples": lambda copy: _cut(copy, borders(copy / SHARD)[20]),
     "shard cut inside a sample": lambda copy: _cut(copy, borders(copy / SHARD)[21] + 40),
@@ -75,7 +89,9 @@ def local_rows(whole: Path) -> list[Row]:
             copy = Path(shutil.copytree(whole, Path(folder, "set")))
             truth = _truth(copy)
             damage(copy)
-            rows.append(Row(name, _ours(str(copy)), _theirs([str(copy / FIRST), str(copy / SHARD)], truth)))
+            rows.append(
+                Row(name, _ours(str(copy)), _theirs([str(copy / FIRST), str(copy / SHARD)], truth))
+            )
     return rows
 
 
@@ -93,13 +109,17 @@ def wire_rows(whole: Path, server: str) -> list[Row]:
         for name, faults in WIRE.items():
             proxy.script = _broken(faults)
             ours = _ours(url)
-            proxy.script = _broken([replace(one, at=IN_TAR) if one.kind == "flip" else one for one in faults])
+            proxy.script = _broken(
+                [replace(one, at=IN_TAR) if one.kind == "flip" else one for one in faults]
+            )
             rows.append(Row(name, ours, _theirs(urls, truth)))
         proxy.script = lambda seen: None
         data = bytearray(storage.read(SHARD))
         data[_member(whole).offset + 60] ^= 8
         put(storage, SHARD, bytes(data))
-        rows.append(Row("object replaced by another of the same size", _ours(url), _theirs(urls, truth)))
+        rows.append(
+            Row("object replaced by another of the same size", _ours(url), _theirs(urls, truth))
+        )
     return rows
 
 
@@ -126,18 +146,23 @@ def _theirs(urls: list[str], truth: dict[str, tuple[bytes, bytes]]) -> str:
         return error
     if len(found) == NUM_SAMPLES and not wrong:
         return f"all {NUM_SAMPLES} samples, right"
-    return f"**{len(found)} of {NUM_SAMPLES} samples{f', {wrong} wrong' if wrong else ''}, no error**"
+    return (
+        f"**{len(found)} of {NUM_SAMPLES} samples{f', {wrong} wrong' if wrong else ''}, no error**"
+    )
 
 
 def _truth(whole: Path) -> dict[str, tuple[bytes, bytes]]:
     urls = [str(whole / FIRST), str(whole / SHARD)]
     return {
-        sample["__key__"]: (sample["png"], sample["cls"]) for sample in webdataset.WebDataset(urls, shardshuffle=False)
+        sample["__key__"]: (sample["png"], sample["cls"])
+        for sample in webdataset.WebDataset(urls, shardshuffle=False)
     }
 
 
 def _member(copy: Path) -> TarMember:
-    return [found for found in members((copy / SHARD).read_bytes(), "here") if found.field == "png"][5]
+    return [
+        found for found in members((copy / SHARD).read_bytes(), "here") if found.field == "png"
+    ][5]
 
 
 def _cut(copy: Path, size: int) -> None:
@@ -161,7 +186,9 @@ def table(rows: Sequence[Row]) -> str:
 
 def main() -> None:
     """Prints both tables, or writes them into the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--write", type=Path, metavar="PAGE")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,5 @@
-"""Measures decoding of training crops: JPEGs by the distance of their restart markers, PNGs by level of deflate.
+"""Measures decoding of training crops: JPEGs by the distance of their restart markers, PNGs by
+level of deflate.
 
     python -m benchmarks.decoding --write docs/decoding.md
 
@@ -25,7 +26,12 @@ from shardset.decode.image import ImageSpec, decode, decode_into, draws
 from shardset.format.images import stored_png
 
 NUM_IMAGES = 64
-WIDTHS = {"a row of blocks": (1 << 16, 1 << 16), "64 pixels": (33, 64), "32 pixels": (17, 32), "16 pixels": (1, 16)}
+WIDTHS = {
+    "a row of blocks": (1 << 16, 1 << 16),
+    "64 pixels": (33, 64),
+    "32 pixels": (17, 32),
+    "16 pixels": (1, 16),
+}
 
 
 def crops_ms(files: Sequence[bytes], repeats: int) -> float:
@@ -46,18 +52,26 @@ def jpeg_table(files: Sequence[bytes], repeats: int) -> str:
     total, plain = sum(map(len, files)), crops_ms(files, repeats)
     own = sum(map(len, rewritten(files, 1 << 16, 1 << 16)))
     lines = [
-        "| a marker every | bytes, original tables = 1 | own tables, no marker within a row = 1 | ms a crop |",
+        (
+            "| a marker every | bytes, original tables = 1 | own tables, no marker within a row = 1"
+            " | ms a crop |"
+        ),
         "|---|---|---|---|",
         f"| never (as it was) | 1 | | {plain:.2f} |",
     ]
     for name, (least, most) in WIDTHS.items():
         found = rewritten(files, least, most)
         size = sum(map(len, found))
-        lines.append(f"| {name} | {size / total:.3f} | {size / own:.3f} | {crops_ms(found, repeats):.2f} |")
+        lines.append(
+            f"| {name} | {size / total:.3f} | {size / own:.3f} | {crops_ms(found, repeats):.2f} |"
+        )
     started = time.process_time()
     rewritten(files, *jpeg_restart.SEGMENT_PIXELS)
     cost = 1e3 * (time.process_time() - started) / len(files)
-    lines.append(f"\nRewriting an image takes {cost:.1f} ms of a core, comparing its coefficients included.\n")
+    lines.append(
+        f"\nRewriting an image takes {cost:.1f} ms of a core, comparing its coefficients"
+        " included.\n"
+    )
     return "\n".join(lines)
 
 
@@ -76,12 +90,19 @@ def png_table(files: Sequence[bytes], repeats: int) -> str:
     ]
     for level in (0, 1, 4, 6, 9):
         make = partial(lambda level: [_png(image, level) for image in pixels], level)
-        lines.append(_png_line(f"level {level} of deflate", make, lambda found: list(map(decode, found)), repeats))
+        lines.append(
+            _png_line(
+                f"level {level} of deflate", make, lambda found: list(map(decode, found)), repeats
+            )
+        )
     return "\n".join(lines) + "\n"
 
 
 def _png_line(
-    name: str, make: Callable[[], list[bytes]], decode_all: Callable[[list[bytes]], object], repeats: int
+    name: str,
+    make: Callable[[], list[bytes]],
+    decode_all: Callable[[list[bytes]], object],
+    repeats: int,
 ) -> str:
     found = make()
     stored = sum(512 + -(-len(data) // 512) * 512 + 1024 for data in found) / len(found)
@@ -102,13 +123,18 @@ def _best_s(job: Callable[[], object], repeats: int) -> float:
 
 def main() -> None:
     """Prints the tables, or writes them into the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--write", type=Path)
     options = parser.parse_args()
     cv2.setNumThreads(1)
     files = {
-        kind: [sample.fields[0][1] for sample in samples_of(Data(folder="", kind=kind, num_samples=NUM_IMAGES))]
+        kind: [
+            sample.fields[0][1]
+            for sample in samples_of(Data(folder="", kind=kind, num_samples=NUM_IMAGES))
+        ]
         for kind in ("jpeg", "png")
     }
     tables = {

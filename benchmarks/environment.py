@@ -14,14 +14,19 @@ PEERS = REPOSITORY / ".tools" / "bench-venv"
 
 
 def peers_python() -> str:
-    """The interpreter of the peers. Installs their environment again if requirements changed (6 GB, mostly torch)."""
+    """The interpreter of the peers.
+
+    Installs their environment again if requirements changed (6 GB, mostly torch).
+    """
     return str(venvs.install(PEERS, REQUIREMENTS, on_top=False))
 
 
 def versions(python: str, names: list[str]) -> dict[str, str]:
     """The installed versions of distributions in the environment of an interpreter."""
     code = "import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))"
-    found = subprocess.run([python, "-c", code, *names], check=True, capture_output=True, text=True).stdout
+    found = subprocess.run(
+        [python, "-c", code, *names], check=True, capture_output=True, text=True
+    ).stdout
     return dict(zip(names, found.split(), strict=True))
 
 
@@ -29,8 +34,14 @@ def machine() -> str:
     """Cores, memory and processor, as a few words."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    processor = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
-    return f"{len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB, {processor}, Python {platform.python_version()}"
+    processor = next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        "unknown",
+    )
+    return (
+        f"{len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB, {processor}, Python"
+        f" {platform.python_version()}"
+    )
 
 
 def commit() -> str:
@@ -45,7 +56,9 @@ def today() -> str:
 
 
 def write_between(page: Path, name: str, content: str) -> None:
-    """Replaces what is between `<!-- NAME -->` and the next `<!-- end -->` of a page; ends the program without them."""
+    """Replaces what is between `<!-- NAME -->` and the next `<!-- end -->` of a page; ends the
+    program without them.
+    """
     before, mark, rest = page.read_text().partition(f"<!-- {name} -->\n")
     _, end, after = rest.partition("<!-- end -->")
     if not end:

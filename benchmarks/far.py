@@ -1,9 +1,11 @@
-"""A relay that simulates a distant server: requests are delayed, and each connection has a limited rate.
+"""A relay that simulates a distant server: requests are delayed, and each connection has a limited
+rate.
 
     with relay("127.0.0.1:4443", delay_s=0.05, bytes_per_s=200e6) as address:
 
-A process of its own, so that its processor time is told apart from that of the readers. Answers go from socket to
-socket inside the kernel (splice), which takes a fraction of the processor time that a proxy takes which reads them.
+A process of its own, so that its processor time is told apart from that of the readers. Answers go
+from socket to socket inside the kernel (splice), which takes a fraction of the processor time that
+a proxy takes which reads them.
 """
 
 import fcntl
@@ -22,9 +24,13 @@ _REQUEST = 1 << 16
 
 @contextmanager
 def relay(upstream: str, *, delay_s: float, bytes_per_s: float) -> Iterator[str]:
-    """Yields the address, `host:port`, of a relay to the server at `upstream`, which runs until the block ends."""
+    """Yields the address, `host:port`, of a relay to the server at `upstream`, which runs until the
+    block ends.
+    """
     words = [sys.executable, "-m", "benchmarks.far", upstream, str(delay_s), str(bytes_per_s)]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdin
         assert process.stdout
         try:
@@ -79,7 +85,9 @@ def main() -> None:
     upstream, delay_s, bytes_per_s = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
     with socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
         print(f"127.0.0.1:{listener.getsockname()[1]}", flush=True)
-        threading.Thread(target=serve, args=(listener, upstream, delay_s, bytes_per_s), daemon=True).start()
+        threading.Thread(
+            target=serve, args=(listener, upstream, delay_s, bytes_per_s), daemon=True
+        ).start()
         sys.stdin.read()
 
 

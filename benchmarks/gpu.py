@@ -3,8 +3,9 @@
     python -m benchmarks.gpu --write docs/benchmarks/gpu.md
     python -m benchmarks.gpu --scale tiny
 
-Makes JPEGs of about 110 KB and a shard set of them. Each case is a process of its own; real and fake data take turns in
-it, and the first turn of each does not count. `--scale tiny` runs all of it on a CPU, to test this script.
+Makes JPEGs of about 110 KB and a shard set of them. Each case is a process of its own; real and
+fake data take turns in it, and the first turn of each does not count. `--scale tiny` runs all of it
+on a CPU, to test this script.
 """
 
 import argparse
@@ -41,7 +42,10 @@ MODES = ("default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """The sizes of all cases. `steps` and `warmup` are those of a turn; a turn of the warm-up is not counted."""
+    """The sizes of all cases.
+
+    `steps` and `warmup` are those of a turn; a turn of the warm-up is not counted.
+    """
 
     num_images: int
     resnet: str
@@ -54,11 +58,27 @@ class Scale:
 
 
 SCALES = {
-    "full": Scale(num_images=20_000, resnet="resnet50", vit="vit_small_patch16_224", size=224, batch=256, steps=50,
-                  warmup=10, rounds=3),
-    "tiny": Scale(num_images=64, resnet="test_resnet", vit="test_vit", size=160, batch=4, steps=2,
-                  warmup=1, rounds=1),
-}  # fmt: skip
+    "full": Scale(
+        num_images=20_000,
+        resnet="resnet50",
+        vit="vit_small_patch16_224",
+        size=224,
+        batch=256,
+        steps=50,
+        warmup=10,
+        rounds=3,
+    ),
+    "tiny": Scale(
+        num_images=64,
+        resnet="test_resnet",
+        vit="test_vit",
+        size=160,
+        batch=4,
+        steps=2,
+        warmup=1,
+        rounds=1,
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,12 +98,28 @@ class Place:
         output = self.folder / "set"
         if not (output / "manifest.json").exists():
             inputs.make("folders", self.raw.parent, self.scale.num_images)
-            words = ["build", "--source", "folder", "--input", str(self.raw), "--output", str(output)]
-            call([sys.executable, "-m", "pipelines", *words, "--holdout", "val=0.05", "--no-report"])
+            words = [
+                "build",
+                "--source",
+                "folder",
+                "--input",
+                str(self.raw),
+                "--output",
+                str(output),
+            ]
+            call(
+                [sys.executable, "-m", "pipelines", *words, "--holdout", "val=0.05", "--no-report"]
+            )
         return str(output)
 
     def case(
-        self, model: str, note: str = "", *, is_real: bool = False, modes: Sequence[str] = ("default",), **changes: Any
+        self,
+        model: str,
+        note: str = "",
+        *,
+        is_real: bool = False,
+        modes: Sequence[str] = ("default",),
+        **changes: Any,
     ) -> Case:
         """A model on the shard set, in bfloat16 on a CUDA device, with the steps of the scale."""
         scale = self.scale
@@ -106,9 +142,11 @@ class Place:
 
 
 def cases(place: Place) -> list[Case]:
-    """ResNet-50 with real and fake data, ViT-S/16, and ResNet-50 with averaged weights and two passes.
+    """ResNet-50 with real and fake data, ViT-S/16, and ResNet-50 with averaged weights and two
+    passes.
 
-    The first two in all modes of torch.compile too, and at a small batch, where CUDA graphs may save most.
+    The first two in all modes of torch.compile too, and at a small batch, where CUDA graphs may
+    save most.
     """
     adamw = OptimizerConfig(name="adamw", learning_rate=1e-3, weight_decay=1e-4)
     averaged = RegularizeConfig(label_smoothing=0.1, ema_decay=0.9999)
@@ -116,7 +154,13 @@ def cases(place: Place) -> list[Case]:
     return [
         place.case(scale.resnet, is_real=True, modes=MODES),
         place.case(scale.vit, optimizer=adamw, modes=MODES),
-        place.case(scale.vit, ", small batch", optimizer=adamw, modes=MODES, global_batch_size=scale.batch // 4),
+        place.case(
+            scale.vit,
+            ", small batch",
+            optimizer=adamw,
+            modes=MODES,
+            global_batch_size=scale.batch // 4,
+        ),
         place.case(scale.resnet, ", averages, two passes", regularize=averaged, accumulate=2),
     ]
 
@@ -130,14 +174,32 @@ def run_case(case: Case) -> list[Timing]:
 def rate_of_timm(place: Place) -> float:
     """Images a second of timm's way on the same files, in a fresh process."""
     scale = place.scale
-    values = {"folder": str(place.raw), "model": scale.resnet, "batch": scale.batch, "size": scale.size}
+    values = {
+        "folder": str(place.raw),
+        "model": scale.resnet,
+        "batch": scale.batch,
+        "size": scale.size,
+    }
     values |= {"steps": scale.steps, "warmup": scale.warmup}
-    return float(json.loads(call([sys.executable, "-m", "benchmarks.timm_loop", json.dumps(values)]).splitlines()[-1]))
+    return float(
+        json.loads(
+            call([sys.executable, "-m", "benchmarks.timm_loop", json.dumps(values)]).splitlines()[
+                -1
+            ]
+        )
+    )
 
 
 def devices_row(place: Place, number: int) -> str:
-    """The row of one process for each of so many devices: what all read, and what each opens and decodes with."""
-    case = place.case(place.scale.resnet, is_real=True, strategy="ddp", global_batch_size=number * place.scale.batch)
+    """The row of one process for each of so many devices: what all read, and what each opens and
+    decodes with.
+    """
+    case = place.case(
+        place.scale.resnet,
+        is_real=True,
+        strategy="ddp",
+        global_batch_size=number * place.scale.batch,
+    )
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={number}"]
     printed = call([sys.executable, *launcher, "-m", "benchmarks.gpu_devices", case.to_json()])
     found = json.loads(printed.splitlines()[-1])
@@ -148,25 +210,31 @@ def devices_row(place: Place, number: int) -> str:
 
 
 def call(words: Sequence[str]) -> str:
-    """What a command prints; its errors go to those of this script. Ends this script if it fails."""
+    """What a command prints; its errors go to those of this script.
+
+    Ends this script if it fails.
+    """
     # Threads that spin while they wait would take the time of those that decode.
     variables = {**os.environ, "OMP_WAIT_POLICY": "passive"}
     done = subprocess.run(words, stdout=subprocess.PIPE, text=True, env=variables)
     if done.returncode:
-        raise SystemExit(f"{shlex.join(words)[:300]} ended with code {done.returncode}\n{done.stdout[-3000:]}")
+        raise SystemExit(
+            f"{shlex.join(words)[:300]} ended with code {done.returncode}\n{done.stdout[-3000:]}"
+        )
     return done.stdout
 
 
 HEAD = (
-    "| model | compiled | fake, images/s | real, images/s | real / fake | waits for data | first step, s | peak, MiB "
-    "| waits of the host | state, s |\n|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"
+    "| model | compiled | fake, images/s | real, images/s | real / fake | waits for data | first"
+    " step, s | peak, MiB | waits of the host | state, s"
+    " |\n|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"
 )
 
 
 DEVICES_HEAD = (
-    "\nEach process has a context on its own device only, and decodes in its share of the cores.\n\n"
-    "| processes | images/s of all | of a process | decoders of each | contexts of each, by device |\n"
-    "|---:|---:|---:|---|---|"
+    "\nEach process has a context on its own device only, and decodes in its share of the"
+    " cores.\n\n| processes | images/s of all | of a process | decoders of each | contexts of each,"
+    " by device |\n|---:|---:|---:|---|---|"
 )
 
 
@@ -175,7 +243,9 @@ def row(one: Timing) -> str:
     rates = {kind: statistics.median(found) for kind, found in one.rates.items()}
     data = " | | "
     if "real" in rates:
-        data = f"{rates['real']:,.0f} | {rates['real'] / rates['fake']:.3f} | {one.wait_percent:.1f} %"
+        data = (
+            f"{rates['real']:,.0f} | {rates['real'] / rates['fake']:.3f} | {one.wait_percent:.1f} %"
+        )
     return (
         f"| {one.name} | {one.mode} | {rates['fake']:,.0f} | {data} | {one.first_step_s:.1f} "
         f"| {one.peak_mib:,.0f} | {one.num_host_waits} | {one.state_s:.2f} |"
@@ -188,7 +258,9 @@ def facts(arguments: Sequence[str]) -> str:
     if torch.cuda.is_available():
         one = torch.cuda.get_device_properties(0)
         device = f"{one.name}, {one.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}"
-    versions = ", ".join(f"{key} {value}" for key, value in environment.versions(sys.executable, PACKAGES).items())
+    versions = ", ".join(
+        f"{key} {value}" for key, value in environment.versions(sys.executable, PACKAGES).items()
+    )
     command = shlex.join(["python", "-m", "benchmarks.gpu", *arguments])
     return f"{environment.today()}; {device}; {versions}.\n\n```\n{command}\n```\n"
 
@@ -196,9 +268,15 @@ def facts(arguments: Sequence[str]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures all cases, prints each when it is done, and writes the page."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--scale", choices=SCALES, default="full")
-    parser.add_argument("--folder", type=Path, help="for images, sets and runs, used again; default: a temporary one")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        help="for images, sets and runs, used again; default: a temporary one",
+    )
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table into this page")
     args = parser.parse_args(given)
     if args.scale == "full" and not torch.cuda.is_available():
@@ -214,12 +292,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             lines += [row(one) for one in found]
             print("\n".join(lines[-len(found) :]), flush=True)
         lines.append(DEVICES_HEAD)
-        lines += [devices_row(place, number) for number in sorted({1, torch.cuda.device_count() or 2})]
+        lines += [
+            devices_row(place, number) for number in sorted({1, torch.cuda.device_count() or 2})
+        ]
         print("\n".join(lines[-3:]), flush=True)
         peer = rate_of_timm(place)
     ratio = statistics.median(timings[1].rates["real"]) / peer
     lines.append(
-        f"\ntimm, compiled, on the same files: {peer:,.0f} images/s; the trainer's real rate is {ratio:.2f} of it."
+        f"\ntimm, compiled, on the same files: {peer:,.0f} images/s; the trainer's real rate is"
+        f" {ratio:.2f} of it."
     )
     print(lines[-1], flush=True)
     if args.write:

@@ -29,10 +29,11 @@ CLASSES = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A model whose steps are timed: `rounds` turns of `steps` after `warmup` steps; a first turn does not count.
+    """A model whose steps are timed: `rounds` turns of `steps` after `warmup` steps; a first turn
+    does not count.
 
-    Fake data and, with `is_real`, the shard set of the config take turns. `modes` are those of torch.compile:
-    `reduce-overhead` records CUDA graphs.
+    Fake data and, with `is_real`, the shard set of the config take turns. `modes` are those of
+    torch.compile: `reduce-overhead` records CUDA graphs.
     """
 
     name: str
@@ -45,16 +46,21 @@ class Case:
 
     def to_json(self) -> str:
         """The case as an argument of this module."""
-        values = {name: getattr(self, name) for name in ("name", "is_real", "modes", "steps", "warmup", "rounds")}
+        values = {
+            name: getattr(self, name)
+            for name in ("name", "is_real", "modes", "steps", "warmup", "rounds")
+        }
         return json.dumps({**values, "config": to_dict(self.config)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Steps of a case. `rates` are images a second of each turn, by kind of data; `mode` is "no" if not compiled.
+    """Steps of a case.
 
-    `num_host_waits` is how often the host waited for the device in the steps of a turn, and `state_s` how long a
-    checkpoint stops the run.
+    `rates` are images a second of each turn, by kind of data; `mode` is "no" if not compiled.
+
+    `num_host_waits` is how often the host waited for the device in the steps of a turn, and
+    `state_s` how long a checkpoint stops the run.
     """
 
     name: str
@@ -85,7 +91,13 @@ def main() -> None:
 def measure(case: Case, runtime: Runtime, mode: str) -> Timing:
     """One learner, its turns, and what it needs besides time."""
     config = replace(case.config, compile=mode != "no")
-    streams = {"fake": open_data(replace(config, manifest=None, fake_data=True), runtime.host, runtime.num_hosts).train}
+    streams = {
+        "fake": (
+            open_data(
+                replace(config, manifest=None, fake_data=True), runtime.host, runtime.num_hosts
+            ).train
+        )
+    }
     if case.is_real:
         streams["real"] = open_data(config, runtime.host, runtime.num_hosts).train
     gc.collect()  # what earlier learners had
@@ -101,11 +113,15 @@ def measure(case: Case, runtime: Runtime, mode: str) -> Timing:
     for number in range(case.rounds + 1):
         for kind in (one for one in kinds_of(number) if one in streams):
             steps = case.warmup + case.steps
-            rate, wait = turn(learner, runtime, streams[kind], number, num_steps=steps, warmup=case.warmup)
+            rate, wait = turn(
+                learner, runtime, streams[kind], number, num_steps=steps, warmup=case.warmup
+            )
             if number:
                 rates[kind].append(rate)
                 waits += [wait] * (kind == "real" or not case.is_real)
-    num_host_waits = host_waits(lambda: turn(learner, runtime, streams["fake"], 0, num_steps=case.steps))
+    num_host_waits = host_waits(
+        lambda: turn(learner, runtime, streams["fake"], 0, num_steps=case.steps)
+    )
     began = time.perf_counter()
     learner.state()
     state_s = time.perf_counter() - began
@@ -122,9 +138,17 @@ def measure(case: Case, runtime: Runtime, mode: str) -> Timing:
 
 
 def turn(
-    learner: Learner, runtime: Runtime, stream: BatchSource, epoch: int, *, num_steps: int, warmup: int = 0
+    learner: Learner,
+    runtime: Runtime,
+    stream: BatchSource,
+    epoch: int,
+    *,
+    num_steps: int,
+    warmup: int = 0,
 ) -> tuple[float, float]:
-    """(images a second, share of the time that was spent waiting for data) of the steps after the warm-up."""
+    """(images a second, share of the time that was spent waiting for data) of the steps after the
+    warm-up.
+    """
     rows: list[torch.Tensor] = []
     began, waited, num_images = time.perf_counter(), 0.0, 0
     with DeviceFeed(repeated(stream, epoch, num_steps), runtime.to_device, stream.stop) as feed:
@@ -133,7 +157,9 @@ def turn(
                 runtime.fetch(rows)
                 rows, began, waited, num_images = [], time.perf_counter(), feed.wait_s, 0
             torch.compiler.cudagraph_mark_step_begin()
-            rows.append(learner.train_step(fed.tensors, 1e-4, number, weight=float(fed.weights.sum())))
+            rows.append(
+                learner.train_step(fed.tensors, 1e-4, number, weight=float(fed.weights.sum()))
+            )
             num_images += len(fed.ids)
         runtime.fetch(rows)
         seconds = time.perf_counter() - began

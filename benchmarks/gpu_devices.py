@@ -1,4 +1,5 @@
-"""Steps of one process for each device, and what each process takes: one of the processes of `benchmarks.gpu`.
+"""Steps of one process for each device, and what each process takes: one of the processes of
+`benchmarks.gpu`.
 
 torchrun --nproc-per-node 8 -m benchmarks.gpu_devices CASE_JSON
 """
@@ -31,7 +32,9 @@ def main() -> None:
 
 
 def measure(case: Case, runtime: Runtime) -> dict[str, Any]:
-    """The images a second of this process in each turn, the devices that it has a context on, and its decoders."""
+    """The images a second of this process in each turn, the devices that it has a context on, and
+    its decoders.
+    """
     stream: Any = Counting(open_data(case.config, runtime.host, runtime.num_hosts).train)
     learner = Learner(runtime, case.config, CLASSES, None)
     steps = case.warmup + case.steps
@@ -56,14 +59,22 @@ class Counting:
         """The batches of the stream."""
         for batch in self._stream.run(spans):
             names = [thread.name for thread in threading.enumerate()]
-            self.decoders = max(self.decoders, sum(name.startswith("shardset-decode") for name in names))
+            self.decoders = max(
+                self.decoders, sum(name.startswith("shardset-decode") for name in names)
+            )
             yield batch
 
 
 def contexts() -> list[int]:
-    """The CUDA devices on which this process has a context, each of which takes about half a gigabyte."""
+    """The CUDA devices on which this process has a context, each of which takes about half a
+    gigabyte.
+    """
     # Asking by other functions would open one.
-    return [number for number in range(torch.cuda.device_count()) if torch._C._cuda_hasPrimaryContext(number)]
+    return [
+        number
+        for number in range(torch.cuda.device_count())
+        if torch._C._cuda_hasPrimaryContext(number)
+    ]
 
 
 if __name__ == "__main__":

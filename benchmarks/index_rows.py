@@ -2,9 +2,9 @@
 
 python -m benchmarks.index_rows [--n 1280000,1e9] [--size 20000] [--world 1,8,512] [--bytes 2265]
 
-Order, indexes and their reads are the real ones; the tars are not there. All shards have the same index, so
-that a thousand million samples fit into memory. The first batch is that of a fresh reader; the rows after it are
-planned as a running stream plans them.
+Order, indexes and their reads are the real ones; the tars are not there. All shards have the same
+index, so that a thousand million samples fit into memory. The first batch is that of a fresh
+reader; the rows after it are planned as a running stream plans them.
 """
 
 import argparse
@@ -50,7 +50,9 @@ class OneIndexStorage:
     is_remote: bool = True
     reads_at_once: int = 16
 
-    def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
+    def read(
+        self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None
+    ) -> bytes:
         """As `Storage.read`."""
         data = self._data(name)
         found = data[start : len(data) if stop is None else stop]
@@ -58,7 +60,9 @@ class OneIndexStorage:
         self.num_bytes += len(found)
         return found
 
-    def read_with_stat(self, name: str, start: int = 0, stop: int | None = None) -> tuple[bytes, Stat]:
+    def read_with_stat(
+        self, name: str, start: int = 0, stop: int | None = None
+    ) -> tuple[bytes, Stat]:
         """As `Storage.read_with_stat`."""
         stat = Stat(name=name, num_bytes=len(self._data(name)), generation="1", crc32c=None)
         return self.read(name, start, stop), stat
@@ -69,7 +73,10 @@ class OneIndexStorage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What a reader reads of samples and of indexes. `num_blocks` are reads of samples in the rows that follow."""
+    """What a reader reads of samples and of indexes.
+
+    `num_blocks` are reads of samples in the rows that follow.
+    """
 
     first_samples: int
     first_indexes: int
@@ -98,18 +105,28 @@ def made(num_samples: int, shard_size: int, mean_bytes: int) -> tuple[OneIndexSt
             crc32c="AAAAAA==",
             sha256="0" * 64,
             first_id=number * shard_size,
-            index=IndexFile(path=naming.index_path(path), num_bytes=len(storage.index), crc32c=index_crc32c),
+            index=IndexFile(
+                path=naming.index_path(path), num_bytes=len(storage.index), crc32c=index_crc32c
+            ),
         )
         for number in range(num_shards)
     ]
     out = io.BytesIO()
     split = write_split(
-        lambda _: nullcontext(cast(ObjectWriter, out)), [WrittenShard(shard, ["png", "cls"], 0) for shard in shards],
-        pattern=pattern_of("train", "train", num_shards), table_path=naming.table_path("train"),
-        num_shards=num_shards, class_totals=[], seed=0, plan_digest="0" * 64, promises=[],
-    )  # fmt: skip
+        lambda _: nullcontext(cast(ObjectWriter, out)),
+        [WrittenShard(shard, ["png", "cls"], 0) for shard in shards],
+        pattern=pattern_of("train", "train", num_shards),
+        table_path=naming.table_path("train"),
+        num_shards=num_shards,
+        class_totals=[],
+        seed=0,
+        plan_digest="0" * 64,
+        promises=[],
+    )
     storage.table = out.getvalue()
-    split = msgspec.structs.replace(split, shards=StoredShards(cast(Storage, storage), split.groups))
+    split = msgspec.structs.replace(
+        split, shards=StoredShards(cast(Storage, storage), split.groups)
+    )
     return storage, split
 
 
@@ -120,7 +137,9 @@ def order_of(split: Split, world_size: int) -> Order:
     return fit_order(split.shard_sizes, options, stored_bytes=split.num_tar_bytes)
 
 
-def measure(storage: OneIndexStorage, split: Split, order: Order, world_size: int, *, by_rows: bool) -> Reading:
+def measure(
+    storage: OneIndexStorage, split: Split, order: Order, world_size: int, *, by_rows: bool
+) -> Reading:
     """What one reader of them reads, from the middle of the batch."""
     part = rank_part(order.global_batch_size, world_size // 2, world_size)
     table = ShardTable(cast(Storage, storage), split, by_rows=by_rows)
@@ -132,12 +151,16 @@ def measure(storage: OneIndexStorage, split: Split, order: Order, world_size: in
     for steps in _slices(num_steps, steps_at_once(order)):
         slots = order.slots(0, steps, part.start, part.stop)
         real = slots.weights > 0
-        reads = order.reads_of(0, np.broadcast_to(slots.lanes, real.shape)[real], slots.positions[real])
+        reads = order.reads_of(
+            0, np.broadcast_to(slots.lanes, real.shape)[real], slots.positions[real]
+        )
         if by_rows:
             table.load(reads)
         _look_up(table, order, slots.ids[real])
         for first, once in zip(*np.unique(reads.first, return_index=True), strict=True):
-            start, stop = table.byte_range(reads.shard.item(once), reads.start.item(once), reads.stop.item(once))
+            start, stop = table.byte_range(
+                reads.shard.item(once), reads.start.item(once), reads.stop.item(once)
+            )
             blocks[int(first)] = stop - start
     return Reading(
         first_samples=own,
@@ -165,28 +188,47 @@ def _slices(num_steps: int, at_once: int) -> Iterator[range]:
         start, size = start + size, min(2 * size, at_once)
 
 
-def row(num_samples: int, shard_size: int, world_size: int, reading: Reading, *, by_rows: bool) -> str:
+def row(
+    num_samples: int, shard_size: int, world_size: int, reading: Reading, *, by_rows: bool
+) -> str:
     """One line of the table."""
     how = "rows" if by_rows else "whole"
     first = (reading.first_samples + reading.first_indexes) / reading.first_samples
     return (
-        f"| {num_samples:,} | {shard_size:,} | {world_size:,} | {how} | {reading.first_samples / 1e6:.2f} "
-        f"| {reading.first_indexes / 1e6:.2f} | {first:.1f} | {reading.first_gets:,} | {reading.num_blocks:,} "
-        f"| {reading.later_gets / reading.num_blocks:.2f} | {reading.later_indexes / reading.block_bytes:.3f} |"
+        f"| {num_samples:,} | {shard_size:,} | {world_size:,} | {how} |"
+        f" {reading.first_samples / 1e6:.2f} | {reading.first_indexes / 1e6:.2f} | {first:.1f} |"
+        f" {reading.first_gets:,} | {reading.num_blocks:,} |"
+        f" {reading.later_gets / reading.num_blocks:.2f} |"
+        f" {reading.later_indexes / reading.block_bytes:.3f} |"
     )
 
 
 def main() -> None:
     """Measures all sets and numbers of readers, and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--n", type=numbers, default=(1_280_000, 10**9), help="numbers of samples, with commas")
-    parser.add_argument("--size", type=numbers, default=(2000, 20_000), help="samples of a shard, with commas")
-    parser.add_argument("--world", type=numbers, default=(1, 8, 512), help="numbers of readers, with commas")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--n", type=numbers, default=(1_280_000, 10**9), help="numbers of samples, with commas"
+    )
+    parser.add_argument(
+        "--size", type=numbers, default=(2000, 20_000), help="samples of a shard, with commas"
+    )
+    parser.add_argument(
+        "--world", type=numbers, default=(1, 8, 512), help="numbers of readers, with commas"
+    )
     parser.add_argument("--bytes", type=int, default=2265, help="bytes of an image")
     args = parser.parse_args()
     print(f"{environment.machine()}, commit {environment.commit()}\n")
-    print("| samples | a shard | readers | indexes | first batch, MB | its indexes, MB | all, times the batch ", end="")
-    print("| requests for indexes | blocks after it | requests for indexes a block | their bytes a byte |")
+    print(
+        "| samples | a shard | readers | indexes | first batch, MB | its indexes, MB | all, times"
+        " the batch ",
+        end="",
+    )
+    print(
+        "| requests for indexes | blocks after it | requests for indexes a block | their bytes a"
+        " byte |"
+    )
     print(f"|{'---|' * 11}")
     for num_samples in args.n:
         for shard_size in args.size:
@@ -195,7 +237,10 @@ def main() -> None:
                 order = order_of(split, world_size)
                 for by_rows in (False, True):
                     reading = measure(storage, split, order, world_size, by_rows=by_rows)
-                    print(row(num_samples, shard_size, world_size, reading, by_rows=by_rows), flush=True)
+                    print(
+                        row(num_samples, shard_size, world_size, reading, by_rows=by_rows),
+                        flush=True,
+                    )
 
 
 if __name__ == "__main__":

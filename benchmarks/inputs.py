@@ -1,8 +1,9 @@
 """Seeded raw inputs: the same arguments make the same files.
 
-Photographs are noise with the spectrum of natural images (amplitude falls with frequency), which a JPEG encoder
-turns into about 110 KB at 500x375 and which takes as long to decode as a photograph of that size. A few dozen are
-drawn; each file gets its number in a comment, so that no two files are equal.
+Photographs are noise with the spectrum of natural images (amplitude falls with frequency), which a
+JPEG encoder turns into about 110 KB at 500x375 and which takes as long to decode as a photograph of
+that size. A few dozen are drawn; each file gets its number in a comment, so that no two files are
+equal.
 """
 
 import io
@@ -50,7 +51,9 @@ FULL_SIZE = 10_000
 
 
 def make(kind: str, folder: Path, num_images: int) -> int:
-    """The input of that kind in `folder`, made unless an earlier call did; returns how many images it holds."""
+    """The input of that kind in `folder`, made unless an earlier call did; returns how many images
+    it holds.
+    """
     done = folder / ".done"
     if not done.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -78,7 +81,9 @@ def _with_comment(jpeg: bytes, number: int) -> bytes:
 
 
 def _photograph(number: int, height: int, width: int) -> np.ndarray:
-    """Uint8 [height, width, 3]: noise whose amplitude falls with the frequency, its colours alike."""
+    """Uint8 [height, width, 3]: noise whose amplitude falls with the frequency,
+    its colours alike.
+    """
     random = np.random.default_rng([SEED, number])
     grey, *colours = (_falling_noise(random, height, width) for _ in range(4))
     pixels = np.stack([grey + 0.3 * colour for colour in colours], axis=-1)
@@ -88,7 +93,9 @@ def _photograph(number: int, height: int, width: int) -> np.ndarray:
 def _falling_noise(random: np.random.Generator, height: int, width: int) -> np.ndarray:
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None, :])
     frequency[0, 0] = 1.0
-    noise = np.fft.irfft2(np.fft.rfft2(random.standard_normal((height, width))) / frequency, s=(height, width))
+    noise = np.fft.irfft2(
+        np.fft.rfft2(random.standard_normal((height, width))) / frequency, s=(height, width)
+    )
     return noise / noise.std()
 
 
@@ -108,7 +115,12 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
 
 def _meta(wnids: list[str]) -> bytes:
     """`meta.mat`, the devkit's table of classes."""
-    columns = [("ILSVRC2012_ID", object), ("WNID", object), ("words", object), ("num_children", object)]
+    columns = [
+        ("ILSVRC2012_ID", object),
+        ("WNID", object),
+        ("words", object),
+        ("num_children", object),
+    ]
     rows = [(number, wnid, f"class {number}", 0) for number, wnid in enumerate(wnids, start=1)]
     buffer = io.BytesIO()
     savemat(buffer, {"synsets": np.array(rows, dtype=columns).reshape(-1, 1)}, do_compression=True)

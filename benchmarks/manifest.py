@@ -1,9 +1,10 @@
-"""Writes and reads the manifests of large sets: seconds of the processor, memory, and what a reader fetches.
+"""Writes and reads the manifests of large sets: seconds of the processor, memory, and what a reader
+fetches.
 
 python -m benchmarks.manifest [--set imagenet-21k --set large]
 
-The commit and the reader are the real ones; the records of the shards are made when they are read, and no shard is
-there. Each point is a process of its own.
+The commit and the reader are the real ones; the records of the shards are made when they are read,
+and no shard is there. Each point is a process of its own.
 """
 
 import argparse
@@ -40,7 +41,10 @@ SAMPLE_BYTES = 100_000
 NUM_TOUCHED = 64
 """A reader's first batch, of samples of so many shards."""
 
-HEAD = "set | manifest.json, kB | shards.npy, MB | write, s | to write, MiB | start, s | to start, MiB | all rows, s"
+HEAD = (
+    "set | manifest.json, kB | shards.npy, MB | write, s | to write, MiB | start, s | to start, MiB"
+    " | all rows, s"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +63,17 @@ def plan_of(num_samples: int, num_shards: int, num_classes: int) -> PlanFile:
         sizing=Sizing(num_shards=num_shards), balance="none",
     )  # fmt: skip
     return PlanFile(
-        digest="0" * 64, source_digest="0" * 64, num_classes=num_classes,
+        digest="0" * 64,
+        source_digest="0" * 64,
+        num_classes=num_classes,
         classes=[ClassInfo(label=label, name=f"class {label}") for label in range(num_classes)],
-        splits={"train": split}, fixes={}, num_rejected=0, rejected=ByteRange(paths.REJECTED, 0, 0, 0), num_units=1,
+        splits={"train": split},
+        fixes={},
+        num_rejected=0,
+        rejected=ByteRange(paths.REJECTED, 0, 0, 0),
+        num_units=1,
         notes=[],
-    )  # fmt: skip
+    )
 
 
 def write(plan: PlanFile, folder: str) -> Point:
@@ -73,31 +83,46 @@ def write(plan: PlanFile, folder: str) -> Point:
     def record(number: int) -> ShardRecord:
         path, size = naming.shard_path("train", "train", number), split.shard_size(number)
         shard = Shard(
-            path=path, num_samples=size, num_bytes=size * SAMPLE_BYTES, crc32c="AAAAAA==", sha256=f"{number:064x}",
-            first_id=0, index=IndexFile(path=naming.index_path(path), num_bytes=90 * size, crc32c="AAAAAA=="),
-        )  # fmt: skip
+            path=path,
+            num_samples=size,
+            num_bytes=size * SAMPLE_BYTES,
+            crc32c="AAAAAA==",
+            sha256=f"{number:064x}",
+            first_id=0,
+            index=IndexFile(path=naming.index_path(path), num_bytes=90 * size, crc32c="AAAAAA=="),
+        )
         return ShardRecord(
-            split="train", number=number, plan_digest=plan.digest, num_content_bytes=size * SAMPLE_BYTES,
-            fields=["jpg", "cls"], shard=shard,
-        )  # fmt: skip
+            split="train",
+            number=number,
+            plan_digest=plan.digest,
+            num_content_bytes=size * SAMPLE_BYTES,
+            fields=["jpg", "cls"],
+            shard=shard,
+        )
 
     config = BuildConfig(source="folder", input="synthetic", output=folder)
     committer = Committer(made_files(record, folder), config, suffix="")
     totals = np.full(plan.num_classes, split.num_stored // plan.num_classes)
     started, before = time.process_time(), peak_bytes_of(os.getpid())
     committer.write_manifest(plan, {"train": dict(enumerate(totals.tolist()))})
-    return Point(seconds=time.process_time() - started, peak_bytes=peak_bytes_of(os.getpid()) - before)
+    return Point(
+        seconds=time.process_time() - started, peak_bytes=peak_bytes_of(os.getpid()) - before
+    )
 
 
 def read(folder: str) -> Point:
-    """Loads the manifest as a reader does, and takes the shards of its first batch; then all others."""
+    """Loads the manifest as a reader does, and takes the shards of its first batch; then all
+    others.
+    """
     started, before = time.process_time(), peak_bytes_of(os.getpid())
     split = manifests.load(folder).manifest.split("train")
     assert sum(split.shard_sizes) == split.num_samples
     touched = [*range(0, split.num_shards, max(1, split.num_shards // NUM_TOUCHED))]
     split.load(touched)
     assert all(split.shards[number].num_samples for number in touched)
-    point = Point(seconds=time.process_time() - started, peak_bytes=peak_bytes_of(os.getpid()) - before)
+    point = Point(
+        seconds=time.process_time() - started, peak_bytes=peak_bytes_of(os.getpid()) - before
+    )
     started = time.process_time()
     split.load(range(split.num_shards))
     return Point(**asdict(point) | {"whole_s": time.process_time() - started})
@@ -117,16 +142,21 @@ def row(name: str) -> str:
         head = (Path(folder) / naming.MANIFEST).stat().st_size
         table = (Path(folder) / naming.table_path("train")).stat().st_size
     return (
-        f"| {name}: {num_samples:,} samples, {num_shards:,} shards, {num_classes:,} classes | {head / 1e3:,.0f} "
-        f"| {table / 1e6:,.2f} | {written.seconds:,.1f} | {written.peak_bytes / 2**20:,.0f} | {loaded.seconds:,.2f} "
-        f"| {loaded.peak_bytes / 2**20:,.0f} | {loaded.whole_s:,.2f} |"
+        f"| {name}: {num_samples:,} samples, {num_shards:,} shards, {num_classes:,} classes |"
+        f" {head / 1e3:,.0f} | {table / 1e6:,.2f} | {written.seconds:,.1f} |"
+        f" {written.peak_bytes / 2**20:,.0f} | {loaded.seconds:,.2f} |"
+        f" {loaded.peak_bytes / 2**20:,.0f} | {loaded.whole_s:,.2f} |"
     )
 
 
 def main() -> None:
     """Measures the chosen sets and prints a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--set", action="append", choices=SETS, help="which manifest; all by default")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--set", action="append", choices=SETS, help="which manifest; all by default"
+    )
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:

@@ -18,8 +18,8 @@ LOOK_S = 0.5
 class Run:
     """One run of a command that wrote `num_bytes`; `peak_bytes` is of its largest process.
 
-    `cpu_s` is of all its processes: what the system accounts for those that were waited for, or, where that is more,
-    what was last seen of each.
+    `cpu_s` is of all its processes: what the system accounts for those that were waited for, or,
+    where that is more, what was last seen of each.
     """
 
     seconds: float
@@ -29,10 +29,14 @@ class Run:
 
 
 def watch(words: Sequence[str], output: Path, log: Path, environment: Mapping[str, str]) -> Run:
-    """Runs a command that writes to `output`, except into `plan/`; RuntimeError, with its last output, if it fails."""
+    """Runs a command that writes to `output`, except into `plan/`; RuntimeError, with its last
+    output, if it fails.
+    """
     started = time.perf_counter()
     with log.open("wb") as printed:
-        process = subprocess.Popen(words, stdout=printed, stderr=printed, env={**os.environ, **environment})
+        process = subprocess.Popen(
+            words, stdout=printed, stderr=printed, env={**os.environ, **environment}
+        )
     peak = 0
     seen: dict[int, float] = {}
     ended = os.pidfd_open(process.pid)
@@ -45,8 +49,15 @@ def watch(words: Sequence[str], output: Path, log: Path, environment: Mapping[st
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        raise RuntimeError(f"{' '.join(words)}: code {process.returncode}\n{log.read_text(errors='replace')[-3000:]}")
-    written = (path for path in output.rglob("*") if path.is_file() and path.relative_to(output).parts[0] != "plan")
+        raise RuntimeError(
+            f"{' '.join(words)}: code"
+            f" {process.returncode}\n{log.read_text(errors='replace')[-3000:]}"
+        )
+    written = (
+        path
+        for path in output.rglob("*")
+        if path.is_file() and path.relative_to(output).parts[0] != "plan"
+    )
     return Run(
         seconds=seconds,
         cpu_s=max(usage.ru_utime + usage.ru_stime, sum(seen.values())),
@@ -55,10 +66,13 @@ def watch(words: Sequence[str], output: Path, log: Path, environment: Mapping[st
     )
 
 
-def compare(what: str, commands: Mapping[str, tuple[Sequence[str], Path]], rounds: int, folder: Path) -> None:
+def compare(
+    what: str, commands: Mapping[str, tuple[Sequence[str], Path]], rounds: int, folder: Path
+) -> None:
     """Prints the medians of whole processes, in turns, and what the first of them takes of each.
 
-    `commands` are words and the checkout whose packages they import; what they write to `folder/output` is removed.
+    `commands` are words and the checkout whose packages they import; what they write to
+    `folder/output` is removed.
     """
     output = folder / "output"
     runs: dict[str, list[Run]] = {name: [] for name in commands}
@@ -68,7 +82,9 @@ def compare(what: str, commands: Mapping[str, tuple[Sequence[str], Path]], round
             runs[name].append(watch(words, output, folder / "log.txt", of_checkout(checkout)))
     seconds = {name: median(run.seconds for run in found) for name, found in runs.items()}
     ours = next(iter(seconds.values()))
-    print(f"| {what}, medians of {rounds} | seconds | processor time | this checkout takes, times |")
+    print(
+        f"| {what}, medians of {rounds} | seconds | processor time | this checkout takes, times |"
+    )
     print("|---|---|---|---|")
     for name, found in runs.items():
         cpu = median(run.cpu_s for run in found)
@@ -103,7 +119,9 @@ def peak_bytes_of(pid: int) -> int:
 
 
 def proportional_bytes(pid: int) -> int:
-    """The memory of a process now, where memory that n processes share counts as 1/n; 0 once it is gone."""
+    """The memory of a process now, where memory that n processes share counts as 1/n; 0 once it is
+    gone.
+    """
     return _num_bytes(_read(pid, "smaps_rollup"), "Pss:")
 
 
@@ -115,7 +133,9 @@ def _read(pid: int, name: str) -> str:
 
 
 def _num_bytes(text: str, title: str) -> int:
-    return next((int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith(title)), 0)
+    return next(
+        (int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith(title)), 0
+    )
 
 
 def numbers(text: str) -> tuple[int, ...]:

@@ -1,9 +1,12 @@
-"""Measures how well the epoch order mixes. Prints the table of docs/order.md; `--write` replaces it there.
+"""Measures how well the epoch order mixes.
+
+Prints the table of docs/order.md; `--write` replaces it there.
 
     python -m benchmarks.order_quality --write docs/order.md
 
-The worst case: 1,281,167 samples of 1,000 classes stored class by class in 640 shards. The build stores them permuted,
-so real batches are better than these. Every order is a function from the number of an epoch to all of its ids in turn.
+The worst case: 1,281,167 samples of 1,000 classes stored class by class in 640 shards. The build
+stores them permuted, so real batches are better than these. Every order is a function from the
+number of an epoch to all of its ids in turn.
 """
 
 import argparse
@@ -27,10 +30,11 @@ Epochs = Callable[[int], Ids]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of a table: means over batches; `held` is the share of the data that all readers hold.
+    """One line of a table: means over batches; `held` is the share of the data that all readers
+    hold.
 
-    `neighbours` counts samples that are stored side by side and meet in a batch, `again` pairs of a batch that meet in
-    one of the next epoch; both for each that would by chance.
+    `neighbours` counts samples that are stored side by side and meet in a batch, `again` pairs of a
+    batch that meet in one of the next epoch; both for each that would by chance.
     """
 
     name: str
@@ -46,7 +50,9 @@ def measured(name: str, epochs: Epochs, held: float, batch: int = 1024) -> Row:
     num_steps = NUM_SAMPLES // batch
     first = epochs(0)
     every = min(100, num_steps // (NUM_BATCHES + 1))  # those of `estimate`
-    batches = [first[step * batch :][:batch] for step in range(every, (NUM_BATCHES + 1) * every, every)]
+    batches = [
+        first[step * batch :][:batch] for step in range(every, (NUM_BATCHES + 1) * every, every)
+    ]
     step_of, next_step_of = np.empty((2, NUM_SAMPLES), np.int64)
     step_of[first] = next_step_of[epochs(1)] = np.arange(NUM_SAMPLES) // batch
     chance = (batch - 1) / (NUM_SAMPLES - 1)
@@ -55,7 +61,8 @@ def measured(name: str, epochs: Epochs, held: float, batch: int = 1024) -> Row:
         batch=batch,
         classes=classes_in(batches, NUM_SAMPLES, NUM_CLASSES),
         neighbours=float(np.mean(step_of[1:] == step_of[:-1])) / chance,
-        again=float(np.mean([_pairs(next_step_of[ids]) for ids in batches])) / (chance * batch * (batch - 1) / 2),
+        again=float(np.mean([_pairs(next_step_of[ids]) for ids in batches]))
+        / (chance * batch * (batch - 1) / 2),
         held=min(1.0, held),
     )
 
@@ -75,7 +82,12 @@ def sizes() -> list[int]:
 def ours(lanes: int, window: int, *, block: int = 38, batch: int = 1024, note: str = "") -> Row:
     """The row of one choice of L, q and w."""
     order = Order(
-        shard_sizes=sizes(), seed=1, global_batch_size=batch, num_lanes=lanes, block_size=block, window=window
+        shard_sizes=sizes(),
+        seed=1,
+        global_batch_size=batch,
+        num_lanes=lanes,
+        block_size=block,
+        window=window,
     )
 
     def ids(epoch: int) -> Ids:
@@ -93,18 +105,24 @@ def ours(lanes: int, window: int, *, block: int = 38, batch: int = 1024, note: s
 def uniform(batch: int = 1024) -> Row:
     """The row of a permutation of all samples."""
     name = "every sample anywhere (a random read for each; Grain on ArrayRecord)"
-    return measured(name, lambda epoch: np.random.default_rng(epoch).permutation(NUM_SAMPLES), 0, batch)
+    return measured(
+        name, lambda epoch: np.random.default_rng(epoch).permutation(NUM_SAMPLES), 0, batch
+    )
 
 
 def buffered(size: int, readers: int, note: str = "") -> Row:
-    """The row of shuffled shards read in turn by `readers` through a shuffle buffer each, as plain tar readers do."""
+    """The row of shuffled shards read in turn by `readers` through a shuffle buffer each, as plain
+    tar readers do.
+    """
 
     def ids(epoch: int) -> Ids:
         draw = np.random.default_rng(epoch)
         starts = np.concatenate([[0], np.cumsum(sizes())])
         lines = np.array_split(draw.permutation(NUM_SHARDS), readers)
         shuffled = [
-            _through_buffer(np.concatenate([np.arange(starts[s], starts[s + 1]) for s in line]), size, draw)
+            _through_buffer(
+                np.concatenate([np.arange(starts[s], starts[s + 1]) for s in line]), size, draw
+            )
             for line in lines
         ]
         turns = np.concatenate([np.arange(len(line)) for line in shuffled])
@@ -112,7 +130,9 @@ def buffered(size: int, readers: int, note: str = "") -> Row:
 
     plural = "" if readers == 1 else "s"
     return measured(
-        f"shuffled shards, buffer of {size:,}, {readers} reader{plural}{note}", ids, size * readers / NUM_SAMPLES
+        f"shuffled shards, buffer of {size:,}, {readers} reader{plural}{note}",
+        ids,
+        size * readers / NUM_SAMPLES,
     )
 
 
@@ -126,9 +146,11 @@ def _through_buffer(line: Ids, size: int, draw: np.random.Generator) -> Ids:
 
 
 def expanded(range_of_shard: int, nodes: int, note: str = "") -> Row:
-    """The row of MosaicML Streaming's py1e: each sample of a shuffled shard moves anywhere in a range around it.
+    """The row of MosaicML Streaming's py1e: each sample of a shuffled shard moves anywhere in a
+    range around it.
 
-    The ranges are 0.75 to 1.25 times `range_of_shard` long; samples stay in their canonical node, shards too.
+    The ranges are 0.75 to 1.25 times `range_of_shard` long; samples stay in their canonical node,
+    shards too.
     """
     starts = np.concatenate([[0], np.cumsum(sizes())])
     nodes_of_run = np.array_split(np.random.default_rng(7).permutation(NUM_SHARDS), nodes)
@@ -136,14 +158,20 @@ def expanded(range_of_shard: int, nodes: int, note: str = "") -> Row:
     def ids(epoch: int) -> Ids:
         draw = np.random.default_rng(100 + epoch)
         lines = [
-            _expand([np.arange(starts[s], starts[s + 1]) for s in draw.permutation(own)], range_of_shard, draw)
+            _expand(
+                [np.arange(starts[s], starts[s + 1]) for s in draw.permutation(own)],
+                range_of_shard,
+                draw,
+            )
             for own in nodes_of_run
         ]
         turns = np.concatenate([np.arange(len(line)) for line in lines])
         return np.concatenate(lines)[np.argsort(turns, kind="stable")]
 
     held = nodes * range_of_shard / NUM_SAMPLES
-    return measured(f"MosaicML's py1e, ranges of {range_of_shard:,}, {nodes} nodes{note}", ids, held)
+    return measured(
+        f"MosaicML's py1e, ranges of {range_of_shard:,}, {nodes} nodes{note}", ids, held
+    )
 
 
 def _expand(shards: list[Ids], range_of_shard: int, draw: np.random.Generator) -> Ids:
@@ -181,19 +209,21 @@ def rows() -> list[Row]:
 def table() -> str:
     """The table in Markdown."""
     head = (
-        "| order | batch | classes in a batch | neighbours meet | pairs meet again | held in memory |\n"
-        "|---|---|---|---|---|---|\n"
+        "| order | batch | classes in a batch | neighbours meet | pairs meet again | held in memory"
+        " |\n|---|---|---|---|---|---|\n"
     )
     return head + "".join(
-        f"| {row.name} | {row.batch:,} | {row.classes:.0f} | {row.neighbours:.1f}x | {row.again:.2f}x "
-        f"| {100 * row.held:.1f} % |\n"
+        f"| {row.name} | {row.batch:,} | {row.classes:.0f} | {row.neighbours:.1f}x |"
+        f" {row.again:.2f}x | {100 * row.held:.1f} % |\n"
         for row in rows()
     )
 
 
 def main() -> None:
     """Prints the table, or replaces the one between the marks of a page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--write", type=Path)
     show({"order": table()}, parser.parse_args().write)
 

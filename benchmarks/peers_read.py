@@ -1,12 +1,13 @@
-"""The other readers, in their own environment (.tools/bench-venv): each as its documentation shows it, and tuned.
+"""The other readers, in their own environment (.tools/bench-venv): each as its documentation shows
+it, and tuned.
 
-"As documented" decodes with Pillow and crops with torchvision, as all of their documentations do. "Tuned" decodes with
-the fastest libraries (simplejpeg at reduced size where the crop allows it, kornia_rs, OpenCV's linear resize), collates
-uint8 arrays and mirrors nothing on the host, as the stream does; batches are made in the worker processes wherever the
-reader can.
+"As documented" decodes with Pillow and crops with torchvision, as all of their documentations do.
+"Tuned" decodes with the fastest libraries (simplejpeg at reduced size where the crop allows it,
+kornia_rs, OpenCV's linear resize), collates uint8 arrays and mirrors nothing on the host, as the
+stream does; batches are made in the worker processes wherever the reader can.
 
-Each function imports what it needs: workers that are spawned import this module again, and should bring no torch
-where nothing asks for it.
+Each function imports what it needs: workers that are spawned import this module again, and should
+bring no torch where nothing asks for it.
 """
 
 import importlib
@@ -42,7 +43,9 @@ def convert(data: Data) -> None:
             for path in files:
                 out.write(_sample(path))
     if not (root / "litdata").exists():
-        litdata.optimize(_sample, files, str(root / "litdata"), num_workers=WORKERS, chunk_bytes="64MB")
+        litdata.optimize(
+            _sample, files, str(root / "litdata"), num_workers=WORKERS, chunk_bytes="64MB"
+        )
 
 
 def _sample(path: str) -> dict[str, Any]:
@@ -50,7 +53,9 @@ def _sample(path: str) -> dict[str, Any]:
 
 
 def webdataset_reader(make: Callable[[Data], Callable]) -> Contestant:
-    """Its documentation's chain: shuffled shards, a shuffle buffer of 1,000, batches in the workers, a WebLoader."""
+    """Its documentation's chain: shuffled shards, a shuffle buffer of 1,000, batches in the
+    workers, a WebLoader.
+    """
 
     def read(data: Data) -> Iterator[int]:
         import webdataset
@@ -135,7 +140,10 @@ def grain_reader(make: Callable[[Data], Callable]) -> Contestant:
 
         dataset = grain.MapDataset.source(files).shuffle(seed=1).map(load).batch(BATCH)
         found = dataset.to_iter_dataset(grain.ReadOptions(num_threads=0))
-        return (len(labels) for _, labels in found.mp_prefetch(grain.MultiprocessingOptions(num_workers=WORKERS)))
+        return (
+            len(labels)
+            for _, labels in found.mp_prefetch(grain.MultiprocessingOptions(num_workers=WORKERS))
+        )
 
     return read
 
@@ -177,18 +185,26 @@ def tuned(data: Data) -> Callable[[bytes], Any]:
 
     def photograph(content: bytes) -> np.ndarray:
         height, width, *_ = simplejpeg.decode_jpeg_header(content)
-        box = random_box(draw_crop, height, width, np.array([draw.random() for _ in range(3 + 2 * NUM_TRIES)]))
+        box = random_box(
+            draw_crop, height, width, np.array([draw.random() for _ in range(3 + 2 * NUM_TRIES)])
+        )
         ratio = max(data.size / box.height, data.size / box.width)
         least = math.ceil(height * ratio), math.ceil(width * ratio)
-        image = simplejpeg.decode_jpeg(content, "RGB", min_height=least[0], min_width=least[1], min_factor=2)
+        image = simplejpeg.decode_jpeg(
+            content, "RGB", min_height=least[0], min_width=least[1], min_factor=2
+        )
         down, right = image.shape[0] / height, image.shape[1] / width
         rows = slice(round(box.top * down), round((box.top + box.height) * down))
         columns = slice(round(box.left * right), round((box.left + box.width) * right))
-        return cv2.resize(image[rows, columns], (data.size, data.size), interpolation=cv2.INTER_LINEAR)
+        return cv2.resize(
+            image[rows, columns], (data.size, data.size), interpolation=cv2.INTER_LINEAR
+        )
 
     def thumbnail(content: bytes) -> np.ndarray:
         padded = np.zeros((data.size + 8, data.size + 8, 3), np.uint8)
-        padded[4:-4, 4:-4] = kornia_rs.io.decode_image_png_u8(content, (data.size, data.size), "rgb")
+        padded[4:-4, 4:-4] = kornia_rs.io.decode_image_png_u8(
+            content, (data.size, data.size), "rgb"
+        )
         top, left = draw.randrange(9), draw.randrange(9)
         return padded[top : top + data.size, left : left + data.size].copy()
 
@@ -232,7 +248,9 @@ LIBRARIES = {
     "Grain on files, tuned": ("grain",),
     "ImageFolder": ("torchvision.datasets",),
 }
-"""What the process of a contestant has imported before it is measured, by the beginning of its name."""
+"""What the process of a contestant has imported before it is measured, by the beginning of its
+name.
+"""
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
-"""The usual scripts with other tools, one call each. Runs in the environment of the peers and imports nothing of ours.
+"""The usual scripts with other tools, one call each.
+
+Runs in the environment of the peers and imports nothing of ours.
 
 python benchmarks/peers_write.py TOOL KIND INPUT OUTPUT
 
-A tool gets a list of samples that was shuffled with a seed, as a careful user would do, and reads each where it is
-stored; nothing is unpacked first. `pool` is the scheme of img2dataset: some processes, a stretch of the unshuffled list
-each. `decode` writes nothing: it is the limit of what checks images.
+A tool gets a list of samples that was shuffled with a seed, as a careful user would do, and reads
+each where it is stored; nothing is unpacked first. `pool` is the scheme of img2dataset: some
+processes, a stretch of the unshuffled list each. `decode` writes nothing: it is the limit of what
+checks images.
 """
 
 import io
@@ -37,7 +40,13 @@ def in_folders(folder: str) -> list[Sample]:
     """Every file below `train/CLASS/`."""
     classes = sorted(os.listdir(f"{folder}/train"))
     return [
-        Sample(name.partition(".")[0], label, path := f"{folder}/train/{wnid}/{name}", 0, os.path.getsize(path))
+        Sample(
+            name.partition(".")[0],
+            label,
+            path := f"{folder}/train/{wnid}/{name}",
+            0,
+            os.path.getsize(path),
+        )
         for label, wnid in enumerate(classes)
         for name in sorted(os.listdir(f"{folder}/train/{wnid}"))
     ]
@@ -50,7 +59,13 @@ def in_tar_of_tars(folder: str) -> list[Sample]:
         for label, inner in enumerate(sorted(outer, key=lambda member: member.name)):
             with tarfile.open(fileobj=outer.extractfile(inner)) as members:
                 samples += [
-                    Sample(one.name.partition(".")[0], label, path, inner.offset_data + one.offset_data, one.size)
+                    Sample(
+                        one.name.partition(".")[0],
+                        label,
+                        path,
+                        inner.offset_data + one.offset_data,
+                        one.size,
+                    )
                     for one in members
                 ]
     return samples
@@ -81,7 +96,9 @@ def webdataset(kind: str, folder: str, output: str) -> None:
     from webdataset import ShardWriter
 
     samples = shuffled(kind, folder)
-    with ShardWriter(f"{output}/train-%06d.tar", maxcount=-(-len(samples) // NUM_SHARDS), verbose=0) as sink:
+    with ShardWriter(
+        f"{output}/train-%06d.tar", maxcount=-(-len(samples) // NUM_SHARDS), verbose=0
+    ) as sink:
         for one in samples:
             sink.write({"__key__": one.key, "jpg": read(one), "cls": one.label})
 
@@ -130,10 +147,17 @@ def _write_stretch(samples: list[Sample], number: int, output: str) -> None:
 
 
 def decode(kind: str, folder: str, output: str) -> None:
-    """Reads every image and decodes it with Pillow at an eighth of its size, for which all of a JPEG's data is read."""
+    """Reads every image and decodes it with Pillow at an eighth of its size, for which all of a
+    JPEG's data is read.
+    """
     samples = LISTINGS[kind](folder)
     with ProcessPoolExecutor(NUM_PROCESSES) as workers:
-        list(workers.map(_decode_stretch, [samples[start : start + 100] for start in range(0, len(samples), 100)]))
+        list(
+            workers.map(
+                _decode_stretch,
+                [samples[start : start + 100] for start in range(0, len(samples), 100)],
+            )
+        )
 
 
 def _decode_stretch(samples: list[Sample]) -> None:

@@ -1,4 +1,6 @@
-"""One run of a reader, measured from inside: its first batch, its rate, its processor time. Needs no library.
+"""One run of a reader, measured from inside: its first batch, its rate, its processor time.
+
+Needs no library.
 
 python -m benchmarks.stream --one NAME '{"folder": ...}'
 """
@@ -15,7 +17,9 @@ BATCH, WORKERS = 256, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
-    """Where the same images lie in every reader's form, how many, and what a training image becomes."""
+    """Where the same images lie in every reader's form, how many, and what a training image
+    becomes.
+    """
 
     folder: str
     kind: str
@@ -28,7 +32,9 @@ class Data:
 
     @property
     def passes(self) -> int:
-        """Epochs of a reader that does not decode: one is over before its start has ceased to count."""
+        """Epochs of a reader that does not decode: one is over before its start has ceased to
+        count.
+        """
         return 3 if self.kind == "jpeg" else 10
 
     @property
@@ -43,10 +49,11 @@ Contestant = Callable[[Data], Iterator[int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Seconds to the first batch; samples a second of all that was read, its start too; CPU seconds for 1,000.
+    """Seconds to the first batch; samples a second of all that was read, its start too; CPU seconds
+    for 1,000.
 
-    `rate_after` and `wait` leave out the first batch: samples a second, and the part of the time spent waiting for a
-    batch.
+    `rate_after` and `wait` leave out the first batch: samples a second, and the part of the time
+    spent waiting for a batch.
     """
 
     first_s: float
@@ -57,7 +64,9 @@ class Measured:
     num_samples: int
 
 
-def one(contestants: dict[str, Contestant], name: str, data: Data, *, device_s: float = 0.0) -> Measured:
+def one(
+    contestants: dict[str, Contestant], name: str, data: Data, *, device_s: float = 0.0
+) -> Measured:
     """An epoch (of a reader that does not decode, several).
 
     After each batch a device works on it for `device_s`, in which the loop sleeps.
@@ -101,7 +110,12 @@ def _work(seconds: float) -> None:
 def main(contestants: dict[str, Contestant], words: list[str]) -> None:
     """`NAME DATA DEVICE_S`: prints the measurement as JSON."""
     name, data, device_s = words
-    print(json.dumps(asdict(one(contestants, name, Data(**json.loads(data)), device_s=float(device_s)))), flush=True)
+    print(
+        json.dumps(
+            asdict(one(contestants, name, Data(**json.loads(data)), device_s=float(device_s)))
+        ),
+        flush=True,
+    )
 
 
 def _cpu_s() -> float:

@@ -16,7 +16,9 @@ DECODING = "decoding alone, 1/8 size"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """All runs of one contestant on one input: pairs of (whole input, a fifth), which hold `num_images`."""
+    """All runs of one contestant on one input: pairs of (whole input, a fifth), which hold
+    `num_images`.
+    """
 
     kind: str
     name: str
@@ -42,7 +44,9 @@ class Result:
 
     @property
     def steady_cpu_rate(self) -> float | None:
-        """Images a second of processor time, start-up left out; other load on the machine hardly changes it."""
+        """Images a second of processor time, start-up left out; other load on the machine hardly
+        changes it.
+        """
         return self._additional("cpu_s")
 
     @property
@@ -56,12 +60,16 @@ class Result:
         return median(whole.num_bytes for whole, _ in self.runs) / 1e6
 
     def _additional(self, cost: str) -> float | None:
-        whole, part = (median(getattr(run, cost) for run in runs) for runs in zip(*self.runs, strict=True))
+        whole, part = (
+            median(getattr(run, cost) for run in runs) for runs in zip(*self.runs, strict=True)
+        )
         return (self.num_images[0] - self.num_images[1]) / (whole - part) if whole > part else None
 
 
 def write(page: Path, results: Path) -> None:
-    """The tables between the marks of the page, from lines of facts (the last count) and of runs."""
+    """The tables between the marks of the page,
+    from lines of facts (the last count) and of runs.
+    """
     facts: dict[str, str] = {}
     found: dict[tuple[str, str], Result] = {}
     for line in map(json.loads, results.read_text().splitlines()):
@@ -69,15 +77,19 @@ def write(page: Path, results: Path) -> None:
             facts = line["facts"]
             continue
         whole, part = (Run(**run) for run in line.pop("runs"))
-        found.setdefault((line["kind"], line["name"]), Result(**line, runs=[])).runs.append((whole, part))
+        found.setdefault((line["kind"], line["name"]), Result(**line, runs=[])).runs.append(
+            (whole, part)
+        )
     versions = ", ".join(
-        f"{key} {value}" for key, value in facts.items() if key not in ("machine", "commit", "folder", "load")
+        f"{key} {value}"
+        for key, value in facts.items()
+        if key not in ("machine", "commit", "folder", "load")
     )
     write_between(
         page,
         "facts",
-        f"{facts['machine']}; {versions}; commit {facts['commit']} at the last call; files in `{facts['folder']}`, "
-        f"read before (warm).\n{facts['load']}\n",
+        f"{facts['machine']}; {versions}; commit {facts['commit']} at the last call; files in"
+        f" `{facts['folder']}`, read before (warm).\n{facts['load']}\n",
     )
     for kind in dict.fromkeys(kind for kind, _ in found):
         write_between(page, kind, table([one for one in found.values() if one.kind == kind]))
@@ -86,8 +98,10 @@ def write(page: Path, results: Path) -> None:
 def table(results: Sequence[Result]) -> str:
     """One row for each contestant, and the ratios."""
     lines = [
-        "| | images | runs | shuffled | whole, s | whole, images/s | steady, images/s | CPU, µs an image | peak, MiB "
-        "| written, MB |",
+        (
+            "| | images | runs | shuffled | whole, s | whole, images/s | steady, images/s | CPU, µs"
+            " an image | peak, MiB | written, MB |"
+        ),
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for one in results:
@@ -96,7 +110,8 @@ def table(results: Sequence[Result]) -> str:
         values = [one.rate, one.steady_rate, cpu, one.peak_bytes / 2**20, one.megabytes]
         numbers = " | ".join("" if value is None else f"{value:,.0f}" for value in values)
         lines.append(
-            f"| {one.name} | {one.num_images[0]:,} | {len(one.runs)} | {shuffled} | {one.seconds:.1f} | {numbers} |"
+            f"| {one.name} | {one.num_images[0]:,} | {len(one.runs)} | {shuffled} |"
+            f" {one.seconds:.1f} | {numbers} |"
         )
     return "\n".join([*lines, "", *sentences(results), ""])
 
@@ -115,10 +130,16 @@ def sentences(results: Sequence[Result]) -> list[str]:
         for a, b in pairs
         if b in found
     ]
-    for how, rate in (("steady", "steady_rate"), ("by processor time", "steady_cpu_rate"), ("whole process", "rate")):
+    for how, rate in (
+        ("steady", "steady_rate"),
+        ("by processor time", "steady_cpu_rate"),
+        ("whole process", "rate"),
+    ):
         best = max(peers, key=lambda one: getattr(one, rate) or 0)
         ratio = _quotient(getattr(plain, rate), getattr(best, rate))
-        lines.append(f"- {plain.name}: {ratio} times the best peer that shuffles ({best.name}), {how}.")
+        lines.append(
+            f"- {plain.name}: {ratio} times the best peer that shuffles ({best.name}), {how}."
+        )
     return lines
 
 

@@ -2,10 +2,10 @@
 
 python -m benchmarks.scale [--n 100000,1000000,10000000]
 
-The functions are those of the build; only the raw files are not there. `--n 1e9` takes some ten minutes and 5 GB of
-the temporary folder. Steps that treat a unit, a batch of units, a bucket or a group alone are run on a few of them,
-because one is as large as another; the column of measured references says on how many. What sees all units or all
-shards is run in full.
+The functions are those of the build; only the raw files are not there. `--n 1e9` takes some ten
+minutes and 5 GB of the temporary folder. Steps that treat a unit, a batch of units, a bucket or a
+group alone are run on a few of them, because one is as large as another; the column of measured
+references says on how many. What sees all units or all shards is run in full.
 """
 
 import argparse
@@ -61,7 +61,8 @@ SOME_UNITS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One step of planning: how many references were treated, how many objects or elements it makes of all.
+    """One step of planning: how many references were treated, how many objects or elements it makes
+    of all.
 
     `seconds` are processor time in a fresh process.
     """
@@ -82,7 +83,12 @@ class Step:
 def plan_of(n: int) -> SplitPlan:
     """One split of `n` samples of 100 KB in shards of the default size."""
     return plan_split(
-        "train", {0: n}, num_bytes=n * SAMPLE_BYTES, fields=["jpg", "cls"], sizing=Sizing(), balance="none"
+        "train",
+        {0: n},
+        num_bytes=n * SAMPLE_BYTES,
+        fields=["jpg", "cls"],
+        sizing=Sizing(),
+        balance="none",
     )
 
 
@@ -99,7 +105,11 @@ def unit_rows(unit: int) -> list[UnitRow]:
 def _row(unit: int, row: int) -> UnitRow:
     name = f"n{unit:08d}/n{unit:08d}_{row}"
     image = Extent(
-        "train.tar", "1700000000000000", (unit * UNIT_SAMPLES + row) * (SAMPLE_BYTES + 512), SAMPLE_BYTES, row
+        "train.tar",
+        "1700000000000000",
+        (unit * UNIT_SAMPLES + row) * (SAMPLE_BYTES + 512),
+        SAMPLE_BYTES,
+        row,
     )
     return UnitRow(
         split="train", name=f"{name}.JPEG", key=name, label=unit % NUM_CLASSES, fix="",
@@ -118,7 +128,9 @@ def index_units(n: int) -> tuple[int, int, int]:
 
 
 def plan_all(n: int) -> tuple[int, int, int]:
-    """The summaries of all units to the plan and to where each batch starts: the one step that sees all units."""
+    """The summaries of all units to the plan and to where each batch starts: the one step that sees
+    all units.
+    """
     split, files = plan_of(n), made_files(_summary)
     started()
     whole = summaries.merge(read_summaries(files, num_units(n)))
@@ -148,9 +160,12 @@ def find_duplicates_in_bucket(n: int) -> tuple[int, int, int]:
     keys["hash"] = hash64(7, np.arange(len(keys)))
     per_part = max(1, len(keys) // -(-num_units(n) // plan.units_per_batch))
     parts = [
-        part for first in range(0, len(keys), per_part)
-        for _, part in write_slices(files, f"part-{first}", [(0, keys[first : first + per_part].tobytes())])
-    ]  # fmt: skip
+        part
+        for first in range(0, len(keys), per_part)
+        for _, part in write_slices(
+            files, f"part-{first}", [(0, keys[first : first + per_part].tobytes())]
+        )
+    ]
     started()
     assert not find_duplicate_keys(files, plan, 0, parts)
     return len(keys), buckets, 16 * n
@@ -168,7 +183,9 @@ def assign(n: int) -> tuple[int, int, int]:
 
 
 def gather_group(n: int) -> tuple[int, int, int]:
-    """The references of the first group of shards: read from all batches, sorted and written, shard by shard."""
+    """The references of the first group of shards: read from all batches, sorted and written, shard
+    by shard.
+    """
     files, plan = files_of(n), plan_file(plan_of(n), num_units(n))
     split = plan.splits["train"]
     num_batches = -(-plan.num_units // plan.units_per_batch)
@@ -185,9 +202,13 @@ def commit_all(n: int) -> tuple[int, int, int]:
     split = plan.splits["train"]
     with tempfile.TemporaryDirectory() as folder:
         files = made_files(lambda number: _record(split, number), folder)
-        committer = Committer(files, BuildConfig(source="folder", input="synthetic", output=folder), suffix="")
+        committer = Committer(
+            files, BuildConfig(source="folder", input="synthetic", output=folder), suffix=""
+        )
         started()
-        committer.write_manifest(plan, {"train": dict.fromkeys(range(NUM_CLASSES), n // NUM_CLASSES)})
+        committer.write_manifest(
+            plan, {"train": dict.fromkeys(range(NUM_CLASSES), n // NUM_CLASSES)}
+        )
         return n, split.num_shards, os.path.getsize(os.path.join(folder, naming.MANIFEST))
 
 
@@ -210,7 +231,9 @@ STEPS: dict[str, Callable[[int], tuple[int, int, int]]] = {
     "gather_group": gather_group,
     "commit_all": commit_all,
 }
-"""Each returns how many references it treated, and the number and bytes of all objects or elements of that kind."""
+"""Each returns how many references it treated, and the number and bytes of all objects or elements
+of that kind.
+"""
 
 PLANNING = ("plan_all", "spread_batch", "find_duplicates_in_bucket", "assign", "gather_group")
 """What is done with every reference once it is indexed."""
@@ -231,20 +254,29 @@ def run_step(name: str, n: int) -> Step:
     num_refs, num_objects, num_object_bytes = STEPS[name](n)
     seconds = max(1e-6, time.process_time() - _before["seconds"])
     return Step(
-        name=name, num_refs=num_refs, num_objects=num_objects, num_object_bytes=num_object_bytes, seconds=seconds,
+        name=name,
+        num_refs=num_refs,
+        num_objects=num_objects,
+        num_object_bytes=num_object_bytes,
+        seconds=seconds,
         added_bytes=_peak_bytes() - int(_before["peak"]),
-    )  # fmt: skip
+    )
 
 
 def measure(name: str, n: int) -> Step:
     """One step in a process of its own, so that no step inherits the peak of another."""
     words = [sys.executable, "-m", "benchmarks.scale", "--n", str(n), "--step", name]
-    return Step(**json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout))
+    return Step(
+        **json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
+    )
 
 
 def report(sizes: Sequence[int]) -> Iterator[str]:
     """The table of all steps, a Markdown line at a time."""
-    yield "| samples | step | measured references | references/s a core | grew by, MiB | objects | bytes of them |"
+    yield (
+        "| samples | step | measured references | references/s a core | grew by, MiB | objects |"
+        " bytes of them |"
+    )
     yield "|---|---|---|---|---|---|---|"
     for n in sizes:
         per_ref = 0.0
@@ -252,16 +284,21 @@ def report(sizes: Sequence[int]) -> Iterator[str]:
             step = measure(name, n)
             per_ref += name in PLANNING and 1 / step.rate
             yield (
-                f"| {n:,} | {name} | {step.num_refs:,} | {step.rate:,.0f} | {step.added_bytes / 2**20:,.0f} "
-                f"| {step.num_objects:,} | {step.num_object_bytes:,} |"
+                f"| {n:,} | {name} | {step.num_refs:,} | {step.rate:,.0f} |"
+                f" {step.added_bytes / 2**20:,.0f} | {step.num_objects:,} |"
+                f" {step.num_object_bytes:,} |"
             )
         yield f"| {n:,} | planning in all | | {1 / per_ref:,.0f} | | | |"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints the table, or with --step one step as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--n", default=",".join(map(str, SIZES)), help="numbers of samples, separated by commas")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--n", default=",".join(map(str, SIZES)), help="numbers of samples, separated by commas"
+    )
     parser.add_argument("--step", choices=sorted(STEPS), help="only that one, as JSON")
     args = parser.parse_args(argv)
     if args.step:
@@ -276,13 +313,22 @@ def _record(split: SplitPlan, number: int) -> ShardRecord:
     path, size = naming.shard_path("train", "train", number), split.shard_size(number)
     index = IndexFile(path=naming.index_path(path), num_bytes=150 * size, crc32c="AAAAAA==")
     shard = Shard(
-        path=path, num_samples=size, num_bytes=size * SAMPLE_BYTES, crc32c="AAAAAA==", sha256=f"{number:064x}",
-        first_id=0, index=index,
-    )  # fmt: skip
+        path=path,
+        num_samples=size,
+        num_bytes=size * SAMPLE_BYTES,
+        crc32c="AAAAAA==",
+        sha256=f"{number:064x}",
+        first_id=0,
+        index=index,
+    )
     return ShardRecord(
-        split="train", number=number, plan_digest="", num_content_bytes=size * SAMPLE_BYTES, fields=["jpg", "cls"],
+        split="train",
+        number=number,
+        plan_digest="",
+        num_content_bytes=size * SAMPLE_BYTES,
+        fields=["jpg", "cls"],
         shard=shard,
-    )  # fmt: skip
+    )
 
 
 def files_of(n: int) -> PlanFiles:
@@ -296,9 +342,17 @@ def plan_file(split: SplitPlan, units: int) -> PlanFile:
     """A plan with one split."""
     classes = [ClassInfo(label=label, name=str(label)) for label in range(NUM_CLASSES)]
     return PlanFile(
-        digest="", source_digest="", num_classes=NUM_CLASSES, classes=classes, splits={split.name: split}, fixes={},
-        num_rejected=0, rejected=ByteRange(paths.REJECTED, 0, 0, 0), num_units=units, notes=[],
-    )  # fmt: skip
+        digest="",
+        source_digest="",
+        num_classes=NUM_CLASSES,
+        classes=classes,
+        splits={split.name: split},
+        fixes={},
+        num_rejected=0,
+        rejected=ByteRange(paths.REJECTED, 0, 0, 0),
+        num_units=units,
+        notes=[],
+    )
 
 
 def put_units(files: PlanFiles, plan: PlanFile) -> range:
@@ -320,18 +374,26 @@ def unit_tables(num_units: int) -> Iterator[pa.RecordBatch]:
 
 
 def put_group(files: PlanFiles, plan: SplitPlan, num_batches: int) -> tuple[list[ByteRange], int]:
-    """All references of group 0, of scattered samples, a part from each batch; and how many they are."""
+    """All references of group 0, of scattered samples, a part from each batch; and how many they
+    are.
+    """
     shards = np.arange(plan.num_shards)
     shards = shards[plan.group_of(shards) == 0]
-    line = np.concatenate([np.arange(shard, plan.num_stored, plan.num_shards) for shard in shards.tolist()])
+    line = np.concatenate(
+        [np.arange(shard, plan.num_stored, plan.num_shards) for shard in shards.tolist()]
+    )
     source = permute(line, n=plan.num_stored, key=derive_key(0, "place", plan.name, 0))
     line, source = line[np.argsort(source)], np.sort(source)
     raw = tables.concat(list(unit_tables(num_units(len(line))))).slice(0, len(line))
     none = np.zeros(len(line), np.int32)
     columns = {
-        "row": raw["row"], "occurrence": none, "source": source, "copy": none, "shard": line % plan.num_shards,
+        "row": raw["row"],
+        "occurrence": none,
+        "source": source,
+        "copy": none,
+        "shard": line % plan.num_shards,
         "rank": hash64(derive_key(0, "rank", plan.name), line),
-    }  # fmt: skip
+    }
     placed = tables.from_columns(tables.PLACEMENT, columns)
     bounds = np.linspace(0, len(line), num_batches + 1).astype(int).tolist()
     parts = []
@@ -353,9 +415,13 @@ def _summary(unit: int) -> UnitSummary:
         strata=dict.fromkeys(range(NUM_CLASSES), UNIT_SAMPLES // NUM_CLASSES),
     )  # fmt: skip
     return UnitSummary(
-        unit=unit, splits={"train": count}, fields={"train": dict.fromkeys(("jpg", "cls"), UNIT_SAMPLES)},
-        fixes={}, reasons=[], digest=f"{unit:064x}",
-    )  # fmt: skip
+        unit=unit,
+        splits={"train": count},
+        fields={"train": dict.fromkeys(("jpg", "cls"), UNIT_SAMPLES)},
+        fixes={},
+        reasons=[],
+        digest=f"{unit:064x}",
+    )
 
 
 class _Listing(MemoryStorage):
@@ -367,22 +433,35 @@ class _Listing(MemoryStorage):
 
     def list(self, prefix: str = "") -> Iterator[Stat]:
         each = -(-self.num_files // NUM_CLASSES)
-        names = (f"train/n{label:08d}/n{label:08d}_{row}.JPEG" for label in range(NUM_CLASSES) for row in range(each))
+        names = (
+            f"train/n{label:08d}/n{label:08d}_{row}.JPEG"
+            for label in range(NUM_CLASSES)
+            for row in range(each)
+        )
         for name in islice(names, self.num_files):
-            yield Stat(name=name, num_bytes=SAMPLE_BYTES, generation="1700000000000000", crc32c=None)
+            yield Stat(
+                name=name, num_bytes=SAMPLE_BYTES, generation="1700000000000000", crc32c=None
+            )
 
 
 class _Made(MemoryStorage):
-    """A storage that holds nothing: what is read is made from the last number in its name; what is written goes to
-    a folder of the disk."""
+    """A storage that holds nothing: what is read is made from the last number in its name; what is
+    written goes to a folder of the disk.
+    """
 
     def __init__(self, make: Callable[[int], bytes], folder: str) -> None:
         super().__init__("made")
         object.__setattr__(self, "make", make)
         object.__setattr__(self, "folder", folder)
 
-    def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
-        return self.make(int(re.findall(r"[0-9]+", name)[-1])) if name != paths.BUILD else frame("", b"")
+    def read(
+        self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None
+    ) -> bytes:
+        return (
+            self.make(int(re.findall(r"[0-9]+", name)[-1]))
+            if name != paths.BUILD
+            else frame("", b"")
+        )
 
     def writer(self, name: str, *, if_generation: str | None = None) -> ObjectWriter:
         return LocalStorage(self.folder).writer(name, if_generation=if_generation)

@@ -1,15 +1,17 @@
 """Compares the stream with other readers on identical images, and with the limits of all of them.
 
     python -m benchmarks.stream
-    python -m benchmarks.stream --kind png --only "shardset, bytes only" --only "webdataset, bytes only"
+    python -m benchmarks.stream --kind png --only "shardset, bytes only" --only "webdataset, bytes
+    only"
     python -m benchmarks.stream --kind abc
     python -m benchmarks.stream --write docs/benchmarks/stream.md
     python -m benchmarks.stream --against CHECKOUT [--kind jpeg|png] [--samples N] [--rounds N]
 
-Makes the images from a seed (110 KB JPEGs, or 2 KB PNGs of 32 x 32) in every reader's form, runs every contestant in a
-process of its own, one after the other, and appends what it measured to the results; medians go to the page.
-`abc` compares local files, local shards and far shards, by a loop that does nothing and by one with a device. With
---against it only compares an epoch of the stream of this checkout with one of another, whole processes, in turns.
+Makes the images from a seed (110 KB JPEGs, or 2 KB PNGs of 32 x 32) in every reader's form, runs
+every contestant in a process of its own, one after the other, and appends what it measured to the
+results; medians go to the page. `abc` compares local files, local shards and far shards, by a loop
+that does nothing and by one with a device. With --against it only compares an epoch of the stream
+of this checkout with one of another, whole processes, in turns.
 """
 
 import argparse
@@ -51,25 +53,40 @@ NUM_SAMPLES = {"jpeg": 2048, "png": 51200, "abc": 8192}
 LATENCY_S, BYTES_PER_S = 0.05, 200e6
 RESULTS = REPOSITORY / ".tools" / "stream.jsonl"
 PEERS = [
-    *(f"{name}, {how}" for name in ("webdataset", "MosaicML Streaming", "LitData", "Grain on files", "ImageFolder")
-      for how in ("as documented", "tuned")),
+    *(
+        f"{name}, {how}"
+        for name in ("webdataset", "MosaicML Streaming", "LitData", "Grain on files", "ImageFolder")
+        for how in ("as documented", "tuned")
+    ),
     "webdataset, bytes only",
-]  # fmt: skip
+]
 
 
-# --- the images ------------------------------------------------------------------------------------------------------
+# --- the images -----------------------------------------------------------------------------------
 
 
 def make_data(kind: str, folder: Path, num_samples: int, *, for_all: bool = True) -> Data:
-    """Writes the images as files and shards, `for_all` in every form, unless an earlier call did; from a seed."""
+    """Writes the images as files and shards, `for_all` in every form, unless an earlier call did;
+    from a seed.
+    """
     data = Data(folder=str(folder), kind=kind, num_samples=num_samples)
     if not (folder / "made").exists():
         samples = write_files(data)
-        write_shard_set(open_storage(str(folder / "shards")), {"train": samples}, num_shards=NUM_SHARDS)
+        write_shard_set(
+            open_storage(str(folder / "shards")), {"train": samples}, num_shards=NUM_SHARDS
+        )
         if for_all:
             rewritten = [_rewritten(sample, kind) for sample in samples]
-            write_shard_set(open_storage(str(folder / "rewritten")), {"train": rewritten}, num_shards=NUM_SHARDS)
-            words = [environment.peers_python(), "-m", "benchmarks.peers_read", "convert", json.dumps(asdict(data))]
+            write_shard_set(
+                open_storage(str(folder / "rewritten")), {"train": rewritten}, num_shards=NUM_SHARDS
+            )
+            words = [
+                environment.peers_python(),
+                "-m",
+                "benchmarks.peers_read",
+                "convert",
+                json.dumps(asdict(data)),
+            ]
             subprocess.run(words, check=True, cwd=REPOSITORY, stdout=subprocess.DEVNULL)
         (folder / "made").write_text("")
     return data
@@ -95,7 +112,11 @@ def samples_of(data: Data) -> Iterator[StoredSample]:
 
 def _rewritten(sample: StoredSample, kind: str) -> StoredSample:
     (name, content), *others = sample.fields
-    content = add_restart_markers(content) if kind == "jpeg" else stored_png.stored(decode(content)[None])[0]
+    content = (
+        add_restart_markers(content)
+        if kind == "jpeg"
+        else stored_png.stored(decode(content)[None])[0]
+    )
     return msgspec.structs.replace(sample, fields=((name, content), *others))
 
 
@@ -107,20 +128,35 @@ def _photo(photo: np.ndarray, draw: np.random.Generator) -> bytes:
 
 def _thumbnail(photo: np.ndarray, draw: np.random.Generator) -> bytes:
     top, left = draw.integers(0, photo.shape[0] - 100), draw.integers(0, photo.shape[1] - 100)
-    return encode(cv2.resize(photo[top : top + 100, left : left + 100], (32, 32), interpolation=cv2.INTER_AREA), "png")
+    return encode(
+        cv2.resize(
+            photo[top : top + 100, left : left + 100], (32, 32), interpolation=cv2.INTER_AREA
+        ),
+        "png",
+    )
 
 
-# --- our side and the limits -----------------------------------------------------------------------------------------
+# --- our side and the limits ----------------------------------------------------------------------
 
 
 def spec_of(data: Data) -> ImageSpec:
     """How training images are cropped and resized."""
-    return ImageSpec(size=224, flip=True) if data.kind == "jpeg" else ImageSpec(size=32, crop=PadCrop(4), flip=True)
+    return (
+        ImageSpec(size=224, flip=True)
+        if data.kind == "jpeg"
+        else ImageSpec(size=32, crop=PadCrop(4), flip=True)
+    )
 
 
 def stream_of(url: str, data: Data, **options: Any) -> Stream:
     """The stream as the documentation shows it."""
-    choices = {"global_batch_size": BATCH, "rank": 0, "world_size": 1, "seed": 1, "image": spec_of(data)}
+    choices = {
+        "global_batch_size": BATCH,
+        "rank": 0,
+        "world_size": 1,
+        "seed": 1,
+        "image": spec_of(data),
+    }
     return Stream(url, "train", **choices | options)
 
 
@@ -145,26 +181,33 @@ def ours_decoded(data: Data) -> Iterator[int]:
 
 
 def ours_rewritten(data: Data) -> Iterator[int]:
-    """The same with JPEGs as --jpeg-restart writes them, or PNGs as the build makes them from arrays."""
+    """The same with JPEGs as --jpeg-restart writes them, or PNGs as the build makes them from
+    arrays.
+    """
     return _epochs(stream_of(f"{data.folder}/rewritten", data), 0, 1)
 
 
 def ours_remote(data: Data) -> Iterator[int]:
     """From the emulator, through a relay that adds latency and limits each connection.
 
-    With 16 lanes its reads are as long as in a set of a million samples; 256 would cut this small set into crumbs.
+    With 16 lanes its reads are as long as in a set of a million samples; 256 would cut this small
+    set into crumbs.
     """
     return _epochs(stream_of(f"gs://{BUCKET}/shards", data, num_lanes=16), 0, 1)
 
 
 def ours_bytes(data: Data) -> Iterator[int]:
     """Checked bytes, not decoded, shuffled."""
-    return _epochs(stream_of(f"{data.folder}/shards", data, image=None, fields=(data.field,)), 0, data.passes)
+    return _epochs(
+        stream_of(f"{data.folder}/shards", data, image=None, fields=(data.field,)), 0, data.passes
+    )
 
 
 def ours_bytes_remote(data: Data) -> Iterator[int]:
     """The same from a distant server."""
-    stream = stream_of(f"gs://{BUCKET}/shards", data, num_lanes=16, image=None, fields=(data.field,))
+    stream = stream_of(
+        f"gs://{BUCKET}/shards", data, num_lanes=16, image=None, fields=(data.field,)
+    )
     return _epochs(stream, 0, data.passes)
 
 
@@ -174,7 +217,9 @@ def _epochs(stream: Stream, first: int, stop: int) -> Iterator[int]:
 
 
 def decoding_alone(data: Data) -> Iterator[int]:
-    """Decoding and cropping bytes that lie in memory, with two threads: these decoders can't be faster."""
+    """Decoding and cropping bytes that lie in memory, with two threads: these decoders can't be
+    faster.
+    """
     files = [path.read_bytes() for path in sorted(Path(data.folder, "files").glob("*/*"))]
     spec, rows = spec_of(data), np.arange(len(files))
     drawn = draws(spec, 1, 0, rows, rows * 0)
@@ -190,7 +235,9 @@ def decoding_alone(data: Data) -> Iterator[int]:
 
 
 def reading_batches(data: Data) -> Iterator[int]:
-    """Every shard front to back, into new memory for each batch, which is dropped when the next one comes."""
+    """Every shard front to back, into new memory for each batch, which is dropped when the next one
+    comes.
+    """
     shards = sorted(Path(data.folder, "shards", "train").glob("*.tar"))
     mean, num_bytes = sum(path.stat().st_size for path in shards) / data.num_samples, 0
     for path in data.passes * shards:
@@ -213,7 +260,11 @@ OURS: dict[str, Contestant] = {
     "reading alone, kept for a batch": reading_batches,
 }
 KINDS = {
-    "jpeg": [name for name in OURS if name not in ("shardset, later epochs", "shardset, PNGs not compressed")],
+    "jpeg": [
+        name
+        for name in OURS
+        if name not in ("shardset, later epochs", "shardset, PNGs not compressed")
+    ],
     "png": [name for name in OURS if name != "shardset, --jpeg-restart"],
 }
 ABC = {"A": "ImageFolder, tuned", "B": "shardset", "C": "shardset, from gs:// (50 ms, 200 MB/s)"}
@@ -224,13 +275,15 @@ SLOW = "as documented"
 """Readers that take most of the time and decide nothing: they run in the first round only."""
 
 
-# --- running them ----------------------------------------------------------------------------------------------------
+# --- running them ---------------------------------------------------------------------------------
 
 
 def run(name: str, data: Data, host: str, device_s: float = 0.0) -> dict[str, Any]:
-    """One contestant in a process of its own; `peak_bytes` counts its workers, memory that is shared once.
+    """One contestant in a process of its own; `peak_bytes` counts its workers, memory that is
+    shared once.
 
-    `servers_s` is the processor time for 1,000 samples of all other processes that this one has started.
+    `servers_s` is the processor time for 1,000 samples of all other processes that this one has
+    started.
     """
     mine = [sys.executable, "-m", "benchmarks.stream", "--one"]
     words = mine if name in OURS else [environment.peers_python(), "-m", "benchmarks.peers_read"]
@@ -238,7 +291,9 @@ def run(name: str, data: Data, host: str, device_s: float = 0.0) -> dict[str, An
     environ = {**os.environ, "STORAGE_EMULATOR_HOST": host, "PYTHONWARNINGS": "ignore"}
     before = _servers_cpu_s()
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=log, env=environ, cwd=REPOSITORY, text=True)
+        process = subprocess.Popen(
+            words, stdout=subprocess.PIPE, stderr=log, env=environ, cwd=REPOSITORY, text=True
+        )
         peak = 0
         while process.poll() is None:
             peak = max(peak, sum(map(proportional_bytes, family(process.pid))))
@@ -246,7 +301,9 @@ def run(name: str, data: Data, host: str, device_s: float = 0.0) -> dict[str, An
         printed = process.stdout.read() if process.stdout else ""
         if process.returncode:
             log.seek(0)
-            raise RuntimeError(f"{name}: code {process.returncode}\n{log.read().decode(errors='replace')[-3000:]}")
+            raise RuntimeError(
+                f"{name}: code {process.returncode}\n{log.read().decode(errors='replace')[-3000:]}"
+            )
     found = json.loads(printed.splitlines()[-1])
     servers = 1000 * (_servers_cpu_s() - before) / found["num_samples"]
     return {**found, "peak_bytes": peak, "servers_s": servers}
@@ -261,11 +318,16 @@ def far_bucket(data: Data) -> Iterator[str]:
     """The address of an emulator that holds the shards, behind a slow network."""
     with tempfile.TemporaryDirectory() as folder, emulator(Path(folder, "log")) as url:
         os.environ["STORAGE_EMULATOR_HOST"] = url
-        source, target = open_storage(f"{data.folder}/shards"), open_storage(f"gs://{BUCKET}/shards")
+        source, target = (
+            open_storage(f"{data.folder}/shards"),
+            open_storage(f"gs://{BUCKET}/shards"),
+        )
         for found in source.list():
             with target.writer(found.name) as out:
                 out.write(source.read(found.name))
-        with relay(url.removeprefix("http://"), delay_s=LATENCY_S, bytes_per_s=BYTES_PER_S) as address:
+        with relay(
+            url.removeprefix("http://"), delay_s=LATENCY_S, bytes_per_s=BYTES_PER_S
+        ) as address:
             yield f"http://{address}"
 
 
@@ -291,7 +353,14 @@ def measure_abc(data: Data, rounds: int) -> Iterator[dict[str, Any]]:
                     found = run(name, data, host, device_s if loop == "device" else 0.0)
                     if (letter, device_s) == ("B", 0.0):
                         device_s = BATCH / (BUSY_DEVICE * found["rate_after"])
-                    yield {"kind": "abc", "loop": loop, "letter": letter, "name": name, "device_s": device_s, **found}
+                    yield {
+                        "kind": "abc",
+                        "loop": loop,
+                        "letter": letter,
+                        "name": name,
+                        "device_s": device_s,
+                        **found,
+                    }
 
 
 EPOCH = """
@@ -300,7 +369,8 @@ import shardset
 url, size = sys.argv[1:]
 crop = {"crop": shardset.PadCrop(4)} if size == "32" else {}
 image = shardset.ImageSpec(size=int(size), flip=True, **crop)
-stream = shardset.Stream(url, "train", global_batch_size=256, rank=0, world_size=1, seed=1, image=image)
+world = {"global_batch_size": 256, "rank": 0, "world_size": 1}
+stream = shardset.Stream(url, "train", seed=1, image=image, **world)
 for batch in stream.epoch(0):
     pass
 """
@@ -308,15 +378,30 @@ for batch in stream.epoch(0):
 
 
 def against(other: Path, data: Data, rounds: int, folder: Path) -> None:
-    """Compares an epoch by the streams of both checkouts, each of the set that it built of the same images."""
+    """Compares an epoch by the streams of both checkouts, each of the set that it built of the same
+    images.
+    """
     write_files(data)
     commands = {}
-    for number, (name, checkout) in enumerate({"this checkout": REPOSITORY, str(other): other}.items()):
+    for number, (name, checkout) in enumerate(
+        {"this checkout": REPOSITORY, str(other): other}.items()
+    ):
         url = str(folder / f"set-{number}")
-        words = ["pipelines", "build", "--source", "folder", "--input", f"{data.folder}/files", "--output", url]
+        words = [
+            "pipelines",
+            "build",
+            "--source",
+            "folder",
+            "--input",
+            f"{data.folder}/files",
+            "--output",
+            url,
+        ]
         words += ["--num-shards", str(NUM_SHARDS), "--no-report"]
         environ = {**os.environ, **of_checkout(checkout)}
-        subprocess.run([sys.executable, "-m", *words], check=True, env=environ, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [sys.executable, "-m", *words], check=True, env=environ, stdout=subprocess.DEVNULL
+        )
         commands[name] = ([sys.executable, "-c", EPOCH, url, str(data.size)], checkout)
     compare(f"{data.num_samples} {data.kind} images", commands, rounds, folder)
 
@@ -326,18 +411,28 @@ def main() -> None:
     if sys.argv[1:2] == ["--one"]:
         reading.main(OURS, sys.argv[2:])
         return
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kind", choices=[*KINDS, "abc"], help="default: jpeg, then png")
     parser.add_argument("--samples", type=int)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", type=Path, help="where the images are kept (default: a temporary folder)")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="a file of JSON lines that grows")
+    parser.add_argument(
+        "--folder", type=Path, help="where the images are kept (default: a temporary folder)"
+    )
+    parser.add_argument(
+        "--results", type=Path, default=RESULTS, help="a file of JSON lines that grows"
+    )
     parser.add_argument(
         "--only", action="append", choices=[*OURS, *PEERS], metavar="NAME",
         help="only this contestant; may be repeated. One of " + "; ".join([*OURS, *PEERS]),
     )  # fmt: skip
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="write the page from the results and run nothing")
-    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="only compare with this other checkout")
+    parser.add_argument(
+        "--write", type=Path, metavar="PAGE", help="write the page from the results and run nothing"
+    )
+    parser.add_argument(
+        "--against", type=Path, metavar="CHECKOUT", help="only compare with this other checkout"
+    )
     options = parser.parse_args()
     if options.against and options.kind == "abc":
         parser.error("--against compares jpeg and png")
@@ -354,9 +449,15 @@ def main() -> None:
             folder = (options.folder or Path(temporary)) / kind
             folder.mkdir(parents=True, exist_ok=True)
             if kind == "abc":
-                lines = measure_abc(make_data("jpeg", folder, num_samples, for_all=False), options.rounds)
+                lines = measure_abc(
+                    make_data("jpeg", folder, num_samples, for_all=False), options.rounds
+                )
             else:
-                names = [name for name in [*KINDS[kind], *PEERS] if not options.only or name in options.only]
+                names = [
+                    name
+                    for name in [*KINDS[kind], *PEERS]
+                    if not options.only or name in options.only
+                ]
                 lines = measure(make_data(kind, folder, num_samples), names, options.rounds)
             with options.results.open("a") as out:
                 for line in lines:

@@ -35,7 +35,10 @@ def table(found: dict[str, dict[str, float]]) -> str:
     """One row a contestant."""
     rows = [f"| reader | {' | '.join(COLUMNS)} |", f"|---|{'---|' * len(COLUMNS)}"]
     for name, numbers in found.items():
-        rows.append(f"| {name} | {' | '.join(shown.format(numbers[key]) for key, shown in COLUMNS.values())} |")
+        rows.append(
+            f"| {name} |"
+            f" {' | '.join(shown.format(numbers[key]) for key, shown in COLUMNS.values())} |"
+        )
     return "\n".join(rows) + "\n"
 
 
@@ -47,19 +50,29 @@ ABC_COLUMNS = {
     "CPU s per 1,000": ("cpu_s", "{:.3f}"),
     "of servers": ("servers_s", "{:.3f}"),
 }
-ABC_ROWS = {"A": "A, local files (ImageFolder, tuned)", "B": "B, local shards", "C": "C, far shards"}
+ABC_ROWS = {
+    "A": "A, local files (ImageFolder, tuned)",
+    "B": "B, local shards",
+    "C": "C, far shards",
+}
 ABC_LOOPS = {"free": "does nothing", "device": "device"}
 
 
 def abc_table(lines: Sequence[dict[str, Any]]) -> str:
-    """Medians of A, B and C by either loop, the rate of the device, and what B has of A and C of B."""
-    rows = [f"| loop | reader | {' | '.join(ABC_COLUMNS)} |", f"|---|---|{'---|' * len(ABC_COLUMNS)}"]
+    """Medians of A, B and C by either loop, the rate of the device,
+    and what B has of A and C of B.
+    """
+    rows = [
+        f"| loop | reader | {' | '.join(ABC_COLUMNS)} |",
+        f"|---|---|{'---|' * len(ABC_COLUMNS)}",
+    ]
     sentences = []
     for loop, shown in ABC_LOOPS.items():
         mine = [line for line in lines if line["loop"] == loop]
         found = {
             letter: {
-                key: median(line[key] for line in mine if line["letter"] == letter) for key, _ in ABC_COLUMNS.values()
+                key: median(line[key] for line in mine if line["letter"] == letter)
+                for key, _ in ABC_COLUMNS.values()
             }
             for letter in ABC_ROWS
         }
@@ -67,7 +80,9 @@ def abc_table(lines: Sequence[dict[str, Any]]) -> str:
             cells = [form.format(numbers[key]) for key, form in ABC_COLUMNS.values()]
             rows.append(f"| {shown} | {ABC_ROWS[letter]} | {' | '.join(cells)} |")
         if loop == "device":
-            rates = " and ".join(f"{rate:,.0f}" for rate in sorted({BATCH / line["device_s"] for line in mine}))
+            rates = " and ".join(
+                f"{rate:,.0f}" for rate in sorted({BATCH / line["device_s"] for line in mine})
+            )
             shown = f"with a device that takes {rates} samples/s"
         else:
             shown = "with a loop that does nothing"
@@ -94,7 +109,9 @@ def write(path: Path, results: Path) -> None:
     if contents:
         versions = environment.versions(environment.peers_python(), LIBRARIES)
         libraries = ", ".join(f"{name} {version}" for name, version in versions.items())
-        contents["facts"] = f"{environment.today()}; {libraries}; medians of {min(runs)} to {max(runs)} runs.\n"
+        contents["facts"] = (
+            f"{environment.today()}; {libraries}; medians of {min(runs)} to {max(runs)} runs.\n"
+        )
     if abc := [line for line in lines if line["kind"] == "abc"]:
         contents["abc"] = f"{environment.today()}.\n\n{abc_table(abc)}"
     for name, content in contents.items():

@@ -1,7 +1,8 @@
-"""timm's way to train, for `benchmarks.gpu`: its dataset, loader, model and optimizer in a plain loop.
+"""timm's way to train, for `benchmarks.gpu`: its dataset, loader, model and optimizer in a plain
+loop.
 
-The fastest settings of its script: channels-last, bfloat16 autocast, torch.compile, the prefetcher, a worker for each
-core. timm's wheel has no train.py.
+The fastest settings of its script: channels-last, bfloat16 autocast, torch.compile, the prefetcher,
+a worker for each core. timm's wheel has no train.py.
 """
 
 import json
@@ -46,7 +47,9 @@ def rate(folder: str, model: str, batch: int, size: int, steps: int, warmup: int
     return steps * batch / (time.perf_counter() - started)
 
 
-def batches_of(folder: str, batch: int, size: int, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def batches_of(
+    folder: str, batch: int, size: int, device: torch.device
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Batches of timm's loader, epoch after epoch."""
     dataset = create_dataset("", root=folder, split="train", is_training=True, batch_size=batch)
     loader = create_loader(

@@ -1,14 +1,16 @@
 """Measures training: with real data and `--fake-data`, and up to an accuracy.
 
-    OMP_WAIT_POLICY=passive python -m benchmarks.train ratio --model resnet50 --size 224 --steps 3 --batch 8 --rounds 9
-    OMP_WAIT_POLICY=passive python -m benchmarks.train cost --model resnet50 --size 224 --steps 3 --batch 8
+    OMP_WAIT_POLICY=passive python -m benchmarks.train ratio --model resnet50 --size 224 --steps 3
+    --batch 8 --rounds 9
+    OMP_WAIT_POLICY=passive python -m benchmarks.train cost --model resnet50 --size 224 --steps 3
+    --batch 8
     python -m benchmarks.train accuracy --strategy spmd
     OMP_WAIT_POLICY=passive python -m benchmarks.train losses --rounds 5
 
-Real data are JPEGs of 400 x 500 pixels; the accuracy is that of the demo's digits, with another seed in each round.
-`losses` is what --record-losses costs on the digits, whose steps are so short that any cost shows.
-Passive waiting keeps torch's threads from spinning while other work has their cores, which would count as processor
-time of a sample.
+Real data are JPEGs of 400 x 500 pixels; the accuracy is that of the demo's digits, with another
+seed in each round. `losses` is what --record-losses costs on the digits, whose steps are so short
+that any cost shows. Passive waiting keeps torch's threads from spinning while other work has their
+cores, which would count as processor time of a sample.
 """
 
 import argparse
@@ -29,7 +31,14 @@ from examples.demo import commands, write_digits
 from shardset.storage.open import open_storage
 from tests.makers.shardset import jpeg_samples, write_shard_set
 from tests.makers.training import finish, read_records, trainer
-from trainer.config import DEFAULT_CLASSES, ImageConfig, ModelConfig, ScheduleConfig, Strategy, TrainConfig
+from trainer.config import (
+    DEFAULT_CLASSES,
+    ImageConfig,
+    ModelConfig,
+    ScheduleConfig,
+    Strategy,
+    TrainConfig,
+)
 from trainer.data.device_feed import DeviceFeed
 from trainer.data.splits import open_data
 from trainer.model.learner import Learner
@@ -42,7 +51,9 @@ ACCURACIES = (0.9, 0.95, 0.97)
 
 def main() -> None:
     """Prints one table in Markdown."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=["ratio", "cost", "accuracy", "losses"])
     parser.add_argument("--strategy", default="single")
     parser.add_argument("--model", default="resnet50")
@@ -97,10 +108,12 @@ class Turn:
 
 
 def ratio_table(config: TrainConfig, folder: Path, rounds: int) -> str:
-    """What a sample takes with real and with fake data, in turns of `max_steps` in one process, and their ratios.
+    """What a sample takes with real and with fake data, in turns of `max_steps` in one process, and
+    their ratios.
 
-    Each turn of real data opens its stream anew, so that nothing was decoded while fake data trained. One turn of each
-    comes first and does not count: in it the process gets its memory, a virtual machine perhaps from its host.
+    Each turn of real data opens its stream anew, so that nothing was decoded while fake data
+    trained. One turn of each comes first and does not count: in it the process gets its memory, a
+    virtual machine perhaps from its host.
     """
     steps = config.max_steps or 1
     manifest = real_data(folder / "set", steps * config.global_batch_size)
@@ -113,7 +126,9 @@ def ratio_table(config: TrainConfig, folder: Path, rounds: int) -> str:
         learner = Learner(runtime, config, DEFAULT_CLASSES, None)
         for number in range(rounds + 1):
             for kind in kinds_of(number):
-                with DeviceFeed(streams[kind].run(iter([(number, range(steps))])), runtime.to_device) as feed:
+                with DeviceFeed(
+                    streams[kind].run(iter([(number, range(steps))])), runtime.to_device
+                ) as feed:
                     turns[kind].append(turn_of(learner, feed))
             real, fake = turns["real"][-1], turns["fake"][-1]
             text = f"round {number}: {real.rate:.3f} of {fake.rate:.3f} samples/s"
@@ -161,11 +176,15 @@ def rows_of(*rows: tuple[str, float, Sequence[float], int]) -> str:
 
 def quotients(left: Sequence[float], right: Sequence[float]) -> tuple[float, list[float]]:
     """The ratio of the medians, and that of each pair."""
-    return statistics.median(left) / statistics.median(right), [a / b for a, b in zip(left, right, strict=True)]
+    return statistics.median(left) / statistics.median(right), [
+        a / b for a, b in zip(left, right, strict=True)
+    ]
 
 
 def cost_table(config: TrainConfig, folder: Path, rounds: int) -> str:
-    """Processor time of a sample in the input and in the model's step, in one process: no other load is in it."""
+    """Processor time of a sample in the input and in the model's step, in one process: no other
+    load is in it.
+    """
     steps = config.max_steps or 1
     manifest = real_data(folder / "set", steps * config.global_batch_size)
     stream = open_data(replace(config, manifest=manifest), 0, 1).train
@@ -191,7 +210,11 @@ def cost_table(config: TrainConfig, folder: Path, rounds: int) -> str:
 def digits_set(folder: Path) -> str:
     """The demo's shard set."""
     raw = write_digits(folder / "raw")
-    subprocess.run([sys.executable, "-m", *commands("digits", raw, folder)[0]], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "-m", *commands("digits", raw, folder)[0]],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     return str(folder / "shards")
 
 
@@ -203,11 +226,15 @@ def whole_run(config: TrainConfig) -> None:
 
 
 def losses_table(manifest: str, strategy: Strategy, folder: Path, rounds: int) -> str:
-    """User and system time of the digits recipe with and without --record-losses, in turns, and their ratio."""
+    """User and system time of the digits recipe with and without --record-losses, in turns, and
+    their ratio.
+    """
     seconds: dict[bool, list[float]] = {True: [], False: []}
     for number in range(rounds):
         for records in (True, False) if number % 2 else (False, True):
-            config = replace(digits_smoke(), manifest=manifest, strategy=strategy, record_losses=records)
+            config = replace(
+                digits_smoke(), manifest=manifest, strategy=strategy, record_losses=records
+            )
             before = os.times()
             whole_run(replace(config, run_dir=str(folder / f"run{number}-{records}")))
             after = os.times()
@@ -221,7 +248,9 @@ def losses_table(manifest: str, strategy: Strategy, folder: Path, rounds: int) -
 
 
 def accuracy_table(manifest: str, strategy: Strategy, folder: Path, rounds: int) -> str:
-    """The digits recipe to its end: when it first reached each accuracy, with its start and its compiling."""
+    """The digits recipe to its end: when it first reached each accuracy, with its start and its
+    compiling.
+    """
     rows = []
     for seed in range(rounds):
         run_dir = folder / f"run{seed}"
@@ -229,16 +258,26 @@ def accuracy_table(manifest: str, strategy: Strategy, folder: Path, rounds: int)
         whole_run(replace(config, run_dir=str(run_dir)))
         final, evaluated = read_records(run_dir, "final")[0], read_records(run_dir, "eval")
         reached = (f"{seconds_to(run_dir, evaluated, share):.1f}" for share in ACCURACIES)
-        rows.append(f"| {seed} | {' | '.join(reached)} | {final['seconds']:.1f} | {final['accuracy']:.4f} |")
+        rows.append(
+            f"| {seed} | {' | '.join(reached)} | {final['seconds']:.1f} | {final['accuracy']:.4f} |"
+        )
     head = " | ".join(f"s to {share:.0%}" for share in ACCURACIES)
-    return "\n".join([f"| seed | {head} | s in all | accuracy |", "|---|---|---|---|---|---|", *rows])
+    return "\n".join(
+        [f"| seed | {head} | s in all | accuracy |", "|---|---|---|---|---|---|", *rows]
+    )
 
 
 def seconds_to(run_dir: Path, evaluated: Sequence[dict[str, Any]], share: float) -> float:
-    """From the first line of the log to the first evaluation of at least that accuracy; not a number if none was."""
+    """From the first line of the log to the first evaluation of at least that accuracy; not a
+    number if none was.
+    """
     start = (run_dir / log_name(0)).read_text().partition(" ")[0]
     found = [one["time"] for one in evaluated if one["top1"] >= share]
-    return (datetime.fromisoformat(min(found)) - datetime.fromisoformat(start)).total_seconds() if found else math.nan
+    return (
+        (datetime.fromisoformat(min(found)) - datetime.fromisoformat(start)).total_seconds()
+        if found
+        else math.nan
+    )
 
 
 def real_data(folder: Path, num_samples: int) -> str:

@@ -1,9 +1,11 @@
-"""What views cost: to open a large one, the bytes and requests of an epoch, and the rate of a stream.
+"""What views cost: to open a large one, the bytes and requests of an epoch, and the rate of a
+stream.
 
 python -m benchmarks.views [open] [reads] [rate]
 
-`open`: 1e7 of 1e9 ids, in a process of its own. `reads`: counts what the order of 8 readers asks a bucket for, at the
-size of ImageNet, with the samples of the view chosen at random. `rate`: a set on this machine and nine tenths of it.
+`open`: 1e7 of 1e9 ids, in a process of its own. `reads`: counts what the order of 8 readers asks a
+bucket for, at the size of ImageNet, with the samples of the view chosen at random. `rate`: a set on
+this machine and nine tenths of it.
 """
 
 import argparse
@@ -41,12 +43,15 @@ from shardset.order.budget import OrderOptions, fit_order
 
 times, cpu_s = [time.perf_counter()], time.process_time()
 loaded = manifest.load(sys.argv[1])
-times, cpu_s, peak_bytes = [*times, time.perf_counter()], time.process_time() - cpu_s, peak_bytes_of(os.getpid())
-split, options = loaded.manifest.split("train"), OrderOptions(seed=0, global_batch_size=1024, world_size=8)
+times = [*times, time.perf_counter()]
+cpu_s, peak_bytes = time.process_time() - cpu_s, peak_bytes_of(os.getpid())
+split = loaded.manifest.split("train")
+options = OrderOptions(seed=0, global_batch_size=1024, world_size=8)
 view = loaded.part("train").selection
 fit_order(split.shard_sizes, options, stored_bytes=split.num_tar_bytes, view=view).batch(0, 0)
 times = [*times, time.perf_counter()]
-found = {"open, s": times[1] - times[0], "cpu, s": cpu_s, "MB": peak_bytes / 1e6, "first step, s": times[2] - times[1]}
+opened_s, first_s = times[1] - times[0], times[2] - times[1]
+found = {"open, s": opened_s, "cpu, s": cpu_s, "MB": peak_bytes / 1e6, "first step, s": first_s}
 print(json.dumps(found))
 """
 """Imports no more than it must: it measures the memory of its process."""
@@ -66,7 +71,10 @@ def show_open() -> None:
         write(plan_of(*SETS["large"]), f"{folder}/set")
         ids = np.unique(np.random.default_rng(0).integers(0, SETS["large"][0], NUM_KEPT))
         words = [sys.executable, "-c", OPEN, write_view(Path(folder), ids)]
-        found = [json.loads(subprocess.run(words, check=True, stdout=subprocess.PIPE).stdout) for _ in range(3)]
+        found = [
+            json.loads(subprocess.run(words, check=True, stdout=subprocess.PIPE).stdout)
+            for _ in range(3)
+        ]
     for name in found[0]:
         print(f"{name}: {' '.join(f'{one[name]:.2f}' for one in found)}")
 
@@ -85,28 +93,41 @@ def cost(order: Order) -> tuple[int, int]:
 def show_reads() -> None:
     """The table of docs/views.md."""
     num_samples, num_shards, _ = SETS["imagenet-1k"]
-    sizes = [num_samples // num_shards + (number < num_samples % num_shards) for number in range(num_shards)]
-    print("kept | " + " | ".join(f"{size:,} bytes a sample: bytes, requests" for size in SAMPLE_BYTES))
+    sizes = [
+        num_samples // num_shards + (number < num_samples % num_shards)
+        for number in range(num_shards)
+    ]
+    print(
+        "kept | " + " | ".join(f"{size:,} bytes a sample: bytes, requests" for size in SAMPLE_BYTES)
+    )
     options = OrderOptions(seed=0, global_batch_size=1024, world_size=8)
-    order_of = {size: fit_order(sizes, options, stored_bytes=num_samples * size) for size in SAMPLE_BYTES}
+    order_of = {
+        size: fit_order(sizes, options, stored_bytes=num_samples * size) for size in SAMPLE_BYTES
+    }
     whole = {size: cost(order)[0] for size, order in order_of.items()}
     for share in KEPT:
         ids = np.flatnonzero(np.random.default_rng(0).random(num_samples) < share)
         cells = []
         for size in SAMPLE_BYTES:
             view = Selection.of(ids, num_samples, "a view")
-            reads, samples = cost(fit_order(sizes, options, stored_bytes=num_samples * size, view=view))
+            reads, samples = cost(
+                fit_order(sizes, options, stored_bytes=num_samples * size, view=view)
+            )
             cells.append(f"{samples / len(ids):.2f}, {reads / whole[size]:.2f}")
         print(f"{share:.0%} | " + " | ".join(cells), flush=True)
 
 
 def show_rate() -> None:
-    """Samples a second from a set and from nine tenths of it, one after the other, several times."""
+    """Samples a second from a set and from nine tenths of it, one after the other,
+    several times.
+    """
     random = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
         with shardset.Writer(f"{folder}/set", samples_per_shard=1000) as writer:
             for _ in range(NUM_IMAGES):
-                pixels = Image.fromarray(random.integers(0, 256, (8, 8, 3), np.uint8)).resize((128, 128))
+                pixels = Image.fromarray(random.integers(0, 256, (8, 8, 3), np.uint8)).resize(
+                    (128, 128)
+                )
                 pixels.save(out := io.BytesIO(), "JPEG")
                 writer.write(image=out.getvalue(), label=0)
         ids = np.flatnonzero(random.random(NUM_IMAGES) < 0.9)
@@ -116,9 +137,12 @@ def show_rate() -> None:
             for name, url in urls.items():
                 with shardset.Stream(url, "train", batch_size=64, image_size=112) as stream:
                     started = time.perf_counter()
-                    num_samples = sum(int((batch["weight"] > 0).sum()) for batch in stream.epoch(run))
+                    num_samples = sum(
+                        int((batch["weight"] > 0).sum()) for batch in stream.epoch(run)
+                    )
                     rates[name].append(num_samples / (time.perf_counter() - started))
-    pairs = zip(rates["set"][1:], rates["view"][1:], strict=True)  # the first run reads from the disk
+    # the first run reads from the disk
+    pairs = zip(rates["set"][1:], rates["view"][1:], strict=True)
     print({name: [round(rate) for rate in found[1:]] for name, found in rates.items()})
     print(f"view / set: {statistics.median(view / whole for whole, view in pairs):.3f}")
 
@@ -128,7 +152,9 @@ SHOW = {"open": show_open, "reads": show_reads, "rate": show_rate}
 
 def main() -> None:
     """Shows the chosen parts, all by default."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("part", nargs="*", choices=[[], *SHOW], default=[])
     args = parser.parse_args()
     print(f"{environment.machine()}, commit {environment.commit()}")

@@ -1,9 +1,10 @@
-"""Finds wrong labels by the losses of a run: plants them in the digits, trains, drops the worst, trains again.
+"""Finds wrong labels by the losses of a run: plants them in the digits, trains, drops the worst,
+trains again.
 
     OMP_WAIT_POLICY=passive python -m benchmarks.wrong_labels --share 0.02 --rounds 3
 
-Each round has other wrong labels and another seed. Prints a table in Markdown; in its last column, the samples with
-wrong labels were left out by what was planted.
+Each round has other wrong labels and another seed. Prints a table in Markdown; in its last column,
+the samples with wrong labels were left out by what was planted.
 """
 
 import argparse
@@ -28,11 +29,18 @@ NUM_TEST = 360
 
 def main() -> None:
     """Prints a line a round."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--share", type=float, default=0.02, help="share of training labels that are made wrong")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--share", type=float, default=0.02, help="share of training labels that are made wrong"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
-    print("| round | wrong labels | among as many worst | accuracy of all | without the worst | without the wrong |")
+    print(
+        "| round | wrong labels | among as many worst | accuracy of all | without the worst |"
+        " without the wrong |"
+    )
     print("|---|---|---|---|---|---|")
     for number in range(args.rounds):
         with tempfile.TemporaryDirectory(prefix="wrong-labels-") as folder:
@@ -49,7 +57,9 @@ def one_round(folder: Path, share: float, number: int) -> list[str]:
     wrong = draw.choice(num_train, round(share * num_train), replace=False)
     labels[wrong] = (labels[wrong] + draw.integers(1, 10, len(wrong))) % 10
     everything = np.ones(num_train, bool)
-    before, worst = trained(folder / "all", images, labels, everything, number, num_worst=len(wrong))
+    before, worst = trained(
+        folder / "all", images, labels, everything, number, num_worst=len(wrong)
+    )
     kept, clean = everything.copy(), everything.copy()
     kept[worst], clean[wrong] = False, False
     after, _ = trained(folder / "kept", images, labels, kept, number)
@@ -64,18 +74,29 @@ def one_round(folder: Path, share: float, number: int) -> list[str]:
 
 
 def trained(
-    folder: Path, images: np.ndarray, labels: np.ndarray, kept: np.ndarray, seed: int, num_worst: int = 0
+    folder: Path,
+    images: np.ndarray,
+    labels: np.ndarray,
+    kept: np.ndarray,
+    seed: int,
+    num_worst: int = 0,
 ) -> tuple[float, list[int]]:
-    """The accuracy after a run on the kept training images, and its worst samples by their number."""
+    """The accuracy after a run on the kept training images,
+    and its worst samples by their number.
+    """
     with Writer(folder / "set", samples_per_shard=500) as writer:
         for number, (image, label) in enumerate(zip(images, labels, strict=True)):
             if number >= len(kept) or kept[number]:
                 split = "train" if number < len(kept) else "test"
                 writer.write(image=image, label=int(label), key=f"{number:04d}", split=split)
     config = replace(
-        digits_smoke(), manifest=str(folder / "set"), run_dir=str(folder / "run"), seed=seed, strategy="single",
+        digits_smoke(),
+        manifest=str(folder / "set"),
+        run_dir=str(folder / "run"),
+        seed=seed,
+        strategy="single",
         record_losses=True,
-    )  # fmt: skip
+    )
     with contextlib.redirect_stdout(io.StringIO()):
         launch(config, loop.train)
     accuracy = read_records(folder / "run", "eval")[-1]["top1"]

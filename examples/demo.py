@@ -1,4 +1,7 @@
-"""The whole way in one go: raw images, shards, a check of them, a trained network. `make demo` runs it."""
+"""The whole way in one go: raw images, shards, a check of them, a trained network.
+
+`make demo` runs it.
+"""
 
 import argparse
 import shlex
@@ -14,7 +17,8 @@ CIFAR10_MD5 = "c58f30108f718f92721af3b95e74349a"
 
 
 def write_digits(folder: Path) -> Path:
-    """The 1,797 handwritten digits that scikit-learn ships, as 8x8 PNG files in class folders; written once.
+    """The 1,797 handwritten digits that scikit-learn ships, as 8x8 PNG files in class folders;
+    written once.
 
     Files that were written anew would be another input than that of the shards that stand.
     """
@@ -44,7 +48,17 @@ def commands(data: str, raw: Path, folder: Path) -> list[list[str]]:
     source = ["folder", "--holdout", "test=0.2"] if data == "digits" else ["cifar10"]
     recipe = "digits_smoke" if data == "digits" else "cifar10_resnet18"
     return [
-        ["pipelines", "build", "--source", source[0], "--input", str(raw), *source[1:], "--output", shards],
+        [
+            "pipelines",
+            "build",
+            "--source",
+            source[0],
+            "--input",
+            str(raw),
+            *source[1:],
+            "--output",
+            shards,
+        ],
         ["pipelines", "verify", shards, "--deep"],
         ["pipelines", "inspect", shards],
         ["trainer", "train", "--recipe", recipe, "--manifest", shards, "--run-dir", run],
@@ -53,7 +67,10 @@ def commands(data: str, raw: Path, folder: Path) -> list[list[str]]:
 
 
 def follow(command: list[str]) -> int:
-    """The exit code of a command. Ctrl-C reaches it too, and it ends by itself when it has saved."""
+    """The exit code of a command.
+
+    Ctrl-C reaches it too, and it ends by itself when it has saved.
+    """
     child = subprocess.Popen(command)
     while True:
         try:
@@ -70,7 +87,9 @@ def main() -> int:
     args = parser.parse_args()
     folder = args.folder / args.data
     try:
-        raw = write_digits(folder / "raw") if args.data == "digits" else fetch_cifar10(folder / "raw")
+        raw = (
+            write_digits(folder / "raw") if args.data == "digits" else fetch_cifar10(folder / "raw")
+        )
     except ShardsetError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
@@ -85,7 +104,15 @@ def main() -> int:
     print(f"\nthe set: {folder / 'shards' / 'report.html'}\nthe run: {folder / 'run.html'}")
     images = sorted(raw.rglob("*.png"))
     if images:
-        predict = ["python", "-m", "trainer", "predict", "--from", str(folder / "run"), str(images[0])]
+        predict = [
+            "python",
+            "-m",
+            "trainer",
+            "predict",
+            "--from",
+            str(folder / "run"),
+            str(images[0]),
+        ]
         print(f"next: source .venv/bin/activate && {shlex.join(predict)}")
     return 0
 

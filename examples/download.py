@@ -15,21 +15,30 @@ CHUNK = 1 << 20
 def download(url: str, path: Path, md5: str) -> Path:
     """`path`, holding the file at `url`; an unfinished download beside it is continued.
 
-    Raises TransientError if the connection failed (run again to continue), SourceError if what came has another MD5
-    (it is deleted).
+    Raises TransientError if the connection failed (run again to continue), SourceError if what came
+    has another MD5 (it is deleted).
     """
     if path.exists():
         return path
     part = path.with_name(path.name + ".part")
     try:
         _continue(url, part)
-    except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
+    except (
+        urllib.error.URLError,
+        http.client.HTTPException,
+        ConnectionError,
+        TimeoutError,
+    ) as error:
         have = part.stat().st_size if part.exists() else 0
-        raise TransientError(f"{url}: {error} after {have} bytes; run it again to resume from there") from error
+        raise TransientError(
+            f"{url}: {error} after {have} bytes; run it again to resume from there"
+        ) from error
     found = _md5(part)
     if found != md5:
         part.unlink()
-        raise SourceError(f"{url}: MD5 is {found}, published is {md5}; the download was deleted, run it again")
+        raise SourceError(
+            f"{url}: MD5 is {found}, published is {md5}; the download was deleted, run it again"
+        )
     os.replace(part, path)
     return path
 

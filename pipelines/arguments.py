@@ -1,4 +1,6 @@
-"""Parses values of the command line: each function takes one argument, and raises ArgumentTypeError if it is wrong."""
+"""Parses values of the command line: each function takes one argument, and raises ArgumentTypeError
+if it is wrong.
+"""
 
 import argparse
 from typing import Any, NoReturn
@@ -59,7 +61,11 @@ def shard_numbers(text: str) -> frozenset[tuple[str, int]]:
             last = last or first
             is_range = split and first.isdigit() and last.isdigit()
             if not is_range or not 0 <= int(last) - int(first) < MAX_RANGE:
-                _fail(text, f"SPLIT:NUMBERS;..., for example train:0,4-7 (a range ascends, at most {MAX_RANGE} long)")
+                _fail(
+                    text,
+                    "SPLIT:NUMBERS;..., for example train:0,4-7 (a range ascends, at most"
+                    f" {MAX_RANGE} long)",
+                )
             shards |= {(split, number) for number in range(int(first), int(last) + 1)}
     return frozenset(shards)
 
@@ -68,14 +74,20 @@ class Merge(argparse.Action):
     """Merges the values of a flag that is given several times. The last one of a split counts."""
 
     def __call__(
-        self, parser: argparse.ArgumentParser, namespace: object, values: Any, option_string: Any = None
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: object,
+        values: Any,
+        option_string: Any = None,
     ) -> None:
         setattr(namespace, self.dest, getattr(namespace, self.dest) | values)
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:
     """`a=1,b=2`, or `3` for all splits, as pairs."""
-    pairs = [(split, value) for split, _, value in (piece.rpartition("=") for piece in text.split(","))]
+    pairs = [
+        (split, value) for split, _, value in (piece.rpartition("=") for piece in text.split(","))
+    ]
     if len(dict(pairs)) < len(pairs):
         _fail(text, "one value for each split")
     return pairs

@@ -50,7 +50,8 @@ Show = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a build did; `published` is the head of its manifest, None after a dry run or a build of some shards.
+    """What a build did; `published` is the head of its manifest, None after a dry run or a build of
+    some shards.
 
     After a dry run, which leaves no list, `rejected` holds the first rejected samples and why.
 
@@ -65,49 +66,65 @@ class Result:
     seconds: float
 
 
-def build(config: BuildConfig, beam_flags: Sequence[str] = (), progress: BuildProgress | None = None) -> Result:
+def build(
+    config: BuildConfig, beam_flags: Sequence[str] = (), progress: BuildProgress | None = None
+) -> Result:
     """Builds the shard set that `config` describes, and returns its plan and counters.
 
-    Resumes an unfinished build of the same input and options; checks a finished one and repairs missing or damaged
-    shards. Raises ShardsetError, with nothing published.
+    Resumes an unfinished build of the same input and options; checks a finished one and repairs
+    missing or damaged shards. Raises ShardsetError, with nothing published.
     """
     return _run(config, open_storage(config.output), beam_flags, progress, dry_run=False)
 
 
-def dry_run(config: BuildConfig, beam_flags: Sequence[str] = (), progress: BuildProgress | None = None) -> Result:
+def dry_run(
+    config: BuildConfig, beam_flags: Sequence[str] = (), progress: BuildProgress | None = None
+) -> Result:
     """The plan of a build, made in a temporary folder; writes nothing to the output."""
     with tempfile.TemporaryDirectory(prefix="shardset-plan-") as folder:
         return _run(config, open_storage(folder), beam_flags, progress, dry_run=True)
 
 
 def submit(config: BuildConfig, beam_flags: Sequence[str] = ()) -> str:
-    """Starts a build as a job on Dataflow, which publishes the set by itself; returns where to watch it.
+    """Starts a build as a job on Dataflow, which publishes the set by itself; returns where to
+    watch it.
 
     Raises ConfigError for any other runner: its build ends with this process.
     """
     output = open_storage(config.output)
     beam_options = options.prepare(beam_flags, source=config.input, output=output)
     if not dataflow.is_wanted(beam_options):
-        raise ConfigError("--no-wait is for --runner DataflowRunner: elsewhere a build ends with this command")
+        raise ConfigError(
+            "--no-wait is for --runner DataflowRunner: elsewhere a build ends with this command"
+        )
     prepared = prepare(config, output)
     with errors.translated(dataflow.failures(beam_options)):
         return dataflow.started(beam_options, _begin(prepared, beam_options, dry_run=False))
 
 
 def _run(
-    config: BuildConfig, output: Storage, beam_flags: Sequence[str], progress: BuildProgress | None, *, dry_run: bool
+    config: BuildConfig,
+    output: Storage,
+    beam_flags: Sequence[str],
+    progress: BuildProgress | None,
+    *,
+    dry_run: bool,
 ) -> Result:
     started = time.monotonic()
     beam_options = options.prepare(beam_flags, source=config.input, output=output)
     prepared = prepare(config, output)
     options.limit_workers(beam_options, beam_flags, prepared.units.num_units, prepared.num_bytes)
     with watched(output, prepared.units.num_units, progress, writes=not dry_run):
-        counters = run(prepared, beam_options, progress.print if progress else None, dry_run=dry_run)
+        counters = run(
+            prepared, beam_options, progress.print if progress else None, dry_run=dry_run
+        )
     files = prepared.files
     with files.while_current():
         replacing.remove_slices(files)
         plan = files.read_record(paths.PLAN, PlanFile)
-    first_rejected = map(json.loads, read_range(output, plan.rejected).splitlines()[:MAX_REASONS] if dry_run else ())
+    first_rejected = map(
+        json.loads, read_range(output, plan.rejected).splitlines()[:MAX_REASONS] if dry_run else ()
+    )
     return Result(
         plan=plan,
         plan_bytes=sum(stat.num_bytes for stat in output.list(naming.PLAN_FOLDER)),
@@ -134,15 +151,27 @@ def run(
 
 
 def for_each(
-    work: Callable[[T], None], elements: Sequence[T], beam_options: PipelineOptions, show: Show | None
+    work: Callable[[T], None],
+    elements: Sequence[T],
+    beam_options: PipelineOptions,
+    show: Show | None,
 ) -> None:
-    """Calls `work`, which leaves its results at the output, for each element; a call may be repeated."""
+    """Calls `work`, which leaves its results at the output, for each element; a call may be
+    repeated.
+    """
     pipeline = beam.Pipeline(options=beam_options)
-    _ = pipeline | "List" >> beam.Create(elements) | "Spread" >> beam.Reshuffle() | "Work" >> beam.Map(work)
+    _ = (
+        pipeline
+        | "List" >> beam.Create(elements)
+        | "Spread" >> beam.Reshuffle()
+        | "Work" >> beam.Map(work)
+    )
     run_to_end(pipeline.run, beam_options, show)
 
 
-def run_to_end(begin: Callable[[], PipelineResult], beam_options: PipelineOptions, show: Show | None) -> PipelineResult:
+def run_to_end(
+    begin: Callable[[], PipelineResult], beam_options: PipelineOptions, show: Show | None
+) -> PipelineResult:
     """Runs the pipeline that `begin` starts; a worker's ShardsetError is raised as itself."""
     with local.local_workers(), errors.translated(dataflow.failures(beam_options)):
         result = begin()
@@ -151,12 +180,15 @@ def run_to_end(begin: Callable[[], PipelineResult], beam_options: PipelineOption
         state = result.wait_until_finish()
     if state not in (PipelineState.DONE, None):  # some runners return no state after a success
         raise ShardsetError(
-            f"the Beam job ended as {state}; see the runner's log; run the same command again to resume"
+            f"the Beam job ended as {state}; see the runner's log; run the same command again to"
+            " resume"
         )
     return result
 
 
-def _begin(prepared: PreparedBuild, beam_options: PipelineOptions, *, dry_run: bool) -> PipelineResult:
+def _begin(
+    prepared: PreparedBuild, beam_options: PipelineOptions, *, dry_run: bool
+) -> PipelineResult:
     pipeline = beam.Pipeline(options=beam_options)
     construct(pipeline, prepared, dry_run=dry_run)
     return pipeline.run()
@@ -175,10 +207,14 @@ def counters_of(counters: Iterable[MetricResult]) -> dict[str, int]:
 
 
 def prepare(config: BuildConfig, output: Storage) -> PreparedBuild:
-    """Surveys the input, then writes the files that workers start from, or finds those of an earlier build."""
+    """Surveys the input, then writes the files that workers start from, or finds those of an
+    earlier build.
+    """
     source = sources.open_source(config)
     if folder := sources.input_folder(config):
-        replacing.refuse_inside(open_storage(config.output), folder, "so the tars would be among the raw files")
+        replacing.refuse_inside(
+            open_storage(config.output), folder, "so the tars would be among the raw files"
+        )
     survey = source.survey()
     if survey.refusal and not config.append:  # a set may have the other labels
         raise SourceError(survey.refusal)
@@ -190,12 +226,16 @@ def prepare(config: BuildConfig, output: Storage) -> PreparedBuild:
         start = _Start(config, output, source.input, survey)
         files, file = start.begin(_describe(config, survey, units.digest), lines)
     num_bytes = survey.num_bytes or sum(survey.objects.values())
-    return PreparedBuild(config=config, source=source, files=files, file=file, units=units, num_bytes=num_bytes)
+    return PreparedBuild(
+        config=config, source=source, files=files, file=file, units=units, num_bytes=num_bytes
+    )
 
 
 @dataclass(frozen=True)
 class _Start:
-    """Decides whether a build resumes, begins or replaces another one, and prepares the output for it."""
+    """Decides whether a build resumes, begins or replaces another one, and prepares the output for
+    it.
+    """
 
     config: BuildConfig
     output: Storage
@@ -203,15 +243,21 @@ class _Start:
     survey: Survey
 
     def begin(self, file: BuildFile, lines: IO[bytes]) -> tuple[PlanFiles, BuildFile]:
-        """Writes `plan/build.json` and the survey's `lines`, unless the same build has already begun there.
+        """Writes `plan/build.json` and the survey's `lines`, unless the same build has already
+        begun there.
 
-        Removes what another build left unfinished, but keeps a finished set until it is replaced. Raises ConfigError,
-        with nothing removed, if this build reads any of those files, or if a rerun would read what this one writes.
+        Removes what another build left unfinished, but keeps a finished set until it is replaced.
+        Raises ConfigError, with nothing removed, if this build reads any of those files, or if a
+        rerun would read what this one writes.
         """
         output = self.output
         generation = plan_files.generation_of(output, paths.BUILD)
         stored = plan_files.find(output, paths.BUILD)
-        old = plan_files.decode_record(output, paths.BUILD, stored.content, BuildFile) if stored else None
+        old = (
+            plan_files.decode_record(output, paths.BUILD, stored.content, BuildFile)
+            if stored
+            else None
+        )
         base = None
         if self.config.append:
             file, base = self._appending(old, file, self.config.append)
@@ -219,7 +265,9 @@ class _Start:
         output.sweep()
         if stored and old and not changes and old.ready:
             files = PlanFiles(output, stored.build)
-            file = msgspec.structs.replace(file, suffix=old.suffix, notes=old.notes, before=old.before, claim=old.claim)
+            file = msgspec.structs.replace(
+                file, suffix=old.suffix, notes=old.notes, before=old.before, claim=old.claim
+            )
             if file != old:  # other libraries, on which no byte depends so far
                 _write_build(files, file, generation)
             return files, file
@@ -227,7 +275,9 @@ class _Start:
         replaced = replacing.manifest_at(output, naming.MANIFEST)
         if base is None or history.has_unfinished_plan(output, base):
             has_manifest = base is None and replaced is not None
-            self._refuse_existing(has_manifest=has_manifest, has_build=old is not None, changes=changes)
+            self._refuse_existing(
+                has_manifest=has_manifest, has_build=old is not None, changes=changes
+            )
         removed = unfinished = history.unlisted(output, replacing.unfinished_files(output))
         if base is None:
             listed = filter(None, [replaced, *manifests.older(output)])
@@ -235,14 +285,21 @@ class _Start:
         replacing.refuse_input(output, removed, self.input, self.survey.objects)
         if self.survey.all_tars:
             replacing.refuse_inside(
-                output, self.input, "whose tars are the input, and a rerun would read the shards too"
+                output,
+                self.input,
+                "whose tars are the input, and a rerun would read the shards too",
             )
-        # The replaced set may have the same options; readers still use its folders, so these need other names.
+        # The replaced set may have the same options; readers still use its folders, so these need
+        # other names.
         identity = [file, replaced.digest if replaced else ""]
-        suffix = "-" + hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:8] if replaced else ""
+        suffix = (
+            "-" + hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:8] if replaced else ""
+        )
         # One that was stopped before it was ready has written no shard.
         before = sorted({*old.before, *([old.suffix] if old.ready else [])}) if old else []
-        file = msgspec.structs.replace(file, suffix=suffix, ready=False, before=before, claim=uuid.uuid4().hex)
+        file = msgspec.structs.replace(
+            file, suffix=suffix, ready=False, before=before, claim=uuid.uuid4().hex
+        )
         files = PlanFiles(output, file.digest, file.claim)
         # From here on the output belongs to this build: other builds notice at their next step.
         _write_build(files, file, generation)
@@ -250,20 +307,29 @@ class _Start:
         if plan_files.generation_of(output, naming.MANIFEST) != manifest_generation:
             raise plan_files.another_build(output, naming.MANIFEST)
         files.step(lambda: _lay_out(files, unfinished, replaced, lines, known=self.config.append))
-        file = msgspec.structs.replace(file, ready=True, before=[suffix] if suffix in before else [])
+        file = msgspec.structs.replace(
+            file, ready=True, before=[suffix] if suffix in before else []
+        )
         _write_build(files, file, generation)
         return PlanFiles(output, file.digest), file
 
-    def _appending(self, old: BuildFile | None, file: BuildFile, known: Known) -> tuple[BuildFile, Manifest]:
-        """The build as an append to the newest version, or to the one before if the old build has done that."""
+    def _appending(
+        self, old: BuildFile | None, file: BuildFile, known: Known
+    ) -> tuple[BuildFile, Manifest]:
+        """The build as an append to the newest version, or to the one before if the old build has
+        done that.
+        """
         newest = replacing.manifest_at(self.output, naming.MANIFEST)
         if newest is None:
-            raise ConfigError(f"{self.output.url}: no finished shard set there to append to; `build` makes one")
+            raise ConfigError(
+                f"{self.output.url}: no finished shard set there to append to; `build` makes one"
+            )
         last = next(manifests.older(self.output), None)
         if last and last.number >= newest.number and last.digest != newest.digest:
             raise ConfigError(
-                f"{self.output.url}: {versions.FOLDER} is still of a set that `build --overwrite` replaced before it "
-                "was stopped; give the command of that build again, which removes it"
+                f"{self.output.url}: {versions.FOLDER} is still of a set that `build --overwrite`"
+                " replaced before it was stopped; give the command of that build again, which"
+                " removes it"
             )
         before = None
         if newest.number > 1 and not history.has_unfinished_plan(self.output, newest):
@@ -272,7 +338,11 @@ class _Start:
             classes, labels = extended_classes(base.classes, file.classes)
             sizes = {name: split.num_source_samples for name, split in base.splits.items()}
             addition = Addition(
-                base=base.digest, labels=labels, num_classes=len(base.classes), num_source_samples=sizes, known=known
+                base=base.digest,
+                labels=labels,
+                num_classes=len(base.classes),
+                num_source_samples=sizes,
+                known=known,
             )
             appending = msgspec.structs.replace(file, classes=classes, appends=addition)
             if old and not self._changes(old, appending):
@@ -281,16 +351,25 @@ class _Start:
 
     def _changes(self, old: BuildFile, file: BuildFile) -> list[str]:
         """The differences between this build and the one at the output, in words."""
-        plan = plan_files.find_record(self.output, paths.PLAN, PlanFile) if old.tool == file.tool else None
-        return file.differences_from(old, writes_images=self.config.writes_images(plan.fixes if plan else {}))
+        plan = (
+            plan_files.find_record(self.output, paths.PLAN, PlanFile)
+            if old.tool == file.tool
+            else None
+        )
+        return file.differences_from(
+            old, writes_images=self.config.writes_images(plan.fixes if plan else {})
+        )
 
-    def _refuse_existing(self, *, has_manifest: bool, has_build: bool, changes: Sequence[str]) -> None:
+    def _refuse_existing(
+        self, *, has_manifest: bool, has_build: bool, changes: Sequence[str]
+    ) -> None:
         """Raises ConfigError if the files at the output may not be replaced."""
         url, overwrite = self.output.url, self.config.overwrite
         why = f" ({'; '.join(changes)})" if changes else ""
         if has_manifest and not overwrite:
             raise ConfigError(
-                f"{url}: already holds another shard set{why}; give another --output, or --overwrite to replace it"
+                f"{url}: already holds another shard set{why}; give another --output, or"
+                " --overwrite to replace it"
             )
         if changes and not overwrite:
             elsewhere = "" if self.config.append else "give another --output, "
@@ -300,11 +379,14 @@ class _Start:
             )
         if has_manifest or has_build:
             return
-        foreign = next((stat.name for stat in self.output.list() if naming.is_shard_file(stat.name)), None)
+        foreign = next(
+            (stat.name for stat in self.output.list() if naming.is_shard_file(stat.name)), None
+        )
         if foreign:
             raise ConfigError(
-                f"{url}: holds {foreign} without a manifest or plan, so it is unclear whose file it is; "
-                "move such files away or give another --output (--overwrite leaves them alone)"
+                f"{url}: holds {foreign} without a manifest or plan, so it is unclear whose file it"
+                " is; move such files away or give another --output (--overwrite leaves them"
+                " alone)"
             )
 
 
@@ -324,11 +406,17 @@ def _describe(config: BuildConfig, survey: Survey, digest: str) -> BuildFile:
 
 
 def _lay_out(
-    files: PlanFiles, unfinished: set[str], old: Manifest | None, lines: IO[bytes], *, known: Known | None
+    files: PlanFiles,
+    unfinished: set[str],
+    old: Manifest | None,
+    lines: IO[bytes],
+    *,
+    known: Known | None,
 ) -> None:
     """Removes the files of earlier builds, then writes the files that workers start from.
 
-    `old` is the set there, which stays if the build appends to it: then the original names of its samples stay too.
+    `old` is the set there, which stays if the build appends to it: then the original names of its
+    samples stay too.
     """
     replacing.remove(files, unfinished)
     kept = manifests.files_of(old) if old and known else set[str]()

@@ -1,4 +1,5 @@
-"""The command line: for each verb, a function that turns arguments into records and calls the modules that do the work.
+"""The command line: for each verb, a function that turns arguments into records and calls the
+modules that do the work.
 
 Each verb imports its own heavy modules: Beam alone takes a second or two.
 """
@@ -38,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, rest = parser().parse_known_args(argv)
     if rest:
         _refuse_unknown(args, rest)
-    # A runner logs the traceback of a failing worker many times; run_verb prints the one sentence that matters.
+    # A runner logs the traceback of a failing worker many times; run_verb prints the one sentence
+    # that matters.
     logging.basicConfig(level=logging.INFO if args.debug else logging.ERROR)
     logging.getLogger("apache_beam").setLevel(logging.INFO if args.debug else logging.CRITICAL)
     # The library warns when a bucket does not answer: keep that visible.
@@ -55,7 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _refuse_unknown(args: argparse.Namespace, unknown: Sequence[str]) -> None:
     """Ends the program for arguments that neither the verb nor, where it runs, Beam takes."""
     if args.verb not in WITH_BEAM:
-        args.verb_parser.error(f"unknown arguments: {' '.join(unknown)}{args.verb_parser.near_miss(unknown[0])}")
+        args.verb_parser.error(
+            f"unknown arguments: {' '.join(unknown)}{args.verb_parser.near_miss(unknown[0])}"
+        )
     from pipelines.runners.options import unknown_flags
 
     if unknown := unknown_flags(unknown):
@@ -70,13 +74,15 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
 
         if fork_server.may_be_needed(beam_flags):
             fork_server.begin()
-        gc.disable()  # otherwise collections walk through what Beam's import makes, over and over: 0.3 s
+        # otherwise collections walk through what Beam's import makes, over and over: 0.3 s
+        gc.disable()
         from pipelines import build, summary
         from pipelines.runners import progress
 
         config = _append_config(args) if args.verb == "append" else _build_config(args)
         if args.report:
-            from pipelines.report import page  # early, so that a missing library does not fail a finished build
+            # early, so that a missing library does not fail a finished build
+            from pipelines.report import page
         gc.freeze()
         gc.enable()
         if not args.wait:
@@ -104,15 +110,26 @@ def _publish(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     with quiet_workers(show=args.debug) as console:
         from pipelines.sets import adopt, column
 
-        verbs: dict[str, Any] = {"adopt": (AdoptConfig, adopt.adopt), "column": (ColumnConfig, column.column)}
+        verbs: dict[str, Any] = {
+            "adopt": (AdoptConfig, adopt.adopt),
+            "column": (ColumnConfig, column.column),
+        }
         kind, run = verbs[args.verb]
         config = kind(**{field.name: getattr(args, field.name) for field in fields(kind)})
         manifest = run(config, beam_flags, console.print)
     answer = {f"samples of {name}": split.num_samples for name, split in manifest.splits.items()}
-    answer |= {"quarantined": manifest.quarantine.count, "digest": manifest.digest, **manifest.provenance.options}
+    answer |= {
+        "quarantined": manifest.quarantine.count,
+        "digest": manifest.digest,
+        **manifest.provenance.options,
+    }
     if manifest.provenance.notes:
         answer["note"] = "; ".join(manifest.provenance.notes)
-    print(_json(answer) if args.json else "\n".join(f"{name}: {value}" for name, value in answer.items()))
+    print(
+        _json(answer)
+        if args.json
+        else "\n".join(f"{name}: {value}" for name, value in answer.items())
+    )
     return 0
 
 
@@ -178,7 +195,12 @@ def _inspect(args: argparse.Namespace, _: Sequence[str]) -> int:
     from pipelines.check import inspect, render
 
     answer = inspect.inspect(
-        args.manifest, split=args.split, shard=args.shard, key=args.key, name=args.name, class_name=args.class_name
+        args.manifest,
+        split=args.split,
+        shard=args.shard,
+        key=args.key,
+        name=args.name,
+        class_name=args.class_name,
     )
     if args.json:
         print(_json(answer))
@@ -207,7 +229,11 @@ def _catalog(args: argparse.Namespace, _: Sequence[str]) -> int:
     from pipelines.sets import catalog
 
     written = catalog.write_catalog(args.manifest)
-    print(json.dumps({"written": written}) if args.json else f"catalogue: {count(len(written), 'file')} written")
+    print(
+        json.dumps({"written": written})
+        if args.json
+        else f"catalogue: {count(len(written), 'file')} written"
+    )
     return 0
 
 
@@ -219,7 +245,11 @@ def _view(args: argparse.Namespace, _: Sequence[str]) -> int:
     counts = {name: part.selection.num_kept for name, part in made.splits.items()}
     listed = ", ".join(f"{name} {number:,}" for name, number in counts.items())
     facts = {"view": args.output, "num_samples": counts, **msgspec.to_builtins(made.head)}
-    print(json.dumps(facts) if args.json else f"view {args.output}: {listed}; digest {made.head.digest[:12]}")
+    print(
+        json.dumps(facts)
+        if args.json
+        else f"view {args.output}: {listed}; digest {made.head.digest[:12]}"
+    )
     return 0
 
 
@@ -227,7 +257,9 @@ def _estimate(args: argparse.Namespace, _: Sequence[str]) -> int:
     from pipelines.estimate import estimate, reading
 
     stored = _stored_set(args)
-    how = reading.Reading(**{field.name: getattr(args, field.name) for field in fields(reading.Reading)})
+    how = reading.Reading(
+        **{field.name: getattr(args, field.name) for field in fields(reading.Reading)}
+    )
     found = estimate.estimate(stored, stored.name_of_split(args.split), how)
     if args.json:
         print(json.dumps(estimate.to_json(found)))
@@ -237,7 +269,9 @@ def _estimate(args: argparse.Namespace, _: Sequence[str]) -> int:
 
 
 def _stored_set(args: argparse.Namespace) -> "StoredSet":
-    """The shard set that MANIFEST or --samples describes; ConfigError for flags that belong to the other."""
+    """The shard set that MANIFEST or --samples describes; ConfigError for flags that belong to the
+    other.
+    """
     from pipelines.estimate import stored
 
     if args.samples and args.mean_bytes is None:
@@ -246,10 +280,16 @@ def _stored_set(args: argparse.Namespace) -> "StoredSet":
         for name in ("mean_bytes", "classes", *SIZES):
             if getattr(args, name) != args.verb_parser.get_default(name):
                 flag = "--" + name.replace("_", "-")
-                raise ConfigError(f"{flag} goes with --samples; an existing set has its sizes, so leave it out")
+                raise ConfigError(
+                    f"{flag} goes with --samples; an existing set has its sizes, so leave it out"
+                )
         return stored.from_manifest(args.manifest)
-    config = BuildConfig(source="", input="", output="", **{name: getattr(args, name) for name in SIZES})
-    return stored.from_numbers(config, args.samples, mean_bytes=args.mean_bytes, num_classes=args.classes or 1)
+    config = BuildConfig(
+        source="", input="", output="", **{name: getattr(args, name) for name in SIZES}
+    )
+    return stored.from_numbers(
+        config, args.samples, mean_bytes=args.mean_bytes, num_classes=args.classes or 1
+    )
 
 
 VERBS = {
@@ -270,5 +310,6 @@ VERBS = {
 
 def program() -> None:
     """The entry point of the shell command."""
-    atexit.register(gc.freeze)  # otherwise Python's exit walks through all loaded objects: 0.4 s with Beam
+    # otherwise Python's exit walks through all loaded objects: 0.4 s with Beam
+    atexit.register(gc.freeze)
     run_program(main, "pipelines")

@@ -47,45 +47,63 @@ class Sizing:
 
     def __post_init__(self) -> None:
         if self.num_shards is not None and self.samples_per_shard is not None:
-            raise ConfigError("--num-shards and --samples-per-shard say the same twice; give one of them")
+            raise ConfigError(
+                "--num-shards and --samples-per-shard say the same twice; give one of them"
+            )
         if self.repeat != 1 and self.target_samples is not None:
             raise ConfigError("--repeat and --target-samples say the same twice; give one of them")
         for name in ("num_shards", "samples_per_shard", "repeat", "target_samples"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ConfigError(f"--{name.replace('_', '-')} is {value}, expected a whole number from 1")
+                raise ConfigError(
+                    f"--{name.replace('_', '-')} is {value}, expected a whole number from 1"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildConfig:
     """One build, or one append: then `append` says which samples to skip.
 
-    `num_shards` and `samples_per_shard` map a split to its number; "" stands for every other split."""
+    `num_shards` and `samples_per_shard` map a split to its number; "" stands for every other split.
+    """
 
     source: str
     input: str
     output: str
-    num_shards: dict[str, int] = setting({}, "shards of each split; or give --samples-per-shard", **_BY_SPLIT)
+    num_shards: dict[str, int] = setting(
+        {}, "shards of each split; or give --samples-per-shard", **_BY_SPLIT
+    )
     samples_per_shard: dict[str, int] = setting(
         {}, "default: about 128 MiB a shard; up to 4 shards of 100 samples or more", **_BY_SPLIT
     )
-    target_samples: dict[str, int] = setting({}, "store N samples, repeating where there are fewer", **_BY_SPLIT)
+    target_samples: dict[str, int] = setting(
+        {}, "store N samples, repeating where there are fewer", **_BY_SPLIT
+    )
     repeat: dict[str, int] = setting({}, "store every sample N times", **_BY_SPLIT)
-    remainder: Remainder = setting("spread", "what does not divide evenly: spread, drop, or pad with repeats")
-    balance: Balance = setting("none", "stratified: the same class mix in every shard, within one sample")
+    remainder: Remainder = setting(
+        "spread", "what does not divide evenly: spread, drop, or pad with repeats"
+    )
+    balance: Balance = setting(
+        "none", "stratified: the same class mix in every shard, within one sample"
+    )
     seed: int = setting(0, "seed of the order in which samples are stored")
     holdout: dict[str, float] = setting(
         {},
-        "move this fraction of each class, at least one image of two, into its own split by the keys of the samples",
+        "move this fraction of each class, at least one image of two, into its own split by the"
+        " keys of the samples",
         action=Merge,
         type=arguments.fractions,
         metavar="SPLIT=FRACTION",
     )
     verify: Verify = setting("decode", "how to check each image; only decode finds truncated ones")
     on_bad: OnBad = setting("quarantine", "list bad samples and continue, or fail")
-    max_bad_fraction: float = setting(0.01, "fail if more than this of a split, and more than 10 samples, are bad")
+    max_bad_fraction: float = setting(
+        0.01, "fail if more than this of a split, and more than 10 samples, are bad"
+    )
     image: ImageOptions = field(default_factory=ImageOptions)
-    overwrite: bool = setting(False, "replace the shard set at the output, or restart an unfinished build")
+    overwrite: bool = setting(
+        False, "replace the shard set at the output, or restart an unfinished build"
+    )
     only_shards: frozenset[tuple[str, int]] = setting(
         frozenset(),
         "write only these; in a finished set, repair those that are missing or damaged",
@@ -93,7 +111,9 @@ class BuildConfig:
         type=arguments.shard_numbers,
         metavar="SPLIT:0,4-7",
     )
-    class_depth: int = setting(1, "folder: the first N folders name the class", type=arguments.positive)
+    class_depth: int = setting(
+        1, "folder: the first N folders name the class", type=arguments.positive
+    )
     path_column: str | None = setting(
         None,
         "listing, hf: the column of the images (default: path, image, file, ...)",
@@ -102,7 +122,8 @@ class BuildConfig:
     )
     label_column: str | None = setting(
         None,
-        "listing, hf: the column of the labels (default: label, class, category, ...); '' stores images without labels",
+        "listing, hf: the column of the labels (default: label, class, category, ...); '' stores"
+        " images without labels",
         metavar="NAME",
     )
     append: Known | None = setting(
@@ -114,17 +135,22 @@ class BuildConfig:
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_bad_fraction <= 1:
-            raise ConfigError(f"--max-bad-fraction is {self.max_bad_fraction}, expected a fraction from 0 to 1")
+            raise ConfigError(
+                f"--max-bad-fraction is {self.max_bad_fraction}, expected a fraction from 0 to 1"
+            )
         if self.append == "content" and (self.verify == "none" or self.writes_images(())):
             raise ConfigError(
-                "--skip-known content compares stored images with those of the input, which needs images that are "
-                "stored as they come, and --verify decode or header; use --skip-known name"
+                "--skip-known content compares stored images with those of the input, which needs"
+                " images that are stored as they come, and --verify decode or header; use"
+                " --skip-known name"
             )
         Holdout(self.holdout, self.seed)
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"--seed is {self.seed}, expected a whole number from 0 to 2**63 - 1")
         if self.image.jpeg_restart and self.verify != "decode":
-            raise ConfigError("--jpeg-restart would make a cut JPEG look whole, so it needs --verify decode")
+            raise ConfigError(
+                "--jpeg-restart would make a cut JPEG look whole, so it needs --verify decode"
+            )
         self.sizing("")
 
     @property
@@ -143,8 +169,12 @@ class BuildConfig:
         )
 
     def writes_images(self, fixes: Collection[str]) -> bool:
-        """Whether images are written anew, so that libraries decide their bytes; `fixes` are those of the plan."""
-        plain = ImageOptions(max_pixels=self.image.max_pixels, decoded_bytes=self.image.decoded_bytes)
+        """Whether images are written anew, so that libraries decide their bytes; `fixes` are those
+        of the plan.
+        """
+        plain = ImageOptions(
+            max_pixels=self.image.max_pixels, decoded_bytes=self.image.decoded_bytes
+        )
         return CMYK_TO_RGB in fixes or self.image != plain
 
     def what_decides_plan(self) -> dict[str, Any]:
@@ -153,7 +183,9 @@ class BuildConfig:
         return self.what_decides_bytes() | {name: getattr(self, name) for name in only_here}
 
     def what_decides_bytes(self) -> dict[str, Any]:
-        """The options that the stored bytes depend on, JSON-able: neither places, nor machines, nor tolerance."""
+        """The options that the stored bytes depend on, JSON-able: neither places, nor machines, nor
+        tolerance.
+        """
         options = asdict(self)
         for name in _NOT_IN_BYTES:
             del options[name]
@@ -166,13 +198,17 @@ class BuildConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdoptConfig:
-    """Which tars become a set, and the folder of its manifest: by default theirs, else one above it."""
+    """Which tars become a set, and the folder of its manifest: by default theirs, else one above
+    it.
+    """
 
     input: str
     output: str | None = setting(
         None, "the folder of the manifest: that of the tars (default) or above it", metavar="URL"
     )
-    split: str | None = setting(None, "the split of all tars (default: as their folders or names say)", metavar="NAME")
+    split: str | None = setting(
+        None, "the split of all tars (default: as their folders or names say)", metavar="NAME"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +218,9 @@ class ColumnConfig:
     set: str
     name: str
     source: str
-    split: str | None = setting(None, "the only split that has values (default: all)", metavar="NAME")
+    split: str | None = setting(
+        None, "the only split that has values (default: all)", metavar="NAME"
+    )
 
 
 def _of(numbers: dict[str, int], split: str) -> int | None:

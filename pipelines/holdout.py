@@ -1,6 +1,8 @@
-"""Splits by keyed hash: a sample is held out by its own key and the seed, unless its class would lack a split.
+"""Splits by keyed hash: a sample is held out by its own key and the seed, unless its class would
+lack a split.
 
-A share of each class, not an exact number of its samples: an exact number would move samples whenever the set grows.
+A share of each class, not an exact number of its samples: an exact number would move samples
+whenever the set grows.
 """
 
 import os
@@ -26,10 +28,13 @@ Label = int | str
 
 @dataclass(frozen=True)
 class Holdout:
-    """Which samples go to which held-out split: `fractions` by split. Empty: all samples go to `train`.
+    """Which samples go to which held-out split: `fractions` by split.
 
-    `class_bounds` are those of the classes that the fractions alone would leave without a split: see `by_class`.
-    Raises ConfigError unless the names can name splits and the fractions are above 0 and below 1 in sum.
+    Empty: all samples go to `train`.
+
+    `class_bounds` are those of the classes that the fractions alone would leave without a split:
+    see `by_class`. Raises ConfigError unless the names can name splits and the fractions are above
+    0 and below 1 in sum.
     """
 
     fractions: Mapping[str, float] = field(default_factory=dict)
@@ -45,27 +50,34 @@ class Holdout:
                 )
             if not 0 < fraction < 1:
                 raise ConfigError(
-                    f"--holdout {split}={fraction}: expected a fraction between 0 and 1, such as {split}=0.1"
+                    f"--holdout {split}={fraction}: expected a fraction between 0 and 1, such as"
+                    f" {split}=0.1"
                 )
         if sum(self.fractions.values()) >= 1:
             total = sum(self.fractions.values())
-            raise ConfigError(f"--holdout: the fractions add up to {total:g}, which leaves no {REST}")
+            raise ConfigError(
+                f"--holdout: the fractions add up to {total:g}, which leaves no {REST}"
+            )
 
     def __bool__(self) -> bool:
         return bool(self.fractions)
 
     def split_of(self, key: str, label: Label | None = None) -> str:
-        """The split of a sample of that class. The order in which the fractions are given does not matter."""
+        """The split of a sample of that class.
+
+        The order in which the fractions are given does not matter.
+        """
         if not self.fractions:
             return REST
         bounds = self._bounds if label is None else self.class_bounds.get(label, self._bounds)
         return self._splits[bisect_right(bounds, self._position_of(key))]
 
     def by_class(self, samples: Callable[[], Iterable[tuple[str, Label]]]) -> "Holdout":
-        """The holdout in which each class has samples in every split; `samples` gives all keys with their classes.
+        """The holdout in which each class has samples in every split; `samples` gives all keys with
+        their classes.
 
-        Calls `samples` twice. Memory holds a count for each class and split, and the samples of the classes that
-        the fractions alone would leave without a split; those are small.
+        Calls `samples` twice. Memory holds a count for each class and split, and the samples of the
+        classes that the fractions alone would leave without a split; those are small.
         """
         counts: dict[Label, Counter[str]] = {}
         for key, label in samples() if self else ():
@@ -76,7 +88,9 @@ class Holdout:
         for key, label in samples() if positions else ():
             if label in positions:
                 positions[label].add(self._position_of(key))
-        bounds = {label: _bounds_within(sorted(some), self._bounds) for label, some in positions.items()}
+        bounds = {
+            label: _bounds_within(sorted(some), self._bounds) for label, some in positions.items()
+        }
         return replace(self, class_bounds=bounds)
 
     def _position_of(self, key: str) -> float:
@@ -97,21 +111,27 @@ class Holdout:
         return derive_key(self.seed, "holdout")
 
     def empty_notes(self, splits: Iterable[str]) -> Iterator[str]:
-        """A sentence for each split that should have samples and has none; `splits` are those that have some."""
+        """A sentence for each split that should have samples and has none; `splits` are those that
+        have some.
+        """
         asked = ",".join(f"{split}={fraction:g}" for split, fraction in self.fractions.items())
         for split in sorted({*self.fractions, REST} - {*splits}) if self.fractions else ():
             yield f"--holdout {asked} left no image in split {split}, so there is no such split"
 
 
 class NamesBelow:
-    """The names of files relative to one folder, whichever way the folder and the files are spelled."""
+    """The names of files relative to one folder, whichever way the folder and the files are
+    spelled.
+    """
 
     def __init__(self, folder: Storage) -> None:
         self._tops = _spellings(folder)
         self._known: dict[str, str] = {}
 
     def name(self, path: str) -> str:
-        """The name below the folder of the file at an absolute path or URL; outside of it, its whole address."""
+        """The name below the folder of the file at an absolute path or URL; outside of it, its
+        whole address.
+        """
         storage, name = open_file(path)
         if storage.url not in self._known:
             self._known[storage.url] = self._below(storage)
@@ -131,7 +151,9 @@ def _spellings(folder: Storage) -> list[str]:
 
 
 def _bounds_within(positions: Sequence[float], bounds: Sequence[float]) -> list[float]:
-    """The bounds, moved as little as gives each split one of the positions; too few go to the last splits."""
+    """The bounds, moved as little as gives each split one of the positions; too few go to the last
+    splits.
+    """
     cuts = [bisect_left(positions, bound) for bound in bounds]
     for number in range(len(cuts)):
         cuts[number] = max(cuts[number], 1 + (cuts[number - 1] if number else 0))

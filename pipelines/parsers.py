@@ -13,32 +13,41 @@ from shardset.program import Parser, program_parser
 from shardset.settings import add_flags
 
 SIZES_TITLE = "sizes (a number, or SPLIT=NUMBER,SPLIT=NUMBER)"
-EXIT_CODES = "exit codes: 0 done; 1 failed, or the data is damaged; 2 wrong command line; 130 stopped by Ctrl-C"
+EXIT_CODES = (
+    "exit codes: 0 done; 1 failed, or the data is damaged; 2 wrong command line; 130 stopped by"
+    " Ctrl-C"
+)
 
 BUILD_EPILOG = f"""\
 sources, and what --input is for each:
-  cifar10, cifar100   the published .tar.gz (python or binary version), or the folder with it or its extracted files
-  imagenet            a folder with ILSVRC2012_img_train.tar, _img_val.tar and _devkit_t12.tar.gz; the Kaggle tree;
-                      or class folders train/WNID/, validation/WNID/
-  folder              SPLIT/CLASS/file, or CLASS/file with --holdout test=0.1; an image in any folder below CLASS is
-                      of that class, unless --class-depth 2 makes classes of CLASS/SUBCLASS
+  cifar10, cifar100   the published .tar.gz (python or binary version), or the folder with it or
+                      its extracted files
+  imagenet            a folder with ILSVRC2012_img_train.tar, _img_val.tar and
+                      _devkit_t12.tar.gz; the Kaggle tree; or class folders train/WNID/,
+                      validation/WNID/
+  folder              SPLIT/CLASS/file, or CLASS/file with --holdout test=0.1; an image in any
+                      folder below CLASS is of that class, unless --class-depth 2 makes classes of
+                      CLASS/SUBCLASS
   hf                  the Parquet files of a Hugging Face image dataset: their folder, or one file
-  listing             a CSV, TSV, JSONL or Parquet file with the columns path, label (or image, file, filename, ...,
-                      class, category, ...; else --path-column, --label-column) and optionally split, key, others
-  shardset            a shard set, or a view of one (a .parquet file), which becomes a set of its own
+  listing             a CSV, TSV, JSONL or Parquet file with the columns path, label (or image,
+                      file, filename, ..., class, category, ...; else --path-column,
+                      --label-column) and optionally split, key, others
+  shardset            a shard set, or a view of one (a .parquet file), which becomes its own set
   webdataset          a folder of tars, one tar, or a pattern such as 'gs://bucket/train-{{000000..000099}}.tar'
 
 examples:
   python -m pipelines build --source folder --input photos --holdout test=0.1 --output shards
-  python -m pipelines build --source listing --input birds.csv --label-column species --output shards
+  python -m pipelines build --source listing --input birds.csv --label-column species \\
+      --output shards
   python -m pipelines build --source hf --input downloaded/food101 --output shards
   python -m pipelines build --source imagenet --input /data/ilsvrc --output gs://bucket/imagenet \\
       --samples-per-shard train=1252,validation=1000 --remainder pad
   python -m pipelines build --source cifar10 --input cifar-10-python.tar.gz --output shards \\
       --target-samples train=1280000 --samples-per-shard train=2000
 
-Flags of Apache Beam (--runner, --project, --region, --temp_location, --direct_num_workers, ...) pass through;
-without --runner the build runs here, on all cores. To resume a build that was stopped, give the same command again.
+Flags of Apache Beam (--runner, --project, --region, --temp_location, --direct_num_workers, ...)
+pass through; without --runner the build runs here, on all cores. To resume a build that was
+stopped, give the same command again.
 
 {EXIT_CODES}
 """
@@ -46,19 +55,24 @@ without --runner the build runs here, on all cores. To resume a build that was s
 ESTIMATE_EPILOG = f"""\
 examples:
   python -m pipelines estimate gs://bucket/imagenet --global-batch-size 4096 --world 32 --hosts 4
-  python -m pipelines estimate --samples train=1281167,validation=50000 --mean-bytes 110000 --classes 1000 \\
-      --num-shards train=640,validation=50 --global-batch-size 4096 --world 32 --hosts 4
+  python -m pipelines estimate --samples train=1281167,validation=50000 --mean-bytes 110000 \\
+      --classes 1000 --num-shards train=640,validation=50 --global-batch-size 4096 --world 32 \\
+      --hosts 4
 
-Sizes, order, steps and memory come from the code that builds and trains; docs/estimate.md explains every number.
-Numbers that a run would refuse are printed as `refused`, and the exit code is 2.
-For raw files, `build --dry-run --verify none` prints how they would divide, from names and sizes where those tell it.
+Sizes, order, steps and memory come from the code that builds and trains; docs/estimate.md explains
+every number. Numbers that a run would refuse are printed as `refused`, and the exit code is 2.
+For raw files, `build --dry-run --verify none` prints how they would divide, from names and sizes
+where those tell it.
 
 {EXIT_CODES}
 """
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of the program. Its result holds the chosen verb in `verb` and that verb's parser in `verb_parser`."""
+    """The parser of the program.
+
+    Its result holds the chosen verb in `verb` and that verb's parser in `verb_parser`.
+    """
     top = program_parser(
         "pipelines", epilog=EXIT_CODES,
         description="Turns raw image files into exact, reproducible WebDataset shards.",
@@ -70,81 +84,149 @@ def parser() -> argparse.ArgumentParser:
             name, help=text, description=description, epilog=epilog, allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )  # fmt: skip
-        added.add_argument("--debug", action="store_true", help="show tracebacks, Beam's log and warnings of libraries")
-        added.add_argument("--json", action="store_true", help="print the result as JSON on standard output")
+        added.add_argument(
+            "--debug",
+            action="store_true",
+            help="show tracebacks, Beam's log and warnings of libraries",
+        )
+        added.add_argument(
+            "--json", action="store_true", help="print the result as JSON on standard output"
+        )
         return added
 
     text = "Plans, writes, then commits: the manifest appears last, or not at all."
     add_build(verb("build", "turn raw files into a shard set", text, BUILD_EPILOG))
-    text = "Writes raw files as further shards, then publishes the next version; nothing that exists is touched."
+    text = (
+        "Writes raw files as further shards, then publishes the next version; nothing that exists"
+        " is touched."
+    )
     _add_append(verb("append", "add raw files to a shard set", text))
-    text = "Names the newest version, or that of SET@N, for addresses such as gs://bucket/set@NAME; a name never moves."
+    text = (
+        "Names the newest version, or that of SET@N, for addresses such as gs://bucket/set@NAME; a"
+        " name never moves."
+    )
     tag = verb("tag", "name a version of a shard set", text)
     _add_set(tag)
     tag.add_argument("name", metavar="NAME", help="letters, digits, ., _ and -; not only digits")
-    _add_set(verb("log", "list the versions of a shard set", "Lists the versions of a set, the newest first."))
-    text = "Compares keys, classes and images of two sets or versions (gs://bucket/set@3), from their indexes."
+    _add_set(
+        verb(
+            "log",
+            "list the versions of a shard set",
+            "Lists the versions of a set, the newest first.",
+        )
+    )
+    text = (
+        "Compares keys, classes and images of two sets or versions (gs://bucket/set@3), from their"
+        " indexes."
+    )
     diff = verb("diff", "compare two versions of a shard set", text)
     diff.add_argument("old", metavar="OLD", help="a set, or SET@VERSION")
     diff.add_argument("new", metavar="NEW", help="a set, or SET@VERSION")
     text = "Writes the next version without some samples, and removes the old files later."
     compact = verb("compact", "forget samples of a shard set", text)
     _add_set(compact)
-    compact.add_argument("--drop-keys", required=True, metavar="FILE", help="a text file with a key in each line")
-    compact.add_argument("--grace", type=int, default=24, metavar="HOURS",
-                         help="keep old files so long, for readers of older versions; then give the same command "
-                         "again (default 24)")  # fmt: skip
+    compact.add_argument(
+        "--drop-keys", required=True, metavar="FILE", help="a text file with a key in each line"
+    )
+    compact.add_argument(
+        "--grace",
+        type=int,
+        default=24,
+        metavar="HOURS",
+        help="keep old files so long, for readers of older versions; then give the same command "
+        "again (default 24)",
+    )
     compact.add_argument("--side-files", action="store_true",
                          help="also remove columns and side files of other readers with removed "
                          "tars, and lines of quarantine lists that name the keys")  # fmt: skip
     text = "Reads each tar once, and writes an index beside it and a manifest; copies nothing."
     adopt = verb("adopt", "make a shard set of tars that others made, where they are", text)
-    adopt.add_argument("--input", required=True, metavar="PATH", help="a folder of tars, one tar, or a pattern")
+    adopt.add_argument(
+        "--input", required=True, metavar="PATH", help="a folder of tars, one tar, or a pattern"
+    )
     add_flags(adopt.add_argument_group("what becomes of them"), AdoptConfig, ("output", "split"))
-    text = "Writes columns/NAME/ below the set: tars with its keys and cuts, read by Stream(columns=...)."
+    text = (
+        "Writes columns/NAME/ below the set: tars with its keys and cuts, read by"
+        " Stream(columns=...)."
+    )
     column = verb("column", "give each sample of a set one more value", text)
     column.add_argument("set", metavar="SET", help="the manifest or its folder, local or gs://")
-    column.add_argument("name", metavar="NAME", help="the name of the column: up to 12 of a-z, 0-9, _ and -")
-    column.add_argument("--from", dest="source", required=True, metavar="PATH",
-                        help=".npy: a row a sample, by id; .parquet: by key; a set of tars: by key")  # fmt: skip
+    column.add_argument(
+        "name", metavar="NAME", help="the name of the column: up to 12 of a-z, 0-9, _ and -"
+    )
+    column.add_argument(
+        "--from",
+        dest="source",
+        required=True,
+        metavar="PATH",
+        help=".npy: a row a sample, by id; .parquet: by key; a set of tars: by key",
+    )
     add_flags(column.add_argument_group("which values"), ColumnConfig, ("split",))
     text = "Compares sizes and checksums of every file; with --deep every sample too."
     verify = verb("verify", "compare a shard set with its manifest", text)
     _add_manifest(verify)
-    verify.add_argument("--deep", action="store_true", help="also decode every image and compare every label and key")
-    text = "Shows tables of splits, shards and classes; finds a sample by its key or its original name."
+    verify.add_argument(
+        "--deep",
+        action="store_true",
+        help="also decode every image and compare every label and key",
+    )
+    text = (
+        "Shows tables of splits, shards and classes; finds a sample by its key or its original"
+        " name."
+    )
     _add_inspect(verb("inspect", "show what is in a shard set", text))
     text = "Writes the side files of other readers, from the manifest and the indexes; never a tar."
     _add_export(verb("export", "write the side files of other readers", text))
     text = "Samples, shards, steps, mixing, memory and bytes, from a manifest or numbers."
     short = "how a shard set divides and is read: steps, memory, bytes"
     _add_estimate(verb("estimate", short, text, ESTIMATE_EPILOG))
-    text = "Makes a page of totals, classes, sizes, contact sheets, duplicates, bad input and provenance."
+    text = (
+        "Makes a page of totals, classes, sizes, contact sheets, duplicates, bad input and"
+        " provenance."
+    )
     _add_report(verb("report", "make one HTML page about a shard set", text))
     text = "Writes a Parquet file beside each tar, for DuckDB, Polars, pandas and `view --where`."
     _add_manifest(verb("catalog", "write a catalogue of a shard set", text))
-    text = "Writes chosen samples down as a view, which is taken wherever a shard set is; copies no sample."
+    text = (
+        "Writes chosen samples down as a view, which is taken wherever a shard set is; copies no"
+        " sample."
+    )
     _add_view(verb("view", "choose samples of a shard set", text))
     return top
 
 
 def _add_view(view: Parser) -> None:
     view.add_argument("output", metavar="OUT", help="the view, a .parquet file")
-    view.add_argument("--of", required=True, metavar="SET", help="the set, or a view to choose from")
-    add_flags(view.add_argument_group("choices, applied in this order"), Choice, [one.name for one in fields(Choice)])
+    view.add_argument(
+        "--of", required=True, metavar="SET", help="the set, or a view to choose from"
+    )
+    add_flags(
+        view.add_argument_group("choices, applied in this order"),
+        Choice,
+        [one.name for one in fields(Choice)],
+    )
 
 
 def add_build(build: Parser) -> None:
     """Adds the flags of a build."""
     where = build.add_argument_group("what and where")
     where.add_argument(
-        "--output", required=True, metavar="URL", help="the shard set's folder: local, gs://, s3:// or az://"
+        "--output",
+        required=True,
+        metavar="URL",
+        help="the shard set's folder: local, gs://, s3:// or az://",
     )
     _add_input(build, where)
     add_flags(where, BuildConfig, ("overwrite",))
-    where.add_argument("--catalog", action="store_true", help="write a catalogue too; it reads the finished set once")
+    where.add_argument(
+        "--catalog",
+        action="store_true",
+        help="write a catalogue too; it reads the finished set once",
+    )
     how = where.add_mutually_exclusive_group()
-    how.add_argument("--dry-run", action="store_true", help="read all input, print the exact plan, write nothing")
+    how.add_argument(
+        "--dry-run", action="store_true", help="read all input, print the exact plan, write nothing"
+    )
     text = "end once Dataflow has the job, which publishes the set by itself; makes no report.html"
     how.add_argument("--no-wait", dest="wait", action="store_false", help=text)
     where.add_argument("--report", action=argparse.BooleanOptionalAction, default=True,
@@ -163,20 +245,30 @@ def _add_append(append: Parser) -> None:
     where = append.add_argument_group("what")
     _add_input(append, where)
     add_flags(where, BuildConfig, ("append",))
-    where.add_argument("--overwrite", action="store_true", help="start over an append that was stopped")
+    where.add_argument(
+        "--overwrite", action="store_true", help="start over an append that was stopped"
+    )
     append.set_defaults(append="none", dry_run=False, wait=True, report=False, catalog=False)
 
 
 def _add_input(build: Parser, where: argparse._ArgumentGroup) -> None:
     """The flags of whatever turns raw files into shards."""
-    text = "format of the raw input: cifar10, cifar100, folder, hf, imagenet, listing, shardset or webdataset"
+    text = (
+        "format of the raw input: cifar10, cifar100, folder, hf, imagenet, listing, shardset or"
+        " webdataset"
+    )
     where.add_argument("--source", required=True, help=text)
     where.add_argument(
-        "--input", required=True, metavar="PATH", help="what that source reads: local, gs://, s3:// or az://"
+        "--input",
+        required=True,
+        metavar="PATH",
+        help="what that source reads: local, gs://, s3:// or az://",
     )
     add_flags(where, BuildConfig, (*INPUT_FLAGS, "only_shards"))
     add_flags(build.add_argument_group(SIZES_TITLE), BuildConfig, (*SIZES, "seed"))
-    add_flags(build.add_argument_group("bad input"), BuildConfig, ("verify", "on_bad", "max_bad_fraction"))
+    add_flags(
+        build.add_argument_group("bad input"), BuildConfig, ("verify", "on_bad", "max_bad_fraction")
+    )
 
 
 def _add_inspect(inspect: Parser) -> None:
@@ -184,39 +276,72 @@ def _add_inspect(inspect: Parser) -> None:
     inspect.add_argument("--split", help="only this split")
     one = inspect.add_mutually_exclusive_group()
     one.add_argument("--shard", type=int, metavar="N", help="the samples of one shard")
-    one.add_argument("--key", help="where the sample with this key is stored, and its original name")
+    one.add_argument(
+        "--key", help="where the sample with this key is stored, and its original name"
+    )
     one.add_argument("--name", help="the samples made from the input with this original name")
-    inspect.add_argument("--class", dest="class_name", metavar="CLASS", help="a class by label, name or wnid")
+    inspect.add_argument(
+        "--class", dest="class_name", metavar="CLASS", help="a class by label, name or wnid"
+    )
 
 
 def _add_export(export: Parser) -> None:
     _add_manifest(export)
-    export.add_argument("--to", required=True, action="extend", type=lambda text: text.split(","), metavar="READER,...",
-                        help="any of wids, timm, energon, hf")  # fmt: skip
-    export.add_argument("--output", metavar="FOLDER",
-                        help="where to write, if the format allows (default: beside the tars)")  # fmt: skip
-    export.add_argument("--overwrite", action="store_true", help="replace existing files that differ")
+    export.add_argument(
+        "--to",
+        required=True,
+        action="extend",
+        type=lambda text: text.split(","),
+        metavar="READER,...",
+        help="any of wids, timm, energon, hf",
+    )
+    export.add_argument(
+        "--output",
+        metavar="FOLDER",
+        help="where to write, if the format allows (default: beside the tars)",
+    )
+    export.add_argument(
+        "--overwrite", action="store_true", help="replace existing files that differ"
+    )
 
 
 def _add_report(report: Parser) -> None:
     _add_manifest(report)
     report.add_argument("--output", metavar="FILE", help="default: report.html beside the manifest")
-    report.add_argument("--force", action="store_true", help="replace any file at --output, even one that is no page")
-    report.add_argument("--images", type=int, default=100_000, metavar="N",
-                        help="decode at most N images for sizes and near-duplicates (default 100000)")  # fmt: skip
+    report.add_argument(
+        "--force",
+        action="store_true",
+        help="replace any file at --output, even one that is no page",
+    )
+    report.add_argument(
+        "--images",
+        type=int,
+        default=100_000,
+        metavar="N",
+        help="decode at most N images for sizes and near-duplicates (default 100000)",
+    )
 
 
 def _add_manifest(verb: Parser) -> None:
-    verb.add_argument("manifest", metavar="MANIFEST", help="the manifest or its folder, local or remote")
+    verb.add_argument(
+        "manifest", metavar="MANIFEST", help="the manifest or its folder, local or remote"
+    )
 
 
 def _add_estimate(estimate: Parser) -> None:
     raw = estimate.add_argument_group("one of: an existing set, or bare numbers")
     one = raw.add_mutually_exclusive_group(required=True)
-    one.add_argument("manifest", metavar="MANIFEST", nargs="?", help="the manifest of an existing set, or its folder")
+    one.add_argument(
+        "manifest",
+        metavar="MANIFEST",
+        nargs="?",
+        help="the manifest of an existing set, or its folder",
+    )
     one.add_argument("--samples", action=Merge, type=arguments.numbers, default={}, metavar="N",
                      help="number of images, or SPLIT=N,SPLIT=N")  # fmt: skip
-    raw.add_argument("--mean-bytes", type=float, metavar="N", help="mean bytes of an image as it will be stored")
+    raw.add_argument(
+        "--mean-bytes", type=float, metavar="N", help="mean bytes of an image as it will be stored"
+    )
     raw.add_argument("--classes", type=arguments.positive, metavar="N",
                      help="number of classes of --samples (default: no labels to mix)")  # fmt: skip
     add_flags(estimate.add_argument_group(SIZES_TITLE), BuildConfig, SIZES)

@@ -1,7 +1,9 @@
-"""The Beam graph of a build and its DoFns: each DoFn hands one element to a function of `plan` or `write`.
+"""The Beam graph of a build and its DoFns: each DoFn hands one element to a function of `plan` or
+`write`.
 
-Image bytes never pass through the runner. A step leaves its results in files below `plan/`; the elements between two
-steps are only the names of these files, or the byte ranges that a receiver has to read.
+Image bytes never pass through the runner. A step leaves its results in files below `plan/`; the
+elements between two steps are only the names of these files, or the byte ranges that a receiver has
+to read.
 """
 
 import os
@@ -44,12 +46,16 @@ NAMESPACE = "shardset"
 """The namespace of our counters; runners have their own."""
 
 _planning: dict[tuple[int, str], threading.Lock] = {}
-"""By process and build: held by the thread that plans a batch, bucket or group. A runner may have a dozen threads."""
+"""By process and build: held by the thread that plans a batch, bucket or group.
+
+A runner may have a dozen threads.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedBuild:
-    """A build that is ready to run: what was asked for, what was surveyed, and where its plan files are.
+    """A build that is ready to run: what was asked for, what was surveyed, and where its plan files
+    are.
 
     `num_bytes` is the size of the input.
     """
@@ -63,12 +69,21 @@ class PreparedBuild:
 
 
 def construct(pipeline: beam.Pipeline, build: PreparedBuild, *, dry_run: bool = False) -> None:
-    """Adds the steps of a build to the pipeline; a dry run ends with the plan. Each line names its element type."""
-    config, files, suffix, replaces = build.config, build.files, build.file.suffix, build.file.replaces
+    """Adds the steps of a build to the pipeline; a dry run ends with the plan.
+
+    Each line names its element type.
+    """
+    config, files, suffix, replaces = (
+        build.config,
+        build.files,
+        build.file.suffix,
+        build.file.replaces,
+    )
     appends = build.file.appends
     writer = ShardWriter(files, build.source.input, config.image, suffix, replaces, appends)
     committer = Committer(files, config, suffix, replaces, is_append=appends is not None)
-    # A shuffle before a step keeps the runner from fusing it with the step before, which would limit its workers.
+    # A shuffle before a step keeps the runner from fusing it with the step before, which would
+    # limit its workers.
     indexed = (
         pipeline
         | "List blocks" >> beam.Create(build.units.blocks)  # UnitRef of many
@@ -82,13 +97,15 @@ def construct(pipeline: beam.Pipeline, build: PreparedBuild, *, dry_run: bool = 
         | "Once all is indexed" >> beam.Create([None])
         | "Plan"  # PlanFile, and (batch, UnitOffsets) tagged `offsets`
         >> beam.ParDo(
-            MakePlan(files, config, msgspec.structs.replace(build.file, classes=None)), beam.pvalue.AsIter(indexed)
+            MakePlan(files, config, msgspec.structs.replace(build.file, classes=None)),
+            beam.pvalue.AsIter(indexed),
         ).with_outputs("offsets", main="plan")
     )
     if dry_run:
         return
-    # BundleBasedDirectRunner gives an empty side input for one of several outputs, hence a step of its own.
-    plan = beam.pvalue.AsSingleton(planned.plan | "The plan" >> beam.Map(lambda plan: plan))  # PlanFile
+    # BundleBasedDirectRunner gives an empty side input for one of several outputs, hence a step of
+    # its own. PlanFile
+    plan = beam.pvalue.AsSingleton(planned.plan | "The plan" >> beam.Map(lambda plan: plan))
     duplicate_keys = (
         planned.offsets
         | "Spread batches" >> beam.Reshuffle()
@@ -105,7 +122,8 @@ def construct(pipeline: beam.Pipeline, build: PreparedBuild, *, dry_run: bool = 
         | "Choose shards" >> beam.Filter(_is_wanted, config.only_shards)
         | "Spread shards" >> beam.Reshuffle()
         | "Write shards" >> beam.ParDo(WriteShard(files, writer), plan)  # (split, counts)
-        | "Add up" >> beam.CombinePerKey(_sum)  # (split, counts): shards, then samples of each class
+        # (split, counts): shards, then samples of each class
+        | "Add up" >> beam.CombinePerKey(_sum)
     )
     _ = (
         pipeline
@@ -117,7 +135,10 @@ def construct(pipeline: beam.Pipeline, build: PreparedBuild, *, dry_run: bool = 
 
 @dataclass(eq=False, repr=False)
 class BuildStep(beam.DoFn):
-    """A step of a build. It keeps memory from one element to the next, and frees it for the next step."""
+    """A step of a build.
+
+    It keeps memory from one element to the next, and frees it for the next step.
+    """
 
     files: PlanFiles
 
@@ -146,7 +167,9 @@ class IndexUnit(BuildStep):
 
 @dataclass(eq=False, repr=False)
 class MakePlan(BuildStep):
-    """Writes the plan once all units are indexed. Yields it without classes, and the offsets of each batch of units.
+    """Writes the plan once all units are indexed.
+
+    Yields it without classes, and the offsets of each batch of units.
 
     `file` travels without classes too: a million of them would take longer than the images.
     """
@@ -157,11 +180,15 @@ class MakePlan(BuildStep):
     def process(self, element: None, indexed: Iterable[int]) -> Iterator[Any]:
         assert sum(1 for _ in indexed) == self.file.num_units, "every unit is indexed"
         files = self.files
-        plan = files.step(lambda: make_plan(files, self.config, files.read_record(paths.BUILD, BuildFile)))
+        plan = files.step(
+            lambda: make_plan(files, self.config, files.read_record(paths.BUILD, BuildFile))
+        )
         with self.files.while_current():
             yield msgspec.structs.replace(plan, classes=[])
             summaries, size = read_summaries(self.files, plan.num_units), plan.units_per_batch
-            offsets = unit_offsets(summaries, plan.splits, units_per_batch=size, stratified=self.config.stratified)
+            offsets = unit_offsets(
+                summaries, plan.splits, units_per_batch=size, stratified=self.config.stratified
+            )
             for batch, offset in enumerate(offsets):
                 yield beam.pvalue.TaggedOutput("offsets", (batch, offset))
 
@@ -169,14 +196,18 @@ class MakePlan(BuildStep):
 class SpreadKeys(BuildStep):
     """Cuts the key hashes of a batch of units by bucket."""
 
-    def process(self, element: tuple[int, UnitOffsets], plan: PlanFile) -> Iterable[tuple[int, ByteRange]]:
+    def process(
+        self, element: tuple[int, UnitOffsets], plan: PlanFile
+    ) -> Iterable[tuple[int, ByteRange]]:
         return _one_at_a_time(self.files, lambda: spread_keys(self.files, plan, element[0]))
 
 
 class FindDuplicateKeys(BuildStep):
     """Finds the rows of one bucket that want a key that is taken, by batch of units."""
 
-    def process(self, element: tuple[int, Iterable[ByteRange]], plan: PlanFile) -> Iterable[tuple[int, ByteRange]]:
+    def process(
+        self, element: tuple[int, Iterable[ByteRange]], plan: PlanFile
+    ) -> Iterable[tuple[int, ByteRange]]:
         return _one_at_a_time(self.files, lambda: find_duplicate_keys(self.files, plan, *element))
 
 
@@ -186,12 +217,16 @@ class AssignBatch(BuildStep):
 
     config: BuildConfig
 
-    def process(self, element: tuple[int, dict[str, Any]], plan: PlanFile) -> Iterable[tuple[Group, ByteRange]]:
+    def process(
+        self, element: tuple[int, dict[str, Any]], plan: PlanFile
+    ) -> Iterable[tuple[Group, ByteRange]]:
         batch, joined = element
         (offsets,) = joined["offsets"]
         assign = partial(assign_batch, seed=self.config.seed, stratified=self.config.stratified)
         duplicate_keys = joined["duplicate_keys"]
-        return _one_at_a_time(self.files, lambda: assign(self.files, plan, batch, offsets, duplicate_keys))
+        return _one_at_a_time(
+            self.files, lambda: assign(self.files, plan, batch, offsets, duplicate_keys)
+        )
 
 
 @dataclass(eq=False, repr=False)
@@ -202,13 +237,18 @@ class PlanGroup(BuildStep):
 
     def process(self, element: tuple[Group, Iterable[ByteRange]], plan: PlanFile) -> Iterable[Slot]:
         (split, _), slices = element
-        numbers = _one_at_a_time(self.files, lambda: [*plan_group(self.files, plan.splits[split], slices, self.suffix)])
+        numbers = _one_at_a_time(
+            self.files, lambda: [*plan_group(self.files, plan.splits[split], slices, self.suffix)]
+        )
         return [(split, number) for number in numbers]
 
 
 @dataclass(eq=False, repr=False)
 class WriteShard(BuildStep):
-    """Writes the tar, the index and the record of a shard. Yields its split, and 1 and its samples of each class."""
+    """Writes the tar, the index and the record of a shard.
+
+    Yields its split, and 1 and its samples of each class.
+    """
 
     writer: ShardWriter
 
@@ -236,7 +276,9 @@ class CommitManifest(BuildStep):
 
 
 def _one_at_a_time(files: PlanFiles, work: Callable[[], T]) -> T:
-    """`files.step` for one that takes 100 to 300 MiB: a process has the memory for one, whatever its threads."""
+    """`files.step` for one that takes 100 to 300 MiB: a process has the memory for one, whatever
+    its threads.
+    """
     with _planning.setdefault((os.getpid(), files.build), threading.Lock()):
         return files.step(work)
 

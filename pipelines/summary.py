@@ -23,7 +23,10 @@ if TYPE_CHECKING:  # Beam takes a second to import, and `estimate` draws its tab
 def show(config: BuildConfig, result: "Result", console: Console) -> None:
     """Prints a table of the splits and a few sentences."""
     plans = [split for _, split in sorted(result.plan.splits.items())]
-    title, stored = f"{config.source}: {config.input} → {config.output}", stored_bytes(config, result)
+    title, stored = (
+        f"{config.source}: {config.input} → {config.output}",
+        stored_bytes(config, result),
+    )
     plans = [replace(plan, num_bytes=stored.get(plan.name, plan.num_bytes)) for plan in plans]
     console.print(split_table(title, plans, "MB each" if stored else "input MB each"))
     for line in sentences(config, result):
@@ -45,12 +48,23 @@ def stored_bytes(config: BuildConfig, result: "Result") -> dict[str, int]:
 
 
 def split_table(title: str, plans: Iterable[SplitPlan], size: str = "MB each") -> Table:
-    """A row for each split with its samples and shards, without the columns that are 0 everywhere."""
+    """A row for each split with its samples and shards,
+    without the columns that are 0 everywhere.
+    """
     plans = list(plans)
-    table = Table(title=plain(title, style="table.title"), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        title=plain(title, style="table.title"),
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+    )
     table.add_column("split", no_wrap=True, overflow="fold")
     columns = ["raw", "stored", "shards", "samples each", size]
-    optional = [name for name in ("dropped", "repeats") if any(getattr(plan, f"num_{name}") for plan in plans)]
+    optional = [
+        name
+        for name in ("dropped", "repeats")
+        if any(getattr(plan, f"num_{name}") for plan in plans)
+    ]
     for column in [*columns, *optional]:
         table.add_column(column, justify="right", no_wrap=True)
     for plan in plans:
@@ -70,7 +84,11 @@ def sentences(config: BuildConfig, result: "Result") -> list[str]:
     lines = [f"note: {note}" for note in plan.notes]
     lines += [f"fixed: {number:,} x {fix}" for fix, number in plan.fixes.items()]
     if plan.num_rejected:
-        where = f": see {config.output.rstrip('/')}/{result.published.quarantine.path}" if result.published else ""
+        where = (
+            f": see {config.output.rstrip('/')}/{result.published.quarantine.path}"
+            if result.published
+            else ""
+        )
         lines.append(f"quarantined: {count(plan.num_rejected, 'raw sample')}{where}")
         lines += [f"  {rejected}" for rejected in result.rejected]
         more = plan.num_rejected - len(result.rejected)
@@ -78,16 +96,21 @@ def sentences(config: BuildConfig, result: "Result") -> list[str]:
     if counters.get("shards_written"):
         written, size = counters.get("samples_written", 0), counters.get("bytes_written", 0)
         lines.append(
-            f"wrote {count(counters['shards_written'], 'shard')}, {count(written, 'sample')}, {size / 1e6:,.1f} MB in "
-            f"{result.seconds:.1f} s ({written / result.seconds:,.0f} images/s)"
+            f"wrote {count(counters['shards_written'], 'shard')}, {count(written, 'sample')},"
+            f" {size / 1e6:,.1f} MB in {result.seconds:.1f} s ({written / result.seconds:,.0f}"
+            " images/s)"
         )
     if counters.get("shards_skipped"):
         lines.append(f"complete already: {count(counters['shards_skipped'], 'shard')}")
-    lines.append(f"plan: {count(plan.num_units, 'unit')} of input, {result.plan_bytes / 1e6:,.1f} MB in plan/")
+    lines.append(
+        f"plan: {count(plan.num_units, 'unit')} of input, {result.plan_bytes / 1e6:,.1f} MB in"
+        " plan/"
+    )
     if result.published:
         version = f"version {result.published.number}, " if config.append else ""
         lines.append(
-            f"manifest: {config.output.rstrip('/')}/manifest.json, {version}digest {result.published.digest[:16]}…"
+            f"manifest: {config.output.rstrip('/')}/manifest.json, {version}digest"
+            f" {result.published.digest[:16]}…"
         )
     return lines
 

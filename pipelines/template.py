@@ -1,6 +1,7 @@
 """The flex template of Dataflow: its metadata, and what runs in its launcher.
 
-    python -m pipelines.template > metadata.json    for `gcloud dataflow flex-template build --metadata-file`
+    python -m pipelines.template > metadata.json    for `gcloud dataflow flex-template build
+    --metadata-file`
 
 Both come from the flags of `build`, as the command line has them.
 """
@@ -18,7 +19,12 @@ LEFT_OUT = ("help", "dry_run", "wait", "report", "catalog")
 """Flags without a meaning in a launcher, which submits the job and ends."""
 
 TEXT = "the image of this template, which the workers run too"
-IMAGE = {"name": "sdk_container_image", "label": "sdk container image", "helpText": TEXT, "paramType": "TEXT"}
+IMAGE = {
+    "name": "sdk_container_image",
+    "label": "sdk container image",
+    "helpText": TEXT,
+    "paramType": "TEXT",
+}
 
 
 def metadata() -> dict[str, Any]:
@@ -31,7 +37,8 @@ def metadata() -> dict[str, Any]:
 
 
 def arguments(parameters: Sequence[str]) -> list[str]:
-    """The command line of a build, from parameters as Dataflow's launcher passes them: `--NAME=VALUE`.
+    """The command line of a build, from parameters as Dataflow's launcher passes them:
+    `--NAME=VALUE`.
 
     Names that are not of the template are Beam's flags, and stay as they are.
     """
@@ -50,7 +57,10 @@ def arguments(parameters: Sequence[str]) -> list[str]:
 
 
 def launch(parameters: Sequence[str]) -> int:
-    """Submits the build without waiting for it; returns the exit code. Dataflow's launcher calls it."""
+    """Submits the build without waiting for it; returns the exit code.
+
+    Dataflow's launcher calls it.
+    """
     return main(["build", "--no-wait", *arguments(parameters)])
 
 
@@ -71,7 +81,10 @@ def _parameter(name: str, flag: argparse.Action) -> dict[str, Any]:
     if _is_switch(flag):
         return facts | {"paramType": "BOOLEAN"}
     if flag.choices:
-        return facts | {"paramType": "ENUM", "enumOptions": [{"value": choice} for choice in flag.choices]}
+        return facts | {
+            "paramType": "ENUM",
+            "enumOptions": [{"value": choice} for choice in flag.choices],
+        }
     return facts | {"paramType": "NUMBER" if flag.type in (int, float) else "TEXT"}
 
 

@@ -1,4 +1,6 @@
-"""Consoles that show raw names as they are, and the output of worker processes only where it helps."""
+"""Consoles that show raw names as they are,
+and the output of worker processes only where it helps.
+"""
 
 import os
 import sys
@@ -15,7 +17,9 @@ _NO_LIMIT = 100_000
 
 
 def plain(text: str, style: str = "") -> Text:
-    """The text, shown as it is even if a raw name holds rich's markup or terminal control characters."""
+    """The text, shown as it is even if a raw name holds rich's markup or terminal control
+    characters.
+    """
     return Text(printable(text), style)
 
 
@@ -29,10 +33,11 @@ def on_standard_output() -> Console:
 
 @contextmanager
 def quiet_workers(*, show: bool) -> Iterator[Console]:
-    """A console on the real standard error; whatever else prints there goes to a file until the block ends.
+    """A console on the real standard error; whatever else prints there goes to a file until the
+    block ends.
 
-    Beam prints a failing worker's traceback several times. The file is shown only if the block ends with an unexpected
-    error; with `show`, nothing is redirected.
+    Beam prints a failing worker's traceback several times. The file is shown only if the block ends
+    with an unexpected error; with `show`, nothing is redirected.
     """
     if show:
         yield Console(stderr=True)
@@ -40,7 +45,10 @@ def quiet_workers(*, show: bool) -> Iterator[Console]:
     sys.stderr.flush()
     # Worker processes inherit file descriptor 2; replacing `sys.stderr` would not reach them.
     real = os.dup(2)
-    with tempfile.TemporaryFile() as log, os.fdopen(real, "w", buffering=1, closefd=True) as terminal:
+    with (
+        tempfile.TemporaryFile() as log,
+        os.fdopen(real, "w", buffering=1, closefd=True) as terminal,
+    ):
         os.dup2(log.fileno(), 2)
         try:
             yield Console(file=terminal)

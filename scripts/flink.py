@@ -1,9 +1,9 @@
 """A Flink cluster on this machine: `python -m scripts.flink fetch|up|down`.
 
-One job manager and two task managers, each with a pool of Python workers beside it, as on machines of their own: in
-each task manager `localhost` is an address of its own (127.0.0.2, 127.0.0.3), and its pool listens there. So one
-`--environment_config=localhost:50000` names the pool beside each of them, here as on a cluster. Linux only; needs
-Java 11 or 17, and Maven for `fetch`.
+One job manager and two task managers, each with a pool of Python workers beside it, as on machines
+of their own: in each task manager `localhost` is an address of its own (127.0.0.2, 127.0.0.3), and
+its pool listens there. So one `--environment_config=localhost:50000` names the pool beside each of
+them, here as on a cluster. Linux only; needs Java 11 or 17, and Maven for `fetch`.
 """
 
 import argparse
@@ -26,7 +26,9 @@ REPOSITORY = Path(__file__).parent.parent
 FOLDER = REPOSITORY / ".tools" / "flink"
 FLINK_VERSION = "1.19"
 RUNNER_VERSION = "2.62.0"
-"""Of Beam's Flink runner: the portable protocol holds across versions of Beam, so it need not be the Python one's."""
+"""Of Beam's Flink runner: the portable protocol holds across versions of Beam, so it need not be
+the Python one's.
+"""
 JOB_SERVER = f"job-server-{FLINK_VERSION}-{RUNNER_VERSION}.jar"
 
 _COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
@@ -90,7 +92,9 @@ class FlinkError(Exception):
 
 
 def fetch(folder: Path = FOLDER) -> Path:
-    """Flink and Beam's runner for it from Maven Central (152 MB, once), as one job server jar; returns that jar."""
+    """Flink and Beam's runner for it from Maven Central (152 MB, once), as one job server jar;
+    returns that jar.
+    """
     jar = folder / JOB_SERVER
     if jar.exists():
         return jar
@@ -107,17 +111,24 @@ def fetch(folder: Path = FOLDER) -> Path:
 
 def _need(tool: str) -> None:
     if shutil.which(tool) is None:
-        raise FlinkError(f"{tool} is not on the PATH; on Debian: apt-get install openjdk-17-jre-headless maven")
+        raise FlinkError(
+            f"{tool} is not on the PATH; on Debian: apt-get install openjdk-17-jre-headless maven"
+        )
 
 
 def _run(command: Sequence[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise FlinkError(f"{command[0]} failed: {(done.stdout + done.stderr).strip()[:2000]}; check the network")
+        raise FlinkError(
+            f"{command[0]} failed: {(done.stdout + done.stderr).strip()[:2000]}; check the network"
+        )
 
 
 def _write_launcher(path: Path, jars: Sequence[Path]) -> None:
-    """A jar that only names its main class and the jars beside it: what `java -jar` needs. Appears whole or not."""
+    """A jar that only names its main class and the jars beside it: what `java -jar` needs.
+
+    Appears whole or not.
+    """
     names = " ".join(f"jars/{jar.name}" for jar in jars)
     lines = ["Manifest-Version: 1.0", f"Main-Class: {_JOB_SERVER}", f"Class-Path: {names}"]
     part = path.with_suffix(".part")
@@ -127,15 +138,19 @@ def _write_launcher(path: Path, jars: Sequence[Path]) -> None:
 
 
 def _manifest_line(line: str) -> str:
-    """A line of a jar's manifest, which may not be longer than 72 bytes: what follows begins with a space."""
+    """A line of a jar's manifest, which may not be longer than 72 bytes: what follows begins with a
+    space.
+    """
     return "\r\n ".join([line[:70], *(line[i : i + 69] for i in range(70, len(line), 69))]) + "\r\n"
 
 
 @dataclass
 class Cluster:
-    """Processes that look like a job manager and `num_machines` machines with a task manager and workers each.
+    """Processes that look like a job manager and `num_machines` machines with a task manager and
+    workers each.
 
-    `folder` takes configuration and logs. A context manager: everything is stopped at the end of the block.
+    `folder` takes configuration and logs. A context manager: everything is stopped at the end of
+    the block.
     """
 
     folder: Path
@@ -161,16 +176,22 @@ class Cluster:
     def flags(self) -> list[str]:
         """What `python -m pipelines build` needs to run on this cluster."""
         return [
-            "--runner=FlinkRunner", f"--flink_master=localhost:{self.rest_port}", f"--flink_version={FLINK_VERSION}",
-            f"--flink_job_server_jar={self.jar}", "--environment_type=EXTERNAL",
-            f"--environment_config=localhost:{self.pool_port}", f"--parallelism={self.num_machines}",
-        ]  # fmt: skip
+            "--runner=FlinkRunner",
+            f"--flink_master=localhost:{self.rest_port}",
+            f"--flink_version={FLINK_VERSION}",
+            f"--flink_job_server_jar={self.jar}",
+            "--environment_type=EXTERNAL",
+            f"--environment_config=localhost:{self.pool_port}",
+            f"--parallelism={self.num_machines}",
+        ]
 
     def start(self) -> None:
         """Starts everything and waits until all task managers have registered."""
         for name in ("conf", "log", "temporary"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
-        config = _CONFIG.format(rest=self.rest_port, rpc=self.rpc_port, temporary=self.folder / "temporary")
+        config = _CONFIG.format(
+            rest=self.rest_port, rpc=self.rpc_port, temporary=self.folder / "temporary"
+        )
         (self.folder / "conf" / "flink-conf.yaml").write_text(config)
         self._java("jobmanager", _JOB_MANAGER, 512, ["--executionMode", "cluster"])
         for machine in range(1, self.num_machines + 1):
@@ -183,7 +204,9 @@ class Cluster:
         self._wait_until_whole()
 
     def kill_machine(self, machine: int) -> None:
-        """What a power cut does to the machine with this number, counted from 1: task manager and workers are gone."""
+        """What a power cut does to the machine with this number, counted from 1: task manager and
+        workers are gone.
+        """
         for name in (f"taskmanager-{machine}", f"workers-{machine}"):
             _kill(self.pids.pop(name), signal.SIGKILL)
 
@@ -198,14 +221,35 @@ class Cluster:
         hosts = self.folder / "conf" / f"hosts-{machine}"
         hosts.write_text(f"{address} localhost\n127.0.0.1 {socket.gethostname()}\n")
         self._start(
-            f"workers-{machine}", [sys.executable, "-m", "scripts.flink_workers", f"{address}:{self.pool_port}"]
+            f"workers-{machine}",
+            [sys.executable, "-m", "scripts.flink_workers", f"{address}:{self.pool_port}"],
         )
-        self._java(f"taskmanager-{machine}", _TASK_MANAGER, 384, [], [f"-Djdk.net.hosts.file={hosts}"])
+        self._java(
+            f"taskmanager-{machine}", _TASK_MANAGER, 384, [], [f"-Djdk.net.hosts.file={hosts}"]
+        )
 
-    def _java(self, name: str, main: str, heap_mib: int, words: Sequence[str], properties: Sequence[str] = ()) -> None:
+    def _java(
+        self,
+        name: str,
+        main: str,
+        heap_mib: int,
+        words: Sequence[str],
+        properties: Sequence[str] = (),
+    ) -> None:
         opened = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED]
-        memory = [f"-Xmx{heap_mib}m", "-XX:MaxDirectMemorySize=640m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
-        classes = ["-cp", f"{self.jar.parent / 'jars'}/*", main, "--configDir", str(self.folder / "conf")]
+        memory = [
+            f"-Xmx{heap_mib}m",
+            "-XX:MaxDirectMemorySize=640m",
+            "-XX:+UseSerialGC",
+            "-XX:TieredStopAtLevel=1",
+        ]
+        classes = [
+            "-cp",
+            f"{self.jar.parent / 'jars'}/*",
+            main,
+            "--configDir",
+            str(self.folder / "conf"),
+        ]
         self._start(name, ["java", *opened, *memory, *properties, *classes, *words])
 
     def _start(self, name: str, command: Sequence[str]) -> None:
@@ -214,9 +258,14 @@ class Cluster:
         environment = {**os.environ, **self.environment, "PATH": path}
         with (self.folder / "log" / name).open("ab") as log:
             process = subprocess.Popen(
-                command, cwd=REPOSITORY, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                command,
+                cwd=REPOSITORY,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         self.pids[name] = process.pid
 
     def _wait_until_whole(self, timeout_s: float = 120.0) -> None:
@@ -224,12 +273,16 @@ class Cluster:
         while self._num_machines_up() != self.num_machines:
             dead = [name for name, pid in self.pids.items() if not _lives(pid)]
             if dead or time.monotonic() > deadline:
-                raise FlinkError(f"{', '.join(dead) or 'the cluster'} did not come up; see {self.folder / 'log'}")
+                raise FlinkError(
+                    f"{', '.join(dead) or 'the cluster'} did not come up; see {self.folder / 'log'}"
+                )
             time.sleep(0.2)
 
     def _num_machines_up(self) -> int:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.rest_port}/overview", timeout=10) as reply:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{self.rest_port}/overview", timeout=10
+            ) as reply:
                 return json.load(reply)["taskmanagers"]
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             return 0
@@ -262,7 +315,9 @@ def up(rest_port: int, pool_port: int) -> None:
         cluster.stop()
         raise
     (FOLDER / "run" / "pids.json").write_text(json.dumps(cluster.pids))
-    print(f"http://localhost:{rest_port} is up; build on it with\n  python -m pipelines build ... \\")
+    print(
+        f"http://localhost:{rest_port} is up; build on it with\n  python -m pipelines build ... \\"
+    )
     print("      " + " ".join(cluster.flags()))
 
 
@@ -278,10 +333,17 @@ def down() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb and returns its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.flink", description="A Flink cluster on this machine.")
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.flink", description="A Flink cluster on this machine."
+    )
     parser.add_argument("verb", choices=["fetch", "up", "down"])
     parser.add_argument("--rest-port", type=int, default=8081)
-    parser.add_argument("--pool-port", type=int, default=50000, help="of the Python workers beside each task manager")
+    parser.add_argument(
+        "--pool-port",
+        type=int,
+        default=50000,
+        help="of the Python workers beside each task manager",
+    )
     args = parser.parse_args(argv)
     verbs: dict[str, Callable[[], object]] = {
         "fetch": fetch,

@@ -1,7 +1,7 @@
 """Beam's pool of Python workers at one address: `python -m scripts.flink_workers 127.0.0.2:50000`.
 
-`python -m apache_beam.runners.worker.worker_pool_main` is the same for a machine of its own; it takes the port on all
-addresses, so that two of them can't run beside each other.
+`python -m apache_beam.runners.worker.worker_pool_main` is the same for a machine of its own; it
+takes the port on all addresses, so that two of them can't run beside each other.
 """
 
 import sys
@@ -14,7 +14,9 @@ from apache_beam.utils import thread_pool_executor
 
 def serve(address: str) -> grpc.Server:
     """Starts the pool; each worker that a task manager asks for is a process of its own."""
-    server = grpc.server(thread_pool_executor.shared_unbounded_instance(), options=[("grpc.so_reuseport", 0)])
+    server = grpc.server(
+        thread_pool_executor.shared_unbounded_instance(), options=[("grpc.so_reuseport", 0)]
+    )
     pool = BeamFnExternalWorkerPoolServicer(use_process=True)
     beam_fn_api_pb2_grpc.add_BeamFnExternalWorkerPoolServicer_to_server(pool, server)
     server.add_insecure_port(address)

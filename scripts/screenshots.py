@@ -1,6 +1,8 @@
-"""Screenshots of a page in headless Chromium: `python -m scripts.screenshots PAGE OUTPUT.png [--width 1280] [--dark]`.
+"""Screenshots of a page in headless Chromium: `python -m scripts.screenshots PAGE OUTPUT.png
+[--width 1280] [--dark]`.
 
-Debian's browser (`apt-get install chromium`) driven by playwright. docs/report.md says how its pictures were made.
+Debian's browser (`apt-get install chromium`) driven by playwright. docs/report.md says how its
+pictures were made.
 """
 
 import argparse
@@ -20,7 +22,12 @@ from shardset.errors import ConfigError
 def chromium() -> str:
     """The browser's program; raises ConfigError if there is none."""
     found = next(
-        (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+        (
+            path
+            for name in ("chromium", "chromium-browser", "google-chrome")
+            if (path := shutil.which(name))
+        ),
+        None,
     )
     if found is None:
         raise ConfigError("no chromium on the PATH; install it with `apt-get install chromium`")
@@ -29,7 +36,9 @@ def chromium() -> str:
 
 @contextmanager
 def browser() -> Iterator[Browser]:
-    """A headless browser that needs neither a sandbox (which root has none of) nor a large /dev/shm."""
+    """A headless browser that needs neither a sandbox (which root has none of) nor a large
+    /dev/shm.
+    """
     with sync_playwright() as playwright:
         flags = ["--disable-dev-shm-usage", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
         found = playwright.chromium.launch(executable_path=chromium(), args=flags)
@@ -40,10 +49,14 @@ def browser() -> Iterator[Browser]:
 
 
 @contextmanager
-def opened(found: Browser, page: Path, *, width: int, height: int = 900, dark: bool = False) -> Iterator[Any]:
+def opened(
+    found: Browser, page: Path, *, width: int, height: int = 900, dark: bool = False
+) -> Iterator[Any]:
     """A page from disk in a window of that size."""
     context = found.new_context(
-        viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light", offline=True
+        viewport={"width": width, "height": height},
+        color_scheme="dark" if dark else "light",
+        offline=True,
     )
     try:
         tab = context.new_page()
@@ -64,7 +77,10 @@ def main() -> int:
     parser.add_argument("--whole", action="store_true", help="the whole page, not a window of it")
     args = parser.parse_args()
     try:
-        with browser() as found, opened(found, args.page, width=args.width, height=args.height, dark=args.dark) as tab:
+        with (
+            browser() as found,
+            opened(found, args.page, width=args.width, height=args.height, dark=args.dark) as tab,
+        ):
             tab.screenshot(path=str(args.output), full_page=args.whole)
     except ConfigError as error:
         print(f"ConfigError: {error}", file=sys.stderr)

@@ -1,4 +1,6 @@
-"""The pages of the site that are made from the README, the change log and the code; mkdocs calls it (mkdocs.yml)."""
+"""The pages of the site that are made from the README, the change log and the code; mkdocs calls it
+(mkdocs.yml).
+"""
 
 import argparse
 import inspect
@@ -42,7 +44,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def from_root(name: str) -> str:
     """A Markdown file of the repository's root, with its links as seen from docs/."""
     text = (REPOSITORY / name).read_text()
-    text = re.sub(r"\]\((docs/)?decisions\)|\]\(docs/decisions\)", "](decisions/0001-library-and-programs.md)", text)
+    text = re.sub(
+        r"\]\((docs/)?decisions\)|\]\(docs/decisions\)",
+        "](decisions/0001-library-and-programs.md)",
+        text,
+    )
     text = re.sub(r"\[([^]]*)\]\((LICENSE|benchmarks[^)]*|examples[^)]*)\)", r"\1", text)
     for page in ("CONTRIBUTING.md", "CHANGELOG.md"):
         text = text.replace(f"]({page})", f"]({page.lower()})")
@@ -50,7 +56,9 @@ def from_root(name: str) -> str:
 
 
 def commands_page() -> str:
-    """The help of both programs and of all their verbs, with the exit codes that each of them states."""
+    """The help of both programs and of all their verbs, with the exit codes that each of them
+    states.
+    """
     text = "# Commands\n\nWhat `--help` prints, for each verb.\n"
     for program in (pipelines_program.parser(), trainer_program.parser()):
         for title, parser in [(program.prog, program), *verbs_of(program)]:

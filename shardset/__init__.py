@@ -3,8 +3,8 @@
     stream = shardset.Stream("gs://bucket/photos", "train", batch_size=256, image_size=224)
     sample = shardset.open("gs://bucket/photos", "train")[17]
 
-The reader's names (`Stream` and what it takes) are imported on first use, because they need the decoders of
-`pip install 'shardset[read]'`. Nothing here imports Beam or torch.
+The reader's names (`Stream` and what it takes) are imported on first use, because they need the
+decoders of `pip install 'shardset[read]'`. Nothing here imports Beam or torch.
 """
 
 import importlib

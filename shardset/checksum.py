@@ -12,7 +12,8 @@ def extend_crc32c(crc: int, data: bytes | memoryview) -> int:
     """The CRC32C of `data` appended to the bytes whose CRC32C is `crc`."""
     if isinstance(data, bytes):
         return int(google_crc32c.extend(crc, data))
-    # The library takes bytes only. Small copies stay in the processor's cache and take half the time of one large copy.
+    # The library takes bytes only. Small copies stay in the processor's cache and take half the
+    # time of one large copy.
     for start in range(0, len(data), _PIECE):
         crc = int(google_crc32c.extend(crc, bytes(data[start : start + _PIECE])))
     return crc

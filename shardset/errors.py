@@ -25,7 +25,9 @@ def masked(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with control characters escaped: no name in the input, no peer and no server can control a terminal."""
+    """The text with control characters escaped: no name in the input, no peer and no server can
+    control a terminal.
+    """
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
@@ -78,7 +80,8 @@ class MissingLibrary(ShardsetError, ModuleNotFoundError):
 class UndecodableImage(SourceError):
     """The bytes give no image that can be a sample.
 
-    The build counts images by `reason`, which is short and stable; `detail` is for the reader of the message.
+    The build counts images by `reason`, which is short and stable; `detail` is for the reader of
+    the message.
     """
 
     def __init__(self, reason: str, detail: str = "") -> None:
@@ -111,7 +114,9 @@ class TransientError(StorageError):
 
 
 class Throttled(TransientError):
-    """The server refuses a request because there are too many (429, 503); it asks for a pause of `retry_after_s`."""
+    """The server refuses a request because there are too many (429, 503); it asks for a pause of
+    `retry_after_s`.
+    """
 
     def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
@@ -119,7 +124,9 @@ class Throttled(TransientError):
 
 
 def require_int(name: str, value: SupportsIndex) -> int:
-    """`value` as a Python int, whatever its library; raises ConfigError for text, a fraction or None."""
+    """`value` as a Python int, whatever its library; raises ConfigError for text, a fraction or
+    None.
+    """
     try:
         return operator.index(value)
     except TypeError:
@@ -129,14 +136,17 @@ def require_int(name: str, value: SupportsIndex) -> int:
 def missing_library(error: ModuleNotFoundError, extra: str) -> str:
     """The message for a missing library that an extra of the distribution installs."""
     return (
-        f"the library {error.name} is not installed in the environment of {sys.executable}; `pip install "
-        f"'shardset[{extra}]'` brings it, in a clone `make env`, then `source .venv/bin/activate`"
+        f"the library {error.name} is not installed in the environment of {sys.executable}; `pip"
+        f" install 'shardset[{extra}]'` brings it, in a clone `make env`, then `source"
+        " .venv/bin/activate`"
     )
 
 
 @contextmanager
 def brought_by(extra: str) -> Iterator[None]:
-    """Has the imports inside raise MissingLibrary, naming the extra, where a library is not installed."""
+    """Has the imports inside raise MissingLibrary, naming the extra, where a library is not
+    installed.
+    """
     try:
         yield
     except ModuleNotFoundError as error:

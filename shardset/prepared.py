@@ -1,7 +1,8 @@
 """Types that threads may decode, and what msgspec raises for bytes that are not of a type.
 
-msgspec prepares a type when it is decoded for the first time. Where two threads do that at once, one of them uses what
-the other has not finished, and the process crashes. So the types are prepared while their modules are imported.
+msgspec prepares a type when it is decoded for the first time. Where two threads do that at once,
+one of them uses what the other has not finished, and the process crashes. So the types are prepared
+while their modules are imported.
 """
 
 from typing import TypeVar
@@ -11,7 +12,9 @@ import msgspec
 T = TypeVar("T")
 
 JSON_ERRORS = (msgspec.MsgspecError, UnicodeError, RecursionError)
-"""What decoding raises: JSON of another type, other bytes, bytes that are not UTF-8, too many brackets."""
+"""What decoding raises: JSON of another type, other bytes, bytes that are not UTF-8, too many
+brackets.
+"""
 
 
 def prepared(kind: type[T]) -> type[T]:

@@ -1,4 +1,6 @@
-"""Shared by both programs: exit codes, `--debug`, closed pipes, missing libraries, the top-level parser."""
+"""Shared by both programs: exit codes, `--debug`, closed pipes, missing libraries, the top-level
+parser.
+"""
 
 import argparse
 import difflib
@@ -19,7 +21,9 @@ OK, FAILED, USAGE, PREEMPTED, INTERRUPTED = 0, 1, 2, 3, 130
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that masks passwords in its error messages. What it parses names it, as `verb_parser`.
+    """An argument parser that masks passwords in its error messages.
+
+    What it parses names it, as `verb_parser`.
 
     Of a program with verbs, `verb_parser` is the parser of the verb that was called.
     """
@@ -54,7 +58,9 @@ def program_parser(module: str, **options: Any) -> Parser:
     """The top-level parser of a program, with `--version`; named as the shell called it."""
     called = Path(sys.argv[0]).name
     parser = Parser(
-        prog=called if called == f"shardset-{module}" else f"python -m {module}", allow_abbrev=False, **options
+        prog=called if called == f"shardset-{module}" else f"python -m {module}",
+        allow_abbrev=False,
+        **options,
     )
     parser.add_argument("--version", action="version", version=f"shardset {__version__}")
     return parser
@@ -77,12 +83,14 @@ def nearest(name: str, names: Collection[str]) -> str | None:
 def run_program(main: Callable[[], int], extra: str) -> NoReturn:
     """Runs `main` as a shell command and exits with its code.
 
-    A closed pipe (`| head`) ends it silently, a missing library with one sentence that names the extra to install.
+    A closed pipe (`| head`) ends it silently, a missing library with one sentence that names the
+    extra to install.
     """
     debug = "--debug" in sys.argv
     quiet_warnings(show=debug)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # the terminal's encoding may lack letters of a name
+        # the terminal's encoding may lack letters of a name
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = main()
     except BrokenPipeError:
@@ -96,12 +104,18 @@ def run_program(main: Callable[[], int], extra: str) -> NoReturn:
 
 
 def run_verb(
-    verb: Callable[[], int | None], *, debug: bool, stopped: str = "stopped", is_interactive: bool = False
+    verb: Callable[[], int | None],
+    *,
+    debug: bool,
+    stopped: str = "stopped",
+    is_interactive: bool = False,
 ) -> int:
-    """The exit code of a verb. Prints an error as one sentence on standard error, with `debug` as a traceback.
+    """The exit code of a verb.
 
-    After Ctrl-C, prints `stopped` and the arguments of the KeyboardInterrupt. One that is interactive gives up on a
-    storage after half a minute.
+    Prints an error as one sentence on standard error, with `debug` as a traceback.
+
+    After Ctrl-C, prints `stopped` and the arguments of the KeyboardInterrupt. One that is
+    interactive gives up on a storage after half a minute.
     """
     try:
         with while_someone_waits() if is_interactive else nullcontext():
@@ -122,12 +136,16 @@ def run_verb(
 
 
 def count(number: int, one: str, many: str = "") -> str:
-    """A number with its noun: `1 shard`, `2 shards`. `many` is for plurals without a plain s (`classes`)."""
+    """A number with its noun: `1 shard`, `2 shards`.
+
+    `many` is for plurals without a plain s (`classes`).
+    """
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def quiet_warnings(*, show: bool) -> None:
-    """Hides warnings in this process and its children: they point into libraries, which helps no user.
+    """Hides warnings in this process and its children: they point into libraries, which helps no
+    user.
 
     Does nothing with `show`, or if Python itself was told what to do (`-W`, PYTHONWARNINGS).
     """

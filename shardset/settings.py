@@ -1,7 +1,8 @@
-"""Settings by name: the fields of a config record and of the records inside it, with types, help lines and checks.
+"""Settings by name: the fields of a config record and of the records inside it, with types, help
+lines and checks.
 
-A field made by `setting` carries its help line, and what is special about its flag. Its type carries its limits, as
-`msgspec.Meta`.
+A field made by `setting` carries its help line, and what is special about its flag. Its type
+carries its limits, as `msgspec.Meta`.
 """
 
 import argparse
@@ -59,7 +60,10 @@ class Setting:
             raise ConfigError(f"{self.key} is {given}, expected {self.expected}") from error
 
     def parse(self, text: str) -> Any:
-        """The value that a text means: `none`, A:B, or what the type of the field reads. Raises ConfigError."""
+        """The value that a text means: `none`, A:B, or what the type of the field reads.
+
+        Raises ConfigError.
+        """
         if text.lower() == "none":
             return self.convert(None)
         origins = [typing.get_origin(option) for option in (self.hint, *typing.get_args(self.hint))]
@@ -77,18 +81,23 @@ class Setting:
 
 
 def setting(default: Default, help: str, **flag: Any) -> Default:
-    """A field of a frozen dataclass, with its help line, and with arguments that `add_flags` passes on."""
+    """A field of a frozen dataclass, with its help line, and with arguments that `add_flags` passes
+    on.
+    """
     metadata = {"help": help, "flag": flag}
     if isinstance(default, dict):
-        return typing.cast(Default, dataclasses.field(default_factory=default.copy, metadata=metadata))
+        return typing.cast(
+            Default, dataclasses.field(default_factory=default.copy, metadata=metadata)
+        )
     return dataclasses.field(default=default, metadata=metadata)
 
 
 def add_flags(group: argparse._ArgumentGroup, kind: type, names: Iterable[str]) -> None:
-    """Adds the flags of these fields of a record type to a parser, each with the default and help line of its field.
+    """Adds the flags of these fields of a record type to a parser, each with the default and help
+    line of its field.
 
-    A bool is `--name` and `--no-name`, a Literal a choice. What `setting` was given besides goes to `add_argument`; its
-    `names` replace `--name`.
+    A bool is `--name` and `--no-name`, a Literal a choice. What `setting` was given besides goes to
+    `add_argument`; its `names` replace `--name`.
     """
     hints = typing.get_type_hints(kind, include_extras=True)
     fields = {field.name: field for field in dataclasses.fields(kind)}
@@ -109,14 +118,20 @@ def add_flags(group: argparse._ArgumentGroup, kind: type, names: Iterable[str]) 
 
 
 def settings_of(kind: type) -> dict[str, Setting]:
-    """All settings of a record type by name. Those of inner records have a dot: `optimizer.learning_rate`."""
+    """All settings of a record type by name.
+
+    Those of inner records have a dot: `optimizer.learning_rate`.
+    """
     settings: dict[str, Setting] = {}
     hints = typing.get_type_hints(kind, include_extras=True)
     for field in dataclasses.fields(kind):
         name, hint = field.name, hints[field.name]
         if dataclasses.is_dataclass(hint):
             inner = settings_of(typing.cast(type, hint)).values()
-            settings |= {f"{name}.{one.key}": Setting(f"{name}.{one.key}", one.hint, one.help) for one in inner}
+            settings |= {
+                f"{name}.{one.key}": Setting(f"{name}.{one.key}", one.hint, one.help)
+                for one in inner
+            }
         else:
             settings[name] = Setting(name, hint, field.metadata["help"])
     return settings
@@ -135,9 +150,12 @@ def check(record: object) -> None:
 
 
 def with_values(record: Record, values: Mapping[str, Any]) -> Record:
-    """The record with these settings changed all at once, since some belong together. Text is parsed.
+    """The record with these settings changed all at once, since some belong together.
 
-    Raises ConfigError for an unknown name, naming the nearest one, and for a value that does not fit.
+    Text is parsed.
+
+    Raises ConfigError for an unknown name, naming the nearest one, and for a value that does not
+    fit.
     """
     tree = msgspec.to_builtins(record)
     for key, value in parsed(type(record), values).items():
@@ -147,12 +165,20 @@ def with_values(record: Record, values: Mapping[str, Any]) -> Record:
 
 
 def parsed(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of settings of a record type, with texts parsed. Raises ConfigError as `with_values` does."""
+    """The values of settings of a record type, with texts parsed.
+
+    Raises ConfigError as `with_values` does.
+    """
     settings = settings_of(kind)
     for key in values:
         if key not in settings:
-            raise ConfigError(f"no setting {key!r}{did_you_mean(key, settings)}; `train --help` lists all of them")
-    return {key: settings[key].parse(value) if isinstance(value, str) else value for key, value in values.items()}
+            raise ConfigError(
+                f"no setting {key!r}{did_you_mean(key, settings)}; `train --help` lists all of them"
+            )
+    return {
+        key: settings[key].parse(value) if isinstance(value, str) else value
+        for key, value in values.items()
+    }
 
 
 def assignments(texts: Iterable[str]) -> dict[str, str]:
@@ -161,7 +187,9 @@ def assignments(texts: Iterable[str]) -> dict[str, str]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals:
-            raise ConfigError(f"--set {text!r} is not KEY=VALUE, for example --set optimizer.learning_rate=0.2")
+            raise ConfigError(
+                f"--set {text!r} is not KEY=VALUE, for example --set optimizer.learning_rate=0.2"
+            )
         values[key] = value
     return values
 
@@ -176,7 +204,12 @@ def help_text(record: object) -> str:
         for one in group:
             name = f"  {one.key} = {value_text(values[one.key])}"
             line = f"{name.ljust(HELP_COLUMN - 2)}  {one.help} ({one.expected})"
-            text += textwrap.fill(line, width, subsequent_indent=" " * HELP_COLUMN, break_on_hyphens=False) + "\n"
+            text += (
+                textwrap.fill(
+                    line, width, subsequent_indent=" " * HELP_COLUMN, break_on_hyphens=False
+                )
+                + "\n"
+            )
         text += "\n"
     return text
 
@@ -186,7 +219,10 @@ def value_text(value: Any) -> str:
     if isinstance(value, bool | None):
         return str(value).lower()
     if isinstance(value, dict):
-        return ",".join(f"{name}={one if isinstance(one, str) else json.dumps(one)}" for name, one in value.items())
+        return ",".join(
+            f"{name}={one if isinstance(one, str) else json.dumps(one)}"
+            for name, one in value.items()
+        )
     return ":".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
@@ -209,7 +245,11 @@ def _in_words(info: inspect.Type) -> str:
         case inspect.FloatType():
             return f"finite float{_limits_in_words(info)}"
         case inspect.TupleType(item_types=types):
-            return "START:STOP, for example 10:15," if len(types) == 2 else "three numbers, for example 0.5:0.5:0.5"
+            return (
+                "START:STOP, for example 10:15,"
+                if len(types) == 2
+                else "three numbers, for example 0.5:0.5:0.5"
+            )
         case inspect.DictType():
             return "NAME=VALUE, several with commas, for example a=0.1,b=[0.9,0.95],"
         case inspect.BoolType():
@@ -221,4 +261,6 @@ def _in_words(info: inspect.Type) -> str:
 
 def _limits_in_words(info: inspect.IntType | inspect.FloatType) -> str:
     limits = {sign: getattr(info, name) for name, sign in _LIMITS.items()}
-    return " and".join(f" {sign} {limit}" for sign, limit in limits.items() if limit not in _NO_LIMIT)
+    return " and".join(
+        f" {sign} {limit}" for sign, limit in limits.items() if limit not in _NO_LIMIT
+    )

@@ -1,4 +1,6 @@
-"""Test classes for whoever implements a protocol of shardset. A new storage is a class and a fixture:
+"""Test classes for whoever implements a protocol of shardset.
+
+A new storage is a class and a fixture:
 
     class TestMyStorage(StorageTests):
         @pytest.fixture
@@ -25,7 +27,9 @@ _RANGES = [(0, None), (0, 11), (0, 0), (3, 5), (5, None), (11, 11), (11, None)]
 _PREFIXES = ["", "a", "a/", "a ", "b/c", "b/c/", "b/c/d", "b/c/d/", "é", "x", "x/y", "😀", "."]
 
 
-def put(storage: Storage, name: str, data: bytes = HELLO, *, if_generation: str | None = None) -> None:
+def put(
+    storage: Storage, name: str, data: bytes = HELLO, *, if_generation: str | None = None
+) -> None:
     storage.write(name, data, if_generation=if_generation)
 
 
@@ -34,10 +38,28 @@ def names(storage: Storage, prefix: str = "") -> list[str]:
 
 
 class ReadOnlyStorageTests:
-    """What storages promise readers. `origin`, a fixture, stores what `storage` reads, where that can't write."""
+    """What storages promise readers.
+
+    `origin`, a fixture, stores what `storage` reads, where that can't write.
+    """
 
     odd_names: ClassVar = (
-        *("%41", "a b", "a#b?c&d=e", "a+b", "a-b", "a.b", "a/b", "a0", "a\\b", "b/c/d", "é/ß", "日本", "😀", "~"),
+        *(
+            "%41",
+            "a b",
+            "a#b?c&d=e",
+            "a+b",
+            "a-b",
+            "a.b",
+            "a/b",
+            "a0",
+            "a\\b",
+            "b/c/d",
+            "é/ß",
+            "日本",
+            "😀",
+            "~",
+        ),
     )
     """In no order; a storage that refuses one of them leaves it out."""
 
@@ -45,11 +67,20 @@ class ReadOnlyStorageTests:
     def origin(self, storage: Storage) -> Storage:
         return storage
 
-    def test_ranges_are_exact_and_come_with_the_facts(self, storage: Storage, origin: Storage) -> None:
-        for name, data, ranges in [("train/a.tar", HELLO, _RANGES), ("empty", b"", [(0, None), (0, 0)])]:
+    def test_ranges_are_exact_and_come_with_the_facts(
+        self, storage: Storage, origin: Storage
+    ) -> None:
+        for name, data, ranges in [
+            ("train/a.tar", HELLO, _RANGES),
+            ("empty", b"", [(0, None), (0, 0)]),
+        ]:
             put(origin, name, data)
             found, crc32c = storage.stat(name), crc32c_text(crc32c_of(data))
-            assert (found.name, found.num_bytes, found.crc32c or crc32c) == (name, len(data), crc32c)
+            assert (found.name, found.num_bytes, found.crc32c or crc32c) == (
+                name,
+                len(data),
+                crc32c,
+            )
             assert found.generation != ABSENT
             for start, stop in ranges:
                 assert storage.read(name, start, stop) == data[start:stop]
@@ -58,7 +89,9 @@ class ReadOnlyStorageTests:
     def test_a_range_past_the_end_is_refused(self, storage: Storage, origin: Storage) -> None:
         put(origin, "a")
         for start, stop in [(0, 12), (12, None), (12, 12), (20, 30), (5, 3)]:
-            with pytest.raises(StorageError, match=r"a.*bytes \d+ to \d+ were asked for but it holds 11") as caught:
+            with pytest.raises(
+                StorageError, match=r"a.*bytes \d+ to \d+ were asked for but it holds 11"
+            ) as caught:
                 storage.read("a", start, stop)
             assert not isinstance(caught.value, TransientError)  # asking again does not help
 
@@ -81,9 +114,13 @@ class ReadOnlyStorageTests:
     def test_odd_names_are_names(self, storage: Storage, origin: Storage) -> None:
         for name in self.odd_names:
             put(origin, name, name.encode())
-        assert [storage.read(name) for name in self.odd_names] == [name.encode() for name in self.odd_names]
+        assert [storage.read(name) for name in self.odd_names] == [
+            name.encode() for name in self.odd_names
+        ]
 
-    @pytest.mark.parametrize("name", ["", "/etc/passwd", "../a", "a/../b", "a/..", "./a", "a//b", "a/", ".", "a\0b"])
+    @pytest.mark.parametrize(
+        "name", ["", "/etc/passwd", "../a", "a/../b", "a/..", "./a", "a//b", "a/", ".", "a\0b"]
+    )
     def test_no_name_leaves_the_folder(self, storage: Storage, name: str) -> None:
         for call in (storage.read, storage.stat, storage.delete, storage.writer):
             with pytest.raises(ConfigError, match=r"absolute, empty or climbs|is only read"):
@@ -114,7 +151,9 @@ class StorageTests(ReadOnlyStorageTests):
             put(storage, name)
         storage.sweep()
         for prefix in _PREFIXES:
-            expected = sorted((name for name in self.odd_names if name.startswith(prefix)), key=str.encode)
+            expected = sorted(
+                (name for name in self.odd_names if name.startswith(prefix)), key=str.encode
+            )
             assert names(storage, prefix) == expected
 
     def test_only_the_generation_that_was_seen_is_deleted(self, storage: Storage) -> None:
@@ -148,7 +187,9 @@ class StorageTests(ReadOnlyStorageTests):
             put(storage, "a", if_generation=first)
 
     @pytest.mark.parametrize("if_generation", [None, ABSENT])
-    def test_an_exception_publishes_nothing(self, storage: Storage, if_generation: str | None) -> None:
+    def test_an_exception_publishes_nothing(
+        self, storage: Storage, if_generation: str | None
+    ) -> None:
         def fail(name: str, error: type[BaseException]) -> None:
             with storage.writer(name, if_generation=if_generation) as writer:
                 writer.write(bytes(1 << 20))

@@ -1,4 +1,6 @@
-"""Writes a shard set from any loop, in one process, with the tars, indexes and manifest of a build."""
+"""Writes a shard set from any loop, in one process, with the tars,
+indexes and manifest of a build.
+"""
 
 import hashlib
 from collections import Counter
@@ -28,20 +30,26 @@ from shardset.version import __version__
 
 
 class Writer:
-    """Writes a new shard set into `output`, a folder or a `gs://` address; the manifest appears when the block ends.
+    """Writes a new shard set into `output`, a folder or a `gs://` address; the manifest appears
+    when the block ends.
 
         with shardset.Writer("shards", samples_per_shard=1000) as writer:
             writer.write(image=pixels, label=3)
 
-    Samples are stored in the order in which they come, so shuffle sorted classes first; the last shard of a split may
-    be smaller. `classes` names the labels 0, 1, ...; without it a label is its own name, and may
-    leave out at most 100,000 of the numbers below it that no sample had before. An exception in the block removes
-    everything that was written. Takes about 100 bytes of memory a sample; not for several threads. Raises ConfigError
-    if the folder holds a set, or what a stopped writer left.
+    Samples are stored in the order in which they come, so shuffle sorted classes first; the last
+    shard of a split may be smaller. `classes` names the labels 0, 1, ...; without it a label is its
+    own name, and may leave out at most 100,000 of the numbers below it that no sample had before.
+    An exception in the block removes everything that was written. Takes about 100 bytes of memory a
+    sample; not for several threads. Raises ConfigError if the folder holds a set, or what a stopped
+    writer left.
     """
 
     def __init__(
-        self, output: str | Path | Storage, *, samples_per_shard: int = 1000, classes: Sequence[str] | None = None
+        self,
+        output: str | Path | Storage,
+        *,
+        samples_per_shard: int = 1000,
+        classes: Sequence[str] | None = None,
     ) -> None:
         self._storage = open_storage(str(output)) if isinstance(output, str | Path) else output
         self._size = require_int("samples_per_shard", samples_per_shard)
@@ -57,7 +65,9 @@ class Writer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
         if error is not None:
             self._abort(error)
             return
@@ -80,11 +90,11 @@ class Writer:
     ) -> None:
         """Adds a sample to a split.
 
-        `image` is an encoded image, stored byte for byte, or pixels, stored as PNG: uint8 [height, width] or [height,
-        width, 3]. `label` is a whole number from 0, also as text or float; None if there is none. `key` is unique in
-        all splits; by default it is the number of the sample. Raises ConfigError for what can't be stored, and
-        UndecodableImage for bytes that are no whole image of a supported format; that sample is left out then, and
-        others may follow.
+        `image` is an encoded image, stored byte for byte, or pixels, stored as PNG: uint8 [height,
+        width] or [height, width, 3]. `label` is a whole number from 0, also as text or float; None
+        if there is none. `key` is unique in all splits; by default it is the number of the sample.
+        Raises ConfigError for what can't be stored, and UndecodableImage for bytes that are no
+        whole image of a supported format; that sample is left out then, and others may follow.
         """
         key = f"{len(self._keys):09d}" if key is None else key
         where = f"sample {len(self._keys)} ({key!r})"
@@ -101,21 +111,27 @@ class Writer:
         if json is not None:
             fields.append(("json", json if isinstance(json, bytes) else msgspec.json.encode(json)))
         if split not in self._splits:
-            self._refuse(f"{split}/", f"left by a writer or a build that was stopped; remove the folder {split}/")
+            self._refuse(
+                f"{split}/",
+                f"left by a writer or a build that was stopped; remove the folder {split}/",
+            )
             self._splits[split] = _SplitWriter(self._create, split, self._size)
         self._splits[split].add(key, fields, number)
         self._keys.add(key)
         self._labels[number] += 1
 
     def _number(self, label: Any, where: str) -> int:
-        """The label as a number; raises ConfigError if it can't be one, or would leave too many numbers unused."""
+        """The label as a number; raises ConfigError if it can't be one, or would leave too many
+        numbers unused.
+        """
         number = plain_label(label)
         if number is None:  # perhaps an integer of NumPy
             number = require_int("label", label)
         most = MAX_LABEL if self._classes is None else len(self._classes) - 1
         if not 0 <= number <= most:
             raise ConfigError(
-                f"{where}: label is {number}, expected 0 to {most}; use None for a sample without a label"
+                f"{where}: label is {number}, expected 0 to {most}; use None for a sample without a"
+                " label"
             )
         why = why_sparse(number, len(self._labels))  # with NO_LABEL, which stands for this one
         if why and self._classes is None:
@@ -125,7 +141,9 @@ class Writer:
     def _finish(self) -> Manifest:
         """Writes everything but the manifest, which it returns."""
         if not self._splits:
-            raise ConfigError(f"{self._storage.url}: no sample was written, and a shard set can't be empty")
+            raise ConfigError(
+                f"{self._storage.url}: no sample was written, and a shard set can't be empty"
+            )
         largest = max(self._labels) if self._classes is None else NO_LABEL
         names = self._classes or [str(label) for label in range(largest + 1)]
         splits = {name: split.finish(len(names)) for name, split in sorted(self._splits.items())}
@@ -141,7 +159,9 @@ class Writer:
             provenance=Provenance(
                 tool=f"shardset {__version__}",
                 source="writer",
-                source_digest=_digest(group.plan_digest for split in splits.values() for group in split.groups),
+                source_digest=_digest(
+                    group.plan_digest for split in splits.values() for group in split.groups
+                ),
                 options={"samples_per_shard": self._size},
                 libraries={},
                 notes=notes_on(self._storage.url, self._labels, largest),
@@ -171,7 +191,9 @@ class Writer:
 
 
 class _SplitWriter:
-    """Writes the shards of a split one after the other; their indexes wait for the fields of the last sample."""
+    """Writes the shards of a split one after the other; their indexes wait for the fields of the
+    last sample.
+    """
 
     def __init__(self, create: OpenWriter, name: str, size: int) -> None:
         self._create, self._name, self._size = create, name, size
@@ -182,9 +204,14 @@ class _SplitWriter:
     def add(self, key: str, fields: Sequence[tuple[str, bytes]], label: int) -> None:
         """Writes a sample, and the end of its tar if that is full."""
         if self._num_samples % self._size == 0:
-            self._builder = TarBuilder(self._builder.fields)  # columns keep their places from shard to shard
+            # columns keep their places from shard to shard
+            self._builder = TarBuilder(self._builder.fields)
             self._out = self.tar.enter_context(self._create(self._path(len(self._tars))))
-        self._out.write(self._builder.add(StoredSample(key=key, fields=fields, label=label, source=self._num_samples)))
+        self._out.write(
+            self._builder.add(
+                StoredSample(key=key, fields=fields, label=label, source=self._num_samples)
+            )
+        )
         self.labels[label] += 1
         self._num_samples += 1
         if self._num_samples % self._size == 0:
@@ -195,7 +222,9 @@ class _SplitWriter:
         if self._num_samples % self._size:
             self._end_tar()
         shards = [
-            write_index(self._path(number), builder, with_fields(rows, self._builder.fields), self._create)
+            write_index(
+                self._path(number), builder, with_fields(rows, self._builder.fields), self._create
+            )
             for number, (builder, rows) in enumerate(self._tars)
         ]
         return write_split(
@@ -221,13 +250,21 @@ class _SplitWriter:
 def _image_field(image: bytes | np.ndarray, where: str) -> tuple[str, bytes]:
     """The field and the content of an image; raises ConfigError or UndecodableImage."""
     if isinstance(image, np.ndarray):
-        if image.dtype != np.uint8 or image.ndim not in (2, 3) or image.shape[2:] not in ((), (3,)) or 0 in image.shape:
+        if (
+            image.dtype != np.uint8
+            or image.ndim not in (2, 3)
+            or image.shape[2:] not in ((), (3,))
+            or 0 in image.shape
+        ):
             found = f"{image.dtype} {list(image.shape)}"
-            raise ConfigError(f"{where}: pixels are {found}, expected uint8 [height, width] or [height, width, 3]")
+            raise ConfigError(
+                f"{where}: pixels are {found}, expected uint8 [height, width] or [height, width, 3]"
+            )
         return "png", stored_png.encoded(image)
     if not isinstance(image, bytes):
         raise ConfigError(
-            f"{where}: image is a {type(image).__name__}, expected bytes, or an array of its pixels: np.asarray(image)"
+            f"{where}: image is a {type(image).__name__}, expected bytes, or an array of its"
+            " pixels: np.asarray(image)"
         )
     try:
         decode(image)

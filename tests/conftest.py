@@ -1,4 +1,6 @@
-"""Storage to test with: the GCS emulator over HTTP, fresh `gs://` folders, and every implementation in turn."""
+"""Storage to test with: the GCS emulator over HTTP, fresh `gs://` folders, and every implementation
+in turn.
+"""
 
 import itertools
 import os
@@ -25,14 +27,14 @@ BUCKET = "bucket"
 
 _folders = itertools.count()
 
-# A shell that starts the tests in the background has them ignore Ctrl-C, `nohup` a hang-up, and what they start
-# inherits that; it does not inherit handlers.
+# A shell that starts the tests in the background has them ignore Ctrl-C, `nohup` a hang-up, and
+# what they start inherits that; it does not inherit handlers.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
 
-# How long an example takes says more about the machine's other work than about the code.
-# CI tests the change, so it takes the same examples each time; elsewhere each run looks for new ones.
+# How long an example takes says more about the machine's other work than about the code. CI tests
+# the change, so it takes the same examples each time; elsewhere each run looks for new ones.
 hypothesis.settings.register_profile("no deadline", deadline=None, derandomize="CI" in os.environ)
 hypothesis.settings.load_profile("no deadline")
 
@@ -53,11 +55,26 @@ def gcs_emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @contextmanager
 def emulator(log: Path) -> Iterator[str]:
-    """The URL of a fake-gcs-server with one empty bucket; it runs as long as the block and keeps all in memory."""
+    """The URL of a fake-gcs-server with one empty bucket; it runs as long as the block and keeps
+    all in memory.
+    """
     address = f"127.0.0.1:{free_port()}"
-    command = [emulator_binary(), "-backend=memory", "-scheme=http", "-host=127.0.0.1", "-log-level=warn"]
-    command += [f"-port={address.rpartition(':')[2]}", f"-public-host={address}", f"-external-url=http://{address}"]
-    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as server:
+    command = [
+        emulator_binary(),
+        "-backend=memory",
+        "-scheme=http",
+        "-host=127.0.0.1",
+        "-log-level=warn",
+    ]
+    command += [
+        f"-port={address.rpartition(':')[2]}",
+        f"-public-host={address}",
+        f"-external-url=http://{address}",
+    ]
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(command, stdout=output, stderr=output) as server,
+    ):
         try:
             create_bucket(f"http://{address}", BUCKET)
             yield f"http://{address}"
@@ -76,7 +93,8 @@ def gcs_root(gcs_emulator: str, monkeypatch: pytest.MonkeyPatch) -> str:
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a moto server with one empty bucket; it runs as long as the tests.
 
-    Or of the one that SHARDSET_S3 names, such as a MinIO with the keys of `s3_environment` and a bucket `bucket`.
+    Or of the one that SHARDSET_S3 names, such as a MinIO with the keys of `s3_environment` and a
+    bucket `bucket`.
     """
     if url := os.environ.get("SHARDSET_S3"):
         yield url
@@ -87,10 +105,15 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @contextmanager
 def moto(log: Path) -> Iterator[str]:
-    """The URL of a moto server with one empty bucket; it runs as long as the block and keeps all in memory."""
+    """The URL of a moto server with one empty bucket; it runs as long as the block and keeps all in
+    memory.
+    """
     port = free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", f"{port}"]
-    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as server:
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(command, stdout=output, stderr=output) as server,
+    ):
         try:
             send_when_up(urllib.request.Request(f"http://127.0.0.1:{port}/{BUCKET}", method="PUT"))
             yield f"http://127.0.0.1:{port}"
@@ -116,21 +139,36 @@ def s3_environment(url: str) -> dict[str, str]:
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     """An empty storage of each kind in turn."""
     if request.param in ("gs", "s3"):
-        return open_storage(request.getfixturevalue({"gs": "gcs_root", "s3": "s3_root"}[request.param]))
-    return open_storage(f"memory://{uuid.uuid4().hex}/in/side" if request.param == "memory" else str(tmp_path / "root"))
+        return open_storage(
+            request.getfixturevalue({"gs": "gcs_root", "s3": "s3_root"}[request.param])
+        )
+    return open_storage(
+        f"memory://{uuid.uuid4().hex}/in/side"
+        if request.param == "memory"
+        else str(tmp_path / "root")
+    )
 
 
 def emulator_binary() -> str:
     """The emulator that the environment names, else the repository's, else the one on the PATH."""
     named = os.environ.get("SHARDSET_FAKE_GCS")
-    candidates = [named] if named else [str(REPOSITORY / ".tools/bin/fake-gcs-server"), shutil.which("fake-gcs-server")]
+    candidates = (
+        [named]
+        if named
+        else [str(REPOSITORY / ".tools/bin/fake-gcs-server"), shutil.which("fake-gcs-server")]
+    )
     found = next((path for path in candidates if path and os.access(path, os.X_OK)), None)
     if found is None:
-        pytest.fail(f"no GCS emulator at {candidates}; run `make emulator`, or set SHARDSET_FAKE_GCS", pytrace=False)
+        pytest.fail(
+            f"no GCS emulator at {candidates}; run `make emulator`, or set SHARDSET_FAKE_GCS",
+            pytrace=False,
+        )
     return found
 
 
 def create_bucket(url: str, name: str) -> None:
     """Creates a bucket in a GCS emulator."""
     body = f'{{"name": "{name}"}}'.encode()
-    send_when_up(urllib.request.Request(f"{url}/storage/v1/b", body, {"Content-Type": "application/json"}))
+    send_when_up(
+        urllib.request.Request(f"{url}/storage/v1/b", body, {"Content-Type": "application/json"})
+    )

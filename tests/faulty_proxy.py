@@ -1,24 +1,29 @@
-"""An HTTP proxy that breaks exactly the requests it is told to: put it in front of the server of a bucket.
+"""An HTTP proxy that breaks exactly the requests it is told to: put it in front of the server of a
+bucket.
 
     with FaultyProxy(emulator_url) as proxy:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
-        proxy.script = in_turn(Fault("status", status=503), None, Fault("truncate", at=1000), when=is_media)
+        proxy.script = in_turn(Fault("status", status=503), None, Fault("truncate", at=1000),
+        when=is_media)
         ...
         assert len(proxy.seen) == 3
 
-`script` gets each request as a `Seen` and returns a Fault, or None to pass it on untouched. It runs under a lock, so
-it may keep state. `in_turn` makes one from a list; a script of one's own can break every n-th or random requests.
-`delay_s` makes every answer late (a far-away bucket).
+`script` gets each request as a `Seen` and returns a Fault, or None to pass it on untouched. It runs
+under a lock, so it may keep state. `in_turn` makes one from a list; a script of one's own can break
+every n-th or random requests. `delay_s` makes every answer late (a far-away bucket).
 
-Kinds of faults (`at` counts bytes of the answer's body, or of the request's body for the two about uploads):
+Kinds of faults (`at` counts bytes of the answer's body, or of the request's body for the two about
+uploads):
 
-    status        answers `status` at once, with `put` and `headers` if given; the request is not passed on
+    status        answers `status` at once, with `put` and `headers` if given; the request is not
+    passed on
     answer        the same, with `put` and nothing else, be it empty
     reset         not passed on; the connection is reset
     lose          passed on and carried out, but the answer is lost: the connection is reset
     instead       passed on and carried out, but `status` and `put` are answered
     shorten       the answer's body ends after `at` bytes, and its headers say so
-    truncate      the answer's headers are whole, its body ends after `at` bytes, the connection is closed
+    truncate      the answer's headers are whole, its body ends after `at` bytes, the connection is
+    closed
     reset_at      the same, with a reset
     stall         the same, with `seconds` of silence before the connection is closed
     drip          the answer's body comes `at` bytes at a time, each `seconds` after the last
@@ -57,7 +62,8 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A request as it arrived: its number (from 0), method, path with query, headers (lower-case names), body size.
+    """A request as it arrived: its number (from 0), method, path with query, headers (lower-case
+    names), body size.
 
     `start` is the beginning of the body, in which an upload names its object.
     """
@@ -90,7 +96,9 @@ def is_upload(seen: Seen) -> bool:
 
 
 def in_turn(*faults: Fault | None, when: Callable[[Seen], bool] = lambda seen: True) -> Script:
-    """A script that gives the first fault to the first request that `when` picks, and so on; nothing afterwards."""
+    """A script that gives the first fault to the first request that `when` picks, and so on;
+    nothing afterwards.
+    """
     left = iter(faults)
     return lambda seen: next(left, None) if when(seen) else None
 
@@ -137,7 +145,9 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 256
     proxy: FaultyProxy
 
-    def process_request(self, request: socket.socket | tuple[bytes, socket.socket], address: object) -> None:
+    def process_request(
+        self, request: socket.socket | tuple[bytes, socket.socket], address: object
+    ) -> None:
         self.proxy.num_connections += 1
         super().process_request(request, address)  # type: ignore[arg-type]
 
@@ -173,17 +183,26 @@ class _Handler(BaseHTTPRequestHandler):
         elif fault.kind == "cut_upload":
             self._cut_upload(headers, body[: fault.at])
         else:
-            self._pass_on(headers, _flipped(body, fault.at) if fault.kind == "flip_upload" else body, fault)
+            self._pass_on(
+                headers, _flipped(body, fault.at) if fault.kind == "flip_upload" else body, fault
+            )
 
     do_GET = do_PUT = do_POST = do_DELETE = do_PATCH = do_HEAD = handle_any  # noqa: N815
 
     def _pass_on(self, headers: dict[str, str], body: bytes, fault: Fault) -> None:
         if self.upstream is None:
             self.upstream = http.client.HTTPConnection(self.server.proxy.upstream, timeout=60)
-        is_signed = headers.get("authorization", "").startswith(("AWS4", "SharedKey"))  # with the host or the date
+        # with the host or the date
+        is_signed = headers.get("authorization", "").startswith(("AWS4", "SharedKey"))
         dropped = _HOP_BY_HOP - {"date"} if is_signed else {"host", *_HOP_BY_HOP}
-        sent = {name: value for name, value in headers.items() if name not in {"content-length", *dropped}}
-        self.upstream.request(self.command, self.path, body or None, {**sent, "Content-Length": str(len(body))})
+        sent = {
+            name: value
+            for name, value in headers.items()
+            if name not in {"content-length", *dropped}
+        }
+        self.upstream.request(
+            self.command, self.path, body or None, {**sent, "Content-Length": str(len(body))}
+        )
         answer = self.upstream.getresponse()
         found = [pair for pair in answer.getheaders() if pair[0].lower() not in _HOP_BY_HOP]
         data = answer.read()
@@ -210,12 +229,17 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._answer(answer.status, found, data)
 
-    def _answer(self, status: int, headers: list[tuple[str, str]], body: bytes, until: int | None = None) -> None:
+    def _answer(
+        self, status: int, headers: list[tuple[str, str]], body: bytes, until: int | None = None
+    ) -> None:
         self.send_response_only(status)
         for name, value in headers:
             if name.lower() != "content-length" or self.command == "HEAD":
                 self.send_header(
-                    name, value.replace(self.server.proxy.upstream, urlsplit(self.server.proxy.url).netloc)
+                    name,
+                    value.replace(
+                        self.server.proxy.upstream, urlsplit(self.server.proxy.url).netloc
+                    ),
                 )
         if self.command != "HEAD":
             self.send_header("Content-Length", str(len(body)))

@@ -1,4 +1,6 @@
-"""Who may import what: two arrows between three packages, floors of folders, one door for each heavy library."""
+"""Who may import what: two arrows between three packages, floors of folders, one door for each
+heavy library.
+"""
 
 import ast
 import itertools
@@ -15,7 +17,11 @@ import pytest
 
 REPOSITORY = Path(__file__).parent.parent
 PACKAGES = ("shardset", "pipelines", "trainer")
-FILES = sorted(str(path.relative_to(REPOSITORY)) for name in PACKAGES for path in (REPOSITORY / name).rglob("*.py"))
+FILES = sorted(
+    str(path.relative_to(REPOSITORY))
+    for name in PACKAGES
+    for path in (REPOSITORY / name).rglob("*.py")
+)
 
 DOORS = {
     "shardset": ["shardset/*", "pipelines/*", "trainer/*"],
@@ -26,7 +32,11 @@ DOORS = {
     "google.cloud": ["shardset/storage/gcs*.py"],
     "google.auth": ["shardset/storage/gcs*.py"],
     "requests": ["shardset/storage/gcs*.py", "shardset/storage/https.py"],
-    "urllib3": ["shardset/storage/gcs*.py", "shardset/storage/https.py", "shardset/storage/served.py"],
+    "urllib3": [
+        "shardset/storage/gcs*.py",
+        "shardset/storage/https.py",
+        "shardset/storage/served.py",
+    ],
     "obstore": ["shardset/storage/s3.py"],
     "pytest": ["shardset/testing.py"],
     "torch": ["trainer/*", "shardset/adapters/torch.py"],
@@ -47,9 +57,24 @@ DOORS = {
 FLOORS = {
     "shardset": ["errors", "order", "storage", "format", "read", "decode", "stream", "adapters"],
     "pipelines": ["images", "config", "sources", "plan", "write", "build", "sets", "cli"],
-    "trainer": ["config", "supervise", "runtime", "data", "record", "model", "run", "loop", "tools", "tpu", "cli"],
+    "trainer": [
+        "config",
+        "supervise",
+        "runtime",
+        "data",
+        "record",
+        "model",
+        "run",
+        "loop",
+        "tools",
+        "tpu",
+        "cli",
+    ],
 }
-"""From the lowest up: a folder or module imports from those below it. Others stand wherever no circle arises."""
+"""From the lowest up: a folder or module imports from those below it.
+
+Others stand wherever no circle arises.
+"""
 
 DISTRIBUTIONS = {
     "PIL": "pillow",
@@ -63,7 +88,9 @@ DISTRIBUTIONS = {
     "mlflow": "mlflow-skinny",
     "yaml": "pyyaml",
 }
-"""By import name, where the distribution that brings it is called otherwise; the client of storage needs the last."""
+"""By import name, where the distribution that brings it is called otherwise; the client of storage
+needs the last.
+"""
 
 OPTIONAL = ("shardset/adapters/", "shardset/storage/s3.py", "shardset/testing.py")
 """Each needs a library that the rest of its package does without."""
@@ -90,7 +117,9 @@ def tree_of(file: str) -> ast.Module:
 
 
 def late_nodes(tree: ast.Module) -> set[ast.AST]:
-    """Everything that runs only when a function is called; not its decorators, defaults and annotations."""
+    """Everything that runs only when a function is called; not its decorators, defaults and
+    annotations.
+    """
     bodies: list[ast.AST] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -107,7 +136,9 @@ def imports_of(file: str) -> Iterator[Import]:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{file}:{node.lineno}: relative imports hide which package they name"
+            assert node.level == 0, (
+                f"{file}:{node.lineno}: relative imports hide which package they name"
+            )
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         else:
             continue
@@ -130,7 +161,9 @@ def environment_reads(tree: ast.Module) -> list[int]:
         for node in ast.walk(tree)
         if node not in late
         and isinstance(node, ast.Attribute | ast.Name | ast.alias)
-        and (getattr(node, "attr", None) or getattr(node, "id", None) or getattr(node, "name", None))
+        and (
+            getattr(node, "attr", None) or getattr(node, "id", None) or getattr(node, "name", None)
+        )
         in ("environ", "environb", "getenv", "getenvb")
     ]
 
@@ -143,35 +176,54 @@ def test_a_library_comes_in_through_its_door_only():
         if each.is_of(library) and not any(fnmatch(each.file, door) for door in doors)
     ]
     assert not strangers, "\n".join(strangers)
-    for library in ("webdataset", "google.cloud.storage"):  # any of several files might import it, one does at most
+    # any of several files might import it, one does at most
+    for library in ("webdataset", "google.cloud.storage"):
         assert len({each.file for each in IMPORTS if each.is_of(library)}) <= 1, library
 
 
 def test_the_command_line_imports_beam_in_functions_only():
     # Every other verb starts a second earlier for it.
     beam = ("pipelines.build", "pipelines.runners")
-    found = [each for each in IMPORTS if each.file == "pipelines/cli.py" and any(map(each.is_of, beam))]
+    found = [
+        each for each in IMPORTS if each.file == "pipelines/cli.py" and any(map(each.is_of, beam))
+    ]
     assert found
     assert all(each.late for each in found)
 
 
 def test_the_rules_see_imports_wherever_they_stand():
-    lines = ("import a.b", "def f(x=c):", "    from d import e", "class G:", "    import h", "    async def i(self):")
+    lines = (
+        "import a.b",
+        "def f(x=c):",
+        "    from d import e",
+        "class G:",
+        "    import h",
+        "    async def i(self):",
+    )
     tree = ast.parse("\n".join([*lines, "        import j"]))
     late = late_nodes(tree)
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
-    assert [(node.lineno, node in late) for node in sorted(imports, key=lambda node: node.lineno)] == [
-        (1, False), (3, True), (5, False), (7, True),
-    ]  # fmt: skip
+    assert [
+        (node.lineno, node in late) for node in sorted(imports, key=lambda node: node.lineno)
+    ] == [
+        (1, False),
+        (3, True),
+        (5, False),
+        (7, True),
+    ]
 
 
 def target_of(each: Import) -> str | None:
     """The module of ours that an import names."""
-    return next((name for name in (each.name, each.name.rpartition(".")[0]) if name in MODULES), None)
+    return next(
+        (name for name in (each.name, each.name.rpartition(".")[0]) if name in MODULES), None
+    )
 
 
 def folder_of(file: str) -> str:
-    """The folder below the package, with what lies inside it; a module beside such folders is one of its own."""
+    """The folder below the package, with what lies inside it; a module beside such folders is one
+    of its own.
+    """
     return module_of("/".join(Path(file).parts[:2]))
 
 
@@ -191,7 +243,8 @@ def test_folders_import_from_floors_below_them_only_and_modules_never_in_a_circl
             assert {below, above} <= folders.keys()
             folders[above].add(below)  # so an import that climbs closes a circle
     for graph in (modules, folders):
-        assert len(list(TopologicalSorter(graph).static_order())) == len(graph)  # raises CycleError, which names it
+        # raises CycleError, which names it
+        assert len(list(TopologicalSorter(graph).static_order())) == len(graph)
 
 
 def test_a_public_class_name_means_one_thing():
@@ -212,7 +265,9 @@ def requirements() -> dict[str, set[str]]:
             if not isinstance(spec, ast.Starred)
         }
         for node in tree_of("setup.py").body
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and isinstance(node.value, ast.List)
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and isinstance(node.value, ast.List)
     }
     base, read = lists["BASE"], lists["BASE"] | lists["READ"]
     pipelines, trainer = base | lists["PIPELINES"] | lists["SQL"], read | lists["TRAINER"]
@@ -224,12 +279,19 @@ def requirements() -> dict[str, set[str]]:
 def distributions_of(imports: Iterable[Import]) -> set[str]:
     """What brings the libraries that are no part of Python and not ours."""
     ours = {*sys.stdlib_module_names, *PACKAGES, "_typeshed"}
-    return {DISTRIBUTIONS.get(top, top).lower() for top in {each.name.partition(".")[0] for each in imports} - ours}
+    return {
+        DISTRIBUTIONS.get(top, top).lower()
+        for top in {each.name.partition(".")[0] for each in imports} - ours
+    }
 
 
 def test_every_library_that_a_package_imports_is_among_its_requirements():
     for package in PACKAGES:
-        found = [each for each in IMPORTS if each.file.startswith(f"{package}/") and not each.file.startswith(OPTIONAL)]
+        found = [
+            each
+            for each in IMPORTS
+            if each.file.startswith(f"{package}/") and not each.file.startswith(OPTIONAL)
+        ]
         assert distributions_of(found) <= requirements()[package]
 
 
@@ -251,18 +313,29 @@ def test_a_read_of_the_environment_at_import_would_be_seen():
 def imported_after(code: str) -> set[str]:
     """The modules that a fresh interpreter has loaded after running `code`."""
     script = f"{code}\nimport sys\nprint(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
     return set(done.stdout.split())
 
 
 def importing_all_of(package: str) -> str:
-    wanted = [file for file in FILES if file.startswith(f"{package}/") and not file.startswith(OPTIONAL)]
+    wanted = [
+        file for file in FILES if file.startswith(f"{package}/") and not file.startswith(OPTIONAL)
+    ]
     return "\n".join(f"import {module_of(file)}" for file in wanted)
 
 
 HEAVY = ("apache_beam", "torch", "torch_xla", "webdataset", "google.cloud.storage")
 CONTRACT = "shardset, shardset.order.epoch, shardset.storage.base, shardset.format.tar"
-READS_ONLY = ("__main__", "check.verify", "check.inspect", "estimate.estimate", "sources", "write.shard")
+READS_ONLY = (
+    "__main__",
+    "check.verify",
+    "check.inspect",
+    "estimate.estimate",
+    "sources",
+    "write.shard",
+)
 
 
 @pytest.mark.parametrize(
@@ -271,7 +344,11 @@ READS_ONLY = ("__main__", "check.verify", "check.inspect", "estimate.estimate", 
         (f"import {CONTRACT}", "shardset.format.manifest", ()),
         ("import shardset.stream.stream", "shardset.read.remote", ("google.cloud.storage",)),
         (importing_all_of("shardset"), "shardset.html.page", ("google.cloud.storage",)),
-        (f"import {', '.join(f'pipelines.{name}' for name in READS_ONLY)}", "pipelines", ("google.cloud.storage",)),
+        (
+            f"import {', '.join(f'pipelines.{name}' for name in READS_ONLY)}",
+            "pipelines",
+            ("google.cloud.storage",),
+        ),
         (importing_all_of("pipelines"), "pipelines", ("google.cloud.storage", "apache_beam")),
         pytest.param(
             importing_all_of("trainer"),
@@ -280,7 +357,14 @@ READS_ONLY = ("__main__", "check.verify", "check.inspect", "estimate.estimate", 
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["the contract", "the read path", "the library", "verbs that only read", "all that writes", "the trainer"],
+    ids=[
+        "the contract",
+        "the read path",
+        "the library",
+        "verbs that only read",
+        "all that writes",
+        "the trainer",
+    ],
 )
 def test_importing_brings_no_heavy_library_that_it_does_not_need(code, brings, allowed):
     found = imported_after(code)
@@ -290,7 +374,8 @@ def test_importing_brings_no_heavy_library_that_it_does_not_need(code, brings, a
 
 
 ON_A_WORKER = (
-    "shardset, shardset.order.epoch, shardset.storage.gcs, pipelines.pipeline, pipelines.build, pipelines.__main__"
+    "shardset, shardset.order.epoch, shardset.storage.gcs, pipelines.pipeline, pipelines.build,"
+    " pipelines.__main__"
 )
 
 

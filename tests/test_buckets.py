@@ -29,7 +29,10 @@ def test_a_set_on_a_web_server_is_streamed_verified_and_inspected(tmp_path):
     with WebServer(tmp_path) as server:
         url = f"{server.url}/set"
         ids = [
-            [batch["id"].tolist() for batch in shardset.Stream(where, "train", batch_size=8, image_size=8)]
+            [
+                batch["id"].tolist()
+                for batch in shardset.Stream(where, "train", batch_size=8, image_size=8)
+            ]
             for where in (local.url, url)
         ]
         assert ids[0] == ids[1]

@@ -31,16 +31,24 @@ def test_an_installed_program_says_its_version(program):
 def parsers_of(parser):
     yield parser
     for action in parser._actions:
-        for verb in action.choices.values() if isinstance(action, argparse._SubParsersAction) else ():
+        for verb in (
+            action.choices.values() if isinstance(action, argparse._SubParsersAction) else ()
+        ):
             yield from parsers_of(verb)
 
 
-@pytest.mark.parametrize("program", [pipelines.parser, trainer.parser], ids=["pipelines", "trainer"])
+@pytest.mark.parametrize(
+    "program", [pipelines.parser, trainer.parser], ids=["pipelines", "trainer"]
+)
 def test_every_verb_and_every_flag_has_a_line_of_help(program):
     verbs = list(parsers_of(program()))
     assert len(verbs) > 6
     for verb in verbs:
-        assert not [action.dest for action in verb._actions if not action.help and action.nargs != argparse.PARSER]
+        assert not [
+            action.dest
+            for action in verb._actions
+            if not action.help and action.nargs != argparse.PARSER
+        ]
         assert verb.description or verb.prog.endswith(" tpu")
 
 
@@ -51,13 +59,21 @@ def test_every_verb_and_every_flag_has_a_line_of_help(program):
         ("trainer train --recipe digits_smoke --fake-data --run-dir run", "torch"),
     ],
 )
-def test_a_library_that_is_not_installed_is_named_with_the_extra_that_brings_it(words, library, tmp_path):
+def test_a_library_that_is_not_installed_is_named_with_the_extra_that_brings_it(
+    words, library, tmp_path
+):
     program = words.split()[0]
-    start = f"import sys; sys.modules[{library!r}] = None; from {program}.__main__ import program; program()"
+    start = (
+        f"import sys; sys.modules[{library!r}] = None; from {program}.__main__ import program;"
+        " program()"
+    )
     done = subprocess.run(
-        [sys.executable, "-c", start, *words.split()[1:]], capture_output=True, text=True, cwd=tmp_path,
+        [sys.executable, "-c", start, *words.split()[1:]],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-    )  # fmt: skip
+    )
     assert done.returncode == 1
     assert f"the library {library} is not installed" in done.stderr
     assert f"pip install 'shardset[{program}]'" in done.stderr
@@ -65,19 +81,26 @@ def test_a_library_that_is_not_installed_is_named_with_the_extra_that_brings_it(
 
 
 @pytest.mark.parametrize(
-    ("program", "redirected", "shown"), [("pipelines", "", "shards \\u2192 tars\n"), ("trainer", ">&-", "")]
+    ("program", "redirected", "shown"),
+    [("pipelines", "", "shards \\u2192 tars\n"), ("trainer", ">&-", "")],
 )
 def test_what_standard_output_can_not_take_does_not_end_a_program(program, redirected, shown):
-    start = f"import {program}.cli as it; it.main = lambda: print('shards → tars') or 0; it.program()"
+    start = (
+        f"import {program}.cli as it; it.main = lambda: print('shards → tars') or 0; it.program()"
+    )
     done = subprocess.run(
-        ["sh", "-c", f'exec "$0" -c "$1" {redirected}', sys.executable, start], capture_output=True, text=True,
+        ["sh", "-c", f'exec "$0" -c "$1" {redirected}', sys.executable, start],
+        capture_output=True,
+        text=True,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONIOENCODING": "ascii"},
-    )  # fmt: skip
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, shown, "")
 
 
 def make_env(folder: Path, python: str) -> subprocess.CompletedProcess[str]:
-    """`make env` beside a half-made environment, with a Python that only writes down how it is called."""
+    """`make env` beside a half-made environment, with a Python that only writes down how it is
+    called.
+    """
     for name, text in {"python": python, ".venv/bin/python": "exit 1"}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(f"#!/bin/sh\n{text}\n")
@@ -85,7 +108,9 @@ def make_env(folder: Path, python: str) -> subprocess.CompletedProcess[str]:
     for name in ("Makefile", "setup.py", "shardset/version.py"):
         (folder / name).parent.mkdir(exist_ok=True)
         shutil.copy(REPOSITORY / name, folder / name)
-    return subprocess.run(["make", "env", "PYTHON=./python"], capture_output=True, text=True, cwd=folder)
+    return subprocess.run(
+        ["make", "env", "PYTHON=./python"], capture_output=True, text=True, cwd=folder
+    )
 
 
 def test_an_environment_that_was_half_made_is_made_whole(tmp_path):
@@ -99,5 +124,7 @@ def test_a_python_that_is_too_old_is_named_before_an_environment_is_made_of_it(t
     old = "import sys; sys.version_info, sys.version = (3, 10, 12), '3.10.12'"
     done = make_env(tmp_path, f'[ "$1" = -c ] && exec {sys.executable} -c "{old}; $2"; touch made')
     assert done.returncode != 0
-    assert "is Python 3.10.12, expected 3.11 or newer; name one: make PYTHON=python3.11" in done.stderr
+    assert (
+        "is Python 3.10.12, expected 3.11 or newer; name one: make PYTHON=python3.11" in done.stderr
+    )
     assert not (tmp_path / "made").exists()

@@ -1,4 +1,6 @@
-"""The Dockerfile: versions, files, hadolint; by night its steps in fresh environments, and its images."""
+"""The Dockerfile: versions, files, hadolint; by night its steps in fresh environments, and its
+images.
+"""
 
 import re
 import shlex
@@ -13,7 +15,12 @@ import pytest
 REPOSITORY = Path(__file__).parent.parent
 DOCKERFILE = (REPOSITORY / "Dockerfile").read_text()
 HADOLINT = Path(sys.executable).with_name("hadolint")
-STAGES = {stage: body for stage, body in re.findall(r"^FROM \S+ AS (\S+)\n(.*?)(?=^FROM |\Z)", DOCKERFILE, re.S | re.M)}
+STAGES = {
+    stage: body
+    for stage, body in re.findall(
+        r"^FROM \S+ AS (\S+)\n(.*?)(?=^FROM |\Z)", DOCKERFILE, re.S | re.M
+    )
+}
 
 
 def instructions(stage: str, kind: str) -> list[str]:
@@ -28,7 +35,10 @@ def run(*words: str | Path, cwd: Path = REPOSITORY) -> str:
 
 
 def has_daemon() -> bool:
-    return shutil.which("docker") is not None and not subprocess.run(["docker", "info"], capture_output=True).returncode
+    return (
+        shutil.which("docker") is not None
+        and not subprocess.run(["docker", "info"], capture_output=True).returncode
+    )
 
 
 def test_every_image_that_it_stands_on_has_a_version():
@@ -41,7 +51,8 @@ def test_every_image_that_it_stands_on_has_a_version():
 def test_beam_and_python_are_those_of_setup_py():
     setup = (REPOSITORY / "setup.py").read_text()
     (beam,) = re.findall(r"beam_python3\.11_sdk:(\d+\.\d+)\.\d+", DOCKERFILE)
-    assert f'"apache-beam[gcp]>={beam},<' in setup  # boot speaks the protocol of the SDK that is installed
+    # boot speaks the protocol of the SDK that is installed
+    assert f'"apache-beam[gcp]>={beam},<' in setup
     (python,) = re.findall(r"^FROM python:(\d+\.\d+)\.\d+-slim", DOCKERFILE, flags=re.M)
     assert f'python_requires=">={python}"' in setup
 
@@ -72,11 +83,27 @@ def test_hadolint_finds_nothing():
 @pytest.mark.parametrize(
     ("stage", "commands"),
     [
-        ("beam", ["-m pipelines --version", "-m pipelines.template", "-c 'import pipelines.build, scipy, jpegio'"]),
-        ("trainer", ["-m trainer --version", "-m trainer train --help", "-c 'import torchvision, timm, cv2'"]),
+        (
+            "beam",
+            [
+                "-m pipelines --version",
+                "-m pipelines.template",
+                "-c 'import pipelines.build, scipy, jpegio'",
+            ],
+        ),
+        (
+            "trainer",
+            [
+                "-m trainer --version",
+                "-m trainer train --help",
+                "-c 'import torchvision, timm, cv2'",
+            ],
+        ),
     ],
 )
-def test_the_steps_of_a_stage_work_in_a_fresh_environment_with_only_what_is_copied(stage, commands, tmp_path):
+def test_the_steps_of_a_stage_work_in_a_fresh_environment_with_only_what_is_copied(
+    stage, commands, tmp_path
+):
     place, home = tmp_path / "source", tmp_path / "environment"
     place.mkdir()
     for words in instructions("source", "COPY"):
@@ -93,8 +120,11 @@ def test_the_steps_of_a_stage_work_in_a_fresh_environment_with_only_what_is_copi
     if stage == "beam":
         (step,) = instructions("dataflow", "RUN")
         run("bash", "-c", step, cwd=tmp_path)
-        done = subprocess.run([home / "bin" / "python", tmp_path / "main.py"], capture_output=True, text=True)
-        assert (done.returncode, "--source" in done.stderr) == (2, True)  # it asks for what a launcher would give
+        done = subprocess.run(
+            [home / "bin" / "python", tmp_path / "main.py"], capture_output=True, text=True
+        )
+        # it asks for what a launcher would give
+        assert (done.returncode, "--source" in done.stderr) == (2, True)
 
 
 @pytest.mark.nightly

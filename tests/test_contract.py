@@ -31,8 +31,10 @@ from trainer import cli as trainer
 CLASSES = ["cat", "dog", "owl"]
 FIELDS = ["png", "jpg", "ppm", "cls"]
 NAMES = {
-    "train": [f"{name}/{number:03d}.png" for name in CLASSES for number in range(4)]
-    + ["cat/no. 7, naïve.png", "dog/photo.JPEG", "owl/plain.ppm", "owl/" + "long" * 30 + ".png"],
+    "train": (
+        [f"{name}/{number:03d}.png" for name in CLASSES for number in range(4)]
+        + ["cat/no. 7, naïve.png", "dog/photo.JPEG", "owl/plain.ppm", "owl/" + "long" * 30 + ".png"]
+    ),
     "test": [f"{name}/{number:03d}.png" for name in CLASSES for number in range(2)],
 }
 
@@ -55,9 +57,13 @@ class Built:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """A set of three shards and one."""
     folder = tmp_path_factory.mktemp("contract")
-    raw = write_images(folder / "raw", [f"{split}/{name}" for split, names in NAMES.items() for name in names])
+    raw = write_images(
+        folder / "raw", [f"{split}/{name}" for split, names in NAMES.items() for name in names]
+    )
     sizes = {"train": 3, "test": 1}
-    config = BuildConfig(source="folder", input=str(raw), output=str(folder / "set"), num_shards=sizes)
+    config = BuildConfig(
+        source="folder", input=str(raw), output=str(folder / "set"), num_shards=sizes
+    )
     build(config, ["--direct_running_mode=in_memory"])
     manifest = manifests.load(str(folder / "set")).manifest
     return Built(folder / "set", manifest, {split: expected(raw, split) for split in NAMES})
@@ -91,9 +97,13 @@ def by_gnu_tar(built: Built, split: str) -> Samples:
 
 def by_stock_webdataset(built: Built, split: str) -> Samples:
     last = len(built.tars(split)) - 1
-    pattern = f"{built.folder}/{split}/{split}-{{000000..{last:06d}}}.tar"  # the names that its brace ranges give
+    # the names that its brace ranges give
+    pattern = f"{built.folder}/{split}/{split}-{{000000..{last:06d}}}.tar"
     found = list(webdataset.WebDataset(pattern, shardshuffle=False))
-    samples = {sample["__key__"]: {name: sample[name] for name in FIELDS if name in sample} for sample in found}
+    samples = {
+        sample["__key__"]: {name: sample[name] for name in FIELDS if name in sample}
+        for sample in found
+    }
     assert len(samples) == len(found)
     return samples
 
@@ -105,18 +115,30 @@ def by_numpy_and_byte_ranges(built: Built, split: str) -> Samples:
         index = np.load(built.folder / shard.index.path, allow_pickle=False)
         for row in index:
             places = {name: row[f".{name}"].tolist() for name in index_fields(index)}
-            found[row["key"].decode()] = {name: data[at : at + size] for name, (at, size) in places.items() if at}
+            found[row["key"].decode()] = {
+                name: data[at : at + size] for name, (at, size) in places.items() if at
+            }
     return found
 
 
-def by_the_trainer_s_stream(built: Built, split: str, *, world_size: int = 1, seed: int | None = 7) -> Samples:
+def by_the_trainer_s_stream(
+    built: Built, split: str, *, world_size: int = 1, seed: int | None = 7
+) -> Samples:
     found: Samples = {}
     stored = built.manifest.split(split).fields
     for rank in range(world_size):
         stream = Stream(
-            str(built.folder), split, global_batch_size=4, rank=rank, world_size=world_size, seed=seed,
-            image=None, fields=stored, with_key=True, num_threads=2,
-        )  # fmt: skip
+            str(built.folder),
+            split,
+            global_batch_size=4,
+            rank=rank,
+            world_size=world_size,
+            seed=seed,
+            image=None,
+            fields=stored,
+            with_key=True,
+            num_threads=2,
+        )
         for batch in stream.epoch(0):
             for slot in np.flatnonzero(batch["weight"]):
                 assert batch["key"][slot] not in found
@@ -132,7 +154,9 @@ READERS = [by_gnu_tar, by_stock_webdataset, by_numpy_and_byte_ranges, by_the_tra
 
 @pytest.mark.parametrize("split", NAMES)
 @pytest.mark.parametrize("read", READERS)
-def test_every_reader_finds_every_raw_file_byte_for_byte(built, split, read: Callable[[Built, str], Samples]):
+def test_every_reader_finds_every_raw_file_byte_for_byte(
+    built, split, read: Callable[[Built, str], Samples]
+):
     assert read(built, split) == built.expected[split]
 
 
@@ -148,7 +172,11 @@ def test_evaluation_reads_in_stored_order_and_its_pixels_are_those_of_the_raw_fi
     with tarfile.open(path) as tar:
         stored = list(dict.fromkeys(naming.split_member(info.name)[0] for info in tar))
     image = ImageSpec(size=8, crop=CenterCrop(8))
-    batches = list(Stream(str(built.folder), "test", batch_size=1, seed=None, image=image, with_key=True).epoch(0))
+    batches = list(
+        Stream(
+            str(built.folder), "test", batch_size=1, seed=None, image=image, with_key=True
+        ).epoch(0)
+    )
     assert [key for batch in batches for key in batch["key"]] == stored
     assert [id_ for batch in batches for id_ in batch["id"]] == list(range(len(stored)))
     for key, batch in zip(stored, batches, strict=True):
@@ -169,10 +197,19 @@ def test_the_pixel_limit_of_both_sides_is_that_of_pillow():
 
 def test_the_stream_decodes_every_format_that_a_build_stores(tmp_path):
     raw = write_images(tmp_path / "raw", [f"train/{field}/0.{field}" for field in IMAGE_FIELDS])
-    config = BuildConfig(source="folder", input=str(raw), output=str(tmp_path / "set"), num_shards={"train": 1})
+    config = BuildConfig(
+        source="folder", input=str(raw), output=str(tmp_path / "set"), num_shards={"train": 1}
+    )
     build(config, ["--direct_running_mode=in_memory"])
     image = ImageSpec(size=8, crop=CenterCrop(8))
-    stream = Stream(str(tmp_path / "set"), "train", batch_size=len(IMAGE_FIELDS), seed=None, image=image, with_key=True)
+    stream = Stream(
+        str(tmp_path / "set"),
+        "train",
+        batch_size=len(IMAGE_FIELDS),
+        seed=None,
+        image=image,
+        with_key=True,
+    )
     (batch,) = stream.epoch(0)
     for key, pixels in zip(batch["key"], batch["image"], strict=True):
         expected = np.asarray(Image.open(raw / f"{key}.{key.split('/')[-2]}").convert("RGB"))
@@ -184,16 +221,30 @@ def test_a_set_may_be_moved_as_a_whole(built, tmp_path):
     moved = tmp_path / "elsewhere"
     os.rename(built.folder, moved)
     try:
-        assert by_the_trainer_s_stream(Built(moved, built.manifest, {}), "test") == built.expected["test"]
+        assert (
+            by_the_trainer_s_stream(Built(moved, built.manifest, {}), "test")
+            == built.expected["test"]
+        )
     finally:
         os.rename(moved, built.folder)
 
 
-def test_estimate_refuses_the_budget_that_the_trainer_refuses_and_names_the_same_that_is_enough(built, capsys):
+def test_estimate_refuses_the_budget_that_the_trainer_refuses_and_names_the_same_that_is_enough(
+    built, capsys
+):
     reading = ["--global-batch-size", "4", "--image-size", "256"]
-    assert pipelines.main(["estimate", str(built.folder), *reading, "--budget-bytes", "1000000"]) == 2
+    assert (
+        pipelines.main(["estimate", str(built.folder), *reading, "--budget-bytes", "1000000"]) == 2
+    )
     estimated = re.findall(r"--budget-bytes (\d+)", " ".join(capsys.readouterr().out.split()))
-    flags = ["--global-batch-size", "4", "--set", "image.size=256", "--set", "image.eval_resize=256"]
+    flags = [
+        "--global-batch-size",
+        "4",
+        "--set",
+        "image.size=256",
+        "--set",
+        "image.eval_resize=256",
+    ]
     words = ["bench-input", "--manifest", str(built.folder), *flags]
     assert trainer.main([*words, "--set", "budget_bytes=1000000"]) == 2
     (enough,) = re.findall(r"--set budget_bytes=(\d+)", capsys.readouterr().err)

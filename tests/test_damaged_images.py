@@ -43,5 +43,7 @@ def refused(act: Callable[[], object]) -> str:
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_the_build_refuses_as_damaged_the_reader_refuses_too(kind):
     for data in damaged(kind):
-        reason = refused(lambda data=data: examine(data, field="", verify="decode", options=ImageOptions()))
+        reason = refused(
+            lambda data=data: examine(data, field="", verify="decode", options=ImageOptions())
+        )
         assert bool(reason) == bool(refused(lambda data=data: decode(data))), reason

@@ -1,4 +1,6 @@
-"""What is handed out: a source distribution with the docs and the tests, and a wheel with the packages' own files."""
+"""What is handed out: a source distribution with the docs and the tests, and a wheel with the
+packages' own files.
+"""
 
 import email
 import re
@@ -30,7 +32,9 @@ def built(tmp_path_factory):
     root = tmp_path_factory.mktemp("built")
     tree, lib = root / "tree", root / "lib"
     for folder in FOLDERS:
-        shutil.copytree(REPOSITORY / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            REPOSITORY / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__")
+        )
     for file in FILES:
         shutil.copy(REPOSITORY / file, tree)
     (tree / "tests/left.pyc").touch()
@@ -65,5 +69,9 @@ def test_a_wheel_has_all_files_of_the_packages_and_no_others(built):
 def test_the_metadata_say_whose_it_is_and_where(built):
     metadata = email.message_from_string((built[1] / "PKG-INFO").read_text())
     assert metadata["Author"] == "shardset maintainers"
-    assert {url.partition(",")[0] for url in metadata.get_all("Project-URL")} >= {"Documentation", "Changes", "Issues"}
+    assert {url.partition(",")[0] for url in metadata.get_all("Project-URL")} >= {
+        "Documentation",
+        "Changes",
+        "Issues",
+    }
     assert "Typing :: Typed" in metadata.get_all("Classifier")

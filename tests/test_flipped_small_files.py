@@ -1,4 +1,6 @@
-"""A flipped bit in a small file: healed if it comes once, an error of ours or plain other values if it stays."""
+"""A flipped bit in a small file: healed if it comes once, an error of ours or plain other values if
+it stays.
+"""
 
 import random
 import shutil
@@ -43,8 +45,12 @@ LOSSES = loss_files.losses_name(0)
 READS: dict[str, Callable[[Storage], Any]] = {
     versions.tag_path("paper"): versions.tags,
     naming.MANIFEST: lambda s: manifests.read_head(s).digest,
-    "v.parquet": lambda s: [rows.ids.tolist() for rows in view.read_view(s, "v.parquet")[1].values()],
-    LOSSES: lambda s: [[column.tolist() for column in epoch] for epoch in loss_files.read_losses(s)],
+    "v.parquet": lambda s: [
+        rows.ids.tolist() for rows in view.read_view(s, "v.parquet")[1].values()
+    ],
+    LOSSES: lambda s: [
+        [column.tolist() for column in epoch] for epoch in loss_files.read_losses(s)
+    ],
     "commit.json": lambda s: checkpoint._read_commit(s, "commit.json"),
     configs.CLASSES: lambda s: _classes_of(s, configs.TrainConfig(recipe="x", manifest="y")),
     configs.ORDER: lambda s: explain.read_small(s, configs.ORDER),
@@ -61,7 +67,9 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Storage:
     changes.tag(str(folder), "paper")
     storage = open_storage(str(folder))
     digest, rows = manifests.load(str(folder)).digest, {"train": ViewRows(np.arange(3))}
-    head = ViewHead(parent=".", parent_digest=digest, split="train", digest=view.view_digest(digest, rows))
+    head = ViewHead(
+        parent=".", parent_digest=digest, split="train", digest=view.view_digest(digest, rows)
+    )
     put(storage, "v.parquet", view.view_to_bytes(head, rows))
     put(storage, LOSSES, loss_files.losses_file(OUTCOMES, is_mixture=False))
     put(storage, "commit.json", checkpoint.msgspec.json.encode(MARK))
@@ -88,7 +96,9 @@ def test_a_bit_that_is_flipped_once_changes_nothing(stored: Storage, name: str):
 
 
 @pytest.mark.parametrize("name", READS)
-def test_a_bit_that_stays_flipped_gives_an_error_of_ours_or_other_values(stored: Storage, name: str):
+def test_a_bit_that_stays_flipped_gives_an_error_of_ours_or_other_values(
+    stored: Storage, name: str
+):
     wanted, data, draw = READS[name](stored), stored.read(name), random.Random(name)
     for _ in range(400):
         place, bit = draw.randrange(len(data)), 1 << draw.randrange(8)
@@ -111,7 +121,9 @@ def test_a_state_whose_bits_are_flipped_is_refused_or_read():
     draw = random.Random(7)
     for _ in range(400):
         try:
-            checkpoint_state.decode(flipped(STATE, draw.randrange(len(STATE)), 1 << draw.randrange(8)), "x")
+            checkpoint_state.decode(
+                flipped(STATE, draw.randrange(len(STATE)), 1 << draw.randrange(8)), "x"
+            )
         except CheckpointError:
             continue
 
@@ -124,7 +136,10 @@ def test_a_column_whose_shape_is_forged_is_refused(tmp_path: Path, shape: object
     parent = manifests.load(str(here))
     options = {"dtype": "<f4", "shape": shape}
     made = checkpoint.msgspec.structs.replace(
-        parent.manifest.provenance, source=columns.SOURCE, source_digest=parent.digest, options=options
+        parent.manifest.provenance,
+        source=columns.SOURCE,
+        source_digest=parent.digest,
+        options=options,
     )
     train = parent.manifest.split("train")
     splits = {"train": checkpoint.msgspec.structs.replace(train, fields=train.fields[:1])}
@@ -145,7 +160,9 @@ def test_a_catalogue_with_other_bytes_than_text_counts_as_absent(tmp_path: Path)
     rows = catalog.read_rows(loaded.storage, shard)
     assert rows is not None
     place = rows.column_names.index("source")
-    forged = rows.set_column(place, "source", pa.Array.from_buffers(pa.string(), shard.num_samples, texts))
+    forged = rows.set_column(
+        place, "source", pa.Array.from_buffers(pa.string(), shard.num_samples, texts)
+    )
     forged = forged.replace_schema_metadata({catalog.FOOTER: shard.sha256.encode()})
     put(loaded.storage, naming.catalog_of(shard.path), table_to_bytes(forged))
     assert catalog.read_names(loaded.storage, shard, None) is None
@@ -153,6 +170,8 @@ def test_a_catalogue_with_other_bytes_than_text_counts_as_absent(tmp_path: Path)
 
 def test_a_view_that_names_itself_is_refused(tmp_path: Path):
     head = ViewHead(parent="v.parquet", parent_digest="0" * 64, split="train")
-    (tmp_path / "v.parquet").write_bytes(view.view_to_bytes(head, {"train": ViewRows(np.arange(2))}))
+    (tmp_path / "v.parquet").write_bytes(
+        view.view_to_bytes(head, {"train": ViewRows(np.arange(2))})
+    )
     with pytest.raises(ShardsetError, match="a view, as its set"):
         manifests.load(str(tmp_path / "v.parquet"))

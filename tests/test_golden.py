@@ -1,7 +1,9 @@
-"""What may never change: the bytes of the tars of three small builds, and the samples of a run that was resumed.
+"""What may never change: the bytes of the tars of three small builds, and the samples of a run that
+was resumed.
 
-The input is made without an image library (but for CIFAR, whose pixels are stored in PNGs without compression), so no
-version of one decides the bytes. If a test fails, users' sets or runs change: that is not a golden file to update.
+The input is made without an image library (but for CIFAR, whose pixels are stored in PNGs without
+compression), so no version of one decides the bytes. If a test fails, users' sets or runs change:
+that is not a golden file to update.
 """
 
 import base64
@@ -33,7 +35,11 @@ def _jpeg(number: int) -> bytes:
 
 
 def _cifar(folder: Path) -> None:
-    write_archive(folder / "cifar-10-python.tar.gz", python_files(cifar10(rows=5)), folder="cifar-10-batches-py")
+    write_archive(
+        folder / "cifar-10-python.tar.gz",
+        python_files(cifar10(rows=5)),
+        folder="cifar-10-batches-py",
+    )
 
 
 def _folder(folder: Path) -> None:
@@ -45,14 +51,18 @@ def _folder(folder: Path) -> None:
 
 def _imagenet(folder: Path) -> None:
     images = [
-        imagenet.Image(one.split, one.key, one.wnid, _jpeg(number)) for number, one in enumerate(imagenet.images())
+        imagenet.Image(one.split, one.key, one.wnid, _jpeg(number))
+        for number, one in enumerate(imagenet.images())
     ]
     for name, data in imagenet.archives(images).items():
         (folder / name).write_bytes(data)
 
 
 BUILDS = {
-    "cifar10": (_cifar, ["--num-shards", "train=4", "--num-shards", "test=2", "--repeat", "train=3"]),
+    "cifar10": (
+        _cifar,
+        ["--num-shards", "train=4", "--num-shards", "test=2", "--repeat", "train=3"],
+    ),
     "folder": (_folder, ["--num-shards", "2"]),
     "imagenet": (_imagenet, ["--samples-per-shard", "3", "--seed", "7"]),
 }
@@ -70,8 +80,17 @@ def golden_set(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Pat
     make, options = BUILDS[request.param]
     (tmp_path / "raw").mkdir()
     make(tmp_path / "raw")
-    words = ["--source", request.param, "--input", str(tmp_path / "raw"), "--output", str(tmp_path / "out")]
-    assert cli.main(["build", *words, "--no-report", *options, "--direct_running_mode=in_memory"]) == 0
+    words = [
+        "--source",
+        request.param,
+        "--input",
+        str(tmp_path / "raw"),
+        "--output",
+        str(tmp_path / "out"),
+    ]
+    assert (
+        cli.main(["build", *words, "--no-report", *options, "--direct_running_mode=in_memory"]) == 0
+    )
     return request.param, tmp_path / "out"
 
 
@@ -90,13 +109,24 @@ def test_a_run_that_is_resumed_by_other_numbers_of_processes_keeps_its_samples(g
     state, trace = None, []
     for world_size, num_steps in [(1, 7), (3, 6), (2, 7)]:
         streams = [
-            Stream(output, "train", global_batch_size=8, image=None, fields=("png",), rank=rank, world_size=world_size)
+            Stream(
+                output,
+                "train",
+                global_batch_size=8,
+                image=None,
+                fields=("png",),
+                rank=rank,
+                world_size=world_size,
+            )
             for rank in range(world_size)
         ]
         for stream in streams:
             if state is not None:
                 stream.load_state_dict(state)
-        steps = [itertools.islice(itertools.chain.from_iterable(itertools.repeat(one)), num_steps) for one in streams]
+        steps = [
+            itertools.islice(itertools.chain.from_iterable(itertools.repeat(one)), num_steps)
+            for one in streams
+        ]
         for parts in zip(*steps, strict=True):
             trace.append([int(id) for part in parts for id in part["id"][part["weight"] > 0]])
         state = streams[0].state_dict()

@@ -1,4 +1,6 @@
-"""Every command and line of code on the pages for beginners and for those who come from elsewhere, run as it stands."""
+"""Every command and line of code on the pages for beginners and for those who come from elsewhere,
+run as it stands.
+"""
 
 import json
 import re
@@ -28,7 +30,11 @@ from tests.makers.stored import samples_of
 from trainer.cli import main as trainer
 from trainer.errors import TrainingError, memory_errors
 
-SHORTER = {"--manifest shards --run-dir run": "--manifest shards --run-dir run --strategy single --max-steps 10"}
+SHORTER = {
+    "--manifest shards --run-dir run": (
+        "--manifest shards --run-dir run --strategy single --max-steps 10"
+    )
+}
 WRITE_MDS = """
 from pathlib import Path
 from streaming import MDSWriter
@@ -48,7 +54,8 @@ from litdata import optimize
 def sample(path):
     return {"image": path.read_bytes(), "label": int(path.parent.name == "dog")}
 if __name__ == "__main__":
-    optimize(sample, sorted(Path("photos").glob("*/*.png")), output_dir="litdata", num_workers=1, chunk_bytes="64MB")
+    files = sorted(Path("photos").glob("*/*.png"))
+    optimize(sample, files, output_dir="litdata", num_workers=1, chunk_bytes="64MB")
 """
 ANY_LOOP = "Any loop"
 SECTIONS = ["webdataset", "MosaicML Streaming", "ImageFolder", "TFDS"]
@@ -65,7 +72,9 @@ def steps_of(text: str) -> list[tuple[str, str]]:
 
 def section_of(title: str) -> str:
     """One section of the page about migrating."""
-    return (REPOSITORY / "docs/migrate.md").read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
+    return (
+        (REPOSITORY / "docs/migrate.md").read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
+    )
 
 
 def python_for(code: str) -> list[str]:
@@ -85,23 +94,36 @@ def peers_python() -> str:
 @pytest.mark.nightly
 def test_every_command_of_the_first_hour_works_in_its_order(tmp_path: Path) -> None:
     write_inputs(tmp_path)
-    printed = [run(words_of(command, SHORTER), tmp_path) for command in commands_of("docs/start.md")]
+    printed = [
+        run(words_of(command, SHORTER), tmp_path) for command in commands_of("docs/start.md")
+    ]
     assert any("photos/cat/000.png: " in text for text in printed)
-    (loop,) = [text for kind, text in steps_of((REPOSITORY / "docs/start.md").read_text()) if kind == "python"]
+    (loop,) = [
+        text
+        for kind, text in steps_of((REPOSITORY / "docs/start.md").read_text())
+        if kind == "python"
+    ]
     assert "steps an epoch" in run([sys.executable, "-c", loop], tmp_path)
 
 
 @pytest.mark.parametrize(
     "title",
-    [pytest.param(title, marks=pytest.mark.nightly if title in OF_PEERS else pytest.mark.slow) for title in SECTIONS],
+    [
+        pytest.param(title, marks=pytest.mark.nightly if title in OF_PEERS else pytest.mark.slow)
+        for title in SECTIONS
+    ],
 )
 def test_each_way_of_migrating_works_in_its_order(title: str, tmp_path: Path) -> None:
     write_inputs(tmp_path)
     write_class_folders(tmp_path / "pictures", ["cat", "dog"], 12, splits=("train", "val"))
     if title == "webdataset":
-        build = "python -m pipelines build --source folder --input photos --output other --num-shards 2"
+        build = (
+            "python -m pipelines build --source folder --input photos --output other --num-shards 2"
+        )
         run(words_of(build, {}), tmp_path)
-        shutil.copytree(tmp_path / "other/train", tmp_path / "tars", ignore=shutil.ignore_patterns("*.npy"))
+        shutil.copytree(
+            tmp_path / "other/train", tmp_path / "tars", ignore=shutil.ignore_patterns("*.npy")
+        )
     if title == "MosaicML Streaming":
         run([peers_python(), "-c", WRITE_MDS], tmp_path)
     steps = steps_of(section_of(title))
@@ -122,7 +144,10 @@ def test_each_loop_gives_the_writer_all_its_samples(name: str, tmp_path: Path) -
         (tmp_path / "make.py").write_text(WRITE_LITDATA)
         run([peers_python(), "make.py"], tmp_path)
     rows = [
-        {"image": {"bytes": path.read_bytes(), "path": path.name}, "label": int(path.parent.name == "dog")}
+        {
+            "image": {"bytes": path.read_bytes(), "path": path.name},
+            "label": int(path.parent.name == "dog"),
+        }
         for path in sorted((tmp_path / "pictures").rglob("*.png"))
     ]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "photos.parquet")
@@ -130,14 +155,22 @@ def test_each_loop_gives_the_writer_all_its_samples(name: str, tmp_path: Path) -
     run(python_for(code), tmp_path)
     manifest = manifests.load(str(tmp_path / f"shards-from-{name}")).manifest
     split = manifest.split("train")
-    assert sum(split.class_totals) == split.num_samples == {"loop": 100, "litdata": 80}.get(name, 24)
+    assert (
+        sum(split.class_totals) == split.num_samples == {"loop": 100, "litdata": 80}.get(name, 24)
+    )
 
 
 def write_forms(place: Path) -> None:
     """The inputs of FORMS: 12 images each, flat/, digits.npz, yolo/ and coco/."""
     numbers = range(12)
-    write_images(place, [f"flat/{name}_{number:03}.png" for name in ("cat", "dog") for number in range(6)])
-    np.savez(place / "digits.npz", images=np.stack([pixels(n, 8, 8) for n in numbers]), labels=np.arange(12) % 3)
+    write_images(
+        place, [f"flat/{name}_{number:03}.png" for name in ("cat", "dog") for number in range(6)]
+    )
+    np.savez(
+        place / "digits.npz",
+        images=np.stack([pixels(n, 8, 8) for n in numbers]),
+        labels=np.arange(12) % 3,
+    )
     write_images(place, [f"yolo/images/{('train', 'val')[n % 2]}/{n}.png" for n in numbers])
     (place / "yolo/labels/train").mkdir(parents=True)
     (place / "yolo/labels/train/0.txt").write_text("2 0.5 0.5 0.1 0.2\n1 0.1 0.2 0.3 0.4\n")
@@ -152,19 +185,34 @@ def write_forms(place: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("title", FORMS)
-def test_the_recipe_for_each_other_form_of_input_gives_all_its_samples(title: str, tmp_path: Path) -> None:
+def test_the_recipe_for_each_other_form_of_input_gives_all_its_samples(
+    title: str, tmp_path: Path
+) -> None:
     write_forms(tmp_path)
     (_, code), *commands = steps_of(section_of(title))
     run([sys.executable, "-c", code], tmp_path)
     for _, command in commands:
         run(words_of(command.strip(), {}), tmp_path)
-    output = tmp_path / re.findall(r"shards-from-\w+", code + "".join(command for _, command in commands))[0]
+    output = (
+        tmp_path
+        / re.findall(r"shards-from-\w+", code + "".join(command for _, command in commands))[0]
+    )
     manifest = manifests.load(str(output)).manifest
     assert sum(split.num_samples for split in manifest.splits.values()) == 12
     assert len(manifest.classes) == {"Flat folders": 2, "Arrays": 3}.get(title, 0)
     if not manifest.classes:
-        fields = [fields for split in manifest.splits for fields in samples_of(output, manifest, split).values()]
-        assert max(json.loads(each["json"])["boxes"] for each in fields)[0] == [2, 0.5, 0.5, 0.1, 0.2]
+        fields = [
+            fields
+            for split in manifest.splits
+            for fields in samples_of(output, manifest, split).values()
+        ]
+        assert max(json.loads(each["json"])["boxes"] for each in fields)[0] == [
+            2,
+            0.5,
+            0.5,
+            0.1,
+            0.2,
+        ]
 
 
 def test_the_page_about_migrating_has_no_section_that_is_not_run() -> None:
@@ -173,13 +221,19 @@ def test_the_page_about_migrating_has_no_section_that_is_not_run() -> None:
     assert not steps_of(text.split("\n## ")[0])
 
 
-# --- docs/troubleshooting.md: each message is one that the code gives ------------------------------------------------
+# --- docs/troubleshooting.md: each message is one that the code gives -----------------------------
 
 MESSAGES: list[str] = re.findall(
     r"```text\n(.*?)\n```", (REPOSITORY / "docs/troubleshooting.md").read_text(), flags=re.S
 )
-# What the rest of these need (a run, a second process, a bucket) takes seconds each; their own tests provoke them.
-ELSEWHERE = ("process 4711 on host-1", "NotFinite: the loss is nan", "no answer from gs:", "the server answered 429")
+# What the rest of these need (a run, a second process, a bucket) takes seconds each; their own
+# tests provoke them.
+ELSEWHERE = (
+    "process 4711 on host-1",
+    "NotFinite: the loss is nan",
+    "no answer from gs:",
+    "the server answered 429",
+)
 BUILDS = {
     "fotos: no files there": "folder --input fotos",
     "flat: found images": "folder --input flat",
@@ -194,7 +248,9 @@ BUILDS = {
     "cut at byte 5000 inside": "webdataset --input cut-000000.tar",
 }
 RUNS = {
-    "optimizer.learnin_rate": "train --manifest shards --run-dir run --set optimizer.learnin_rate=1",
+    "optimizer.learnin_rate": (
+        "train --manifest shards --run-dir run --set optimizer.learnin_rate=1"
+    ),
     "norun: no config.json": "evaluate --run-dir norun",
 }
 
@@ -219,7 +275,9 @@ def write_what_goes_wrong(place: Path) -> None:
     (place / "mixed.csv").write_text("path,label\nphotos/cat/000.png,1\nphotos/dog/000.png,dog\n")
     made = "build --source folder --input photos --holdout test=0.1 --output shards --no-report"
     assert pipelines(made.split()) == 0
-    (place / "cut-000000.tar").write_bytes((place / "shards/train/train-000000.tar").read_bytes()[:5000])
+    (place / "cut-000000.tar").write_bytes(
+        (place / "shards/train/train-000000.tar").read_bytes()[:5000]
+    )
 
 
 @pytest.mark.slow
@@ -237,12 +295,19 @@ def test_every_message_of_building_and_training_is_what_the_programs_print(
         assert message_with(words) in capsys.readouterr().err.replace(f"{tmp_path}/", "")
 
 
-def test_every_message_of_reading_is_what_the_stream_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_message_of_reading_is_what_the_stream_raises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    samples: dict[str, Sequence[StoredSample]] = {"test": png_samples("test", 8), "train": png_samples("train", 40)}
+    samples: dict[str, Sequence[StoredSample]] = {
+        "test": png_samples("test", 8),
+        "train": png_samples("train", 40),
+    }
     write_shard_set(open_storage("shards"), samples)
 
-    def stream(url: str = "shards", split: str = "train", *, batch_size: int = 8, **given: Any) -> shardset.Stream:
+    def stream(
+        url: str = "shards", split: str = "train", *, batch_size: int = 8, **given: Any
+    ) -> shardset.Stream:
         return shardset.Stream(url, split, batch_size=batch_size, image_size=32, **given)
 
     def as_one_of_two() -> None:
@@ -267,20 +332,28 @@ def test_every_message_of_reading_is_what_the_stream_raises(tmp_path: Path, monk
     for words, act in provoked.items():
         with pytest.raises(ShardsetError) as caught:
             act()
-        assert f"{type(caught.value).__name__}: {caught.value}".startswith(message_with(words)), words
+        assert f"{type(caught.value).__name__}: {caught.value}".startswith(message_with(words)), (
+            words
+        )
 
 
-def test_the_messages_about_libraries_and_memory_are_those_of_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_messages_about_libraries_and_memory_are_those_of_the_programs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sys, "executable", "/usr/bin/python3")
     error = ModuleNotFoundError(name="apache_beam")
     said = f"ModuleNotFoundError: {missing_library(error, 'pipelines')}"
     assert said.startswith(message_with("the library apache_beam"))
     with pytest.raises(TrainingError) as caught, memory_errors():
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 392.00 MiB.\nGPU 0 has ...")
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 392.00 MiB.\nGPU 0 has ..."
+        )
     assert f"TrainingError: {caught.value}".startswith(message_with("memory is too small"))
 
 
-def test_a_flipped_bit_gives_the_message_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flipped_bit_gives_the_message_of_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     write_shard_set(open_storage("shards"), {"train": png_samples("train", 8)})
     tar = tmp_path / "shards/train/train-000000.tar"
@@ -295,7 +368,15 @@ def test_a_flipped_bit_gives_the_message_of_the_page(tmp_path: Path, monkeypatch
 
 
 def test_no_message_of_the_page_goes_without_a_test() -> None:
-    tested = [*BUILDS, *RUNS, *ELSEWHERE, "nowhere", "no split 'val'", "WORLD_SIZE is 2", "stream[0]"]
+    tested = [
+        *BUILDS,
+        *RUNS,
+        *ELSEWHERE,
+        "nowhere",
+        "no split 'val'",
+        "WORLD_SIZE is 2",
+        "stream[0]",
+    ]
     tested += ["the library apache_beam", "memory is too small"]
     tested += ["a global batch of 10", "BudgetTooSmall", "from that state", "DamagedShard"]
     assert sorted(map(message_with, tested)) == sorted(MESSAGES)

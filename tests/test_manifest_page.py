@@ -25,7 +25,9 @@ def test_every_field_of_the_manifest_is_explained(record):
 
 def test_every_column_of_the_index_is_explained_with_its_type():
     for name, (kind, _) in index_dtype([], 1).fields.items():
-        assert re.search(rf"^\| `{name}` \| `{'S…' if name == 'key' else kind.str}` \|", PAGE, re.MULTILINE), name
+        assert re.search(
+            rf"^\| `{name}` \| `{'S…' if name == 'key' else kind.str}` \|", PAGE, re.MULTILINE
+        ), name
 
 
 def test_every_column_of_the_table_of_shards_is_explained_with_its_type():
@@ -37,7 +39,9 @@ def test_every_column_of_the_table_of_shards_is_explained_with_its_type():
 def test_the_limits_are_those_of_the_code():
     assert f"at most {MAX_KEY_BYTES} bytes; no dot" in PAGE
     assert f"inner dots; at most {MAX_FIELD_BYTES} bytes" in PAGE
-    assert re.findall(r"^\| ([0-9]+) \|", PAGE, re.MULTILINE) == [str(v + 1) for v in range(manifests.VERSION)]
+    assert re.findall(r"^\| ([0-9]+) \|", PAGE, re.MULTILINE) == [
+        str(v + 1) for v in range(manifests.VERSION)
+    ]
 
 
 @pytest.mark.parametrize(("language", "code"), BLOCKS)
@@ -45,7 +49,9 @@ def test_every_example_runs_on_the_golden_set(tmp_path, language, code):
     shutil.copytree(golden.FOLDER, tmp_path / "shards")
     command = [sys.executable, "-c", code] if language == "python" else ["sh", "-e", "-c", code]
     path = {"PYTHONPATH": str(golden.REPOSITORY), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(command, cwd=tmp_path, env=path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=path, capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout
 

@@ -1,4 +1,6 @@
-"""JSON from outside that is nested beyond Python's limit is damage like any other: named, never a traceback."""
+"""JSON from outside that is nested beyond Python's limit is damage like any other: named, never a
+traceback.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +28,9 @@ from trainer.tools import explain, report
 
 DEEP = 100_000 * b"["
 COMMIT = "checkpoints/step-000000000001/commit.json"
-EITHER = pytest.mark.parametrize("data", [DEEP, b'{"x": ' + DEEP + 100_000 * b"]" + b"}"], ids=["brackets", "inside"])
+EITHER = pytest.mark.parametrize(
+    "data", [DEEP, b'{"x": ' + DEEP + 100_000 * b"]" + b"}"], ids=["brackets", "inside"]
+)
 
 
 @pytest.fixture
@@ -38,16 +42,36 @@ def folder(tmp_path: Path) -> Storage:
 @pytest.mark.parametrize(
     ("name", "read", "error", "message"),
     [
-        (naming.MANIFEST, lambda s: WebDataset(s).survey(), ManifestError, r"manifest\.json: .*recursion"),
+        (
+            naming.MANIFEST,
+            lambda s: WebDataset(s).survey(),
+            ManifestError,
+            r"manifest\.json: .*recursion",
+        ),
         (naming.MANIFEST, manifests.read_head, ManifestError, r"manifest\.json"),
-        (paths.BUILD, lambda s: files.find_record(s, paths.BUILD, BuildFile), ConfigError, "not readable"),
+        (
+            paths.BUILD,
+            lambda s: files.find_record(s, paths.BUILD, BuildFile),
+            ConfigError,
+            "not readable",
+        ),
         (configs.RECORD, lambda s: program.recorded_config(s.url), ConfigError, configs.RECORD),
         (configs.RECORD, lambda s: explain.recorded_run(s.url), ConfigError, configs.RECORD),
-        (COMMIT, lambda s: checkpoint._read_commit(s, COMMIT), CheckpointError, "not a commit mark"),
+        (
+            COMMIT,
+            lambda s: checkpoint._read_commit(s, COMMIT),
+            CheckpointError,
+            "not a commit mark",
+        ),
     ],
 )
 def test_a_file_that_must_be_read_is_named(
-    folder: Storage, data: bytes, name: str, read: Callable, error: type[ShardsetError], message: str
+    folder: Storage,
+    data: bytes,
+    name: str,
+    read: Callable,
+    error: type[ShardsetError],
+    message: str,
 ):
     put(folder, "train-000000.tar", b"tar")
     put(folder, name, data)
@@ -61,7 +85,11 @@ def test_what_may_be_damaged_is_left_out(folder: Storage, data: bytes):
     config, problem = report._config(folder)
     assert config == {}
     assert configs.RECORD in problem
-    assert [quarantine_entry(data), report._record_of(data), run_lock._read(data)] == [None, None, None]
+    assert [quarantine_entry(data), report._record_of(data), run_lock._read(data)] == [
+        None,
+        None,
+        None,
+    ]
     assert gcs_http._said(data.decode())[:1] in "[{"
 
 

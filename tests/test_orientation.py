@@ -1,4 +1,6 @@
-"""Images that are stored turned: upright wherever pixels are shown or trained on, as by `exif_transpose` of Pillow."""
+"""Images that are stored turned: upright wherever pixels are shown or trained on, as by
+`exif_transpose` of Pillow.
+"""
 
 import io
 import random
@@ -92,7 +94,8 @@ def test_processes_that_decode_turn_images_too_and_leave_them_where_that_is_not_
         for task in (DecodeWhole((255,) * 3, upright), DecodeCrops(spec)):
             assert task.decode(rows, np.array([0]), [data], drawn).all()
             np.testing.assert_array_equal(rows[0], decode(data, upright=upright))
-    assert (kind == "tif") == np.array_equal(decode(data), decode(data, upright=False))  # Pillow turns it anyway
+    # Pillow turns it anyway
+    assert (kind == "tif") == np.array_equal(decode(data), decode(data, upright=False))
 
 
 def exif_segment(body):
@@ -100,9 +103,15 @@ def exif_segment(body):
 
 
 def hostile(rng):
-    """A JPEG whose EXIF data were flipped, cut, divided, named twice, or have a value of another type."""
-    big = struct.pack(">IHHHI4sHHIHHI", 8, 2, 0x10F, 2, 4, b"abc", ORIENTATION, rng.randint(1, 13), 1, 6, 6, 8)
-    exif = bytearray(rng.choice([odd_images.exif_rotated(rng.randint(0, 9))[30:60], b"MM\0*" + big]))
+    """A JPEG whose EXIF data were flipped, cut, divided, named twice, or have a value of another
+    type.
+    """
+    big = struct.pack(
+        ">IHHHI4sHHIHHI", 8, 2, 0x10F, 2, 4, b"abc", ORIENTATION, rng.randint(1, 13), 1, 6, 6, 8
+    )
+    exif = bytearray(
+        rng.choice([odd_images.exif_rotated(rng.randint(0, 9))[30:60], b"MM\0*" + big])
+    )
     for _ in range(rng.randint(0, 3)):
         exif[rng.randrange(len(exif))] = rng.choice([0, 255, 1, 3, 4, rng.randrange(256)])
     exif = bytes(exif[: rng.choice([len(exif), rng.randrange(len(exif))])])
@@ -161,12 +170,21 @@ def test_the_build_counts_what_it_keeps_turned_and_what_it_stores_upright(kind, 
     assert (small.height, small.width) == image_size(data)
 
 
-def test_a_build_keeps_the_bytes_says_how_many_are_turned_and_the_stream_shows_them_upright(tmp_path, capsys):
+def test_a_build_keeps_the_bytes_says_how_many_are_turned_and_the_stream_shows_them_upright(
+    tmp_path, capsys
+):
     folder = tmp_path / "raw" / "train" / "photo"
     folder.mkdir(parents=True)
     for orientation in range(1, 9):
         (folder / f"{orientation}.jpg").write_bytes(turned_file("jpg", orientation))
-    where = ["--source", "folder", "--input", str(tmp_path / "raw"), "--output", str(tmp_path / "out")]
+    where = [
+        "--source",
+        "folder",
+        "--input",
+        str(tmp_path / "raw"),
+        "--output",
+        str(tmp_path / "out"),
+    ]
     assert pipelines.main(["build", *where, "--num-shards", "1", "--direct_num_workers=1"]) == 0
     said = capsys.readouterr().out
     assert "note: 7 images are stored turned, as EXIF says; the stream turns them upright" in said
@@ -179,7 +197,9 @@ def test_a_build_keeps_the_bytes_says_how_many_are_turned_and_the_stream_shows_t
     assert "7 decoded images are stored turned" in page
 
     spec = ImageSpec(size=30, crop=CenterCrop(30))
-    stream = Stream(str(tmp_path / "out"), "train", batch_size=8, image=spec, seed=0, fields=("jpg",))
+    stream = Stream(
+        str(tmp_path / "out"), "train", batch_size=8, image=spec, seed=0, fields=("jpg",)
+    )
     [batch] = stream.epoch(0)
     for row, data in zip(batch["image"], batch["jpg"], strict=True):
         np.testing.assert_array_equal(row, cropped(upright_by_pillow(data), spec))

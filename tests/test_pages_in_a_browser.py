@@ -22,12 +22,19 @@ from trainer.tools import report as run_report
 
 pytestmark = pytest.mark.nightly
 
-WINDOWS = {"desk": (1280, False), "desk, dark": (1280, True), "telephone": (375, False), "telephone, dark": (375, True)}
+WINDOWS = {
+    "desk": (1280, False),
+    "desk, dark": (1280, True),
+    "telephone": (375, False),
+    "telephone, dark": (375, True),
+}
 CONTRAST = """() => {
   const style = getComputedStyle(document.body);
   return [style.backgroundColor, style.color];
 }"""
-PICTURES = """() => [...document.images].map(one => [one.complete && one.naturalWidth > 0, one.alt.length > 0])"""
+PICTURES = """() => [...document.images].map(
+  one => [one.complete && one.naturalWidth > 0, one.alt.length > 0]
+)"""
 TOO_WIDE = "() => document.documentElement.scrollWidth - innerWidth"
 FOLDED = "() => document.querySelectorAll('details').forEach(one => one.open = true)"
 
@@ -37,7 +44,10 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A page of a set with everything that a page can hold, and one of a run."""
     place = tmp_path_factory.mktemp("pages")
     storage = open_storage(str(place / "set"))
-    splits = {name: jpeg_samples(name, number, num_classes=24) for name, number in (("train", 60), ("validation", 30))}
+    splits = {
+        name: jpeg_samples(name, number, num_classes=24)
+        for name, number in (("train", 60), ("validation", 30))
+    }
     manifest = write_shard_set(storage, splits, num_shards=8, num_classes=24)
     _with_everything(storage, manifest)
     set_report.write(str(place / "set"))
@@ -77,12 +87,16 @@ def test_a_page_opens_from_disk_fits_its_window_and_is_accessible(pages, chromiu
         tab.on("request", lambda request: asked.append(request.url))
         tab.reload()
         tab.evaluate(FOLDED)
-        assert [url for url in asked if not url.startswith("data:")] == [pages[name].resolve().as_uri()]
+        assert [url for url in asked if not url.startswith("data:")] == [
+            pages[name].resolve().as_uri()
+        ]
         assert complaints == []
         assert tab.evaluate(TOO_WIDE) <= 0
         assert all(loaded and described for loaded, described in tab.evaluate(PICTURES))
         found = Axe().run(tab)
-        assert [(one["id"], one["nodes"][0]["html"][:200]) for one in found.response["violations"]] == []
+        assert [
+            (one["id"], one["nodes"][0]["html"][:200]) for one in found.response["violations"]
+        ] == []
 
 
 def test_dark_and_light_are_different_pages(pages, chromium):

@@ -1,4 +1,6 @@
-"""Types that threads decode are prepared when their modules are imported; msgspec crashes where two threads do it."""
+"""Types that threads decode are prepared when their modules are imported; msgspec crashes where two
+threads do it.
+"""
 
 import subprocess
 import sys
@@ -42,6 +44,8 @@ NEVER_DECODED = ["Compacted", "DifferentSample", "RawSample", "Record", "SampleI
 
 @pytest.mark.slow
 def test_every_record_is_prepared_before_threads_decode_it() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == NEVER_DECODED

@@ -10,7 +10,8 @@ from shardset.format import manifest as manifests
 from tests.makers.documented import REPOSITORY, commands_of, run, words_of, write_inputs
 
 README = (REPOSITORY / "README.md").read_text()
-COMMANDS = [command for command in commands_of("README.md") if "s3://" not in command]  # those: test_buckets.py
+# those: test_buckets.py
+COMMANDS = [command for command in commands_of("README.md") if "s3://" not in command]
 # These two are what CI itself runs, and need a cloud project.
 ELSEWHERE = [c for c in COMMANDS if c.startswith("make ") or "DataflowRunner" in c]
 OF_TRAINER = [command for command in COMMANDS if " trainer " in command]
@@ -45,7 +46,9 @@ def test_every_data_command_of_the_readme_works_in_its_order(workplace):
 
 
 @pytest.mark.slow
-def test_the_demo_goes_from_digits_to_an_accuracy_and_the_trainers_commands_go_on_from_there(tmp_path):
+def test_the_demo_goes_from_digits_to_an_accuracy_and_the_trainers_commands_go_on_from_there(
+    tmp_path,
+):
     printed = run([sys.executable, "-m", "examples.demo"], tmp_path)
     (accuracy,) = re.findall(r"^test accuracy ([0-9.]+)", printed, flags=re.M)
     assert float(accuracy) > 0.97

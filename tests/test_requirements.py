@@ -1,4 +1,6 @@
-"""What runs with which requirements: a program started with all other libraries hidden, in its workers too."""
+"""What runs with which requirements: a program started with all other libraries hidden, in its
+workers too.
+"""
 
 import importlib
 import os
@@ -69,21 +71,27 @@ def with_theirs(specs: Iterable[str]) -> set[str]:
         except metadata.PackageNotFoundError:
             continue
         remaining += [
-            each.partition(";")[0] for each in theirs
-            if "extra" not in each.partition(";")[2] or any(one in each.replace("'", "\"") for one in wanted)
-        ]  # fmt: skip
+            each.partition(";")[0]
+            for each in theirs
+            if "extra" not in each.partition(";")[2]
+            or any(one in each.replace("'", '"') for one in wanted)
+        ]
     return {name.partition("[")[0] for name in brought}
 
 
 def hidden_by(allowed: set[str]) -> set[str]:
-    """The libraries that are installed here and come with other distributions than the allowed ones."""
+    """The libraries that are installed here and come with other distributions than the allowed
+    ones.
+    """
     libraries = metadata.packages_distributions()
     names = {
         library: {re.sub(r"[-_.]+", "-", name).lower() for name in distributions}
         for library, distributions in libraries.items()
     }
     ours = {"shardset", "pipelines", "trainer"}
-    return {library for library, distributions in names.items() if not distributions & allowed} - ours
+    return {
+        library for library, distributions in names.items() if not distributions & allowed
+    } - ours
 
 
 def run_without(hidden: set[str], folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -99,7 +107,9 @@ def run_without(hidden: set[str], folder: Path, *words: str) -> subprocess.Compl
     )
 
 
-@pytest.mark.parametrize("words", [("pipelines", "estimate", "--help"), ("trainer", "train", "--help")])
+@pytest.mark.parametrize(
+    "words", [("pipelines", "estimate", "--help"), ("trainer", "train", "--help")]
+)
 def test_help_needs_the_base_requirements_only(words, tmp_path):
     hidden = hidden_by(with_theirs(requirements()))
     assert {"apache_beam", "torch", "jinja2", "cv2", "scipy"} <= hidden
@@ -109,7 +119,7 @@ def test_help_needs_the_base_requirements_only(words, tmp_path):
     assert "usage:" in done.stdout
 
 
-# --- each extra of README's table alone, with the commands that the docs give it -------------------
+# --- each extra of README's table alone, with the commands that the docs give it ------------------
 
 READ = """
 import numpy as np, shardset
@@ -215,7 +225,9 @@ def test_an_extra_alone_in_a_fresh_environment_has_all_that_its_commands_import(
 
 
 def test_a_hidden_library_is_hidden_from_a_program_and_its_workers(tmp_path):
-    done = run_without({"apache_beam"}, tmp_path, "pipelines", "build", "--source=x", "--input=y", "--output=z")
+    done = run_without(
+        {"apache_beam"}, tmp_path, "pipelines", "build", "--source=x", "--input=y", "--output=z"
+    )
     assert "the library apache_beam is not installed" in done.stderr
     assert "pip install 'shardset[pipelines]'" in done.stderr
 
@@ -223,20 +235,32 @@ def test_a_hidden_library_is_hidden_from_a_program_and_its_workers(tmp_path):
 def test_a_stream_of_bytes_needs_no_opencv(tmp_path):
     samples = [image_sample("train", serial, bytes(50_000), "png", 10) for serial in range(4)]
     write_shard_set(open_storage(str(tmp_path / "set")), {"train": samples})
-    read = "shardset.Stream('set', 'train', batch_size=2, image=None, fields=('png',), num_threads=2)"
-    (tmp_path / "read.py").write_text(f"import shardset\nprint(sum(len(each['png'][0]) for each in {read}))\n")
+    read = (
+        "shardset.Stream('set', 'train', batch_size=2, image=None, fields=('png',), num_threads=2)"
+    )
+    (tmp_path / "read.py").write_text(
+        f"import shardset\nprint(sum(len(each['png'][0]) for each in {read}))\n"
+    )
     done = run_without({"cv2"}, tmp_path, "read")
     assert (done.stdout, done.returncode) == ("100000\n", 0), done.stderr
 
 
 @pytest.mark.parametrize(
     ("adapter", "library"),
-    [("torch", "torch"), ("grain", "grain"), ("jax", "jax"), ("huggingface", "datasets"), ("webdataset", "simplejpeg")],
+    [
+        ("torch", "torch"),
+        ("grain", "grain"),
+        ("jax", "jax"),
+        ("huggingface", "datasets"),
+        ("webdataset", "simplejpeg"),
+    ],
 )
 def test_an_adapter_without_a_library_names_its_extra(adapter, library, tmp_path):
     done = run_without({library}, tmp_path, f"shardset.adapters.{adapter}")
     said = done.stderr.splitlines()[-1]
-    assert said.startswith(f"shardset.errors.MissingLibrary: the library {library} is not installed")
+    assert said.startswith(
+        f"shardset.errors.MissingLibrary: the library {library} is not installed"
+    )
     assert f"`pip install 'shardset[{adapter}]'` brings it" in said
 
 
@@ -245,5 +269,8 @@ def test_a_missing_library_is_an_import_error_and_a_missing_module_of_ours_stays
         importlib.import_module("no_such_library")
     assert isinstance(missing.value, ShardsetError)
     assert missing.value.name == "no_such_library"
-    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'shardset\.none'$"), brought_by("grain"):
+    with (
+        pytest.raises(ModuleNotFoundError, match=r"^No module named 'shardset\.none'$"),
+        brought_by("grain"),
+    ):
         importlib.import_module("shardset.none")

@@ -1,4 +1,6 @@
-"""Transparent images: the same pixels whatever decodes them, those of a plain composite on the background."""
+"""Transparent images: the same pixels whatever decodes them, those of a plain composite on the
+background.
+"""
 
 import io
 import struct
@@ -41,7 +43,9 @@ SIZE = (24, 16)
 def rgba() -> Image.Image:
     """A picture of every alpha, with runs that are opaque and runs that are not there at all."""
     image = odd_images.picture(5, SIZE).convert("RGBA")
-    alpha = np.clip(np.arange(SIZE[0] * SIZE[1]).reshape(SIZE[::-1]) * 2 - 150, 0, 255).astype(np.uint8)
+    alpha = np.clip(np.arange(SIZE[0] * SIZE[1]).reshape(SIZE[::-1]) * 2 - 150, 0, 255).astype(
+        np.uint8
+    )
     image.putalpha(Image.fromarray(alpha))
     return image
 
@@ -57,7 +61,9 @@ def png(bits: int, colour: int, rows: np.ndarray, *chunks: tuple[bytes, bytes]) 
     header = struct.pack(">IIBBBBB", *SIZE, bits, colour, 0, 0, 0)
     body = zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows))
     parts = [(b"IHDR", header), *chunks, (b"IDAT", body), (b"IEND", b"")]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(odd_images.png_chunk(kind, content) for kind, content in parts)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        odd_images.png_chunk(kind, content) for kind, content in parts
+    )
 
 
 def levels(bits: int, channels: int = 1) -> np.ndarray:
@@ -76,7 +82,9 @@ def packed(values: np.ndarray, bits: int) -> np.ndarray:
 
 
 def eight(values: np.ndarray, bits: int) -> np.ndarray:
-    return (values >> 8 if bits == 16 else values.astype(int) * 255 // (2**bits - 1)).astype(np.uint8)
+    return (values >> 8 if bits == 16 else values.astype(int) * 255 // (2**bits - 1)).astype(
+        np.uint8
+    )
 
 
 def grey_with_a_level(bits: int, unused: int = 0) -> tuple[bytes, np.ndarray]:
@@ -84,7 +92,9 @@ def grey_with_a_level(bits: int, unused: int = 0) -> tuple[bytes, np.ndarray]:
     level = int(values[3, 4, 0])
     data = png(bits, 0, packed(values, bits), (b"tRNS", struct.pack(">H", level | unused)))
     grey = eight(values, bits)
-    return data, np.concatenate([grey, grey, grey, np.where(values == level, 0, 255).astype(np.uint8)], axis=2)
+    return data, np.concatenate(
+        [grey, grey, grey, np.where(values == level, 0, 255).astype(np.uint8)], axis=2
+    )
 
 
 def rgb_with_a_colour(bits: int) -> tuple[bytes, np.ndarray]:
@@ -100,7 +110,9 @@ def with_palette(bits: int) -> tuple[bytes, np.ndarray]:
     values = levels(bits)
     palette = np.random.default_rng(bits).integers(0, 256, (2**bits, 3), dtype=np.uint8)
     alphas = np.random.default_rng(9).integers(0, 256, max(1, 2**bits - 1), dtype=np.uint8)
-    data = png(bits, 3, packed(values, bits), (b"PLTE", palette.tobytes()), (b"tRNS", alphas.tobytes()))
+    data = png(
+        bits, 3, packed(values, bits), (b"PLTE", palette.tobytes()), (b"tRNS", alphas.tobytes())
+    )
     full = np.append(alphas, [255] * (2**bits - len(alphas))).astype(np.uint8)
     return data, np.concatenate([palette[values[:, :, 0]], full[values]], axis=2)
 
@@ -123,7 +135,9 @@ def gif() -> tuple[bytes, np.ndarray]:
 
 
 def animated_png() -> tuple[bytes, np.ndarray]:
-    return of_pillow(rgba(), "PNG", save_all=True, append_images=[rgba().transpose(Image.Transpose.ROTATE_180)])
+    return of_pillow(
+        rgba(), "PNG", save_all=True, append_images=[rgba().transpose(Image.Transpose.ROTATE_180)]
+    )
 
 
 KINDS = {
@@ -145,7 +159,9 @@ KINDS = {
 def composite(pixels: np.ndarray, background: tuple[int, int, int]) -> np.ndarray:
     """The plain reference: Pillow's alpha_composite on the background."""
     image = Image.fromarray(pixels, "RGBA")
-    return np.asarray(Image.alpha_composite(Image.new("RGBA", image.size, (*background, 255)), image))[:, :, :3]
+    return np.asarray(
+        Image.alpha_composite(Image.new("RGBA", image.size, (*background, 255)), image)
+    )[:, :, :3]
 
 
 @pytest.mark.parametrize("background", [(255, 255, 255), (0, 0, 0), (200, 17, 90)], ids=str)
@@ -177,7 +193,9 @@ def test_every_decoder_puts_a_transparent_image_on_the_background(kind):
 @pytest.mark.parametrize("kind", ["png", "palette", "webp"])
 def test_a_crop_and_a_whole_image_of_a_process_show_the_background(crop, kind):
     image = Image.new("RGBA", (16, 16), (9, 9, 9, 0))
-    data = saved(image if kind != "palette" else image.quantize(4), "WEBP" if kind == "webp" else "PNG")
+    data = saved(
+        image if kind != "palette" else image.quantize(4), "WEBP" if kind == "webp" else "PNG"
+    )
     row = np.zeros((16, 16, 3), np.uint8)
     decode_into(row, data, ImageSpec(size=16, crop=crop, background=(10, 20, 30)), np.full(23, 0.5))
     assert (row == (10, 20, 30)).all()
@@ -238,7 +256,11 @@ def test_a_transparent_image_that_is_encoded_again_counts_as_repaired_and_is_sho
 
 
 def test_a_colour_is_named_or_written_in_hexadecimal_and_is_of_use():
-    assert [parse(text) for text in ("white", "black", "#0a141E")] == [(255, 255, 255), (0, 0, 0), (10, 20, 30)]
+    assert [parse(text) for text in ("white", "black", "#0a141E")] == [
+        (255, 255, 255),
+        (0, 0, 0),
+        (10, 20, 30),
+    ]
     for text in ("", "red-ish", "#12345", "1,2,3"):
         with pytest.raises(ConfigError, match="expected white, black, grey or #rrggbb"):
             parse(text)
@@ -250,7 +272,10 @@ def test_a_colour_is_named_or_written_in_hexadecimal_and_is_of_use():
 
 @pytest.fixture
 def build(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[Path, str]]:
-    """Builds a set of stamps: shapes that are in the alpha alone, one photograph. Returns what the command says too."""
+    """Builds a set of stamps: shapes that are in the alpha alone, one photograph.
+
+    Returns what the command says too.
+    """
     folder = tmp_path / "raw" / "train" / "stamp"
     folder.mkdir(parents=True)
     for number in range(3):
@@ -261,14 +286,26 @@ def build(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., t
     (folder / "photo.png").write_bytes(odd_images.png())
 
     def run(*words: str) -> tuple[Path, str]:
-        where = ["--source", "folder", "--input", str(tmp_path / "raw"), "--output", str(tmp_path / "out")]
-        assert pipelines.main(["build", *where, "--num-shards", "1", "--direct_num_workers=1", *words]) == 0
+        where = [
+            "--source",
+            "folder",
+            "--input",
+            str(tmp_path / "raw"),
+            "--output",
+            str(tmp_path / "out"),
+        ]
+        assert (
+            pipelines.main(["build", *where, "--num-shards", "1", "--direct_num_workers=1", *words])
+            == 0
+        )
         return tmp_path / "out", capsys.readouterr().out
 
     return run
 
 
-def test_stamps_are_stored_as_they_came_and_the_stream_puts_them_on_the_background_of_the_run(tmp_path, build):
+def test_stamps_are_stored_as_they_came_and_the_stream_puts_them_on_the_background_of_the_run(
+    tmp_path, build
+):
     output, said = build()
     assert "note: 4 images with transparency are stored as they came" in said
     assert "fixed:" not in said
@@ -276,7 +313,9 @@ def test_stamps_are_stored_as_they_came_and_the_stream_puts_them_on_the_backgrou
     assert manifest.fixes == {}
     assert "background" not in manifest.provenance.options["image"]
     with tarfile.open(output / manifest.splits["train"].shards[0].path) as tar:
-        stored = {name: tar.extractfile(name).read() for name in tar.getnames() if name.endswith(".png")}
+        stored = {
+            name: tar.extractfile(name).read() for name in tar.getnames() if name.endswith(".png")
+        }
     raw = {path.read_bytes() for path in (tmp_path / "raw").rglob("*.png")}
     assert set(stored.values()) == raw
     page = (output / "report.html").read_text()
@@ -284,23 +323,34 @@ def test_stamps_are_stored_as_they_came_and_the_stream_puts_them_on_the_backgrou
     assert "1 decoded image is nearly a single colour" in page
     assert "alpha-to-background" not in page
     config = tiny_config(str(output), tmp_path, train_split="train", eval_split="train")
-    config = with_values(config, {"image.background": "#0a141e", "image.train_crop": "center", "image.flip": False})
-    assert (train_spec(config.image).background, eval_spec(config.image).background) == ((10, 20, 30), (10, 20, 30))
-    stream = Stream(str(output), "train", batch_size=5, seed=None, image=eval_spec(config.image), with_key=True)
+    config = with_values(
+        config, {"image.background": "#0a141e", "image.train_crop": "center", "image.flip": False}
+    )
+    assert (train_spec(config.image).background, eval_spec(config.image).background) == (
+        (10, 20, 30),
+        (10, 20, 30),
+    )
+    stream = Stream(
+        str(output), "train", batch_size=5, seed=None, image=eval_spec(config.image), with_key=True
+    )
     (batch,) = stream.epoch(0)
     flat = batch["image"][[key.endswith("flat") for key in batch["key"]]][0]
     assert (flat == np.round(255 * 90 / 255 + np.array([10, 20, 30]) * 165 / 255)).all()
 
 
 def test_stamps_that_are_resized_keep_their_shapes_and_count_as_repaired(build):
-    output, said = build("--resize", "shorter=8", "--image-format", "jpg", "--background", "#00ff00")
+    output, said = build(
+        "--resize", "shorter=8", "--image-format", "jpg", "--background", "#00ff00"
+    )
     assert "fixed: 4 x alpha-to-background" in said
     manifest = manifests.load(str(output)).manifest
     assert manifest.fixes == {"alpha-to-background": 4}
     assert manifest.provenance.options["image"]["background"] == [0, 255, 0]
     with tarfile.open(output / manifest.splits["train"].shards[0].path) as tar:
         stored = [tar.extractfile(name).read() for name in tar.getnames() if name.endswith(".jpg")]
-    spread = sorted(int(np.ptp(np.asarray(Image.open(io.BytesIO(data)))[:, :, 1])) for data in stored)
+    spread = sorted(
+        int(np.ptp(np.asarray(Image.open(io.BytesIO(data)))[:, :, 1])) for data in stored
+    )
     assert spread[0] < 8  # the one that is half transparent everywhere
     assert spread[1] > 40
     assert "alpha-to-background" in (output / "report.html").read_text()

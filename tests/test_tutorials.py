@@ -1,4 +1,6 @@
-"""Every command of the tutorials, in its order, on small inputs of the same shape; those for a cloud in a dry run."""
+"""Every command of the tutorials, in its order, on small inputs of the same shape; those for a
+cloud in a dry run.
+"""
 
 import re
 import shlex
@@ -13,7 +15,9 @@ from pipelines.cli import main as pipelines
 from tests.makers.documented import REPOSITORY, commands_of, run, words_of, write_inputs
 from tests.makers.folders import write_class_folders
 
-PAGES = sorted(path.relative_to(REPOSITORY).as_posix() for path in (REPOSITORY / "docs/tutorials").glob("*.md"))
+PAGES = sorted(
+    path.relative_to(REPOSITORY).as_posix() for path in (REPOSITORY / "docs/tutorials").glob("*.md")
+)
 TINY = "--recipe digits_smoke --strategy single --set image.size=32 --set image.eval_resize=32"
 # Hours, or a cloud, at the size that the page states; here with smaller numbers and a folder.
 REPLACED = {
@@ -43,10 +47,15 @@ def here(command: str) -> str:
 
 
 def write_year(place: Path) -> None:
-    """What the year brings: pictures of which 40 are known, embeddings by key, and lists of keys."""
+    """What the year brings: pictures of which 40 are known, embeddings by key,
+    and lists of keys.
+    """
     write_class_folders(place / "photos-june", ["bird", "cat"], 45)
     keys = [f"{name}/{number:03d}" for name in ("cat", "dog") for number in range(40)]
-    parquet.write_table(pa.table({"key": keys, "clip": [*np.eye(80, dtype=np.float32)]}), place / "embeddings.parquet")
+    parquet.write_table(
+        pa.table({"key": keys, "clip": [*np.eye(80, dtype=np.float32)]}),
+        place / "embeddings.parquet",
+    )
     (place / "wrong.txt").write_text("cat/028\n")
     (place / "forget.txt").write_text("dog/007\n")
 
@@ -58,7 +67,11 @@ def test_every_command_of_a_tutorial_works_in_its_order(page, tmp_path):
     if "year" in page:
         write_year(tmp_path)
     if "gpu" in page:  # it begins with a finished shard set
-        (build,) = [line for line in commands_of("README.md") if "--output imagenet " in line and "Runner" not in line]
+        (build,) = [
+            line
+            for line in commands_of("README.md")
+            if "--output imagenet " in line and "Runner" not in line
+        ]
         run(words_of(build, REPLACED), tmp_path)
     commands = [line for line in map(here, commands_of(page)) if not of_cloud(line)]
     assert commands
@@ -67,9 +80,16 @@ def test_every_command_of_a_tutorial_works_in_its_order(page, tmp_path):
 
 
 def test_the_dataflow_tutorial_gives_a_command_that_the_build_takes(tmp_path, capsys):
-    (command,) = [line for line in commands_of("docs/tutorials/dataflow.md") if line.startswith("make ")]
-    printed = run([*shlex.split(command), "--dry-run", "--directory", str(REPOSITORY), "--old-file=env"], tmp_path)
-    (build,) = [line for line in printed.replace("\\\n", " ").splitlines() if "-m pipelines build" in line]
+    (command,) = [
+        line for line in commands_of("docs/tutorials/dataflow.md") if line.startswith("make ")
+    ]
+    printed = run(
+        [*shlex.split(command), "--dry-run", "--directory", str(REPOSITORY), "--old-file=env"],
+        tmp_path,
+    )
+    (build,) = [
+        line for line in printed.replace("\\\n", " ").splitlines() if "-m pipelines build" in line
+    ]
     words = shlex.split(build)
     # Everything is taken but the folder, which no worker could reach: so every flag was known.
     words[words.index("--output") + 1] = str(tmp_path)
@@ -80,7 +100,9 @@ def test_the_dataflow_tutorial_gives_a_command_that_the_build_takes(tmp_path, ca
 @pytest.mark.slow
 def test_the_other_commands_of_the_dataflow_tutorial_work(tmp_path):
     write_inputs(tmp_path)
-    build = next(line for line in commands_of("docs/tutorials/imagenet-tpu.md") if " build " in line)
+    build = next(
+        line for line in commands_of("docs/tutorials/imagenet-tpu.md") if " build " in line
+    )
     run(words_of(build, REPLACED), tmp_path)
     for command in commands_of("docs/tutorials/dataflow.md"):
         if not of_cloud(command):

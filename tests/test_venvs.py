@@ -15,7 +15,9 @@ def test_an_environment_on_top_sees_what_is_below_and_is_made_once(tmp_path: Pat
     folder = tmp_path / "venv"
     python = venvs.install(folder, requirements, on_top=True)
     words = [str(python), "-c", "import sys, numpy; print(sys.prefix)"]
-    assert subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip() == str(folder)
+    assert subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip() == str(
+        folder
+    )
     python.rename(folder / "bin" / "moved")
     assert venvs.install(folder, requirements, on_top=True) == python
     assert not python.exists()

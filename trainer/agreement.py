@@ -1,4 +1,6 @@
-"""What must agree before a run starts: config and devices, all hosts, and a run with its checkpoint."""
+"""What must agree before a run starts: config and devices, all hosts, and a run with its
+checkpoint.
+"""
 
 import json
 import sys
@@ -24,8 +26,8 @@ def check_batch_size(config: TrainConfig, runtime: Runtime) -> None:
     least = runtime.num_devices * config.accumulate
     if config.global_batch_size < least:
         raise ConfigError(
-            f"global_batch_size {config.global_batch_size} does not have a sample for each of {runtime.num_devices} "
-            f"devices"
+            f"global_batch_size {config.global_batch_size} does not have a sample for each of"
+            f" {runtime.num_devices} devices"
             + (f" in each of {config.accumulate} passes" if config.accumulate > 1 else "")
             + f"; use at least {least}, or fewer devices"
         )
@@ -51,18 +53,26 @@ def model_identity_of(model: ModelConfig, num_classes: int) -> dict[str, Any]:
 
 
 def facts_of(config: TrainConfig, data: Data, num_hosts: int) -> dict[str, Any]:
-    """What all hosts of a run must have in common, by name; each may have its own copy of the shard set."""
-    settings = {key: value for key, value in values_of(config).items() if key not in ("manifest", "mix")}
+    """What all hosts of a run must have in common, by name; each may have its own copy of the shard
+    set.
+    """
+    settings = {
+        key: value for key, value in values_of(config).items() if key not in ("manifest", "mix")
+    }
     order = order_of(data.train, 0, 0)
     return {"manifest digest": data.manifest_digest, "hosts": num_hosts, "order": order, **settings}
 
 
 def check_agreement(facts: Sequence[dict[str, Any]]) -> None:
-    """Raises ConfigError, naming both hosts and each difference, unless all hosts have the facts of host 0."""
+    """Raises ConfigError, naming both hosts and each difference, unless all hosts have the facts of
+    host 0.
+    """
     first = facts[0]
     for host, own in enumerate(facts):
         if differences := differences_of(first, own, "on host 0", f"on host {host}"):
-            raise ConfigError(f"the hosts of this run differ: {differences}; start all with the same command")
+            raise ConfigError(
+                f"the hosts of this run differ: {differences}; start all with the same command"
+            )
 
 
 def doubts_about(
@@ -101,19 +111,28 @@ def doubts_about(
             )
 
 
-def acquire_run_folder(runtime: Runtime, config: TrainConfig, data: Data, exits: ExitStack) -> RunLock:
-    """The lock of the run folder, which the first host takes and the exits release. Every host must call.
+def acquire_run_folder(
+    runtime: Runtime, config: TrainConfig, data: Data, exits: ExitStack
+) -> RunLock:
+    """The lock of the run folder, which the first host takes and the exits release.
 
-    Raises ConfigError on all hosts or on none: where another run holds the folder, or the hosts differ.
+    Every host must call.
+
+    Raises ConfigError on all hosts or on none: where another run holds the folder, or the hosts
+    differ.
     """
     lock, refusal = UNRIVALLED, ""
     if runtime.is_master:
         try:
-            lock = acquire_run_lock(config.run_dir, lambda text: print(text, file=sys.stderr, flush=True))
+            lock = acquire_run_lock(
+                config.run_dir, lambda text: print(text, file=sys.stderr, flush=True)
+            )
             exits.callback(lock.close)
         except ConfigError as error:
             refusal = str(error)
-    texts = runtime.gather_texts(json.dumps([refusal, lock.token, facts_of(config, data, runtime.num_hosts)]))
+    texts = runtime.gather_texts(
+        json.dumps([refusal, lock.token, facts_of(config, data, runtime.num_hosts)])
+    )
     refusals, tokens, facts = zip(*map(json.loads, texts), strict=True)
     if refusals[0]:
         raise ConfigError(refusals[0])

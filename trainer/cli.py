@@ -40,8 +40,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     top = parser()
     options, unknown = top.parse_known_args(arguments)
     if unknown:
-        top.error(f"unrecognized arguments: {' '.join(unknown)}{near_miss(unknown[0], options.verb_parser)}")
-    return run_verb(lambda: _run(options), debug=options.debug, is_interactive=options.command is _explain)
+        top.error(
+            "unrecognized arguments:"
+            f" {' '.join(unknown)}{near_miss(unknown[0], options.verb_parser)}"
+        )
+    return run_verb(
+        lambda: _run(options), debug=options.debug, is_interactive=options.command is _explain
+    )
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -53,7 +58,7 @@ def _run(options: argparse.Namespace) -> int:
     return OK
 
 
-# --- the command line ------------------------------------------------------------------------------------------------
+# --- the command line -----------------------------------------------------------------------------
 
 
 def parser() -> Parser:
@@ -66,12 +71,15 @@ def parser() -> Parser:
     )
     verbs = top.add_subparsers(required=True, metavar="COMMAND")
     settings = (
-        f"settings for --set KEY=VALUE, with their values in the recipe `default`:\n{help_text(recipes.default())}"
+        "settings for --set KEY=VALUE, with their values in the recipe"
+        f" `default`:\n{help_text(recipes.default())}"
     )
     text = "train a model on a shard set, or resume the run in the run folder"
     add_config_flags(_add_verb(verbs, "train", _train, text, settings + EXIT_CODES))
     text = "print the accuracy of a run folder's best checkpoint, or of --resume URL"
-    add_config_flags(_add_verb(verbs, "evaluate", _evaluate, text), EVALUATION, "are those in the run folder")
+    add_config_flags(
+        _add_verb(verbs, "evaluate", _evaluate, text), EVALUATION, "are those in the run folder"
+    )
     text = "read and decode as training does, without a model, and print the rate"
     add_config_flags(_add_verb(verbs, "bench-input", _bench_input, text))
     verb = _add_verb(verbs, "doctor", _doctor, "check whether this machine is ready for a run")
@@ -91,7 +99,11 @@ def parser() -> Parser:
 
 
 def _add_verb(
-    verbs: "Verbs", name: str, command: Callable[[argparse.Namespace], None], text: str, epilog: str = EXIT_CODES
+    verbs: "Verbs",
+    name: str,
+    command: Callable[[argparse.Namespace], None],
+    text: str,
+    epilog: str = EXIT_CODES,
 ) -> Parser:
     verb = verbs.add_parser(
         name,
@@ -101,20 +113,30 @@ def _add_verb(
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    verb.add_argument("--debug", action="store_true", help="show tracebacks and warnings of libraries")
+    verb.add_argument(
+        "--debug", action="store_true", help="show tracebacks and warnings of libraries"
+    )
     verb.set_defaults(command=command)
     return verb
 
 
 def _add_explain(verbs: "Verbs") -> None:
-    text = "print the samples of a step, or the steps of a sample, of the run in --run-dir or one that flags describe"
+    text = (
+        "print the samples of a step, or the steps of a sample, of the run in --run-dir or one that"
+        " flags describe"
+    )
     verb = _add_verb(verbs, "explain", _explain, text)
     add_config_flags(verb, ("run_dir", "manifest", "seed", "global_batch_size"))
     text = "hosts that the run starts on; with ddp, processes (default 1)"
     verb.add_argument("--hosts", type=int, metavar="N", help=text)
     asked = verb.add_mutually_exclusive_group(required=True)
-    asked.add_argument("--step", help="step of the run, counted from 0 over all epochs; or EPOCH:STEP, epochs from 1")
-    asked.add_argument("--key", help="key of a sample of the training split; reads the split's indexes to find it")
+    asked.add_argument(
+        "--step",
+        help="step of the run, counted from 0 over all epochs; or EPOCH:STEP, epochs from 1",
+    )
+    asked.add_argument(
+        "--key", help="key of a sample of the training split; reads the split's indexes to find it"
+    )
     asked.add_argument("--id", type=int, help="id of a sample, instead of its key; reads one index")
     text = "print the N samples of highest loss in a run with --record-losses"
     asked.add_argument("--worst", type=int, metavar="N", help=text)
@@ -124,12 +146,18 @@ def _add_explain(verbs: "Verbs") -> None:
 def _add_job(verbs: "Verbs") -> None:
     text = "print a JobSet that runs `train` on GKE with Kueue, on TPUs or GPUs; nothing is applied"
     example = (
-        "example: python -m trainer job --compute-type v6e-16 --image IMAGE --manifest gs://B/set --run-dir gs://B/r"
+        "example: python -m trainer job --compute-type v6e-16 --image IMAGE --manifest gs://B/set"
+        " --run-dir gs://B/r"
     )
     verb = _add_verb(verbs, "job", _job, text, example)
-    text = "accelerators and the number of all their chips or GPUs, for example v6e-16, v5e-64 or h100-80gb-16"
+    text = (
+        "accelerators and the number of all their chips or GPUs, for example v6e-16, v5e-64 or"
+        " h100-80gb-16"
+    )
     verb.add_argument("--compute-type", required=True, metavar="NAME-COUNT", help=text)
-    verb.add_argument("--image", required=True, help="container image of the trainer, see docs/containers.md")
+    verb.add_argument(
+        "--image", required=True, help="container image of the trainer, see docs/containers.md"
+    )
     verb.add_argument("--name", default="train", help="name of the JobSet (default: train)")
     text = "Kueue's LocalQueue (default: multislice-queue, which Cluster Toolkit makes)"
     verb.add_argument("--queue", default="multislice-queue", help=text)
@@ -149,22 +177,37 @@ def _add_export(verbs: "Verbs") -> None:
     example = "example: python -m trainer export run --output model --format safetensors onnx"
     verb = _add_verb(verbs, "export", _export_model, text, example)
     verb.add_argument("run_dir", metavar="RUN", help=RUN_DIR_HELP)
-    verb.add_argument("--output", required=True, metavar="FOLDER", help="folder for the files, local or gs://")
+    verb.add_argument(
+        "--output", required=True, metavar="FOLDER", help="folder for the files, local or gs://"
+    )
     verb.add_argument("--format", nargs="+", default=["safetensors"], metavar="FORMAT",
                       help="safetensors (default), torchscript, torch.export, onnx")  # fmt: skip
 
 
 def _add_predict(verbs: "Verbs") -> None:
     text = "print the most probable classes of images"
-    verb = _add_verb(verbs, "predict", _predict, text, "example: python -m trainer predict --from run cat.jpg dog.png")
-    verb.add_argument("images", nargs="+", metavar="IMAGE", help="picture, local or gs://; or a local folder of them")
+    verb = _add_verb(
+        verbs,
+        "predict",
+        _predict,
+        text,
+        "example: python -m trainer predict --from run cat.jpg dog.png",
+    )
+    verb.add_argument(
+        "images",
+        nargs="+",
+        metavar="IMAGE",
+        help="picture, local or gs://; or a local folder of them",
+    )
     text = "run folder (its best checkpoint), or a folder that `export` wrote; local or gs://"
     verb.add_argument("--from", dest="model", required=True, metavar="FOLDER", help=text)
-    verb.add_argument("--top", type=int, default=5, metavar="N", help="classes for each image (default: 5)")
+    verb.add_argument(
+        "--top", type=int, default=5, metavar="N", help="classes for each image (default: 5)"
+    )
     verb.add_argument("--json", action="store_true", help="print one JSON object for each image")
 
 
-# --- the verbs -------------------------------------------------------------------------------------------------------
+# --- the verbs ------------------------------------------------------------------------------------
 
 
 def _train(options: argparse.Namespace) -> None:
@@ -184,11 +227,13 @@ def _train(options: argparse.Namespace) -> None:
 
 def _evaluate(options: argparse.Namespace) -> None:
     """`evaluate`: without a recipe, with the configuration in the run folder."""
-    config = config_flags(options).config(recorded_config(options.run_dir) if options.run_dir else None)
+    config = config_flags(options).config(
+        recorded_config(options.run_dir) if options.run_dir else None
+    )
     if options.run_dir and config.manifest is None and not config.fake_data:
         raise ConfigError(
-            f"{options.run_dir}: no {RECORD} there, expected the folder of a run; give the --run-dir of "
-            "`python -m trainer train`"
+            f"{options.run_dir}: no {RECORD} there, expected the folder of a run; give the"
+            " --run-dir of `python -m trainer train`"
         )
     from trainer import loop
     from trainer.runtime.launch import launch
@@ -197,7 +242,10 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 
 def recorded_config(run_dir: str) -> TrainConfig:
-    """The configuration in a run folder, to be resumed; the default recipe if there is none. Raises ConfigError."""
+    """The configuration in a run folder, to be resumed; the default recipe if there is none.
+
+    Raises ConfigError.
+    """
     try:
         return replace(recorded(open_storage(run_dir)), resume="auto")
     except NotFound:
@@ -216,7 +264,10 @@ def _bench_input(options: argparse.Namespace) -> None:
         num_samples += int((batch["weight"] > 0).sum())
     seconds = time.perf_counter() - start
     rate = num_samples / seconds
-    print(f"{num_samples} samples in {limit} steps and {seconds:.2f} s: {rate:.0f} samples/s on this host")
+    print(
+        f"{num_samples} samples in {limit} steps and {seconds:.2f} s: {rate:.0f} samples/s on this"
+        " host"
+    )
 
 
 def _doctor(options: argparse.Namespace) -> None:
@@ -225,11 +276,15 @@ def _doctor(options: argparse.Namespace) -> None:
 
     rate = options.want_images_per_second
     if rate is not None and not 0 < rate < float("inf"):
-        raise ConfigError(f"--want-images-per-second {rate} is not a rate; give images a second, such as 5000")
+        raise ConfigError(
+            f"--want-images-per-second {rate} is not a rate; give images a second, such as 5000"
+        )
     flags = config_flags(options)
     try:
         of_run = options.run_dir and not (options.recipe or options.manifest)
-        config = flags.config(recorded_config(options.run_dir)) if of_run else defaults.resolve(flags)[0]
+        config = (
+            flags.config(recorded_config(options.run_dir)) if of_run else defaults.resolve(flags)[0]
+        )
     except (ManifestError, StorageError):  # of the shard set, where a check says what is wrong
         config = flags.config()
     doctor.report(doctor.run_checks(config, rate), as_json=options.json)
@@ -245,7 +300,10 @@ def _explain(options: argparse.Namespace) -> None:
     else:
         names = [f"--{name}" for name in ("recipe", "hosts", "set") if getattr(options, name)]
         if described := [*(FLAGS[key] for key in flags.values if key != "run_dir"), *names]:
-            raise ConfigError(f"--run-dir says everything about the run, so {described[0]} can't be given beside it")
+            raise ConfigError(
+                f"--run-dir says everything about the run, so {described[0]} can't be given"
+                " beside it"
+            )
         run = explain.recorded_run(options.run_dir)
     explain.run(
         *run, num_hosts=options.hosts or 1, step=options.step, key=options.key,
@@ -294,7 +352,9 @@ def _predict(options: argparse.Namespace) -> None:
     if options.top < 1:
         raise ConfigError(f"--top {options.top}: expected 1 or more classes for each image")
     _check_run_dir(options.model)
-    predict.report(trained.opened(options.model), options.images, top=options.top, as_json=options.json)
+    predict.report(
+        trained.opened(options.model), options.images, top=options.top, as_json=options.json
+    )
 
 
 def _check_run_dir(run_dir: str) -> None:

@@ -39,23 +39,32 @@ Loss = Literal["cross_entropy", "bce"]
 Channels = tuple[Amount, Amount, Amount]
 Spread = tuple[Positive, Positive, Positive]
 Weights = dict[int, float]
-"""The weight of a set in a mixture, by the step of the run from which it counts; the first one is 0."""
+"""The weight of a set in a mixture, by the step of the run from which it counts; the first one is
+0.
+"""
 
 Kwargs = dict[str, bool | int | float | str | list[float]]
 
 _WEIGHTS = re.compile(r"\d+(\.\d+)?(,\d+(\.\d+)?@\d+)*")
 
 RECORD, CLASSES, ORDER = "config.json", "classes.json", "order.json"
-"""The files of the run folder with the configuration, the names of the classes by label, and the order of training."""
+"""The files of the run folder with the configuration, the names of the classes by label, and the
+order of training.
+"""
 
 
 def mixed_sets(mix: str | None) -> list[tuple[str, Weights]]:
-    """The sets of `config.mix`, such as `A=3;B=1,0.5@1000`, and their weights. Raises ConfigError."""
+    """The sets of `config.mix`, such as `A=3;B=1,0.5@1000`, and their weights.
+
+    Raises ConfigError.
+    """
     sets = []
     for text in mix.split(";") if mix is not None else ():
         url, _, weights = text.rpartition("=")
         if not (url and _WEIGHTS.fullmatch(weights)):
-            raise ConfigError(f"mix has {text!r}, expected SET=WEIGHT or SET=WEIGHT,WEIGHT@STEP,...")
+            raise ConfigError(
+                f"mix has {text!r}, expected SET=WEIGHT or SET=WEIGHT,WEIGHT@STEP,..."
+            )
         pairs = [one.partition("@") for one in weights.split(",")]
         sets.append((url, {int(step or 0): float(weight) for weight, _, step in pairs}))
     return sets
@@ -77,35 +86,66 @@ class ModelConfig:
     stem: Literal["imagenet", "cifar"] = setting(
         "imagenet", "cifar: one 3x3 convolution, for images of about 32 pixels"
     )
-    norm: Literal["batch", "group"] = setting("batch", "normalization layers: group keeps no batch statistics")
+    norm: Literal["batch", "group"] = setting(
+        "batch", "normalization layers: group keeps no batch statistics"
+    )
     num_classes: Count | None = setting(None, "number of classes; none takes it from the manifest")
-    pretrained: str | None = setting(None, "weights to start from: timm (downloads its own) or a file; none: random")
-    freeze: bool = setting(False, "train the last layer only; the others keep their weights and statistics")
+    pretrained: str | None = setting(
+        None, "weights to start from: timm (downloads its own) or a file; none: random"
+    )
+    freeze: bool = setting(
+        False, "train the last layer only; the others keep their weights and statistics"
+    )
     kwargs: Kwargs | None = setting(None, "further arguments of the model")
-    checkpoint_activations: bool = setting(False, "keep few activations: less memory, about a third slower")
+    checkpoint_activations: bool = setting(
+        False, "keep few activations: less memory, about a third slower"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageConfig:
-    """What the model sees of an image. An evaluation resizes the shorter side and takes the centre."""
+    """What the model sees of an image.
+
+    An evaluation resizes the shorter side and takes the centre.
+    """
 
     size: Count = setting(224, "width and height in pixels")
     train_crop: TrainCrop = setting(
         "random", "random: resized crop; pad: window of the padded image; center: as evaluated"
     )
-    eval_resize: Count = setting(256, "length of the shorter side before an evaluation takes the centre")
-    eval_interpolation: Filter = setting("area", "how an evaluation resizes: averages of areas, or by Pillow's filter")
+    eval_resize: Count = setting(
+        256, "length of the shorter side before an evaluation takes the centre"
+    )
+    eval_interpolation: Filter = setting(
+        "area", "how an evaluation resizes: averages of areas, or by Pillow's filter"
+    )
     eval_size: Count | None = setting(None, "width and height in an evaluation; none: image.size")
     pad: Size = setting(4, "black pixels around an image, for train_crop=pad")
     flip: bool = setting(True, "mirror half of the images, drawn anew in each epoch")
-    auto_augment: str | None = setting(None, "trivial, or RandAugment as timm writes it: rand-m9-mstd0.5-inc1")
-    augment_repeats: Count = setting(1, "slots of its batch that each training image takes, augmented anew in each")
-    erase: Annotated[float, Meta(ge=0, le=1)] = setting(0.0, "share of training images with a random box of noise")
-    mean: Channels = setting((0.485, 0.456, 0.406), "mean of red, green and blue, from 0 to 1, that is subtracted")
-    std: Spread = setting((0.229, 0.224, 0.225), "standard deviation of each colour, which the rest is divided by")
-    background: str = setting("white", "colour behind transparent images: white, black, grey or #rrggbb")
-    upright: bool = setting(True, "turn images as their EXIF data say; no: take them as they are stored")
-    decoded_bytes: Count = setting(DECODED_BYTES, "memory of the images that a process decodes at once")
+    auto_augment: str | None = setting(
+        None, "trivial, or RandAugment as timm writes it: rand-m9-mstd0.5-inc1"
+    )
+    augment_repeats: Count = setting(
+        1, "slots of its batch that each training image takes, augmented anew in each"
+    )
+    erase: Annotated[float, Meta(ge=0, le=1)] = setting(
+        0.0, "share of training images with a random box of noise"
+    )
+    mean: Channels = setting(
+        (0.485, 0.456, 0.406), "mean of red, green and blue, from 0 to 1, that is subtracted"
+    )
+    std: Spread = setting(
+        (0.229, 0.224, 0.225), "standard deviation of each colour, which the rest is divided by"
+    )
+    background: str = setting(
+        "white", "colour behind transparent images: white, black, grey or #rrggbb"
+    )
+    upright: bool = setting(
+        True, "turn images as their EXIF data say; no: take them as they are stored"
+    )
+    decoded_bytes: Count = setting(
+        DECODED_BYTES, "memory of the images that a process decodes at once"
+    )
 
     @property
     def size_in_evaluation(self) -> int:
@@ -121,8 +161,12 @@ class OptimizerConfig:
     learning_rate: Amount = setting(0.1, "peak learning rate for the whole global batch")
     weight_decay: Amount = setting(1e-4, "weight decay; biases and norms have none")
     momentum: Share = setting(0.9, "momentum of the optimizer, if it has one")
-    head_learning_rate: Positive | None = setting(None, "peak learning rate of the last layer; none: that of all")
-    layer_decay: Part | None = setting(None, "each layer's learning rate as a share of that of the layer above it")
+    head_learning_rate: Positive | None = setting(
+        None, "peak learning rate of the last layer; none: that of all"
+    )
+    layer_decay: Part | None = setting(
+        None, "each layer's learning rate as a share of that of the layer above it"
+    )
     kwargs: Kwargs | None = setting(None, "further arguments of the optimizer")
 
 
@@ -138,58 +182,115 @@ class ScheduleConfig:
 class RegularizeConfig:
     """Regularization. 0 or None turns each of them off."""
 
-    loss: Loss = setting("cross_entropy", "training loss; bce: binary cross-entropy, each class a yes or no")
-    bce_threshold: Share | None = setting(None, "targets of bce above this share count as 1 and the others as 0")
+    loss: Loss = setting(
+        "cross_entropy", "training loss; bce: binary cross-entropy, each class a yes or no"
+    )
+    bce_threshold: Share | None = setting(
+        None, "targets of bce above this share count as 1 and the others as 0"
+    )
     label_smoothing: Share = setting(0.0, "label smoothing; 0 turns it off")
     mixup: Amount = setting(0.0, "alpha of mixup's Beta distribution; 0 turns it off")
     cutmix: Amount = setting(0.0, "alpha of cutmix's Beta distribution; 0 turns it off")
-    ema_decay: Share | None = setting(None, "decay of the moving average of the weights; none turns it off")
-    clip_norm: Amount | None = setting(None, "largest norm of the gradients; none turns clipping off")
+    ema_decay: Share | None = setting(
+        None, "decay of the moving average of the weights; none turns it off"
+    )
+    clip_norm: Amount | None = setting(
+        None, "largest norm of the gradients; none turns clipping off"
+    )
 
 
 @prepared
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """A complete run. Raises ConfigError for a value, or a combination of values, that no run can have."""
+    """A complete run.
+
+    Raises ConfigError for a value, or a combination of values, that no run can have.
+    """
 
     recipe: str = setting("default", "the recipe that these settings started from")
-    manifest: str | None = setting(None, "shard set: its folder or manifest.json, local or remote; none with fake_data")
+    manifest: str | None = setting(
+        None, "shard set: its folder or manifest.json, local or remote; none with fake_data"
+    )
     mix: str | None = setting(
-        None, "train on several sets, SET=WEIGHT;SET=WEIGHT, each with its share of every batch; WEIGHT,WEIGHT@STEP "
-        "changes it at a step; evaluates on manifest, by default the first",
-    )  # fmt: skip
+        None,
+        "train on several sets, SET=WEIGHT;SET=WEIGHT, each with its share of every batch; "
+        "WEIGHT,WEIGHT@STEP changes it at a step; evaluates on manifest, by default the first",
+    )
     run_dir: str = setting("run", "folder for checkpoints and logs: local, gs://, s3:// or az://")
     train_split: str = setting("train", "split to train on")
-    eval_split: str | None = setting(None, "split to evaluate on; none takes the only other split, or val before test")
+    eval_split: str | None = setting(
+        None, "split to evaluate on; none takes the only other split, or val before test"
+    )
     seed: int = setting(0, "seed of weights, order and augmentation")
     epochs: Count = setting(90, "passes over the training split")
     global_batch_size: Count = setting(256, "samples per step over all replicas")
     accumulate: Count = setting(1, "forward and backward passes that each step is cut into")
-    max_steps: Count | None = setting(None, "stop after this many steps, without changing the schedule")
-    target_accuracy: Part | None = setting(None, "stop when the evaluation reaches this share, such as 0.76")
+    max_steps: Count | None = setting(
+        None, "stop after this many steps, without changing the schedule"
+    )
+    target_accuracy: Part | None = setting(
+        None, "stop when the evaluation reaches this share, such as 0.76"
+    )
     strategy: Strategy = setting("auto", "how to use the devices; start ddp with torchrun")
-    precision: Precision = setting("fp32", "bf16, fp16: compute in 16 bits where autocast does; fp16 scales the loss")
-    compile: bool | None = setting(None, "compile the model with torch.compile; none does so on GPUs and with TorchTPU")
-    compile_cache: str | None = setting(None, "local folder of torch_xla's graphs; none: on TPUs below ~/.cache")
-    tf32: bool = setting(True, "on CUDA devices, compute what is float32 in TF32, which keeps 10 bits of the mantissa")
-    sync_batch_norm: bool = setting(False, "under ddp on CUDA devices, BatchNorm sees the global batch")
-    resume: str = setting("auto", "auto, never, or the URL of a checkpoint or run folder to begin from")
-    fake_data: bool = setting(False, "train on made-up images instead of a shard set: shows the highest possible rate")
+    precision: Precision = setting(
+        "fp32", "bf16, fp16: compute in 16 bits where autocast does; fp16 scales the loss"
+    )
+    compile: bool | None = setting(
+        None, "compile the model with torch.compile; none does so on GPUs and with TorchTPU"
+    )
+    compile_cache: str | None = setting(
+        None, "local folder of torch_xla's graphs; none: on TPUs below ~/.cache"
+    )
+    tf32: bool = setting(
+        True,
+        "on CUDA devices, compute what is float32 in TF32, which keeps 10 bits of the mantissa",
+    )
+    sync_batch_norm: bool = setting(
+        False, "under ddp on CUDA devices, BatchNorm sees the global batch"
+    )
+    resume: str = setting(
+        "auto", "auto, never, or the URL of a checkpoint or run folder to begin from"
+    )
+    fake_data: bool = setting(
+        False, "train on made-up images instead of a shard set: shows the highest possible rate"
+    )
     profile_steps: tuple[int, int] | None = setting(None, "trace these steps into RUN_DIR/profile")
     log_every_steps: Count = setting(10, "steps between two lines of the log")
-    logger: Literal["wandb", "mlflow"] | None = setting(None, "send the numbers to this logger too, by its own client")
-    record_losses: bool = setting(False, "write the loss of each sample to RUN_DIR/losses, a Parquet file an epoch")
+    logger: Literal["wandb", "mlflow"] | None = setting(
+        None, "send the numbers to this logger too, by its own client"
+    )
+    record_losses: bool = setting(
+        False, "write the loss of each sample to RUN_DIR/losses, a Parquet file an epoch"
+    )
     show_steps: bool = setting(False, "print step lines too, beside a line for each epoch")
-    checkpoint_every_steps: Count | None = setting(None, "steps between two checkpoints; none saves after each epoch")
-    keep_checkpoints: Count = setting(3, "number of newest checkpoints to keep, besides the best one")
+    checkpoint_every_steps: Count | None = setting(
+        None, "steps between two checkpoints; none saves after each epoch"
+    )
+    keep_checkpoints: Count = setting(
+        3, "number of newest checkpoints to keep, besides the best one"
+    )
     stall_timeout_s: Seconds = setting(900, "seconds without progress after which a run fails")
-    join_timeout_s: Seconds = setting(300, "seconds that the processes of a run wait for each other at the start")
-    budget_bytes: Count = setting(BUDGET_BYTES, "memory of each of a host's two streams, training and evaluation")
-    num_decode_threads: Count | None = setting(None, "decoding threads of each process; none: its share of the cores")
-    num_lanes: Count | None = setting(None, "lanes (docs/order.md); none follows the batch, the hosts and budget_bytes")
-    block_size: Count | None = setting(None, "samples of a read (docs/order.md); none makes reads of about 4 MiB")
-    window: Size | None = setting(None, "shuffle window (docs/order.md); none takes 256, or what budget_bytes holds")
-    cache_dir: str | None = setting(None, "local folder for blocks from a bucket; goes with cache_bytes")
+    join_timeout_s: Seconds = setting(
+        300, "seconds that the processes of a run wait for each other at the start"
+    )
+    budget_bytes: Count = setting(
+        BUDGET_BYTES, "memory of each of a host's two streams, training and evaluation"
+    )
+    num_decode_threads: Count | None = setting(
+        None, "decoding threads of each process; none: its share of the cores"
+    )
+    num_lanes: Count | None = setting(
+        None, "lanes (docs/order.md); none follows the batch, the hosts and budget_bytes"
+    )
+    block_size: Count | None = setting(
+        None, "samples of a read (docs/order.md); none makes reads of about 4 MiB"
+    )
+    window: Size | None = setting(
+        None, "shuffle window (docs/order.md); none takes 256, or what budget_bytes holds"
+    )
+    cache_dir: str | None = setting(
+        None, "local folder for blocks from a bucket; goes with cache_bytes"
+    )
     cache_bytes: Count | None = setting(None, "bytes that cache_dir may hold; goes with cache_dir")
     model: ModelConfig = field(default_factory=ModelConfig)
     image: ImageConfig = field(default_factory=ImageConfig)
@@ -200,26 +301,38 @@ class TrainConfig:
     def __post_init__(self) -> None:
         settings.check(self)
         if not self.run_dir:
-            raise ConfigError("run_dir is empty, expected a folder or gs:// address; is a shell variable unset?")
-        if self.profile_steps is not None and not 0 <= self.profile_steps[0] < self.profile_steps[1]:
-            raise ConfigError(f"profile_steps is {self.profile_steps}, expected START:STOP with START before STOP")
+            raise ConfigError(
+                "run_dir is empty, expected a folder or gs:// address; is a shell variable unset?"
+            )
+        if (
+            self.profile_steps is not None
+            and not 0 <= self.profile_steps[0] < self.profile_steps[1]
+        ):
+            raise ConfigError(
+                f"profile_steps is {self.profile_steps}, expected START:STOP with START before STOP"
+            )
         if (self.cache_dir is None) != (self.cache_bytes is None):
             raise ConfigError("cache_dir and cache_bytes belong together; give both, or neither")
         if self.fake_data and self.manifest is not None:
-            raise ConfigError("fake_data reads no shard set, but a manifest is given; leave one of them out")
+            raise ConfigError(
+                "fake_data reads no shard set, but a manifest is given; leave one of them out"
+            )
         if mixed_sets(self.mix) and self.manifest is None:
             raise ConfigError("mix goes with manifest, the set to evaluate on; name it")
         if self.optimizer.head_learning_rate is not None and not self.optimizer.learning_rate:
             raise ConfigError(
-                "optimizer.learning_rate is 0, so the last layer can't have a rate of its own; to train only that "
-                "layer, set model.freeze=true"
+                "optimizer.learning_rate is 0, so the last layer can't have a rate of its own; to"
+                " train only that layer, set model.freeze=true"
             )
         if self.regularize.bce_threshold is not None and self.regularize.loss != "bce":
-            raise ConfigError("regularize.bce_threshold is of regularize.loss=bce; set that too, or leave it out")
+            raise ConfigError(
+                "regularize.bce_threshold is of regularize.loss=bce; set that too, or leave it out"
+            )
         if self.global_batch_size % self.image.augment_repeats:
             raise ConfigError(
-                f"global_batch_size is {self.global_batch_size}, expected a multiple of image.augment_repeats, "
-                f"{self.image.augment_repeats}: a batch holds each of its images as often"
+                f"global_batch_size is {self.global_batch_size}, expected a multiple of"
+                f" image.augment_repeats, {self.image.augment_repeats}: a batch holds each of its"
+                " images as often"
             )
         _check_image(self.image, needs_resize=not self.fake_data)
 
@@ -230,13 +343,18 @@ def _check_image(image: ImageConfig, *, needs_resize: bool) -> None:
         augment.augmentation_of(image.auto_augment)
     if image.train_crop == "pad" and image.pad >= image.size:
         raise ConfigError(
-            f"image.pad is {image.pad}, expected less than image.size, {image.size}: a window could miss the image"
+            f"image.pad is {image.pad}, expected less than image.size, {image.size}: a window could"
+            " miss the image"
         )
-    size, name = image.size_in_evaluation, "image.size" if image.eval_size is None else "image.eval_size"
+    size, name = (
+        image.size_in_evaluation,
+        "image.size" if image.eval_size is None else "image.eval_size",
+    )
     if needs_resize and image.eval_resize < size:
         raise ConfigError(
-            f"image.eval_resize is {image.eval_resize}, expected at least {name}, {size}: an evaluation "
-            f"resizes to it and takes the centre; add --set image.eval_resize={size}, or more"
+            f"image.eval_resize is {image.eval_resize}, expected at least {name}, {size}: an"
+            f" evaluation resizes to it and takes the centre; add --set image.eval_resize={size},"
+            " or more"
         )
 
 
@@ -256,16 +374,24 @@ def from_dict(values: dict[str, Any]) -> TrainConfig:
     try:
         return msgspec.convert(values, TrainConfig)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{RECORD}: {error}; it was written by another version or changed by hand") from error
+        raise ConfigError(
+            f"{RECORD}: {error}; it was written by another version or changed by hand"
+        ) from error
 
 
 def recorded(folder: Storage) -> TrainConfig:
-    """The configuration in a run folder. Raises NotFound if there is none, ConfigError if it is damaged."""
+    """The configuration in a run folder.
+
+    Raises NotFound if there is none, ConfigError if it is damaged.
+    """
     return from_dict(read_json(folder, RECORD))
 
 
 def read_json(folder: Storage, name: str) -> Any:
-    """The values in a JSON file of a run folder. Raises NotFound without it, ConfigError if it is damaged."""
+    """The values in a JSON file of a run folder.
+
+    Raises NotFound without it, ConfigError if it is damaged.
+    """
     try:
         return json.loads(read_small(folder, name))
     except (ValueError, RecursionError) as error:

@@ -1,7 +1,9 @@
-"""The settings of a run without a recipe: they follow from the shard set, the machine and what the user gave.
+"""The settings of a run without a recipe: they follow from the shard set, the machine and what the
+user gave.
 
-Each rule returns settings for its part, from what was given or chosen before it, and overrides nothing.
-The batch size and the epochs depend on the set alone, so the same command takes the same steps on any machine.
+Each rule returns settings for its part, from what was given or chosen before it, and overrides
+nothing. The batch size and the epochs depend on the set alone, so the same command takes the same
+steps on any machine.
 """
 
 import math
@@ -26,11 +28,14 @@ NAME = "auto"
 """What `config.recipe` says of a run whose settings were chosen here."""
 
 TINY_SIDE = 32  # up to this side `tiny_resnet` is enough on a CPU
-GREY_SIDE = 64  # small images without colour are mostly letters and digits, whose mirror images mean something else
-SMALL_SIDE = 96  # up to this side equal images are cropped from padded images; resizing would blur them
+# small images without colour are mostly letters and digits, whose mirror images mean something else
+GREY_SIDE = 64
+# up to this side equal images are cropped from padded images; resizing would blur them
+SMALL_SIDE = 96
 MANY_SAMPLES, HUGE_SAMPLES = 20_000, 500_000
 LARGE_SIZE, LARGE_SIZE_CPU = 224, 128
-RATE, FINE_TUNING_RATE = 3e-3, 2e-3  # of batches of 256, close to the best on two small sets (docs/log/train.md)
+# of batches of 256, close to the best on two small sets (docs/log/train.md)
+RATE, FINE_TUNING_RATE = 3e-3, 2e-3
 FINE_TUNING_BATCH = 64  # smaller batches have its rate
 FINE_TUNING_STEPS = 500  # 10 epochs of a small set end before its last layer has learnt
 RESIZE = 8 / 7  # an evaluation resizes the shorter side to 256 for a crop of 224
@@ -40,12 +45,17 @@ InputOf = Callable[[str, str], "ModelInput | None"]
 """The input of a model, if it is known: from its name and `model.pretrained`."""
 
 
-def choose(facts: "SetFacts", machine: Machine, given: Mapping[str, Any], input_of: InputOf) -> Settings:
+def choose(
+    facts: "SetFacts", machine: Machine, given: Mapping[str, Any], input_of: InputOf
+) -> Settings:
     """The settings that were not given."""
     settings = _with(given, _model(facts, machine, given))
     of_model = input_settings(settings, settings["model.name"], input_of)
     settings = _with(settings, of_model or _size(facts, machine))
-    settings = _with(settings, _crop(facts, settings) | steps_of(facts.num_samples, settings, machine.num_processes))
+    settings = _with(
+        settings,
+        _crop(facts, settings) | steps_of(facts.num_samples, settings, machine.num_processes),
+    )
     settings = _with(settings, _optimizer(settings))
     settings = _with(settings, _memory(machine))
     return {"recipe": NAME} | {key: value for key, value in settings.items() if key not in given}
@@ -57,7 +67,9 @@ def _with(settings: Mapping[str, Any], others: Settings) -> Settings:
 
 
 def input_settings(given: Mapping[str, Any], model: str, input_of: InputOf) -> Settings:
-    """With pretrained weights, the settings that follow from their model, less those that were given."""
+    """With pretrained weights, the settings that follow from their model, less those that were
+    given.
+    """
     pretrained = given.get("model.pretrained")
     if pretrained is None:
         return {}
@@ -73,10 +85,20 @@ def _model(facts: "SetFacts", machine: Machine, settings: Mapping[str, Any]) -> 
     side = min(facts.side, settings.get("image.size", facts.side))
     is_pretrained = settings.get("model.pretrained") is not None
     if machine.device == "cpu":
-        name = "trainer.model:tiny_resnet" if side <= TINY_SIDE and not is_pretrained else "resnet18"
+        name = (
+            "trainer.model:tiny_resnet" if side <= TINY_SIDE and not is_pretrained else "resnet18"
+        )
     else:
-        name = "resnet50" if side > SMALL_SIDE and (is_pretrained or facts.num_samples >= MANY_SAMPLES) else "resnet18"
-    has_small_stem = name == "resnet18" == settings.get("model.name", name) and side <= TINY_SIDE and not is_pretrained
+        name = (
+            "resnet50"
+            if side > SMALL_SIDE and (is_pretrained or facts.num_samples >= MANY_SAMPLES)
+            else "resnet18"
+        )
+    has_small_stem = (
+        name == "resnet18" == settings.get("model.name", name)
+        and side <= TINY_SIDE
+        and not is_pretrained
+    )
     return {"model.name": name, "model.stem": "cifar" if has_small_stem else "imagenet"}
 
 
@@ -101,7 +123,8 @@ def _crop(facts: "SetFacts", settings: Settings) -> Settings:
 
 
 def steps_of(num_samples: int, given: Mapping[str, Any], num_processes: int = 1) -> Settings:
-    """Batch size and epochs: at least about 20 steps an epoch, more epochs for small sets, and 500 steps to fine-tune.
+    """Batch size and epochs: at least about 20 steps an epoch, more epochs for small sets, and 500
+    steps to fine-tune.
 
     The batch divides over the processes and holds each image as often as asked.
     """
@@ -119,22 +142,34 @@ def steps_of(num_samples: int, given: Mapping[str, Any], num_processes: int = 1)
 
 
 def steps_of_set(given: Mapping[str, Any]) -> Settings:
-    """`steps_of` for the training split of a shard set; nothing without one. Reads the manifest only."""
+    """`steps_of` for the training split of a shard set; nothing without one.
+
+    Reads the manifest only.
+    """
     if given.get("manifest") is None:
         return {}
     from trainer.data.splits import load_once  # decodes images, which --help must not need
 
-    loaded, split = load_once(given["manifest"]), given.get("train_split", TrainConfig().train_split)
+    loaded, split = (
+        load_once(given["manifest"]),
+        given.get("train_split", TrainConfig().train_split),
+    )
     return steps_of(loaded.part(split).selection.num_kept, given)
 
 
 def _optimizer(settings: Settings) -> Settings:
-    """AdamW, which trains convolutions and transformers alike; the rate grows with the root of the batch size."""
+    """AdamW, which trains convolutions and transformers alike; the rate grows with the root of the
+    batch size.
+    """
     is_pretrained = settings.get("model.pretrained") is not None
     batch = max(settings["global_batch_size"], FINE_TUNING_BATCH if is_pretrained else 1)
     rate = FINE_TUNING_RATE if is_pretrained and not settings.get("model.freeze") else RATE
     rate = settings.get("optimizer.learning_rate", float(f"{rate * math.sqrt(batch / 256):.1g}"))
-    head = {"optimizer.head_learning_rate": 10 * rate} if is_pretrained and not settings.get("model.freeze") else {}
+    head = (
+        {"optimizer.head_learning_rate": 10 * rate}
+        if is_pretrained and not settings.get("model.freeze")
+        else {}
+    )
     return {
         "optimizer.name": "adamw",
         "optimizer.learning_rate": rate,
@@ -146,7 +181,8 @@ def _optimizer(settings: Settings) -> Settings:
 
 
 def _memory(machine: Machine) -> Settings:
-    # Both streams take at most a quarter. A power of two: hosts whose memory differs by a little choose the same.
+    # Both streams take at most a quarter. A power of two: hosts whose memory differs by a little
+    # choose the same.
     budget = 1 << max(1 << 26, machine.host_bytes // 8).bit_length() - 1
     small_budget = {"budget_bytes": budget} if budget < BUDGET_BYTES else {}
     return {"precision": machine.precision, **small_budget, **strategy_on(machine)}
@@ -158,14 +194,16 @@ def strategy_on(machine: Machine) -> Settings:
     return {"strategy": "single"} if is_plain else {}
 
 
-# --- from flags to a configuration -----------------------------------------------------------------------------------
+# --- from flags to a configuration ----------------------------------------------------------------
 
 
 def resolve(flags: ConfigFlags) -> tuple[TrainConfig, str]:
-    """The configuration that the flags mean, and what to tell about it (maybe nothing). Raises ConfigError.
+    """The configuration that the flags mean, and what to tell about it (maybe nothing).
 
-    Without a recipe, a run folder with a checkpoint keeps its settings; a new run has those that follow from the set
-    and the machine.
+    Raises ConfigError.
+
+    Without a recipe, a run folder with a checkpoint keeps its settings; a new run has those that
+    follow from the set and the machine.
     """
     given = flags.given
     if flags.recipe is None and not given.get("fake_data"):
@@ -181,9 +219,13 @@ def resolve(flags: ConfigFlags) -> tuple[TrainConfig, str]:
             from trainer.data.survey import survey
 
             split = given.get("train_split", TrainConfig().train_split)
-            sets = [load_once(url) for url, _ in mixed_sets(given.get("mix"))] or [load_once(given["manifest"])]
+            sets = [load_once(url) for url, _ in mixed_sets(given.get("mix"))] or [
+                load_once(given["manifest"])
+            ]
             facts = survey(sets[0], split)
-            facts = replace(facts, num_samples=sum(one.part(split).selection.num_kept for one in sets))
+            facts = replace(
+                facts, num_samples=sum(one.part(split).selection.num_kept for one in sets)
+            )
             here = machine()
             chosen = choose(facts, here, given, _input_of)
             return flags.config(chosen=chosen), table(chosen, facts, here)
@@ -196,13 +238,17 @@ def _input_of(name: str, weights: str) -> "ModelInput | None":
     return pretrained.input_of(name, weights)
 
 
-# --- what is printed -------------------------------------------------------------------------------------------------
+# --- what is printed ------------------------------------------------------------------------------
 
 
 def table(chosen: Settings, facts: "SetFacts", machine: Machine) -> str:
     """What was chosen, as the flags that would say so: one on each line."""
     flags = [
-        f"  {FLAGS[key]} {value_text(value)}" if key in FLAGS else f"  --set {key}={value_text(value)}"
+        (
+            f"  {FLAGS[key]} {value_text(value)}"
+            if key in FLAGS
+            else f"  --set {key}={value_text(value)}"
+        )
         for key, value in chosen.items()
         if key != "recipe"
     ]
@@ -210,14 +256,18 @@ def table(chosen: Settings, facts: "SetFacts", machine: Machine) -> str:
     about = "" if facts.is_uniform else "about "
     processes = f", {machine.num_processes} processes" if machine.num_processes > 1 else ""
     title = (
-        f"chosen for {facts.num_samples:,} {what} of {about}{facts.side} pixels in {facts.num_classes} classes, on "
-        f"{machine.name}{processes}; these flags would say the same, and change it:"
+        f"chosen for {facts.num_samples:,} {what} of {about}{facts.side} pixels in"
+        f" {facts.num_classes} classes, on {machine.name}{processes}; these flags would say the"
+        " same, and change it:"
     )
     return "\n".join([title, *flags])
 
 
 def note(config: TrainConfig) -> str:
-    """Which of several splits the run evaluates on, if none was named: maybe nothing. Reads the manifest then."""
+    """Which of several splits the run evaluates on, if none was named: maybe nothing.
+
+    Reads the manifest then.
+    """
     if config.manifest is None or config.eval_split is not None:
         return ""
     from trainer.data.splits import eval_split_of, load_once
@@ -228,4 +278,6 @@ def note(config: TrainConfig) -> str:
     if not others:
         return ""
     names = ", ".join(map(repr, others))
-    return f"note: evaluates on {chosen!r}, not on {names}; --set eval_split={others[-1]} changes that"
+    return (
+        f"note: evaluates on {chosen!r}, not on {names}; --set eval_split={others[-1]} changes that"
+    )

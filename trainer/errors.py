@@ -14,7 +14,9 @@ UNREADABLE = (
     *(pickle.UnpicklingError, EOFError, OSError, RuntimeError, ValueError, LookupError),
     *(TypeError, AttributeError, AssertionError, OverflowError, MemoryError),
 )
-"""What `torch.load` raises for bytes that are not a state, as any flipped bit in its pickle can make them."""
+"""What `torch.load` raises for bytes that are not a state, as any flipped bit in its pickle can
+make them.
+"""
 
 
 class TrainingError(ShardsetError):
@@ -56,14 +58,17 @@ def first_line(error: BaseException) -> str:
 
 @contextmanager
 def memory_errors() -> Iterator[None]:
-    """Turns the errors of torch about memory into a TrainingError that names the flags to change. Also decorates."""
+    """Turns the errors of torch about memory into a TrainingError that names the flags to change.
+
+    Also decorates.
+    """
     try:
         yield
     except RuntimeError as error:
         if not any(words in str(error) for words in OUT_OF_MEMORY):
             raise
         raise TrainingError(
-            f"memory is too small for a step ({first_line(error)}); raise --set accumulate= (the same batches in more "
-            "passes), set model.checkpoint_activations=true, or give a smaller --global-batch-size, --image-size or "
-            "--model"
+            f"memory is too small for a step ({first_line(error)}); raise --set accumulate= (the"
+            " same batches in more passes), set model.checkpoint_activations=true, or give a"
+            " smaller --global-batch-size, --image-size or --model"
         ) from error

@@ -1,4 +1,6 @@
-"""The flags that mean a training configuration: added to a parser, read as a config, written as arguments again."""
+"""The flags that mean a training configuration: added to a parser, read as a config, written as
+arguments again.
+"""
 
 import argparse
 import math
@@ -15,15 +17,34 @@ GROUPS = {
     "data and folders": ("manifest", "run_dir", "resume", "fake_data"),
     "model": ("model.name", "image.size"),
     "training": (
-        "mix", "model.pretrained", "model.freeze", "epochs", "optimizer.learning_rate", "optimizer.head_learning_rate",
-        "optimizer.weight_decay", "seed", "max_steps", "target_accuracy", "logger", "record_losses", "show_steps",
+        "mix",
+        "model.pretrained",
+        "model.freeze",
+        "epochs",
+        "optimizer.learning_rate",
+        "optimizer.head_learning_rate",
+        "optimizer.weight_decay",
+        "seed",
+        "max_steps",
+        "target_accuracy",
+        "logger",
+        "record_losses",
+        "show_steps",
         "profile_steps",
     ),
     "steps on devices": (
-        "global_batch_size", "strategy", "precision", "num_decode_threads", "compile", "compile_cache",
+        "global_batch_size",
+        "strategy",
+        "precision",
+        "num_decode_threads",
+        "compile",
+        "compile_cache",
     ),
-}  # fmt: skip
-"""The settings that have a flag; an evaluation has none of those of training. `--set KEY=VALUE` changes any setting."""
+}
+"""The settings that have a flag; an evaluation has none of those of training.
+
+`--set KEY=VALUE` changes any setting.
+"""
 
 _NAMES = {
     "model.name": "--model",
@@ -33,7 +54,9 @@ _NAMES = {
     "num_decode_threads": "--decode-threads",
 }
 FLAGS = {
-    key: _NAMES.get(key, f"--{key.rpartition('.')[2].replace('_', '-')}") for keys in GROUPS.values() for key in keys
+    key: _NAMES.get(key, f"--{key.rpartition('.')[2].replace('_', '-')}")
+    for keys in GROUPS.values()
+    for key in keys
 }
 """The flag of each setting that has one."""
 
@@ -58,8 +81,13 @@ class ConfigFlags:
         sets = mixed_sets(given.get("mix"))
         return ({"manifest": sets[0][0]} if sets else {}) | given
 
-    def config(self, base: TrainConfig | None = None, chosen: Mapping[str, Any] | None = None) -> TrainConfig:
-        """The recipe, else `base`, else the default recipe; then `chosen`, flags and `--set`. Raises ConfigError."""
+    def config(
+        self, base: TrainConfig | None = None, chosen: Mapping[str, Any] | None = None
+    ) -> TrainConfig:
+        """The recipe, else `base`, else the default recipe; then `chosen`, flags and `--set`.
+
+        Raises ConfigError.
+        """
         config = recipes.recipe(self.recipe) if self.recipe else base or recipes.default()
         given, image = self.given, config.image
         # An evaluation resizes in proportion to the image size.
@@ -78,9 +106,14 @@ class ConfigFlags:
 
 
 def add_config_flags(
-    verb: argparse.ArgumentParser, keys: Collection[str] = FLAGS, base: str = "follow from the shard set"
+    verb: argparse.ArgumentParser,
+    keys: Collection[str] = FLAGS,
+    base: str = "follow from the shard set",
 ) -> None:
-    """Adds the flags of these settings, with their help lines. Without a recipe the settings are those of `base`."""
+    """Adds the flags of these settings, with their help lines.
+
+    Without a recipe the settings are those of `base`.
+    """
     settings = settings_of(TrainConfig)
     for title, names in GROUPS.items():
         group = verb.add_argument_group(title)
@@ -106,7 +139,10 @@ def add_config_flags(
 def config_flags(options: argparse.Namespace) -> ConfigFlags:
     """What the parsed flags say."""
     given = {key: value for key in FLAGS if (value := getattr(options, key, None)) is not None}
-    values = {key: ";".join(value) if isinstance(value, list) else value_text(value) for key, value in given.items()}
+    values = {
+        key: ";".join(value) if isinstance(value, list) else value_text(value)
+        for key, value in given.items()
+    }
     return ConfigFlags(recipe=options.recipe, values=values, changes=options.set)
 
 
@@ -118,4 +154,8 @@ def near_miss(argument: str, verb: Parser) -> str:
     name = argument.partition("=")[0].removeprefix("--").replace("-", "_")
     setting = nearest(name, settings_of(TrainConfig))
     flag = FLAGS.get(setting or "", f"--set {setting}=")
-    return f", did you mean {flag}?" if setting and (flag.startswith("--set") or flag in verb.flags) else ""
+    return (
+        f", did you mean {flag}?"
+        if setting and (flag.startswith("--set") or flag in verb.flags)
+        else ""
+    )

@@ -24,11 +24,17 @@ FETCH_EVERY = 16
 
 
 def train(
-    runtime: Runtime, config: TrainConfig, *, open_data: OpenData = open_data, fetch_every: int = FETCH_EVERY
+    runtime: Runtime,
+    config: TrainConfig,
+    *,
+    open_data: OpenData = open_data,
+    fetch_every: int = FETCH_EVERY,
 ) -> None:
-    """Trains from the beginning or the newest checkpoint to the end, and leaves everything in the run folder.
+    """Trains from the beginning or the newest checkpoint to the end, and leaves everything in the
+    run folder.
 
-    Raises Preempted when asked to stop, with everything saved; other ShardsetErrors say what went wrong.
+    Raises Preempted when asked to stop, with everything saved; other ShardsetErrors say what went
+    wrong.
     """
     with Run(runtime, config, open_data) as run:
         if run.stop_requested():
@@ -63,14 +69,17 @@ def evaluate(
     num_rows: int = 0,
     with_ids: bool = False,
 ) -> Totals | None:
-    """Sums over every sample of a split, each once, for any number of replicas; None if asked to stop on the way.
+    """Sums over every sample of a split, each once, for any number of replicas; None if asked to
+    stop on the way.
 
-    `must_stop` is asked after each fetch, `gives_up` while there is no batch; `num_rows` is that of a DeviceFeed, as is
-    `with_ids`, by which the Totals have the samples.
+    `must_stop` is asked after each fetch, `gives_up` while there is no batch; `num_rows` is that of
+    a DeviceFeed, as is `with_ids`, by which the Totals have the samples.
     """
     totals, rows = Totals(), []
     steps = steps_of(stream, 0, len(stream))
-    feed = DeviceFeed(steps, runtime.to_device, stream.stop, gives_up, num_rows=num_rows, with_ids=with_ids)
+    feed = DeviceFeed(
+        steps, runtime.to_device, stream.stop, gives_up, num_rows=num_rows, with_ids=with_ids
+    )
     with feed:
         for batch in feed:
             rows.append(learner.eval_step(batch.tensors))
@@ -84,10 +93,11 @@ def evaluate(
 
 
 def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
-    """Prints the accuracy of a checkpoint (`config.resume`, or the best of the run folder) on the evaluation split.
+    """Prints the accuracy of a checkpoint (`config.resume`, or the best of the run folder) on the
+    evaluation split.
 
-    By class too; the run folder keeps the worst samples. Evaluates its averaged weights if it has them, as its run
-    did, unless the config turns them off by 0.
+    By class too; the run folder keeps the worst samples. Evaluates its averaged weights if it has
+    them, as its run did, unless the config turns them off by 0.
     """
     check_batch_size(config, runtime)
     data = open_evaluation(config, runtime.host, runtime.num_hosts)
@@ -97,14 +107,19 @@ def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
         if is_of_run
         else checkpoint.at(open_storage(config.resume), print)
     )
-    checkpoint.check_identity(commit.identity, model_identity_of(config.model, data.num_classes), f"step {commit.step}")
+    checkpoint.check_identity(
+        commit.identity, model_identity_of(config.model, data.num_classes), f"step {commit.step}"
+    )
     if state["ema"] is not None and config.regularize.ema_decay is None:
         decay = state["config"]["regularize"]["ema_decay"]
         config = replace(config, regularize=replace(config.regularize, ema_decay=decay))
     learner = Learner(runtime, config, data.num_classes, state)
     start = time.perf_counter()
     num_rows = runtime.num_rows(config.global_batch_size, 1)
-    totals = evaluate(runtime, learner, data.evaluation, lambda: False, num_rows=num_rows, with_ids=True) or Totals()
+    totals = (
+        evaluate(runtime, learner, data.evaluation, lambda: False, num_rows=num_rows, with_ids=True)
+        or Totals()
+    )
     check_evaluation(totals, data.num_eval_samples)
     checkpoint.drop_shared()
     if runtime.is_master:

@@ -1,20 +1,34 @@
-"""Recipes: functions that return a complete configuration. The first line of each says what it reached."""
+"""Recipes: functions that return a complete configuration.
+
+The first line of each says what it reached.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
 
 from shardset.errors import ConfigError
 from shardset.program import did_you_mean
-from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, RegularizeConfig, ScheduleConfig, TrainConfig
+from trainer.config import (
+    ImageConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RegularizeConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
 
 
 def default() -> TrainConfig:
-    """ResNet-50 on 224-pixel images with plain settings; name a manifest and change what differs."""
+    """ResNet-50 on 224-pixel images with plain settings;
+    name a manifest and change what differs.
+    """
     return TrainConfig(recipe="default")
 
 
 def digits_smoke() -> TrainConfig:
-    """Handwritten digits (1,797 pictures of 8x8): reached 98.5 % in less than a minute on two CPU cores."""
+    """Handwritten digits (1,797 pictures of 8x8): reached 98.5 % in less than a minute on two CPU
+    cores.
+    """
     return TrainConfig(
         recipe="digits_smoke",
         epochs=30,
@@ -28,7 +42,10 @@ def digits_smoke() -> TrainConfig:
 
 
 def cifar10_resnet18() -> TrainConfig:
-    """CIFAR-10 with a ResNet-18 for 32 pixels, in 30 epochs. Our own values: nothing is published, not run here."""
+    """CIFAR-10 with a ResNet-18 for 32 pixels, in 30 epochs.
+
+    Our own values: nothing is published, not run here.
+    """
     return TrainConfig(
         recipe="cifar10_resnet18",
         epochs=30,
@@ -40,7 +57,10 @@ def cifar10_resnet18() -> TrainConfig:
 
 
 def cifar10_resnet50() -> TrainConfig:
-    """CIFAR-10 upsampled to 1,280,000 samples, in 10 epochs on a v3-32 slice. Our own values, not run here."""
+    """CIFAR-10 upsampled to 1,280,000 samples, in 10 epochs on a v3-32 slice.
+
+    Our own values, not run here.
+    """
     return replace(
         cifar10_resnet18(),
         recipe="cifar10_resnet50",
@@ -56,8 +76,9 @@ def cifar10_resnet50() -> TrainConfig:
 def imagenet_resnet50() -> TrainConfig:
     """ImageNet in 90 epochs. Published: 76.3 % for a step schedule, not run here.
 
-    From Goyal et al. (arXiv:1706.02677, section 5.1), with cosine decay, label smoothing and no weight decay of biases
-    from He et al. (arXiv:1812.01187). 4,096 samples a step are 128 for each of the 32 cores of a v3-32.
+    From Goyal et al. (arXiv:1706.02677, section 5.1), with cosine decay, label smoothing and no
+    weight decay of biases from He et al. (arXiv:1812.01187). 4,096 samples a step are 128 for each
+    of the 32 cores of a v3-32.
     """
     return TrainConfig(
         recipe="imagenet_resnet50",
@@ -73,8 +94,9 @@ def imagenet_resnet50() -> TrainConfig:
 def imagenet_resnet50_a3() -> TrainConfig:
     """ImageNet in 100 epochs at 160 pixels, evaluated at 224. Published: 78.1 %, not run here.
 
-    Procedure A3 of "ResNet strikes back" (arXiv:2110.00476), as in mmpretrain's resnet50_8xb256-rsb-a3-100e_in1k.py;
-    the accuracy is timm's for resnet50.a3_in1k. There, training crops are bicubic too, and the cosine ends at 1e-6.
+    Procedure A3 of "ResNet strikes back" (arXiv:2110.00476), as in mmpretrain's
+    resnet50_8xb256-rsb-a3-100e_in1k.py; the accuracy is timm's for resnet50.a3_in1k. There,
+    training crops are bicubic too, and the cosine ends at 1e-6.
     """
     return TrainConfig(
         recipe="imagenet_resnet50_a3",
@@ -97,9 +119,10 @@ def imagenet_resnet50_a3() -> TrainConfig:
 def imagenet_vit_s16() -> TrainConfig:
     """ImageNet in 90 epochs with a ViT-S/16. Published: 76.5 %, not run here.
 
-    From big_vision/configs/vit_s16_i1k.py of github.com/google-research/big_vision (arXiv:2205.01580). Its weight decay
-    of 1e-4 is not multiplied by the rate, so it is 0.1 here. There, crops are 5 to 100 % of an image (here 8),
-    positions are sines (here learned), and the head has a second layer.
+    From big_vision/configs/vit_s16_i1k.py of github.com/google-research/big_vision
+    (arXiv:2205.01580). Its weight decay of 1e-4 is not multiplied by the rate, so it is 0.1 here.
+    There, crops are 5 to 100 % of an image (here 8), positions are sines (here learned), and the
+    head has a second layer.
     """
     return TrainConfig(
         recipe="imagenet_vit_s16",
@@ -109,7 +132,12 @@ def imagenet_vit_s16() -> TrainConfig:
         log_every_steps=50,
         model=ModelConfig(
             name="vit_small_patch16_224",
-            kwargs={"class_token": False, "global_pool": "avg", "fc_norm": False, "weight_init": "jax"},
+            kwargs={
+                "class_token": False,
+                "global_pool": "avg",
+                "fc_norm": False,
+                "weight_init": "jax",
+            },
         ),
         image=ImageConfig(auto_augment="rand-m10-n2-p1", mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)),
         optimizer=OptimizerConfig(name="adamw", learning_rate=1e-3, weight_decay=0.1),
@@ -150,5 +178,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
 def recipe(name: str) -> TrainConfig:
     """The recipe of that name; raises ConfigError naming the nearest one."""
     if name not in RECIPES:
-        raise ConfigError(f"no recipe {name!r}{did_you_mean(name, RECIPES)}; there are {', '.join(RECIPES)}")
+        raise ConfigError(
+            f"no recipe {name!r}{did_you_mean(name, RECIPES)}; there are {', '.join(RECIPES)}"
+        )
     return RECIPES[name]()

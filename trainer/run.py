@@ -1,4 +1,6 @@
-"""One process' part of a run: how far it is, the folder that it holds, and the checkpoints that it saves."""
+"""One process' part of a run: how far it is, the folder that it holds, and the checkpoints that it
+saves.
+"""
 
 import faulthandler
 import sys
@@ -36,12 +38,16 @@ OpenData = Callable[[TrainConfig, int, int], Data]
 
 
 class Run:
-    """One process' part of a run: takes steps, knows what is due, saves, and resumes at the newest checkpoint.
+    """One process' part of a run: takes steps, knows what is due, saves, and resumes at the newest
+    checkpoint.
 
-    Construction takes the run folder and loads the checkpoint; leaving the context ends everything that it started.
+    Construction takes the run folder and loads the checkpoint; leaving the context ends everything
+    that it started.
     """
 
-    def __init__(self, runtime: Runtime, config: TrainConfig, open_data: OpenData = open_data) -> None:
+    def __init__(
+        self, runtime: Runtime, config: TrainConfig, open_data: OpenData = open_data
+    ) -> None:
         check_batch_size(config, runtime)
         self.runtime, self.config = runtime, config
         self.data = open_data(checkpoint.in_recorded_order(config), runtime.host, runtime.num_hosts)
@@ -58,7 +64,9 @@ class Run:
     def _open(self) -> None:
         self._restart_watchdog()
         self._exits.callback(faulthandler.cancel_dump_traceback_later)
-        self._notice = self._exits.enter_context(PreemptionNotice(METADATA if self.runtime.is_cloud else None))
+        self._notice = self._exits.enter_context(
+            PreemptionNotice(METADATA if self.runtime.is_cloud else None)
+        )
         self._run_lock = acquire_run_folder(self.runtime, self.config, self.data, self._exits)
         self._folder = RunFolder(self.config.run_dir, self.runtime.host, self._run_lock)
         self._exits.callback(self._folder.close)
@@ -82,22 +90,33 @@ class Run:
             steps_per_epoch=self.steps_per_epoch,
             rate_at=self._rate_at,
             eval_split=self.data.eval_split,
-            share_of_peak=flops.share_of_peak(self.config, self.data.num_classes, self.runtime.device),
+            share_of_peak=flops.share_of_peak(
+                self.config, self.data.num_classes, self.runtime.device
+            ),
         )
         self._identity = identity_of(self.config, self.data)
         state = self._load_checkpoint()
         for text in doubts_about(self.config, self.data, self._rate_at, state):
             self._log.note(f"note: {text}")
-        self.learner = Learner(self.runtime, self.config, self.data.num_classes, state, self.data.class_names)
+        self.learner = Learner(
+            self.runtime, self.config, self.data.num_classes, state, self.data.class_names
+        )
         self._restore(state)
         order = order_of(self.data.train, 0, 0)
-        self._folder.write_records(self.config, order, self.data.class_names, is_done=self.is_done())
+        self._folder.write_records(
+            self.config, order, self.data.class_names, is_done=self.is_done()
+        )
         self._mix = augment.mix_of(self.config)
         self._writer = None
         if self.runtime.is_master:
-            # Metrics are flushed before the commit: after a kill the resumed run would leave a gap in them otherwise.
+            # Metrics are flushed before the commit: after a kill the resumed run would leave a gap
+            # in them otherwise.
             self._writer = checkpoint.CheckpointWriter(
-                self._folder.storage, self.config.keep_checkpoints, self._folder.flush, self._log.note, self._run_lock
+                self._folder.storage,
+                self.config.keep_checkpoints,
+                self._folder.flush,
+                self._log.note,
+                self._run_lock,
             )
             self._exits.callback(self._writer.close)
         # Runs first at the end: writing the last checkpoint may take longer than a step.
@@ -107,18 +126,24 @@ class Run:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
-        # First: from here on nothing is computed together, while the last checkpoint may take minutes to write.
+        # First: from here on nothing is computed together, while the last checkpoint may take
+        # minutes to write.
         self.runtime.heartbeat.leave(error)
         if error is not None:
             self._log.log_error(error)
         self._exits.__exit__(kind, error, trace)
 
-    # --- what is due -------------------------------------------------------------------------------------------------
+    # --- what is due ------------------------------------------------------------------------------
 
     def batches(self) -> Iterator[DeviceBatch]:
-        """The batches from here to the end, across epochs; none if the run is done, or asked to stop while it waits."""
+        """The batches from here to the end, across epochs; none if the run is done, or asked to
+        stop while it waits.
+        """
         if self.is_done():
             return iter(())
         feed = DeviceFeed(
@@ -152,22 +177,31 @@ class Run:
         return every is not None and self.position.step % every == 0
 
     def is_done(self) -> bool:
-        """Whether all epochs are closed, or `max_steps` or the target accuracy is reached, now or long ago."""
+        """Whether all epochs are closed, or `max_steps` or the target accuracy is reached, now or
+        long ago.
+        """
         limit, position = self.config.max_steps, self.position
-        has_all_steps = position.closed_epochs >= self.config.epochs or (limit is not None and position.step >= limit)
+        has_all_steps = position.closed_epochs >= self.config.epochs or (
+            limit is not None and position.step >= limit
+        )
         return has_all_steps or position.seconds_to_target is not None
 
     def must_stop(self) -> bool:
         """Whether any host has been asked to stop; all hosts give the same answer at the same step.
 
-        Several hosts ask each other once in an interval only, and after the first step, which may compile for minutes.
-        They take the answer after the next step, so that no device waits for it.
+        Several hosts ask each other once in an interval only, and after the first step, which may
+        compile for minutes. They take the answer after the next step, so that no device waits for
+        it.
         """
         if self.runtime.num_hosts == 1:
             return self.stop_requested()
         answer, self._answer = self._answer, None
-        # By the step alone, which all hosts know: when they report also depends on checkpoints and epochs.
-        if self.position.step == self._first_step + 1 or (self.position.step - 1) % self.config.log_every_steps == 0:
+        # By the step alone, which all hosts know: when they report also depends on checkpoints and
+        # epochs.
+        if (
+            self.position.step == self._first_step + 1
+            or (self.position.step - 1) % self.config.log_every_steps == 0
+        ):
             self._answer = self.runtime.ask_hosts(bool(self._notice))
         return answer is not None and answer()
 
@@ -181,51 +215,68 @@ class Run:
         return self.stop_requested()
 
     def stop_requested_while_waiting(self) -> bool:
-        """Whether the only host has been asked to stop; several would have to agree, and may be in a step."""
+        """Whether the only host has been asked to stop; several would have to agree, and may be in
+        a step.
+        """
         return self.runtime.num_hosts == 1 and bool(self._notice)
 
-    # --- what happens ------------------------------------------------------------------------------------------------
+    # --- what happens -----------------------------------------------------------------------------
 
     def train_step(self, batch: DeviceBatch) -> None:
         """One update."""
         step = self.position.step
-        assert (batch.epoch, batch.step) == divmod(step, self.steps_per_epoch), "steps_of yields no other"
+        assert (batch.epoch, batch.step) == divmod(step, self.steps_per_epoch), (
+            "steps_of yields no other"
+        )
         self._telemetry.profile(step, self._folder.local / PROFILE)
         key = step_key(self.config.seed, batch.epoch, batch.step)
         weight = self.data.weight_of_step(batch.step, self.config.global_batch_size)
-        self._telemetry.add(batch, self.learner.train_step(batch.tensors, self._rate_at(step), key, weight))
+        self._telemetry.add(
+            batch, self.learner.train_step(batch.tensors, self._rate_at(step), key, weight)
+        )
         self.position = replace(self.position, step=step + 1)
         self.runtime.heartbeat.set_step(step + 1)
 
     def report(self) -> None:
         """Logs the steps since the last report; raises NotFinite with the step and its samples.
 
-        Leaves out the newest step, which the device computes meanwhile. Raises RunTaken if the folder is lost by now.
+        Leaves out the newest step, which the device computes meanwhile. Raises RunTaken if the
+        folder is lost by now.
         """
         self._run_lock.check()
         self._telemetry.report(self.position.step, with_newest=False)
         self._restart_watchdog()
 
     def check_epoch(self) -> None:
-        """Compares the samples of the finished epoch with the expected ones, and logs it; raises EpochMismatch."""
+        """Compares the samples of the finished epoch with the expected ones, and logs it; raises
+        EpochMismatch.
+        """
         self._report_pending()
         seen = self._telemetry.seen_by_all()
-        check_epoch(self.position.closed_epochs, self.data.expected(self.position.closed_epochs), seen)
+        check_epoch(
+            self.position.closed_epochs, self.data.expected(self.position.closed_epochs), seen
+        )
         self._telemetry.log_epoch(self.position, seen)
         if self.config.record_losses and self.runtime.is_master:
-            losses = losses_file(self._telemetry.epoch_totals.samples, is_mixture=self.config.mix is not None)
+            losses = losses_file(
+                self._telemetry.epoch_totals.samples, is_mixture=self.config.mix is not None
+            )
             self._folder.write(losses_name(self.position.closed_epochs), losses)
         self.learner.broadcast_buffers()
 
     def close_epoch(self, totals: Totals | None) -> None:
-        """Takes the epoch's evaluation and saves; None means that it was interrupted, and stops the run."""
+        """Takes the epoch's evaluation and saves; None means that it was interrupted, and stops the
+        run.
+        """
         if totals is None:
             self.stop()
             return
         check_evaluation(totals, self.data.num_eval_samples)
         self._telemetry.log_evaluation(self.position, totals)
         top1 = totals.mean("top1")
-        self.position = self.position.closed_with(top1, self._seconds(), self.config.target_accuracy)
+        self.position = self.position.closed_with(
+            top1, self._seconds(), self.config.target_accuracy
+        )
         self._telemetry.start_epoch()
         self.save(top1)
 
@@ -260,7 +311,7 @@ class Run:
             self.save()
         self._telemetry.log_final(self.position, self._seconds())
 
-    # --- position and checkpoints ------------------------------------------------------------------------------------
+    # --- position and checkpoints -----------------------------------------------------------------
 
     def _steps(self) -> Iterator[Step]:
         num_steps = self.config.epochs * self.steps_per_epoch
@@ -273,7 +324,9 @@ class Run:
         self._restart_watchdog()
 
     def _load_checkpoint(self) -> CheckpointState | None:
-        resumed = checkpoint.find_checkpoint(self._folder.storage, self.config.resume, self._log.note)
+        resumed = checkpoint.find_checkpoint(
+            self._folder.storage, self.config.resume, self._log.note
+        )
         step = resumed[1]["step"] if resumed else 0
         sums = self.runtime.sum_hosts([step])
         checkpoint.drop_shared()
@@ -324,7 +377,9 @@ class Run:
         return self._seconds_before + time.perf_counter() - self._started
 
     def _log_loss(self, text: str) -> None:
-        """Logs which process was lost and stores the log at once, because this process may be ended next."""
+        """Logs which process was lost and stores the log at once, because this process may be ended
+        next.
+        """
         self._log.note(text)
         self._folder.flush()
 
@@ -333,4 +388,6 @@ class Run:
 
         A peer that died can leave this process in a collective for ever.
         """
-        faulthandler.dump_traceback_later(self.config.stall_timeout_s, exit=True, file=sys.__stderr__ or sys.stderr)
+        faulthandler.dump_traceback_later(
+            self.config.stall_timeout_s, exit=True, file=sys.__stderr__ or sys.stderr
+        )

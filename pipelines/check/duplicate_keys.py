@@ -1,4 +1,6 @@
-"""Finds keys that occur twice in a shard set: by their hashes first, so that a billion keys fit the memory."""
+"""Finds keys that occur twice in a shard set: by their hashes first, so that a billion keys fit the
+memory.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -13,15 +15,20 @@ _KEY_WORDS = 13  # 104 bytes: a member name has at most 100
 
 
 def hash_keys(keys: np.ndarray) -> np.ndarray:
-    """A 64-bit hash of each key, uint64; `keys` is the key column of an index, bytes strings of any width.
+    """A 64-bit hash of each key, uint64; `keys` is the key column of an index, bytes strings of any
+    width.
 
-    The plan hashes Arrow columns of Unicode texts, before keys are shortened to what a tar can hold. One function for
-    both would copy every key; the two hashes are never compared.
+    The plan hashes Arrow columns of Unicode texts, before keys are shortened to what a tar can
+    hold. One function for both would copy every key; the two hashes are never compared.
     """
     if not len(keys):
         return np.zeros(0, dtype=np.uint64)
     # One width for all: each index stores its keys as wide as its longest one.
-    words = np.ascontiguousarray(keys.astype(f"S{8 * _KEY_WORDS}")).view("<u8").reshape(len(keys), _KEY_WORDS)
+    words = (
+        np.ascontiguousarray(keys.astype(f"S{8 * _KEY_WORDS}"))
+        .view("<u8")
+        .reshape(len(keys), _KEY_WORDS)
+    )
     hashes: np.ndarray = hash64(*words.T)
     return hashes
 
@@ -29,7 +36,9 @@ def hash_keys(keys: np.ndarray) -> np.ndarray:
 def duplicate_keys(
     storage: Storage, shards: Sequence[Shard], key_hashes: Sequence[np.ndarray]
 ) -> Iterator[tuple[Shard, bytes, Shard]]:
-    """(shard, key, shard that has it first) for each key that occurs again; `key_hashes` has one array per shard."""
+    """(shard, key, shard that has it first) for each key that occurs again; `key_hashes` has one
+    array per shard.
+    """
     hashes = np.concatenate([np.zeros(0, np.uint64), *key_hashes])
     order = np.argsort(hashes, kind="stable")
     again = np.flatnonzero(hashes[order][1:] == hashes[order][:-1])

@@ -1,4 +1,6 @@
-"""Answers one question about a shard set: an overview, or the samples of a shard, of a key or of an original name."""
+"""Answers one question about a shard set: an overview, or the samples of a shard, of a key or of an
+original name.
+"""
 
 import re
 from collections.abc import Callable, Iterator
@@ -18,8 +20,8 @@ from shardset.read.indexes import read_index
 from shardset.storage.base import Storage
 
 NO_NAMES = (
-    "original names are not available: the plan folder beside the manifest is missing, or of another build or version, "
-    "and no catalogue has them"
+    "original names are not available: the plan folder beside the manifest is missing, or of"
+    " another build or version, and no catalogue has them"
 )
 _OLDER = "older versions have it as long as they are left: `log SET` lists them, SET@N is one"
 _THREADS = 8
@@ -30,8 +32,8 @@ _MAX_REASONS = 20
 class SampleInfo(msgspec.Struct, frozen=True, kw_only=True, rename={"byte_ranges": "places"}):
     """One stored sample. `name` is its name in the raw input, None if nothing has it.
 
-    `id` counts over the split, `position` in the shard. `byte_ranges` maps a field to (offset, bytes) in the tar; the
-    JSON of `inspect` calls it `places`.
+    `id` counts over the split, `position` in the shard. `byte_ranges` maps a field to (offset,
+    bytes) in the tar; the JSON of `inspect` calls it `places`.
     """
 
     split: str
@@ -59,13 +61,15 @@ def inspect(
 ) -> dict[str, Any] | list[SampleInfo]:
     """The answer from the set or view at `url`: samples, or an overview if none are asked for.
 
-    At most one of `shard`, `key` and `name`; optionally only in one split or class (a name, a wnid or a label). Raises
-    ConfigError if there is no such split, class, shard or sample.
+    At most one of `shard`, `key` and `name`; optionally only in one split or class (a name, a wnid
+    or a label). Raises ConfigError if there is no such split, class, shard or sample.
     """
     loaded = manifests.load(url)
     manifest, storage, view = loaded
     if split is not None and split not in manifest.splits:
-        raise ConfigError(f"no split {split!r} in this shard set; it has {', '.join(sorted(manifest.splits))}")
+        raise ConfigError(
+            f"no split {split!r} in this shard set; it has {', '.join(sorted(manifest.splits))}"
+        )
     label = None if class_name is None else find_label(manifest, class_name)
     wanted, split = split, None if split is None else loaded.stored_split(split)
     whole = loaded.without_view().manifest
@@ -82,18 +86,29 @@ def inspect(
         return overview(counted(loaded), url, split=wanted, label=label)
     if view is not None:
         splits = [wanted] if wanted else [*manifest.splits]
-        samples = [each for each_split in splits for one in samples for each in _in_view(loaded, each_split, one)]
+        samples = [
+            each
+            for each_split in splits
+            for one in samples
+            for each in _in_view(loaded, each_split, one)
+        ]
     return [sample for sample in samples if label in (None, sample.label)]
 
 
 def counted(loaded: LoadedSet) -> Manifest:
-    """The manifest, with the samples and classes that a view takes in the totals of its splits; reads the indexes."""
+    """The manifest, with the samples and classes that a view takes in the totals of its splits;
+    reads the indexes.
+    """
     splits = dict(loaded.manifest.splits)
     for name, part in loaded.view.splits.items() if loaded.view else ():
-        stored = np.concatenate([read_index(loaded.storage, shard)["label"] for shard in splits[name].shards])
+        stored = np.concatenate(
+            [read_index(loaded.storage, shard)["label"] for shard in splits[name].shards]
+        )
         labels = part.labels_of(part.rows.ids, stored[part.rows.ids])
         totals = np.bincount(labels[labels >= 0], minlength=len(loaded.manifest.classes)).tolist()
-        splits[name] = msgspec.structs.replace(splits[name], num_samples=len(labels), class_totals=totals)
+        splits[name] = msgspec.structs.replace(
+            splits[name], num_samples=len(labels), class_totals=totals
+        )
     return msgspec.structs.replace(loaded.manifest, splits=splits)
 
 
@@ -106,8 +121,12 @@ def _in_view(loaded: LoadedSet, split: str, sample: SampleInfo) -> Iterator[Samp
         yield msgspec.structs.replace(sample, split=split, label=label, class_name=class_name)
 
 
-def overview(manifest: Manifest, url: str, *, split: str | None = None, label: int | None = None) -> dict[str, Any]:
-    """The JSON of `split` (or all splits) and of the class `label` (or all classes), from the manifest alone."""
+def overview(
+    manifest: Manifest, url: str, *, split: str | None = None, label: int | None = None
+) -> dict[str, Any]:
+    """The JSON of `split` (or all splits) and of the class `label` (or all classes), from the
+    manifest alone.
+    """
     splits = dict(manifest.splits) if split is None else {split: manifest.split(split)}
     totals = {name: one.class_totals for name, one in splits.items()}
     return {
@@ -124,7 +143,11 @@ def overview(manifest: Manifest, url: str, *, split: str | None = None, label: i
         ],
         "shards": [
             {"split": name, "number": number, "path": shard.path}
-            | {"num_samples": shard.num_samples, "num_bytes": shard.num_bytes, "first_id": shard.first_id}
+            | {
+                "num_samples": shard.num_samples,
+                "num_bytes": shard.num_bytes,
+                "first_id": shard.first_id,
+            }
             for name, one in splits.items()
             for number, shard in enumerate(one.shards)
         ],
@@ -136,44 +159,80 @@ def overview(manifest: Manifest, url: str, *, split: str | None = None, label: i
 
 
 def _split_row(name: str, split: Split) -> dict[str, Any]:
-    same = ("num_samples", "num_shards", "mean_bytes", "fields", "num_source_samples", "num_dropped", "num_repeats")
-    sizes = {"smallest": min(split.shard_sizes, default=0), "largest": max(split.shard_sizes, default=0)}
-    return {"name": name, "num_bytes": split.num_tar_bytes, **sizes, **{field: getattr(split, field) for field in same}}
+    same = (
+        "num_samples",
+        "num_shards",
+        "mean_bytes",
+        "fields",
+        "num_source_samples",
+        "num_dropped",
+        "num_repeats",
+    )
+    sizes = {
+        "smallest": min(split.shard_sizes, default=0),
+        "largest": max(split.shard_sizes, default=0),
+    }
+    return {
+        "name": name,
+        "num_bytes": split.num_tar_bytes,
+        **sizes,
+        **{field: getattr(split, field) for field in same},
+    }
 
 
 def find_label(manifest: Manifest, wanted: str) -> int:
-    """The label of the class that `wanted` names by wnid, name or label; raises ConfigError if none or several."""
-    for matches in (lambda i: i.wnid == wanted, lambda i: i.name == wanted, lambda i: str(i.label) == wanted):
+    """The label of the class that `wanted` names by wnid, name or label; raises ConfigError if none
+    or several.
+    """
+    for matches in (
+        lambda i: i.wnid == wanted,
+        lambda i: i.name == wanted,
+        lambda i: str(i.label) == wanted,
+    ):
         labels = [info.label for info in manifest.classes if matches(info)]
         if len(labels) > 1:
             raise ConfigError(f"classes {labels} are all called {wanted!r}; give the label instead")
         if labels:
             return labels[0]
     known = ", ".join(info.name for info in manifest.classes[:5])
-    raise ConfigError(f"no class {wanted!r} among the {len(manifest.classes)} of this set ({known}, ...)")
+    raise ConfigError(
+        f"no class {wanted!r} among the {len(manifest.classes)} of this set ({known}, ...)"
+    )
 
 
-def samples_of_shard(storage: Storage, manifest: Manifest, split: str, number: int) -> list[SampleInfo]:
+def samples_of_shard(
+    storage: Storage, manifest: Manifest, split: str, number: int
+) -> list[SampleInfo]:
     """The samples of one shard in position order; raises ConfigError, NotFound or DamagedShard."""
     shards = manifest.split(split).shards
     if not 0 <= number < len(shards):
         raise ConfigError(
-            f"no shard {number} in split {split!r}: it has {len(shards)}, numbered 0 to {len(shards) - 1}"
+            f"no shard {number} in split {split!r}: it has {len(shards)}, numbered 0 to"
+            f" {len(shards) - 1}"
         )
     index = read_index(storage, shards[number])
     names = read_names(storage, shards[number], index["key"])
     return [_sample(manifest, split, number, index, row, names) for row in range(len(index))]
 
 
-def find_key(storage: Storage, manifest: Manifest, key: str, *, split: str | None = None) -> list[SampleInfo]:
-    """The sample with that key, and its copies (`KEY@2`); reads the indexes. Raises ConfigError if there is none."""
+def find_key(
+    storage: Storage, manifest: Manifest, key: str, *, split: str | None = None
+) -> list[SampleInfo]:
+    """The sample with that key, and its copies (`KEY@2`); reads the indexes.
+
+    Raises ConfigError if there is none.
+    """
     own_or_copy = re.compile(rf"{re.escape(key)}(@[0-9]+)?").fullmatch
 
     def in_shard(name: str, number: int, shard: Shard) -> list[SampleInfo]:
         index = read_index(storage, shard)
         # Only the few keys with this beginning are decoded: a shard may hold a million.
-        candidates = np.flatnonzero(np.char.startswith(index["key"], key.encode("utf-8", "surrogateescape"))).tolist()
-        rows = [row for row in candidates if own_or_copy(index["key"][row].decode("ascii", "replace"))]
+        candidates = np.flatnonzero(
+            np.char.startswith(index["key"], key.encode("utf-8", "surrogateescape"))
+        ).tolist()
+        rows = [
+            row for row in candidates if own_or_copy(index["key"][row].decode("ascii", "replace"))
+        ]
         names = read_names(storage, shard, index["key"]) if rows else None
         return [_sample(manifest, name, number, index, row, names) for row in rows]
 
@@ -186,16 +245,20 @@ def find_key(storage: Storage, manifest: Manifest, key: str, *, split: str | Non
     return samples
 
 
-def find_name(storage: Storage, manifest: Manifest, name: str, *, split: str | None = None) -> list[SampleInfo]:
-    """All samples made from the raw sample of that original name, or of a name that ends with `/` and it.
+def find_name(
+    storage: Storage, manifest: Manifest, name: str, *, split: str | None = None
+) -> list[SampleInfo]:
+    """All samples made from the raw sample of that original name, or of a name that ends with `/`
+    and it.
 
-    Shards whose names are not left (see `read_names`) are left out. Raises ConfigError if no sample is found, with the
-    reason if the raw sample was rejected or names are gone.
+    Shards whose names are not left (see `read_names`) are left out. Raises ConfigError if no sample
+    is found, with the reason if the raw sample was rejected or names are gone.
     """
     without_names = []
 
     def in_shard(split_name: str, number: int, shard: Shard) -> list[SampleInfo]:
-        # The plan first: only shards with a match need their index, which then proves that the plan is theirs.
+        # The plan first: only shards with a match need their index, which then proves that the plan
+        # is theirs.
         names = read_names(storage, shard, None)
         if names is None:
             without_names.append(shard.path)
@@ -211,7 +274,8 @@ def find_name(storage: Storage, manifest: Manifest, name: str, *, split: str | N
     samples = _over_shards(manifest, split, in_shard)
     if not samples:
         unknown = (
-            f"no sample was made from {name!r}, and {manifest.quarantine.path} does not list it; check the spelling"
+            f"no sample was made from {name!r}, and {manifest.quarantine.path} does not list it;"
+            " check the spelling"
         )
         if manifest.forgotten:
             unknown += f", or `compact` dropped it; {_OLDER}"
@@ -228,7 +292,9 @@ def _why_rejected(storage: Storage, manifest: Manifest, name: str, split: str | 
     reasons = [
         f"{entry.get('name')} (split {entry.get('split')}): {entry.get('reason')}"
         for entry in entries
-        if entry and f"/{entry.get('name')}".endswith(f"/{name}") and split in (None, entry.get("split"))
+        if entry
+        and f"/{entry.get('name')}".endswith(f"/{name}")
+        and split in (None, entry.get("split"))
     ]
     if not reasons:
         return ""
@@ -241,13 +307,26 @@ def _over_shards(
     manifest: Manifest, split: str | None, in_shard: Callable[[str, int, Shard], list[SampleInfo]]
 ) -> list[SampleInfo]:
     names = list(manifest.splits) if split is None else [split]
-    tasks = [(name, number, shard) for name in names for number, shard in enumerate(manifest.split(name).shards)]
+    tasks = [
+        (name, number, shard)
+        for name in names
+        for number, shard in enumerate(manifest.split(name).shards)
+    ]
     with ThreadPoolExecutor(_THREADS) as threads:
-        return [sample for samples in threads.map(lambda task: in_shard(*task), tasks) for sample in samples]
+        return [
+            sample
+            for samples in threads.map(lambda task: in_shard(*task), tasks)
+            for sample in samples
+        ]
 
 
 def _sample(
-    manifest: Manifest, split: str, number: int, index: np.ndarray, row: int, names: list[str] | None
+    manifest: Manifest,
+    split: str,
+    number: int,
+    index: np.ndarray,
+    row: int,
+    names: list[str] | None,
 ) -> SampleInfo:
     shard, record = manifest.splits[split].shards[number], index[row]
     label = int(record["label"])
@@ -264,5 +343,7 @@ def _sample(
         class_name=manifest.class_name(label),
         source=int(record["source"]),
         copy=int(record["copy"]),
-        byte_ranges={field: offset_size for field, offset_size in ranges.items() if offset_size != (0, 0)},
+        byte_ranges={
+            field: offset_size for field, offset_size in ranges.items() if offset_size != (0, 0)
+        },
     )

@@ -1,4 +1,6 @@
-"""What is wrong with a file of a shard set, and the list of raw samples that a build rejected, `quarantine.jsonl`."""
+"""What is wrong with a file of a shard set, and the list of raw samples that a build rejected,
+`quarantine.jsonl`.
+"""
 
 import json
 from collections.abc import Sequence
@@ -13,7 +15,9 @@ from shardset.storage.checked import read_twice
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong: `where` is a path relative to the manifest, with the sample's key where there is one."""
+    """One thing that is wrong: `where` is a path relative to the manifest, with the sample's key
+    where there is one.
+    """
 
     where: str
     sentence: str
@@ -27,11 +31,15 @@ def lines_of(problems: Sequence[Problem], most: int, advice: str = "") -> list[s
 
 
 def problem_of(path: str, error: Exception) -> Problem:
-    """The problem of a file that is missing, unreadable or damaged; the sentence leaves out the file's name."""
+    """The problem of a file that is missing, unreadable or damaged; the sentence leaves out the
+    file's name.
+    """
     if isinstance(error, NotFound):
         return Problem(path, "is missing; restore it, or rebuild the shard with --only-shards")
     sentence = str(error).partition(f"{path}: ")[2] or str(error)
-    return Problem(path, f"can't be read: {sentence}" if isinstance(error, StorageError) else sentence)
+    return Problem(
+        path, f"can't be read: {sentence}" if isinstance(error, StorageError) else sentence
+    )
 
 
 def read_quarantine(storage: Storage, listed: Quarantine) -> list[dict[str, Any] | None]:
@@ -54,14 +62,22 @@ def quarantine_entry(line: bytes) -> dict[str, Any] | None:
     return entry if isinstance(entry, dict) else None
 
 
-def check_quarantine(storage: Storage, listed: Quarantine) -> tuple[list[dict[str, Any]], list[Problem]]:
+def check_quarantine(
+    storage: Storage, listed: Quarantine
+) -> tuple[list[dict[str, Any]], list[Problem]]:
     """The sound entries of the list, and what is wrong with it."""
     try:
         lines = read_quarantine(storage, listed)
     except StorageError as error:
         return [], [problem_of(listed.path, error)]
-    sentences = [f"line {number} is not a JSON object" for number, entry in enumerate(lines, 1) if entry is None]
+    sentences = [
+        f"line {number} is not a JSON object"
+        for number, entry in enumerate(lines, 1)
+        if entry is None
+    ]
     if len(lines) != listed.count:
         sentences.insert(0, f"lists {len(lines)} samples, the manifest says {listed.count}")
-    problems = [Problem(listed.path, f"{sentence}; restore or rebuild it") for sentence in sentences]
+    problems = [
+        Problem(listed.path, f"{sentence}; restore or rebuild it") for sentence in sentences
+    ]
     return [entry for entry in lines if entry is not None], problems

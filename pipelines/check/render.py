@@ -21,32 +21,47 @@ def render(answer: dict[str, Any] | Sequence[SampleInfo]) -> RenderableType:
 def render_overview(overview: dict[str, Any]) -> RenderableType:
     """The overview as tables: splits, classes, shards, and lines for the rest."""
     splits = overview["splits"]
-    optional = [name for name in ("dropped", "repeats") if any(row[f"num_{name}"] for row in splits)]
+    optional = [
+        name for name in ("dropped", "repeats") if any(row[f"num_{name}"] for row in splits)
+    ]
     tables = [
         _table(
             "splits",
             ["split", "samples", "shards", "per shard", "bytes", "mean", *optional, "fields"],
             [
-                (row["name"], row["num_samples"], row["num_shards"], spread(row["smallest"], row["largest"]),
-                 row["num_bytes"], round(row["mean_bytes"]), *(row[f"num_{name}"] for name in optional),
-                 " ".join(row["fields"]))
+                (
+                    row["name"],
+                    row["num_samples"],
+                    row["num_shards"],
+                    spread(row["smallest"], row["largest"]),
+                    row["num_bytes"],
+                    round(row["mean_bytes"]),
+                    *(row[f"num_{name}"] for name in optional),
+                    " ".join(row["fields"]),
+                )
                 for row in splits
             ],
         ),
         _table(
             "classes",
             ["label", "name", "wnid", *(row["name"] for row in splits)],
-            [(row["label"], row["name"], row["wnid"] or "", *row["counts"].values()) for row in overview["classes"]],
+            [
+                (row["label"], row["name"], row["wnid"] or "", *row["counts"].values())
+                for row in overview["classes"]
+            ],
         ),
         _table(
             "shards",
             ["split", "shard", "path", "samples", "bytes", "first id"],
             [tuple(row.values()) for row in overview["shards"]],
         ),
-    ]  # fmt: skip
+    ]
     fixes = ", ".join(f"{name} {count:,}" for name, count in overview["fixes"].items())
     lines = [
-        f"{overview['url']}: from {overview['source']}, seed {overview['seed']}, digest {overview['digest'][:12]}",
+        (
+            f"{overview['url']}: from {overview['source']}, seed {overview['seed']}, digest"
+            f" {overview['digest'][:12]}"
+        ),
         f"quarantined: {overview['num_quarantined']:,}",
         f"fixed: {fixes or 'none'}",
         *(f"note: {note}" for note in overview["notes"]),
@@ -69,7 +84,12 @@ def render_samples(samples: Sequence[SampleInfo], *, max_rows: int = MAX_ROWS) -
          sum(num_bytes for _, num_bytes in s.byte_ranges.values()))
         for s in samples
     ]  # fmt: skip
-    table = _table("samples", ["split", "shard", "position", "key", "name", "label", "class", "bytes"], rows, max_rows)
+    table = _table(
+        "samples",
+        ["split", "shard", "position", "key", "name", "label", "class", "bytes"],
+        rows,
+        max_rows,
+    )
     return table if all(s.name is not None for s in samples) else Group(table, NO_NAMES)
 
 
@@ -78,21 +98,53 @@ def _sample_table(sample: SampleInfo) -> RenderableType:
         ("key", sample.key),
         ("original name", NO_NAMES if sample.name is None else sample.name),
         ("label", f"{sample.label} {sample.class_name}".strip()),
-        ("stored in", f"{sample.shard} at position {sample.position} (id {sample.id} of split {sample.split})"),
-        ("made from", f"raw sample {sample.source} of the split{f', copy {sample.copy}' if sample.copy else ''}"),
-        *((field, f"{size:,} bytes at {offset:,}") for field, (offset, size) in sample.byte_ranges.items()),
+        (
+            "stored in",
+            (
+                f"{sample.shard} at position {sample.position} (id {sample.id} of split"
+                f" {sample.split})"
+            ),
+        ),
+        (
+            "made from",
+            (
+                f"raw sample {sample.source} of the"
+                f" split{f', copy {sample.copy}' if sample.copy else ''}"
+            ),
+        ),
+        *(
+            (field, f"{size:,} bytes at {offset:,}")
+            for field, (offset, size) in sample.byte_ranges.items()
+        ),
     ]
     return _table("sample", ["", ""], facts, len(facts))
 
 
-def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], max_rows: int = MAX_ROWS) -> Table:
-    caption = f"... and {len(rows) - max_rows:,} more (all of them with --json)" if len(rows) > max_rows else None
-    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left", show_header=any(columns))
+def _table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], max_rows: int = MAX_ROWS
+) -> Table:
+    caption = (
+        f"... and {len(rows) - max_rows:,} more (all of them with --json)"
+        if len(rows) > max_rows
+        else None
+    )
+    table = Table(
+        title=title,
+        title_justify="left",
+        caption=caption,
+        caption_justify="left",
+        show_header=any(columns),
+    )
     for number, name in enumerate(columns):
-        # Where names are folded and a number still does not fit, it ends with an ellipsis: never another number.
+        # Where names are folded and a number still does not fit, it ends with an ellipsis: never
+        # another number.
         is_number = bool(rows) and isinstance(rows[0][number], int)
-        table.add_column(name, justify="right" if is_number else "left", overflow="ellipsis" if is_number else "fold",
-                         no_wrap=is_number)  # fmt: skip
+        table.add_column(
+            name,
+            justify="right" if is_number else "left",
+            overflow="ellipsis" if is_number else "fold",
+            no_wrap=is_number,
+        )
     for row in rows[:max_rows]:
         table.add_row(*(f"{cell:,}" if isinstance(cell, int) else plain(cell) for cell in row))
     return table

@@ -1,4 +1,6 @@
-"""Checks one shard: shallow by the checksums of its two objects, deep by comparing its tar with its index."""
+"""Checks one shard: shallow by the checksums of its two objects, deep by comparing its tar with its
+index.
+"""
 
 import hashlib
 from collections import Counter
@@ -28,7 +30,8 @@ _REBUILD = "rebuild the shard with --only-shards"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardTask:
-    """One shard to check; `fields` and `num_source_samples` are those of its split, `is_own` of its group. Pickles.
+    """One shard to check; `fields` and `num_source_samples` are those of its split, `is_own` of its
+    group. Pickles.
 
     `image` are the options to decode its images with.
     """
@@ -48,7 +51,8 @@ class ShardTask:
 class ShardFindings:
     """What the check of one shard found.
 
-    `key_hashes` is uint64, one per sample in index order; `labels` counts the samples of each label, -1 for none.
+    `key_hashes` is uint64, one per sample in index order; `labels` counts the samples of each
+    label, -1 for none.
     """
 
     num_samples: int = 0
@@ -87,7 +91,8 @@ def _check_object(storage: Storage, file: Shard | IndexFile, findings: ShardFind
         # An object of another size is wrong anyway; reading it would only take time.
         if crc32c is None and stat.num_bytes == file.num_bytes:
             crc32c = read_twice(
-                lambda: stored_crc32c(storage, file.path, file.num_bytes), lambda crc32c: crc32c == file.crc32c
+                lambda: stored_crc32c(storage, file.path, file.num_bytes),
+                lambda crc32c: crc32c == file.crc32c,
             )
             findings.num_bytes += file.num_bytes
     except StorageError as error:
@@ -96,7 +101,10 @@ def _check_object(storage: Storage, file: Shard | IndexFile, findings: ShardFind
     if stat.num_bytes != file.num_bytes:
         findings.add(file.path, f"{stat.num_bytes} bytes, expected {file.num_bytes}; {_REBUILD}")
     elif crc32c != file.crc32c:
-        findings.add(file.path, f"its crc32c is {crc32c}, expected {file.crc32c}: bytes were changed; {_REBUILD}")
+        findings.add(
+            file.path,
+            f"its crc32c is {crc32c}, expected {file.crc32c}: bytes were changed; {_REBUILD}",
+        )
 
 
 def _checked_index(task: ShardTask, findings: ShardFindings) -> np.ndarray | None:
@@ -111,7 +119,10 @@ def _checked_index(task: ShardTask, findings: ShardFindings) -> np.ndarray | Non
     if task.is_own:  # others may use a key in several tars
         findings.key_hashes = hash_keys(index["key"])
     if len(wrong := np.flatnonzero(index["check"] != table.checks(index))):
-        findings.add(path, f"{len(wrong)} rows do not fit their checks, the first is row {wrong[0]}; {_REBUILD}")
+        findings.add(
+            path,
+            f"{len(wrong)} rows do not fit their checks, the first is row {wrong[0]}; {_REBUILD}",
+        )
     return index
 
 
@@ -128,7 +139,10 @@ def _check_tar(task: ShardTask, index: np.ndarray | None, findings: ShardFinding
     findings.num_bytes += len(tar)
     sha256 = hashlib.sha256(tar).hexdigest()
     if sha256 != shard.sha256:
-        findings.add(shard.path, f"its SHA-256 is {sha256[:12]}…, the manifest says {shard.sha256[:12]}…; {_REBUILD}")
+        findings.add(
+            shard.path,
+            f"its SHA-256 is {sha256[:12]}…, the manifest says {shard.sha256[:12]}…; {_REBUILD}",
+        )
     if not task.is_own:  # written by others: only that it is still the tar that was indexed
         if index is not None:
             findings.num_samples, findings.labels = len(index), Counter(index["label"].tolist())
@@ -136,12 +150,17 @@ def _check_tar(task: ShardTask, index: np.ndarray | None, findings: ShardFinding
         return
     groups = _groups(shard.path, tar, findings)
     if len(groups) != shard.num_samples:
-        findings.add(shard.path, f"holds {len(groups)} samples, the manifest says {shard.num_samples}; {_REBUILD}")
+        findings.add(
+            shard.path,
+            f"holds {len(groups)} samples, the manifest says {shard.num_samples}; {_REBUILD}",
+        )
     rows: Iterable[dict[str, Any] | None] = [None] * len(groups)
     if index is not None:
         rows = (dict(zip(index.dtype.names or (), row, strict=True)) for row in index.tolist())
     for group, row in zip(groups, rows, strict=False):  # a different length has been reported
-        contents = {member.field: tar[member.offset : member.offset + member.num_bytes] for member in group}
+        contents = {
+            member.field: tar[member.offset : member.offset + member.num_bytes] for member in group
+        }
         where = f"{shard.path}, sample {group[0].key}"
         findings.num_content_bytes += sum(map(len, contents.values()))
         findings.add(where, *_field_problems(task, group, contents))
@@ -162,7 +181,9 @@ def _groups(path: str, tar: bytes, findings: ShardFindings) -> list[list[TarMemb
     return list(sample_members(walked))
 
 
-def _field_problems(task: ShardTask, group: list[TarMember], contents: dict[str, bytes]) -> Iterator[str]:
+def _field_problems(
+    task: ShardTask, group: list[TarMember], contents: dict[str, bytes]
+) -> Iterator[str]:
     if len(contents) != len(group):
         yield f"has a field twice: {', '.join(member.field for member in group)}; {_REBUILD}"
     for unknown in sorted(contents.keys() - set(task.fields)):
@@ -178,7 +199,9 @@ def _row_problems(
     in_tar = {
         "offset": group[0].header_offset,
         "crc32c": crc32c_of(*contents.values()),
-        "image_crc32c": crc32c_of(next((data for name, data in contents.items() if is_image_field(name)), b"")),
+        "image_crc32c": crc32c_of(
+            next((data for name, data in contents.items() if is_image_field(name)), b"")
+        ),
         "key": group[0].key.encode(),
         **byte_ranges,
     }
@@ -191,10 +214,15 @@ def _row_problems(
     if not -1 <= label < task.num_classes:
         yield f"its label is {label}, expected one of the {task.num_classes} classes; {_REBUILD}"
     if row["source"] >= task.num_source_samples:
-        yield f"the index says source {row['source']}, but the split has {task.num_source_samples}; {_REBUILD}"
+        yield (
+            f"the index says source {row['source']}, but the split has {task.num_source_samples};"
+            f" {_REBUILD}"
+        )
 
 
-def _image_problems(task: ShardTask, contents: dict[str, bytes], findings: ShardFindings) -> Iterator[str]:
+def _image_problems(
+    task: ShardTask, contents: dict[str, bytes], findings: ShardFindings
+) -> Iterator[str]:
     for name, content in contents.items():
         if not is_image_field(name):
             continue

@@ -24,21 +24,23 @@ from shardset.storage.base import Storage
 from shardset.storage.checked import read_object
 
 MEMORY_BYTES = 2 * 2**30
-"""Memory for deep verification, which holds one whole tar per worker: limits the number of workers."""
+"""Memory for deep verification, which holds one whole tar per worker: limits the number of workers.
+"""
 
 _RESTORE = "restore or rebuild the shard set"
 
 SHALLOW_THREADS = 8
 MIN_PROCESS_BYTES = 64 * 2**20
-"""A pool of processes takes about a second to start: for fewer bytes of shards, threads are faster."""
+"""A pool of processes takes about a second to start: for fewer bytes of shards, threads are faster.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyReport:
     """What was verified and every problem, in manifest order.
 
-    `num_samples`, `num_images` and `num_bytes` count what was read: without `deep` no image, and no byte of an object
-    whose storage keeps a CRC32C.
+    `num_samples`, `num_images` and `num_bytes` count what was read: without `deep` no image, and no
+    byte of an object whose storage keeps a CRC32C.
     """
 
     url: str
@@ -67,12 +69,14 @@ def verify(
     progress: ShowProgress | None = None,
     min_process_bytes: int = MIN_PROCESS_BYTES,
 ) -> VerifyReport:
-    """Every problem of the shard set at `url` (its manifest or folder, or a view of it, which is checked too).
+    """Every problem of the shard set at `url` (its manifest or folder, or a view of it, which is
+    checked too).
 
-    Shallow: every listed object exists with its size and CRC32C, no unlisted shard is next to them, the quarantine
-    list has the listed length. Deep: also reads each tar and index, compares them with each other and with the
-    manifest, decodes every image, and checks that keys are unique over all splits. Uses all cores; processes if the
-    shards hold `min_process_bytes` or more. Raises ManifestError without a valid manifest.
+    Shallow: every listed object exists with its size and CRC32C, no unlisted shard is next to them,
+    the quarantine list has the listed length. Deep: also reads each tar and index, compares them
+    with each other and with the manifest, decodes every image, and checks that keys are unique over
+    all splits. Uses all cores; processes if the shards hold `min_process_bytes` or more. Raises
+    ManifestError without a valid manifest.
     """
     manifest, storage, _ = manifests.load(url).without_view()
     image = options_to_read(manifest)
@@ -100,10 +104,14 @@ def verify(
     ]
     if deep:
         problems += _split_problems(manifest, tasks, checked)
-        repeated = duplicate_keys(storage, [task.shard for task in tasks], [one.key_hashes for one in checked])
+        repeated = duplicate_keys(
+            storage, [task.shard for task in tasks], [one.key_hashes for one in checked]
+        )
         for shard, key, first in repeated:
             name = key.decode("ascii", "replace")
-            problems.append(Problem(shard.path, f"has a sample {name} as {first.path} has; rebuild the set"))
+            problems.append(
+                Problem(shard.path, f"has a sample {name} as {first.path} has; rebuild the set")
+            )
     return VerifyReport(
         url=url,
         digest=manifest.digest,
@@ -117,12 +125,17 @@ def verify(
 
 
 def render(report: VerifyReport, *, max_problems: int = 100) -> str:
-    """The report as lines for a terminal: the first `max_problems` problems, then one line that sums up."""
+    """The report as lines for a terminal: the first `max_problems` problems, then one line that
+    sums up.
+    """
     lines = lines_of(report.problems, max_problems, " (all of them with --json)")
     count = len(report.problems)
     outcome = f"{count:,} problem{'s' if count > 1 else ''}" if count else "no problem"
     images = f", {report.num_images:,} images decoded" if report.deep else ""
-    read = f"{report.num_shards:,} shards, {report.num_samples:,} samples, {report.num_bytes:,} bytes read{images}"
+    read = (
+        f"{report.num_shards:,} shards, {report.num_samples:,} samples, {report.num_bytes:,} bytes"
+        f" read{images}"
+    )
     return "\n".join([*lines, f"verified {read}: {outcome}"])
 
 
@@ -131,7 +144,9 @@ def to_json(report: VerifyReport) -> str:
     return json.dumps({"ok": report.ok, **msgspec.to_builtins(report)}, indent=1)
 
 
-def _check_all(tasks: list[ShardTask], progress: ShowProgress | None, min_process_bytes: int) -> list[ShardFindings]:
+def _check_all(
+    tasks: list[ShardTask], progress: ShowProgress | None, min_process_bytes: int
+) -> list[ShardFindings]:
     with _executor(tasks, min_process_bytes) as executor:
         futures = [executor.submit(check_shard, task) for task in tasks]
         num_bytes = 0
@@ -154,11 +169,15 @@ def _executor(tasks: list[ShardTask], min_process_bytes: int) -> Executor:
 
 
 def _table_problems(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
-    """What differs from the manifest in the tables of shards, whose rows have fitted their checks."""
+    """What differs from the manifest in the tables of shards,
+    whose rows have fitted their checks.
+    """
     for name, split in manifest.splits.items():
         for group in split.groups:
             try:
-                data = read_object(storage, group.table, group.table_bytes, group.table_crc32c, _RESTORE)
+                data = read_object(
+                    storage, group.table, group.table_bytes, group.table_crc32c, _RESTORE
+                )
             except (DamagedShard, StorageError) as error:
                 yield problem_of(group.table, error)
                 continue
@@ -170,8 +189,8 @@ def _table_problems(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
         if found != (expected := (split.num_tar_bytes, split.max_tar_bytes, split.max_index_bytes)):
             yield Problem(
                 f"split {name}",
-                f"the bytes of its tars, of the largest tar and of the largest index are {found} in the table, "
-                f"the manifest says {expected}; {_RESTORE}",
+                f"the bytes of its tars, of the largest tar and of the largest index are {found} in"
+                f" the table, the manifest says {expected}; {_RESTORE}",
             )
 
 
@@ -195,16 +214,26 @@ def _unlisted(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
         )
 
 
-def _split_problems(manifest: Manifest, tasks: list[ShardTask], checked: list[ShardFindings]) -> Iterator[Problem]:
+def _split_problems(
+    manifest: Manifest, tasks: list[ShardTask], checked: list[ShardFindings]
+) -> Iterator[Problem]:
     for name, split in manifest.splits.items():
         findings = [one for task, one in zip(tasks, checked, strict=True) if task.split == name]
-        if any(one.problems for one in findings):  # a damaged shard lacks samples, which has been reported
+        # a damaged shard lacks samples, which has been reported
+        if any(one.problems for one in findings):
             continue
         labels = sum((one.labels for one in findings), Counter[int]())
         totals = {
-            f"samples of class {label}": (labels[label], expected) for label, expected in enumerate(split.class_totals)
+            f"samples of class {label}": (labels[label], expected)
+            for label, expected in enumerate(split.class_totals)
         }
-        totals["bytes of samples"] = sum(one.num_content_bytes for one in findings), split.num_content_bytes
+        totals["bytes of samples"] = (
+            sum(one.num_content_bytes for one in findings),
+            split.num_content_bytes,
+        )
         for what, (found, expected) in totals.items():
             if found != expected:
-                yield Problem(f"split {name}", f"holds {found} {what}, the manifest says {expected}; rebuild the set")
+                yield Problem(
+                    f"split {name}",
+                    f"holds {found} {what}, the manifest says {expected}; rebuild the set",
+                )

@@ -1,4 +1,6 @@
-"""Advice on numbers that do not divide, with the nearest that do, and on the cost of the memory budget."""
+"""Advice on numbers that do not divide, with the nearest that do, and on the cost of the memory
+budget.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -35,9 +37,10 @@ def advice_on(stored: StoredSplit, order: Order, reading: Reading, steps: Steps)
 def _on_mixing(stored: StoredSplit, order: Order) -> Iterator[str]:
     if not stored.is_mixed:
         yield (
-            f"Nobody promises that these tars are mixed: a step draws from {order.num_lanes:,} blocks of "
-            f"{order.block_size:,} neighbours; where these are alike, expect the first number of `shuffle`. Raise "
-            "--num-lanes or --window, or mix once: `build --source webdataset`."
+            f"Nobody promises that these tars are mixed: a step draws from {order.num_lanes:,}"
+            f" blocks of {order.block_size:,} neighbours; where these are alike, expect the first"
+            " number of `shuffle`. Raise --num-lanes or --window, or mix once: `build --source"
+            " webdataset`."
         )
 
 
@@ -46,12 +49,17 @@ def _on_shard_sizes(stored: StoredSplit) -> Iterator[str]:
     small, left = divmod(total, count)
     if left and max(stored.shard_sizes) - min(stored.shard_sizes) <= 1:
         divisors = nearest_divisors(total, count)
-        why = f"{total:,} is prime" if set(divisors) <= {1, total} else f"{_or(divisors)} shards divide it"
+        why = (
+            f"{total:,} is prime"
+            if set(divisors) <= {1, total}
+            else f"{_or(divisors)} shards divide it"
+        )
         yield (
-            f"{total:,} samples over {count:,} shards: {left:,} of {small + 1:,} and {count - left:,} of {small:,} "
-            f"({why}). This trainer does not mind. For equal shards --remainder drop leaves out {left:,} "
-            f"({total - left:,} = {count:,} x {small:,}), --remainder pad repeats {count - left:,} "
-            f"({total + count - left:,} = {count:,} x {small + 1:,})."
+            f"{total:,} samples over {count:,} shards: {left:,} of {small + 1:,} and"
+            f" {count - left:,} of {small:,} ({why}). This trainer does not mind. For equal shards"
+            f" --remainder drop leaves out {left:,} ({total - left:,} = {count:,} x {small:,}),"
+            f" --remainder pad repeats {count - left:,} ({total + count - left:,} = {count:,} x"
+            f" {small + 1:,})."
         )
 
 
@@ -59,22 +67,23 @@ def _on_batches(order: Order, reading: Reading, steps: Steps) -> Iterator[str]:
     size, replicas = order.global_batch_size, reading.num_replicas
     if steps.num_left_out:
         yield (
-            f"Each epoch leaves out {steps.num_left_out:,} samples, others each time, because {order.num_samples:,} "
-            f"is not a multiple of {size:,} (--last-batch drop)."
+            f"Each epoch leaves out {steps.num_left_out:,} samples, others each time, because"
+            f" {order.num_samples:,} is not a multiple of {size:,} (--last-batch drop)."
         )
     if steps.num_pads:
         fits = [n for n in nearest_divisors(order.num_samples, size) if size / 2 <= n <= 2 * size]
         also = f" Batches of {_or(fits)} would divide." if fits else ""
         yield (
-            f"{order.num_samples:,} samples over batches of {size:,}: the last batch has {steps.num_last:,}, and "
-            f"{steps.num_pads:,} repeats of weight 0, which count nowhere.{also}"
+            f"{order.num_samples:,} samples over batches of {size:,}: the last batch has"
+            f" {steps.num_last:,}, and {steps.num_pads:,} repeats of weight 0, which count"
+            f" nowhere.{also}"
         )
     most = -(-size // replicas)
     if size % replicas and size > replicas:
         yield (
-            f"Batches of {size:,} over {replicas:,} replicas: {most * replicas - size:,} of them have {most - 1:,} "
-            f"samples and a repeat of weight 0, the others {most:,}. Batches of "
-            f"{_or(nearest_multiples(replicas, size))} would divide."
+            f"Batches of {size:,} over {replicas:,} replicas: {most * replicas - size:,} of them"
+            f" have {most - 1:,} samples and a repeat of weight 0, the others {most:,}. Batches of"
+            f" {_or(nearest_multiples(replicas, size))} would divide."
         )
 
 
@@ -82,11 +91,16 @@ def _on_lanes(order: Order, reading: Reading) -> Iterator[str]:
     lanes, readers = order.num_lanes, reading.num_readers
     factor = read_factor(lanes, order.global_batch_size, readers)
     if factor > 1:
-        better = [n for n in range(readers, max(lanes, readers) + 1, readers) if order.global_batch_size % n == 0]
+        better = [
+            n
+            for n in range(readers, max(lanes, readers) + 1, readers)
+            if order.global_batch_size % n == 0
+        ]
         also = f", or --num-lanes {better[-1]}" if better else ""
         yield (
-            f"{lanes} lanes over {readers} readers: several readers read the same lanes, {factor:.2f} times the "
-            f"stored bytes. {_or(nearest_divisors(lanes, readers))} readers share none{also}."
+            f"{lanes} lanes over {readers} readers: several readers read the same lanes,"
+            f" {factor:.2f} times the stored bytes. {_or(nearest_divisors(lanes, readers))} readers"
+            f" share none{also}."
         )
 
 
@@ -101,9 +115,10 @@ def _on_memory(stored: StoredSplit, order: Order, reading: Reading) -> Iterator[
         )
         lanes = f" and L from {wanted} to {order.num_lanes}" if order.num_lanes < wanted else ""
         yield (
-            f"The budget of {reading.budget_bytes / 2**30:.3g} GiB a reader lowers w from {DEFAULT_WINDOW} to "
-            f"{order.window}{lanes}: neighbours in a shard stay together. {needed / 2**30:.1f} GiB are enough for the "
-            f"default (--budget-bytes {needed}; in a run --set budget_bytes={needed}), or store smaller images."
+            f"The budget of {reading.budget_bytes / 2**30:.3g} GiB a reader lowers w from"
+            f" {DEFAULT_WINDOW} to {order.window}{lanes}: neighbours in a shard stay together."
+            f" {needed / 2**30:.1f} GiB are enough for the default (--budget-bytes {needed}; in a"
+            f" run --set budget_bytes={needed}), or store smaller images."
         )
 
 

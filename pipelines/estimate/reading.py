@@ -42,7 +42,10 @@ class Reading:
     last_batch: LastBatch = setting("pad", "pad a batch that is not full, or drop it")
     image_size: int = setting(224, "decoded images are N x N; 0 decodes nothing")
     crop_padding: int | None = setting(
-        None, "train_crop=pad with N pixels: small images stay decoded where they fit", type=int, metavar="N"
+        None,
+        "train_crop=pad with N pixels: small images stay decoded where they fit",
+        type=int,
+        metavar="N",
     )
     budget_bytes: int = setting(BUDGET_BYTES, "bytes of memory of one reader", **_COUNT)
 
@@ -53,14 +56,17 @@ class Reading:
 
     @property
     def num_readers(self) -> int:
-        """Number of streams that share the reading: hosts with spmd, replicas with replica and ddp."""
+        """Number of streams that share the reading: hosts with spmd,
+        replicas with replica and ddp.
+        """
         return {"spmd": self.num_hosts, "single": 1}.get(self.strategy, self.num_replicas)
 
     @property
     def order_options(self) -> OrderOptions:
         """The options of the order of a run that reads so."""
         return OrderOptions(
-            seed=1,  # the one of the table in docs/order.md: how well an order mixes hardly depends on it
+            # the one of the table in docs/order.md: how well an order mixes hardly depends on it
+            seed=1,
             global_batch_size=self.global_batch_size,
             world_size=self.num_readers,
             num_lanes=self.num_lanes,
@@ -75,7 +81,8 @@ class Reading:
 class Steps:
     """The steps of an epoch.
 
-    The last one has `num_last` samples and `num_pads` repeats of weight 0; `drop` leaves out `num_left_out` samples.
+    The last one has `num_last` samples and `num_pads` repeats of weight 0; `drop` leaves out
+    `num_left_out` samples.
     """
 
     num_steps: int
@@ -88,8 +95,9 @@ class Steps:
 class Mixing:
     """Mean number of classes in a batch.
 
-    `worst` is for samples stored class by class, measured on the order as in docs/order.md. `uniform` is for batches
-    drawn from the whole split; real batches come close to it, because a build permutes the samples.
+    `worst` is for samples stored class by class, measured on the order as in docs/order.md.
+    `uniform` is for batches drawn from the whole split; real batches come close to it, because a
+    build permutes the samples.
     """
 
     worst: float
@@ -109,7 +117,9 @@ def steps_of(order: Order) -> Steps:
 
 
 def gap_factor(order: Order) -> float:
-    """The bytes that the reads of a view bring for each of its own, measured at the beginning of an epoch."""
+    """The bytes that the reads of a view bring for each of its own, measured at the beginning of an
+    epoch.
+    """
     if not order.selection.digest:
         return 1.0
     positions = np.arange(min(order.num_samples, MEASURED_READS))
@@ -120,7 +130,9 @@ def gap_factor(order: Order) -> float:
 
 
 def memory_of(stored: "StoredSplit", order: Order, reading: Reading) -> Memory:
-    """The memory of one reader; raises the ConfigError with which a run of these numbers would stop."""
+    """The memory of one reader; raises the ConfigError with which a run of these numbers would
+    stop.
+    """
     if reading.num_replicas % reading.num_hosts:
         raise ConfigError(
             f"{reading.num_replicas} replicas do not divide over {reading.num_hosts} hosts; "
@@ -133,7 +145,8 @@ def memory_of(stored: "StoredSplit", order: Order, reading: Reading) -> Memory:
     return fit_memory(
         order,
         reading.order_options,
-        rank_part(order.global_batch_size, reading.num_readers - 1, reading.num_readers),  # the largest share
+        # the largest share
+        rank_part(order.global_batch_size, reading.num_readers - 1, reading.num_readers),
         stored_bytes=stored.num_bytes,
         image_bytes=image_bytes,
         cache_bytes=stored.plan.num_stored * image_bytes if keeps_images else None,
@@ -143,24 +156,41 @@ def memory_of(stored: "StoredSplit", order: Order, reading: Reading) -> Memory:
 def mixing_of(order: Order, num_classes: int) -> Mixing:
     """The mean of eleven batches; 100 steps apart if the epoch has at least 1,200 steps."""
     every = max(1, min(MEASURED_EVERY, order.num_batches // (NUM_MEASURED + 1)))
-    steps = [step for step in range(every, (NUM_MEASURED + 1) * every, every) if step < order.num_batches] or [0]
+    steps = [
+        step for step in range(every, (NUM_MEASURED + 1) * every, every) if step < order.num_batches
+    ] or [0]
     batches = (order.batch(0, step) for step in steps)
     return Mixing(
-        worst=classes_in((slots.ids[slots.weights > 0] for slots in batches), int(order.first_ids[-1]), num_classes),
-        uniform=classes_expected(order.num_samples, min(order.global_batch_size, order.num_samples), num_classes),
+        worst=classes_in(
+            (slots.ids[slots.weights > 0] for slots in batches),
+            int(order.first_ids[-1]),
+            num_classes,
+        ),
+        uniform=classes_expected(
+            order.num_samples, min(order.global_batch_size, order.num_samples), num_classes
+        ),
     )
 
 
 def classes_in(batches: Iterable[np.ndarray], num_samples: int, num_classes: int) -> float:
-    """Mean number of classes in batches of ids, if samples were stored class by class and all classes were equal."""
+    """Mean number of classes in batches of ids, if samples were stored class by class and all
+    classes were equal.
+    """
     return float(np.mean([len(np.unique(ids * num_classes // num_samples)) for ids in batches]))
 
 
 def classes_expected(num_samples: int, batch_size: int, num_classes: int) -> float:
-    """Mean number of classes in a batch drawn from all samples without replacement, if all classes are equal."""
+    """Mean number of classes in a batch drawn from all samples without replacement, if all classes
+    are equal.
+    """
     others = num_samples - num_samples / num_classes
     if batch_size > others:
         return float(num_classes)
     log = math.lgamma  # binomial coefficients of millions exceed a float
-    missed = log(others + 1) - log(others - batch_size + 1) - log(num_samples + 1) + log(num_samples - batch_size + 1)
+    missed = (
+        log(others + 1)
+        - log(others - batch_size + 1)
+        - log(num_samples + 1)
+        + log(num_samples - batch_size + 1)
+    )
     return num_classes * (1 - math.exp(missed))

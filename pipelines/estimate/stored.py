@@ -17,7 +17,9 @@ from shardset.order.selection import Selection
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSplit:
-    """One split: its plan, the samples in each shard, the bytes of its tars, whether these are mixed, and its view."""
+    """One split: its plan, the samples in each shard, the bytes of its tars, whether these are
+    mixed, and its view.
+    """
 
     plan: SplitPlan
     shard_sizes: Sequence[int]
@@ -46,7 +48,10 @@ class StoredSet:
         return sum(split.num_bytes for split in self.splits.values())
 
     def name_of_split(self, wanted: str | None) -> str:
-        """The split to read: the one asked for, else `train`, else the first. Raises ConfigError if it is absent."""
+        """The split to read: the one asked for, else `train`, else the first.
+
+        Raises ConfigError if it is absent.
+        """
         name = wanted or ("train" if "train" in self.splits else min(self.splits))
         if name not in self.splits:
             raise ConfigError(f"no split {name!r}; there are {', '.join(sorted(self.splits))}")
@@ -83,18 +88,28 @@ def from_manifest(url: str) -> StoredSet:
 def from_numbers(
     config: BuildConfig, num_samples: Mapping[str, int], *, mean_bytes: float, num_classes: int
 ) -> StoredSet:
-    """The set that `build` would make of `num_samples` images of `mean_bytes`, by split; "" stands for train."""
+    """The set that `build` would make of `num_samples` images of `mean_bytes`, by split; "" stands
+    for train.
+    """
     if not 1 <= mean_bytes < float("inf"):
-        raise ConfigError(f"--mean-bytes is {mean_bytes:g}, expected the mean size of an image in bytes, from 1")
+        raise ConfigError(
+            f"--mean-bytes is {mean_bytes:g}, expected the mean size of an image in bytes, from 1"
+        )
     if {"", "train"} <= num_samples.keys():
-        raise ConfigError("--samples names the split train twice; a number without a name is for train")
+        raise ConfigError(
+            "--samples names the split train twice; a number without a name is for train"
+        )
     counts = {name or "train": count for name, count in sorted(num_samples.items())}
     refuse_unknown_splits(
-        config.num_shards | config.samples_per_shard | config.target_samples | config.repeat, sorted(counts)
+        config.num_shards | config.samples_per_shard | config.target_samples | config.repeat,
+        sorted(counts),
     )
     return StoredSet(
         title=f"{sum(counts.values()):,} images of {mean_bytes:,.0f} bytes",
-        splits={name: _planned_split(config, name, count, mean_bytes, num_classes) for name, count in counts.items()},
+        splits={
+            name: _planned_split(config, name, count, mean_bytes, num_classes)
+            for name, count in counts.items()
+        },
         num_classes=num_classes,
         assumption="images are JPEGs of the given mean size, each with a label",
     )
@@ -106,7 +121,9 @@ def _planned_split(
     if not naming.is_split(name):
         raise ConfigError(f"--samples: {name!r} can't name a split; use {naming.SPLIT_NAMES}")
     ends = [num_samples * label // num_classes for label in range(num_classes + 1)]
-    strata = {label: stop - start for label, (start, stop) in enumerate(pairwise(ends)) if stop > start}
+    strata = {
+        label: stop - start for label, (start, stop) in enumerate(pairwise(ends)) if stop > start
+    }
     plan = layout.plan_split(
         name,
         strata,
@@ -115,7 +132,8 @@ def _planned_split(
         sizing=config.sizing(name),
         balance=config.balance,
     )
-    # A header for each of the two fields, the block of the label, and half a block of padding of the image.
+    # A header for each of the two fields, the block of the label, and half a block of padding of
+    # the image.
     sample_bytes = mean_bytes + 3.5 * BLOCK
     return StoredSplit(
         plan=plan,

@@ -1,4 +1,6 @@
-"""The base of all formats: a shard set, and the paths or URLs that lead from the side files to its tars."""
+"""The base of all formats: a shard set, and the paths or URLs that lead from the side files to its
+tars.
+"""
 
 import json
 import os.path
@@ -36,8 +38,8 @@ class ShardSet:
 class SideFormat:
     """The side files of one reader, and the function that makes them.
 
-    They are beside the tars; `takes` says what may lead to the tars from another folder: relative paths, URLs. `check`
-    raises ConfigError for a set that the reader can't read.
+    They are beside the tars; `takes` says what may lead to the tars from another folder: relative
+    paths, URLs. `check` raises ConfigError for a set that the reader can't read.
     """
 
     files: Callable[[ShardSet], Iterator[SideFile]]
@@ -46,16 +48,24 @@ class SideFormat:
 
 
 def prefix_of(url: str, output: str, takes: Collection[str], name: str) -> str:
-    """The prefix that leads from the folder `output` to the set at `url`; ConfigError if the format takes none."""
+    """The prefix that leads from the folder `output` to the set at `url`; ConfigError if the format
+    takes none.
+    """
     if output == url:
         return ""
     if is_address(url) and "URLs" in takes:
         return f"{url}/"
     if not (is_address(url) or is_address(output)) and "relative paths" in takes:
-        return os.path.relpath(os.path.realpath(url), os.path.realpath(output)) + "/"  # a link's .. is its target's
-    wanted = f"takes {' and '.join(takes)} to the tars" if takes else "reads its files only beside the tars"
+        # a link's .. is its target's
+        return os.path.relpath(os.path.realpath(url), os.path.realpath(output)) + "/"
+    wanted = (
+        f"takes {' and '.join(takes)} to the tars"
+        if takes
+        else "reads its files only beside the tars"
+    )
     raise ConfigError(
-        f"{name} {wanted}, and none leads from {output} to {url}; leave --output out, or copy the set first"
+        f"{name} {wanted}, and none leads from {output} to {url}; leave --output out, or copy the"
+        " set first"
     )
 
 

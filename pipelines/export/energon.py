@@ -1,4 +1,6 @@
-"""Megatron Energon: the folder `.nv-meta` and one `.tar.idx` beside each tar, as `energon prepare` makes them."""
+"""Megatron Energon: the folder `.nv-meta` and one `.tar.idx` beside each tar, as `energon prepare`
+makes them.
+"""
 
 import sqlite3
 import uuid
@@ -36,10 +38,14 @@ CREATE INDEX idx_sample_parts_full
 
 
 def files(shard_set: ShardSet) -> Iterator[SideFile]:
-    """The folder's six files and the `.tar.idx` of each shard; reads the indexes, and holds the database in memory."""
+    """The folder's six files and the `.tar.idx` of each shard; reads the indexes, and holds the
+    database in memory.
+    """
     manifest = shard_set.manifest
     counts = {shard.path: shard.num_samples for shard in manifest.shards}
-    parts = {name: [shard.path for shard in split.shards] for name, split in manifest.splits.items()}
+    parts = {
+        name: [shard.path for shard in split.shards] for name, split in manifest.splits.items()
+    }
     with closing(sqlite3.connect(":memory:")) as database:
         database.executescript(_TABLES)
         for number, shard in enumerate(manifest.shards):
@@ -58,7 +64,9 @@ def files(shard_set: ShardSet) -> Iterator[SideFile]:
 
 
 def dataset(manifest: Manifest) -> dict[str, Any]:
-    """What samples become: images with labels where all have one, and otherwise dicts of their raw fields."""
+    """What samples become: images with labels where all have one, and otherwise dicts of their raw
+    fields.
+    """
     fields = dict.fromkeys(field for split in manifest.splits.values() for field in split.fields)
     images = [field for field in fields if field in FIELD_OF_EXTENSION]
     labelled = (sum(split.class_totals) == split.num_samples for split in manifest.splits.values())
@@ -70,22 +78,30 @@ def dataset(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _add(database: sqlite3.Connection, number: int, where: str, index: np.ndarray, ends: np.ndarray) -> None:
-    """Adds the samples of a shard; `ends` are the first byte of each sample and the end of the last one."""
+def _add(
+    database: sqlite3.Connection, number: int, where: str, index: np.ndarray, ends: np.ndarray
+) -> None:
+    """Adds the samples of a shard; `ends` are the first byte of each sample and the end of the last
+    one.
+    """
     fields = index_fields(index)
     columns = [ends[:-1], np.diff(ends), index["key"], *(index[f".{field}"] for field in fields)]
     samples, parts = [], []
-    for position, (offset, size, key, *ranges) in enumerate(zip(*map(np.ndarray.tolist, columns), strict=True)):
+    for position, (offset, size, key, *ranges) in enumerate(
+        zip(*map(np.ndarray.tolist, columns), strict=True)
+    ):
         samples.append((number, key.decode("ascii"), position, offset, size))
         # The columns of an index need not be in tar order, and absent fields are (0, 0).
         stored = [(field, *each) for field, each in zip(fields, ranges, strict=True) if each[0]]
-        parts += [(number, position, *member) for member in sorted(stored, key=lambda member: member[1])]
+        parts += [
+            (number, position, *member) for member in sorted(stored, key=lambda member: member[1])
+        ]
     try:
         database.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", samples)
     except sqlite3.IntegrityError as error:
         raise ConfigError(
-            f"{where}: a key is there twice, or in a shard before it, and Energon's index needs each key once; "
-            "`build --source webdataset` from these tars gives each sample its own"
+            f"{where}: a key is there twice, or in a shard before it, and Energon's index needs"
+            " each key once; `build --source webdataset` from these tars gives each sample its own"
         ) from error
     database.executemany("INSERT INTO sample_parts VALUES (?, ?, ?, ?, ?)", parts)
     database.commit()

@@ -1,4 +1,6 @@
-"""Examines raw bytes: whether they are a complete image, and what must be fixed before it is stored."""
+"""Examines raw bytes: whether they are a complete image, and what must be fixed before it is
+stored.
+"""
 
 from typing import NamedTuple
 
@@ -21,7 +23,9 @@ TURNED_UPRIGHT = "turned-upright"
 """The fix of an image that is re-encoded and was stored in another EXIF orientation."""
 
 TURNED = "turned"
-"""The mark of an image that is stored as it is and must be turned by its EXIF data: counted, but no fix."""
+"""The mark of an image that is stored as it is and must be turned by its EXIF data: counted, but no
+fix.
+"""
 
 _LONGEST_SIDE = {"jpg": 65500, "webp": 16383}
 """The limits of libjpeg and libwebp in pixels."""
@@ -32,8 +36,9 @@ _MARK_SEPARATOR = "+"
 class Examined(NamedTuple):
     """An examined image: its field by content, and its marks joined by `+`, "" if there are none.
 
-    Fixes are `cmyk-to-rgb`, `alpha-to-background`, `turned-upright`, and `renamed-png` for a PNG under another name.
-    `transparent` and `turned` mark an image that is stored so, the second one for readers to turn.
+    Fixes are `cmyk-to-rgb`, `alpha-to-background`, `turned-upright`, and `renamed-png` for a PNG
+    under another name. `transparent` and `turned` mark an image that is stored so, the second one
+    for readers to turn.
     """
 
     field: str
@@ -46,11 +51,13 @@ def marks_of(marks: str) -> list[str]:
 
 
 def examine(data: bytes, *, field: str, verify: Verify, options: ImageOptions) -> Examined:
-    """Examines an image with the extension `field`; raises UndecodableImage if it can't be a sample.
+    """Examines an image with the extension `field`; raises UndecodableImage if it can't be a
+    sample.
 
-    `decode` decodes the whole image, the only way to find truncation (0.8 ms for a JPEG of 110 KB). `header` parses the
-    header (0.03 ms) and takes an alpha channel for transparency. `none` reads only the first bytes, finds neither CMYK
-    nor transparency nor orientation, and trusts `field` if `data` is empty.
+    `decode` decodes the whole image, the only way to find truncation (0.8 ms for a JPEG of 110 KB).
+    `header` parses the header (0.03 ms) and takes an alpha channel for transparency. `none` reads
+    only the first bytes, finds neither CMYK nor transparency nor orientation, and trusts `field` if
+    `data` is empty.
     """
     named = FIELD_OF_EXTENSION.get(field.lower(), field.lower())
     if verify == "none":
@@ -80,7 +87,10 @@ def is_stored_unchanged(image: Image.Image, data: bytes, field: str, options: Im
         return False
     if options.resize_shorter is None:
         return True
-    return resized(image.size, options.resize_shorter) == image.size and orientation_of(data, image) == UPRIGHT
+    return (
+        resized(image.size, options.resize_shorter) == image.size
+        and orientation_of(data, image) == UPRIGHT
+    )
 
 
 def check_sides(size: tuple[int, int], field: str) -> None:

@@ -1,19 +1,25 @@
 """Encodes an image for storage with Pillow, if the options or a fix require it.
 
-Without options the stored bytes are the raw bytes, with one exception: a CMYK JPEG, which training decoders misread,
-becomes an RGB JPEG.
+Without options the stored bytes are the raw bytes, with one exception: a CMYK JPEG, which training
+decoders misread, becomes an RGB JPEG.
 
-Re-encoding (`resize_shorter`, `image_format`, the CMYK fix) follows these rules, so that two builds agree:
-- Only the first frame is stored. 16-bit values keep their high byte. Palettes are resolved. Transparent pixels are put
+Re-encoding (`resize_shorter`, `image_format`, the CMYK fix) follows these rules, so that two builds
+agree:
+- Only the first frame is stored. 16-bit values keep their high byte. Palettes are resolved.
+  Transparent pixels are put
   on `background`, as in the reader. EXIF orientation is applied. The result is grey (L) or RGB.
-- The shorter side becomes `resize_shorter` by Lanczos; the aspect ratio stays. A smaller image is not enlarged. Its
+- The shorter side becomes `resize_shorter` by Lanczos; the aspect ratio stays. A smaller image is
+  not enlarged. Its
   bytes stay the same unless its format changes or EXIF turns it.
-- If images are resized, gif, bmp and tif become png, and pbm becomes pgm, whatever their size, so that the field of a
+- If images are resized, gif, bmp and tif become png, and pbm becomes pgm, whatever their size, so
+  that the field of a
   sample is known before its size.
-- JPEG is written with 4:2:0 subsampling, neither progressive nor optimised; PNG with zlib level 6; WebP lossy with
+- JPEG is written with 4:2:0 subsampling, neither progressive nor optimised; PNG with zlib level 6;
+  WebP lossy with
   method 4.
 - No metadata is written: no EXIF, no comment, no ICC profile.
-- `jpeg_restart` comes last: every stored JPEG gets restart markers, without loss (see jpeg_restart.py).
+- `jpeg_restart` comes last: every stored JPEG gets restart markers, without loss (see
+  jpeg_restart.py).
 """
 
 import io
@@ -48,12 +54,16 @@ _TURNS = {
 """The transpositions that make an image upright, by EXIF orientation."""
 
 _REDUCING_GAP = 3.0
-"""A JPEG is decoded at this many times the size of the result, or more; a smaller factor would be visible."""
+"""A JPEG is decoded at this many times the size of the result, or more; a smaller factor would be
+visible.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageThumbnail:
-    """A small upright image, 8-bit L or RGB on white, and the size of the whole; `turned` if it is not stored so."""
+    """A small upright image, 8-bit L or RGB on white, and the size of the whole; `turned` if it is
+    not stored so.
+    """
 
     pixels: Image.Image
     width: int
@@ -62,20 +72,30 @@ class ImageThumbnail:
     turned: bool
 
 
-def encode(data: bytes, examined_field: str, marks: str, options: ImageOptions) -> tuple[str, bytes]:
-    """(`stored_field`, content) of an image that `examine` accepted; the same bytes if nothing is to be done.
+def encode(
+    data: bytes, examined_field: str, marks: str, options: ImageOptions
+) -> tuple[str, bytes]:
+    """(`stored_field`, content) of an image that `examine` accepted; the same bytes if nothing is
+    to be done.
 
     Raises UndecodableImage for an image that `examine` refuses with verify="decode".
     """
     field, content = _encoded(data, examined_field, marks, options)
-    return field, jpeg_restart.add_restart_markers(content) if options.jpeg_restart and field == "jpg" else content
+    return field, (
+        jpeg_restart.add_restart_markers(content)
+        if options.jpeg_restart and field == "jpg"
+        else content
+    )
 
 
-def _encoded(data: bytes, examined_field: str, marks: str, options: ImageOptions) -> tuple[str, bytes]:
+def _encoded(
+    data: bytes, examined_field: str, marks: str, options: ImageOptions
+) -> tuple[str, bytes]:
     is_cmyk = CMYK_TO_RGB in marks_of(marks)
     if not options.reencodes and not is_cmyk:
         return examined_field, data
-    # The field of an image that was not examined comes from its name, which may be wrong or be no image's.
+    # The field of an image that was not examined comes from its name, which may be wrong or be no
+    # image's.
     actual = format_of(data)
     field = stored_field(examined_field if examined_field in IMAGE_FIELDS else actual, options)
     if field == actual and not is_cmyk and options.resize_shorter is None:
@@ -90,7 +110,9 @@ def _encoded(data: bytes, examined_field: str, marks: str, options: ImageOptions
 
 
 def thumbnail_of(data: bytes, longest: int, options: ImageOptions = DEFAULTS) -> ImageThumbnail:
-    """A thumbnail with no side above `longest`; raises UndecodableImage, also for an image beyond the limits."""
+    """A thumbnail with no side above `longest`; raises UndecodableImage, also for an image beyond
+    the limits.
+    """
     field = format_of(data)
     with opened(data, field, options.max_pixels, options.decoded_bytes) as image:
         width, height = image.size
@@ -121,7 +143,9 @@ def libraries(options: ImageOptions) -> dict[str, str]:
 def _pixels(
     image: ImageFile, data: bytes, field: str, size: tuple[int, int], background: Background = WHITE
 ) -> Image.Image:
-    """The upright image as 8-bit L or RGB, resized to `size`, which is that before EXIF turns it."""
+    """The upright image as 8-bit L or RGB, resized to `size`,
+    which is that before EXIF turns it.
+    """
     box: Any = None
     turn = _TURNS.get(orientation_of(data, image))
     if size != image.size:
@@ -138,7 +162,12 @@ def _written(pixels: Image.Image, field: str, quality: int) -> bytes:
     bare = pixels.convert("RGB") if field == "ppm" and pixels.mode != "RGB" else pixels
     bare.info = {}  # Pillow would write what it read: EXIF, comments, profiles
     settings: dict[str, dict[str, Any]] = {
-        "jpg": {"quality": quality, "subsampling": "4:2:0", "progressive": False, "optimize": False},
+        "jpg": {
+            "quality": quality,
+            "subsampling": "4:2:0",
+            "progressive": False,
+            "optimize": False,
+        },
         "webp": {"quality": quality, "lossless": False, "method": 4},
         "png": {"compress_level": 6, "optimize": False},
     }

@@ -1,9 +1,12 @@
-"""Adds restart markers to JPEGs without loss, so that readers can decode only the part that a crop needs.
+"""Adds restart markers to JPEGs without loss, so that readers can decode only the part that a crop
+needs.
 
-Rewrites the entropy-coded data and keeps the coefficients. This is the only module that imports jpegio.
+Rewrites the entropy-coded data and keeps the coefficients. This is the only module that imports
+jpegio.
 
-Equal coefficients guarantee equal pixels only in a plain JPEG: decoders smooth a progressive JPEG that lacks scans, and
-guess the colour space from markers. So the pixels of any other JPEG are compared too.
+Equal coefficients guarantee equal pixels only in a plain JPEG: decoders smooth a progressive JPEG
+that lacks scans, and guess the colour space from markers. So the pixels of any other JPEG are
+compared too.
 """
 
 import io
@@ -28,16 +31,21 @@ _ROWS_COMPARED = 256
 """Images are compared in strips of this many rows to limit the memory."""
 
 SEGMENT_PIXELS = (16, 32)
-"""The smallest and largest width of a segment. A segment costs about 5 bytes; a wide one makes readers decode more."""
+"""The smallest and largest width of a segment.
+
+A segment costs about 5 bytes; a wide one makes readers decode more.
+"""
 
 
 def add_restart_markers(jpeg: bytes, *, segment_pixels: tuple[int, int] = SEGMENT_PIXELS) -> bytes:
-    """The same image with a restart marker after every segment of `segment_pixels`, or after every row.
+    """The same image with a restart marker after every segment of `segment_pixels`, or after every
+    row.
 
-    The result has one scan and optimised Huffman tables. It is 2 to 3 % smaller than a JPEG with standard tables, and
-    up to 2 % larger than one with optimised tables. Marker segments (EXIF, colour profile, comment) stay. Returns a
-    JPEG unchanged that can't be written in this form or would decode to other pixels; readers decode it whole. Raises
-    ConfigError if jpegio is not installed.
+    The result has one scan and optimised Huffman tables. It is 2 to 3 % smaller than a JPEG with
+    standard tables, and up to 2 % larger than one with optimised tables. Marker segments (EXIF,
+    colour profile, comment) stay. Returns a JPEG unchanged that can't be written in this form or
+    would decode to other pixels; readers decode it whole. Raises ConfigError if jpegio is not
+    installed.
     """
     jpegio = _library()
     with tempfile.TemporaryDirectory(prefix="shardset-jpeg-") as folder:
@@ -52,7 +60,10 @@ def add_restart_markers(jpeg: bytes, *, segment_pixels: tuple[int, int] = SEGMEN
             written = jpegio.read(after)
         except (RuntimeError, ValueError):
             return jpeg
-        if not (_equal(coefficients, written.coef_arrays) and _equal(image.quant_tables, written.quant_tables)):
+        if not (
+            _equal(coefficients, written.coef_arrays)
+            and _equal(image.quant_tables, written.quant_tables)
+        ):
             return jpeg
         rewritten = Path(after).read_bytes()
     return rewritten if is_plain(jpeg) or _same_pixels(jpeg, rewritten) else jpeg
@@ -75,8 +86,17 @@ def is_plain(jpeg: bytes) -> bool:
         elif kind == _SOS:
             # A baseline scan of all components: coefficients 0 to 63, no successive approximation.
             colours = b"\1\2\3"[:num_colours]
-            is_whole = len(body) == 4 + 2 * num_colours and body[-3:] == b"\0\x3f\0" and body[1:-3:2] == colours
-            return num_colours > 0 and is_whole and not has_adobe and _ends_with_its_scan(jpeg, at + 2 + size)
+            is_whole = (
+                len(body) == 4 + 2 * num_colours
+                and body[-3:] == b"\0\x3f\0"
+                and body[1:-3:2] == colours
+            )
+            return (
+                num_colours > 0
+                and is_whole
+                and not has_adobe
+                and _ends_with_its_scan(jpeg, at + 2 + size)
+            )
         elif kind not in _PLAIN_SEGMENTS:
             return False
         at += 2 + size
@@ -92,14 +112,20 @@ def libraries() -> dict[str, str]:
 def _restart_interval(image: Any, min_pixels: int, max_pixels: int) -> int:
     """The blocks (MCUs) of a segment: the most that divide a row evenly and are not too wide."""
     is_grey = image.num_components == 1
-    block_width = 8 if is_grey else 8 * max(component.h_samp_factor for component in image.comp_info)
+    block_width = (
+        8 if is_grey else 8 * max(component.h_samp_factor for component in image.comp_info)
+    )
     row = -(-image.image_width // block_width)
-    fitting = [n for n in range(1, row + 1) if row % n == 0 and min_pixels <= n * block_width <= max_pixels]
+    fitting = [
+        n for n in range(1, row + 1) if row % n == 0 and min_pixels <= n * block_width <= max_pixels
+    ]
     return max(fitting, default=row)
 
 
 def _ends_with_its_scan(jpeg: bytes, start: int) -> bool:
-    """Whether only the end marker follows the scan that starts at `start` and may have restart markers."""
+    """Whether only the end marker follows the scan that starts at `start` and may have restart
+    markers.
+    """
     marker = _MARKER.search(jpeg, start)
     return marker is not None and marker[0] == _EOI and marker.end() == len(jpeg)
 
@@ -130,6 +156,7 @@ def _library() -> Any:
         import jpegio
     except ImportError as error:
         raise ConfigError(
-            "--jpeg-restart needs the library pyjpegio wherever shards are written; install 'shardset[pipelines]' there"
+            "--jpeg-restart needs the library pyjpegio wherever shards are written; install"
+            " 'shardset[pipelines]' there"
         ) from error
     return jpegio

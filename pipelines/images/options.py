@@ -18,10 +18,25 @@ ImageFormat = Literal["keep", "jpg", "png", "ppm", "webp"]
 CMYK_TO_RGB = "cmyk-to-rgb"
 """The fix of a CMYK image, which is written anew."""
 
-IMAGE_FLAGS = ("resize_shorter", "quality", "image_format", "background", "decoded_bytes", "jpeg_restart")
+IMAGE_FLAGS = (
+    "resize_shorter",
+    "quality",
+    "image_format",
+    "background",
+    "decoded_bytes",
+    "jpeg_restart",
+)
 """The options that have a flag."""
 
-_REWRITTEN_AS = {"gif": "png", "bmp": "png", "tif": "png", "avif": "png", "ico": "png", "jp2": "png", "pbm": "pgm"}
+_REWRITTEN_AS = {
+    "gif": "png",
+    "bmp": "png",
+    "tif": "png",
+    "avif": "png",
+    "ico": "png",
+    "jp2": "png",
+    "pbm": "pgm",
+}
 """The formats of resized images whose own format is not written."""
 
 
@@ -29,10 +44,11 @@ _REWRITTEN_AS = {"gif": "png", "bmp": "png", "tif": "png", "avif": "png", "ico":
 class ImageOptions:
     """The image options of a build. By default images are stored byte for byte.
 
-    `resize_shorter` is in pixels. `quality` (1 to 100) applies to re-encoded JPEGs and WebPs. An image with more than
-    `max_pixels`, or that takes more than `decoded_bytes` of memory, is refused before it is decoded; `decoded_bytes`
-    also limits the images that a process decodes at once. `jpeg_restart` adds restart markers to JPEGs without loss, so
-    that readers can decode only the part that a crop needs. Re-encoded transparent images are put on `background`.
+    `resize_shorter` is in pixels. `quality` (1 to 100) applies to re-encoded JPEGs and WebPs. An
+    image with more than `max_pixels`, or that takes more than `decoded_bytes` of memory, is refused
+    before it is decoded; `decoded_bytes` also limits the images that a process decodes at once.
+    `jpeg_restart` adds restart markers to JPEGs without loss, so that readers can decode only the
+    part that a crop needs. Re-encoded transparent images are put on `background`.
     """
 
     resize_shorter: int | None = setting(
@@ -43,9 +59,13 @@ class ImageOptions:
         metavar="shorter=N",
     )
     quality: int = setting(95, "quality of re-encoded JPEG and WebP, 1 to 100")
-    image_format: ImageFormat = setting("keep", "convert images to this format; keep leaves each in its own")
+    image_format: ImageFormat = setting(
+        "keep", "convert images to this format; keep leaves each in its own"
+    )
     max_pixels: int = MAX_PIXELS
-    jpeg_restart: bool = setting(False, "rewrite JPEGs without loss, so that readers decode only what a crop needs")
+    jpeg_restart: bool = setting(
+        False, "rewrite JPEGs without loss, so that readers decode only what a crop needs"
+    )
     background: Background = setting(
         WHITE,
         "behind transparent pixels when re-encoding: white (default), black, #rrggbb",
@@ -53,26 +73,35 @@ class ImageOptions:
         metavar="COLOUR",
     )
     decoded_bytes: int = setting(
-        DECODED_BYTES, "bytes of memory of the images that a worker decodes at once", type=arguments.positive
+        DECODED_BYTES,
+        "bytes of memory of the images that a worker decodes at once",
+        type=arguments.positive,
     )
 
     def __post_init__(self) -> None:
         if self.resize_shorter is not None and self.resize_shorter < 1:
             raise ConfigError(
-                f"resize shorter={self.resize_shorter}: expected at least 1 pixel, for example shorter=256"
+                f"resize shorter={self.resize_shorter}: expected at least 1 pixel, for example"
+                " shorter=256"
             )
         if not 1 <= self.quality <= 100:
             raise ConfigError(f"quality {self.quality}: expected 1 to 100, for example 95")
         if self.image_format not in ("keep", "jpg", "png", "ppm", "webp"):
-            raise ConfigError(f"image format {self.image_format!r}: expected keep, jpg, png, ppm or webp")
+            raise ConfigError(
+                f"image format {self.image_format!r}: expected keep, jpg, png, ppm or webp"
+            )
         if not 1 <= self.max_pixels <= MAX_PIXELS:
-            raise ConfigError(f"max_pixels {self.max_pixels}: expected 1 to {MAX_PIXELS}, the limit of the decoder")
+            raise ConfigError(
+                f"max_pixels {self.max_pixels}: expected 1 to {MAX_PIXELS}, the limit of the"
+                " decoder"
+            )
         limits.check(self.decoded_bytes)
         backgrounds.check(self.background)
         if self.background != WHITE and not self.reencodes:
             raise ConfigError(
-                "--background is for images that are re-encoded, and none is; add --resize or --image-format, or set "
-                "image.background in training, which puts stored images on it"
+                "--background is for images that are re-encoded, and none is; add --resize or"
+                " --image-format, or set image.background in training, which puts stored images"
+                " on it"
             )
 
     @property
@@ -85,10 +114,14 @@ DEFAULTS = ImageOptions()
 
 
 def options_to_read(manifest: Manifest) -> ImageOptions:
-    """The options to decode the stored images of a set with: its build may have been given more memory than usual."""
+    """The options to decode the stored images of a set with: its build may have been given more
+    memory than usual.
+    """
     image = manifest.provenance.options.get("image")
     given = image.get("decoded_bytes") if isinstance(image, dict) else None
-    return ImageOptions(decoded_bytes=max(given, DECODED_BYTES) if type(given) is int else DECODED_BYTES)
+    return ImageOptions(
+        decoded_bytes=max(given, DECODED_BYTES) if type(given) is int else DECODED_BYTES
+    )
 
 
 def stored_field(field: str, options: ImageOptions) -> str:
@@ -102,5 +135,6 @@ def resized(size: tuple[int, int], shorter: int | None) -> tuple[int, int]:
     """The size of an image with its shorter side reduced to `shorter`; never enlarged."""
     if shorter is None or min(size) <= shorter:
         return size
-    width, height = ((2 * side * shorter + min(size)) // (2 * min(size)) for side in size)  # rounded half up
+    # rounded half up
+    width, height = ((2 * side * shorter + min(size)) // (2 * min(size)) for side in size)
     return width, height

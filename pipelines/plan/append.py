@@ -1,4 +1,6 @@
-"""What a build that appends takes from the set: the labels of its classes, its keys, and the images that it holds."""
+"""What a build that appends takes from the set: the labels of its classes, its keys, and the images
+that it holds.
+"""
 
 import threading
 from collections.abc import Sequence
@@ -34,9 +36,9 @@ _read: dict[tuple[str, str], Hashes] = {}
 class Addition(msgspec.Struct, frozen=True, kw_only=True):
     """How a build appends to the version of a set that has the digest `base`.
 
-    `labels` has the label in the set of each class of the input, and is empty where all stay the same. The version has
-    `num_classes`.
-    `num_source_samples` are those of the version, by split. `known` says which samples of the input to skip.
+    `labels` has the label in the set of each class of the input, and is empty where all stay the
+    same. The version has `num_classes`. `num_source_samples` are those of the version, by split.
+    `known` says which samples of the input to skip.
     """
 
     base: str
@@ -51,8 +53,9 @@ def extended_classes(
 ) -> tuple[Sequence[ClassInfo] | None, list[int]]:
     """The classes of a set with those of an input, and the labels that these get, as in `Addition`.
 
-    Classes are the same if their wnids are, or their names where one has no wnid; further ones follow. Without names of
-    the input its labels mean the classes of the set, and may go beyond them if those have no names either.
+    Classes are the same if their wnids are, or their names where one has no wnid; further ones
+    follow. Without names of the input its labels mean the classes of the set, and may go beyond
+    them if those have no names either.
     """
     if new is None and are_numbers(old):
         return None, []
@@ -68,7 +71,10 @@ def extended_classes(
         if info.wnid in by_wnid:
             same = [by_wnid[info.wnid]]
         if len(same) > 1:
-            raise ConfigError(f"classes {same} of the set are all called {info.name!r}; give the input their wnids")
+            raise ConfigError(
+                f"classes {same} of the set are all called {info.name!r}; give the input their"
+                " wnids"
+            )
         if not same:
             classes.append(msgspec.structs.replace(info, label=len(classes)))
         labels.append(same[0] if same else classes[-1].label)
@@ -85,7 +91,9 @@ def relabelled(sample: RawSample | Rejected, labels: Sequence[int]) -> RawSample
 
 
 def write_known(files: PlanFiles, base: Manifest, known: Known) -> None:
-    """Writes the hashes of all keys of a version, from its indexes; also of its images if these are to be skipped."""
+    """Writes the hashes of all keys of a version, from its indexes; also of its images if these are
+    to be skipped.
+    """
     output, opened = files.output, manifests.opened(files.output, base)
 
     names = (paths.KNOWN_KEYS, paths.KNOWN_IMAGES) if known == "content" else (paths.KNOWN_KEYS,)
@@ -101,20 +109,34 @@ def write_known(files: PlanFiles, base: Manifest, known: Known) -> None:
 
 
 def admitted(files: PlanFiles, addition: Addition, rows: Sequence[UnitRow]) -> list[UnitRow]:
-    """The rows of a unit without those to skip; a row whose key the set has gets a new one, as a duplicate key does."""
+    """The rows of a unit without those to skip; a row whose key the set has gets a new one, as a
+    duplicate key does.
+    """
     if addition.known == "content":
         images = np.array([_image_of(row) for row in rows], np.uint64)
-        rows = [row for row, known in zip(rows, _among(files, paths.KNOWN_IMAGES, images), strict=True) if not known]
+        rows = [
+            row
+            for row, known in zip(rows, _among(files, paths.KNOWN_IMAGES, images), strict=True)
+            if not known
+        ]
     taken = _among(files, paths.KNOWN_KEYS, _hash_keys([stored_key(row, 0, 0) for row in rows]))
     if addition.known == "name":
         return [row for row, known in zip(rows, taken, strict=True) if not known]
-    return [_renamed(row, addition.base) if known else row for row, known in zip(rows, taken, strict=True)]
+    return [
+        _renamed(row, addition.base) if known else row
+        for row, known in zip(rows, taken, strict=True)
+    ]
 
 
 def refuse_known_key(files: PlanFiles, row: UnitRow, key: str) -> None:
-    """Raises SourceError if the set has the key that a sample got because another one of the input has its own."""
+    """Raises SourceError if the set has the key that a sample got because another one of the input
+    has its own.
+    """
     if _among(files, paths.KNOWN_KEYS, _hash_keys([key])).any():
-        raise SourceError(f"{row.name}: several samples want its key {row.key!r}, and the set has {key!r}; rename it")
+        raise SourceError(
+            f"{row.name}: several samples want its key {row.key!r}, and the set has {key!r};"
+            " rename it"
+        )
 
 
 def are_numbers(classes: Sequence[ClassInfo]) -> bool:
@@ -146,7 +168,9 @@ def _image_of(row: UnitRow) -> int:
 
 
 def images_of(index: NDArray[np.void]) -> Hashes:
-    """The same number of each sample of an index: equal images have equal ones, 0 stands for none."""
+    """The same number of each sample of an index: equal images have equal ones,
+    0 stands for none.
+    """
     sizes = first_images(index)[1].astype(np.uint64)
     numbers: Hashes = index["image_crc32c"].astype(np.uint64) * _WORD + sizes % _WORD
     numbers[sizes == 0] = 0

@@ -1,4 +1,6 @@
-"""Turns the rows of units into the references of shards: cuts batches by group of shards, then sorts each group."""
+"""Turns the rows of units into the references of shards: cuts batches by group of shards, then
+sorts each group.
+"""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -38,12 +40,16 @@ def assign_batch(
     seed: int,
     stratified: bool,
 ) -> list[tuple[Group, ByteRange]]:
-    """Writes the references of a batch of units by group of shards; returns (group, byte range) pairs.
+    """Writes the references of a batch of units by group of shards; returns (group, byte range)
+    pairs.
 
     Lists the samples that no shard stores in `plan/dropped/`.
     """
     units = plan.units_of(batch)
-    unit_tables = [tables.unit_from_bytes(data, "split", "label", "row") for data in tables.read_units(files, units)]
+    unit_tables = [
+        tables.unit_from_bytes(data, "split", "label", "row")
+        for data in tables.read_units(files, units)
+    ]
     first_rows = np.cumsum([0, *map(len, unit_tables)])
     raw = tables.concat(unit_tables)
     unit_tables.clear()  # frees memory: concat has copied them
@@ -54,7 +60,9 @@ def assign_batch(
         for name, split in sorted(plan.splits.items()):
             rows = np.flatnonzero(pc.equal(raw["split"], name).to_numpy(zero_copy_only=False))
             labels, offset = raw["label"].to_numpy()[rows], offsets[name]
-            for placed in layout.placements(labels, offset, split, seed=seed, stratified=stratified):
+            for placed in layout.placements(
+                labels, offset, split, seed=seed, stratified=stratified
+            ):
                 row = rows[placed.row]
                 is_stored[row] = True
                 for group, table in _by_group(split, raw, number, row, placed, offset.serial):
@@ -66,28 +74,45 @@ def assign_batch(
     return written
 
 
-def plan_group(files: PlanFiles, split: SplitPlan, slices: Iterable[ByteRange], suffix: str = "") -> Iterator[int]:
-    """Writes the references of every shard of a group, in their final order; yields the shard numbers.
+def plan_group(
+    files: PlanFiles, split: SplitPlan, slices: Iterable[ByteRange], suffix: str = ""
+) -> Iterator[int]:
+    """Writes the references of every shard of a group, in their final order; yields the shard
+    numbers.
 
     `suffix` is that of the shards' folder.
     """
-    placed = tables.concat([tables.placements_from_bytes(data) for data in read_slices(files.output, slices)])
-    shard, rank, source, copy = (placed[name].to_numpy() for name in ("shard", "rank", "source", "copy"))
+    placed = tables.concat(
+        [tables.placements_from_bytes(data) for data in read_slices(files.output, slices)]
+    )
+    shard, rank, source, copy = (
+        placed[name].to_numpy() for name in ("shard", "rank", "source", "copy")
+    )
     order = layout.rank_order(shard, rank, source, copy)
     references = tables.take(placed.select(REFERENCE.names), order)
     for number, start, stop in tables.runs_of(shard[order]):
-        assert stop - start == split.shard_size(number), "the arithmetic of the plan and the references agree"
+        assert stop - start == split.shard_size(number), (
+            "the arithmetic of the plan and the references agree"
+        )
         # A copy: of a slice, Arrow would write up to 63 bytes more, of a row of another shard.
         table = tables.concat([references.slice(start, stop - start)])
-        files.write(naming.references_path(split.name + suffix, number), tables.references_to_bytes(table))
+        files.write(
+            naming.references_path(split.name + suffix, number), tables.references_to_bytes(table)
+        )
         yield number
 
 
 def _by_group(
-    split: SplitPlan, raw: pa.RecordBatch, number: np.ndarray, row: np.ndarray, placed: Placements, serial: int
+    split: SplitPlan,
+    raw: pa.RecordBatch,
+    number: np.ndarray,
+    row: np.ndarray,
+    placed: Placements,
+    serial: int,
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     group = split.group_of(placed.shard)
-    order = layout.by_shard(group)  # in source order within a group, so that memory is read forwards
+    # in source order within a group, so that memory is read forwards
+    order = layout.by_shard(group)
     for runs in _pieces(tables.runs_of(group[order])):
         some = order[runs[0][1] : runs[-1][2]]
         rows = row.take(some)

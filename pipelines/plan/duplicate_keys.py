@@ -1,4 +1,6 @@
-"""Finds samples that want the same key: spreads the hashes of keys over buckets, then sorts each bucket alone."""
+"""Finds samples that want the same key: spreads the hashes of keys over buckets, then sorts each
+bucket alone.
+"""
 
 from collections.abc import Iterable
 
@@ -18,18 +20,25 @@ def spread_keys(files: PlanFiles, plan: PlanFile, batch: int) -> list[tuple[int,
     """Writes the key hashes of a batch of units by bucket; returns (bucket, byte range) pairs."""
     units = plan.units_of(batch)
     keys = np.concatenate(
-        [_keys(unit, data) for unit, data in zip(units, tables.read_units(files, units), strict=True)]
+        [
+            _keys(unit, data)
+            for unit, data in zip(units, tables.read_units(files, units), strict=True)
+        ]
     )
     bucket = (keys["hash"] % np.uint64(layout.num_buckets(plan.splits.values()))).astype(np.uint16)
     keys = keys[np.argsort(bucket, kind="stable")]
-    slices = ((number, keys[start:stop].tobytes()) for number, start, stop in tables.runs_of(np.sort(bucket)))
+    slices = (
+        (number, keys[start:stop].tobytes())
+        for number, start, stop in tables.runs_of(np.sort(bucket))
+    )
     return write_slices(files, paths.slice_path("keys", batch), slices)
 
 
 def find_duplicate_keys(
     files: PlanFiles, plan: PlanFile, bucket: int, slices: Iterable[ByteRange]
 ) -> list[tuple[int, ByteRange]]:
-    """Writes the rows of a bucket whose key is taken, by batch of units; returns (batch, byte range) pairs.
+    """Writes the rows of a bucket whose key is taken, by batch of units; returns (batch, byte
+    range) pairs.
 
     `slices` hold all keys of the bucket. Writes nothing if all keys differ.
     """
@@ -67,7 +76,9 @@ def duplicate_numbers(
     numbers = np.zeros(first_rows[-1], np.int64)
     for data in read_slices(files.output, slices):
         duplicates = np.frombuffer(data, DUPLICATE)
-        numbers[first_rows[duplicates["unit"] - units.start] + duplicates["row"]] = duplicates["number"]
+        numbers[first_rows[duplicates["unit"] - units.start] + duplicates["row"]] = duplicates[
+            "number"
+        ]
     return numbers
 
 

@@ -1,7 +1,9 @@
-"""Reads and writes the files below `plan/`. A whole file ends with a frame, which is checked before the file is used.
+"""Reads and writes the files below `plan/`.
 
-The frame holds the digest of the build that wrote the file, the length and the CRC32C. Files that are read by range
-have no frame: the ByteRange, UnitRef or Extent holds the length and the CRC32C.
+A whole file ends with a frame, which is checked before the file is used.
+
+The frame holds the digest of the build that wrote the file, the length and the CRC32C. Files that
+are read by range have no frame: the ByteRange, UnitRef or Extent holds the length and the CRC32C.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -47,8 +49,9 @@ class _Claimed(msgspec.Struct):
 class PlanFiles:
     """The plan files of one build at its output; pickles.
 
-    `build` is the digest of the build. Files with another digest belong to another build and are not used. The
-    launcher that prepares the output has a `claim` too, which another launcher of the same build may take from it.
+    `build` is the digest of the build. Files with another digest belong to another build and are
+    not used. The launcher that prepares the output has a `claim` too, which another launcher of the
+    same build may take from it.
     """
 
     output: Storage
@@ -63,11 +66,15 @@ class PlanFiles:
             write(self.output, name, self.build, content, if_generation=self.replaceable(name))
 
     def writer(self, name: str) -> ObjectWriter:
-        """A writer of a file without a frame; PreconditionFailed at its end if another file has arrived meanwhile."""
+        """A writer of a file without a frame; PreconditionFailed at its end if another file has
+        arrived meanwhile.
+        """
         return self.output.writer(name, if_generation=self.replaceable(name))
 
     def read(self, name: str) -> memoryview:
-        """The content of a file; NotFound, ConfigError if it is damaged, ManifestError if it is another build's."""
+        """The content of a file; NotFound, ConfigError if it is damaged, ManifestError if it is
+        another build's.
+        """
         file = read_checked(self.output, name, lambda: open_frame(self.output.read(name)))
         if file.build != self.build:
             raise another_build(self.output, name)
@@ -91,12 +98,17 @@ class PlanFiles:
         file = find(self.output, paths.BUILD)
         if file is None or file.build != self.build:
             raise another_build(self.output, paths.BUILD)
-        if self.claim and decode_record(self.output, paths.BUILD, file.content, _Claimed).claim != self.claim:
+        if (
+            self.claim
+            and decode_record(self.output, paths.BUILD, file.content, _Claimed).claim != self.claim
+        ):
             raise another_build(self.output, paths.BUILD)
 
     @contextmanager
     def while_current(self) -> Iterator[None]:
-        """A block that runs only while the output belongs to this build; errors that another build caused say so."""
+        """A block that runs only while the output belongs to this build; errors that another build
+        caused say so.
+        """
         self.check_current()
         try:
             yield
@@ -119,7 +131,12 @@ class PlanFiles:
 
 
 def write(
-    output: Storage, name: str, build: str, content: bytes | memoryview, *, if_generation: str | None = None
+    output: Storage,
+    name: str,
+    build: str,
+    content: bytes | memoryview,
+    *,
+    if_generation: str | None = None,
 ) -> None:
     """Writes one whole file of a build."""
     with output.writer(name, if_generation=if_generation) as out:
@@ -147,7 +164,8 @@ def decode_record(output: Storage, name: str, content: bytes | memoryview, kind:
         return msgspec.json.decode(content, type=kind)
     except JSON_ERRORS as error:
         raise ConfigError(
-            f"{output.url}/{name}: not readable ({error}); it is damaged or of another version: {START_OVER}"
+            f"{output.url}/{name}: not readable ({error}); it is damaged or of another version:"
+            f" {START_OVER}"
         ) from error
 
 
@@ -157,7 +175,9 @@ def encode_record(record: msgspec.Struct) -> bytes:
 
 
 def read_checked(output: Storage, name: str, attempt: Callable[[], T]) -> T:
-    """The result of `attempt`, which reads a file and raises ValueError if it is damaged; ConfigError after two."""
+    """The result of `attempt`, which reads a file and raises ValueError if it is damaged;
+    ConfigError after two.
+    """
     try:
         return read_again(attempt, ValueError)
     except ValueError as error:
@@ -167,7 +187,10 @@ def read_checked(output: Storage, name: str, attempt: Callable[[], T]) -> T:
 
 
 def in_order(output: Storage, names: Iterable[T], read: Callable[[T], R]) -> Iterator[R]:
-    """The result of `read` for each name, in order. Reads ahead from remote storage; holds a few results."""
+    """The result of `read` for each name, in order.
+
+    Reads ahead from remote storage; holds a few results.
+    """
     if output.reads_at_once == 1:
         yield from map(read, names)
         return

@@ -32,7 +32,9 @@ from shardset.storage.checked import read_again
 BATCH = 64
 
 MAX_INLINE_BYTES = 1024
-"""Larger fields go to the unit's spool, smaller ones into the sample's row: planning holds many rows in memory."""
+"""Larger fields go to the unit's spool, smaller ones into the sample's row: planning holds many
+rows in memory.
+"""
 
 
 class UnitSpool:
@@ -58,9 +60,15 @@ class UnitSpool:
 
 
 def index_unit(
-    files: PlanFiles, source: Source, config: BuildConfig, unit: UnitRef, addition: Addition | None = None
+    files: PlanFiles,
+    source: Source,
+    config: BuildConfig,
+    unit: UnitRef,
+    addition: Addition | None = None,
 ) -> UnitSummary:
-    """Writes a unit's table and summary, unless an earlier attempt of the same build left them; returns the summary."""
+    """Writes a unit's table and summary, unless an earlier attempt of the same build left them;
+    returns the summary.
+    """
     table_path, summary_path = paths.unit_path(unit.number), paths.summary_path(unit.number)
     if content := files.find(summary_path):
         return decode_record(files.output, summary_path, content, UnitSummary)
@@ -93,7 +101,10 @@ def _read_samples(
     with ExitStack() as stack:
         spool = UnitSpool(files, paths.spool_path(ref.number), stack)
         examiner = _Examiner(config, source.input, files.output, spool)
-        samples = (relabelled(sample, labels) for sample in source.index(read_unit(files.output, ref), spool))
+        samples = (
+            relabelled(sample, labels)
+            for sample in source.index(read_unit(files.output, ref), spool)
+        )
         while batch := list(islice(samples, BATCH)):
             for row in examiner.rows(batch):
                 if isinstance(row, UnitRow):
@@ -121,14 +132,19 @@ class _Examiner:
                 yield _entry(sample, contents[0] if contents else b"")
                 continue
             row = self._row(sample, contents)
-            if not isinstance(row, UnitRow) and contents:  # reads again: the bytes may be damaged in transfer only
+            # reads again: the bytes may be damaged in transfer only
+            if not isinstance(row, UnitRow) and contents:
                 [again] = self._fetch([sample])
                 row = row if again == contents else self._row(sample, again)
             yield row
 
     def _fetch(self, samples: Sequence[RawSample | Rejected]) -> Iterator[list[bytes]]:
-        """The contents of the extents of each sample; compares what its source has seen with a second read."""
-        fetched = fetch(([*self._extents(sample), *sample.seen] for sample in samples), self.input, self.output)
+        """The contents of the extents of each sample; compares what its source has seen with a
+        second read.
+        """
+        fetched = fetch(
+            ([*self._extents(sample), *sample.seen] for sample in samples), self.input, self.output
+        )
         for sample, contents in zip(samples, fetched, strict=True):
             yield contents[: len(contents) - len(sample.seen)]
 
@@ -139,7 +155,11 @@ class _Examiner:
             contents = [sample.extent]
         else:
             contents = sample.fields.values() if self.config.verify != "none" else ()
-        return [content for content in contents if isinstance(content, Extent) and content.object != SPOOL]
+        return [
+            content
+            for content in contents
+            if isinstance(content, Extent) and content.object != SPOOL
+        ]
 
     def _contents(self, sample: RawSample, fetched: Iterable[bytes]) -> dict[str, bytes]:
         """The contents of a sample's fields: the fetched ones, and those in memory."""
@@ -158,16 +178,30 @@ class _Examiner:
 
     def _row(self, sample: RawSample, fetched: Iterable[bytes]) -> UnitRow | QuarantineEntry:
         _check_names(sample)
-        contents, verify, options = self._contents(sample, fetched), self.config.verify, self.config.image
+        contents, verify, options = (
+            self._contents(sample, fetched),
+            self.config.verify,
+            self.config.image,
+        )
         image: Examined | None = None
         for field, data in contents.items():
             try:
                 if field == sample.image:
                     image = examine(data, field=field, verify=verify, options=options)
                 elif is_image_field(field):  # a further image, which is stored as it is
-                    examine(data, field=field, verify=verify, options=ImageOptions(decoded_bytes=options.decoded_bytes))
+                    examine(
+                        data,
+                        field=field,
+                        verify=verify,
+                        options=ImageOptions(decoded_bytes=options.decoded_bytes),
+                    )
             except UndecodableImage as error:
-                return _reject(sample, field, data, str(error) if field == sample.image else f"its {field}: {error}")
+                return _reject(
+                    sample,
+                    field,
+                    data,
+                    str(error) if field == sample.image else f"its {field}: {error}",
+                )
         image = image or examine(b"", field=sample.image, verify="none", options=options)
         stored = stored_field(image.field, options) if image.field else ""
         if stored != sample.image and stored in sample.fields:
@@ -182,14 +216,19 @@ class _Examiner:
             content=Content(
                 image=image.field,
                 fields=[
-                    (stored if field == sample.image else field, self._stored(content, contents.get(field)))
+                    (
+                        stored if field == sample.image else field,
+                        self._stored(content, contents.get(field)),
+                    )
                     for field, content in fields_of(sample)
                 ],
             ),
         )
 
     def _stored(self, content: Extent | bytes, data: bytes | None) -> Extent | bytes:
-        """The content as the plan keeps it: an extent with its CRC32C, or the bytes if they are few."""
+        """The content as the plan keeps it: an extent with its CRC32C, or the bytes if they are
+        few.
+        """
         if isinstance(content, Extent) and data is not None:
             content = msgspec.structs.replace(content, crc32c=crc32c_of(data))
         if isinstance(content, bytes) and len(content) > MAX_INLINE_BYTES:
@@ -200,20 +239,28 @@ class _Examiner:
 
 
 def _reject_too_large(sample: RawSample | Rejected) -> RawSample | Rejected:
-    """The sample; Rejected, without an extent so that its bytes are not read, if a field does not fit into a tar."""
+    """The sample; Rejected, without an extent so that its bytes are not read, if a field does not
+    fit into a tar.
+    """
     for field, content in sample.fields.items() if isinstance(sample, RawSample) else ():
         num_bytes = content.num_bytes if isinstance(content, Extent) else len(content)
         if num_bytes > MAX_MEMBER_BYTES:
-            reason = f"its {field} has {num_bytes} bytes, a member of a tar at most {MAX_MEMBER_BYTES}"
+            reason = (
+                f"its {field} has {num_bytes} bytes, a member of a tar at most {MAX_MEMBER_BYTES}"
+            )
             return Rejected(name=sample.name, split=sample.split, reason=reason)
     return sample
 
 
 def _reject(sample: RawSample, field: str, data: bytes | None, reason: str) -> QuarantineEntry:
-    """The quarantine entry of a sample with a bad field; `data` is None if the field was not read."""
+    """The quarantine entry of a sample with a bad field;
+    `data` is None if the field was not read.
+    """
     content = sample.fields[field]
     extent = content if data is not None and isinstance(content, Extent) else None
-    return _entry(Rejected(name=sample.name, split=sample.split, reason=reason, extent=extent), data or b"")
+    return _entry(
+        Rejected(name=sample.name, split=sample.split, reason=reason, extent=extent), data or b""
+    )
 
 
 def _entry(rejected: Rejected, data: bytes) -> QuarantineEntry:
@@ -231,9 +278,12 @@ def _entry(rejected: Rejected, data: bytes) -> QuarantineEntry:
 
 def _check_names(sample: RawSample) -> None:
     if not naming.is_split(sample.split):
-        raise SourceError(f"{sample.name}: {sample.split!r} can't name a split; use {naming.SPLIT_NAMES}")
+        raise SourceError(
+            f"{sample.name}: {sample.split!r} can't name a split; use {naming.SPLIT_NAMES}"
+        )
     for field in sample.fields:
         if not naming.is_field(field):
             raise SourceError(
-                f"{sample.name}: field {field!r} can't be an extension; use lower-case letters and digits"
+                f"{sample.name}: field {field!r} can't be an extension; use lower-case letters and"
+                " digits"
             )

@@ -1,11 +1,13 @@
-"""Pure functions for the layout of a split: the number of shards, their sizes, and the slot of each sample.
+"""Pure functions for the layout of a split: the number of shards, their sizes, and the slot of each
+sample.
 
-A split's samples are numbered in source order. Each belongs to a stratum: all samples form one, or each class is one.
-The `num_samples` samples of a stratum fill exactly `num_stored` positions; if there are more positions than samples,
-some samples fill several. A keyed permutation puts the copies of a stratum in a sequence, the sequences of the strata
-follow each other, and the whole sequence is dealt to the shards like cards: position j goes to shard j mod S. So shard
-sizes differ by at most one, and so do the counts of each stratum. The slot of a sample is arithmetic: it takes neither
-a sort nor memory that grows with the data set.
+A split's samples are numbered in source order. Each belongs to a stratum: all samples form one, or
+each class is one. The `num_samples` samples of a stratum fill exactly `num_stored` positions; if
+there are more positions than samples, some samples fill several. A keyed permutation puts the
+copies of a stratum in a sequence, the sequences of the strata follow each other, and the whole
+sequence is dealt to the shards like cards: position j goes to shard j mod S. So shard sizes differ
+by at most one, and so do the counts of each stratum. The slot of a sample is arithmetic: it takes
+neither a sort nor memory that grows with the data set.
 """
 
 import math
@@ -23,8 +25,9 @@ from shardset.order.permutation import derive_key, hash64, permute
 
 TARGET_SHARD_BYTES = 128 * 2**20
 SMALL_SHARDS, SMALL_SHARD_SAMPLES = 4, 100
-"""A split of less than 4 x 128 MiB has 4 shards by default, or as many as have 100 samples each, so that several
-readers have one each and ten test images are one file."""
+"""A split of less than 4 x 128 MiB has 4 shards by default, or as many as have 100 samples each, so
+that several readers have one each and ten test images are one file.
+"""
 MIN_BATCH, MAX_BATCH = 2**17, 2**19
 """The bounds of a batch of references: they limit a worker's memory."""
 _SLICE_ROWS = 400
@@ -37,7 +40,9 @@ MAX_BUCKETS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stratum:
-    """Samples that are dealt together: their number, the positions that they fill, and the start of their sequence."""
+    """Samples that are dealt together: their number, the positions that they fill, and the start of
+    their sequence.
+    """
 
     num_samples: int
     num_stored: int
@@ -46,7 +51,10 @@ class Stratum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitPlan:
-    """The arithmetic of a split. `num_bytes` estimates the contents of its shards from the sizes of the raw images."""
+    """The arithmetic of a split.
+
+    `num_bytes` estimates the contents of its shards from the sizes of the raw images.
+    """
 
     name: str
     num_source: int
@@ -82,7 +90,9 @@ class UnitOffset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placements:
-    """The destinations of samples: `row` in the unit, `copy` number, `shard`, and `rank`, the order in the shard."""
+    """The destinations of samples: `row` in the unit, `copy` number, `shard`, and `rank`, the order
+    in the shard.
+    """
 
     row: np.ndarray = field(repr=False)
     copy: np.ndarray = field(repr=False)
@@ -159,10 +169,15 @@ def plan_split(
     num_stored = stored_samples(wanted, sizing, num_shards) if num_shards else 0
     if num_stored < num_shards or num_shards < 1:
         raise ConfigError(
-            f"split {name!r}: {wanted} samples can't fill {num_shards or 'one'} shard(s) "
-            f"({_asked(sizing)}, remainder {sizing.remainder}); ask for fewer shards or fewer samples a shard"
+            f"split {name!r}: {wanted} samples can't fill {num_shards or 'one'} shard(s)"
+            f" ({_asked(sizing)}, remainder {sizing.remainder}); ask for fewer shards or fewer"
+            " samples a shard"
         )
-    strata = {0: num_source} if balance == "none" else {label: n for label, n in sorted(strata.items()) if n}
+    strata = (
+        {0: num_source}
+        if balance == "none"
+        else {label: n for label, n in sorted(strata.items()) if n}
+    )
     stored = apportion(num_stored, list(strata.values()))
     added = [kept - count for kept, count in zip(stored, strata.values(), strict=True)]
     return SplitPlan(
@@ -176,19 +191,30 @@ def plan_split(
         fields=list(fields),
         strata={
             label: Stratum(num_samples=count, num_stored=kept, start=stop - kept)
-            for (label, count), kept, stop in zip(strata.items(), stored, accumulate(stored), strict=True)
+            for (label, count), kept, stop in zip(
+                strata.items(), stored, accumulate(stored), strict=True
+            )
         },
     )
 
 
-def place(labels: np.ndarray, offset: UnitOffset, plan: SplitPlan, *, seed: int, stratified: bool) -> Placements:
-    """The placements of neighbouring samples of a split, one for each stored copy, in no particular order.
+def place(
+    labels: np.ndarray, offset: UnitOffset, plan: SplitPlan, *, seed: int, stratified: bool
+) -> Placements:
+    """The placements of neighbouring samples of a split, one for each stored copy, in no particular
+    order.
 
     `labels` int [n], n > 0, in source order.
     """
     strata = labels if stratified else np.zeros(len(labels), np.int64)
     columns = [
-        _place_stratum(rows, label, offset.strata.get(label, 0), plan, derive_key(seed, "place", plan.name, label))
+        _place_stratum(
+            rows,
+            label,
+            offset.strata.get(label, 0),
+            plan,
+            derive_key(seed, "place", plan.name, label),
+        )
         for label, rows in _rows_by_stratum(strata)
     ]
     row, copy, sequence = map(np.concatenate, zip(*columns, strict=True))
@@ -206,19 +232,26 @@ def placements(
     max_rows: int = MAX_PLACEMENTS,
 ) -> Iterator[Placements]:
     """The placements of `place` in pieces: at most `max_rows` each, or the copies of one sample."""
-    max_copies = max(math.ceil(stratum.num_stored / stratum.num_samples) for stratum in plan.strata.values())
+    max_copies = max(
+        math.ceil(stratum.num_stored / stratum.num_samples) for stratum in plan.strata.values()
+    )
     size = max(1, max_rows // max(1, max_copies))
     for first in range(0, len(labels), size):
         some = labels[first : first + size]
         placed = place(some, offset, plan, seed=seed, stratified=stratified)
         yield replace(placed, row=placed.row + first)
         counts = _count(some) if stratified else Counter({0: len(some)})
-        offset = UnitOffset(serial=offset.serial + len(some), strata=Counter(offset.strata) + counts)
+        offset = UnitOffset(
+            serial=offset.serial + len(some), strata=Counter(offset.strata) + counts
+        )
 
 
-def rank_order(shard: np.ndarray, rank: np.ndarray, source: np.ndarray, copy: np.ndarray) -> np.ndarray:
+def rank_order(
+    shard: np.ndarray, rank: np.ndarray, source: np.ndarray, copy: np.ndarray
+) -> np.ndarray:
     """The row order of stored samples: by shard, then rank; equal ranks by source and copy."""
-    # Two passes are faster than lexsort, which is needed only if ranks are equal: a chance of 1 in 2**64 for each pair.
+    # Two passes are faster than lexsort, which is needed only if ranks are equal: a chance of 1 in
+    # 2**64 for each pair.
     order = np.argsort(rank)
     order = order[by_shard(shard[order])]
     same = (shard[order][1:] == shard[order][:-1]) & (rank[order][1:] == rank[order][:-1])
@@ -260,9 +293,13 @@ def _place_stratum(
     stratum = plan.strata[label]
     serial = np.arange(first, first + len(rows))
     full, extra = divmod(stratum.num_stored, stratum.num_samples)
-    row, number, copy = np.tile(rows, full), np.tile(serial, full), np.repeat(np.arange(full), len(rows))
-    # Every sample is stored `full` times. A keyed choice of `extra` samples is stored once more, or instead of the
-    # others if samples are dropped; their ranks number these copies without gaps.
+    row, number, copy = (
+        np.tile(rows, full),
+        np.tile(serial, full),
+        np.repeat(np.arange(full), len(rows)),
+    )
+    # Every sample is stored `full` times. A keyed choice of `extra` samples is stored once more, or
+    # instead of the others if samples are dropped; their ranks number these copies without gaps.
     if extra:
         rank = permute(serial, n=stratum.num_samples, key=derive_key(key, "extra"))
         chosen = np.flatnonzero(rank < extra)

@@ -1,6 +1,7 @@
 """The names of the files below `plan/`, relative to the output. They are private to the build.
 
-The references of a shard are the exception: readers use them too, so their name is in `shardset.format.naming`.
+The references of a shard are the exception: readers use them too, so their name is in
+`shardset.format.naming`.
 """
 
 import re
@@ -12,7 +13,10 @@ SURVEY = f"{PLAN_FOLDER}survey.jsonl"
 PLAN = f"{PLAN_FOLDER}plan.json"
 REJECTED = f"{PLAN_FOLDER}rejected.jsonl"
 REPLACED = f"{PLAN_FOLDER}replaced.json"
-"""The manifest of a set that is being replaced. It is removed last, after the files that it lists."""
+"""The manifest of a set that is being replaced.
+
+It is removed last, after the files that it lists.
+"""
 BASE = f"{PLAN_FOLDER}base.json"
 """The manifest of the version that a build appends to."""
 KNOWN_KEYS = f"{PLAN_FOLDER}known_keys.bin"
@@ -57,7 +61,9 @@ def dropped_path(unit: int) -> str:
 
 
 def spool_path(unit: int) -> str:
-    """The bytes of a unit that can't be read by range from the input, such as those of a compressed archive."""
+    """The bytes of a unit that can't be read by range from the input, such as those of a compressed
+    archive.
+    """
     return f"{PLAN_FOLDER}spool/{unit:07d}.bin"
 
 

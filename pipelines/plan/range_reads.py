@@ -1,4 +1,6 @@
-"""Reads raw bytes by extent, in order: neighbours in one request, concurrently on gs://, and only as planned."""
+"""Reads raw bytes by extent, in order: neighbours in one request, concurrently on gs://, and only
+as planned.
+"""
 
 import os
 import threading
@@ -19,18 +21,25 @@ MAX_GAP = 4096
 MAX_READ = 8 * 2**20
 
 SPOOLED = "spool:///"
-"""The prefix of a plan file's name in an extent of spooled bytes. No name of an input object can start with it."""
+"""The prefix of a plan file's name in an extent of spooled bytes.
+
+No name of an input object can start with it.
+"""
 
 
 _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
 _pools_lock = threading.Lock()
 
 
-def fetch(groups: Iterable[Sequence[Extent]], source: Storage, output: Storage) -> Iterator[list[bytes]]:
-    """The contents of each group of extents, such as those of a sample; neighbours in a group share a request.
+def fetch(
+    groups: Iterable[Sequence[Extent]], source: Storage, output: Storage
+) -> Iterator[list[bytes]]:
+    """The contents of each group of extents, such as those of a sample; neighbours in a group share
+    a request.
 
-    Holds only the groups in flight. Reads an extent once more if its CRC32C differs. Raises ChangedInput if an object
-    is no longer the planned one, or if its bytes changed. All threads of a process share its readers.
+    Holds only the groups in flight. Reads an extent once more if its CRC32C differs. Raises
+    ChangedInput if an object is no longer the planned one, or if its bytes changed. All threads of
+    a process share its readers.
     """
     num_threads = max(source.reads_at_once, output.reads_at_once)
     if num_threads == 1:
@@ -54,12 +63,15 @@ def fetch(groups: Iterable[Sequence[Extent]], source: Storage, output: Storage) 
 def coalesce(ranges: Sequence[tuple[int, int]], *, max_gap: int, max_bytes: int) -> Iterator[slice]:
     """Slices of `ranges`, one per request.
 
-    `ranges` are half-open (start, stop), ascending by start. Neighbours share a request if they are at most `max_gap`
-    bytes apart and the request stays within `max_bytes`; a longer range is a request of its own.
+    `ranges` are half-open (start, stop), ascending by start. Neighbours share a request if they are
+    at most `max_gap` bytes apart and the request stays within `max_bytes`; a longer range is a
+    request of its own.
     """
     first, end = 0, 0
     for number, (start, stop) in enumerate(ranges):
-        if number > first and (start - end > max_gap or max(end, stop) - ranges[first][0] > max_bytes):
+        if number > first and (
+            start - end > max_gap or max(end, stop) - ranges[first][0] > max_bytes
+        ):
             yield slice(first, number)
             first, end = number, start
         end = max(end, stop)
@@ -90,7 +102,11 @@ class _Located(NamedTuple):
     def read(self, start: int, stop: int) -> bytes:
         """The bytes [start, stop); raises ChangedInput if the object is not the planned one."""
         try:
-            return self.storage.read(self.name, start, stop, generation=self.generation) if stop > start else b""
+            return (
+                self.storage.read(self.name, start, stop, generation=self.generation)
+                if stop > start
+                else b""
+            )
         except (NotFound, PreconditionFailed) as error:
             remedy = START_OVER if self.generation is None else "plan again with --overwrite"
             raise ChangedInput(
@@ -131,9 +147,9 @@ def _read_again(extent: Extent, located: _Located) -> bytes:
         if extent.crc32c != UNREAD:
             found += f" with CRC32C {extend_crc32c(0, content):08x}, expected {extent.crc32c:08x}"
         raise ChangedInput(
-            f"{located.url}, {extent.num_bytes} bytes at {extent.offset}: its bytes changed since it was planned, its "
-            f"size and time did not ({found}, read twice); restore it, or {START_OVER}; a rerun alone compares with "
-            "the same plan"
+            f"{located.url}, {extent.num_bytes} bytes at {extent.offset}: its bytes changed since"
+            f" it was planned, its size and time did not ({found}, read twice); restore it, or"
+            f" {START_OVER}; a rerun alone compares with the same plan"
         )
     return content
 
@@ -143,7 +159,9 @@ def _runs(extents: Sequence[Extent]) -> Iterator[Sequence[Extent]]:
     if len(extents) == 1:  # the usual case, which needs no sorting
         yield extents
         return
-    in_order = sorted(set(extents), key=lambda extent: (extent.object, extent.generation, extent.offset))
+    in_order = sorted(
+        set(extents), key=lambda extent: (extent.object, extent.generation, extent.offset)
+    )
     for _, group in groupby(in_order, key=lambda extent: (extent.object, extent.generation)):
         neighbours = list(group)
         ranges = [(extent.offset, extent.offset + extent.num_bytes) for extent in neighbours]

@@ -17,19 +17,23 @@ from shardset.format.manifest import ClassInfo, Shard
 from shardset.prepared import prepared
 
 PLAN_VERSION = 13
-"""Increase it when the format of a file below `plan/` changes, or what the same input and options lead to, such as the
-held-out samples or the default sizes: unfinished builds of other versions then start over."""
+"""Increase it when the format of a file below `plan/` changes, or what the same input and options
+lead to, such as the held-out samples or the default sizes: unfinished builds of other versions then
+start over.
+"""
 
 
 @prepared
 class BuildFile(msgspec.Struct, frozen=True, kw_only=True):
-    """`plan/build.json`: the identity of a build. An unfinished build resumes only if it is the same.
+    """`plan/build.json`: the identity of a build.
 
-    `appends` says to what it adds, None if it makes a set of its own.
-    `libraries` are the installed ones, whether or not a byte depends on them. A build that replaces others becomes
-    `ready` once their files are removed; `before` holds their suffixes, and later only its own if they had that too.
-    `claim` is the launcher that prepared the output: of several with one command, one does. `looked_for` is that of the
-    survey.
+    An unfinished build resumes only if it is the same.
+
+    `appends` says to what it adds, None if it makes a set of its own. `libraries` are the installed
+    ones, whether or not a byte depends on them. A build that replaces others becomes `ready` once
+    their files are removed; `before` holds their suffixes, and later only its own if they had that
+    too. `claim` is the launcher that prepared the output: of several with one command, one does.
+    `looked_for` is that of the survey.
     """
 
     tool: str
@@ -49,19 +53,24 @@ class BuildFile(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def digest(self) -> str:
         """The identity of the build at its output: 16 hexadecimal digits."""
-        identity = msgspec.structs.replace(self, notes=[], looked_for="", ready=True, before=[], claim="")
+        identity = msgspec.structs.replace(
+            self, notes=[], looked_for="", ready=True, before=[], claim=""
+        )
         return hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:16]
 
     @property
     def replaces(self) -> bool:
-        """Whether another build wrote into the same folders before; its last files may still arrive."""
+        """Whether another build wrote into the same folders before; its last files may still
+        arrive.
+        """
         return self.suffix in self.before
 
     def differences_from(self, old: "BuildFile", *, writes_images: bool) -> list[str]:
         """The differences from an older build, in words; empty if this build can resume it.
 
-        Suffix and notes may differ: no byte of a shard depends on them. The libraries may differ too, unless the old
-        build `writes_images`. Another input is named only where nothing else differs, which may be its cause.
+        Suffix and notes may differ: no byte of a shard depends on them. The libraries may differ
+        too, unless the old build `writes_images`. Another input is named only where nothing else
+        differs, which may be its cause.
         """
         differences = [*_differences(old.options, self.options)]
         if old.tool != self.tool:
@@ -81,8 +90,8 @@ class BuildFile(msgspec.Struct, frozen=True, kw_only=True):
 class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
     """`plan/plan.json`: the arithmetic of every split, and the fields that the manifest copies.
 
-    `rejected` is the list of all rejected samples. Workers get the plan without `classes`, because Beam measures the
-    size of each element in every step and process.
+    `rejected` is the list of all rejected samples. Workers get the plan without `classes`, because
+    Beam measures the size of each element in every step and process.
     """
 
     digest: str
@@ -130,4 +139,7 @@ def _base_of(build: BuildFile) -> str | None:
 
 
 def _names_of_classes(build: BuildFile) -> dict[str, str]:
-    return {f"class {one.label}": f"{one.name} ({one.wnid})" if one.wnid else one.name for one in build.classes or []}
+    return {
+        f"class {one.label}": f"{one.name} ({one.wnid})" if one.wnid else one.name
+        for one in build.classes or []
+    }

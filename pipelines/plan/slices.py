@@ -1,7 +1,9 @@
-"""The data between two steps, stored below `plan/slices/`, so that only byte ranges go through the runner.
+"""The data between two steps, stored below `plan/slices/`, so that only byte ranges go through the
+runner.
 
-Each call of a step writes one object with a byte range for each receiver. Name and bytes depend only on the call's
-input, so a retry writes the same object. A receiver reads its byte range of each object.
+Each call of a step writes one object with a byte range for each receiver. Name and bytes depend
+only on the call's input, so a retry writes the same object. A receiver reads its byte range of each
+object.
 """
 
 from collections.abc import Iterable, Iterator
@@ -34,7 +36,9 @@ def write_slices(
     with files.writer(name) as out:
         for receiver, data in slices:
             out.write(data)
-            written.append((receiver, ByteRange(name, start, start + len(data), extend_crc32c(0, data))))
+            written.append(
+                (receiver, ByteRange(name, start, start + len(data), extend_crc32c(0, data)))
+            )
             start += len(data)
     return written
 
@@ -58,7 +62,8 @@ def read_range(output: Storage, byte_range: ByteRange) -> bytes:
         crc = extend_crc32c(0, data)
         if (len(data), crc) != (stop - start, byte_range.crc32c):
             raise ValueError(
-                f"bytes {start} to {stop} are {len(data)} with the CRC32C {crc:08x}, expected {byte_range.crc32c:08x}"
+                f"bytes {start} to {stop} are {len(data)} with the CRC32C {crc:08x}, expected"
+                f" {byte_range.crc32c:08x}"
             )
         return data
 
@@ -70,9 +75,17 @@ def read_slices(output: Storage, byte_ranges: Iterable[ByteRange]) -> Iterator[b
     return in_order(output, sorted(byte_ranges), lambda byte_range: read_range(output, byte_range))
 
 
-def copy_range(files: PlanFiles, byte_range: ByteRange, to: str, *, after: str | None = None) -> None:
-    """Copies a range to an object of its own, behind the object `after`; it appears only if the CRC32C matches."""
-    start = read_same_twice(lambda: files.output.read(after), f"{files.output.url}/{after}") if after else b""
+def copy_range(
+    files: PlanFiles, byte_range: ByteRange, to: str, *, after: str | None = None
+) -> None:
+    """Copies a range to an object of its own, behind the object `after`; it appears only if the
+    CRC32C matches.
+    """
+    start = (
+        read_same_twice(lambda: files.output.read(after), f"{files.output.url}/{after}")
+        if after
+        else b""
+    )
 
     def copy() -> None:
         crc = 0

@@ -24,9 +24,14 @@ from shardset.order.permutation import ORDER_VERSION
 from shardset.program import count
 
 _NOTES = {
-    TRANSPARENT: "{} with transparency {} stored as they came; the stream puts them on a background (white; "
-    "image.background)",
-    TURNED: "{} {} stored turned, as EXIF says; the stream turns them upright (image.upright), other readers may not",
+    TRANSPARENT: (
+        "{} with transparency {} stored as they came; the stream puts them on a background (white; "
+        "image.background)"
+    ),
+    TURNED: (
+        "{} {} stored turned, as EXIF says; the stream turns them upright (image.upright), other"
+        " readers may not"
+    ),
 }
 """What the summary says of images with a mark that is no fix."""
 
@@ -34,13 +39,17 @@ _NOTES = {
 def make_plan(files: PlanFiles, config: BuildConfig, build: BuildFile) -> PlanFile:
     """Writes the plan of all splits to `plan/` and returns it.
 
-    Raises TooManyBad, SourceError (no samples, or labels without classes) or ConfigError (impossible sizes).
+    Raises TooManyBad, SourceError (no samples, or labels without classes) or ConfigError
+    (impossible sizes).
     """
     total = summaries.merge(read_summaries(files, build.num_units))
-    summaries.refuse_too_many_bad(total, config.max_bad_fraction if config.on_bad == "quarantine" else 0.0)
+    summaries.refuse_too_many_bad(
+        total, config.max_bad_fraction if config.on_bad == "quarantine" else 0.0
+    )
     if total.num_known and not any(count.num_samples for count in total.splits.values()):
         raise SourceError(
-            f"{config.input}: nothing to append: the set has all of it ({count(total.num_known, 'sample')})"
+            f"{config.input}: nothing to append: the set has all of it"
+            f" ({count(total.num_known, 'sample')})"
         )
     splits = _plan_splits(config, total)
     totals = Counter[int]()
@@ -51,8 +60,8 @@ def make_plan(files: PlanFiles, config: BuildConfig, build: BuildFile) -> PlanFi
     lost = [one.name for one in classes if one.label not in totals]
     if config.source == "folder" and lost and not config.append:
         raise SourceError(
-            f"{config.input}: all images of class {lost[0]!r} are bad ({'; '.join(total.reasons)}); "
-            "mend them, or move the folder out of the input"
+            f"{config.input}: all images of class {lost[0]!r} are bad ({'; '.join(total.reasons)});"
+            " mend them, or move the folder out of the input"
         )
     rejected = write_pieces(files, paths.REJECTED, _rejected_lines(files, build.num_units))
     plan = PlanFile(
@@ -81,8 +90,13 @@ def _plan_splits(config: BuildConfig, total: UnitSummary) -> dict[str, SplitPlan
     """The plan of each split that has samples."""
     names = sorted(split for split, count in total.splits.items() if count.num_samples)
     if not names:
-        raise SourceError(f"{config.input}: no sample found; see `python -m pipelines build --help` for what is read")
-    refuse_unknown_splits(config.num_shards | config.samples_per_shard | config.target_samples | config.repeat, names)
+        raise SourceError(
+            f"{config.input}: no sample found; see `python -m pipelines build --help` for what is"
+            " read"
+        )
+    refuse_unknown_splits(
+        config.num_shards | config.samples_per_shard | config.target_samples | config.repeat, names
+    )
     splits = {
         name: layout.plan_split(
             name,
@@ -102,16 +116,23 @@ def refuse_unknown_splits(wanted: Iterable[str], names: Sequence[str]) -> None:
     """Raises ConfigError if a size is given for a split that the input does not have."""
     unknown = sorted({*wanted} - {*names, ""})
     if unknown:
-        raise ConfigError(f"sizes were given for split {unknown[0]!r}, but the input has {', '.join(names)}")
+        raise ConfigError(
+            f"sizes were given for split {unknown[0]!r}, but the input has {', '.join(names)}"
+        )
 
 
-def _refuse_unknown_shards(wanted: Iterable[tuple[str, int]], splits: Mapping[str, SplitPlan]) -> None:
+def _refuse_unknown_shards(
+    wanted: Iterable[tuple[str, int]], splits: Mapping[str, SplitPlan]
+) -> None:
     for name, number in sorted(wanted):
         if name not in splits:
-            raise ConfigError(f"--only-shards {name}:{number}: there is no such split, only {', '.join(splits)}")
+            raise ConfigError(
+                f"--only-shards {name}:{number}: there is no such split, only {', '.join(splits)}"
+            )
         if number >= splits[name].num_shards:
             raise ConfigError(
-                f"--only-shards {name}:{number}: split {name!r} has shards 0 to {splits[name].num_shards - 1}"
+                f"--only-shards {name}:{number}: split {name!r} has shards 0 to"
+                f" {splits[name].num_shards - 1}"
             )
 
 
@@ -121,7 +142,9 @@ def _label_notes(
     totals: Counter[int],
     classes: Sequence[ClassInfo],
 ) -> list[str]:
-    """Sentences on labels that no sample has, if numbers name the classes, and on samples without a label."""
+    """Sentences on labels that no sample has, if numbers name the classes, and on samples without a
+    label.
+    """
     known = range(build.appends.num_classes if build.appends else 0)
     largest = len(classes) - 1 if are_numbers(classes) else NO_LABEL
     return notes_on(config.input, dict.fromkeys(known, 0) | totals, largest, build.looked_for)
@@ -131,7 +154,10 @@ def _classes(build: BuildFile, max_label: int) -> list[ClassInfo]:
     if build.classes is None:
         return [ClassInfo(label=label, name=str(label)) for label in range(max_label + 1)]
     if max_label >= len(build.classes):
-        raise SourceError(f"label {max_label} was found, but there are {len(build.classes)} classes; check the labels")
+        raise SourceError(
+            f"label {max_label} was found, but there are {len(build.classes)} classes; check the"
+            " labels"
+        )
     return build.classes
 
 
@@ -146,11 +172,19 @@ def _rejected_lines(files: PlanFiles, num_units: int) -> Iterator[bytes]:
 def _notes(marks: Mapping[str, int]) -> list[str]:
     """A sentence for each mark that is no fix."""
     numbers = ((note, marks.get(mark, 0)) for mark, note in _NOTES.items())
-    return [note.format(count(number, "image"), "is" if number == 1 else "are") for note, number in numbers if number]
+    return [
+        note.format(count(number, "image"), "is" if number == 1 else "are")
+        for note, number in numbers
+        if number
+    ]
 
 
 def _known_note(num_known: int, config: BuildConfig) -> list[str]:
-    return [f"{count(num_known, 'sample')} skipped, because the set has their {config.append}"] if num_known else []
+    return (
+        [f"{count(num_known, 'sample')} skipped, because the set has their {config.append}"]
+        if num_known
+        else []
+    )
 
 
 def _digest(plan: PlanFile, config: BuildConfig) -> str:

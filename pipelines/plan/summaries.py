@@ -1,4 +1,7 @@
-"""The summary of each unit, and the sums over all units. Summaries are read one at a time, and none is kept."""
+"""The summary of each unit, and the sums over all units.
+
+Summaries are read one at a time, and none is kept.
+"""
 
 import hashlib
 import json
@@ -29,10 +32,12 @@ ALLOWED_BAD = 10
 
 @dataclass(slots=True, kw_only=True)
 class SplitCount:
-    """The counts of a split in one or more units. `strata` maps a label (-1: none) to its number of samples.
+    """The counts of a split in one or more units.
 
-    `num_known` further samples were skipped, because the set to which they would be appended has them. Of those that
-    were rejected, `num_hidden` are hidden members of tars.
+    `strata` maps a label (-1: none) to its number of samples.
+
+    `num_known` further samples were skipped, because the set to which they would be appended has
+    them. Of those that were rejected, `num_hidden` are hidden members of tars.
     """
 
     num_samples: int = 0
@@ -57,7 +62,8 @@ class SplitCount:
 @prepared
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitSummary:
-    """A unit, or all units, in a few numbers: counts and fields by split, fixes, reasons of rejected samples, a digest.
+    """A unit, or all units, in a few numbers: counts and fields by split, fixes, reasons of
+    rejected samples, a digest.
 
     `fields` are those of `count_fields`.
     """
@@ -76,7 +82,10 @@ class UnitSummary:
 
 
 def summarize(
-    unit: int, rows: Sequence[UnitRow], rejected: Sequence[QuarantineEntry], num_known: Mapping[str, int] = {}
+    unit: int,
+    rows: Sequence[UnitRow],
+    rejected: Sequence[QuarantineEntry],
+    num_known: Mapping[str, int] = {},
 ) -> UnitSummary:
     """The summary of a unit; `num_known` are the skipped samples by split."""
     num_rejected = Counter(entry["split"] for entry in rejected)
@@ -117,7 +126,11 @@ def read_summaries(files: PlanFiles, num_units: int) -> Iterator[UnitSummary]:
 
 
 def unit_offsets(
-    summaries: Iterable[UnitSummary], splits: Iterable[str], *, units_per_batch: int, stratified: bool
+    summaries: Iterable[UnitSummary],
+    splits: Iterable[str],
+    *,
+    units_per_batch: int,
+    stratified: bool,
 ) -> Iterator[UnitOffsets]:
     """For each batch of units, in order, the number of samples before it in each split."""
     sums = {split: SplitCount() for split in splits}
@@ -125,7 +138,8 @@ def unit_offsets(
         if number % units_per_batch == 0:
             yield {
                 split: UnitOffset(
-                    serial=total.num_samples, strata={**total.strata} if stratified else {0: total.num_samples}
+                    serial=total.num_samples,
+                    strata={**total.strata} if stratified else {0: total.num_samples},
                 )
                 for split, total in sums.items()
             }
@@ -161,25 +175,38 @@ def merge(summaries: Iterable[UnitSummary]) -> UnitSummary:
 
 
 def refuse_too_many_bad(total: UnitSummary, max_bad_fraction: float) -> None:
-    """Raises TooManyBad if more than that fraction of a split was rejected, and more than a few samples.
+    """Raises TooManyBad if more than that fraction of a split was rejected, and more than a few
+    samples.
 
     A few are ALLOWED_BAD, at most half of the split, and none if the fraction is 0.
     """
     for split, count in sorted(total.splits.items()):
         num_bad = count.num_rejected - (count.num_hidden if count.num_samples else 0)
         num_raw = num_bad + count.num_samples + count.num_known
-        allowed = max(max_bad_fraction * num_raw, min(ALLOWED_BAD, num_raw / 2)) if max_bad_fraction else 0
+        allowed = (
+            max(max_bad_fraction * num_raw, min(ALLOWED_BAD, num_raw / 2))
+            if max_bad_fraction
+            else 0
+        )
         if num_bad > allowed:
-            limit = f"{max_bad_fraction:.2%}, or {ALLOWED_BAD} in a small split" if max_bad_fraction else "none"
+            limit = (
+                f"{max_bad_fraction:.2%}, or {ALLOWED_BAD} in a small split"
+                if max_bad_fraction
+                else "none"
+            )
             advice = "nothing is left, so check --source and --input"
             if num_bad < num_raw:
                 advice = "repair or remove them"
                 if APART not in total.reasons[0]:
                     fraction = math.ceil(1000 * num_bad / num_raw) / 1000
-                    advice += f", or leave them out by --on-bad quarantine --max-bad-fraction {fraction:g}"
+                    advice += (
+                        ", or leave them out by --on-bad quarantine --max-bad-fraction"
+                        f" {fraction:g}"
+                    )
             raise TooManyBad(
-                f"split {split!r}: {num_bad} of {num_raw} raw samples are bad, allowed are {math.floor(allowed)} "
-                f"({limit}), for example {'; '.join(total.reasons)}; {advice}; nothing was written"
+                f"split {split!r}: {num_bad} of {num_raw} raw samples are bad, allowed are"
+                f" {math.floor(allowed)} ({limit}), for example {'; '.join(total.reasons)};"
+                f" {advice}; nothing was written"
             )
 
 

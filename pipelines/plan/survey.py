@@ -1,6 +1,7 @@
 """The units of a survey as lines of `plan/survey.jsonl`, each read by its byte range.
 
-A job lists blocks of lines, not units: Dataflow refuses a job above 20 MB, which two million units would be.
+A job lists blocks of lines, not units: Dataflow refuses a job above 20 MB, which two million units
+would be.
 """
 
 import hashlib
@@ -21,7 +22,9 @@ BLOCK_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class UnitRef:
-    """Neighbouring lines of the survey: the number of the first unit, their byte range, and its CRC32C."""
+    """Neighbouring lines of the survey: the number of the first unit, their byte range, and its
+    CRC32C.
+    """
 
     number: int
     start: int
@@ -35,14 +38,18 @@ class UnitRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenUnits:
-    """The units of a survey, as they were written: their number, the SHA-256 of all lines, and the blocks."""
+    """The units of a survey, as they were written: their number, the SHA-256 of all lines, and the
+    blocks.
+    """
 
     num_units: int = 0
     digest: str = ""
     blocks: list[UnitRef] = field(default_factory=list)
 
 
-def write_units(units: Iterable[Unit], file: IO[bytes], block_bytes: int = BLOCK_BYTES) -> WrittenUnits:
+def write_units(
+    units: Iterable[Unit], file: IO[bytes], block_bytes: int = BLOCK_BYTES
+) -> WrittenUnits:
     """Writes the units as JSON lines, in blocks of about `block_bytes`."""
     hasher, blocks, number = hashlib.sha256(), [], 0
     block = UnitRef(0, 0, 0, 0)
@@ -50,7 +57,9 @@ def write_units(units: Iterable[Unit], file: IO[bytes], block_bytes: int = BLOCK
         line = json.dumps(unit, sort_keys=True, ensure_ascii=False).encode() + b"\n"
         hasher.update(line)
         file.write(line)
-        block = replace(block, stop=block.stop + len(line), crc32c=extend_crc32c(block.crc32c, line))
+        block = replace(
+            block, stop=block.stop + len(line), crc32c=extend_crc32c(block.crc32c, line)
+        )
         if block.stop - block.start >= block_bytes:
             blocks.append(block)
             block = UnitRef(number, block.stop, block.stop, 0)

@@ -1,8 +1,10 @@
-"""The tables of a plan as Arrow IPC files: first a row for each raw sample, then a row for each stored sample.
+"""The tables of a plan as Arrow IPC files: first a row for each raw sample, then a row for each
+stored sample.
 
-A unit's table lists the samples of the unit. A shard's table, its references, lists the sample at each position and
-the extents of its bytes. Each row is one binary value beside the numbers that planning needs: rows are moved three
-times between the two tables, and text columns would make that slow.
+A unit's table lists the samples of the unit. A shard's table, its references, lists the sample at
+each position and the extents of its bytes. Each row is one binary value beside the numbers that
+planning needs: rows are moved three times between the two tables, and text columns would make that
+slow.
 """
 
 import hashlib
@@ -23,7 +25,9 @@ from shardset.errors import ConfigError, NotFound
 from shardset.format.originals import REFERENCE, Origin, table_from_bytes, table_to_bytes
 from shardset.order.permutation import hash64
 
-UNIT = pa.schema([("split", pa.string()), ("label", pa.int64()), ("key_hash", pa.uint64()), ("row", pa.binary())])
+UNIT = pa.schema(
+    [("split", pa.string()), ("label", pa.int64()), ("key_hash", pa.uint64()), ("row", pa.binary())]
+)
 """`row` is a UnitRow as MessagePack; the other columns repeat the values that planning needs."""
 
 PLACEMENT = pa.schema([*REFERENCE, ("shard", pa.int32()), ("rank", pa.uint64())])
@@ -34,7 +38,10 @@ _WORD_BYTES = 8
 
 
 class QuarantineEntry(TypedDict):
-    """A line of the quarantine list. The fields after `reason` are None if the bytes have no extent."""
+    """A line of the quarantine list.
+
+    The fields after `reason` are None if the bytes have no extent.
+    """
 
     name: str
     split: str
@@ -48,8 +55,8 @@ class QuarantineEntry(TypedDict):
 class Content(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The contents of a sample.
 
-    `image` is the field of its image, "" if there is none. `fields` are the stored fields in member order, each with
-    the extent of its content, or with the content itself if that is small.
+    `image` is the field of its image, "" if there is none. `fields` are the stored fields in member
+    order, each with the extent of its content, or with the content itself if that is small.
     """
 
     image: str
@@ -101,7 +108,9 @@ def rows_of(table: pa.RecordBatch) -> list[UnitRow]:
 def concat(tables: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """The rows of all tables, which must have the same columns."""
     columns = zip(*(table.columns for table in tables), strict=True)
-    return pa.RecordBatch.from_arrays(list(map(pa.concat_arrays, map(list, columns))), schema=tables[0].schema)
+    return pa.RecordBatch.from_arrays(
+        list(map(pa.concat_arrays, map(list, columns))), schema=tables[0].schema
+    )
 
 
 def take(table: pa.RecordBatch, row: np.ndarray) -> pa.RecordBatch:
@@ -123,7 +132,9 @@ def runs_of(values: np.ndarray) -> Iterator[tuple[int, int, int]]:
 
 def from_columns(schema: pa.Schema, columns: Mapping[str, Any]) -> pa.RecordBatch:
     """A table with the schema, from lists or arrays."""
-    return pa.RecordBatch.from_arrays([pa.array(columns[field.name], field.type) for field in schema], schema=schema)
+    return pa.RecordBatch.from_arrays(
+        [pa.array(columns[field.name], field.type) for field in schema], schema=schema
+    )
 
 
 def unit_to_bytes(table: pa.RecordBatch) -> memoryview:
@@ -140,7 +151,9 @@ def read_units(files: PlanFiles, units: Iterable[int]) -> Iterator[memoryview]:
 
 
 def unit_from_bytes(data: bytes | memoryview, *columns: str) -> pa.RecordBatch:
-    """A unit's table, or only these columns, which leaves the others compressed; ConfigError if it is malformed."""
+    """A unit's table, or only these columns, which leaves the others compressed; ConfigError if it
+    is malformed.
+    """
     return _read(data, UNIT, columns)
 
 
@@ -166,7 +179,9 @@ def placements_from_bytes(data: bytes) -> pa.RecordBatch:
 
 
 def release_memory() -> None:
-    """Returns the memory of freed tables, which Arrow would keep, to the system; halves the peak of a worker."""
+    """Returns the memory of freed tables, which Arrow would keep, to the system; halves the peak of
+    a worker.
+    """
     pa.default_memory_pool().release_unused()
 
 
@@ -178,7 +193,9 @@ def digest_of(rows: Iterable[UnitRow]) -> str:
             (field, content if isinstance(content, bytes) else content.num_bytes)
             for field, content in row.content.fields
         ]
-        hasher.update(_encode((row.split, row.name, row.key, row.label, row.fix, row.content.image, fields)))
+        hasher.update(
+            _encode((row.split, row.name, row.key, row.label, row.fix, row.content.image, fields))
+        )
     return hasher.hexdigest()
 
 
@@ -205,8 +222,12 @@ def values(column: pa.Array) -> list[Any]:
     return python_values
 
 
-def _read(data: bytes | memoryview, schema: pa.Schema, columns: Sequence[str] = ()) -> pa.RecordBatch:
+def _read(
+    data: bytes | memoryview, schema: pa.Schema, columns: Sequence[str] = ()
+) -> pa.RecordBatch:
     try:
         return table_from_bytes(data, schema, columns)
     except ValueError as error:
-        raise ConfigError(f"a table of the plan can't be read ({error}): it is damaged; {START_OVER}") from error
+        raise ConfigError(
+            f"a table of the plan can't be read ({error}): it is damaged; {START_OVER}"
+        ) from error

@@ -1,4 +1,6 @@
-"""Pure: which images are equal, by size and CRC32C, and which of different splits look alike, by grey versions."""
+"""Pure: which images are equal, by size and CRC32C, and which of different splits look alike, by
+grey versions.
+"""
 
 from itertools import combinations
 from typing import NamedTuple
@@ -16,7 +18,9 @@ ROWS_AT_ONCE = 256
 
 
 class DuplicateGroup(NamedTuple):
-    """Samples with equal images, and over how many splits and labels they spread; these differ in the first samples."""
+    """Samples with equal images, and over how many splits and labels they spread; these differ in
+    the first samples.
+    """
 
     samples: list[int]
     num_splits: int
@@ -32,8 +36,12 @@ class SimilarPair(NamedTuple):
 
 
 def equal_images(rows: np.ndarray, candidates: np.ndarray) -> list[DuplicateGroup]:
-    """The rows of a catalog with equal images, among `candidates`; groups over several splits first."""
-    content = rows["image_crc32c"].astype(np.uint64) << np.uint64(32) ^ rows["image_bytes"].astype(np.uint64)
+    """The rows of a catalog with equal images, among `candidates`; groups over several splits
+    first.
+    """
+    content = rows["image_crc32c"].astype(np.uint64) << np.uint64(32) ^ rows["image_bytes"].astype(
+        np.uint64
+    )
     _, inverse, counts = np.unique(content[candidates], return_inverse=True, return_counts=True)
     repeated = np.flatnonzero(counts[inverse] > 1)
     order = repeated[np.argsort(inverse[repeated], kind="stable")]
@@ -42,7 +50,10 @@ def equal_images(rows: np.ndarray, candidates: np.ndarray) -> list[DuplicateGrou
         groups.setdefault(number, []).append(sample)
     found = []
     for samples in groups.values():
-        firsts = {(int(rows["split"][sample]), int(rows["label"][sample])): sample for sample in reversed(samples)}
+        firsts = {
+            (int(rows["split"][sample]), int(rows["label"][sample])): sample
+            for sample in reversed(samples)
+        }
         splits, labels = ({pair[column] for pair in firsts} for column in (0, 1))
         spread = list(dict.fromkeys([*reversed(firsts.values()), *samples]))
         found.append(DuplicateGroup(spread, len(splits), len(labels)))
@@ -50,19 +61,25 @@ def equal_images(rows: np.ndarray, candidates: np.ndarray) -> list[DuplicateGrou
 
 
 def similar_pairs(greys: np.ndarray, splits: np.ndarray) -> list[SimilarPair]:
-    """For each image of a smaller split the one of each larger split that is most like it, if alike; closest first.
+    """For each image of a smaller split the one of each larger split that is most like it, if
+    alike; closest first.
 
-    `greys` are uint8 [n, SIDE, SIDE]. How alike two images are is the cosine between the steps from each pixel to the
-    next ones: a copy that was compressed, resized, brightened or slightly cropped keeps them; other pictures of the
-    same layout do not. Compares every image with every other: 50,000 x 10,000 take a few seconds.
+    `greys` are uint8 [n, SIDE, SIDE]. How alike two images are is the cosine between the steps from
+    each pixel to the next ones: a copy that was compressed, resized, brightened or slightly cropped
+    keeps them; other pictures of the same layout do not. Compares every image with every other:
+    50,000 x 10,000 take a few seconds.
     """
     if not len(greys):
         return []
     levels = greys.astype(np.float32)
-    steps = np.concatenate([np.diff(levels, axis=axis).reshape(len(levels), -1) for axis in (2, 1)], axis=1)
+    steps = np.concatenate(
+        [np.diff(levels, axis=axis).reshape(len(levels), -1) for axis in (2, 1)], axis=1
+    )
     units = steps / np.maximum(np.linalg.norm(steps, axis=1, keepdims=True), 1)
     bright = np.ptp(greys, axis=(1, 2)) >= MIN_CONTRAST
-    members = sorted((np.flatnonzero(bright & (splits == number)) for number in np.unique(splits)), key=len)
+    members = sorted(
+        (np.flatnonzero(bright & (splits == number)) for number in np.unique(splits)), key=len
+    )
     pairs = []
     for left, right in combinations(members, 2):
         others = units[right].T
@@ -71,5 +88,7 @@ def similar_pairs(greys: np.ndarray, splits: np.ndarray) -> list[SimilarPair]:
             cosines = np.round(units[rows] @ others, 4)
             best, alike = cosines.argmax(axis=1), cosines.max(axis=1)
             for number in np.flatnonzero(alike >= MIN_ALIKE).tolist():
-                pairs.append(SimilarPair(int(rows[number]), int(right[best[number]]), float(alike[number])))
+                pairs.append(
+                    SimilarPair(int(rows[number]), int(right[best[number]]), float(alike[number]))
+                )
     return sorted(pairs, key=lambda pair: (-pair.alike, pair.left))

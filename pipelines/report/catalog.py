@@ -24,21 +24,37 @@ MAX_GAP = 64 * 1024
 MAX_READ = 8 * 2**20
 
 MAX_SAMPLES = 4_000_000
-"""Limit of one catalog, to bound memory: of a larger set, only every second, third, ... shard is read."""
+"""Limit of one catalog, to bound memory: of a larger set, only every second, third, ... shard is
+read.
+"""
 
 _ROW = np.dtype(
     [
-        *(("shard", "i4"), ("position", "i4"), ("split", "i4"), ("label", "i8"), ("copy", "i4"), ("random", "u8")),
+        *(
+            ("shard", "i4"),
+            ("position", "i4"),
+            ("split", "i4"),
+            ("label", "i8"),
+            ("copy", "i4"),
+            ("random", "u8"),
+        ),
         *(("image_start", "i8"), ("image_bytes", "i8"), ("image_crc32c", "u4")),
     ]
 )
-"""One sample. `shard` and `split` are positions in the catalog's lists; `copy` is 0 for an original, else the number of
-the repeat; `random` orders samples, always in the same way; the image is the first one of the sample in its tar."""
+"""One sample.
+
+`shard` and `split` are positions in the catalog's lists; `copy` is 0 for an original, else the
+number of the repeat; `random` orders samples, always in the same way; the image is the first one of
+the sample in its tar.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalog:
-    """The samples of all shards whose index could be read. `num_left_out` are of shards beyond MAX_SAMPLES."""
+    """The samples of all shards whose index could be read.
+
+    `num_left_out` are of shards beyond MAX_SAMPLES.
+    """
 
     splits: list[str]
     shards: list[Shard]
@@ -61,7 +77,9 @@ class Catalog:
         return np.flatnonzero((self.rows["image_bytes"] > 0) & (self.rows["copy"] == 0))
 
 
-def open_catalog(loaded: LoadedSet, *, max_samples: int = MAX_SAMPLES) -> tuple[Catalog, list[Problem]]:
+def open_catalog(
+    loaded: LoadedSet, *, max_samples: int = MAX_SAMPLES
+) -> tuple[Catalog, list[Problem]]:
     """The catalog of a set or view, and the indexes that are damaged or missing."""
     manifest, storage, _ = loaded
     num_samples = sum(split.num_samples for split in manifest.splits.values())
@@ -69,7 +87,9 @@ def open_catalog(loaded: LoadedSet, *, max_samples: int = MAX_SAMPLES) -> tuple[
     names = list(manifest.splits)
     # By the number within the split, so that every split keeps some shards.
     wanted = [
-        (number, shard) for number, split in enumerate(manifest.splits.values()) for shard in split.shards[::step]
+        (number, shard)
+        for number, split in enumerate(manifest.splits.values())
+        for shard in split.shards[::step]
     ]
 
     def read(split: int, shard: Shard) -> tuple[Shard, np.ndarray, np.ndarray] | Problem:
@@ -105,7 +125,9 @@ def rows_of_index(index: np.ndarray, split: int, first_id: int) -> np.ndarray:
     rows["split"], rows["position"] = split, np.arange(len(index))
     for name in ("label", "copy", "image_crc32c"):
         rows[name] = index[name]
-    rows["random"] = hash64(derive_key(0, "report"), rows["split"], first_id + np.arange(len(index)))
+    rows["random"] = hash64(
+        derive_key(0, "report"), rows["split"], first_id + np.arange(len(index))
+    )
     rows["image_start"], rows["image_bytes"] = first_images(index)
     return rows
 
@@ -119,17 +141,25 @@ def ranks(values: np.ndarray) -> np.ndarray:
 def read_images(
     storage: Storage, catalog: Catalog, samples: np.ndarray, use: Callable[[bytes], T]
 ) -> tuple[dict[int, T], list[Problem]]:
-    """The results of `use` for the images of rows, and what is damaged or does not decode. Calls `use` in threads.
+    """The results of `use` for the images of rows, and what is damaged or does not decode.
+
+    Calls `use` in threads.
 
     Neighbours are read together, and an image that is not that of the index a second time.
     """
     rows = catalog.rows[samples]
     order = np.lexsort((rows["image_start"], rows["shard"]))
-    by_shard = np.split(samples[order], np.flatnonzero(np.diff(rows["shard"][order])) + 1) if len(samples) else []
+    by_shard = (
+        np.split(samples[order], np.flatnonzero(np.diff(rows["shard"][order])) + 1)
+        if len(samples)
+        else []
+    )
     results: dict[int, T] = {}
     damage: list[Problem] = []
     with ThreadPoolExecutor(THREADS) as threads:
-        for used, damaged in threads.map(lambda group: _read_shard(storage, catalog, group.tolist(), use), by_shard):
+        for used, damaged in threads.map(
+            lambda group: _read_shard(storage, catalog, group.tolist(), use), by_shard
+        ):
             results |= used
             damage += damaged
     return results, damage
@@ -141,17 +171,28 @@ def _read_shard(
     """See `read_images`, for rows of one shard in the order of their images."""
     rows, path, results, problems = catalog.rows[samples], catalog.path(samples[0]), {}, []
     starts, stops = rows["image_start"], rows["image_start"] + rows["image_bytes"]
-    images = [*zip(starts.tolist(), stops.tolist(), rows["image_crc32c"].tolist(), samples, strict=True)]
+    images = [
+        *zip(starts.tolist(), stops.tolist(), rows["image_crc32c"].tolist(), samples, strict=True)
+    ]
     try:
-        for together in coalesce([image[:2] for image in images], max_gap=MAX_GAP, max_bytes=MAX_READ):
+        for together in coalesce(
+            [image[:2] for image in images], max_gap=MAX_GAP, max_bytes=MAX_READ
+        ):
             first = images[together][0][0]
             data = storage.read(path, first, max(stop for _, stop, *_ in images[together]))
             for start, stop, checksum, sample in images[together]:
-                image, where = data[start - first : stop - first], f"{path}, sample {catalog.key(sample)}"
+                image, where = (
+                    data[start - first : stop - first],
+                    f"{path}, sample {catalog.key(sample)}",
+                )
                 if crc32c_of(image) != checksum:
                     image = storage.read(path, start, stop)
                 if crc32c_of(image) != checksum:
-                    problems.append(Problem(where, "its CRC32C is not that of the index; rebuild with --only-shards"))
+                    problems.append(
+                        Problem(
+                            where, "its CRC32C is not that of the index; rebuild with --only-shards"
+                        )
+                    )
                     continue
                 try:
                     results[sample] = use(image)

@@ -1,6 +1,7 @@
 """Collects what the page of a shard set shows: decodes images, finds duplicates, makes pictures.
 
-Everything is bounded and depends only on the set, so that the same set and limits give the same page.
+Everything is bounded and depends only on the set, so that the same set and limits give the same
+page.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -38,7 +39,9 @@ _GREY_FROM = 36
 
 @dataclass(frozen=True, slots=True)
 class ImageStats:
-    """A decoded image: upright width and height in pixels, and a small grey version; `flat` ones have one colour."""
+    """A decoded image: upright width and height in pixels, and a small grey version; `flat` ones
+    have one colour.
+    """
 
     width: int
     height: int
@@ -52,9 +55,9 @@ class ImageStats:
 class ReportData:
     """Everything that the page shows beyond the manifest; samples are rows of the catalog.
 
-    `num_chosen` images were chosen for decoding; `images` holds those that decoded. `sizes` is int [images, 3]: split,
-    width, height; of all images where each tar has a catalogue (`has_all_sizes`), else of the decoded ones. `by_class`
-    has samples by label.
+    `num_chosen` images were chosen for decoding; `images` holds those that decoded. `sizes` is int
+    [images, 3]: split, width, height; of all images where each tar has a catalogue
+    (`has_all_sizes`), else of the decoded ones. `by_class` has samples by label.
     """
 
     manifest: Manifest
@@ -72,14 +75,20 @@ class ReportData:
 
 
 def collect(loaded: LoadedSet, *, max_images: int, max_samples: int = MAX_SAMPLES) -> ReportData:
-    """The contents of the page; reads all indexes, up to `max_images` images, and the images that it shows."""
+    """The contents of the page; reads all indexes, up to `max_images` images, and the images that
+    it shows.
+    """
     manifest, storage = counted(loaded), loaded.storage
     catalog, damaged_indexes = open_catalog(loaded, max_samples=max_samples)
     chosen = choose_images(catalog, max_images)
     options = options_to_read(manifest)
-    images, damaged_images = read_images(storage, catalog, chosen, lambda image: _stats(image, options))
+    images, damaged_images = read_images(
+        storage, catalog, chosen, lambda image: _stats(image, options)
+    )
     splits = catalog.rows["split"]
-    decoded_sizes = np.array([(splits[row], each.width, each.height) for row, each in images.items()]).reshape(-1, 3)
+    decoded_sizes = np.array(
+        [(splits[row], each.width, each.height) for row, each in images.items()]
+    ).reshape(-1, 3)
     sizes = _all_sizes(storage, catalog)
     duplicates = alike.equal_images(catalog.rows, catalog.originals())
     pairs = _similar(catalog, images)
@@ -109,18 +118,24 @@ def collect(loaded: LoadedSet, *, max_images: int, max_samples: int = MAX_SAMPLE
         by_class=by_class,
         pictures=pictures,
         rejected=rejected,
-        damage=list(dict.fromkeys([*damaged_indexes, *damaged_images, *damaged_pictures, *damaged_list])),
+        damage=list(
+            dict.fromkeys([*damaged_indexes, *damaged_images, *damaged_pictures, *damaged_list])
+        ),
     )
 
 
 def choose_images(catalog: Catalog, max_images: int) -> np.ndarray:
-    """At most `max_images` samples with images, ascending: an equal share of each split, or all that it has."""
+    """At most `max_images` samples with images, ascending: an equal share of each split, or all
+    that it has.
+    """
     order, rank = _ranked(catalog, catalog.originals(), "split")
     return np.sort(order[np.argsort(rank, kind="stable")[:max_images]])
 
 
 def _ranked(catalog: Catalog, samples: np.ndarray, column: str) -> tuple[np.ndarray, np.ndarray]:
-    """The samples by a column, then in random order; and the number of each among those of the same value."""
+    """The samples by a column, then in random order; and the number of each among those of the same
+    value.
+    """
     order = samples[np.lexsort((catalog.rows["random"][samples], catalog.rows[column][samples]))]
     return order, ranks(catalog.rows[column][order])
 
@@ -129,15 +144,24 @@ def _stats(image: bytes, options: ImageOptions) -> ImageStats:
     small = thumbnail_of(image, _GREY_FROM, options)
     grey = small.pixels.convert("L").resize((alike.SIDE, alike.SIDE))
     flat = bool(np.ptp(np.asarray(small.pixels), axis=(0, 1)).max() < alike.MIN_CONTRAST)
-    return ImageStats(small.width, small.height, np.asarray(grey), small.transparent, small.turned, flat)
+    return ImageStats(
+        small.width, small.height, np.asarray(grey), small.transparent, small.turned, flat
+    )
 
 
 def _all_sizes(storage: Storage, catalog: Catalog) -> np.ndarray | None:
-    """The sizes of all images, from the catalogues beside the tars; None unless each tar has one."""
-    if not catalog.shards or read_rows(storage, catalog.shards[0]) is None:  # one request where none is
+    """The sizes of all images, from the catalogues beside the tars;
+    None unless each tar has one.
+    """
+    # one request where none is
+    if not catalog.shards or read_rows(storage, catalog.shards[0]) is None:
         return None
     with ThreadPoolExecutor(THREADS) as threads:
-        tables = list(threads.map(lambda shard: read_rows(storage, shard, ["width", "height"]), catalog.shards))
+        tables = list(
+            threads.map(
+                lambda shard: read_rows(storage, shard, ["width", "height"]), catalog.shards
+            )
+        )
     stored = [table for table in tables if table is not None]
     if len(stored) < len(tables):
         return None
@@ -151,14 +175,18 @@ def _all_sizes(storage: Storage, catalog: Catalog) -> np.ndarray | None:
 def _similar(catalog: Catalog, images: dict[int, ImageStats]) -> list[SimilarPair]:
     """Pairs of similar images, without equal ones."""
     samples, content = sorted(images), catalog.rows[["image_crc32c", "image_bytes"]]
-    greys = np.array([images[sample].grey for sample in samples], np.uint8).reshape(-1, alike.SIDE, alike.SIDE)
+    greys = np.array([images[sample].grey for sample in samples], np.uint8).reshape(
+        -1, alike.SIDE, alike.SIDE
+    )
     found = alike.similar_pairs(greys, catalog.rows["split"][samples])
     pairs = [SimilarPair(samples[pair.left], samples[pair.right], pair.alike) for pair in found]
     return [pair for pair in pairs if content[pair.left] != content[pair.right]]
 
 
 def _by_class(catalog: Catalog, num_classes: int) -> dict[int, list[int]]:
-    """Random samples with images of each class, -1 for no label; of many classes, some spread evenly."""
+    """Random samples with images of each class, -1 for no label; of many classes, some spread
+    evenly.
+    """
     each = max(1, min(MAX_PICTURES_EACH, CLASS_PICTURES // max(1, num_classes)))
     order, rank = _ranked(catalog, np.flatnonzero(catalog.rows["image_bytes"] > 0), "label")
     by_class: dict[int, list[int]] = {}

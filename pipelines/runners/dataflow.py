@@ -1,7 +1,8 @@
 """Checks the options of a build on Google Cloud Dataflow, and lists the errors of a failed job.
 
-Runs before anything is written or submitted: Beam would report a wrong region only after it has staged its files,
-create a bucket with a misspelled name, and read across continents without a warning.
+Runs before anything is written or submitted: Beam would report a wrong region only after it has
+staged its files, create a bucket with a misspelled name, and read across continents without a
+warning.
 """
 
 import re
@@ -23,8 +24,9 @@ from shardset.errors import ConfigError, NotFound, StorageError
 from shardset.storage.open import holds
 
 HARNESS_THREADS = 4
-"""Threads of a worker process, unless --number_of_worker_harness_threads says otherwise: Dataflow's own number is 12 or
-more, and each holds a unit of input (40 MiB), or a shard that it writes."""
+"""Threads of a worker process, unless --number_of_worker_harness_threads says otherwise: Dataflow's
+own number is 12 or more, and each holds a unit of input (40 MiB), or a shard that it writes.
+"""
 
 _REGION = re.compile(r"[a-z]+-[a-z]+[0-9]+")
 _ZONE = re.compile(r"([a-z]+-[a-z]+[0-9]+)-[a-z]")
@@ -56,22 +58,31 @@ def location(bucket: str) -> str:
     return GcsStorage(bucket, retry=RetryPolicy(deadline_s=20)).location()
 
 
-def check(options: PipelineOptions, *, source: str, output: str, locate: Callable[[str], str] = location) -> None:
+def check(
+    options: PipelineOptions, *, source: str, output: str, locate: Callable[[str], str] = location
+) -> None:
     """Raises ConfigError if Dataflow can't run a build from `source` to `output`.
 
-    `locate` returns the location of a bucket. The bucket of the input may be anywhere, and its location may be hidden.
+    `locate` returns the location of a bucket. The bucket of the input may be anywhere, and its
+    location may be hidden.
     """
     cloud = options.view_as(GoogleCloudOptions)
     _check_region(cloud.region)
     _check_package(options)
-    _bucket_of("--input", source, "the workers can't read this machine's files; copy them to a bucket first")
+    _bucket_of(
+        "--input",
+        source,
+        "the workers can't read this machine's files; copy them to a bucket first",
+    )
     no_runner = "the workers can't write to this machine (a dry run needs no runner)"
     buckets = {"--output": _bucket_of("--output", output, no_runner)}
     folders = {"--temp_location": cloud.temp_location}
     if cloud.staging_location:
         folders["--staging_location"] = cloud.staging_location
     for flag, folder in folders.items():
-        buckets[flag] = _bucket_of(flag, folder, "Dataflow keeps its own files there", in_folder=True)
+        buckets[flag] = _bucket_of(
+            flag, folder, "Dataflow keeps its own files there", in_folder=True
+        )
     for bucket in dict.fromkeys(buckets.values()):
         flags = " and ".join(flag for flag, other in buckets.items() if other == bucket)
         _check_location(flags, bucket, region_of_workers(options), locate)
@@ -80,50 +91,74 @@ def check(options: PipelineOptions, *, source: str, output: str, locate: Callabl
 def set_threads(options: PipelineOptions) -> None:
     """Limits the threads of a worker process unless a number is given."""
     debug = options.view_as(DebugOptions)
-    debug.number_of_worker_harness_threads = debug.number_of_worker_harness_threads or HARNESS_THREADS
+    debug.number_of_worker_harness_threads = (
+        debug.number_of_worker_harness_threads or HARNESS_THREADS
+    )
 
 
 def started(options: PipelineOptions, result: Any) -> str:
     """What to tell the user once a job runs: its console page, and the threads of its workers.
 
-    The launcher of a flex template only writes the job to `--template_location`, from where Dataflow starts it.
+    The launcher of a flex template only writes the job to `--template_location`, from where
+    Dataflow starts it.
     """
-    cloud, threads = options.view_as(GoogleCloudOptions), options.view_as(DebugOptions).number_of_worker_harness_threads
+    cloud, threads = (
+        options.view_as(GoogleCloudOptions),
+        options.view_as(DebugOptions).number_of_worker_harness_threads,
+    )
     if cloud.template_location:
         return f"the job is in {cloud.template_location}, from where Dataflow starts it"
     page = f"https://console.cloud.google.com/dataflow/jobs/{cloud.region}/{result.job_id()}?project={cloud.project}"
-    return f"the job continues at {page}; {threads} threads in each worker process (--number_of_worker_harness_threads)"
+    return (
+        f"the job continues at {page}; {threads} threads in each worker process"
+        " (--number_of_worker_harness_threads)"
+    )
 
 
 def _check_region(region: str | None) -> None:
     if not _REGION.fullmatch(region or ""):
-        raise ConfigError(f"--region {region}: expected a region, not a zone: that of the bucket, such as europe-west4")
+        raise ConfigError(
+            f"--region {region}: expected a region, not a zone: that of the bucket, such as"
+            " europe-west4"
+        )
 
 
 def region_of_workers(options: PipelineOptions) -> str:
     """The region of the workers: that of their zone, the one given for them, or the job's."""
     workers = options.view_as(WorkerOptions)
     zone = _ZONE.fullmatch(workers.worker_zone or "")
-    region: str = zone[1] if zone else workers.worker_region or options.view_as(GoogleCloudOptions).region
+    region: str = (
+        zone[1] if zone else workers.worker_region or options.view_as(GoogleCloudOptions).region
+    )
     return region
 
 
 def _check_package(options: PipelineOptions) -> None:
     setup = options.view_as(SetupOptions)
-    if not (setup.setup_file or setup.extra_packages or options.view_as(WorkerOptions).sdk_container_image):
+    if not (
+        setup.setup_file
+        or setup.extra_packages
+        or options.view_as(WorkerOptions).sdk_container_image
+    ):
         raise ConfigError(
-            "the workers need this package: give --setup_file=./setup.py, or --sdk_container_image with it installed"
+            "the workers need this package: give --setup_file=./setup.py, or --sdk_container_image"
+            " with it installed"
         )
     if setup.setup_file and not Path(setup.setup_file).is_file():
-        raise ConfigError(f"--setup_file {setup.setup_file}: there is no such file here; expected ./setup.py")
+        raise ConfigError(
+            f"--setup_file {setup.setup_file}: there is no such file here; expected ./setup.py"
+        )
 
 
 def _bucket_of(flag: str, url: str | None, why: str, *, in_folder: bool = False) -> str:
-    """The bucket in `gs://BUCKET/...`; ConfigError if there is none, or if a folder is required and missing."""
+    """The bucket in `gs://BUCKET/...`; ConfigError if there is none, or if a folder is required and
+    missing.
+    """
     if not url:
         raise ConfigError(f"{flag} is missing: {why}; expected {flag}=gs://BUCKET/FOLDER")
     match = _BUCKET.fullmatch(url)
-    if match is None or (in_folder and match[2] is None):  # for a bare bucket, Beam would use or create another one
+    # for a bare bucket, Beam would use or create another one
+    if match is None or (in_folder and match[2] is None):
         raise ConfigError(f"{flag} {url}: expected gs://BUCKET/FOLDER; {why}")
     return match[1]
 
@@ -133,11 +168,13 @@ def _check_location(flags: str, bucket: str, region: str, locate: Callable[[str]
         where = locate(bucket)
     except NotFound as error:
         create = f"gcloud storage buckets create gs://{bucket} --location={region}"
-        raise ConfigError(f"{flags}: there is no bucket {bucket}; check the name, or create it: {create}") from error
+        raise ConfigError(
+            f"{flags}: there is no bucket {bucket}; check the name, or create it: {create}"
+        ) from error
     except StorageError as error:
         raise ConfigError(f"{flags}: can't see where bucket {bucket} is ({error})") from error
     if not holds(where, region):
         raise ConfigError(
-            f"{flags}: bucket {bucket} is in {where}, the workers would be in {region}: every byte would cross; "
-            f"use a bucket in {region}, or a region in {where}"
+            f"{flags}: bucket {bucket} is in {where}, the workers would be in {region}: every byte"
+            f" would cross; use a bucket in {region}, or a region in {where}"
         )

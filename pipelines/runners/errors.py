@@ -1,7 +1,7 @@
 """Turns a runner's error back into the ShardsetError that caused it.
 
-A runner reports the failure of a worker as the text of a traceback. The last ShardsetError in that text is the message
-for the user. Any other error is raised unchanged.
+A runner reports the failure of a worker as the text of a traceback. The last ShardsetError in that
+text is the message for the user. Any other error is raised unchanged.
 """
 
 import re
@@ -11,9 +11,12 @@ from contextlib import contextmanager
 from shardset import errors
 
 _FAILED_JOB = re.compile(
-    r"(?:Pipeline \S+ failed in state |Dataflow pipeline failed\. State: )(\w+)(?:: |, Error:)(.*)", flags=re.DOTALL
+    r"(?:Pipeline \S+ failed in state |Dataflow pipeline failed\. State: )(\w+)(?:: |, Error:)(.*)",
+    flags=re.DOTALL,
 )
-_CLOSED_RPC = re.compile(r"<_\w+ of RPC that terminated with:.*?details = \"(.*?)\"", flags=re.DOTALL)
+_CLOSED_RPC = re.compile(
+    r"<_\w+ of RPC that terminated with:.*?details = \"(.*?)\"", flags=re.DOTALL
+)
 _STEP_NAME = re.compile(r" \[while running '[^']*'\]$")
 """Beam adds this to an error that is raised in this process."""
 
@@ -23,7 +26,8 @@ _ERROR_LINE = r"(?:^|\n|\\n|: )(?:[\w.]*\.)?(%s): (.*?)(?: \[while running |\\n|
 
 @contextmanager
 def translated(failures: tuple[type[Exception], ...] = (RuntimeError,)) -> Iterator[None]:
-    """Raises the ShardsetError behind a runner's error, or one that describes the failure of a job or of its service.
+    """Raises the ShardsetError behind a runner's error, or one that describes the failure of a job
+    or of its service.
 
     `failures` are the errors that the runner raises.
     """
@@ -40,19 +44,26 @@ def translated(failures: tuple[type[Exception], ...] = (RuntimeError,)) -> Itera
 
 
 def _cause(error: Exception) -> errors.ShardsetError | None:
-    """The last ShardsetError in a runner's text, or the failure of the job or its service; None if there is neither."""
+    """The last ShardsetError in a runner's text, or the failure of the job or its service; None if
+    there is neither.
+    """
     text, kinds = str(error), dict(_kinds(errors.ShardsetError))
     if matches := re.findall(_ERROR_LINE % "|".join(sorted(kinds)), text):
         name, sentence = matches[-1]
         return kinds[name](sentence)
     if match := _FAILED_JOB.match(text):
-        sentence = f"the job ended as {match[1]} ({_gist(match[2])}); the runner's log has the details"
+        sentence = (
+            f"the job ended as {match[1]} ({_gist(match[2])}); the runner's log has the details"
+        )
     elif match := _CLOSED_RPC.match(text):
         sentence = f"the job server is gone ({match[1]}); start it again, its own log may say why"
     elif isinstance(error, RuntimeError):
         return None
     else:
-        sentence = f"the service did not take the job ({_gist(text)}); docs/dataflow.md lists the permissions"
+        sentence = (
+            f"the service did not take the job ({_gist(text)}); docs/dataflow.md lists the"
+            " permissions"
+        )
     return errors.ShardsetError(f"{sentence}; run the same command again to resume")
 
 

@@ -1,7 +1,8 @@
-"""Runs Beam's worker processes on this machine; if the launching process or a worker dies, all of them end.
+"""Runs Beam's worker processes on this machine; if the launching process or a worker dies, all of
+them end.
 
-Beam 2.77 waits forever for an answer from a worker process that was killed (most often because memory ran out), and
-leaves its workers running if the launching process is killed.
+Beam 2.77 waits forever for an answer from a worker process that was killed (most often because
+memory ran out), and leaves its workers running if the launching process is killed.
 """
 
 import io
@@ -19,7 +20,10 @@ from typing import Any
 
 from apache_beam.portability import python_urns
 from apache_beam.portability.api import beam_fn_api_pb2
-from apache_beam.runners.portability.fn_api_runner.worker_handlers import SubprocessSdkWorkerHandler, WorkerHandler
+from apache_beam.runners.portability.fn_api_runner.worker_handlers import (
+    SubprocessSdkWorkerHandler,
+    WorkerHandler,
+)
 from apache_beam.runners.worker import sdk_worker_main
 from google.protobuf import json_format, text_format
 
@@ -40,9 +44,13 @@ class WorkerGroup:
         self._failure: int | None = None
 
     def start(self, environment: Mapping[str, str]) -> BaseProcess:
-        """A new worker process with these environment variables; killed at once if the group has ended."""
+        """A new worker process with these environment variables; killed at once if the group has
+        ended.
+        """
         fork_server.begin()
-        process = fork_server.CONTEXT.Process(target=run_worker, args=(os.environ | environment,), daemon=True)
+        process = fork_server.CONTEXT.Process(
+            target=run_worker, args=(os.environ | environment,), daemon=True
+        )
         try:
             process.start()
         except (EOFError, ConnectionError) as error:
@@ -63,7 +71,9 @@ class WorkerGroup:
         return code
 
     def first_failure(self, timeout_s: float) -> int | None:
-        """The exit code of the first worker that failed or was killed; None if none does within the timeout."""
+        """The exit code of the first worker that failed or was killed; None if none does within the
+        timeout.
+        """
         with self._news:
             return self._news.wait_for(lambda: self._failure, timeout_s)
 
@@ -75,19 +85,26 @@ class WorkerGroup:
                 process.kill()
 
     def record_exit(self, code: int) -> str:
-        """Ends the other workers because one died with that exit code; returns the message for the user."""
+        """Ends the other workers because one died with that exit code; returns the message for the
+        user.
+        """
         self.end()
         code = self._failure or code
-        event = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
+        event = (
+            f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
+        )
         return (
-            f"a worker process {event}; if the machine ran out of memory give fewer workers "
-            "(--direct_num_workers), --debug shows what it said; run the same command again to resume"
+            f"a worker process {event}; if the machine ran out of memory give fewer workers"
+            " (--direct_num_workers), --debug shows what it said; run the same command again to"
+            " resume"
         )
 
 
 @contextmanager
 def local_workers() -> Iterator[None]:
-    """A block in which Beam starts workers of this module; raises ShardsetError if one of them dies."""
+    """A block in which Beam starts workers of this module; raises ShardsetError if one of them
+    dies.
+    """
     group = WorkerGroup()
     WorkerHandler.register_environment(python_urns.SUBPROCESS_SDK, bytes)(partial(_Worker, group))
     try:
@@ -124,7 +141,10 @@ def _ended_by_ctrl_c(group: WorkerGroup) -> Iterator[None]:
 
 
 class _Worker(SubprocessSdkWorkerHandler):
-    """A worker process. If it dies, its group ends, and every request to it gets an error as its answer."""
+    """A worker process.
+
+    If it dies, its group ends, and every request to it gets an error as its answer.
+    """
 
     def __init__(self, group: WorkerGroup, *args: Any) -> None:
         super().__init__(*args)
@@ -135,9 +155,15 @@ class _Worker(SubprocessSdkWorkerHandler):
         """Starts the process and a thread that waits for its end."""
         environment = {
             "WORKER_ID": self.worker_id,
-            "CONTROL_API_SERVICE_DESCRIPTOR": text_format.MessageToString(self.control_api_service_descriptor()),
-            "LOGGING_API_SERVICE_DESCRIPTOR": text_format.MessageToString(self.logging_api_service_descriptor()),
-            "PIPELINE_OPTIONS": json_format.MessageToJson(self.provision_info.provision_info.pipeline_options),
+            "CONTROL_API_SERVICE_DESCRIPTOR": text_format.MessageToString(
+                self.control_api_service_descriptor()
+            ),
+            "LOGGING_API_SERVICE_DESCRIPTOR": text_format.MessageToString(
+                self.logging_api_service_descriptor()
+            ),
+            "PIPELINE_OPTIONS": json_format.MessageToJson(
+                self.provision_info.provision_info.pipeline_options
+            ),
         }
         process = self._group.start(environment)
         self.worker_thread = threading.Thread(target=self._watch, args=(process,), daemon=True)
@@ -150,15 +176,20 @@ class _Worker(SubprocessSdkWorkerHandler):
 
     def _watch(self, process: BaseProcess) -> None:
         code, pending = self._group.wait(process), self.control_conn._futures_by_id
-        # Repeatedly, because the runner may send further requests until it has seen the first error.
+        # Repeatedly, because the runner may send further requests until it has seen the first
+        # error.
         while not self._closing.wait(_ANSWER_INTERVAL_S):
             error = f"ShardsetError: {self._group.record_exit(code)}"
             for name in list(pending):
-                pending.pop(name).set(beam_fn_api_pb2.InstructionResponse(instruction_id=name, error=error))
+                pending.pop(name).set(
+                    beam_fn_api_pb2.InstructionResponse(instruction_id=name, error=error)
+                )
 
 
 class _LossyStandardError(io.FileIO):
-    """Ignores write errors: Beam prints a failure before it reports it, and the printing must not fail."""
+    """Ignores write errors: Beam prints a failure before it reports it, and the printing must not
+    fail.
+    """
 
     def write(self, data: Any) -> int:
         try:
@@ -173,7 +204,9 @@ def _exit_with(launcher: BaseProcess) -> None:
 
 
 def run_worker(environment: dict[str, str]) -> None:
-    """Runs a worker process with these environment variables until the launching process no longer needs it."""
+    """Runs a worker process with these environment variables until the launching process no longer
+    needs it.
+    """
     os.setpgid(0, 0)  # Ctrl-C reaches only the launcher, which ends its workers
     launcher = multiprocessing.parent_process()
     assert launcher, "a worker is not started by hand"

@@ -1,6 +1,7 @@
 """Beam's options for a build: the default runner, the number of workers, and checks of the flags.
 
-Runs before anything is written: Beam would report a wrong flag with a traceback after the survey, ignore it, or wait.
+Runs before anything is written: Beam would report a wrong flag with a traceback after the survey,
+ignore it, or wait.
 """
 
 import os
@@ -30,7 +31,9 @@ BYTES_PER_WORKER = 16 << 20
 
 
 def prepare(flags: Sequence[str], *, source: str, output: Storage) -> PipelineOptions:
-    """Beam's options for a build from `source` to `output`; ConfigError if a runner would refuse or ignore one."""
+    """Beam's options for a build from `source` to `output`; ConfigError if a runner would refuse or
+    ignore one.
+    """
     options = beam_options(flags, output)
     if dataflow.is_wanted(options):
         dataflow.check(options, source=source, output=output.url)
@@ -46,7 +49,9 @@ def prepare(flags: Sequence[str], *, source: str, output: Storage) -> PipelineOp
 
 
 def beam_options(flags: Sequence[str], output: Storage) -> PipelineOptions:
-    """Beam's options, by default for FnApiRunner on all cores; ConfigError for the mode that loses elements."""
+    """Beam's options, by default for FnApiRunner on all cores; ConfigError for the mode that loses
+    elements.
+    """
     options = PipelineOptions(list(flags))
     given = {flag.split("=")[0] for flag in flags}
     if options.get_all_options().get("direct_running_mode") == "multi_threading":
@@ -60,22 +65,33 @@ def beam_options(flags: Sequence[str], output: Storage) -> PipelineOptions:
     if dataflow.is_wanted(options):
         dataflow.set_threads(options)
     options.view_as(SetupOptions).pickle_library = "cloudpickle"
-    options.view_as(TypeOptions).pipeline_type_check = False  # takes long at each start; tests check
+    # takes long at each start; tests check
+    options.view_as(TypeOptions).pipeline_type_check = False
     return options
 
 
-def limit_workers(options: PipelineOptions, flags: Sequence[str], num_units: int, num_bytes: int) -> None:
-    """Leaves out the worker processes that a small input is not worth, unless `flags` ask for them."""
-    if {"--runner", "--direct_num_workers", "--direct_running_mode"} & {flag.split("=")[0] for flag in flags}:
+def limit_workers(
+    options: PipelineOptions, flags: Sequence[str], num_units: int, num_bytes: int
+) -> None:
+    """Leaves out the worker processes that a small input is not worth,
+    unless `flags` ask for them.
+    """
+    if {"--runner", "--direct_num_workers", "--direct_running_mode"} & {
+        flag.split("=")[0] for flag in flags
+    }:
         return
     direct = options.view_as(DirectOptions)
-    direct.direct_num_workers = min(direct.direct_num_workers, max(num_units, 1 + num_bytes // BYTES_PER_WORKER))
+    direct.direct_num_workers = min(
+        direct.direct_num_workers, max(num_units, 1 + num_bytes // BYTES_PER_WORKER)
+    )
     if direct.direct_num_workers == 1:
         direct.direct_running_mode = "in_memory"
 
 
 def unknown_flags(flags: Sequence[str]) -> list[str]:
-    """The flags that no options class of Beam accepts; Beam itself would silently ignore a misspelled one."""
+    """The flags that no options class of Beam accepts; Beam itself would silently ignore a
+    misspelled one.
+    """
     # Several classes have the same flag, hence `resolve`.
     known = _BeamArgumentParser(add_help=False, allow_abbrev=False, conflict_handler="resolve")
     groups: list[type[PipelineOptions]] = [PipelineOptions, *_subclasses(PipelineOptions)]
@@ -101,16 +117,22 @@ def _check_job_server(options: PipelineOptions) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
     except OSError as error:
         raise ConfigError(
-            f"--job_endpoint {endpoint}: no server answers there ({error}); start the job server (docs/flink.md)"
+            f"--job_endpoint {endpoint}: no server answers there ({error}); start the job server"
+            " (docs/flink.md)"
         ) from error
 
 
 def _set_workers(options: DirectOptions, given: set[str], *, in_memory: bool) -> None:
-    """Sets one process per core, or the given number, unless the mode is given; Beam's own default is one thread."""
+    """Sets one process per core, or the given number, unless the mode is given; Beam's own default
+    is one thread.
+    """
     if "--direct_running_mode" in given or in_memory:
         return
     if options.direct_num_workers < 0:
-        raise ConfigError(f"--direct_num_workers is {options.direct_num_workers}, expected a number from 1, or 0: all")
+        raise ConfigError(
+            f"--direct_num_workers is {options.direct_num_workers}, expected a number from 1, or"
+            " 0: all"
+        )
     if "--direct_num_workers" not in given or not options.direct_num_workers:
         options.direct_num_workers = len(os.sched_getaffinity(0))
     if options.direct_num_workers > 1:

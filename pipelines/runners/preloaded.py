@@ -1,4 +1,6 @@
-"""What a worker process needs, imported once: workers are forked from a process that has imported this."""
+"""What a worker process needs, imported once: workers are forked from a process that has imported
+this.
+"""
 
 import gc
 from importlib import import_module

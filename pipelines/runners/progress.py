@@ -1,4 +1,6 @@
-"""Shows the progress of a build, which it reads from the files of the plan: that works with every runner."""
+"""Shows the progress of a build, which it reads from the files of the plan: that works with every
+runner.
+"""
 
 import threading
 import time
@@ -17,7 +19,9 @@ from shardset.storage.base import Storage
 
 
 class BuildProgress:
-    """Prints the progress of a build, a line every `interval_s` seconds if something changed, and single messages."""
+    """Prints the progress of a build, a line every `interval_s` seconds if something changed, and
+    single messages.
+    """
 
     def __init__(self, console: Console, interval_s: float = 5.0) -> None:
         self._console, self.interval_s = console, interval_s
@@ -31,13 +35,19 @@ class BuildProgress:
 
 
 @contextmanager
-def watched(output: Storage, num_units: int, progress: BuildProgress | None, *, writes: bool = True) -> Iterator[None]:
-    """A block during which a thread shows the progress of a build; of a dry run without `writes`."""
+def watched(
+    output: Storage, num_units: int, progress: BuildProgress | None, *, writes: bool = True
+) -> Iterator[None]:
+    """A block during which a thread shows the progress of a build;
+    of a dry run without `writes`.
+    """
     if progress is None:
         yield
         return
     stop = threading.Event()
-    thread = threading.Thread(target=_watch, args=(output, num_units, progress, writes, stop), daemon=True)
+    thread = threading.Thread(
+        target=_watch, args=(output, num_units, progress, writes, stop), daemon=True
+    )
     thread.start()
     try:
         yield
@@ -46,7 +56,9 @@ def watched(output: Storage, num_units: int, progress: BuildProgress | None, *, 
         thread.join()
 
 
-def _watch(output: Storage, num_units: int, progress: BuildProgress, writes: bool, stop: threading.Event) -> None:
+def _watch(
+    output: Storage, num_units: int, progress: BuildProgress, writes: bool, stop: threading.Event
+) -> None:
     begun, pause = time.monotonic(), progress.interval_s
     while not stop.wait(pause):
         started = time.monotonic()
@@ -66,15 +78,29 @@ def _line(output: Storage, num_units: int, writes: bool, seconds: float) -> str:
     num_done = sum(1 for _ in output.list(paths.RECORDS))
     num_shards = sum(split.num_shards for split in plan.splits.values())
     num_samples = sum(split.num_stored for split in plan.splits.values()) * num_done // num_shards
-    left = f"about {seconds * (num_shards - num_done) / num_done:,.0f} s left" if num_done else "time left unknown"
-    return f"written {num_done}/{num_shards} shards, {num_samples / max(seconds, 1e-3):,.0f} images/s, {left}"
+    left = (
+        f"about {seconds * (num_shards - num_done) / num_done:,.0f} s left"
+        if num_done
+        else "time left unknown"
+    )
+    return (
+        f"written {num_done}/{num_shards} shards, {num_samples / max(seconds, 1e-3):,.0f} images/s,"
+        f" {left}"
+    )
 
 
 @contextmanager
 def verifying(console: Console) -> Iterator[ShowProgress]:
     """A progress bar of verified shards; shows nothing without a terminal."""
-    columns = [TextColumn("verify shards"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}")]
-    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as bars:
+    columns = [
+        TextColumn("verify shards"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+    ]
+    with Progress(
+        *columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal
+    ) as bars:
         task = bars.add_task("verify shards", total=None, rate="")
         yield lambda done, total, num_bytes: bars.update(
             task, completed=done, total=total, rate=f"{num_bytes / 1e6:,.0f} MB"

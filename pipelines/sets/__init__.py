@@ -1,1 +1,3 @@
-"""What becomes of finished sets: catalogues, views, columns, versions; and sets of tars that others made."""
+"""What becomes of finished sets: catalogues, views, columns, versions; and sets of tars that others
+made.
+"""

@@ -1,4 +1,6 @@
-"""Makes a shard set of tars that others made, where they are: an index beside each tar, and a manifest."""
+"""Makes a shard set of tars that others made, where they are: an index beside each tar, and a
+manifest.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -22,17 +24,24 @@ from shardset.storage.checked import read_again
 from shardset.storage.open import open_storage
 
 
-def adopt(config: AdoptConfig, beam_flags: Sequence[str] = (), show: Show | None = None) -> Manifest:
-    """Indexes the tars and publishes their manifest, of which it returns the head; a rerun keeps finished indexes.
+def adopt(
+    config: AdoptConfig, beam_flags: Sequence[str] = (), show: Show | None = None
+) -> Manifest:
+    """Indexes the tars and publishes their manifest, of which it returns the head; a rerun keeps
+    finished indexes.
 
-    `quarantine.jsonl` lists what is no sample. Raises SourceError for a tar that can't be read to its end, and for
-    fields that are parts of keys.
+    `quarantine.jsonl` lists what is no sample. Raises SourceError for a tar that can't be read to
+    its end, and for fields that are parts of keys.
     """
     storage, tasks = _find(config)
     num_bytes = sum(task.source.num_bytes for task in tasks)
     make = partial(index, storage)
-    records = tar_sets.ensure(storage, "adopt", tasks, make, beam_flags, (config.input, num_bytes), show)
-    contents = [(task.split, record.written.shard) for task, record in zip(tasks, records, strict=True)]
+    records = tar_sets.ensure(
+        storage, "adopt", tasks, make, beam_flags, (config.input, num_bytes), show
+    )
+    contents = [
+        (task.split, record.written.shard) for task, record in zip(tasks, records, strict=True)
+    ]
     digest = digest_of([(split, shard.path, shard.sha256) for split, shard in contents])
     fields = Counter[str]()
     for record in records:
@@ -42,18 +51,31 @@ def adopt(config: AdoptConfig, beam_flags: Sequence[str] = (), show: Show | None
 
 
 def index(storage: Storage, task: Task) -> TarRecord:
-    """Writes the index of a tar; runs on a worker. Raises SourceError if the tar is damaged or holds no sample."""
+    """Writes the index of a tar; runs on a worker.
+
+    Raises SourceError if the tar is damaged or holds no sample.
+    """
     builder, fields, odd = read_again(lambda: index_tar(storage, task.source))
     rows = builder.take_index()
     if not len(rows):
         why = f" ({odd[0][0]}: {odd[0][1]})" if odd else ""
-        raise SourceError(f"{storage.url}/{task.path}: holds no sample{why}; leave it out of --input")
-    same = {"split": task.split, "object": task.path, "offset": None, "num_bytes": None, "sha256": None}
+        raise SourceError(
+            f"{storage.url}/{task.path}: holds no sample{why}; leave it out of --input"
+        )
+    same = {
+        "split": task.split,
+        "object": task.path,
+        "offset": None,
+        "num_bytes": None,
+        "sha256": None,
+    }
     return TarRecord(
         written=write_index(task.path, builder, rows, storage.writer),
         labels=Counter(rows["label"].tolist()),
         fields=fields,
-        rejected=[{"name": f"{task.path}/{name}", "reason": reason, **same} for name, reason in odd],
+        rejected=[
+            {"name": f"{task.path}/{name}", "reason": reason, **same} for name, reason in odd
+        ],
     )
 
 
@@ -63,8 +85,9 @@ def _find(config: AdoptConfig) -> tuple[Storage, list[Task]]:
     output = open_storage(config.output) if config.output else folder
     if not f"{folder.url}/".startswith(f"{output.url}/"):
         raise ConfigError(
-            f"--output {config.output}: a manifest names tars in its own folder and below; give {folder.url}, a folder "
-            "above it, or none; `build --source webdataset` copies tars to another place"
+            f"--output {config.output}: a manifest names tars in its own folder and below; give"
+            f" {folder.url}, a folder above it, or none; `build --source webdataset` copies tars to"
+            " another place"
         )
     tasks = []
     for tar in tars_named(folder, names) if names else tars_below(folder):
@@ -72,10 +95,14 @@ def _find(config: AdoptConfig) -> tuple[Storage, list[Task]]:
         if tar.name.startswith(naming.COLUMNS_FOLDER):
             continue
         if not naming.is_split(split):
-            raise ConfigError(f"{split!r} can't name a split ({naming.SPLIT_NAMES}); give one by --split")
+            raise ConfigError(
+                f"{split!r} can't name a split ({naming.SPLIT_NAMES}); give one by --split"
+            )
         path = f"{folder.url}/{tar.name}"[len(output.url) + 1 :]
         digest = digest_of(split, tar.generation, tar.num_bytes)
         tasks.append(Task(split, path, digest, msgspec.structs.replace(tar, name=path)))
     if not tasks:
-        raise SourceError(f"{folder.url}: holds no tars but those of columns; give the folder of the others")
+        raise SourceError(
+            f"{folder.url}: holds no tars but those of columns; give the folder of the others"
+        )
     return output, sorted(tasks, key=lambda task: (task.split, task.name))

@@ -31,26 +31,35 @@ THREADS = 4
 
 
 def write_catalog(url: str) -> list[str]:
-    """Writes the files that are missing or of other tars, each with one read of its tar; returns their paths.
+    """Writes the files that are missing or of other tars, each with one read of its tar; returns
+    their paths.
 
     Raises ManifestError without a set, DamagedShard for a tar that is not that of the manifest.
     """
     loaded = manifests.load_whole(url)
     options = options_to_read(loaded.manifest)
-    tasks = [(name, number) for name, split in loaded.manifest.splits.items() for number in range(split.num_shards)]
+    tasks = [
+        (name, number)
+        for name, split in loaded.manifest.splits.items()
+        for number in range(split.num_shards)
+    ]
     with ThreadPoolExecutor(THREADS) as threads:
         written = threads.map(lambda task: _write(loaded, task[0], task[1], options), tasks)
         return [path for path in written if path is not None]
 
 
 def read_catalog(loaded: LoadedSet, split: str) -> pa.Table:
-    """The catalogue of a split of a whole set, by id; raises ConfigError where a file is missing or of another tar."""
+    """The catalogue of a split of a whole set, by id; raises ConfigError where a file is missing or
+    of another tar.
+    """
     shards = loaded.manifest.split(split).shards
     tables = list(in_order(loaded.storage, shards, partial(read_rows, loaded.storage)))
-    if missing := [shard.path for table, shard in zip(tables, shards, strict=True) if table is None]:
+    if missing := [
+        shard.path for table, shard in zip(tables, shards, strict=True) if table is None
+    ]:
         raise ConfigError(
-            f"{loaded.storage.url}/{missing[0]}: no catalogue of this tar is beside it; make it with `python -m "
-            f"pipelines catalog {loaded.storage.url}`"
+            f"{loaded.storage.url}/{missing[0]}: no catalogue of this tar is beside it; make it"
+            f" with `python -m pipelines catalog {loaded.storage.url}`"
         )
     return pa.concat_tables([table for table in tables if table is not None])
 
@@ -63,11 +72,20 @@ def _write(loaded: LoadedSet, split: str, number: int, options: ImageOptions) ->
         return None
     index = read_index(storage, shard)
     tar = memoryview(
-        read_object(storage, shard.path, shard.num_bytes, shard.crc32c, "rebuild the shard with --only-shards")
+        read_object(
+            storage,
+            shard.path,
+            shard.num_bytes,
+            shard.crc32c,
+            "rebuild the shard with --only-shards",
+        )
     )
     rows, labels = rows_of_index(index, 0, shard.first_id), index["label"].tolist()
     images = zip(rows["image_start"].tolist(), rows["image_bytes"].tolist(), strict=True)
-    sizes = [_size(bytes(tar[start : start + size]), options) if size else (None, None) for start, size in images]
+    sizes = [
+        _size(bytes(tar[start : start + size]), options) if size else (None, None)
+        for start, size in images
+    ]
     texts = index[".json"].tolist() if "json" in index_fields(index) else [(0, 0)] * len(index)
     origins = read_origins(storage, shard.path, index["key"])
     names = [info.name for info in manifest.classes]
@@ -80,7 +98,9 @@ def _write(loaded: LoadedSet, split: str, number: int, options: ImageOptions) ->
         "height": [height for _, height in sizes],
         "bytes": rows["image_bytes"],
         "source": [origin.name for origin in origins] if origins else [None] * len(index),
-        "json": [_json(bytes(tar[start : start + size])) if size else None for start, size in texts],
+        "json": [
+            _json(bytes(tar[start : start + size])) if size else None for start, size in texts
+        ],
     }
     table = pa.table(columns, SCHEMA).replace_schema_metadata({FOOTER: shard.sha256.encode()})
     storage.write(naming.catalog_of(shard.path), table_to_bytes(table))

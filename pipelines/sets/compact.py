@@ -186,7 +186,9 @@ def _same_images(storage: Storage, newest: Manifest, dropped: Sequence[np.ndarra
 
 
 def _rewritten(storage: Storage, name: str, split: Split, folder: str, dropped: Dropped) -> Split:
-    """A split without the dropped rows; writes the shards that lose some, and tables, to `folder`."""
+    """A split without the dropped rows; writes the shards that lose some, and tables,
+    to `folder`.
+    """
     shards = list(split.shards)
 
     def rewrite(number: int) -> Shard:

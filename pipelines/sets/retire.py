@@ -92,7 +92,9 @@ def retire(
     others = list(manifests.older(storage))
     replace.remove_stopped(storage, newest.number)
     of_newest = manifests.files_of(newest)
-    lists = {one.quarantine.path for one in (newest, *others) if without(storage, one, keys) is not None}
+    lists = {
+        one.quarantine.path for one in (newest, *others) if without(storage, one, keys) is not None
+    }
 
     def is_stale(one: Manifest) -> bool:
         path = one.quarantine.path
@@ -106,7 +108,9 @@ def retire(
     tags = sorted(name for name, tag in tagged.items() if tag.digest not in digests)
     sides = _side_files(storage, listed)
     names = manifests.files_of(*stale) - listed
-    done = msgspec.structs.replace(done, version=newest.number, tags=tags, side_files=sorted(sides | lists))
+    done = msgspec.structs.replace(
+        done, version=newest.number, tags=tags, side_files=sorted(sides | lists)
+    )
     if stale:
         after = _waiting_since(storage, now) + grace
         if now < after:

@@ -1,4 +1,6 @@
-"""Sets of tars that are written or found one by one, each with a record: adopted sets and columns."""
+"""Sets of tars that are written or found one by one, each with a record:
+adopted sets and columns.
+"""
 
 import hashlib
 import json
@@ -33,7 +35,9 @@ _NAME = re.compile(r"([^{}\\]*?)([0-9]{1,9})((?:-of-[0-9]+|[^0-9{}\\]*)\.tar)", 
 
 
 class Task(NamedTuple):
-    """A tar whose record is wanted, a digest of all that decides on it, and what it is made from."""
+    """A tar whose record is wanted, a digest of all that decides on it,
+    and what it is made from.
+    """
 
     split: str
     path: str
@@ -42,16 +46,22 @@ class Task(NamedTuple):
 
     @property
     def name(self) -> tuple[str, str, int, int]:
-        """What is before and after the number in the name of the tar, the digits and the value of the number."""
+        """What is before and after the number in the name of the tar, the digits and the value of
+        the number.
+        """
         found = _NAME.fullmatch(self.path)
         if found is None or not self.path.isascii() or not naming.is_relative(self.path):
-            raise ConfigError(f"{self.path!r}: a manifest can't name this tar; call it in ASCII with a number: t-0.tar")
+            raise ConfigError(
+                f"{self.path!r}: a manifest can't name this tar; call it in ASCII with a number:"
+                " t-0.tar"
+            )
         return found[1], found[3], len(found[2]), int(found[2])
 
 
 @prepared
 class TarRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """`plan/tars/...`: a tar with its index, the samples of each label, and its lines of the quarantine list.
+    """`plan/tars/...`: a tar with its index, the samples of each label, and its lines of the
+    quarantine list.
 
     `fields` are those of `count_fields`; a column needs neither labels nor fields. `num_values` are
     the samples that have a value in a column, `kinds` the dtypes and shapes of its arrays.
@@ -71,12 +81,18 @@ def digest_of(*parts: object) -> str:
 
 
 def ensure(
-    output: Storage, verb: str, tasks: Sequence[Task], make: Callable[[Task], TarRecord], flags: Sequence[str],
-    source: tuple[str, int], show: Show | None,
-) -> list[TarRecord]:  # fmt: skip
+    output: Storage,
+    verb: str,
+    tasks: Sequence[Task],
+    make: Callable[[Task], TarRecord],
+    flags: Sequence[str],
+    source: tuple[str, int],
+    show: Show | None,
+) -> list[TarRecord]:
     """The record of each tar of a set that a verb makes; workers `make` those that are missing.
 
-    `source` is what they read, and its size in bytes. Raises ConfigError where the output holds another set.
+    `source` is what they read, and its size in bytes. Raises ConfigError where the output holds
+    another set.
     """
     done, find = _published(output, verb), partial(_find, output)
     found = [*plan_files.in_order(output, tasks, find)]
@@ -93,12 +109,19 @@ def ensure(
 
 
 def publish(
-    output: Storage, verb: str, tasks: Sequence[Task], records: Sequence[TarRecord], source_digest: str,
-    *, promises: Sequence[Promise], **options: Any,
-) -> Manifest:  # fmt: skip
+    output: Storage,
+    verb: str,
+    tasks: Sequence[Task],
+    records: Sequence[TarRecord],
+    source_digest: str,
+    *,
+    promises: Sequence[Promise],
+    **options: Any,
+) -> Manifest:
     """Writes the tables, the quarantine list and last the manifest, of which it returns the head.
 
-    The classes are the numbers up to the largest label. Raises ConfigError or PreconditionFailed where another set is.
+    The classes are the numbers up to the largest label. Raises ConfigError or PreconditionFailed
+    where another set is.
     """
     totals = Counter[int]()
     for record in records:
@@ -152,8 +175,12 @@ def publish(
     return sealed
 
 
-def _groups(tasks: Sequence[Task], records: Sequence[TarRecord]) -> Iterator[tuple[str, str, list[TarRecord]]]:
-    """The tars of each split, in runs that a brace pattern names and whose indexes have the same fields."""
+def _groups(
+    tasks: Sequence[Task], records: Sequence[TarRecord]
+) -> Iterator[tuple[str, str, list[TarRecord]]]:
+    """The tars of each split, in runs that a brace pattern names and whose indexes have the same
+    fields.
+    """
 
     def run(at: int) -> tuple[Any, ...]:
         before, after, width, number = tasks[at].name
@@ -185,15 +212,22 @@ def _record_path(task: Task) -> str:
 
 
 def _published(output: Storage, verb: str) -> Manifest | None:
-    """The head of the manifest at the output, None if there is none; ConfigError if another verb made it."""
+    """The head of the manifest at the output, None if there is none; ConfigError if another verb
+    made it.
+    """
     try:
         head = manifests.read_head(output)
     except NotFound:
         return None
     if head.provenance.source != verb:
-        raise ConfigError(f"{output.url}/{naming.MANIFEST}: another shard set is there already; leave it as it is")
+        raise ConfigError(
+            f"{output.url}/{naming.MANIFEST}: another shard set is there already; leave it as it is"
+        )
     return head
 
 
 def _other(output: Storage) -> ConfigError:
-    return ConfigError(f"{output.url}: finished before, from other input; remove {naming.MANIFEST} there to replace it")
+    return ConfigError(
+        f"{output.url}: finished before, from other input; remove {naming.MANIFEST} there to"
+        " replace it"
+    )

@@ -21,7 +21,10 @@ KINDS = ("added", "removed", "relabelled", "changed")
 
 
 class DifferentSample(msgspec.Struct, frozen=True, kw_only=True):
-    """A sample that two sets do not have alike. Its classes are None in the set that lacks it, "" without a label."""
+    """A sample that two sets do not have alike.
+
+    Its classes are None in the set that lacks it, "" without a label.
+    """
 
     kind: str
     split: str
@@ -31,15 +34,22 @@ class DifferentSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tag(url: str, name: str) -> Tag:
-    """Gives the version at an address a name; ConfigError if the name is taken by another version."""
+    """Gives the version at an address a name;
+    ConfigError if the name is taken by another version.
+    """
     if not versions.is_tag(name):
-        raise ConfigError(f"{name!r} can't be a tag; use up to 64 letters, digits, ., _ and -, and not only digits")
+        raise ConfigError(
+            f"{name!r} can't be a tag; use up to 64 letters, digits, ., _ and -, and not only"
+            " digits"
+        )
     manifest, storage, _ = manifests.load_whole(url)
     made = Tag(version=manifest.number, digest=manifest.digest)
     try:
         storage.write(versions.tag_path(name), msgspec.json.encode(made), if_generation=ABSENT)
     except PreconditionFailed as error:
-        raise ConfigError(f"{url}: another version has the tag {name!r}, and tags never move; choose a name") from error
+        raise ConfigError(
+            f"{url}: another version has the tag {name!r}, and tags never move; choose a name"
+        ) from error
     return made
 
 
@@ -70,7 +80,9 @@ def log_lines(entries: list[dict[str, Any]]) -> list[str]:
 
 
 def diff(old: str, new: str) -> list[DifferentSample]:
-    """The samples that two sets do not have alike, by key; reads only the indexes of shards that one of them lacks."""
+    """The samples that two sets do not have alike, by key; reads only the indexes of shards that
+    one of them lacks.
+    """
     sets = manifests.load_whole(old), manifests.load_whole(new)
     names = sorted({name for one in sets for name in one.manifest.splits})
     return [sample for name in names for sample in _diff_split(*sets, name)]
@@ -78,21 +90,36 @@ def diff(old: str, new: str) -> list[DifferentSample]:
 
 def diff_lines(samples: list[DifferentSample]) -> list[str]:
     """The numbers of the differences, by split and by class, as lines for a terminal."""
-    found = Counter((sample.split, sample.new_class if sample.old_class is None else sample.old_class, sample.kind)
-                    for sample in samples)  # fmt: skip
+    found = Counter(
+        (
+            sample.split,
+            sample.new_class if sample.old_class is None else sample.old_class,
+            sample.kind,
+        )
+        for sample in samples
+    )
     rows = dict.fromkeys((split, name) for split, name, _ in sorted(found))
     lines = [
         f"{split}, {name or 'no class'}: "
         + ", ".join(f"{n:,} {kind}" for kind in KINDS if (n := found[split, name, kind]))
         for split, name in rows
     ]
-    return [*lines, f"{count(len(samples), 'sample')} of both sets differ" if samples else "the same samples"]
+    return [
+        *lines,
+        f"{count(len(samples), 'sample')} of both sets differ" if samples else "the same samples",
+    ]
 
 
 def _diff_split(old: LoadedSet, new: LoadedSet, split: str) -> Iterator[DifferentSample]:
-    same_classes = all(a == b for a, b in zip(old.manifest.classes, new.manifest.classes, strict=False))
+    same_classes = all(
+        a == b for a, b in zip(old.manifest.classes, new.manifest.classes, strict=False)
+    )
     listed = [
-        {shard.sha256 for shard in one.manifest.splits[split].shards} if split in one.manifest.splits else set[str]()
+        (
+            {shard.sha256 for shard in one.manifest.splits[split].shards}
+            if split in one.manifest.splits
+            else set[str]()
+        )
         for one in (old, new)
     ]
     shared = listed[0] & listed[1] if same_classes else set[str]()
@@ -101,20 +128,38 @@ def _diff_split(old: LoadedSet, new: LoadedSet, split: str) -> Iterator[Differen
         was, now = before.get(key), after.get(key)
         if was == now:
             continue
-        kind = "added" if was is None else "removed" if now is None else "relabelled" if was[0] != now[0] else "changed"
+        kind = (
+            "added"
+            if was is None
+            else "removed"
+            if now is None
+            else "relabelled"
+            if was[0] != now[0]
+            else "changed"
+        )
         yield DifferentSample(
-            kind=kind, split=split, key=key, old_class=was[0] if was else None, new_class=now[0] if now else None
+            kind=kind,
+            split=split,
+            key=key,
+            old_class=was[0] if was else None,
+            new_class=now[0] if now else None,
         )
 
 
 def _samples(loaded: LoadedSet, split: str, without: set[str]) -> dict[str, tuple[str, int]]:
-    """The class and the CRC32C (of the image, if it has one) of each sample by key, without those of some shards."""
+    """The class and the CRC32C (of the image, if it has one) of each sample by key, without those
+    of some shards.
+    """
     manifest, storage, _ = loaded
     found = {}
     for shard in manifest.splits[split].shards if split in manifest.splits else ():
         if shard.sha256 not in without:
             index = read_index(storage, shard)
-            content = np.where(index["image_crc32c"], index["image_crc32c"], index["crc32c"]).tolist()
-            for key, label, crc32c in zip(index["key"].tolist(), index["label"].tolist(), content, strict=True):
+            content = np.where(
+                index["image_crc32c"], index["image_crc32c"], index["crc32c"]
+            ).tolist()
+            for key, label, crc32c in zip(
+                index["key"].tolist(), index["label"].tolist(), content, strict=True
+            ):
                 found[key.decode("ascii", "replace")] = manifest.class_name(label), crc32c
     return found

@@ -1,4 +1,6 @@
-"""`python -m pipelines view`: chooses samples of a split and writes them down as a view; copies no sample."""
+"""`python -m pipelines view`: chooses samples of a split and writes them down as a view; copies no
+sample.
+"""
 
 import sys
 from dataclasses import dataclass, fields
@@ -25,11 +27,18 @@ _FILE: dict[str, Any] = {"metavar": "FILE"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Which samples of a split a view takes. Each choice leaves out what it does not name; they apply in this order."""
+    """Which samples of a split a view takes.
 
-    from_split: str | None = setting(None, "the split to choose from (default: train, or the only one)")
+    Each choice leaves out what it does not name; they apply in this order.
+    """
+
+    from_split: str | None = setting(
+        None, "the split to choose from (default: train, or the only one)"
+    )
     ids: str | None = setting(None, "a Parquet file with id, maybe label, weight, split", **_FILE)
-    where: str | None = setting(None, "what SQL says of a row of the catalogue, as `width > 200`", metavar="SQL")
+    where: str | None = setting(
+        None, "what SQL says of a row of the catalogue, as `width > 200`", metavar="SQL"
+    )
     keys: str | None = setting(None, "a text with a key a line", **_FILE)
     drop_keys: str | None = setting(None, "all but the keys in a text", **_FILE)
     drop_duplicates: bool = setting(False, "of samples with the same image, the first")
@@ -44,7 +53,9 @@ class Choice:
     @property
     def words(self) -> str:
         """The flags that choose."""
-        given = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "from_split"}
+        given = {
+            one.name: getattr(self, one.name) for one in fields(self) if one.name != "from_split"
+        }
         return ", ".join(f"{name} {value}" for name, value in given.items() if value)
 
 
@@ -56,7 +67,9 @@ def make_view(url: str, of: str, choice: Choice) -> View:
     if not url.endswith(".parquet"):
         raise ConfigError(f"{url}: a view is a Parquet file; call it {url.rstrip('/')}.parquet")
     if not choice.words:
-        raise ConfigError("nothing is chosen; give --where, --ids, --keys, --drop-keys, --split or another choice")
+        raise ConfigError(
+            "nothing is chosen; give --where, --ids, --keys, --drop-keys, --split or another choice"
+        )
     loaded, (storage, name) = manifests.load(of), open_file(url)
     names = list(loaded.manifest.splits)
     from_split = choice.from_split or (names[0] if len(names) == 1 else "train")
@@ -83,10 +96,16 @@ def _chosen(whole: LoadedSet, split: str, rows: ViewRows, choice: Choice) -> dic
         given = {name or split: part for name, part in read_view(*open_file(choice.ids))[1].items()}
         ids = np.concatenate([part.ids for part in given.values()])
         if len(unknown := np.setdiff1d(ids, rows.ids)):
-            raise ConfigError(f"{choice.ids}: {len(unknown):,} of its ids are not in the split, such as {unknown[0]}")
+            raise ConfigError(
+                f"{choice.ids}: {len(unknown):,} of its ids are not in the split, such as"
+                f" {unknown[0]}"
+            )
         if [*given] != [split] or given[split].has_more:
             if choice.words != f"ids {choice.ids}" or rows.has_more:
-                raise ConfigError(f"{choice.ids}: has labels, weights or splits; make it a view, then choose from that")
+                raise ConfigError(
+                    f"{choice.ids}: has labels, weights or splits; make it a view, then choose from"
+                    " that"
+                )
             return given
         rows = rows.at(np.isin(rows.ids, ids))
     if choice.where is not None:
@@ -115,7 +134,9 @@ def _by_index(whole: LoadedSet, split: str, rows: ViewRows, choice: Choice) -> V
             rows = rows.at(np.isin(keys[rows.ids], wanted) == is_kept)
     if choice.drop_duplicates:
         groups = equal_images(stored, rows.ids[stored["image_bytes"][rows.ids] > 0])
-        rows = rows.at(~np.isin(rows.ids, [id_ for group in groups for id_ in sorted(group.samples)[1:]]))
+        rows = rows.at(
+            ~np.isin(rows.ids, [id_ for group in groups for id_ in sorted(group.samples)[1:]])
+        )
     if choice.per_class is not None:
         labels = stored["label"][rows.ids] if rows.labels is None else rows.labels
         order = np.lexsort((hash64(derive_key(0, "view", "per class"), rows.ids), labels))
@@ -132,23 +153,36 @@ def _ids_where(whole: LoadedSet, split: str, where: str) -> np.ndarray:
 
     catalog = read_catalog(whole, split)
     # A filter is one expression, and without external access it reads no file.
-    with duckdb.connect(config={"enable_external_access": "false", "lock_configuration": "true"}) as database:
+    with duckdb.connect(
+        config={"enable_external_access": "false", "lock_configuration": "true"}
+    ) as database:
         try:
-            found: np.ndarray = database.from_arrow(catalog).filter(where).select("id").fetchnumpy()["id"]
+            found: np.ndarray = (
+                database.from_arrow(catalog).filter(where).select("id").fetchnumpy()["id"]
+            )
         except duckdb.Error as error:
             raise ConfigError(
-                f"--where {where}: {' '.join(str(error).split())}; columns are {', '.join(catalog.column_names)}"
+                f"--where {where}: {' '.join(str(error).split())}; columns are"
+                f" {', '.join(catalog.column_names)}"
             ) from error
     return found
 
 
 def _divided(rows: ViewRows, shares: dict[str, float]) -> dict[str, ViewRows]:
     """The rows in splits, each with its share of them to one sample; the rest is left out."""
-    if not all(map(is_split, shares)) or min(shares.values()) <= 0 or sum(shares.values()) > 1 + 1e-9:
-        raise ConfigError(f"--split {shares}: expected names of splits, and shares above 0 that add up to 1 at most")
+    if (
+        not all(map(is_split, shares))
+        or min(shares.values()) <= 0
+        or sum(shares.values()) > 1 + 1e-9
+    ):
+        raise ConfigError(
+            f"--split {shares}: expected names of splits, and shares above 0 that add up to 1 at"
+            " most"
+        )
     order = np.argsort(hash64(derive_key(0, "view", "split"), rows.ids), kind="stable")
     ends = np.round(np.cumsum([shares[name] for name in sorted(shares)]) * len(order)).astype(int)
-    parts = dict(zip(sorted(shares), np.split(order, ends), strict=False))  # what is past the last end is left out
+    # what is past the last end is left out
+    parts = dict(zip(sorted(shares), np.split(order, ends), strict=False))
     if empty := [name for name, part in parts.items() if not len(part)]:
         raise ConfigError(f"--split {shares}: no sample of {len(order):,} is left for {empty[0]}")
     return {name: rows.at(np.sort(part)) for name, part in parts.items()}

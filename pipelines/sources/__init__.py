@@ -29,18 +29,24 @@ def _cifar(kind: type[Cifar10] | type[Cifar100], config: "BuildConfig") -> Sourc
 
 
 def _folder(config: "BuildConfig") -> Source:
-    return Folder(open_storage(config.input), Holdout(config.holdout, config.seed), config.class_depth)
+    return Folder(
+        open_storage(config.input), Holdout(config.holdout, config.seed), config.class_depth
+    )
 
 
 def _listing(config: "BuildConfig") -> Source:
     storage, file = open_file(config.input)
-    return Listing(storage, file, Holdout(config.holdout, config.seed), config.path_column, config.label_column)
+    return Listing(
+        storage, file, Holdout(config.holdout, config.seed), config.path_column, config.label_column
+    )
 
 
 def _hugging_face(config: "BuildConfig") -> Source:
     is_file = config.input.endswith(".parquet")
     storage, file = open_file(config.input) if is_file else (open_storage(config.input), "")
-    return HuggingFace(storage, file, Holdout(config.holdout, config.seed), config.path_column, config.label_column)
+    return HuggingFace(
+        storage, file, Holdout(config.holdout, config.seed), config.path_column, config.label_column
+    )
 
 
 SOURCES: dict[str, Callable[["BuildConfig"], Source]] = {
@@ -72,17 +78,27 @@ def open_source(config: "BuildConfig") -> Source:
         if getattr(config, option) != defaults[option] and config.source not in takers:
             flag = f"--{option.replace('_', '-')}"
             raise ConfigError(
-                f"{flag} has no meaning for {config.source}, only for {' and '.join(takers)}; leave it out"
+                f"{flag} has no meaning for {config.source}, only for {' and '.join(takers)}; leave"
+                " it out"
             )
-    if not config.source.startswith(("cifar", "shardset", "webdataset")):  # which say themselves what files they take
+    # which say themselves what files they take
+    if not config.source.startswith(("cifar", "shardset", "webdataset")):
         refuse_file(config.input, config.source)
     return SOURCES[config.source](config)
 
 
 def input_folder(config: "BuildConfig") -> Storage | None:
-    """The folder with nothing but raw input; None if --input names files, and for tars, which may be a shard set."""
+    """The folder with nothing but raw input; None if --input names files, and for tars, which may
+    be a shard set.
+    """
     archives = (".tar.gz", ".tgz")
-    endings: dict[str, tuple[str, ...]] = {"hf": (".parquet",), "cifar10": archives, "cifar100": archives}
-    if config.source in ("listing", "shardset", "webdataset") or config.input.endswith(endings.get(config.source, ())):
+    endings: dict[str, tuple[str, ...]] = {
+        "hf": (".parquet",),
+        "cifar10": archives,
+        "cifar100": archives,
+    }
+    if config.source in ("listing", "shardset", "webdataset") or config.input.endswith(
+        endings.get(config.source, ())
+    ):
         return None
     return open_storage(config.input)

@@ -1,9 +1,11 @@
-"""The interface of a source of raw samples: a survey on the launching machine, then an index of each unit on a worker.
+"""The interface of a source of raw samples: a survey on the launching machine, then an index of
+each unit on a worker.
 
-A source never touches Beam, never decodes an image and never decides where a sample goes. `docs/sources.md`
-shows how to write one.
+A source never touches Beam, never decodes an image and never decides where a sample goes.
+`docs/sources.md` shows how to write one.
 
-Records that are made once per sample are msgspec.Structs: a frozen dataclass takes six times as long to make.
+Records that are made once per sample are msgspec.Structs: a frozen dataclass takes six times as
+long to make.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,11 +32,14 @@ APART = (
 """The reason of samples whose members are not next to each other."""
 
 HIDDEN = "has no key before its first dot"
-"""The reason of hidden members of a tar, such as `._0001.png` of macOS: listed, but no bad samples."""
+"""The reason of hidden members of a tar, such as `._0001.png` of macOS: listed, but no bad samples.
+"""
 
 
 class Units(Protocol):
-    """All units of a survey, in order: a list, or an object that makes them each time they are iterated over."""
+    """All units of a survey, in order: a list, or an object that makes them each time they are
+    iterated over.
+    """
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[Unit]: ...
@@ -43,8 +48,8 @@ class Units(Protocol):
 class Extent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The bytes [offset, offset + num_bytes) of one generation of one object.
 
-    `object` is a name in the input folder, an absolute URL or path, or SPOOL for the unit's own spool. `crc32c` is that
-    of the bytes, or UNREAD until the source or the build has read them.
+    `object` is a name in the input folder, an absolute URL or path, or SPOOL for the unit's own
+    spool. `crc32c` is that of the bytes, or UNREAD until the source or the build has read them.
     """
 
     object: str
@@ -65,13 +70,15 @@ SPOOL = ""
 class RawSample(msgspec.Struct, frozen=True, kw_only=True):
     """One raw sample: what it is called, what it is, and where its bytes are.
 
-    `name` is the original name as a user knows it. `key` is the wanted key; the build replaces it by a short stable
-    one if it is not valid or not unique. `fields` maps an extension to content, in member order. `image` names the
-    field with the image, "" if there is none; the build corrects the extension by content. `label` is -1 if there is
-    none; the build adds the `cls` field unless `fields` already has one.
+    `name` is the original name as a user knows it. `key` is the wanted key; the build replaces it
+    by a short stable one if it is not valid or not unique. `fields` maps an extension to content,
+    in member order. `image` names the field with the image, "" if there is none; the build corrects
+    the extension by content. `label` is -1 if there is none; the build adds the `cls` field unless
+    `fields` already has one.
 
-    `seen` are byte ranges of the input that decided what this says, with the CRC32C of what the source read there. The
-    build reads them again, as it does extents that have a CRC32C, and indexes the unit anew if a bit was flipped.
+    `seen` are byte ranges of the input that decided what this says, with the CRC32C of what the
+    source read there. The build reads them again, as it does extents that have a CRC32C, and
+    indexes the unit anew if a bit was flipped.
     """
 
     name: str
@@ -85,7 +92,8 @@ class RawSample(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """Something that can't become a sample: its name, the reason, and where its bytes are, if they can be located.
+    """Something that can't become a sample: its name, the reason, and where its bytes are, if they
+    can be located.
 
     `seen` is that of `RawSample`.
     """
@@ -101,12 +109,13 @@ class Rejected:
 class Survey:
     """What a source knows without reading samples.
 
-    `classes` is None if only the samples tell; labels are then 0 to the largest one seen. `notes` are sentences for the
-    user and the manifest ("no validation archive: only split train"). `objects` maps the names of the input objects, in
-    order, to their sizes in bytes; it is empty where they are many. `num_bytes` is the size of the samples where
-    `objects` do not hold them. `all_tars` says that the input is every tar below the folder, including one that is
-    written there later. `looked_for` says in words where labels are expected, for a note on samples without one.
-    `refusal` says why the labels can't be those of a new set, "" if they can.
+    `classes` is None if only the samples tell; labels are then 0 to the largest one seen. `notes`
+    are sentences for the user and the manifest ("no validation archive: only split train").
+    `objects` maps the names of the input objects, in order, to their sizes in bytes; it is empty
+    where they are many. `num_bytes` is the size of the samples where `objects` do not hold them.
+    `all_tars` says that the input is every tar below the folder, including one that is written
+    there later. `looked_for` says in words where labels are expected, for a note on samples without
+    one. `refusal` says why the labels can't be those of a new set, "" if they can.
     """
 
     units: Units
@@ -120,7 +129,9 @@ class Survey:
 
 
 class Spool(Protocol):
-    """Stores the bytes of samples that can't be read by range from the input (compressed archives, arrays)."""
+    """Stores the bytes of samples that can't be read by range from the input (compressed archives,
+    arrays).
+    """
 
     def add(self, content: bytes) -> Extent:
         """Where the bytes will be; the extent has `object == SPOOL`."""
@@ -128,7 +139,10 @@ class Spool(Protocol):
 
 
 class Source(Protocol):
-    """A raw format. Instances are frozen, can be pickled, and hold the input's Storage and the format's options."""
+    """A raw format.
+
+    Instances are frozen, can be pickled, and hold the input's Storage and the format's options.
+    """
 
     @property
     def name(self) -> str:
@@ -143,7 +157,8 @@ class Source(Protocol):
     def survey(self) -> Survey:
         """Runs once, on the launching machine. Lists, opens small files, reads no sample.
 
-        Raises SourceError if something is missing, saying what is there, what was expected and what to do.
+        Raises SourceError if something is missing, saying what is there, what was expected and what
+        to do.
         """
         ...
 
@@ -161,7 +176,9 @@ def class_infos(names: Sequence[str]) -> list[ClassInfo]:
 
 
 def missing_notes(seen: Iterable[tuple[str, int]], names: Sequence[str]) -> Iterator[str]:
-    """A sentence for each split that lacks classes; `seen` has the (split, label) of every sample."""
+    """A sentence for each split that lacks classes; `seen` has the (split,
+    label) of every sample.
+    """
     present: dict[str, set[int]] = {}
     for split, label in seen:
         present.setdefault(split, set()).add(label)
@@ -170,4 +187,7 @@ def missing_notes(seen: Iterable[tuple[str, int]], names: Sequence[str]) -> Iter
         if missing:
             more = ", ..." if len(missing) > _NUM_EXAMPLES else ""
             noun = "class" if len(missing) == 1 else "classes"
-            yield f"split {split} has no images of {len(missing)} {noun}: {', '.join(missing[:_NUM_EXAMPLES])}{more}"
+            yield (
+                f"split {split} has no images of {len(missing)} {noun}:"
+                f" {', '.join(missing[:_NUM_EXAMPLES])}{more}"
+            )

@@ -1,4 +1,7 @@
-"""Class folders: `SPLIT/CLASS/.../file` or `CLASS/.../file`. A unit is a run of the sorted listing."""
+"""Class folders: `SPLIT/CLASS/.../file` or `CLASS/.../file`.
+
+A unit is a run of the sorted listing.
+"""
 
 import re
 from collections import Counter
@@ -9,7 +12,16 @@ from typing import ClassVar
 
 from pipelines.holdout import REST, Holdout, Label
 from pipelines.sources import objects
-from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit, class_infos, missing_notes
+from pipelines.sources.base import (
+    Extent,
+    RawSample,
+    Rejected,
+    Spool,
+    Survey,
+    Unit,
+    class_infos,
+    missing_notes,
+)
 from pipelines.sources.formats.spilled_list import Entry, SpilledList, spilled_units
 from shardset.errors import ConfigError, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
@@ -22,7 +34,8 @@ ENTRIES_PER_UNIT = 1_000
 
 _LAYOUTS = "expected images as SPLIT/CLASS/file or CLASS/file, with any folders below CLASS"
 _SPLIT_NAME = re.compile(
-    r"(train|training|val|valid|validation|dev|test|testing|eval|evaluation|fold|split)[-_]?\d*", re.I | re.A
+    r"(train|training|val|valid|validation|dev|test|testing|eval|evaluation|fold|split)[-_]?\d*",
+    re.I | re.A,
 )
 _HEAD_BYTES = 1024
 _MAX_TYPES = 12
@@ -33,10 +46,10 @@ _MAX_TYPES = 12
 class Folder:
     """Images in class folders below `input`; classes get labels in the order of their sorted names.
 
-    An image is of the class that the first `class_depth` folders below its split name, however deep it is: with 1
-    that of the first folder, as in torchvision's ImageFolder. The first folders are splits if one of them is named like
-    a split and has no images of its own. `holdout` is for folders without splits; a key is the path without its
-    extension.
+    An image is of the class that the first `class_depth` folders below its split name, however deep
+    it is: with 1 that of the first folder, as in torchvision's ImageFolder. The first folders are
+    splits if one of them is named like a split and has no images of its own. `holdout` is for
+    folders without splits; a key is the path without its extension.
     """
 
     input: Storage
@@ -47,28 +60,43 @@ class Folder:
     name: ClassVar[str] = "folder"
 
     def survey(self) -> Survey:
-        """Lists everything once. Notes count hidden files, files that are not images, and images in no class folder.
+        """Lists everything once.
 
-        Raises SourceError if no image is in a class folder, or folders of classes and splits seem to be mixed up;
-        ConfigError for a holdout where the folders already are splits.
+        Notes count hidden files, files that are not images, and images in no class folder.
+
+        Raises SourceError if no image is in a class folder, or folders of classes and splits seem
+        to be mixed up; ConfigError for a holdout where the folders already are splits.
         """
         listed = _listed(self.input)
         layout = self._layout(listed)
         names = sorted({layout.class_of(folder) for folder in listed.folders} - {""})
         self._check_classes(layout, listed, names)
         labels = {name: label for label, name in enumerate(names)}
-        label_of = {folder: labels.get(layout.class_of(folder), NO_LABEL) for folder in listed.folders}
+        label_of = {
+            folder: labels.get(layout.class_of(folder), NO_LABEL) for folder in listed.folders
+        }
         holdout = self.holdout.by_class(lambda: _keys_of(listed.images, label_of))
         seen: Counter[tuple[str, int]] = Counter()
 
         def entries() -> Iterator[Entry]:
             for name, reason in listed.unreadable:
-                split = layout.split_of(name) or self.holdout.split_of(objects.without_extension(name))
-                yield [objects.printable(name), 0, "", NO_LABEL, split if is_split(split) else REST, reason]
+                split = layout.split_of(name) or self.holdout.split_of(
+                    objects.without_extension(name)
+                )
+                yield [
+                    objects.printable(name),
+                    0,
+                    "",
+                    NO_LABEL,
+                    split if is_split(split) else REST,
+                    reason,
+                ]
             for name, num_bytes, generation in listed.images:
                 label = label_of[_folder_of(name)]
                 if label != NO_LABEL:
-                    split = layout.split_of(name) or holdout.split_of(objects.without_extension(name), label)
+                    split = layout.split_of(name) or holdout.split_of(
+                        objects.without_extension(name), label
+                    )
                     seen[split, label] += 1
                     yield [name, num_bytes, generation, label, split, ""]
 
@@ -77,7 +105,8 @@ class Folder:
         for split in sorted(splits):
             if not is_split(split):
                 raise SourceError(
-                    f"{self.input.url}/{split}: this folder is where a split is expected; rename it to {SPLIT_NAMES}"
+                    f"{self.input.url}/{split}: this folder is where a split is expected; rename it"
+                    f" to {SPLIT_NAMES}"
                 )
         num_loose = len(listed.images) - seen.total()
         loose = [name for folder, name in listed.folders.items() if label_of[folder] == NO_LABEL]
@@ -87,10 +116,20 @@ class Folder:
             classes=class_infos(names),
             notes=[
                 *([others] if listed.others else []),
-                *(f"left out unread: {count} times {what}" for what, count in sorted(listed.unusual.items())),
-                *(f"left out {num_loose} images in no class folder, such as {name}" for name in loose[:1]),
+                *(
+                    f"left out unread: {count} times {what}"
+                    for what, count in sorted(listed.unusual.items())
+                ),
+                *(
+                    f"left out {num_loose} images in no class folder, such as {name}"
+                    for name in loose[:1]
+                ),
                 *layout.nesting_notes(listed.folders),
-                *([f"{names[0]} is the only class{advice}"] if len(names) == 1 and (advice := self._advice) else []),
+                *(
+                    [f"{names[0]} is the only class{advice}"]
+                    if len(names) == 1 and (advice := self._advice)
+                    else []
+                ),
                 *self.holdout.empty_notes(splits),
                 *missing_notes(seen, names),
             ],
@@ -122,16 +161,24 @@ class Folder:
         where = self.input.url
         if not listed.folders:
             found = [_counts(listed.others)] if listed.others else []
-            found += [f"{len(listed.unreadable)} names: {listed.unreadable[0][1]}"] if listed.unreadable else []
+            found += (
+                [f"{len(listed.unreadable)} names: {listed.unreadable[0][1]}"]
+                if listed.unreadable
+                else []
+            )
             files = f"only {' and '.join(found)}" if found else "no files"
-            raise SourceError(f"{where}: {files} there; {_LAYOUTS} ({', '.join(FIELD_OF_EXTENSION)})" + self._advice)
+            raise SourceError(
+                f"{where}: {files} there; {_LAYOUTS} ({', '.join(FIELD_OF_EXTENSION)})"
+                + self._advice
+            )
         tops = {folder.partition("/")[0] for folder in listed.folders} - {*listed.folders}
         layout = _Layout(any(map(_SPLIT_NAME.fullmatch, tops)), self.class_depth)
         if layout.has_splits and self.holdout:
             example = next(folder for folder in sorted(listed.folders) if layout.class_of(folder))
             raise ConfigError(
-                f"{where}: --holdout with folders that are splits already, such as {listed.folders[example]}; leave "
-                "--holdout out, or name one of the split folders as input"
+                f"{where}: --holdout with folders that are splits already, such as"
+                f" {listed.folders[example]}; leave --holdout out, or name one of the split folders"
+                " as input"
             )
         return layout
 
@@ -140,8 +187,12 @@ class Folder:
         if not names:
             example = listed.folders[min(listed.folders)]
             raise SourceError(
-                f"{where}: found images such as {example}; {_LAYOUTS}; name the folder above the classes"
-                + (self._advice or "; images whose names hold the labels are listed as docs/migrate.md shows")
+                f"{where}: found images such as {example}; {_LAYOUTS}; name the folder above the"
+                " classes"
+                + (
+                    self._advice
+                    or "; images whose names hold the labels are listed as docs/migrate.md shows"
+                )
             )
         self._refuse_lost_classes(layout, listed)
         if layout.has_splits:
@@ -153,23 +204,30 @@ class Folder:
             if splits == found or len(splits) > 1:
                 what = "folders below the classes" if depth else "class folders"
                 raise SourceError(
-                    f"{where}: the {what} look like splits, such as {min(splits)}; {_LAYOUTS}; name the folder with "
-                    "the splits as input, move the splits above the classes, or list the images in a CSV file "
-                    "(--source listing)" + self._advice
+                    f"{where}: the {what} look like splits, such as {min(splits)}; {_LAYOUTS}; name"
+                    " the folder with the splits as input, move the splits above the classes, or"
+                    " list the images in a CSV file (--source listing)" + self._advice
                 )
 
     def _refuse_lost_classes(self, layout: "_Layout", listed: "_Listed") -> None:
-        """Raises SourceError for a class folder with no image by the names, but with files that are no text."""
+        """Raises SourceError for a class folder with no image by the names, but with files that are
+        no text.
+        """
         kept = set(map(layout.class_folder, listed.folders))
         for (folder, _), stat in listed.firsts.items():
             lost = layout.class_folder(folder)
-            if lost in kept or not layout.class_of(folder) or not objects.may_read(self.input, stat.name):
+            if (
+                lost in kept
+                or not layout.class_of(folder)
+                or not objects.may_read(self.input, stat.name)
+            ):
                 continue
             if _is_binary(self.input, stat):
                 raise SourceError(
-                    f"{self.input.url}/{lost}: this class has no image by its name, but "
-                    f"files such as {objects.printable(stat.name)}; convert them, rename them if they are of a format "
-                    f"that is read ({', '.join(FIELD_OF_EXTENSION)}), or move the folder out of the input"
+                    f"{self.input.url}/{lost}: this class has no image by its name, but files such"
+                    f" as {objects.printable(stat.name)}; convert them, rename them if they are of"
+                    f" a format that is read ({', '.join(FIELD_OF_EXTENSION)}), or move the folder"
+                    " out of the input"
                 )
 
 
@@ -194,20 +252,24 @@ class _Layout:
 
     def nesting_notes(self, folders: Iterable[str]) -> Iterator[str]:
         """A sentence on images in folders below the one that names their class."""
-        deep = sorted(folder for folder in folders if folder.count("/") >= self.has_splits + self.class_depth)
+        deep = sorted(
+            folder for folder in folders if folder.count("/") >= self.has_splits + self.class_depth
+        )
         if deep:
             yield (
-                f"images in folders below a class folder are of its class: those in {deep[0]} of class "
-                f"{self.class_of(deep[0])}; --class-depth {self.class_depth + 1} makes classes of deeper folders"
+                f"images in folders below a class folder are of its class: those in {deep[0]} of"
+                f" class {self.class_of(deep[0])}; --class-depth {self.class_depth + 1} makes"
+                " classes of deeper folders"
             )
 
 
 @dataclass(slots=True)
 class _Listed:
-    """What is in a folder: name, bytes and generation of each image, one image of each folder, other files by type.
+    """What is in a folder: name, bytes and generation of each image, one image of each folder,
+    other files by type.
 
-    `firsts` has the first of the other files of each folder and type. `unreadable` are names with the reason;
-    `unusual` counts what is left out unread, by what it is.
+    `firsts` has the first of the other files of each folder and type. `unreadable` are names with
+    the reason; `unusual` counts what is left out unread, by what it is.
     """
 
     images: SpilledList = field(default_factory=SpilledList)
@@ -223,7 +285,9 @@ def _listed(storage: Storage) -> _Listed:
     listed = _Listed()
 
     def tell(name: str, what: str) -> None:
-        """Takes what is no file: a link to nothing in place of an image is rejected, all else is counted."""
+        """Takes what is no file: a link to nothing in place of an image is rejected, all else is
+        counted.
+        """
         if objects.is_hidden(name):
             listed.unusual["a hidden file"] += 1
         elif what == LINK_TO_NOTHING and objects.extension(name) in FIELD_OF_EXTENSION:
@@ -263,5 +327,11 @@ def _is_binary(storage: Storage, stat: Stat) -> bool:
 
 
 def _counts(others: Counter[str]) -> str:
-    each = [f"{count} {'.' + name if name else 'without extension'}" for name, count in sorted(others.items())]
-    return f"{others.total()} other files ({', '.join(each[:_MAX_TYPES])}{', ...' * (len(each) > _MAX_TYPES)})"
+    each = [
+        f"{count} {'.' + name if name else 'without extension'}"
+        for name, count in sorted(others.items())
+    ]
+    return (
+        f"{others.total()} other files"
+        f" ({', '.join(each[:_MAX_TYPES])}{', ...' * (len(each) > _MAX_TYPES)})"
+    )

@@ -1,7 +1,9 @@
-"""Parquet files of a Hugging Face image dataset: a column of images (bytes and path), one of labels, any others.
+"""Parquet files of a Hugging Face image dataset: a column of images (bytes and path), one of
+labels, any others.
 
-The survey reads the footers, labels and paths, a thousandth of the bytes. A unit is a run of row groups; a worker reads
-its images a few at a time. Few files have checksums of their pages, so each range of a bucket is read twice.
+The survey reads the footers, labels and paths, a thousandth of the bytes. A unit is a run of row
+groups; a worker reads its images a few at a time. Few files have checksums of their pages, so each
+range of a bucket is read twice.
 """
 
 import json
@@ -18,7 +20,15 @@ from msgspec.structs import asdict
 
 from pipelines.holdout import REST, Holdout
 from pipelines.sources import objects
-from pipelines.sources.base import RawSample, Rejected, Spool, Survey, Unit, class_infos, missing_notes
+from pipelines.sources.base import (
+    RawSample,
+    Rejected,
+    Spool,
+    Survey,
+    Unit,
+    class_infos,
+    missing_notes,
+)
 from pipelines.sources.formats import parquet
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.records import (
@@ -47,16 +57,19 @@ _SURVEY_WINDOW = 1 << 16
 """The survey jumps from one label column to the next: a few KiB each."""
 
 _SHARD_NAME = re.compile(r"(.+?)-\d{5,}-of-\d{5,}(-[0-9a-f]+)?", re.ASCII)
-_SPLIT_WORD = re.compile(r"(?<![a-z])(train|training|validation|valid|val|dev|test|testing|eval)(?![a-z])", re.I)
+_SPLIT_WORD = re.compile(
+    r"(?<![a-z])(train|training|validation|valid|val|dev|test|testing|eval)(?![a-z])", re.I
+)
 
 
 @dataclass(frozen=True)
 class HuggingFace:
     """The rows of all Parquet files below `input`, or of one `file` there.
 
-    `image_column` and `label_column` name the columns, None takes those that types, the schema's metadata or usual
-    names tell; a `label_column` of "" means that there are no labels. Other columns go into a `json` field, except
-    bytes. A sample is called FILE/ROW, with the path of its image if it has one. `holdout` is for one split.
+    `image_column` and `label_column` name the columns, None takes those that types, the schema's
+    metadata or usual names tell; a `label_column` of "" means that there are no labels. Other
+    columns go into a `json` field, except bytes. A sample is called FILE/ROW, with the path of its
+    image if it has one. `holdout` is for one split.
     """
 
     input: Storage
@@ -69,17 +82,28 @@ class HuggingFace:
     name: ClassVar[str] = "hf"
 
     def survey(self) -> Survey:
-        """Reads the labels and paths of all rows; raises SourceError if a file is damaged or unlike the others."""
+        """Reads the labels and paths of all rows; raises SourceError if a file is damaged or unlike
+        the others.
+        """
         files = self._files()
-        rows, without_rows, found, num_rows = SpilledList(), list[Unit](), dict[Label, str](), Counter[str]()
+        rows, without_rows, found, num_rows = (
+            SpilledList(),
+            list[Unit](),
+            dict[Label, str](),
+            Counter[str](),
+        )
         table: ImageTable | None = None
-        for file, (own, row_groups, labels_and_paths) in zip(files, self._scan_all(files), strict=True):
+        for file, (own, row_groups, labels_and_paths) in zip(
+            files, self._scan_all(files), strict=True
+        ):
             table = table or own
             table.refuse_other(own, f"{self.input.url}/{file.stat.name}")
             for number, (label, path) in enumerate(labels_and_paths, num_rows[file.split]):
                 if label not in found:
                     found[label] = f"split {file.split}, row {number}"
-                rows.add([label, file.split, f"{file.split}/{objects.key_of(path) or f'{number:07d}'}"])
+                rows.add(
+                    [label, file.split, f"{file.split}/{objects.key_of(path) or f'{number:07d}'}"]
+                )
             num_rows[file.split] += len(labels_and_paths)
             without_rows += _units(file, row_groups, self.rows_per_unit)
         assert table is not None
@@ -87,7 +111,11 @@ class HuggingFace:
         if not names:
             names, refusal = class_names(found, self.input.url)
         labels = {name: label for label, name in enumerate(names)}
-        holdout = self.holdout.by_class(lambda: ((key, label) for label, _, key in rows)) if names else self.holdout
+        holdout = (
+            self.holdout.by_class(lambda: ((key, label) for label, _, key in rows))
+            if names
+            else self.holdout
+        )
         units, seen, remaining = SpilledList(1), set[tuple[str, int]](), iter(rows)
         for unit in without_rows:
             entries: list[Entry] = []
@@ -117,20 +145,31 @@ class HuggingFace:
             opened = parquet.open_parquet(file, where)
             table = ImageTable.of(opened.schema_arrow, self.image_column, self.label_column, where)
             columns, row_groups = [table.columns.path, *table.extra], range(*unit["row_groups"])
-            records = parquet.records(opened, where, columns=columns, row_groups=row_groups, batch_size=_IMAGES_AT_ONCE)
-            for number, (row, record) in enumerate(zip(unit["rows"], records, strict=True), unit["first_row"]):
-                yield _sample(f"{stat.name}/{number}", row, unit["num_classes"], table, record, spool)
+            records = parquet.records(
+                opened, where, columns=columns, row_groups=row_groups, batch_size=_IMAGES_AT_ONCE
+            )
+            for number, (row, record) in enumerate(
+                zip(unit["rows"], records, strict=True), unit["first_row"]
+            ):
+                yield _sample(
+                    f"{stat.name}/{number}", row, unit["num_classes"], table, record, spool
+                )
 
     def _files(self) -> list["_File"]:
-        """Raises SourceError for files that can't be one data set, ConfigError for a holdout of several splits."""
-        stats = [stat for stat in self.input.list(self.file) if stat.name == self.file or not self.file]
+        """Raises SourceError for files that can't be one data set, ConfigError for a holdout of
+        several splits.
+        """
+        stats = [
+            stat for stat in self.input.list(self.file) if stat.name == self.file or not self.file
+        ]
         if not self.file:
             visible = (stat for stat in stats if not objects.is_hidden(stat.name))
             stats = [stat for stat in visible if objects.extension(stat.name) == "parquet"]
         if not stats:
             raise SourceError(
-                f"{self.input.url}: no {self.file or '*.parquet'} there; found {objects.first_names(self.input)}; give "
-                "the folder of Parquet files, or one file; `to_parquet` of the library datasets writes one"
+                f"{self.input.url}: no {self.file or '*.parquet'} there; found"
+                f" {objects.first_names(self.input)}; give the folder of Parquet files, or one"
+                " file; `to_parquet` of the library datasets writes one"
                 + objects.advice_in(self.input, self.name)
             )
         files = [_File(stat, *_split_and_folder(stat.name)) for stat in stats]
@@ -138,27 +177,34 @@ class HuggingFace:
         for file in files:
             if not is_split(file.split):
                 raise SourceError(
-                    f"{url}/{file.stat.name}: {file.split!r} can't name a split ({SPLIT_NAMES}); rename the file"
+                    f"{url}/{file.stat.name}: {file.split!r} can't name a split ({SPLIT_NAMES});"
+                    " rename the file"
                 )
         folders = sorted({file.folder for file in files})
         if len(folders) > 1:
             raise SourceError(
-                f"{url}: Parquet files of several data sets, in {', '.join(folder or '.' for folder in folders[:5])}; "
-                "name the folder of one as input"
+                f"{url}: Parquet files of several data sets, in"
+                f" {', '.join(folder or '.' for folder in folders[:5])}; name the folder of one as"
+                " input"
             )
         splits = sorted({file.split for file in files})
         if self.holdout and len(splits) > 1:
             raise ConfigError(
-                f"{url}: --holdout with files that are splits already ({', '.join(splits)}); leave --holdout out, or "
-                "name one file as input"
+                f"{url}: --holdout with files that are splits already ({', '.join(splits)}); leave"
+                " --holdout out, or name one file as input"
             )
         return files
 
-    def _scan_all(self, files: Sequence["_File"]) -> Iterator[tuple["ImageTable", list[int], list[Entry]]]:
-        """The schema of each file, the numbers of rows in its row groups, and the label and path of each row."""
+    def _scan_all(
+        self, files: Sequence["_File"]
+    ) -> Iterator[tuple["ImageTable", list[int], list[Entry]]]:
+        """The schema of each file, the numbers of rows in its row groups, and the label and path of
+        each row.
+        """
         remaining = iter(files)
         with ThreadPoolExecutor(_SURVEY_THREADS) as threads:
-            while some := list(islice(remaining, _SURVEY_THREADS)):  # so that the rows of few files wait in memory
+            # so that the rows of few files wait in memory
+            while some := list(islice(remaining, _SURVEY_THREADS)):
                 yield from threads.map(self._scan, some)
 
     def _scan(self, file: "_File") -> tuple["ImageTable", list[int], list[Entry]]:
@@ -171,12 +217,19 @@ class HuggingFace:
             if not table.leaves:
                 return table, sizes, [[NO_LABEL, ""]] * sum(sizes)
             records = parquet.records(
-                footer, where, columns=table.leaves, row_groups=row_groups, batch_size=_LABELS_AT_ONCE
+                footer,
+                where,
+                columns=table.leaves,
+                row_groups=row_groups,
+                batch_size=_LABELS_AT_ONCE,
             )
             return (
                 table,
                 sizes,
-                [table.label_and_path(record, f"{where}: row {number}") for number, record in enumerate(records)],
+                [
+                    table.label_and_path(record, f"{where}: row {number}")
+                    for number, record in enumerate(records)
+                ],
             )
 
 
@@ -189,19 +242,32 @@ class _File(NamedTuple):
 
 
 def _sample(
-    name: str, row: Entry, num_classes: int, table: "ImageTable", record: dict[str, Any], spool: Spool
+    name: str,
+    row: Entry,
+    num_classes: int,
+    table: "ImageTable",
+    record: dict[str, Any],
+    spool: Spool,
 ) -> RawSample | Rejected:
     label, split, key = row
     image = record[table.columns.path]
-    content, path = (image, "") if isinstance(image, bytes | None) else (image["bytes"], image.get("path") or "")
+    content, path = (
+        (image, "")
+        if isinstance(image, bytes | None)
+        else (image["bytes"], image.get("path") or "")
+    )
     name = f"{name}/{path}" if path else name
     if not content:
         reason = (
-            f"its image has no bytes, only the path {path}; write the data set with its images" if path else "empty"
+            f"its image has no bytes, only the path {path}; write the data set with its images"
+            if path
+            else "empty"
         )
         return Rejected(name=name, split=split, reason=reason)
     if not NO_LABEL <= label < num_classes:
-        return Rejected(name=name, split=split, reason=f"label {label}, expected 0 to {num_classes - 1}")
+        return Rejected(
+            name=name, split=split, reason=f"label {label}, expected 0 to {num_classes - 1}"
+        )
     field_name = FIELD_OF_EXTENSION.get(objects.extension(path), objects.UNKNOWN_FIELD)
     extra = {column: parquet.json_value(record[column]) for column in table.extra}
     return RawSample(
@@ -210,7 +276,8 @@ def _sample(
         split=split,
         label=label,
         image=field_name,
-        fields={field_name: spool.add(content)} | ({"json": compact(extra).encode()} if extra else {}),
+        fields={field_name: spool.add(content)}
+        | ({"json": compact(extra).encode()} if extra else {}),
     )
 
 
@@ -232,8 +299,8 @@ def _units(file: _File, row_groups: Sequence[int], rows_per_unit: int) -> Iterat
 def _split_and_folder(name: str) -> tuple[str, str]:
     """The split that a file's name tells, and the folder of its data set.
 
-    `data/train-00000-of-00002.parquet`, `data/train.parquet` and `data/train/0000.parquet` are files of split `train`
-    of the data set `data`.
+    `data/train-00000-of-00002.parquet`, `data/train.parquet` and `data/train/0000.parquet` are
+    files of split `train` of the data set `data`.
     """
     folder, _, last = name.rpartition("/")
     stem = objects.without_extension(last)
@@ -249,7 +316,9 @@ def _split_and_folder(name: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class ImageTable:
-    """What a schema says: the columns, any class names, the columns that go into `json`, and the rest."""
+    """What a schema says: the columns, any class names, the columns that go into `json`, and the
+    rest.
+    """
 
     columns: Columns
     names: tuple[str, ...]
@@ -258,20 +327,30 @@ class ImageTable:
     left_out: tuple[str, ...]
 
     @classmethod
-    def of(cls, schema: pa.Schema, image: str | None, label: str | None, where: str) -> "ImageTable":
-        """Raises SourceError if there is no column of images, or no telling which one has the labels."""
+    def of(
+        cls, schema: pa.Schema, image: str | None, label: str | None, where: str
+    ) -> "ImageTable":
+        """Raises SourceError if there is no column of images, or no telling which one has the
+        labels.
+        """
         features = _features(schema)
-        class_labels = [name for name, feature in features.items() if feature.get("_type") == "ClassLabel"]
+        class_labels = [
+            name for name, feature in features.items() if feature.get("_type") == "ClassLabel"
+        ]
         if label is None and len(class_labels) == 1:
             [label] = class_labels
         columns = choose_columns(schema.names, _image_column(schema, image, where), label, where)
         rest = [name for name in schema.names if name not in (columns.path, columns.label)]
         extra = [name for name in rest if not parquet.holds_bytes(schema.field(name).type)]
-        names, image_type = features.get(columns.label, {}).get("names"), schema.field(columns.path).type
+        names, image_type = (
+            features.get(columns.label, {}).get("names"),
+            schema.field(columns.path).type,
+        )
         return cls(
             columns=columns,
             names=tuple(map(str, names)) if isinstance(names, list) else (),
-            has_paths=pa.types.is_struct(image_type) and any(each.name == "path" for each in image_type),
+            has_paths=pa.types.is_struct(image_type)
+            and any(each.name == "path" for each in image_type),
             extra=tuple(extra),
             left_out=tuple(name for name in rest if name not in extra),
         )
@@ -283,7 +362,9 @@ class ImageTable:
         return [self.columns.label, *paths] if self.columns.label else paths
 
     def label_and_path(self, record: dict[str, Any], where: str) -> list[Any]:
-        """The label of a row, NO_LABEL if it has none, and the path of its image, "" if it has none."""
+        """The label of a row, NO_LABEL if it has none, and the path of its image, "" if it has
+        none.
+        """
         label = record.get(self.columns.label)
         path = (record.get(self.columns.path) or {}).get("path") if self.has_paths else None
         return [label_in(label, where), path or ""]
@@ -294,8 +375,8 @@ class ImageTable:
             mine, its = getattr(self, what), getattr(other, what)
             if mine != its:
                 raise SourceError(
-                    f"{where}: its {what} are {its!s:.200}, those of the first file "
-                    f"{mine!s:.200}; expected files of one data set: name one file or folder as input"
+                    f"{where}: its {what} are {its!s:.200}, those of the first file {mine!s:.200};"
+                    " expected files of one data set: name one file or folder as input"
                 )
 
     def notes(self) -> Iterator[str]:
@@ -306,7 +387,9 @@ class ImageTable:
 
 
 def _features(schema: pa.Schema) -> dict[str, dict[str, Any]]:
-    """What the library datasets notes about each column; nothing if another program wrote the file."""
+    """What the library datasets notes about each column;
+    nothing if another program wrote the file.
+    """
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         return {name: feature for name, feature in features.items() if isinstance(feature, dict)}
@@ -318,14 +401,18 @@ def _image_column(schema: pa.Schema, wanted: str | None, where: str) -> str:
     images = [name for name in schema.names if _is_image(schema.field(name).type)]
     if not images:
         raise SourceError(
-            f"{where}: columns {', '.join(schema.names)}; none holds images (bytes, or bytes and path); a table of "
-            "paths is read by --source listing"
+            f"{where}: columns {', '.join(schema.names)}; none holds images (bytes, or bytes and"
+            " path); a table of paths is read by --source listing"
         )
     column = wanted or (images[0] if len(images) == 1 else usual_name(images, PATHS))
     if not column or column not in images:
         raise SourceError(
             f"{where}: images are in the columns {', '.join(images)}"
-            + (f", not in {column}; correct --image-column" if column else "; choose one by --image-column")
+            + (
+                f", not in {column}; correct --image-column"
+                if column
+                else "; choose one by --image-column"
+            )
         )
     return column
 

@@ -13,8 +13,21 @@ from msgspec.structs import asdict
 from pipelines.sources import objects
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.formats.range_file import RangeFile
-from pipelines.sources.formats.tar import SCATTERED_BYTES, crc32c_in_passing, header_window, reject_reason, walk
-from pipelines.sources.synsets import VALIDATION_NAME, WNID, Synsets, read_devkit, read_mapping, read_solution
+from pipelines.sources.formats.tar import (
+    SCATTERED_BYTES,
+    crc32c_in_passing,
+    header_window,
+    reject_reason,
+    walk,
+)
+from pipelines.sources.synsets import (
+    VALIDATION_NAME,
+    WNID,
+    Synsets,
+    read_devkit,
+    read_mapping,
+    read_solution,
+)
 from shardset.errors import ChangedInput, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.manifest import ClassInfo
@@ -40,10 +53,11 @@ _Classes = list[tuple[str, Unit]]
 
 @dataclass(frozen=True, slots=True)
 class ImageNet:
-    """Splits `train` and `validation`; labels are 0-based in wnid order over the classes with training data.
+    """Splits `train` and `validation`; labels are 0-based in wnid order over the classes with
+    training data.
 
-    Units are inner tars or class folders, and all validation images where these have no class folders. Keys are file
-    names without `.JPEG`.
+    Units are inner tars or class folders, and all validation images where these have no class
+    folders. Keys are file names without `.JPEG`.
     """
 
     input: Storage
@@ -51,26 +65,33 @@ class ImageNet:
     name: ClassVar[str] = "imagenet"
 
     def survey(self) -> Survey:
-        """The units of the archives or folders; raises SourceError if there are neither, listing what was expected."""
+        """The units of the archives or folders; raises SourceError if there are neither, listing
+        what was expected.
+        """
         if archives := self.archives():
             return read_again(lambda: _survey_archives(self.input, archives))
         for root in (KAGGLE_ROOT, ""):
             if objects.has_prefix(self.input, f"{root}{TRAIN}/"):
                 return _survey_tree(self.input, root)
         raise SourceError(
-            f"{self.input.url}: no ImageNet there: expected {TRAIN_TAR} (with {VALIDATION_TAR} and {DEVKIT}), or "
-            f"Kaggle's {KAGGLE_ROOT}{TRAIN}/nNNNNNNNN/ (with {MAPPING} and {SOLUTION}), or {TRAIN}/nNNNNNNNN/ and "
-            f"val/nNNNNNNNN/; found {objects.first_names(self.input)}"
+            f"{self.input.url}: no ImageNet there: expected {TRAIN_TAR} (with {VALIDATION_TAR} and"
+            f" {DEVKIT}), or Kaggle's {KAGGLE_ROOT}{TRAIN}/nNNNNNNNN/ (with {MAPPING} and"
+            f" {SOLUTION}), or {TRAIN}/nNNNNNNNN/ and val/nNNNNNNNN/; found"
+            f" {objects.first_names(self.input)}"
         )
 
     def archives(self) -> dict[str, Stat]:
-        """The published archives that are there, by name; none if the training images are a tree."""
+        """The published archives that are there, by name;
+        none if the training images are a tree.
+        """
         names = (TRAIN_TAR, VALIDATION_TAR, DEVKIT)
         stats = {name: stat for name in names if (stat := stat_or_none(self.input, name))}
         return stats if TRAIN_TAR in stats else {}
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
-        """The samples of one inner tar, one class folder or all validation images; raises SourceError if damaged."""
+        """The samples of one inner tar, one class folder or all validation images; raises
+        SourceError if damaged.
+        """
         found = _in_tar(self.input, unit) if "tar" in unit else _in_folder(self.input, unit)
         for name, extent, reason in found:
             label = reason or _label_in(unit, name)
@@ -80,20 +101,30 @@ class ImageNet:
                 yield _sample(name, unit["split"], label, extent)
 
 
-# The archives: a tar of 1,000 tars, a tar of 50,000 images, and the devkit with the labels of these.
+# The archives: a tar of 1,000 tars, a tar of 50,000 images, and the devkit with the labels of
+# these.
 
 
 def _survey_archives(storage: Storage, stats: dict[str, Stat]) -> Survey:
     train, validation = stats[TRAIN_TAR], stats.get(VALIDATION_TAR)
     synsets = _synsets(storage)
     if validation and not synsets.truth:
-        raise SourceError(f"{storage.url}: {VALIDATION_TAR} without {DEVKIT}, which holds its labels; put it there too")
+        raise SourceError(
+            f"{storage.url}: {VALIDATION_TAR} without {DEVKIT}, which holds its labels; put it"
+            " there too"
+        )
     inner_tars, strays = _inner_tars(storage, train)
     labels = _labels(inner_tars, synsets, f"{storage.url}/{TRAIN_TAR}")
     units = _labelled(inner_tars, labels)
-    notes = _notes_on_classes(labels, synsets) + _stray_notes(strays, f"in {TRAIN_TAR} that are no nNNNNNNNN.tar")
+    notes = _notes_on_classes(labels, synsets) + _stray_notes(
+        strays, f"in {TRAIN_TAR} that are no nNNNNNNNN.tar"
+    )
     if validation:
-        units.append(_validation_unit({"split": VALIDATION, "tar": asdict(validation)}, labels, synsets, notes))
+        units.append(
+            _validation_unit(
+                {"split": VALIDATION, "tar": asdict(validation)}, labels, synsets, notes
+            )
+        )
     else:
         notes.append(f"no {VALIDATION_TAR}: only split {TRAIN}")
     return Survey(
@@ -114,11 +145,16 @@ def _inner_tars(storage: Storage, train: Stat) -> tuple[_Classes, list[str]]:
             if reject_reason(member) or not WNID.fullmatch(wnid):
                 strays.append(member.name)
                 continue
-            place = {"inner": f"{wnid}.tar", "start": member.offset_data, "stop": member.offset_data + member.size}
+            place = {
+                "inner": f"{wnid}.tar",
+                "start": member.offset_data,
+                "stop": member.offset_data + member.size,
+            }
             units.append((wnid, {"split": TRAIN, "tar": asdict(train), **place}))
     if not units:
         raise SourceError(
-            f"{storage.url}/{TRAIN_TAR}: holds no nNNNNNNNN.tar; fetch the training images of Task 1 and 2"
+            f"{storage.url}/{TRAIN_TAR}: holds no nNNNNNNNN.tar; fetch the training images of Task"
+            " 1 and 2"
         )
     return units, strays
 
@@ -134,14 +170,18 @@ def _in_tar(storage: Storage, unit: Unit) -> Iterator[_Found]:
             yield f"{path}/{member.name}", None if reason else extent, reason
 
 
-# The tree: one folder per class; Kaggle's validation images are in one folder, with a table of their labels.
+# The tree: one folder per class; Kaggle's validation images are in one folder, with a table of
+# their labels.
 
 
 def _survey_tree(storage: Storage, root: str) -> Survey:
     synsets = _synsets(storage)
     folders, strays = _class_folders(storage, f"{root}{TRAIN}/", TRAIN)
     if not folders:
-        raise SourceError(f"{storage.url}/{root}{TRAIN}: no folder nNNNNNNNN in it; for other class names use `folder`")
+        raise SourceError(
+            f"{storage.url}/{root}{TRAIN}: no folder nNNNNNNNN in it; for other class names use"
+            " `folder`"
+        )
     labels = _labels(folders, synsets, f"{storage.url}/{root}{TRAIN}")
     notes = _notes_on_classes(labels, synsets) + strays
     units = _labelled(folders, labels) + _tree_validation(storage, root, labels, synsets, notes)
@@ -161,9 +201,16 @@ def _class_folders(storage: Storage, prefix: str, split: str) -> tuple[_Classes,
             counts[wnid] += 1
         else:
             strays.append(objects.printable(stat.name))
-    notes = [f"{prefix}: left out {num_others} files that are no images by name"] if num_others else []
-    units = ({"split": split, "prefix": f"{prefix}{wnid}/", "num_files": counts[wnid]} for wnid in sorted(counts))
-    return list(zip(sorted(counts), units, strict=True)), notes + _stray_notes(strays, "in no folder nNNNNNNNN")
+    notes = (
+        [f"{prefix}: left out {num_others} files that are no images by name"] if num_others else []
+    )
+    units = (
+        {"split": split, "prefix": f"{prefix}{wnid}/", "num_files": counts[wnid]}
+        for wnid in sorted(counts)
+    )
+    return list(zip(sorted(counts), units, strict=True)), notes + _stray_notes(
+        strays, "in no folder nNNNNNNNN"
+    )
 
 
 def _visible(storage: Storage, prefix: str) -> Iterator[Stat]:
@@ -173,15 +220,18 @@ def _visible(storage: Storage, prefix: str) -> Iterator[Stat]:
 def _tree_validation(
     storage: Storage, root: str, labels: dict[str, int], synsets: Synsets, notes: list[str]
 ) -> list[Unit]:
-    prefix = next((p for name in ("val", VALIDATION) if objects.has_prefix(storage, p := f"{root}{name}/")), None)
+    prefix = next(
+        (p for name in ("val", VALIDATION) if objects.has_prefix(storage, p := f"{root}{name}/")),
+        None,
+    )
     if prefix is None:
         notes.append(f"no {root}val/: only split {TRAIN}")
         return []
     if objects.has_prefix(storage, f"{prefix}ILSVRC2012_val_"):
         if not synsets.truth:
             raise SourceError(
-                f"{storage.url}/{prefix}: images without class folders and no {SOLUTION} with their labels; put it "
-                f"into {storage.url}, or sort them into folders nNNNNNNNN"
+                f"{storage.url}/{prefix}: images without class folders and no {SOLUTION} with their"
+                f" labels; put it into {storage.url}, or sort them into folders nNNNNNNNN"
             )
         return [_validation_unit({"split": VALIDATION, "prefix": prefix}, labels, synsets, notes)]
     folders, strays = _class_folders(storage, prefix, VALIDATION)
@@ -197,8 +247,8 @@ def _in_folder(storage: Storage, unit: Unit) -> Iterator[_Found]:
         files = [stat for stat in files if objects.extension(stat.name) in FIELD_OF_EXTENSION]
     if len(files) != unit.get("num_files", len(files)):
         raise ChangedInput(
-            f"{storage.url}/{unit['prefix']}: {len(files)} images, {unit['num_files']} when it was surveyed; "
-            "start again when nothing writes there any more"
+            f"{storage.url}/{unit['prefix']}: {len(files)} images, {unit['num_files']} when it was"
+            " surveyed; start again when nothing writes there any more"
         )
     for stat in files:
         if objects.is_text(stat.name):
@@ -231,25 +281,33 @@ def _labels(classes: _Classes, synsets: Synsets, where: str) -> dict[str, int]:
     present = {wnid for wnid, _ in classes}
     if unknown := sorted(present - set(synsets.names)) if synsets.names else []:
         raise SourceError(
-            f"{where}: {len(unknown)} classes that the table of synsets does not know: {', '.join(unknown[:5])}; "
-            "remove them, or the table if it is of another data set"
+            f"{where}: {len(unknown)} classes that the table of synsets does not know:"
+            f" {', '.join(unknown[:5])}; remove them, or the table if it is of another data set"
         )
     return {wnid: label for label, wnid in enumerate(sorted(present))}
 
 
 def _classes(labels: dict[str, int], synsets: Synsets) -> list[ClassInfo]:
-    return [ClassInfo(label=label, name=synsets.names.get(wnid, wnid), wnid=wnid) for wnid, label in labels.items()]
+    return [
+        ClassInfo(label=label, name=synsets.names.get(wnid, wnid), wnid=wnid)
+        for wnid, label in labels.items()
+    ]
 
 
 def _notes_on_classes(labels: dict[str, int], synsets: Synsets) -> list[str]:
     if not synsets.names:
         return [f"no {DEVKIT} and no {MAPPING}: classes are named by their wnids"]
     if len(labels) < len(synsets.names):
-        return [f"{len(labels)} of {len(synsets.names)} classes have training data: labels are 0 to {len(labels) - 1}"]
+        return [
+            f"{len(labels)} of {len(synsets.names)} classes have training data: labels are 0 to"
+            f" {len(labels) - 1}"
+        ]
     return []
 
 
-def _validation_unit(kind: Unit, labels: dict[str, int], synsets: Synsets, notes: list[str]) -> Unit:
+def _validation_unit(
+    kind: Unit, labels: dict[str, int], synsets: Synsets, notes: list[str]
+) -> Unit:
     """All validation images, with the label of each number, _LEFT_OUT or _UNKNOWN."""
     label_of = {number: labels.get(wnid, _LEFT_OUT) for number, wnid in synsets.truth.items()}
     of_number = [label_of.get(number, _UNKNOWN) for number in range(1, max(label_of) + 1)]
@@ -258,12 +316,17 @@ def _validation_unit(kind: Unit, labels: dict[str, int], synsets: Synsets, notes
 
 
 def _left_out(num_left_out: int, num_samples: int) -> list[str]:
-    note = f"{num_left_out} of {num_samples} validation samples are of classes without training data: left out"
+    note = (
+        f"{num_left_out} of {num_samples} validation samples are of classes without training data:"
+        " left out"
+    )
     return [note] if num_left_out else []
 
 
 def _label_in(unit: Unit, name: str) -> int | str:
-    """The label of an image in a unit, _LEFT_OUT if its class has none; or why it can't have one."""
+    """The label of an image in a unit, _LEFT_OUT if its class has none;
+    or why it can't have one.
+    """
     if "label" in unit:
         return int(unit["label"])
     match = VALIDATION_NAME.fullmatch(objects.without_extension(name.rpartition("/")[2]))
@@ -277,7 +340,9 @@ def _label_in(unit: Unit, name: str) -> int | str:
 def _sample(name: str, split: str, label: int, extent: Extent) -> RawSample:
     key, last = objects.split_extension(name.rpartition("/")[2])
     image = FIELD_OF_EXTENSION.get(last.lower(), objects.UNKNOWN_FIELD)
-    return RawSample(name=name, key=key, split=split, label=label, image=image, fields={image: extent})
+    return RawSample(
+        name=name, key=key, split=split, label=label, image=image, fields={image: extent}
+    )
 
 
 def _stray_notes(names: list[str], what: str) -> list[str]:

@@ -1,4 +1,5 @@
-"""A table that lists images: paths, labels, optional `split` and `key`; other columns go into `json`.
+"""A table that lists images: paths, labels, optional `split` and `key`; other columns go into
+`json`.
 
 The table is a CSV, JSONL or Parquet file.
 """
@@ -13,7 +14,16 @@ from itertools import islice
 from typing import ClassVar
 
 from pipelines.holdout import Holdout, NamesBelow
-from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit, class_infos, missing_notes
+from pipelines.sources.base import (
+    Extent,
+    RawSample,
+    Rejected,
+    Spool,
+    Survey,
+    Unit,
+    class_infos,
+    missing_notes,
+)
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.records import (
     LABELS,
@@ -29,7 +39,14 @@ from pipelines.sources.formats.records import (
     usual_name,
 )
 from pipelines.sources.formats.spilled_list import Entry, SpilledList, spilled_units
-from pipelines.sources.objects import UNKNOWN_FIELD, UNREADABLE, extension, first_names, key_of, may_read
+from pipelines.sources.objects import (
+    UNKNOWN_FIELD,
+    UNREADABLE,
+    extension,
+    first_names,
+    key_of,
+    may_read,
+)
 from shardset.errors import ConfigError, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.labels import NO_LABEL
@@ -47,7 +64,8 @@ _NOT_FOUND = "not found"
 class _Listed:
     """All rows, the columns that were taken, and the first row of each label.
 
-    A row is path, label (-1: none), split, key, what decides on a holdout, and other columns as JSON.
+    A row is path, label (-1: none), split, key, what decides on a holdout, and other columns as
+    JSON.
     """
 
     columns: Columns
@@ -58,13 +76,16 @@ class _Listed:
 
 @dataclass(frozen=True)
 class Listing:
-    """The images that `file` in the folder `input` lists, one per row; errors name the line, counted from 1.
+    """The images that `file` in the folder `input` lists, one per row; errors name the line,
+    counted from 1.
 
-    `path_column` and `label_column` name the columns, None takes those with usual names; a `label_column` of "" means
-    that there are no labels. A path is relative to `input`, absolute, or a gs:// URL. Labels are either all numbers,
-    taken as they are, or all names, numbered in sorted order; `7`, `7.0` and texts of them are numbers, and an empty
-    cell is no label. `holdout` is for listings without splits; it goes by `key` or, without one, by the image's name
-    below `input`, without its extension. Raises ConfigError if the name of `file` has none of the known extensions.
+    `path_column` and `label_column` name the columns, None takes those with usual names; a
+    `label_column` of "" means that there are no labels. A path is relative to `input`, absolute, or
+    a gs:// URL. Labels are either all numbers, taken as they are, or all names, numbered in sorted
+    order; `7`, `7.0` and texts of them are numbers, and an empty cell is no label. `holdout` is for
+    listings without splits; it goes by `key` or, without one, by the image's name below `input`,
+    without its extension. Raises ConfigError if the name of `file` has none of the known
+    extensions.
     """
 
     input: Storage
@@ -79,17 +100,23 @@ class Listing:
     def __post_init__(self) -> None:
         if extension(self.file) not in READERS:
             raise ConfigError(
-                f"{self.file}: expected a listing that ends with {', '.join(f'.{end}' for end in READERS)}"
+                f"{self.file}: expected a listing that ends with"
+                f" {', '.join(f'.{end}' for end in READERS)}"
             )
 
     def survey(self) -> Survey:
-        """Reads the listing and asks the storage for each image's size and generation, 32 at a time.
+        """Reads the listing and asks the storage for each image's size and generation, 32 at a
+        time.
 
-        Raises SourceError for a row that is not what is expected. A missing image is no error here: `index` rejects it.
+        Raises SourceError for a row that is not what is expected. A missing image is no error here:
+        `index` rejects it.
         """
         listing = stat_or_none(self.input, self.file)
         if not listing:
-            raise SourceError(f"{self._where}: no such listing; name a .csv, .tsv, .jsonl or .parquet file as input")
+            raise SourceError(
+                f"{self._where}: no such listing; name a .csv, .tsv, .jsonl or .parquet file as"
+                " input"
+            )
         listed = self._listed(listing)
         if not listed.rows:
             raise SourceError(f"{self._where}: no rows, expected one for each image")
@@ -122,7 +149,10 @@ class Listing:
         )
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
-        """One sample for each row, pinned to the generation that the survey saw. Rejects a missing image."""
+        """One sample for each row, pinned to the generation that the survey saw.
+
+        Rejects a missing image.
+        """
         for path, num_bytes, generation, label, split, key, extra in unit["entries"]:
             if generation is None:
                 yield Rejected(name=path, split=split, reason=self._why_missing(path))
@@ -134,7 +164,9 @@ class Listing:
             fields: dict[str, Extent | bytes] = {image: Extent(path, generation, 0, num_bytes)}
             if extra:
                 fields["json"] = extra.encode()
-            yield RawSample(name=path, key=key, split=split, label=label, image=image, fields=fields)
+            yield RawSample(
+                name=path, key=key, split=split, label=label, image=image, fields=fields
+            )
 
     @property
     def _where(self) -> str:
@@ -144,17 +176,26 @@ class Listing:
         """The checked rows."""
         file = RangeFile(self.input, listing, twice=True)
         table = READERS[extension(self.file)](file, self._where)
-        columns = choose_columns(table.names, self.path_column, self.label_column, f"{self._where}: {table.header}")
+        columns = choose_columns(
+            table.names, self.path_column, self.label_column, f"{self._where}: {table.header}"
+        )
         listed, below = _Listed(columns), NamesBelow(self.input)
         for position, record in table.rows:
             where = f"{self._where}: {position}"
             path, label, split, key, extra = _row(record, columns, where)
             if not columns.label and self.label_column is None and usual_name(record, LABELS):
-                raise SourceError(f"{where}: a label, but {table.header} has none; give all rows a label, or none")
+                raise SourceError(
+                    f"{where}: a label, but {table.header} has none; give all rows a label, or none"
+                )
             if self.holdout and split:
-                raise ConfigError(f"{where}: --holdout with a listing that has splits; leave one of the two out")
-            # Wherever the listing is, and however its paths are spelled, an image is held out or not.
-            decisive = key or key_of(below.name(path) if self.holdout and is_absolute(path) else path)
+                raise ConfigError(
+                    f"{where}: --holdout with a listing that has splits; leave one of the two out"
+                )
+            # Wherever the listing is, and however its paths are spelled, an image is held out or
+            # not.
+            decisive = key or key_of(
+                below.name(path) if self.holdout and is_absolute(path) else path
+            )
             listed.rows.add([path, label, split, key or key_of(path), decisive, extra])
             listed.labels.setdefault(label, position)
             listed.has_extra = listed.has_extra or bool(extra)
@@ -163,25 +204,33 @@ class Listing:
     def _entries(self, listed: _Listed, labels: dict[str, int]) -> Iterator[Entry]:
         empty = "{}" if listed.has_extra else ""
         rows = iter(listed.rows)
-        holdout = self.holdout.by_class(lambda: ((row[4], row[1]) for row in listed.rows if row[1] != NO_LABEL))
+        holdout = self.holdout.by_class(
+            lambda: ((row[4], row[1]) for row in listed.rows if row[1] != NO_LABEL)
+        )
         with ThreadPoolExecutor(_STAT_THREADS) as threads:
             while some := list(islice(rows, _ROWS_AT_ONCE)):
                 stats = threads.map(self._stat, [path for path, *_ in some])
-                for (path, label, split, key, decisive, extra), stat in zip(some, stats, strict=True):
+                for (path, label, split, key, decisive, extra), stat in zip(
+                    some, stats, strict=True
+                ):
                     split = split or holdout.split_of(decisive, label)
                     num_bytes, generation = (stat.num_bytes, stat.generation) if stat else (0, None)
                     number = labels.get(str(label), NO_LABEL)
                     yield [path, num_bytes, generation, number, split, key, extra or empty]
 
     def _none_found(self, path: str, num_rows: int) -> SourceError:
-        """The error of a listing whose images are all missing: what was looked for, and what is there instead."""
+        """The error of a listing whose images are all missing: what was looked for, and what is
+        there instead.
+        """
         tried = path if is_absolute(path) else f"{self.input.url}/{path}"
         if (why := self._why_missing(path)) != _NOT_FOUND:
-            return SourceError(f"{self._where}: none of its {num_rows} images is there, the first, {tried}: {why}")
+            return SourceError(
+                f"{self._where}: none of its {num_rows} images is there, the first, {tried}: {why}"
+            )
         return SourceError(
-            f"{self._where}: none of its {num_rows} images is there, the first not as {tried}; found "
-            f"{first_names(self.input, 3)}; a path is relative to the listing's folder, absolute, or a gs:// URL, "
-            "written with / and with its extension"
+            f"{self._where}: none of its {num_rows} images is there, the first not as {tried};"
+            f" found {first_names(self.input, 3)}; a path is relative to the listing's folder,"
+            " absolute, or a gs:// URL, written with / and with its extension"
         )
 
     def _why_missing(self, path: str) -> str:
@@ -189,13 +238,15 @@ class Listing:
         for form in ("NFC", "NFD"):
             if (other := unicodedata.normalize(form, path)) != path and self._stat(other):
                 return (
-                    f"{_NOT_FOUND} in the Unicode form that is listed, but in {form} (as macOS writes accents); "
-                    f"list it by unicodedata.normalize({form!r}, path)"
+                    f"{_NOT_FOUND} in the Unicode form that is listed, but in {form} (as macOS"
+                    f" writes accents); list it by unicodedata.normalize({form!r}, path)"
                 )
         return _NOT_FOUND
 
     def _stat(self, path: str) -> Stat | None:
-        return stat_or_none(*open_file(path)) if is_absolute(path) else stat_or_none(self.input, path)
+        return (
+            stat_or_none(*open_file(path)) if is_absolute(path) else stat_or_none(self.input, path)
+        )
 
 
 def _row(record: Record, columns: Columns, where: str) -> tuple[str, Label, str, str, str]:
@@ -204,7 +255,11 @@ def _row(record: Record, columns: Columns, where: str) -> tuple[str, Label, str,
     split, key = _text(record, "split", where), _text(record, "key", where)
     if split and not is_split(split):
         raise SourceError(f"{where}: split {split!r}, expected {SPLIT_NAMES}")
-    extra = {name: value for name, value in record.items() if name not in (columns.path, columns.label, *OTHERS)}
+    extra = {
+        name: value
+        for name, value in record.items()
+        if name not in (columns.path, columns.label, *OTHERS)
+    }
     label = label_in(record.get(columns.label), where) if columns.label else NO_LABEL
     return path, label, split, key, compact(extra) if extra else ""
 
@@ -230,6 +285,7 @@ def _check_path(path: str, where: str) -> str:
         plain = posixpath.normpath(plain)
     if f"{plain}/".startswith(("../", "./")):
         raise SourceError(
-            f"{where}: path {path!r:.80} climbs out of the listing's folder; write it as an absolute path"
+            f"{where}: path {path!r:.80} climbs out of the listing's folder; write it as an"
+            " absolute path"
         )
     return plain

@@ -19,8 +19,9 @@ UNKNOWN_FIELD = "img"
 _NOT_LABELS = "boxes are not labels; docs/migrate.md shows how to list them with the images"
 _ADVICE = {
     r"\.(zip|7z|rar|tgz|tar\.(gz|bz2|xz|zst))": "an archive: unpack it and name the folder",
-    r"\.(npy|npz|pt|pth|pkl|pickle|mat|h5|hdf5)|-idx\d-ubyte(\.gz)?": "arrays: docs/migrate.md shows how to write and "
-    "list their images",
+    r"\.(npy|npz|pt|pth|pkl|pickle|mat|h5|hdf5)|-idx\d-ubyte(\.gz)?": (
+        "arrays: docs/migrate.md shows how to write and list their images"
+    ),
     r"(^|/)labels/.+\.txt": f"YOLO: {_NOT_LABELS}",
     r"(^|/)annotations/[^/]+\.json|\.coco\.json": f"COCO: {_NOT_LABELS}",
     r"\.parquet": "Parquet: read by --source hf, or by --source listing if it lists paths",
@@ -28,11 +29,15 @@ _ADVICE = {
     r"\.tar": "tars: read by --source webdataset if they have samples, or unpack them",
     rf"\.({'|'.join(FIELD_OF_EXTENSION)})": "images: class folders are --source folder",
 }
-"""What to do about files by the end of their names, if another source is meant; the first that fits counts."""
+"""What to do about files by the end of their names, if another source is meant; the first that fits
+counts.
+"""
 
 
 def advice_in(folder: Storage, source: str) -> str:
-    """`; ` and what to do about a file in a folder that another source or a recipe is for; "" if there is none."""
+    """`; ` and what to do about a file in a folder that another source or a recipe is for; "" if
+    there is none.
+    """
     advice = _advice_on([stat.name for stat in islice(folder.list(), 10_000)], source)
     return f"; {advice}" if advice else ""
 
@@ -53,14 +58,19 @@ def _advice_on(names: Iterable[str], source: str) -> str:
 
 
 def may_read(storage: Storage, name: str) -> bool:
-    """Whether this user may read an object of the folder, or by an absolute path; a bucket only tells when it is read.
+    """Whether this user may read an object of the folder, or by an absolute path; a bucket only
+    tells when it is read.
 
     True where nothing is: reading it says so.
     """
     if is_absolute(name):
         storage, name = open_file(name)
     path = f"{storage.url}/{name}"
-    return storage.is_remote or os.access(path, os.R_OK, effective_ids=True) or not os.path.exists(path)
+    return (
+        storage.is_remote
+        or os.access(path, os.R_OK, effective_ids=True)
+        or not os.path.exists(path)
+    )
 
 
 def has_prefix(storage: Storage, prefix: str) -> bool:
@@ -90,7 +100,9 @@ def key_of(path: str) -> str:
 
 
 def split_extension(path: str) -> tuple[str, str]:
-    """`posixpath.splitext` in a third of its time, without the dot; a name's leading dots begin no extension."""
+    """`posixpath.splitext` in a third of its time, without the dot; a name's leading dots begin no
+    extension.
+    """
     stem, _, last = path.rpartition(".")
     return (stem, last) if "/" not in last and stem.rpartition("/")[2].strip(".") else (path, "")
 

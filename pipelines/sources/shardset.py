@@ -1,4 +1,6 @@
-"""A shard set, or a view of one, as the input of a build: its samples with their fields, keys and classes."""
+"""A shard set, or a view of one, as the input of a build: its samples with their fields, keys and
+classes.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +20,9 @@ from shardset.storage.base import Stat, Storage
 
 @lru_cache(maxsize=1)
 def load_in_worker(url: str, digest: str) -> LoadedSet:
-    """The set or view of a unit, opened once in a process; raises SourceError if another one is there now."""
+    """The set or view of a unit, opened once in a process; raises SourceError if another one is
+    there now.
+    """
     loaded = manifests.load(url)
     if digest != loaded.digest:
         raise SourceError(f"{url}: was replaced while it was read; start the build again")
@@ -27,7 +31,10 @@ def load_in_worker(url: str, digest: str) -> LoadedSet:
 
 @dataclass(frozen=True, slots=True)
 class ExistingSet:
-    """The samples of a set or a view, by its address; those of a view with its splits and labels. A unit per tar."""
+    """The samples of a set or a view, by its address; those of a view with its splits and labels.
+
+    A unit per tar.
+    """
 
     url: str
     input: Storage
@@ -41,26 +48,41 @@ class ExistingSet:
         tars = {tar.name: tar for tar in known_tars(loaded.storage, whole)}
         units: list[Unit] = []
         for name, split in loaded.manifest.splits.items():
-            in_shards = np.diff(loaded.part(name).selection.num_before(np.cumsum([0, *split.shard_sizes])))
+            in_shards = np.diff(
+                loaded.part(name).selection.num_before(np.cumsum([0, *split.shard_sizes]))
+            )
             units += [
                 {"tar": msgspec.to_builtins(tars[shard.path]), "split": name}
                 | {"first_id": shard.first_id, "digest": loaded.digest}
                 for shard, num_samples in zip(split.shards, in_shards.tolist(), strict=True)
                 if num_samples
             ]
-        notes = [] if loaded.view is None else [f"made of a view of {whole.digest}: {loaded.view.head.reason}"]
+        notes = (
+            []
+            if loaded.view is None
+            else [f"made of a view of {whole.digest}: {loaded.view.head.reason}"]
+        )
         objects = {unit["tar"]["name"]: unit["tar"]["num_bytes"] for unit in units}
-        return Survey(units=units, classes=whole.classes or None, notes=notes, objects=objects, looked_for=LOOKED_FOR)
+        return Survey(
+            units=units,
+            classes=whole.classes or None,
+            notes=notes,
+            objects=objects,
+            looked_for=LOOKED_FOR,
+        )
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
         """The samples of a tar that the set or view takes, in its order."""
         part = load_in_worker(self.url, unit["digest"]).part(unit["split"])
-        for id_, sample in enumerate(samples_of(self.input, Stat(**unit["tar"]), unit["split"]), unit["first_id"]):
+        for id_, sample in enumerate(
+            samples_of(self.input, Stat(**unit["tar"]), unit["split"]), unit["first_id"]
+        ):
             ids = np.array([id_])
             if not part.selection.has(ids).item():
                 continue
             if isinstance(sample, RawSample) and part.labels is not None:
                 label = part.labels_of(ids, np.array([sample.label])).item()
-                fields = {name: value for name, value in sample.fields.items() if name != "cls"}  # the build adds it
+                # the build adds it
+                fields = {name: value for name, value in sample.fields.items() if name != "cls"}
                 sample = msgspec.structs.replace(sample, label=label, fields=fields)
             yield sample

@@ -1,4 +1,6 @@
-"""ImageNet's classes and validation labels: the ILSVRC2012 development kit, and the tables that Kaggle ships."""
+"""ImageNet's classes and validation labels: the ILSVRC2012 development kit, and the tables that
+Kaggle ships.
+"""
 
 import csv
 import io
@@ -36,7 +38,9 @@ _BROKEN = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Synsets:
-    """The class names by wnid (first word of the synset), and the wnid of each validation image by its number."""
+    """The class names by wnid (first word of the synset), and the wnid of each validation image by
+    its number.
+    """
 
     names: Mapping[str, str] = field(default_factory=dict)
     truth: Mapping[int, str] = field(default_factory=dict)
@@ -50,14 +54,16 @@ def read_devkit(file: IO[bytes], where: str) -> Synsets:
     wanted = (_META, _TRUTH)
     contents = read_members(file, where, wanted)
     if missing := [name for name in wanted if not contents.get(name)]:
-        raise SourceError(f"{where}: holds no {' and no '.join(missing)}; fetch the devkit of Task 1 and 2")
+        raise SourceError(
+            f"{where}: holds no {' and no '.join(missing)}; fetch the devkit of Task 1 and 2"
+        )
     wnids, names = _classes(contents[_META], f"{where}: {_META}")
     truth: dict[int, str] = {}
     for number, line in enumerate(contents[_TRUTH].decode("ascii", "replace").split(), start=1):
         if not line.isdecimal() or int(line) not in wnids:
             raise SourceError(
-                f"{where}: {_TRUTH}: line {number} is {line[:40]!r}, expected an ILSVRC2012_ID of {_META}; "
-                "fetch it again"
+                f"{where}: {_TRUTH}: line {number} is {line[:40]!r}, expected an ILSVRC2012_ID of"
+                f" {_META}; fetch it again"
             )
         truth[number] = wnids[int(line)]
     return Synsets(names=names, truth=truth)
@@ -69,26 +75,32 @@ def read_mapping(text: bytes, where: str) -> dict[str, str]:
     for number, line in enumerate(text.decode("utf-8", "replace").splitlines(), start=1):
         wnid, _, words = line.strip().partition(" ")
         if not WNID.fullmatch(wnid) or not words:
-            raise SourceError(f"{where}: line {number} is {line!r}, expected `nNNNNNNNN name, other name`")
+            raise SourceError(
+                f"{where}: line {number} is {line!r}, expected `nNNNNNNNN name, other name`"
+            )
         names[wnid] = _first(words)
     return names
 
 
 def read_solution(text: bytes, where: str) -> dict[int, str]:
-    """The wnid of each validation image from `LOC_val_solution.csv`: rows `ILSVRC2012_val_00000001,n01440764 x y w h`.
+    """The wnid of each validation image from `LOC_val_solution.csv`: rows
+    `ILSVRC2012_val_00000001,n01440764 x y w h`.
 
     An image may have several boxes; all of them are of one class.
     """
     rows = csv.reader(io.StringIO(text.decode("utf-8", "replace")))
     if (head := next(rows, [])) != ["ImageId", "PredictionString"]:
-        raise SourceError(f"{where}: its head is {head}, expected ImageId,PredictionString; fetch it again")
+        raise SourceError(
+            f"{where}: its head is {head}, expected ImageId,PredictionString; fetch it again"
+        )
     truth: dict[int, str] = {}
     for line, row in enumerate(rows, start=2):
         image = VALIDATION_NAME.fullmatch(row[0]) if len(row) == 2 else None
         wnid = row[1].split(" ", 1)[0] if image else ""
         if not image or not WNID.fullmatch(wnid) or not 1 <= int(image[1]) <= MAX_VALIDATION:
             raise SourceError(
-                f"{where}: line {line} is {row}, expected ILSVRC2012_val_NNNNNNNN,nNNNNNNNN x y w h; fetch it again"
+                f"{where}: line {line} is {row}, expected ILSVRC2012_val_NNNNNNNN,nNNNNNNNN x y w"
+                " h; fetch it again"
             )
         truth[int(image[1])] = wnid
     if not truth:
@@ -101,14 +113,20 @@ def _classes(mat: bytes, where: str) -> tuple[dict[int, str], dict[str, str]]:
     from scipy.io import loadmat  # not on the workers, which never read the devkit
 
     try:
-        table: Any = loadmat(io.BytesIO(mat), squeeze_me=True, variable_names=["synsets"])["synsets"]
+        table: Any = loadmat(io.BytesIO(mat), squeeze_me=True, variable_names=["synsets"])[
+            "synsets"
+        ]
         leaves = [row for row in np.atleast_1d(table) if int(row["num_children"]) == 0]
         rows = [(int(row["ILSVRC2012_ID"]), str(row["WNID"]), str(row["words"])) for row in leaves]
     except _BROKEN as error:
-        raise SourceError(f"{where}: no table of synsets ({type(error).__name__}: {error}); fetch it again") from error
+        raise SourceError(
+            f"{where}: no table of synsets ({type(error).__name__}: {error}); fetch it again"
+        ) from error
     if not rows or not all(WNID.fullmatch(wnid) for _, wnid, _ in rows):
         raise SourceError(f"{where}: its {len(rows)} classes are not all nNNNNNNNN; fetch it again")
-    return {number: wnid for number, wnid, _ in rows}, {wnid: _first(words) for _, wnid, words in rows}
+    return {number: wnid for number, wnid, _ in rows}, {
+        wnid: _first(words) for _, wnid, words in rows
+    }
 
 
 def _first(words: str) -> str:

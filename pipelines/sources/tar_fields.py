@@ -1,4 +1,6 @@
-"""The fields of a split, and which of them are parts of keys: `22.05.png` is field `05.png` of sample 22."""
+"""The fields of a split, and which of them are parts of keys: `22.05.png` is field `05.png` of
+sample 22.
+"""
 
 import re
 from collections import Counter
@@ -18,7 +20,8 @@ _NUMBER = re.compile(r"\d+(?=.*\.)|(?<![^.])\d+$", re.ASCII)
 def count_fields(samples: Iterable[Iterable[str]]) -> dict[str, int]:
     """The number of samples with each field, in the order in which they come.
 
-    Under a name with `#` for its numbers, that of samples with any field that differs by them alone.
+    Under a name with `#` for its numbers, that of samples with any field that differs by them
+    alone.
     """
     counts = Counter[str]()
     for fields, num_samples in Counter(map(tuple, samples)).items():

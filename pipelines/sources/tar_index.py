@@ -21,18 +21,22 @@ from shardset.format.tar import TarBuilder
 from shardset.storage.base import Stat, Storage
 
 _ODD_NAME = re.compile(r"[^ -~]|\\|^__[^/]*__(/|$)|.{1025}")
-"""Not ASCII; a byte that is no UTF-8, as the walk spells it; a name that webdataset skips, or one that would make the
-key column of the index wide."""
+"""Not ASCII; a byte that is no UTF-8, as the walk spells it; a name that webdataset skips, or one
+that would make the key column of the index wide.
+"""
 _PIECE = 1 << 20
 """What stays in the processor's caches while it is hashed; a bucket is read in larger windows."""
 _NOWHERE = Extent("", "", 0, 0)
 
 
-def index_tar(storage: Storage, tar: Stat) -> tuple[TarBuilder, dict[str, int], list[tuple[str, str]]]:
-    """The rows and checksums of a tar, read once, front to back; each sample is what webdataset makes of it.
+def index_tar(
+    storage: Storage, tar: Stat
+) -> tuple[TarBuilder, dict[str, int], list[tuple[str, str]]]:
+    """The rows and checksums of a tar, read once, front to back; each sample is what webdataset
+    makes of it.
 
-    Also its fields, as `count_fields` says, and the names of members that are no such sample, and why. Raises
-    SourceError if the tar is damaged.
+    Also its fields, as `count_fields` says, and the names of members that are no such sample, and
+    why. Raises SourceError if the tar is damaged.
     """
     where, builder = f"{storage.url}/{tar.name}", TarBuilder(())
     rejected: list[tuple[str, str]] = []
@@ -46,24 +50,40 @@ def index_tar(storage: Storage, tar: Stat) -> tuple[TarBuilder, dict[str, int], 
             ranges: dict[str, tuple[int, int]] = {}
             start, crc, image_crc = -1, 0, 0
             for info in group:
-                field, reason, content = split_member(info.name)[1].lower(), reject_reason(info), None
+                field, reason, content = (
+                    split_member(info.name)[1].lower(),
+                    reject_reason(info),
+                    None,
+                )
                 if _ODD_NAME.search(info.name):
-                    reason = "has a name that is not ASCII, has a backslash, is __metadata__ or over 1024 bytes"
+                    reason = (
+                        "has a name that is not ASCII, has a backslash, is __metadata__ or over"
+                        " 1024 bytes"
+                    )
                 if not reason:
                     content, crc, own = _read(file, info.offset_data, info.size, crc)
                     if is_image_field(field) and not any(map(is_image_field, ranges)):
                         image_crc = own
-                start, ranges[field] = info.offset if start < 0 else start, (info.offset_data, info.size)
+                start, ranges[field] = (
+                    info.offset if start < 0 else start,
+                    (info.offset_data, info.size),
+                )
                 content = content if field in LABEL_FIELDS else None
-                members.append(TarGroupMember(info.name, field, reason, _NOWHERE, _NOWHERE, content))
+                members.append(
+                    TarGroupMember(info.name, field, reason, _NOWHERE, _NOWHERE, content)
+                )
             label = label_of(members)
             rows.append((key, members[0].name, (start, crc, image_crc), label, ranges))
             if isinstance(label, int):
                 fields |= ranges.keys()
             if len(fields) > MAX_FIELDS:
-                raise SourceError(f"{where}: more than {MAX_FIELDS} fields, such as {min(ranges)}; {DOTS}")
+                raise SourceError(
+                    f"{where}: more than {MAX_FIELDS} fields, such as {min(ranges)}; {DOTS}"
+                )
     if tar.crc32c not in (None, builder.crc32c):
-        raise ChangedInput(f"{where}: its crc32c is {builder.crc32c}, the bucket says {tar.crc32c}; run it again")
+        raise ChangedInput(
+            f"{where}: its crc32c is {builder.crc32c}, the bucket says {tar.crc32c}; run it again"
+        )
     builder.num_bytes, builder.fields = tar.num_bytes, sorted(fields)
     times, found = Counter(key for key, *_ in rows), list[Iterable[str]]()
     for key, first, numbers, label, ranges in rows:
@@ -77,7 +97,9 @@ def index_tar(storage: Storage, tar: Stat) -> tuple[TarBuilder, dict[str, int], 
 
 
 def _read(file: BinaryIO, start: int, num_bytes: int, crc: int) -> tuple[bytes | None, int, int]:
-    """The content of a member if it is short; the CRC32C of what came before and of it, and of it alone."""
+    """The content of a member if it is short; the CRC32C of what came before and of it, and of it
+    alone.
+    """
     file.seek(start)
     piece, own = b"", 0
     for at in range(0, num_bytes, _PIECE):
@@ -87,7 +109,9 @@ def _read(file: BinaryIO, start: int, num_bytes: int, crc: int) -> tuple[bytes |
 
 
 class _ReadAhead(Ranges):
-    """Reads an object front to back by a thread, which also gives each byte once to `builder` to be counted."""
+    """Reads an object front to back by a thread, which also gives each byte once to `builder` to be
+    counted.
+    """
 
     def __init__(self, storage: Storage, stat: Stat, builder: TarBuilder, thread: Executor) -> None:
         super().__init__(storage, stat)

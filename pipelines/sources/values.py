@@ -1,4 +1,6 @@
-"""The values of a column where somebody has written them: a NumPy array, a Parquet file, or tars."""
+"""The values of a column where somebody has written them: a NumPy array, a Parquet file,
+or tars.
+"""
 
 import io
 import math
@@ -22,13 +24,18 @@ Value = NDArray[Any] | bytes | None
 Read = Callable[[Sequence[int]], Sequence[Value]]
 
 _PARSING = Lock()
-"""NumPy parses headers as Python, which CPython 3.11 now and then fails to do while another thread does the same."""
+"""NumPy parses headers as Python, which CPython 3.11 now and then fails to do while another thread
+does the same.
+"""
 
 
 class Values(NamedTuple):
-    """Values of samples: arrays, which are `npy`, or bytes with another extension. `identity` changes with them.
+    """Values of samples: arrays, which are `npy`, or bytes with another extension.
 
-    `read` gives those in some rows. A row is that of the sample with its key in `rows`, or else with its id.
+    `identity` changes with them.
+
+    `read` gives those in some rows. A row is that of the sample with its key in `rows`, or else
+    with its id.
     """
 
     identity: Sequence[str]
@@ -48,11 +55,16 @@ class Values(NamedTuple):
 
 def refused(config: ColumnConfig, found: object) -> ConfigError:
     """The error for values that can't make a column."""
-    return ConfigError(f"{config.source}: holds {found}, which can't be the values of a column; see docs/columns.md")
+    return ConfigError(
+        f"{config.source}: holds {found}, which can't be the values of a column; see"
+        " docs/columns.md"
+    )
 
 
 def open_values(config: ColumnConfig, split_sizes: Sequence[int]) -> Values:
-    """The values for splits of so many samples; raises ConfigError or SourceError for what can't be theirs."""
+    """The values for splits of so many samples; raises ConfigError or SourceError for what can't be
+    theirs.
+    """
     if not config.source.endswith((".npy", ".parquet")):
         return _tars(config)
     storage, name = open_file(config.source)
@@ -65,10 +77,15 @@ def open_values(config: ColumnConfig, split_sizes: Sequence[int]) -> Values:
         with _PARSING:
             shape, is_transposed, dtype = np.lib.format.read_array_header_1_0(file)
     except ValueError as error:
-        raise SourceError(f"{config.source}: not a NumPy file of version 1.0 ({error}); write it again") from error
+        raise SourceError(
+            f"{config.source}: not a NumPy file of version 1.0 ({error}); write it again"
+        ) from error
     start, size = file.tell(), dtype.itemsize * math.prod(shape[1:])
     if [*split_sizes] != [*shape[:1]] or is_transposed or stat.num_bytes != start + shape[0] * size:
-        found = f"{dtype} {shape} in {'Fortran' if is_transposed else 'C'} order, {stat.num_bytes} bytes"
+        found = (
+            f"{dtype} {shape} in {'Fortran' if is_transposed else 'C'} order, {stat.num_bytes}"
+            " bytes"
+        )
         raise refused(config, f"{found}, for {split_sizes} samples (choose one split by --split)")
 
     def read(rows: Sequence[int]) -> Sequence[Value]:
@@ -86,12 +103,18 @@ def _table(file: RangeFile, config: ColumnConfig) -> tuple[str, Read, dict[str, 
         table = open_parquet(file, config.source).read()
         for at, kind in enumerate(table.schema.types):
             if pa.types.is_dictionary(kind):  # such as a categorical of pandas
-                table = table.set_column(at, table.schema.names[at], table.column(at).cast(kind.value_type))
-    types = {name: str(kind) for name, kind in zip(table.schema.names, table.schema.types, strict=True)}
+                table = table.set_column(
+                    at, table.schema.names[at], table.column(at).cast(kind.value_type)
+                )
+    types = {
+        name: str(kind) for name, kind in zip(table.schema.names, table.schema.types, strict=True)
+    }
     name, kind = next(((name, kind) for name, kind in types.items() if name != "key"), ("", ""))
     extension = {"string": "txt", "binary": "bin"}.get(kind.removeprefix("large_"), "npy")
     if len(types) != 2 or "key" not in types or (extension == "npy" and "list<" not in kind):
-        raise refused(config, f"{types} (expected a column key and one of bytes, texts or lists of numbers)")
+        raise refused(
+            config, f"{types} (expected a column key and one of bytes, texts or lists of numbers)"
+        )
     column = table.column(name).combine_chunks()
 
     def value(scalar: Any) -> Value:
@@ -99,19 +122,30 @@ def _table(file: RangeFile, config: ColumnConfig) -> tuple[str, Read, dict[str, 
             return scalar.as_buffer().to_pybytes() if scalar.is_valid else None
         return np.asarray(scalar.values.to_numpy(zero_copy_only=False))
 
-    return extension, lambda rows: [value(column[row]) for row in rows], _rows(config, table.column("key").to_pylist())
+    return (
+        extension,
+        lambda rows: [value(column[row]) for row in rows],
+        _rows(config, table.column("key").to_pylist()),
+    )
 
 
 def _tars(config: ColumnConfig) -> Values:
     """A field of another set, built or adopted, by key."""
     loaded = manifests.load(config.source)
-    fields = {(name, field) for name, split in loaded.manifest.splits.items() for field in split.fields}
+    fields = {
+        (name, field) for name, split in loaded.manifest.splits.items() for field in split.fields
+    }
     if len(fields) > 1:
         raise refused(config, f"the splits and fields {sorted(fields)} (expected one)")
     [(split, field)] = fields
     samples = SampleSet(loaded, split)
     indexes = samples.table.indexes(range(samples.split.num_shards))
-    keys = [key.decode("ascii") for index in indexes if index.keys is not None for key in index.keys.tolist()]
+    keys = [
+        key.decode("ascii")
+        for index in indexes
+        if index.keys is not None
+        for key in index.keys.tolist()
+    ]
     extension = field.rpartition(".")[2]
 
     def value(content: bytes | None) -> Value:
@@ -126,7 +160,9 @@ def _tars(config: ColumnConfig) -> Values:
     def read(rows: Sequence[int]) -> Sequence[Value]:
         return [value(sample.fields.get(field) or None) for sample in samples.__getitems__(rows)]
 
-    return Values([loaded.manifest.digest], samples.split.num_tar_bytes, extension, read, _rows(config, keys))
+    return Values(
+        [loaded.manifest.digest], samples.split.num_tar_bytes, extension, read, _rows(config, keys)
+    )
 
 
 def _rows(config: ColumnConfig, keys: Sequence[str]) -> dict[str, int]:

@@ -12,9 +12,26 @@ from typing import Any, BinaryIO, ClassVar, NamedTuple
 
 from msgspec.structs import asdict
 
-from pipelines.sources.base import APART, HIDDEN, UNREAD, Extent, RawSample, Rejected, Spool, Survey, Unit
+from pipelines.sources.base import (
+    APART,
+    HIDDEN,
+    UNREAD,
+    Extent,
+    RawSample,
+    Rejected,
+    Spool,
+    Survey,
+    Unit,
+)
 from pipelines.sources.formats.range_file import RangeFile
-from pipelines.sources.formats.tar import BLOCK, header_window, is_passed, read_member, reject_reason, walk
+from pipelines.sources.formats.tar import (
+    BLOCK,
+    header_window,
+    is_passed,
+    read_member,
+    reject_reason,
+    walk,
+)
 from pipelines.sources.objects import advice_in, is_hidden, is_text, printable
 from shardset.checksum import crc32c_of
 from shardset.errors import ConfigError, SourceError
@@ -35,8 +52,8 @@ _READ_BYTES = dict.fromkeys((*LABEL_FIELDS, "txt"), MAX_INLINE_BYTES) | {"json":
 """Fields that are read if they are no larger; a json may have the label."""
 
 LOOKED_FOR = (
-    "a whole number in cls or label, or under label or cls in json; give the field with the labels such a "
-    "name; if folders in the tars are classes, unpack the tars and use --source folder"
+    "a whole number in cls or label, or under label or cls in json; give the field with the labels"
+    " such a name; if folders in the tars are classes, unpack the tars and use --source folder"
 )
 DEFAULT_SPLIT = "train"
 
@@ -48,10 +65,12 @@ _NUMBER = re.compile(r"[-_.]?\d*(-of-\d+)?\.tar$", re.ASCII)
 
 
 def find_tars(url: str) -> tuple[Storage, tuple[str, ...]]:
-    """The folder that an --input value means, and the tars that it names there; none if it names the folder itself.
+    """The folder that an --input value means, and the tars that it names there; none if it names
+    the folder itself.
 
-    `gs://b/set` is a folder, and so is the manifest in it; `x.tar` is one tar; `x-{000..009}.tar`, `{a,b}.tar` and
-    `x.tar::y.tar` are several. Raises ConfigError if they have no folder in common, SourceError if they are compressed.
+    `gs://b/set` is a folder, and so is the manifest in it; `x.tar` is one tar; `x-{000..009}.tar`,
+    `{a,b}.tar` and `x.tar::y.tar` are several. Raises ConfigError if they have no folder in common,
+    SourceError if they are compressed.
     """
     urls = list(dict.fromkeys(one for part in url.split("::") for one in _expand(part)))
     for one in urls:
@@ -59,7 +78,9 @@ def find_tars(url: str) -> tuple[Storage, tuple[str, ...]]:
     if len(urls) == 1 and not urls[0].endswith(".tar"):
         return open_storage(urls[0].removesuffix(f"/{MANIFEST}")), ()
     if odd := [one for one in urls if not one.endswith(".tar")]:
-        raise ConfigError(f"{odd[0]}: expected a name that ends in .tar; list tars, or give one folder")
+        raise ConfigError(
+            f"{odd[0]}: expected a name that ends in .tar; list tars, or give one folder"
+        )
     folder = _common_folder(urls)
     return open_storage(folder or "."), tuple(one[len(folder) :].lstrip("/") for one in urls)
 
@@ -68,9 +89,9 @@ def find_tars(url: str) -> tuple[Storage, tuple[str, ...]]:
 class WebDataset:
     """Tars of samples, which are adjacent members with the same key. One unit per tar.
 
-    `tars` are names in the input folder; empty means all `*.tar` below it. The split is the first folder of a tar's
-    path, or the tar's name without its number. The manifest of a shard set in the folder decides both, and names the
-    classes.
+    `tars` are names in the input folder; empty means all `*.tar` below it. The split is the first
+    folder of a tar's path, or the tar's name without its number. The manifest of a shard set in the
+    folder decides both, and names the classes.
     """
 
     input: Storage
@@ -83,7 +104,9 @@ class WebDataset:
         known = self.manifest()
         if known:
             tars = known_tars(self.input, known)
-            splits = {shard.path: name for name, split in known.splits.items() for shard in split.shards}
+            splits = {
+                shard.path: name for name, split in known.splits.items() for shard in split.shards
+            }
         else:
             tars = tars_named(self.input, self.tars) if self.tars else tars_below(self.input)
             splits = {tar.name: split_in(tar.name) for tar in tars}
@@ -101,24 +124,32 @@ class WebDataset:
         yield from samples_of(self.input, Stat(**unit["tar"]), unit["split"])
 
     def manifest(self) -> Manifest | None:
-        """The manifest of the input folder if that is a shard set; None if it is not, or tars were named."""
+        """The manifest of the input folder if that is a shard set; None if it is not, or tars were
+        named.
+        """
         if self.tars or not any(stat.name == MANIFEST for stat in self.input.list(MANIFEST)):
             return None
         data = self.input.read(MANIFEST)
         where = f"{self.input.url}/{MANIFEST}"
-        return manifests.opened(self.input, manifests.parse(data, where)) if _is_ours(data) else None
+        return (
+            manifests.opened(self.input, manifests.parse(data, where)) if _is_ours(data) else None
+        )
 
 
 def _unit(tar: Stat, split: str) -> Unit:
     if not is_text(tar.name):
-        raise SourceError(f"{printable(tar.name)}: the name of this tar is not valid UTF-8; rename it")
+        raise SourceError(
+            f"{printable(tar.name)}: the name of this tar is not valid UTF-8; rename it"
+        )
     if not is_split(split):
         raise SourceError(f"{tar.name}: {split!r} can't name a split ({SPLIT_NAMES}); rename it")
     return {"tar": asdict(tar), "split": split}
 
 
 def split_in(tar: str) -> str:
-    """The split that the path of a tar says: its first folder, or its name without its number; "" if neither does."""
+    """The split that the path of a tar says: its first folder, or its name without its number; ""
+    if neither does.
+    """
     folder, _, rest = tar.partition("/")
     return folder if rest else _NUMBER.sub("", tar)
 
@@ -140,8 +171,8 @@ def tars_below(storage: Storage) -> list[Stat]:
         for stat in stats:
             _refuse_compressed(f"{storage.url}/{stat.name}")
         raise SourceError(
-            f"{storage.url}: no *.tar below it ({len(stats)} other files); give the folder, a tar or a brace pattern"
-            + advice_in(storage, "webdataset")
+            f"{storage.url}: no *.tar below it ({len(stats)} other files); give the folder, a tar"
+            " or a brace pattern" + advice_in(storage, "webdataset")
         )
     return tars
 
@@ -153,8 +184,8 @@ def tars_named(storage: Storage, names: Iterable[str]) -> list[Stat]:
     if missing := [name for name in wanted if name not in stats]:
         first = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
         raise SourceError(
-            f"{storage.url}: {len(missing)} of {len(wanted)} tars are missing: {first}; fetch them or correct --input, "
-            "where {000..099} and {a,b} are patterns, and * and ? are not"
+            f"{storage.url}: {len(missing)} of {len(wanted)} tars are missing: {first}; fetch them"
+            " or correct --input, where {000..099} and {a,b} are patterns, and * and ? are not"
         )
     return [stats[name] for name in wanted]
 
@@ -166,15 +197,17 @@ def known_tars(storage: Storage, manifest: Manifest) -> list[Stat]:
     for tar in tars:
         if tar.num_bytes != sizes[tar.name]:
             raise SourceError(
-                f"{storage.url}/{tar.name}: {tar.num_bytes} bytes, its manifest says {sizes[tar.name]}; "
-                "fetch the shard set again"
+                f"{storage.url}/{tar.name}: {tar.num_bytes} bytes, its manifest says"
+                f" {sizes[tar.name]}; fetch the shard set again"
             )
     return tars
 
 
 def _refuse_compressed(url: str) -> None:
     if url.endswith((".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")):
-        raise SourceError(f"{url}: a compressed tar can't be read by range; unpack it first, e.g. `gunzip {url}`")
+        raise SourceError(
+            f"{url}: a compressed tar can't be read by range; unpack it first, e.g. `gunzip {url}`"
+        )
 
 
 def _expand(pattern: str) -> list[str]:
@@ -190,13 +223,14 @@ def _expand(pattern: str) -> list[str]:
         width = len(numbers[1]) if numbers[1].startswith("0") else 0
     elif len(choices) == 1:
         raise ConfigError(
-            f"{pattern}: {{{body}}} is neither a range {{000..009}} nor a list {{a,b}}; a folder can't be called so: "
-            "rename it"
+            f"{pattern}: {{{body}}} is neither a range {{000..009}} nor a list {{a,b}}; a folder"
+            " can't be called so: rename it"
         )
     rests = _expand(after)
     if not 0 < len(choices) * len(rests) <= MAX_EXPANDED:
         raise ConfigError(
-            f"{pattern}: {len(choices) * len(rests)} names, expected 1 to {MAX_EXPANDED}; give the folder instead"
+            f"{pattern}: {len(choices) * len(rests)} names, expected 1 to {MAX_EXPANDED}; give the"
+            " folder instead"
         )
     return [before + str(choice).zfill(width) + rest for choice in choices for rest in rests]
 
@@ -210,19 +244,25 @@ def common_start(names: list[str]) -> str:
 def _common_folder(urls: list[str]) -> str:
     folder, slash, _ = common_start(urls).rpartition("/")
     remote = any(map(is_address, urls))
-    if (remote and not is_address(folder)) or (not slash and any(url.startswith("/") for url in urls)):
-        raise ConfigError(f"{urls[0]} and {urls[-1]} have no folder in common; build them one by one")
+    if (remote and not is_address(folder)) or (
+        not slash and any(url.startswith("/") for url in urls)
+    ):
+        raise ConfigError(
+            f"{urls[0]} and {urls[-1]} have no folder in common; build them one by one"
+        )
     return folder or slash
 
 
-# The samples of a tar: adjacent members with the same key. Short texts come along; images stay where they are.
+# The samples of a tar: adjacent members with the same key. Short texts come along; images stay
+# where they are.
 
 
 class TarGroupMember(NamedTuple):
-    """A member of a tar: where its content and its extension header are, and the content if it decides on the sample.
+    """A member of a tar: where its content and its extension header are, and the content if it
+    decides on the sample.
 
-    A CRC32C is UNREAD where the walk does not read the bytes, and on a disk, which is trusted. An extension header has
-    no checksum of its own.
+    A CRC32C is UNREAD where the walk does not read the bytes, and on a disk, which is trusted. An
+    extension header has no checksum of its own.
     """
 
     name: str
@@ -234,7 +274,9 @@ class TarGroupMember(NamedTuple):
 
 
 def samples_of(storage: Storage, tar: Stat, split: str) -> Iterator[RawSample | Rejected]:
-    """The samples of a tar in its order, then its members without a key; SourceError if it is damaged."""
+    """The samples of a tar in its order, then its members without a key; SourceError if it is
+    damaged.
+    """
     left_out: list[tuple[TarGroupMember, str]] = []
     groups: list[tuple[str, list[TarGroupMember], int | str]] = []
     with RangeFile(storage, tar, header_window(storage)) as file:
@@ -244,7 +286,8 @@ def samples_of(storage: Storage, tar: Stat, split: str) -> Iterator[RawSample | 
             members = [*map(read, group)]
             label = label_of(members)
             for at, member in enumerate(members):
-                if len(member.content or b"") > MAX_INLINE_BYTES:  # of a json, which stays where it is
+                # of a json, which stays where it is
+                if len(member.content or b"") > MAX_INLINE_BYTES:
                     members[at] = TarGroupMember(*member[:-1], content=None)
             groups.append((key, members, label))
     numbers = Counter(key for key, *_ in groups)
@@ -259,7 +302,10 @@ def samples_of(storage: Storage, tar: Stat, split: str) -> Iterator[RawSample | 
 def grouped(
     infos: Iterable[TarInfo], leave_out: Callable[[TarInfo, str], None]
 ) -> Iterator[tuple[str, Iterator[TarInfo]]]:
-    """Neighbours with the same key. A member without one ends no sample: `leave_out` gets it, and why."""
+    """Neighbours with the same key.
+
+    A member without one ends no sample: `leave_out` gets it, and why.
+    """
 
     def is_in_a_sample(info: TarInfo) -> bool:
         key, field = split_member(info.name)
@@ -275,7 +321,9 @@ def grouped(
 
 
 def _read(storage: Storage, tar: Stat, file: BinaryIO, info: TarInfo) -> TarGroupMember:
-    """The member of a header that the walk has just given: the window of the file still holds what follows."""
+    """The member of a header that the walk has just given: the window of the file still holds what
+    follows.
+    """
     reason, field, num_header_bytes = reject_reason(info), split_member(info.name)[1].lower(), BLOCK
     header_crc32c = crc32c = UNREAD
     if storage.is_remote and not reason and info.offset_data - info.offset > BLOCK:
@@ -300,11 +348,14 @@ def _sample(
     tar: str, split: str, key: str, members: Sequence[TarGroupMember], label: int | str
 ) -> RawSample | Rejected:
     """The sample with that label, or Rejected if it is the reason."""
-    decisive = [member.extent for member in members if member.content is not None or member.field == "json"]
+    decisive = [
+        member.extent for member in members if member.content is not None or member.field == "json"
+    ]
     read = [*(member.header for member in members), *decisive]
     seen = tuple(extent for extent in read if extent.crc32c != UNREAD)
     fields: dict[str, Extent | bytes] = {
-        member.field: member.extent if member.content is None else member.content for member in members
+        member.field: member.extent if member.content is None else member.content
+        for member in members
     }
     if isinstance(label, int):
         if "cls" in fields and label < 0:
@@ -350,7 +401,9 @@ def label_of(members: Sequence[TarGroupMember]) -> int | str:
     if cls:
         label = plain_label(cls.content)
         if label is None or not NO_LABEL <= label <= MAX_LABEL:
-            return f"cls is {(cls.content or b'...')[:40]!r}, expected a label from 0 to {MAX_LABEL}"
+            return (
+                f"cls is {(cls.content or b'...')[:40]!r}, expected a label from 0 to {MAX_LABEL}"
+            )
         return label
     value: Any = None
     if metadata and metadata.content is not None:

@@ -1,4 +1,6 @@
-"""The commit of a build: turns the records of all shards into the manifest, which is published last."""
+"""The commit of a build: turns the records of all shards into the manifest, which is published
+last.
+"""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -24,10 +26,12 @@ from shardset.version import __version__
 
 @dataclass(frozen=True, slots=True)
 class Committer:
-    """Publishes the set of a build; pickles. `suffix` keeps its files apart from those of a replaced set.
+    """Publishes the set of a build; pickles.
 
-    If `replaces`, another build may have written into the same folders before. If `is_append`, it publishes the next
-    version of the set to which the build appends.
+    `suffix` keeps its files apart from those of a replaced set.
+
+    If `replaces`, another build may have written into the same folders before. If `is_append`, it
+    publishes the next version of the set to which the build appends.
     """
 
     files: PlanFiles
@@ -36,15 +40,19 @@ class Committer:
     replaces: bool = False
     is_append: bool = False
 
-    def commit(self, plan: PlanFile, num_finished: int, class_totals: Mapping[str, Mapping[int, int]]) -> str | None:
-        """Publishes the manifest if all shards are finished and returns its digest; None if shards are missing.
+    def commit(
+        self, plan: PlanFile, num_finished: int, class_totals: Mapping[str, Mapping[int, int]]
+    ) -> str | None:
+        """Publishes the manifest if all shards are finished and returns its digest; None if shards
+        are missing.
 
-        `class_totals` are the samples of each label by split. A replaced set stays complete until the new manifest is
-        published; then its files are removed.
+        `class_totals` are the samples of each label by split. A replaced set stays complete until
+        the new manifest is published; then its files are removed.
         """
         if num_finished != sum(split.num_shards for split in plan.splits.values()):
             return None
-        complete = self.files.read_record(paths.PLAN, PlanFile)  # `plan` travels without its classes
+        # `plan` travels without its classes
+        complete = self.files.read_record(paths.PLAN, PlanFile)
         if complete.digest != plan.digest:
             raise plan_files.another_build(self.files.output, paths.PLAN)
         base = self._base()
@@ -57,14 +65,20 @@ class Committer:
         return digest
 
     def write_manifest(
-        self, plan: PlanFile, class_totals: Mapping[str, Mapping[int, int]], base: Manifest | None = None
+        self,
+        plan: PlanFile,
+        class_totals: Mapping[str, Mapping[int, int]],
+        base: Manifest | None = None,
     ) -> str:
-        """Writes the tables and the manifest of a plan whose shards are all finished, and returns its digest.
+        """Writes the tables and the manifest of a plan whose shards are all finished, and returns
+        its digest.
 
         With `base` the manifest is the version after it.
         """
         splits = {
-            name: self._write_split(plan, name, [class_totals[name].get(label, 0) for label in range(plan.num_classes)])
+            name: self._write_split(
+                plan, name, [class_totals[name].get(label, 0) for label in range(plan.num_classes)]
+            )
             for name in sorted(plan.splits)
         }
         config = self.config
@@ -74,7 +88,9 @@ class Committer:
             digest="",
             classes=plan.classes,
             splits=splits,
-            quarantine=Quarantine(count=plan.num_rejected, path=naming.quarantine_path(self.suffix)),
+            quarantine=Quarantine(
+                count=plan.num_rejected, path=naming.quarantine_path(self.suffix)
+            ),
             fixes=plan.fixes,
             provenance=Provenance(
                 tool=f"shardset {__version__}",
@@ -93,12 +109,15 @@ class Committer:
         """The version to which the build appends."""
         if not self.is_append:
             return None
-        return manifests.parse(bytes(self.files.read(paths.BASE)), f"{self.files.output.url}/{paths.BASE}")
+        return manifests.parse(
+            bytes(self.files.read(paths.BASE)), f"{self.files.output.url}/{paths.BASE}"
+        )
 
     def _write_split(self, plan: PlanFile, name: str, class_totals: list[int]) -> Split:
         split, folder = plan.splits[name], name + self.suffix
         written = (
-            WrittenShard(record.shard, record.fields, record.num_content_bytes) for record in self._records(plan, name)
+            WrittenShard(record.shard, record.fields, record.num_content_bytes)
+            for record in self._records(plan, name)
         )
         return write_split(
             self.files.writer,
@@ -126,7 +145,9 @@ class Committer:
             yield record
 
     def _publish(self, manifest: Manifest, base: Manifest | None) -> None:
-        """Writes the manifest while the output belongs to this build; withdraws it if another starts meanwhile."""
+        """Writes the manifest while the output belongs to this build; withdraws it if another
+        starts meanwhile.
+        """
         output, replaces = self.files.output, self.replaces or self.suffix != ""
         old = self.files.replaceable(naming.MANIFEST) if replaces else ABSENT
         self.files.check_current()
@@ -143,12 +164,15 @@ class Committer:
             self.files.check_current()
         except ManifestError:
             build = plan_files.find_record(output, paths.BUILD, BuildFile)
-            if not (build and build.appends and build.appends.base == manifest.digest):  # one that builds on it
+            # one that builds on it
+            if not (build and build.appends and build.appends.base == manifest.digest):
                 _withdraw(output, manifest.digest, base)
             raise
 
     def _remove_replaced(self) -> None:
-        """Removes the files of the replaced set, and last the file that names them, so that a rerun can continue."""
+        """Removes the files of the replaced set, and last the file that names them, so that a rerun
+        can continue.
+        """
         generation = self.files.replaceable(paths.REPLACED)
         content = self.files.find(paths.REPLACED)
         if content is not None:
@@ -158,11 +182,14 @@ class Committer:
             listed = manifests.files_of(old, *manifests.older(output))
             replace.remove(self.files, listed | {naming.REPORT})  # the report is about the old set
             replace.remove(self.files, {stat.name for stat in output.list(versions.FOLDER)})
-            output.delete(paths.REPLACED, generation=generation)  # a build that has begun since may have its own
+            # a build that has begun since may have its own
+            output.delete(paths.REPLACED, generation=generation)
 
 
 def _withdraw(output: Storage, digest: str, base: Manifest | None) -> None:
-    """Removes the manifest with this digest, or puts the version before back: another build may remove its shards."""
+    """Removes the manifest with this digest, or puts the version before back: another build may
+    remove its shards.
+    """
     with suppress(NotFound):
         generation = output.stat(naming.MANIFEST).generation
         data = output.read(naming.MANIFEST, generation=generation)
@@ -181,6 +208,6 @@ def _why_not_published(output: Storage) -> str:
     except ManifestError as damage:
         return f"{damage}; all shards are written: remove it, then run the same command again"
     return (
-        f"{where}: another manifest was written there meanwhile; two builds into one place can't both win: "
-        "choose another --output, or rerun with --overwrite"
+        f"{where}: another manifest was written there meanwhile; two builds into one place can't"
+        " both win: choose another --output, or rerun with --overwrite"
     )

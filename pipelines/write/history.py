@@ -15,7 +15,14 @@ from shardset.format import naming, versions
 from shardset.format.manifest import Manifest, Quarantine, Split
 from shardset.storage.base import ABSENT, Storage
 
-_SUMS = ("num_samples", "num_source_samples", "num_dropped", "num_repeats", "num_content_bytes", "num_tar_bytes")
+_SUMS = (
+    "num_samples",
+    "num_source_samples",
+    "num_dropped",
+    "num_repeats",
+    "num_content_bytes",
+    "num_tar_bytes",
+)
 
 
 def unlisted(storage: Storage, names: set[str]) -> set[str]:
@@ -35,7 +42,9 @@ def has_shards_of(manifest: Manifest, plan: PlanFile) -> bool:
 
 
 def has_unfinished_plan(storage: Storage, newest: Manifest) -> bool:
-    """Whether there is a plan of which no version has the shards; a compaction may have taken them from the newest."""
+    """Whether there is a plan of which no version has the shards; a compaction may have taken them
+    from the newest.
+    """
     plan = plan_files.find_record(storage, paths.PLAN, PlanFile)
     build = plan_files.find_record(storage, paths.BUILD, BuildFile)
     base = build.appends.base if build and build.appends else None
@@ -46,8 +55,8 @@ def has_unfinished_plan(storage: Storage, newest: Manifest) -> bool:
 def publish(storage: Storage, base: Manifest, manifest: Manifest) -> None:
     """Makes `manifest` the newest version in place of `base`, which stays as `versions/N.json`.
 
-    A kill leaves one of the two as the newest, and a repetition finishes. Raises ManifestError if the newest version
-    is neither.
+    A kill leaves one of the two as the newest, and a repetition finishes. Raises ManifestError if
+    the newest version is neither.
     """
     meanwhile = "another version was published meanwhile; run again, an append with --overwrite"
     where = f"{storage.url}/{naming.MANIFEST}"
@@ -60,7 +69,9 @@ def publish(storage: Storage, base: Manifest, manifest: Manifest) -> None:
     try:
         storage.write(versions.path(base.number), manifests.to_json(base), if_generation=ABSENT)
     except PreconditionFailed as error:
-        raise ManifestError(f"{error}; it is of a set that was replaced: remove {versions.FOLDER} there") from error
+        raise ManifestError(
+            f"{error}; it is of a set that was replaced: remove {versions.FOLDER} there"
+        ) from error
     try:
         storage.write(naming.MANIFEST, manifests.to_json(manifest), if_generation=generation)
     except PreconditionFailed as error:
@@ -68,12 +79,17 @@ def publish(storage: Storage, base: Manifest, manifest: Manifest) -> None:
 
 
 def appended(base: Manifest, added: Manifest) -> Manifest:
-    """The version after `base`: its groups, then those of `added`, whose labels are those of the larger class list."""
+    """The version after `base`: its groups, then those of `added`, whose labels are those of the
+    larger class list.
+    """
     classes = max(base.classes, added.classes, key=len)
     both: dict[str, list[Split]] = {}
     for name, split in [*base.splits.items(), *added.splits.items()]:
         both.setdefault(name, []).append(split)
-    fixes = {fix: base.fixes.get(fix, 0) + added.fixes.get(fix, 0) for fix in sorted({*base.fixes, *added.fixes})}
+    fixes = {
+        fix: base.fixes.get(fix, 0) + added.fixes.get(fix, 0)
+        for fix in sorted({*base.fixes, *added.fixes})
+    }
     provenance = base.provenance
     return msgspec.structs.replace(
         base,
@@ -81,9 +97,13 @@ def appended(base: Manifest, added: Manifest) -> Manifest:
         number=base.number + 1,
         classes=classes,
         splits={name: joined(splits, len(classes)) for name, splits in sorted(both.items())},
-        quarantine=Quarantine(count=base.quarantine.count + added.quarantine.count, path=added.quarantine.path),
+        quarantine=Quarantine(
+            count=base.quarantine.count + added.quarantine.count, path=added.quarantine.path
+        ),
         fixes=fixes,
-        provenance=msgspec.structs.replace(provenance, appended=[*provenance.appended, added.provenance]),
+        provenance=msgspec.structs.replace(
+            provenance, appended=[*provenance.appended, added.provenance]
+        ),
     )
 
 
@@ -91,7 +111,9 @@ def joined(splits: list[Split], num_classes: int) -> Split:
     """One split of the groups of several, in order."""
     fields = list(dict.fromkeys(field for split in splits for field in split.fields))
     groups: Any = [
-        msgspec.structs.replace(group, fields=[] if (own := group.fields or split.fields) == fields else own)
+        msgspec.structs.replace(
+            group, fields=[] if (own := group.fields or split.fields) == fields else own
+        )
         for split in splits
         for group in split.groups
     ]
@@ -99,7 +121,10 @@ def joined(splits: list[Split], num_classes: int) -> Split:
     return msgspec.structs.replace(
         splits[0],
         **{name: sum(getattr(split, name) for split in splits) for name in _SUMS},
-        **{name: max(getattr(split, name) for split in splits) for name in ("max_tar_bytes", "max_index_bytes")},
+        **{
+            name: max(getattr(split, name) for split in splits)
+            for name in ("max_tar_bytes", "max_index_bytes")
+        },
         fields=fields,
         class_totals=[sum(numbers) for _, *numbers in totals],
         shards=groups,

@@ -21,14 +21,19 @@ from shardset.storage.checked import read_again
 
 
 def manifest_at(output: Storage, name: str) -> Manifest | None:
-    """The manifest of that name; None if it is absent. ManifestError if it can't be read, ConfigError if adopted."""
+    """The manifest of that name; None if it is absent.
+
+    ManifestError if it can't be read, ConfigError if adopted.
+    """
     where = f"{output.url}/{name}"
     try:
         manifest = read_again(lambda: manifests.parse(output.read(name), where), ManifestError)
     except NotFound:
         return None
     except ManifestError as error:
-        raise ManifestError(f"{error}; --overwrite can't tell what to replace: move it away with its shards") from error
+        raise ManifestError(
+            f"{error}; --overwrite can't tell what to replace: move it away with its shards"
+        ) from error
     if not manifest.is_own:
         raise ConfigError(
             f"{where}: the tars of this set were adopted: shardset neither changes nor removes "
@@ -48,7 +53,9 @@ def newest_of(url: str) -> tuple[Manifest, Storage]:
 
 
 def unfinished_files(output: Storage) -> set[str]:
-    """The files that the build in `plan/` may have written, and those of the set that it replaces."""
+    """The files that the build in `plan/` may have written,
+    and those of the set that it replaces.
+    """
     names = set[str]()
     if file := plan_files.find(output, paths.REPLACED):
         where = f"{output.url}/{paths.REPLACED}"
@@ -60,8 +67,13 @@ def unfinished_files(output: Storage) -> set[str]:
     for suffix in {build.suffix, *build.before}:
         names.add(naming.quarantine_path(suffix))
         for split, sizes in plan.splits.items():
-            shards = [naming.shard_path(split + suffix, split, number) for number in range(sizes.num_shards)]
-            names.update(shards, map(naming.index_path, shards), [naming.table_path(split + suffix)])
+            shards = [
+                naming.shard_path(split + suffix, split, number)
+                for number in range(sizes.num_shards)
+            ]
+            names.update(
+                shards, map(naming.index_path, shards), [naming.table_path(split + suffix)]
+            )
     return names
 
 
@@ -71,24 +83,30 @@ def planned(output: Storage, listed: Iterable[str]) -> set[str]:
     return set(filter(paths.is_plan_file, names)).difference(map(naming.references_of, listed))
 
 
-def refuse_input(output: Storage, names: Iterable[str], source: Storage, objects: Iterable[str]) -> None:
+def refuse_input(
+    output: Storage, names: Iterable[str], source: Storage, objects: Iterable[str]
+) -> None:
     """Raises ConfigError if a file to be removed is one of the input's `objects`."""
     folder, inputs = _real_path(output), {f"{_real_path(source)}/{name}" for name in objects}
     for name in sorted(names):
         if f"{folder}/{name}" in inputs:
             raise ConfigError(
-                f"{output.url}/{name} is read by this build, and --overwrite would remove it; choose another --output"
+                f"{output.url}/{name} is read by this build, and --overwrite would remove it;"
+                " choose another --output"
             )
 
 
 def refuse_inside(output: Storage, folder: Storage, why: str) -> None:
     """Raises ConfigError if the output is the folder of the input, or in it."""
     if f"{_real_path(output)}/".startswith(f"{_real_path(folder)}/"):
-        raise ConfigError(f"{output.url}: is in the input {folder.url}, {why}; choose an --output outside of it")
+        raise ConfigError(
+            f"{output.url}: is in the input {folder.url}, {why}; choose an --output outside of it"
+        )
 
 
 def remove(files: PlanFiles, names: Collection[str]) -> None:
-    """Removes the existing files among `names`; raises ManifestError if another build has started at the output.
+    """Removes the existing files among `names`; raises ManifestError if another build has started
+    at the output.
 
     A file that another build writes in the meantime stays, because it has another generation.
     """

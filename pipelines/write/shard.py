@@ -36,7 +36,9 @@ _CHUNK_ROWS = 512
 
 
 class FinishedShard(NamedTuple):
-    """The record of a shard and the labels of its samples; `is_new` unless an earlier attempt wrote it."""
+    """The record of a shard and the labels of its samples; `is_new` unless an earlier attempt wrote
+    it.
+    """
 
     record: ShardRecord
     labels: NDArray[np.int64]
@@ -45,9 +47,12 @@ class FinishedShard(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ShardWriter:
-    """Writes the shards of a build; pickles. `suffix` keeps its folders apart from those of a replaced set.
+    """Writes the shards of a build; pickles.
 
-    If `replaces`, another build may have written into the same folders before. `addition` is that of an append.
+    `suffix` keeps its folders apart from those of a replaced set.
+
+    If `replaces`, another build may have written into the same folders before. `addition` is that
+    of an append.
     """
 
     files: PlanFiles
@@ -60,13 +65,18 @@ class ShardWriter:
     def write(self, plan: PlanFile, split: str, number: int) -> FinishedShard:
         """Writes a shard, unless an earlier attempt had finished it."""
         name, output = paths.record_path(split, number), self.files.output
-        # Replaces a shard that does not match its record, or that another build wrote; never a file of unknown origin.
+        # Replaces a shard that does not match its record, or that another build wrote; never a file
+        # of unknown origin.
         file = plan_files.find(output, name)
         if file and file.build == self.files.build:
             old = plan_files.decode_record(output, name, file.content, ShardRecord)
-            if old.plan_digest == plan.digest and all(is_stored(output, each) for each in (old.shard, old.shard.index)):
+            if old.plan_digest == plan.digest and all(
+                is_stored(output, each) for each in (old.shard, old.shard.index)
+            ):
                 return FinishedShard(old, read_index(output, old.shard)["label"], is_new=False)
-        record, labels = self._write(plan, plan.splits[split], number, replace=self.replaces or file is not None)
+        record, labels = self._write(
+            plan, plan.splits[split], number, replace=self.replaces or file is not None
+        )
         self.files.check_current()
         self.files.write(name, msgspec.json.encode(record))
         return FinishedShard(record, labels, is_new=True)
@@ -75,7 +85,11 @@ class ShardWriter:
         self, plan: PlanFile, split: SplitPlan, number: int, *, replace: bool
     ) -> tuple[ShardRecord, NDArray[np.int64]]:
         path = naming.shard_path(split.name + self.suffix, split.name, number)
-        writer = self.files.writer if replace else partial(self.files.output.writer, if_generation=ABSENT)
+        writer = (
+            self.files.writer
+            if replace
+            else partial(self.files.output.writer, if_generation=ABSENT)
+        )
         (shard, fields, num_content_bytes), labels = write_shard(
             path, self._samples(split.name, number), split.fields, writer
         )
@@ -90,16 +104,25 @@ class ShardWriter:
         return record, labels
 
     def _samples(self, split: str, number: int) -> Iterator[StoredSample]:
-        table = tables.references_from_bytes(self.files.read(naming.references_path(split + self.suffix, number)))
+        table = tables.references_from_bytes(
+            self.files.read(naming.references_path(split + self.suffix, number))
+        )
         references, ahead = tee(_references(table))
         first_source = self.addition.num_source_samples.get(split, 0) if self.addition else 0
-        extents = ([part for _, part in row.content.fields if isinstance(part, Extent)] for row, *_ in ahead)
+        extents = (
+            [part for _, part in row.content.fields if isinstance(part, Extent)]
+            for row, *_ in ahead
+        )
         contents = fetch(extents, self.input, self.files.output)
-        for (row, duplicate_number, source, copy), content in zip(references, contents, strict=True):
+        for (row, duplicate_number, source, copy), content in zip(
+            references, contents, strict=True
+        ):
             key, fields = stored_key(row, duplicate_number, copy), self._fields(row, content)
             if self.addition and duplicate_number:
                 refuse_known_key(self.files, row, key)
-            yield StoredSample(key=key, fields=fields, label=row.label, source=first_source + source, copy=copy)
+            yield StoredSample(
+                key=key, fields=fields, label=row.label, source=first_source + source, copy=copy
+            )
 
     def _fields(self, row: UnitRow, contents: list[bytes]) -> list[tuple[str, bytes]]:
         fetched, image = iter(contents), row.content.image
@@ -115,8 +138,9 @@ class ShardWriter:
             return encode(data, row.content.image, row.fix, self.image)
         except UndecodableImage as error:
             raise SourceError(
-                f"{row.name}: can't be stored as {stored_field(row.content.image, self.image)}: {error}; "
-                "build again with --verify decode, which puts such images into quarantine, and --overwrite"
+                f"{row.name}: can't be stored as {stored_field(row.content.image, self.image)}:"
+                f" {error}; build again with --verify decode, which puts such images into"
+                " quarantine, and --overwrite"
             ) from error
 
 

@@ -1,4 +1,5 @@
-"""A stream as a Grain IterDataset of batches, with a state that Grain's and Orbax's checkpoints keep.
+"""A stream as a Grain IterDataset of batches, with a state that Grain's and Orbax's checkpoints
+keep.
 
 iterator = iter(StreamIterDataset(stream).map(normalise))
 batch = next(iterator)
@@ -22,8 +23,8 @@ with brought_by("grain"):
 class StreamIterDataset(grain.IterDataset[Batch]):
     """The batches of a stream, epoch after epoch: for ever, or `num_epochs` of them.
 
-    The next epoch is read while the last one ends. Later stages may be any that Grain has; the stream decodes in
-    threads, so none of `mp_prefetch` is needed.
+    The next epoch is read while the last one ends. Later stages may be any that Grain has; the
+    stream decodes in threads, so none of `mp_prefetch` is needed.
     """
 
     def __init__(self, stream: Stream, *, num_epochs: int | None = None) -> None:
@@ -36,8 +37,9 @@ class StreamIterDataset(grain.IterDataset[Batch]):
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
         """Raises ConfigError: `mp_prefetch` would divide the stream over its workers."""
         raise ConfigError(
-            "mp_prefetch and other stages that divide a dataset can't divide a stream, whose batches are of all its "
-            "samples; leave it out: the stream decodes in threads (num_threads=)"
+            "mp_prefetch and other stages that divide a dataset can't divide a stream, whose"
+            " batches are of all its samples; leave it out: the stream decodes in threads"
+            " (num_threads=)"
         )
 
     def __iter__(self) -> "StreamIterator":
@@ -57,15 +59,23 @@ class StreamIterator(grain.DatasetIterator[Batch]):
         self._assert_not_closed()
         if self._batches is None:
             epoch, step = self._position
-            epochs = itertools.count(epoch) if self._num_epochs is None else range(epoch, self._num_epochs)
-            spans = ((each, self._stream.steps_from(step if each == epoch else 0)) for each in epochs)
+            epochs = (
+                itertools.count(epoch)
+                if self._num_epochs is None
+                else range(epoch, self._num_epochs)
+            )
+            spans = (
+                (each, self._stream.steps_from(step if each == epoch else 0)) for each in epochs
+            )
             self._batches = self._stream.run(spans)
         epoch, step, batch = next(self._batches)
         self._position = (epoch, step + 1) if step + 1 < len(self._stream) else (epoch + 1, 0)
         return batch
 
     def get_state(self) -> dict[str, Any]:
-        """The position after the last batch, at the end of an epoch the start of the next: plain values."""
+        """The position after the last batch, at the end of an epoch the start of the next: plain
+        values.
+        """
         return values_of_state(self._stream.state(*self._position))
 
     def set_state(self, state: dict[str, Any]) -> None:

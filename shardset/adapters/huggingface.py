@@ -2,7 +2,8 @@
 
     dataset = iterable_dataset(stream, epoch=3).map(augment).with_format("torch").batch(64)
 
-Its own `state_dict` and `load_state_dict` resume in the middle of an epoch, and DataLoader workers share its steps.
+Its own `state_dict` and `load_state_dict` resume in the middle of an epoch, and DataLoader workers
+share its steps.
 """
 
 import os
@@ -25,25 +26,31 @@ _Run = Generator[tuple[int, int, Batch], None, None]
 
 
 def iterable_dataset(stream: Stream, epoch: int = 0) -> datasets.IterableDataset:
-    """The samples of one epoch, each once, in the stream's order: a dict for each, without the pads of the last batch.
+    """The samples of one epoch, each once, in the stream's order: a dict for each, without the pads
+    of the last batch.
 
     Give the stream its rank and world_size instead of calling `split_dataset_by_node`.
     """
     stream.check_same()
     rows = StepRows(stream, epoch)
-    return datasets.IterableDataset.from_generator(rows, gen_kwargs={"steps": list(stream.steps_from(0))})
+    return datasets.IterableDataset.from_generator(
+        rows, gen_kwargs={"steps": list(stream.steps_from(0))}
+    )
 
 
 class StepRows:
-    """The rows of some steps of an epoch. `datasets` asks for one step after the other, so that it can skip some.
+    """The rows of some steps of an epoch.
 
-    Safe to iterate over from several threads. One run at a time reads ahead where steps are asked for at equal
-    distances.
+    `datasets` asks for one step after the other, so that it can skip some.
+
+    Safe to iterate over from several threads. One run at a time reads ahead where steps are asked
+    for at equal distances.
     """
 
     def __init__(self, stream: Stream, epoch: int) -> None:
         self._stream, self._epoch, self._lock = stream, epoch, ProcessLock()
-        # By process: the threads of a run are in the process that began it, and forked workers leave it alone.
+        # By process: the threads of a run are in the process that began it, and forked workers
+        # leave it alone.
         self._runs: dict[int, tuple[_Run | None, range]] = {}
 
     def __call__(self, steps: list[int]) -> Iterator[dict[str, Any]]:
@@ -69,5 +76,6 @@ class StepRows:
             run = self._stream.run(iter([(self._epoch, steps)]))
         batch = next(run)[2]
         steps = steps[1:]
-        self._runs[os.getpid()] = run if steps else None, steps  # without a step left, a run ends its threads
+        # without a step left, a run ends its threads
+        self._runs[os.getpid()] = run if steps else None, steps
         return batch

@@ -2,7 +2,8 @@
 
 mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
 for batch in GlobalBatches(stream, mesh):
-    loss = train_step(params, batch["image"], batch["label"])      # [global batch, ...], divided over "data"
+    loss = train_step(params, batch["image"], batch["label"])      # [global batch, ...], divided
+    over "data"
 """
 
 from collections.abc import Generator, Mapping
@@ -20,20 +21,26 @@ with brought_by("jax"):
 
 
 class GlobalBatches:
-    """A stream whose arrays are the global batch, divided over an axis of a mesh; each process brings its own part.
+    """A stream whose arrays are the global batch, divided over an axis of a mesh; each process
+    brings its own part.
 
-    Iterate over it, save and restore it as you do the stream. Lists (keys, stored fields) stay those of this process.
-    The axis may be Auto or Explicit. Without jax_enable_x64, JAX holds `id` and `label` as 32-bit numbers.
+    Iterate over it, save and restore it as you do the stream. Lists (keys, stored fields) stay
+    those of this process. The axis may be Auto or Explicit. Without jax_enable_x64, JAX holds `id`
+    and `label` as 32-bit numbers.
 
-    Raises ConfigError unless the stream's rank and world_size are those of JAX and the global batch divides.
+    Raises ConfigError unless the stream's rank and world_size are those of JAX and the global batch
+    divides.
     """
 
     def __init__(self, stream: Stream, mesh: Mesh, axis: str = "data") -> None:
-        here, own = (jax.process_index(), jax.process_count()), (stream.spec.rank, stream.spec.world_size)
+        here, own = (
+            (jax.process_index(), jax.process_count()),
+            (stream.spec.rank, stream.spec.world_size),
+        )
         if own != here:
             raise ConfigError(
-                f"the stream reads for rank {own[0]} of {own[1]}, but this is process {here[0]} of {here[1]} of JAX; "
-                "pass rank=jax.process_index(), world_size=jax.process_count()"
+                f"the stream reads for rank {own[0]} of {own[1]}, but this is process {here[0]} of"
+                f" {here[1]} of JAX; pass rank=jax.process_index(), world_size=jax.process_count()"
             )
         _check_mesh(stream, mesh, axis)
         stream.check_same()
@@ -53,7 +60,9 @@ class GlobalBatches:
         return self.stream.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Has the next iteration continue there; raises ConfigError naming what differs from this stream."""
+        """Has the next iteration continue there; raises ConfigError naming what differs from this
+        stream.
+        """
         self.stream.load_state_dict(state)
 
     def _global(self, value: Any) -> Any:
@@ -65,13 +74,20 @@ class GlobalBatches:
 
 def _check_mesh(stream: Stream, mesh: Mesh, axis: str) -> None:
     if axis not in mesh.shape:
-        raise ConfigError(f"the mesh has no axis {axis!r}, only {', '.join(map(str, mesh.shape))}; name one of them")
+        raise ConfigError(
+            f"the mesh has no axis {axis!r}, only {', '.join(map(str, mesh.shape))}; name one of"
+            " them"
+        )
     if stream.order.global_batch_size % mesh.shape[axis]:
         raise ConfigError(
-            f"a global batch of {stream.order.global_batch_size} does not divide over {mesh.shape[axis]} devices of "
-            f"axis {axis!r}; use a multiple"
+            f"a global batch of {stream.order.global_batch_size} does not divide over"
+            f" {mesh.shape[axis]} devices of axis {axis!r}; use a multiple"
         )
-    if jax.dtypes.canonicalize_dtype(np.int64) != np.int64 and stream.split.num_samples > np.iinfo(np.int32).max:
+    if (
+        jax.dtypes.canonicalize_dtype(np.int64) != np.int64
+        and stream.split.num_samples > np.iinfo(np.int32).max
+    ):
         raise ConfigError(
-            f"ids reach {stream.split.num_samples - 1}, more than the 32 bits of JAX hold; set jax_enable_x64"
+            f"ids reach {stream.split.num_samples - 1}, more than the 32 bits of JAX hold; set"
+            " jax_enable_x64"
         )

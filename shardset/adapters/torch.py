@@ -1,14 +1,17 @@
 """A stream as PyTorch tensors, by itself or behind a DataLoader.
 
-    for batch in TensorStream(stream):                                      # pinned where there is a GPU
+    for batch in TensorStream(stream):                                      # pinned where there is
+    a GPU
         images_NHWC = batch["image"].to("cuda", non_blocking=True)
 
-    loader = StatefulDataLoader(BatchDataset(stream), batch_size=None)      # torchdata's, or PyTorch's DataLoader
+    loader = StatefulDataLoader(BatchDataset(stream), batch_size=None)      # torchdata's, or
+    PyTorch's DataLoader
 
-A stream decodes in threads, so it needs no DataLoader; use one where a framework asks for it. Each of n workers takes
-every n-th step, so batches come in the same order with any number of workers, and each further worker reads the shards
-again. Samples come in the stream's order with no worker or one; with several, each keeps the order of its steps,
-and the loader takes one sample of each in turn.
+A stream decodes in threads, so it needs no DataLoader; use one where a framework asks for it. Each
+of n workers takes every n-th step, so batches come in the same order with any number of workers,
+and each further worker reads the shards again. Samples come in the stream's order with no worker or
+one; with several, each keeps the order of its steps, and the loader takes one sample of each in
+turn.
 """
 
 import logging
@@ -36,10 +39,11 @@ _log = logging.getLogger(__name__)
 
 
 class TensorStream:
-    """A stream whose batches hold tensors: iterate over it, save and restore it as you do the stream.
+    """A stream whose batches hold tensors: iterate over it, save and restore it as you do the
+    stream.
 
-    `pin_memory` copies them to page-locked memory, from which a GPU fetches them while it computes; by default where
-    there is a CUDA device.
+    `pin_memory` copies them to page-locked memory, from which a GPU fetches them while it computes;
+    by default where there is a CUDA device.
     """
 
     def __init__(self, stream: Stream, *, pin_memory: bool | None = None) -> None:
@@ -61,7 +65,9 @@ class TensorStream:
         return self.stream.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Has the next iteration continue there; raises ConfigError naming what differs from this stream."""
+        """Has the next iteration continue there; raises ConfigError naming what differs from this
+        stream.
+        """
         self.stream.load_state_dict(state)
 
 
@@ -87,9 +93,10 @@ class _Place(NamedTuple):
 class StepDataset(IterableDataset[dict[str, Any]]):
     """The steps of a stream, divided among DataLoader workers; the base of the datasets below.
 
-    The first iteration gives `epoch` from `start_step` on, each further one the next epoch, after a `break` too.
-    Workers that a DataLoader starts anew for each epoch all begin with the first: call `set_epoch` before, as with a
-    DistributedSampler. `state_dict` and `load_state_dict` are what StatefulDataLoader calls in each worker.
+    The first iteration gives `epoch` from `start_step` on, each further one the next epoch, after a
+    `break` too. Workers that a DataLoader starts anew for each epoch all begin with the first: call
+    `set_epoch` before, as with a DistributedSampler. `state_dict` and `load_state_dict` are what
+    StatefulDataLoader calls in each worker.
 
     Raises ConfigError for a `start_step` that no epoch has.
     """
@@ -99,8 +106,9 @@ class StepDataset(IterableDataset[dict[str, Any]]):
         stream.steps_from(start_step)  # raises here instead of in a worker
         stream.check_same()
         self.stream = stream
-        # The epoch and step where an iteration begins that has no place, how often an epoch was chosen, and how often
-        # one was when workers began last: shared, so that it reaches workers that persist and those that start later.
+        # The epoch and step where an iteration begins that has no place, how often an epoch was
+        # chosen, and how often one was when workers began last: shared, so that it reaches workers
+        # that persist and those that start later.
         self._shared = torch.tensor([epoch, start_step, 0, _NEVER]).share_memory_()
         self._place: _Place | None = None
         self._begun, self._num_seen = False, 0
@@ -110,25 +118,33 @@ class StepDataset(IterableDataset[dict[str, Any]]):
         """What the dataset makes of a batch."""
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        # Moves now and not with the first item: a state may be saved before that. A loader may drop an iterator unused
-        # and make another one; so the place counts as left only once an item was asked for.
+        # Moves now and not with the first item: a state may be saved before that. A loader may drop
+        # an iterator unused and make another one; so the place counts as left only once an item was
+        # asked for.
         self._place = self._next_place()
         self._begun, self._num_seen = False, int(self._shared[2])
         return self._items_left(self._place)
 
     def set_epoch(self, epoch: int) -> None:
-        """Has the next iteration give this epoch, in all workers; a state that was loaded resumes in its epoch."""
+        """Has the next iteration give this epoch, in all workers; a state that was loaded resumes
+        in its epoch.
+        """
         self._shared[:3] = torch.tensor([require_int("epoch", epoch), 0, int(self._shared[2]) + 1])
 
     def state_dict(self) -> dict[str, Any]:
         """The position of this worker, after the last item that it gave: plain values."""
         place = self._place or self._start()
         state = self.stream.state(place.epoch, min(place.step, len(self.stream)))
-        given = {"num_given": place.num_given, "worker": list(place.worker), "batch_sizes": self._batch_sizes()}
+        given = {
+            "num_given": place.num_given,
+            "worker": list(place.worker),
+            "batch_sizes": self._batch_sizes(),
+        }
         return {"stream": values_of_state(state), **given}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Has the next iteration continue there; gives nothing if it was saved at the end of an epoch, before its loop.
+        """Has the next iteration continue there; gives nothing if it was saved at the end of an
+        epoch, before its loop.
 
         Raises ConfigError naming what differs: see `Stream.restore`.
         """
@@ -136,15 +152,17 @@ class StepDataset(IterableDataset[dict[str, Any]]):
         sizes = self._batch_sizes()
         if list(saved.batch_sizes) != sizes and (saved.num_given or saved.worker != (0, 1)):
             raise ConfigError(
-                f"the global batch and this process's part of it are {sizes} here and were {list(saved.batch_sizes)} "
-                "there; a state of samples, or of workers, resumes with the same"
+                f"the global batch and this process's part of it are {sizes} here and were"
+                f" {list(saved.batch_sizes)} there; a state of samples, or of workers, resumes with"
+                " the same"
             )
         epoch, step = self.stream.restore(saved.stream)
         if epoch != saved.stream.epoch:
             epoch, step = saved.stream.epoch, len(self.stream)
         self._place = _Place(epoch, step, saved.num_given, saved.worker)
         self._begun, self._num_seen = False, int(self._shared[2])
-        # For workers that start later: a loader that was saved after its loop drops those that loaded the state.
+        # For workers that start later: a loader that was saved after its loop drops those that
+        # loaded the state.
         self._shared[:2] = torch.tensor([epoch + 1, 0])
         self._shared[3] = _NEVER
 
@@ -157,7 +175,9 @@ class StepDataset(IterableDataset[dict[str, Any]]):
         worker = _which_worker()
         if get_worker_info() is not None and worker[0] == 0 and self._place is None:
             if num_chosen == num_chosen_before:
-                _log.warning("new workers read epoch %d again; call set_epoch before each epoch", epoch)
+                _log.warning(
+                    "new workers read epoch %d again; call set_epoch before each epoch", epoch
+                )
             self._shared[3] = num_chosen
         return _Place(epoch, start_step + worker[0], 0, worker)
 
@@ -165,26 +185,33 @@ class StepDataset(IterableDataset[dict[str, Any]]):
         """Where the next iteration begins."""
         place, worker = self._place, _which_worker()
         epoch, _, num_chosen, _ = self._shared.tolist()
-        if place is None or (num_chosen != self._num_seen and (self._begun or epoch != place.epoch)):
+        if place is None or (
+            num_chosen != self._num_seen and (self._begun or epoch != place.epoch)
+        ):
             return self._start()
         if self._begun:
             self._shared[1] = 0
             return _Place(place.epoch + 1, worker[0], 0, worker)
         if place.worker != worker:
             raise ConfigError(
-                f"the state is of worker {place.worker[0]} of {place.worker[1]} of a DataLoader, and this is "
-                f"{worker[0]} of {worker[1]}; use as many workers, and load it through a StatefulDataLoader"
+                f"the state is of worker {place.worker[0]} of {place.worker[1]} of a DataLoader,"
+                f" and this is {worker[0]} of {worker[1]}; use as many workers, and load it through"
+                " a StatefulDataLoader"
             )
         return place
 
     def _items_left(self, place: _Place) -> Iterator[dict[str, Any]]:
         self._begun = True
         epoch, first, num_given, worker = place
-        for _, step, batch in self.stream.run(iter([(epoch, range(first, len(self.stream), worker[1]))])):
+        for _, step, batch in self.stream.run(
+            iter([(epoch, range(first, len(self.stream), worker[1]))])
+        ):
             items = self.items(batch)
             for number in range(num_given, len(items)):
                 is_last = number + 1 == len(items)
-                self._place = _Place(epoch, *((step + worker[1], 0) if is_last else (step, number + 1)), worker)
+                self._place = _Place(
+                    epoch, *((step + worker[1], 0) if is_last else (step, number + 1)), worker
+                )
                 yield items[number]
             num_given = 0
         # The end of the epoch is the start of the next. A worker stays: others may have items left.
@@ -195,13 +222,17 @@ class StepDataset(IterableDataset[dict[str, Any]]):
 
 
 def _which_worker() -> tuple[int, int]:
-    """The number of this DataLoader worker, and how many there are; (0, 1) in the process of the loader."""
+    """The number of this DataLoader worker, and how many there are; (0, 1) in the process of the
+    loader.
+    """
     info = get_worker_info()
     return (info.id, info.num_workers) if info else (0, 1)
 
 
 class BatchDataset(StepDataset):
-    """The batches of a stream, arrays as tensors; give it to a DataLoader with `batch_size=None`."""
+    """The batches of a stream, arrays as tensors;
+    give it to a DataLoader with `batch_size=None`.
+    """
 
     def __len__(self) -> int:
         """Batches of an epoch; of the first one from `start_step` on."""
@@ -212,15 +243,20 @@ class BatchDataset(StepDataset):
 
 
 class SampleDataset(StepDataset):
-    """The samples of a stream as webdataset stages take them: `__key__`, `__url__`, `__id__` and bytes by field.
+    """The samples of a stream as webdataset stages take them: `__key__`, `__url__`, `__id__` and
+    bytes by field.
 
-    The stream must have `image=None`, `fields` and `with_key=True`. Pads are left out, so replicas may differ by one
-    sample in the last row. Raises ConfigError for another stream, and for a `start_step` that no epoch has.
+    The stream must have `image=None`, `fields` and `with_key=True`. Pads are left out, so replicas
+    may differ by one sample in the last row. Raises ConfigError for another stream, and for a
+    `start_step` that no epoch has.
     """
 
     def __init__(self, stream: Stream, epoch: int = 0, start_step: int = 0) -> None:
         if stream.spec.image is not None or not stream.spec.with_key or not stream.spec.fields:
-            raise ConfigError("samples need a stream of bytes; use Stream(image=None, fields=(...), with_key=True)")
+            raise ConfigError(
+                "samples need a stream of bytes; use Stream(image=None, fields=(...),"
+                " with_key=True)"
+            )
         super().__init__(stream, epoch, start_step)
 
     def items(self, batch: Batch) -> Sequence[dict[str, Any]]:
@@ -236,8 +272,12 @@ class SampleDataset(StepDataset):
 
 
 def as_tensors(batch: Batch, *, pin_memory: bool = False) -> dict[str, Any]:
-    """The batch with tensors, which share memory with its arrays unless they are pinned; lists stay lists."""
-    tensors = {name: torch.from_numpy(each) for name, each in batch.items() if isinstance(each, np.ndarray)}
+    """The batch with tensors, which share memory with its arrays unless they are pinned; lists stay
+    lists.
+    """
+    tensors = {
+        name: torch.from_numpy(each) for name, each in batch.items() if isinstance(each, np.ndarray)
+    }
     if pin_memory:
         tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
     return {**batch, **tensors}

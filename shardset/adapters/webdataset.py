@@ -1,9 +1,11 @@
 """A webdataset pipeline over a shard set, so that code written for webdataset keeps working.
 
-    dataset = pipeline("gs://bucket/photos", "train").decode("rgb8").to_tuple("jpg", "cls").batched(64)
+    dataset = pipeline("gs://bucket/photos", "train").decode("rgb8").to_tuple("jpg",
+    "cls").batched(64)
 
-The manifest takes the place of the list of tars: samples come verified and in the stream's order, divided exactly
-among processes and DataLoader workers, each once an epoch. They are shuffled already, so `.shuffle()` is not needed.
+The manifest takes the place of the list of tars: samples come verified and in the stream's order,
+divided exactly among processes and DataLoader workers, each once an epoch. They are shuffled
+already, so `.shuffle()` is not needed.
 """
 
 import itertools
@@ -30,10 +32,12 @@ ROW_SIZE = 64
 
 
 class SamplePipeline(webdataset.DataPipeline, webdataset.FluidInterface):
-    """A DataPipeline whose first stage is a SampleDataset; `.decode()`, `.map()` and the others return another one.
+    """A DataPipeline whose first stage is a SampleDataset; `.decode()`, `.map()` and the others
+    return another one.
 
-    `set_epoch`, `state_dict` and `load_state_dict` are those of the SampleDataset: the position is that of the samples
-    that later stages have taken, which is exact unless a stage holds some back, as `shuffle` does.
+    `set_epoch`, `state_dict` and `load_state_dict` are those of the SampleDataset: the position is
+    that of the samples that later stages have taken, which is exact unless a stage holds some back,
+    as `shuffle` does.
     """
 
     def __init__(self, source: SampleDataset) -> None:
@@ -41,7 +45,8 @@ class SamplePipeline(webdataset.DataPipeline, webdataset.FluidInterface):
         self.source = source
 
     def __iter__(self) -> Iterator[Any]:
-        # DataPipeline begins with the first sample; a state saved before that would have the last epoch.
+        # DataPipeline begins with the first sample; a state saved before that would have the last
+        # epoch.
         samples: Iterator[Any] = self.iterator1() if self.repetitions == 1 else super().__iter__()
         return samples
 
@@ -63,7 +68,9 @@ class SamplePipeline(webdataset.DataPipeline, webdataset.FluidInterface):
         collation_fn: Callable[[list[Any]], Any] | None = webdataset.filters.default_collation_fn,
         partial: bool = True,
     ) -> "SamplePipeline":
-        """The batches of webdataset's `batched`, which takes one more sample before it gives a batch; this doesn't."""
+        """The batches of webdataset's `batched`, which takes one more sample before it gives a
+        batch; this doesn't.
+        """
         batches: SamplePipeline = self.compose(
             bound(_batched, size=batchsize, collate=collation_fn or list, keeps_last=partial)
         )
@@ -84,12 +91,18 @@ def pipeline(
     epoch: int = 0,
     **options: Unpack[StreamOptions],
 ) -> SamplePipeline:
-    """The samples of a split as the first stage of a webdataset pipeline, with all fields unless `fields` names some.
+    """The samples of a split as the first stage of a webdataset pipeline, with all fields unless
+    `fields` names some.
 
-    `seed=None` is the stored order. `rank` and `world_size` are those of Stream, and so are the `options`.
+    `seed=None` is the stored order. `rank` and `world_size` are those of Stream, and so are the
+    `options`.
     """
     rank, world_size = which_process(rank, world_size)
-    loaded = manifest_url if isinstance(manifest_url, LoadedSet) else manifests.load(os.fspath(manifest_url))
+    loaded = (
+        manifest_url
+        if isinstance(manifest_url, LoadedSet)
+        else manifests.load(os.fspath(manifest_url))
+    )
     own: StreamOptions = {"fields": tuple(loaded.manifest.split(split).fields), "with_key": True}
     stream = Stream(
         loaded,

@@ -1,7 +1,7 @@
 """Random augmentation as transforms of a row: `Stream(..., transform=RandAugment())`.
 
-What is drawn depends on the generator alone, which a stream sets by seed, epoch and sample. So it is the same for any
-number of processes and threads, and after a resume.
+What is drawn depends on the generator alone, which a stream sets by seed, epoch and sample. So it
+is the same for any number of processes and threads, and after a resume.
 """
 
 import math
@@ -39,10 +39,11 @@ _FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandAugment:
-    """`num_ops` random operations, each applied with `probability` and at a normal draw around `magnitude` (0 to 10).
+    """`num_ops` random operations, each applied with `probability` and at a normal draw around
+    `magnitude` (0 to 10).
 
-    The scale of the magnitude, the operations and the defaults are those of timm. torchvision's magnitude of 9 is 3
-    here, and its probability 1. Changes `image` of a row in place.
+    The scale of the magnitude, the operations and the defaults are those of timm. torchvision's
+    magnitude of 9 is 3 here, and its probability 1. Changes `image` of a row in place.
     """
 
     num_ops: int = 2
@@ -52,8 +53,15 @@ class RandAugment:
     increasing: bool = False
 
     def __post_init__(self) -> None:
-        if self.num_ops < 1 or not 0 <= self.magnitude <= MAX_MAGNITUDE or not 0 <= self.probability <= 1:
-            raise ConfigError(f"{self}: expected num_ops >= 1, magnitude 0 to {MAX_MAGNITUDE} and probability 0 to 1")
+        if (
+            self.num_ops < 1
+            or not 0 <= self.magnitude <= MAX_MAGNITUDE
+            or not 0 <= self.probability <= 1
+        ):
+            raise ConfigError(
+                f"{self}: expected num_ops >= 1, magnitude 0 to {MAX_MAGNITUDE} and probability 0"
+                " to 1"
+            )
 
     def __call__(self, row: Row, rng: np.random.Generator) -> Row:
         return _apply(row, self.draw(rng))
@@ -64,7 +72,11 @@ class RandAugment:
         chosen = []
         for _ in range(self.num_ops):
             # Always the same draws, so that an operation left out moves no other.
-            number, (skip, sign), noise = rng.integers(len(table)), rng.random(2), rng.standard_normal()
+            number, (skip, sign), noise = (
+                rng.integers(len(table)),
+                rng.random(2),
+                rng.standard_normal(),
+            )
             magnitude = min(MAX_MAGNITUDE, max(0.0, self.magnitude + self.magnitude_std * noise))
             if skip < self.probability:
                 chosen.append((table[number], magnitude / MAX_MAGNITUDE, bool(sign < 0.5)))
@@ -73,7 +85,8 @@ class RandAugment:
 
 @dataclass(frozen=True, slots=True)
 class TrivialAugment:
-    """One random operation at a random strength: TrivialAugment in its wide form, which has nothing to set.
+    """One random operation at a random strength: TrivialAugment in its wide form, which has nothing
+    to set.
 
     Changes `image` of a row in place.
     """
@@ -84,15 +97,22 @@ class TrivialAugment:
     def draw(self, rng: np.random.Generator) -> list[Drawn]:
         """The operation that an image gets."""
         number, level = rng.integers(len(operations.TRIVIAL)), rng.integers(_TRIVIAL_LEVELS)
-        return [(operations.TRIVIAL[number], float(level / (_TRIVIAL_LEVELS - 1)), bool(rng.random() < 0.5))]
+        return [
+            (
+                operations.TRIVIAL[number],
+                float(level / (_TRIVIAL_LEVELS - 1)),
+                bool(rng.random() < 0.5),
+            )
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomErasing:
     """Noise in a random box of an image, with a probability: timm's rule in its mode `pixel`.
 
-    The box takes a share of the area between the ends of `area`, with an aspect (height to width) from `min_aspect` to
-    its inverse. The noise has the mean and the standard deviation of each colour. Changes `image` of a row in place.
+    The box takes a share of the area between the ends of `area`, with an aspect (height to width)
+    from `min_aspect` to its inverse. The noise has the mean and the standard deviation of each
+    colour. Changes `image` of a row in place.
     """
 
     probability: float
@@ -115,7 +135,9 @@ class RandomErasing:
             if height < rows and width < columns:
                 top, left = rng.integers(rows - height + 1), rng.integers(columns - width + 1)
                 noise = rng.standard_normal((height, width, 3), np.float32)
-                levels = 255 * (np.array(self.mean, np.float32) + np.array(self.std, np.float32) * noise)
+                levels = 255 * (
+                    np.array(self.mean, np.float32) + np.array(self.std, np.float32) * noise
+                )
                 image[top : top + height, left : left + width] = np.clip(np.rint(levels), 0, 255)
                 return
 
@@ -133,17 +155,23 @@ class Chain:
 
 
 def augmentation_of(text: str) -> RandAugment | TrivialAugment:
-    """The augmentation that timm calls `rand-m9-mstd0.5-inc1`, or `trivial`. Raises ConfigError for any other text."""
+    """The augmentation that timm calls `rand-m9-mstd0.5-inc1`, or `trivial`.
+
+    Raises ConfigError for any other text.
+    """
     kind, *parts = text.split("-")
     if kind == "trivial" and not parts:
         return TrivialAugment()
     found = [_PART.fullmatch(part) for part in parts]
     if kind != "rand" or not all(found):
         raise ConfigError(
-            f"augmentation {text!r}: expected trivial, or rand with timm's parts, such as rand-m9-n2-mstd0.5-p0.5-inc1"
+            f"augmentation {text!r}: expected trivial, or rand with timm's parts, such as"
+            " rand-m9-n2-mstd0.5-p0.5-inc1"
         )
     letters = [tuple(filter(None, part.groups())) for part in found if part]
-    values: dict[str, Any] = {_FIELDS[letter][0]: _FIELDS[letter][1](value) for letter, value in letters}
+    values: dict[str, Any] = {
+        _FIELDS[letter][0]: _FIELDS[letter][1](value) for letter, value in letters
+    }
     return RandAugment(**values)
 
 

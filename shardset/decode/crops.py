@@ -1,7 +1,8 @@
 """Crops: which window of an image becomes a row of a batch, and how its pixels get there.
 
-A new crop is one class here: it states how many numbers it draws, which region of an image it needs, and how that
-region fills a row. Draws are keyed by slot, so a slot gets the same crop whatever decodes its image.
+A new crop is one class here: it states how many numbers it draws, which region of an image it
+needs, and how that region fills a row. Draws are keyed by slot, so a slot gets the same crop
+whatever decodes its image.
 """
 
 import math
@@ -25,9 +26,12 @@ INTERPOLATIONS = {
     "bicubic": Image.Resampling.BICUBIC,
     "lanczos": Image.Resampling.LANCZOS,
 }
-"""How `CenterCrop` resizes: by OpenCV's averages of areas, or by a filter of Pillow's, as torchvision and timm do."""
+"""How `CenterCrop` resizes: by OpenCV's averages of areas, or by a filter of Pillow's, as
+torchvision and timm do.
+"""
 _FLIPS = {2: 1, 3: -1, 4: 0, 6: 1, 7: -1, 8: 0}
-"""OpenCV's flip that makes an image upright, by EXIF orientation; from 5 on after it is transposed."""
+"""OpenCV's flip that makes an image upright, by EXIF orientation; from 5 on after it is transposed.
+"""
 
 _FRAMES_BYTES = 2**18
 """Bytes of padded images at a time: they stay in the processor's cache."""
@@ -45,8 +49,9 @@ class Box(NamedTuple):
 class Region(NamedTuple):
     """What a crop needs of one image, and how that fills a row.
 
-    `box` is a window of the full-size image; None is all of it. The image may be decoded smaller, with at least the
-    height and width of `least`. `put(row, pixels)` fills a row from the pixels of the box and allocates `num_bytes`.
+    `box` is a window of the full-size image; None is all of it. The image may be decoded smaller,
+    with at least the height and width of `least`. `put(row, pixels)` fills a row from the pixels of
+    the box and allocates `num_bytes`.
     """
 
     box: Box | None
@@ -73,15 +78,23 @@ class Crop(ABC):
     def region(self, image_size: tuple[int, int], size: int, drawn: np.ndarray) -> Region:
         """The region of an image (height, width) for a row of `size`.
 
-        `drawn` holds the draws of the slot: one for the flip, then those of the crop. Raises UndecodableImage.
+        `drawn` holds the draws of the slot: one for the flip, then those of the crop. Raises
+        UndecodableImage.
         """
 
     def keeps_size(self, size: int) -> bool:
-        """Whether it leaves images of that size unresized, so that `put_many` may crop many of them at once."""
+        """Whether it leaves images of that size unresized, so that `put_many` may crop many of them
+        at once.
+        """
         return False
 
     def put_many(
-        self, out: np.ndarray, slots: np.ndarray, images_NHWC: np.ndarray, ids: np.ndarray, drawn: np.ndarray
+        self,
+        out: np.ndarray,
+        slots: np.ndarray,
+        images_NHWC: np.ndarray,
+        ids: np.ndarray,
+        drawn: np.ndarray,
     ) -> None:
         """Crops image `ids[n]` into `out[slots[n]]`; all images have the size of a row."""
         raise NotImplementedError
@@ -89,7 +102,9 @@ class Crop(ABC):
 
 @dataclass(frozen=True, slots=True)
 class RandomResizedCrop(Crop):
-    """A random window, resized: its area is a share of `scale`, its aspect one of `ratio`. torchvision's rule."""
+    """A random window, resized: its area is a share of `scale`, its aspect one of `ratio`.
+    torchvision's rule.
+    """
 
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
@@ -102,7 +117,9 @@ class RandomResizedCrop(Crop):
             except (TypeError, ValueError):
                 is_range = False
             if not is_range:
-                raise ConfigError(f"crop {name} is {ends!r}, expected (low, high) with 0 < low <= high")
+                raise ConfigError(
+                    f"crop {name} is {ends!r}, expected (low, high) with 0 < low <= high"
+                )
 
     @property
     def num_draws(self) -> int:
@@ -114,12 +131,16 @@ class RandomResizedCrop(Crop):
         ratio = max(size / box.height, size / box.width)
         # Linear is seven times faster than area and good enough to train on.
         put = partial(_resize_into, by_area=False)
-        return Region(box, (math.ceil(image_size[0] * ratio), math.ceil(image_size[1] * ratio)), put)
+        return Region(
+            box, (math.ceil(image_size[0] * ratio), math.ceil(image_size[1] * ratio)), put
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class CenterCrop(Crop):
-    """The centre of the image, after its shorter side is resized to `resize` by one of INTERPOLATIONS."""
+    """The centre of the image, after its shorter side is resized to `resize` by one of
+    INTERPOLATIONS.
+    """
 
     resize: int
     interpolation: str = "area"
@@ -127,11 +148,16 @@ class CenterCrop(Crop):
     def __post_init__(self) -> None:
         require_int("resize", self.resize)
         if self.interpolation not in INTERPOLATIONS:
-            raise ConfigError(f"interpolation is {self.interpolation!r}, expected one of {', '.join(INTERPOLATIONS)}")
+            raise ConfigError(
+                f"interpolation is {self.interpolation!r}, expected one of"
+                f" {', '.join(INTERPOLATIONS)}"
+            )
 
     def check(self, size: int) -> None:
         if self.resize < size:
-            raise ConfigError(f"the centre {size} of a side of {self.resize} does not exist; raise resize")
+            raise ConfigError(
+                f"the centre {size} of a side of {self.resize} does not exist; raise resize"
+            )
 
     def region(self, image_size: tuple[int, int], size: int, drawn: np.ndarray) -> Region:
         if image_size == (size, size) and self.resize == size:
@@ -139,8 +165,9 @@ class CenterCrop(Crop):
         height, width = short_side(*image_size, self.resize)
         if height * width > MAX_PIXELS:
             raise UndecodableImage(
-                f"its {image_size[0]} x {image_size[1]} pixels would become {height} x {width} with a shorter side of "
-                f"{self.resize}, more than {MAX_PIXELS}; crop it before it is stored"
+                f"its {image_size[0]} x {image_size[1]} pixels would become {height} x {width} with"
+                f" a shorter side of {self.resize}, more than {MAX_PIXELS}; crop it before it is"
+                " stored"
             )
         resized = 3 * height * width
         if (resample := INTERPOLATIONS[self.interpolation]) is None:
@@ -154,14 +181,21 @@ class CenterCrop(Crop):
         return self.resize == size
 
     def put_many(
-        self, out: np.ndarray, slots: np.ndarray, images_NHWC: np.ndarray, ids: np.ndarray, drawn: np.ndarray
+        self,
+        out: np.ndarray,
+        slots: np.ndarray,
+        images_NHWC: np.ndarray,
+        ids: np.ndarray,
+        drawn: np.ndarray,
     ) -> None:
         out[slots] = images_NHWC[ids]
 
 
 @dataclass(frozen=True, slots=True)
 class PadCrop(Crop):
-    """A random window of the image with `padding` black pixels around it, not resized: for small images."""
+    """A random window of the image with `padding` black pixels around it, not resized: for small
+    images.
+    """
 
     padding: int = 4
 
@@ -181,13 +215,20 @@ class PadCrop(Crop):
         return True
 
     def put_many(
-        self, out: np.ndarray, slots: np.ndarray, images_NHWC: np.ndarray, ids: np.ndarray, drawn: np.ndarray
+        self,
+        out: np.ndarray,
+        slots: np.ndarray,
+        images_NHWC: np.ndarray,
+        ids: np.ndarray,
+        drawn: np.ndarray,
     ) -> None:
         pad_crops(out, slots, images_NHWC, ids, self.padding, drawn)
 
 
 def random_box(crop: RandomResizedCrop, height: int, width: int, drawn: np.ndarray) -> Box:
-    """The window that a slot's draws choose in an image of that size; the largest centred one if ten tries miss."""
+    """The window that a slot's draws choose in an image of that size; the largest centred one if
+    ten tries miss.
+    """
     log_low, log_high = math.log(crop.ratio[0]), math.log(crop.ratio[1])
     down, right, *tries = drawn[1:].tolist()
     for area_draw, aspect in zip(tries[::2], tries[1::2], strict=True):
@@ -209,7 +250,9 @@ def short_side(height: int, width: int, side: int) -> tuple[int, int]:
 
 
 def turned(image: np.ndarray, orientation: int) -> np.ndarray:
-    """The upright image, uint8 [height, width, 3], of one that is stored in an EXIF orientation of 1 to 8."""
+    """The upright image, uint8 [height, width, 3], of one that is stored in an EXIF orientation of
+    1 to 8.
+    """
     import cv2  # here and below: a stream of bytes needs none of it
 
     if orientation >= 5:
@@ -218,12 +261,16 @@ def turned(image: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def pad_crop(row: np.ndarray, image: np.ndarray, padding: int, drawn: np.ndarray) -> None:
-    """The window that a slot's draws choose in the black-padded image; raises UndecodableImage if that is too small."""
-    down, right = (side + 2 * padding - out for side, out in zip(image.shape[:2], row.shape[:2], strict=True))
+    """The window that a slot's draws choose in the black-padded image; raises UndecodableImage if
+    that is too small.
+    """
+    down, right = (
+        side + 2 * padding - out for side, out in zip(image.shape[:2], row.shape[:2], strict=True)
+    )
     if min(down, right) < 0:
         raise UndecodableImage(
-            f"its {image.shape[0]} x {image.shape[1]} pixels with {padding} around them are fewer than the crop's "
-            f"{row.shape[0]}; use RandomResizedCrop or CenterCrop"
+            f"its {image.shape[0]} x {image.shape[1]} pixels with {padding} around them are fewer"
+            f" than the crop's {row.shape[0]}; use RandomResizedCrop or CenterCrop"
         )
     top, left = int(drawn[1] * (down + 1)) - padding, int(drawn[2] * (right + 1)) - padding
     from_top, from_left, to_top, to_left = max(0, top), max(0, left), max(0, -top), max(0, -left)
@@ -237,9 +284,16 @@ def pad_crop(row: np.ndarray, image: np.ndarray, padding: int, drawn: np.ndarray
 
 
 def pad_crops(
-    out: np.ndarray, slots: np.ndarray, images_NHWC: np.ndarray, ids: np.ndarray, padding: int, drawn: np.ndarray
+    out: np.ndarray,
+    slots: np.ndarray,
+    images_NHWC: np.ndarray,
+    ids: np.ndarray,
+    padding: int,
+    drawn: np.ndarray,
 ) -> None:
-    """`pad_crop` of image `ids[n]` into `out[slots[n]]`; both are contiguous uint8 [., size, size, 3]."""
+    """`pad_crop` of image `ids[n]` into `out[slots[n]]`; both are contiguous uint8 [., size, size,
+    3].
+    """
     size, num_offsets = out.shape[1], 2 * padding + 1
     offsets = (drawn[:, 1:3] * num_offsets).astype(np.int64)
     frames = _frames.of(size, padding)
@@ -262,16 +316,22 @@ def use_one_opencv_thread() -> None:
 
 
 class _Frames(threading.local):
-    """Black frames around images, reused by each thread: allocating them takes as long as the crop."""
+    """Black frames around images, reused by each thread:
+    allocating them takes as long as the crop.
+    """
 
     _key: tuple[int, int] | None = None
     _images = np.empty((0, 0, 0, 3), np.uint8)
 
     def of(self, size: int, padding: int) -> np.ndarray:
-        """Frames for images of that size: uint8 [n, side, side, 3], black around the images of earlier calls."""
+        """Frames for images of that size: uint8 [n, side, side, 3], black around the images of
+        earlier calls.
+        """
         if self._key != (size, padding):
             side = size + 2 * padding
-            self._images = np.zeros((max(1, _FRAMES_BYTES // (3 * side**2)), side, side, 3), np.uint8)
+            self._images = np.zeros(
+                (max(1, _FRAMES_BYTES // (3 * side**2)), side, side, 3), np.uint8
+            )
             self._key = size, padding
         return self._images
 
@@ -287,7 +347,10 @@ _UNCHANGED = Region(None, (0, 0), _put_unchanged)
 
 
 def _put_centre(
-    resized: tuple[int, int], row: np.ndarray, pixels: np.ndarray, resample: Image.Resampling | None = None
+    resized: tuple[int, int],
+    row: np.ndarray,
+    pixels: np.ndarray,
+    resample: Image.Resampling | None = None,
 ) -> None:
     if resized != pixels.shape[:2]:
         if resample is None:
@@ -310,7 +373,10 @@ def _resize_into(out: np.ndarray, image: np.ndarray, *, by_area: bool) -> np.nda
 def _rows(image: np.ndarray, top: int, left: int, height: int, width: int) -> np.ndarray:
     """A window of a contiguous image, each of its rows as one element: [height].
 
-    NumPy releases the GIL while it copies more than 500 elements; getting it back takes longer than the copy.
+    NumPy releases the GIL while it copies more than 500 elements; getting it back takes longer than
+    the copy.
     """
     stride = 3 * image.shape[1]
-    return np.ndarray((height,), (np.void, 3 * width), image.data, top * stride + 3 * left, (stride,))
+    return np.ndarray(
+        (height,), (np.void, 3 * width), image.data, top * stride + 3 * left, (stride,)
+    )

@@ -1,8 +1,9 @@
 """Encoded images to rows of one uint8 batch buffer.
 
-simplejpeg decodes JPEG (`jpeg`), kornia_rs and pyspng 8-bit PNG (`png`), Pillow everything else. Transparent pixels
-are put on a background whatever the decoder (`shardset.format.images.background`); `crops` fills the row.
-`docs/decoding.md` states how far the result may be from that of Pillow and torchvision.
+simplejpeg decodes JPEG (`jpeg`), kornia_rs and pyspng 8-bit PNG (`png`), Pillow everything else.
+Transparent pixels are put on a background whatever the decoder
+(`shardset.format.images.background`); `crops` fills the row. `docs/decoding.md` states how far the
+result may be from that of Pillow and torchvision.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -23,15 +24,19 @@ from shardset.format.images.orientation import APP1, UPRIGHT, orientation_of, up
 from shardset.order.epoch import slot_key
 
 _SMALL_PIXELS, _MOST_PER_PIXEL = 2**20, 28
-"""Images of up to so many pixels need no budget: their decoder takes at most so many bytes per pixel."""
+"""Images of up to so many pixels need no budget: their decoder takes at most so many bytes per
+pixel.
+"""
 
 _TURNED_BYTES = 6
 """For each pixel of an image that is turned: transposed, and then flipped."""
 
 _Header = tuple[str, tuple[int, int], Grid | None, int]
-"""The format of an image as a field, its (height, width) as stored, the grid of a JPEG, and the orientation to undo.
+"""The format of an image as a field, its (height, width) as stored, the grid of a JPEG, and the
+orientation to undo.
 
-A plain tuple, for speed."""
+A plain tuple, for speed.
+"""
 
 _UNLIMITED: AbstractContextManager[None] = nullcontext()
 
@@ -40,10 +45,11 @@ _UNLIMITED: AbstractContextManager[None] = nullcontext()
 class ImageSpec:
     """What each image becomes: uint8 [size, size, 3], RGB.
 
-    With `flip=True`, batches say in `flip` (bool) which images the device must mirror; the pixels come unmirrored.
-    With `flip="pixels"` the pixels come mirrored, and nothing is left to the device.
-    Transparent images are put on `background`. `decoded_bytes` limits the memory of the images that a process decodes
-    at once; an image that needs more is undecodable. `upright` turns images as their EXIF data say, before the crop.
+    With `flip=True`, batches say in `flip` (bool) which images the device must mirror; the pixels
+    come unmirrored. With `flip="pixels"` the pixels come mirrored, and nothing is left to the
+    device. Transparent images are put on `background`. `decoded_bytes` limits the memory of the
+    images that a process decodes at once; an image that needs more is undecodable. `upright` turns
+    images as their EXIF data say, before the crop.
     """
 
     size: int
@@ -57,7 +63,10 @@ class ImageSpec:
         if require_int("image size", self.size) < 1:
             raise ConfigError(f"image size is {self.size}, expected at least 1")
         if not isinstance(self.crop, Crop):
-            raise ConfigError(f"crop is {self.crop!r}, expected a RandomResizedCrop(), CenterCrop(...) or PadCrop(...)")
+            raise ConfigError(
+                f"crop is {self.crop!r}, expected a RandomResizedCrop(), CenterCrop(...) or"
+                " PadCrop(...)"
+            )
         if isinstance(self.flip, str) and self.flip != "pixels":
             raise ConfigError(f"flip is {self.flip!r}, expected True, False or 'pixels'")
         self.crop.check(self.size)
@@ -70,8 +79,12 @@ class ImageSpec:
         return bool(self.flip) or self.crop.num_draws > 0
 
 
-def draws(spec: ImageSpec, seed: int, epoch: int, rows: np.ndarray, lanes: np.ndarray) -> np.ndarray:
-    """Uniform numbers in [0, 1) for each slot: float64 [n, m]; column 0 is the flip, the others are the crop's."""
+def draws(
+    spec: ImageSpec, seed: int, epoch: int, rows: np.ndarray, lanes: np.ndarray
+) -> np.ndarray:
+    """Uniform numbers in [0, 1) for each slot: float64 [n, m]; column 0 is the flip, the others are
+    the crop's.
+    """
     keys = slot_key(seed, epoch, rows[:, None], lanes[:, None], np.arange(1 + spec.crop.num_draws))
     return (keys >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
@@ -98,8 +111,9 @@ def decode(
 ) -> np.ndarray:
     """The image: uint8 [height, width, 3], RGB; raises UndecodableImage.
 
-    With `least`, a JPEG may be reduced to no less than that height and width. Transparent pixels are put on the
-    background; 16 bits become the upper 8. `decoded_bytes` and `upright` are those of ImageSpec.
+    With `least`, a JPEG may be reduced to no less than that height and width. Transparent pixels
+    are put on the background; 16 bits become the upper 8. `decoded_bytes` and `upright` are those
+    of ImageSpec.
     """
     header = _read_header(data, upright)
     with _memory_for(data, header, decoded_bytes):
@@ -107,7 +121,9 @@ def decode(
 
 
 def image_size(data: bytes, *, upright: bool = True) -> tuple[int, int]:
-    """(height, width) of the image that `decode` returns, from the header; raises UndecodableImage above MAX_PIXELS."""
+    """(height, width) of the image that `decode` returns, from the header; raises UndecodableImage
+    above MAX_PIXELS.
+    """
     _, size, _, orientation = _read_header(data, upright)
     return upright_size(size, orientation)
 
@@ -128,21 +144,31 @@ def _read_header(data: bytes, upright: bool) -> _Header:
     return kind, size, grid, UPRIGHT
 
 
-def _memory_for(data: bytes, header: _Header, budget: int, result_bytes: int = 0) -> AbstractContextManager[None]:
-    """Memory to decode an image and to resize it into `result_bytes`; raises UndecodableImage beyond the limits."""
+def _memory_for(
+    data: bytes, header: _Header, budget: int, result_bytes: int = 0
+) -> AbstractContextManager[None]:
+    """Memory to decode an image and to resize it into `result_bytes`; raises UndecodableImage
+    beyond the limits.
+    """
     kind, (height, width), grid, orientation = header
     if orientation != UPRIGHT:
         result_bytes += _TURNED_BYTES * height * width
-    is_small = height * width <= _SMALL_PIXELS and result_bytes <= _SMALL_PIXELS <= budget // _MOST_PER_PIXEL
+    is_small = (
+        height * width <= _SMALL_PIXELS
+        and result_bytes <= _SMALL_PIXELS <= budget // _MOST_PER_PIXEL
+    )
     if is_small and kind != "jpg":
         return _UNLIMITED
-    # A grid means one scan. Other JPEGs may have thousands, each as slow as decoding the image once.
+    # A grid means one scan. Other JPEGs may have thousands, each as slow as decoding the image
+    # once.
     num_scans = limits.num_scans(data) if kind == "jpg" and not grid else 1
     needed = limits.needed_bytes(kind, width, height, budget, num_scans)
     return limits.room(needed + result_bytes, budget)
 
 
-def _decode_box(data: bytes, header: _Header, box: Box, least: tuple[int, int], background: Background) -> np.ndarray:
+def _decode_box(
+    data: bytes, header: _Header, box: Box, least: tuple[int, int], background: Background
+) -> np.ndarray:
     """The pixels of a box; decodes a part of an upright JPEG where its grid allows that."""
     _, size, grid, orientation = header
     window = jpeg.decode_window(data, grid, box, least) if grid and orientation == UPRIGHT else None

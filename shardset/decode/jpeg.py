@@ -1,7 +1,8 @@
-"""JPEGs to RGB pixels by simplejpeg (libjpeg-turbo): whole, at a reduced size, or only around a window.
+"""JPEGs to RGB pixels by simplejpeg (libjpeg-turbo): whole, at a reduced size, or only around a
+window.
 
-A JPEG whose blocks come row by row is decoded down to the last row that a crop needs; with restart markers, only the
-blocks around the crop are decoded (`jpeg_restart`).
+A JPEG whose blocks come row by row is decoded down to the last row that a crop needs; with restart
+markers, only the blocks around the crop are decoded (`jpeg_restart`).
 """
 
 import numpy as np
@@ -13,7 +14,9 @@ from shardset.errors import UndecodableImage
 from shardset.format.images import limits
 
 _LEAST_COLUMNS = 5
-"""The width from which on libjpeg-turbo interpolates colours: it needs three halved pixels (jdsample.c)."""
+"""The width from which on libjpeg-turbo interpolates colours: it needs three halved pixels
+(jdsample.c).
+"""
 
 
 def size(data: bytes) -> tuple[int, int] | None:
@@ -23,10 +26,11 @@ def size(data: bytes) -> tuple[int, int] | None:
 
 
 def decode(data: bytes, least: tuple[int, int]) -> np.ndarray | None:
-    """The image, perhaps reduced to no less than the height and width of `least`: uint8 [height, width, 3].
+    """The image, perhaps reduced to no less than the height and width of `least`: uint8 [height,
+    width, 3].
 
-    None where libjpeg-turbo has no true RGB for it (CMYK), can't read its header or warns; Pillow then decides. Raises
-    UndecodableImage if its end mark is missing.
+    None where libjpeg-turbo has no true RGB for it (CMYK), can't read its header or warns; Pillow
+    then decides. Raises UndecodableImage if its end mark is missing.
     """
     if limits.is_cut(data, "jpg"):
         raise UndecodableImage("truncated")
@@ -35,7 +39,8 @@ def decode(data: bytes, least: tuple[int, int]) -> np.ndarray | None:
 
 
 def decode_window(data: bytes, grid: Grid, box: Box, least: tuple[int, int]) -> np.ndarray | None:
-    """The pixels of a box, the same as in the whole image at `least`, but decoded from a part of the JPEG.
+    """The pixels of a box, the same as in the whole image at `least`, but decoded from a part of
+    the JPEG.
 
     None if that part can't be cut out or decoded.
     """
@@ -43,14 +48,18 @@ def decode_window(data: bytes, grid: Grid, box: Box, least: tuple[int, int]) -> 
     inside = scaled(box, grid.size, reduced(grid.size, eighths))
     # Colours are interpolated between neighbours up to two pixels of the reduced image away.
     top, left = ((at - 2) * 8 // eighths for at in (inside.top, inside.left))
-    bottom, right = (-(-(at + 2) * 8 // eighths) for at in (inside.top + inside.height, inside.left + inside.width))
+    bottom, right = (
+        -(-(at + 2) * 8 // eighths)
+        for at in (inside.top + inside.height, inside.left + inside.width)
+    )
     part = cut(data, grid, top, left, bottom, right) if grid.run else head(data, grid, bottom)
     if part is None:
         return None
     part_size = reduced(part.size, eighths)
     if part_size[1] < _LEAST_COLUMNS:
         return None
-    # Not strict for a head: libjpeg-turbo warns that data follow. Damage in it gives the same pixels as in the whole.
+    # Not strict for a head: libjpeg-turbo warns that data follow. Damage in it gives the same
+    # pixels as in the whole.
     image = _turbo(part.data, part_size, strict=grid.run > 0)
     if image is None or image.shape[:2] != part_size:
         return None
@@ -67,8 +76,12 @@ def scaled(box: Box, size: tuple[int, int], shape: tuple[int, int]) -> Box:
 
 
 def reduction(size: tuple[int, int], least: tuple[int, int]) -> int:
-    """The reduction that simplejpeg chooses for `least` with a `min_factor` of 2: 1 to 4 eighths, or 8."""
-    fits = (n for n in (1, 2, 3, 4) if all(a >= b for a, b in zip(reduced(size, n), least, strict=True)))
+    """The reduction that simplejpeg chooses for `least` with a `min_factor` of 2: 1 to 4 eighths,
+    or 8.
+    """
+    fits = (
+        n for n in (1, 2, 3, 4) if all(a >= b for a, b in zip(reduced(size, n), least, strict=True))
+    )
     return next(fits, 8)
 
 
@@ -78,7 +91,9 @@ def reduced(size: tuple[int, int], eighths: int) -> tuple[int, int]:
 
 
 def _header(data: bytes) -> tuple[int, int, str] | None:
-    """(height, width, colour space); None if libjpeg-turbo can't tell or has no name for the colour sampling."""
+    """(height, width, colour space); None if libjpeg-turbo can't tell or has no name for the colour
+    sampling.
+    """
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data, strict=False)
     except (ValueError, KeyError):  # KeyError: it has no colour space
@@ -86,7 +101,9 @@ def _header(data: bytes) -> tuple[int, int, str] | None:
     return height, width, colours
 
 
-def _turbo(data: bytes | bytearray, least: tuple[int, int], *, strict: bool = True) -> np.ndarray | None:
+def _turbo(
+    data: bytes | bytearray, least: tuple[int, int], *, strict: bool = True
+) -> np.ndarray | None:
     try:
         pixels: np.ndarray = simplejpeg.decode_jpeg(
             data, "RGB", min_height=least[0], min_width=least[1], min_factor=2, strict=strict

@@ -1,9 +1,10 @@
 """Cuts out the part of a JPEG that a window needs, without decoding it.
 
-The blocks between two restart markers, a run, can be decoded alone. If each row of blocks is a whole number of runs,
-the runs of a window make a smaller JPEG with the same header, whose pixels are those of the window in the whole image
-(`python -m pipelines build --jpeg-restart` writes such JPEGs). Without markers, only the rows below the window can be
-left out: a decoder stops at the last row of blocks that the header claims.
+The blocks between two restart markers, a run, can be decoded alone. If each row of blocks is a
+whole number of runs, the runs of a window make a smaller JPEG with the same header, whose pixels
+are those of the window in the whole image (`python -m pipelines build --jpeg-restart` writes such
+JPEGs). Without markers, only the rows below the window can be left out: a decoder stops at the last
+row of blocks that the header claims.
 """
 
 import struct
@@ -20,8 +21,9 @@ _BASELINE_BITS = 8
 class Grid:
     """The runs of a JPEG: `run` blocks each, of the (height, width) `block` in pixels.
 
-    `run` is 0 if the header promises no markers, or markers that `cut` can't use. `size` is the (height, width) of the
-    image, `size_at` its offset in the header, `begin` the offset of the first run.
+    `run` is 0 if the header promises no markers, or markers that `cut` can't use. `size` is the
+    (height, width) of the image, `size_at` its offset in the header, `begin` the offset of the
+    first run.
     """
 
     size: tuple[int, int]
@@ -38,7 +40,9 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class JpegPart:
-    """A JPEG of a part of an image: `top` and `left` in pixels of the whole, `size` its (height, width)."""
+    """A JPEG of a part of an image: `top` and `left` in pixels of the whole, `size` its (height,
+    width).
+    """
 
     data: bytearray
     top: int
@@ -47,7 +51,9 @@ class JpegPart:
 
 
 def grid_of(data: bytes) -> Grid | None:
-    """The grid of an image whose blocks come row by row, all colours together; None if they don't."""
+    """The grid of an image whose blocks come row by row, all colours together;
+    None if they don't.
+    """
     at, run, size, size_at, block, num_parts = 2, 0, (0, 0), 0, (0, 0), 0
     while at + 4 <= len(data):
         begins, kind, length = _SEGMENT.unpack_from(data, at)
@@ -59,7 +65,11 @@ def grid_of(data: bytes) -> Grid | None:
             if num_parts not in (1, 3) or length != 8 + 3 * num_parts:
                 return None
             factors = data[at + 11 : at + 2 + length : 3]
-            block = (8, 8) if num_parts == 1 else (8 * max(f & 15 for f in factors), 8 * max(f >> 4 for f in factors))
+            block = (
+                (8, 8)
+                if num_parts == 1
+                else (8 * max(f & 15 for f in factors), 8 * max(f >> 4 for f in factors))
+            )
         elif kind == _DRI and length == 4:
             run = int.from_bytes(data[at + 4 : at + 6], "big")
         elif kind == _SOS:
@@ -72,7 +82,8 @@ def grid_of(data: bytes) -> Grid | None:
 
 
 def cut(data: bytes, grid: Grid, top: int, left: int, bottom: int, right: int) -> JpegPart | None:
-    """The runs that hold the pixels [top, bottom) x [left, right) of the image, which may reach beyond it.
+    """The runs that hold the pixels [top, bottom) x [left, right) of the image, which may reach
+    beyond it.
 
     None if the markers are not those that the header promises, or if the part would be the whole.
     """
@@ -85,9 +96,17 @@ def cut(data: bytes, grid: Grid, top: int, left: int, bottom: int, right: int) -
     bounds = _bounds(data, grid.begin, rows * runs)
     if bounds is None:
         return None
-    begins, ends = (each.reshape(rows, runs)[first:last, start:stop] for each in (bounds[:-1], bounds[1:]))
-    pieces = [data[begin:end] for begin, end in zip(begins[:, 0].tolist(), ends[:, -1].tolist(), strict=True)]
-    size = min(grid.size[0], last * height) - first * height, min(grid.size[1], stop * width) - start * width
+    begins, ends = (
+        each.reshape(rows, runs)[first:last, start:stop] for each in (bounds[:-1], bounds[1:])
+    )
+    pieces = [
+        data[begin:end]
+        for begin, end in zip(begins[:, 0].tolist(), ends[:, -1].tolist(), strict=True)
+    ]
+    size = (
+        min(grid.size[0], last * height) - first * height,
+        min(grid.size[1], stop * width) - start * width,
+    )
     header = data[: grid.size_at] + struct.pack(">HH", *size) + data[grid.size_at + 4 : grid.begin]
     part = bytearray().join([header, *pieces])
     codes = np.frombuffer(part, np.uint8)
@@ -96,7 +115,8 @@ def cut(data: bytes, grid: Grid, top: int, left: int, bottom: int, right: int) -
 
 
 def head(data: bytes, grid: Grid, bottom: int) -> JpegPart | None:
-    """The JPEG, claiming to end with the row of blocks that holds `bottom`; None if that is all of it, or it is cut.
+    """The JPEG, claiming to end with the row of blocks that holds `bottom`; None if that is all of
+    it, or it is cut.
 
     A decoder warns that data follow.
     """
@@ -109,7 +129,8 @@ def head(data: bytes, grid: Grid, bottom: int) -> JpegPart | None:
 
 
 def _bounds(data: bytes, begin: int, num_runs: int) -> np.ndarray | None:
-    """The offset of each run, and of the end of the last one, markers included: int64 [num_runs + 1].
+    """The offset of each run, and of the end of the last one, markers included: int64 [num_runs +
+    1].
 
     None unless the markers have the expected order and number.
     """

@@ -1,4 +1,6 @@
-"""Small images, decoded once: if a whole split fits the memory budget, later epochs decode nothing."""
+"""Small images, decoded once: if a whole split fits the memory budget,
+later epochs decode nothing.
+"""
 
 import numpy as np
 
@@ -10,13 +12,17 @@ from shardset.decode.workers import SharedImages
 class MemoryCache:
     """Decoded images of one size by id, for a crop that does not resize them.
 
-    Any thread may put images; a batch is taken only when all of it is there. With `shared`, worker processes may put
-    images there too. A copy in another process (pickled) is empty.
+    Any thread may put images; a batch is taken only when all of it is there. With `shared`, worker
+    processes may put images there too. A copy in another process (pickled) is empty.
     """
 
-    def __init__(self, num_samples: int, size: int, crop: Crop, shared: SharedImages | None = None) -> None:
+    def __init__(
+        self, num_samples: int, size: int, crop: Crop, shared: SharedImages | None = None
+    ) -> None:
         self.size, self.crop, self._shared = size, crop, shared
-        self.images_NHWC = shared.images_NHWC if shared else np.zeros((num_samples, size, size, 3), dtype=np.uint8)
+        self.images_NHWC = (
+            shared.images_NHWC if shared else np.zeros((num_samples, size, size, 3), dtype=np.uint8)
+        )
         self.labels = np.zeros(num_samples, dtype=np.int64)
         self.filled = np.zeros(num_samples, dtype=bool)
 
@@ -27,14 +33,17 @@ class MemoryCache:
     def num_bytes(num_samples: int, spec: ImageSpec) -> int | None:
         """Memory for that many images; None if they are not kept.
 
-        They are kept for a random crop that does not resize. Evaluation sees each image once, so it keeps none.
+        They are kept for a random crop that does not resize. Evaluation sees each image once, so it
+        keeps none.
         """
         if not (spec.crop.num_draws and spec.crop.keeps_size(spec.size)):
             return None
         return num_samples * 3 * spec.size**2
 
     def put(self, ids: int | np.ndarray, images_NHWC: np.ndarray, labels: int | np.ndarray) -> None:
-        """Keeps one image or several of one size; ignores those of another size than the wanted one."""
+        """Keeps one image or several of one size; ignores those of another size than the wanted
+        one.
+        """
         if images_NHWC.shape[-3:-1] != (self.size, self.size):
             return
         self.images_NHWC[ids] = images_NHWC
@@ -49,6 +58,8 @@ class MemoryCache:
         """Whether all of them are there."""
         return bool(self.filled[ids].all())
 
-    def crop_into(self, out: np.ndarray, slots: np.ndarray, ids: np.ndarray, drawn: np.ndarray) -> None:
+    def crop_into(
+        self, out: np.ndarray, slots: np.ndarray, ids: np.ndarray, drawn: np.ndarray
+    ) -> None:
         """Puts the crops that `decode_into` would make into `out[slots]`, uint8 RGB."""
         self.crop.put_many(out, slots, self.images_NHWC, ids, drawn)

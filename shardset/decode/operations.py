@@ -1,7 +1,8 @@
-"""The pixel operations of RandAugment and TrivialAugment, done by Pillow, and how strong each is at a level.
+"""The pixel operations of RandAugment and TrivialAugment, done by Pillow, and how strong each is at
+a level.
 
-The tables follow timm (RandAugment, also in its `inc1` form) and torchvision (TrivialAugmentWide). Geometric operations
-interpolate linearly and fill with grey.
+The tables follow timm (RandAugment, also in its `inc1` form) and torchvision (TrivialAugmentWide).
+Geometric operations interpolate linearly and fill with grey.
 """
 
 import math
@@ -16,7 +17,8 @@ FILL = (128, 128, 128)
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """`apply(image, value)`, where `value(level, side)` follows from a level of 0 to 1 and the image's width.
+    """`apply(image, value)`, where `value(level, side)` follows from a level of 0 to 1 and the
+    image's width.
 
     The level of a signed operation is negated half of the time.
     """
@@ -32,7 +34,9 @@ def _affine(*matrix: float | None) -> Callable[[Image.Image, float], Image.Image
 
     def apply(image: Image.Image, value: float) -> Image.Image:
         numbers = [value if number is None else number for number in matrix]
-        return image.transform(image.size, Image.Transform.AFFINE, numbers, Image.Resampling.BILINEAR, fillcolor=FILL)
+        return image.transform(
+            image.size, Image.Transform.AFFINE, numbers, Image.Resampling.BILINEAR, fillcolor=FILL
+        )
 
     return apply
 
@@ -50,7 +54,9 @@ def _posterize(value: Callable[[float, int], float]) -> Operation:
 
 
 def _solarize(value: Callable[[float, int], float]) -> Operation:
-    return Operation("solarize", lambda image, threshold: ImageOps.solarize(image, math.ceil(threshold)), value)
+    return Operation(
+        "solarize", lambda image, threshold: ImageOps.solarize(image, math.ceil(threshold)), value
+    )
 
 
 _WITHOUT_VALUE = (
@@ -62,21 +68,53 @@ _INVERT = Operation("invert", lambda image, _: ImageOps.invert(image))
 
 def _enhancing(value: Callable[[float, int], float], *, is_signed: bool) -> tuple[Operation, ...]:
     return (
-        Operation("color", lambda image, factor: ImageEnhance.Color(image).enhance(factor), value, is_signed),
-        Operation("contrast", lambda image, factor: ImageEnhance.Contrast(image).enhance(factor), value, is_signed),
-        Operation("brightness", lambda image, factor: ImageEnhance.Brightness(image).enhance(factor), value, is_signed),
-        Operation("sharpness", lambda image, factor: ImageEnhance.Sharpness(image).enhance(factor), value, is_signed),
+        Operation(
+            "color",
+            lambda image, factor: ImageEnhance.Color(image).enhance(factor),
+            value,
+            is_signed,
+        ),
+        Operation(
+            "contrast",
+            lambda image, factor: ImageEnhance.Contrast(image).enhance(factor),
+            value,
+            is_signed,
+        ),
+        Operation(
+            "brightness",
+            lambda image, factor: ImageEnhance.Brightness(image).enhance(factor),
+            value,
+            is_signed,
+        ),
+        Operation(
+            "sharpness",
+            lambda image, factor: ImageEnhance.Sharpness(image).enhance(factor),
+            value,
+            is_signed,
+        ),
     )
 
 
-def _geometric(rotate: float, shear: float, translate: Callable[[float, int], float]) -> tuple[Operation, ...]:
+def _geometric(
+    rotate: float, shear: float, translate: Callable[[float, int], float]
+) -> tuple[Operation, ...]:
     def turn(image: Image.Image, degrees: float) -> Image.Image:
         return image.rotate(degrees, Image.Resampling.BILINEAR, fillcolor=FILL)
 
     return (
         Operation("rotate", turn, lambda level, side: rotate * level, is_signed=True),
-        Operation("shear_x", _affine(1, None, 0, 0, 1, 0), lambda level, side: shear * level, is_signed=True),
-        Operation("shear_y", _affine(1, 0, 0, None, 1, 0), lambda level, side: shear * level, is_signed=True),
+        Operation(
+            "shear_x",
+            _affine(1, None, 0, 0, 1, 0),
+            lambda level, side: shear * level,
+            is_signed=True,
+        ),
+        Operation(
+            "shear_y",
+            _affine(1, 0, 0, None, 1, 0),
+            lambda level, side: shear * level,
+            is_signed=True,
+        ),
         Operation("translate_x", _affine(1, 0, None, 0, 1, 0), translate, is_signed=True),
         Operation("translate_y", _affine(1, 0, 0, 0, 1, None), translate, is_signed=True),
     )

@@ -1,7 +1,8 @@
 """8-bit PNGs to RGB pixels. Imports little, because worker processes start with it.
 
-kornia_rs (Rust's png) decodes RGB and RGBA in little more than half the time of pyspng (libspng), which converts grey
-and palettes. Neither supports a PNG's transparent colour (tRNS): Pillow decodes such a PNG.
+kornia_rs (Rust's png) decodes RGB and RGBA in little more than half the time of pyspng (libspng),
+which converts grey and palettes. Neither supports a PNG's transparent colour (tRNS): Pillow decodes
+such a PNG.
 """
 
 import struct
@@ -34,16 +35,24 @@ def size(data: bytes) -> tuple[int, int]:
 
 
 def decode(data: bytes, background: Background = WHITE) -> np.ndarray | None:
-    """The image of a PNG on a background, uint8 [height, width, 3]; None if it is cut, damaged or not 8-bit.
+    """The image of a PNG on a background, uint8 [height, width, 3]; None if it is cut, damaged or
+    not 8-bit.
 
-    None also for animated PNGs and for those with a transparent colour or EXIF data. The caller limits the size.
+    None also for animated PNGs and for those with a transparent colour or EXIF data. The caller
+    limits the size.
     """
     colours = data[25]
-    if data[24] != 8 or data[_HEADER] != _HEADER_BEGINS or not _is_one_image(data, sums=colours not in (_RGB, _RGBA)):
+    if (
+        data[24] != 8
+        or data[_HEADER] != _HEADER_BEGINS
+        or not _is_one_image(data, sums=colours not in (_RGB, _RGBA))
+    ):
         return None
     try:
         if colours in (_RGB, _RGBA):
-            pixels: np.ndarray = kornia.decode_image_png_u8(data, size(data), "rgb" if colours == _RGB else "rgba")
+            pixels: np.ndarray = kornia.decode_image_png_u8(
+                data, size(data), "rgb" if colours == _RGB else "rgba"
+            )
         else:
             pixels = pyspng.load(data, "RGBA" if colours == _GREY_ALPHA else "RGB")
     except Exception:  # noqa: BLE001 - kornia_rs raises nothing narrower
@@ -52,10 +61,11 @@ def decode(data: bytes, background: Background = WHITE) -> np.ndarray | None:
 
 
 def _is_one_image(data: bytes, *, sums: bool) -> bool:
-    """Whether it has neither frames, a transparent colour nor EXIF data, and its last chunk ends where the data end.
+    """Whether it has neither frames, a transparent colour nor EXIF data, and its last chunk ends
+    where the data end.
 
-    libspng allocates what a chunk claims, and kornia_rs may ignore the chunk. With `sums`, each chunk must match its
-    CRC-32, which libspng does not verify.
+    libspng allocates what a chunk claims, and kornia_rs may ignore the chunk. With `sums`, each
+    chunk must match its CRC-32, which libspng does not verify.
     """
     at, view = 8, memoryview(data)
     while at + 12 <= len(data):

@@ -1,12 +1,13 @@
 """Processes that decode small images for one stream.
 
-Decoders of small PNGs hold the GIL, and handing it from thread to thread takes as long as decoding the image, so
-threads are no faster than one. A worker process receives the verified bytes of some samples through a socket and
-writes their pixels into memory that it shares with the stream. It leaves what it can't decode to the stream, which
-finds the reason.
+Decoders of small PNGs hold the GIL, and handing it from thread to thread takes as long as decoding
+the image, so threads are no faster than one. A worker process receives the verified bytes of some
+samples through a socket and writes their pixels into memory that it shares with the stream. It
+leaves what it can't decode to the stream, which finds the reason.
 
-A worker ends when its socket closes, however the stream's process ends. It imports this module and little else,
-because an epoch of small images is over in seconds: OpenCV and Pillow are imported when an image needs them.
+A worker ends when its socket closes, however the stream's process ends. It imports this module and
+little else, because an epoch of small images is over in seconds: OpenCV and Pillow are imported
+when an image needs them.
 """
 
 import itertools
@@ -39,21 +40,29 @@ _READY = b"+"
 _REQUEST = struct.Struct("=QQQ")
 """The head of a request: number of images, draws per image, bytes of all images.
 
-The bytes, the draws, the numbers of the images in shared memory and their sizes follow. The answer is a bool per image:
-whether it was decoded."""
+The bytes, the draws, the numbers of the images in shared memory and their sizes follow. The answer
+is a bool per image: whether it was decoded.
+"""
 
 _NO_ALGEBRA = {"OPENBLAS_NUM_THREADS": "1"}
 """Keeps NumPy from starting threads of its own, which would be a third of a worker's start."""
 
-_COMMAND = (sys.executable, "-P", "-c", "import sys; from shardset.decode.workers import work; work(sys.argv[1:])")
-"""-P, because the working folder, which would come first otherwise, may hold another `shardset.py`."""
+_COMMAND = (
+    sys.executable,
+    "-P",
+    "-c",
+    "import sys; from shardset.decode.workers import work; work(sys.argv[1:])",
+)
+"""-P, because the working folder, which would come first otherwise, may hold another `shardset.py`.
+"""
 
 _ROOT = str(Path(__file__).parents[2])
 """The folder of this package; in `sys.path` it may be "", which means an earlier working folder."""
 
 
 class SharedImages:
-    """Images in memory that a process with `fd` can open too: uint8 [n, size, size, 3], black at first.
+    """Images in memory that a process with `fd` can open too: uint8 [n, size, size, 3], black at
+    first.
 
     A copy in another process (pickled) is black again; a forked one shares the memory.
     """
@@ -72,15 +81,23 @@ class SharedImages:
 
 @dataclass(frozen=True, slots=True)
 class DecodeWhole:
-    """Decodes images of the wanted size, on a background and upright if that is wanted; leaves others."""
+    """Decodes images of the wanted size, on a background and upright if that is wanted; leaves
+    others.
+    """
 
     background: Background
     upright: bool = True
 
     def decode(
-        self, images_NHWC: np.ndarray, numbers: np.ndarray, contents: Sequence[bytes], drawn: np.ndarray
+        self,
+        images_NHWC: np.ndarray,
+        numbers: np.ndarray,
+        contents: Sequence[bytes],
+        drawn: np.ndarray,
     ) -> np.ndarray:
-        """Decodes the contents into `images_NHWC[numbers]`; returns which could be decoded: bool [n]."""
+        """Decodes the contents into `images_NHWC[numbers]`; returns which could be decoded: bool
+        [n].
+        """
         pairs = zip(numbers.tolist(), contents, strict=True)
         return np.array([self._decode_into(images_NHWC[n], data) for n, data in pairs], np.bool_)
 
@@ -115,12 +132,20 @@ class DecodeCrops:
     spec: "ImageSpec"
 
     def decode(
-        self, images_NHWC: np.ndarray, numbers: np.ndarray, contents: Sequence[bytes], drawn: np.ndarray
+        self,
+        images_NHWC: np.ndarray,
+        numbers: np.ndarray,
+        contents: Sequence[bytes],
+        drawn: np.ndarray,
     ) -> np.ndarray:
         done = np.zeros(len(contents), np.bool_)
         if self.spec.crop.keeps_size(self.spec.size):
-            done = DecodeWhole(self.spec.background, self.spec.upright).decode(images_NHWC, numbers, contents, drawn)
-            self.spec.crop.put_many(images_NHWC, numbers[done], images_NHWC, numbers[done], drawn[done])
+            done = DecodeWhole(self.spec.background, self.spec.upright).decode(
+                images_NHWC, numbers, contents, drawn
+            )
+            self.spec.crop.put_many(
+                images_NHWC, numbers[done], images_NHWC, numbers[done], drawn[done]
+            )
         for at in np.flatnonzero(~done).tolist():
             done[at] = self._crop_into(images_NHWC[numbers[at]], contents[at], drawn[at])
         return done
@@ -140,21 +165,33 @@ class DecodeCrops:
 class WorkerPool:
     """Up to `num_processes` worker processes; any thread may borrow an idle one.
 
-    With `kept`, workers write whole images there, each at its own number. Without it, they crop by `spec` into buffers
-    of `num_images` images, which the next request overwrites. A worker is lent out once it has loaded its libraries;
-    `start` replaces lost ones. A copy in another process (pickled or forked) starts its own.
+    With `kept`, workers write whole images there, each at its own number. Without it, they crop by
+    `spec` into buffers of `num_images` images, which the next request overwrites. A worker is lent
+    out once it has loaded its libraries; `start` replaces lost ones. A copy in another process
+    (pickled or forked) starts its own.
     """
 
     def __init__(
-        self, spec: "ImageSpec", num_processes: int, num_images: int, kept: SharedImages | None = None
+        self,
+        spec: "ImageSpec",
+        num_processes: int,
+        num_images: int,
+        kept: SharedImages | None = None,
     ) -> None:
-        self.spec, self.num_processes, self.num_images, self.kept = spec, num_processes, num_images, kept
+        self.spec, self.num_processes, self.num_images, self.kept = (
+            spec,
+            num_processes,
+            num_images,
+            kept,
+        )
         self._lock = ProcessLock()
         self._all: list[Worker] = []
         self._idle: list[Worker] = []
         self._owner = 0
 
-    def __reduce__(self) -> tuple[type["WorkerPool"], tuple["ImageSpec", int, int, SharedImages | None]]:
+    def __reduce__(
+        self,
+    ) -> tuple[type["WorkerPool"], tuple["ImageSpec", int, int, SharedImages | None]]:
         return WorkerPool, (self.spec, self.num_processes, self.num_images, self.kept)
 
     def start(self) -> None:
@@ -167,7 +204,9 @@ class WorkerPool:
             whole = DecodeWhole(self.spec.background, self.spec.upright)
             task = DecodeCrops(self.spec) if self.kept is None else whole
             while len(self._all) < self.num_processes:
-                self._all.append(Worker(self.kept or SharedImages(self.num_images, self.spec.size), task))
+                self._all.append(
+                    Worker(self.kept or SharedImages(self.num_images, self.spec.size), task)
+                )
                 self._idle.append(self._all[-1])
 
     @contextmanager
@@ -193,9 +232,15 @@ class Worker:
         self.images_NHWC, self._images, self._task = images.images_NHWC, images, task
         self._socket, theirs = socket.socketpair()
         self._answers = self._socket.makefile("rb")
-        words = [str(theirs.fileno()), str(images.fd), str(self.images_NHWC.shape[1]), pickle.dumps(task).hex()]
+        words = [
+            str(theirs.fileno()),
+            str(images.fd),
+            str(self.images_NHWC.shape[1]),
+            pickle.dumps(task).hex(),
+        ]
         paths = sys.path if _ROOT in sys.path else [_ROOT, *sys.path]
-        # In a session of its own, so that Ctrl-C or a signal to the group reaches the stream's process only.
+        # In a session of its own, so that Ctrl-C or a signal to the group reaches the stream's
+        # process only.
         self.process = subprocess.Popen(
             [*_COMMAND, *words],
             pass_fds=[theirs.fileno(), images.fd],
@@ -221,8 +266,11 @@ class Worker:
             self._ready = True
         return True
 
-    def decode(self, contents: Sequence[bytes], drawn: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """Decodes the contents into `images_NHWC[numbers]`; returns which could be decoded, bool [n].
+    def decode(
+        self, contents: Sequence[bytes], drawn: np.ndarray, numbers: np.ndarray
+    ) -> np.ndarray:
+        """Decodes the contents into `images_NHWC[numbers]`; returns which could be decoded, bool
+        [n].
 
         Raises DecoderLost.
         """
@@ -249,14 +297,18 @@ class Worker:
         code = self.process.returncode
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
         return DecoderLost(
-            f"process {self.process.pid}, which decoded images for this one, was ended {how} (by the system if memory "
-            "ran out); start again, with num_threads=1 to decode without such processes"
+            f"process {self.process.pid}, which decoded images for this one, was ended {how} (by"
+            " the system if memory ran out); start again, with num_threads=1 to decode without"
+            " such processes"
         )
 
 
 def work(words: Sequence[str]) -> None:
-    """The program of a worker process, `SOCKET IMAGES SIZE TASK`: does the task until the socket is closed."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a run that is told to stop takes its last batches first
+    """The program of a worker process, `SOCKET IMAGES SIZE TASK`: does the task until the socket is
+    closed.
+    """
+    # a run that is told to stop takes its last batches first
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     task: DecodeWhole | DecodeCrops = pickle.loads(bytes.fromhex(words[3]))
     images_NHWC = _map_images(int(words[1]), int(words[2]))
     connection = socket.socket(fileno=int(words[0]))
@@ -275,8 +327,12 @@ def _receive_request(requests: BinaryIO) -> tuple[np.ndarray, list[bytes], np.nd
     """The numbers of the next images, their bytes and their draws, float64 [n, m]."""
     num_images, num_draws, num_bytes = _REQUEST.unpack(_receive(requests, _REQUEST.size))
     content = _receive(requests, num_bytes + 8 * num_images * (num_draws + 2))
-    drawn = np.frombuffer(content, np.float64, num_images * num_draws, num_bytes).reshape(num_images, num_draws)
-    numbers, sizes = np.frombuffer(content, np.int64, 2 * num_images, num_bytes + drawn.nbytes).reshape(2, num_images)
+    drawn = np.frombuffer(content, np.float64, num_images * num_draws, num_bytes).reshape(
+        num_images, num_draws
+    )
+    numbers, sizes = np.frombuffer(
+        content, np.int64, 2 * num_images, num_bytes + drawn.nbytes
+    ).reshape(2, num_images)
     ends = np.cumsum(sizes).tolist()
     return numbers, [content[start:end] for start, end in itertools.pairwise([0, *ends])], drawn
 

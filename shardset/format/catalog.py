@@ -1,7 +1,8 @@
-"""The catalogue of a shard: a Parquet file beside the tar with a row for each sample, in the order of the tar.
+"""The catalogue of a shard: a Parquet file beside the tar with a row for each sample, in the order
+of the tar.
 
-It is made from the tar, so it is in no digest. Its footer names the SHA-256 of that tar, and its pages have checksums.
-docs/views.md explains its columns.
+It is made from the tar, so it is in no digest. Its footer names the SHA-256 of that tar, and its
+pages have checksums. docs/views.md explains its columns.
 """
 
 from collections.abc import Sequence
@@ -20,13 +21,22 @@ from shardset.storage.checked import read_again
 
 FOOTER: Final = b"shardset.catalog"
 SCHEMA: Final = pa.schema(
-    {"id": "int64", "key": "string", "label": "int64", "class": "string", "width": "int32", "height": "int32"}
+    {
+        "id": "int64",
+        "key": "string",
+        "label": "int64",
+        "class": "string",
+        "width": "int32",
+        "height": "int32",
+    }
     | {"bytes": "int64", "source": "string", "json": "string"}
 )
 """The same for all tars, since programs read their files as one table."""
 
 
-def read_rows(storage: Storage, shard: Shard, columns: Sequence[str] = SCHEMA.names) -> pa.Table | None:
+def read_rows(
+    storage: Storage, shard: Shard, columns: Sequence[str] = SCHEMA.names
+) -> pa.Table | None:
     """The rows of a shard; None if there are none, or damaged ones, or those of another tar."""
 
     def read() -> pa.Table:
@@ -50,7 +60,8 @@ def read_names(
 ) -> list[str] | None:
     """What the samples of a shard, or those at `positions`, were called in the raw input.
 
-    By the plan, as `read_origins` reads it with `keys`; where that is gone, by the catalogue; None if neither has them.
+    By the plan, as `read_origins` reads it with `keys`; where that is gone, by the catalogue; None
+    if neither has them.
     """
     origins = read_origins(storage, shard.path, keys, positions)
     if origins is not None:

@@ -1,7 +1,8 @@
-"""Columns of a shard set: one more value for each sample, in a set of its own below `columns/NAME/`.
+"""Columns of a shard set: one more value for each sample, in a set of its own below
+`columns/NAME/`.
 
-Such a set has the shards of its parent: the same numbers, sizes and keys, so a sample has the same place in both. Its
-manifest names the parent's digest. docs/columns.md describes it.
+Such a set has the shards of its parent: the same numbers, sizes and keys, so a sample has the same
+place in both. Its manifest names the parent's digest. docs/columns.md describes it.
 """
 
 import io
@@ -23,7 +24,9 @@ SOURCE: Final = "column"
 """The `provenance.source` of the manifest of a column."""
 
 BATCH_NAMES: Final = frozenset({"image", "label", "weight", "id", "flip", "key", "source"})
-"""Names that a batch has already, so no column; `source` is the number of the shard set in a mixture."""
+"""Names that a batch has already, so no column; `source` is the number of the shard set in a
+mixture.
+"""
 
 NUMBERS: Final = re.compile(r"<[fiu][248]|\|[iub]1")
 """The dtypes of arrays."""
@@ -31,7 +34,10 @@ NUMBERS: Final = re.compile(r"<[fiu][248]|\|[iub]1")
 
 @dataclass(frozen=True)
 class StoredColumn:
-    """A column of a split. Its values are bytes, or `.npy` files of arrays like `missing`, which stands for none."""
+    """A column of a split.
+
+    Its values are bytes, or `.npy` files of arrays like `missing`, which stands for none.
+    """
 
     name: str
     storage: Storage
@@ -41,15 +47,26 @@ class StoredColumn:
 
     def empty(self, num_rows: int) -> NDArray[Any] | list[bytes | None]:
         """Room for some values."""
-        return [None] * num_rows if self.missing is None else np.repeat(self.missing[np.newaxis], num_rows, 0)
+        return (
+            [None] * num_rows
+            if self.missing is None
+            else np.repeat(self.missing[np.newaxis], num_rows, 0)
+        )
 
     def value(self, content: bytes | None) -> Any:
         """The value that a member holds; b"" says that there is none. Raises DamagedShard."""
         if self.missing is None or not content:
             return content if self.missing is None else self.missing
-        if not content.startswith(self.header) or len(content) != len(self.header) + self.missing.nbytes:
-            raise DamagedShard(f"{self.storage.url}: a value is no array like others; write the column again")
-        return np.frombuffer(content, self.missing.dtype, offset=len(self.header)).reshape(self.missing.shape)
+        if (
+            not content.startswith(self.header)
+            or len(content) != len(self.header) + self.missing.nbytes
+        ):
+            raise DamagedShard(
+                f"{self.storage.url}: a value is no array like others; write the column again"
+            )
+        return np.frombuffer(content, self.missing.dtype, offset=len(self.header)).reshape(
+            self.missing.shape
+        )
 
 
 def npy(array: NDArray[Any]) -> bytes:
@@ -74,19 +91,22 @@ def open_column(parent: LoadedSet, split: str, name: str) -> StoredColumn:
     made, digest = manifest.provenance, parent.manifest.digest
     if made.source != SOURCE or made.source_digest != digest:
         raise ManifestError(
-            f"{storage.url}: a column of set {made.source_digest[:12]}…, this one is {digest[:12]}…; "
-            "write it again with `python -m pipelines column`"
+            f"{storage.url}: a column of set {made.source_digest[:12]}…, this one is"
+            f" {digest[:12]}…; write it again with `python -m pipelines column`"
         )
     stored = manifest.split(parent.stored_split(split))
     sizes = parent.manifest.split(split).shard_sizes
     if stored.shard_sizes != sizes or len(stored.fields) != 1:
-        raise ManifestError(f"{storage.url}: split {split!r} does not fit its set; write the column again")
+        raise ManifestError(
+            f"{storage.url}: split {split!r} does not fit its set; write the column again"
+        )
     dtype, shape = made.options.get("dtype"), made.options.get("shape", [])
     if not dtype:
         return StoredColumn(name, storage, stored, None, b"")
     if not NUMBERS.fullmatch(str(dtype)) or not _fits(dtype, shape, stored.num_content_bytes):
         raise ManifestError(
-            f"{storage.url}: dtype {dtype!r} and shape {shape!r} can't be those of its values; write the column again"
+            f"{storage.url}: dtype {dtype!r} and shape {shape!r} can't be those of its values;"
+            " write the column again"
         )
     missing = np.full(shape, np.nan if "f" in dtype else 0, dtype)
     return StoredColumn(name, storage, stored, missing, npy(missing)[: -missing.nbytes or None])

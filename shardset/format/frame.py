@@ -1,7 +1,8 @@
-"""The frame of a plan's files: a line behind the content with the build's digest, the length and the CRC32C.
+"""The frame of a plan's files: a line behind the content with the build's digest, the length and
+the CRC32C.
 
-Readers of JSON or Arrow that stop at its end read such a file too. The CRC32C covers the content and the line before
-it.
+Readers of JSON or Arrow that stop at its end read such a file too. The CRC32C covers the content
+and the line before it.
 """
 
 from typing import NamedTuple
@@ -22,7 +23,9 @@ class Framed(NamedTuple):
 
 
 def frame(build: str, content: bytes | memoryview) -> bytes:
-    """The line to put behind the content of a file of that build; `build` has at most 16 letters and digits."""
+    """The line to put behind the content of a file of that build; `build` has at most 16 letters
+    and digits.
+    """
     line = b"%s%s %016x " % (_MARK, build.encode().rjust(_BUILD_BYTES, b"-"), len(content))
     return b"%s%08x\n" % (line, crc32c_of(content, line))
 

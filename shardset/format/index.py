@@ -14,7 +14,8 @@ from shardset.format.images import is_image_field
 MAX_FIELDS = 900
 """The header of an index, of 64 KiB, has room for so many, whatever they are called."""
 
-_RANGE = [("offset", "<u8"), ("num_bytes", "<u8")]  # the column of a field: where its content begins in the tar
+# the column of a field: where its content begins in the tar
+_RANGE = [("offset", "<u8"), ("num_bytes", "<u8")]
 _HEAD = [  # before the key
     *(("offset", "<u8"), ("crc32c", "<u4"), ("image_crc32c", "<u4")),
     *(("label", "<i8"), ("source", "<u8"), ("copy", "<u4")),
@@ -27,17 +28,27 @@ _SHAPE = re.compile(rb"'shape': \(([0-9]{1,12}),\)")
 def index_dtype(fields: Sequence[str], key_bytes: int) -> np.dtype:
     """One row of an index.
 
-    `offset` of the first header, `crc32c` over the contents of the fields in member order, `image_crc32c` over that of
-    the first image alone (0 if there is none), `label`, `source`, `copy`, `key` (ASCII), then for each field of the
-    split a column `.jpg`, `.cls`, ... with the pair (`offset`, `num_bytes`) of its content; (0, 0) where the sample has
-    no such field. Last the `check` of the row (see `shardset.format.table`).
+    `offset` of the first header, `crc32c` over the contents of the fields in member order,
+    `image_crc32c` over that of the first image alone (0 if there is none), `label`, `source`,
+    `copy`, `key` (ASCII), then for each field of the split a column `.jpg`, `.cls`, ... with the
+    pair (`offset`, `num_bytes`) of its content; (0, 0) where the sample has no such field. Last the
+    `check` of the row (see `shardset.format.table`).
     """
-    return np.dtype([*_HEAD, ("key", f"S{key_bytes}"), *((f".{field}", _RANGE) for field in fields), table.CHECK])
+    return np.dtype(
+        [
+            *_HEAD,
+            ("key", f"S{key_bytes}"),
+            *((f".{field}", _RANGE) for field in fields),
+            table.CHECK,
+        ]
+    )
 
 
 @lru_cache(maxsize=256)
 def stored_dtype(fields: tuple[str, ...], num_samples: int, num_bytes: int) -> np.dtype | None:
-    """The type of the rows of a stored index of that size, whose keys have one width; None if there is none."""
+    """The type of the rows of a stored index of that size, whose keys have one width; None if there
+    is none.
+    """
     for like in (1, 10, 100):  # the number of digits decides the size of the header
         dtype = index_dtype(fields, like)
         row_bytes, rest = divmod(num_bytes - len(table.header(dtype, num_samples)), num_samples)
@@ -72,10 +83,11 @@ def index_to_bytes(index: np.ndarray) -> bytes:
 
 
 def index_from_bytes(data: bytes, where: str) -> np.ndarray:
-    """The rows of an index; raises DamagedShard unless `data` is as long as a table and has the header of an index.
+    """The rows of an index; raises DamagedShard unless `data` is as long as a table and has the
+    header of an index.
 
-    Does not use NumPy's reader, which parses the header as Python: CPython 3.11 now and then fails to do so ("AST
-    constructor recursion depth mismatch") while another thread does the same.
+    Does not use NumPy's reader, which parses the header as Python: CPython 3.11 now and then fails
+    to do so ("AST constructor recursion depth mismatch") while another thread does the same.
     """
     text = data[10 : 10 + int.from_bytes(data[8:10], "little")]
     key, shape = _KEY_COLUMN.search(text), _SHAPE.search(text)
@@ -85,14 +97,20 @@ def index_from_bytes(data: bytes, where: str) -> np.ndarray:
     dtype, num_samples = index_dtype(fields, int(key[1])), int(shape[1])
     header = table.header(dtype, num_samples)
     if not data.startswith(header):
-        raise DamagedShard(f"{where}: its columns are not those of a shard index; build the set again")
+        raise DamagedShard(
+            f"{where}: its columns are not those of a shard index; build the set again"
+        )
     if len(data) != len(header) + num_samples * dtype.itemsize:
-        raise DamagedShard(f"{where}: {len(data)} bytes do not hold {num_samples} samples; rebuild the shard")
+        raise DamagedShard(
+            f"{where}: {len(data)} bytes do not hold {num_samples} samples; rebuild the shard"
+        )
     return np.frombuffer(data, dtype, offset=len(header)).copy()
 
 
 def index_fields(index: np.ndarray) -> list[str]:
-    """The fields of an index in the order of its columns; the members of a sample may have another."""
+    """The fields of an index in the order of its columns;
+    the members of a sample may have another.
+    """
     return [name.removeprefix(".") for name in (index.dtype.names or ())[len(_HEAD) + 1 : -1]]
 
 
@@ -102,7 +120,9 @@ def content_bytes(index: np.ndarray) -> int:
 
 
 def first_images(index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where the first image of each sample begins in the tar, and its size; zeros if it has none."""
+    """Where the first image of each sample begins in the tar, and its size;
+    zeros if it has none.
+    """
     starts, sizes = np.zeros((2, len(index)), np.int64)
     for name in filter(is_image_field, index_fields(index)):
         start, size = (index[f".{name}"][part].astype(np.int64) for part in ("offset", "num_bytes"))

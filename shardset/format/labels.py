@@ -1,4 +1,6 @@
-"""What is plainly a label, and what is said of samples without one: one answer for all sources and the writer."""
+"""What is plainly a label, and what is said of samples without one: one answer for all sources and
+the writer.
+"""
 
 import re
 from collections.abc import Mapping
@@ -16,15 +18,18 @@ _WHOLE = re.compile(r"\s*([+-]?\d+)(\.0*)?\s*", re.ASCII)
 
 
 def plain_label(value: object) -> int | None:
-    r"""The label that a value plainly says: a whole number, also as text or float, such as `7`, `7.0` or `" 07\n"`.
+    r"""The label that a value plainly says: a whole number, also as text or float, such as `7`,
+    `7.0` or `" 07\n"`.
 
-    None for all else, such as `True`, `7.5` or `"cat"`. The caller checks that it is from 0 to MAX_LABEL, or NO_LABEL.
+    None for all else, such as `True`, `7.5` or `"cat"`. The caller checks that it is from 0 to
+    MAX_LABEL, or NO_LABEL.
     """
     if isinstance(value, bytes):
         value = value.decode("ascii", "replace")
     if isinstance(value, str):
         number = _WHOLE.fullmatch(value)
-        value = int(number[1][:20]) if number else None  # 20 digits are too large too, and int() has a limit
+        # 20 digits are too large too, and int() has a limit
+        value = int(number[1][:20]) if number else None
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return value if type(value) is int else None

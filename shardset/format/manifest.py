@@ -47,10 +47,12 @@ class ClassInfo(Record, frozen=True, kw_only=True):
 
 
 class Split(Record, frozen=True, kw_only=True):
-    """All shards of one split, in id order. `fields` are all that occur, in the order of the index's columns.
+    """All shards of one split, in id order.
 
-    `shards` makes each shard when it is asked for; in the file they are `groups`. `class_totals` has the samples of
-    each class, by label.
+    `fields` are all that occur, in the order of the index's columns.
+
+    `shards` makes each shard when it is asked for; in the file they are `groups`. `class_totals`
+    has the samples of each class, by label.
     """
 
     num_samples: Count
@@ -89,12 +91,16 @@ class Split(Record, frozen=True, kw_only=True):
         return sizes
 
     def index_fields(self, shard: int) -> Sequence[str]:
-        """The fields in the index of a shard: those of its group, which may lack some that came to the split later."""
+        """The fields in the index of a shard: those of its group, which may lack some that came to
+        the split later.
+        """
         own = self.shards.group_of(shard).fields if isinstance(self.shards, StoredShards) else []
         return own or self.fields
 
     def load(self, shards: Sequence[int]) -> None:
-        """Reads the table rows of some shards at the same time, before they are asked for one by one."""
+        """Reads the table rows of some shards at the same time, before they are asked for one by
+        one.
+        """
         if isinstance(self.shards, StoredShards):
             self.shards.load(np.array(shards, np.int64))
 
@@ -107,7 +113,9 @@ class Quarantine(Record, frozen=True, kw_only=True):
 
 
 class Provenance(Record, frozen=True, kw_only=True):
-    """Where the set comes from. Nothing here depends on when, where or on how many machines it was built.
+    """Where the set comes from.
+
+    Nothing here depends on when, where or on how many machines it was built.
 
     `appended` says the same of each append, in order.
     """
@@ -125,8 +133,8 @@ class Provenance(Record, frozen=True, kw_only=True):
 class Manifest(Record, frozen=True, kw_only=True):
     """A shard set. Present means complete: it is written after everything it lists.
 
-    `version` is that of the format, `number` that of the set: a build makes 1, and each change adds one.
-    `forgotten` has a hash of each key that a compaction dropped.
+    `version` is that of the format, `number` that of the set: a build makes 1, and each change adds
+    one. `forgotten` has a hash of each key that a compaction dropped.
     """
 
     kind: Literal["shardset"]
@@ -161,13 +169,17 @@ class Manifest(Record, frozen=True, kw_only=True):
 
     @property
     def seed(self) -> int:
-        """The seed of the order in which the build stored the samples; of the first one, if shards were added."""
+        """The seed of the order in which the build stored the samples; of the first one, if shards
+        were added.
+        """
         return next(iter(self.splits.values())).groups[0].seed
 
     def split(self, name: str) -> Split:
         """The split of that name; raises ManifestError naming those that exist."""
         if name not in self.splits:
-            raise ManifestError(f"no split {name!r} in this shard set; it has {', '.join(sorted(self.splits))}")
+            raise ManifestError(
+                f"no split {name!r} in this shard set; it has {', '.join(sorted(self.splits))}"
+            )
         return self.splits[name]
 
 
@@ -183,7 +195,9 @@ class _Version(msgspec.Struct):
 
 
 def seal(manifest: Manifest) -> Manifest:
-    """The manifest with its digest filled in: the sha256 of its canonical JSON with an empty digest."""
+    """The manifest with its digest filled in: the sha256 of its canonical JSON with an empty
+    digest.
+    """
     blank = msgspec.structs.replace(manifest, digest="")
     digest = hashlib.sha256(_encode(blank)).hexdigest()
     return msgspec.structs.replace(manifest, digest=digest)
@@ -192,8 +206,11 @@ def seal(manifest: Manifest) -> Manifest:
 def to_json(manifest: Manifest) -> bytes:
     """Canonical, readable JSON with a final newline; `parse` gives the same manifest back."""
     text = msgspec.json.format(_encode(manifest), indent=1)
-    # A line for each of thousands of class totals would be most of the file. No string holds a newline.
-    lists = _NUMBERS.sub(lambda match: _BREAK.sub(b" ", match[0]).replace(b"[ ", b"[").replace(b" ]", b"]"), text)
+    # A line for each of thousands of class totals would be most of the file. No string holds a
+    # newline.
+    lists = _NUMBERS.sub(
+        lambda match: _BREAK.sub(b" ", match[0]).replace(b"[ ", b"[").replace(b" ]", b"]"), text
+    )
     return lists + b"\n"
 
 
@@ -209,7 +226,9 @@ def parse(data: bytes, where: str = naming.MANIFEST) -> Manifest:
     except msgspec.ValidationError as error:
         raise ManifestError(f"{where}: {error}; restore or rebuild the shard set") from error
     except JSON_ERRORS as error:
-        raise ManifestError(f"{where}: not valid JSON ({error}); the file is damaged, restore or rebuild it") from error
+        raise ManifestError(
+            f"{where}: not valid JSON ({error}); the file is damaged, restore or rebuild it"
+        ) from error
     return manifest
 
 
@@ -225,7 +244,8 @@ class View:
 class LoadedSet(NamedTuple):
     """A manifest and the storage that its paths are relative to: read once and handed on.
 
-    With a view, `manifest` has the view's splits. Each has the shards and totals of the whole split that it is of.
+    With a view, `manifest` has the view's splits. Each has the shards and totals of the whole split
+    that it is of.
     """
 
     manifest: Manifest
@@ -252,24 +272,31 @@ class LoadedSet(NamedTuple):
 
 
 def load(url: str) -> LoadedSet:
-    """The manifest at `url` (the file or its folder) and the storage that its paths are relative to.
+    """The manifest at `url` (the file or its folder) and the storage that its paths are relative
+    to.
 
-    For a `.parquet`, the view in it and the set that it is of. `URL@TAG` and `URL@N` are an older version of the set in
-    a folder, unless a folder of that very name holds any file. Raises ManifestError if there is no such set or version.
+    For a `.parquet`, the view in it and the set that it is of. `URL@TAG` and `URL@N` are an older
+    version of the set in a folder, unless a folder of that very name holds any file. Raises
+    ManifestError if there is no such set or version.
     """
     if url.endswith(".parquet"):
         return _load_view(url)
-    storage, name = open_file(url) if url.endswith(".json") else (open_storage(url), naming.MANIFEST)
+    storage, name = (
+        open_file(url) if url.endswith(".json") else (open_storage(url), naming.MANIFEST)
+    )
     target = url if url.endswith(".json") else f"{url.rstrip('/')}/{name}"
     try:
         return LoadedSet(read(storage, name, target), storage)
     except NotFound as error:
         versioned = versions.split_address(url)
         # A web server lists nothing.
-        if versioned and (url.startswith("https://") or not any(True for _ in open_storage(url).list())):
+        if versioned and (
+            url.startswith("https://") or not any(True for _ in open_storage(url).list())
+        ):
             return _load_version(*versioned)
         raise ManifestError(
-            f"{target}: no manifest there, so no finished shard set; build one with `python -m pipelines build`"
+            f"{target}: no manifest there, so no finished shard set; build one with `python -m"
+            " pipelines build`"
         ) from error
 
 
@@ -277,7 +304,9 @@ def _load_version(url: str, version: str) -> LoadedSet:
     try:
         newest, storage, _ = load_whole(url)
     except ManifestError as error:
-        raise ManifestError(f"{url}@{version}: no such folder; and as version {version!r} of {url}: {error}") from error
+        raise ManifestError(
+            f"{url}@{version}: no such folder; and as version {version!r} of {url}: {error}"
+        ) from error
     number, digest = versions.resolve(storage, version)
     found = newest
     if number < newest.number:  # each was stored before the next one was published
@@ -285,10 +314,14 @@ def _load_version(url: str, version: str) -> LoadedSet:
             found = read(storage, versions.path(number))
         except NotFound as error:
             raise ManifestError(
-                f"{url}: version {number} was removed; `python -m pipelines log {url}` lists those that are left"
+                f"{url}: version {number} was removed; `python -m pipelines log {url}` lists those"
+                " that are left"
             ) from error
     if found.number != number or digest not in (None, found.digest):
-        raise ManifestError(f"{url}: has no version {version}; `python -m pipelines log {url}` lists those that it has")
+        raise ManifestError(
+            f"{url}: has no version {version}; `python -m pipelines log {url}` lists those that"
+            " it has"
+        )
     return LoadedSet(found, storage)
 
 
@@ -297,28 +330,38 @@ def load_whole(url: str) -> LoadedSet:
     loaded = load(url)
     if loaded.view is not None:
         raise ConfigError(
-            f"{url}: a view has no shards of its own; name its set, or make the view one with `python -m pipelines "
-            "build --source shardset`"
+            f"{url}: a view has no shards of its own; name its set, or make the view one with"
+            " `python -m pipelines build --source shardset`"
         )
     return loaded
 
 
-def with_view(loaded: LoadedSet, head: ViewHead, rows: Mapping[str, ViewRows], url: str) -> LoadedSet:
+def with_view(
+    loaded: LoadedSet, head: ViewHead, rows: Mapping[str, ViewRows], url: str
+) -> LoadedSet:
     """A whole set with a view of it; raises ConfigError where the view does not fit."""
     whole = loaded.manifest
     if head.parent_digest != whole.digest:
         raise ConfigError(
-            f"{url}: is a view of the set with digest {head.parent_digest[:12]}…, but {loaded.storage.url} has "
-            f"{whole.digest[:12]}…; name that set, or make the view again"
+            f"{url}: is a view of the set with digest {head.parent_digest[:12]}…, but"
+            f" {loaded.storage.url} has {whole.digest[:12]}…; name that set, or make the view again"
         )
-    of, others = whole.split(head.split), {name: one for name, one in whole.splits.items() if name != head.split}
+    of, others = (
+        whole.split(head.split),
+        {name: one for name, one in whole.splits.items() if name != head.split},
+    )
     if taken := rows.keys() & others.keys():
-        raise ConfigError(f"{url}: the set has a split {min(taken)!r} already; give that of the view another name")
+        raise ConfigError(
+            f"{url}: the set has a split {min(taken)!r} already; give that of the view another name"
+        )
     bounds = ("ids", 0, of.num_samples), ("labels", -1, len(whole.classes))
     for part in rows.values():
         for (what, least, end), found in zip(bounds, part, strict=False):
             if found is not None and not least <= found.min() <= found.max() < end:
-                raise ConfigError(f"{url}: {what} reach {found.min()} to {found.max()}, expected {least} to {end - 1}")
+                raise ConfigError(
+                    f"{url}: {what} reach {found.min()} to {found.max()}, expected {least} to"
+                    f" {end - 1}"
+                )
     head = msgspec.structs.replace(head, digest=head.digest or view_digest(whole.digest, rows))
     splits = {
         name: ViewSplit(Selection.of(ids, of.num_samples, head.digest), labels, weights)
@@ -333,10 +376,13 @@ def _load_view(url: str) -> LoadedSet:
     head, rows = read_view(storage, name)
     if head is None:
         raise ConfigError(
-            f"{url}: names no set in its footer; seal it with `python -m pipelines view OUT --of SET --ids {url}`"
+            f"{url}: names no set in its footer; seal it with `python -m pipelines view OUT --of"
+            f" SET --ids {url}`"
         )
     if head.parent.endswith(".parquet"):
-        raise ConfigError(f"{url}: names {head.parent!r}, a view, as its set; make it a view of the set itself")
+        raise ConfigError(
+            f"{url}: names {head.parent!r}, a view, as its set; make it a view of the set itself"
+        )
     whole = load_whole(address_from(storage.url, head.parent))
     if whole.digest != head.parent_digest:  # of an older version, if that is left
         found = older_with(whole.storage, head.parent_digest) or whole.manifest
@@ -345,19 +391,28 @@ def _load_view(url: str) -> LoadedSet:
 
 
 def read(storage: Storage, name: str = naming.MANIFEST, where: str | None = None) -> Manifest:
-    """The manifest of that name, with its shards; raises NotFound, or ManifestError for damage that two reads found."""
+    """The manifest of that name, with its shards; raises NotFound, or ManifestError for damage that
+    two reads found.
+    """
     return opened(storage, read_head(storage, name, where))
 
 
 def read_head(storage: Storage, name: str = naming.MANIFEST, where: str | None = None) -> Manifest:
-    """The manifest of that name, as `parse` returns it: no table of shards is read. Raises as `read` does."""
+    """The manifest of that name, as `parse` returns it: no table of shards is read.
+
+    Raises as `read` does.
+    """
     where = where or f"{storage.url}/{name}"
     return read_again(lambda: parse(storage.read(name), where), ManifestError)
 
 
 def older(storage: Storage) -> Iterator[Manifest]:
-    """The manifests of the older versions, as `read_head` returns them, the newest first: stop once you know enough."""
-    numbers = filter(None, (versions.number_of(stat.name) for stat in storage.list(versions.FOLDER)))
+    """The manifests of the older versions, as `read_head` returns them, the newest first: stop once
+    you know enough.
+    """
+    numbers = filter(
+        None, (versions.number_of(stat.name) for stat in storage.list(versions.FOLDER))
+    )
     for number in sorted(numbers, reverse=True):
         yield read_head(storage, versions.path(number))
 
@@ -369,7 +424,10 @@ def older_with(storage: Storage, digest: str) -> Manifest | None:
 
 
 def opened(storage: Storage, manifest: Manifest) -> Manifest:
-    """A parsed manifest with its shards. Reads the tables of unequal shards; raises ManifestError."""
+    """A parsed manifest with its shards.
+
+    Reads the tables of unequal shards; raises ManifestError.
+    """
     splits = {
         name: msgspec.structs.replace(split, shards=StoredShards(storage, split.groups))
         for name, split in manifest.splits.items()
@@ -386,17 +444,26 @@ def files_of(*named_by: Manifest) -> set[str]:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of a manifest. Only `check` compares records with each other (sums, digest)."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(Manifest)}
+    """The JSON Schema of a manifest.
+
+    Only `check` compares records with each other (sums, digest).
+    """
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **msgspec.json.schema(Manifest),
+    }
 
 
 def check(manifest: Manifest, where: str = naming.MANIFEST) -> None:
-    """Raises ManifestError unless counts add up, paths stay inside, labels are 0..n-1 and the digest fits."""
+    """Raises ManifestError unless counts add up, paths stay inside, labels are 0..n-1 and the
+    digest fits.
+    """
     for problem in _problems(manifest, where):
         raise ManifestError(f"{problem}; restore or rebuild the shard set")
     if seal(manifest).digest != manifest.digest:
         raise ManifestError(
-            f"{where}: the content does not fit its digest {manifest.digest[:12]}…; restore or rebuild the shard set"
+            f"{where}: the content does not fit its digest {manifest.digest[:12]}…; restore or"
+            " rebuild the shard set"
         )
 
 
@@ -418,10 +485,13 @@ def _check_version(data: bytes, where: str) -> None:
         msgspec.json.decode(data)  # no object: is it JSON at all?
         head = _Version()
     if head.kind != KIND:
-        raise ManifestError(f'{where}: not a shardset manifest: expected an object with "kind": "{KIND}"')
+        raise ManifestError(
+            f'{where}: not a shardset manifest: expected an object with "kind": "{KIND}"'
+        )
     if head.version != VERSION:
         raise ManifestError(
-            f"{where}: version is {head.version!r}, expected {VERSION}; upgrade shardset if it is newer"
+            f"{where}: version is {head.version!r}, expected {VERSION}; upgrade shardset if it is"
+            " newer"
         )
 
 
@@ -449,19 +519,32 @@ def _split_problems(split: Split, num_classes: int, where: str) -> Iterator[str]
     if len(split.class_totals) != num_classes:
         yield f"{where}: {len(split.class_totals)} class totals for {num_classes} classes"
     if (num_labelled := sum(split.class_totals)) > split.num_samples:
-        yield f"{where}: class totals add up to {num_labelled}, but it holds {split.num_samples} samples"
+        yield (
+            f"{where}: class totals add up to {num_labelled}, but it holds {split.num_samples}"
+            " samples"
+        )
     for group in split.groups:
         if group.num_shards != group.num_named:
-            yield f"{where}: {group.shards!r} names {group.num_named} shards, expected {group.num_shards}"
+            yield (
+                f"{where}: {group.shards!r} names {group.num_named} shards, expected"
+                f" {group.num_shards}"
+            )
         if not set(group.fields) <= set(split.fields):
-            yield f"{where}: {group.shards!r} has the fields {group.fields}, expected some of {split.fields}"
+            yield (
+                f"{where}: {group.shards!r} has the fields {group.fields}, expected some of"
+                f" {split.fields}"
+            )
         if group.num_samples < group.num_shards:
             yield f"{where}: {group.num_samples} samples don't fill {group.num_shards} shards"
-    if split.num_samples != (num_samples := sum(group.num_samples for group in split.groups)) or not num_samples:
+    if (
+        split.num_samples != (num_samples := sum(group.num_samples for group in split.groups))
+        or not num_samples
+    ):
         yield f"{where}: num_samples is {split.num_samples} but its groups hold {num_samples}"
     expected = split.num_source_samples - split.num_dropped + split.num_repeats
     if split.num_samples != expected:
         terms = (
-            f"{split.num_source_samples} source samples, {split.num_dropped} dropped and {split.num_repeats} repeats"
+            f"{split.num_source_samples} source samples, {split.num_dropped} dropped and"
+            f" {split.num_repeats} repeats"
         )
         yield f"{where}: {terms} make {expected}, but num_samples is {split.num_samples}"

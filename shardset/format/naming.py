@@ -12,7 +12,9 @@ REPORT = "report.html"
 PLAN_FOLDER = "plan/"
 VERSIONS_FOLDER = "versions/"
 COLUMNS_FOLDER = "columns/"
-SPLIT_NAMES = "letters, digits, - and _, at most 40; plan, versions and columns are folders of the set itself"
+SPLIT_NAMES = (
+    "letters, digits, - and _, at most 40; plan, versions and columns are folders of the set itself"
+)
 """What `is_split` accepts, for messages."""
 
 MAX_KEY_BYTES = 72
@@ -29,16 +31,19 @@ _BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
 def is_key(key: str) -> bool:
-    """Whether `key` can be that of a raw sample: ASCII letters, digits and `_+=-/`, at most 72 bytes.
+    """Whether `key` can be that of a raw sample: ASCII letters, digits and `_+=-/`, at most 72
+    bytes.
 
-    No dot (a key ends at the first), no space, no empty part; `@` is reserved for copies of a sample. The first folder
-    must not be called `__...__`.
+    No dot (a key ends at the first), no space, no empty part; `@` is reserved for copies of a
+    sample. The first folder must not be called `__...__`.
     """
     return len(key) <= MAX_KEY_BYTES and _KEY.fullmatch(key) is not None and not _SKIPPED.match(key)
 
 
 def is_field(field: str) -> bool:
-    """Whether `field` can be a member's extension: lower-case ASCII, at most 16 bytes, inner dots allowed."""
+    """Whether `field` can be a member's extension: lower-case ASCII, at most 16 bytes, inner dots
+    allowed.
+    """
     return len(field) <= MAX_FIELD_BYTES and _FIELD.fullmatch(field) is not None
 
 
@@ -49,11 +54,17 @@ def is_member(name: str) -> bool:
 
 def is_split(split: str) -> bool:
     """Whether `split` can name a split and its folder, which is none of the set's other folders."""
-    return _SPLIT.fullmatch(split) is not None and f"{split}/" not in (PLAN_FOLDER, VERSIONS_FOLDER, COLUMNS_FOLDER)
+    return _SPLIT.fullmatch(split) is not None and f"{split}/" not in (
+        PLAN_FOLDER,
+        VERSIONS_FOLDER,
+        COLUMNS_FOLDER,
+    )
 
 
 def short_key(original: str, occurrence: int = 0) -> str:
-    """The stable 14-character key of a sample whose own name can't be a key; `occurrence` counts equal names."""
+    """The stable 14-character key of a sample whose own name can't be a key; `occurrence` counts
+    equal names.
+    """
     number = hash_text(f"{occurrence}/{original}", key=0)
     return "k" + "".join(_BASE32[(number >> shift) & 31] for shift in range(0, 65, 5))
 
@@ -64,15 +75,17 @@ def copy_key(key: str, copy: int) -> str:
 
 
 def split_member(name: str) -> tuple[str, str]:
-    """A tar member's (key, field): the key ends at the first dot of the base name; without a dot, no field."""
+    """A tar member's (key, field): the key ends at the first dot of the base name; without a dot,
+    no field.
+    """
     start = name.rfind("/") + 1
     dot = name.find(".", start)
     return (name, "") if dot < 0 else (name[:dot], name[dot + 1 :])
 
 
 DOTS = (
-    "a field is what follows the first dot of a file's name, so rename files with dots in their keys, such as "
-    "22.05.png to 22_05.png"
+    "a field is what follows the first dot of a file's name, so rename files with dots in their"
+    " keys, such as 22.05.png to 22_05.png"
 )
 """What to do about fields that are parts of keys."""
 
@@ -83,12 +96,16 @@ def is_shard_file(path: str) -> bool:
 
 
 def quarantine_path(suffix: str = "") -> str:
-    """The list of rejected raw samples; `suffix` tells it from the list of a set that is being replaced."""
+    """The list of rejected raw samples; `suffix` tells it from the list of a set that is being
+    replaced.
+    """
     return f"quarantine{suffix}.jsonl"
 
 
 def shard_path(folder: str, split: str, number: int) -> str:
-    """`train/train-000012.tar`: zero-padded, so that brace ranges such as {000000..000639} list a split."""
+    """`train/train-000012.tar`: zero-padded, so that brace ranges such as {000000..000639} list a
+    split.
+    """
     return f"{folder}/{split}-{number:06d}.tar"
 
 

@@ -1,4 +1,5 @@
-"""The names of samples in the raw input, from the plan beside the manifest, as long as that is kept.
+"""The names of samples in the raw input, from the plan beside the manifest, as long as that is
+kept.
 
 The plan's tables are Arrow IPC streams, in files with a frame.
 """
@@ -15,13 +16,18 @@ from shardset.format import naming
 from shardset.format.frame import open_frame
 from shardset.storage.base import Storage
 
-REFERENCE = pa.schema([("row", pa.binary()), ("occurrence", pa.int32()), ("source", pa.int64()), ("copy", pa.int32())])
-"""One stored sample in the plan of a shard: its raw sample as MessagePack (which begins with an Origin), how many
-samples before it wanted the same key, its serial, and the number of this copy."""
+REFERENCE = pa.schema(
+    [("row", pa.binary()), ("occurrence", pa.int32()), ("source", pa.int64()), ("copy", pa.int32())]
+)
+"""One stored sample in the plan of a shard: its raw sample as MessagePack (which begins with an
+Origin), how many samples before it wanted the same key, its serial, and the number of this copy.
+"""
 
 
 class Origin(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The name of a raw sample and the key it wants; `fix` is what the build repairs in its image, "" if nothing."""
+    """The name of a raw sample and the key it wants; `fix` is what the build repairs in its image,
+    "" if nothing.
+    """
 
     split: str
     name: str
@@ -35,14 +41,17 @@ _decode = msgspec.msgpack.Decoder(Origin).decode
 def table_to_bytes(table: pa.RecordBatch, compression: str | None = None) -> memoryview:
     """The bytes of a table, its columns compressed with a codec of Arrow."""
     sink = io.BytesIO()
-    # No threads: each of the many small columns would wait for one longer than its compression takes.
+    # No threads: each of the many small columns would wait for one longer than its compression
+    # takes.
     options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
     with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
         writer.write_batch(table)
     return sink.getbuffer()
 
 
-def table_from_bytes(data: bytes | memoryview, schema: pa.Schema, columns: Sequence[str] = ()) -> pa.RecordBatch:
+def table_from_bytes(
+    data: bytes | memoryview, schema: pa.Schema, columns: Sequence[str] = ()
+) -> pa.RecordBatch:
     """The table, or only these columns of it; raises ValueError unless it has that schema.
 
     Its frame must have been checked: Arrow follows offsets that a flipped bit has changed.
@@ -57,10 +66,11 @@ def table_from_bytes(data: bytes | memoryview, schema: pa.Schema, columns: Seque
 
 
 def stored_key(origin: Origin, occurrence: int, copy: int) -> str:
-    """The key of a stored sample: the wanted one, or a short one if that can't be a key or is taken.
+    """The key of a stored sample: the wanted one, or a short one if that can't be a key or is
+    taken.
 
-    `occurrence` samples before it wanted the same key. The short key depends on the wanted one too, because samples
-    with different keys may share a name.
+    `occurrence` samples before it wanted the same key. The short key depends on the wanted one too,
+    because samples with different keys may share a name.
     """
     key = origin.key
     if occurrence or not naming.is_key(key):
@@ -71,10 +81,11 @@ def stored_key(origin: Origin, occurrence: int, copy: int) -> str:
 def read_origins(
     storage: Storage, shard: str, keys: np.ndarray | None, positions: Sequence[int] | None = None
 ) -> list[Origin] | None:
-    """The origins of the samples in a tar, or of those at `positions`; None if the plan is gone or has other keys.
+    """The origins of the samples in a tar, or of those at `positions`; None if the plan is gone or
+    has other keys.
 
-    `shard` is the path of the tar. `keys` are those of the samples, None to skip the comparison. Raises DamagedShard
-    for anything but a plan.
+    `shard` is the path of the tar. `keys` are those of the samples, None to skip the comparison.
+    Raises DamagedShard for anything but a plan.
     """
     path = naming.references_of(shard)
     try:
@@ -94,5 +105,7 @@ def read_origins(
     origins = list(map(_decode, table["row"].to_pylist()))
     if keys is None:
         return origins
-    stored = list(map(stored_key, origins, table["occurrence"].to_pylist(), table["copy"].to_pylist()))
+    stored = list(
+        map(stored_key, origins, table["occurrence"].to_pylist(), table["copy"].to_pylist())
+    )
     return origins if stored == [key.decode("ascii", "replace") for key in keys.tolist()] else None

@@ -1,4 +1,6 @@
-"""Small Parquet files in memory, with checksums of their pages, and the errors of any Parquet file."""
+"""Small Parquet files in memory, with checksums of their pages,
+and the errors of any Parquet file.
+"""
 
 import io
 from collections.abc import Callable, Iterator
@@ -20,7 +22,8 @@ _UNREADABLE = (
 def parquet_errors(fail: Callable[[str], Exception]) -> Iterator[None]:
     """A block that raises `fail(reason)` for damage, and for values that Python can't hold.
 
-    Such as bad UTF-8, far dates, unknown time zones, sizes that no memory has, and a footer that is not JSON.
+    Such as bad UTF-8, far dates, unknown time zones, sizes that no memory has, and a footer that is
+    not JSON.
     """
     try:
         yield
@@ -30,7 +33,9 @@ def parquet_errors(fail: Callable[[str], Exception]) -> Iterator[None]:
 
 
 def open_table(data: bytes) -> parquet.ParquetFile:
-    """The file, whose pages are compared with their checksums; use it in a block of `parquet_errors`."""
+    """The file, whose pages are compared with their checksums; use it in a block of
+    `parquet_errors`.
+    """
     return parquet.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
 
 

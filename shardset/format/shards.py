@@ -1,7 +1,8 @@
-"""The shards of a split, in groups: the manifest describes each group, and a table beside it has a row a shard.
+"""The shards of a split, in groups: the manifest describes each group, and a table beside it has a
+row a shard.
 
-A build writes one group. Where the shards of a group are equal, their sizes and first ids follow from the manifest, and
-only the rows that are touched are read.
+A build writes one group. Where the shards of a group are equal, their sizes and first ids follow
+from the manifest, and only the rows that are touched are read.
 """
 
 import base64
@@ -49,12 +50,16 @@ _PATTERN = re.compile(r"([^{}]*)\{([0-9]{1,9})\.\.([0-9]{1,9})\}([^{}]*)")
 _ADVICE = "restore or rebuild the shard set"
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class Record(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
     """A part of the manifest."""
 
 
 class IndexFile(Record, frozen=True, kw_only=True, gc=False):
-    """The index of a shard: path relative to the manifest, size, CRC32C (base64, as GCS reports it)."""
+    """The index of a shard: path relative to the manifest, size, CRC32C (base64, as GCS reports
+    it).
+    """
 
     path: str
     num_bytes: Count
@@ -74,11 +79,13 @@ class Shard(Record, frozen=True, kw_only=True):
 
 
 class Group(Record, frozen=True, kw_only=True):
-    """Shards that were written together: their names as a brace pattern, and the table that describes them.
+    """Shards that were written together: their names as a brace pattern, and the table that
+    describes them.
 
-    Promises: `equal` if sizes differ by one sample at most and the larger shards come first, `mixed` if samples were
-    permuted over all shards by `seed`, `reproducible` if the same plan makes the same bytes. `fields` are those in the
-    indexes, in their order; none if they are those of the split.
+    Promises: `equal` if sizes differ by one sample at most and the larger shards come first,
+    `mixed` if samples were permuted over all shards by `seed`, `reproducible` if the same plan
+    makes the same bytes. `fields` are those in the indexes, in their order; none if they are those
+    of the split.
     """
 
     shards: Pattern
@@ -99,7 +106,9 @@ class Group(Record, frozen=True, kw_only=True):
 
     @property
     def is_own(self) -> bool:
-        """Whether shardset wrote the tars, exactly as docs/manifest.md says; others wrote those that were adopted."""
+        """Whether shardset wrote the tars, exactly as docs/manifest.md says; others wrote those
+        that were adopted.
+        """
         return "reproducible" in self.promises
 
     @property
@@ -116,7 +125,8 @@ class Group(Record, frozen=True, kw_only=True):
     def part(self, first: int, last: int) -> str:
         """The pattern of the tars `first` to `last` of the group."""
         before, start, _, after = _parts(self.shards)
-        return f"{before}{{{int(start) + first:0{len(start)}d}..{int(start) + last:0{len(start)}d}}}{after}"
+        numbers = (f"{int(start) + number:0{len(start)}d}" for number in (first, last))
+        return f"{before}{{{'..'.join(numbers)}}}{after}"
 
     def path(self, number: int) -> str:
         """The path of one tar of the group."""
@@ -141,8 +151,8 @@ def shard_row(shard: Shard) -> tuple[Any, ...]:
 class StoredShards(Sequence[Shard]):
     """The shards of a split, each made when it is asked for, from rows that are read once and kept.
 
-    Reads at once the tables of groups that are not equal. Raises ManifestError if a table is missing, damaged, or says
-    something else than the manifest.
+    Reads at once the tables of groups that are not equal. Raises ManifestError if a table is
+    missing, damaged, or says something else than the manifest.
     """
 
     def __init__(self, storage: Storage, groups: Sequence[Group]) -> None:
@@ -150,7 +160,9 @@ class StoredShards(Sequence[Shard]):
         self._starts = np.cumsum([0, *(group.num_shards for group in groups)])
         self._rows = np.zeros(self._starts[-1], SHARD_DTYPE)
         self._is_read = np.zeros(len(self._rows), bool)
-        self.sizes: NDArray[np.int64] = np.concatenate([self._sizes_of(number) for number in range(len(groups))])
+        self.sizes: NDArray[np.int64] = np.concatenate(
+            [self._sizes_of(number) for number in range(len(groups))]
+        )
         self.first_ids = np.cumsum(np.append(0, self.sizes), dtype=np.int64)
 
     def __len__(self) -> int:
@@ -198,7 +210,9 @@ class StoredShards(Sequence[Shard]):
     def _shard(self, number: int) -> Shard:
         group = self._number_of_group(number)
         path = self.groups[group].path(number - self._starts.item(group))
-        num_samples, num_bytes, crc32c, sha256, index_bytes, index_crc32c, _ = self._rows[number].item()
+        num_samples, num_bytes, crc32c, sha256, index_bytes, index_crc32c, _ = self._rows[
+            number
+        ].item()
         return Shard(
             path=path,
             num_samples=num_samples,
@@ -206,7 +220,11 @@ class StoredShards(Sequence[Shard]):
             crc32c=crc32c_text(crc32c),
             sha256=sha256.hex(),
             first_id=self.first_ids.item(number),
-            index=IndexFile(path=naming.index_path(path), num_bytes=index_bytes, crc32c=crc32c_text(index_crc32c)),
+            index=IndexFile(
+                path=naming.index_path(path),
+                num_bytes=index_bytes,
+                crc32c=crc32c_text(index_crc32c),
+            ),
         )
 
     def _sizes_of(self, number: int) -> NDArray[np.int64]:
@@ -219,8 +237,8 @@ class StoredShards(Sequence[Shard]):
         sizes: NDArray[np.int64] = rows["num_samples"].astype(np.int64)
         if sizes.min() < 1 or sizes.sum() != group.num_samples:
             raise ManifestError(
-                f"{self.storage.url}/{group.table}: its shards hold {sizes.sum()} samples, at least {sizes.min()} each;"
-                f" the manifest says {group.num_samples}; {_ADVICE}"
+                f"{self.storage.url}/{group.table}: its shards hold {sizes.sum()} samples, at least"
+                f" {sizes.min()} each; the manifest says {group.num_samples}; {_ADVICE}"
             )
         return sizes
 
@@ -233,13 +251,16 @@ class StoredShards(Sequence[Shard]):
                 crc32c=group.table_crc32c, advice=_ADVICE,
             )  # fmt: skip
         except NotFound as error:
-            raise ManifestError(f"{url}/{group.table}: this table of shards is missing; {_ADVICE}") from error
+            raise ManifestError(
+                f"{url}/{group.table}: this table of shards is missing; {_ADVICE}"
+            ) from error
         except DamagedShard as error:
             raise ManifestError(f"a table of shards is damaged: {error}") from error
         numbers = slice(start + wanted.start, start + wanted.stop)
         if group.is_equal and not np.array_equal(rows["num_samples"], self.sizes[numbers]):
             raise ManifestError(
-                f"{url}/{group.table}: its shards are not equal, though the manifest says so; {_ADVICE}"
+                f"{url}/{group.table}: its shards are not equal, though the manifest says so;"
+                f" {_ADVICE}"
             )
         self._rows[numbers] = rows
         self._is_read[numbers] = True
@@ -255,7 +276,9 @@ def _runs(missing: NDArray[np.int64], num_rows: int) -> Iterator[range]:
     blocks = np.unique(missing // ROWS_AT_ONCE)
     for run in np.split(blocks, np.flatnonzero(np.diff(blocks) > 1) + 1):
         if len(run):
-            yield range(run.item(0) * ROWS_AT_ONCE, min((run.item(-1) + 1) * ROWS_AT_ONCE, num_rows))
+            yield range(
+                run.item(0) * ROWS_AT_ONCE, min((run.item(-1) + 1) * ROWS_AT_ONCE, num_rows)
+            )
 
 
 def _parts(pattern: str) -> tuple[str, str, str, str]:

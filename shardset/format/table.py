@@ -1,8 +1,8 @@
 """Tables whose rows check themselves, so that a reader may fetch any range of rows and trust it.
 
-A table is a NumPy array file, version 1.0, of little-endian records without padding. Its last column, `check`, is the
-CRC32C of the other bytes of the row and of its number as 8 bytes. The header follows from the columns and the number of
-rows, so it is compared, never parsed.
+A table is a NumPy array file, version 1.0, of little-endian records without padding. Its last
+column, `check`, is the CRC32C of the other bytes of the row and of its number as 8 bytes. The
+header follows from the columns and the number of rows, so it is compared, never parsed.
 """
 
 from functools import lru_cache
@@ -30,14 +30,18 @@ Rows = NDArray[np.void]
 
 @lru_cache(maxsize=256)
 def header(dtype: np.dtype[Any], num_rows: int) -> bytes:
-    """The bytes before the first row, as many for any number of rows. Raises ValueError beyond 64 KiB."""
+    """The bytes before the first row, as many for any number of rows.
+
+    Raises ValueError beyond 64 KiB.
+    """
     descr = np.lib.format.dtype_to_descr(dtype)
     text = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': ({num_rows},), }}"
     text += " " * (_MAX_DIGITS - len(str(num_rows)))
     size = len(text) + 1 + -(len(MAGIC) + 2 + len(text) + 1) % _ALIGNMENT
     if size > 0xFFFF:
         raise ValueError(
-            f"the header of a table would be {size} bytes, too big for 64 KiB; use fewer or shorter columns"
+            f"the header of a table would be {size} bytes, too big for 64 KiB; use fewer or shorter"
+            " columns"
         )
     return MAGIC + size.to_bytes(2, "little") + text.ljust(size - 1).encode("ascii") + b"\n"
 
@@ -70,13 +74,20 @@ def to_bytes(rows: Rows) -> bytes:
 
 
 def read_rows(
-    storage: Storage, name: str, dtype: np.dtype[Any], num_rows: int, wanted: range, *, crc32c: str, advice: str
+    storage: Storage,
+    name: str,
+    dtype: np.dtype[Any],
+    num_rows: int,
+    wanted: range,
+    *,
+    crc32c: str,
+    advice: str,
 ) -> Rows:
     """The rows `wanted` of a stored table of `num_rows`, each compared with its check.
 
-    Asks a second time if the object has another size than the table, another CRC32C than `crc32c` where the storage
-    knows it, or if a row is wrong. Raises DamagedShard with `advice` if the second answer is wrong too, and the errors
-    of Storage.read.
+    Asks a second time if the object has another size than the table, another CRC32C than `crc32c`
+    where the storage knows it, or if a row is wrong. Raises DamagedShard with `advice` if the
+    second answer is wrong too, and the errors of Storage.read.
     """
     expected, start = num_bytes(dtype, num_rows), len(header(dtype, num_rows))
     first, stop = (start + number * dtype.itemsize for number in (wanted.start, wanted.stop))
@@ -92,12 +103,16 @@ def read_rows(
         return f"row {wanted.start + wrong.item(0)} does not fit its check" if len(wrong) else ""
 
     try:
-        answer = read_twice(lambda: storage.read_with_stat(name, first, stop), lambda found: not problem(found))
+        answer = read_twice(
+            lambda: storage.read_with_stat(name, first, stop), lambda found: not problem(found)
+        )
     except TransientError:
         raise
     except StorageError:  # a table that was cut lacks the range
         if (stored := storage.stat(name).num_bytes) != expected:
-            raise DamagedShard(f"{storage.url}/{name}: {stored} bytes, expected {expected}; {advice}") from None
+            raise DamagedShard(
+                f"{storage.url}/{name}: {stored} bytes, expected {expected}; {advice}"
+            ) from None
         raise
     if what := problem(answer):
         raise DamagedShard(f"{storage.url}/{name}: {what}; {advice}")

@@ -1,7 +1,7 @@
 """Reproducible tar bytes and an index from samples, and the byte range of every field from a tar.
 
-The tar is POSIX USTAR (IEEE 1003.1-1988): mode 0644, mtime 0, no owner, names of at most 100 bytes, the members
-of a sample adjacent, two zero blocks at the end. The bytes depend on the samples alone.
+The tar is POSIX USTAR (IEEE 1003.1-1988): mode 0644, mtime 0, no owner, names of at most 100 bytes,
+the members of a sample adjacent, two zero blocks at the end. The bytes depend on the samples alone.
 """
 
 import hashlib
@@ -29,15 +29,17 @@ MAX_MEMBER_BYTES = 8**11 - 1
 _SIZE = re.compile(rb"[0-7]{11}")
 _BEFORE_SIZE = b"0000644\0" + b"0000000\0" + b"0000000\0"
 _BEFORE_CHECKSUM = b"00000000000\0"
-_AFTER_CHECKSUM = b"0" + bytes(100) + b"ustar\x0000" + bytes(64) + b"0000000\0" + b"0000000\0" + bytes(167)
+_AFTER_CHECKSUM = (
+    b"0" + bytes(100) + b"ustar\x0000" + bytes(64) + b"0000000\0" + b"0000000\0" + bytes(167)
+)
 _FIXED_SUM = sum(_BEFORE_SIZE) + sum(_BEFORE_CHECKSUM) + sum(_AFTER_CHECKSUM) + 8 * ord(" ")
 
 
 class StoredSample(msgspec.Struct, frozen=True, kw_only=True):
     """One sample of a tar.
 
-    `fields` are (extension, content) in member order. `label` is -1 if there is none. `source` is the serial of the raw
-    sample in its split, `copy` is 0 or the number of this repeat of it.
+    `fields` are (extension, content) in member order. `label` is -1 if there is none. `source` is
+    the serial of the raw sample in its split, `copy` is 0 or the number of this repeat of it.
     """
 
     key: str
@@ -51,15 +53,21 @@ def header(name: bytes, num_bytes: int) -> bytes:
     """The 512-byte USTAR header of a regular file."""
     size = b"%011o\0" % num_bytes
     if len(name) > 100 or num_bytes > MAX_MEMBER_BYTES:
-        raise ConfigError(f"member {name!r} of {num_bytes} bytes does not fit a USTAR header (100 bytes, 8 GiB)")
+        raise ConfigError(
+            f"member {name!r} of {num_bytes} bytes does not fit a USTAR header (100 bytes, 8 GiB)"
+        )
     checksum = b"%06o\0 " % (_FIXED_SUM + sum(name) + sum(size))
-    return name.ljust(100, b"\0") + _BEFORE_SIZE + size + _BEFORE_CHECKSUM + checksum + _AFTER_CHECKSUM
+    return (
+        name.ljust(100, b"\0") + _BEFORE_SIZE + size + _BEFORE_CHECKSUM + checksum + _AFTER_CHECKSUM
+    )
 
 
 class TarBuilder:
-    """Turns samples into tar bytes one by one, and collects the facts for the index and the manifest.
+    """Turns samples into tar bytes one by one, and collects the facts for the index and the
+    manifest.
 
-    `fields` are the expected ones, in the order of the index's columns; others are appended as they occur.
+    `fields` are the expected ones, in the order of the index's columns; others are appended as they
+    occur.
     """
 
     def __init__(self, fields: Sequence[str]) -> None:
@@ -78,7 +86,11 @@ class TarBuilder:
         crc, image_crc = 0, None
         for field, content in sample.fields:
             size, before = len(content), crc
-            pieces += (header(f"{sample.key}.{field}".encode("ascii"), size), content, bytes(-size % BLOCK))
+            pieces += (
+                header(f"{sample.key}.{field}".encode("ascii"), size),
+                content,
+                bytes(-size % BLOCK),
+            )
             ranges[field] = (self.num_bytes + BLOCK, size)
             crc = extend_crc32c(crc, content)
             if image_crc is None and is_image_field(field):
@@ -88,8 +100,12 @@ class TarBuilder:
         self.add_row(numbers, sample.key, ranges)
         return self.count(b"".join(pieces))
 
-    def add_row(self, numbers: tuple[int, ...], key: str, ranges: dict[str, tuple[int, int]]) -> None:
-        """Adds the row of a sample: the columns before its key, its key, and (offset, size) of each of its fields."""
+    def add_row(
+        self, numbers: tuple[int, ...], key: str, ranges: dict[str, tuple[int, int]]
+    ) -> None:
+        """Adds the row of a sample: the columns before its key, its key, and (offset, size) of each
+        of its fields.
+        """
         columns = dict.fromkeys(self.fields, (0, 0)) | ranges
         self.fields = list(columns)
         self.num_content_bytes += sum(size for _, size in ranges.values())
@@ -101,7 +117,9 @@ class TarBuilder:
         return self.count(END)
 
     def take_index(self) -> np.ndarray:
-        """One record a sample, of which no other copy is kept; see `shardset.format.index.index_dtype`."""
+        """One record a sample, of which no other copy is kept; see
+        `shardset.format.index.index_dtype`.
+        """
         rows, self._rows = self._rows, []
         return index_array(rows, self.fields)
 
@@ -124,7 +142,9 @@ class TarBuilder:
 
 @dataclass(frozen=True, slots=True)
 class TarMember:
-    """One regular file in a tar: where its header and its content start, and the content's size in bytes."""
+    """One regular file in a tar: where its header and its content start, and the content's size in
+    bytes.
+    """
 
     key: str
     field: str
@@ -134,10 +154,11 @@ class TarMember:
 
 
 def members(data: bytes | memoryview, where: str) -> Iterator[TarMember]:
-    """The members of a shard in order; raises DamagedShard at the first byte that TarBuilder can't have written.
+    """The members of a shard in order; raises DamagedShard at the first byte that TarBuilder can't
+    have written.
 
-    Strict on purpose: anything but plain files with correct checksums, zero padding and two zero blocks at the end is
-    damage, because a lenient reader turns a flipped bit into a shorter shard.
+    Strict on purpose: anything but plain files with correct checksums, zero padding and two zero
+    blocks at the end is damage, because a lenient reader turns a flipped bit into a shorter shard.
     """
     view = memoryview(data)
     offset = 0
@@ -150,7 +171,10 @@ def members(data: bytes | memoryview, where: str) -> Iterator[TarMember]:
             raise DamagedShard(f"{where}: padding at byte {offset} is not zero")
         offset += padding
     if bytes(view[offset:]) != END:
-        raise DamagedShard(f"{where}: the end at byte {offset} is {len(view) - offset} bytes, expected 1024 zero bytes")
+        raise DamagedShard(
+            f"{where}: the end at byte {offset} is {len(view) - offset} bytes, expected 1024 zero"
+            " bytes"
+        )
 
 
 def sample_members(tar_members: Iterable[TarMember]) -> Iterator[list[TarMember]]:
@@ -163,13 +187,19 @@ def _member(view: memoryview, offset: int, where: str) -> TarMember:
     if len(block) < BLOCK:
         raise DamagedShard(f"{where}: cut at byte {len(view)}: no end mark; fetch or rebuild it")
     name, digits = block[:100].rstrip(b"\0"), block[124:135]
-    # Digits alone: Python also reads a sign, and a negative size would lead back to members that were seen before.
+    # Digits alone: Python also reads a sign, and a negative size would lead back to members that
+    # were seen before.
     if not _SIZE.fullmatch(digits):
-        raise DamagedShard(f"{where}: header at byte {offset} has no valid size ({digits!r}); fetch or rebuild it")
+        raise DamagedShard(
+            f"{where}: header at byte {offset} has no valid size ({digits!r}); fetch or rebuild it"
+        )
     size = int(digits, 8)
     if block != header(name, size) or not is_member(name.decode("ascii", "replace")):
         raise DamagedShard(f"{where}: header at byte {offset} is not what was written for {name!r}")
     if offset + BLOCK + size > len(view):
-        raise DamagedShard(f"{where}: cut at byte {len(view)} inside {name!r}, which ends at {offset + BLOCK + size}")
+        raise DamagedShard(
+            f"{where}: cut at byte {len(view)} inside {name!r}, which ends at"
+            f" {offset + BLOCK + size}"
+        )
     key, field = split_member(name.decode("ascii"))
     return TarMember(key, field, offset, offset + BLOCK, size)

@@ -1,7 +1,9 @@
-"""Where the versions of a shard set are: `manifest.json` is the newest, each older one is `versions/N.json`.
+"""Where the versions of a shard set are: `manifest.json` is the newest, each older one is
+`versions/N.json`.
 
-A version is published by one conditional replacement of `manifest.json`, after the version before it has been stored
-under its number. So there is always one newest version, and a version that is stored never changes.
+A version is published by one conditional replacement of `manifest.json`, after the version before
+it has been stored under its number. So there is always one newest version, and a version that is
+stored never changes.
 """
 
 import re
@@ -27,7 +29,10 @@ _TAG = re.compile(r"(?!\.)(?![0-9]+$)[A-Za-z0-9._-]{1,64}", re.ASCII)
 
 @prepared
 class Tag(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`versions/tags/NAME.json`: a name of one version, which `digest` identifies. It never moves."""
+    """`versions/tags/NAME.json`: a name of one version, which `digest` identifies.
+
+    It never moves.
+    """
 
     version: Annotated[int, msgspec.Meta(ge=1)]
     digest: str
@@ -50,24 +55,35 @@ def number_of(name: str) -> int | None:
 
 
 def is_tag(name: str) -> bool:
-    """Whether a tag can have that name: at most 64 ASCII letters, digits, `.`, `_` and `-`, and not a number."""
+    """Whether a tag can have that name: at most 64 ASCII letters, digits, `.`, `_` and `-`, and not
+    a number.
+    """
     return _TAG.fullmatch(name) is not None
 
 
 def split_address(url: str) -> tuple[str, str] | None:
-    """`gs://b/set@paper` as the address of the set and the tag or number of a version; None if it names none."""
+    """`gs://b/set@paper` as the address of the set and the tag or number of a version; None if it
+    names none.
+    """
     address, at, version = url.rpartition("@")
-    return (address, version) if at and address and (_NUMBER.fullmatch(version) or is_tag(version)) else None
+    return (
+        (address, version)
+        if at and address and (_NUMBER.fullmatch(version) or is_tag(version))
+        else None
+    )
 
 
 def resolve(storage: Storage, version: str) -> tuple[int, str | None]:
-    """The number that a tag or number means, and the digest of that version if a tag says it; raises ManifestError."""
+    """The number that a tag or number means, and the digest of that version if a tag says it;
+    raises ManifestError.
+    """
     if _NUMBER.fullmatch(version):
         return int(version), None
     tag = read_tag(storage, version)
     if tag is None:
         raise ManifestError(
-            f"{storage.url}: no version has the tag {version!r}; `python -m pipelines log {storage.url}` lists the tags"
+            f"{storage.url}: no version has the tag {version!r}; `python -m pipelines log"
+            f" {storage.url}` lists the tags"
         )
     return tag.version, tag.digest
 
@@ -80,7 +96,8 @@ def read_tag(storage: Storage, name: str) -> Tag | None:
         return None
     except JSON_ERRORS as error:
         raise ManifestError(
-            f"{storage.url}/{tag_path(name)}: not a tag ({error}); remove it and tag the version again"
+            f"{storage.url}/{tag_path(name)}: not a tag ({error}); remove it and tag the version"
+            " again"
         ) from error
 
 

@@ -1,7 +1,8 @@
-"""A view: the samples to take from a split of a shard set, in one Parquet file that any program can write.
+"""A view: the samples to take from a split of a shard set, in one Parquet file that any program can
+write.
 
-Its columns are `id` and, where wanted, `label`, `weight` and `split`. The footer holds a ViewHead as JSON under
-`shardset.view`. docs/views.md explains both.
+Its columns are `id` and, where wanted, `label`, `weight` and `split`. The footer holds a ViewHead
+as JSON under `shardset.view`. docs/views.md explains both.
 """
 
 import hashlib
@@ -32,7 +33,8 @@ Floats = NDArray[np.float32]
 
 @prepared
 class ViewHead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a view is of: a set, by an absolute address or one relative to the view's folder, and one of its splits.
+    """What a view is of: a set, by an absolute address or one relative to the view's folder, and
+    one of its splits.
 
     `digest` is that of the view (see `view_digest`); "" leaves it unchecked.
     """
@@ -64,7 +66,9 @@ class ViewRows(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ViewSplit:
-    """One split of a view or set: its samples, and their labels and weights by number; None where none is changed."""
+    """One split of a view or set: its samples, and their labels and weights by number; None where
+    none is changed.
+    """
 
     selection: Selection
     labels: Ints | None = None
@@ -73,7 +77,9 @@ class ViewSplit:
     @property
     def rows(self) -> ViewRows:
         """Its rows."""
-        return ViewRows(self.selection.id_of(np.arange(self.selection.num_kept)), self.labels, self.weights)
+        return ViewRows(
+            self.selection.id_of(np.arange(self.selection.num_kept)), self.labels, self.weights
+        )
 
     def labels_of(self, ids: Ints, stored: Ints) -> Ints:
         """The labels of samples of the split whose stored labels are given."""
@@ -85,7 +91,9 @@ class ViewSplit:
 
 
 def view_digest(parent_digest: str, splits: Mapping[str, ViewRows]) -> str:
-    """SHA-256 over the set, then by name each split with the little-endian values of its columns."""
+    """SHA-256 over the set, then by name each split with the little-endian values of
+    its columns.
+    """
     found = hashlib.sha256(parent_digest.encode())
     for name, rows in sorted(splits.items()):
         found.update(f"\n{name}\n".encode())
@@ -95,7 +103,8 @@ def view_digest(parent_digest: str, splits: Mapping[str, ViewRows]) -> str:
 
 
 def read_view(storage: Storage, name: str) -> tuple[ViewHead | None, dict[str, ViewRows]]:
-    """The head, None without one, and the rows of each split of a stored view; ManifestError for what is no view.
+    """The head, None without one, and the rows of each split of a stored view; ManifestError for
+    what is no view.
 
     Without a column `split`, all rows are of the split that the head names, "" without a head.
     """
@@ -107,7 +116,9 @@ def parse_view(data: bytes, where: str) -> tuple[ViewHead | None, dict[str, View
     from shardset.format.parquet import open_table, parquet_errors
 
     def fail(reason: str) -> ManifestError:
-        return ManifestError(f"{where}: not a view ({reason}); docs/views.md says what its columns are")
+        return ManifestError(
+            f"{where}: not a view ({reason}); docs/views.md says what its columns are"
+        )
 
     with parquet_errors(fail):
         file = open_table(data)
@@ -115,7 +126,9 @@ def parse_view(data: bytes, where: str) -> tuple[ViewHead | None, dict[str, View
         head = None if text is None else msgspec.json.decode(text, type=ViewHead)
         splits = _rows_by_split(file, "" if head is None else head.split)
     if head is not None and head.digest not in ("", view_digest(head.parent_digest, splits)):
-        raise ManifestError(f"{where}: its rows do not fit the digest in its footer; make the view again")
+        raise ManifestError(
+            f"{where}: its rows do not fit the digest in its footer; make the view again"
+        )
     return head, splits
 
 
@@ -126,11 +139,15 @@ def view_to_bytes(head: ViewHead, splits: Mapping[str, ViewRows]) -> bytes:
     from shardset.format.parquet import table_to_bytes
 
     arrays: dict[str, Any] = {}
-    for name, columns in zip(("id", "label", "weight"), zip(*splits.values(), strict=True), strict=True):
+    for name, columns in zip(
+        ("id", "label", "weight"), zip(*splits.values(), strict=True), strict=True
+    ):
         if columns[0] is not None:
             arrays[name] = np.concatenate(columns)
     if [*splits] != [head.split]:
-        codes = np.repeat(np.arange(len(splits), dtype=np.int32), [len(rows.ids) for rows in splits.values()])
+        codes = np.repeat(
+            np.arange(len(splits), dtype=np.int32), [len(rows.ids) for rows in splits.values()]
+        )
         arrays["split"] = pa.DictionaryArray.from_arrays(codes, [*splits])
     return table_to_bytes(
         pa.table(arrays).replace_schema_metadata({FOOTER: msgspec.json.encode(head)}),
@@ -150,7 +167,10 @@ def address_from(folder: str, parent: str) -> str:
 
 def relative_parent(folder: str, parent: str) -> str:
     """The parent that a view in `folder` names: relative to it, but for a set in another bucket."""
-    is_near = not (is_address(folder) or is_address(parent)) or folder.split("/")[:3] == parent.split("/")[:3]
+    is_near = (
+        not (is_address(folder) or is_address(parent))
+        or folder.split("/")[:3] == parent.split("/")[:3]
+    )
     return posixpath.relpath(parent, folder) if is_near else parent
 
 
@@ -167,7 +187,13 @@ def _rows_by_split(file: Any, split: str) -> dict[str, ViewRows]:
         raise ValueError("a weight is not above 0; leave out the samples that shall not count")
     names, rows, codes = [split], ViewRows(ids, labels, weights), None
     if "split" in columns:
-        column = file.read(columns=["split"]).column(0).cast("string").dictionary_encode().combine_chunks()
+        column = (
+            file.read(columns=["split"])
+            .column(0)
+            .cast("string")
+            .dictionary_encode()
+            .combine_chunks()
+        )
         names, codes = column.dictionary.to_pylist(), np.asarray(column.indices.fill_null(-1))
         if column.null_count or not all(map(is_split, names)):
             raise ValueError(f"{names} or null can't name its splits")
@@ -176,11 +202,16 @@ def _rows_by_split(file: Any, split: str) -> dict[str, ViewRows]:
         rows, codes = rows.at(order), None if codes is None else codes[order]
         if (again := rows.ids[1:][np.diff(rows.ids) == 0]).size:
             raise ValueError(f"it lists id {again[0]} twice")
-    return {name: rows if codes is None else rows.at(codes == code) for code, name in enumerate(names)}
+    return {
+        name: rows if codes is None else rows.at(codes == code) for code, name in enumerate(names)
+    }
 
 
 def _column(file: Any, name: str, kind: type) -> Any:
-    """A column as an array, None if there is none. Read by the batch, because a view may be large."""
+    """A column as an array, None if there is none.
+
+    Read by the batch, because a view may be large.
+    """
     if name not in file.schema_arrow.names:
         return None
     if file.schema_arrow.field(name).type == "bool":
@@ -190,7 +221,8 @@ def _column(file: Any, name: str, kind: type) -> Any:
         column = batch.column(0).cast(np.dtype(kind).name)
         if column.null_count:
             raise ValueError(f"{name} is null in a row")
-        values[start : start + len(column)] = np.from_dlpack(column)  # to_numpy imports pandas: 40 MB, 0.3 s
+        # to_numpy imports pandas: 40 MB, 0.3 s
+        values[start : start + len(column)] = np.from_dlpack(column)
         start += len(column)
     if start != len(values):
         raise ValueError(f"{name} has {start} of {len(values)} values")

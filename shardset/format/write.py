@@ -1,4 +1,5 @@
-"""Writes a shard, and the table and the totals of a split; whoever builds a set calls these and publishes the manifest.
+"""Writes a shard, and the table and the totals of a split; whoever builds a set calls these and
+publishes the manifest.
 
 Nothing here knows a plan or a pipeline: samples arrive in the order in which they are stored.
 """
@@ -27,7 +28,9 @@ _ROWS_AT_ONCE = 4096
 
 
 class WrittenShard(NamedTuple):
-    """A shard with what its split adds up: `fields` in the order of the index, and the bytes of their contents."""
+    """A shard with what its split adds up: `fields` in the order of the index, and the bytes of
+    their contents.
+    """
 
     shard: Shard
     fields: Sequence[str]
@@ -37,9 +40,11 @@ class WrittenShard(NamedTuple):
 def write_shard(
     path: str, samples: Iterable[StoredSample], fields: Sequence[str], writer: OpenWriter
 ) -> tuple[WrittenShard, NDArray[np.int64]]:
-    """Writes the tar of some samples and its index, and returns what they are and the label of each sample.
+    """Writes the tar of some samples and its index, and returns what they are and the label of each
+    sample.
 
-    `fields` are those of the split. `first_id` of the shard is 0, because it follows from the shards before.
+    `fields` are those of the split. `first_id` of the shard is 0, because it follows from the
+    shards before.
     """
     builder = TarBuilder(fields)
     with writer(path) as out:
@@ -50,7 +55,9 @@ def write_shard(
     return write_index(path, builder, rows, writer), rows["label"]
 
 
-def write_index(path: str, builder: TarBuilder, rows: NDArray[np.void], writer: OpenWriter) -> WrittenShard:
+def write_index(
+    path: str, builder: TarBuilder, rows: NDArray[np.void], writer: OpenWriter
+) -> WrittenShard:
     """Writes the index of the tar that a builder has finished, and returns what both are."""
     index, index_path = index_to_bytes(rows), naming.index_path(path)
     with writer(index_path) as out:
@@ -62,7 +69,9 @@ def write_index(path: str, builder: TarBuilder, rows: NDArray[np.void], writer: 
         crc32c=builder.crc32c,
         sha256=builder.sha256,
         first_id=0,
-        index=IndexFile(path=index_path, num_bytes=len(index), crc32c=crc32c_text(crc32c_of(index))),
+        index=IndexFile(
+            path=index_path, num_bytes=len(index), crc32c=crc32c_text(crc32c_of(index))
+        ),
     )
     return WrittenShard(shard, builder.fields, builder.num_content_bytes)
 
@@ -86,10 +95,11 @@ def write_split(
     num_dropped: int = 0,
     num_repeats: int = 0,
 ) -> Split:
-    """Writes the table of the shards of a split, and returns what the manifest says about them, in constant memory.
+    """Writes the table of the shards of a split, and returns what the manifest says about them, in
+    constant memory.
 
-    `pattern` and `table_path` are the names of the tars and of the table. The promise `equal` is added where the sizes
-    keep it.
+    `pattern` and `table_path` are the names of the tars and of the table. The promise `equal` is
+    added where the sizes keep it.
     """
     num_done = num_samples = num_content_bytes = num_tar_bytes = max_tar_bytes = max_index_bytes = 0
     fields: dict[str, None] = {}

@@ -1,7 +1,8 @@
 """The frame of the pages of both programs: one self-contained, accessible HTML file.
 
-A page has no script and no external resource, and its content security policy makes browsers enforce that. Templates
-escape every value, because keys, class names and error messages come from raw input.
+A page has no script and no external resource, and its content security policy makes browsers
+enforce that. Templates escape every value, because keys, class names and error messages come from
+raw input.
 """
 
 import base64
@@ -32,7 +33,10 @@ _MARKED_BYTES = 1024
 
 
 class Finding(NamedTuple):
-    """One sentence of a summary. `level` is `good`, `note` or `bad`; `anchor` is the id of its section."""
+    """One sentence of a summary.
+
+    `level` is `good`, `note` or `bad`; `anchor` is the id of its section.
+    """
 
     level: str
     text: str
@@ -47,8 +51,14 @@ class Picture(NamedTuple):
 
 
 def render(package: str, template: str, **values: Any) -> bytes:
-    """The page as UTF-8. `template` is a file of `package` that extends `page.html`; it gets `values`."""
-    sources = {name: _text("shardset.html", f"templates/{name}") for name in ("page.html", "parts.html", "page.css")}
+    """The page as UTF-8.
+
+    `template` is a file of `package` that extends `page.html`; it gets `values`.
+    """
+    sources = {
+        name: _text("shardset.html", f"templates/{name}")
+        for name in ("page.html", "parts.html", "page.css")
+    }
     environment = jinja2.Environment(
         loader=jinja2.DictLoader({**sources, template: _text(package, template)}),
         autoescape=lambda name: name is None or name.endswith(".html"),
@@ -57,43 +67,53 @@ def render(package: str, template: str, **values: Any) -> bytes:
         lstrip_blocks=True,
     )
     environment.filters |= {"clip": clip, "size": size, "count": count}
-    return environment.get_template(template).render(tool=_TOOL, **values).encode("utf-8", "replace")
+    return (
+        environment.get_template(template).render(tool=_TOOL, **values).encode("utf-8", "replace")
+    )
 
 
 def output_of(storage: Storage, output: str | None, *, force: bool) -> tuple[Storage, str]:
     """The folder and name of a page: the file `output`, or `report.html` in `storage`.
 
-    Raises ConfigError if the page would replace anything but a page or an empty file, unless forced.
+    Raises ConfigError if the page would replace anything but a page or an empty file, unless
+    forced.
     """
     target, name = (storage, naming.REPORT) if output is None else open_file(output)
     try:
         num_bytes = target.stat(name).num_bytes
         is_ours = not num_bytes or _MARK in target.read(name, 0, min(_MARKED_BYTES, num_bytes))
     except NotFound:
-        is_ours = target.is_remote or not os.path.exists(f"{target.url}/{name}")  # a folder or a device
+        # a folder or a device
+        is_ours = target.is_remote or not os.path.exists(f"{target.url}/{name}")
     if is_ours or force:
         return target, name
     raise ConfigError(
-        f"{target.url}/{name}: not a page of shardset; choose another --output, or replace it with --force"
+        f"{target.url}/{name}: not a page of shardset; choose another --output, or replace it with"
+        " --force"
     )
 
 
 def picture(image: Image.Image) -> Picture:
     """A small image as the page embeds it: a WebP, lossless if it is tiny."""
     buffer = io.BytesIO()
-    image.save(buffer, "WEBP", lossless=image.width * image.height <= LOSSLESS_PIXELS, quality=70, method=4)
+    image.save(
+        buffer, "WEBP", lossless=image.width * image.height <= LOSSLESS_PIXELS, quality=70, method=4
+    )
     content = base64.b64encode(buffer.getvalue()).decode("ascii")
     return Picture(f"data:image/webp;base64,{content}", max(image.size) < SHARP_SIDE)
 
 
 def clip(text: object, letters: int = MAX_LETTERS) -> str:
-    """At most that many letters of a text, with control characters, which HTML can't hold, replaced."""
+    """At most that many letters of a text, with control characters, which HTML can't hold,
+    replaced.
+    """
     plain = "".join(map(_shown, str(text)[:letters]))
     return plain if len(str(text)) <= letters else plain[:-1] + "…"
 
 
 def _shown(letter: str) -> str:
-    # To Python every space but the plain one is unprintable, such as the no-break space and the ideographic space.
+    # To Python every space but the plain one is unprintable, such as the no-break space and the
+    # ideographic space.
     is_shown = letter.isprintable() or unicodedata.category(letter) == "Zs"
     return letter if is_shown else "\N{REPLACEMENT CHARACTER}"
 

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 WIDTH, HEIGHT = 380, 240
-"""Small enough that letters of 12 units stay readable when a phone shrinks the plot to its width."""
+"""Small enough that letters of 12 units stay readable when a phone shrinks the plot to its width.
+"""
 
 LEFT, RIGHT, TOP, BOTTOM = 52, 366, 14, 200
 """The frame of the curves."""
@@ -24,7 +25,9 @@ Point = tuple[float, float]
 
 
 class Mark(NamedTuple):
-    """A position in the units of the plot, and its text: of a mark of an axis, or of a dot of a curve."""
+    """A position in the units of the plot, and its text: of a mark of an axis, or of a dot of a
+    curve.
+    """
 
     x: float
     y: float
@@ -65,7 +68,9 @@ class Bars(NamedTuple):
 
 def curves(title: str, series: Mapping[str, Sequence[Point]], *, x_label: str) -> Plot:
     """One curve per series, thinned to MAX_POINTS; leaves out values that are not finite."""
-    drawn = {name: thinned([p for p in points if math.isfinite(p[1])]) for name, points in series.items()}
+    drawn = {
+        name: thinned([p for p in points if math.isfinite(p[1])]) for name, points in series.items()
+    }
     points = list(itertools.chain(*drawn.values())) or [(0.0, 0.0)]
     low = min(x for x, _ in points)
     high = max(low + 1, *(x for x, _ in points))
@@ -79,25 +84,43 @@ def curves(title: str, series: Mapping[str, Sequence[Point]], *, x_label: str) -
 
     def curve(name: str, points: Sequence[Point]) -> Curve:
         dots = [Mark(x(px), y(py), f"{name} at {short(px)}: {py:.5g}") for px, py in points]
-        return Curve(" ".join(f"{dot.x},{dot.y}" for dot in dots), dots if len(dots) <= MAX_DOTS else dots[-1:])
+        return Curve(
+            " ".join(f"{dot.x},{dot.y}" for dot in dots),
+            dots if len(dots) <= MAX_DOTS else dots[-1:],
+        )
 
     return Plot(
         title=title,
-        description=" ".join(_course(name, points) for name, points in drawn.items() if points) or "No values.",
+        description=" ".join(_course(name, points) for name, points in drawn.items() if points)
+        or "No values.",
         x_label=x_label,
-        x_marks=[Mark(x(value), BOTTOM, short(value)) for value in ticks(low, high) if low <= value <= high],
+        x_marks=[
+            Mark(x(value), BOTTOM, short(value))
+            for value in ticks(low, high)
+            if low <= value <= high
+        ],
         y_marks=[Mark(LEFT, y(value), short(value)) for value in levels],
         curves={name: curve(name, points) for name, points in drawn.items()},
     )
 
 
 def histogram(caption: str, label: str, series: Mapping[str, Sequence[float]]) -> Bars:
-    """The number of values in each of BINS intervals of equal width; one row if all values are equal."""
+    """The number of values in each of BINS intervals of equal width; one row if all values are
+    equal.
+    """
     every = [*itertools.chain(*series.values())]
     edges = np.linspace(min(every), max(every), BINS + 1 if max(every) > min(every) else 2)
     counts = [np.histogram(values, edges)[0].tolist() for values in series.values()]
-    names = [f"{a:,.4g}" if a == b else f"{a:,.4g} to {b:,.4g}" for a, b in itertools.pairwise(edges.tolist())]
-    return Bars(caption, label, list(series), list(zip(names, map(list, zip(*counts, strict=True)), strict=True)))
+    names = [
+        f"{a:,.4g}" if a == b else f"{a:,.4g} to {b:,.4g}"
+        for a, b in itertools.pairwise(edges.tolist())
+    ]
+    return Bars(
+        caption,
+        label,
+        list(series),
+        list(zip(names, map(list, zip(*counts, strict=True)), strict=True)),
+    )
 
 
 def short(value: float) -> str:
@@ -124,8 +147,14 @@ def thinned(points: Sequence[Point], most: int = MAX_POINTS) -> list[Point]:
     if len(points) <= most:
         return list(points)
     size = math.ceil((len(points) - 1) / (most - 1))
-    groups = [points[start : min(start + size, len(points) - 1)] for start in range(0, len(points) - 1, size)]
-    return [*((fmean(x for x, _ in group), fmean(y for _, y in group)) for group in groups), points[-1]]
+    groups = [
+        points[start : min(start + size, len(points) - 1)]
+        for start in range(0, len(points) - 1, size)
+    ]
+    return [
+        *((fmean(x for x, _ in group), fmean(y for _, y in group)) for group in groups),
+        points[-1],
+    ]
 
 
 def _course(name: str, points: Sequence[Point]) -> str:

@@ -1,4 +1,6 @@
-"""The blocks of one epoch in their keyed order: the ids at each position, and the reads that bring them."""
+"""The blocks of one epoch in their keyed order: the ids at each position, and the reads that bring
+them.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,8 +26,8 @@ Ints = NDArray[np.int64]
 class RangeReads(NamedTuple):
     """Ranged reads: each covers the positions [start, stop) of a shard. All columns are int64 [n].
 
-    `first` is the position in the sequence at which a read begins; `num_samples` is `stop - start` without samples
-    that are quarantined or not in the view.
+    `first` is the position in the sequence at which a read begins; `num_samples` is `stop - start`
+    without samples that are quarantined or not in the view.
     """
 
     shard: Ints
@@ -37,7 +39,9 @@ class RangeReads(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _SortedBuckets:
-    """Some sorted buckets: their blocks in the order of the sequence, and where each block begins there."""
+    """Some sorted buckets: their blocks in the order of the sequence, and where each block begins
+    there.
+    """
 
     has_bucket: NDArray[np.bool_]
     blocks: Ints
@@ -47,20 +51,34 @@ class _SortedBuckets:
 class BlockLayout:
     """The sequence of an epoch, block by block, without sorting all blocks.
 
-    The top bits of its hash put each block into a bucket; only the bucket is kept, in two bytes a block. A request for
-    positions collects the blocks of their buckets, hashes them again, sorts them and keeps them until it needs another
-    bucket. It sorts the next buckets along with them, so that a reader that goes through an epoch seldom waits.
+    The top bits of its hash put each block into a bucket; only the bucket is kept, in two bytes a
+    block. A request for positions collects the blocks of their buckets, hashes them again, sorts
+    them and keeps them until it needs another bucket. It sorts the next buckets along with them, so
+    that a reader that goes through an epoch seldom waits.
     """
 
-    def __init__(self, first_ids: Ints, selection: Selection, *, block_size: int, seed: int | None, epoch: int) -> None:
+    def __init__(
+        self,
+        first_ids: Ints,
+        selection: Selection,
+        *,
+        block_size: int,
+        seed: int | None,
+        epoch: int,
+    ) -> None:
         self.first_ids, self.selection = first_ids, selection
         self.block_size, self.seed, self.epoch = block_size, seed, epoch
         shards = np.arange(len(first_ids) - 1, dtype=np.int64)
-        # Where the first block of each shard would begin, before the shard: another place in each epoch.
+        # Where the first block of each shard would begin, before the shard: another place in each
+        # epoch.
         self.phases = np.zeros_like(shards)
         if seed is not None:
-            self.phases = (hash64(seed, epoch, Purpose.PHASE, shards) % np.uint64(block_size)).astype(np.int64)
-        self.first_blocks = np.concatenate([[0], np.cumsum(-(-(np.diff(first_ids) + self.phases) // block_size))])
+            self.phases = (
+                hash64(seed, epoch, Purpose.PHASE, shards) % np.uint64(block_size)
+            ).astype(np.int64)
+        self.first_blocks = np.concatenate(
+            [[0], np.cumsum(-(-(np.diff(first_ids) + self.phases) // block_size))]
+        )
         self.num_blocks = int(self.first_blocks[-1])
         bits = min(_MAX_BUCKET_BITS, max(0, self.num_blocks.bit_length() - _BLOCKS_PER_BUCKET_BITS))
         # The stored order uses the block's own number as its hash, which has fewer bits.
@@ -89,7 +107,11 @@ class BlockLayout:
         candidates = candidates[np.argsort(buckets.blocks[candidates])]
         numbers = candidates[np.searchsorted(buckets.blocks[candidates], blocks)]
         starts: Ints = buckets.starts[numbers]
-        return starts + self.selection.num_before(ids) - self.selection.num_before(self._id_ranges(blocks)[0])
+        return (
+            starts
+            + self.selection.num_before(ids)
+            - self.selection.num_before(self._id_ranges(blocks)[0])
+        )
 
     def reads_of(self, positions: Ints, begin: Ints, end: Ints) -> RangeReads:
         """For each position the read of the part of its block inside [begin, end)."""
@@ -101,10 +123,16 @@ class BlockLayout:
         first = np.maximum(starts, begin)
         last = np.minimum(starts + self._sizes(blocks), end) - 1
         numbers = self.selection.num_before(self._id_ranges(blocks)[0]) - starts
-        start, stop = self.selection.id_of(numbers + first), self.selection.id_of(numbers + last) + 1
+        start, stop = (
+            self.selection.id_of(numbers + first),
+            self.selection.id_of(numbers + last) + 1,
+        )
         num_samples = last + 1 - first
-        if self.selection.digest and (stop - start > (1 + GAP_SHARE) * num_samples).any():  # quarantine makes no gaps
-            start, stop, first, num_samples = self._cut_at_gaps(positions, first, num_samples, numbers)
+        # quarantine makes no gaps
+        if self.selection.digest and (stop - start > (1 + GAP_SHARE) * num_samples).any():
+            start, stop, first, num_samples = self._cut_at_gaps(
+                positions, first, num_samples, numbers
+            )
         shard = self._in_shards(blocks)[0]
         low = self.first_ids[shard]
         return RangeReads(shard, start - low, stop - low, first, num_samples)
@@ -114,8 +142,9 @@ class BlockLayout:
     ) -> tuple[Ints, Ints, Ints, Ints]:
         """(start, stop, first, num_samples) of the read that brings each position.
 
-        Reads go on over the smallest gaps of their block first, as many as GAP_SHARE allows. `first` and `num_samples`
-        are those of the whole block, `numbers` what turns its positions into numbers of taken ids.
+        Reads go on over the smallest gaps of their block first, as many as GAP_SHARE allows.
+        `first` and `num_samples` are those of the whole block, `numbers` what turns its positions
+        into numbers of taken ids.
         """
         _, once, owners = np.unique(first, return_index=True, return_inverse=True)
         sizes = num_samples[once]
@@ -151,14 +180,18 @@ class BlockLayout:
         short = np.unique(np.concatenate([self.first_blocks[:-1], self.first_blocks[1:] - 1]))
         begins, ends = self._id_ranges(short)
         num_missing = np.bincount(
-            self.bucket_of_block[short], weights=self.block_size - (ends - begins), minlength=num_buckets
+            self.bucket_of_block[short],
+            weights=self.block_size - (ends - begins),
+            minlength=num_buckets,
         ).astype(np.int64)
         return np.concatenate([[0], np.cumsum(counts * self.block_size - num_missing - listed)])
 
     def _hashes(self, blocks: Ints) -> NDArray[np.uint64]:
         if self.seed is None:
             return blocks.astype(np.uint64)
-        hashes: NDArray[np.uint64] = hash64(self.seed, self.epoch, Purpose.BLOCK, *self._in_shards(blocks))
+        hashes: NDArray[np.uint64] = hash64(
+            self.seed, self.epoch, Purpose.BLOCK, *self._in_shards(blocks)
+        )
         return hashes
 
     def _hashes_between(self, start: int, stop: int) -> NDArray[np.uint64]:
@@ -178,7 +211,9 @@ class BlockLayout:
 
     def _chunks(self) -> Iterator[tuple[int, int]]:
         last = self.num_blocks
-        return ((start, min(last, start + _BLOCKS_AT_ONCE)) for start in range(0, last, _BLOCKS_AT_ONCE))
+        return (
+            (start, min(last, start + _BLOCKS_AT_ONCE)) for start in range(0, last, _BLOCKS_AT_ONCE)
+        )
 
     def _buckets_of(self, hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
         return hashes >> self.shift if self.shift < 64 else np.zeros_like(hashes)
@@ -208,7 +243,8 @@ class BlockLayout:
 
     def _sorted_buckets(self, buckets: Ints) -> _SortedBuckets:
         """At least these buckets, sorted."""
-        sorted_buckets = self._sorted  # read once: another thread may ask for other buckets meanwhile
+        # read once: another thread may ask for other buckets meanwhile
+        sorted_buckets = self._sorted
         present = sorted_buckets.has_bucket[buckets]
         if not present.all():
             wanted = np.zeros(len(sorted_buckets.has_bucket), dtype=bool)
@@ -220,7 +256,10 @@ class BlockLayout:
 
     def _sort(self, wanted: NDArray[np.bool_]) -> _SortedBuckets:
         blocks = np.concatenate(
-            [start + np.flatnonzero(wanted.take(self.bucket_of_block[start:stop])) for start, stop in self._chunks()]
+            [
+                start + np.flatnonzero(wanted.take(self.bucket_of_block[start:stop]))
+                for start, stop in self._chunks()
+            ]
         )
         hashes, sizes = self._hashes(blocks), self._sizes(blocks)
         order = np.argsort(hashes, kind="stable")

@@ -1,7 +1,7 @@
 """The order and the memory of one reader of a split, from the options of a stream.
 
-Pure numbers: `shardset/stream` reads by them, `python -m pipelines estimate` shows them in advance. L is `num_lanes`,
-q `block_size`, w `window`.
+Pure numbers: `shardset/stream` reads by them, `python -m pipelines estimate` shows them in advance.
+L is `num_lanes`, q `block_size`, w `window`.
 """
 
 import sys
@@ -16,7 +16,9 @@ from shardset.order.selection import Selection
 
 MIB = 1 << 20
 BUDGET_BYTES = 4 << 30
-"""Not from the memory of the machine, or readers whose machines differ would have different orders (decision 13)."""
+"""Not from the memory of the machine, or readers whose machines differ would have different orders
+(decision 13).
+"""
 
 READ_BYTES = 4 << 20
 DEFAULT_WINDOW = 256
@@ -30,10 +32,11 @@ PREFETCH = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderOptions:
-    """What the order of a split follows from, besides its shards; the same for all of `world_size` equal readers.
+    """What the order of a split follows from, besides its shards; the same for all of `world_size`
+    equal readers.
 
-    `budget_bytes` is the memory of each of them; it chooses `num_lanes`, `block_size` and `window` (L, q and w of
-    docs/order.md) where they are None. `Order` says what the others mean.
+    `budget_bytes` is the memory of each of them; it chooses `num_lanes`, `block_size` and `window`
+    (L, q and w of docs/order.md) where they are None. `Order` says what the others mean.
     """
 
     global_batch_size: int
@@ -50,7 +53,9 @@ class OrderOptions:
     def __post_init__(self) -> None:
         for name in ("num_lanes", "block_size", "augment_repeats"):
             if (value := getattr(self, name)) is not None and value < 1:
-                raise ConfigError(f"{name} is {value}, expected at least 1; leave it out for the default")
+                raise ConfigError(
+                    f"{name} is {value}, expected at least 1; leave it out for the default"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +74,14 @@ class Memory:
         return self.raw + self.decoded + self.indexes + self.cache
 
     def __str__(self) -> str:
-        parts = (f"{getattr(self, name) / 2**20:,.0f} MiB {name}" for name in ("raw", "decoded", "indexes", "cache"))
-        return f"memory: {', '.join(parts)}; {self.total / 2**20:,.0f} of {self.budget / 2**20:,.0f} MiB"
+        parts = (
+            f"{getattr(self, name) / 2**20:,.0f} MiB {name}"
+            for name in ("raw", "decoded", "indexes", "cache")
+        )
+        return (
+            f"memory: {', '.join(parts)}; {self.total / 2**20:,.0f} of"
+            f" {self.budget / 2**20:,.0f} MiB"
+        )
 
 
 def held_bytes(mean_bytes: float, *, num_lanes: int, block_size: int, window: int) -> int:
@@ -79,18 +90,25 @@ def held_bytes(mean_bytes: float, *, num_lanes: int, block_size: int, window: in
 
 
 def steps_at_once(order: Order) -> int:
-    """The number of steps that a running reader plans together, to look into each index once for all of them."""
+    """The number of steps that a running reader plans together, to look into each index once for
+    all of them.
+    """
     return max(1, min(order.window // order.rows_per_step, MAX_STEPS_AT_ONCE))
 
 
 def fit_order(
-    shard_sizes: Sequence[int], options: OrderOptions, *, stored_bytes: int, view: Selection | None = None
+    shard_sizes: Sequence[int],
+    options: OrderOptions,
+    *,
+    stored_bytes: int,
+    view: Selection | None = None,
 ) -> Order:
-    """The order of a split whose tars hold `stored_bytes`; chooses L, q and w by the budget where they are None.
+    """The order of a split whose tars hold `stored_bytes`; chooses L, q and w by the budget where
+    they are None.
 
-    L and w are those of a split of any size where all of it fits into the budget for raw bytes, which is 9/16 of the
-    budget, so that four readers of ImageNet's images (116 KB) have the full window. q makes reads of about 4 MiB.
-    Raises ConfigError where the numbers can't make an order.
+    L and w are those of a split of any size where all of it fits into the budget for raw bytes,
+    which is 9/16 of the budget, so that four readers of ImageNet's images (116 KB) have the full
+    window. q makes reads of about 4 MiB. Raises ConfigError where the numbers can't make an order.
     """
     raw_bytes = 9 * options.budget_bytes // 16
     mean_bytes = max(1.0, stored_bytes / max(1, sum(shard_sizes)))
@@ -125,17 +143,20 @@ def fit_memory(
     cache_bytes: int | None = None,
     prefetch: int = PREFETCH,
 ) -> Memory:
-    """The memory of the reader of a part of each global batch; raises BudgetTooSmall, which names a sufficient budget.
+    """The memory of the reader of a part of each global batch; raises BudgetTooSmall, which names a
+    sufficient budget.
 
-    `image_bytes` is the size of one decoded image, `cache_bytes` that of all together (None if they can't be kept);
-    they are kept where the rest of the budget has room for all.
+    `image_bytes` is the size of one decoded image, `cache_bytes` that of all together (None if they
+    can't be kept); they are kept where the rest of the budget has room for all.
     """
     num_samples, budget_bytes = int(order.first_ids[-1]), options.budget_bytes
     mean_bytes = stored_bytes / num_samples
 
     def needed(order: Order, budget: int) -> Memory:
         lanes = len(order.part_lanes(part))
-        held = held_bytes(mean_bytes, num_lanes=lanes, block_size=order.block_size, window=order.window)
+        held = held_bytes(
+            mean_bytes, num_lanes=lanes, block_size=order.block_size, window=order.window
+        )
         return Memory(
             raw=min(held, stored_bytes) + int(len(part) * mean_bytes),
             decoded=(prefetch + 2) * len(part) * image_bytes,
@@ -145,30 +166,42 @@ def fit_memory(
         )
 
     def fits(budget: int) -> bool:
-        wider = fit_order(order.shard_sizes, replace(options, budget_bytes=budget), stored_bytes=stored_bytes)
+        wider = fit_order(
+            order.shard_sizes, replace(options, budget_bytes=budget), stored_bytes=stored_bytes
+        )
         return needed(wider, budget).total <= budget
 
     memory = needed(order, budget_bytes)
     if memory.total > budget_bytes:
         enough = _enough(budget_bytes, fits)
         raise BudgetTooSmall(
-            f"{memory}; raise budget_bytes to {enough} ({enough // MIB:,} MiB: --set budget_bytes={enough} of a "
-            f"run, --budget-bytes {enough} of `estimate`), or lower window, num_lanes, prefetch or the batch size",
+            f"{memory}; raise budget_bytes to {enough} ({enough // MIB:,} MiB: --set"
+            f" budget_bytes={enough} of a run, --budget-bytes {enough} of `estimate`), or lower"
+            " window, num_lanes, prefetch or the batch size",
             enough,
         )
     ahead = int(READ_AHEAD * len(part) * mean_bytes)
     memory = replace(memory, raw=memory.raw + min(ahead, budget_bytes - memory.total))
     left = budget_bytes - memory.total
-    return replace(memory, cache=cache_bytes if cache_bytes is not None and cache_bytes <= left else 0)
+    return replace(
+        memory, cache=cache_bytes if cache_bytes is not None and cache_bytes <= left else 0
+    )
 
 
 def _fit_lanes(room: int, block_size: int, options: OrderOptions) -> int:
-    """L: the default, or fewer where the blocks of one reader's lanes are more than the samples it has room for.
+    """L: the default, or fewer where the blocks of one reader's lanes are more than the samples it
+    has room for.
 
-    Grows with the batch while half of the readers, after a loss, could still hold all lanes with the full window.
+    Grows with the batch while half of the readers, after a loss, could still hold all lanes with
+    the full window.
     """
-    world_size, size = options.world_size, max(1, options.global_batch_size // options.augment_repeats)
-    most, wide = (world_size * (room // held) for held in (block_size, 2 * (block_size + DEFAULT_WINDOW)))
+    world_size, size = (
+        options.world_size,
+        max(1, options.global_batch_size // options.augment_repeats),
+    )
+    most, wide = (
+        world_size * (room // held) for held in (block_size, 2 * (block_size + DEFAULT_WINDOW))
+    )
     return default_lanes(size, world_size, min(max(world_size, most), MAX_DEFAULT_LANES), wide)
 
 

@@ -1,8 +1,9 @@
 """The epoch order: (epoch, step, slots) -> sample ids, weights and the reads that bring them.
 
-Pure integers, one function of (shard sizes, ids that are left out, seed, epoch, L, q, w), whatever the number of
-replicas, hosts or threads. `docs/order.md` explains it with a picture. The vectors in
-`tests/shardset/order/test_epoch.py` fix the numbers; changing any of them raises `permutation.ORDER_VERSION`.
+Pure integers, one function of (shard sizes, ids that are left out, seed, epoch, L, q, w), whatever
+the number of replicas, hosts or threads. `docs/order.md` explains it with a picture. The vectors in
+`tests/shardset/order/test_epoch.py` fix the numbers; changing any of them raises
+`permutation.ORDER_VERSION`.
 """
 
 from collections.abc import Sequence
@@ -28,10 +29,12 @@ LastBatch = Literal["pad", "drop"]
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """Consecutive slots of a global batch, lane by lane: arrays [n], or [batches, n] for several batches.
+    """Consecutive slots of a global batch, lane by lane: arrays [n], or [batches, n] for several
+    batches.
 
-    `weights` are 0 where a slot repeats a sample only to keep the shape. `lanes` and `rows` locate the slots in the
-    epoch, whatever the world size, `positions` in its sequence of samples. `repeats` counts the slots of one sample.
+    `weights` are 0 where a slot repeats a sample only to keep the shape. `lanes` and `rows` locate
+    the slots in the epoch, whatever the world size, `positions` in its sequence of samples.
+    `repeats` counts the slots of one sample.
     """
 
     ids: Ints
@@ -43,11 +46,18 @@ class Slots:
 
     def __getitem__(self, batch: int | Sequence[int]) -> "Slots":
         """The slots of one batch of several, or of some of them."""
-        ids, weights, rows, positions = self.ids[batch], self.weights[batch], self.rows[batch], self.positions[batch]
+        ids, weights, rows, positions = (
+            self.ids[batch],
+            self.weights[batch],
+            self.rows[batch],
+            self.positions[batch],
+        )
         return Slots(ids, weights, self.lanes, rows, positions, self.repeats)
 
 
-def slot_key(seed: int, epoch: int, rows: Ints, lanes: Ints, draw: Ints | int) -> NDArray[np.uint64]:
+def slot_key(
+    seed: int, epoch: int, rows: Ints, lanes: Ints, draw: Ints | int
+) -> NDArray[np.uint64]:
     """64 keyed random bits for draw number `draw` of each slot; of the broadcast shape."""
     bits: NDArray[np.uint64] = hash64(seed, epoch, Purpose.SLOT, rows, lanes, draw)
     return bits
@@ -57,9 +67,9 @@ def slot_key(seed: int, epoch: int, rows: Ints, lanes: Ints, draw: Ints | int) -
 class Order:
     """The order of every epoch over one split.
 
-    `seed=None` is the stored order, for evaluation; `window` must then be 0, because nothing moves. Each sample takes
-    `augment_repeats` slots next to each other. `view` has the ids that a view of the split takes, None for all. Raises
-    ConfigError for numbers that can't make an order.
+    `seed=None` is the stored order, for evaluation; `window` must then be 0, because nothing moves.
+    Each sample takes `augment_repeats` slots next to each other. `view` has the ids that a view of
+    the split takes, None for all. Raises ConfigError for numbers that can't make an order.
     """
 
     shard_sizes: Sequence[int]
@@ -122,11 +132,15 @@ class Order:
         """Where lanes begin in the sequence; lane `num_lanes` would begin at its end."""
         return self.num_samples * np.asarray(lanes, dtype=np.int64) // self.num_lanes
 
-    def positions(self, epoch: int, lanes: Ints, start: int, stop: int) -> tuple[Ints, NDArray[np.bool_]]:
-        """Rows [start, stop) of some lanes: positions in the sequence, and whether a sample is there.
+    def positions(
+        self, epoch: int, lanes: Ints, start: int, stop: int
+    ) -> tuple[Ints, NDArray[np.bool_]]:
+        """Rows [start, stop) of some lanes: positions in the sequence, and whether a sample is
+        there.
 
-        Both are [len(lanes), stop - start]. Past the end of a lane the position is that of its last row (for an empty
-        lane, a neighbour's sample). Costs O(len(lanes) * (stop - start + 2 * window)).
+        Both are [len(lanes), stop - start]. Past the end of a lane the position is that of its last
+        row (for an empty lane, a neighbour's sample). Costs O(len(lanes) * (stop - start + 2 *
+        window)).
         """
         lanes = np.asarray(lanes, dtype=np.int64)[:, None]
         begin = self.lane_starts(lanes)
@@ -138,7 +152,9 @@ class Order:
             high = min(int(length.max()), int(offsets.max()) + 1 + self.window)
             near = np.arange(low, high, dtype=np.int64)[None, :]
             keys = np.where(near < length, self._shuffle_keys(epoch, lanes, near), _AFTER_ALL)
-            offsets = low + np.take_along_axis(np.argsort(keys, axis=1, kind="stable"), offsets - low, axis=1)
+            offsets = low + np.take_along_axis(
+                np.argsort(keys, axis=1, kind="stable"), offsets - low, axis=1
+            )
         return np.minimum(begin + offsets, self.num_samples - 1), rows < length
 
     def ids(self, epoch: int, positions: Ints) -> Ints:
@@ -148,16 +164,20 @@ class Order:
     def find(self, epoch: int, ids: Ints) -> tuple[Ints, Ints]:
         """(rows, lanes) of some samples in an epoch: the inverse of `positions` and `ids`.
 
-        Raises ConfigError for an id that is left out or outside the split. Costs O(len(ids) * window) and, once an
-        epoch, the order of its blocks.
+        Raises ConfigError for an id that is left out or outside the split. Costs O(len(ids) *
+        window) and, once an epoch, the order of its blocks.
         """
         ids = np.asarray(ids, dtype=np.int64)
         if ids.size == 0:
             return ids, ids
         if ids.min() < 0 or ids.max() >= self.first_ids[-1]:
-            raise ConfigError(f"ids reach {ids.min()} to {ids.max()}, expected 0 to {self.first_ids[-1] - 1}")
+            raise ConfigError(
+                f"ids reach {ids.min()} to {ids.max()}, expected 0 to {self.first_ids[-1] - 1}"
+            )
         if len(left_out := ids[~self.selection.has(ids)]):
-            raise ConfigError(f"id {left_out[0]} is quarantined or not in the view, so it is in no epoch")
+            raise ConfigError(
+                f"id {left_out[0]} is quarantined or not in the view, so it is in no epoch"
+            )
         positions = self._layout(epoch).positions(ids)
         lanes = ((positions + 1) * self.num_lanes - 1) // self.num_samples
         begin = self.lane_starts(lanes)
@@ -172,12 +192,16 @@ class Order:
         return first + np.count_nonzero(below & (near < length[:, None]), axis=1), lanes
 
     def reads_of(self, epoch: int, lanes: Ints, positions: Ints) -> RangeReads:
-        """For each position the read of its own lane that brings it; equal `first` means the same read."""
+        """For each position the read of its own lane that brings it; equal `first` means the same
+        read.
+        """
         begin, end = self.lane_starts(lanes), self.lane_starts(np.asarray(lanes) + 1)
         return self._layout(epoch).reads_of(positions, begin, end)
 
     def slots(self, epoch: int, steps: range, start: int, stop: int) -> Slots:
-        """The slots [start, stop) of consecutive global batches; all arrays but `lanes` are [len(steps), n]."""
+        """The slots [start, stop) of consecutive global batches; all arrays but `lanes` are
+        [len(steps), n].
+        """
         numbers, repeats = np.divmod(np.arange(start, stop, dtype=np.int64), self.augment_repeats)
         lanes = np.array(self.part_lanes(range(start, stop)), dtype=np.int64)
         rows = range(steps.start * self.rows_per_step, steps.stop * self.rows_per_step)
@@ -185,12 +209,17 @@ class Order:
 
         def by_batch(values: NDArray[Any]) -> NDArray[Any]:
             batches = (
-                values.reshape(len(lanes), len(steps), self.rows_per_step).transpose(1, 0, 2).reshape(len(steps), -1)
+                values.reshape(len(lanes), len(steps), self.rows_per_step)
+                .transpose(1, 0, 2)
+                .reshape(len(steps), -1)
             )
             return batches[:, numbers - numbers[:1] // self.rows_per_step * self.rows_per_step]
 
         positions = by_batch(lane_positions)
-        row_of = np.arange(steps.start, steps.stop)[:, None] * self.rows_per_step + numbers % self.rows_per_step
+        row_of = (
+            np.arange(steps.start, steps.stop)[:, None] * self.rows_per_step
+            + numbers % self.rows_per_step
+        )
         weights = by_batch(has_sample).astype(np.float32)
         ids, lane_of = self.ids(epoch, positions), numbers // self.rows_per_step
         return Slots(ids, weights, lane_of, row_of, positions, repeats)
@@ -200,7 +229,9 @@ class Order:
         return self.slots(epoch, range(step, step + 1), 0, self.global_batch_size)[0]
 
     def part_lanes(self, part: range) -> range:
-        """The lanes that consecutive slots of a global batch come from; replicas may share the outer ones."""
+        """The lanes that consecutive slots of a global batch come from; replicas may share the
+        outer ones.
+        """
         slots_per_lane = self.rows_per_step * self.augment_repeats
         return range(part.start // slots_per_lane, -(-part.stop // slots_per_lane))
 
@@ -220,26 +251,35 @@ class Order:
         )
 
     def resume(self, state: OrderState, manifest_digest: str) -> tuple[int, int]:
-        """(epoch, step) at which this order resumes from `state`; raises ConfigError naming what differs."""
+        """(epoch, step) at which this order resumes from `state`; raises ConfigError naming what
+        differs.
+        """
         check_same_order(self.state(state.epoch, 0, manifest_digest), state)
         step, rest = divmod(state.row, self.rows_per_step)
         if rest:
             raise ConfigError(
-                f"row {state.row} is inside a batch of {self.rows_per_step} rows; a global batch size of "
-                f"{self.slots_per_row} times a divisor of {state.row} continues there"
+                f"row {state.row} is inside a batch of {self.rows_per_step} rows; a global batch"
+                f" size of {self.slots_per_row} times a divisor of {state.row} continues there"
             )
         return (state.epoch, step) if step < self.num_batches else (state.epoch + 1, 0)
 
     def _shuffle_keys(self, epoch: int, lanes: Ints, offsets: Ints) -> NDArray[np.uint64]:
-        """The keys that sort the offsets of a lane into its rows: each moves by fewer than `window`."""
+        """The keys that sort the offsets of a lane into its rows: each moves by fewer than
+        `window`.
+        """
         hashes: NDArray[np.uint64] = hash64(self.seed, epoch, Purpose.SHUFFLE, lanes, offsets)
         return (offsets.astype(np.uint64) << _HIGH) + (hashes >> _HIGH) * np.uint64(self.window)
 
     def _layout(self, epoch: int) -> BlockLayout:
-        layout = self._layouts.get(epoch)  # one look-up: another thread may drop this epoch meanwhile
+        # one look-up: another thread may drop this epoch meanwhile
+        layout = self._layouts.get(epoch)
         if layout is None:
             layout = self._layouts[epoch] = BlockLayout(
-                self.first_ids, self.selection, block_size=self.block_size, seed=self.seed, epoch=epoch
+                self.first_ids,
+                self.selection,
+                block_size=self.block_size,
+                seed=self.seed,
+                epoch=epoch,
             )
             # Two epochs stay: near its end, an epoch is read together with the start of the next.
             for other in sorted(self._layouts, key=lambda known: abs(known - epoch))[2:]:
@@ -250,26 +290,39 @@ class Order:
 def _check(order: Order) -> None:
     size, repeats, per_row = order.global_batch_size, order.augment_repeats, order.slots_per_row
     if not len(order.shard_sizes) or min(order.shard_sizes) < 1:
-        raise ConfigError("an order needs at least one shard, and no empty ones; check the manifest's split")
+        raise ConfigError(
+            "an order needs at least one shard, and no empty ones; check the manifest's split"
+        )
     if order.num_lanes < 1 or order.block_size < 1 or order.window < 0 or repeats < 1:
         raise ConfigError(
-            f"L is {order.num_lanes}, q is {order.block_size}, w is {order.window} and augment_repeats is {repeats}; "
-            "expected at least 1, 1, 0 and 1"
+            f"L is {order.num_lanes}, q is {order.block_size}, w is {order.window} and"
+            f" augment_repeats is {repeats}; expected at least 1, 1, 0 and 1"
         )
     if size < 1 or size % per_row:
         times = f" times {repeats} repeats" if repeats > 1 else ""
         raise ConfigError(
-            f"a global batch of {size} is not a multiple of {order.num_lanes} lanes{times}; "
-            f"use {per_row * max(1, round(size / per_row))}, or {default_lanes(max(1, size // repeats))} lanes"
+            f"a global batch of {size} is not a multiple of {order.num_lanes} lanes{times}; use"
+            f" {per_row * max(1, round(size / per_row))}, or"
+            f" {default_lanes(max(1, size // repeats))} lanes"
         )
-    if order.seed is not None and (isinstance(order.seed, bool) or not isinstance(order.seed, int | np.integer)):
-        raise ConfigError(f"seed is {order.seed!r}, expected a whole number, or None for the stored order")
+    if order.seed is not None and (
+        isinstance(order.seed, bool) or not isinstance(order.seed, int | np.integer)
+    ):
+        raise ConfigError(
+            f"seed is {order.seed!r}, expected a whole number, or None for the stored order"
+        )
     if order.seed is None and order.window:
-        raise ConfigError(f"the stored order (seed None) moves nothing, but w is {order.window}; use w = 0")
+        raise ConfigError(
+            f"the stored order (seed None) moves nothing, but w is {order.window}; use w = 0"
+        )
     bad, num_ids = np.asarray(order.quarantined), int(order.first_ids[-1])
     if len(bad) and (bad.min() < 0 or bad.max() >= num_ids):
-        raise ConfigError(f"quarantined ids reach {bad.min()} to {bad.max()}, expected 0 to {num_ids - 1}")
+        raise ConfigError(
+            f"quarantined ids reach {bad.min()} to {bad.max()}, expected 0 to {num_ids - 1}"
+        )
     if order.num_samples < 1:
         raise ConfigError("every sample is quarantined or not in the view; nothing is left to read")
     if order.num_rows + order.window >= 1 << 32:  # see _HIGH
-        raise ConfigError(f"lanes of {order.num_rows} samples and w = {order.window} are too long; use more lanes")
+        raise ConfigError(
+            f"lanes of {order.num_rows} samples and w = {order.window} are too long; use more lanes"
+        )

@@ -1,11 +1,12 @@
 """An order as arithmetic: a keyed 64-bit hash and a keyed permutation of `range(n)`.
 
-The vectors in `tests/shardset/order/test_permutation.py` fix both for ever. No library generator is involved, because
-libraries don't promise stable streams.
+The vectors in `tests/shardset/order/test_permutation.py` fix both for ever. No library generator is
+involved, because libraries don't promise stable streams.
 
-The hash chains the SplitMix64 finalizer (Steele, Lea, Flood 2014: "Fast splittable pseudorandom number
-generators"). The permutation is a balanced 4-round Feistel network over the smallest even number of bits, at
-least 8, that holds `n`, with cycle walking (Black, Rogaway 2002: "Ciphers with arbitrary finite domains").
+The hash chains the SplitMix64 finalizer (Steele, Lea, Flood 2014: "Fast splittable pseudorandom
+number generators"). The permutation is a balanced 4-round Feistel network over the smallest even
+number of bits, at least 8, that holds `n`, with cycle walking (Black, Rogaway 2002: "Ciphers with
+arbitrary finite domains").
 """
 
 import hashlib
@@ -41,9 +42,11 @@ _MIN_HALF_BITS = 4  # on fewer bits, four rounds visibly prefer some results
 
 
 def hash64(*words: Any) -> Any:
-    """A 64-bit hash of a sequence of integers; any word may be an array, then the result is one (uint64).
+    """A 64-bit hash of a sequence of integers; any word may be an array, then the result is one
+    (uint64).
 
-    Words are taken modulo 2**64. Returns an int if all words are ints, else a uint64 array of the broadcast shape.
+    Words are taken modulo 2**64. Returns an int if all words are ints, else a uint64 array of the
+    broadcast shape.
     """
     state: Any = 0
     for word in words:
@@ -52,7 +55,9 @@ def hash64(*words: Any) -> Any:
 
 
 def hash64_on(state: Any, word: Any) -> Any:
-    """`hash64(*words, word)` from `hash64(*words)`: hashes that begin alike share the work of the beginning."""
+    """`hash64(*words, word)` from `hash64(*words)`: hashes that begin alike share the work of the
+    beginning.
+    """
     if isinstance(state, int) and isinstance(word, int):
         x = ((state ^ (word & _MASK)) + _GOLDEN) & _MASK
         x = ((x ^ (x >> 30)) * _MUL1) & _MASK
@@ -70,12 +75,16 @@ def hash64_on(state: Any, word: Any) -> Any:
 
 def derive_key(seed: int, *names: int | str) -> int:
     """A 64-bit key for one purpose: `derive_key(seed, "holdout", "test")`."""
-    return int(hash64(seed, *(name if isinstance(name, int) else hash_text(name, key=0) for name in names)))
+    return int(
+        hash64(seed, *(name if isinstance(name, int) else hash_text(name, key=0) for name in names))
+    )
 
 
 def hash_text(text: str, *, key: int) -> int:
     """A keyed 64-bit hash of a text (BLAKE2b over its UTF-8 bytes)."""
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8, key=key.to_bytes(8, "little"))
+    digest = hashlib.blake2b(
+        text.encode("utf-8", "surrogateescape"), digest_size=8, key=key.to_bytes(8, "little")
+    )
     return int.from_bytes(digest.digest(), "little")
 
 
@@ -88,7 +97,8 @@ def permute(positions: NDArray[np.int64], *, n: int, key: int) -> NDArray[np.int
     rounds = [_round(hash64(key, number), half, positions.size) for number in range(_ROUNDS)]
     values = _network(positions.astype(np.int64), rounds, half)
     outside = np.flatnonzero(values >= n)
-    while outside.size:  # cycle walking: ends, because the network permutes a finite set that holds the positions
+    # cycle walking: ends, because the network permutes a finite set that holds the positions
+    while outside.size:
         again = _network(values[outside], rounds, half)
         values[outside] = again
         outside = outside[again >= n]
@@ -96,7 +106,8 @@ def permute(positions: NDArray[np.int64], *, n: int, key: int) -> NDArray[np.int
 
 
 def _uint64(word: Any) -> NDArray[np.uint64]:
-    # At least one dimension: a NumPy scalar warns when it wraps around, an array does not, and a hash must wrap.
+    # At least one dimension: a NumPy scalar warns when it wraps around, an array does not, and a
+    # hash must wrap.
     if isinstance(word, int):
         return np.array([word & _MASK], dtype=np.uint64)
     return np.asarray(word).astype(np.uint64, copy=False)

@@ -1,4 +1,6 @@
-"""Which ids of a split an epoch takes, as one sorted list: those that it keeps or those that it leaves out."""
+"""Which ids of a split an epoch takes, as one sorted list: those that it keeps or those that it
+leaves out.
+"""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -58,11 +60,18 @@ class Selection:
         return smaller if self.keeps else ids - smaller
 
     def id_of(self, numbers: Ints) -> Ints:
-        """The inverse: the ids with so many taken ids before them. Numbers are 0 to `num_kept` - 1."""
+        """The inverse: the ids with so many taken ids before them.
+
+        Numbers are 0 to `num_kept` - 1.
+        """
         if self.keeps:
             taken: Ints = self.ids[numbers]
             return taken
-        return numbers + np.searchsorted(self._kept_before, numbers, side="right") if len(self.ids) else numbers
+        return (
+            numbers + np.searchsorted(self._kept_before, numbers, side="right")
+            if len(self.ids)
+            else numbers
+        )
 
     @cached_property
     def _kept_before(self) -> Ints:

@@ -18,7 +18,9 @@ StateT = TypeVar("StateT")
 
 
 @prepared
-class OrderState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class OrderState(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """All that a run needs to resume at a row: the same on every replica, about 300 bytes of JSON.
 
     `view` is the digest of the view that it reads, "" for a whole set.
@@ -50,7 +52,9 @@ def state_from_json(text: str | bytes) -> OrderState:
 
 
 def states_from_json(text: str | bytes) -> States:
-    """A state, or those of a mixture, from the JSON of `states_to_json`; raises ConfigError for anything else."""
+    """A state, or those of a mixture, from the JSON of `states_to_json`; raises ConfigError for
+    anything else.
+    """
     return _decode(text, States)  # type: ignore[arg-type]
 
 
@@ -66,11 +70,15 @@ def values_of_state(state: OrderState) -> dict[str, Any]:
 
 
 def state_from_values(values: Mapping[str, Any], kind: type[StateT]) -> StateT:
-    """A state from plain values, whose numbers may be those of NumPy or a tensor; raises ConfigError for others."""
+    """A state from plain values, whose numbers may be those of NumPy or a tensor; raises
+    ConfigError for others.
+    """
     try:
         text = msgspec.json.encode(dict(values), enc_hook=operator.index)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise ConfigError(f"the state holds what no state does ({error}); resume from another checkpoint") from error
+        raise ConfigError(
+            f"the state holds what no state does ({error}); resume from another checkpoint"
+        ) from error
     return _decode(text, kind)
 
 
@@ -78,7 +86,9 @@ def _decode(text: str | bytes, kind: type[StateT]) -> StateT:
     try:
         return msgspec.json.decode(text, type=kind)
     except JSON_ERRORS as error:
-        raise ConfigError(f"the order state can't be read ({error}); resume from another checkpoint") from error
+        raise ConfigError(
+            f"the order state can't be read ({error}); resume from another checkpoint"
+        ) from error
 
 
 def quarantine_digest(ids: Iterable[int]) -> str:
@@ -87,17 +97,35 @@ def quarantine_digest(ids: Iterable[int]) -> str:
 
 
 def check_same_order(here: OrderState, saved: OrderState) -> None:
-    """Raises ConfigError with the first difference between the order of this run and that of a saved state."""
-    for name in ("version", "manifest", "quarantine", "view", "seed", "num_lanes", "block_size", "window"):
+    """Raises ConfigError with the first difference between the order of this run and that of a
+    saved state.
+    """
+    for name in (
+        "version",
+        "manifest",
+        "quarantine",
+        "view",
+        "seed",
+        "num_lanes",
+        "block_size",
+        "window",
+    ):
         value, saved_value = getattr(here, name), getattr(saved, name)
         if value != saved_value:
             chosen = name in ("num_lanes", "block_size", "window")
-            cause = " (by default it follows from the batch, the processes and budget_bytes)" if chosen else ""
+            cause = (
+                " (by default it follows from the batch, the processes and budget_bytes)"
+                if chosen
+                else ""
+            )
             if name == "manifest":
-                cause = " (the set has changed: SET@N opens an older version, `pipelines log SET` lists them)"
+                cause = (
+                    " (the set has changed: SET@N opens an older version, `pipelines log SET` lists"
+                    " them)"
+                )
             if name == "view":
                 value, saved_value = (one or "none, the whole set," for one in (value, saved_value))
             raise ConfigError(
-                f"this run can't resume from that state: {name} is {value!r} here and was {saved_value!r} there"
-                f"{cause}; use the same, or start a new run"
+                f"this run can't resume from that state: {name} is {value!r} here and was"
+                f" {saved_value!r} there{cause}; use the same, or start a new run"
             )

@@ -1,4 +1,6 @@
-"""Where samples are stored: what a reader keeps of a shard's index, one row of numbers per sample."""
+"""Where samples are stored: what a reader keeps of a shard's index,
+one row of numbers per sample.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +13,10 @@ from shardset.errors import DamagedShard
 from shardset.format.manifest import Shard
 
 _START, _CRC, _LABEL, _FIELDS = range(4)
-"""Columns of a row. From `_FIELDS` on: the offset of each field from the start of the sample, then its size."""
+"""Columns of a row.
+
+From `_FIELDS` on: the offset of each field from the start of the sample, then its size.
+"""
 _ABSENT = -1
 """Offset of a field that a sample does not have; its size is 0."""
 
@@ -45,7 +50,9 @@ class _SampleRows:
 
     @property
     def fields(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Offsets from the start of the sample, negative for absent fields, and sizes: each [sample, field]."""
+        """Offsets from the start of the sample, negative for absent fields, and sizes: each
+        [sample, field].
+        """
         numbers = self.rows[:, _FIELDS:].astype(np.int64, copy=False)
         num_fields = numbers.shape[1] // 2
         return numbers[:, :num_fields], numbers[:, num_fields:]
@@ -59,23 +66,53 @@ class ShardIndex(_SampleRows):
 
     @classmethod
     def from_records(
-        cls, records: NDArray[np.void], shard: Shard, fields: Sequence[str], folder: str, *, with_keys: bool
+        cls,
+        records: NDArray[np.void],
+        shard: Shard,
+        fields: Sequence[str],
+        folder: str,
+        *,
+        with_keys: bool,
     ) -> Self:
-        """The rows of an index; raises DamagedShard if it points outside its shard. `folder` is for the message."""
-        # The header of a tar member comes before its content, so no field starts at 0: that marks an absent one.
-        offsets = np.stack([records[f".{name}"]["offset"] for name in fields], axis=1).astype(np.int64)
-        sizes = np.stack([records[f".{name}"]["num_bytes"] for name in fields], axis=1).astype(np.int64)
+        """The rows of an index; raises DamagedShard if it points outside its shard.
+
+        `folder` is for the message.
+        """
+        # The header of a tar member comes before its content, so no field starts at 0: that marks
+        # an absent one.
+        offsets = np.stack([records[f".{name}"]["offset"] for name in fields], axis=1).astype(
+            np.int64
+        )
+        sizes = np.stack([records[f".{name}"]["num_bytes"] for name in fields], axis=1).astype(
+            np.int64
+        )
         starts = np.where(offsets > 0, offsets, shard.num_bytes).min(axis=1)
         stops = (offsets + sizes).max(axis=1)
-        if (offsets < 0).any() or (sizes < 0).any() or (starts > stops).any() or stops.max() > shard.num_bytes:
+        if (
+            (offsets < 0).any()
+            or (sizes < 0).any()
+            or (starts > stops).any()
+            or stops.max() > shard.num_bytes
+        ):
             raise DamagedShard(
-                f"{folder}/{shard.index.path}: points outside shard {shard.path} of {shard.num_bytes} bytes; rebuild it"
+                f"{folder}/{shard.index.path}: points outside shard {shard.path} of"
+                f" {shard.num_bytes} bytes; rebuild it"
             )
         labels = records["label"]
-        fits_int32 = shard.num_bytes < 1 << 31 and labels.min() >= -(1 << 31) and labels.max() < 1 << 31
-        rows = np.empty((len(records), num_columns(len(fields))), dtype=np.int32 if fits_int32 else np.int64)
-        rows[:, _START], rows[:, _CRC], rows[:, _LABEL] = starts, records["crc32c"].view(np.int32), labels
-        rows[:, _FIELDS : _FIELDS + len(fields)] = np.where(offsets > 0, offsets - starts[:, None], _ABSENT)
+        fits_int32 = (
+            shard.num_bytes < 1 << 31 and labels.min() >= -(1 << 31) and labels.max() < 1 << 31
+        )
+        rows = np.empty(
+            (len(records), num_columns(len(fields))), dtype=np.int32 if fits_int32 else np.int64
+        )
+        rows[:, _START], rows[:, _CRC], rows[:, _LABEL] = (
+            starts,
+            records["crc32c"].view(np.int32),
+            labels,
+        )
+        rows[:, _FIELDS : _FIELDS + len(fields)] = np.where(
+            offsets > 0, offsets - starts[:, None], _ABSENT
+        )
         rows[:, _FIELDS + len(fields) :] = sizes
         return cls(rows, records["key"].copy() if with_keys else None)
 
@@ -86,7 +123,11 @@ class ShardIndex(_SampleRows):
 
     def extended(self, other: Self) -> Self:
         """These rows, then those of another part of the same shard."""
-        keys = None if self.keys is None or other.keys is None else np.concatenate([self.keys, other.keys])
+        keys = (
+            None
+            if self.keys is None or other.keys is None
+            else np.concatenate([self.keys, other.keys])
+        )
         return type(self)(np.concatenate([self.rows, other.rows]), keys)
 
     def byte_range(self, first: int, last: int) -> tuple[int, int]:
@@ -115,7 +156,9 @@ class SampleAddresses(_SampleRows):
     def part(self, start: int, stop: int) -> "SampleAddresses":
         """The samples [start, stop) of these."""
         keys = None if self.keys is None else self.keys[start:stop]
-        return SampleAddresses(self.rows[start:stop], self.shards[start:stop], self.positions[start:stop], keys)
+        return SampleAddresses(
+            self.rows[start:stop], self.shards[start:stop], self.positions[start:stop], keys
+        )
 
     @property
     def labels(self) -> NDArray[np.int64]:

@@ -1,4 +1,6 @@
-"""Samples from a bucket, read by blocks: one ranged read fetches neighbours, which the order uses soon after."""
+"""Samples from a bucket, read by blocks: one ranged read fetches neighbours, which the order uses
+soon after.
+"""
 
 import heapq
 import logging
@@ -30,7 +32,8 @@ _NO_BYTES: Future[bytes] = Future()
 def open_sample_reader(
     order: Order, table: ShardTable, budget_bytes: int, cache: BlockCache | None = None
 ) -> SampleReader:
-    """The reader of the samples of `order`: by sample from a local disk, by block from anywhere else.
+    """The reader of the samples of `order`: by sample from a local disk, by block from anywhere
+    else.
 
     A remote one holds about `budget_bytes` and reads through `cache`.
     """
@@ -45,11 +48,14 @@ def open_sample_reader(
 class BlockSampleReader:
     """Reads the blocks of an order ahead of its steps; taking a sample cuts it out of its block.
 
-    The first step reads its samples one by one; blocks follow once all of them have been taken. So the first batch
-    waits for its own bytes only. A block is freed with its last sample. `held_bytes` counts blocks read or requested.
+    The first step reads its samples one by one; blocks follow once all of them have been taken. So
+    the first batch waits for its own bytes only. A block is freed with its last sample.
+    `held_bytes` counts blocks read or requested.
     """
 
-    def __init__(self, order: Order, table: ShardTable, reader: RangeReader, budget_bytes: int) -> None:
+    def __init__(
+        self, order: Order, table: ShardTable, reader: RangeReader, budget_bytes: int
+    ) -> None:
         self.order = order
         self.table = table
         self.reader = reader
@@ -69,7 +75,10 @@ class BlockSampleReader:
         return self.reader.num_bytes_read
 
     def prepare(self, epoch: int, slots: Slots) -> None:
-        """See SampleReader. The rows of a block are one request; before the first batch, those of each sample are."""
+        """See SampleReader.
+
+        The rows of a block are one request; before the first batch, those of each sample are.
+        """
         if not self.table.reads_rows or not self._begun:
             return
         self._first_taken.wait()
@@ -84,21 +93,30 @@ class BlockSampleReader:
             return self.read_single(addresses)
         self._first_taken.wait()
         if (begin := (epoch, slots.rows.item(0))) <= self._last_begin:
-            # The caller went back: open blocks may have given away samples that are requested once more.
+            # The caller went back: open blocks may have given away samples that are requested once
+            # more.
             self._close_passed(sys.maxsize, 0)
         self._last_begin = begin
         is_real = slots.weights > 0
         lanes = slots.lanes[is_real]
-        in_order = iter(self._blocks_of(epoch, lanes, self.order.reads_of(epoch, lanes, slots.positions[is_real])))
-        # Slots that fill up the last step are no part of the order: their samples get reads of their own.
+        in_order = iter(
+            self._blocks_of(
+                epoch, lanes, self.order.reads_of(epoch, lanes, slots.positions[is_real])
+            )
+        )
+        # Slots that fill up the last step are no part of the order: their samples get reads of
+        # their own.
         blocks = [
-            next(in_order) if real else self._single(addresses[slot]) for slot, real in enumerate(is_real.tolist())
+            next(in_order) if real else self._single(addresses[slot])
+            for slot, real in enumerate(is_real.tolist())
         ]
         self._close_passed(epoch, int(slots.rows.max()) + 1)
         return BlockPendingSamples(self, addresses, blocks)
 
     def read_single(self, addresses: SampleAddresses) -> PendingSamples:
-        return BlockPendingSamples(self, addresses, [self._single(address) for address in addresses])
+        return BlockPendingSamples(
+            self, addresses, [self._single(address) for address in addresses]
+        )
 
     def within_budget(self) -> bool:
         return self.held_bytes < self.budget_bytes
@@ -108,7 +126,9 @@ class BlockSampleReader:
         self.reader.close()
 
     def note_taken(self, blocks: "Sequence[_Block]") -> None:
-        """Counts a taken sample for each of the blocks, which may repeat; frees a block after its last sample."""
+        """Counts a taken sample for each of the blocks, which may repeat; frees a block after its
+        last sample.
+        """
         with self._lock:
             self._num_first_left -= len(blocks)
             for block, number in Counter(blocks).items():
@@ -119,8 +139,12 @@ class BlockSampleReader:
 
     def _blocks_of(self, epoch: int, lanes: NDArray[np.int64], reads: RangeReads) -> "list[_Block]":
         """The block of each read; equal reads share one."""
-        _, numbers, owners, counts = np.unique(reads.first, return_index=True, return_inverse=True, return_counts=True)
-        blocks = [self._block_of(epoch, lanes.item(number), reads, number) for number in numbers.tolist()]
+        _, numbers, owners, counts = np.unique(
+            reads.first, return_index=True, return_inverse=True, return_counts=True
+        )
+        blocks = [
+            self._block_of(epoch, lanes.item(number), reads, number) for number in numbers.tolist()
+        ]
         for block, count in zip(blocks, counts.tolist(), strict=True):
             block.num_requested += count
         return [blocks[owner] for owner in owners.tolist()]
@@ -130,11 +154,17 @@ class BlockSampleReader:
         block = self._open.get((epoch, first))
         if block is None:
             shard, num_samples = reads.shard.item(number), reads.num_samples.item(number)
-            start, stop = self.table.byte_range(shard, reads.start.item(number), reads.stop.item(number))
+            start, stop = self.table.byte_range(
+                shard, reads.start.item(number), reads.stop.item(number)
+            )
             num_taken = num_samples * self.order.augment_repeats
-            block = self._open[epoch, first] = self._submit(shard, start, stop, num_samples=num_taken)
+            block = self._open[epoch, first] = self._submit(
+                shard, start, stop, num_samples=num_taken
+            )
             last_row = first + num_samples - 1 - int(self.order.lane_starts(np.array(lane)))
-            heapq.heappush(self._closing, (epoch, last_row + max(1, self.order.window), (epoch, first)))
+            heapq.heappush(
+                self._closing, (epoch, last_row + max(1, self.order.window), (epoch, first))
+            )
         return block
 
     def _single(self, address: SampleAddress) -> "_Block":
@@ -148,7 +178,8 @@ class BlockSampleReader:
     def _close_passed(self, epoch: int, row: int) -> None:
         """Closes the blocks that no slot from that row on needs.
 
-        Their samples that have not been requested never will be: an earlier run took them, or another rank does.
+        Their samples that have not been requested never will be: an earlier run took them, or
+        another rank does.
         """
         while self._closing and self._closing[0][:2] <= (epoch, row):
             block = self._open.pop(heapq.heappop(self._closing)[2])
@@ -165,7 +196,9 @@ class BlockSampleReader:
 
 @dataclass(eq=False, slots=True)
 class _Block:
-    """One read of several samples. `num_samples` will be taken from it; `num_requested` are known to be wanted.
+    """One read of several samples.
+
+    `num_samples` will be taken from it; `num_requested` are known to be wanted.
 
     A sample that takes several slots counts as often.
     """
@@ -181,7 +214,9 @@ class _Block:
 class BlockPendingSamples(PendingSamples):
     """Samples in blocks that are being read."""
 
-    def __init__(self, reader: BlockSampleReader, addresses: SampleAddresses, blocks: "list[_Block]") -> None:
+    def __init__(
+        self, reader: BlockSampleReader, addresses: SampleAddresses, blocks: "list[_Block]"
+    ) -> None:
         super().__init__(reader.table, addresses)
         self.reader, self._blocks = reader, blocks
 
@@ -199,7 +234,9 @@ class BlockPendingSamples(PendingSamples):
         try:
             return self._cut(number, data, self.starts[number] - block.start)
         except DamagedShard as error:
-            _log.warning("%s; reading it once more, in case the transfer or the cache damaged it", error)
+            _log.warning(
+                "%s; reading it once more, in case the transfer or the cache damaged it", error
+            )
         address = self.addresses[number]
         again = self.reader.reader.submit(address.shard, address.start, address.stop, fresh=True)
         return self._cut(number, self._bytes_of(number, again), 0)
@@ -211,5 +248,7 @@ class BlockPendingSamples(PendingSamples):
             raise self._located(number, error) from error
 
     def _cut(self, number: int, data: bytes, start: int) -> Contents:
-        contents = [data[start + starts[number] : start + stops[number]] for starts, stops in self._fields]
+        contents = [
+            data[start + starts[number] : start + stops[number]] for starts, stops in self._fields
+        ]
         return self._verified(number, contents)

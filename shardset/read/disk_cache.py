@@ -1,12 +1,15 @@
-"""A cache on a local disk of bytes read from a bucket: within a budget, shared by the processes of a host.
+"""A cache on a local disk of bytes read from a bucket: within a budget, shared by the processes of
+a host.
 
-    Stream("gs://bucket/imagenet", ..., disk_cache=DiskCache(folder="/mnt/ssd/cache", num_bytes=200 << 30))
+    Stream("gs://bucket/imagenet", ..., disk_cache=DiskCache(folder="/mnt/ssd/cache", num_bytes=200
+    << 30))
 
-Each shard has one sparse file: as many bytes as the shard, then a flag byte per sample that says whether it is there.
-It counts with its full size from the start. Samples are compared with their CRC32C like those from the bucket, so a
-damaged file is a miss. When the budget is used up, sets that no process reads are removed, the least recently used
-first; after that, further shards stay uncached: if shards of a set evicted each other, a pass over all of them would
-evict each one just before it is needed again.
+Each shard has one sparse file: as many bytes as the shard, then a flag byte per sample that says
+whether it is there. It counts with its full size from the start. Samples are compared with their
+CRC32C like those from the bucket, so a damaged file is a miss. When the budget is used up, sets
+that no process reads are removed, the least recently used first; after that, further shards stay
+uncached: if shards of a set evicted each other, a pass over all of them would evict each one just
+before it is needed again.
 """
 
 import fcntl
@@ -58,7 +61,10 @@ class DiskCache:
 
 
 class BlockCache:
-    """The cached samples of one split. Raises ConfigError unless the budget fits the disk and holds a shard."""
+    """The cached samples of one split.
+
+    Raises ConfigError unless the budget fits the disk and holds a shard.
+    """
 
     def __init__(self, spec: DiskCache, split: Split) -> None:
         self.spec, self.split = spec, split
@@ -71,8 +77,8 @@ class BlockCache:
         largest = split.max_tar_bytes + max(split.shard_sizes)
         if spec.num_bytes < largest:
             raise ConfigError(
-                f"a cache of {spec.num_bytes} bytes holds not one shard of {largest} bytes; raise its num_bytes, or "
-                "leave the cache out"
+                f"a cache of {spec.num_bytes} bytes holds not one shard of {largest} bytes; raise"
+                " its num_bytes, or leave the cache out"
             )
         self._set_in_use = self._claim()
 
@@ -80,8 +86,12 @@ class BlockCache:
         return BlockCache, (self.spec, self.split)
 
     def missing(self, shard: int, first: int, last: int) -> tuple[int, int] | None:
-        """The range of samples to fetch so that all of [first, last) are cached; None if they are."""
-        is_absent = self._use(shard, lambda file: ~file.present(first, last), np.ones(last - first, dtype=bool))
+        """The range of samples to fetch so that all of [first, last) are cached;
+        None if they are.
+        """
+        is_absent = self._use(
+            shard, lambda file: ~file.present(first, last), np.ones(last - first, dtype=bool)
+        )
         absent = np.flatnonzero(is_absent).tolist()
         return (first + absent[0], first + absent[-1] + 1) if absent else None
 
@@ -90,7 +100,9 @@ class BlockCache:
         return self._use(shard, lambda file: os.pread(file.fd, stop - start, start), b"")
 
     def put(self, shard: int, first: int, last: int, start: int, data: bytes) -> None:
-        """Caches the samples [first, last), whose bytes begin at `start`; does nothing for an uncached shard."""
+        """Caches the samples [first, last), whose bytes begin at `start`; does nothing for an
+        uncached shard.
+        """
         self._use(shard, lambda file: file.put(first, last, start, data), None)
 
     def _use(self, shard: int, call: "Callable[[_CacheFile], T]", otherwise: T) -> T:
@@ -99,7 +111,9 @@ class BlockCache:
             file = self._file_of(shard)
             return otherwise if file is None else call(file)
         except OSError as error:
-            _log.warning("%s: %s; shard %d is read from its storage from now on", self._folder, error, shard)
+            _log.warning(
+                "%s: %s; shard %d is read from its storage from now on", self._folder, error, shard
+            )
             with self._lock:
                 self._files.pop(shard, None)
                 self._uncached.add(shard)
@@ -139,8 +153,11 @@ class BlockCache:
         """Keeps other processes from removing the set's folder while what this returns lives."""
         try:
             self._root.mkdir(parents=True, exist_ok=True)
-            with _locked(self._root / _LOCK):  # else another process might remove files that are being counted
-                cached = sum(512 * stat.st_blocks for folder in _sets(self._root) for stat in _stats(folder))
+            # else another process might remove files that are being counted
+            with _locked(self._root / _LOCK):
+                cached = sum(
+                    512 * stat.st_blocks for folder in _sets(self._root) for stat in _stats(folder)
+                )
                 free = shutil.disk_usage(self._root).free + cached
                 if free >= self.spec.num_bytes:
                     self._folder.mkdir(exist_ok=True)
@@ -153,13 +170,15 @@ class BlockCache:
                 f"{self._root}: can't be the folder of a cache ({error.strerror}); name another"
             ) from error
         raise ConfigError(
-            f"{self._root}: {free} bytes are free for the cache, {self.spec.num_bytes} were asked for; lower its "
-            "num_bytes, or free some"
+            f"{self._root}: {free} bytes are free for the cache, {self.spec.num_bytes} were asked"
+            " for; lower its num_bytes, or free some"
         )
 
 
 class CachedReader:
-    """Reads ranges from a cache; fetches the samples that it lacks from another reader, and caches them."""
+    """Reads ranges from a cache; fetches the samples that it lacks from another reader, and caches
+    them.
+    """
 
     def __init__(self, reader: RangeReader, table: ShardTable, cache: BlockCache) -> None:
         self.reader, self.table, self.cache = reader, table, cache
@@ -182,11 +201,18 @@ class CachedReader:
 
     def _read_cached(self, shard: int, start: int, stop: int, first: int, last: int) -> bytes:
         data = self.cache.read(shard, start, stop)
-        # Short if the file was cut since its flags were read: too rare to free this thread while it waits.
-        return data if len(data) == stop - start else self._fetch(shard, start, stop, first, last).result()
+        # Short if the file was cut since its flags were read: too rare to free this thread while it
+        # waits.
+        return (
+            data
+            if len(data) == stop - start
+            else self._fetch(shard, start, stop, first, last).result()
+        )
 
     def _fetch(self, shard: int, start: int, stop: int, first: int, last: int) -> Future[bytes]:
-        """The bytes [start, stop): fetches and caches the samples [first, last), reads the others from the cache."""
+        """The bytes [start, stop): fetches and caches the samples [first, last), reads the others
+        from the cache.
+        """
         result: Future[bytes] = Future()
         fetch_start, fetch_stop = self.table.index(shard).byte_range(first, last)
 
@@ -195,7 +221,8 @@ class CachedReader:
             before = self.cache.read(shard, start, fetch_start)
             return before + data + self.cache.read(shard, fetch_stop, stop)
 
-        # The callback gets the future as an argument: in its closure, a cycle would keep the bytes alive for long.
+        # The callback gets the future as an argument: in its closure, a cycle would keep the bytes
+        # alive for long.
         self.reader.submit(shard, fetch_start, fetch_stop).add_done_callback(
             lambda fetched: settle(result, outcome_of(lambda: assemble(fetched.result())))
         )
@@ -215,25 +242,36 @@ class _CacheFile(Descriptor):
         return np.frombuffer(flags.ljust(last - first, b"\0"), dtype=bool)
 
     def put(self, first: int, last: int, start: int, data: bytes) -> None:
-        # The flags come last: whoever sees them may read the bytes. A full disk takes a part of them, then no more.
+        # The flags come last: whoever sees them may read the bytes. A full disk takes a part of
+        # them, then no more.
         if os.pwrite(self.fd, data, start) == len(data):
             os.pwrite(self.fd, b"\1" * (last - first), self.num_bytes + first)
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """A block that one process at a time may enter. The lock ends with its process, however that ends."""
+    """A block that one process at a time may enter.
+
+    The lock ends with its process, however that ends.
+    """
     file = Descriptor(path, _CREATE)
     try:
         fcntl.flock(file.fd, fcntl.LOCK_EX)
         yield
     finally:
-        fcntl.flock(file.fd, fcntl.LOCK_UN)  # closing is not enough: a child forked meanwhile holds the file too
+        # closing is not enough: a child forked meanwhile holds the file too
+        fcntl.flock(file.fd, fcntl.LOCK_UN)
 
 
 def _sets(root: Path) -> list[Path]:
-    """The folders of sets in `root`, the least recently used first; other files and folders there are not ours."""
-    found = [path for path in root.iterdir() if _SET.fullmatch(path.name) and path.is_dir() and not path.is_symlink()]
+    """The folders of sets in `root`, the least recently used first; other files and folders there
+    are not ours.
+    """
+    found = [
+        path
+        for path in root.iterdir()
+        if _SET.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
+    ]
     return sorted(found, key=lambda folder: folder.stat().st_mtime)
 
 

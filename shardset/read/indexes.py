@@ -1,7 +1,8 @@
-"""The indexes of shards, verified against the manifest before anything uses them: whole, or rows of large ones.
+"""The indexes of shards, verified against the manifest before anything uses them: whole, or rows of
+large ones.
 
-A reader that needs few rows of a large index in a bucket reads these and their neighbours, each compared with its own
-check; from a quarter of the index on, all of it.
+A reader that needs few rows of a large index in a bucket reads these and their neighbours, each
+compared with its own check; from a quarter of the index on, all of it.
 """
 
 from collections import OrderedDict
@@ -33,7 +34,8 @@ LARGE_BYTES: Final = 128 << 10
 """An index of more bytes, which is one of more than about 1,500 samples, is read by its rows."""
 
 ROWS_AT_ONCE: Final = 64
-"""Neighbours that are read together, about 6 KB: little more than a small image takes in its tar."""
+"""Neighbours that are read together, about 6 KB: little more than a small image takes in its tar.
+"""
 
 WHOLE_FROM: Final = 0.25
 """From this share of its rows on, an index is read whole: one request instead of many more."""
@@ -50,41 +52,53 @@ class LostShard(DamagedShard):
 def read_index(storage: Storage, shard: Shard) -> NDArray[np.void]:
     """The stored index of a shard, one record per sample (see `index.index_dtype`).
 
-    Reads a second time if the first answer is not what the manifest lists. Raises NotFound or StorageError, or
-    DamagedShard if the second answer is wrong too.
+    Reads a second time if the first answer is not what the manifest lists. Raises NotFound or
+    StorageError, or DamagedShard if the second answer is wrong too.
     """
     url = f"{storage.url}/{shard.index.path}"
     advice = f"the index of shard {shard.path} is damaged, rebuild the shard with --only-shards"
     try:
-        data = read_object(storage, shard.index.path, shard.index.num_bytes, shard.index.crc32c, advice)
+        data = read_object(
+            storage, shard.index.path, shard.index.num_bytes, shard.index.crc32c, advice
+        )
     except NotFound as error:
         raise _missing_index(storage, shard) from error
     records = index_from_bytes(data, url)
     if len(records) != shard.num_samples:
         raise DamagedShard(
-            f"{url}: lists {len(records)} samples, the manifest says {shard.num_samples}; rebuild shard {shard.path} "
-            "with --only-shards"
+            f"{url}: lists {len(records)} samples, the manifest says {shard.num_samples}; rebuild"
+            f" shard {shard.path} with --only-shards"
         )
     return records
 
 
-def read_rows(storage: Storage, shard: Shard, fields: Sequence[str], positions: Sequence[int]) -> NDArray[np.void]:
-    """The index rows of some samples of a shard, in the order asked for; reads only their range, and checks it.
+def read_rows(
+    storage: Storage, shard: Shard, fields: Sequence[str], positions: Sequence[int]
+) -> NDArray[np.void]:
+    """The index rows of some samples of a shard, in the order asked for; reads only their range,
+    and checks it.
 
-    `fields` are those of its index. Raises NotFound or StorageError, or DamagedShard if two reads find other rows.
+    `fields` are those of its index. Raises NotFound or StorageError, or DamagedShard if two reads
+    find other rows.
     """
     first, index = min(positions), shard.index
     dtype = stored_dtype(tuple(fields), shard.num_samples, index.num_bytes)
     if dtype is None:
         raise DamagedShard(
-            f"{storage.url}/{index.path}: no index of {shard.num_samples} samples has {index.num_bytes} bytes; "
-            "build the set again"
+            f"{storage.url}/{index.path}: no index of {shard.num_samples} samples has"
+            f" {index.num_bytes} bytes; build the set again"
         )
     advice = f"the index of shard {shard.path} is damaged, rebuild the shard with --only-shards"
     wanted = range(first, max(positions) + 1)
     try:
         rows = table.read_rows(
-            storage, index.path, dtype, shard.num_samples, wanted, crc32c=index.crc32c, advice=advice
+            storage,
+            index.path,
+            dtype,
+            shard.num_samples,
+            wanted,
+            crc32c=index.crc32c,
+            advice=advice,
         )
     except NotFound as error:
         raise _missing_index(storage, shard) from error
@@ -93,13 +107,15 @@ def read_rows(storage: Storage, shard: Shard, fields: Sequence[str], positions: 
 
 def _missing_index(storage: Storage, shard: Shard) -> NotFound:
     return NotFound(
-        f"{storage.url}/{shard.index.path}: the index of shard {shard.path} is missing; restore it, or rebuild the "
-        "shard with --only-shards"
+        f"{storage.url}/{shard.index.path}: the index of shard {shard.path} is missing; restore it,"
+        " or rebuild the shard with --only-shards"
     )
 
 
 class HeldRows(NamedTuple):
-    """Some rows of a shard: `numbers` are theirs in `held`, which may lack other rows of the shard."""
+    """Some rows of a shard: `numbers` are theirs in `held`,
+    which may lack other rows of the shard.
+    """
 
     held: ShardIndex
     numbers: Positions
@@ -107,7 +123,9 @@ class HeldRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _HeldIndex:
-    """Groups of rows that have been read. `places` is where each begins in `index`, -1 if it is missing.
+    """Groups of rows that have been read.
+
+    `places` is where each begins in `index`, -1 if it is missing.
 
     `places` is None for a whole index.
     """
@@ -119,11 +137,15 @@ class _HeldIndex:
         """The rows of samples whose groups have been read."""
         if self.places is None:
             return HeldRows(self.index, positions)
-        return HeldRows(self.index, self.places[positions // ROWS_AT_ONCE] + positions % ROWS_AT_ONCE)
+        return HeldRows(
+            self.index, self.places[positions // ROWS_AT_ONCE] + positions % ROWS_AT_ONCE
+        )
 
 
 class ShardTable:
-    """The shards of a split and their indexes, which are read and verified on first use and kept within a budget."""
+    """The shards of a split and their indexes, which are read and verified on first use and kept
+    within a budget.
+    """
 
     def __init__(
         self,
@@ -164,34 +186,45 @@ class ShardTable:
 
     def missing(self, shard: int) -> LostShard:
         """The error for a shard that is not stored."""
-        return LostShard(f"{self.url(shard)}: the shard can't be opened (nothing is stored there); fetch or rebuild it")
+        return LostShard(
+            f"{self.url(shard)}: the shard can't be opened (nothing is stored there); fetch or"
+            " rebuild it"
+        )
 
     def check_size(self, shard: int, num_bytes: int) -> None:
         """Raises LostShard unless the stored shard has the size of the manifest."""
         expected = self.split.shards[shard].num_bytes
         if num_bytes != expected:
             raise LostShard(
-                f"{self.url(shard)}: {num_bytes} bytes, expected {expected}; the shard is cut or replaced, "
-                "fetch or rebuild it"
+                f"{self.url(shard)}: {num_bytes} bytes, expected {expected}; the shard is cut or"
+                " replaced, fetch or rebuild it"
             )
 
     def index(self, shard: int) -> ShardIndex:
-        """The index of a shard; raises DamagedShard if it is missing or differs from the manifest."""
+        """The index of a shard; raises DamagedShard if it is missing or differs from
+        the manifest.
+        """
         held = self._find(shard)
         return (held if held and held.places is None else self._read_whole(shard)).index
 
     def indexes(self, shards: Sequence[int]) -> Iterator[ShardIndex]:
-        """The indexes of several shards in this order; reads those that are missing concurrently from a bucket."""
+        """The indexes of several shards in this order; reads those that are missing concurrently
+        from a bucket.
+        """
         self.split.load(shards)
         with self._lock:
-            whole = {shard for shard in shards if (held := self._held.get(shard)) and held.places is None}
+            whole = {
+                shard for shard in shards if (held := self._held.get(shard)) and held.places is None
+            }
         sizes = [self.split.shards[shard].index.num_bytes for shard in shards if shard not in whole]
         return self._concurrently(sizes, (partial(self.index, shard) for shard in shards))
 
     def rows(self, shards: Sequence[int], positions: Sequence[Positions]) -> Iterator[HeldRows]:
-        """Where the index rows of some samples are, for several shards in this order; reads those that are missing.
+        """Where the index rows of some samples are, for several shards in this order; reads those
+        that are missing.
 
-        Of a large index in a bucket it reads the rows of these samples, up to a quarter of the index; then all of it.
+        Of a large index in a bucket it reads the rows of these samples, up to a quarter of the
+        index; then all of it.
         """
         self.split.load(shards)
         with self._lock:
@@ -221,13 +254,18 @@ class ShardTable:
             pass
 
     def addresses(self, shards: NDArray[np.int64], positions: NDArray[np.int64]) -> SampleAddresses:
-        """Where several samples are stored, in the order given. Looks up the index of each shard once."""
+        """Where several samples are stored, in the order given.
+
+        Looks up the index of each shard once.
+        """
         order = np.argsort(shards, kind="stable")
         group_starts = np.flatnonzero(np.diff(shards[order], prepend=-1))
         rows = np.empty((len(shards), num_columns(len(self.split.fields))), dtype=np.int64)
         keys = np.empty(len(shards), dtype=object)
         groups = np.split(order, group_starts[1:])
-        held = self.rows(shards[order[group_starts]].tolist(), [positions[group] for group in groups])
+        held = self.rows(
+            shards[order[group_starts]].tolist(), [positions[group] for group in groups]
+        )
         for group, (index, numbers) in zip(groups, held, strict=True):
             rows[group] = index.rows[numbers]
             if index.keys is not None:
@@ -235,11 +273,15 @@ class ShardTable:
         return SampleAddresses(rows, shards, positions, keys.tolist() if self.with_keys else None)
 
     def _concurrently(self, sizes: Sequence[int], calls: Iterable[Callable[[], T]]) -> Iterator[T]:
-        """The results of some calls in their order, of which those of `sizes` read that many bytes."""
+        """The results of some calls in their order,
+        of which those of `sizes` read that many bytes.
+        """
         # A local disk answers faster than threads start.
         if len(sizes) < 2 or not self.storage.is_remote:
             return (call() for call in calls)
-        num_threads = max(1, min(NUM_INDEX_READERS, len(sizes), MAX_BYTES_IN_FLIGHT * len(sizes) // sum(sizes)))
+        num_threads = max(
+            1, min(NUM_INDEX_READERS, len(sizes), MAX_BYTES_IN_FLIGHT * len(sizes) // sum(sizes))
+        )
         return results_in_order("shardset-index", num_threads, calls)
 
     def _find(self, shard: int) -> _HeldIndex | None:
@@ -259,8 +301,12 @@ class ShardTable:
                 self._held_bytes -= self._held.popitem(last=False)[1].index.num_bytes
         return found
 
-    def _missing(self, shard: int, held: _HeldIndex | None, positions: Positions) -> Positions | None:
-        """The groups of rows to read for some samples, in order; None if the index is to be read whole."""
+    def _missing(
+        self, shard: int, held: _HeldIndex | None, positions: Positions
+    ) -> Positions | None:
+        """The groups of rows to read for some samples, in order; None if the index is to be read
+        whole.
+        """
         listed = self.split.shards[shard]
         if not self.reads_rows or listed.index.num_bytes <= LARGE_BYTES:
             return None
@@ -290,7 +336,8 @@ class ShardTable:
         return held.rows(positions)
 
     def _read_whole(self, shard: int) -> _HeldIndex:
-        # Read outside the lock, so that threads read several indexes at a time; two may read the same one.
+        # Read outside the lock, so that threads read several indexes at a time; two may read the
+        # same one.
         return self._keep(shard, _HeldIndex(self._index_of(shard, self._records(shard))))
 
     def _read_groups(self, shard: int, held: _HeldIndex | None, missing: Positions) -> _HeldIndex:
@@ -304,7 +351,9 @@ class ShardTable:
             places = np.full(_num_groups(listed), -1)
         for run in np.split(missing, np.flatnonzero(np.diff(missing) > 1) + 1):
             groups = range(run.item(0), run.item(-1) + 1)
-            wanted = range(groups.start * ROWS_AT_ONCE, min(groups.stop * ROWS_AT_ONCE, listed.num_samples))
+            wanted = range(
+                groups.start * ROWS_AT_ONCE, min(groups.stop * ROWS_AT_ONCE, listed.num_samples)
+            )
             try:
                 records = read_rows(self.storage, listed, fields, wanted)
             except NotFound as error:
@@ -319,10 +368,15 @@ class ShardTable:
         listed, split = self.split.shards[shard], self.split
         if split.index_fields(shard) is not split.fields:
             records = with_fields(records, split.fields)
-        return ShardIndex.from_records(records, listed, split.fields, self.storage.url, with_keys=self.with_keys)
+        return ShardIndex.from_records(
+            records, listed, split.fields, self.storage.url, with_keys=self.with_keys
+        )
 
     def _keys(self, shard: int) -> NDArray[np.bytes_]:
-        """The keys of a shard. Keeps those of the last one, because bad samples often share a shard."""
+        """The keys of a shard.
+
+        Keeps those of the last one, because bad samples often share a shard.
+        """
         last = self._last_keys
         if last is None or last[0] != shard:
             last = self._last_keys = shard, self._records(shard)["key"].copy()

@@ -1,4 +1,6 @@
-"""Samples and their values in columns, which lie at the same places of other sets, read together."""
+"""Samples and their values in columns, which lie at the same places of other sets,
+read together.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -10,7 +12,9 @@ from shardset.read.pending import Contents, PendingSamples, SampleReader
 
 
 class JoinedReader:
-    """A reader of samples whose contents are followed by those of the same samples in other tables; a SampleReader."""
+    """A reader of samples whose contents are followed by those of the same samples in other tables;
+    a SampleReader.
+    """
 
     def __init__(self, tables: Sequence[ShardTable], readers: Sequence[SampleReader]) -> None:
         self._tables, self._readers = tables, readers
@@ -37,9 +41,14 @@ class JoinedReader:
             reader.close()
 
     def _joined(
-        self, read: Callable[[SampleReader, SampleAddresses], PendingSamples], first: SampleAddresses
+        self,
+        read: Callable[[SampleReader, SampleAddresses], PendingSamples],
+        first: SampleAddresses,
     ) -> PendingSamples:
-        own = [first, *(table.addresses(first.shards, first.positions) for table in self._tables[1:])]
+        own = [
+            first,
+            *(table.addresses(first.shards, first.positions) for table in self._tables[1:]),
+        ]
         return _Joined(list(map(read, self._readers, own)))
 
 

@@ -1,4 +1,6 @@
-"""Samples from shards on a local disk, read one by one: the page cache does what blocks do for a bucket."""
+"""Samples from shards on a local disk, read one by one: the page cache does what blocks do for a
+bucket.
+"""
 
 import os
 import threading
@@ -14,12 +16,17 @@ from shardset.storage.base import os_errors_as_storage_errors
 from shardset.storage.local import Descriptor
 
 SMALL_BYTES = 1 << 14
-"""Up to this size a sample is one read, from which its fields are copied; beyond it, each field is a read."""
+"""Up to this size a sample is one read, from which its fields are copied; beyond it, each field is
+a read.
+"""
 MAX_OPEN_FILES = 256
 
 
 class LocalSampleReader:
-    """One `pread` per sample. `mmap` would save half a microsecond, but a file cut meanwhile would raise SIGBUS."""
+    """One `pread` per sample.
+
+    `mmap` would save half a microsecond, but a file cut meanwhile would raise SIGBUS.
+    """
 
     def __init__(self, table: ShardTable, max_open_files: int = MAX_OPEN_FILES) -> None:
         self.table = table
@@ -43,7 +50,10 @@ class LocalSampleReader:
         return True
 
     def close(self) -> None:
-        """See SampleReader. Each file is closed when the last thread that reads it lets go of it."""
+        """See SampleReader.
+
+        Each file is closed when the last thread that reads it lets go of it.
+        """
         self.files.clear()
 
     def file(self, shard: int) -> "_ShardFile":
@@ -68,13 +78,17 @@ class LocalPendingSamples(PendingSamples):
     def contents(self, start: int, stop: int) -> Iterator[Contents]:
         # A small sample takes a few microseconds, so local names replace attributes in the loop.
         reader, pread, verified, fields = self.reader, os.pread, self._verified, self._fields
-        samples = zip(self._shards[start:stop], self.starts[start:stop], self.sizes[start:stop], strict=True)
+        samples = zip(
+            self._shards[start:stop], self.starts[start:stop], self.sizes[start:stop], strict=True
+        )
         for number, (shard, begin, size) in enumerate(samples, start):
             file = reader.files.get(shard) or self._open(number, shard)
             reader.num_bytes_read += size
             try:
                 if size > SMALL_BYTES:
-                    ranges = [(begin + starts[number], begin + stops[number]) for starts, stops in fields]
+                    ranges = [
+                        (begin + starts[number], begin + stops[number]) for starts, stops in fields
+                    ]
                     contents = [pread(file.fd, last - first, first) for first, last in ranges]
                 else:
                     data = pread(file.fd, size, begin)

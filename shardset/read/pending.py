@@ -25,17 +25,23 @@ class PendingSamples(ABC):
     def __init__(self, table: ShardTable, addresses: SampleAddresses) -> None:
         self.table, self.addresses = table, addresses
         offsets, sizes = addresses.fields
-        # Lists, because the loops below index them once per sample and field: several times faster than arrays.
+        # Lists, because the loops below index them once per sample and field: several times faster
+        # than arrays.
         self.starts = addresses.starts.tolist()
         self.sizes = (addresses.stops - addresses.starts).tolist()
         self._fields: list[tuple[list[int], list[int]]] = list(
             zip(offsets.T.tolist(), (offsets + sizes).T.tolist(), strict=True)
         )
         self._crcs: list[int] = addresses.crcs.tolist()
-        self._absent: list[list[bool]] | None = (offsets < 0).tolist() if (offsets < 0).any() else None
-        # The CRC32C covers the members in the order of the tar, which may differ from the split's order of fields.
+        self._absent: list[list[bool]] | None = (
+            (offsets < 0).tolist() if (offsets < 0).any() else None
+        )
+        # The CRC32C covers the members in the order of the tar, which may differ from the split's
+        # order of fields.
         in_order = (np.diff(offsets, axis=1) >= 0).all()
-        self._member_orders = None if in_order else np.argsort(offsets, axis=1, kind="stable").tolist()
+        self._member_orders = (
+            None if in_order else np.argsort(offsets, axis=1, kind="stable").tolist()
+        )
 
     @abstractmethod
     def contents(self, start: int, stop: int) -> Iterator[Contents]:
@@ -53,16 +59,23 @@ class PendingSamples(ABC):
         return self.table.describe(self.addresses[number])
 
     def _verified(self, number: int, contents: list[bytes]) -> Contents:
-        """`contents`, with None for absent fields; raises DamagedShard unless the CRC32C matches."""
+        """`contents`, with None for absent fields;
+        raises DamagedShard unless the CRC32C matches.
+        """
         crc = 0
         orders = self._member_orders
-        for content in contents if orders is None else [contents[column] for column in orders[number]]:
+        for content in (
+            contents if orders is None else [contents[column] for column in orders[number]]
+        ):
             crc = google_crc32c.extend(crc, content)
         if crc != self._crcs[number]:
             raise self._damage(number, sum(map(len, contents)), crc)
         if self._absent is None:
             return contents
-        return [None if absent else content for absent, content in zip(self._absent[number], contents, strict=True)]
+        return [
+            None if absent else content
+            for absent, content in zip(self._absent[number], contents, strict=True)
+        ]
 
     def _damage(self, number: int, num_bytes: int, crc: int) -> DamagedShard:
         expected = sum(stops[number] - starts[number] for starts, stops in self._fields)
@@ -78,14 +91,19 @@ class PendingSamples(ABC):
 
 
 class SampleReader(Protocol):
-    """Reads samples. One thread requests them, in the order of the steps; any thread may take them."""
+    """Reads samples.
+
+    One thread requests them, in the order of the steps; any thread may take them.
+    """
 
     @property
     def num_bytes_read(self) -> int:
         """Bytes received from storage so far, without indexes."""
 
     def prepare(self, epoch: int, slots: Slots) -> None:
-        """Reads what the addresses of several steps need, before anything asks for these; arrays [steps, n]."""
+        """Reads what the addresses of several steps need, before anything asks for these; arrays
+        [steps, n].
+        """
 
     def read_step(self, epoch: int, slots: Slots, addresses: SampleAddresses) -> PendingSamples:
         """Requests the samples of a step's slots."""

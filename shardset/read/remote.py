@@ -1,4 +1,6 @@
-"""Byte ranges of shards in a bucket: many at a time, each from the object that the manifest lists, late ones hedged."""
+"""Byte ranges of shards in a bucket: many at a time, each from the object that the manifest lists,
+late ones hedged.
+"""
 
 import threading
 import time
@@ -19,7 +21,9 @@ HEDGE_AFTER = 0.95
 """A read is late once it takes longer than this share of the reads of about its size."""
 MIN_HEDGE_S = 0.05
 MAX_HEDGED = 0.03
-"""The share of reads that may be hedged, which is also the share of extra bytes and load on the bucket."""
+"""The share of reads that may be hedged, which is also the share of extra bytes and load on the
+bucket.
+"""
 NUM_TIMES = 256
 MIN_TIMES = 20
 
@@ -39,11 +43,12 @@ class RangeReader(Protocol):
 
 
 class RemoteReader:
-    """Reads ranges of shards from storage, one request each; the answers must be of the objects in the manifest.
+    """Reads ranges of shards from storage, one request each; the answers must be of the objects in
+    the manifest.
 
-    A read that takes longer than 95 % of the reads of about its size is hedged: requested again, and the first answer
-    counts. Hedges are limited to 3 % of the reads of each size; there are none within a minute after the bucket
-    refused a read because there were too many.
+    A read that takes longer than 95 % of the reads of about its size is hedged: requested again,
+    and the first answer counts. Hedges are limited to 3 % of the reads of each size; there are none
+    within a minute after the bucket refused a read because there were too many.
     """
 
     def __init__(self, table: ShardTable, num_fetchers: int = NUM_FETCHERS) -> None:
@@ -55,7 +60,9 @@ class RemoteReader:
         self._fetchers = Threads("shardset-fetch", num_fetchers)
         self._hedgers = Threads("shardset-hedge", max(1, num_fetchers // 8))
         self._closed = threading.Event()
-        self._monitor = threading.Thread(target=self._hedge_late_reads, name="shardset-hedge-monitor", daemon=True)
+        self._monitor = threading.Thread(
+            target=self._hedge_late_reads, name="shardset-hedge-monitor", daemon=True
+        )
         self._monitor.start()
 
     def submit(self, shard: int, start: int, stop: int, *, fresh: bool = True) -> Future[bytes]:
@@ -117,7 +124,9 @@ class RemoteReader:
 
 
 class HedgePolicy:
-    """Decides which reads are late and may be hedged, by the times of earlier reads of about the same size."""
+    """Decides which reads are late and may be hedged, by the times of earlier reads of about the
+    same size.
+    """
 
     def __init__(self) -> None:
         self.num_reads: Counter[int] = Counter()
@@ -129,7 +138,9 @@ class HedgePolicy:
         self._times_s.setdefault(size_class, deque(maxlen=NUM_TIMES)).append(seconds)
 
     def limits_s(self) -> dict[int, float]:
-        """Seconds after which a read is late, by size class; none for a class with too few times."""
+        """Seconds after which a read is late, by size class;
+        none for a class with too few times.
+        """
         return {
             size_class: max(MIN_HEDGE_S, sorted(times)[int(HEDGE_AFTER * len(times))])
             for size_class, times in self._times_s.items()
@@ -161,20 +172,25 @@ class _RangeRead:
 
 
 def _listed_range(table: ShardTable, shard: int, start: int, stop: int) -> bytes:
-    """The bytes [start, stop) of a shard; raises LostShard if another object than the manifest's has its name."""
+    """The bytes [start, stop) of a shard; raises LostShard if another object than the manifest's
+    has its name.
+    """
     listed = table.split.shards[shard]
 
     def is_listed(answer: tuple[bytes, Stat]) -> bool:
         return answer[1].num_bytes == listed.num_bytes and answer[1].crc32c in (None, listed.crc32c)
 
     try:
-        data, stat = read_twice(lambda: table.storage.read_with_stat(listed.path, start, stop), is_listed)
+        data, stat = read_twice(
+            lambda: table.storage.read_with_stat(listed.path, start, stop), is_listed
+        )
     except NotFound as error:
         raise table.missing(shard) from error
     except TransientError:
         raise
     except StorageError:
-        table.check_size(shard, table.storage.stat(listed.path).num_bytes)  # a shard that was cut lacks the range
+        # a shard that was cut lacks the range
+        table.check_size(shard, table.storage.stat(listed.path).num_bytes)
         raise
     table.check_size(shard, stat.num_bytes)
     if stat.crc32c not in (None, listed.crc32c):

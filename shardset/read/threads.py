@@ -1,4 +1,6 @@
-"""Threads for jobs that may wait for minutes, the futures of their results, and a lock that survives a fork."""
+"""Threads for jobs that may wait for minutes, the futures of their results, and a lock that
+survives a fork.
+"""
 
 import os
 import queue
@@ -15,19 +17,26 @@ T = TypeVar("T")
 class Threads:
     """Daemon threads that take jobs in turn.
 
-    Unlike the pools of concurrent.futures, they don't keep the program alive while a job waits for the network.
+    Unlike the pools of concurrent.futures, they don't keep the program alive while a job waits for
+    the network.
     """
 
     def __init__(self, name: str, num_threads: int) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], None], Future[Any]] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], None], Future[Any]] | None] = (
+            queue.SimpleQueue()
+        )
         self._closed = False
         self._lock = threading.Lock()
-        self._threads = [threading.Thread(target=self._work, name=name, daemon=True) for _ in range(num_threads)]
+        self._threads = [
+            threading.Thread(target=self._work, name=name, daemon=True) for _ in range(num_threads)
+        ]
         for thread in self._threads:
             thread.start()
 
     def submit(self, job: Callable[[], None], future: Future[Any]) -> None:
-        """Runs `job`, which settles `future`, on the next free thread; raises CancelledError after `close`."""
+        """Runs `job`, which settles `future`, on the next free thread; raises CancelledError after
+        `close`.
+        """
         with self._lock:
             if self._closed:
                 raise CancelledError
@@ -78,7 +87,8 @@ def results_in_order(name: str, num_threads: int, calls: Iterable[Callable[[], T
 
 
 class ProcessLock:
-    """A lock for each process: a plain lock that another thread holds during a fork stays locked in the child.
+    """A lock for each process: a plain lock that another thread holds during a fork stays locked in
+    the child.
 
     A copy in another process (pickled) is free.
     """

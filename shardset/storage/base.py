@@ -1,4 +1,6 @@
-"""The Storage protocol, and what every implementation shares: names, ranges, errors in plain words."""
+"""The Storage protocol, and what every implementation shares: names, ranges,
+errors in plain words.
+"""
 
 import errno
 from collections.abc import Callable, Iterator
@@ -10,17 +12,30 @@ from shardset.errors import ConfigError, NotFound, PreconditionFailed, StorageEr
 from shardset.prepared import prepared
 
 ABSENT = "0"
-"""The generation of what does not exist: `writer(name, if_generation=ABSENT)` never replaces anything."""
+"""The generation of what does not exist: `writer(name, if_generation=ABSENT)` never replaces
+anything.
+"""
 
 CLIMBING = frozenset(("", ".", ".."))
 """No part of a name is one of these: they would lead out of the folder."""
 
 _ADVICE = {
-    errno.EACCES: "no permission; run as a user who may, or change the mode of the file and of the folders above it",
-    errno.EPERM: "the system does not permit it; check owner, attributes (lsattr) and what the file system supports",
+    errno.EACCES: (
+        "no permission; run as a user who may, or change the mode of the file and of the folders"
+        " above it"
+    ),
+    errno.EPERM: (
+        "the system does not permit it; check owner, attributes (lsattr) and what the file system"
+        " supports"
+    ),
     errno.ENOSPC: "the disk is full; free some space or choose another folder, then run again",
-    errno.EDQUOT: "the disk quota is used up; free some space or choose another folder, then run again",
-    errno.EFBIG: "the file is larger than the system allows here (ulimit -f); raise the limit or use smaller shards",
+    errno.EDQUOT: (
+        "the disk quota is used up; free some space or choose another folder, then run again"
+    ),
+    errno.EFBIG: (
+        "the file is larger than the system allows here (ulimit -f); raise the limit or use smaller"
+        " shards"
+    ),
     errno.EROFS: "the file system is mounted read-only; choose another folder",
     errno.ENOTDIR: "a part of the path is a file, expected folders; choose another path",
     errno.EEXIST: "a part of the path is a file, expected folders; choose another path",
@@ -28,8 +43,10 @@ _ADVICE = {
     errno.ELOOP: "the symbolic links run in a circle; remove one of them",
     errno.ENAMETOOLONG: "the name is too long for this file system; choose a shorter one",
     errno.EMFILE: "too many open files; raise the limit (ulimit -n)",
-    errno.EOPNOTSUPP: "the file system has no hard links, which create-only-if-absent needs; choose another folder, "
-    "or the gs:// address of a bucket that is mounted there",
+    errno.EOPNOTSUPP: (
+        "the file system has no hard links, which create-only-if-absent needs; choose another"
+        " folder, or the gs:// address of a bucket that is mounted there"
+    ),
 }
 
 
@@ -37,8 +54,8 @@ _ADVICE = {
 class Stat(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a stored object that need no read of it.
 
-    `generation` changes whenever the content is replaced. `crc32c` is base64 as GCS reports it; None on a local disk,
-    which keeps none.
+    `generation` changes whenever the content is replaced. `crc32c` is base64 as GCS reports it;
+    None on a local disk, which keeps none.
     """
 
     name: str
@@ -61,17 +78,22 @@ class ObjectWriter(Protocol):
 class Storage(Protocol):
     """A folder of objects. Names are relative, use `/`, and can't leave the folder (ConfigError).
 
-    Instances pickle, because clients and file handles are opened on first use. Threads may share an instance.
+    Instances pickle, because clients and file handles are opened on first use. Threads may share an
+    instance.
     """
 
     @property
     def url(self) -> str:
-        """The folder as a user types it, without a trailing slash; an absolute path unless `is_remote`."""
+        """The folder as a user types it, without a trailing slash; an absolute path unless
+        `is_remote`.
+        """
         ...
 
     @property
     def is_remote(self) -> bool:
-        """Whether the objects are not files of this machine: they have no path, no lock and nothing to sync."""
+        """Whether the objects are not files of this machine: they have no path, no lock and nothing
+        to sync.
+        """
         ...
 
     @property
@@ -86,38 +108,50 @@ class Storage(Protocol):
 
     @property
     def is_throttled(self) -> bool:
-        """Whether reads were refused within a minute because there were too many: no time to add any."""
+        """Whether reads were refused within a minute because there were too many: no time to add
+        any.
+        """
         return False
 
     def stat(self, name: str) -> Stat:
         """The facts about an object; raises NotFound."""
         ...
 
-    def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
-        """All the bytes [start, stop) of an object; raises TransientError if some are still missing after retries.
+    def read(
+        self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None
+    ) -> bytes:
+        """All the bytes [start, stop) of an object; raises TransientError if some are still missing
+        after retries.
 
-        Raises StorageError for a range that ends after the object. With `generation`, raises PreconditionFailed or
-        NotFound if the object was replaced or deleted.
+        Raises StorageError for a range that ends after the object. With `generation`, raises
+        PreconditionFailed or NotFound if the object was replaced or deleted.
         """
         ...
 
-    def read_with_stat(self, name: str, start: int = 0, stop: int | None = None) -> tuple[bytes, Stat]:
-        """`read`, and the facts about the object that the bytes are of: one request where the storage sends both."""
+    def read_with_stat(
+        self, name: str, start: int = 0, stop: int | None = None
+    ) -> tuple[bytes, Stat]:
+        """`read`, and the facts about the object that the bytes are of: one request where the
+        storage sends both.
+        """
         stat = self.stat(name)
         return self.read(name, start, stop, generation=stat.generation), stat
 
     def list(self, prefix: str = "") -> Iterator[Stat]:
-        """Objects whose names start with `prefix`, recursively, in the order of `utf8`; no temporary files.
+        """Objects whose names start with `prefix`, recursively, in the order of `utf8`; no
+        temporary files.
 
         Lists nothing for a folder that does not exist.
         """
         ...
 
     def writer(self, name: str, *, if_generation: str | None = None) -> ObjectWriter:
-        """Creates or replaces an object atomically. With `if_generation`, only if that generation is stored now.
+        """Creates or replaces an object atomically.
 
-        If another one is stored, the end of the block raises PreconditionFailed, unless it has the same size and
-        CRC32C: then a retry or another worker wrote the same bytes, which is success.
+        With `if_generation`, only if that generation is stored now.
+
+        If another one is stored, the end of the block raises PreconditionFailed, unless it has the
+        same size and CRC32C: then a retry or another worker wrote the same bytes, which is success.
         """
         ...
 
@@ -131,18 +165,27 @@ class Storage(Protocol):
         ...
 
     def sweep(self) -> None:
-        """Deletes the temporary files of killed writers; keeps those of living ones. There are none in a bucket."""
+        """Deletes the temporary files of killed writers; keeps those of living ones.
+
+        There are none in a bucket.
+        """
         return
 
     def on_retry(self, tell: Callable[[], None]) -> Self:
-        """The same folder; its requests, if any is tried again, call `tell` before each pause between retries."""
+        """The same folder; its requests, if any is tried again, call `tell` before each pause
+        between retries.
+        """
         return self
 
 
 def check_name(name: str, where: str) -> str:
-    """Returns `name` if it is relative and stays inside its folder; raises ConfigError otherwise."""
+    """Returns `name` if it is relative and stays inside its folder;
+    raises ConfigError otherwise.
+    """
     if not CLIMBING.isdisjoint(name.split("/")) or "\0" in name:
-        raise ConfigError(f"{where}: {name!r} is absolute, empty or climbs; expected a name such as train/a.tar")
+        raise ConfigError(
+            f"{where}: {name!r} is absolute, empty or climbs; expected a name such as train/a.tar"
+        )
     return name
 
 
@@ -175,33 +218,42 @@ def check_generation(current: str, wanted: str | None, where: str) -> None:
     """Raises PreconditionFailed unless `wanted` is None or the current generation."""
     if wanted is not None and current != wanted:
         raise PreconditionFailed(
-            f"{where}: was replaced or changed (generation {current}, expected {wanted}); start again from it"
+            f"{where}: was replaced or changed (generation {current}, expected {wanted}); start"
+            " again from it"
         )
 
 
 def accept_identical_object(stored: Stat | None, num_bytes: int, crc32c: str, where: str) -> None:
-    """Returns if the stored object equals what was to be written; raises PreconditionFailed otherwise."""
+    """Returns if the stored object equals what was to be written; raises PreconditionFailed
+    otherwise.
+    """
     if stored is None:
-        raise PreconditionFailed(f"{where}: it no longer exists, expected the generation that was to be replaced")
+        raise PreconditionFailed(
+            f"{where}: it no longer exists, expected the generation that was to be replaced"
+        )
     if (stored.num_bytes, stored.crc32c) != (num_bytes, crc32c):
         raise PreconditionFailed(
-            f"{where}: a different object exists: {stored.num_bytes} bytes, crc32c {stored.crc32c}; "
-            f"expected nothing, or {num_bytes} bytes, {crc32c}; remove it or choose another place"
+            f"{where}: a different object exists: {stored.num_bytes} bytes, crc32c {stored.crc32c};"
+            f" expected nothing, or {num_bytes} bytes, {crc32c}; remove it or choose another place"
         )
 
 
 def check_range(start: int, stop: int | None, num_bytes: int, where: str) -> int:
-    """The end of the range [start, stop); raises StorageError if an object of `num_bytes` does not hold it."""
+    """The end of the range [start, stop); raises StorageError if an object of `num_bytes` does not
+    hold it.
+    """
     end = num_bytes if stop is None else stop
     if not 0 <= start <= end <= num_bytes:
         raise StorageError(
-            f"{where}: bytes {start} to {end} were asked for but it holds {num_bytes}; is it another file?"
+            f"{where}: bytes {start} to {end} were asked for but it holds {num_bytes}; is it"
+            " another file?"
         )
     return end
 
 
 class os_errors_as_storage_errors:  # noqa: N801
-    """Turns an OSError of its block into a NotFound or StorageError that says where, what and what to do.
+    """Turns an OSError of its block into a NotFound or StorageError that says where, what and what
+    to do.
 
     A class, because entering a `contextlib` block costs more than the small read or write inside.
     """
@@ -222,5 +274,7 @@ def storage_error(error: OSError, where: str) -> StorageError:
     """An OSError as a StorageError that says where, what and what to do."""
     if isinstance(error, FileNotFoundError):
         return NotFound(f"{where}: nothing is stored there; check the name")
-    advice = _ADVICE.get(error.errno or 0, f"the system said: {error.strerror or error}; check the disk")
+    advice = _ADVICE.get(
+        error.errno or 0, f"the system said: {error.strerror or error}; check the disk"
+    )
     return StorageError(f"{where}: {advice}")

@@ -1,4 +1,6 @@
-"""Reads that are checked against the manifest, and repeated once before the object counts as damaged."""
+"""Reads that are checked against the manifest, and repeated once before the object counts as
+damaged.
+"""
 
 from collections.abc import Callable, Iterator
 from functools import reduce
@@ -34,7 +36,9 @@ def read_twice(read: Callable[[], T], fits: Callable[[T], bool]) -> T:
 
 
 def read_again(read: Callable[[], T], error: type[Exception] = SourceError) -> T:
-    """The result of `read`, which is repeated once if it raises `error`: damage in transfer does not repeat."""
+    """The result of `read`, which is repeated once if it raises `error`: damage in transfer does
+    not repeat.
+    """
     try:
         return read()
     except error:
@@ -52,7 +56,9 @@ def read_same_twice(read: Callable[[], bytes], where: str) -> bytes:
     third = read()
     if third in (first, second):
         return third
-    raise TransientError(f"{where}: three reads gave different bytes; check the network and try again")
+    raise TransientError(
+        f"{where}: three reads gave different bytes; check the network and try again"
+    )
 
 
 def read_small(storage: Storage, name: str) -> bytes:
@@ -64,9 +70,11 @@ def read_small(storage: Storage, name: str) -> bytes:
 
 
 def read_object(storage: Storage, name: str, num_bytes: int, crc32c: str, advice: str) -> bytes:
-    """A whole object that has the size and CRC32C of the manifest; reads it a second time if they differ.
+    """A whole object that has the size and CRC32C of the manifest; reads it a second time if they
+    differ.
 
-    Raises DamagedObject with `advice` if the second read differs too, and the errors of Storage.read.
+    Raises DamagedObject with `advice` if the second read differs too, and the errors of
+    Storage.read.
     """
 
     def read() -> tuple[bytes, tuple[int, str]]:
@@ -77,7 +85,8 @@ def read_object(storage: Storage, name: str, num_bytes: int, crc32c: str, advice
     if facts == (num_bytes, crc32c):
         return data
     raise DamagedObject(
-        f"{storage.url}/{name}: {facts[0]} bytes with crc32c {facts[1]}, expected {num_bytes} with {crc32c}; {advice}",
+        f"{storage.url}/{name}: {facts[0]} bytes with crc32c {facts[1]}, expected {num_bytes} with"
+        f" {crc32c}; {advice}",
         data,
     )
 

@@ -1,7 +1,7 @@
 """Google Cloud Storage behind the Storage interface.
 
-Requests go to the JSON API with the credentials of Google's client, so that every range can be pinned to a generation
-and resumed at the byte reached.
+Requests go to the JSON API with the credentials of Google's client, so that every range can be
+pinned to a generation and resumed at the byte reached.
 """
 
 import json
@@ -29,7 +29,16 @@ from shardset.storage.base import (
     os_errors_as_storage_errors,
     stat_or_none,
 )
-from shardset.storage.gcs_http import BROKEN, Body, BucketFacts, ListingPage, StoredObject, explain, json_object, send
+from shardset.storage.gcs_http import (
+    BROKEN,
+    Body,
+    BucketFacts,
+    ListingPage,
+    StoredObject,
+    explain,
+    json_object,
+    send,
+)
 from shardset.storage.served import Answer, ServedFolder, in_time, pieces_of, span_of
 
 T = TypeVar("T")
@@ -44,8 +53,8 @@ _CRC32C = re.compile("crc32c=([^, ]+)")  # in `crc32c=yZRlqg==,md5=...`
 class GcsStorage(ServedFolder):
     """Objects of a bucket below a prefix.
 
-    Uses the emulator at STORAGE_EMULATOR_HOST anonymously if that is set; otherwise Application Default Credentials,
-    or no credentials where there are none.
+    Uses the emulator at STORAGE_EMULATOR_HOST anonymously if that is set; otherwise Application
+    Default Credentials, or no credentials where there are none.
     """
 
     scheme: ClassVar[str] = "gs"
@@ -66,7 +75,8 @@ class GcsStorage(ServedFolder):
         generation: str | None,
     ) -> Iterator[Answer]:
         path = self._path(self._full(name))
-        # Accepting gzip means "as stored". Otherwise the server would unpack such objects and ignore the range.
+        # Accepting gzip means "as stored". Otherwise the server would unpack such objects and
+        # ignore the range.
         headers = {"Accept-Encoding": "gzip"}
         if (start, stop) != (0, None):
             headers["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
@@ -92,7 +102,8 @@ class GcsStorage(ServedFolder):
             return response.status == 204
 
     def location(self) -> str:
-        """The location of the bucket as the server spells it: `EUROPE-WEST4`, `EU`, `NAM4`; a pair is joined by `+`.
+        """The location of the bucket as the server spells it: `EUROPE-WEST4`, `EU`, `NAM4`; a pair
+        is joined by `+`.
 
         Raises NotFound if there is no such bucket. Needs the permission storage.buckets.get.
         """
@@ -113,14 +124,21 @@ class GcsStorage(ServedFolder):
         }
 
         def check(page: ListingPage) -> None:
-            foreign = [item.name for item in page.items if not item.name.startswith(wanted) or item.name <= last]
+            foreign = [
+                item.name
+                for item in page.items
+                if not item.name.startswith(wanted) or item.name <= last
+            ]
             if foreign or (token and page.next_page_token == token):
                 name = f"object {foreign[0]!r}" if foreign else "page token"
-                raise TransientError(f"{where}: the answer is another page of the list, by its {name}")
+                raise TransientError(
+                    f"{where}: the answer is another page of the list, by its {name}"
+                )
 
         while True:
             page = self._ask(f"{_bucket_path(self.bucket)}/o", where, params, ListingPage, check)
-            # Google lists in the order of names; an emulator that does not answers with a single page.
+            # Google lists in the order of names; an emulator that does not answers with a single
+            # page.
             for item in sorted(page.items, key=lambda item: item.name):
                 last = item.name
                 if not last.endswith("/"):
@@ -138,7 +156,9 @@ class GcsStorage(ServedFolder):
         kind: type[T],
         check: Callable[[T], None] = lambda answer: None,
     ) -> T:
-        """The JSON object that answers a small request; repeats the request until `check` accepts one."""
+        """The JSON object that answers a small request; repeats the request until `check` accepts
+        one.
+        """
 
         def attempt() -> T:
             response = send(self.retry, "GET", path, where, params=params)
@@ -154,13 +174,17 @@ def _bucket_path(bucket: str) -> str:
 
 
 def _described(response: urllib3.BaseHTTPResponse, name: str, where: str) -> Answer:
-    """An answer with bytes of an object, as its headers describe it; raises TransientError if they do not."""
+    """An answer with bytes of an object, as its headers describe it; raises TransientError if they
+    do not.
+    """
     headers = response.headers
     try:
         generation = headers["X-Goog-Generation"]
         first, num_bytes = span_of(response.status, headers)
     except (KeyError, ValueError) as error:
-        raise TransientError(f"{where}: the answer doesn't say which bytes it holds of what") from error
+        raise TransientError(
+            f"{where}: the answer doesn't say which bytes it holds of what"
+        ) from error
     found = _CRC32C.search(headers.get("X-Goog-Hash", ""))
     crc32c = found[1] if found else None
     stat = Stat(name=name, num_bytes=num_bytes, generation=generation, crc32c=crc32c)
@@ -174,10 +198,11 @@ def _check_name(full: str, where: str, item: StoredObject) -> None:
 
 
 class _GcsWriter:
-    """Collects the bytes and their CRC32C, then sends them in one request that the server accepts or refuses whole.
+    """Collects the bytes and their CRC32C, then sends them in one request that the server accepts
+    or refuses whole.
 
-    One request instead of a resumable session: the server checks generation and CRC32C before the object appears, an
-    aborted body was never sent, and a retry can't join halves of two attempts.
+    One request instead of a resumable session: the server checks generation and CRC32C before the
+    object appears, an aborted body was never sent, and a retry can't join halves of two attempts.
     """
 
     _file: IO[bytes]
@@ -209,23 +234,30 @@ class _GcsWriter:
                     self._file.flush()
                 self._commit()
         finally:
-            with suppress(OSError):  # on a full disk, closing complains about bytes that nobody wants any more
+            # on a full disk, closing complains about bytes that nobody wants any more
+            with suppress(OSError):
                 self._file.close()
 
     def _commit(self) -> None:
         self._crc32c = crc32c_text(self._crc)
         try:
-            if self._if_generation is not None:  # saves an upload that the server would refuse at its end
+            # saves an upload that the server would refuse at its end
+            if self._if_generation is not None:
                 stored = stat_or_none(self._bucket, self._full)
-                check_generation(stored.generation if stored else ABSENT, self._if_generation, self._where)
+                check_generation(
+                    stored.generation if stored else ABSENT, self._if_generation, self._where
+                )
             self._verify(self._bucket.persist(self._where, self._upload))
         except PreconditionFailed:
             stored = stat_or_none(self._bucket, self._full)
             accept_identical_object(stored, self._num_bytes, self._crc32c, self._where)
 
     def _upload(self) -> StoredObject:
-        condition = {} if self._if_generation is None else {"ifGenerationMatch": self._if_generation}
-        boundary = f"shardset-{secrets.token_hex(16)}"  # random for each attempt, so that no content can contain it
+        condition = (
+            {} if self._if_generation is None else {"ifGenerationMatch": self._if_generation}
+        )
+        # random for each attempt, so that no content can contain it
+        boundary = f"shardset-{secrets.token_hex(16)}"
         tail = f"\r\n--{boundary}--\r\n".encode()
         response = send(
             self._bucket.retry,
@@ -234,7 +266,14 @@ class _GcsWriter:
             self._where,
             params={"uploadType": "multipart", "fields": _STAT_FIELDS} | condition,
             headers={"Content-Type": f"multipart/related; boundary={boundary}"},
-            body=Body(self._head(boundary), self._file, self._num_bytes, self._where, self._bucket.retry, tail),
+            body=Body(
+                self._head(boundary),
+                self._file,
+                self._num_bytes,
+                self._where,
+                self._bucket.retry,
+                tail,
+            ),
         )
         stored = json_object(self._bucket.retry, response, self._where, StoredObject)
         _check_name(self._full, self._where, stored)
@@ -249,12 +288,15 @@ class _GcsWriter:
         ).encode()
 
     def _verify(self, reply: StoredObject) -> None:
-        """Compares what the server stored with what was sent; deletes it and raises StorageError if they differ."""
+        """Compares what the server stored with what was sent; deletes it and raises StorageError if
+        they differ.
+        """
         stored = reply.stat(self._full)
         if (stored.num_bytes, stored.crc32c) == (self._num_bytes, self._crc32c):
             return
         self._bucket.delete(self._full, generation=stored.generation)
         raise StorageError(
-            f"{self._where}: stored as {stored.num_bytes} bytes with CRC32C {stored.crc32c}, expected "
-            f"{self._num_bytes} bytes, {self._crc32c}; that generation was deleted, write it again"
+            f"{self._where}: stored as {stored.num_bytes} bytes with CRC32C {stored.crc32c},"
+            f" expected {self._num_bytes} bytes, {self._crc32c}; that generation was deleted, write"
+            " it again"
         )

@@ -1,8 +1,9 @@
-"""One request to Google Cloud Storage: credentials, connections, what its answers mean, refusals in plain words.
+"""One request to Google Cloud Storage: credentials, connections, what its answers mean, refusals in
+plain words.
 
-The only import of google-cloud-storage. Google's client supplies credentials and connections; its own download takes
-1.4 ms of processor time a MB at 4 MiB a range, `send` 0.35 ms a request and 0.5 ms a MB (emulator on the same
-machine).
+The only import of google-cloud-storage. Google's client supplies credentials and connections; its
+own download takes 1.4 ms of processor time a MB at 4 MiB a range, `send` 0.35 ms a request and 0.5
+ms a MB (emulator on the same machine).
 """
 
 import json
@@ -22,13 +23,25 @@ import msgspec
 import requests
 import urllib3
 from google.auth.credentials import AnonymousCredentials, Credentials
-from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, InvalidOperation, TransportError
+from google.auth.exceptions import (
+    DefaultCredentialsError,
+    GoogleAuthError,
+    InvalidOperation,
+    TransportError,
+)
 from google.auth.transport.requests import AuthorizedSession, Request
 from google.cloud.storage import Client
 from requests.adapters import HTTPAdapter
 
 from shardset.checksum import crc32c_text
-from shardset.errors import ConfigError, NotFound, PreconditionFailed, StorageError, TransientError, masked
+from shardset.errors import (
+    ConfigError,
+    NotFound,
+    PreconditionFailed,
+    StorageError,
+    TransientError,
+    masked,
+)
 from shardset.prepared import prepared
 from shardset.storage.base import Stat
 from shardset.storage.retry import RetryPolicy, kind_of, refusal
@@ -38,12 +51,14 @@ T = TypeVar("T")
 
 _POOL = 64  # connections, for GcsStorage.reads_at_once and all else that a process does
 _PROBE_TIMEOUT_S = 1.0
-_SENT_AT_ONCE = 1 << 16  # urllib3 gives each of these the connect timeout; a mebibyte is too much for a slow line
+# urllib3 gives each of these the connect timeout; a mebibyte is too much for a slow line
+_SENT_AT_ONCE = 1 << 16
 BROKEN = (urllib3.exceptions.HTTPError, TransportError, ConnectionError, TimeoutError)
 """Exceptions of a broken connection, while a request is sent or its response is read."""
 
 _TOKEN = re.compile(rb'"access_?[tT]oken"')
-"""What a token server answers; which of the two names it uses depends on the kind of credentials."""
+"""What a token server answers; which of the two names it uses depends on the kind of credentials.
+"""
 _CRC32C_OF_NOTHING = crc32c_text(0)
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 
@@ -58,12 +73,14 @@ def send(
     headers: Mapping[str, str] = MappingProxyType({}),
     body: "Body | None" = None,
 ) -> urllib3.BaseHTTPResponse:
-    """The response to one request, its body unread; raises TransientError if another try may help, or StorageError.
+    """The response to one request, its body unread; raises TransientError if another try may help,
+    or StorageError.
 
     Takes half the processor time of requests, whose connections it uses.
     """
     connection = _connection()
-    if payer := os.environ.get("GOOGLE_CLOUD_QUOTA_PROJECT"):  # pays where the bucket has the requester pay
+    # pays where the bucket has the requester pay
+    if payer := os.environ.get("GOOGLE_CLOUD_QUOTA_PROJECT"):
         params = {**params, "userProject": payer}
     target = f"{connection.target}{path}" + (f"?{urlencode(params)}" if params else "")
     length = {} if body is None else {"Content-Length": str(len(body))}
@@ -73,13 +90,17 @@ def send(
     while True:
         try:
             sent = {**connection.headers, **headers, **length}
-            connection.credentials.before_request(token_request, method, connection.base_url + path, sent)
+            connection.credentials.before_request(
+                token_request, method, connection.base_url + path, sent
+            )
             response = connection.pool.urlopen(
                 method,
                 target,
                 body=body,
                 headers=sent,
-                timeout=urllib3.Timeout(connect=policy.connect_timeout_s, read=policy.stall_timeout_s),
+                timeout=urllib3.Timeout(
+                    connect=policy.connect_timeout_s, read=policy.stall_timeout_s
+                ),
                 retries=False,
                 redirect=False,
                 assert_same_host=False,
@@ -96,11 +117,14 @@ def send(
             connection.credentials.refresh(token_request)  # a token may expire on its way
         except BROKEN as error:
             raise TransientError(f"{where}: {explain(error)}") from error
-        except InvalidOperation as error:  # what anonymous credentials raise when they are asked for a fresh token
+        # what anonymous credentials raise when they are asked for a fresh token
+        except InvalidOperation as error:
             raise _refusal(401, "", where, connection, {}) from error
         except GoogleAuthError as error:
             kind = TransientError if error.retryable else StorageError
-            raise kind(f"{where}: {connection.who} could not authenticate ({explain(error)}); {_LOGIN}") from error
+            raise kind(
+                f"{where}: {connection.who} could not authenticate ({explain(error)}); {_LOGIN}"
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,15 +149,19 @@ class Body:
         yield self.tail
 
 
-_CHECK_ENVIRONMENT = "check STORAGE_EMULATOR_HOST, HTTP_PROXY and HTTPS_PROXY, such as http://localhost:9023"
+_CHECK_ENVIRONMENT = (
+    "check STORAGE_EMULATOR_HOST, HTTP_PROXY and HTTPS_PROXY, such as http://localhost:9023"
+)
 _LOGIN = "run `gcloud auth application-default login`, or use a service account that may"
 _NEEDED = (
-    "if a permission is missing, it needs storage.objects.get and .list to read (roles/storage.objectViewer), "
-    ".create and .delete to write"
+    "if a permission is missing, it needs storage.objects.get and .list to read"
+    " (roles/storage.objectViewer), .create and .delete to write"
 )
 
 
-def _refusal(status: int, text: str, where: str, connection: "_Connection", headers: Mapping[str, str]) -> StorageError:
+def _refusal(
+    status: int, text: str, where: str, connection: "_Connection", headers: Mapping[str, str]
+) -> StorageError:
     is_damaged = status == 400 and "crc32c" in text.lower()
     kind = TransientError if is_damaged or status == 416 else kind_of(status)
     why = f" ({said})" if (said := _said(text)) else ""
@@ -144,12 +172,16 @@ def _refusal(status: int, text: str, where: str, connection: "_Connection", head
     elif status in (401, 403):
         message = f"{status}: {connection.who} may not do this{why}; {_NEEDED}; {_LOGIN}"
     else:
-        message = f"the server answered {status}{why}" + ("; check name and settings" if kind is StorageError else "")
+        message = f"the server answered {status}{why}" + (
+            "; check name and settings" if kind is StorageError else ""
+        )
     return refusal(kind, f"{where}: {message}", headers)
 
 
 def _said(text: str) -> str:
-    """The reason that the server gives for a refusal, in one line: the message in its JSON, else the text itself."""
+    """The reason that the server gives for a refusal, in one line: the message in its JSON, else
+    the text itself.
+    """
     with suppress(ValueError, TypeError, KeyError, RecursionError):
         text = str(json.loads(text)["error"]["message"])
     return _one_line(text)
@@ -179,7 +211,9 @@ class ListedObject(msgspec.Struct, frozen=True):
 
     def stat(self, name: str) -> Stat:
         """The object as a Stat; `name` is its name in the folder."""
-        return Stat(name=name, num_bytes=self.size or 0, generation=str(self.generation), crc32c=self.crc32c)
+        return Stat(
+            name=name, num_bytes=self.size or 0, generation=str(self.generation), crc32c=self.crc32c
+        )
 
 
 @prepared
@@ -201,8 +235,11 @@ class BucketFacts(msgspec.Struct, frozen=True, rename="camel"):
     custom_placement_config: dict[str, Any] = {}
 
 
-def json_object(policy: RetryPolicy, response: urllib3.BaseHTTPResponse, where: str, kind: type[T]) -> T:
-    """The JSON object in a response, which it closes; TransientError unless that arrived whole and is of that kind.
+def json_object(
+    policy: RetryPolicy, response: urllib3.BaseHTTPResponse, where: str, kind: type[T]
+) -> T:
+    """The JSON object in a response, which it closes; TransientError unless that arrived whole and
+    is of that kind.
 
     Accepts numbers in strings: Google sends 64-bit numbers so.
     """
@@ -216,7 +253,9 @@ def json_object(policy: RetryPolicy, response: urllib3.BaseHTTPResponse, where: 
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         beginning = _one_line(body[:60].decode(errors="replace"))
         content = f"{len(body)} bytes, {beginning!r}" if body else "it is empty"
-        raise TransientError(f"{where}: the answer is not what was asked for ({error}): {content}") from error
+        raise TransientError(
+            f"{where}: the answer is not what was asked for ({error}): {content}"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +277,8 @@ def _connection() -> _Connection:
     """This process's connection to the server that the environment names now."""
     key = (os.getpid(), os.environ.get("STORAGE_EMULATOR_HOST", ""))
     if key not in _connections:
-        # A lock of this process: one that another thread held during a fork stays locked in the child.
+        # A lock of this process: one that another thread held during a fork stays locked in the
+        # child.
         with _locks.setdefault(key[0], threading.Lock()):
             if key not in _connections:
                 _connections[key] = _connect(key[1])
@@ -257,13 +297,19 @@ def _connect(emulator: str) -> _Connection:
     try:
         pool, target, headers = _pool(session, url)
     except (ValueError, urllib3.exceptions.HTTPError) as error:
-        raise ConfigError(f"{url} is not the address of a server ({explain(error)}); {_CHECK_ENVIRONMENT}") from None
+        raise ConfigError(
+            f"{url} is not the address of a server ({explain(error)}); {_CHECK_ENVIRONMENT}"
+        ) from None
     who = _who(credentials, emulator)
     return _Connection(credentials, url, who, pool, target, headers, token_request)
 
 
-def _pool(session: AuthorizedSession, url: str) -> tuple[urllib3.HTTPConnectionPool, str, dict[str, Any]]:
-    """The connection pool of a session to a server or the proxy before it, and each request's target and headers."""
+def _pool(
+    session: AuthorizedSession, url: str
+) -> tuple[urllib3.HTTPConnectionPool, str, dict[str, Any]]:
+    """The connection pool of a session to a server or the proxy before it, and each request's
+    target and headers.
+    """
     settings = session.merge_environment_settings(url, {}, True, None, None)
     request = requests.Request("GET", url).prepare()
     adapter = session.get_adapter(url)
@@ -271,7 +317,11 @@ def _pool(session: AuthorizedSession, url: str) -> tuple[urllib3.HTTPConnectionP
     proxies, verify, cert = settings["proxies"], settings["verify"], settings["cert"]
     pool = adapter.get_connection_with_tls_context(request, verify, proxies=proxies, cert=cert)
     adapter.cert_verify(pool, url, verify, cert)
-    return pool, adapter.request_url(request, proxies).rstrip("/"), {**session.headers, **request.headers}
+    return (
+        pool,
+        adapter.request_url(request, proxies).rstrip("/"),
+        {**session.headers, **request.headers},
+    )
 
 
 def _base_url(endpoint: str) -> str:
@@ -283,22 +333,27 @@ def _who(credentials: Credentials, emulator: str) -> str:
         return f"the emulator at {masked(_base_url(emulator))}"
     if isinstance(credentials, AnonymousCredentials):
         return "an anonymous user (no Google credentials were found)"
-    return getattr(credentials, "service_account_email", None) or "the user of the Application Default Credentials"
+    return (
+        getattr(credentials, "service_account_email", None)
+        or "the user of the Application Default Credentials"
+    )
 
 
 class _TokenRequest(Request):
     """Requests credentials and tokens with other patience than google-auth's.
 
-    Looks for the metadata server once and briefly, where google-auth looks for 9 to 27 s; on Google's own hardware, it
-    counts on that server without an answer. A response without a token is a broken connection; google-auth raises
-    KeyError.
+    Looks for the metadata server once and briefly, where google-auth looks for 9 to 27 s; on
+    Google's own hardware, it counts on that server without an answer. A response without a token is
+    a broken connection; google-auth raises KeyError.
     """
 
     def __call__(self, url: str, method: str = "GET", *args: Any, **options: Any) -> Any:
         path = urlsplit(url).path
         if path in ("", "/"):
             try:
-                return super().__call__(url, method, *args, **{**options, "timeout": _PROBE_TIMEOUT_S})
+                return super().__call__(
+                    url, method, *args, **{**options, "timeout": _PROBE_TIMEOUT_S}
+                )
             except TransportError:
                 return SimpleNamespace(status=404, headers={})
         response = super().__call__(url, method, *args, **options)
@@ -309,10 +364,14 @@ class _TokenRequest(Request):
 
 
 def _credentials(request: Request) -> Credentials:
-    """Application Default Credentials, or anonymous ones where there are none; raises StorageError for broken ones."""
+    """Application Default Credentials, or anonymous ones where there are none; raises StorageError
+    for broken ones.
+    """
     try:
         return google.auth.default(scopes=[_SCOPE], request=request)[0]
     except DefaultCredentialsError as error:
         if "default credentials were not found" in str(error):
             return AnonymousCredentials()
-        raise StorageError(f"Google credentials are broken ({_one_line(str(error))}); {_LOGIN}") from error
+        raise StorageError(
+            f"Google credentials are broken ({_one_line(str(error))}); {_LOGIN}"
+        ) from error

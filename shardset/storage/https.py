@@ -1,4 +1,5 @@
-"""A folder of a web server, read-only: a published set, or the `resolve` address of a Hugging Face repository.
+"""A folder of a web server, read-only: a published set, or the `resolve` address of a Hugging Face
+repository.
 
 Credentials come from the variable SHARDSET_HTTPS_HEADER, for one host, such as
 `huggingface.co Authorization: Bearer hf_...`, or from the host's own entry in ~/.netrc.
@@ -38,7 +39,8 @@ class UnusableAnswer(StorageError):
 class HttpsStorage(ServedFolder):
     """The files of a web server below an address; `bucket` is host and port. Can't list or write.
 
-    A generation is the ETag; where that is weak or missing, the time of the last change and the size.
+    A generation is the ETag; where that is weak or missing, the time of the last change and the
+    size.
     """
 
     scheme: ClassVar[str] = "https"
@@ -69,18 +71,27 @@ class HttpsStorage(ServedFolder):
                 raise
 
         try:
-            response, first, stat = read_again(ask, UnusableAnswer)  # one answer may be of something on the way
+            # one answer may be of something on the way
+            response, first, stat = read_again(ask, UnusableAnswer)
             with in_time(self.retry, response.raw, where):
                 yield Answer(stat=stat, first=first, pieces=pieces_of(response.raw))
         except (OSError, urllib3.exceptions.HTTPError) as error:
-            kind = StorageError if isinstance(error, ValueError) else TransientError  # no address, or no answer
-            raise kind(f"{where}: no answer: {_reason(error)}") from None  # its text may hold a signed address
+            # no address, or no answer
+            kind = StorageError if isinstance(error, ValueError) else TransientError
+            # its text may hold a signed address
+            raise kind(f"{where}: no answer: {_reason(error)}") from None
 
     def _list(self, wanted: str, skip: int) -> Iterator[Stat]:
-        raise ConfigError(f"{self.url}: a web server can't be listed; name a shard set, or copy the files to a folder")
+        raise ConfigError(
+            f"{self.url}: a web server can't be listed; name a shard set, or copy the files to a"
+            " folder"
+        )
 
     def writer(self, name: str, *, if_generation: str | None = None) -> ObjectWriter:
-        raise ConfigError(f"{self.url}/{name}: https:// is only read; write to a folder or a bucket and publish that")
+        raise ConfigError(
+            f"{self.url}/{name}: https:// is only read; write to a folder or a bucket and publish"
+            " that"
+        )
 
     def _delete(self, name: str, generation: str | None) -> bool:
         return bool(self.writer(name))
@@ -93,15 +104,22 @@ class HttpStorage(HttpsStorage):
     scheme: ClassVar[str] = "http"
 
 
-def _response(policy: RetryPolicy, url: str, headers: dict[str, str], where: str) -> requests.Response:
+def _response(
+    policy: RetryPolicy, url: str, headers: dict[str, str], where: str
+) -> requests.Response:
     """The answer to a request, its body unread, after redirects; raises the error for a refusal."""
     timeouts = policy.connect_timeout_s, policy.stall_timeout_s
     for _ in range(_MAX_REDIRECTS + 1):
         parts = urlsplit(url)
         if parts.scheme != "https" and parts.hostname not in ("localhost", "127.0.0.1"):
-            raise ConfigError(f"{where}: http://{parts.hostname} is not read, as it is not this machine; use https://")
+            raise ConfigError(
+                f"{where}: http://{parts.hostname} is not read, as it is not this machine; use"
+                " https://"
+            )
         sent = headers | _credentials(parts.hostname or "")
-        response = _session(os.getpid()).get(url, headers=sent, stream=True, allow_redirects=False, timeout=timeouts)
+        response = _session(os.getpid()).get(
+            url, headers=sent, stream=True, allow_redirects=False, timeout=timeouts
+        )
         status = response.status_code
         if status < 300:
             return response
@@ -116,7 +134,9 @@ def _response(policy: RetryPolicy, url: str, headers: dict[str, str], where: str
                 advice = f"; check the address, and your credentials in {HEADER} or ~/.netrc"
                 if issubclass(kind, TransientError):
                     advice = ""
-                raise refusal(kind, f"{where}: the server answered {status}{advice}", response.headers)
+                raise refusal(
+                    kind, f"{where}: the server answered {status}{advice}", response.headers
+                )
     raise StorageError(f"{where}: redirected {_MAX_REDIRECTS} times; check the address")
 
 
@@ -125,7 +145,8 @@ def _facts(response: requests.Response, name: str, start: int, where: str) -> tu
     headers = response.headers
     if (encoding := headers.get("Content-Encoding", "identity")) != "identity":
         raise UnusableAnswer(
-            f"{where}: the server sends it compressed ({encoding}), though asked not to; turn that off"
+            f"{where}: the server sends it compressed ({encoding}), though asked not to; turn"
+            " that off"
         )
     e_tag = headers.get("ETag", "")
     try:
@@ -135,9 +156,13 @@ def _facts(response: requests.Response, name: str, start: int, where: str) -> tu
         if headers.get("Content-Length") == "0":
             raise TransientError(f"{where}: the answer is empty") from None
         expected = "Content-Length, or Content-Range of a range, and ETag or Last-Modified"
-        raise UnusableAnswer(f"{where}: the answer lacks headers, expected {expected}; use another server") from None
+        raise UnusableAnswer(
+            f"{where}: the answer lacks headers, expected {expected}; use another server"
+        ) from None
     if response.status_code != 206 and 0 < start < num_bytes:
-        raise UnusableAnswer(f"{where}: the server sends no byte ranges; copy the set to another one")
+        raise UnusableAnswer(
+            f"{where}: the server sends no byte ranges; copy the set to another one"
+        )
     return first, Stat(name=name, num_bytes=num_bytes, generation=generation, crc32c=None)
 
 
@@ -152,23 +177,35 @@ def _credentials(host: str) -> dict[str, str]:
     """The header of the environment if it is for this host, else what netrc has for it by name."""
     if text := os.environ.get(HEADER):
         if not (found := _HEADER_FORM.fullmatch(text)):
-            expected = "`HOST NAME: VALUE` in one line of ASCII, such as `huggingface.co Authorization: Bearer hf_...`"
+            expected = (
+                "`HOST NAME: VALUE` in one line of ASCII, such as `huggingface.co Authorization:"
+                " Bearer hf_...`"
+            )
             raise ConfigError(f"{HEADER} is not {expected}")
         if found[1].lower() == host:
             return {found[2]: found[3]}
     file = os.path.expanduser(os.environ.get("NETRC", "~/.netrc"))
     try:
-        login, _, password = netrc(file).hosts.get(host, (None, None, None)) if os.path.exists(file) else (None,) * 3
+        login, _, password = (
+            netrc(file).hosts.get(host, (None, None, None)) if os.path.exists(file) else (None,) * 3
+        )
     except (OSError, UnicodeDecodeError, NetrcParseError) as error:
-        raise ConfigError(f"{file}: can't be read as netrc ({type(error).__name__}); mend or remove it") from None
-    return {"Authorization": f"Basic {b64encode(f'{login}:{password}'.encode()).decode()}"} if password else {}
+        raise ConfigError(
+            f"{file}: can't be read as netrc ({type(error).__name__}); mend or remove it"
+        ) from None
+    return (
+        {"Authorization": f"Basic {b64encode(f'{login}:{password}'.encode()).decode()}"}
+        if password
+        else {}
+    )
 
 
 @cache
 def _session(pid: int) -> requests.Session:
     """The connections of a process."""
     session = requests.Session()
-    session.auth = lambda request: request  # else requests sends netrc's `default` to every host, over any header
+    # else requests sends netrc's `default` to every host, over any header
+    session.auth = lambda request: request
     for scheme in ("https://", "http://"):
         session.mount(scheme, HTTPAdapter(pool_maxsize=64))
     return session

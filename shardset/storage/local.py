@@ -35,15 +35,17 @@ LINK_TO_NOTHING = "a symbolic link to nothing"
 _TEMPORARY = ".shardset-tmp-"
 _PIECE = 1 << 20
 _MAX_OPEN_FILES = 64
-_BUFFERED = 1 << 16  # smaller writes are buffered; larger ones go to the system without another copy
+# smaller writes are buffered; larger ones go to the system without another copy
+_BUFFERED = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class LocalStorage(Storage):
     """A folder on a local or mounted disk. `root` is absolute.
 
-    Every regular file below it is an object, also through symbolic links; other kinds of files are not. An
-    `if_generation` other than ABSENT is checked right before the rename, not atomically with it.
+    Every regular file below it is an object, also through symbolic links; other kinds of files are
+    not. An `if_generation` other than ABSENT is checked right before the rename, not atomically
+    with it.
     """
 
     root: str
@@ -61,7 +63,9 @@ class LocalStorage(Storage):
         """`crc32c` is None."""
         return _local_stat(name, stat_regular(self._path(name)))
 
-    def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
+    def read(
+        self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None
+    ) -> bytes:
         """Keeps files open, yet never reads a replaced file as the old one.
 
         With `generation`, a file that was renamed meanwhile may still be read under its old name.
@@ -76,13 +80,16 @@ class LocalStorage(Storage):
             data = file.read(start, stop)
             if generation is not None:  # shows a change since the file was opened
                 facts = os.fstat(file.fd)
-                check_generation(generation_of(facts if facts.st_nlink else stat_regular(path)), generation, path)
+                check_generation(
+                    generation_of(facts if facts.st_nlink else stat_regular(path)), generation, path
+                )
         except OSError as error:  # no `with` block: it would take as long as a small read
             open_files().drop(path)  # on a network file system the handle may be stale
             raise storage_error(error, path) from error
         if len(data) < stop - start:
             raise TransientError(
-                f"{path}: ended at byte {start + len(data)}, expected {stop}: it was cut while being read"
+                f"{path}: ended at byte {start + len(data)}, expected {stop}: it was cut while"
+                " being read"
             )
         return data
 
@@ -92,7 +99,9 @@ class LocalStorage(Storage):
         return self._walk(folder, prefix)
 
     def list_telling(self, tell: Callable[[str, str], None]) -> Iterator[Stat]:
-        """All objects, as `list`; calls `tell` with the name of anything else, and what it is: no error for a link."""
+        """All objects, as `list`; calls `tell` with the name of anything else, and what it is: no
+        error for a link.
+        """
         return self._walk("", "", tell)
 
     def writer(self, name: str, *, if_generation: str | None = None) -> ObjectWriter:
@@ -102,7 +111,10 @@ class LocalStorage(Storage):
     def delete(self, name: str, *, generation: str | None = None) -> None:
         """The generation is checked right before the removal, not atomically with it."""
         path = self._path(name)
-        with os_errors_as_storage_errors(path), suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        with (
+            os_errors_as_storage_errors(path),
+            suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError),
+        ):
             if generation is None or generation == generation_of(os.stat(path)):
                 os.unlink(path)
 
@@ -116,10 +128,15 @@ class LocalStorage(Storage):
     def _path(self, name: str) -> str:
         path = f"{self.root.rstrip('/')}/{check_name(name, self.root)}"
         if _TEMPORARY in name and os.path.basename(path).startswith(_TEMPORARY):
-            raise ConfigError(f"{path}: names that start with {_TEMPORARY} are kept for temporaries; choose another")
+            raise ConfigError(
+                f"{path}: names that start with {_TEMPORARY} are kept for temporaries; choose"
+                " another"
+            )
         return path
 
-    def _walk(self, folder: str, prefix: str, tell: Callable[[str, str], None] | None = None) -> Iterator[Stat]:
+    def _walk(
+        self, folder: str, prefix: str, tell: Callable[[str, str], None] | None = None
+    ) -> Iterator[Stat]:
         path = os.path.join(self.root, folder)
         for entry in _sorted_entries(path, is_optional=folder != ""):
             name = join(folder, entry.name)
@@ -137,13 +154,20 @@ class LocalStorage(Storage):
 
 
 def _refuse_circle(entry: os.DirEntry[str], folder: str) -> None:
-    """Raises StorageError for a link to a folder above; other circles end with the system's ELOOP."""
-    if entry.is_symlink() and f"{os.path.realpath(folder)}/".startswith(os.path.join(os.path.realpath(entry.path), "")):
-        raise StorageError(f"{entry.path}: a symbolic link leads back to a folder above it; remove the link")
+    """Raises StorageError for a link to a folder above;
+    other circles end with the system's ELOOP.
+    """
+    if entry.is_symlink() and f"{os.path.realpath(folder)}/".startswith(
+        os.path.join(os.path.realpath(entry.path), "")
+    ):
+        raise StorageError(
+            f"{entry.path}: a symbolic link leads back to a folder above it; remove the link"
+        )
 
 
 def _sorted_entries(path: str, *, is_optional: bool) -> list[os.DirEntry[str]]:
-    """A folder's entries in the order of their full names' UTF-8 bytes; a folder's own name ends with `/` there.
+    """A folder's entries in the order of their full names' UTF-8 bytes; a folder's own name ends
+    with `/` there.
 
     Empty if the folder does not exist. A file in its place is an error unless `is_optional`.
     """
@@ -157,18 +181,24 @@ def _sorted_entries(path: str, *, is_optional: bool) -> list[os.DirEntry[str]]:
             if is_optional:
                 return []
             raise
-        return sorted(entries, key=lambda entry: utf8(f"{entry.name}/" if entry.is_dir() else entry.name))
+        return sorted(
+            entries, key=lambda entry: utf8(f"{entry.name}/" if entry.is_dir() else entry.name)
+        )
 
 
 def _facts(entry: os.DirEntry[str]) -> os.stat_result | None:
-    """What a directory entry leads to; None if it was removed meanwhile; raises StorageError for a dangling link."""
+    """What a directory entry leads to; None if it was removed meanwhile; raises StorageError for a
+    dangling link.
+    """
     with os_errors_as_storage_errors(entry.path):
         try:
             return entry.stat()
         except FileNotFoundError as error:
             if not os.path.islink(entry.path):
                 return None
-            raise StorageError(f"{entry.path}: {LINK_TO_NOTHING}; remove it or restore its target") from error
+            raise StorageError(
+                f"{entry.path}: {LINK_TO_NOTHING}; remove it or restore its target"
+            ) from error
 
 
 def generation_of(facts: os.stat_result) -> str:
@@ -182,7 +212,9 @@ def stat_regular(path: str) -> os.stat_result:
         try:
             facts = os.stat(path)
         except NotADirectoryError as error:
-            raise NotFound(f"{path}: nothing is stored there: a part of the path is a file") from error
+            raise NotFound(
+                f"{path}: nothing is stored there: a part of the path is a file"
+            ) from error
     return _check_regular(facts, path)
 
 
@@ -193,7 +225,9 @@ def _check_regular(facts: os.stat_result, path: str) -> os.stat_result:
 
 
 class Descriptor:
-    """A file descriptor, closed with the last reference: what keeps it open may drop it while it is in use."""
+    """A file descriptor, closed with the last reference: what keeps it open may drop it while it is
+    in use.
+    """
 
     __slots__ = ("fd",)
 
@@ -241,11 +275,15 @@ class OpenFiles:
         self._files: OrderedDict[str, OpenFile] = OrderedDict()
 
     def get(self, path: str, generation: str | None) -> OpenFile:
-        """The kept file if it has that generation, or is still the one at `path`; else a newly opened one."""
+        """The kept file if it has that generation, or is still the one at `path`; else a newly
+        opened one.
+        """
         with self._lock:
             file = self._files.get(path)
             if file is None or not (
-                file.generation == generation if generation else os.path.samestat(file.facts, stat_regular(path))
+                file.generation == generation
+                if generation
+                else os.path.samestat(file.facts, stat_regular(path))
             ):
                 file = self._files[path] = OpenFile(path)
                 if len(self._files) > _MAX_OPEN_FILES:
@@ -265,7 +303,9 @@ _files_of_process: dict[int, OpenFiles] = {}
 def open_files() -> OpenFiles:
     """The open files of this process."""
     # One for each process: a lock that another thread held during a fork stays locked in the child.
-    return _files_of_process.get(os.getpid()) or _files_of_process.setdefault(os.getpid(), OpenFiles())
+    return _files_of_process.get(os.getpid()) or _files_of_process.setdefault(
+        os.getpid(), OpenFiles()
+    )
 
 
 def _local_stat(name: str, facts: os.stat_result, crc32c: str | None = None) -> Stat:
@@ -273,7 +313,9 @@ def _local_stat(name: str, facts: os.stat_result, crc32c: str | None = None) -> 
 
 
 class _LocalWriter:
-    """Writes a temporary file in the same folder, and renames it to the object at the end of the block."""
+    """Writes a temporary file in the same folder, and renames it to the object at the end of the
+    block.
+    """
 
     _file: BinaryIO
 
@@ -332,20 +374,27 @@ def _stat_or_none(path: str) -> os.stat_result | None:
 
 
 def _refuse_other_kinds(path: str) -> None:
-    """Raises StorageError where a rename would replace a folder, a device or the target of /dev/stdout."""
+    """Raises StorageError where a rename would replace a folder, a device or the target of
+    /dev/stdout.
+    """
     facts = _stat_or_none(path)
     if facts and modes.S_ISDIR(facts.st_mode):
         raise IsADirectoryError(errno.EISDIR, path)
     if facts and not modes.S_ISREG(facts.st_mode):
-        raise StorageError(f"{path}: this is a device, pipe or socket, expected a file; choose another name")
+        raise StorageError(
+            f"{path}: this is a device, pipe or socket, expected a file; choose another name"
+        )
 
 
 def _link(path: str, name: str) -> None:
-    """A second name for a file; EOPNOTSUPP on file systems without hard links, such as FAT or a mounted bucket."""
+    """A second name for a file; EOPNOTSUPP on file systems without hard links, such as FAT or a
+    mounted bucket.
+    """
     try:
         os.link(path, name)
     except OSError as error:
-        if error.errno in (errno.EPERM, errno.ENOSYS):  # not a lack of permission: the folder takes files
+        # not a lack of permission: the folder takes files
+        if error.errno in (errno.EPERM, errno.ENOSYS):
             raise OSError(errno.EOPNOTSUPP, "no hard links", name) from error
         raise
 
@@ -362,8 +411,13 @@ def _create_locked(path: str) -> BinaryIO:
 
 
 def _remove_if_orphaned(path: str) -> None:
-    # FileNotFoundError: another build sweeps at the same time. PermissionError: the file is another user's.
-    with os_errors_as_storage_errors(path), suppress(FileNotFoundError, PermissionError), open(path, "r+b") as file:
+    # FileNotFoundError: another build sweeps at the same time. PermissionError: the file is another
+    # user's.
+    with (
+        os_errors_as_storage_errors(path),
+        suppress(FileNotFoundError, PermissionError),
+        open(path, "r+b") as file,
+    ):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:  # its writer lives, or this file system has no locks
@@ -397,7 +451,8 @@ def _sync_folder(folder: str) -> None:
     try:
         os.fsync(fd)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # some network file systems have nothing to sync in a folder
+        # some network file systems have nothing to sync in a folder
+        if error.errno != errno.EINVAL:
             raise
     finally:
         os.close(fd)

@@ -21,7 +21,9 @@ class _Object:
     crc32c: str
 
     def stat(self, name: str) -> Stat:
-        return Stat(name=name, num_bytes=len(self.data), generation=self.generation, crc32c=self.crc32c)
+        return Stat(
+            name=name, num_bytes=len(self.data), generation=self.generation, crc32c=self.crc32c
+        )
 
 
 _memories: dict[str, dict[str, _Object]] = {}
@@ -37,20 +39,31 @@ class MemoryStorage(RemoteFolder):
     is_shared: ClassVar[bool] = False
     reads_at_once: ClassVar[int] = 1
 
-    def _read(self, name: str, start: int, stop: int | None, generation: str | None) -> tuple[bytes, Stat]:
+    def _read(
+        self, name: str, start: int, stop: int | None, generation: str | None
+    ) -> tuple[bytes, Stat]:
         item, where = self._objects.get(self._full(name)), f"{self.url}/{name}"
         if item is None:
             raise NotFound(f"{where}: nothing is stored there; check the name")
         base.check_generation(item.generation, generation, where)
-        return item.data[start : base.check_range(start, stop, len(item.data), where)], item.stat(name)
+        return item.data[start : base.check_range(start, stop, len(item.data), where)], item.stat(
+            name
+        )
 
     def _list(self, wanted: str, skip: int) -> Iterator[Stat]:
         with _memory_lock:
-            items = [(name, item) for name, item in self._objects.items() if name.startswith(wanted)]
-        return (item.stat(name[skip:]) for name, item in sorted(items, key=lambda pair: base.utf8(pair[0])))
+            items = [
+                (name, item) for name, item in self._objects.items() if name.startswith(wanted)
+            ]
+        return (
+            item.stat(name[skip:])
+            for name, item in sorted(items, key=lambda pair: base.utf8(pair[0]))
+        )
 
     def writer(self, name: str, *, if_generation: str | None = None) -> ObjectWriter:
-        return WholeWriter(partial(self._store, self._full(name), if_generation), f"{self.url}/{name}")
+        return WholeWriter(
+            partial(self._store, self._full(name), if_generation), f"{self.url}/{name}"
+        )
 
     def _store(self, full: str, if_generation: str | None, data: bytes) -> None:
         crc32c = crc32c_text(crc32c_of(data))

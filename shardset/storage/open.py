@@ -17,11 +17,15 @@ _CLASSES = {
     "http": ("https", "HttpStorage"),
     "memory": ("memory", "MemoryStorage"),
 }
-_EXPECTED = "use a local path, gs://bucket/prefix, s3://bucket/prefix, az://container/prefix, https://host/folder or memory://name/prefix"
+_EXPECTED = (
+    "use a local path, gs://bucket/prefix, s3://bucket/prefix, az://container/prefix,"
+    " https://host/folder or memory://name/prefix"
+)
 _REGION = re.compile(r"[a-z]+-[a-z]+[0-9]+")
 _MULTI_REGIONS = {  # Cloud Storage's locations of more than one region
     "us": re.compile(r"us-.*"),
-    "eu": re.compile(r"europe-(?!west2$|west6$).*"),  # London and Zurich are not in the European Union
+    # London and Zurich are not in the European Union
+    "eu": re.compile(r"europe-(?!west2$|west6$).*"),
     "asia": re.compile(r"asia-.*"),
     "nam4": re.compile(r"us-(central1|east1)"),
     "eur4": re.compile(r"europe-(north1|west4)"),
@@ -35,8 +39,8 @@ _MULTI_REGIONS = {  # Cloud Storage's locations of more than one region
 def open_storage(url: str) -> Storage:
     """The storage of a folder: a local path or an address.
 
-    `gs://bucket/prefix`, `s3://...`, `az://container/prefix`, `https://host/folder`, `memory://name/prefix`.
-    ConfigError otherwise.
+    `gs://bucket/prefix`, `s3://...`, `az://container/prefix`, `https://host/folder`,
+    `memory://name/prefix`. ConfigError otherwise.
     """
     scheme, separator, rest = url.partition("://")
     if separator and scheme not in _CLASSES:
@@ -48,7 +52,9 @@ def open_storage(url: str) -> Storage:
         _refuse_slip(url)
         return LocalStorage(os.path.abspath(url))
     if "@" in root or (":" in root and not scheme.startswith("http")):
-        raise ConfigError(f"{url}: an address of storage holds no user, password or port; leave them out")
+        raise ConfigError(
+            f"{url}: an address of storage holds no user, password or port; leave them out"
+        )
     module, name = _CLASSES[scheme]
     with brought_by("s3"):
         # Late: Google's client takes half a second, obstore is an extra.
@@ -58,7 +64,9 @@ def open_storage(url: str) -> Storage:
 
 
 def open_file(url: str) -> tuple[Storage, str]:
-    """The storage of the folder of a file, and the file's name there; ConfigError if `url` names a folder."""
+    """The storage of the folder of a file, and the file's name there; ConfigError if `url` names a
+    folder.
+    """
     folder, _, name = url.rpartition("/")
     if name in CLIMBING or (is_address(url) and not is_address(folder)):
         raise ConfigError(f"{url!r} names a folder, expected a file in it")
@@ -71,7 +79,9 @@ def is_address(url: str) -> bool:
 
 
 def is_absolute(path: str) -> bool:
-    """Whether a path means the same in every working folder: it begins at the root or is an address."""
+    """Whether a path means the same in every working folder: it begins at the root or is an
+    address.
+    """
     return path.startswith("/") or is_address(path)
 
 
@@ -81,7 +91,9 @@ def bucket_of(url: str) -> str | None:
 
 
 def holds(location: str, region: str) -> bool:
-    """Whether a location (a region, `EU`, `NAM4`, `US-EAST1+US-WEST1`, in any case) covers the region."""
+    """Whether a location (a region, `EU`, `NAM4`, `US-EAST1+US-WEST1`, in any case) covers the
+    region.
+    """
     locations = location.lower().split("+")
     return region in locations or any(
         each in _MULTI_REGIONS and _MULTI_REGIONS[each].fullmatch(region) for each in locations
@@ -90,11 +102,15 @@ def holds(location: str, region: str) -> bool:
 
 def is_known(location: str) -> bool:
     """Whether `holds` can tell: a region, two joined by `+`, or a multi-region listed here."""
-    return all(each in _MULTI_REGIONS or _REGION.fullmatch(each) for each in location.lower().split("+"))
+    return all(
+        each in _MULTI_REGIONS or _REGION.fullmatch(each) for each in location.lower().split("+")
+    )
 
 
 def local_folder(path: str, what: str) -> Path:
-    """The absolute path of a local folder; raises ConfigError for an address or a `~` that no shell replaced."""
+    """The absolute path of a local folder; raises ConfigError for an address or a `~` that no shell
+    replaced.
+    """
     if is_address(path):
         raise ConfigError(f"{what} {path}: expected a local folder, not an address")
     return Path(open_storage(path).url)
@@ -104,11 +120,11 @@ def _refuse_slip(url: str) -> None:
     scheme, colon, rest = url.partition(":")
     if colon and scheme in _CLASSES:
         raise ConfigError(
-            f"{url}: an address has two slashes after {scheme}:, such as {scheme}://{rest.lstrip('/')}; for a folder "
-            f"of this name here write ./{url}"
+            f"{url}: an address has two slashes after {scheme}:, such as"
+            f" {scheme}://{rest.lstrip('/')}; for a folder of this name here write ./{url}"
         )
     if url == "~" or url.startswith("~/"):
         raise ConfigError(
-            f"{url}: ~ is not your home folder here, since a shell leaves it behind --flag= and in quotes; write the "
-            f"whole path, or ./{url} for a folder of this name"
+            f"{url}: ~ is not your home folder here, since a shell leaves it behind --flag= and in"
+            f" quotes; write the whole path, or ./{url} for a folder of this name"
         )

@@ -1,4 +1,7 @@
-"""What storages of remote folders share: names and reads. And a writer that keeps an object whole."""
+"""What storages of remote folders share: names and reads.
+
+And a writer that keeps an object whole.
+"""
 
 import io
 import math
@@ -37,14 +40,20 @@ class RemoteFolder(Storage):
     def stat(self, name: str) -> Stat:
         return self._read(name, 0, 0, None)[1]
 
-    def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
+    def read(
+        self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None
+    ) -> bytes:
         return self._read(name, start, stop, generation)[0]
 
-    def read_with_stat(self, name: str, start: int = 0, stop: int | None = None) -> tuple[bytes, Stat]:
+    def read_with_stat(
+        self, name: str, start: int = 0, stop: int | None = None
+    ) -> tuple[bytes, Stat]:
         return self._read(name, start, stop, None)
 
     def list(self, prefix: str = "") -> Iterator[Stat]:
-        return self._list(join(self.prefix, check_prefix(prefix, self.url)), len(join(self.prefix, "")))
+        return self._list(
+            join(self.prefix, check_prefix(prefix, self.url)), len(join(self.prefix, ""))
+        )
 
     def on_retry(self, tell: Callable[[], None]) -> Self:
         return replace(self, retry=replace(self.retry, on_pause=tell))
@@ -53,12 +62,16 @@ class RemoteFolder(Storage):
         return full_name(self.prefix, name, self.url)
 
     @abstractmethod
-    def _read(self, name: str, start: int, stop: int | None, generation: str | None) -> tuple[bytes, Stat]:
+    def _read(
+        self, name: str, start: int, stop: int | None, generation: str | None
+    ) -> tuple[bytes, Stat]:
         """The bytes [start, stop) and the facts, as `read` and `read_with_stat` promise."""
 
     @abstractmethod
     def _list(self, wanted: str, skip: int) -> Iterator[Stat]:
-        """Objects of the bucket whose names start with `wanted`, each without its first `skip` characters."""
+        """Objects of the bucket whose names start with `wanted`, each without its first `skip`
+        characters.
+        """
 
 
 def full_name(prefix: str, name: str, url: str) -> str:
@@ -71,10 +84,19 @@ def full_name(prefix: str, name: str, url: str) -> str:
 
 
 class WholeWriter:
-    """Keeps the bytes in memory, and gives them to `commit` at the end of the block; StorageError above `max_bytes`."""
+    """Keeps the bytes in memory, and gives them to `commit` at the end of the block; StorageError
+    above `max_bytes`.
+    """
 
-    def __init__(self, commit: Callable[[bytes], None], where: str, max_bytes: float = math.inf) -> None:
-        self._commit, self._where, self._max_bytes, self._file = commit, where, max_bytes, io.BytesIO()
+    def __init__(
+        self, commit: Callable[[bytes], None], where: str, max_bytes: float = math.inf
+    ) -> None:
+        self._commit, self._where, self._max_bytes, self._file = (
+            commit,
+            where,
+            max_bytes,
+            io.BytesIO(),
+        )
 
     def __enter__(self) -> ObjectWriter:
         return self
@@ -82,7 +104,9 @@ class WholeWriter:
     def write(self, data: bytes | memoryview) -> None:
         self._file.write(data)
         if self._file.tell() > self._max_bytes:
-            raise StorageError(f"{self._where}: more than the {self._max_bytes} bytes that one request can carry")
+            raise StorageError(
+                f"{self._where}: more than the {self._max_bytes} bytes that one request can carry"
+            )
 
     def __exit__(self, *exc: object) -> None:
         if exc[0] is None:

@@ -1,4 +1,6 @@
-"""When a request is tried again, after which pause, when to give up; the pace of a process's requests to a bucket."""
+"""When a request is tried again, after which pause, when to give up; the pace of a process's
+requests to a bucket.
+"""
 
 import logging
 import math
@@ -11,7 +13,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from shardset.errors import NotFound, PreconditionFailed, StorageError, Throttled, TransientError, masked
+from shardset.errors import (
+    NotFound,
+    PreconditionFailed,
+    StorageError,
+    Throttled,
+    TransientError,
+    masked,
+)
 
 T = TypeVar("T")
 
@@ -21,7 +30,9 @@ FIRST_PER_S, FEWEST_PER_S = 64.0, 0.5
 GAIN = 0.05
 """What an answer adds to the rate, as a share of the rate after the last cut."""
 MAY_BE_REFUSED = 0.1
-"""The share of the latest requests; servers refuse some at any load, which is no reason to slow down."""
+"""The share of the latest requests; servers refuse some at any load, which is no reason to slow
+down.
+"""
 LATEST = 64
 CALM_S = 60.0
 SLOWEST_PER_S = 1 << 16
@@ -34,7 +45,8 @@ def _nothing() -> None: ...
 
 
 def _jitter() -> float:
-    # Not random.random itself: pickling that would give each worker process the same random numbers.
+    # Not random.random itself: pickling that would give each worker process the same random
+    # numbers.
     return random.random()
 
 
@@ -42,13 +54,14 @@ def _jitter() -> float:
 class RetryPolicy:
     """When a request counts as lost, how long to pause before the next one, and when to give up.
 
-    A request is lost if it can't connect, receives nothing for `stall_timeout_s`, or takes longer than
-    `request_deadline_s` and the time of its bytes at 64 KiB/s. Pauses double from `first_pause_s` to
-    `max_pause_s`; jitter shortens each by up to half. An operation gives up `give_up_after_s` after its
-    first failure since the last progress of 4 KiB. It logs a warning if it still fails `warn_after_s`
-    after its first failure. While the server refuses it because there are too many requests, it keeps
-    trying for `throttled_give_up_after_s`. In any case it gives up `deadline_s` after it began or last
-    made progress; `notice_after_s` without an end is logged. `on_pause` is called before each pause.
+    A request is lost if it can't connect, receives nothing for `stall_timeout_s`, or takes longer
+    than `request_deadline_s` and the time of its bytes at 64 KiB/s. Pauses double from
+    `first_pause_s` to `max_pause_s`; jitter shortens each by up to half. An operation gives up
+    `give_up_after_s` after its first failure since the last progress of 4 KiB. It logs a warning if
+    it still fails `warn_after_s` after its first failure. While the server refuses it because there
+    are too many requests, it keeps trying for `throttled_give_up_after_s`. In any case it gives up
+    `deadline_s` after it began or last made progress; `notice_after_s` without an end is logged.
+    `on_pause` is called before each pause.
     """
 
     connect_timeout_s: float = 10.0
@@ -68,7 +81,9 @@ class RetryPolicy:
 
     def pause_s(self, failures: int) -> float:
         """The pause after that many failures in a row."""
-        return min(self.max_pause_s, self.first_pause_s * 2.0 ** min(failures - 1, 30)) * (1 - self.jitter() / 2)
+        return min(self.max_pause_s, self.first_pause_s * 2.0 ** min(failures - 1, 30)) * (
+            1 - self.jitter() / 2
+        )
 
     def deadline_of(self, num_bytes: int) -> float:
         """The seconds that a request of that many bytes may take."""
@@ -94,9 +109,17 @@ def policy_of_process() -> RetryPolicy:
 
 @contextmanager
 def while_someone_waits() -> Iterator[None]:
-    """Storages that are opened in the block say so after 5 s without an answer, and give up after 30 s."""
+    """Storages that are opened in the block say so after 5 s without an answer, and give up after
+    30 s.
+    """
     global _of_process
-    _of_process = partial(RetryPolicy, stall_timeout_s=10.0, deadline_s=30.0, notice_after_s=5.0, warn_after_s=math.inf)
+    _of_process = partial(
+        RetryPolicy,
+        stall_timeout_s=10.0,
+        deadline_s=30.0,
+        notice_after_s=5.0,
+        warn_after_s=math.inf,
+    )
     try:
         yield
     finally:
@@ -169,7 +192,8 @@ def _repeat(
                 began, failures, reached = now, 0, progress()
                 refused_since = broken_since = math.inf
             failures += 1
-            # One that lasts longer than a silence may was sending or receiving: that is not waiting.
+            # One that lasts longer than a silence may was sending or receiving: that is not
+            # waiting.
             busy_s = max(0.0, now - asked - policy.stall_timeout_s)
             refused_since, broken_since = refused_since + busy_s, broken_since + busy_s
             pause = policy.pause_s(failures)
@@ -194,7 +218,8 @@ def _repeat(
 
 
 class Throttle:
-    """Spaces out the requests of all threads: refusals (429, 503) halve their rate, each answer adds a little to it.
+    """Spaces out the requests of all threads: refusals (429, 503) halve their rate, each answer
+    adds a little to it.
 
     Without refusals, nothing waits. `Retry-After` of one answer holds all of them back.
     """
@@ -207,7 +232,9 @@ class Throttle:
         self._cut = self._busy_until = self._warned = float("-inf")
 
     def ask(self, policy: RetryPolicy, request: Callable[[], T]) -> T:
-        """The result of `request`, called when it is its turn; raises Throttled if it is refused."""
+        """The result of `request`, called when it is its turn;
+        raises Throttled if it is refused.
+        """
         began = self._turn(policy)
         try:
             result = request()
@@ -228,7 +255,8 @@ class Throttle:
                 if wait_s <= 0:
                     self._next = now + 1 / self._per_s
                     return now
-            policy.sleep(wait_s)  # and again: a refusal may have moved the turn, or another thread have taken it
+            # and again: a refusal may have moved the turn, or another thread have taken it
+            policy.sleep(wait_s)
 
     def _refused(self, policy: RetryPolicy, began: float, retry_after_s: float) -> None:
         with self._lock:

@@ -1,7 +1,9 @@
-"""Amazon S3, servers that speak as it does (R2, MinIO, Hugging Face buckets), and Azure, behind the Storage interface.
+"""Amazon S3, servers that speak as it does (R2, MinIO, Hugging Face buckets), and Azure, behind the
+Storage interface.
 
-obstore sends the requests; endpoint, region and credentials come from the environment, by the names of its settings.
-It compares no bytes, and takes its own object for another one after a lost answer: hence the checks here.
+obstore sends the requests; endpoint, region and credentials come from the environment, by the names
+of its settings. It compares no bytes, and takes its own object for another one after a lost answer:
+hence the checks here.
 """
 
 import hashlib
@@ -35,7 +37,8 @@ _CRC32C = "crc32c"
 _PAGE_SIZE = 1000
 _BEYOND = re.compile("status code: 416|Wanted range starting")
 _STATUS = re.compile(r"status code: (\d{3})")
-_PASSING = re.compile("SHA256Mismatch|BadDigest|RequestTimeout|status code: (409|416)")  # 409: another write goes on
+# 409: another write goes on
+_PASSING = re.compile("SHA256Mismatch|BadDigest|RequestTimeout|status code: (409|416)")
 _TAKEN = re.compile("BlobAlreadyExists")  # 409 too, in Azure
 _LASTING = re.compile("incorrectly configured region|invalid path|parse path")
 _clients: dict[tuple[Any, ...], Client] = {}
@@ -45,9 +48,10 @@ _clients: dict[tuple[Any, ...], Client] = {}
 class S3Storage(ServedFolder):
     """Objects that are written with their CRC32C as metadata. Their ETag is their generation.
 
-    So the same bytes, written again, are the same generation. Whole objects are compared with their CRC32C, and raise
-    DamagedObject if they differ twice; objects of other programs have none, and listings leave it out. Raises
-    StorageError in a process that was forked from one that has used S3: the threads of obstore are missing there.
+    So the same bytes, written again, are the same generation. Whole objects are compared with their
+    CRC32C, and raise DamagedObject if they differ twice; objects of other programs have none, and
+    listings leave it out. Raises StorageError in a process that was forked from one that has used
+    S3: the threads of obstore are missing there.
     """
 
     scheme: ClassVar[str] = "s3"
@@ -60,7 +64,9 @@ class S3Storage(ServedFolder):
         config: Any = {"disable_bulk_delete": True}  # which not all servers know
         return S3Store(bucket, config=config, **options)
 
-    def _read(self, name: str, start: int, stop: int | None, generation: str | None) -> tuple[bytes, Stat]:
+    def _read(
+        self, name: str, start: int, stop: int | None, generation: str | None
+    ) -> tuple[bytes, Stat]:
         def fits(found: tuple[bytes, Stat]) -> bool:
             data, stat = found
             return len(data) < stat.num_bytes or stat.crc32c in (None, facts_of(data)[1])
@@ -68,7 +74,9 @@ class S3Storage(ServedFolder):
         data, stat = read_twice(lambda: self._download(name, start, stop, generation), fits)
         if not fits((data, stat)):
             where = f"{self.url}/{name}"
-            raise DamagedObject(f"{where}: has not the CRC32C it was written with, {stat.crc32c}; replace it", data)
+            raise DamagedObject(
+                f"{where}: has not the CRC32C it was written with, {stat.crc32c}; replace it", data
+            )
         return data, stat
 
     @contextmanager
@@ -105,7 +113,9 @@ class S3Storage(ServedFolder):
         def request() -> list[Any]:
             nonlocal pages
             at = pages or iter(
-                obstore.list(self._client(_PAGE_BYTES), folder, offset=last or None, chunk_size=_PAGE_SIZE)
+                obstore.list(
+                    self._client(_PAGE_BYTES), folder, offset=last or None, chunk_size=_PAGE_SIZE
+                )
             )
             pages = None  # after an error the listing begins anew, behind the last name
             page, pages = list(next(at, [])), at
@@ -117,22 +127,35 @@ class S3Storage(ServedFolder):
                 path, seen, last = meta["path"], last, max(last, meta["path"])
                 if not path.startswith(wanted):
                     continue
-                # obstore calls `x/`, by which consoles draw a folder, `x`; it comes after `x-1` and again after `x`.
-                if meta["size"] == 0 and (path <= seen or base.stat_or_none(self, path[skip:]) is None):
+                # obstore calls `x/`, by which consoles draw a folder, `x`; it comes after `x-1` and
+                # again after `x`.
+                if meta["size"] == 0 and (
+                    path <= seen or base.stat_or_none(self, path[skip:]) is None
+                ):
                     continue
                 if path <= seen:
-                    raise StorageError(f"{self.url}: lists {path} after {seen}, expected the order of names")
+                    raise StorageError(
+                        f"{self.url}: lists {path} after {seen}, expected the order of names"
+                    )
                 yield _stat(path[skip:], meta, {})
             if len(page) < _PAGE_SIZE:
                 return
 
     def writer(self, name: str, *, if_generation: str | None = None) -> ObjectWriter:
-        """Keeps the bytes in memory and sends all at the block's end; raises StorageError above 5 GiB."""
-        return WholeWriter(partial(self._put, name, self._full(name), if_generation), f"{self.url}/{name}", MAX_BYTES)
+        """Keeps the bytes in memory and sends all at the block's end; raises StorageError above 5
+        GiB.
+        """
+        return WholeWriter(
+            partial(self._put, name, self._full(name), if_generation),
+            f"{self.url}/{name}",
+            MAX_BYTES,
+        )
 
     def _put(self, name: str, full: str, if_generation: str | None, data: bytes) -> None:
         where, (num_bytes, crc32c) = f"{self.url}/{name}", facts_of(data)
-        mode: Any = {None: "overwrite", ABSENT: "create"}.get(if_generation, {"e_tag": if_generation})
+        mode: Any = {None: "overwrite", ABSENT: "create"}.get(
+            if_generation, {"e_tag": if_generation}
+        )
         options: Any = {"attributes": {_CRC32C: crc32c}, "mode": mode, "use_multipart": False}
         try:
             client = self._client(num_bytes, is_upload=True)
@@ -141,8 +164,10 @@ class S3Storage(ServedFolder):
             stored = base.stat_or_none(self, name)
             base.accept_identical_object(stored, num_bytes, crc32c, where)
             e_tag = stored.generation if stored else None
-        if e_tag != f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"':  # it is encrypted, or damaged
-            with suppress(PreconditionFailed, NotFound):  # another process has replaced or deleted it since
+        # it is encrypted, or damaged
+        if e_tag != f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"':
+            # another process has replaced or deleted it since
+            with suppress(PreconditionFailed, NotFound):
                 self.read(name, generation=e_tag)
 
     def _delete(self, name: str, generation: str | None) -> bool:
@@ -158,8 +183,12 @@ class S3Storage(ServedFolder):
         return self.persist(where, self._said_plainly(where)(request))
 
     def _client(self, num_bytes: int, *, is_upload: bool = False) -> Client:
-        """This process's client for requests of up to so many bytes, with the settings that the environment has now."""
-        settings = frozenset(item for item in os.environ.items() if item[0].startswith(self.variables))
+        """This process's client for requests of up to so many bytes, with the settings that the
+        environment has now.
+        """
+        settings = frozenset(
+            item for item in os.environ.items() if item[0].startswith(self.variables)
+        )
         limits = {
             "connect_timeout": self.retry.connect_timeout_s,
             # Of few different lengths, as each is a client.
@@ -173,15 +202,22 @@ class S3Storage(ServedFolder):
         where = f"{self.scheme}://{self.bucket}"
         if any(pid != key[0] for pid, *_ in list(_clients)):  # a list, as threads add to it
             raise StorageError(
-                f"{where}: this process was forked after {self.scheme}:// had been used, and would hang; "
-                "start processes by spawn or forkserver (DataLoader: multiprocessing_context='forkserver')"
+                f"{where}: this process was forked after {self.scheme}:// had been used, and would"
+                " hang; start processes by spawn or forkserver (DataLoader:"
+                " multiprocessing_context='forkserver')"
             )
         for name, value in settings:
             if "ENDPOINT" in name and "://" not in value:  # a panic in obstore
-                raise ConfigError(f"{name} is {value}, expected an address such as https://s3.example.com")
-        options: Any = {name: timedelta(seconds=limit) for name, limit in limits.items()} | {"allow_http": True}
+                raise ConfigError(
+                    f"{name} is {value}, expected an address such as https://s3.example.com"
+                )
+        options: Any = {name: timedelta(seconds=limit) for name, limit in limits.items()} | {
+            "allow_http": True
+        }
         try:
-            client = self.open_client(self.bucket, client_options=options, retry_config={"max_retries": 0})
+            client = self.open_client(
+                self.bucket, client_options=options, retry_config={"max_retries": 0}
+            )
         except BaseError as error:
             raise ConfigError(f"{where}: {_said(error)}; check {self.advice}") from error
         return _clients.setdefault(key, client)  # one for all threads that began at once
@@ -194,9 +230,11 @@ class S3Storage(ServedFolder):
         except (BaseError, FileNotFoundError, ValueError) as error:
             said, status = _said(error), _status(error)
             kind = TransientError if _PASSING.search(said) else kind_of(status or 500)
-            if _LASTING.search(said) or isinstance(error, ValueError):  # the name, or what it is to be read with
+            # the name, or what it is to be read with
+            if _LASTING.search(said) or isinstance(error, ValueError):
                 kind = StorageError
-            elif _TAKEN.search(said) or (status == 404 and isinstance(error, PreconditionError)):  # or gone meanwhile
+            # or gone meanwhile
+            elif _TAKEN.search(said) or (status == 404 and isinstance(error, PreconditionError)):
                 kind = PreconditionFailed
             advice = "" if issubclass(kind, TransientError) else f"; check the name, {self.advice}"
             raise kind(f"{where}: {said}{advice}") from error
@@ -206,7 +244,8 @@ class S3Storage(ServedFolder):
 class AzureStorage(S3Storage):
     """Blobs of a container, `az://container/prefix`; the environment names the account.
 
-    ETags of Azure are numbers, so each blob is read back once it is written, and compared with its CRC32C.
+    ETags of Azure are numbers, so each blob is read back once it is written, and compared with its
+    CRC32C.
     """
 
     scheme: ClassVar[str] = "az"
@@ -219,7 +258,9 @@ class AzureStorage(S3Storage):
 
     def _full(self, name: str) -> str:
         if "\\" in name:
-            raise ConfigError(f"{self.url}/{name}: Azure takes a backslash for a slash; use a name without it")
+            raise ConfigError(
+                f"{self.url}/{name}: Azure takes a backslash for a slash; use a name without it"
+            )
         return full_name(self.prefix, name, self.url)
 
 
@@ -236,4 +277,6 @@ def _stat(name: str, meta: Any, attributes: Any) -> Stat:
     generation = meta["e_tag"] or "no ETag"
     if not generation.endswith('"'):  # Azure leaves quotes out of its listings
         generation = f'"{generation}"'
-    return Stat(name=name, num_bytes=meta["size"], generation=generation, crc32c=attributes.get(_CRC32C))
+    return Stat(
+        name=name, num_bytes=meta["size"], generation=generation, crc32c=attributes.get(_CRC32C)
+    )

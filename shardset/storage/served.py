@@ -1,4 +1,5 @@
-"""A folder of a server, which may refuse, break off or drip: one throttle, retry and deadline for all schemes.
+"""A folder of a server, which may refuse, break off or drip: one throttle, retry and deadline for
+all schemes.
 
 A read is resumed at the byte reached and checked against its generation.
 """
@@ -26,7 +27,8 @@ from shardset.storage.retry import RetryPolicy, Throttle, persist
 T = TypeVar("T")
 _Running = dict[urllib3.BaseHTTPResponse, tuple[RetryPolicy, float]]
 
-_PIECE_BYTES = 8 << 20  # one allocation for a usual range: pieces and their sum take up to three times as long
+# one allocation for a usual range: pieces and their sum take up to three times as long
+_PIECE_BYTES = 8 << 20
 _LOOK_S = 1.0
 
 _throttles: defaultdict[tuple[int, str, str, bool], Throttle] = defaultdict(Throttle)
@@ -51,7 +53,9 @@ def pieces_of(response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
 
 
 def span_of(status: int, headers: Mapping[str, str]) -> tuple[int, int]:
-    """The first byte of an answer and the size of the object; KeyError or ValueError if its headers lack them."""
+    """The first byte of an answer and the size of the object; KeyError or ValueError if its headers
+    lack them.
+    """
     if status != 206:
         return 0, int(headers.get("X-Goog-Stored-Content-Length") or headers["Content-Length"])
     bounds, _, num_bytes = headers["Content-Range"].removeprefix("bytes ").partition("/")
@@ -60,7 +64,9 @@ def span_of(status: int, headers: Mapping[str, str]) -> tuple[int, int]:
 
 @contextmanager
 def in_time(policy: RetryPolicy, response: urllib3.BaseHTTPResponse, where: str) -> Iterator[None]:
-    """Closes the response after the block; raises TransientError there if its body is slower than 64 KiB/s."""
+    """Closes the response after the block; raises TransientError there if its body is slower than
+    64 KiB/s.
+    """
     until = policy.clock() + policy.deadline_of(response.length_remaining or 0)
     running = _running(os.getpid())
     running[response] = policy, until
@@ -77,7 +83,9 @@ def in_time(policy: RetryPolicy, response: urllib3.BaseHTTPResponse, where: str)
 
 @cache
 def _running(pid: int) -> _Running:
-    """The answers that this process receives, with their deadlines. A thread breaks off what lasts longer.
+    """The answers that this process receives, with their deadlines.
+
+    A thread breaks off what lasts longer.
 
     To look between pieces instead, these would have to be as small as what arrives at once: with
     TLS, that takes a third more processor time.
@@ -100,8 +108,9 @@ def _running(pid: int) -> _Running:
 class _Download:
     """The bytes [start, stop) of one generation of an object, in as many requests as that takes.
 
-    Whenever that is the whole object, also as a range, the bytes are compared with the CRC32C that the server keeps.
-    `farthest` is the last byte that any attempt reached; receiving lost or damaged bytes again does not move it.
+    Whenever that is the whole object, also as a range, the bytes are compared with the CRC32C that
+    the server keeps. `farthest` is the last byte that any attempt reached; receiving lost or
+    damaged bytes again does not move it.
     """
 
     folder: "ServedFolder"
@@ -130,7 +139,9 @@ class _Download:
         Raises TransientError if some bytes are still missing.
         """
         try:
-            with self.folder.request(self.where, self.name, self._position, self._end, self._pinned) as answer:
+            with self.folder.request(
+                self.where, self.name, self._position, self._end, self._pinned
+            ) as answer:
                 self._end = self._accept(answer)
                 self._collect(answer.pieces, self._end)
         except PreconditionFailed as error:
@@ -139,16 +150,21 @@ class _Download:
             self._restart()
             raise TransientError(f"{self.where}: was replaced while it was read") from error
         if self._position != self._end:
-            raise TransientError(f"{self.where}: the body ended at byte {self._position}, expected {self._end}")
+            raise TransientError(
+                f"{self.where}: the body ended at byte {self._position}, expected {self._end}"
+            )
         return self._checked(b"".join(self._pieces)), answer.stat
 
     def end_of(self, stat: Stat) -> int:
-        """The end of the wanted bytes of an object; raises if it is another generation or does not hold them."""
+        """The end of the wanted bytes of an object; raises if it is another generation or does not
+        hold them.
+        """
         check_generation(stat.generation, self._pinned, self.where)
         return check_range(self.start, self.stop, stat.num_bytes, self.where)
 
     def _accept(self, answer: Answer) -> int:
-        """The end of the wanted bytes; raises unless the answer has the wanted generation and range.
+        """The end of the wanted bytes; raises unless the answer has the wanted generation and
+        range.
 
         An answer is not enough to call the object another one: its metadata must say so too.
         """
@@ -158,12 +174,14 @@ class _Download:
         except StorageError as error:
             self.end_of(self.folder.stat(self.name))  # raises if the object really is another one
             raise TransientError(
-                f"{self.where}: the answer is of {stat.num_bytes} bytes of generation {stat.generation}, the object "
-                "is not"
+                f"{self.where}: the answer is of {stat.num_bytes} bytes of generation"
+                f" {stat.generation}, the object is not"
             ) from error
         self._pinned = stat.generation  # later requests must not mix in bytes of another generation
         if self._position < end and answer.first != self._position:
-            raise TransientError(f"{self.where}: answered from byte {answer.first}, expected {self._position}")
+            raise TransientError(
+                f"{self.where}: answered from byte {answer.first}, expected {self._position}"
+            )
         if self._position == self.start and (self.start, end) == (0, stat.num_bytes):
             self._crc32c = answer.crc32c
         return end
@@ -184,7 +202,9 @@ class _Download:
         if expected is None or crc32c_text(crc32c_of(data)) == expected:
             return data
         self._restart()
-        raise TransientError(f"{self.where}: what arrived does not have the CRC32C that the server keeps, {expected}")
+        raise TransientError(
+            f"{self.where}: what arrived does not have the CRC32C that the server keeps, {expected}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,21 +235,26 @@ class ServedFolder(RemoteFolder):
             if self._holds(name, generation):
                 raise TransientError(f"{where}: it is still stored after its deletion")
 
-        if generation is None or self._holds(name, generation):  # a server may not know the condition
+        # a server may not know the condition
+        if generation is None or self._holds(name, generation):
             self.persist(where, attempt)
 
     def _holds(self, name: str, generation: str | None) -> bool:
         stored = read_twice(partial(stat_or_none, self, name), lambda stat: stat is not None)
         return stored is not None and generation in (None, stored.generation)
 
-    def _download(self, name: str, start: int, stop: int | None, generation: str | None) -> tuple[bytes, Stat]:
+    def _download(
+        self, name: str, start: int, stop: int | None, generation: str | None
+    ) -> tuple[bytes, Stat]:
         download = _Download(self, name, start, stop, generation)
         if stop is not None and stop <= start:  # no request asks for zero bytes
             stat = self.stat(name)
             download.end_of(stat)
             return b"", stat
         throttle = self._throttle(is_range=(start, stop) != (0, None))
-        return persist(self.retry, download.where, download.attempt, throttle, lambda: download.farthest)
+        return persist(
+            self.retry, download.where, download.attempt, throttle, lambda: download.farthest
+        )
 
     _read = _download
 
@@ -238,7 +263,9 @@ class ServedFolder(RemoteFolder):
         return persist(self.retry, where, attempt, self._throttle(is_range=False))
 
     def _throttle(self, *, is_range: bool) -> Throttle:
-        """This process's throttle of a bucket; byte ranges have another, or a heartbeat would queue."""
+        """This process's throttle of a bucket; byte ranges have another, or a heartbeat would
+        queue.
+        """
         return _throttles[os.getpid(), self.scheme, self.bucket, is_range]
 
     @abstractmethod

@@ -1,4 +1,6 @@
-"""The short spellings of a stream's arguments, and what they stand for: `batch_size`, `image_size`, named images."""
+"""The short spellings of a stream's arguments, and what they stand for: `batch_size`, `image_size`,
+named images.
+"""
 
 from types import EllipsisType
 from typing import Literal, get_args
@@ -11,7 +13,9 @@ DEFAULT_SEED = 0
 
 ImagePreset = Literal["train", "eval"]
 ImageChoice = ImageSpec | ImagePreset | EllipsisType | None
-"""An ImageSpec, the name of one, None to decode nothing; `...` means that the caller has not chosen."""
+"""An ImageSpec, the name of one, None to decode nothing; `...` means that the caller has not
+chosen.
+"""
 
 _EVAL_SHARE = 0.875
 """The share of the shorter side that evaluation sees: timm's `crop_pct`."""
@@ -20,8 +24,8 @@ _EVAL_SHARE = 0.875
 def preset(name: ImagePreset, size: int) -> ImageSpec:
     """What timm does to images of a size.
 
-    `train` takes a random crop of 8 to 100 % of the area and mirrors half of the crops; `eval` resizes the shorter side
-    to `size / 0.875` and takes the centre.
+    `train` takes a random crop of 8 to 100 % of the area and mirrors half of the crops; `eval`
+    resizes the shorter side to `size / 0.875` and takes the centre.
     """
     size = require_int("image_size", size)
     if name == "train":
@@ -35,31 +39,42 @@ def choose_image(image: ImageChoice, image_size: int | None, seed: int | None) -
     Raises ConfigError where they contradict each other or leave the size open.
     """
     if isinstance(image, str) and image not in get_args(ImagePreset):
-        raise ConfigError(f"image is {image!r}, expected 'train', 'eval', an ImageSpec, or None to decode nothing")
+        raise ConfigError(
+            f"image is {image!r}, expected 'train', 'eval', an ImageSpec, or None to decode nothing"
+        )
     if image_size is None:
         if image is ... or isinstance(image, str):
             what = "" if image is ... else f" of image={image!r}"
-            raise ConfigError(f"the size{what} is missing; give image_size=224, or image=None to decode nothing")
+            raise ConfigError(
+                f"the size{what} is missing; give image_size=224, or image=None to decode nothing"
+            )
         return image
     if image is ...:
         image = "eval" if seed is None else "train"
     if not isinstance(image, str):
         raise ConfigError(
-            f"image_size={image_size} and image={image!r} say two things; give image_size alone or with image='train' "
-            "or 'eval', or the size in ImageSpec"
+            f"image_size={image_size} and image={image!r} say two things; give image_size alone or"
+            " with image='train' or 'eval', or the size in ImageSpec"
         )
     return preset(image, image_size)
 
 
-def choose_global_batch(batch_size: int | None, global_batch_size: int | None, world_size: int) -> int:
+def choose_global_batch(
+    batch_size: int | None, global_batch_size: int | None, world_size: int
+) -> int:
     """Samples of a step over all processes, from that number or from those of one process.
 
     Raises ConfigError unless exactly one is given.
     """
     if (batch_size is None) == (global_batch_size is None):
-        what = "neither is given" if batch_size is None else f"both are given ({batch_size} and {global_batch_size})"
+        what = (
+            "neither is given"
+            if batch_size is None
+            else f"both are given ({batch_size} and {global_batch_size})"
+        )
         raise ConfigError(
-            f"a stream needs batch_size (of each process) or global_batch_size (of all), and {what}; give one"
+            "a stream needs batch_size (of each process) or global_batch_size (of all), and"
+            f" {what}; give one"
         )
     if global_batch_size is not None:
         return require_int("global_batch_size", global_batch_size)

@@ -1,12 +1,15 @@
 """Several shard sets in every batch, each with its exact share of the lanes.
 
-    mixed = MixedStream([Share("gs://bucket/photos", "train", 3), Share("gs://bucket/drawings", "train", 1)],
-                        global_batch_size=256, rank=0, world_size=1, seed=7, image=ImageSpec(size=224))
+    mixed = MixedStream([Share("gs://bucket/photos", "train", 3), Share("gs://bucket/drawings",
+    "train", 1)],
+                        global_batch_size=256, rank=0, world_size=1, seed=7,
+                        image=ImageSpec(size=224))
     for step, batch in mixed.batches():
         batch["image"], batch["label"], batch["source"]   # 0: photos, 1: drawings
 
-Each shard set has epochs of its own length and starts the next one when one ends. Rows that not all lanes of a shard
-set can fill are left out of that epoch (the next epoch's order leaves out others), so quotas hold in every batch.
+Each shard set has epochs of its own length and starts the next one when one ends. Rows that not all
+lanes of a shard set can fill are left out of that epoch (the next epoch's order leaves out others),
+so quotas hold in every batch.
 """
 
 import itertools
@@ -38,26 +41,31 @@ class Share:
 
 
 def share_lanes(weights: Sequence[float], num_lanes: int) -> list[int]:
-    """Lanes of each set, by largest remainder of `weight * num_lanes`; raises ConfigError if a set gets none."""
+    """Lanes of each set, by largest remainder of `weight * num_lanes`; raises ConfigError if a set
+    gets none.
+    """
     if not (weights and min(weights) > 0 and math.isfinite(sum(weights))):
-        raise ConfigError(f"weights are {list(weights)}, expected at least one, all above 0 and finite")
+        raise ConfigError(
+            f"weights are {list(weights)}, expected at least one, all above 0 and finite"
+        )
     wanted = np.array(weights, dtype=np.float64) / sum(weights) * num_lanes
     lanes = np.floor(wanted).astype(int)
     order = np.argsort(lanes - wanted, kind="stable")
     lanes[order[: num_lanes - lanes.sum()]] += 1
     if lanes.min() < 1:
         raise ConfigError(
-            f"weights {list(weights)} over {num_lanes} lanes leave set {lanes.argmin()} without one; "
-            "raise its weight, or the lanes (a divisor of the global batch size)"
+            f"weights {list(weights)} over {num_lanes} lanes leave set {lanes.argmin()} without"
+            " one; raise its weight, or the lanes (a divisor of the global batch size)"
         )
     return [int(count) for count in lanes]
 
 
 class MixedStream:
-    """One replica's part of batches that hold every shard set's exact share of lanes; `options` are those of Stream.
+    """One replica's part of batches that hold every shard set's exact share of lanes; `options` are
+    those of Stream.
 
-    `budget_bytes` is for all shard sets together; each gets an equal part of it, whatever its weight.
-    Raises ConfigError where weights, lanes, batch and world do not fit.
+    `budget_bytes` is for all shard sets together; each gets an equal part of it, whatever its
+    weight. Raises ConfigError where weights, lanes, batch and world do not fit.
     """
 
     def __init__(
@@ -76,13 +84,22 @@ class MixedStream:
         global_batch_size = require_int("global_batch_size", global_batch_size)
         check_world(global_batch_size, rank, world_size)
         if seed is None:
-            raise ConfigError("a mixture has no stored order, so it needs a seed; evaluate each set by its own Stream")
-        self._shares, self._seed, self._budget_bytes, self._options = tuple(shares), seed, budget_bytes, options
+            raise ConfigError(
+                "a mixture has no stored order, so it needs a seed; evaluate each set by its own"
+                " Stream"
+            )
+        self._shares, self._seed, self._budget_bytes, self._options = (
+            tuple(shares),
+            seed,
+            budget_bytes,
+            options,
+        )
         self._global_batch_size, self._rank, self._world_size = global_batch_size, rank, world_size
         self._num_lanes = None if num_lanes is None else require_int("num_lanes", num_lanes)
         self._sets: list[str | LoadedSet] = [share.manifest_url for share in shares]
         num_samples = max(1, global_batch_size // options.get("augment_repeats", 1))
-        # They do not grow with the batch: how much memory the sets leave is known only after they were opened.
+        # They do not grow with the batch: how much memory the sets leave is known only after they
+        # were opened.
         usual = default_lanes(num_samples, world_size, wide=0)
         self.lanes = self._share(usual if self._num_lanes is None else self._num_lanes)
         self.streams = self._open(self.lanes)
@@ -92,11 +109,15 @@ class MixedStream:
         """Lanes of each set; raises ConfigError where batch or weights do not allow so many."""
         size = self._global_batch_size
         if num_lanes < 1 or size % num_lanes:
-            raise ConfigError(f"{num_lanes} lanes do not divide a global batch of {size}; use a divisor")
+            raise ConfigError(
+                f"{num_lanes} lanes do not divide a global batch of {size}; use a divisor"
+            )
         return share_lanes([share.weight for share in self._shares], num_lanes)
 
     def _open(self, lanes: Sequence[int]) -> list[Stream]:
-        """The streams of the sets, each with its lanes; raises BudgetTooSmall with one that is enough for all."""
+        """The streams of the sets, each with its lanes; raises BudgetTooSmall with one that is
+        enough for all.
+        """
         streams: list[Stream] = []
         refused: list[BudgetTooSmall] = []
         for number in range(len(lanes)):
@@ -107,16 +128,21 @@ class MixedStream:
         if refused:
             enough = len(lanes) * max(error.enough for error in refused)
             raise BudgetTooSmall(
-                f"{len(lanes)} shard sets have {self._budget_bytes // MIB:,} MiB together, an equal part each, which "
-                f"is too little for {len(refused)} of them; raise budget_bytes to {enough} ({enough // MIB:,} MiB), "
-                "or lower window, num_lanes, prefetch or the batch size",
+                f"{len(lanes)} shard sets have {self._budget_bytes // MIB:,} MiB together, an equal"
+                f" part each, which is too little for {len(refused)} of them; raise budget_bytes to"
+                f" {enough} ({enough // MIB:,} MiB), or lower window, num_lanes, prefetch or the"
+                " batch size",
                 enough,
             )
         warn_of_shared_lanes(sum(lanes), self._global_batch_size, self._rank, self._world_size)
         return streams
 
     def _open_set(self, number: int, lanes: Sequence[int]) -> Stream:
-        share, num_own, num_items = self._shares[number], lanes[number], self._global_batch_size // sum(lanes)
+        share, num_own, num_items = (
+            self._shares[number],
+            lanes[number],
+            self._global_batch_size // sum(lanes),
+        )
         size, begin = num_own * num_items, sum(lanes[:number]) * num_items
         part = rank_part(self._global_batch_size, self._rank, self._world_size)
         stream = Stream(
@@ -135,19 +161,26 @@ class MixedStream:
         )
         if len(stream) < 1:
             raise ConfigError(
-                f"{stream.source.table.storage.url} {share.split}: {stream.order.num_samples} samples do not fill one "
-                f"batch of {stream.order.global_batch_size}; lower its weight or the global batch size"
+                f"{stream.source.table.storage.url} {share.split}: {stream.order.num_samples}"
+                f" samples do not fill one batch of {stream.order.global_batch_size}; lower its"
+                " weight or the global batch size"
             )
         return stream
 
     @property
     def fingerprint(self) -> str:
-        """What must be the same in all processes of a run: that of the stream of each shard set, in their order."""
+        """What must be the same in all processes of a run: that of the stream of each shard set, in
+        their order.
+        """
         return "; ".join(stream.fingerprint for stream in self.streams)
 
     def batches(self, start_step: int = 0) -> Generator[tuple[int, Batch], None, None]:
-        """(step, batch) for ever; a batch is that of a Stream with `source` (int64): the number of the shard set."""
-        numbered = [(number, stream) for number, stream in enumerate(self.streams) if stream.batch_size]
+        """(step, batch) for ever; a batch is that of a Stream with `source` (int64): the number of
+        the shard set.
+        """
+        numbered = [
+            (number, stream) for number, stream in enumerate(self.streams) if stream.batch_size
+        ]
         runs = [stream.epochs(*divmod(start_step, len(stream))) for _, stream in numbered]
         try:
             for step in itertools.count(start_step):
@@ -164,27 +197,34 @@ class MixedStream:
         return [stream.state(*divmod(step, len(stream))) for stream in self.streams]
 
     def resume(self, states: Sequence[OrderState]) -> int:
-        """The step at which to continue, in the order of the states, whatever the number of replicas was.
+        """The step at which to continue, in the order of the states, whatever the number of
+        replicas was.
 
         Raises ConfigError naming what else differs.
         """
         if len(states) != len(self.streams):
             raise ConfigError(
-                f"there are {len(states)} states for {len(self.streams)} shard sets; give the same sets, or "
-                "start a new run"
+                f"there are {len(states)} states for {len(self.streams)} shard sets; give the same"
+                " sets, or start a new run"
             )
         lanes = [state.num_lanes for state in states]
         here = self._share(sum(lanes) if self._num_lanes is None else self._num_lanes)
         if lanes != here:
             raise ConfigError(
-                f"the shard sets have {here} lanes here and had {lanes} lanes there; they follow from the "
-                "weights and num_lanes; use the same, or start a new run"
+                f"the shard sets have {here} lanes here and had {lanes} lanes there; they follow"
+                " from the weights and num_lanes; use the same, or start a new run"
             )
         streams = self.streams if lanes == self.lanes else self._open(lanes)
         positions = [stream.restore(state) for stream, state in zip(streams, states, strict=True)]
-        steps = {epoch * len(stream) + step for stream, (epoch, step) in zip(streams, positions, strict=True)}
+        steps = {
+            epoch * len(stream) + step
+            for stream, (epoch, step) in zip(streams, positions, strict=True)
+        }
         if len(steps) != 1:
-            raise ConfigError(f"the states are of steps {sorted(steps)}, expected one; they are not of one mixture")
+            raise ConfigError(
+                f"the states are of steps {sorted(steps)}, expected one; they are not of one"
+                " mixture"
+            )
         self.lanes, self.streams = lanes, streams
         return steps.pop()
 
@@ -192,6 +232,10 @@ class MixedStream:
 def _concatenate(batches: Sequence[Batch]) -> Batch:
     columns = {name: [batch[name] for batch in batches] for name in batches[0]}
     return {
-        name: np.concatenate(values) if isinstance(values[0], np.ndarray) else list(itertools.chain(*values))
+        name: (
+            np.concatenate(values)
+            if isinstance(values[0], np.ndarray)
+            else list(itertools.chain(*values))
+        )
         for name, values in columns.items()
     }

@@ -21,7 +21,10 @@ from shardset.stream.spec import Batch
 
 POLL_S = 0.1
 JOIN_S = 2.0
-"""How long the end of a run waits for a thread. One that waits for a bucket is left behind and ends with its read."""
+"""How long the end of a run waits for a thread.
+
+One that waits for a bucket is left behind and ends with its read.
+"""
 
 ROOM_POLL_S = 0.005
 """Interval between checks whether the budget has room for another step."""
@@ -70,7 +73,9 @@ class Pipeline:
         if spec.transform is not None or (spec.image is not None and spec.image.flip == "pixels"):
             self._decoder = DecodeAndFinish(self._decoder, spec, self._stopped)
         self._planned: queue.Queue[PlannedStep | _Failure | None] = queue.Queue(READ_AHEAD)
-        self._decoding: queue.Queue[_DecodingBatch | _Failure | None] = queue.Queue(max(1, source.spec.prefetch))
+        self._decoding: queue.Queue[_DecodingBatch | _Failure | None] = queue.Queue(
+            max(1, source.spec.prefetch)
+        )
         self._threads = self._make_threads()
 
     @property
@@ -101,19 +106,25 @@ class Pipeline:
         self._reader.close()
 
     def _make_threads(self) -> list[threading.Thread]:
-        """One thread for planning and decoding if samples are small and local, because nothing waits; else two."""
+        """One thread for planning and decoding if samples are small and local, because nothing
+        waits; else two.
+        """
         plan = partial(self._planner.plan, self._spans, self._wait_for_budget)
         if self._source.has_small_samples and not self._source.table.storage.is_remote:
             return [self._thread("begin", lambda: map(self._begin, plan()), self._decoding)]
         return [
             self._thread("plan", plan, self._planned),
-            self._thread("begin", lambda: map(self._begin, self._received(self._planned)), self._decoding),
+            self._thread(
+                "begin", lambda: map(self._begin, self._received(self._planned)), self._decoding
+            ),
         ]
 
     def _thread(
         self, name: str, produce: Callable[[], Iterator[T]], out: "queue.Queue[T | _Failure | None]"
     ) -> threading.Thread:
-        """A thread that puts what `produce` yields into a queue, then None, or the failure that ended it."""
+        """A thread that puts what `produce` yields into a queue, then None, or the failure that
+        ended it.
+        """
 
         def run() -> None:
             try:
@@ -132,7 +143,11 @@ class Pipeline:
 
     def _wait_for_budget(self) -> None:
         """Waits while the budget is used up and a planned step can still free memory."""
-        while not self._reader.within_budget() and not self._planned.empty() and not self._stopped.is_set():
+        while (
+            not self._reader.within_budget()
+            and not self._planned.empty()
+            and not self._stopped.is_set()
+        ):
             self._stopped.wait(ROOM_POLL_S)
 
     def _send(self, out: "queue.Queue[T | _Failure | None]", item: T | _Failure | None) -> None:

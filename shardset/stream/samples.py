@@ -32,7 +32,10 @@ NUM_NEAR = 3
 
 @dataclass(frozen=True)
 class Sample:
-    """One stored sample. `label` is -1 and `class_name` empty if it has no label; `fields` are its bytes by name."""
+    """One stored sample.
+
+    `label` is -1 and `class_name` empty if it has no label; `fields` are its bytes by name.
+    """
 
     id: int
     key: str
@@ -64,20 +67,28 @@ class Sample:
 class SampleSet:
     """The samples of a split by number or key, each read when it is asked for.
 
-    The number of a sample is its id; in a view, it counts the samples of the view. With `transform`, what that returns
-    for each Sample. Works as a map-style dataset in DataLoader workers. Every access is a read of its own: for whole
-    epochs a Stream is many times faster. Raises IndexError and KeyError for what is not there, DamagedShard for bytes
-    that differ from their checksum.
+    The number of a sample is its id; in a view, it counts the samples of the view. With
+    `transform`, what that returns for each Sample. Works as a map-style dataset in DataLoader
+    workers. Every access is a read of its own: for whole epochs a Stream is many times faster.
+    Raises IndexError and KeyError for what is not there, DamagedShard for bytes that differ from
+    their checksum.
     """
 
-    def __init__(self, loaded: LoadedSet, split: str, transform: Callable[[Sample], Any] | None = None) -> None:
+    def __init__(
+        self, loaded: LoadedSet, split: str, transform: Callable[[Sample], Any] | None = None
+    ) -> None:
         self.manifest, storage, _ = loaded
         self.view = loaded.part(split)
         self.split, self.split_name, self.transform = self.manifest.split(split), split, transform
         self.table = ShardTable(storage, self.split, with_keys=True)
         sizes = self.split.shard_sizes
         self._order = Order(
-            shard_sizes=sizes, seed=None, global_batch_size=1, num_lanes=1, block_size=max(sizes), window=0
+            shard_sizes=sizes,
+            seed=None,
+            global_batch_size=1,
+            num_lanes=1,
+            block_size=max(sizes),
+            window=0,
         )
         self._lock = ProcessLock()
         self._reader: tuple[int, SampleReader] | None = None
@@ -92,7 +103,10 @@ class SampleSet:
 
     def __getitems__(self, indexes: Sequence[int | str]) -> list[Any]:
         """Several samples, which are read from a bucket at the same time."""
-        ids = [self.id_of(index) if isinstance(index, str) else self._checked(index) for index in indexes]
+        ids = [
+            self.id_of(index) if isinstance(index, str) else self._checked(index)
+            for index in indexes
+        ]
         samples = self._read(np.array(ids, dtype=np.int64)) if ids else []
         return samples if self.transform is None else [self.transform(sample) for sample in samples]
 
@@ -122,15 +136,22 @@ class SampleSet:
         return [info.name for info in self.manifest.classes]
 
     def id_of(self, key: str) -> int:
-        """The id of a key; the first call reads all indexes of the split. Raises KeyError naming the nearest keys."""
+        """The id of a key; the first call reads all indexes of the split.
+
+        Raises KeyError naming the nearest keys.
+        """
         at, is_there = self._find(key)
         keys, ids = self._keys_and_ids
         if is_there:
             return int(ids[at])
-        near = [near.decode("ascii", "replace") for near in keys[max(0, at - 1) : at + NUM_NEAR - 1].tolist()]
+        near = [
+            near.decode("ascii", "replace")
+            for near in keys[max(0, at - 1) : at + NUM_NEAR - 1].tolist()
+        ]
         raise KeyError(
-            f"no sample of split {self.split_name!r} has the key {key!r}; near it are {', '.join(near)}; "
-            "`python -m pipelines inspect` finds the key of an original name by --name"
+            f"no sample of split {self.split_name!r} has the key {key!r}; near it are"
+            f" {', '.join(near)}; `python -m pipelines inspect` finds the key of an original name"
+            " by --name"
         )
 
     def close(self) -> None:
@@ -161,7 +182,9 @@ class SampleSet:
         index = operator.index(index)
         number = index + len(self) if index < 0 else index
         if not 0 <= number < len(self):
-            raise IndexError(f"there is no sample {index} in split {self.split_name!r} of {len(self)} samples")
+            raise IndexError(
+                f"there is no sample {index} in split {self.split_name!r} of {len(self)} samples"
+            )
         return self.view.selection.id_of(np.array(number)).item()
 
     def _read(self, ids: NDArray[np.int64]) -> list[Sample]:
@@ -207,12 +230,17 @@ def open(
 
     Raises ManifestError where there is no whole shard set or no such split.
     """
-    loaded = manifest_url if isinstance(manifest_url, LoadedSet) else manifests.load(os.fspath(manifest_url))
+    loaded = (
+        manifest_url
+        if isinstance(manifest_url, LoadedSet)
+        else manifests.load(os.fspath(manifest_url))
+    )
     if split is None:
         if len(loaded.manifest.splits) > 1:
             names = sorted(loaded.manifest.splits)
             raise ConfigError(
-                f"the shard set has several splits, {', '.join(names)}; name one: open(url, {names[0]!r})"
+                f"the shard set has several splits, {', '.join(names)}; name one: open(url,"
+                f" {names[0]!r})"
             )
         [split] = loaded.manifest.splits
     return SampleSet(loaded, split, transform)
@@ -221,5 +249,6 @@ def open(
 def _close_later(reader: SampleReader, owner: int) -> None:
     """Ends the threads of a dropped set's reader, which would live on."""
     if owner == os.getpid():
-        # In a thread: garbage is collected anywhere, also where this thread holds a lock of the reader.
+        # In a thread: garbage is collected anywhere, also where this thread holds a lock of the
+        # reader.
         threading.Thread(target=reader.close, name="shardset-close", daemon=True).start()

@@ -35,7 +35,9 @@ MIN_DECODED = 20_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSource:
-    """What a stream reads from: the split of a manifest, the order of its samples and where their bytes are."""
+    """What a stream reads from: the split of a manifest, the order of its samples and where their
+    bytes are.
+    """
 
     spec: StreamSpec
     loaded: LoadedSet
@@ -65,7 +67,9 @@ class StreamSource:
 
 @dataclass(frozen=True, slots=True)
 class DecodeAids:
-    """What makes small images faster, for the life of a stream: a cache of all of them, and processes that decode."""
+    """What makes small images faster, for the life of a stream: a cache of all of them, and
+    processes that decode.
+    """
 
     cache: MemoryCache | None = None
     workers: WorkerPool | None = None
@@ -74,17 +78,23 @@ class DecodeAids:
 def open_source(spec: StreamSpec) -> StreamSource:
     """Opens the split of a spec and fits order and memory to its budget.
 
-    Raises ConfigError where the spec does not fit the split, ManifestError where there is no whole shard set.
+    Raises ConfigError where the spec does not fit the split, ManifestError where there is no whole
+    shard set.
     """
     url = spec.manifest_url
     loaded = url if isinstance(url, LoadedSet) else manifests.load(os.fspath(url))
-    storage, split, view = loaded.storage, loaded.manifest.split(spec.split), loaded.part(spec.split)
+    storage, split, view = (
+        loaded.storage,
+        loaded.manifest.split(spec.split),
+        loaded.part(spec.split),
+    )
     _check_fields(split.fields, spec)
     if spec.disk_cache is not None and not storage.is_remote:
         raise ConfigError(f"{storage.url} lies on a local disk already; leave the disk cache out")
     disk_cache = None if spec.disk_cache is None else BlockCache(spec.disk_cache, split)
     columns = [open_column(loaded, spec.split, name) for name in spec.columns]
-    stored_bytes = split.num_tar_bytes  # of the samples alone: the order is the same with columns and without
+    # of the samples alone: the order is the same with columns and without
+    stored_bytes = split.num_tar_bytes
     order = fit_order(split.shard_sizes, spec, stored_bytes=stored_bytes, view=view.selection)
     if spec.part is None:  # a mixture warns for all of its sets
         warn_of_shared_lanes(order.num_lanes, spec.global_batch_size, spec.rank, spec.world_size)
@@ -101,9 +111,16 @@ def open_source(spec: StreamSpec) -> StreamSource:
     # The disk cache looks up samples by their place in a shard, for which it needs whole indexes.
     table = ShardTable(storage, split, with_keys=spec.with_key, by_rows=disk_cache is None)
     return StreamSource(
-        spec=spec, loaded=loaded, view=view, split=split, order=order, memory=memory, table=table,
-        disk_cache=disk_cache, columns=[(column, ShardTable(column.storage, column.split)) for column in columns],
-    )  # fmt: skip
+        spec=spec,
+        loaded=loaded,
+        view=view,
+        split=split,
+        order=order,
+        memory=memory,
+        table=table,
+        disk_cache=disk_cache,
+        columns=[(column, ShardTable(column.storage, column.split)) for column in columns],
+    )
 
 
 def open_decode_aids(source: StreamSource) -> DecodeAids:
@@ -112,24 +129,34 @@ def open_decode_aids(source: StreamSource) -> DecodeAids:
     if spec.image is None:
         return DecodeAids()
     cache, kept = None, None
-    has_workers = source.has_small_samples and num_images >= MIN_DECODED and spec.num_decode_threads > 1
+    has_workers = (
+        source.has_small_samples and num_images >= MIN_DECODED and spec.num_decode_threads > 1
+    )
     if source.memory.cache:
         kept = SharedImages(num_images, spec.image.size) if has_workers else None
         cache = MemoryCache(num_images, spec.image.size, spec.image.crop, kept)
     if not has_workers:
         return DecodeAids(cache)
-    return DecodeAids(cache, WorkerPool(spec.image, min(spec.num_decode_threads, MAX_WORKERS), len(spec.slots), kept))
+    return DecodeAids(
+        cache,
+        WorkerPool(spec.image, min(spec.num_decode_threads, MAX_WORKERS), len(spec.slots), kept),
+    )
 
 
-def warn_of_shared_lanes(num_lanes: int, global_batch_size: int, rank: int, world_size: int) -> None:
+def warn_of_shared_lanes(
+    num_lanes: int, global_batch_size: int, rank: int, world_size: int
+) -> None:
     """Has the first replica log what readers that share lanes read more than once."""
     factor = read_factor(num_lanes, global_batch_size, world_size)
     if rank == 0 and factor > LITTLE_MORE:
         _log.warning(
-            "%d readers share the %d lanes of this order, so they read up to %.2f times the stored bytes; "
-            "%d readers would share none",
-            world_size, num_lanes, factor, largest_divisor(num_lanes, world_size),
-        )  # fmt: skip
+            "%d readers share the %d lanes of this order, so they read up to %.2f times the "
+            "stored bytes; %d readers would share none",
+            world_size,
+            num_lanes,
+            factor,
+            largest_divisor(num_lanes, world_size),
+        )
 
 
 def _check_fields(stored: Sequence[str], spec: StreamSpec) -> None:
@@ -138,6 +165,8 @@ def _check_fields(stored: Sequence[str], spec: StreamSpec) -> None:
         raise ConfigError(f"no field {missing[0]!r} in this split; it has {', '.join(stored)}")
     names = [*spec.fields, *spec.columns]
     if reserved := [name for name in names if name in BATCH_NAMES or names.count(name) > 1]:
-        raise ConfigError(f"a batch already has a {reserved[0]!r}; use another name for that field or column")
+        raise ConfigError(
+            f"a batch already has a {reserved[0]!r}; use another name for that field or column"
+        )
     if spec.image is not None and FIELD_OF_EXTENSION.keys().isdisjoint(stored):
         raise ConfigError(f"this split has no images, only {', '.join(stored)}; use image=None")

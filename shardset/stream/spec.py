@@ -18,16 +18,26 @@ from shardset.stream.world import num_own_cores
 
 _OPTIONAL_NUMBERS = ("num_lanes", "block_size", "window", "num_threads")
 _NUMBERS = (
-    "rank", "world_size", "global_batch_size", "augment_repeats", "prefetch", "budget_bytes", *_OPTIONAL_NUMBERS
-)  # fmt: skip
+    "rank",
+    "world_size",
+    "global_batch_size",
+    "augment_repeats",
+    "prefetch",
+    "budget_bytes",
+    *_OPTIONAL_NUMBERS,
+)
 
 Batch = dict[str, Any]
-"""One batch: arrays and lists by name, which the stream's options decide; docs/stream.md has their shapes and types."""
+"""One batch: arrays and lists by name, which the stream's options decide; docs/stream.md has their
+shapes and types.
+"""
 
 BadSamples = Literal["raise", "substitute", "mask"]
 
 RowTransform = Callable[[dict[str, Any], np.random.Generator], Mapping[str, Any]]
-"""The caller's own change of a row: gets it and its random numbers, returns what goes into the batch."""
+"""The caller's own change of a row: gets it and its random numbers, returns what goes into the
+batch.
+"""
 
 
 class StreamOptions(TypedDict, total=False):
@@ -55,19 +65,23 @@ class StreamOptions(TypedDict, total=False):
 class StreamSpec(OrderOptions):
     """One replica's (or host's) part of the batches of a split.
 
-    `manifest_url` may also be the set that `shardset.load` returned, so that several streams read one manifest once.
+    `manifest_url` may also be the set that `shardset.load` returned, so that several streams read
+    one manifest once.
 
-    `part` replaces the even share of `rank` by other slots of the global batch. `seed=None` is evaluation: stored
-    order, every sample once. `image=None` decodes nothing. `fields` pass through as lists of bytes (None where a sample
-    has none). `columns` come along from `columns/NAME/` of the set: arrays [n, ...], or lists of bytes. `num_lanes`,
-    `block_size` and `window` (L, q, w of docs/order.md) are part of the order: to resume a run, give those of its
-    state. `augment_repeats` is repeated augmentation: each sample takes so many slots of its
-    batch, each with its own crop, flip and transform. `bad_samples` says what happens to a sample whose bytes
-    are damaged or no image: `raise`; `substitute` takes another sample, of its lane if it has one; `mask` gives a black
-    image of weight 0. Slots never shift, and each case is logged. `budget_bytes` limits the memory; small images
-    (PadCrop) that all fit what remains of it are decoded once in the life of the stream. `disk_cache` keeps what comes
-    from a bucket on a local disk. `transform(row, rng)` changes each row in the decoding threads: it gets a dict of the
-    row's values by name and returns one, whose values are stacked. `rng` depends on seed, epoch, sample and repeat.
+    `part` replaces the even share of `rank` by other slots of the global batch. `seed=None` is
+    evaluation: stored order, every sample once. `image=None` decodes nothing. `fields` pass through
+    as lists of bytes (None where a sample has none). `columns` come along from `columns/NAME/` of
+    the set: arrays [n, ...], or lists of bytes. `num_lanes`, `block_size` and `window` (L, q, w of
+    docs/order.md) are part of the order: to resume a run, give those of its state.
+    `augment_repeats` is repeated augmentation: each sample takes so many slots of its batch, each
+    with its own crop, flip and transform. `bad_samples` says what happens to a sample whose bytes
+    are damaged or no image: `raise`; `substitute` takes another sample, of its lane if it has one;
+    `mask` gives a black image of weight 0. Slots never shift, and each case is logged.
+    `budget_bytes` limits the memory; small images (PadCrop) that all fit what remains of it are
+    decoded once in the life of the stream. `disk_cache` keeps what comes from a bucket on a local
+    disk. `transform(row, rng)` changes each row in the decoding threads: it gets a dict of the
+    row's values by name and returns one, whose values are stacked. `rng` depends on seed, epoch,
+    sample and repeat.
 
     Raises ConfigError where the values do not fit.
     """
@@ -94,34 +108,50 @@ class StreamSpec(OrderOptions):
                 object.__setattr__(self, name, require_int(name, getattr(self, name)))
         OrderOptions.__post_init__(self)  # a dataclass with slots has no plain super()
         check_world(self.global_batch_size, self.rank, self.world_size)
-        for name, choices in (("bad_samples", get_args(BadSamples)), ("last_batch", get_args(LastBatch))):
+        for name, choices in (
+            ("bad_samples", get_args(BadSamples)),
+            ("last_batch", get_args(LastBatch)),
+        ):
             if getattr(self, name) not in choices:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}, expected {' or '.join(choices)}")
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)!r}, expected {' or '.join(choices)}"
+                )
         if (self.num_threads is not None and self.num_threads < 1) or self.prefetch < 0:
             raise ConfigError(
-                f"num_threads is {self.num_threads} and prefetch {self.prefetch}, expected at least 1 and 0"
+                f"num_threads is {self.num_threads} and prefetch {self.prefetch}, expected at least"
+                " 1 and 0"
             )
         if self.transform is not None and not callable(self.transform):
             raise ConfigError(
-                f"transform is {self.transform!r}, expected a function of (row, rng) that returns the row"
+                f"transform is {self.transform!r}, expected a function of (row, rng) that returns"
+                " the row"
             )
         slots, size = self.slots, self.global_batch_size
         if slots.step != 1 or not 0 <= slots.start <= slots.stop <= size:
-            raise ConfigError(f"part is {self.part}, expected consecutive slots of a global batch of {size}")
+            raise ConfigError(
+                f"part is {self.part}, expected consecutive slots of a global batch of {size}"
+            )
         if self.image is not None and not isinstance(self.image, ImageSpec):
-            raise ConfigError(f"image is {self.image!r}, expected ImageSpec(size=...), or None to decode nothing")
+            raise ConfigError(
+                f"image is {self.image!r}, expected ImageSpec(size=...), or None to decode nothing"
+            )
         for name in ("fields", "columns"):
             if isinstance(value := getattr(self, name), str):
                 raise ConfigError(f"{name} is {value!r}, expected several, such as ({value!r},)")
         if self.seed is None and self.image is not None and self.image.is_random:
             raise ConfigError(
-                "the stored order (seed None) takes no random crop or flip; use CenterCrop, or give a seed"
+                "the stored order (seed None) takes no random crop or flip; use CenterCrop, or give"
+                " a seed"
             )
 
     @property
     def slots(self) -> range:
         """The slots of the global batch that this replica takes."""
-        return rank_part(self.global_batch_size, self.rank, self.world_size) if self.part is None else self.part
+        return (
+            rank_part(self.global_batch_size, self.rank, self.world_size)
+            if self.part is None
+            else self.part
+        )
 
     @property
     def num_decode_threads(self) -> int:

@@ -1,11 +1,13 @@
-"""A shard set as decoded batches in the order of shardset.order.epoch: exact, elastic, resumable at any step.
+"""A shard set as decoded batches in the order of shardset.order.epoch: exact, elastic, resumable at
+any step.
 
     stream = Stream("gs://bucket/photos", "train", batch_size=256, image_size=224)
     for batch in stream:                      # one epoch; the next `for` is the next epoch
         batch["image"], batch["label"], batch["weight"], batch["id"]
 
-One thread plans and requests bytes, one begins to decode batches, a pool decodes (`pipeline`, `decode_batch/`). All
-end with the generator. An error in one of them is raised at the batch that it prevented.
+One thread plans and requests bytes, one begins to decode batches, a pool decodes (`pipeline`,
+`decode_batch/`). All end with the generator. An error in one of them is raised at the batch that it
+prevented.
 """
 
 import itertools
@@ -30,20 +32,25 @@ _log = logging.getLogger(__name__)
 
 
 class Stream:
-    """The batches of a split, or one process's part of them; `StreamSpec` says what the options mean.
+    """The batches of a split, or one process's part of them; `StreamSpec` says what the options
+    mean.
 
-    Iterate over it for one epoch; each further iteration is the next epoch. `state_dict` and `load_state_dict` save
-    and restore the position. `epoch`, `epochs` and `run` give the batches that you name and leave the position alone.
+    Iterate over it for one epoch; each further iteration is the next epoch. `state_dict` and
+    `load_state_dict` save and restore the position. `epoch`, `epochs` and `run` give the batches
+    that you name and leave the position alone.
 
-    `manifest_url` is the manifest or its folder, or a view. `batch_size` counts the samples of this process in a batch,
-    `global_batch_size` those of all processes: give one. `image_size` gives square images of that size, cropped by the
-    preset `image`: "train" or "eval", by default "train", or "eval" in the stored order (`seed=None`). For anything
-    else `image` is an ImageSpec; with `image=None` nothing is decoded. `rank` and `world_size` default to one process;
-    they are required where the environment or torch.distributed says that there are several.
+    `manifest_url` is the manifest or its folder, or a view. `batch_size` counts the samples of this
+    process in a batch, `global_batch_size` those of all processes: give one. `image_size` gives
+    square images of that size, cropped by the preset `image`: "train" or "eval", by default
+    "train", or "eval" in the stored order (`seed=None`). For anything else `image` is an ImageSpec;
+    with `image=None` nothing is decoded. `rank` and `world_size` default to one process; they are
+    required where the environment or torch.distributed says that there are several.
 
-    `num_bytes_read` counts the bytes of samples that finished runs asked of storage, without indexes.
+    `num_bytes_read` counts the bytes of samples that finished runs asked of storage, without
+    indexes.
 
-    Raises ConfigError where the options do not fit, ManifestError where there is no whole shard set.
+    Raises ConfigError where the options do not fit, ManifestError where there is no whole shard
+    set.
     """
 
     def __init__(
@@ -75,14 +82,20 @@ class Stream:
         self._asked = spec
         self._owner = os.getpid()
         self._running: set[Pipeline] = set()
-        # Batches of the epoch were given up to the step, by an iteration that has been begun or not.
+        # Batches of the epoch were given up to the step, by an iteration that has been begun or
+        # not.
         self._position, self._is_begun = (0, 0), False
         self._is_closed = False
         self._use(open_source(spec))
 
     def _use(self, source: StreamSource) -> None:
         self.spec, self.source, self.aids = source.spec, source, open_decode_aids(source)
-        self.manifest, self.split, self.order, self.memory = source.manifest, source.split, source.order, source.memory
+        self.manifest, self.split, self.order, self.memory = (
+            source.manifest,
+            source.split,
+            source.order,
+            source.memory,
+        )
         _log.info("%s %s: %s", source.table.storage.url, source.spec.split, self.memory)
 
     def __len__(self) -> int:
@@ -90,20 +103,24 @@ class Stream:
         return self.order.num_batches
 
     def __iter__(self) -> Generator[Batch, None, None]:
-        """The batches of the epoch at which the stream is; after it, or after a `break`, those of the next one."""
+        """The batches of the epoch at which the stream is; after it, or after a `break`, those of
+        the next one.
+        """
         epoch, start_step = (self._position[0] + 1, 0) if self._is_begun else self._position
         self._position, self._is_begun = (epoch, start_step), True
         for step, batch in enumerate(self.epoch(epoch, start_step), start_step + 1):
-            self._position = epoch, step  # before the consumer has the batch: it may save the position next
+            # before the consumer has the batch: it may save the position next
+            self._position = epoch, step
             yield batch
         self._position, self._is_begun = (epoch + 1, 0), False
 
     def __getitem__(self, index: object) -> NoReturn:
         """Raises ConfigError: a stream has batches in an order, and none by number."""
         raise ConfigError(
-            f"stream[{index!r}] was asked for, as a DataLoader does with a map-style dataset, but a stream gives whole "
-            "batches in its order; iterate over it, use DataLoader(shardset.adapters.torch.BatchDataset(stream), "
-            "batch_size=None), or shardset.open(...) for single samples"
+            f"stream[{index!r}] was asked for, as a DataLoader does with a map-style dataset, but a"
+            " stream gives whole batches in its order; iterate over it, use"
+            " DataLoader(shardset.adapters.torch.BatchDataset(stream), batch_size=None), or"
+            " shardset.open(...) for single samples"
         )
 
     def __enter__(self) -> Self:
@@ -119,17 +136,27 @@ class Stream:
 
     @property
     def fingerprint(self) -> str:
-        """What must be the same in all processes of a run, as words `name=value`: set, split, order, seed, batch."""
-        here, own = self.state(0, 0), ("split", "global_batch_size", "world_size", "last_batch", "augment_repeats")
+        """What must be the same in all processes of a run, as words `name=value`: set, split,
+        order, seed, batch.
+        """
+        here, own = (
+            self.state(0, 0),
+            ("split", "global_batch_size", "world_size", "last_batch", "augment_repeats"),
+        )
         words = {name: getattr(self.spec, name) for name in own} | {"manifest": here.manifest[:12]}
-        words |= {name: getattr(here, name) for name in ("version", "seed", "num_lanes", "block_size", "window")}
+        words |= {
+            name: getattr(here, name)
+            for name in ("version", "seed", "num_lanes", "block_size", "window")
+        }
         words |= {"quarantine": here.quarantine[:12], "view": here.view[:12] or "none"}
         return " ".join(f"{name}={value}" for name, value in words.items())
 
     def check_same(self) -> None:
-        """Raises ConfigError if another process has another fingerprint; all processes must call it.
+        """Raises ConfigError if another process has another fingerprint; all processes must call
+        it.
 
-        Compares where torch.distributed or jax.distributed runs as many processes as the stream has; adapters call it.
+        Compares where torch.distributed or jax.distributed runs as many processes as the stream
+        has; adapters call it.
         """
         check_same(self.fingerprint, self.spec.rank, self.spec.world_size)
 
@@ -139,26 +166,34 @@ class Stream:
         return [info.name for info in self.manifest.classes]
 
     def state_dict(self) -> dict[str, Any]:
-        """The position after the last batch that the iteration has given, whatever is prefetched: plain values."""
+        """The position after the last batch that the iteration has given, whatever is prefetched:
+        plain values.
+        """
         return values_of_state(self.state(*self._position))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Has the next iteration continue where `state_dict` was called, on any number of processes: see `restore`."""
+        """Has the next iteration continue where `state_dict` was called, on any number of
+        processes: see `restore`.
+        """
         self._position, self._is_begun = self.restore(state_from_values(state, OrderState)), False
 
     def epoch(self, epoch: int, start_step: int = 0) -> Generator[Batch, None, None]:
         """The batches of one epoch from a step on.
 
-        `image` uint8 [n, size, size, 3], `label` int64, `weight` float32, `id` int64, with `flip` in the spec `flip`
-        bool, when asked `key` (list of str) and fields (lists of bytes). Raises DamagedShard, StorageError or
-        UndecodableImage, and at once ConfigError for a step that no epoch has.
+        `image` uint8 [n, size, size, 3], `label` int64, `weight` float32, `id` int64, with `flip`
+        in the spec `flip` bool, when asked `key` (list of str) and fields (lists of bytes). Raises
+        DamagedShard, StorageError or UndecodableImage, and at once ConfigError for a step that no
+        epoch has.
         """
         refuse_copies(self._owner)
         spans = [(require_int("epoch", epoch), self.steps_from(start_step))]
         return (batch for _, _, batch in self.run(iter(spans)))
 
-    def epochs(self, start_epoch: int = 0, start_step: int = 0) -> Generator[tuple[int, int, Batch], None, None]:
-        """(epoch, step, batch) for ever; the next epoch is read and decoded while the current one ends.
+    def epochs(
+        self, start_epoch: int = 0, start_step: int = 0
+    ) -> Generator[tuple[int, int, Batch], None, None]:
+        """(epoch, step, batch) for ever; the next epoch is read and decoded while the current one
+        ends.
 
         Raises ConfigError for a step that no epoch has.
         """
@@ -176,20 +211,23 @@ class Stream:
         start_step = require_int("step", start_step)
         if not len(self):
             raise ConfigError(
-                f"{self.order.num_samples} samples do not fill one batch of {self.order.global_batch_size}, and "
-                "last_batch is 'drop'; lower the global batch size, or use 'pad'"
+                f"{self.order.num_samples} samples do not fill one batch of"
+                f" {self.order.global_batch_size}, and last_batch is 'drop'; lower the global batch"
+                " size, or use 'pad'"
             )
         if not 0 <= start_step <= len(self):
             raise ConfigError(
-                f"step {start_step} of an epoch was asked for, expected 0 to {len(self)}; the steps of an epoch are "
-                "counted from its start, not from that of the run"
+                f"step {start_step} of an epoch was asked for, expected 0 to {len(self)}; the steps"
+                " of an epoch are counted from its start, not from that of the run"
             )
         return range(start_step, len(self))
 
     def run(self, spans: Spans) -> Generator[tuple[int, int, Batch], None, None]:
-        """(epoch, step, batch) over some spans (epoch, steps), one after the other; steps may be every n-th.
+        """(epoch, step, batch) over some spans (epoch, steps), one after the other; steps may be
+        every n-th.
 
-        Raises ConfigError for a step that no epoch has where its batch would be, as it raises all else.
+        Raises ConfigError for a step that no epoch has where its batch would be, as it raises all
+        else.
         """
         if self._is_closed:
             raise ConfigError("the stream is closed; make a new one, or iterate inside its `with`")
@@ -204,12 +242,17 @@ class Stream:
             self.num_bytes_read += pipeline.num_bytes_read
 
     def stop(self) -> None:
-        """Stops all running iterations; safe to call from any thread. Blocked consumers get no further batch."""
+        """Stops all running iterations; safe to call from any thread.
+
+        Blocked consumers get no further batch.
+        """
         for pipeline in tuple(self._running):
             pipeline.stop()
 
     def close(self) -> None:
-        """Stops all running iterations for good, and frees the decoded images and the processes that decode."""
+        """Stops all running iterations for good, and frees the decoded images and the processes
+        that decode.
+        """
         self._is_closed = True
         self.stop()
         self.aids = DecodeAids()
@@ -222,17 +265,21 @@ class Stream:
         return self.order.state(epoch, step, self.manifest.digest)
 
     def resume(self, state: OrderState) -> tuple[int, int]:
-        """The (epoch, step) at which to continue; raises ConfigError naming what differs from this stream."""
+        """The (epoch, step) at which to continue; raises ConfigError naming what differs from this
+        stream.
+        """
         return _position(self.source, state)
 
     def restore(self, state: OrderState) -> tuple[int, int]:
         """The (epoch, step) at which to continue, in the order of the state.
 
-        Takes num_lanes, block_size and window from the state where the constructor was given none. Raises ConfigError
-        naming what else differs from this stream.
+        Takes num_lanes, block_size and window from the state where the constructor was given none.
+        Raises ConfigError naming what else differs from this stream.
         """
         options: dict[str, Any] = {
-            name: value for name, value in order_options(state).items() if getattr(self._asked, name) is None
+            name: value
+            for name, value in order_options(state).items()
+            if getattr(self._asked, name) is None
         }
         source = self.source
         if any(getattr(self.order, name) != value for name, value in options.items()):
@@ -246,7 +293,9 @@ class Stream:
 def _position(source: StreamSource, state: OrderState) -> tuple[int, int]:
     """The (epoch, step) at which a source resumes; ConfigError says which version a state is of."""
     manifest, storage, _ = source.loaded
-    if state.manifest != manifest.digest and (saved := manifests.older_with(storage, state.manifest)):
+    if state.manifest != manifest.digest and (
+        saved := manifests.older_with(storage, state.manifest)
+    ):
         raise ConfigError(
             f"this run can't resume from that state: it is of version {saved.number} of "
             f"{storage.url}, and this is version {manifest.number}; give {storage.url}@"
@@ -256,5 +305,7 @@ def _position(source: StreamSource, state: OrderState) -> tuple[int, int]:
 
 
 def order_options(state: OrderState) -> StreamOptions:
-    """The options that give a new Stream the order of a state: `Stream(..., **order_options(state))`."""
+    """The options that give a new Stream the order of a state: `Stream(...,
+    **order_options(state))`.
+    """
     return {"num_lanes": state.num_lanes, "block_size": state.block_size, "window": state.window}

@@ -1,4 +1,6 @@
-"""Whether this process is one of several: what launchers write into the environment, and what libraries in use know."""
+"""Whether this process is one of several: what launchers write into the environment, and what
+libraries in use know.
+"""
 
 import importlib
 import os
@@ -12,7 +14,8 @@ from shardset.errors import ConfigError, require_int
 
 _LAUNCHERS = {
     "WORLD_SIZE": "RANK",  # torchrun, accelerate, DeepSpeed
-    "SLURM_STEP_NUM_TASKS": "SLURM_PROCID",  # srun; SLURM_NTASKS is also set in a batch script that is one process
+    # srun; SLURM_NTASKS is also set in a batch script that is one process
+    "SLURM_STEP_NUM_TASKS": "SLURM_PROCID",
     "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK",  # Open MPI
     "PMI_SIZE": "PMI_RANK",  # MPICH, Intel MPI
 }
@@ -23,16 +26,22 @@ _TEXT_BYTES = 4096
 
 _XLA_LOCAL_SIZE = "PJRT_LOCAL_PROCESS_COUNT"
 _LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", _XLA_LOCAL_SIZE)
-"""The variables that hold the number of processes on this machine: of torchrun, Open MPI and torch_xla."""
+"""The variables that hold the number of processes on this machine: of torchrun, Open MPI and
+torch_xla.
+"""
 
 CGROUP = Path("/sys/fs/cgroup")
 
 _DIVIDERS = {"DataLoaderDispatcher", "IterableDatasetShard"}
-"""What accelerator.prepare puts around an IterableDataset: each process gets a part of what it reads."""
+"""What accelerator.prepare puts around an IterableDataset: each process gets a part of what it
+reads.
+"""
 
 
 class Launch(NamedTuple):
-    """Several processes: who says so, and the expressions for this process's number and for how many there are."""
+    """Several processes: who says so, and the expressions for this process's number and for how
+    many there are.
+    """
 
     evidence: str
     rank: str
@@ -42,35 +51,40 @@ class Launch(NamedTuple):
 def which_process(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """(rank, world_size) as given; one process where neither is.
 
-    Raises ConfigError where only one is given, and where neither is but this process is one of several, or a worker of
-    a DataLoader: each of them would read the same samples.
+    Raises ConfigError where only one is given, and where neither is but this process is one of
+    several, or a worker of a DataLoader: each of them would read the same samples.
     """
     if (rank is None) != (world_size is None):
         raise ConfigError(
-            f"rank is {rank} and world_size is {world_size}, expected a whole number for each; give both, or neither "
-            "to read everything in one process"
+            f"rank is {rank} and world_size is {world_size}, expected a whole number for each; give"
+            " both, or neither to read everything in one process"
         )
     if rank is not None and world_size is not None:
         return require_int("rank", rank), require_int("world_size", world_size)
     if launch := _torch_launch() or _jax_launch() or _environment_launch():
         raise ConfigError(
-            f"rank and world_size are not given, but {launch.evidence}: each process would read the same samples; pass "
-            f"rank={launch.rank}, world_size={launch.world_size}, or rank=0, world_size=1 to read everything here"
+            f"rank and world_size are not given, but {launch.evidence}: each process would read the"
+            f" same samples; pass rank={launch.rank}, world_size={launch.world_size}, or rank=0,"
+            " world_size=1 to read everything here"
         )
     _refuse_in_workers()
     return 0, 1
 
 
 def refuse_copies(owner: int) -> None:
-    """Raises ConfigError in DataLoader workers that have copies of a stream, which was made in the process `owner`."""
+    """Raises ConfigError in DataLoader workers that have copies of a stream, which was made in the
+    process `owner`.
+    """
     if os.getpid() != owner:
         _refuse_in_workers()
 
 
 def check_same(fingerprint: str, rank: int, world_size: int) -> None:
-    """Raises ConfigError naming what differs if another process has another fingerprint; all must call it alike.
+    """Raises ConfigError naming what differs if another process has another fingerprint; all must
+    call it alike.
 
-    Compares nothing unless torch.distributed or jax.distributed runs `world_size` processes, nor in DataLoader workers.
+    Compares nothing unless torch.distributed or jax.distributed runs `world_size` processes, nor in
+    DataLoader workers.
     """
     data = sys.modules.get("torch.utils.data")
     if world_size < 2 or (data is not None and data.get_worker_info() is not None):
@@ -80,13 +94,15 @@ def check_same(fingerprint: str, rank: int, world_size: int) -> None:
         for own, word in zip(words, text.split(" "), strict=True):
             if own != word:
                 raise ConfigError(
-                    f"processes read differently: {own} in process {rank} and {word} in process {other}; give all of "
-                    "them the same shard set and options"
+                    f"processes read differently: {own} in process {rank} and {word} in process"
+                    f" {other}; give all of them the same shard set and options"
                 )
 
 
 def _gather(text: str, world_size: int) -> list[str]:
-    """The text of each process, by rank; none where the libraries in use run another number of processes."""
+    """The text of each process, by rank; none where the libraries in use run another number of
+    processes.
+    """
     if launch := _torch_launch():
         if launch.world_size != str(world_size):
             return []
@@ -101,7 +117,8 @@ def _gather(text: str, world_size: int) -> list[str]:
 
 
 def refuse_second_division(rank: int, world_size: int) -> None:
-    """Raises ConfigError where accelerate would divide the share of this process among the processes again.
+    """Raises ConfigError where accelerate would divide the share of this process among the
+    processes again.
 
     The calls that lead here show it; a forked worker of a DataLoader has those of its parent.
     """
@@ -110,26 +127,32 @@ def refuse_second_division(rank: int, world_size: int) -> None:
         name = frame.f_code.co_qualname.partition(".")[0]
         if name in _DIVIDERS and frame.f_globals.get("__name__") == "accelerate.data_loader":
             raise ConfigError(
-                f"accelerate's {name} divides batches among the processes, but this stream gives only those of rank "
-                f"{rank} of {world_size}: the others would be lost; keep the loader out of accelerator.prepare, "
-                "iterate over it in each process, and move each batch to accelerator.device"
+                f"accelerate's {name} divides batches among the processes, but this stream gives"
+                f" only those of rank {rank} of {world_size}: the others would be lost; keep the"
+                " loader out of accelerator.prepare, iterate over it in each process, and move"
+                " each batch to accelerator.device"
             )
         frame = frame.f_back
 
 
 def num_local_processes() -> int:
-    """Processes on this machine that a launcher started together with this one, which share its memory and cores."""
+    """Processes on this machine that a launcher started together with this one, which share its
+    memory and cores.
+    """
     return next((int(size) for name in _LOCAL_SIZES if (size := _several(name))), 1)
 
 
 def num_own_cores(root: Path = CGROUP) -> int:
-    """Cores for the threads of this process: its share of those that the local processes may use together.
+    """Cores for the threads of this process: its share of those that the local processes may use
+    together.
 
     A launcher may have bound its processes to different cores: those are not divided again.
     """
     own, parents = (len(os.sched_getaffinity(pid)) for pid in (0, os.getppid()))
     num_processes = num_local_processes()
-    return max(1, int(min(own, max(own, parents) / num_processes, _core_limit(root) / num_processes)))
+    return max(
+        1, int(min(own, max(own, parents) / num_processes, _core_limit(root) / num_processes))
+    )
 
 
 def _core_limit(root: Path) -> float:
@@ -147,9 +170,10 @@ def _refuse_in_workers() -> None:
     info = data.get_worker_info() if data is not None else None
     if info is not None and info.num_workers > 1:
         raise ConfigError(
-            f"each of the {info.num_workers} workers of a DataLoader would read the same samples of this stream; make "
-            "the stream before the loader and give it shardset.adapters.torch.BatchDataset(stream), or iterate over "
-            "the stream itself, which decodes in threads"
+            f"each of the {info.num_workers} workers of a DataLoader would read the same samples of"
+            " this stream; make the stream before the loader and give it"
+            " shardset.adapters.torch.BatchDataset(stream), or iterate over the stream itself,"
+            " which decodes in threads"
         )
 
 
@@ -169,7 +193,11 @@ def _jax_launch() -> Launch | None:
     if is_initialized is None or not is_initialized():
         return None
     size = sys.modules["jax"].process_count()
-    return Launch(f"jax.distributed runs {size} processes", "jax.process_index()", str(size)) if size > 1 else None
+    return (
+        Launch(f"jax.distributed runs {size} processes", "jax.process_index()", str(size))
+        if size > 1
+        else None
+    )
 
 
 def _environment_launch() -> Launch | None:
@@ -180,7 +208,9 @@ def _environment_launch() -> Launch | None:
         return None
     # The variables of torch_xla's `xmp.spawn` know the processes of this host only.
     runtime = "torch_xla.runtime"
-    return Launch(f"{_XLA_LOCAL_SIZE} is {size}", f"{runtime}.global_ordinal()", f"{runtime}.world_size()")
+    return Launch(
+        f"{_XLA_LOCAL_SIZE} is {size}", f"{runtime}.global_ordinal()", f"{runtime}.world_size()"
+    )
 
 
 def _several(name: str) -> str:

@@ -7,7 +7,9 @@ def test_readers_of_tiny_images_read_few_rows_of_large_indexes():
     storage, split = index_rows.made(640_000, 20_000, 2265)
     for world in (8, 512):
         order = index_rows.order_of(split, world)
-        whole, rows = (index_rows.measure(storage, split, order, world, by_rows=each) for each in (False, True))
+        whole, rows = (
+            index_rows.measure(storage, split, order, world, by_rows=each) for each in (False, True)
+        )
         assert rows.later_gets <= rows.num_blocks
         if world == 8:
             assert rows.first_samples == whole.first_samples

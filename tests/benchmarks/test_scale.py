@@ -1,4 +1,6 @@
-"""What planning holds and sends does not grow with the number of samples, but for what is named here."""
+"""What planning holds and sends does not grow with the number of samples, but for what is named
+here.
+"""
 
 import pickle
 
@@ -23,7 +25,8 @@ def test_a_plan_is_a_few_numbers_whatever_its_size_and_its_groups_are_equal(n):
     assert sizes.sum() == n
     assert sizes.max() <= layout.MAX_BATCH + plan.shard_size(0)
     num_batches = -(-scale.num_units(n) // layout.units_per_batch(scale.num_units(n), [plan]))
-    assert num_batches * plan.num_groups <= max(2, n / 200)  # names of parts that go through the shuffle
+    # names of parts that go through the shuffle
+    assert num_batches * plan.num_groups <= max(2, n / 200)
 
 
 @pytest.mark.nightly
@@ -35,7 +38,9 @@ def test_what_a_worker_keeps_of_a_group_is_bounded_for_a_thousand_million_sample
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ["spread_batch", "find_duplicates_in_bucket", "assign", "gather_group"])
+@pytest.mark.parametrize(
+    "name", ["spread_batch", "find_duplicates_in_bucket", "assign", "gather_group"]
+)
 def test_a_worker_does_not_grow_beyond_its_bound_for_a_thousand_million_samples(name):
     assert scale.measure(name, 10**9).added_bytes < 384 * 2**20
 
@@ -49,11 +54,27 @@ def test_the_plan_holds_no_summary_of_a_unit_and_what_it_sends_is_about_the_clas
 
 def test_samples_that_are_stored_four_hundred_times_make_no_part_larger():
     files = scale.files_of(1)
-    files.write(paths.unit_path(0), tables.unit_to_bytes(tables.unit_table(scale.unit_rows(0)[:1_000], [])))
-    sizing, options = Sizing(num_shards=8, repeat=400), {"fields": ["jpg", "cls"], "balance": "none"}
-    plan = scale.plan_file(plan_split("train", {0: 1_000}, num_bytes=10**8, sizing=sizing, **options), units=1)
-    found = assign_batch(files, plan, 0, {"train": UnitOffset(serial=0, strata={0: 0})}, [], seed=0, stratified=False)
-    parts = [tables.placements_from_bytes(data) for data in read_slices(files.output, [part for _, part in found])]
-    stored = [(row, copy) for part in parts for row, copy in zip(part["row"], part["copy"].to_pylist(), strict=True)]
+    files.write(
+        paths.unit_path(0), tables.unit_to_bytes(tables.unit_table(scale.unit_rows(0)[:1_000], []))
+    )
+    sizing, options = (
+        Sizing(num_shards=8, repeat=400),
+        {"fields": ["jpg", "cls"], "balance": "none"},
+    )
+    plan = scale.plan_file(
+        plan_split("train", {0: 1_000}, num_bytes=10**8, sizing=sizing, **options), units=1
+    )
+    found = assign_batch(
+        files, plan, 0, {"train": UnitOffset(serial=0, strata={0: 0})}, [], seed=0, stratified=False
+    )
+    parts = [
+        tables.placements_from_bytes(data)
+        for data in read_slices(files.output, [part for _, part in found])
+    ]
+    stored = [
+        (row, copy)
+        for part in parts
+        for row, copy in zip(part["row"], part["copy"].to_pylist(), strict=True)
+    ]
     assert len(stored) == len(set(stored)) == 400_000
     assert max(len(part) for part in parts) <= assign.MAX_SLICE_ROWS

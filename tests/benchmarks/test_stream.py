@@ -1,4 +1,6 @@
-"""The page of the stream benchmark, from measurements made by hand, and the guard that compares two checkouts."""
+"""The page of the stream benchmark, from measurements made by hand, and the guard that compares two
+checkouts.
+"""
 
 import json
 import sys
@@ -8,13 +10,22 @@ import pytest
 from benchmarks import environment, stream, stream_page
 
 LINES = [
-    {"kind": "jpeg", "name": name, "rate": rate, "cpu_s": 2 + 100 / rate, "first_s": 0.5, "servers_s": 0.125,
-     "peak_bytes": 3 << 20}
+    {
+        "kind": "jpeg",
+        "name": name,
+        "rate": rate,
+        "cpu_s": 2 + 100 / rate,
+        "first_s": 0.5,
+        "servers_s": 0.125,
+        "peak_bytes": 3 << 20,
+    }
     for name, rates in (
-        ("shardset", (900.0, 1100.0, 1000.0)), ("decoding alone", (1200.0,)), ("webdataset, tuned", (400.0, 500.0)),
+        ("shardset", (900.0, 1100.0, 1000.0)),
+        ("decoding alone", (1200.0,)),
+        ("webdataset, tuned", (400.0, 500.0)),
     )
     for rate in rates
-]  # fmt: skip
+]
 
 
 @pytest.fixture
@@ -25,7 +36,9 @@ def written(tmp_path, monkeypatch):
 
     def write(lines):
         page, results = tmp_path / "page.md", tmp_path / "results.jsonl"
-        page.write_text("".join(f"<!-- {name} -->\nold\n<!-- end -->\n" for name in ("facts", "jpeg", "abc")))
+        page.write_text(
+            "".join(f"<!-- {name} -->\nold\n<!-- end -->\n" for name in ("facts", "jpeg", "abc"))
+        )
         results.write_text("".join(json.dumps(line) + "\n" for line in lines))
         stream_page.write(page, results)
         return page.read_text()
@@ -33,7 +46,9 @@ def written(tmp_path, monkeypatch):
     return write
 
 
-def test_a_page_gets_medians_in_the_order_of_processor_time_between_its_marks_and_keeps_the_rest(written):
+def test_a_page_gets_medians_in_the_order_of_processor_time_between_its_marks_and_keeps_the_rest(
+    written,
+):
     text = written(LINES)
     rows = [line.split(" | ")[:3] for line in text.splitlines() if line.startswith("| ")]
     assert rows[1:] == [
@@ -47,7 +62,16 @@ def test_a_page_gets_medians_in_the_order_of_processor_time_between_its_marks_an
 
 @pytest.mark.nightly
 def test_an_epoch_of_a_checkout_is_compared_with_that_of_another(monkeypatch, capsys):
-    words = ["--against", str(environment.REPOSITORY), "--kind", "png", "--samples", "64", "--rounds", "1"]
+    words = [
+        "--against",
+        str(environment.REPOSITORY),
+        "--kind",
+        "png",
+        "--samples",
+        "64",
+        "--rounds",
+        "1",
+    ]
     monkeypatch.setattr(sys, "argv", ["stream", *words])
     stream.main()
     assert "| 64 png images, medians of 1 | seconds | processor time |" in capsys.readouterr().out

@@ -30,7 +30,10 @@ def test_ctrl_c_leaves_a_command_of_the_demo_the_time_that_it_takes_to_save():
         "try:\n    print('started', flush=True); time.sleep(600)\n"
         "except KeyboardInterrupt:\n    time.sleep(1); print('saved', flush=True); sys.exit(130)"
     )
-    start = f"import sys; from examples.demo import follow; sys.exit(follow([sys.executable, '-c', {command!r}]))"
+    start = (
+        "import sys; from examples.demo import follow; sys.exit(follow([sys.executable, '-c',"
+        f" {command!r}]))"
+    )
     demo = subprocess.Popen(
         [sys.executable, "-c", start], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True, env={**os.environ, "PYTHONPATH": str(REPOSITORY)},

@@ -16,7 +16,9 @@ MD5 = hashlib.md5(CONTENT).hexdigest()
 
 
 class Server(ThreadingHTTPServer):
-    """Serves CONTENT with ranges; `cut_after` bytes of a body it hangs up, `ranges` are those that were asked for."""
+    """Serves CONTENT with ranges; `cut_after` bytes of a body it hangs up, `ranges` are those that
+    were asked for.
+    """
 
     cut_after: int | None = None
     content = CONTENT

@@ -1,4 +1,6 @@
-"""The notebooks in examples/: small files without outputs, whose cells all run, without a network."""
+"""The notebooks in examples/: small files without outputs, whose cells all run,
+without a network.
+"""
 
 import os
 from pathlib import Path
@@ -26,7 +28,10 @@ def outputs_of(path: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> list
     notebook = nbformat.read(path, as_version=4)
     NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(place)}}).execute()
     return [
-        "".join(output.get("text", "") or output.get("data", {}).get("text/plain", "") for output in cell.outputs)
+        "".join(
+            output.get("text", "") or output.get("data", {}).get("text/plain", "")
+            for output in cell.outputs
+        )
         for cell in notebook.cells
         if cell.cell_type == "code"
     ]

@@ -41,7 +41,10 @@ def test_a_step_that_fails_is_named_with_its_exit_code_after_its_own_message(tmp
     (tmp_path / "empty" / "cat").mkdir(parents=True)
     done = ten_minutes("--folder", str(tmp_path / "new"), "--pictures", str(tmp_path / "empty"))
     assert done.returncode == 1
-    assert "step 'build' failed with exit code 1; its own message is above" in done.stderr.splitlines()[-1]
+    assert (
+        "step 'build' failed with exit code 1; its own message is above"
+        in done.stderr.splitlines()[-1]
+    )
     assert "train --manifest" not in done.stdout
 
 
@@ -57,9 +60,12 @@ def test_without_pictures_the_digits_are_written_with_the_new_environment(tmp_pa
         "create an environment", "install", "write the digits", "build", "train",
     ]  # fmt: skip
     assert {step.command[0] for step in with_install[1:]} == {str(tmp_path / "venv/bin/python")}
-    assert [step.name for step in steps(tmp_path, Path("/pictures"), skip_install=True, epochs=None)] == [
-        "build", "train",
-    ]  # fmt: skip
+    assert [
+        step.name for step in steps(tmp_path, Path("/pictures"), skip_install=True, epochs=None)
+    ] == [
+        "build",
+        "train",
+    ]
 
 
 def test_a_picture_of_each_of_the_first_classes_is_predicted(tmp_path):
@@ -75,7 +81,11 @@ def test_pictures_without_class_folders_are_named(tmp_path):
 
 def test_the_table_ends_with_the_sum():
     lines = table([("build", 1.25), ("train", 700.0)]).splitlines()
-    assert [line.split() for line in lines] == [["build", "1.2", "s"], ["train", "700.0", "s"], ["all", "701.2", "s"]]
+    assert [line.split() for line in lines] == [
+        ["build", "1.2", "s"],
+        ["train", "700.0", "s"],
+        ["all", "701.2", "s"],
+    ]
 
 
 def test_a_step_runs_in_its_folder(tmp_path):

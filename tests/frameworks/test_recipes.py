@@ -1,4 +1,6 @@
-"""Each recipe of docs/frameworks.md, as it stands there: every sample of every epoch is trained on once."""
+"""Each recipe of docs/frameworks.md, as it stands there: every sample of every epoch is trained on
+once.
+"""
 
 import os
 import re
@@ -72,7 +74,8 @@ def loss(labels, predictions):
     return keras.losses.sparse_categorical_crossentropy(labels, predictions)
 
 def make_model():
-    layers = [keras.layers.Rescaling(1 / 255), keras.layers.Flatten(), keras.layers.Dense(48, "softmax")]
+    head = keras.layers.Dense(48, "softmax")
+    layers = [keras.layers.Rescaling(1 / 255), keras.layers.Flatten(), head]
     model = keras.Sequential(layers)
     model.compile("sgd", loss, run_eagerly=True)
     return model
@@ -106,8 +109,9 @@ CASES = {  # how it is started, the module `my_model`, and the epochs of one sta
     "Ray Train": (ALONE, TORCH, 2),
     "torchtitan and torch.distributed.checkpoint": (TORCHRUN, TORCH, 1),
 }
-# Accelerate and Hugging Face look for XLA where torch_xla is installed. Lightning looks for a TPU, and fails if another
-# test of this process has imported jax, which sets the first of the two TPU variables and not the second.
+# Accelerate and Hugging Face look for XLA where torch_xla is installed. Lightning looks for a TPU,
+# and fails if another test of this process has imported jax, which sets the first of the two TPU
+# variables and not the second.
 ENVIRONMENT = {
     "ACCELERATE_USE_CPU": "1",
     "USE_TORCH_XLA": "0",
@@ -124,7 +128,9 @@ MANY_CORES = "import ray\nray.init(num_cpus=4, include_dashboard=False)\n"
 @pytest.fixture(scope="module")
 def python() -> str:
     """The Python of the environment with the frameworks."""
-    assert venvs.is_current(venvs.FRAMEWORKS, venvs.FRAMEWORK_PACKAGES), "run `make frameworks` first"
+    assert venvs.is_current(venvs.FRAMEWORKS, venvs.FRAMEWORK_PACKAGES), (
+        "run `make frameworks` first"
+    )
     return str(venvs.python_of(venvs.FRAMEWORKS))
 
 
@@ -134,22 +140,32 @@ def test_every_recipe_is_run() -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", CASES)
-def test_a_recipe_trains_on_each_sample_once_an_epoch(name: str, python: str, tmp_path: Path) -> None:
+def test_a_recipe_trains_on_each_sample_once_an_epoch(
+    name: str, python: str, tmp_path: Path
+) -> None:
     start, model, num_epochs = CASES[name]
     write_recipe(name, model, tmp_path)
     for _ in range(2 // num_epochs):  # a recipe of one epoch goes on where its checkpoint is
         run([python, *start, "recipe.py"], tmp_path)
     seen = seen_in(tmp_path)
-    assert Counter(label for labels in seen for label in labels) == dict.fromkeys(range(NUM_SAMPLES), 2)
-    assert len({tuple(labels) for labels in halves(seen)}) == 2 * len(seen), "the second epoch repeats the first"
+    assert Counter(label for labels in seen for label in labels) == dict.fromkeys(
+        range(NUM_SAMPLES), 2
+    )
+    assert len({tuple(labels) for labels in halves(seen)}) == 2 * len(seen), (
+        "the second epoch repeats the first"
+    )
 
 
 @pytest.mark.nightly
 def test_accelerate_may_not_divide_a_share_again(python: str, tmp_path: Path) -> None:
     write_recipe("Accelerate", TORCH, tmp_path)
     recipe = (tmp_path / "recipe.py").read_text()
-    loader = "accelerator.prepare(torch.utils.data.DataLoader(BatchDataset(stream), batch_size=None))"
-    recipe = recipe.replace("import TensorStream", "import BatchDataset").replace("TensorStream(stream)", loader)
+    loader = (
+        "accelerator.prepare(torch.utils.data.DataLoader(BatchDataset(stream), batch_size=None))"
+    )
+    recipe = recipe.replace("import TensorStream", "import BatchDataset").replace(
+        "TensorStream(stream)", loader
+    )
     (tmp_path / "recipe.py").write_text(recipe)
     done = start([python, *TORCHRUN, "recipe.py"], tmp_path)
     assert done.returncode != 0
@@ -157,10 +173,15 @@ def test_accelerate_may_not_divide_a_share_again(python: str, tmp_path: Path) ->
 
 
 def write_recipe(name: str, model: str, folder: Path) -> None:
-    samples = {"train": png_samples("train", NUM_SAMPLES, num_classes=48), "val": png_samples("val", 16)}
+    samples = {
+        "train": png_samples("train", NUM_SAMPLES, num_classes=48),
+        "val": png_samples("val", 16),
+    }
     write_shard_set(open_storage(str(folder / "shards")), samples, num_classes=48)
     (folder / "my_model.py").write_text(model)
-    recipe = RECIPES[name].replace('TrainingArguments("run", ', 'TrainingArguments("run", use_cpu=True, ')
+    recipe = RECIPES[name].replace(
+        'TrainingArguments("run", ', 'TrainingArguments("run", use_cpu=True, '
+    )
     (folder / "recipe.py").write_text((MANY_CORES if name == "Ray Train" else "") + recipe)
 
 
@@ -182,4 +203,8 @@ def seen_in(folder: Path) -> list[list[int]]:
 
 def halves(seen: list[list[int]]) -> list[list[int]]:
     """The labels of each epoch of each process."""
-    return [labels[i * len(labels) // 2 : (i + 1) * len(labels) // 2] for labels in seen for i in range(2)]
+    return [
+        labels[i * len(labels) // 2 : (i + 1) * len(labels) // 2]
+        for labels in seen
+        for i in range(2)
+    ]

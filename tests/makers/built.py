@@ -15,7 +15,13 @@ HERE = ["--direct_running_mode=in_memory"]
 
 def config_of(raw: Path, output: Path | str, **options: object) -> BuildConfig:
     return BuildConfig(
-        **{"source": "folder", "input": str(raw), "output": str(output), "num_shards": {"": 3}, **options}
+        **{
+            "source": "folder",
+            "input": str(raw),
+            "output": str(output),
+            "num_shards": {"": 3},
+            **options,
+        }
     )
 
 

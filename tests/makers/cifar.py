@@ -1,6 +1,8 @@
-"""Makes tiny CIFAR files as they are published: the pickles of Python 2, the binary records, the archives.
+"""Makes tiny CIFAR files as they are published: the pickles of Python 2, the binary records, the
+archives.
 
-write_archive(tmp_path / "cifar-10-python.tar.gz", python_files(cifar10(rows=4)), folder="cifar-10-batches-py")
+write_archive(tmp_path / "cifar-10-python.tar.gz", python_files(cifar10(rows=4)),
+folder="cifar-10-batches-py")
 """
 
 import gzip
@@ -13,7 +15,18 @@ from typing import Any
 
 import numpy as np
 
-CIFAR10_CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+CIFAR10_CLASSES = [
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+]
 COARSE_CLASSES = [f"superclass_{number:02d}" for number in range(20)]
 FINE_CLASSES = [f"fine_{number:02d}" for number in range(100)]
 
@@ -34,7 +47,10 @@ class Batch:
 
 
 def batch(file: str, rows: int, num_classes: int, num_coarse: int = 0) -> Batch:
-    """Random pictures, the same for the same arguments. Two rows have the same file name, as it happens in CIFAR."""
+    """Random pictures, the same for the same arguments.
+
+    Two rows have the same file name, as it happens in CIFAR.
+    """
     random = np.random.default_rng([rows, *file.encode()])
     data = random.integers(0, 256, (rows, 3072), dtype=np.uint8)
     labels = [int(label) for label in random.integers(0, num_classes, rows)]
@@ -58,9 +74,16 @@ def python_files(batches: list[Batch]) -> dict[str, bytes]:
     """The files of a python version, by name."""
     files = {one.file: pickle_of(_batch_value(one)) for one in batches}
     if batches[0].coarse is None:
-        meta: dict[str, Any] = {"num_cases_per_batch": 10000, "label_names": CIFAR10_CLASSES, "num_vis": 3072}
+        meta: dict[str, Any] = {
+            "num_cases_per_batch": 10000,
+            "label_names": CIFAR10_CLASSES,
+            "num_vis": 3072,
+        }
         return {**files, "batches.meta": pickle_of(meta), "readme.html": b"<html></html>"}
-    return {**files, "meta": pickle_of({"fine_label_names": FINE_CLASSES, "coarse_label_names": COARSE_CLASSES})}
+    return {
+        **files,
+        "meta": pickle_of({"fine_label_names": FINE_CLASSES, "coarse_label_names": COARSE_CLASSES}),
+    }
 
 
 def binary_files(batches: list[Batch]) -> dict[str, bytes]:
@@ -104,7 +127,9 @@ def tar_of(files: dict[str, bytes], folder: str) -> bytes:
 
 
 def pickle_of(value: Any) -> bytes:
-    """What Python 2's cPickle wrote with protocol 2: texts are byte strings, arrays go by numpy.core.multiarray."""
+    """What Python 2's cPickle wrote with protocol 2: texts are byte strings, arrays go by
+    numpy.core.multiarray.
+    """
     return b"\x80\x02" + _Python2Pickler().write(value) + b"."
 
 
@@ -117,7 +142,13 @@ class _Python2Pickler:
     def write(self, value: Any) -> bytes:
         if isinstance(value, bool) or value is None:
             return {True: b"\x88", False: b"\x89", None: b"N"}[value]
-        writers = {int: self._int, str: self._string, bytes: self._string, list: self._list, dict: self._dict}
+        writers = {
+            int: self._int,
+            str: self._string,
+            bytes: self._string,
+            list: self._list,
+            dict: self._dict,
+        }
         return {**writers, np.ndarray: self._array}[type(value)](value)
 
     def _put(self) -> bytes:
@@ -139,12 +170,21 @@ class _Python2Pickler:
 
     def _dict(self, value: dict[str, Any]) -> bytes:
         start = b"}" + self._put() + b"("
-        return start + b"".join(self.write(key) + self.write(item) for key, item in value.items()) + b"u"
+        return (
+            start
+            + b"".join(self.write(key) + self.write(item) for key, item in value.items())
+            + b"u"
+        )
 
     def _array(self, value: np.ndarray) -> bytes:
-        made = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R" + self._put()
+        made = (
+            b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
+            + self._put()
+        )
         shape = b"".join(map(self._int, value.shape)) + {1: b"\x85", 2: b"\x86"}[value.ndim]
-        dtype = b"cnumpy\ndtype\n" + self._string(value.dtype.str.lstrip("|<>")) + b"K\x00K\x01\x87R"
+        dtype = (
+            b"cnumpy\ndtype\n" + self._string(value.dtype.str.lstrip("|<>")) + b"K\x00K\x01\x87R"
+        )
         dtype += b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
         return made + b"(K\x01" + shape + dtype + b"\x89" + self._string(value.tobytes()) + b"tb"
 
@@ -154,11 +194,20 @@ def _batch_value(one: Batch) -> dict[str, Any]:
         labels: dict[str, Any] = {"labels": one.labels}
     else:
         labels = {"fine_labels": one.labels, "coarse_labels": one.coarse}
-    return {"batch_label": f"batch {one.file}", **labels, "data": one.data, "filenames": one.filenames}
+    return {
+        "batch_label": f"batch {one.file}",
+        **labels,
+        "data": one.data,
+        "filenames": one.filenames,
+    }
 
 
 def _records(one: Batch) -> bytes:
-    heads = zip(one.coarse, one.labels, strict=True) if one.coarse else ([label] for label in one.labels)
+    heads = (
+        zip(one.coarse, one.labels, strict=True)
+        if one.coarse
+        else ([label] for label in one.labels)
+    )
     return b"".join(bytes(head) + row.tobytes() for head, row in zip(heads, one.data, strict=True))
 
 

@@ -1,4 +1,6 @@
-"""The trainer where torch.compile makes graphs but no kernels, which needs no C++ compiler; as `python -m trainer`."""
+"""The trainer where torch.compile makes graphs but no kernels, which needs no C++ compiler; as
+`python -m trainer`.
+"""
 
 import sys
 

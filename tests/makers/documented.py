@@ -25,9 +25,15 @@ def commands_of(page: str) -> list[str]:
 def write_inputs(place: Path) -> Path:
     """The inputs that the pages name: photos/, photos.csv, an archive of CIFAR-10, and ilsvrc/."""
     write_class_folders(place / "photos", ["cat", "dog"], 40)
-    rows = [[f"photos/{name}/{number:03d}.png", name] for name in ("cat", "dog") for number in range(40)]
+    rows = [
+        [f"photos/{name}/{number:03d}.png", name] for name in ("cat", "dog") for number in range(40)
+    ]
     write_csv(place / "photos.csv", ["path", "label"], rows)
-    write_archive(place / "cifar-10-python.tar.gz", python_files(cifar10(rows=20)), folder="cifar-10-batches-py")
+    write_archive(
+        place / "cifar-10-python.tar.gz",
+        python_files(cifar10(rows=20)),
+        folder="cifar-10-batches-py",
+    )
     imagenet.put(place / "ilsvrc", imagenet.archives(imagenet.images()))
     return place
 
@@ -44,7 +50,16 @@ def run(words: list[str], place: Path) -> str:
     """What a command prints; fails with its last lines if it fails."""
     path = f"{SCRIPTS}:{os.environ['PATH']}"
     # Two threads each are enough where several tests run at once.
-    environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "2", "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(words, cwd=place, capture_output=True, text=True, timeout=600, env=environment)
-    assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
+    environment = {
+        **os.environ,
+        "PATH": path,
+        "OMP_NUM_THREADS": "2",
+        "PYTHONPATH": str(REPOSITORY),
+    }
+    done = subprocess.run(
+        words, cwd=place, capture_output=True, text=True, timeout=600, env=environment
+    )
+    assert done.returncode == 0, (
+        f"{shlex.join(words)}\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
+    )
     return done.stdout

@@ -1,4 +1,6 @@
-"""A storage at whose door a test stands: told of each call before it is made, it may change what is read."""
+"""A storage at whose door a test stands: told of each call before it is made, it may change what is
+read.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -6,7 +8,9 @@ from dataclasses import dataclass
 from shardset.storage.base import ObjectWriter, Stat, Storage
 
 Told = Callable[[str, str], None]
-"""Told of (verb, name): `read`, `stat`, `delete`; of a writer `write` at its start, `close` and `closed` at its end."""
+"""Told of (verb, name): `read`, `stat`, `delete`; of a writer `write` at its start, `close` and
+`closed` at its end.
+"""
 Changed = Callable[[str, bytes], bytes]
 
 _told: dict[str, Told] = {}
@@ -44,12 +48,16 @@ class Door:
         self._tell("stat", name)
         return self.inner.stat(name)
 
-    def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
+    def read(
+        self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None
+    ) -> bytes:
         self._tell("read", name)
         data = self.inner.read(name, start, stop, generation=generation)
         return _changed[self.key](f"{name} {start} {stop}", data) if self.key in _changed else data
 
-    def read_with_stat(self, name: str, start: int = 0, stop: int | None = None) -> tuple[bytes, Stat]:
+    def read_with_stat(
+        self, name: str, start: int = 0, stop: int | None = None
+    ) -> tuple[bytes, Stat]:
         return self.read(name, start, stop), self.inner.stat(name)
 
     def list(self, prefix: str = "") -> Iterator[Stat]:

@@ -19,11 +19,20 @@ def write_images(folder: Path, paths: Iterable[str]) -> Path:
 
 
 def write_class_folders(
-    folder: Path, classes: Sequence[str], num_images: int, *, splits: Sequence[str] = (), extension: str = "png"
+    folder: Path,
+    classes: Sequence[str],
+    num_images: int,
+    *,
+    splits: Sequence[str] = (),
+    extension: str = "png",
 ) -> Path:
-    """`num_images` pictures in each class folder (of each split, if any), named 000.png, 001.png, ..."""
+    """`num_images` pictures in each class folder (of each split, if any), named 000.png, 001.png,
+    ...
+    """
     tops = [f"{split}/{name}" for split in splits for name in classes] or list(classes)
-    return write_images(folder, [f"{top}/{number:03d}.{extension}" for top in tops for number in range(num_images)])
+    return write_images(
+        folder, [f"{top}/{number:03d}.{extension}" for top in tops for number in range(num_images)]
+    )
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:

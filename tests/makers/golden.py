@@ -1,7 +1,8 @@
 """The golden shard set of `tests/data/shardset/` and the published JSON Schema, made anew.
 
-They hold the format still. When a change of the format is meant, raise `shardset.format.manifest.VERSION` (or
-ORDER_VERSION), say so in docs/manifest.md, and write them again:
+They hold the format still. When a change of the format is meant, raise
+`shardset.format.manifest.VERSION` (or ORDER_VERSION), say so in docs/manifest.md, and write them
+again:
 
     python -m tests.makers.golden
 """
@@ -31,16 +32,27 @@ def picture(level: int) -> bytes:
 
 
 def samples() -> dict[str, list[StoredSample]]:
-    """Two splits: with a copy, a sample without a label, one with a third field, and names of every kind."""
+    """Two splits: with a copy, a sample without a label, one with a third field, and names of every
+    kind.
+    """
     cat, dog = picture(10), picture(200)
     return {
         "train": [
             StoredSample(key="cat/a_1", fields=[("ppm", cat), ("cls", b"0")], label=0, source=1),
-            StoredSample(key="dog/b-2", fields=[("ppm", dog), ("cls", b"1"), ("json", b"{}")], label=1, source=0),
-            StoredSample(key="cat/a_1@1", fields=[("ppm", cat), ("cls", b"0")], label=0, source=1, copy=1),
+            StoredSample(
+                key="dog/b-2",
+                fields=[("ppm", dog), ("cls", b"1"), ("json", b"{}")],
+                label=1,
+                source=0,
+            ),
+            StoredSample(
+                key="cat/a_1@1", fields=[("ppm", cat), ("cls", b"0")], label=0, source=1, copy=1
+            ),
             StoredSample(key="x=1+2", fields=[("ppm", picture(0))], label=-1, source=2),
         ],
-        "validation": [StoredSample(key="c", fields=[("ppm", picture(77)), ("cls", b"1")], label=1, source=0)],
+        "validation": [
+            StoredSample(key="c", fields=[("ppm", picture(77)), ("cls", b"1")], label=1, source=0)
+        ],
     }
 
 
@@ -51,10 +63,16 @@ def shard_set_files() -> dict[str, bytes]:
         storage.delete(stat.name)
     found = samples()
     train = write_shard_set(storage, {"train": found["train"]}, num_shards=2, num_classes=2)
-    validation = write_shard_set(storage, {"validation": found["validation"]}, num_shards=1, num_classes=2)
+    validation = write_shard_set(
+        storage, {"validation": found["validation"]}, num_shards=1, num_classes=2
+    )
     manifest = _told(train, {**train.splits, **validation.splits})
     put(storage, naming.MANIFEST, manifests.to_json(manifest))
-    put(storage, naming.quarantine_path(), b'{"name": "dog/cut.ppm", "reason": "cut", "split": "train"}\n')
+    put(
+        storage,
+        naming.quarantine_path(),
+        b'{"name": "dog/cut.ppm", "reason": "cut", "split": "train"}\n',
+    )
     return _read_all(storage)
 
 
@@ -71,11 +89,16 @@ def _told(manifest: Manifest, splits: dict[str, Split]) -> Manifest:
     """The manifest with something in every field."""
     (group,) = splits["train"].groups
     group = msgspec.structs.replace(group, seed=7, plan_digest="0123456789abcdef" * 4)
-    train = msgspec.structs.replace(splits["train"], num_source_samples=4, num_dropped=1, num_repeats=1, shards=[group])
+    train = msgspec.structs.replace(
+        splits["train"], num_source_samples=4, num_dropped=1, num_repeats=1, shards=[group]
+    )
     return manifests.seal(
         msgspec.structs.replace(
             manifest,
-            classes=[ClassInfo(label=0, name='"Känguru", 袋鼠', wnid="n01877812"), ClassInfo(label=1, name="dog")],
+            classes=[
+                ClassInfo(label=0, name='"Känguru", 袋鼠', wnid="n01877812"),
+                ClassInfo(label=1, name="dog"),
+            ],
             splits={**splits, "train": train},
             quarantine=Quarantine(count=1, path=naming.quarantine_path()),
             fixes={"cmyk": 2},
@@ -83,7 +106,11 @@ def _told(manifest: Manifest, splits: dict[str, Split]) -> Manifest:
                 tool="shardset 0.1.0",
                 source="folder",
                 source_digest="fedcba9876543210" * 4,
-                options={"holdout": {"validation": 0.25}, "image": {"resize_shorter": None}, "remainder": "spread"},
+                options={
+                    "holdout": {"validation": 0.25},
+                    "image": {"resize_shorter": None},
+                    "remainder": "spread",
+                },
                 libraries={"pillow": "12.0.0"},
                 notes=["no split in the names: everything is in train"],
             ),
@@ -92,7 +119,9 @@ def _told(manifest: Manifest, splits: dict[str, Split]) -> Manifest:
 
 
 def _write() -> None:
-    files = {FOLDER / name: data for name, data in shard_set_files().items()} | {SCHEMA: schema_file()}
+    files = {FOLDER / name: data for name, data in shard_set_files().items()} | {
+        SCHEMA: schema_file()
+    }
     for path, data in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)

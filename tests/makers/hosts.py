@@ -1,8 +1,10 @@
-"""One host of two, each of which trains alone, while they watch each other as the hosts of a TPU slice do.
+"""One host of two, each of which trains alone, while they watch each other as the hosts of a TPU
+slice do.
 
-Run as a script: `python -m tests.makers.hosts PORT WORKER CONFIG_JSON`, with strategy spmd or replica. XLA:CPU can't
-join processes to one world, so what is real here is all but the collectives: the addresses from the environment of a
-TPU VM, the launcher, the heartbeat server, its clients, and how everything ends.
+Run as a script: `python -m tests.makers.hosts PORT WORKER CONFIG_JSON`, with strategy spmd or
+replica. XLA:CPU can't join processes to one world, so what is real here is all but the collectives:
+the addresses from the environment of a TPU VM, the launcher, the heartbeat server, its clients, and
+how everything ends.
 """
 
 import functools

@@ -78,8 +78,15 @@ def pack_devkit(meta_mat: bytes, truth: bytes) -> bytes:
 
 
 def meta(do_compression: bool = True) -> bytes:
-    """`meta.mat`: a MATLAB structure array `synsets` with the columns of the published one that matter."""
-    columns = [("ILSVRC2012_ID", object), ("WNID", object), ("words", object), ("num_children", object)]
+    """`meta.mat`: a MATLAB structure array `synsets` with the columns of the published one that
+    matter.
+    """
+    columns = [
+        ("ILSVRC2012_ID", object),
+        ("WNID", object),
+        ("words", object),
+        ("num_children", object),
+    ]
     table = np.array([tuple(row) for row in SYNSETS], dtype=columns).reshape(-1, 1)
     buffer = io.BytesIO()
     savemat(buffer, {"synsets": table}, do_compression=do_compression)
@@ -89,12 +96,18 @@ def meta(do_compression: bool = True) -> bytes:
 def kaggle(found: list[Image]) -> dict[str, bytes]:
     """Kaggle's CLS-LOC tree with its two tables."""
     root = "ILSVRC/Data/CLS-LOC"
-    rows = [f"{image.key},{image.wnid} 85 1 499 272 {image.wnid} 1 1 9 9 \n" for image in _of(found, "validation")]
+    rows = [
+        f"{image.key},{image.wnid} 85 1 499 272 {image.wnid} 1 1 9 9 \n"
+        for image in _of(found, "validation")
+    ]
     words = {wnid: words for _, wnid, words, num_children in SYNSETS if not num_children}
     return {
         "LOC_val_solution.csv": ("ImageId,PredictionString\n" + "".join(reversed(rows))).encode(),
         "LOC_synset_mapping.txt": "".join(f"{wnid} {words[wnid]}\n" for wnid in WNIDS).encode(),
-        **{f"{root}/train/{image.wnid}/{image.key}.JPEG": image.content for image in _of(found, "train")},
+        **{
+            f"{root}/train/{image.wnid}/{image.key}.JPEG": image.content
+            for image in _of(found, "train")
+        },
         **{f"{root}/val/{image.key}.JPEG": image.content for image in _of(found, "validation")},
         f"{root}/test/ILSVRC2012_test_00000001.JPEG": b"no label",
     }
@@ -103,7 +116,9 @@ def kaggle(found: list[Image]) -> dict[str, bytes]:
 def class_folders(found: list[Image], validation: str = "val") -> dict[str, bytes]:
     """Folders of classes for both splits, nothing else."""
     folders = {"train": "train", "validation": validation}
-    return {f"{folders[image.split]}/{image.wnid}/{image.key}.JPEG": image.content for image in found}
+    return {
+        f"{folders[image.split]}/{image.wnid}/{image.key}.JPEG": image.content for image in found
+    }
 
 
 def put(folder: Path, files: Mapping[str, bytes]) -> Path:
@@ -123,4 +138,8 @@ def _wnids(found: list[Image]) -> list[str]:
 
 
 def _files(found: list[Image], split: str, wnid: str | None = None) -> dict[str, bytes]:
-    return {f"{image.key}.JPEG": image.content for image in _of(found, split) if wnid in (None, image.wnid)}
+    return {
+        f"{image.key}.JPEG": image.content
+        for image in _of(found, split)
+        if wnid in (None, image.wnid)
+    }

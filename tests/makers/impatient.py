@@ -1,4 +1,6 @@
-"""The trainer with another patience for leases: `python -m tests.makers.impatient BEAT_S PATIENCE_S train ...`."""
+"""The trainer with another patience for leases: `python -m tests.makers.impatient BEAT_S PATIENCE_S
+train ...`.
+"""
 
 import sys
 from functools import partial

@@ -1,9 +1,11 @@
-"""Kills a run again and again: `python -m tests.makers.kills NUM_KILLS SEED CONFIG_JSON`, then lets it finish.
+"""Kills a run again and again: `python -m tests.makers.kills NUM_KILLS SEED CONFIG_JSON`, then lets
+it finish.
 
-Each life is a fork of one process that has imported everything, so that a kill costs a second and not ten. A life ends
-by SIGKILL a random time after its first or second step, wherever it is then: in a step, an evaluation, a checkpoint.
-What the trainer is given is a model, `MODEL`, that tells what it is trained on: each step leaves a line in the file
-that the environment names by `TOLD`, the step's number and a digest of its images.
+Each life is a fork of one process that has imported everything, so that a kill costs a second and
+not ten. A life ends by SIGKILL a random time after its first or second step, wherever it is then:
+in a step, an evaluation, a checkpoint. What the trainer is given is a model, `MODEL`, that tells
+what it is trained on: each step leaves a line in the file that the environment names by `TOLD`, the
+step's number and a digest of its images.
 """
 
 import hashlib
@@ -38,7 +40,9 @@ def main(num_kills: int, seed: int, config: TrainConfig) -> None:
 
 
 def telling_model(num_classes: int) -> nn.Module:
-    """A small net; its step is a buffer, so a checkpoint that is not that of its position tells other digests."""
+    """A small net; its step is a buffer, so a checkpoint that is not that of its position tells
+    other digests.
+    """
     return _Telling(tiny_resnet(num_classes))
 
 

@@ -49,14 +49,22 @@ class Life:
 
     def _forked(self, is_parent: Callable[[int], bool]) -> list[int]:
         facts = self._facts().items()
-        return sorted(pid for pid, (parent, _, words) in facts if "runners.preloaded" in words and is_parent(parent))
+        return sorted(
+            pid
+            for pid, (parent, _, words) in facts
+            if "runners.preloaded" in words and is_parent(parent)
+        )
 
     def _facts(self) -> dict[int, tuple[int, int, str]]:
         found = {int(entry): _facts(entry) for entry in os.listdir("/proc") if entry.isdigit()}
-        return {pid: facts for pid, facts in found.items() if facts and facts[1] == self.process.pid}
+        return {
+            pid: facts for pid, facts in found.items() if facts and facts[1] == self.process.pid
+        }
 
     def kill(self, victim: Victim, draw: random.Random) -> bool:
-        """SIGKILL to one process or to all, and whether it came in time; waits for a worker, where it has to be one."""
+        """SIGKILL to one process or to all, and whether it came in time; waits for a worker, where
+        it has to be one.
+        """
         if victim == "worker":
             found = self._wait_for_workers()
             return bool(found) and _kill(draw.choice(found))
@@ -113,10 +121,19 @@ def _kill(pid: int) -> bool:
 
 
 def _facts(pid: str) -> tuple[int, int, str] | None:
-    """(parent, session, command line) of a process; None if it is gone or waits for its parent to notice that it is."""
+    """(parent, session, command line) of a process; None if it is gone or waits for its parent to
+    notice that it is.
+    """
     try:
-        state, parent, _, session = Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[:4]
-        command = Path("/proc", pid, "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+        state, parent, _, session = (
+            Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[:4]
+        )
+        command = (
+            Path("/proc", pid, "cmdline")
+            .read_bytes()
+            .replace(b"\0", b" ")
+            .decode("utf-8", "replace")
+        )
     except (FileNotFoundError, ProcessLookupError):
         return None
     return None if state == "Z" else (int(parent), int(session), command)

@@ -1,4 +1,6 @@
-"""Images as they turn up in the wild, small and always the same: `make(name)` gives (extension by name, bytes)."""
+"""Images as they turn up in the wild, small and always the same: `make(name)` gives (extension by
+name, bytes).
+"""
 
 import io
 import struct
@@ -10,7 +12,9 @@ from PIL import Image
 
 SIZE = (48, 32)
 ORIENTATION = 0x0112
-LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 12345\n"
+LFS_POINTER = (
+    b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 12345\n"
+)
 
 
 def picture(seed: int = 0, size: tuple[int, int] = SIZE) -> Image.Image:
@@ -47,7 +51,12 @@ def huge_webp() -> bytes:
 
 def png_chunk(kind: bytes, content: bytes) -> bytes:
     """A PNG chunk with its length and checksum."""
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+    return (
+        struct.pack(">I", len(content))
+        + kind
+        + content
+        + struct.pack(">I", zlib.crc32(kind + content))
+    )
 
 
 def png_of(width: int, height: int, *chunks: bytes, bits: int = 8) -> bytes:
@@ -69,7 +78,10 @@ def large_icon() -> bytes:
 
 def cmyk(*, marked: bool = True) -> bytes:
     """A CMYK JPEG of the picture, as Adobe inverts it, with Adobe's segment or without it."""
-    inks = Image.merge("CMYK", [*(band.point(lambda v: 255 - v) for band in picture().split()), Image.new("L", SIZE)])
+    inks = Image.merge(
+        "CMYK",
+        [*(band.point(lambda v: 255 - v) for band in picture().split()), Image.new("L", SIZE)],
+    )
     data = encoded(inks, "JPEG", quality=95)
     return data if marked else without_adobe(data)
 
@@ -89,7 +101,9 @@ def exif_rotated(orientation: int = 6) -> bytes:
 
 def sixteen_bit() -> Image.Image:
     """A 16-bit grey ramp over the whole range."""
-    return Image.fromarray(np.linspace(0, 65535, SIZE[0] * SIZE[1]).astype(np.uint16).reshape(SIZE[::-1]))
+    return Image.fromarray(
+        np.linspace(0, 65535, SIZE[0] * SIZE[1]).astype(np.uint16).reshape(SIZE[::-1])
+    )
 
 
 def animated_gif() -> bytes:

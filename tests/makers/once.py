@@ -10,7 +10,8 @@ from shardset.storage.base import Stat, Storage
 
 @dataclass
 class DamagesOnce:
-    """Another storage, of which the first read of each object (or its read number `turn`) has one bit flipped.
+    """Another storage, of which the first read of each object (or its read number `turn`) has one
+    bit flipped.
 
     The flipped byte is that at `at`. Where `at` is None it is in the middle.
     """
@@ -29,7 +30,9 @@ class DamagesOnce:
             raise AttributeError(name)
         return getattr(self.inner, name)
 
-    def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
+    def read(
+        self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None
+    ) -> bytes:
         """The bytes, flipped the first time."""
         data = bytearray(self.inner.read(name, start, stop, generation=generation))
         with self._lock:
@@ -41,14 +44,18 @@ class DamagesOnce:
         data[len(data) // 2 if self.at is None else self.at] ^= 1
         return bytes(data)
 
-    def read_with_stat(self, name: str, start: int = 0, stop: int | None = None) -> tuple[bytes, Stat]:
+    def read_with_stat(
+        self, name: str, start: int = 0, stop: int | None = None
+    ) -> tuple[bytes, Stat]:
         """The same bytes as `read`, and the facts of `stat`."""
         return self.read(name, start, stop), self.stat(name)
 
     def stat(self, name: str) -> Stat:
         """As of a storage that keeps no checksums."""
         found = self.inner.stat(name)
-        return Stat(name=found.name, num_bytes=found.num_bytes, generation=found.generation, crc32c=None)
+        return Stat(
+            name=found.name, num_bytes=found.num_bytes, generation=found.generation, crc32c=None
+        )
 
     def on_retry(self, tell: Callable[[], None]) -> Self:
         """The same: the other storage is one that tries nothing again."""

@@ -1,4 +1,6 @@
-"""A run that is stopped or cut off from its bucket in its last save, while another run takes the folder and ends."""
+"""A run that is stopped or cut off from its bucket in its last save, while another run takes the
+folder and ends.
+"""
 
 import signal
 import subprocess
@@ -23,13 +25,17 @@ Arrival = Literal["late", "at once"]
 """When that request reaches the bucket. Of a run that is cut off, `late` never does."""
 
 
-def attempt(server: str, manifest: str, root: str, way: Way, moment: Moment, arrival: Arrival) -> None:
+def attempt(
+    server: str, manifest: str, root: str, way: Way, moment: Moment, arrival: Arrival
+) -> None:
     """Both runs, each to its end. STORAGE_EMULATOR_HOST must name the server.
 
-    Raises AssertionError unless the second one is done, and the first says in one sentence that its folder was taken,
-    and changes nothing of the second one.
+    Raises AssertionError unless the second one is done, and the first says in one sentence that its
+    folder was taken, and changes nothing of the second one.
     """
-    words = arguments(tiny_config(manifest, root, max_steps=LAST, checkpoint_every_steps=2, keep_checkpoints=2))
+    words = arguments(
+        tiny_config(manifest, root, max_steps=LAST, checkpoint_every_steps=2, keep_checkpoints=2)
+    )
     with FaultyProxy(server) as proxy:
         first = _start(words, proxy.url)
         interruption = _Interruption(first, way, moment, arrival)
@@ -40,7 +46,8 @@ def attempt(server: str, manifest: str, root: str, way: Way, moment: Moment, arr
         found_there = {stat.name: stat.generation for stat in storage.list()}
         other_code, other_output = finish(_start(words, server))
         assert other_code == 0, other_output
-        # What the second run wrote: of what it found there, a late request may still remove an old checkpoint.
+        # What the second run wrote: of what it found there, a late request may still remove an old
+        # checkpoint.
         before = {(stat.name, stat.generation) for stat in storage.list()} - found_there.items()
         mark = checkpoint.newest(storage, print)
         interruption.over.set()
@@ -70,7 +77,9 @@ def _start(words: list[str], server: str) -> subprocess.Popen[str]:
 class _Interruption:
     """Stops a process, or cuts it off, from a certain request on until `over` is set."""
 
-    def __init__(self, process: subprocess.Popen[str], way: Way, moment: Moment, arrival: Arrival) -> None:
+    def __init__(
+        self, process: subprocess.Popen[str], way: Way, moment: Moment, arrival: Arrival
+    ) -> None:
         self.began, self.over = threading.Event(), threading.Event()
         self._process, self._way, self._moment, self._arrival = process, way, moment, arrival
 

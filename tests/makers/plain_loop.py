@@ -1,4 +1,6 @@
-"""A run written down in plain torch: of the trainer it has the batches, their mixing, the keys and first weights."""
+"""A run written down in plain torch: of the trainer it has the batches, their mixing, the keys and
+first weights.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -38,7 +40,10 @@ def plain_run(
     optimizer_of: Callable[[nn.Module], torch.optim.Optimizer],
     loss_of: LossOf = soft_cross_entropy,
 ) -> PlainRun:
-    """The steps of a run on one device. `scale` of a group of the optimizer is its share of the rate."""
+    """The steps of a run on one device.
+
+    `scale` of a group of the optimizer is its share of the rate.
+    """
     data = open_data(config, 0, 1)
     net = build.build(config.model, data.num_classes, config.seed).train()
     averages = {name: weight.detach().clone() for name, weight in net.named_parameters()}
@@ -75,23 +80,30 @@ def clip(net: nn.Module, longest: float) -> None:
 def batches_of(config: TrainConfig) -> Iterator[Batch]:
     """The global batches of a run in order; `mix` is the row of how the batch is mixed."""
     stream, mix = open_data(config, 0, 1).train, augment.mix_of(config)
-    for epoch, step, batch in stream.run(iter([(epoch, range(len(stream))) for epoch in range(config.epochs)])):
+    for epoch, step, batch in stream.run(
+        iter([(epoch, range(len(stream))) for epoch in range(config.epochs)])
+    ):
         whole: dict[str, Any] = mix(dict(batch), epoch, step)
         names = ("image", "label", "weight", "flip", "mix")
         yield {name: torch.as_tensor(whole[name]) for name in names if name in whole}
 
 
-def images_and_targets(config: TrainConfig, batch: Batch, num_classes: int) -> tuple[torch.Tensor, torch.Tensor]:
+def images_and_targets(
+    config: TrainConfig, batch: Batch, num_classes: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Images as the model takes them, and the share of each class in each of them."""
     images = ((batch["image"].float() / 255 - MEAN) / STD).permute(0, 3, 1, 2)
-    images = torch.stack([one.flip(2) if flip else one for one, flip in zip(images, batch["flip"], strict=True)])
+    images = torch.stack(
+        [one.flip(2) if flip else one for one, flip in zip(images, batch["flip"], strict=True)]
+    )
     smoothing = config.regularize.label_smoothing
     targets = torch.full((len(images), num_classes), smoothing / num_classes)
     for row, label in enumerate(batch["label"].tolist()):
         targets[row, label] += 1 - smoothing
     if "mix" in batch:
         for start in range(config.accumulate):
-            part = slice(start, None, config.accumulate)  # samples of one pass are mixed with each other
+            # samples of one pass are mixed with each other
+            part = slice(start, None, config.accumulate)
             row, repeats = batch["mix"][0].tolist(), config.image.augment_repeats
             images[part], targets[part] = mixed_by_hand(images[part], targets[part], row, repeats)
     return images, targets
@@ -110,9 +122,13 @@ def mixed_by_hand(
 
 
 def neighbours(num_rows: int, repeats: int = 1) -> list[int]:
-    """Of each pair of samples the other one: each is `repeats` rows, and both are read backwards."""
+    """Of each pair of samples the other one: each is `repeats` rows,
+    and both are read backwards.
+    """
     rows, size = list(range(num_rows)), 2 * repeats
-    return [row for start in range(0, num_rows, size) for row in reversed(rows[start : start + size])]
+    return [
+        row for start in range(0, num_rows, size) for row in reversed(rows[start : start + size])
+    ]
 
 
 def bce(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -121,7 +137,9 @@ def bce(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def layer_of(name: str) -> int:
-    """The layer of a weight of a transformer of two blocks, from the stem on; the last norm belongs to the last one."""
+    """The layer of a weight of a transformer of two blocks, from the stem on; the last norm belongs
+    to the last one.
+    """
     if name.startswith("blocks."):
         return 1 + int(name.split(".")[1])
     return {"head": 3, "norm": 2}.get(name.split(".")[0], 0)
@@ -135,10 +153,14 @@ def adamw(
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
 ) -> torch.optim.Optimizer:
-    """AdamW of such a transformer, where each layer's rate is a share of that of the layer above it."""
+    """AdamW of such a transformer, where each layer's rate is a share of that of the layer above
+    it.
+    """
     groups: list[dict[str, Any]] = []
     for name, weight in net.named_parameters():
         has_decay = weight.ndim > 1 and name not in ("pos_embed", "cls_token")
         scale = head_scale if name.startswith("head.") else decay ** (3 - layer_of(name))
-        groups.append({"params": [weight], "weight_decay": 0.05 if has_decay else 0.0, "scale": scale})
+        groups.append(
+            {"params": [weight], "weight_decay": 0.05 if has_decay else 0.0, "scale": scale}
+        )
     return torch.optim.AdamW(groups, lr=1.0, betas=betas, eps=eps)

@@ -1,12 +1,15 @@
-"""One host of a slice that trains under spmd together with the others: all is real but the devices of other hosts.
+"""One host of a slice that trains under spmd together with the others: all is real but the devices
+of other hosts.
 
-Run as a script: `python -m tests.makers.pod HOST HOSTS DEVICES PORT EXCHANGE HOME STOP CONFIG_JSON`. A run folder that
-is relative is below HOME. The host gets a SIGTERM once it has sent the rows STOP, such as 1-36: thread 1, call 36.
+Run as a script: `python -m tests.makers.pod HOST HOSTS DEVICES PORT EXCHANGE HOME STOP
+CONFIG_JSON`. A run folder that is relative is below HOME. The host gets a SIGTERM once it has sent
+the rows STOP, such as 1-36: thread 1, call 36.
 
-XLA:CPU can't join processes to one world: torch_xla contains no collectives between processes of a CPU. So each process
-has all devices of the slice, of which it is told that `DEVICES` are its own. On a slice, the rows that a host sends go
-to its own devices, and those of others hold the others' rows. Here the rows of all hosts meet on their way to the
-devices, in files below `EXCHANGE`. The graph is then that of the slice, and each host computes all of it.
+XLA:CPU can't join processes to one world: torch_xla contains no collectives between processes of a
+CPU. So each process has all devices of the slice, of which it is told that `DEVICES` are its own.
+On a slice, the rows that a host sends go to its own devices, and those of others hold the others'
+rows. Here the rows of all hosts meet on their way to the devices, in files below `EXCHANGE`. The
+graph is then that of the slice, and each host computes all of it.
 """
 
 import itertools
@@ -29,7 +32,10 @@ POLL_S = 0.01
 
 
 class Exchange:
-    """The rows of all hosts, in the order of the hosts. What a thread of one host sends meets that of the others."""
+    """The rows of all hosts, in the order of the hosts.
+
+    What a thread of one host sends meets that of the others.
+    """
 
     def __init__(self, folder: Path, host: int, num_hosts: int, stop: str) -> None:
         self._folder, self._host, self._num_hosts, self._stop = folder, host, num_hosts, stop
@@ -38,7 +44,8 @@ class Exchange:
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         if not hasattr(self._local, "thread"):
-            # All hosts start their threads in the same order, each of which waits for the others at its first batch.
+            # All hosts start their threads in the same order, each of which waits for the others at
+            # its first batch.
             self._local.thread, self._local.calls = next(self._threads), itertools.count()
         name = f"{self._local.thread}-{next(self._local.calls)}"
         temporary = self._folder / f".{name}-{self._host}.npy"
@@ -49,12 +56,21 @@ class Exchange:
         return torch.cat([self._rows(f"{name}-{host}.npy") for host in range(self._num_hosts)])
 
     def _rows(self, name: str) -> torch.Tensor:
-        while not (self._folder / name).exists():  # the heartbeat ends this process if the other one is lost
+        # the heartbeat ends this process if the other one is lost
+        while not (self._folder / name).exists():
             time.sleep(POLL_S)
         return torch.from_numpy(np.load(self._folder / name))
 
 
-def main(host: int, num_hosts: int, devices: int, port: int, exchange: Exchange, home: Path, config_json: str) -> None:
+def main(
+    host: int,
+    num_hosts: int,
+    devices: int,
+    port: int,
+    exchange: Exchange,
+    home: Path,
+    config_json: str,
+) -> None:
     """Trains one run with the other hosts."""
     os.chdir(home)
     os.environ.update(
@@ -71,7 +87,9 @@ def main(host: int, num_hosts: int, devices: int, port: int, exchange: Exchange,
     xr.addressable_runtime_device_count = lambda: devices
     send = xm.send_cpu_data_to_device
 
-    def send_with_others(tensors: list[torch.Tensor], device: Any, input_sharding: Any = None) -> list[torch.Tensor]:
+    def send_with_others(
+        tensors: list[torch.Tensor], device: Any, input_sharding: Any = None
+    ) -> list[torch.Tensor]:
         if input_sharding is not None:
             assert input_sharding.minibatch
             assert all(len(tensor) % devices == 0 for tensor in tensors)

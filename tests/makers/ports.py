@@ -13,7 +13,9 @@ _draw = random.SystemRandom()  # two processes of one test run must not choose a
 
 
 def free_port() -> int:
-    """A port of this machine at which nobody listens, below those that the system gives to anybody (32768 and up)."""
+    """A port of this machine at which nobody listens, below those that the system gives to anybody
+    (32768 and up).
+    """
     while True:
         port = _draw.randrange(20_000, 32_768)
         with socket.socket() as probe, suppress(OSError):

@@ -14,7 +14,9 @@ NUM_SAMPLES = 60
 
 @dataclass
 class RecordingStorage:
-    """Another storage, with a record of its reads and looks, and a hook that may delay or fail each read."""
+    """Another storage, with a record of its reads and looks, and a hook that may delay or fail each
+    read.
+    """
 
     inner: MemoryStorage
     reads: list = field(default_factory=list)
@@ -46,7 +48,9 @@ class RecordingStorage:
 
 def order_of(split, **options):
     choices = {"seed": 3, "global_batch_size": 6, "num_lanes": 3, "block_size": 5, "window": 4}
-    return Order(shard_sizes=[shard.num_samples for shard in split.shards], **{**choices, **options})
+    return Order(
+        shard_sizes=[shard.num_samples for shard in split.shards], **{**choices, **options}
+    )
 
 
 def addresses_of(table, order, ids):
@@ -72,7 +76,9 @@ def read_epoch(reads, table, order, *, epoch=0, start=0, rank=0, world=1):
 
 def same(one, other):
     """Whether two batches or rows have the same names and values."""
-    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+    return one.keys() == other.keys() and all(
+        np.array_equal(one[name], other[name]) for name in one
+    )
 
 
 def together(batches):

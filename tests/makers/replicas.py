@@ -1,6 +1,8 @@
-"""Several torch_xla replicas in one CPU process, which deadlock as torch_xla stands: a barrier and a lock around sync.
+"""Several torch_xla replicas in one CPU process, which deadlock as torch_xla stands: a barrier and
+a lock around sync.
 
-Run as a script: `python -m tests.makers.replicas REPLICAS CONFIG_JSON` trains with strategy replica.
+Run as a script: `python -m tests.makers.replicas REPLICAS CONFIG_JSON` trains with strategy
+replica.
 """
 
 import json

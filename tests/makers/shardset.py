@@ -1,6 +1,7 @@
 """Makes tiny valid shard sets without the build: pictures from numbers, tars and a sealed manifest.
 
-manifest = write_shard_set(storage, {"train": png_samples("train", 40), "val": png_samples("val", 10)}, num_shards=4)
+manifest = write_shard_set(storage, {"train": png_samples("train", 40), "val": png_samples("val",
+10)}, num_shards=4)
 """
 
 import io
@@ -14,7 +15,17 @@ from PIL import Image
 
 from shardset.format import naming
 from shardset.format.frame import frame
-from shardset.format.manifest import ClassInfo, Manifest, Provenance, Quarantine, Shard, Split, opened, seal, to_json
+from shardset.format.manifest import (
+    ClassInfo,
+    Manifest,
+    Provenance,
+    Quarantine,
+    Shard,
+    Split,
+    opened,
+    seal,
+    to_json,
+)
 from shardset.format.originals import REFERENCE, table_to_bytes
 from shardset.format.shards import pattern_of
 from shardset.format.tar import StoredSample
@@ -24,11 +35,19 @@ from shardset.storage.base import Storage
 
 
 def pixels(serial: int, height: int, width: int) -> np.ndarray:
-    """A picture that is different for each serial and smooth enough to survive JPEG: uint8 [height, width, 3]."""
+    """A picture that is different for each serial and smooth enough to survive JPEG: uint8 [height,
+    width, 3].
+    """
     red, green, blue = (hash64(7, serial, channel) % 256 for channel in range(3))
     down, right = np.mgrid[0:height, 0:width]
-    planes = (red + 160 * down / max(1, height), green + 160 * right / max(1, width), blue + 0 * down)
-    return np.stack([(255 * (0.5 + 0.5 * np.sin(plane / 60))) for plane in planes], axis=-1).astype(np.uint8)
+    planes = (
+        red + 160 * down / max(1, height),
+        green + 160 * right / max(1, width),
+        blue + 0 * down,
+    )
+    return np.stack([(255 * (0.5 + 0.5 * np.sin(plane / 60))) for plane in planes], axis=-1).astype(
+        np.uint8
+    )
 
 
 def encode(image: np.ndarray, file_format: str, **options: object) -> bytes:
@@ -38,14 +57,18 @@ def encode(image: np.ndarray, file_format: str, **options: object) -> bytes:
     return buffer.getvalue()
 
 
-def image_sample(split: str, serial: int, image: bytes, field: str, num_classes: int) -> StoredSample:
+def image_sample(
+    split: str, serial: int, image: bytes, field: str, num_classes: int
+) -> StoredSample:
     """A sample of one image field and its `cls`; the label is `serial % num_classes`."""
     label = serial % num_classes
     fields = ((field, image), ("cls", str(label).encode("ascii")))
     return StoredSample(key=f"{split}-{serial:06d}", fields=fields, label=label, source=serial)
 
 
-def png_samples(split: str, num_samples: int, *, size: int = 32, num_classes: int = 10) -> list[StoredSample]:
+def png_samples(
+    split: str, num_samples: int, *, size: int = 32, num_classes: int = 10
+) -> list[StoredSample]:
     """Square PNGs whose pixels are `pixels(serial, size, size)`."""
     return [
         image_sample(split, serial, encode(pixels(serial, size, size), "png"), "png", num_classes)
@@ -54,20 +77,41 @@ def png_samples(split: str, num_samples: int, *, size: int = 32, num_classes: in
 
 
 def jpeg_samples(
-    split: str, num_samples: int, *, height: int = 80, width: int = 96, num_classes: int = 10, quality: int = 90
+    split: str,
+    num_samples: int,
+    *,
+    height: int = 80,
+    width: int = 96,
+    num_classes: int = 10,
+    quality: int = 90,
 ) -> list[StoredSample]:
     """JPEGs of `pixels(serial, height, width)`."""
     return [
-        image_sample(split, serial, encode(pixels(serial, height, width), "jpeg", quality=quality), "jpg", num_classes)
+        image_sample(
+            split,
+            serial,
+            encode(pixels(serial, height, width), "jpeg", quality=quality),
+            "jpg",
+            num_classes,
+        )
         for serial in range(num_samples)
     ]
 
 
 def write_shard_set(
-    storage: Storage, samples: dict[str, Sequence[StoredSample]], *, num_shards: int = 2, num_classes: int = 10
+    storage: Storage,
+    samples: dict[str, Sequence[StoredSample]],
+    *,
+    num_shards: int = 2,
+    num_classes: int = 10,
 ) -> Manifest:
-    """Writes tars, indexes and last the manifest; each split's shards differ by at most one sample."""
-    splits = {name: _write_split(storage, name, found, num_shards, num_classes) for name, found in samples.items()}
+    """Writes tars, indexes and last the manifest;
+    each split's shards differ by at most one sample.
+    """
+    splits = {
+        name: _write_split(storage, name, found, num_shards, num_classes)
+        for name, found in samples.items()
+    }
     put(storage, naming.quarantine_path(), b"")
     return publish(
         storage,
@@ -80,14 +124,23 @@ def write_shard_set(
             quarantine=Quarantine(count=0, path=naming.quarantine_path()),
             fixes={},
             provenance=Provenance(
-                tool="test", source="made", source_digest="0" * 64, options={}, libraries={}, notes=[]
+                tool="test",
+                source="made",
+                source_digest="0" * 64,
+                options={},
+                libraries={},
+                notes=[],
             ),
         ),
     )
 
 
-def replace_shards(storage: Storage, manifest: Manifest, name: str, shards: Sequence[Shard]) -> Manifest:
-    """Writes the table of a split anew, with these shards, and seals the manifest; its totals stay."""
+def replace_shards(
+    storage: Storage, manifest: Manifest, name: str, shards: Sequence[Shard]
+) -> Manifest:
+    """Writes the table of a split anew, with these shards, and seals the manifest;
+    its totals stay.
+    """
     split = manifest.split(name)
     written = [WrittenShard(shard, split.fields, 0) for shard in shards]
     told = _write_table(storage, name, written, split.class_totals)
@@ -103,7 +156,9 @@ def replace_shards(storage: Storage, manifest: Manifest, name: str, shards: Sequ
         )
     }
     split = msgspec.structs.replace(split, **totals)
-    return publish(storage, msgspec.structs.replace(manifest, splits={**manifest.splits, name: split}))
+    return publish(
+        storage, msgspec.structs.replace(manifest, splits={**manifest.splits, name: split})
+    )
 
 
 def publish(storage: Storage, manifest: Manifest) -> Manifest:
@@ -141,14 +196,18 @@ def _write_split(
     fields = list(dict.fromkeys(field for sample in samples for field, _ in sample.fields))
     cuts = [len(samples) * number // num_shards for number in range(num_shards + 1)]
     written = [
-        write_shard(naming.shard_path(name, name, number), samples[start:stop], fields, storage.writer)
+        write_shard(
+            naming.shard_path(name, name, number), samples[start:stop], fields, storage.writer
+        )
         for number, (start, stop) in enumerate(itertools.pairwise(cuts))
     ]
     totals = sum(class_counts(labels, num_classes) for _, labels in written).tolist()
     return _write_table(storage, name, [shard for shard, _ in written], totals)
 
 
-def _write_table(storage: Storage, name: str, shards: Sequence[WrittenShard], class_totals: list[int]) -> Split:
+def _write_table(
+    storage: Storage, name: str, shards: Sequence[WrittenShard], class_totals: list[int]
+) -> Split:
     return write_split(
         storage.writer,
         shards,

@@ -11,7 +11,9 @@ from shardset.storage.open import open_storage
 def files_of(folder: Path | str) -> dict[str, bytes]:
     """Everything of a shard set; the plan and the page about it are no part of it."""
     storage = open_storage(str(folder))
-    names = [found.name for found in storage.list() if not found.name.startswith(naming.PLAN_FOLDER)]
+    names = [
+        found.name for found in storage.list() if not found.name.startswith(naming.PLAN_FOLDER)
+    ]
     return {name: storage.read(name) for name in names if name != naming.REPORT}
 
 

@@ -5,13 +5,17 @@ import tarfile
 from collections.abc import Iterable, Mapping
 
 
-def tar_bytes(files: Mapping[str, bytes] | Iterable[tuple[str, bytes]], format: int = tarfile.USTAR_FORMAT) -> bytes:
+def tar_bytes(
+    files: Mapping[str, bytes] | Iterable[tuple[str, bytes]], format: int = tarfile.USTAR_FORMAT
+) -> bytes:
     """A tar of plain files in the given order; pairs allow a name to come twice."""
     pairs = files.items() if isinstance(files, Mapping) else files
     return tar_of(((plain(name, content), content) for name, content in pairs), format)
 
 
-def tar_of(members: Iterable[tuple[tarfile.TarInfo, bytes]], format: int = tarfile.USTAR_FORMAT) -> bytes:
+def tar_of(
+    members: Iterable[tuple[tarfile.TarInfo, bytes]], format: int = tarfile.USTAR_FORMAT
+) -> bytes:
     """A tar of the given members, which may be links, devices or badly named."""
     buffer = io.BytesIO()
     with tarfile.TarFile(fileobj=buffer, mode="w", format=format) as archive:

@@ -1,8 +1,10 @@
-"""What holds of the real TorchTPU on a machine without a TPU, as JSON: run by the Python of `scripts.venvs.TORCHTPU`.
+"""What holds of the real TorchTPU on a machine without a TPU, as JSON: run by the Python of
+`scripts.venvs.TORCHTPU`.
 
     python -m tests.makers.torchtpu_facts FACT
 
-Each fact is a process of its own: TorchTPU reads environment variables once, and a device is registered for good.
+Each fact is a process of its own: TorchTPU reads environment variables once, and a device is
+registered for good.
 """
 
 import importlib.metadata
@@ -27,7 +29,9 @@ from trainer.tpu import processes
 def loading() -> dict[str, Any]:
     """How torch finds TorchTPU, and what it finds here."""
     return {
-        "entry points": [one.value for one in importlib.metadata.entry_points(group="torch.backends")],
+        "entry points": [
+            one.value for one in importlib.metadata.entry_points(group="torch.backends")
+        ],
         "is loaded": "torch_tpu" in sys.modules,
         "is available": torchtpu.is_available(),
         "auto": choose("auto"),
@@ -36,7 +40,9 @@ def loading() -> dict[str, Any]:
 
 
 def names() -> dict[str, Any]:
-    """The signatures that the trainer relies on, and what TorchTPU refuses to callers outside torch."""
+    """The signatures that the trainer relies on, and what TorchTPU refuses to callers outside
+    torch.
+    """
     module: Any = torchtpu.module()
     try:
         refusal = str(module.is_available())
@@ -61,7 +67,9 @@ def device() -> dict[str, Any]:
     from torch_tpu import _loader
 
     _loader._init_device("tpu")
-    backends = dist.distributed_c10d.BackendConfig(dist.Backend(BACKENDS["tpu"])).get_device_backend_map()
+    backends = dist.distributed_c10d.BackendConfig(
+        dist.Backend(BACKENDS["tpu"])
+    ).get_device_backend_map()
     precision: Precision = "bf16"
     runtime = Registered(precision)
     runtime.accelerate([], compile=None, tf32=True)
@@ -81,14 +89,20 @@ def device() -> dict[str, Any]:
 
 
 def environment() -> dict[str, Any]:
-    """What each process of this machine is told beside the variables of this process, or why none starts."""
+    """What each process of this machine is told beside the variables of this process, or why none
+    starts.
+    """
     before = set(os.environ)
     try:
-        base = processes.launch_environment(json.loads(os.environ["WORKERS"]), os.environ.get("NUMBER"))
+        base = processes.launch_environment(
+            json.loads(os.environ["WORKERS"]), os.environ.get("NUMBER")
+        )
     except ConfigError as error:
         return {"error": str(error)}
     told = processes.environments_of(base, torchtpu.num_local_processes(base))
-    return {"told": [{name: value for name, value in one.items() if name not in before} for one in told]}
+    return {
+        "told": [{name: value for name, value in one.items() if name not in before} for one in told]
+    }
 
 
 if __name__ == "__main__":

@@ -27,7 +27,10 @@ STEPS = 7
 
 def shard_set(folder: Path, *, size: int = 8) -> str:
     """A shard set of PNGs with the splits train and val; returns its URL."""
-    samples = {"train": png_samples("train", NUM_TRAIN, size=size), "val": png_samples("val", NUM_EVAL, size=size)}
+    samples = {
+        "train": png_samples("train", NUM_TRAIN, size=size),
+        "val": png_samples("val", NUM_EVAL, size=size),
+    }
     write_shard_set(open_storage(str(folder)), samples, num_shards=4)
     return str(folder)
 
@@ -55,7 +58,13 @@ def transformer(num_classes: int) -> nn.Module:
     import timm
 
     return timm.create_model(
-        "vit_tiny_patch16_224", img_size=8, patch_size=4, embed_dim=24, depth=2, num_heads=3, num_classes=num_classes
+        "vit_tiny_patch16_224",
+        img_size=8,
+        patch_size=4,
+        embed_dim=24,
+        depth=2,
+        num_heads=3,
+        num_classes=num_classes,
     )
 
 
@@ -76,8 +85,14 @@ def trainer(
     program: str = "trainer",
     python: str = sys.executable,
 ) -> subprocess.Popen[str]:
-    """The trainer in a process of its own: with that many XLA:CPU devices, or under torchrun with so many processes."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes else []
+    """The trainer in a process of its own: with that many XLA:CPU devices, or under torchrun with
+    so many processes.
+    """
+    launcher = (
+        ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+        if processes
+        else []
+    )
     extra = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices), **(environment or {})}
     return subprocess.Popen(
         [python, *launcher, *arguments(config, verb, program)],
@@ -89,8 +104,14 @@ def trainer(
 
 
 def clean_environment() -> dict[str, str]:
-    """Without what chooses devices, and with one thread, as in the other processes: sums depend on their number."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("XLA_", "PJRT_", "CPU_NUM"))}
+    """Without what chooses devices, and with one thread, as in the other processes: sums depend on
+    their number.
+    """
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("XLA_", "PJRT_", "CPU_NUM"))
+    }
     return clean | {"OMP_NUM_THREADS": "1"}
 
 
@@ -104,7 +125,9 @@ def finish(process: subprocess.Popen[str], timeout_s: float = 600) -> tuple[int,
 
 
 def read_records(run_dir: Path | str, kind: str) -> list[dict[str, Any]]:
-    """The records of one kind that a run wrote, the last one for each step; without a line that a kill has cut."""
+    """The records of one kind that a run wrote, the last one for each step; without a line that a
+    kill has cut.
+    """
     lines = open_storage(str(run_dir)).read(METRICS).splitlines()
     found = [json.loads(line) for line in lines if line.endswith(b"}")]
     newest = {one["global_step"]: one for one in found if one["kind"] == kind}
@@ -121,8 +144,12 @@ def largest_difference(left: Iterable[float], right: Iterable[float]) -> float:
     return max(abs(a - b) for a, b in zip(left, right, strict=True))
 
 
-def when(path: Path, condition: Callable[[list[dict[str, Any]]], bool], process: subprocess.Popen[str]) -> None:
-    """Waits until the records in a growing `metrics.jsonl` fulfil a condition, or the process has ended."""
+def when(
+    path: Path, condition: Callable[[list[dict[str, Any]]], bool], process: subprocess.Popen[str]
+) -> None:
+    """Waits until the records in a growing `metrics.jsonl` fulfil a condition, or the process has
+    ended.
+    """
     while process.poll() is None:
         if path.exists() and condition(
             [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]

@@ -1,9 +1,10 @@
-"""One process of a run that only watches: `python -m tests.makers.watched PORT HOST NUM_HOSTS WHAT`.
+"""One process of a run that only watches: `python -m tests.makers.watched PORT HOST NUM_HOSTS
+WHAT`.
 
-Host 0 holds the server. WHAT it does, once a line comes on stdin: `wait` in native code for ever (`wait alone` if
-nobody else will come), `end` well at once or `later`, `fail`, be `preempted`, or `give up` as soon as it hears of a
-loss. Who waits is ended soon after a loss, so that tests are short; who ends by itself has all the time that it
-takes on a busy machine.
+Host 0 holds the server. WHAT it does, once a line comes on stdin: `wait` in native code for ever
+(`wait alone` if nobody else will come), `end` well at once or `later`, `fail`, be `preempted`, or
+`give up` as soon as it hears of a loss. Who waits is ended soon after a loss, so that tests are
+short; who ends by itself has all the time that it takes on a busy machine.
 """
 
 import ctypes
@@ -21,7 +22,9 @@ CAUGHT = 7
 
 
 def main(port: int, host: int, num_hosts: int, what: str) -> None:
-    """Says `ready` when it stands where it will act; the one with the server when all have come and said their step."""
+    """Says `ready` when it stands where it will act; the one with the server when all have come and
+    said their step.
+    """
     timing = heartbeat.HeartbeatTiming(
         beat_s=BEAT_S,
         grace_s=GRACE_S if what.startswith("wait") else JOIN_S,
@@ -29,7 +32,9 @@ def main(port: int, host: int, num_hosts: int, what: str) -> None:
     )
     own, address = heartbeat.HeartbeatClient(timing), heartbeat.Address("127.0.0.1", port, "secret")
     with ExitStack() as exits:
-        server = exits.enter_context(heartbeat.HeartbeatServer(address, timing)) if host == 0 else None
+        server = (
+            exits.enter_context(heartbeat.HeartbeatServer(address, timing)) if host == 0 else None
+        )
         own.on_loss = lambda text: print(f"noted: {text}", flush=True)
         own.set_step(10 + host)
         own.start(address, host, num_hosts)

@@ -1,4 +1,6 @@
-"""A web server for one folder: ranges, strong ETags, If-Match, redirects, a header that it wants to see."""
+"""A web server for one folder: ranges, strong ETags, If-Match, redirects, a header that it wants to
+see.
+"""
 
 import os
 import threading
@@ -8,7 +10,9 @@ from urllib.parse import unquote
 
 
 class WebServer(ThreadingHTTPServer):
-    """Serves the files of `folder` while the `with` block runs; `seen` holds (path, headers) of each request."""
+    """Serves the files of `folder` while the `with` block runs; `seen` holds (path, headers) of
+    each request.
+    """
 
     daemon_threads = True
 
@@ -44,7 +48,9 @@ class _Handler(BaseHTTPRequestHandler):
         server = self.server
         server.seen.append((self.path, dict(self.headers.items())))
         if server.redirect_to:
-            return self._answer(302, {"Location": f"{server.redirect_to}{self.path}?signature=abc"}, b"moved")
+            return self._answer(
+                302, {"Location": f"{server.redirect_to}{self.path}?signature=abc"}, b"moved"
+            )
         if any(self.headers.get(name) != value for name, value in server.wanted.items()):
             return self._answer(401, {}, b"who are you?")
         try:
@@ -52,7 +58,9 @@ class _Handler(BaseHTTPRequestHandler):
         except OSError:
             return self._answer(404, {}, b"not here")
         facts = os.stat(server.folder / unquote(self.path.partition("?")[0]).lstrip("/"))
-        e_tag = f'"{facts.st_mtime_ns}-{facts.st_ino}"' if server.has_etags else f'W/"{facts.st_size}"'
+        e_tag = (
+            f'"{facts.st_mtime_ns}-{facts.st_ino}"' if server.has_etags else f'W/"{facts.st_size}"'
+        )
         headers = {"ETag": e_tag, "Last-Modified": f"{facts.st_mtime_ns}"}
         if self.headers.get("If-Match", e_tag) != e_tag:
             return self._answer(412, headers, b"another one")
@@ -68,7 +76,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, status, headers, body):
         self.send_response_only(status)
-        for name, value in {**headers, "Content-Length": str(len(body)), **self.server.changed}.items():
+        for name, value in {
+            **headers,
+            "Content-Length": str(len(body)),
+            **self.server.changed,
+        }.items():
             if value is not None:
                 self.send_header(name, value)
         self.end_headers()

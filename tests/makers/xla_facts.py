@@ -1,6 +1,8 @@
-"""What holds of the spmd runtime on four XLA:CPU devices, as JSON: run as `python -m tests.makers.xla_facts`.
+"""What holds of the spmd runtime on four XLA:CPU devices, as JSON: run as `python -m
+tests.makers.xla_facts`.
 
-A process of its own, because torch_xla's choice of devices and of SPMD is for a process' whole life.
+A process of its own, because torch_xla's choice of devices and of SPMD is for a process' whole
+life.
 """
 
 import json
@@ -14,21 +16,28 @@ from torch import nn
 from trainer.config import ModelConfig, TrainConfig
 
 RATES = (0.1, 0.0, 1.0, 0.9, 1e-4, 0.05, 0.1)
-"""Learning rates that meet torch_xla's constants (0 and 1) and other numbers of the optimizer (0.9, 1e-4, 0.1)."""
+"""Learning rates that meet torch_xla's constants (0 and 1) and other numbers of the optimizer (0.9,
+1e-4, 0.1).
+"""
 
 STEP_RATES = (0.02, 0.05, 0.0, 0.1)
-"""Learning rates that move the weights by about their size, so that their rounding hides nothing."""
+"""Learning rates that move the weights by about their size, so that their rounding hides nothing.
+"""
 
 
 def small(num_classes: int) -> nn.Module:
     """A model that compiles in a second."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(192, 16), nn.LayerNorm(16), nn.ReLU(), nn.Linear(16, num_classes))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(192, 16), nn.LayerNorm(16), nn.ReLU(), nn.Linear(16, num_classes)
+    )
 
 
 def grouped(num_classes: int) -> nn.Module:
     """The same with a GroupNorm."""
     norm = nn.GroupNorm(4, 16)
-    return nn.Sequential(nn.Flatten(), nn.Linear(192, 16), norm, nn.ReLU(), nn.Linear(16, num_classes))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(192, 16), norm, nn.ReLU(), nn.Linear(16, num_classes)
+    )
 
 
 def normed(num_classes: int) -> nn.Module:
@@ -75,7 +84,9 @@ def main() -> None:
 def _placing(spmd: Any) -> dict[str, object]:
     import torch_xla
 
-    batch = spmd.to_device({"image": torch.zeros(8, 4, 4, 3, dtype=torch.uint8), "label": torch.arange(8)})
+    batch = spmd.to_device(
+        {"image": torch.zeros(8, 4, 4, 3, dtype=torch.uint8), "label": torch.arange(8)}
+    )
     spec = {name: torch_xla._XLAC._get_xla_sharding_spec(tensor) for name, tensor in batch.items()}
     return {
         "shardings": spec,
@@ -117,19 +128,35 @@ def _weights(spmd: Any) -> list[str]:
     for step in range(2):
         learner.train_step(spmd.to_device(_batch(64, step)), 0.1, key=step)
     learner.state()
-    return sorted({torch_xla._XLAC._get_xla_sharding_spec(tensor) for tensor in learner.net.state_dict().values()})
+    return sorted(
+        {
+            torch_xla._XLAC._get_xla_sharding_spec(tensor)
+            for tensor in learner.net.state_dict().values()
+        }
+    )
 
 
 def _steps(spmd: Any) -> dict[str, list[float]]:
-    """For each way to learn: the graphs it compiled, and how far its weights end from those of plain torch."""
+    """For each way to learn: the graphs it compiled, and how far its weights end from those of
+    plain torch.
+    """
     from trainer.config import OptimizerConfig, RegularizeConfig
     from trainer.recipes import digits_smoke
     from trainer.runtime.optimizers import STATIC_OPTIMIZERS
 
-    base = replace(digits_smoke(), model=ModelConfig(name="tests.makers.xla_facts:small"), global_batch_size=16)
-    ways = {name: replace(base, optimizer=OptimizerConfig(name=name, weight_decay=0.01)) for name in STATIC_OPTIMIZERS}
-    ways["averages, clipping"] = replace(base, regularize=RegularizeConfig(ema_decay=0.9, clip_norm=0.5))
-    ways["mixing, smoothing"] = replace(base, regularize=RegularizeConfig(mixup=0.2, label_smoothing=0.1))
+    base = replace(
+        digits_smoke(), model=ModelConfig(name="tests.makers.xla_facts:small"), global_batch_size=16
+    )
+    ways = {
+        name: replace(base, optimizer=OptimizerConfig(name=name, weight_decay=0.01))
+        for name in STATIC_OPTIMIZERS
+    }
+    ways["averages, clipping"] = replace(
+        base, regularize=RegularizeConfig(ema_decay=0.9, clip_norm=0.5)
+    )
+    ways["mixing, smoothing"] = replace(
+        base, regularize=RegularizeConfig(mixup=0.2, label_smoothing=0.1)
+    )
     ways["binary"] = replace(base, regularize=RegularizeConfig(loss="bce", label_smoothing=0.1))
     ways["two passes"] = replace(base, accumulate=2)
     ways["statistics"] = replace(
@@ -153,7 +180,9 @@ def _refusal(spmd: Any) -> str:
     from trainer.model.learner import Learner
     from trainer.recipes import digits_smoke
 
-    config = replace(digits_smoke(), model=ModelConfig(name="tests.makers.xla_facts:normed_over_all"))
+    config = replace(
+        digits_smoke(), model=ModelConfig(name="tests.makers.xla_facts:normed_over_all")
+    )
     try:
         Learner(spmd, config, 10, None)
     except ConfigError as error:
@@ -176,7 +205,11 @@ def _step(spmd: Any, config: TrainConfig) -> list[float]:
             placed = {name: torch.as_tensor(value) for name, value in batch.items()}
             learner.train_step(runtime.to_device(placed), rate, key=step)
         states.append(learner.state())
-    pairs = [(states[0][kind], states[1][kind]) for kind in ("model", "ema") if states[0][kind] is not None]
+    pairs = [
+        (states[0][kind], states[1][kind])
+        for kind in ("model", "ema")
+        if states[0][kind] is not None
+    ]
     far = max(_distance(left[name], right[name]) for left, right in pairs for name in right)
     return [spmd.graphs["train step"], far]
 

@@ -1,7 +1,8 @@
-"""What one host of two draws and learns under spmd, as JSON: run as `python -m tests.makers.xla_host HOST DEVICES`.
+"""What one host of two draws and learns under spmd, as JSON: run as `python -m
+tests.makers.xla_host HOST DEVICES`.
 
-XLA:CPU can't join processes to one world, so each host has all of the mesh, and both get the same global batch: on a
-slice each would hold its part of it. What a host is told of its number is real.
+XLA:CPU can't join processes to one world, so each host has all of the mesh, and both get the same
+global batch: on a slice each would hold its part of it. What a host is told of its number is real.
 """
 
 import json
@@ -24,7 +25,9 @@ def dropping(num_classes: int) -> nn.Module:
 
 
 def main(host: int, devices: int) -> None:
-    """Prints the number of the host, what dropout keeps of ones, and the weights after three steps."""
+    """Prints the number of the host, what dropout keeps of ones,
+    and the weights after three steps.
+    """
     os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES=str(devices))
     import torch_xla.runtime as xr
 

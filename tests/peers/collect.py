@@ -1,4 +1,5 @@
-"""What another reader gives, as JSON lines: `python collect.py READER < code`, in the readers' own environment.
+"""What another reader gives, as JSON lines: `python collect.py READER < code`, in the readers' own
+environment.
 
 The code on standard input leaves `samples`; standard output may hold what the library
 prints, so the lines go to the file `collected.jsonl`.
@@ -33,7 +34,11 @@ def raw_image(sample: dict) -> bytes:
 
 def webdataset(names: dict) -> Iterator[dict]:
     for sample in names["samples"]:
-        yield {"key": sample["__key__"], "label": int(sample["cls"]), "image": digest(raw_image(sample))}
+        yield {
+            "key": sample["__key__"],
+            "label": int(sample["cls"]),
+            "image": digest(raw_image(sample)),
+        }
 
 
 def wids(names: dict) -> Iterator[dict]:
@@ -79,7 +84,11 @@ def dali(names: dict) -> Iterator[dict]:
         images, labels = pipeline.run()
         for number in range(min(left, len(images))):
             image, label = bytes(images.at(number)), int(bytes(labels.at(number)))
-            yield {"label": label, "image": digest(image), "pixels": pixels(Image.open(io.BytesIO(image)))}
+            yield {
+                "label": label,
+                "image": digest(image),
+                "pixels": pixels(Image.open(io.BytesIO(image))),
+            }
         left -= min(left, len(images))
 
 
@@ -103,7 +112,11 @@ def hf_table(names: dict) -> Iterator[dict]:
     """The fields of every sample of every split, in the types that they have there."""
     for split, samples in names["samples"].items():
         for sample in samples:
-            fields = {name: value for name, value in sample.items() if value is not None and name != "__url__"}
+            fields = {
+                name: value
+                for name, value in sample.items()
+                if value is not None and name != "__url__"
+            }
             for name, value in fields.items():
                 if isinstance(value, Image.Image):
                     fields[name] = pixels(value)
@@ -119,7 +132,10 @@ def prepared_by_energon(names: dict) -> Iterator[dict]:
 
     ours = indexed(Path("shards"))
     WebdatasetPreparator.prepare_dataset(
-        Path("shards"), names["paths"], split_parts_patterns=[("train", "train/.*"), ("test", "test/.*")], workers=1
+        Path("shards"),
+        names["paths"],
+        split_parts_patterns=[("train", "train/.*"), ("test", "test/.*")],
+        workers=1,
     )
     assert EPath("shards").is_dir()
     yield {"ours": ours, "theirs": indexed(Path("shards"))}
@@ -133,13 +149,23 @@ def indexed(folder: Path) -> dict:
         with sqlite3.connect(folder / ".nv-meta/index.sqlite") as database:
             return database.execute(query).fetchall()
 
-    metas = {name: WebdatasetMeta.from_config(EPath(folder), split_part=name) for name in ("train", "test")}
+    metas = {
+        name: WebdatasetMeta.from_config(EPath(folder), split_part=name)
+        for name in ("train", "test")
+    }
     return {
         "samples": rows("SELECT * FROM samples ORDER BY tar_file_id, sample_index"),
-        "parts": rows("SELECT * FROM sample_parts ORDER BY tar_file_id, sample_index, content_byte_offset"),
+        "parts": rows(
+            "SELECT * FROM sample_parts ORDER BY tar_file_id, sample_index, content_byte_offset"
+        ),
         "tables": sorted(name for (name,) in rows("SELECT name FROM sqlite_master")),
-        "offsets": {path.name: digest(path.read_bytes()) for path in sorted(folder.rglob("*.tar.idx"))},
-        "shards": {name: [(shard.name, shard.count) for shard in meta.shards] for name, meta in metas.items()},
+        "offsets": {
+            path.name: digest(path.read_bytes()) for path in sorted(folder.rglob("*.tar.idx"))
+        },
+        "shards": {
+            name: [(shard.name, shard.count) for shard in meta.shards]
+            for name, meta in metas.items()
+        },
     }
 
 

@@ -1,4 +1,6 @@
-"""The tars load in other libraries with the exported files, sample for sample, by the lines of docs/export.md."""
+"""The tars load in other libraries with the exported files, sample for sample, by the lines of
+docs/export.md.
+"""
 
 import hashlib
 import io
@@ -48,7 +50,9 @@ GIVES = {
 
 @dataclass(frozen=True)
 class Exported:
-    """A set with all side files, in the folder `shards` of a workplace; split -> key -> what a reader must give."""
+    """A set with all side files, in the folder `shards` of a workplace; split -> key -> what a
+    reader must give.
+    """
 
     place: Path
     manifest: Manifest
@@ -81,7 +85,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     write_shard_set(open_storage(str(place / "shards")), samples, num_shards=3)
     export(str(place / "shards"), list(FORMATS))
     manifest = manifests.load(str(place / "shards")).manifest
-    return Exported(place, manifest, {name: expected(place / "shards", manifest, name) for name in samples})
+    return Exported(
+        place, manifest, {name: expected(place / "shards", manifest, name) for name in samples}
+    )
 
 
 def expected(folder: Path, manifest: Manifest, split: str) -> list[dict[str, Any]]:
@@ -91,7 +97,10 @@ def expected(folder: Path, manifest: Manifest, split: str) -> list[dict[str, Any
         image = fields.get("png") or fields["jpg"]
         label = int(fields["cls"])
         decoded = np.asarray(Image.open(io.BytesIO(image)).convert("RGB")).tobytes()
-        hashes = {"image": hashlib.sha256(image).hexdigest(), "pixels": hashlib.sha256(decoded).hexdigest()}
+        hashes = {
+            "image": hashlib.sha256(image).hexdigest(),
+            "pixels": hashlib.sha256(decoded).hexdigest(),
+        }
         found.append({"key": key, "label": label, "class": f"class {label}", **hashes})
     return found
 
@@ -133,7 +142,9 @@ def test_every_reader_gives_every_sample(exported, interpreter, reader):
 @pytest.mark.parametrize("reader", ["timm", "energon", "dali", "hf"])
 def test_a_split_of_another_image_format_loads_by_the_same_lines(exported, interpreter, reader):
     found = collected(interpreter, exported.place, reader, of_test_split(BLOCKS[reader]))
-    assert found == [{name: row[name] for name in GIVES[reader]} for row in exported.expected["test"]]
+    assert found == [
+        {name: row[name] for name in GIVES[reader]} for row in exported.expected["test"]
+    ]
 
 
 def mixed_samples(split: str) -> list[StoredSample]:
@@ -142,11 +153,18 @@ def mixed_samples(split: str) -> list[StoredSample]:
     for n, field in enumerate(sorted(IMAGE_FIELDS)):
         fields = {field: image_bytes(n, field)}
         if n % 2 == 0:
-            fields |= {"cls": b"%d" % n, "json": json.dumps({"n": n, "of": [n, str(n)][n % 4 // 2]}).encode()}
+            fields |= {
+                "cls": b"%d" % n,
+                "json": json.dumps({"n": n, "of": [n, str(n)][n % 4 // 2]}).encode(),
+            }
         if n % 3 == 0:
             fields |= {"txt": b"caption %d" % n, "note": b"n", "left.png": image_bytes(50 + n)}
         label = n if "cls" in fields else -1
-        samples.append(StoredSample(key=f"{split}-{n:02d}", fields=tuple(fields.items()), label=label, source=n))
+        samples.append(
+            StoredSample(
+                key=f"{split}-{n:02d}", fields=tuple(fields.items()), label=label, source=n
+            )
+        )
     return samples
 
 
@@ -165,7 +183,11 @@ def test_datasets_reads_mixed_formats_with_json_and_text_and_counts_them(interpr
     code = BLOCKS["hf"].replace(', split="train"', "")
     found = collected(interpreter, tmp_path, "hf_table", code)
     assert found == [
-        {"split": split, **{name: given_by(name, content) for name, content in fields.items()}, "__key__": key}
+        {
+            "split": split,
+            **{name: given_by(name, content) for name, content in fields.items()},
+            "__key__": key,
+        }
         for split in sorted(manifest.splits)
         for key, fields in samples_of(tmp_path / "shards", manifest, split).items()
     ]
@@ -186,7 +208,14 @@ def test_energon_s_own_tool_makes_the_same_index(exported, interpreter, tmp_path
 
 def test_wids_own_tool_lists_the_same_shards(exported, interpreter, tmp_path):
     paths = [str(path) for path in sorted((exported.place / "shards/train").glob("*.tar"))]
-    words = [interpreter, str(venvs.PEERS / "bin/widsindex"), "create", "--output", str(tmp_path / "x.json"), *paths]
+    words = [
+        interpreter,
+        str(venvs.PEERS / "bin/widsindex"),
+        "create",
+        "--output",
+        str(tmp_path / "x.json"),
+        *paths,
+    ]
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     theirs = json.loads((tmp_path / "x.json").read_text())
@@ -203,11 +232,15 @@ def test_wids_own_tool_lists_the_same_shards(exported, interpreter, tmp_path):
 
 @pytest.mark.parametrize("reader", ["wids", "timm", "hf"])
 def test_files_in_another_folder_lead_to_the_tars(exported, interpreter, reader):
-    export(str(exported.place / "shards"), [reader], output=str(exported.place / "elsewhere" / reader))
+    export(
+        str(exported.place / "shards"), [reader], output=str(exported.place / "elsewhere" / reader)
+    )
     code = BLOCKS[reader].replace('"shards', f'"elsewhere/{reader}')
     assert "elsewhere" in code
     found = collected(interpreter, exported.place, reader, code)
-    assert found == [{name: row[name] for name in GIVES[reader]} for row in exported.expected["train"]]
+    assert found == [
+        {name: row[name] for name in GIVES[reader]} for row in exported.expected["train"]
+    ]
 
 
 def test_the_set_is_still_whole_after_all_of_them(exported):
@@ -234,8 +267,15 @@ print("two epochs")
 
 
 def test_dali_takes_the_batches_of_a_stream_by_the_lines_of_the_page(interpreter, tmp_path):
-    write_shard_set(open_storage(str(tmp_path / "shards")), {"train": jpeg_samples("train", 64, height=40, width=50)})
-    page = (venvs.REPOSITORY / "docs/your-own-loop.md").read_text(encoding="utf-8").partition("## NVIDIA DALI")[2]
+    write_shard_set(
+        open_storage(str(tmp_path / "shards")),
+        {"train": jpeg_samples("train", 64, height=40, width=50)},
+    )
+    page = (
+        (venvs.REPOSITORY / "docs/your-own-loop.md")
+        .read_text(encoding="utf-8")
+        .partition("## NVIDIA DALI")[2]
+    )
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     code = code.replace('device="mixed"', 'device="cpu"').replace("device_id=0", "device_id=None")
     start = f"import sys; sys.path.insert(0, {str(venvs.REPOSITORY)!r})\nimport shardset\n"

@@ -1,4 +1,6 @@
-"""Beam inspects a step of each kind once: a build of a few images in this process takes half the time."""
+"""Beam inspects a step of each kind once: a build of a few images in this process takes half the
+time.
+"""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,9 @@
-"""A small Dataflow service: takes jobs over HTTP and runs them from the files that were staged for it.
+"""A small Dataflow service: takes jobs over HTTP and runs them from the files that were staged for
+it.
 
-Use it with `--dataflow_endpoint=http://localhost:PORT`, beside a GCS emulator. A job is run in a process of its own,
-from `pipeline.pb` as it lies in the staging bucket, by the local runner instead of in the container that it names.
+Use it with `--dataflow_endpoint=http://localhost:PORT`, beside a GCS emulator. A job is run in a
+process of its own, from `pipeline.pb` as it lies in the staging bucket, by the local runner instead
+of in the container that it names.
 """
 
 import json
@@ -19,7 +21,9 @@ from shardset.storage.open import open_storage
 
 
 class FakeDataflow:
-    """Jobs by id as they were sent, their states, and what went wrong; `refusal` is answered to new jobs, if set."""
+    """Jobs by id as they were sent, their states, and what went wrong; `refusal` is answered to new
+    jobs, if set.
+    """
 
     def __init__(self) -> None:
         self.jobs: dict[str, dict[str, Any]] = {}
@@ -39,7 +43,11 @@ class FakeDataflow:
 
     def describe(self, job: str) -> dict[str, Any]:
         """What the service tells about a job."""
-        keep = {key: self.jobs[job][key] for key in ("name", "clientRequestId", "type") if key in self.jobs[job]}
+        keep = {
+            key: self.jobs[job][key]
+            for key in ("name", "clientRequestId", "type")
+            if key in self.jobs[job]
+        }
         return keep | {"id": job, "currentState": self.states[job]}
 
     def messages(self, job: str) -> dict[str, Any]:
@@ -86,7 +94,11 @@ def serve() -> Iterator[tuple[FakeDataflow, str]]:
         def do_GET(self) -> None:
             words = self.path.partition("?")[0].strip("/").split("/")
             job, what = words[6], words[7] if len(words) > 7 else ""
-            views = {"": service.describe, "messages": service.messages, "metrics": lambda job: metrics()}
+            views = {
+                "": service.describe,
+                "messages": service.messages,
+                "metrics": lambda job: metrics(),
+            }
             self._answer(views[what](job))
 
         def _answer(self, value: dict[str, Any], code: int = 200) -> None:
@@ -115,7 +127,9 @@ def metrics() -> dict[str, Any]:
 
 
 def run_file(path: str) -> None:
-    """Runs a pipeline that was staged for Dataflow here, its steps in this process instead of a container."""
+    """Runs a pipeline that was staged for Dataflow here, its steps in this process instead of a
+    container.
+    """
     from apache_beam.options.pipeline_options import PipelineOptions
     from apache_beam.portability import python_urns
     from apache_beam.portability.api import beam_runner_api_pb2

@@ -1,4 +1,6 @@
-"""Appending: a build whose commit publishes the next version of a set; nothing that exists is touched."""
+"""Appending: a build whose commit publishes the next version of a set; nothing that exists is
+touched.
+"""
 
 import shutil
 from dataclasses import replace
@@ -36,7 +38,10 @@ NUM_OLD, NUM_NEW = 61, 7
 def made(tmp_path_factory):
     """A set of 61 pictures in three shards, with one more that could not be decoded."""
     folder = tmp_path_factory.mktemp("append")
-    raw = write_images(folder / "raw", [f"train/{'cat' if n % 2 else 'dog'}/old {n:03d}.png" for n in range(NUM_OLD)])
+    raw = write_images(
+        folder / "raw",
+        [f"train/{'cat' if n % 2 else 'dog'}/old {n:03d}.png" for n in range(NUM_OLD)],
+    )
     (raw / "train/cat/bad.png").write_bytes(b"<html>404</html>")
     build(config_of(raw, folder / "set"), HERE)
     return folder / "set"
@@ -62,7 +67,11 @@ def append_of(raw, output, **options) -> BuildConfig:
 
 def key_of_ids(folder, split="train"):
     manifest, storage, _ = manifests.load(str(folder))
-    return [key.decode() for shard in manifest.split(split).shards for key in read_index(storage, shard)["key"]]
+    return [
+        key.decode()
+        for shard in manifest.split(split).shards
+        for key in read_index(storage, shard)["key"]
+    ]
 
 
 def test_an_append_adds_files_and_a_version_and_changes_nothing_else(old, more):
@@ -110,7 +119,11 @@ def test_old_and_new_samples_are_found_by_their_original_names(old, more):
 def test_an_append_writes_little_more_than_the_new_images(old, tmp_path):
     before, size = files_of(old), 0
     for number in range(40):
-        add(tmp_path / "more", f"train/cat/new{number}.png", data := image_bytes(number, width=8 + number, height=40))
+        add(
+            tmp_path / "more",
+            f"train/cat/new{number}.png",
+            data := image_bytes(number, width=8 + number, height=40),
+        )
         size += len(data)
     build(append_of(tmp_path / "more", old, num_shards={"": 1}), HERE)
     after = files_of(old)
@@ -134,7 +147,9 @@ def test_older_versions_are_not_read_to_append_or_verify(old, more, monkeypatch)
         shutil.copy(old / versions.path(1), old / versions.path(number))
     read, head = [], manifests.read_head
     monkeypatch.setattr(
-        manifests, "read_head", lambda storage, name, *rest: (read.append(name), head(storage, name))[1]
+        manifests,
+        "read_head",
+        lambda storage, name, *rest: (read.append(name), head(storage, name))[1],
     )
     builds.prepare(append_of(more, old, seed=1), LocalStorage(str(old)))
     verify(str(old), deep=False)
@@ -148,8 +163,12 @@ def test_an_append_that_meets_an_unfinished_one_is_not_told_of_another_output(ol
 
 
 def test_of_two_appends_at_once_one_wins_and_a_published_version_stays(old, more):
-    first, second = (builds.prepare(append_of(more, old, seed=seed), LocalStorage(str(old))) for seed in (1, 2))
-    with pytest.raises(ManifestError, match=r"another build.* or append again when that one is done"):
+    first, second = (
+        builds.prepare(append_of(more, old, seed=seed), LocalStorage(str(old))) for seed in (1, 2)
+    )
+    with pytest.raises(
+        ManifestError, match=r"another build.* or append again when that one is done"
+    ):
         builds.run(first, options.beam_options(HERE, first.files.output))
     builds.run(second, options.beam_options(HERE, second.files.output))
     assert manifests.load(str(old)).manifest.split("train").num_samples == NUM_OLD + NUM_NEW
@@ -212,7 +231,9 @@ def test_an_append_that_fails_at_its_last_step_leaves_the_old_version_and_a_reru
     assert files_of(old) == files_of(undisturbed)
 
 
-def test_an_unfinished_append_is_started_over_by_overwrite_and_only_its_files_are_removed(old, more):
+def test_an_unfinished_append_is_started_over_by_overwrite_and_only_its_files_are_removed(
+    old, more
+):
     before = files_of(old)
     build(append_of(more, old, only_shards=frozenset({("train", 0)})), HERE)
     manifest = built(append_of(more, old, seed=1, overwrite=True))
@@ -226,7 +247,8 @@ def test_an_append_whose_version_was_overtaken_is_refused(old, more, tmp_path):
     build(append_of(more, old, only_shards=frozenset({("train", 0)})), HERE)
     other = shutil.copytree(old, tmp_path / "other")
     second = built(append_of(more, other, seed=1, overwrite=True))
-    shutil.copytree(other, old, dirs_exist_ok=True, ignore=shutil.ignore_patterns("plan"))  # as another writer would
+    # as another writer would
+    shutil.copytree(other, old, dirs_exist_ok=True, ignore=shutil.ignore_patterns("plan"))
     with pytest.raises(ConfigError, match=r"the set has another version since.*--overwrite"):
         build(append_of(more, old), HERE)
     assert manifests.load(str(old)).manifest == second
@@ -240,7 +262,9 @@ def test_an_append_whose_version_was_overtaken_is_refused(old, more, tmp_path):
 
 def test_samples_of_the_same_name_get_other_keys_or_are_skipped_by_choice(old, made, tmp_path):
     raw = made.parent / "raw"
-    with pytest.raises(SourceError, match=r"nothing to append: the set has all of it \(61 samples\)"):
+    with pytest.raises(
+        SourceError, match=r"nothing to append: the set has all of it \(61 samples\)"
+    ):
         build(append_of(raw, old, append="name"), HERE)
     with pytest.raises(SourceError, match="nothing to append"):
         build(append_of(raw, old, append="content"), HERE)
@@ -252,7 +276,8 @@ def test_samples_of_the_same_name_get_other_keys_or_are_skipped_by_choice(old, m
 
 
 @pytest.mark.parametrize(
-    ("known", "expected"), [("none", {"a", "b", "c"}), ("name", {"a", "c"}), ("content", {"a", "b"})]
+    ("known", "expected"),
+    [("none", {"a", "b", "c"}), ("name", {"a", "c"}), ("content", {"a", "b"})],
 )
 def test_a_known_name_and_a_known_image_are_different_things(old, made, tmp_path, known, expected):
     old_images = sorted((made.parent / "raw/train/cat").glob("old*.png"))
@@ -263,7 +288,9 @@ def test_a_known_name_and_a_known_image_are_different_things(old, made, tmp_path
     stored = [fields["png"] for fields in samples_of(old, manifest, "train").values()][NUM_OLD:]
     assert sorted(stored) == sorted(images[name] for name in expected)
     notes = manifest.provenance.appended[0].notes
-    assert notes == ([] if known == "none" else [f"1 sample skipped, because the set has their {known}"])
+    assert notes == (
+        [] if known == "none" else [f"1 sample skipped, because the set has their {known}"]
+    )
 
 
 def test_content_is_compared_only_where_images_are_stored_as_they_come(old, more):
@@ -284,8 +311,12 @@ def test_classes_are_the_same_by_wnid_or_else_by_name():
     with pytest.raises(ConfigError, match=r"classes \[0, 1\] of the set are all called 'crane'"):
         extended_classes(old, class_infos(["crane"]))
     assert extended_classes(class_infos(["0", "1"]), None) == (None, [])
-    assert extended_classes(old, None) == extended_classes(old, class_infos(["0", "1"])) == (old, [])
-    assert extended_classes(class_infos(["0"]), class_infos(["0", "1"]))[0] == class_infos(["0", "1"])
+    assert (
+        extended_classes(old, None) == extended_classes(old, class_infos(["0", "1"])) == (old, [])
+    )
+    assert extended_classes(class_infos(["0"]), class_infos(["0", "1"]))[0] == class_infos(
+        ["0", "1"]
+    )
     assert extended_classes(old[:1], old) == (old, [])
 
 
@@ -299,14 +330,21 @@ def test_an_overwriting_build_removes_all_versions_with_their_files(old, more, m
     replaced = built(config_of(made.parent / "raw", old, overwrite=True))
     assert replaced.number == 1
     assert sorted({name.partition("/")[0] for name in files_of(old)}) == sorted(
-        [naming.MANIFEST, replaced.quarantine.path, replaced.split("train").groups[0].table.partition("/")[0]]
+        [
+            naming.MANIFEST,
+            replaced.quarantine.path,
+            replaced.split("train").groups[0].table.partition("/")[0],
+        ]
     )
 
 
-def test_a_set_whose_replaced_versions_are_still_there_is_not_appended_to(old, more, made, monkeypatch):
+def test_a_set_whose_replaced_versions_are_still_there_is_not_appended_to(
+    old, more, made, monkeypatch
+):
     build(append_of(more, old), HERE)
     again = config_of(made.parent / "raw", old, overwrite=True)
-    monkeypatch.setattr(Committer, "_remove_replaced", lambda self: None)  # as if it were killed there
+    # as if it were killed there
+    monkeypatch.setattr(Committer, "_remove_replaced", lambda self: None)
     build(again, HERE)
     monkeypatch.undo()
     with pytest.raises(ConfigError, match="give the command of that build again"):
@@ -320,8 +358,17 @@ def test_a_set_whose_replaced_versions_are_still_there_is_not_appended_to(old, m
 
 
 def stream_of(url, **options):
-    choices = {"global_batch_size": 8, "rank": 0, "world_size": 1, "seed": 3, "image": None, "fields": ("cls",)}
-    return shardset.Stream(str(url), "train", **{**choices, "with_key": True, "block_size": 4, "window": 5, **options})
+    choices = {
+        "global_batch_size": 8,
+        "rank": 0,
+        "world_size": 1,
+        "seed": 3,
+        "image": None,
+        "fields": ("cls",),
+    }
+    return shardset.Stream(
+        str(url), "train", **{**choices, "with_key": True, "block_size": 4, "window": 5, **options}
+    )
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
@@ -330,13 +377,18 @@ def test_an_epoch_mixes_all_groups_and_holds_each_sample_once(old, more, world):
     keys = key_of_ids(old)
     batches = [
         together(parts)
-        for parts in zip(*(stream_of(old, rank=rank, world_size=world).epoch(1) for rank in range(world)), strict=True)
+        for parts in zip(
+            *(stream_of(old, rank=rank, world_size=world).epoch(1) for rank in range(world)),
+            strict=True,
+        )
     ]
     found = together(batches)
     real = found["weight"] == 1
     assert sorted(found["id"][real].tolist()) == list(range(NUM_OLD + NUM_NEW))
     assert [*found["key"]] == [keys[id_] for id_ in found["id"]]
-    assert [batch["id"].tolist() for batch in batches] == [batch["id"].tolist() for batch in stream_of(old).epoch(1)]
+    assert [batch["id"].tolist() for batch in batches] == [
+        batch["id"].tolist() for batch in stream_of(old).epoch(1)
+    ]
 
 
 def test_a_reader_that_began_on_a_version_ends_on_it_and_resumes_by_its_number(old, more):

@@ -1,4 +1,6 @@
-"""Input that is bad: kept apart with its reason, repaired, or refused before anything is written."""
+"""Input that is bad: kept apart with its reason, repaired,
+or refused before anything is written.
+"""
 
 import hashlib
 import io
@@ -31,7 +33,9 @@ from tests.makers.tars import plain, tar_bytes
 
 @pytest.fixture
 def raw(tmp_path: Path) -> Path:
-    return write_class_folders(tmp_path / "raw", ["cat", "dog", "owl"], 20, splits=["train", "test"])
+    return write_class_folders(
+        tmp_path / "raw", ["cat", "dog", "owl"], 20, splits=["train", "test"]
+    )
 
 
 def quarantined(output: Path) -> list[dict]:
@@ -63,7 +67,11 @@ def test_bad_images_are_quarantined_with_their_reasons_and_the_rest_is_kept(raw,
 
 def test_an_image_beyond_the_side_limit_of_the_wanted_format_is_quarantined(raw, tmp_path):
     add(raw, "train/cat/wide.png", image_bytes(0, width=16384))
-    built(config_of(raw, tmp_path / "out", max_bad_fraction=0.05, image=ImageOptions(image_format="webp")))
+    built(
+        config_of(
+            raw, tmp_path / "out", max_bad_fraction=0.05, image=ImageOptions(image_format="webp")
+        )
+    )
     (entry,) = quarantined(tmp_path / "out")
     assert entry["reason"] == "too large for webp: 16384 x 8, at most 16383 a side"
 
@@ -86,26 +94,39 @@ def test_images_that_can_be_repaired_are_repaired_and_counted(raw, tmp_path):
 
 def test_without_verification_an_image_under_another_name_is_encoded_all_the_same(raw, tmp_path):
     (raw / "train/cat/000.png").rename(raw / "train/cat/000.jpg")
-    manifest = built(config_of(raw, tmp_path / "out", verify="none", image=ImageOptions(resize_shorter=4)))
+    manifest = built(
+        config_of(raw, tmp_path / "out", verify="none", image=ImageOptions(resize_shorter=4))
+    )
     assert manifest.quarantine.count == 0
     assert verify(str(tmp_path / "out"), deep=True).problems == ()
 
 
-def test_without_verification_an_image_that_can_not_be_encoded_is_named_with_what_to_do(raw, tmp_path):
+def test_without_verification_an_image_that_can_not_be_encoded_is_named_with_what_to_do(
+    raw, tmp_path
+):
     add(raw, "train/cat/bad.png", b"<html>404</html>")
     config = config_of(raw, tmp_path / "out", verify="none", image=ImageOptions(image_format="png"))
-    expected = r"train/cat/bad\.png: can't be stored as png: HTML or XML .*; build again with --verify decode, "
+    expected = (
+        r"train/cat/bad\.png: can't be stored as png: HTML or XML .*; build again with --verify"
+        r" decode, "
+    )
     with pytest.raises(SourceError, match=expected):
         build(config, HERE)
     whole = built(replace(config, verify="decode", max_bad_fraction=0.05, overwrite=True))
     assert whole.quarantine.count == 1
 
 
-def built_of_tar(tmp_path: Path, files: dict[str, bytes], **options: object) -> tuple[Manifest, list[dict]]:
-    """The set of one tar with these members, whatever part of it is bad, and its quarantine list."""
+def built_of_tar(
+    tmp_path: Path, files: dict[str, bytes], **options: object
+) -> tuple[Manifest, list[dict]]:
+    """The set of one tar with these members, whatever part of it is bad,
+    and its quarantine list.
+    """
     (tmp_path / "train.tar").write_bytes(tar_bytes(files))
     output = tmp_path / "out"
-    config = BuildConfig(source="webdataset", input=str(tmp_path / "train.tar"), output=str(output), **options)
+    config = BuildConfig(
+        source="webdataset", input=str(tmp_path / "train.tar"), output=str(output), **options
+    )
     manifest = built(replace(config, max_bad_fraction=1.0))
     assert verify(str(output), deep=True).problems == ()
     return manifest, quarantined(output)
@@ -114,12 +135,18 @@ def built_of_tar(tmp_path: Path, files: dict[str, bytes], **options: object) -> 
 @pytest.mark.parametrize(
     ("files", "options", "stored"),
     [
-        ({"jpg": odd_images.jpeg(), "png": odd_images.png()}, {"image": ImageOptions(image_format="png")}, "png"),
+        (
+            {"jpg": odd_images.jpeg(), "png": odd_images.png()},
+            {"image": ImageOptions(image_format="png")},
+            "png",
+        ),
         ({"jpg": odd_images.png(), "png": odd_images.png()}, {}, "png"),
         ({"jpeg": odd_images.jpeg(), "jpg": odd_images.jpeg()}, {"verify": "none"}, "jpg"),
     ],
 )
-def test_a_sample_whose_image_would_take_the_name_of_another_field_is_quarantined(tmp_path, files, options, stored):
+def test_a_sample_whose_image_would_take_the_name_of_another_field_is_quarantined(
+    tmp_path, files, options, stored
+):
     twins = {f"s.{field}": data for field, data in files.items()}
     manifest, [entry] = built_of_tar(tmp_path, {"a.png": odd_images.png(1), **twins}, **options)
     assert manifest.split("train").num_samples == 1
@@ -133,16 +160,25 @@ def test_a_sample_whose_image_would_take_the_name_of_another_field_is_quarantine
 def test_a_sample_is_quarantined_for_any_of_its_images(tmp_path, options):
     field, whole = "mask.png", odd_images.png()
     cut = whole[: len(whole) // 2]
-    files = {"a.jpg": odd_images.jpeg(), f"a.{field}": whole, "b.jpg": odd_images.jpeg(), f"b.{field}": cut}
+    files = {
+        "a.jpg": odd_images.jpeg(),
+        f"a.{field}": whole,
+        "b.jpg": odd_images.jpeg(),
+        f"b.{field}": cut,
+    }
     manifest, [entry] = built_of_tar(tmp_path, files, **options)
     assert samples_of(tmp_path / "out", manifest, "train")["a"][field] == whole
     assert (entry["name"], entry["reason"]) == ("train.tar/b", f"its {field}: truncated")
     assert (entry["num_bytes"], entry["sha256"]) == (len(cut), hashlib.sha256(cut).hexdigest())
 
 
-def test_names_with_so_many_dots_that_no_index_lists_their_fields_are_refused_before_a_shard_is_written(tmp_path):
+def test_names_with_more_dots_than_an_index_lists_fields_are_refused_before_a_shard_is_written(
+    tmp_path,
+):
     png = odd_images.png()
-    with pytest.raises(SourceError, match=r"split 'train': 1,300 kinds of fields \(0000.png, 0001.png, "):
+    with pytest.raises(
+        SourceError, match=r"split 'train': 1,300 kinds of fields \(0000.png, 0001.png, "
+    ):
         built_of_tar(tmp_path, {f"run{n}.{n:04}.png": png for n in range(1300)})
     assert not (tmp_path / "out" / "train").exists()
 
@@ -156,7 +192,9 @@ def test_a_sample_with_a_field_too_large_for_a_tar_is_quarantined_unread(tmp_pat
         huge.size = 8 * 2**30
         tar.addfile(huge)
         tar.fileobj.seek(huge.size, io.SEEK_CUR)
-    config = BuildConfig(source="webdataset", input=str(tmp_path / "train.tar"), output=str(tmp_path / "out"))
+    config = BuildConfig(
+        source="webdataset", input=str(tmp_path / "train.tar"), output=str(tmp_path / "out")
+    )
     manifest = built(replace(config, max_bad_fraction=0.5))
     assert manifest.split("train").num_samples == 1
     entry = json.loads((tmp_path / "out" / "quarantine.jsonl").read_text())
@@ -166,7 +204,9 @@ def test_a_sample_with_a_field_too_large_for_a_tar_is_quarantined_unread(tmp_pat
 def test_a_class_whose_images_are_all_bad_fails_the_build(raw, tmp_path):
     for number in range(3):
         add(raw, f"train/cow/{number}.png", b"<html>")
-    with pytest.raises(SourceError, match=r"all images of class 'cow' are bad \(train/cow/0.png: HTML"):
+    with pytest.raises(
+        SourceError, match=r"all images of class 'cow' are bad \(train/cow/0.png: HTML"
+    ):
         built(config_of(raw, tmp_path / "out"))
     assert not (tmp_path / "out/manifest.json").exists()
 
@@ -174,7 +214,9 @@ def test_a_class_whose_images_are_all_bad_fails_the_build(raw, tmp_path):
 def test_too_many_bad_images_fail_before_a_shard_is_written(raw, tmp_path):
     for number in range(11):
         add(raw, f"train/cat/bad{number}.jpg", b"<html>404</html>")
-    with pytest.raises(TooManyBad, match=r"11 of 71 raw samples are bad, allowed are 10 \(1\.00%, or 10 in a small"):
+    with pytest.raises(
+        TooManyBad, match=r"11 of 71 raw samples are bad, allowed are 10 \(1\.00%, or 10 in a small"
+    ):
         build(config_of(raw, tmp_path / "out"), HERE)
     assert list((tmp_path / "out").rglob("*.tar")) == []
     with pytest.raises(TooManyBad):
@@ -195,8 +237,12 @@ def test_names_that_can_not_be_keys_get_short_ones_and_are_kept(raw, tmp_path):
 def test_one_image_listed_several_times_is_stored_under_a_key_each_time(tmp_path):
     images = write_images(tmp_path / "raw", ["a.png"])
     keys = ["crop0.0", "crop0.1", "x", "x", "y", "y"]
-    listing = write_jsonl(images / "all.jsonl", [{"path": "a.png", "label": 0, "key": key} for key in keys])
-    manifest = built(BuildConfig(source="listing", input=str(listing), output=str(tmp_path / "out")))
+    listing = write_jsonl(
+        images / "all.jsonl", [{"path": "a.png", "label": 0, "key": key} for key in keys]
+    )
+    manifest = built(
+        BuildConfig(source="listing", input=str(listing), output=str(tmp_path / "out"))
+    )
     stored = samples_of(tmp_path / "out", manifest, "train")
     assert len(stored) == len(keys)
     assert {"x", "y"} < set(stored)
@@ -224,7 +270,10 @@ def test_a_job_server_that_is_not_there_is_said_before_anything_is_written(raw, 
     with socket.create_server(("127.0.0.1", 0)) as probe:
         endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
     with pytest.raises(ConfigError, match=f"--job_endpoint {endpoint}: no server answers there"):
-        build(config_of(raw, tmp_path / "out"), ["--runner=PortableRunner", f"--job_endpoint={endpoint}"])
+        build(
+            config_of(raw, tmp_path / "out"),
+            ["--runner=PortableRunner", f"--job_endpoint={endpoint}"],
+        )
     assert not (tmp_path / "out").exists()
 
 
@@ -232,10 +281,15 @@ def test_a_job_server_that_is_not_there_is_said_before_anything_is_written(raw, 
     ("flags", "sentence"),
     [
         (["--runner=DataflowRunner", "--job_name=build_train"], "Invalid job_name .build_train."),
-        (["--runner=PortableRunner", "--environment_type=EXTERNAL"], "external_service_address is required"),
+        (
+            ["--runner=PortableRunner", "--environment_type=EXTERNAL"],
+            "external_service_address is required",
+        ),
     ],
 )
-def test_flags_that_beam_refuses_are_refused_before_anything_is_written(raw, tmp_path, monkeypatch, flags, sentence):
+def test_flags_that_beam_refuses_are_refused_before_anything_is_written(
+    raw, tmp_path, monkeypatch, flags, sentence
+):
     monkeypatch.setattr(dataflow, "check", lambda *_, **__: None)
     with pytest.raises(ConfigError, match=rf"a flag of Apache Beam: .*{sentence}"):
         build(config_of(raw, tmp_path / "out"), flags)
@@ -247,7 +301,10 @@ def test_resizing_stores_smaller_images_and_says_with_which_libraries(tmp_path):
     for number in range(8):
         add(raw, f"train/cat/{number}.jpg", odd_images.jpeg(number))
     config = config_of(
-        raw, tmp_path / "out", num_shards={"": 1}, image=ImageOptions(resize_shorter=16, image_format="png")
+        raw,
+        tmp_path / "out",
+        num_shards={"": 1},
+        image=ImageOptions(resize_shorter=16, image_format="png"),
     )
     manifest = built(config)
     assert manifest.split("train").fields == ["png", "cls"]

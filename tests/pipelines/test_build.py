@@ -39,13 +39,19 @@ RUNNERS = {
     "one worker process": ["--direct_running_mode=multi_processing", "--direct_num_workers=1"],
     "two worker processes": ["--direct_running_mode=multi_processing", "--direct_num_workers=2"],
     "the runner that retries": ["--runner=BundleBasedDirectRunner"],
-    "the portable runner": ["--runner=PortableRunner", "--job_endpoint=embed", "--environment_type=LOOPBACK"],
+    "the portable runner": [
+        "--runner=PortableRunner",
+        "--job_endpoint=embed",
+        "--environment_type=LOOPBACK",
+    ],
 }
 
 
 @pytest.fixture
 def raw(tmp_path: Path) -> Path:
-    return write_class_folders(tmp_path / "raw", ["cat", "dog", "owl"], 20, splits=["train", "test"])
+    return write_class_folders(
+        tmp_path / "raw", ["cat", "dog", "owl"], 20, splits=["train", "test"]
+    )
 
 
 def test_every_file_is_stored_byte_for_byte_with_its_label(raw, tmp_path):
@@ -61,10 +67,14 @@ def test_every_file_is_stored_byte_for_byte_with_its_label(raw, tmp_path):
     assert verify(str(tmp_path / "out"), deep=True).problems == ()
 
 
-def test_long_metadata_is_stored_too_and_does_not_stand_in_the_rows_that_are_held_in_memory(tmp_path):
+def test_long_metadata_is_stored_too_and_does_not_stand_in_the_rows_that_are_held_in_memory(
+    tmp_path,
+):
     images = write_images(tmp_path / "raw", [f"{number}.png" for number in range(6)])
     notes = ["n" * 10 ** (number % 5) for number in range(6)]
-    rows = [{"path": f"{number}.png", "label": 0, "note": note} for number, note in enumerate(notes)]
+    rows = [
+        {"path": f"{number}.png", "label": 0, "note": note} for number, note in enumerate(notes)
+    ]
     listing = write_jsonl(images / "all.jsonl", rows)
     output = tmp_path / "out"
     manifest = built(BuildConfig(source="listing", input=str(listing), output=str(output)))
@@ -79,26 +89,36 @@ def test_long_metadata_is_stored_too_and_does_not_stand_in_the_rows_that_are_hel
 
 def test_an_archive_of_cifar_becomes_png_shards_with_the_right_pictures(tmp_path):
     batches = cifar10(rows=6)
-    archive = write_archive(tmp_path / "cifar-10-python.tar.gz", python_files(batches), folder="cifar-10-batches-py")
+    archive = write_archive(
+        tmp_path / "cifar-10-python.tar.gz", python_files(batches), folder="cifar-10-batches-py"
+    )
     manifest = built(config_of(archive, tmp_path / "out", source="cifar10", num_shards={"": 2}))
     stored = samples_of(tmp_path / "out", manifest, "test")
     for row in range(6):
         fields = stored[f"test-{row:05d}"]
         assert int(fields["cls"]) == batches[-1].labels[row]
-        assert np.array_equal(np.asarray(Image.open(io.BytesIO(fields["png"]))), batches[-1].pixels(row))
+        assert np.array_equal(
+            np.asarray(Image.open(io.BytesIO(fields["png"]))), batches[-1].pixels(row)
+        )
     assert manifest.split("train").num_samples == 30
 
 
 def test_a_parquet_of_hugging_face_is_stored_byte_for_byte_without_its_bad_image(tmp_path):
     images = [image_bytes(number, "jpg") for number in range(12)]
-    rows = [{"image": {"bytes": data, "path": f"{n}.jpg"}, "label": n % 2} for n, data in enumerate(images)]
+    rows = [
+        {"image": {"bytes": data, "path": f"{n}.jpg"}, "label": n % 2}
+        for n, data in enumerate(images)
+    ]
     rows[5]["image"]["bytes"] = images[5][:100]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet", row_group_size=5)
     manifest = built(config_of(tmp_path / "train.parquet", tmp_path / "out", source="hf"))
     stored = samples_of(tmp_path / "out", manifest, "train")
     kept = {f"train/{number}": data for number, data in enumerate(images) if number != 5}
     assert {key: fields["jpg"] for key, fields in stored.items()} == kept
-    assert json.loads((tmp_path / "out/quarantine.jsonl").read_text())["name"] == "train.parquet/5/5.jpg"
+    assert (
+        json.loads((tmp_path / "out/quarantine.jsonl").read_text())["name"]
+        == "train.parquet/5/5.jpg"
+    )
 
 
 def test_many_classes_do_not_travel_with_the_plan(tmp_path):
@@ -107,7 +127,9 @@ def test_many_classes_do_not_travel_with_the_plan(tmp_path):
     config = config_of(listing, tmp_path / "out", source="listing", num_shards={"": 1})
     assert len(built(config).classes) == 10_000
     prepared = builds.prepare(config, open_storage(config.output))
-    plan, *_ = MakePlan(prepared.files, config, prepared.file).process(None, range(prepared.units.num_units))
+    plan, *_ = MakePlan(prepared.files, config, prepared.file).process(
+        None, range(prepared.units.num_units)
+    )
     assert len(pickle.dumps(plan)) < 2000
     pipeline = beam.Pipeline()
     construct(pipeline, prepared)
@@ -140,7 +162,9 @@ def test_labels_that_are_ids_are_refused_and_holes_are_told(tmp_path, make):
     raw = write_images(tmp_path / "raw", ["a.png"])
     output = tmp_path / "out"
     config = BuildConfig(output=str(output), num_shards={"": 1}, **make(raw, [0, 900_000, 1]))
-    with pytest.raises(SourceError, match="labels are 0 to 900000, 899,998 of them unused, at most 100,000 may be"):
+    with pytest.raises(
+        SourceError, match="labels are 0 to 900000, 899,998 of them unused, at most 100,000 may be"
+    ):
         build(config, HERE)
     assert not (output / "manifest.json").exists()
     config = BuildConfig(output=str(tmp_path / "other"), num_shards={"": 1}, **make(raw, [0, 5, 1]))
@@ -177,7 +201,10 @@ def test_counters_are_ours_and_known_on_a_runner_that_commits_none(committed, at
 
 def test_a_counter_that_two_steps_report_is_their_sum():
     name = MetricName("shardset", "images_resized")
-    found = [MetricResult(MetricKey(step, name), number, None) for step, number in (("Index", 2), ("Write", 40))]
+    found = [
+        MetricResult(MetricKey(step, name), number, None)
+        for step, number in (("Index", 2), ("Write", 40))
+    ]
     assert builds.counters_of(found) == {"images_resized": 42}
 
 
@@ -196,11 +223,19 @@ def test_workers_that_are_asked_for_are_processes(flags, mode, workers, tmp_path
 
 
 def test_upsampling_stores_each_sample_the_same_number_of_times_with_its_source(raw, tmp_path):
-    config = config_of(raw, tmp_path / "out", samples_per_shard={"": 30}, num_shards={}, target_samples={"train": 150})
+    config = config_of(
+        raw,
+        tmp_path / "out",
+        samples_per_shard={"": 30},
+        num_shards={},
+        target_samples={"train": 150},
+    )
     split = built(config).split("train")
     assert (split.num_samples, split.num_shards, split.num_repeats) == (150, 5, 90)
     storage = open_storage(str(tmp_path / "out"))
-    rows = [row for s in split.shards for row in index_from_bytes(storage.read(s.index.path), s.path)]
+    rows = [
+        row for s in split.shards for row in index_from_bytes(storage.read(s.index.path), s.path)
+    ]
     assert len({row["key"] for row in rows}) == 150
     assert sorted({row["source"] for row in rows}) == list(range(60))
     assert {row["copy"] for row in rows} == {0, 1, 2}
@@ -210,9 +245,15 @@ def test_upsampling_stores_each_sample_the_same_number_of_times_with_its_source(
     ("remainder", "sizes"), [("spread", [9, 9, 9, 9, 8, 8, 8]), ("drop", [8] * 7), ("pad", [9] * 7)]
 )
 def test_what_does_not_divide_goes_by_its_policy(raw, tmp_path, remainder, sizes):
-    split = built(config_of(raw, tmp_path / "out", num_shards={"": 7}, remainder=remainder)).split("train")
+    split = built(config_of(raw, tmp_path / "out", num_shards={"": 7}, remainder=remainder)).split(
+        "train"
+    )
     assert [shard.num_samples for shard in split.shards] == sizes
-    assert (split.num_dropped, split.num_repeats) == {"spread": (0, 0), "drop": (4, 0), "pad": (0, 3)}[remainder]
+    assert (split.num_dropped, split.num_repeats) == {
+        "spread": (0, 0),
+        "drop": (4, 0),
+        "pad": (0, 3),
+    }[remainder]
     if remainder == "drop":
         lists = (tmp_path / "out" / "plan" / "dropped").iterdir()
         dropped = [json.loads(line) for one in lists for line in one.read_text().splitlines()]
@@ -220,7 +261,9 @@ def test_what_does_not_divide_goes_by_its_policy(raw, tmp_path, remainder, sizes
 
 
 def test_stratified_shards_have_the_same_class_mix(raw, tmp_path):
-    split = built(config_of(raw, tmp_path / "out", balance="stratified", num_shards={"": 4})).split("train")
+    split = built(config_of(raw, tmp_path / "out", balance="stratified", num_shards={"": 4})).split(
+        "train"
+    )
     indexes = [read_index(open_storage(str(tmp_path / "out")), shard) for shard in split.shards]
     assert [np.bincount(index["label"]).tolist() for index in indexes] == [[5, 5, 5]] * 4
     assert split.class_totals == [20, 20, 20]
@@ -233,24 +276,51 @@ def test_a_dry_run_tells_the_arithmetic_and_writes_nothing(raw, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_dry_run_names_what_a_build_would_leave_out_and_speaks_of_no_shards_written(tmp_path, capfd):
+def test_a_dry_run_names_what_a_build_would_leave_out_and_speaks_of_no_shards_written(
+    tmp_path, capfd
+):
     raw = write_class_folders(tmp_path / "photos", ["cat"], 20)
     for number in range(7):
         add(raw, f"cat/x{number}.png", b"")
-    words = ["build", "--source", "folder", "--input", str(raw), "--output", str(tmp_path / "out"), "--dry-run"]
+    words = [
+        "build",
+        "--source",
+        "folder",
+        "--input",
+        str(raw),
+        "--output",
+        str(tmp_path / "out"),
+        "--dry-run",
+    ]
     assert command.main([*words, "--direct_running_mode=in_memory"]) == 0
     printed = capfd.readouterr()
-    expected = ["quarantined: 7 raw samples", *(f"  cat/x{number}.png: empty" for number in range(5)), "  and 2 more"]
+    expected = [
+        "quarantined: 7 raw samples",
+        *(f"  cat/x{number}.png: empty" for number in range(5)),
+        "  and 2 more",
+    ]
     assert "\n".join(expected) in printed.out
     assert "plan: 1 unit of input" in printed.out
     assert "written" not in printed.err
 
 
 def test_the_bytes_of_a_whole_set_are_frozen(tmp_path):
-    # Every shard set in the world depends on these. To change them, raise ORDER_VERSION and say so in the changelog.
+    # Every shard set in the world depends on these. To change them, raise ORDER_VERSION and say so
+    # in the changelog.
     for number in range(12):
-        add(tmp_path / "raw", f"train/class-{number % 3}/{number:02d}.png", bytes([number]) * (100 + number))
-    config = config_of(tmp_path / "raw", tmp_path / "out", num_shards={"": 2}, seed=7, verify="none", repeat={"": 2})
+        add(
+            tmp_path / "raw",
+            f"train/class-{number % 3}/{number:02d}.png",
+            bytes([number]) * (100 + number),
+        )
+    config = config_of(
+        tmp_path / "raw",
+        tmp_path / "out",
+        num_shards={"": 2},
+        seed=7,
+        verify="none",
+        repeat={"": 2},
+    )
     split = built(config).split("train")
     assert [shard.sha256[:16] for shard in split.shards] == ["486e6cca45579c4c", "aa195ade2c29d3f5"]
     assert [shard.index.crc32c for shard in split.shards] == ["5B0tBg==", "cjqMfA=="]

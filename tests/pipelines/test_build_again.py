@@ -1,4 +1,6 @@
-"""Builds at an output with files: one that is finished, stopped, damaged, replaced, or that is the input."""
+"""Builds at an output with files: one that is finished, stopped, damaged, replaced, or that is the
+input.
+"""
 
 import os
 import re
@@ -30,7 +32,9 @@ from tests.makers.tars import tar_bytes
 
 @pytest.fixture
 def raw(tmp_path: Path) -> Path:
-    return write_class_folders(tmp_path / "raw", ["cat", "dog", "owl"], 20, splits=["train", "test"])
+    return write_class_folders(
+        tmp_path / "raw", ["cat", "dog", "owl"], 20, splits=["train", "test"]
+    )
 
 
 def test_a_rerun_finds_everything_finished_and_changes_nothing(raw, tmp_path):
@@ -45,12 +49,16 @@ def test_a_rerun_finds_everything_finished_and_changes_nothing(raw, tmp_path):
 
 def test_a_finished_set_whose_classes_have_other_names_now_is_another_set(raw, tmp_path):
     def config_with(name: str) -> BuildConfig:
-        rows = [(f"train/{folder}/000.png", label) for folder, label in (("cat", name), ("dog", "dog"))]
+        rows = [
+            (f"train/{folder}/000.png", label) for folder, label in (("cat", name), ("dog", "dog"))
+        ]
         listing = write_csv(raw / "list.csv", ["path", "label"], rows)
         return config_of(listing, tmp_path / "out", source="listing", num_shards={"": 1})
 
     built(config_with("cat"))
-    with pytest.raises(ConfigError, match=r"already holds another shard set \(class 0 was 'cat' and is 'cot'\)"):
+    with pytest.raises(
+        ConfigError, match=r"already holds another shard set \(class 0 was 'cat' and is 'cot'\)"
+    ):
         build(config_with("cot"), HERE)
     manifest = built(replace(config_with("cot"), overwrite=True))
     assert [info.name for info in manifest.classes] == ["cot", "dog"]
@@ -62,7 +70,12 @@ def test_a_rerun_repairs_a_damaged_shard_and_only_that(raw, tmp_path):
     tar, index = (tmp_path / "out/train" / f"train-000001.{kind}" for kind in ("tar", "idx.npy"))
     whole = tar.read_bytes()
     flipped = whole[:700] + bytes([whole[700] ^ 1]) + whole[701:]
-    for damage in (tar.unlink, index.unlink, lambda: tar.write_bytes(flipped), lambda: tar.write_bytes(whole[:-512])):
+    for damage in (
+        tar.unlink,
+        index.unlink,
+        lambda: tar.write_bytes(flipped),
+        lambda: tar.write_bytes(whole[:-512]),
+    ):
         damage()
         again = build(config_of(raw, tmp_path / "out"), HERE)
         assert again.counters["shards_written"] == 1
@@ -75,14 +88,17 @@ def test_a_damaged_manifest_is_named_and_what_the_message_says_helps(raw, tmp_pa
     manifest = tmp_path / "out" / naming.MANIFEST
     manifest.write_bytes(manifest.read_bytes()[:-100])
     with pytest.raises(
-        ManifestError, match=r"manifest\.json: not valid JSON.*remove it, then run the same command again"
+        ManifestError,
+        match=r"manifest\.json: not valid JSON.*remove it, then run the same command again",
     ):
         build(config, HERE)
     manifest.unlink()
     assert built(config) == expected
 
 
-def test_a_build_that_stopped_before_the_manifest_resumes_and_redoes_only_what_is_missing(raw, tmp_path):
+def test_a_build_that_stopped_before_the_manifest_resumes_and_redoes_only_what_is_missing(
+    raw, tmp_path
+):
     build(config_of(raw, tmp_path / "out"), HERE)
     expected = files_of(tmp_path / "out")
     for name in ("manifest.json", "plan/done/train-000002.json", "train/train-000002.idx.npy"):
@@ -104,9 +120,13 @@ def test_only_some_shards_can_be_written_and_then_the_rest(raw, tmp_path):
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_a_file_that_looks_like_a_shard_of_somebody_else_is_not_overwritten(raw, tmp_path, overwrite):
+def test_a_file_that_looks_like_a_shard_of_somebody_else_is_not_overwritten(
+    raw, tmp_path, overwrite
+):
     add(tmp_path / "out", "train/train-000000.tar", b"precious")
-    with pytest.raises(ConfigError, match=r"holds train/train-000000\.tar without a manifest or plan"):
+    with pytest.raises(
+        ConfigError, match=r"holds train/train-000000\.tar without a manifest or plan"
+    ):
         build(config_of(raw, tmp_path / "out", overwrite=overwrite), HERE)
     assert (tmp_path / "out" / "train" / "train-000000.tar").read_bytes() == b"precious"
 
@@ -126,7 +146,9 @@ def test_overwrite_replaces_a_set_at_once_and_leaves_nothing_of_the_old_one(raw,
 def test_while_a_set_is_replaced_the_old_one_stays_whole(raw, tmp_path):
     build(config_of(raw, tmp_path / "out"), HERE)
     old = manifests.load(str(tmp_path / "out"))[0]
-    partly = config_of(raw, tmp_path / "out", seed=1, overwrite=True, only_shards=frozenset({("train", 0)}))
+    partly = config_of(
+        raw, tmp_path / "out", seed=1, overwrite=True, only_shards=frozenset({("train", 0)})
+    )
     build(partly, HERE)
     assert manifests.load(str(tmp_path / "out"))[0] == old
     storage = open_storage(str(tmp_path / "out"))
@@ -141,7 +163,12 @@ def test_while_a_set_is_replaced_the_old_one_stays_whole(raw, tmp_path):
 def test_overwrite_leaves_what_the_replaced_set_does_not_list(raw, tmp_path):
     out = tmp_path / "out"
     built(config_of(raw, out))
-    foreign = ["laion/part-000000.tar", "train/train-000099.tar", "quarantine-ab.jsonl", "plan/cat/1.png"]
+    foreign = [
+        "laion/part-000000.tar",
+        "train/train-000099.tar",
+        "quarantine-ab.jsonl",
+        "plan/cat/1.png",
+    ]
     for name in foreign:
         add(out, name, b"precious")
     new = built(config_of(raw, out, seed=5, overwrite=True))
@@ -170,24 +197,42 @@ def test_a_set_that_is_the_input_is_not_overwritten(raw, tmp_path, place):
 
 
 @pytest.mark.parametrize("place", ["tars/new", "link/new"])
-def test_an_output_among_the_tars_that_are_read_is_refused_before_a_rerun_takes_its_shards_for_input(tmp_path, place):
-    add(tmp_path, "tars/train-0.tar", tar_bytes({"a.png": odd_images.png(1), "b.png": odd_images.png(2)}))
+def test_an_output_among_the_tars_that_are_read_is_refused_before_a_rerun_reads_its_shards(
+    tmp_path, place
+):
+    add(
+        tmp_path,
+        "tars/train-0.tar",
+        tar_bytes({"a.png": odd_images.png(1), "b.png": odd_images.png(2)}),
+    )
     (tmp_path / "link").symlink_to("tars")
     before = files_of(tmp_path / "tars")
-    with pytest.raises(ConfigError, match=r"is in the input .*tars, whose tars are the input.*outside of it"):
-        build(config_of(tmp_path / "tars", tmp_path / place, source="webdataset", num_shards={"": 1}), HERE)
+    with pytest.raises(
+        ConfigError, match=r"is in the input .*tars, whose tars are the input.*outside of it"
+    ):
+        build(
+            config_of(tmp_path / "tars", tmp_path / place, source="webdataset", num_shards={"": 1}),
+            HERE,
+        )
     assert files_of(tmp_path / "tars") == before
-    named = config_of(tmp_path / "tars" / "train-0.tar", tmp_path / place, source="webdataset", num_shards={"": 1})
+    named = config_of(
+        tmp_path / "tars" / "train-0.tar", tmp_path / place, source="webdataset", num_shards={"": 1}
+    )
     assert built(named) == built(named)
 
 
 @pytest.mark.parametrize("place", ["photos", "link/shards"])
-def test_an_output_in_the_folder_of_raw_images_is_refused_before_anything_is_written(tmp_path, place):
+def test_an_output_in_the_folder_of_raw_images_is_refused_before_anything_is_written(
+    tmp_path, place
+):
     photos = write_class_folders(tmp_path / "photos", ["a", "b"], 2)
     (tmp_path / "link").symlink_to("photos")
     before = files_of(photos)
     for run in (build, builds.dry_run):
-        with pytest.raises(ConfigError, match=r"is in the input .*photos, so the tars would be among.* outside of it$"):
+        with pytest.raises(
+            ConfigError,
+            match=r"is in the input .*photos, so the tars would be among.* outside of it$",
+        ):
             run(config_of(photos, tmp_path / place), HERE)
     assert files_of(photos) == before
 
@@ -209,9 +254,14 @@ def test_an_output_in_the_bucket_folder_of_raw_images_is_refused(storage):
 
 def test_a_spool_that_is_gone_where_a_shard_is_to_be_repaired_is_named_with_what_helps(tmp_path):
     (tmp_path / "raw").mkdir()
-    write_archive(tmp_path / "raw/cifar-10-python.tar.gz", python_files(cifar10(20)), "cifar-10-batches-py")
+    write_archive(
+        tmp_path / "raw/cifar-10-python.tar.gz", python_files(cifar10(20)), "cifar-10-batches-py"
+    )
     config = BuildConfig(
-        source="cifar10", input=str(tmp_path / "raw"), output=str(tmp_path / "out"), num_shards={"": 2}
+        source="cifar10",
+        input=str(tmp_path / "raw"),
+        output=str(tmp_path / "out"),
+        num_shards={"": 2},
     )
     manifest = built(config)
     for path in (paths.spool_path(0), manifest.split("train").shards[0].path):
@@ -220,22 +270,28 @@ def test_a_spool_that_is_gone_where_a_shard_is_to_be_repaired_is_named_with_what
         build(config, HERE)
     shutil.rmtree(tmp_path / "out" / naming.PLAN_FOLDER)
     again = built(replace(config, overwrite=True))
-    assert [shard.sha256 for shard in again.split("train").shards] == [s.sha256 for s in manifest.split("train").shards]
+    assert [shard.sha256 for shard in again.split("train").shards] == [
+        s.sha256 for s in manifest.split("train").shards
+    ]
 
 
-def test_a_table_of_the_plan_that_is_missing_where_a_shard_is_to_be_repaired_is_named_with_what_helps(raw, tmp_path):
+def test_a_table_of_the_plan_that_a_repair_misses_is_named_with_what_helps(raw, tmp_path):
     config = config_of(raw, tmp_path / "out")
     build(config, HERE)
     (tmp_path / "out" / paths.unit_path(0)).unlink()
     (tmp_path / "out" / naming.shard_path("train", "train", 1)).unlink()
-    with pytest.raises(ConfigError, match=r"0000000\.arrow.*remove plan/ at the output.*then build again with --over"):
+    with pytest.raises(
+        ConfigError,
+        match=r"0000000\.arrow.*remove plan/ at the output.*then build again with --over",
+    ):
         build(config, HERE)
 
 
 def test_a_build_that_another_version_began_is_refused_and_starts_over_when_told_to(raw, tmp_path):
     config = unfinished(raw, tmp_path / "out", tool="shardset 0.1.0, plan 1")
     with pytest.raises(
-        ConfigError, match=r"already holds an unfinished build \(it was begun by shardset 0\.1\.0, plan 1"
+        ConfigError,
+        match=r"already holds an unfinished build \(it was begun by shardset 0\.1\.0, plan 1",
     ):
         build(config, HERE)
     again = build(replace(config, overwrite=True), HERE)
@@ -247,7 +303,9 @@ def test_a_damaged_plan_is_named_and_what_the_message_says_helps(raw, tmp_path):
     config = unfinished(raw, tmp_path / "out")
     unit = tmp_path / "out" / paths.unit_path(0)
     unit.write_bytes(unit.read_bytes()[:-100])
-    with pytest.raises(ConfigError, match=r"remove plan/ at the output.*then build again with --overwrite"):
+    with pytest.raises(
+        ConfigError, match=r"remove plan/ at the output.*then build again with --overwrite"
+    ):
         build(config, HERE)
     shutil.rmtree(tmp_path / "out" / naming.PLAN_FOLDER)
     with pytest.raises(ConfigError, match=r"holds .* without a manifest or plan"):
@@ -268,17 +326,26 @@ def test_an_input_that_changes_while_it_is_written_fails_the_build(raw, tmp_path
 
 
 @pytest.mark.slow
-def test_an_input_that_changes_behind_its_time_stamp_is_named_and_what_the_message_says_helps(tmp_path):
+def test_an_input_that_changes_behind_its_time_stamp_is_named_and_what_the_message_says_helps(
+    tmp_path,
+):
     for number in range(4):
-        add(tmp_path / "raw", f"train/cat/{number}.bmp", odd_images.encoded(odd_images.picture(number), "BMP"))
+        add(
+            tmp_path / "raw",
+            f"train/cat/{number}.bmp",
+            odd_images.encoded(odd_images.picture(number), "BMP"),
+        )
     config = config_of(tmp_path / "raw", tmp_path / "out", num_shards={"": 2}, overwrite=True)
     build(replace(config, only_shards=frozenset({("train", 0)})), HERE)
     for path in (tmp_path / "raw").rglob("*.bmp"):
         facts, data = path.stat(), path.read_bytes()
         path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
         os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
-    for _ in range(2):  # --overwrite sees the same names, sizes and times, so it goes on with the same plan
-        with pytest.raises(ChangedInput, match=r"its bytes changed.*remove plan/ at the output.*with --overwrite"):
+    # --overwrite sees the same names, sizes and times, so it goes on with the same plan
+    for _ in range(2):
+        with pytest.raises(
+            ChangedInput, match=r"its bytes changed.*remove plan/ at the output.*with --overwrite"
+        ):
             build(config, HERE)
     shutil.rmtree(tmp_path / "out" / naming.PLAN_FOLDER)
     shutil.rmtree(tmp_path / "out" / "train")
@@ -289,10 +356,14 @@ def test_an_input_that_changes_behind_its_time_stamp_is_named_and_what_the_messa
 def begun_with_pillow(output: Path, version: str) -> None:
     """Makes a build look as if it had been begun with that version of Pillow."""
     file = planned.record_of(output, paths.BUILD)
-    planned.rewrite(output, paths.BUILD, file | {"libraries": file["libraries"] | {"pillow": version}})
+    planned.rewrite(
+        output, paths.BUILD, file | {"libraries": file["libraries"] | {"pillow": version}}
+    )
 
 
-@pytest.mark.parametrize("options", [{"image": ImageOptions(image_format="png")}, {}], ids=["re-encoded", "repaired"])
+@pytest.mark.parametrize(
+    "options", [{"image": ImageOptions(image_format="png")}, {}], ids=["re-encoded", "repaired"]
+)
 def test_images_that_another_pillow_wrote_are_not_mixed_with_those_of_this_one(tmp_path, options):
     for number in range(4):
         add(tmp_path / "raw", f"train/cat/{number}.jpg", odd_images.cmyk())
@@ -301,7 +372,11 @@ def test_images_that_another_pillow_wrote_are_not_mixed_with_those_of_this_one(t
     begun_with_pillow(tmp_path / "out", "9.9")
     here = PIL.__version__
     with pytest.raises(
-        ConfigError, match=rf"already holds an[a-z ]+ \(pillow was '9\.9' and is '{re.escape(here)}'\).*--overwrite"
+        ConfigError,
+        match=(
+            r"already holds an[a-z ]+ \(pillow was '9\.9' and is"
+            rf" '{re.escape(here)}'\).*--overwrite"
+        ),
     ):
         build(config, HERE)
     assert built(replace(config, overwrite=True)).provenance.libraries["pillow"] == here

@@ -15,30 +15,49 @@ from tests.makers.folders import write_class_folders, write_csv, write_images
 
 @pytest.fixture
 def raw(tmp_path: Path) -> Path:
-    return write_class_folders(tmp_path / "raw", ["cat", "dog", "owl"], 20, splits=["train", "test"])
+    return write_class_folders(
+        tmp_path / "raw", ["cat", "dog", "owl"], 20, splits=["train", "test"]
+    )
 
 
 @pytest.mark.slow
 def test_the_closing_table_shows_the_size_of_the_stored_shards(tmp_path, capfd):
     raw = tmp_path / "raw"
     for number in range(8):
-        add(raw, f"a/{number}.png", odd_images.encoded(odd_images.picture(number, (500, 400)), "PNG"))
-    words = ["build", "--source", "folder", "--input", str(raw), "--num-shards", "2", "--direct_running_mode=in_memory"]
+        add(
+            raw,
+            f"a/{number}.png",
+            odd_images.encoded(odd_images.picture(number, (500, 400)), "PNG"),
+        )
+    words = [
+        "build",
+        "--source",
+        "folder",
+        "--input",
+        str(raw),
+        "--num-shards",
+        "2",
+        "--direct_running_mode=in_memory",
+    ]
     words += ["--no-report", "--resize", "shorter=16", "--image-format", "jpg", "--output"]
 
     def shown(*more: str) -> tuple[str, float]:
         capfd.readouterr()
         assert command.main([*words, *more]) == 0
-        head, row = (line for line in capfd.readouterr().out.splitlines() if re.search(r"MB each|train ", line))
+        head, row = (
+            line
+            for line in capfd.readouterr().out.splitlines()
+            if re.search(r"MB each|train ", line)
+        )
         return re.findall(r"\S+ ?\S* each", head)[-1].strip(), float(row.split()[-1])
 
     out = tmp_path / "out"
     assert shown(str(out)) == ("MB each", 0.0)
     assert shown(str(tmp_path / "dry"), "--dry-run")[0] == "input MB each"
     assert shown(str(tmp_path / "part"), "--only-shards", "train:0")[0] == "input MB each"
-    assert shown(str(out), "--overwrite", "--seed", "1", "--image-format", "png", "--resize", "shorter=400")[
-        1
-    ] == round(sum(path.stat().st_size for path in out.rglob("*.tar")) / 2 / 1e6, 1)
+    assert shown(
+        str(out), "--overwrite", "--seed", "1", "--image-format", "png", "--resize", "shorter=400"
+    )[1] == round(sum(path.stat().st_size for path in out.rglob("*.tar")) / 2 / 1e6, 1)
 
 
 def pipelines(*words: object) -> subprocess.CompletedProcess[str]:
@@ -49,7 +68,15 @@ def pipelines(*words: object) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_the_command_builds_verifies_and_inspects(raw, tmp_path):
     done = pipelines(
-        "build", "--source", "folder", "--input", raw, "--output", tmp_path / "out", "--num-shards", "train=3,test=2"
+        "build",
+        "--source",
+        "folder",
+        "--input",
+        raw,
+        "--output",
+        tmp_path / "out",
+        "--num-shards",
+        "train=3,test=2",
     )
     assert done.returncode == 0, done.stderr
     assert "120" in done.stdout or "60" in done.stdout
@@ -70,7 +97,9 @@ def test_names_are_printed_as_they_are(tmp_path):
     rows = [["1.png", "y[/b]", "train"], ["2.png", "[red]x", "test"]]
     listing = write_csv(tmp_path / "list.csv", ["path", "label", "split"], rows)
     output = tmp_path / "out [bold]"
-    done = pipelines("build", "--source", "listing", "--input", listing, "--output", output, "--num-shards", 1)
+    done = pipelines(
+        "build", "--source", "listing", "--input", listing, "--output", output, "--num-shards", 1
+    )
     assert done.returncode == 0, done.stderr
     shown = done.stdout.replace("\n", "").replace(" ", "")
     for sentence in ("splittesthasnoimagesof1class:y[/b]", "out[bold]/manifest.json"):
@@ -90,16 +119,34 @@ def test_names_are_printed_as_they_are(tmp_path):
         (["--source", "nope"], "no source 'nope'; there are cifar10"),
         (["--only-shards", "train:3-1"], "'train:3-1' is not SPLIT:NUMBERS"),
         (["--only-shards", "train:9"], "--only-shards train:9: split 'train' has shards 0 to"),
-        (["--num-shards", "bogus=3"], "sizes were given for split 'bogus', but the input has test, train"),
+        (
+            ["--num-shards", "bogus=3"],
+            "sizes were given for split 'bogus', but the input has test, train",
+        ),
         (["--resize", "256"], "'256' is not shorter=N"),
-        (["--num-shards", "train=3,train=5"], "argument --num-shards: 'train=3,train=5' is not one value for each"),
+        (
+            ["--num-shards", "train=3,train=5"],
+            "argument --num-shards: 'train=3,train=5' is not one value for each",
+        ),
         (["--runner", "NoSuchRunner"], "--runner NoSuchRunner: Unexpected pipeline runner"),
         (["--direct_num_workers=-3"], "--direct_num_workers is -3, expected"),
     ],
 )
-def test_a_wrong_command_line_ends_with_code_2_and_one_sentence(raw, tmp_path, capsys, words, sentence):
+def test_a_wrong_command_line_ends_with_code_2_and_one_sentence(
+    raw, tmp_path, capsys, words, sentence
+):
     with pytest.raises(SystemExit) as ended:
-        sys.exit(command.main(["build", "--source=folder", f"--input={raw}", f"--output={tmp_path / 'out'}", *words]))
+        sys.exit(
+            command.main(
+                [
+                    "build",
+                    "--source=folder",
+                    f"--input={raw}",
+                    f"--output={tmp_path / 'out'}",
+                    *words,
+                ]
+            )
+        )
     assert ended.value.code == 2
     errors = capsys.readouterr().err
     assert sentence in errors
@@ -107,10 +154,22 @@ def test_a_wrong_command_line_ends_with_code_2_and_one_sentence(raw, tmp_path, c
 
 
 def test_what_a_flag_says_of_several_splits_may_be_given_one_at_a_time(tmp_path):
-    words = ["build", "--source", "folder", "--input", "in", "--output", "out", "--num-shards", "train=3"]
+    words = [
+        "build",
+        "--source",
+        "folder",
+        "--input",
+        "in",
+        "--output",
+        "out",
+        "--num-shards",
+        "train=3",
+    ]
     words += ["--num-shards", "test=2", "--holdout", "test=0.1", "--holdout", "val=0.2"]
     words += ["--class-depth", "2", "--image-column", "photo", "--label-column", ""]
-    args = command.parser().parse_args([*words, "--only-shards", "train:0", "--only-shards", "test:1"])
+    args = command.parser().parse_args(
+        [*words, "--only-shards", "train:0", "--only-shards", "test:1"]
+    )
     assert args.num_shards == {"train": 3, "test": 2}
     assert args.holdout == {"test": 0.1, "val": 0.2}
     assert (args.class_depth, args.path_column, args.label_column) == (2, "photo", "")
@@ -125,7 +184,16 @@ def test_what_a_flag_says_of_several_splits_may_be_given_one_at_a_time(tmp_path)
 
 def test_a_failure_in_a_worker_is_one_sentence_without_a_traceback(raw, tmp_path):
     add(raw, "train/cat/bad.jpg", b"")
-    words = ["--source", "folder", "--input", raw, "--output", tmp_path / "out", "--max-bad-fraction", "0"]
+    words = [
+        "--source",
+        "folder",
+        "--input",
+        raw,
+        "--output",
+        tmp_path / "out",
+        "--max-bad-fraction",
+        "0",
+    ]
     done = pipelines("build", *words)
     assert done.returncode == 1
     assert done.stderr.count("\n") <= 3

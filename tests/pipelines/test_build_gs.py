@@ -26,7 +26,11 @@ def upload(folder: Path, url: str) -> None:
 
 
 def write_cifar10(folder: Path) -> str:
-    write_archive(folder / "cifar-10-python.tar.gz", python_files(cifar10(rows=3)), folder="cifar-10-batches-py")
+    write_archive(
+        folder / "cifar-10-python.tar.gz",
+        python_files(cifar10(rows=3)),
+        folder="cifar-10-batches-py",
+    )
     return "cifar-10-python.tar.gz"
 
 
@@ -49,14 +53,21 @@ def write_folder(folder: Path) -> str:
 
 def write_listing(folder: Path) -> str:
     write_folder(folder)
-    rows = [[f"photos/{name}/{number:03d}.png", name] for name in ("cat", "dog") for number in range(8)]
+    rows = [
+        [f"photos/{name}/{number:03d}.png", name] for name in ("cat", "dog") for number in range(8)
+    ]
     write_csv(folder / "photos.csv", ["path", "label"], rows)
     return "photos.csv"
 
 
 def write_tars(folder: Path) -> str:
     raw = folder / write_folder(folder)
-    build(BuildConfig(source="folder", input=str(raw), output=str(folder / "set"), num_shards={"": 2}), HERE)
+    build(
+        BuildConfig(
+            source="folder", input=str(raw), output=str(folder / "set"), num_shards={"": 2}
+        ),
+        HERE,
+    )
     return "set"
 
 
@@ -78,13 +89,17 @@ def test_a_source_on_gs_gives_what_it_gives_on_disk(source, tmp_path, gcs_root):
     name = SOURCES[source](tmp_path / "raw")
     upload(tmp_path / "raw", f"{gcs_root}/raw")
     for where in (str(tmp_path), gcs_root):
-        config = BuildConfig(source=source, input=f"{where}/raw/{name}", output=f"{where}/out", num_shards={"": 2})
+        config = BuildConfig(
+            source=source, input=f"{where}/raw/{name}", output=f"{where}/out", num_shards={"": 2}
+        )
         assert build(config, HERE).published
     assert files_of(f"{gcs_root}/out") == files_of(tmp_path / "out")
 
 
 def flips_each_range_once(folder):
-    """A script that flips a bit of the first answer to each request for bytes of objects in a folder."""
+    """A script that flips a bit of the first answer to each request for bytes of objects in a
+    folder.
+    """
     asked = set()
 
     def script(seen):
@@ -107,7 +122,9 @@ def test_a_bit_that_is_flipped_once_in_each_range_of_the_input_changes_nothing(
     (tmp_path / "raw").mkdir()
     name = SOURCES[source](tmp_path / "raw")
     upload(tmp_path / "raw", f"{gcs_root}/raw")
-    config = BuildConfig(source=source, input=f"{gcs_root}/raw/{name}", output=f"{gcs_root}/out", num_shards={"": 2})
+    config = BuildConfig(
+        source=source, input=f"{gcs_root}/raw/{name}", output=f"{gcs_root}/out", num_shards={"": 2}
+    )
     build(replace(config, input=f"{tmp_path}/raw/{name}", output=str(tmp_path / "out")), HERE)
     with FaultyProxy(gcs_emulator) as proxy:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
@@ -132,7 +149,9 @@ def test_a_bit_flipped_once_in_the_manifest_that_a_build_reads_at_its_end_change
 ):
     config, published = undisturbed
     at = (Path(config.output) / "manifest.json").read_text().index(field) + len(field)
-    flips = in_turn(Fault("flip", at=at), when=lambda seen: is_media(seen) and "manifest.json" in seen.path)
+    flips = in_turn(
+        Fault("flip", at=at), when=lambda seen: is_media(seen) and "manifest.json" in seen.path
+    )
     with FaultyProxy(gcs_emulator) as proxy:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
         proxy.script = lambda seen: flips(seen) if any(map(is_commit, proxy.seen)) else None

@@ -1,4 +1,6 @@
-"""ILSVRC2012 as it is published, end to end: the tar of tars and the development kit become shards."""
+"""ILSVRC2012 as it is published, end to end:
+the tar of tars and the development kit become shards.
+"""
 
 import pytest
 
@@ -15,10 +17,17 @@ HERE = ["--direct_running_mode=in_memory"]
 @pytest.mark.parametrize("layout", ["archives", "kaggle", "class folders"])
 def test_every_label_is_the_devkits_and_every_byte_the_archives(tmp_path, layout):
     images = imagenet.images(num_train=5)
-    files = {"archives": imagenet.archives, "kaggle": imagenet.kaggle, "class folders": imagenet.class_folders}[layout]
+    files = {
+        "archives": imagenet.archives,
+        "kaggle": imagenet.kaggle,
+        "class folders": imagenet.class_folders,
+    }[layout]
     imagenet.put(tmp_path / "raw", files(images))
     config = BuildConfig(
-        source="imagenet", input=str(tmp_path / "raw"), output=str(tmp_path / "out"), num_shards={"": 2}
+        source="imagenet",
+        input=str(tmp_path / "raw"),
+        output=str(tmp_path / "out"),
+        num_shards={"": 2},
     )
     build(config, HERE)
     manifest = load(config.output).manifest

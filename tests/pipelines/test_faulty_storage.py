@@ -1,4 +1,6 @@
-"""A build on storage that misbehaves makes the bytes of an undisturbed one, or fails loudly; a rerun completes it."""
+"""A build on storage that misbehaves makes the bytes of an undisturbed one, or fails loudly; a
+rerun completes it.
+"""
 
 import random
 import re
@@ -42,13 +44,22 @@ TRAIN_TAR = "ILSVRC2012_img_train.tar"
 
 @pytest.fixture(scope="module")
 def archives():
-    """ImageNet as downloaded: 96 training pictures in one tar of tars, 7 for validation, 25 KB each."""
+    """ImageNet as downloaded: 96 training pictures in one tar of tars, 7 for validation, 25 KB
+    each.
+    """
     noise = np.random.default_rng(0)
 
     keys = [("train", f"{wnid}_{number}", wnid) for wnid in WNIDS for number in range(24)]
-    keys += [("validation", f"ILSVRC2012_val_{number:08d}", wnid) for number, wnid in enumerate(TRUTH, start=1)]
-    pictures = [encode(noise.integers(256, size=(128, 128, 3), dtype=np.uint8), "JPEG") for _ in keys]
-    return imagenet.archives([Image(*key, content) for key, content in zip(keys, pictures, strict=True)])
+    keys += [
+        ("validation", f"ILSVRC2012_val_{number:08d}", wnid)
+        for number, wnid in enumerate(TRUTH, start=1)
+    ]
+    pictures = [
+        encode(noise.integers(256, size=(128, 128, 3), dtype=np.uint8), "JPEG") for _ in keys
+    ]
+    return imagenet.archives(
+        [Image(*key, content) for key, content in zip(keys, pictures, strict=True)]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +100,9 @@ def build_with(policy, raw, output):
     """A build whose workers keep to that policy."""
     prepared = builds.prepare(config_of(raw, output), replace(open_storage(output), retry=policy))
     source = replace(prepared.source, input=replace(prepared.source.input, retry=policy))
-    return builds.run(replace(prepared, source=source), options.beam_options(HERE, prepared.files.output))
+    return builds.run(
+        replace(prepared, source=source), options.beam_options(HERE, prepared.files.output)
+    )
 
 
 def name_of(seen):
@@ -101,13 +114,21 @@ def name_of(seen):
 
 
 def storm(draw, dealt):
-    """A script that breaks a sixth of all requests, at random, by the fault that fits and was dealt least."""
+    """A script that breaks a sixth of all requests, at random, by the fault that fits and was dealt
+    least.
+    """
 
     def script(seen):
         if draw.random() > 1 / 6:
             return None
         kinds = ["429", "503", "reset", "lose"]
-        kinds += ["truncate", "reset_at", "stall"] if is_media(seen) else ["cut_upload"] if is_upload(seen) else []
+        kinds += (
+            ["truncate", "reset_at", "stall"]
+            if is_media(seen)
+            else ["cut_upload"]
+            if is_upload(seen)
+            else []
+        )
         kind = min(kinds, key=lambda kind: dealt[kind])
         dealt[kind] += 1
         if kind.isdigit():
@@ -125,7 +146,16 @@ def test_a_build_through_a_storm_of_faults_is_byte_identical(proxy, raw, output,
     proxy.script = lambda seen: None
     assert files_of(output) == undisturbed
     assert verify(output, deep=True).problems == ()
-    assert set(dealt) == {"429", "503", "reset", "lose", "truncate", "reset_at", "stall", "cut_upload"}
+    assert set(dealt) == {
+        "429",
+        "503",
+        "reset",
+        "lose",
+        "truncate",
+        "reset_at",
+        "stall",
+        "cut_upload",
+    }
     print(f"{sum(dealt.values())} of {len(proxy.seen)} requests broken: {dict(dealt)}")
 
 
@@ -170,7 +200,9 @@ def reads_train_tar(seen):
 
 
 def at_most(per_second, refused):
-    """A script that answers 429 and 503 in turn to whoever reads one object more often than that."""
+    """A script that answers 429 and 503 in turn to whoever reads one object more often
+    than that.
+    """
     served = deque(maxlen=per_second)
 
     def script(seen):
@@ -187,7 +219,9 @@ def at_most(per_second, refused):
 
 
 @pytest.mark.nightly
-def test_a_bucket_that_refuses_readers_who_are_too_fast_is_read_more_slowly(proxy, raw, output, undisturbed):
+def test_a_bucket_that_refuses_readers_who_are_too_fast_is_read_more_slowly(
+    proxy, raw, output, undisturbed
+):
     proxy.script = at_most(30, refused := [])
     build_with(replace(PATIENT, first_pause_s=0.25, max_pause_s=16.0), raw, output)
     served = sum(map(reads_train_tar, proxy.seen)) - len(refused)
@@ -197,11 +231,13 @@ def test_a_bucket_that_refuses_readers_who_are_too_fast_is_read_more_slowly(prox
     print(f"{served} reads of one object served, {len(refused)} refused")
 
 
-def test_an_input_that_is_out_of_reach_while_shards_are_written_fails_the_build_and_a_rerun_completes_it(
+def test_an_input_out_of_reach_while_shards_are_written_fails_and_a_rerun_completes_it(
     proxy, raw, output, undisturbed
 ):
     written = commits("train/train-000000.tar")
-    proxy.script = from_then_on(Fault("reset"), lambda seen: any(map(written, proxy.seen)) and reads_train_tar(seen))
+    proxy.script = from_then_on(
+        Fault("reset"), lambda seen: any(map(written, proxy.seen)) and reads_train_tar(seen)
+    )
     with pytest.raises(StorageError, match=f"raw/{TRAIN_TAR} bytes .* gave up after"):
         build_with(HASTY, raw, output)
     proxy.script = lambda seen: None
@@ -220,19 +256,30 @@ def num_bytes_read(seen):
     return int(last) + 1 - int(start)
 
 
-def test_shards_are_written_from_their_own_bytes_and_their_references_each_read_once(proxy, raw, output):
-    build_with(replace(PATIENT, stall_timeout_s=60.0), raw, output)  # a read that is late is asked for again
+def test_shards_are_written_from_their_own_bytes_and_their_references_each_read_once(
+    proxy, raw, output
+):
+    # a read that is late is asked for again
+    build_with(replace(PATIENT, stall_timeout_s=60.0), raw, output)
     start = next(seen.number for seen in proxy.seen if is_planned(seen))
-    reads = [seen for seen in proxy.seen[start:] if is_media(seen) and "/plan/done/" not in name_of(seen)]
+    reads = [
+        seen for seen in proxy.seen[start:] if is_media(seen) and "/plan/done/" not in name_of(seen)
+    ]
     references = [name_of(seen) for seen in reads if "/plan/shards/" in name_of(seen)]
     manifest = manifests.load(output)[0]
-    assert len(references) == len(set(references)) == sum(split.num_shards for split in manifest.splits.values())
+    assert (
+        len(references)
+        == len(set(references))
+        == sum(split.num_shards for split in manifest.splits.values())
+    )
     fetched = sum(num_bytes_read(seen) for seen in reads if "/plan/" not in name_of(seen))
     samples = [samples_of(output, manifest, split).values() for split in manifest.splits]
     assert fetched == sum(len(fields["jpg"]) for split in samples for fields in split)
     # Of so few references most is what an Arrow file takes without any: about 6,000 bytes.
     of_references = sum(found.num_bytes for found in open_storage(output).list("plan/shards/"))
-    assert of_references < 7000 * len(references) + 100 * sum(split.num_samples for split in manifest.splits.values())
+    assert of_references < 7000 * len(references) + 100 * sum(
+        split.num_samples for split in manifest.splits.values()
+    )
 
 
 # Answers that are none
@@ -278,32 +325,53 @@ def in_front(gcs_emulator, uploaded, monkeypatch, without_waiting):
 
 
 def words(raw, output):
-    return [*f"build --source folder --input {raw} --output {output} --num-shards 2 --no-report".split(), *HERE]
+    return [
+        *f"build --source folder --input {raw} --output {output}".split(),
+        "--num-shards",
+        "2",
+        "--no-report",
+        *HERE,
+    ]
 
 
 def shard_files(output):
     storage = open_storage(str(output))
-    return {name: data for name, data in files_of(storage.url).items() if naming.is_shard_file(name)}
+    return {
+        name: data for name, data in files_of(storage.url).items() if naming.is_shard_file(name)
+    }
 
 
 def is_listing_of_input(seen):
-    return seen.method == "GET" and seen.path.partition("?")[0].endswith("/o") and "pictures" in seen.path
+    return (
+        seen.method == "GET"
+        and seen.path.partition("?")[0].endswith("/o")
+        and "pictures" in seen.path
+    )
 
 
-def test_no_image_is_lost_by_a_page_of_the_input_that_is_none(in_front, uploaded, output, set_of_pictures, capsys):
+def test_no_image_is_lost_by_a_page_of_the_input_that_is_none(
+    in_front, uploaded, output, set_of_pictures, capsys
+):
     # tests/shardset/storage/test_gcs_answers.py has all answers that are none, to every request.
     answer = Fault("answer", status=200, put=b"<html>please log in</html>")
     in_front.script = in_turn(None, *[answer] * 1000, when=is_listing_of_input)
     assert main(words(uploaded, output)) == 1
-    assert re.search(r"TransientError: gs://bucket/\S+pictures.* gave up after \d+ tries", capsys.readouterr().err)
+    assert re.search(
+        r"TransientError: gs://bucket/\S+pictures.* gave up after \d+ tries",
+        capsys.readouterr().err,
+    )
     in_front.script = in_turn(None, answer, when=is_listing_of_input)
     assert main(words(uploaded, output)) == 0
     assert shard_files(output) == set_of_pictures
 
 
-def test_build_verify_and_stream_on_a_server_that_leaves_out_what_is_zero(in_front, uploaded, output, set_of_pictures):
+def test_build_verify_and_stream_on_a_server_that_leaves_out_what_is_zero(
+    in_front, uploaded, output, set_of_pictures
+):
     # As Google's own test bench does: an empty object has no size.
-    in_front.script = lambda seen: None if is_media(seen) else Fault("replace", find=b'"size":"0",', put=b"")
+    in_front.script = lambda seen: (
+        None if is_media(seen) else Fault("replace", find=b'"size":"0",', put=b"")
+    )
     with open_storage(uploaded).writer("cat/empty.png"):
         pass
     assert main([*words(uploaded, output), "--max-bad-fraction", "0.5"]) == 0

@@ -18,7 +18,9 @@ from shardset.storage.memory import MemoryStorage
 OURS = {
     name
     for name, value in vars(transforms).items()
-    if isinstance(value, type) and issubclass(value, beam.DoFn) and value is not transforms.BuildStep
+    if isinstance(value, type)
+    and issubclass(value, beam.DoFn)
+    and value is not transforms.BuildStep
 }
 JOB_LIMIT_BYTES = 20 * 2**20
 """Dataflow refuses a larger job."""
@@ -38,10 +40,15 @@ class Steps(PipelineVisitor):
 def pipeline_of(num_units):
     output = MemoryStorage("graph")
     config = BuildConfig(source="folder", input="raw", output=output.url)
-    file = BuildFile(tool="", options={}, survey="", num_units=num_units, suffix="", classes=None, notes=[])
+    file = BuildFile(
+        tool="", options={}, survey="", num_units=num_units, suffix="", classes=None, notes=[]
+    )
     pipeline = beam.Pipeline(runner="FnApiRunner")
     tars = (
-        {"tar": {"name": f"train/{n:07d}.tar", "generation": str(n), "num_bytes": n}, "split": "train"}
+        {
+            "tar": {"name": f"train/{n:07d}.tar", "generation": str(n), "num_bytes": n},
+            "split": "train",
+        }
         for n in range(num_units)
     )
     with tempfile.TemporaryFile() as lines:
@@ -52,7 +59,12 @@ def pipeline_of(num_units):
     construct(
         pipeline,
         PreparedBuild(
-            config=config, source=source, files=files, file=file, units=units, num_bytes=sum(range(num_units))
+            config=config,
+            source=source,
+            files=files,
+            file=file,
+            units=units,
+            num_bytes=sum(range(num_units)),
         ),
     )
     return pipeline
@@ -81,7 +93,7 @@ def test_every_step_of_ours_is_in_the_pipeline(steps):
 
 
 @pytest.mark.parametrize("name", sorted(OURS - {"MakePlan", "CommitManifest"}))
-def test_between_two_steps_of_ours_there_is_a_shuffle_so_none_is_bound_to_the_workers_of_the_one_before(steps, name):
+def test_a_shuffle_between_two_steps_frees_each_from_the_workers_of_the_one_before(steps, name):
     assert what_feeds(steps[name]) == "GroupByKey"
 
 
@@ -94,5 +106,7 @@ def test_the_two_barriers_take_what_is_before_them_as_a_side_input(steps, name):
 @pytest.mark.slow
 def test_the_job_does_not_grow_with_the_units_of_input():
     # 21 bytes for each 4 MiB of the survey: two million tars are 200 MB of it.
-    small, large = (pipeline_of(num_units).to_runner_api().ByteSize() for num_units in (60_000, 180_000))
+    small, large = (
+        pipeline_of(num_units).to_runner_api().ByteSize() for num_units in (60_000, 180_000)
+    )
     assert large < small + 1000 < JOB_LIMIT_BYTES // 4

@@ -32,12 +32,17 @@ def test_the_order_of_the_splits_does_not_matter_and_without_any_everything_is_t
 
 
 def test_another_seed_holds_out_other_samples():
-    chosen = [{key for key in KEYS if Holdout({"test": 0.1}, seed).split_of(key) == "test"} for seed in (1, 2)]
+    chosen = [
+        {key for key in KEYS if Holdout({"test": 0.1}, seed).split_of(key) == "test"}
+        for seed in (1, 2)
+    ]
     assert 0 < len(chosen[0] & chosen[1]) < 0.25 * len(chosen[0])
 
 
 def test_the_same_sample_twice_is_in_one_split_twice():
-    classes = Holdout({"test": 0.1}, seed=3).by_class(lambda: [("x", 0), ("x", 0), ("y", 1), ("y", 1), ("z", 1)])
+    classes = Holdout({"test": 0.1}, seed=3).by_class(
+        lambda: [("x", 0), ("x", 0), ("y", 1), ("y", 1), ("z", 1)]
+    )
     assert classes.split_of("x", 0) == "train"
     assert {classes.split_of("y", 1), classes.split_of("z", 1)} == {"train", "test"}
 
@@ -50,7 +55,9 @@ def test_a_holdout_is_frozen():
 
 # --- classes
 
-KEYS_BY_CLASS = st.dictionaries(st.sampled_from("abcdef"), st.sets(st.integers(0, 10**6), min_size=1, max_size=40))
+KEYS_BY_CLASS = st.dictionaries(
+    st.sampled_from("abcdef"), st.sets(st.integers(0, 10**6), min_size=1, max_size=40)
+)
 FRACTIONS = st.one_of(
     st.dictionaries(st.sampled_from(["a", "b", "validation"]), st.floats(1e-6, 0.33), min_size=1),
     st.fixed_dictionaries({"test": st.floats(1e-6, 1 - 1e-6)}),
@@ -59,8 +66,13 @@ FRACTIONS = st.one_of(
 
 def by_class(holdout: Holdout, keys: dict[str, set[int]]) -> dict[str, dict[int, str]]:
     """The split of each key of each class."""
-    classes = holdout.by_class(lambda: [(str(key), label) for label, some in keys.items() for key in some])
-    return {label: {key: classes.split_of(str(key), label) for key in some} for label, some in keys.items()}
+    classes = holdout.by_class(
+        lambda: [(str(key), label) for label, some in keys.items() for key in some]
+    )
+    return {
+        label: {key: classes.split_of(str(key), label) for key in some}
+        for label, some in keys.items()
+    }
 
 
 @given(KEYS_BY_CLASS, FRACTIONS, st.integers(0, 99))
@@ -74,7 +86,9 @@ def test_every_class_with_enough_samples_has_one_in_every_split(keys, fractions,
 
 
 @given(KEYS_BY_CLASS, FRACTIONS, st.integers(0, 99))
-def test_a_class_that_has_every_split_by_its_fractions_is_divided_by_them_alone(keys, fractions, seed):
+def test_a_class_that_has_every_split_by_its_fractions_is_divided_by_them_alone(
+    keys, fractions, seed
+):
     holdout = Holdout(fractions, seed)
     for label, splits in by_class(holdout, keys).items():
         plain = {key: holdout.split_of(str(key)) for key in keys[label]}
@@ -82,8 +96,12 @@ def test_a_class_that_has_every_split_by_its_fractions_is_divided_by_them_alone(
             assert splits == plain
 
 
-@given(st.sets(st.integers(0, 10**6), min_size=2, max_size=60), st.integers(1, 59), st.integers(0, 99))
-def test_a_growing_class_moves_at_most_the_one_sample_that_a_split_had_been_lent(keys, num_old, seed):
+@given(
+    st.sets(st.integers(0, 10**6), min_size=2, max_size=60), st.integers(1, 59), st.integers(0, 99)
+)
+def test_a_growing_class_moves_at_most_the_one_sample_that_a_split_had_been_lent(
+    keys, num_old, seed
+):
     holdout, every = Holdout({"test": 0.1}, seed), sorted(keys, key=str)
     old = by_class(holdout, {"cat": {*every[:num_old]}})["cat"]
     new = by_class(holdout, {"cat": {*every}})["cat"]
@@ -139,7 +157,9 @@ def chosen(source: str, url: str) -> list[bool]:
     """Which samples of an input are held out, in their order."""
     config = BuildConfig(source=source, input=url, output="out", holdout={"test": 0.3}, seed=5)
     opened = open_source(config)
-    samples = [sample for unit in opened.survey().units for sample in opened.index(unit, MemorySpool())]
+    samples = [
+        sample for unit in opened.survey().units for sample in opened.index(unit, MemorySpool())
+    ]
     return [sample.split == "test" for sample in samples]
 
 
@@ -148,7 +168,9 @@ def write_listing(folder: Path, paths: list[str]) -> None:
 
 
 EXPECTED = [Holdout({"test": 0.3}, 5).split_of(path[:-4]) == "test" for path in IMAGES]
-"""What the names below the input decide; so listings with relative paths and class folders have always been split."""
+"""What the names below the input decide; so listings with relative paths and class folders have
+always been split.
+"""
 
 
 def spellings(folder: Path) -> list[str]:
@@ -157,7 +179,12 @@ def spellings(folder: Path) -> list[str]:
     near = [os.path.relpath(folder), f"./{os.path.relpath(folder)}"]
     return [
         *near,
-        *(str(folder), f"{folder.parent}/./{folder.name}", f"{folder.parent}//{folder.name}", f"/{folder}"),
+        *(
+            str(folder),
+            f"{folder.parent}/./{folder.name}",
+            f"{folder.parent}//{folder.name}",
+            f"/{folder}",
+        ),
         *(f"{folder}/../{folder.name}", str(linked), f"{linked}/../{folder.name}"),
     ]
 
@@ -175,10 +202,14 @@ def test_a_holdout_of_class_folders_does_not_depend_on_how_the_input_is_spelled(
     of_input=st.integers(0, NUM_SPELLINGS - 1),
     of_paths=st.lists(st.integers(-1, NUM_SPELLINGS - 1), min_size=60, max_size=60),
 )
-def test_a_holdout_of_a_listing_does_not_depend_on_how_input_and_paths_are_spelled(photos, of_input, of_paths):
+def test_a_holdout_of_a_listing_does_not_depend_on_how_input_and_paths_are_spelled(
+    photos, of_input, of_paths
+):
     absolute = [f"{os.path.abspath(one) if one[0] != '/' else one}/" for one in spellings(photos)]
     prefixes = [*absolute, ""]
-    write_listing(photos, [f"{prefixes[number]}{path}" for number, path in zip(of_paths, IMAGES, strict=True)])
+    write_listing(
+        photos, [f"{prefixes[number]}{path}" for number, path in zip(of_paths, IMAGES, strict=True)]
+    )
     assert chosen("listing", f"{spellings(photos)[of_input]}/list.csv") == EXPECTED
 
 
@@ -201,17 +232,28 @@ def test_a_given_key_decides_wherever_the_path_leads(photos, tmp_path):
     for prefix in ("", f"{photos}/"):
         rows = [[prefix + path, 0, path[:-4]] for path in IMAGES]
         write_csv((photos if not prefix else tmp_path) / "list.csv", ["path", "label", "key"], rows)
-    assert chosen("listing", f"{photos}/list.csv") == chosen("listing", f"{tmp_path}/list.csv") == EXPECTED
+    assert (
+        chosen("listing", f"{photos}/list.csv")
+        == chosen("listing", f"{tmp_path}/list.csv")
+        == EXPECTED
+    )
 
 
 def test_an_image_outside_of_the_input_is_held_out_by_its_whole_path_as_ever(photos, tmp_path):
     write_listing(tmp_path, [f"{photos}/{path}" for path in IMAGES])
-    whole = [Holdout({"test": 0.3}, 5).split_of(f"{photos}/{path[:-4]}".lstrip("/")) == "test" for path in IMAGES]
+    whole = [
+        Holdout({"test": 0.3}, 5).split_of(f"{photos}/{path[:-4]}".lstrip("/")) == "test"
+        for path in IMAGES
+    ]
     assert chosen("listing", f"{tmp_path}/list.csv") == whole
 
 
-def test_names_below_the_root_folder_and_through_links_inside_of_the_input_are_as_they_are_written(photos):
-    assert NamesBelow(open_storage("/")).name(f"{photos}/cat/000.png") == f"{photos}/cat/000.png".lstrip("/")
+def test_names_below_the_root_folder_and_through_links_inside_of_the_input_are_as_they_are_written(
+    photos,
+):
+    assert NamesBelow(open_storage("/")).name(
+        f"{photos}/cat/000.png"
+    ) == f"{photos}/cat/000.png".lstrip("/")
     (photos / "pets").symlink_to(photos / "cat")
     below = NamesBelow(open_storage(str(photos)))
     assert below.name(f"{photos}/pets/000.png") == "pets/000.png"

@@ -1,4 +1,5 @@
-"""A build that is killed at any moment leaves no set or a whole one, and a rerun makes what an undisturbed build makes.
+"""A build that is killed at any moment leaves no set or a whole one, and a rerun makes what an
+undisturbed build makes.
 
 SHARDSET_KILLS says how many builds are killed (1). tests/simulation has those in a bucket.
 """
@@ -39,7 +40,10 @@ LAST_BEFORE_SHARDS = 8
 def raw(tmp_path_factory):
     """1,600 pictures, one of which can't be decoded: enough for a build of several seconds."""
     folder = write_class_folders(
-        tmp_path_factory.mktemp("killed") / "raw", ["cat", "dog", "owl", "fox"], 200, splits=["train", "test"]
+        tmp_path_factory.mktemp("killed") / "raw",
+        ["cat", "dog", "owl", "fox"],
+        200,
+        splits=["train", "test"],
     )
     (folder / "train/cat/000.png").write_bytes(b"<html>404</html>")
     return folder
@@ -61,14 +65,18 @@ def undisturbed(raw):
 
 
 def moment(draw, num_left):
-    """How many objects to wait for and how many seconds more: a third of all kills fall before the first shard."""
+    """How many objects to wait for and how many seconds more: a third of all kills fall before the
+    first shard.
+    """
     if draw.random() < 1 / 3 or num_left <= LAST_BEFORE_SHARDS:
         return min(num_left, draw.randint(1, LAST_BEFORE_SHARDS)), draw.uniform(0.0, 1.0)
     return draw.randint(LAST_BEFORE_SHARDS, num_left - 1), draw.uniform(0.0, 0.05)
 
 
 def live_and_die(words, output, seed, num_objects, log, verb="build"):
-    """Starts a build to that many objects, and kills one of its processes, or all, at a random moment."""
+    """Starts a build to that many objects, and kills one of its processes, or all, at a random
+    moment.
+    """
     draw, victim, before = random.Random(seed), VICTIMS[seed % len(VICTIMS)], num_files(output)
     after, seconds = moment(draw, max(0, num_objects - before))
     with Life(words, log, verb) as life:
@@ -78,7 +86,10 @@ def live_and_die(words, output, seed, num_objects, log, verb="build"):
         code, _, errors = life.wait()
         assert not life.wait_for_orphans()
     how = f"{victim} killed" if killed else "ended"
-    print(f"seed {seed}: {how} {seconds:.3f} s after object {before + after} of {num_objects}, code {code}")
+    print(
+        f"seed {seed}: {how} {seconds:.3f} s after object {before + after} of {num_objects}, code"
+        f" {code}"
+    )
     if code == 1:
         assert "a worker process was killed (SIGKILL)" in errors
 
@@ -117,13 +128,17 @@ def check_a_killed_build(raw, undisturbed, output, seed, log):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(NUM_KILLS))
-def test_a_build_killed_on_disk_is_absent_or_whole_and_a_rerun_completes_it(raw, undisturbed, tmp_path, seed):
+def test_a_build_killed_on_disk_is_absent_or_whole_and_a_rerun_completes_it(
+    raw, undisturbed, tmp_path, seed
+):
     check_a_killed_build(raw, undisturbed, tmp_path / "out", seed, tmp_path / "log")
     assert not [path for path in (tmp_path / "out").rglob("*") if path.name.startswith(".")]
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_the_build_with_code_130_and_one_sentence_and_a_rerun_completes_it(raw, undisturbed, tmp_path):
+def test_ctrl_c_ends_the_build_with_code_130_and_one_sentence_and_a_rerun_completes_it(
+    raw, undisturbed, tmp_path
+):
     words = words_of(raw, tmp_path / "out")
     with Life(words, tmp_path / "log") as life:
         wait_for_objects(life, str(tmp_path / "out"), LAST_BEFORE_SHARDS)
@@ -179,14 +194,18 @@ def test_a_set_whose_replacement_was_killed_stays_whole_and_a_rerun_leaves_only_
 @pytest.fixture(scope="module")
 def more(raw):
     """160 other pictures, half of them of a new class."""
-    folder = write_class_folders(raw.parent / "more", ["fox", "yak"], 80, splits=["train"], extension="jpg")
+    folder = write_class_folders(
+        raw.parent / "more", ["fox", "yak"], 80, splits=["train"], extension="jpg"
+    )
     return ["--source", "folder", "--input", folder, "--num-shards", "8", *words_of(raw, "")[8:]]
 
 
 @pytest.fixture(scope="module")
 def appended(more, undisturbed, raw):
     """A set after an append that nobody killed."""
-    folder = shutil.copytree(undisturbed, raw.parent / "appended", ignore=shutil.ignore_patterns("plan"))
+    folder = shutil.copytree(
+        undisturbed, raw.parent / "appended", ignore=shutil.ignore_patterns("plan")
+    )
     finish([folder, *more], raw.parent / "appended.log", "append")
     return folder
 
@@ -218,7 +237,9 @@ class RefusesManifests(LocalStorage):
 def test_a_replacement_that_fails_at_its_last_step_leaves_the_old_set_as_it_was(tmp_path):
     raw = write_class_folders(tmp_path / "raw", ["cat", "dog"], 60, splits=["train"])
     (raw / "train/cat/000.png").write_bytes(b"<html>404</html>")
-    config = BuildConfig(source="folder", input=str(raw), output=str(tmp_path / "out"), num_shards={"": 2})
+    config = BuildConfig(
+        source="folder", input=str(raw), output=str(tmp_path / "out"), num_shards={"": 2}
+    )
     build(config, HERE)
     before = files_of(tmp_path / "out")
     again = replace(config, seed=1, verify="none", overwrite=True)

@@ -1,4 +1,6 @@
-"""A disk that is full and files that may not be read or written: one sentence, an exit code, nothing half-written."""
+"""A disk that is full and files that may not be read or written: one sentence, an exit code,
+nothing half-written.
+"""
 
 import os
 import resource
@@ -15,7 +17,11 @@ from tests.makers.folders import write_class_folders
 from tests.makers.stored import files_of
 
 SMALL = 24 << 10
-UNPRIVILEGED = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-dac_override,-dac_read_search"]
+UNPRIVILEGED = [
+    "setpriv",
+    "--bounding-set=-dac_override,-dac_read_search",
+    "--inh-caps=-dac_override,-dac_read_search",
+]
 """Before a command: takes from root what lets it read and write whatever the permissions say."""
 
 WITH_ITS_OWN_MOUNTS = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"])]
@@ -49,12 +55,16 @@ def run(
     limit: int = resource.RLIM_INFINITY,
     mode: str = "--direct_running_mode=in_memory",
 ):
-    """A build, in one process if no other `mode` is given, which may not write a file larger than `limit`."""
+    """A build, in one process if no other `mode` is given, which may not write a file larger than
+    `limit`.
+    """
     words = ["build", "--source=folder", f"--input={raw}", f"--output={output}", "--num-shards=2"]
     command = [*before, sys.executable, "-m", "pipelines", *words, mode]
 
     def lower() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+        resource.setrlimit(
+            resource.RLIMIT_FSIZE, (limit, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+        )
 
     return subprocess.run(command, capture_output=True, text=True, timeout=300, preexec_fn=lower)
 
@@ -70,8 +80,11 @@ def check_refusal(done: subprocess.CompletedProcess[str], *sentences: str) -> No
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[tuple[Path, str, Callable[..., subprocess.CompletedProcess[str]]]]:
-    """A folder with little room, what is said there, and how to build in it with little room or enough.
+def small_disk(
+    tmp_path: Path,
+) -> Iterator[tuple[Path, str, Callable[..., subprocess.CompletedProcess[str]]]]:
+    """A folder with little room, what is said there, and how to build in it with little room or
+    enough.
 
     A disk of its own if we may mount one, else a limit on the size of files.
     """
@@ -85,13 +98,20 @@ def small_disk(tmp_path: Path) -> Iterator[tuple[Path, str, Callable[..., subpro
             subprocess.run(["mount", "-o", "remount,size=64m", str(folder)], check=True)
         return run(raw, folder / "out", limit=resource.RLIM_INFINITY if small or room else SMALL)
 
-    yield folder, "the disk is full; free some space" if small else "larger than the system allows", build
+    yield (
+        folder,
+        "the disk is full; free some space" if small else "larger than the system allows",
+        build,
+    )
     if small:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)  # files that were read are kept open
+        # files that were read are kept open
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @pytest.mark.slow
-def test_a_full_disk_fails_the_build_and_with_more_room_a_rerun_completes_it(raw, tmp_path, small_disk):
+def test_a_full_disk_fails_the_build_and_with_more_room_a_rerun_completes_it(
+    raw, tmp_path, small_disk
+):
     folder, complaint, build = small_disk
     check_refusal(build(raw, room=False), f"StorageError: {folder}/out/", complaint)
     assert not (folder / "out" / naming.MANIFEST).exists()
@@ -112,7 +132,11 @@ def test_workers_whose_messages_have_no_room_either_tell_what_failed(raw, tmp_pa
 def test_an_output_where_nothing_may_be_written_is_said_and_left_alone(raw, tmp_path, closed):
     (tmp_path / "readonly").mkdir()
     closed(tmp_path / "readonly", 0o555)
-    check_refusal(run_unprivileged(raw, tmp_path / "readonly" / "out"), f"{tmp_path}/readonly/out/", "no permission")
+    check_refusal(
+        run_unprivileged(raw, tmp_path / "readonly" / "out"),
+        f"{tmp_path}/readonly/out/",
+        "no permission",
+    )
     assert list((tmp_path / "readonly").iterdir()) == []
 
 

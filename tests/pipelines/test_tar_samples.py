@@ -1,4 +1,6 @@
-"""Which members of a tar are a sample, alike for `build` and `adopt`: whole ones as webdataset reads them, or none."""
+"""Which members of a tar are a sample, alike for `build` and `adopt`: whole ones as webdataset
+reads them, or none.
+"""
 
 import json
 from itertools import chain
@@ -52,24 +54,39 @@ def test_a_member_without_a_key_ends_no_sample_and_is_listed(way, tmp_path):
     place, manifest = published(way, tmp_path, files)
     assert {one.key: one.fields for one in shardset.open(str(place), "t")} == stock(tmp_path)
     assert manifest.split("t").class_totals == [7, 7, 7]
-    listed = [json.loads(line)["name"] for line in (place / "quarantine.jsonl").read_text().splitlines()]
+    listed = [
+        json.loads(line)["name"] for line in (place / "quarantine.jsonl").read_text().splitlines()
+    ]
     assert sorted(listed) == sorted(f"t-0.tar/{name}" for name, _ in files if name[0] in ".T")
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_both_halves_of_a_sample_are_quarantined(way, tmp_path):
     late = [("05.cls", b"2"), ("09.cls", b"0")]
-    files = [member for number in range(30) for member in sample(number) if member not in late] + late
+    files = [
+        member for number in range(30) for member in sample(number) if member not in late
+    ] + late
     place, manifest = published(way, tmp_path, files)
-    assert sorted(one.key for one in shardset.open(str(place), "t")) == sorted(stock(tmp_path).keys() - {"05", "09"})
+    assert sorted(one.key for one in shardset.open(str(place), "t")) == sorted(
+        stock(tmp_path).keys() - {"05", "09"}
+    )
     entries = [json.loads(line) for line in (place / "quarantine.jsonl").read_text().splitlines()]
-    assert sorted(entry["name"][8:] for entry in entries) == ["05.cls", "05.png", "09.cls", "09.png"]
-    assert {entry["reason"].rpartition("; ")[2] for entry in entries} == {"pack the tar again with tar --sort=name"}
+    assert sorted(entry["name"][8:] for entry in entries) == [
+        "05.cls",
+        "05.png",
+        "09.cls",
+        "09.png",
+    ]
+    assert {entry["reason"].rpartition("; ")[2] for entry in entries} == {
+        "pack the tar again with tar --sort=name"
+    }
     assert manifest.quarantine.count == 4
 
 
 @pytest.mark.parametrize(("way", "num_late"), [("build", 12), ("build", 30), ("adopt", 30)])
-def test_too_many_halves_are_refused_and_never_with_the_advice_to_allow_more(way, num_late, tmp_path):
+def test_too_many_halves_are_refused_and_never_with_the_advice_to_allow_more(
+    way, num_late, tmp_path
+):
     whole = [member for number in range(num_late, 30) for member in sample(number)]
     images, labels = zip(*map(sample, range(num_late)), strict=True)
     bad = [(f"bad{number}.png", b"<html>") for number in range(6)] if num_late < 30 else []
@@ -80,7 +97,9 @@ def test_too_many_halves_are_refused_and_never_with_the_advice_to_allow_more(way
 
 
 def test_hidden_members_alone_are_no_samples(tmp_path):
-    with pytest.raises(TooManyBad, match=r"3 of 3 raw samples are bad.*no key before.*nothing is left"):
+    with pytest.raises(
+        TooManyBad, match=r"3 of 3 raw samples are bad.*no key before.*nothing is left"
+    ):
         published("build", tmp_path, [(f".{number}.png", PNG) for number in range(3)])
 
 
@@ -97,7 +116,9 @@ def test_samples_without_a_label_are_counted_with_what_was_looked_for(way, what,
     files = [member for number in range(3) for member in UNREAD[what](number)]
     place, manifest = published(way, tmp_path, [*files, ("4.png", PNG), ("4.cls", b"0")])
     [note] = manifest.provenance.notes
-    assert note.startswith("3 of 4 samples have no label; looked for a whole number in cls or label, or under label")
+    assert note.startswith(
+        "3 of 4 samples have no label; looked for a whole number in cls or label, or under label"
+    )
     assert "--source folder" in note
     page.write(str(place))
     assert "3 of 4 samples have no label; looked for" in (place / "report.html").read_text()
@@ -105,10 +126,20 @@ def test_samples_without_a_label_are_counted_with_what_was_looked_for(way, what,
 
 def test_the_summary_and_the_plan_say_that_labels_are_missing(tmp_path, capsys):
     (tmp_path / "t-0.tar").write_bytes(tar_bytes([("0.png", PNG)]))
-    words = ["--source", "webdataset", "--input", f"{tmp_path}/t-0.tar", "--output", f"{tmp_path}/out", *HERE]
+    words = [
+        "--source",
+        "webdataset",
+        "--input",
+        f"{tmp_path}/t-0.tar",
+        "--output",
+        f"{tmp_path}/out",
+        *HERE,
+    ]
     for more in (["--dry-run"], ["--no-report"]):
         assert cli.main(["build", *words, *more]) == 0
-        assert "note: 1 of 1 samples have no label; looked for" in capsys.readouterr().out.replace("\n", " ")
+        assert "note: 1 of 1 samples have no label; looked for" in capsys.readouterr().out.replace(
+            "\n", " "
+        )
     assert cli.main(["adopt", "--input", f"{tmp_path}/t-0.tar", *HERE]) == 0
     assert "note: 1 of 1 samples have no label; looked for" in capsys.readouterr().out
 
@@ -136,13 +167,17 @@ def test_fields_that_are_parts_of_keys_are_refused_and_views_are_not(what):
     if what in TAKEN:
         assert checked_fields("t", counts) == [*dict.fromkeys(chain(*TAKEN[what]))]
         return
-    with pytest.raises(SourceError, match=r"t: its fields differ by numbers .*such as 22\.05\.png to 22_05"):
+    with pytest.raises(
+        SourceError, match=r"t: its fields differ by numbers .*such as 22\.05\.png to 22_05"
+    ):
         checked_fields("t", counts)
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ["img.{:05}.png", "run{0}.{0}.png"])
-def test_names_with_dots_in_their_keys_are_refused_before_anything_is_published(way, name, tmp_path):
+def test_names_with_dots_in_their_keys_are_refused_before_anything_is_published(
+    way, name, tmp_path
+):
     with pytest.raises(SourceError, match=r"rename files with dots in their keys"):
         published(way, tmp_path, [(name.format(number), PNG) for number in range(20)])
     assert not [*tmp_path.rglob("manifest.json"), *tmp_path.rglob("*-000000.tar")]

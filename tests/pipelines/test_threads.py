@@ -1,4 +1,6 @@
-"""Many threads of one worker process, as Dataflow starts them: they plan one after the other, in the memory of one."""
+"""Many threads of one worker process, as Dataflow starts them: they plan one after the other, in
+the memory of one.
+"""
 
 import threading
 import time
@@ -24,11 +26,17 @@ NUM_THREADS = 12
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory):
     """A build whose plan is made, and of which no shard is written."""
-    folder = write_class_folders(tmp_path_factory.mktemp("threads") / "raw", ["cat", "dog"], 8, splits=["train"])
+    folder = write_class_folders(
+        tmp_path_factory.mktemp("threads") / "raw", ["cat", "dog"], 8, splits=["train"]
+    )
     output = open_storage(f"memory://{uuid.uuid4().hex}")
     config = BuildConfig(source="folder", input=str(folder), output=output.url, num_shards={"": 2})
     prepared = builds.prepare(config, output)
-    builds.run(prepared, runner_options.beam_options(["--direct_running_mode=in_memory"], output), dry_run=True)
+    builds.run(
+        prepared,
+        runner_options.beam_options(["--direct_running_mode=in_memory"], output),
+        dry_run=True,
+    )
     return prepared
 
 

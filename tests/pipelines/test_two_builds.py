@@ -1,4 +1,6 @@
-"""Two builds with other options at one output: there is one set, exactly one build's, and the other build says so."""
+"""Two builds with other options at one output: there is one set, exactly one build's, and the other
+build says so.
+"""
 
 import uuid
 from dataclasses import replace
@@ -33,14 +35,20 @@ LOST = "another build began there meanwhile"
 
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory):
-    folder = write_class_folders(tmp_path_factory.mktemp("two") / "raw", ["cat", "dog"], 8, splits=["train"])
+    folder = write_class_folders(
+        tmp_path_factory.mktemp("two") / "raw", ["cat", "dog"], 8, splits=["train"]
+    )
     (folder / "train/cat/000.png").write_bytes(b"<html>404</html>")
     return folder
 
 
 def config_of(raw, url, **more):
     return BuildConfig(
-        source="folder", input=str(raw), output=url, num_shards={"": 2}, **{"max_bad_fraction": 0.2} | more
+        source="folder",
+        input=str(raw),
+        output=url,
+        num_shards={"": 2},
+        **{"max_bad_fraction": 0.2} | more,
     )
 
 
@@ -102,7 +110,9 @@ def race(raw, storage, moment, winner):
         run(second, storage)
 
 
-def test_a_build_in_whose_place_another_began_ends_with_one_sentence_and_the_other_set_is_whole(raw, winner, storage):
+def test_a_build_in_whose_place_another_began_ends_with_one_sentence_and_the_other_set_is_whole(
+    raw, winner, storage
+):
     race(raw, storage, MOMENTS["a shard is closed"], winner)
 
 
@@ -113,7 +123,9 @@ def test_a_shard_of_unknown_origin_is_refused_and_its_removal_helps(raw, winner,
         with storage.writer(TAR) as out:
             out.write(b"somebody's")
 
-    with pytest.raises(PreconditionFailed, match=r"train-000001\.tar: a different object exists.*remove it"):
+    with pytest.raises(
+        PreconditionFailed, match=r"train-000001\.tar: a different object exists.*remove it"
+    ):
         run(config, told(storage, uuid.uuid4().hex, at(MOMENTS["the plan"], put)))
     assert storage.read(TAR) == b"somebody's"
     storage.delete(TAR)
@@ -126,9 +138,14 @@ def test_builds_that_differ_are_told_their_options_or_their_input_and_nothing_el
     builds.prepare(config, storage)
     others = {
         r"seed was 0 and is 1": {"seed": 1},
-        r"num_shards was [^;]* and is [^;]*; seed was 0 and is 1": {"num_shards": {"": 3}, "seed": 1},
+        r"num_shards was [^;]* and is [^;]*; seed was 0 and is 1": {
+            "num_shards": {"": 3},
+            "seed": 1,
+        },
         r"the input is not the same [^;]*": {"input": f"{raw}/train"},
     }
     for differences, options in others.items():
-        with pytest.raises(ConfigError, match=rf"already holds an unfinished build \({differences}\); finish"):
+        with pytest.raises(
+            ConfigError, match=rf"already holds an unfinished build \({differences}\); finish"
+        ):
             builds.prepare(replace(config, **options), storage)

@@ -14,7 +14,10 @@ from shardset.errors import DamagedShard, masked
         ("http://token@host", "http://***@host"),
         ("from http://a:b@c/d to http://e:f@g", "from http://***@c/d to http://***@g"),
         ("http://127.0.0.1:8080/a@2", "http://127.0.0.1:8080/a@2"),
-        ("gs://bucket/train/a@2: 403: me@project.com may not", "gs://bucket/train/a@2: 403: me@project.com may not"),
+        (
+            "gs://bucket/train/a@2: 403: me@project.com may not",
+            "gs://bucket/train/a@2: 403: me@project.com may not",
+        ),
         ("gs://bucket: 403: me@project.com", "gs://bucket: 403: me@project.com"),
         ("http://user:p@w/x@host:80/y: gone", "http://***@host:80/y: gone"),
         ("http://user:p@[::1]:9000/x", "http://***@[::1]:9000/x"),
@@ -24,7 +27,10 @@ from shardset.errors import DamagedShard, masked
         ("s3://bucket/a?X-Amz-Signature=a", "s3://bucket/a?***"),
         ("'s3://KEY:SEC/RET/x': no", "'s3://***': no"),
         ("s3://KEY:SECRET", "s3://***"),
-        ("AWS_ENDPOINT_URL is user:p@w@host:9000, expected", "AWS_ENDPOINT_URL is ***@host:9000, expected"),
+        (
+            "AWS_ENDPOINT_URL is user:p@w@host:9000, expected",
+            "AWS_ENDPOINT_URL is ***@host:9000, expected",
+        ),
         ("the emulator at user:pw@localhost", "the emulator at ***@localhost"),
         ("proxy=user:pw@host/x", "***@host/x"),
         ("http://localhost:9000: refused", "http://localhost:9000: refused"),

@@ -15,7 +15,9 @@ ROOT = Path(__file__).parents[2]
 
 def said(*words: str, cwd: Path = ROOT) -> str:
     """What a command prints on standard error."""
-    done = subprocess.run([sys.executable, *words], cwd=cwd, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, *words], cwd=cwd, capture_output=True, text=True, check=True
+    )
     return done.stderr
 
 
@@ -27,7 +29,9 @@ def tiff_that_pillow_warns_of() -> bytes:
 
 
 def test_a_warning_of_a_library_is_shown_with_debug_only(tmp_path):
-    samples = [image_sample("train", serial, tiff_that_pillow_warns_of(), "tif", 2) for serial in range(4)]
+    samples = [
+        image_sample("train", serial, tiff_that_pillow_warns_of(), "tif", 2) for serial in range(4)
+    ]
     write_shard_set(open_storage(str(tmp_path)), {"train": samples}, num_shards=1)
     words = ["-m", "pipelines", "verify", str(tmp_path), "--deep"]
     assert "Corrupt EXIF data" not in said(*words)
@@ -63,7 +67,11 @@ def raising(error: BaseException):
         (ConfigError("8 lanes"), USAGE, "ConfigError: 8 lanes\n"),
         (NotFound("no\x1b[2J such\nfile"), FAILED, "NotFound: no\\x1b[2J such\\nfile\n"),
         (FileNotFoundError("gone"), FAILED, "FileNotFoundError: gone\n"),
-        (KeyboardInterrupt(" before the first checkpoint"), INTERRUPTED, "stopped before the first checkpoint\n"),
+        (
+            KeyboardInterrupt(" before the first checkpoint"),
+            INTERRUPTED,
+            "stopped before the first checkpoint\n",
+        ),
     ],
 )
 def test_an_error_of_a_verb_is_one_sentence_and_an_exit_code(capsys, error, code, line):

@@ -1,4 +1,6 @@
-"""`import shardset` as a user meets it: the base requirements suffice, and the reader says what it lacks."""
+"""`import shardset` as a user meets it: the base requirements suffice, and the reader says what it
+lacks.
+"""
 
 import subprocess
 import sys
@@ -26,11 +28,15 @@ EXTRAS = (
 def run_without(libraries: tuple[str, ...], code: str) -> subprocess.CompletedProcess[str]:
     """What a fresh interpreter prints that can import none of the libraries."""
     block = f"import sys; sys.modules.update(dict.fromkeys({libraries!r}))"
-    return subprocess.run([sys.executable, "-c", f"{block}\n{code}"], cwd=ROOT, capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, "-c", f"{block}\n{code}"], cwd=ROOT, capture_output=True, text=True
+    )
 
 
 def test_importing_the_library_needs_the_base_requirements_only():
-    done = run_without(EXTRAS, "import shardset; print(shardset.Manifest, shardset.open_storage('memory://a').url)")
+    done = run_without(
+        EXTRAS, "import shardset; print(shardset.Manifest, shardset.open_storage('memory://a').url)"
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith(" memory://a\n")
 

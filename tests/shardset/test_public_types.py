@@ -21,7 +21,9 @@ def transform(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
 
 
 def batches(url: str) -> Iterator[np.ndarray]:
-    with shardset.Stream(url, "train", batch_size=4, image_size=32, fields=("json",), transform=transform) as stream:
+    with shardset.Stream(
+        url, "train", batch_size=4, image_size=32, fields=("json",), transform=transform
+    ) as stream:
         print(f"{len(stream)} steps an epoch, {stream.classes}")
         for batch in stream:
             images: np.ndarray = batch["image"]
@@ -43,7 +45,16 @@ print(samples[17].key, samples[17].class_name, samples[17].image.shape, samples[
 @pytest.mark.slow
 def test_mypy_accepts_the_names_of_a_batch_that_the_users_options_give(tmp_path):
     (tmp_path / "loop.py").write_text(LOOP)
-    words = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--cache-dir", "cache", "loop.py"]
+    words = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--follow-imports=silent",
+        "--cache-dir",
+        "cache",
+        "loop.py",
+    ]
     environment = {**os.environ, "MYPYPATH": str(ROOT)}
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,6 @@
-"""The writer for any loop: its sets are those of a build to every reader, and nothing half-written stays."""
+"""The writer for any loop: its sets are those of a build to every reader, and nothing half-written
+stays.
+"""
 
 import io
 import subprocess
@@ -37,7 +39,9 @@ def write_mixed(output: str) -> None:
     """Ten samples for train, of JPEGs, colour and grey pixels, and three without labels for val."""
     with shardset.Writer(output, samples_per_shard=4, classes=["cat", "dog", "owl"]) as writer:
         for number in range(10):
-            image = [jpeg(number), pixels(number, 16, 16), pixels(number, 16, 16)[:, :, 0]][number % 3]
+            image = [jpeg(number), pixels(number, 16, 16), pixels(number, 16, 16)[:, :, 0]][
+                number % 3
+            ]
             note = {"number": number} if number > 6 else None
             writer.write(image=image, label=number % 3, key=f"a/{number}", json=note)
         for number in range(3):
@@ -54,7 +58,9 @@ def test_a_written_set_is_whole_and_read_like_a_built_one(tmp_path: Path) -> Non
     assert train.groups[0].promises == ["reproducible"]
     assert manifest.split("val").class_totals == [0, 0, 0]
     assert verify(str(tmp_path / "set"), deep=True).problems == ()
-    stream = shardset.Stream(str(tmp_path / "set"), "train", batch_size=4, image=EXACT, with_key=True)
+    stream = shardset.Stream(
+        str(tmp_path / "set"), "train", batch_size=4, image=EXACT, with_key=True
+    )
     columns = ("key", "image", "label", "weight")
     rows = [row for batch in stream for row in zip(*(batch[name] for name in columns), strict=True)]
     seen = {key: (image, label) for key, image, label, weight in rows if weight}
@@ -78,10 +84,14 @@ def test_the_same_samples_make_the_same_bytes(tmp_path: Path) -> None:
     for name in ("one", "two"):
         write_mixed(str(tmp_path / name))
     for file in files_in(tmp_path / "one"):
-        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes(), file
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes(), (
+            file
+        )
 
 
-def test_without_names_a_label_is_its_own_and_a_key_is_the_number_of_the_sample(tmp_path: Path) -> None:
+def test_without_names_a_label_is_its_own_and_a_key_is_the_number_of_the_sample(
+    tmp_path: Path,
+) -> None:
     with shardset.Writer(tmp_path / "set") as writer:
         for label in (5, None, np.int64(2)):
             writer.write(image=jpeg(0), label=label)
@@ -91,17 +101,24 @@ def test_without_names_a_label_is_its_own_and_a_key_is_the_number_of_the_sample(
     assert [samples[number].key for number in range(3)] == ["000000000", "000000001", "000000002"]
 
 
-def test_a_label_may_be_text_or_float_and_the_manifest_tells_what_is_unused_or_missing(tmp_path: Path) -> None:
+def test_a_label_may_be_text_or_float_and_the_manifest_tells_what_is_unused_or_missing(
+    tmp_path: Path,
+) -> None:
     with shardset.Writer(tmp_path / "set") as writer:
         for label in ("5", None, 2.0, np.float64(0)):
             writer.write(image=jpeg(0), label=label)
     manifest = manifests.load(str(tmp_path / "set")).manifest
     assert manifest.split("train").class_totals == [1, 0, 1, 0, 0, 1]
-    assert manifest.provenance.notes == ["labels are 0 to 5, 3 of them unused", "1 of 4 samples have no label"]
+    assert manifest.provenance.notes == [
+        "labels are 0 to 5, 3 of them unused",
+        "1 of 4 samples have no label",
+    ]
 
 
 @pytest.mark.parametrize(("first", "label"), [(0, 10**7), (0, 900_000), (None, MAX_UNUSED + 1)])
-def test_a_label_that_is_an_id_is_refused_at_its_sample(tmp_path: Path, first: int | None, label: int) -> None:
+def test_a_label_that_is_an_id_is_refused_at_its_sample(
+    tmp_path: Path, first: int | None, label: int
+) -> None:
     with shardset.Writer(tmp_path / "set") as writer:
         writer.write(image=jpeg(0), label=first)
         with pytest.raises(ConfigError, match=r"sample 1 \('000000001'\): label"):
@@ -121,9 +138,17 @@ def test_it_writes_into_a_bucket(gcs_root: str) -> None:
     [
         ({"image": b"<html>404</html>"}, UndecodableImage, r"sample 1 \('000000001'\)"),
         ({"image": odd_images.jpeg()[:60]}, UndecodableImage, r"sample 1 \('000000001'\)"),
-        ({"image": np.zeros((8, 8, 4), np.uint8)}, ConfigError, r"pixels are uint8 \[8, 8, 4\], expected uint8"),
+        (
+            {"image": np.zeros((8, 8, 4), np.uint8)},
+            ConfigError,
+            r"pixels are uint8 \[8, 8, 4\], expected uint8",
+        ),
         ({"image": np.zeros((8, 8))}, ConfigError, r"pixels are float64 \[8, 8\], expected uint8"),
-        ({"image": Image.new("RGB", (8, 8))}, ConfigError, r"image is a Image, expected bytes, or an array of its pix"),
+        (
+            {"image": Image.new("RGB", (8, 8))},
+            ConfigError,
+            r"image is a Image, expected bytes, or an array of its pix",
+        ),
         ({"label": 2}, ConfigError, "label is 2, expected 0 to 1"),
         ({"label": -1}, ConfigError, "label is -1, expected 0 to 1; use None"),
         ({"label": 0.5}, ConfigError, "label is 0.5"),
@@ -157,7 +182,10 @@ def test_an_exception_in_the_block_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         write_five()
     assert files_in(tmp_path) == []
-    with pytest.raises(ConfigError, match="no sample was written"), shardset.Writer(tmp_path / "set"):
+    with (
+        pytest.raises(ConfigError, match="no sample was written"),
+        shardset.Writer(tmp_path / "set"),
+    ):
         pass
     assert files_in(tmp_path) == []
 
@@ -170,7 +198,10 @@ def test_it_writes_neither_over_a_set_nor_over_what_a_killed_writer_left(tmp_pat
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path)
     left = files_in(tmp_path)
     assert "set/train/train-000000.tar" in left
-    expected = r"set/train/train-000000\.tar: left by a writer or a build that was stopped; remove the folder train/"
+    expected = (
+        r"set/train/train-000000\.tar: left by a writer or a build that was stopped; remove the"
+        r" folder train/"
+    )
     with pytest.raises(ConfigError, match=expected), shardset.Writer(tmp_path / "set") as writer:
         writer.write(image=jpeg(0))
     assert files_in(tmp_path) == left

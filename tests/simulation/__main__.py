@@ -1,4 +1,6 @@
-"""Runs the stories of some seeds, or one again: `python -m tests.simulation builds 0:200`, `... training 17`."""
+"""Runs the stories of some seeds, or one again: `python -m tests.simulation builds 0:200`, `...
+training 17`.
+"""
 
 import sys
 from collections.abc import Callable, Iterable

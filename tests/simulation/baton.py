@@ -1,7 +1,9 @@
-"""Processes and threads of a simulated cluster: one runs at a time, which one a seed decides, and time is virtual.
+"""Processes and threads of a simulated cluster: one runs at a time, which one a seed decides, and
+time is virtual.
 
-The threads are real. Inside a simulation, Python's locks, events, queues, pools, clocks and sleeps are those of the
-baton: whoever has to wait hands it on. So the whole product runs unchanged, and the same seed gives the same schedule.
+The threads are real. Inside a simulation, Python's locks, events, queues, pools, clocks and sleeps
+are those of the baton: whoever has to wait hands it on. So the whole product runs unchanged, and
+the same seed gives the same schedule.
 """
 
 import _thread
@@ -47,7 +49,10 @@ class Over(BaseException):
 
 @dataclass(eq=False)
 class Process:
-    """Threads that are killed and stopped together. `fate` is called after so many of its requests."""
+    """Threads that are killed and stopped together.
+
+    `fate` is called after so many of its requests.
+    """
 
     name: str
     pid: int
@@ -86,7 +91,10 @@ class Task:
 
 
 class Baton:
-    """A simulation: `run` it once. `limit_s` is the virtual time within which everything must end."""
+    """A simulation: `run` it once.
+
+    `limit_s` is the virtual time within which everything must end.
+    """
 
     def __init__(self, seed: int, limit_s: float = 4 * 3600) -> None:
         self.random, self.now, self.wall_jump_s = random.Random(seed), 0.0, 0.0
@@ -100,7 +108,9 @@ class Baton:
         self._pids, self._hashes = 100_000, 0
 
     def run(self, main: Callable[[], Any]) -> Any:
-        """The result of `main`; raises what it raised, or Failed if a thread failed or all wait for ever."""
+        """The result of `main`; raises what it raised, or Failed if a thread failed or all wait for
+        ever.
+        """
         self._main_lock.acquire()
         with _installed(self):
             task = self._running = self.spawn(main, "main", self.process("main"))
@@ -127,7 +137,9 @@ class Baton:
         return task
 
     def start(self, function: Callable[[], Any], name: str, process: Process | None = None) -> Task:
-        """A thread whose errors are for whoever looks at `error`; by default of a process of its own."""
+        """A thread whose errors are for whoever looks at `error`; by default of a process of its
+        own.
+        """
 
         def run() -> Any:
             try:
@@ -175,7 +187,9 @@ class Baton:
     def wait_for_peace(self) -> None:
         """Hands the baton on until nobody else will ever run again."""
         me = self.running
-        self.wait(lambda: all(self._due(task) == FOREVER for task in self._living() if task is not me))
+        self.wait(
+            lambda: all(self._due(task) == FOREVER for task in self._living() if task is not me)
+        )
 
     def note(self, text: str) -> None:
         """Records an event of the running process."""
@@ -189,7 +203,7 @@ class Baton:
         task.wake.acquire()
         raise Over
 
-    # --- who is next -----------------------------------------------------------------------------------------------
+    # --- who is next ------------------------------------------------------------------------------
 
     def _hand_on(self, me: Task) -> None:
         chosen = self._choose()
@@ -212,7 +226,10 @@ class Baton:
                 return due[0] if len(due) == 1 else self.random.choice(due)
             soonest = min(times, default=FOREVER)
             if soonest == FOREVER:
-                waiting = "".join(f"\n{task.process.name}/{task.name} at {_place(task)}" for task in self._living())
+                waiting = "".join(
+                    f"\n{task.process.name}/{task.name} at {_place(task)}"
+                    for task in self._living()
+                )
                 self._give_up(Failed(f"all wait for ever:{waiting}"))
             elif soonest > self._limit_s:
                 self._give_up(Failed(f"not at its end after {self._limit_s:.0f} s of virtual time"))
@@ -225,7 +242,11 @@ class Baton:
     def _due(self, task: Task) -> float:
         if task.process.resumes == FOREVER:
             return FOREVER
-        wakes = self.now if task.until > self.now and task.ready is not None and task.ready() else task.until
+        wakes = (
+            self.now
+            if task.until > self.now and task.ready is not None and task.ready()
+            else task.until
+        )
         return max(wakes, task.process.resumes)
 
     def _live(self, task: Task, function: Callable[[], Any]) -> None:
@@ -238,7 +259,9 @@ class Baton:
             pass
         except BaseException as error:  # noqa: BLE001 - a thread of the product must not end by an error
             if not self._is_over:
-                self._give_up(error if isinstance(error, Failed) or task.name == "main" else _uncaught(error))
+                self._give_up(
+                    error if isinstance(error, Failed) or task.name == "main" else _uncaught(error)
+                )
         finally:
             task.is_done = True
             self._tasks.remove(task)
@@ -270,12 +293,18 @@ class Baton:
 
 
 def _place(task: Task) -> str:
-    """Where a thread of the product waits: its innermost lines outside of the simulation and the standard library."""
+    """Where a thread of the product waits: its innermost lines outside of the simulation and the
+    standard library.
+    """
     stack = traceback.extract_stack(sys._current_frames().get(task.ident))
     ours = [
-        frame for frame in stack if any(f"/{name}/" in frame.filename for name in ("shardset", "pipelines", "trainer"))
+        frame
+        for frame in stack
+        if any(f"/{name}/" in frame.filename for name in ("shardset", "pipelines", "trainer"))
     ]
-    return " < ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in reversed(ours[-4:]))
+    return " < ".join(
+        f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in reversed(ours[-4:])
+    )
 
 
 def _uncaught(error: BaseException) -> Failed:
@@ -285,7 +314,10 @@ def _uncaught(error: BaseException) -> Failed:
 
 
 class _Lock:
-    """A lock whose waiters hand the baton on. Conditions, events, semaphores and queues are made of it."""
+    """A lock whose waiters hand the baton on.
+
+    Conditions, events, semaphores and queues are made of it.
+    """
 
     def __init__(self) -> None:
         self._is_held = False
@@ -334,14 +366,16 @@ class _Thread(_RealThread):
     _hash = 0
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        # Timer, and the object of a thread that Python did not start, call this one for themselves; whether there is
-        # such an object depends on the system's numbers of threads that have ended.
+        # Timer, and the object of a thread that Python did not start, call this one for themselves;
+        # whether there is such an object depends on the system's numbers of threads that have
+        # ended.
         if isinstance(self, _Thread) and _is_inside():
             self._hash = baton().next_hash()
         _RealThread.__init__(self, *args, **options)
 
     def __hash__(self) -> int:
-        return self._hash or id(self)  # a pool holds its threads in a set, whose order is then that of every run
+        # a pool holds its threads in a set, whose order is then that of every run
+        return self._hash or id(self)
 
     def start(self) -> None:
         if _is_inside():
@@ -359,7 +393,7 @@ class _Thread(_RealThread):
             baton().wait(lambda: task.is_done, FOREVER if timeout is None else timeout)
 
 
-# --- what Python and the product call -------------------------------------------------------------------------------
+# --- what Python and the product call -------------------------------------------------------------
 
 _active: Baton | None = None
 
@@ -417,7 +451,9 @@ def _installed(simulation: Baton) -> Iterator[None]:
         for (module, name, real), (_, _, inside) in zip(replaced, simulated, strict=True):
             exits.enter_context(patch.object(module, name, _either(inside, real)))
         exits.enter_context(patch.object(threading, "Thread", _Thread))
-        exits.enter_context(patch.object(concurrent.futures.thread, "_global_shutdown_lock", _Lock()))
+        exits.enter_context(
+            patch.object(concurrent.futures.thread, "_global_shutdown_lock", _Lock())
+        )
         exits.enter_context(patch.object(retry, "_of_process", _policy))
         # No body is slow here, so no thread looks for those that are.
         exits.enter_context(patch.object(served, "_running", lambda pid: {}))

@@ -1,4 +1,6 @@
-"""A bucket of Cloud Storage in memory, behind the connection of shardset's own client, with faults by the seed."""
+"""A bucket of Cloud Storage in memory, behind the connection of shardset's own client, with faults
+by the seed.
+"""
 
 import json
 import os
@@ -42,8 +44,9 @@ class Faults:
     late: float = 0.0
     """The client gives up; the request is carried out some time afterwards."""
     damaged: float = 0.0
-    """A body is flipped or cut, or a listing has no body, or that of the same request before; never twice in a row,
-    which a reader may take for damage of the object."""
+    """A body is flipped or cut, or a listing has no body, or that of the same request before; never
+    twice in a row, which a reader may take for damage of the object.
+    """
     seconds: tuple[float, float] = (0.001, 0.3)
 
 
@@ -82,7 +85,9 @@ class Request(NamedTuple):
 
     def __str__(self) -> str:
         words = [
-            f"{key}={self.params[key]}" for key in ("ifGenerationMatch", "prefix", "pageToken") if key in self.params
+            f"{key}={self.params[key]}"
+            for key in ("ifGenerationMatch", "prefix", "pageToken")
+            if key in self.params
         ]
         media = "GET bytes" if self.params.get("alt") == "media" else self.method
         return " ".join(filter(None, [media, self.name, self.range_, *words]))
@@ -91,8 +96,8 @@ class Request(NamedTuple):
 class Bucket:
     """The objects of all buckets by `bucket/name`.
 
-    `on_change` is told of (name, old, new) after each change, which the process `author` asked for, and had given up if
-    it `is_late`.
+    `on_change` is told of (name, old, new) after each change, which the process `author` asked for,
+    and had given up if it `is_late`.
     """
 
     def __init__(self, baton: Baton, faults: Faults = CALM) -> None:
@@ -112,15 +117,23 @@ class Bucket:
         def connect(emulator: str) -> gcs_http._Connection:
             pool: Any = _Pool(self)
             token_request = gcs_http._TokenRequest()
-            return gcs_http._Connection(AnonymousCredentials(), "", HOST, pool, "", {}, token_request)
+            return gcs_http._Connection(
+                AnonymousCredentials(), "", HOST, pool, "", {}, token_request
+            )
 
-        with patch.object(gcs_http, "_connect", connect), patch.dict(os.environ, STORAGE_EMULATOR_HOST=HOST):
+        with (
+            patch.object(gcs_http, "_connect", connect),
+            patch.dict(os.environ, STORAGE_EMULATOR_HOST=HOST),
+        ):
             yield
 
     def put(self, name: str, data: bytes) -> Object:
         """Stores an object at once."""
         self.generation += 1
-        old, new = self.objects.get(name), Object(data, str(self.generation), crc32c_text(crc32c_of(data)))
+        old, new = (
+            self.objects.get(name),
+            Object(data, str(self.generation), crc32c_text(crc32c_of(data))),
+        )
         self.objects[name] = new
         self._changed(name, old, new)
         return new
@@ -129,7 +142,7 @@ class Bucket:
         """The names that begin so, in order."""
         return sorted(name for name in self.objects if name.startswith(prefix))
 
-    # --- the network ------------------------------------------------------------------------------------------------
+    # --- the network ------------------------------------------------------------------------------
 
     def send(self, request: Request, patience_s: float) -> Response:
         """The answer to a request, after what the seed does to it."""
@@ -151,7 +164,9 @@ class Bucket:
         return answer
 
     def _meet_fate(self, process: Process, after: int) -> None:
-        """Kills or stops the process if the request is the one: before or after it is carried out."""
+        """Kills or stops the process if the request is the one:
+        before or after it is carried out.
+        """
         if process.fate and (process.num_requests, after) == divmod(process.fate[0], 2):
             self._baton.note("meets its fate")
             process.fate[1](process)
@@ -169,7 +184,11 @@ class Bucket:
         if fault == "late":
             pause = draw.uniform(0, 3 * patience_s)
             author = baton.running.process
-            baton.spawn(lambda: (baton.sleep(pause), self._carry_out(request, author)), "late", self._network)
+            baton.spawn(
+                lambda: (baton.sleep(pause), self._carry_out(request, author)),
+                "late",
+                self._network,
+            )
             baton.sleep(patience_s)
         raise urllib3.exceptions.ProtocolError("the connection broke")
 
@@ -181,18 +200,22 @@ class Bucket:
         self._damaged_before.add(asked)
         if request.method == "POST":
             head, data, tail = _parts(request.body)
-            return self._carry_out(request._replace(body=head + _flipped(data, draw.randrange) + tail))
+            return self._carry_out(
+                request._replace(body=head + _flipped(data, draw.randrange) + tail)
+            )
         answer = self._carry_out(request)
         if request.params.get("alt") == "media":
             cut = draw.randrange(len(answer.body) + 1)
-            answer.body = answer.body[:cut] if draw.random() < 0.5 else _flipped(answer.body, draw.randrange)
+            answer.body = (
+                answer.body[:cut] if draw.random() < 0.5 else _flipped(answer.body, draw.randrange)
+            )
         elif "prefix" in request.params:
             answer.body = draw.choice([b"", b"{}", *self._pages[_page_of(request)][-3:]])
         elif request.method == "GET":
             answer.body = draw.choice([b"", b"{}"])
         return answer
 
-    # --- the server --------------------------------------------------------------------------------------------------
+    # --- the server -------------------------------------------------------------------------------
 
     def _carry_out(self, request: Request, author: Process | None = None) -> Response:
         self.author, self.is_late = author or self._baton.running.process, author is not None
@@ -213,23 +236,34 @@ class Bucket:
             return Response(204)
         if request.params.get("alt") == "media":
             return _media(item, request.range_)
-        return Response(200, body=json.dumps({"kind": "storage#object", **_facts(request.name, item)}).encode())
+        return Response(
+            200, body=json.dumps({"kind": "storage#object", **_facts(request.name, item)}).encode()
+        )
 
     def _upload(self, request: Request) -> Response:
         head, data, _ = _parts(request.body)
         facts: dict[str, Any] = json.loads(head.split(b"\r\n")[3])
-        name, old = f"{request.name}/{facts['name']}", self.objects.get(f"{request.name}/{facts['name']}")
+        name, old = (
+            f"{request.name}/{facts['name']}",
+            self.objects.get(f"{request.name}/{facts['name']}"),
+        )
         if crc32c_text(crc32c_of(data)) != facts["crc32c"]:
             return Response(400, body=b"the crc32c does not match")
         wanted = request.params.get("ifGenerationMatch")
         if wanted is not None and wanted != (old.generation if old else ABSENT):
             return Response(412)
         new = self.put(name, data)
-        return Response(200, body=json.dumps({"kind": "storage#object", **_facts(name, new)}).encode())
+        return Response(
+            200, body=json.dumps({"kind": "storage#object", **_facts(name, new)}).encode()
+        )
 
     def _list(self, request: Request) -> Response:
         size, first = self._baton.random.randint(1, 40), request.params.get("pageToken", "")
-        found = [name for name in self.names(f"{request.name}/{request.params['prefix']}") if name > first]
+        found = [
+            name
+            for name in self.names(f"{request.name}/{request.params['prefix']}")
+            if name > first
+        ]
         page: dict[str, Any] = {"kind": "storage#objects"}
         page["items"] = [_facts(name, self.objects[name]) for name in found[:size]]
         if len(found) > size:
@@ -265,7 +299,9 @@ class _Pool:
     ) -> Response:
         parts = urlsplit(target)
         bucket, _, name = parts.path.partition("/b/")[2].partition("/o")
-        params = {key: values[0] for key, values in parse_qs(parts.query, keep_blank_values=True).items()}
+        params = {
+            key: values[0] for key, values in parse_qs(parts.query, keep_blank_values=True).items()
+        }
         data, name = b"".join(body or ()), bucket + unquote(name)
         return self._bucket.send(
             Request(method, name, params, headers.get("Range", ""), data), timeout.read_timeout or 0
@@ -288,12 +324,19 @@ def _media(item: Object, range_: str) -> Response:
     first, stop = int(start), min(size, int(last) + 1 if last else size)
     if first >= size:
         return Response(416)
-    return Response(206, headers | {"Content-Range": f"bytes {first}-{stop - 1}/{size}"}, item.data[first:stop])
+    return Response(
+        206, headers | {"Content-Range": f"bytes {first}-{stop - 1}/{size}"}, item.data[first:stop]
+    )
 
 
 def _facts(name: str, item: Object) -> dict[str, str]:
     own = name.partition("/")[2]
-    return {"name": own, "size": str(len(item.data)), "generation": item.generation, "crc32c": item.crc32c}
+    return {
+        "name": own,
+        "size": str(len(item.data)),
+        "generation": item.generation,
+        "crc32c": item.crc32c,
+    }
 
 
 def _flipped(data: bytes, draw: Callable[[int], int]) -> bytes:

@@ -33,7 +33,9 @@ RUNNER = ["--runner", f"{runner.__name__}.{runner.SimRunner.__name__}"]
 CALM_AFTER_S = 3000.0
 MOST_TRIES = 30
 
-OLD = BuildConfig(source="folder", input="gs://bucket/raw", output="gs://bucket/out", num_shards={"": 3})
+OLD = BuildConfig(
+    source="folder", input="gs://bucket/raw", output="gs://bucket/out", num_shards={"": 3}
+)
 NEW = replace(OLD, seed=7, overwrite=True)
 RIVAL = replace(OLD, overwrite=True)
 STORIES: dict[str, tuple[BuildConfig, ...]] = {
@@ -46,7 +48,9 @@ STORIES: dict[str, tuple[BuildConfig, ...]] = {
 
 
 def live_through(seed: int) -> Baton:
-    """One story of builds; raises Failed where a set is not whole, or not the one that was asked for."""
+    """One story of builds; raises Failed where a set is not whole, or not the one that was asked
+    for.
+    """
     baton = Baton(seed)
     story = baton.random.choice(list(STORIES))
     runs_over = finished(OLD.seed) if "over another" in story else {}
@@ -96,11 +100,17 @@ class Builds:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """A block in which this bucket is reached, and eight images are enough for several of everything."""
+        """A block in which this bucket is reached, and eight images are enough for several of
+        everything.
+        """
         with (
             runner.quick_beam(),
             self.bucket.reached(),
-            patch.object(sources, "open_source", lambda config: replace(_open_source(config), entries_per_unit=4)),
+            patch.object(
+                sources,
+                "open_source",
+                lambda config: replace(_open_source(config), entries_per_unit=4),
+            ),
             patch.object(layout, "MIN_BATCH", 4),
             patch.object(layout, "MAX_BATCH", 4),
             patch.object(layout, "BUCKET_KEYS", 4),
@@ -112,19 +122,27 @@ class Builds:
         draw, process = self.baton.random, self.baton.process(name)
         if self.bucket.faults is STORMY and draw.random() < 0.15:
             most = {"launcher": 60, "job": 4, "worker": 40}.get(name, 30)
-            process.fate = draw.randrange(most), draw.choice([Process.kill, Process.kill, self._stop])
+            process.fate = (
+                draw.randrange(most),
+                draw.choice([Process.kill, Process.kill, self._stop]),
+            )
         return process
 
     def _stop(self, process: Process) -> None:
         process.resumes = self.baton.now + self.baton.random.choice([30, 300, 2000])
 
-    # --- what happens ------------------------------------------------------------------------------------------------
+    # --- what happens -----------------------------------------------------------------------------
 
     def live(self) -> None:
         """Everything, to the end."""
         draw = self.baton.random
-        users = [self.baton.start(lambda config=config: self._user(config), "user") for config in self.configs]
-        readers = [self.baton.start(self._reader, "reader", self.process("reader")) for _ in range(2)]
+        users = [
+            self.baton.start(lambda config=config: self._user(config), "user")
+            for config in self.configs
+        ]
+        readers = [
+            self.baton.start(self._reader, "reader", self.process("reader")) for _ in range(2)
+        ]
         self.baton.start(self._calm_down, "calm")
         self.baton.wait(lambda: all(task.is_over for task in users))
         self.bucket.faults = CALM
@@ -150,7 +168,9 @@ class Builds:
             launcher = self.process("launcher")
             task = self.baton.start(lambda: build(config, RUNNER), "build", launcher)
             self.baton.wait(lambda task=task: task.is_over)
-            self.baton.note(f"the build ended: {task.error or ('killed' if launcher.is_killed else 'finished')}")
+            self.baton.note(
+                f"the build ended: {task.error or ('killed' if launcher.is_killed else 'finished')}"
+            )
             if task.error is None and task.is_done:
                 return True
             if isinstance(task.error, ManifestError) and len(self._seeds) > 1:
@@ -161,7 +181,9 @@ class Builds:
         raise self.baton.fail(f"a build failed {MOST_TRIES} times, at last by {task.error}")
 
     def _reader(self) -> None:
-        """Reads all tars and indexes at some time: those of one set, or an error that says that it is gone."""
+        """Reads all tars and indexes at some time: those of one set, or an error that says that it
+        is gone.
+        """
         self.baton.sleep(self.baton.random.uniform(0, 300))
         digest = None
         try:
@@ -172,17 +194,25 @@ class Builds:
             return
         except ShardsetError as error:
             current = self.bucket.objects.get(MANIFEST)
-            if current is not None and digest is not None and manifests.parse(current.data).digest == digest:
+            if (
+                current is not None
+                and digest is not None
+                and manifests.parse(current.data).digest == digest
+            ):
                 self.baton.fail(f"a reader failed though its set is there: {error}")
 
     def read_all(self, loaded: LoadedSet) -> None:
-        """Reads all tars and indexes of a set; raises DamagedShard for other bytes than it lists."""
+        """Reads all tars and indexes of a set;
+        raises DamagedShard for other bytes than it lists.
+        """
         for split in loaded.manifest.splits.values():
             for shard in split.shards:
-                read_object(loaded.storage, shard.path, shard.num_bytes, shard.crc32c, "build again")
+                read_object(
+                    loaded.storage, shard.path, shard.num_bytes, shard.crc32c, "build again"
+                )
                 read_index(loaded.storage, shard)
 
-    # --- what is true ------------------------------------------------------------------------------------------------
+    # --- what is true -----------------------------------------------------------------------------
 
     def watch(self, name: str, old: Object | None, new: Object | None) -> None:
         """After each change: whatever the manifest lists is there."""
@@ -195,7 +225,9 @@ class Builds:
                 if found is None or crc32c not in ("", found.crc32c):
                     self.baton.fail(f"{path} is not what the new manifest lists")
         elif name in self._listed and (new is None or self._listed[name] not in ("", new.crc32c)):
-            self.baton.fail(f"{name} was {'changed' if new else 'removed'}, though the manifest lists it")
+            self.baton.fail(
+                f"{name} was {'changed' if new else 'removed'}, though the manifest lists it"
+            )
 
     def check_end(self) -> None:
         """One whole set, that of one of the users, and no file of unknown origin."""
@@ -204,10 +236,16 @@ class Builds:
             raise self.baton.fail("no set was published")
         manifest = manifests.parse(current.data)
         if tars_of(self.bucket) != contents(manifest.seed) or manifest.seed not in self._seeds:
-            self.baton.fail(f"the tars are not those of an undisturbed build with seed {manifest.seed}")
+            self.baton.fail(
+                f"the tars are not those of an undisturbed build with seed {manifest.seed}"
+            )
         known = {MANIFEST, *self._listed}
         plan = OUT + naming.PLAN_FOLDER
-        unknown = [name for name in self.bucket.names(OUT) if name not in known and not name.startswith(plan)]
+        unknown = [
+            name
+            for name in self.bucket.names(OUT)
+            if name not in known and not name.startswith(plan)
+        ]
         if unknown:
             self.baton.fail(f"nothing lists {', '.join(unknown)}")
 

@@ -1,4 +1,6 @@
-"""Changes of a finished set under a seed: appends, compactions, tags and views by commands that die, beside readers."""
+"""Changes of a finished set under a seed: appends, compactions, tags and views by commands that
+die, beside readers.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -23,7 +25,16 @@ from shardset.read.indexes import read_index
 from tests.makers.images import image_bytes
 from tests.simulation.baton import FOREVER, Baton, Process
 from tests.simulation.bucket import CALM, STORMY, Bucket, Object
-from tests.simulation.builds import MANIFEST, MOST_TRIES, OLD, OUT, RUNNER, Builds, finished, listed_in
+from tests.simulation.builds import (
+    MANIFEST,
+    MOST_TRIES,
+    OLD,
+    OUT,
+    RUNNER,
+    Builds,
+    finished,
+    listed_in,
+)
 
 SET = OLD.output
 RAW = "bucket/raw/"
@@ -34,7 +45,9 @@ Keys = dict[str, list[str]]
 
 
 def live_through(seed: int) -> Baton:
-    """One story of a set; raises Failed where a version is not whole, or a forgotten sample is left."""
+    """One story of a set; raises Failed where a version is not whole, or a forgotten sample is
+    left.
+    """
     start, baton = finished(OLD.seed), Baton(seed, LIMIT_S)
     world = Changes(baton, Bucket(baton, STORMY), start)
     with world.installed():
@@ -50,14 +63,21 @@ def keys_at(url: str) -> Keys | None:
         return None
     found = {}
     for name, split in loaded.manifest.splits.items():
-        keys = [key.decode() for shard in split.shards for key in read_index(loaded.storage, shard)["key"].tolist()]
+        keys = [
+            key.decode()
+            for shard in split.shards
+            for key in read_index(loaded.storage, shard)["key"].tolist()
+        ]
         found[name] = [keys[id_] for id_ in loaded.part(name).rows.ids.tolist()]
     return found
 
 
 @dataclass(eq=False)
 class Version:
-    """What was published: files with their CRC32C, and keys. `retired` is when a sample of it was forgotten."""
+    """What was published: files with their CRC32C, and keys.
+
+    `retired` is when a sample of it was forgotten.
+    """
 
     number: int
     files: dict[str, str]
@@ -90,14 +110,18 @@ class Changes(Builds):
         self._given_up: list[str] = []
         bucket.on_change.append(self.watch)
 
-    # --- what happens ------------------------------------------------------------------------------------------------
+    # --- what happens -----------------------------------------------------------------------------
 
     def live(self) -> None:
         """Some changes, then a last one in peace, which completes what others have left."""
         draw = self.baton.random
-        readers = [self.baton.start(self._reader, "reader", self.process("reader")) for _ in range(3)]
+        readers = [
+            self.baton.start(self._reader, "reader", self.process("reader")) for _ in range(3)
+        ]
         for number in range(draw.randint(3, 6)):
-            draw.choice([self._append, self._forget, self._give_up, self._give_up, self._tag, self._view])(number)
+            draw.choice(
+                [self._append, self._forget, self._give_up, self._give_up, self._tag, self._view]
+            )(number)
             self.baton.sleep(draw.choice([0, 60, 3600]))
         self.bucket.faults = CALM
         self.baton.wait_for_peace()
@@ -132,7 +156,9 @@ class Changes(Builds):
             self.baton.fail(f"{left} were dropped, but are there")
 
     def _give_up(self, number: int) -> None:
-        """A compaction that dies, sleeps, or is refused since nothing would be left, is not repeated."""
+        """A compaction that dies, sleeps, or is refused since nothing would be left, is not
+        repeated.
+        """
         keys = self._some_keys()
         if self.baton.random.random() < 0.3:
             keys += self.newest.keys[max(self.newest.keys)]
@@ -146,7 +172,9 @@ class Changes(Builds):
 
     def _view(self, number: int) -> None:
         """A sample of each class of the newest version."""
-        self._attempt(lambda: make_view(f"gs://bucket/views/{number}.parquet", SET, Choice(per_class=1)))
+        self._attempt(
+            lambda: make_view(f"gs://bucket/views/{number}.parquet", SET, Choice(per_class=1))
+        )
 
     def _compact(self, keys: list[str]) -> Compacted:
         return compact(SET, keys, grace=self.grace, now=self.baton.wall_clock)
@@ -154,7 +182,9 @@ class Changes(Builds):
     def _some_keys(self) -> list[str]:
         """One or two of the newest version, but never its last two."""
         keys = self.newest.keys["train"]
-        return self.baton.random.sample(keys[2:], min(len(keys) - 2, self.baton.random.randint(1, 2)))
+        return self.baton.random.sample(
+            keys[2:], min(len(keys) - 2, self.baton.random.randint(1, 2))
+        )
 
     def _until_done(self, change: Callable[[bool], Any]) -> None:
         """Repeats a command until it succeeds; after an error it is told that it may start over."""
@@ -166,14 +196,22 @@ class Changes(Builds):
             self.baton.sleep(self.baton.random.uniform(1, 60))
         self.baton.fail(f"a command failed {MOST_TRIES} times, at last by {error}")
 
-    def _attempt(self, change: Callable[[], Any], patience_s: float = FOREVER) -> tuple[bool, BaseException | None]:
+    def _attempt(
+        self, change: Callable[[], Any], patience_s: float = FOREVER
+    ) -> tuple[bool, BaseException | None]:
         """Whether a command has succeeded, in a process that may die or sleep, and its error."""
         draw, process = self.baton.random, self.baton.process("command")
         if draw.random() < 0.5:
-            process.fate = draw.randrange(120), draw.choice([Process.kill, Process.kill, self._stop])
+            process.fate = (
+                draw.randrange(120),
+                draw.choice([Process.kill, Process.kill, self._stop]),
+            )
         task = self.baton.start(change, "command", process)
         self.baton.wait(lambda: task.is_over, patience_s)
-        self.baton.note(f"the command ended: {task.error or ('finished' if task.is_done else 'killed or asleep')}")
+        self.baton.note(
+            "the command ended:"
+            f" {task.error or ('finished' if task.is_done else 'killed or asleep')}"
+        )
         if task.error and not isinstance(task.error, ShardsetError):
             raise task.error
         return task.is_done and task.error is None, task.error
@@ -192,12 +230,16 @@ class Changes(Builds):
             return
         except ShardsetError as error:
             if not self._may_go(began):
-                self.baton.fail(f"a reader of version {began.number} failed though it is there: {error}")
+                self.baton.fail(
+                    f"a reader of version {began.number} failed though it is there: {error}"
+                )
 
-    # --- what is true ------------------------------------------------------------------------------------------------
+    # --- what is true -----------------------------------------------------------------------------
 
     def watch(self, name: str, old: Object | None, new: Object | None) -> None:
-        """After each change: every version that may be asked for is there, with all of its files."""
+        """After each change: every version that may be asked for is there,
+        with all of its files.
+        """
         own = name.removeprefix(OUT)
         if name == MANIFEST:
             self._published(new)
@@ -205,17 +247,25 @@ class Changes(Builds):
             self._changed_older(own, self.versions[manifests.parse(old.data).digest], new)
         elif own.startswith(versions.TAGS) and new is not None:
             version = self.versions[msgspec.json.decode(new.data, type=Tag).digest]
-            self.names[f"{SET}@{own.removeprefix(versions.TAGS).removesuffix('.json')}"] = version, version.keys
+            self.names[f"{SET}@{own.removeprefix(versions.TAGS).removesuffix('.json')}"] = (
+                version,
+                version.keys,
+            )
         elif name.endswith(".parquet") and new is not None:
             head, splits = parse_view(new.data, name)
             assert head is not None
             version = self.versions[head.parent_digest]
-            keys = {split: [version.keys[head.split][id_] for id_ in rows.ids] for split, rows in splits.items()}
+            keys = {
+                split: [version.keys[head.split][id_] for id_ in rows.ids]
+                for split, rows in splits.items()
+            }
             self.names[f"gs://{name}"] = version, version.keys | keys
         elif old is not None and (new is None or new.crc32c != old.crc32c):
             for version in self.versions.values():
                 if name in version.files and not self._may_go(version):
-                    self.baton.fail(f"{own} of version {version.number} was {'changed' if new else 'removed'}")
+                    self.baton.fail(
+                        f"{own} of version {version.number} was {'changed' if new else 'removed'}"
+                    )
 
     def _published(self, new: Object | None) -> None:
         if new is None:
@@ -226,8 +276,12 @@ class Changes(Builds):
                 self.baton.fail(f"{name} is not what the new manifest lists")
         before, version = self.newest, self._version_of(new)
         stored = self.bucket.objects.get(OUT + versions.path(before.number))
-        if version.number > before.number and (stored is None or self._version_of(stored) is not before):
-            self.baton.fail(f"version {version.number} was published, but version {before.number} is not stored")
+        if version.number > before.number and (
+            stored is None or self._version_of(stored) is not before
+        ):
+            self.baton.fail(
+                f"version {version.number} was published, but version {before.number} is not stored"
+            )
         for split, keys in before.keys.items():
             kept = [key for key in keys if key in version.samples]
             found = version.keys.get(split, [])
@@ -240,10 +294,17 @@ class Changes(Builds):
 
     def _changed_older(self, own: str, version: Version, new: Object | None) -> None:
         """A version goes last, since a rerun learns from it which files are left."""
-        kept = {name for other in self.versions.values() if not self._may_go(other) for name in other.files}
+        kept = {
+            name
+            for other in self.versions.values()
+            if not self._may_go(other)
+            for name in other.files
+        }
         if new is not None or not self._may_go(version):
             self.baton.fail(f"{own} was {'changed' if new else 'removed'}")
-        if left := [name for name in version.files if name in self.bucket.objects and name not in kept]:
+        if left := [
+            name for name in version.files if name in self.bucket.objects and name not in kept
+        ]:
             self.baton.fail(f"{own} was removed before its files, such as {left[0]}")
 
     def _may_go(self, version: Version) -> bool:
@@ -263,21 +324,36 @@ class Changes(Builds):
     def _keys_of(self, group: Group) -> Iterator[str]:
         for number in range(group.num_shards):
             path = OUT + naming.index_path(group.path(number))
-            yield from (key.decode() for key in index_from_bytes(self.bucket.objects[path].data, path)["key"].tolist())
+            yield from (
+                key.decode()
+                for key in index_from_bytes(self.bucket.objects[path].data, path)["key"].tolist()
+            )
 
     def _check_end(self) -> None:
-        """Each version, tag and view that is left has its samples; of the others nothing is left in the folder."""
+        """Each version, tag and view that is left has its samples; of the others nothing is left in
+        the folder.
+        """
         left = [version for version in self.versions.values() if version.retired == FOREVER]
-        names = {f"{SET}@{version.number}": (version, version.keys) for version in self.versions.values()} | self.names
+        names = {
+            f"{SET}@{version.number}": (version, version.keys) for version in self.versions.values()
+        } | self.names
         for url, (version, keys) in names.items():
             found, expected = keys_at(url), keys if version in left else None
             if found != expected:
                 self.baton.fail(f"{url} has {found}, expected {expected}")
         known = {MANIFEST}.union(*(version.files for version in left))
-        known |= {OUT + versions.path(version.number) for version in left if version is not self.newest}
-        known |= {OUT + versions.tag_path(url.partition("@")[2]) for url, (one, _) in self.names.items() if one in left}
+        known |= {
+            OUT + versions.path(version.number) for version in left if version is not self.newest
+        }
+        known |= {
+            OUT + versions.tag_path(url.partition("@")[2])
+            for url, (one, _) in self.names.items()
+            if one in left
+        }
         contents = {name: self.bucket.objects[name].data for name in self.bucket.names(OUT)}
-        if unknown := [name for name in contents if name not in known and not name.startswith(f"{OUT}plan/")]:
+        if unknown := [
+            name for name in contents if name not in known and not name.startswith(f"{OUT}plan/")
+        ]:
             self.baton.fail(f"nothing lists {', '.join(unknown)}")
         for key in self.images.keys() - set[str]().union(*(version.samples for version in left)):
             for name, data in contents.items():

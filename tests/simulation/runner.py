@@ -1,7 +1,7 @@
 """A Beam runner that promises what Beam promises and no more, for pipelines in a simulation.
 
-Each bundle of elements is processed at least once, by workers that may die or be slow, sometimes by two at a time; the
-results of one attempt are taken. A bundle that fails four times fails the job.
+Each bundle of elements is processed at least once, by workers that may die or be slow, sometimes by
+two at a time; the results of one attempt are taken. A bundle that fails four times fails the job.
 """
 
 from collections import defaultdict
@@ -43,20 +43,25 @@ class SimRunner(PipelineRunner):
 
 @contextmanager
 def quick_beam() -> Iterator[None]:
-    """A block in which Beam builds pipelines at a tenth of the cost: nothing is expanded that this runner knows."""
+    """A block in which Beam builds pipelines at a tenth of the cost: nothing is expanded that this
+    runner knows.
+    """
     real, views = PipelineOptions.view_as, {}
 
     def view_as(options: PipelineOptions, view: type[PipelineOptions]) -> PipelineOptions:
         key = id(options), view
         if key not in views:
-            views[key] = options, real(options, view)  # with the options, so that no others get their id
+            # with the options, so that no others get their id
+            views[key] = options, real(options, view)
         return views[key][1]
 
     with ExitStack() as exits:
         exits.enter_context(patch.object(PipelineOptions, "view_as", view_as))
         exits.enter_context(patch.object(userstate, "get_dofn_specs", lambda step: (set(), set())))
         for known in (Reshuffle, core.GroupByKey, core.CombinePerKey):
-            exits.enter_context(patch.object(known, "expand", lambda self, values: pvalue.PCollection.from_(values)))
+            exits.enter_context(
+                patch.object(known, "expand", lambda self, values: pvalue.PCollection.from_(values))
+            )
         yield
 
 
@@ -125,12 +130,20 @@ def _outputs(simulation: Baton, node: AppliedPTransform, values: Values) -> dict
     if isinstance(transform, _CoGBKImpl):
         inputs = {tag: _grouped(values[collection]) for tag, collection in node.main_inputs.items()}
         keys = sorted({key for groups in inputs.values() for key in groups})
-        return {out: [(key, {tag: groups.get(key, []) for tag, groups in inputs.items()}) for key in keys]}
+        return {
+            out: [
+                (key, {tag: groups.get(key, []) for tag, groups in inputs.items()}) for key in keys
+            ]
+        }
     elements = _shuffled(simulation, values[node.inputs[0]])
     if isinstance(transform, core.CombinePerKey):
         combine = transform.fn
         return {out: [(key, combine.apply(group)) for key, group in _grouped(elements).items()]}
-    return {out: list(_grouped(elements).items()) if isinstance(transform, core.GroupByKey) else elements}
+    return {
+        out: (
+            list(_grouped(elements).items()) if isinstance(transform, core.GroupByKey) else elements
+        )
+    }
 
 
 def _grouped(elements: Iterable[tuple[Any, Any]]) -> dict[Any, list[Any]]:
@@ -144,10 +157,12 @@ def _shuffled(simulation: Baton, elements: Sequence[Any]) -> list[Any]:
     return simulation.random.sample(elements, len(elements))
 
 
-# --- bundles ---------------------------------------------------------------------------------------------------------
+# --- bundles --------------------------------------------------------------------------------------
 
 
-def _processed(simulation: Baton, step: core.ParDo, elements: list[Any], values: Values) -> dict[Any, list[Any]]:
+def _processed(
+    simulation: Baton, step: core.ParDo, elements: list[Any], values: Values
+) -> dict[Any, list[Any]]:
     sides = [_side_input(side, values) for side in step.side_inputs]
     args, kwargs = core.util.insert_values_in_args(step.args, step.kwargs, sides)
     pickled = cloudpickle.dumps(step.fn)
@@ -158,7 +173,9 @@ def _processed(simulation: Baton, step: core.ParDo, elements: list[Any], values:
     outputs: dict[Any, list[Any]] = defaultdict(list)
     job = simulation.running.process
     bundles = [
-        simulation.start(lambda bundle=bundle: _at_least_once(simulation, lambda: attempt(bundle)), "bundle", job)
+        simulation.start(
+            lambda bundle=bundle: _at_least_once(simulation, lambda: attempt(bundle)), "bundle", job
+        )
         for bundle in _bundles(simulation, elements)
     ]
     for bundle in bundles:
@@ -184,7 +201,11 @@ def _at_least_once(simulation: Baton, attempt: Callable[[], list[Any]]) -> list[
     while True:
         both = 2 if simulation.random.random() < CHANCE_OF_TWO else 1
         tasks = [simulation.start(attempt, "attempt", new_worker()) for _ in range(both)]
-        simulation.wait(lambda tasks=tasks: all(task.is_over for task in tasks) or any(map(_has_succeeded, tasks)))
+        simulation.wait(
+            lambda tasks=tasks: (
+                all(task.is_over for task in tasks) or any(map(_has_succeeded, tasks))
+            )
+        )
         for task in filter(_has_succeeded, tasks):
             return task.result
         errors = [task.error for task in tasks if task.error]
@@ -206,7 +227,11 @@ def _results(
     for element in bundle:
         for result in step.process(element, *args, **kwargs) or ():
             value = result.value if isinstance(result, WindowedValue) else result
-            yield (value.tag, value.value) if isinstance(value, pvalue.TaggedOutput) else (None, value)
+            yield (
+                (value.tag, value.value)
+                if isinstance(value, pvalue.TaggedOutput)
+                else (None, value)
+            )
     step.finish_bundle()
     step.teardown()
 

@@ -1,4 +1,6 @@
-"""What a set can live through in any order, against a model: built, replaced, damaged, repaired, killed at it, read."""
+"""What a set can live through in any order, against a model: built, replaced, damaged, repaired,
+killed at it, read.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,9 +33,16 @@ class Lives(RuleBasedStateMachine):
         self.published: int | None = None
         self.damaged = ""
 
-    @rule(seed=st.sampled_from([0, 7]), overwrite=st.booleans(), schedule=SCHEDULES, killed_at=st.integers(-50, 150))
+    @rule(
+        seed=st.sampled_from([0, 7]),
+        overwrite=st.booleans(),
+        schedule=SCHEDULES,
+        killed_at=st.integers(-50, 150),
+    )
     def build(self, seed: int, overwrite: bool, schedule: int, killed_at: int) -> None:
-        """It is right at its end, or it dies, is refused or fails, and leaves the set before it or its own."""
+        """It is right at its end, or it dies, is refused or fails, and leaves the set before it or
+        its own.
+        """
         world, launcher = self._world(schedule, killed_at)
 
         def live() -> ShardsetError | None:
@@ -51,7 +60,11 @@ class Lives(RuleBasedStateMachine):
             self.damaged = ""
         else:
             assert found in (self.published, seed)
-            assert error is None or killed_at >= 0 or (isinstance(error, ConfigError) and not overwrite)
+            assert (
+                error is None
+                or killed_at >= 0
+                or (isinstance(error, ConfigError) and not overwrite)
+            )
             if found != self.published or self._is_repaired():
                 self.damaged = ""
         self.published = found
@@ -83,7 +96,9 @@ class Lives(RuleBasedStateMachine):
         assert self._run_in(world, read) == (not self.damaged)
 
     def _world(self, schedule: int, killed_at: int = -1) -> tuple[Builds, Process]:
-        """A simulation of the bucket, and a process in it that dies at one of its requests in a storm, or lives."""
+        """A simulation of the bucket, and a process in it that dies at one of its requests in a
+        storm, or lives.
+        """
         faults: Faults = CALM if killed_at < 0 else STORMY
         baton = Baton(schedule)
         bucket = Bucket(baton, faults)
@@ -100,7 +115,9 @@ class Lives(RuleBasedStateMachine):
         return result
 
     def _seed_of_the_set(self) -> int | None:
-        return manifests.parse(self.objects[MANIFEST].data).seed if MANIFEST in self.objects else None
+        return (
+            manifests.parse(self.objects[MANIFEST].data).seed if MANIFEST in self.objects else None
+        )
 
     def _is_repaired(self) -> bool:
         return self.damaged in self.objects and self.objects[self.damaged].crc32c != "AAAAAA=="

@@ -1,4 +1,6 @@
-"""Seeds of each story; the planted bugs, each of which a seed must find; and that a seed is one schedule."""
+"""Seeds of each story; the planted bugs, each of which a seed must find; and that a seed is one
+schedule.
+"""
 
 import queue
 import shutil
@@ -37,7 +39,10 @@ AT_ONCE = 25
 
 @pytest.mark.parametrize(
     ("story", "first"),
-    [("changes", 0), *((story, first) for story in ("builds", "training") for first in range(0, 100, AT_ONCE))],
+    [
+        ("changes", 0),
+        *((story, first) for story in ("builds", "training") for first in range(0, 100, AT_ONCE)),
+    ],
 )
 def test_some_schedules_end_as_they_should(story: str, first: int) -> None:
     for seed in range(first, first + AT_ONCE):
@@ -97,11 +102,15 @@ def test_every_patch_is_tried() -> None:
 @pytest.mark.parametrize("bug", STORY_OF)
 def test_a_planted_bug_is_found(bug: str, tmp_path: Path) -> None:
     for name in PACKAGES:
-        shutil.copytree(REPOSITORY / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            REPOSITORY / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__")
+        )
     for name in ("simulation", "makers"):
         shutil.copytree(REPOSITORY / "tests" / name, tmp_path / "tests" / name)
     subprocess.run(["git", "apply", PLANTED / f"{bug}.patch"], cwd=tmp_path, check=True)
     command = [sys.executable, "-m", "tests.simulation", STORY_OF[bug], "0:1000"]
-    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env={"PYTHONPATH": str(tmp_path)})
+    found = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, env={"PYTHONPATH": str(tmp_path)}
+    )
     assert found.returncode == 1, found.stderr
     assert f"again: python -m tests.simulation {STORY_OF[bug]}" in found.stdout

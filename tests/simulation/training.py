@@ -1,7 +1,8 @@
-"""Elastic training under a seed: killed, stopped, preempted, taken over, on another number of hosts at each start.
+"""Elastic training under a seed: killed, stopped, preempted, taken over, on another number of hosts
+at each start.
 
-The learner is a chain of hashes over the ids of the global batches: one sample that is skipped, repeated or moved
-changes all that follow.
+The learner is a chain of hashes over the ids of the global batches: one sample that is skipped,
+repeated or moved changes all that follow.
 """
 
 import contextlib
@@ -45,14 +46,25 @@ CALM_AFTER_S, MOST_STARTS = 1500.0, 60
 DIGEST = "simulated"
 
 CONFIG = TrainConfig(
-    manifest="gs://bucket/set", run_dir="gs://bucket/run", epochs=EPOCHS, global_batch_size=BATCH, num_lanes=4,
-    checkpoint_every_steps=1, keep_checkpoints=2, log_every_steps=2, stall_timeout_s=10_000,
-)  # fmt: skip
-ORDER = Order(shard_sizes=[7, 7, 6], seed=0, global_batch_size=BATCH, num_lanes=4, block_size=2, window=3)
+    manifest="gs://bucket/set",
+    run_dir="gs://bucket/run",
+    epochs=EPOCHS,
+    global_batch_size=BATCH,
+    num_lanes=4,
+    checkpoint_every_steps=1,
+    keep_checkpoints=2,
+    log_every_steps=2,
+    stall_timeout_s=10_000,
+)
+ORDER = Order(
+    shard_sizes=[7, 7, 6], seed=0, global_batch_size=BATCH, num_lanes=4, block_size=2, window=3
+)
 
 
 def live_through(seed: int) -> Baton:
-    """One run from its first start to its end, whatever happens; raises Failed where it is not the undisturbed one."""
+    """One run from its first start to its end, whatever happens; raises Failed where it is not the
+    undisturbed one.
+    """
     baton = Baton(seed)
     world = Training(baton, Bucket(baton, STORMY))
     with world.installed():
@@ -77,7 +89,7 @@ def _chains() -> list[torch.Tensor]:
 CHAINS = _chains()
 
 
-# --- what stands for devices, data and model -------------------------------------------------------------------------
+# --- what stands for devices, data and model ------------------------------------------------------
 
 
 class Group:
@@ -108,7 +120,10 @@ class Host(Single):
         self.group, self.host, self.num_hosts = group, host, group.num_hosts
 
     def sum_hosts(self, values: Sequence[int]) -> list[int]:
-        return [sum(column) for column in zip(*self.group.exchange(self.host, list(values)), strict=True)]
+        return [
+            sum(column)
+            for column in zip(*self.group.exchange(self.host, list(values)), strict=True)
+        ]
 
     def sum_replicas(self, tensor: torch.Tensor) -> torch.Tensor:
         return torch.stack(self.group.exchange(self.host, tensor)).sum(0)
@@ -120,12 +135,18 @@ class ChainLearner:
     committed: ClassVar[set[int]]
     """The steps whose checkpoints were ever committed."""
 
-    def __init__(self, runtime: Host, config: TrainConfig, num_classes: int, state: Any, class_names: object) -> None:
-        assert state is None or state["step"] in self.committed, "a run resumes at what was not committed"
+    def __init__(
+        self, runtime: Host, config: TrainConfig, num_classes: int, state: Any, class_names: object
+    ) -> None:
+        assert state is None or state["step"] in self.committed, (
+            "a run resumes at what was not committed"
+        )
         self._runtime = runtime
         self._chain = CHAINS[0] if state is None else state["model"]["chain"]
 
-    def train_step(self, batch: dict[str, torch.Tensor], rate: float, key: int, weight: float | None) -> torch.Tensor:
+    def train_step(
+        self, batch: dict[str, torch.Tensor], rate: float, key: int, weight: float | None
+    ) -> torch.Tensor:
         ids = batch["label"][batch["weight"] > 0].tolist()
         parts = self._runtime.group.exchange(self._runtime.host, ids)
         self._chain = _next(self._chain, [id_ for part in parts for id_ in part])
@@ -139,7 +160,12 @@ class ChainLearner:
     def state(self) -> dict[str, Any]:
         names = ("optimizer", "optimizer_counters", "scaler")
         model = {"chain": self._chain.clone()}
-        return {"model": model, "ema": None, "optimizer_weights": [], **{name: {} for name in names}}
+        return {
+            "model": model,
+            "ema": None,
+            "optimizer_weights": [],
+            **{name: {} for name in names},
+        }
 
 
 @dataclass
@@ -159,7 +185,11 @@ class Ids:
             for step in steps:
                 slots = self.order.slots(epoch, range(step, step + 1), part.start, part.stop)[0]
                 image = np.zeros((len(part), 1, 1, 3), np.uint8)
-                yield epoch, step, {"image": image, "label": slots.ids, "id": slots.ids, "weight": slots.weights}
+                yield (
+                    epoch,
+                    step,
+                    {"image": image, "label": slots.ids, "id": slots.ids, "weight": slots.weights},
+                )
 
     def state(self, epoch: int, step: int) -> OrderState:
         return self.order.state(epoch, step, DIGEST)
@@ -171,14 +201,26 @@ class Ids:
 
 
 def _open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
-    stored = Order(shard_sizes=[NUM_SAMPLES], seed=None, global_batch_size=BATCH, num_lanes=4, block_size=20, window=0)
+    stored = Order(
+        shard_sizes=[NUM_SAMPLES],
+        seed=None,
+        global_batch_size=BATCH,
+        num_lanes=4,
+        block_size=20,
+        window=0,
+    )
     return Data(
-        train=Ids(ORDER, host, num_hosts), evaluation=Ids(stored, host, num_hosts), num_classes=2,
-        manifest_digest=DIGEST, eval_split="test", num_train_samples=NUM_SAMPLES, num_eval_samples=NUM_SAMPLES,
-    )  # fmt: skip
+        train=Ids(ORDER, host, num_hosts),
+        evaluation=Ids(stored, host, num_hosts),
+        num_classes=2,
+        manifest_digest=DIGEST,
+        eval_split="test",
+        num_train_samples=NUM_SAMPLES,
+        num_eval_samples=NUM_SAMPLES,
+    )
 
 
-# --- what happens ----------------------------------------------------------------------------------------------------
+# --- what happens ---------------------------------------------------------------------------------
 
 
 @dataclass
@@ -243,7 +285,9 @@ class Training:
             patch.object(ChainLearner, "committed", self._committed, create=True),
             patch.object(trainer.run, "PreemptionNotice", Notice),
             patch.object(metrics, "TensorBoardLogger", Silent),
-            patch.object(metrics, "_now", lambda: self.baton.wall_clock.isoformat(timespec="microseconds")),
+            patch.object(
+                metrics, "_now", lambda: self.baton.wall_clock.isoformat(timespec="microseconds")
+            ),
             patch.object(run_lock, "_machine", lambda: f"machine of {os.getpid()}"),
             contextlib.redirect_stdout(io.StringIO()),
             contextlib.redirect_stderr(io.StringIO()),
@@ -259,7 +303,9 @@ class Training:
         draw, calm = self.baton.random, self.baton.start(self._calm_down, "calm")
         for _ in range(MOST_STARTS):
             start = self._start(draw.randint(1, MOST_HOSTS))
-            self.baton.wait(lambda start=start: start.is_over or start.has_lost, draw.uniform(20, 300))
+            self.baton.wait(
+                lambda start=start: start.is_over or start.has_lost, draw.uniform(20, 300)
+            )
             if start.has_finished:
                 break
             if not start.is_over and not start.has_lost:
@@ -280,7 +326,9 @@ class Training:
         group = Group(self.baton, num_hosts)
         tasks = [
             self.baton.start(
-                lambda host=host: train(Host(group, host), CONFIG, open_data=_open_data), "train", self._process(host)
+                lambda host=host: train(Host(group, host), CONFIG, open_data=_open_data),
+                "train",
+                self._process(host),
             )
             for host in range(num_hosts)
         ]
@@ -297,7 +345,10 @@ class Training:
         start.kill()
 
     def _process(self, host: int) -> Process:
-        process, draw = self.baton.process(f"host {host} of start {len(self._starts) + 1}"), self.baton.random
+        process, draw = (
+            self.baton.process(f"host {host} of start {len(self._starts) + 1}"),
+            self.baton.random,
+        )
         if self.bucket.faults is STORMY and draw.random() < 0.4:
             process.fate = draw.randrange(120), draw.choice([Process.kill, self._stop])
         return process
@@ -306,7 +357,9 @@ class Training:
         process.resumes = self.baton.now + self.baton.random.choice([10, 40, 100, 400])
 
     def _interrupt(self, start: Start) -> None:
-        """SIGTERM to one host, and later SIGKILL; or the run is forgotten and goes on; or the wall clock jumps."""
+        """SIGTERM to one host, and later SIGKILL; or the run is forgotten and goes on; or the wall
+        clock jumps.
+        """
         draw = self.baton.random
         chance = draw.random()
         if chance < 0.4:
@@ -320,7 +373,7 @@ class Training:
             start.kill()
         self.baton.wall_jump_s += draw.choice([-86_400, 0, 3600])
 
-    # --- what is true ------------------------------------------------------------------------------------------------
+    # --- what is true -----------------------------------------------------------------------------
 
     def _watch(self, name: str, old: Object | None, new: Object | None) -> None:
         own = name.removeprefix(RUN)
@@ -329,7 +382,8 @@ class Training:
             age_s = self.baton.now - self._renewed
             if old is not None and start != self._holders[-1] and age_s < run_lock.PATIENCE_S:
                 self.baton.fail(
-                    f"start {start} took the lease that start {self._holders[-1]} renewed {age_s:.0f} s ago"
+                    f"start {start} took the lease that start {self._holders[-1]} renewed"
+                    f" {age_s:.0f} s ago"
                 )
             if new is not None and start not in self._holders:
                 self._holders.append(start)
@@ -338,16 +392,21 @@ class Training:
         author = self._holders.index(start) if start in self._holders else -1
         if self._authors.get(name, -1) > author:
             change = "replaced" if new else "deleted"
-            self.baton.fail(f"start {start} has {change} {own} of start {self._holders[self._authors[name]]}")
+            self.baton.fail(
+                f"start {start} has {change} {own} of start {self._holders[self._authors[name]]}"
+            )
         self._authors[name] = author if new else -1
         if new is not None and own.startswith(CHECKPOINTS) and own.endswith(COMMIT):
             mark = msgspec.json.decode(new.data, type=CommitMark)
             state = self.bucket.objects.get(name.removesuffix(COMMIT) + mark.state)
-            if state is not None and (len(state.data), state.crc32c) == (mark.num_bytes, mark.crc32c):
+            if state is not None and (len(state.data), state.crc32c) == (
+                mark.num_bytes,
+                mark.crc32c,
+            ):
                 self._check_chain(state.data, mark.step)
                 self._committed.add(mark.step)
-            # The network, or a run that was stopped after it had confirmed its lease, may bring back the mark of a
-            # checkpoint that is deleted since; those who read it skip it.
+            # The network, or a run that was stopped after it had confirmed its lease, may bring
+            # back the mark of a checkpoint that is deleted since; those who read it skip it.
             elif not self.bucket.is_late and author == len(self._holders) - 1:
                 self.baton.fail(f"{own} marks a state that is not stored")
 
@@ -362,9 +421,13 @@ class Training:
             self.baton.fail(f"the state of step {step} is not that of an undisturbed run")
 
     def _check_errors(self) -> None:
-        """What ended a start must be a sentence for the user, and none that says that samples are wrong."""
+        """What ended a start must be a sentence for the user, and none that says that samples are
+        wrong.
+        """
         for task in (task for start in self._starts for task in start.tasks if task.error):
-            if not isinstance(task.error, ShardsetError) or isinstance(task.error, EpochMismatch | NotFinite):
+            if not isinstance(task.error, ShardsetError) or isinstance(
+                task.error, EpochMismatch | NotFinite
+            ):
                 raise task.error
 
     def _check_end(self) -> None:

@@ -1,4 +1,6 @@
-"""One run that moves between the oldest and the newest torch, and a reader of checkpoints for each of them."""
+"""One run that moves between the oldest and the newest torch, and a reader of checkpoints for each
+of them.
+"""
 
 import subprocess
 from dataclasses import replace
@@ -10,7 +12,14 @@ import pytest
 from scripts import venvs
 from shardset.program import OK
 from tests.makers.documented import REPOSITORY
-from tests.makers.training import finish, largest_difference, losses, shard_set, tiny_config, trainer
+from tests.makers.training import (
+    finish,
+    largest_difference,
+    losses,
+    shard_set,
+    tiny_config,
+    trainer,
+)
 from trainer.config import ModelConfig, OptimizerConfig, Strategy
 
 pytestmark = pytest.mark.slow
@@ -26,7 +35,9 @@ def newest() -> str:
     return str(venvs.python_of(venvs.TORCH))
 
 
-def test_a_run_moves_between_the_oldest_and_the_newest_torch_in_mid_epoch(tmp_path: Path, newest: str) -> None:
+def test_a_run_moves_between_the_oldest_and_the_newest_torch_in_mid_epoch(
+    tmp_path: Path, newest: str
+) -> None:
     config = tiny_config(
         shard_set(tmp_path / "set"),
         tmp_path / "moving",
@@ -50,7 +61,9 @@ def test_a_run_moves_between_the_oldest_and_the_newest_torch_in_mid_epoch(tmp_pa
     assert code == OK, output
 
 
-def test_the_newest_torch_chooses_no_torch_xla_of_another_version(tmp_path: Path, newest: str) -> None:
+def test_the_newest_torch_chooses_no_torch_xla_of_another_version(
+    tmp_path: Path, newest: str
+) -> None:
     config = tiny_config(None, tmp_path, fake_data=True, epochs=1, max_steps=2, strategy="auto")
     code, output = finish(trainer(config, python=newest))
     assert code == OK, output

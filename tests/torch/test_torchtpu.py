@@ -1,4 +1,6 @@
-"""What the trainer relies on of TorchTPU, compared with the real package on a machine without a TPU."""
+"""What the trainer relies on of TorchTPU, compared with the real package on a machine without a
+TPU.
+"""
 
 import json
 import re
@@ -16,7 +18,15 @@ pytestmark = pytest.mark.nightly
 
 LAUNCHED = {"TORCH_TPU_SLICEBUILDER_ADDRESSES", "TORCH_TPU_TOPOLOGY", "TORCH_TPU_XPROF_SESSION_ID"}
 """What TorchTPU's launcher documents that every process needs."""
-RENDEZVOUS = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
+RENDEZVOUS = {
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+}
 
 
 @pytest.fixture(scope="module")
@@ -48,14 +58,25 @@ def test_torch_loads_torchtpu_by_itself_and_finds_no_tpu_here(python: str) -> No
 
 def test_torchtpu_has_the_names_that_the_trainer_calls(python: str) -> None:
     found = facts(python, "names")
-    assert found["set_tpu_launch_env"] == "(*, nnodes: int | None = None, nproc_per_node: int | None = None) -> None"
+    assert (
+        found["set_tpu_launch_env"]
+        == "(*, nnodes: int | None = None, nproc_per_node: int | None = None) -> None"
+    )
     assert found["spmd_safe"] == ["func"]
     # The trainer asks torch.accelerator, because TorchTPU refuses this call to programs.
     assert "torch.accelerator.is_available" in found["is_available"]
 
 
-def test_torchtpu_registers_the_device_and_the_back_ends_that_the_trainer_names(python: str) -> None:
-    environment = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+def test_torchtpu_registers_the_device_and_the_back_ends_that_the_trainer_names(
+    python: str,
+) -> None:
+    environment = {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+    }
     assert facts(python, "device", **environment) == {
         "device": "tpu",
         "backends": {"cpu": "gloo", "tpu": "tpu_dist"},
@@ -69,24 +90,36 @@ def test_torchtpu_registers_the_device_and_the_back_ends_that_the_trainer_names(
     }
 
 
-def test_each_process_of_a_machine_gets_what_the_launcher_of_torchtpu_documents(python: str) -> None:
+def test_each_process_of_a_machine_gets_what_the_launcher_of_torchtpu_documents(
+    python: str,
+) -> None:
     # Without a TPU, what TorchTPU would detect is given; it sets the rest.
-    detected = {"TORCH_TPU_TOPOLOGY": "2,2,1", "TORCH_TPU_SLICEBUILDER_ADDRESSES": "localhost:1,localhost:2"}
+    detected = {
+        "TORCH_TPU_TOPOLOGY": "2,2,1",
+        "TORCH_TPU_SLICEBUILDER_ADDRESSES": "localhost:1,localhost:2",
+    }
     told = facts(python, "environment", WORKERS="[]", **detected)["told"]
     assert [set(one) | set(detected) for one in told] == [LAUNCHED | RENDEZVOUS] * 2
-    assert [(one["RANK"], one["LOCAL_RANK"], one["WORLD_SIZE"], one["MASTER_ADDR"]) for one in told] == [
-        ("0", "0", "2", "127.0.0.1"), ("1", "1", "2", "127.0.0.1"),
-    ]  # fmt: skip
+    assert [
+        (one["RANK"], one["LOCAL_RANK"], one["WORLD_SIZE"], one["MASTER_ADDR"]) for one in told
+    ] == [
+        ("0", "0", "2", "127.0.0.1"),
+        ("1", "1", "2", "127.0.0.1"),
+    ]
     assert len({one["MASTER_PORT"] for one in told}) == 1
 
 
 def test_the_processes_of_a_slice_are_numbered_over_all_its_machines(python: str) -> None:
-    slice_of = {"WORKERS": '["10.0.0.1", "10.0.0.2"]', "TORCH_TPU_DEVICES_PER_HOST": "4", "TORCH_TPU_TOPOLOGY": "2x4"}
+    slice_of = {
+        "WORKERS": '["10.0.0.1", "10.0.0.2"]',
+        "TORCH_TPU_DEVICES_PER_HOST": "4",
+        "TORCH_TPU_TOPOLOGY": "2x4",
+    }
     told = facts(python, "environment", NUMBER="1", **slice_of)["told"]
     assert [one["RANK"] for one in told] == ["4", "5", "6", "7"]
-    assert {(one["WORLD_SIZE"], one["NNODES"], one["NODE_RANK"], one["MASTER_ADDR"]) for one in told} == {
-        ("8", "2", "1", "10.0.0.1")
-    }
+    assert {
+        (one["WORLD_SIZE"], one["NNODES"], one["NODE_RANK"], one["MASTER_ADDR"]) for one in told
+    } == {("8", "2", "1", "10.0.0.1")}
     addresses = told[0]["TORCH_TPU_SLICEBUILDER_ADDRESSES"].split(",")
     assert len(addresses) == len(set(addresses)) == 8
 
@@ -96,14 +129,20 @@ def test_the_processes_of_a_slice_are_numbered_over_all_its_machines(python: str
     [("[]", "TorchTPU can't tell how the chips of this machine are wired: .*got none"),
      ('["10.0.0.1", "10.0.0.2"]', "2 machines, .*--env TORCH_TPU_TOPOLOGY=")],
 )  # fmt: skip
-def test_a_machine_whose_chips_are_not_known_is_refused(python: str, workers: str, message: str) -> None:
+def test_a_machine_whose_chips_are_not_known_is_refused(
+    python: str, workers: str, message: str
+) -> None:
     assert re.search(message, facts(python, "environment", WORKERS=workers)["error"])
 
 
-def test_without_a_tpu_a_run_is_refused_until_torchtpu_is_left_out(python: str, tmp_path: Path) -> None:
+def test_without_a_tpu_a_run_is_refused_until_torchtpu_is_left_out(
+    python: str, tmp_path: Path
+) -> None:
     # TorchTPU's first backward pass waits for a TPU, also that of a model on a CPU.
     config = tiny_config(None, tmp_path, fake_data=True, max_steps=2)
     code, output = finish(trainer(config, python=python))
     assert (code, "set TORCH_DEVICE_BACKEND_AUTOLOAD=0" in output) == (USAGE, True), output
-    code, output = finish(trainer(config, python=python, environment={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}))
+    code, output = finish(
+        trainer(config, python=python, environment={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})
+    )
     assert code == OK, output

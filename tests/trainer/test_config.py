@@ -38,7 +38,13 @@ def test_an_unknown_recipe_is_refused_with_the_nearest_one() -> None:
         (
             "model.kwargs=drop_path_rate=0.1,betas=[0.9,0.95],act_layer=gelu,qkv_bias=false,depth=2",
             "model.kwargs",
-            {"drop_path_rate": 0.1, "betas": [0.9, 0.95], "act_layer": "gelu", "qkv_bias": False, "depth": 2},
+            {
+                "drop_path_rate": 0.1,
+                "betas": [0.9, 0.95],
+                "act_layer": "gelu",
+                "qkv_bias": False,
+                "depth": 2,
+            },
         ),
         ("image.mean=0.5:0.4:0.3", "image.mean", (0.5, 0.4, 0.3)),
     ],
@@ -61,9 +67,18 @@ def test_a_setting_is_read_as_its_fields_type(setting: str, key: str, value: obj
         ("run_dir=", "run_dir is empty"),
         ("target_accuracy=76", "target_accuracy is 76, expected finite float > 0 and <= 1 or none"),
         ("profile_steps=7", "profile_steps is 7, expected START:STOP, for example 10:15"),
-        ("stall_timeout_s=10000000000", "stall_timeout_s is 10000000000, expected int >= 1 and <= 1000000000"),
-        ("image.eval_size=300", r"image\.eval_resize is 256, expected at least image\.eval_size, 300"),
-        ("image.eval_resize=128", r"expected at least image\.size, 224.* --set image\.eval_resize=224"),
+        (
+            "stall_timeout_s=10000000000",
+            "stall_timeout_s is 10000000000, expected int >= 1 and <= 1000000000",
+        ),
+        (
+            "image.eval_size=300",
+            r"image\.eval_resize is 256, expected at least image\.eval_size, 300",
+        ),
+        (
+            "image.eval_resize=128",
+            r"expected at least image\.size, 224.* --set image\.eval_resize=224",
+        ),
         ("image.flip=sometimes", "image.flip is sometimes, expected true or false"),
         ("image.auto_augment=rand-m12", "magnitude 0 to 10"),
         ("image.auto_augment=random", "augmentation 'random': expected trivial, or rand"),
@@ -93,7 +108,12 @@ def test_padding_that_may_leave_nothing_of_an_image_is_refused() -> None:
 
 def test_settings_that_belong_together_are_changed_at_once() -> None:
     config = changed("cache_dir=/tmp/x", "cache_bytes=7", "image.size=8", "image.pad=1")
-    assert (config.cache_dir, config.cache_bytes, config.image.size, config.image.pad) == ("/tmp/x", 7, 8, 1)
+    assert (config.cache_dir, config.cache_bytes, config.image.size, config.image.pad) == (
+        "/tmp/x",
+        7,
+        8,
+        1,
+    )
     with pytest.raises(ConfigError, match="belong together"):
         changed("cache_dir=/tmp/x")
 
@@ -106,8 +126,13 @@ def test_every_setting_has_a_help_line() -> None:
 
 @pytest.mark.parametrize(
     ("values", "message"),
-    [({"epochs": "3"}, "epochs is .*, expected "), ({"fake_data": True, "manifest": "gs://bucket/set"}, "fake_data")],
+    [
+        ({"epochs": "3"}, "epochs is .*, expected "),
+        ({"fake_data": True, "manifest": "gs://bucket/set"}, "fake_data"),
+    ],
 )
-def test_a_record_refuses_wrong_values_without_a_command_line(values: dict[str, Any], message: str) -> None:
+def test_a_record_refuses_wrong_values_without_a_command_line(
+    values: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         TrainConfig(**values)

@@ -83,14 +83,19 @@ def test_a_configuration_keeps_what_was_given_and_its_steps_do_not_depend_on_the
     assert {key: values[key] for key in own} == own
     assert values["global_batch_size"] % machine.num_processes == 0 or "global_batch_size" in own
     other = chosen(facts, replace(GPU, num_processes=machine.num_processes), own)
-    assert (other.epochs, other.global_batch_size) == (values["epochs"], values["global_batch_size"])
+    assert (other.epochs, other.global_batch_size) == (
+        values["epochs"],
+        values["global_batch_size"],
+    )
 
 
 def test_all_hosts_choose_a_batch_that_holds_each_image_as_often_as_asked_and_one_budget() -> None:
     hosts = [replace(LAPTOP, host_bytes=num_bytes) for num_bytes in (15_620 << 20, 15_628 << 20)]
     assert len({chosen(PHOTOS, host).budget_bytes for host in hosts}) == 1
     sizes = [
-        chosen(CIFAR, replace(LAPTOP, num_processes=processes), {"image.augment_repeats": repeats}).global_batch_size
+        chosen(
+            CIFAR, replace(LAPTOP, num_processes=processes), {"image.augment_repeats": repeats}
+        ).global_batch_size
         for processes, repeats in [(1, 3), (2, 3), (4, 3), (4, 2)]
     ]
     assert sizes == [258, 258, 264, 256]
@@ -98,24 +103,36 @@ def test_all_hosts_choose_a_batch_that_holds_each_image_as_often_as_asked_and_on
 
 def test_small_equal_images_keep_their_size_and_large_ones_are_cropped() -> None:
     digits, cifar, photos = (chosen(facts, LAPTOP) for facts in (DIGITS, CIFAR, PHOTOS))
-    assert [config.image.flip for config in (digits, cifar, photos)] == [False, True, True]  # digits mean another thing
+    # digits mean another thing
+    assert [config.image.flip for config in (digits, cifar, photos)] == [False, True, True]
     assert (digits.image.size, digits.image.train_crop, digits.image.eval_resize) == (8, "pad", 8)
     assert (cifar.image.size, cifar.image.train_crop, cifar.image.pad) == (32, "pad", 4)
-    assert (photos.image.size, photos.image.train_crop, photos.image.eval_resize) == (128, "random", 147)
+    assert (photos.image.size, photos.image.train_crop, photos.image.eval_resize) == (
+        128,
+        "random",
+        147,
+    )
     assert (chosen(PHOTOS, GPU).image.size, chosen(PHOTOS, GPU).precision) == (224, "bf16")
 
 
 def test_what_is_given_decides_what_follows_from_it() -> None:
     assert chosen(PHOTOS, GPU, {"image.size": 64}).image.eval_resize == 74
     assert chosen(DIGITS, LAPTOP, {"image.size": 32}).image.train_crop == "random"
-    small, large = (chosen(CIFAR, GPU, {"global_batch_size": size}).optimizer.learning_rate for size in (64, 256))
+    small, large = (
+        chosen(CIFAR, GPU, {"global_batch_size": size}).optimizer.learning_rate
+        for size in (64, 256)
+    )
     assert (small, large) == (0.002, 0.003)
     assert chosen(CIFAR, GPU, {"epochs": 3}).schedule.warmup_epochs == pytest.approx(0.3)
 
 
 def test_pretrained_weights_bring_their_images() -> None:
     config = chosen(PHOTOS, LAPTOP, {"model.pretrained": "timm"})
-    assert (config.image.size, config.image.eval_resize, config.image.mean) == (224, 235, (0.5, 0.5, 0.5))
+    assert (config.image.size, config.image.eval_resize, config.image.mean) == (
+        224,
+        235,
+        (0.5, 0.5, 0.5),
+    )
     assert config.optimizer.head_learning_rate == pytest.approx(10 * config.optimizer.learning_rate)
     smaller = chosen(PHOTOS, LAPTOP, {"model.pretrained": "timm", "image.size": 112})
     assert (smaller.image.size, smaller.image.eval_resize) == (112, 118)
@@ -130,7 +147,9 @@ def test_pretrained_weights_bring_their_images() -> None:
         (225, {"model.freeze": True}),
     ],
 )
-def test_fine_tuning_takes_500_steps_at_the_rate_of_a_batch_of_64(num_samples: int, given: dict[str, Any]) -> None:
+def test_fine_tuning_takes_500_steps_at_the_rate_of_a_batch_of_64(
+    num_samples: int, given: dict[str, Any]
+) -> None:
     facts = replace(PHOTOS, num_samples=num_samples)
     config = chosen(facts, LAPTOP, {"model.pretrained": "timm", **given})
     steps = -(-num_samples * config.image.augment_repeats // config.global_batch_size)
@@ -138,7 +157,7 @@ def test_fine_tuning_takes_500_steps_at_the_rate_of_a_batch_of_64(num_samples: i
     assert config.optimizer.learning_rate == (0.002 if config.model.freeze else 0.001)
 
 
-# --- with real sets and folders --------------------------------------------------------------------------------------
+# --- with real sets and folders -------------------------------------------------------------------
 
 
 def flags(**values: str) -> ConfigFlags:
@@ -148,9 +167,14 @@ def flags(**values: str) -> ConfigFlags:
 
 def test_a_look_at_a_set_finds_size_and_colour(tmp_path: Path) -> None:
     small = manifests.load(shard_set(tmp_path / "small", size=12))
-    assert survey(small, "train") == SetFacts(num_samples=52, num_classes=10, side=12, is_uniform=True, is_grey=False)
+    assert survey(small, "train") == SetFacts(
+        num_samples=52, num_classes=10, side=12, is_uniform=True, is_grey=False
+    )
     grey = encode(pixels(0, 80, 96)[..., 0], "png")
-    samples = {name: [image_sample(name, serial, grey, "png", 2) for serial in range(4)] for name in ("train", "val")}
+    samples = {
+        name: [image_sample(name, serial, grey, "png", 2) for serial in range(4)]
+        for name in ("train", "val")
+    }
     write_shard_set(open_storage(str(tmp_path / "large")), samples)
     found = survey(manifests.load(str(tmp_path / "large")), "train")
     assert (found.side, found.is_uniform, found.is_grey) == (80, False, True)
@@ -171,26 +195,47 @@ def test_a_bare_command_trains_and_its_run_folder_is_enough_to_resume_with_what_
     # Few steps, on one device: compiling would take longer than the run.
     words += ["--strategy", "single", "--set", "log_every_steps=1"]
     assert (
-        command.main([*words, "--epochs", "2", "--global-batch-size", "26", "--lr", "0.01", "--max-steps", "3"]) == OK
+        command.main(
+            [
+                *words,
+                "--epochs",
+                "2",
+                "--global-batch-size",
+                "26",
+                "--lr",
+                "0.01",
+                "--max-steps",
+                "3",
+            ]
+        )
+        == OK
     )
     printed = capsys.readouterr().out
     assert "chosen for 52 images of 8 pixels in 10 classes" in printed
     assert re.search(r"^  --image-size 8$", printed, flags=re.M)
     assert "{" not in printed
     first = configs.recorded(open_storage(str(tmp_path / "run")))
-    assert (first.recipe, first.model.name, first.image.size) == ("auto", "trainer.model:tiny_resnet", 8)
+    assert (first.recipe, first.model.name, first.image.size) == (
+        "auto",
+        "trainer.model:tiny_resnet",
+        8,
+    )
     assert command.main(["train", "--run-dir", str(tmp_path / "run"), "--strategy", "single"]) == OK
     again = configs.recorded(open_storage(str(tmp_path / "run")))
     assert "chosen" not in capsys.readouterr().out
     assert again == replace(first, max_steps=None)
     assert len(losses(tmp_path / "run")) == 4
     whole = [*words[:4], str(tmp_path / "whole"), *words[5:]]
-    assert command.main([*whole, "--epochs", "2", "--global-batch-size", "26", "--lr", "0.01"]) == OK
+    assert (
+        command.main([*whole, "--epochs", "2", "--global-batch-size", "26", "--lr", "0.01"]) == OK
+    )
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
 
 
 def set_of(folder: Path, *splits: str) -> str:
-    write_shard_set(open_storage(str(folder)), {name: png_samples(name, 52, size=8) for name in splits})
+    write_shard_set(
+        open_storage(str(folder)), {name: png_samples(name, 52, size=8) for name in splits}
+    )
     return str(folder)
 
 
@@ -198,7 +243,17 @@ def test_a_set_with_val_and_test_trains_without_a_flag_and_says_on_what_it_evalu
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     three = set_of(tmp_path / "three", "test", "train", "val")
-    words = ["train", "--manifest", three, "--strategy", "single", "--epochs", "1", "--max-steps", "1"]
+    words = [
+        "train",
+        "--manifest",
+        three,
+        "--strategy",
+        "single",
+        "--epochs",
+        "1",
+        "--max-steps",
+        "1",
+    ]
     assert command.main([*words, "--run-dir", str(tmp_path / "run")]) == OK
     printed = capsys.readouterr().out
     note = "note: evaluates on 'val', not on 'test'; --set eval_split=test changes that\n"
@@ -223,11 +278,16 @@ def test_a_run_without_a_recipe_parses_its_manifest_once(tmp_path: Path) -> None
         (["train", "--imagesize", "8"], "did you mean '--image-size'?"),
         (["train", "--batch-size", "8"], "did you mean '--global-batch-size'?"),
         (["train", "--label-smoothing", "0.1"], "did you mean --set regularize.label_smoothing=?"),
-        (["--debug", "report", "run"], "--debug; write it after the verb: python -m trainer report --debug ..."),
+        (
+            ["--debug", "report", "run"],
+            "--debug; write it after the verb: python -m trainer report --debug ...",
+        ),
         (["report", "run", "--batch-size", "3"], "unrecognized arguments: --batch-size 3\n"),
     ],
 )
-def test_a_flag_that_is_nearly_one_is_named(words: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_flag_that_is_nearly_one_is_named(
+    words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as exit_code:
         command.main(words)
     assert exit_code.value.code == USAGE

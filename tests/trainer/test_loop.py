@@ -118,7 +118,10 @@ class SlowlyTrained(nn.Sequential):
 
 
 class Asking(nn.Module):
-    """The usual model. Sends SIGTERM in the call that uses up `calls_left` of those that train, or that evaluate."""
+    """The usual model.
+
+    Sends SIGTERM in the call that uses up `calls_left` of those that train, or that evaluate.
+    """
 
     training_asks = True
     calls_left = 0
@@ -136,18 +139,28 @@ class Asking(nn.Module):
 
 
 def dropout_model(num_classes: int) -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(192, 32), nn.Dropout(0.5), nn.Linear(32, num_classes))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(192, 32), nn.Dropout(0.5), nn.Linear(32, num_classes)
+    )
 
 
-# --- a whole run -----------------------------------------------------------------------------------------------------
+# --- a whole run ----------------------------------------------------------------------------------
 
 
 def test_a_run_takes_every_sample_once_in_an_epoch_and_an_evaluation_and_leaves_all_in_its_folder(
     manifest: str, undisturbed: Path
 ) -> None:
-    assert [record["samples"] for record in read_records(undisturbed, "epoch")] == [NUM_TRAIN, NUM_TRAIN]
-    assert [record["samples"] for record in read_records(undisturbed, "eval")] == [NUM_EVAL, NUM_EVAL]
-    assert [record["global_step"] for record in read_records(undisturbed, "step")] == list(range(2 * STEPS))
+    assert [record["samples"] for record in read_records(undisturbed, "epoch")] == [
+        NUM_TRAIN,
+        NUM_TRAIN,
+    ]
+    assert [record["samples"] for record in read_records(undisturbed, "eval")] == [
+        NUM_EVAL,
+        NUM_EVAL,
+    ]
+    assert [record["global_step"] for record in read_records(undisturbed, "step")] == list(
+        range(2 * STEPS)
+    )
     written = (undisturbed / "config.json").read_text()
     assert configs.from_dict(json.loads(written)) == tiny_config(manifest, undisturbed)
     assert written in (undisturbed / "logs/host-000.log").read_text()
@@ -158,7 +171,8 @@ def test_a_run_takes_every_sample_once_in_an_epoch_and_an_evaluation_and_leaves_
 def test_a_run_that_waits_for_data_says_so_and_what_to_change(tmp_path: Path) -> None:
     large = encode(pixels(0, 1200, 1200), "png")
     samples = {
-        split: [image_sample(split, serial, large, "png", 10) for serial in range(16)] for split in ("train", "val")
+        split: [image_sample(split, serial, large, "png", 10) for serial in range(16)]
+        for split in ("train", "val")
     }
     write_shard_set(open_storage(str(tmp_path / "set")), samples, num_shards=2)
     run(tiny_config(str(tmp_path / "set"), tmp_path, epochs=1))
@@ -167,11 +181,18 @@ def test_a_run_that_waits_for_data_says_so_and_what_to_change(tmp_path: Path) ->
 
 
 def test_the_live_line_has_a_rate_once_one_is_known(
-    manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    manifest: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     run(tiny_config(manifest, tmp_path, max_steps=3, log_every_steps=1))
-    shown = [text for line in capsys.readouterr().err.split("\r") if (text := line.removesuffix("\x1b[K"))]
+    shown = [
+        text
+        for line in capsys.readouterr().err.split("\r")
+        if (text := line.removesuffix("\x1b[K"))
+    ]
     assert re.fullmatch(r"epoch 1/\d+ step 1/\d+ loss [0-9.]+", shown[0])
     assert all("samples/s, 0:0" in line and " 0 samples/s" not in line for line in shown[1:3])
 
@@ -192,7 +213,9 @@ def test_a_run_says_its_accuracy_and_what_it_spent_its_time_on(
         assert epoch["mfu_percent"] is None  # a CPU, whose peak is not known
 
 
-def test_an_evaluation_equals_a_plain_loop_to_the_last_sample(manifest: str, undisturbed: Path) -> None:
+def test_an_evaluation_equals_a_plain_loop_to_the_last_sample(
+    manifest: str, undisturbed: Path
+) -> None:
     config = tiny_config(manifest, undisturbed)
     stream = open_data(config, 0, 1).evaluation
     with running("single", "fp32") as here:
@@ -200,7 +223,9 @@ def test_an_evaluation_equals_a_plain_loop_to_the_last_sample(manifest: str, und
         hits, loss, count = 0, 0.0, 0
         learner.net.eval()
         for _, _, batch in steps_of(stream, 0, len(stream)):
-            for image, label, weight in zip(batch["image"], batch["label"], batch["weight"], strict=True):
+            for image, label, weight in zip(
+                batch["image"], batch["label"], batch["weight"], strict=True
+            ):
                 if weight:
                     with torch.no_grad():
                         logits = learner.net(learner._normalize(torch.from_numpy(image)[None]))
@@ -212,7 +237,7 @@ def test_an_evaluation_equals_a_plain_loop_to_the_last_sample(manifest: str, und
     assert record["loss"] == pytest.approx(loss / count, abs=1e-5)
 
 
-# --- going on --------------------------------------------------------------------------------------------------------
+# --- going on -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cut", [3, STEPS, STEPS + 2])
@@ -316,14 +341,18 @@ def test_a_checkpoint_stands_where_its_step_does_however_far_the_stream_has_run_
     [
         {
             "model": own("dropout_model"),
-            "regularize": RegularizeConfig(mixup=0.2, cutmix=1.0, ema_decay=0.9, clip_norm=1.0, label_smoothing=0.1),
+            "regularize": RegularizeConfig(
+                mixup=0.2, cutmix=1.0, ema_decay=0.9, clip_norm=1.0, label_smoothing=0.1
+            ),
             "optimizer": OptimizerConfig(name="adamw", learning_rate=0.01),
         },
         {"precision": "fp16"},
     ],
     ids=["dropout, averages and mixing", "the scale of float16"],
 )
-def test_what_a_step_keeps_resumes_bit_for_bit_too(manifest: str, tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_what_a_step_keeps_resumes_bit_for_bit_too(
+    manifest: str, tmp_path: Path, changes: dict[str, Any]
+) -> None:
     config = tiny_config(manifest, tmp_path / "one", **changes)
     run(config)
     run(replace(config, run_dir=str(tmp_path / "two"), max_steps=5))
@@ -335,7 +364,9 @@ def test_what_a_step_keeps_resumes_bit_for_bit_too(manifest: str, tmp_path: Path
     assert all(torch.equal(one[weights][name], two[weights][name]) for name in one[weights])
 
 
-def test_a_run_resumes_in_the_order_in_which_it_began_whatever_the_budget_is_now(manifest: str, tmp_path: Path) -> None:
+def test_a_run_resumes_in_the_order_in_which_it_began_whatever_the_budget_is_now(
+    manifest: str, tmp_path: Path
+) -> None:
     narrow = tiny_config(manifest, tmp_path / "whole", budget_bytes=180_000)
     run(narrow)
     cut = replace(narrow, run_dir=str(tmp_path / "cut"))
@@ -373,7 +404,8 @@ def test_a_checkpoint_of_another_run_is_named_where_it_is_refused(
 def test_a_refused_run_leaves_the_record_of_the_run_that_was(
     manifest: str, tmp_path: Path, refused: dict[str, Any], message: str
 ) -> None:
-    url = f"memory://{tmp_path.name}-{next(iter(refused))}/run"  # what would be copied to a bucket counts too
+    # what would be copied to a bucket counts too
+    url = f"memory://{tmp_path.name}-{next(iter(refused))}/run"
     run(tiny_config(manifest, url, max_steps=1))
     storage = open_storage(url)
     before = storage.read(configs.RECORD)
@@ -400,7 +432,9 @@ def test_a_run_does_not_go_back_in_its_own_folder(manifest: str, tmp_path: Path)
     config = tiny_config(manifest, tmp_path, max_steps=6, checkpoint_every_steps=3)
     run(config)
     older = f"{tmp_path}/{checkpoint.folder_of(3)}"
-    with pytest.raises(ConfigError, match=r"step 6, so it can't resume from .*000003.*; take another --run-dir"):
+    with pytest.raises(
+        ConfigError, match=r"step 6, so it can't resume from .*000003.*; take another --run-dir"
+    ):
         run(replace(config, resume=older))
     run(replace(config, resume=older, run_dir=str(tmp_path / "other")))
     run(replace(config, max_steps=7, resume=f"{tmp_path}/{checkpoint.folder_of(6)}"))
@@ -428,7 +462,7 @@ def test_a_run_and_an_evaluation_pass_over_checkpoints_whose_state_is_cut_or_who
     assert losses(tmp_path) == losses(undisturbed)
 
 
-# --- stopping --------------------------------------------------------------------------------------------------------
+# --- stopping -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("target", "epochs"), [(1.0, 2), (0.02, 1)])
@@ -436,7 +470,9 @@ def test_a_target_accuracy_ends_a_run_and_can_be_raised_or_dropped(
     manifest: str, tmp_path: Path, target: float | None, epochs: int
 ) -> None:
     # Weights that do not move have the accuracy of chance: above 2 %, below 100 %.
-    config = tiny_config(manifest, tmp_path, target_accuracy=0.01, optimizer=OptimizerConfig(learning_rate=0.0))
+    config = tiny_config(
+        manifest, tmp_path, target_accuracy=0.01, optimizer=OptimizerConfig(learning_rate=0.0)
+    )
     run(config)
     (final,) = read_records(tmp_path, "final")
     assert final["epochs"] == len(read_records(tmp_path, "epoch")) == 1
@@ -447,12 +483,17 @@ def test_a_target_accuracy_ends_a_run_and_can_be_raised_or_dropped(
 
 
 def test_a_run_is_evaluated_from_another_folder_than_it_was_started_in(
-    manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    manifest: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(Path(manifest).parent)
     config = tiny_config(Path(manifest).name, tmp_path / "run", max_steps=2)
     run(config)
-    far = replace(config, manifest="gs://bucket/set", cache_dir="cache", cache_bytes=1, compile_cache="graphs")
+    far = replace(
+        config, manifest="gs://bucket/set", cache_dir="cache", cache_bytes=1, compile_cache="graphs"
+    )
     assert from_anywhere(far) == replace(
         far, cache_dir=os.path.abspath("cache"), compile_cache=os.path.abspath("graphs")
     )
@@ -491,7 +532,9 @@ def test_an_evaluation_that_is_not_a_number_is_neither_logged_nor_saved_nor_a_ta
     manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Failing, "in_training", False)
-    config = tiny_config(manifest, tmp_path, model=own("Failing"), target_accuracy=0.01, checkpoint_every_steps=2)
+    config = tiny_config(
+        manifest, tmp_path, model=own("Failing"), target_accuracy=0.01, checkpoint_every_steps=2
+    )
     with pytest.raises(NotFinite, match="the loss of the evaluation is nan"):
         run(config)
     assert newest_state(tmp_path)["step"] == 6
@@ -500,8 +543,12 @@ def test_an_evaluation_that_is_not_a_number_is_neither_logged_nor_saved_nor_a_ta
         launch(config, loop.evaluate_checkpoint)
 
 
-def test_a_loss_that_is_no_number_stops_with_the_step_and_the_samples(manifest: str, tmp_path: Path) -> None:
-    config = tiny_config(manifest, tmp_path, model=own("Failing"), checkpoint_every_steps=2, log_every_steps=3)
+def test_a_loss_that_is_no_number_stops_with_the_step_and_the_samples(
+    manifest: str, tmp_path: Path
+) -> None:
+    config = tiny_config(
+        manifest, tmp_path, model=own("Failing"), checkpoint_every_steps=2, log_every_steps=3
+    )
     order = open_data(config, 0, 1).train
     assert isinstance(order, Stream)
     ids = order.order.batch(0, 4).ids.tolist()
@@ -565,9 +612,15 @@ class Two(Single):
         return called
 
 
-def test_no_line_of_the_log_has_a_rate_above_that_of_the_steps(manifest: str, tmp_path: Path) -> None:
+def test_no_line_of_the_log_has_a_rate_above_that_of_the_steps(
+    manifest: str, tmp_path: Path
+) -> None:
     model = own("SlowlyTrained")
-    run(tiny_config(manifest, tmp_path, log_every_steps=3, model=model, epochs=1, checkpoint_every_steps=4))
+    run(
+        tiny_config(
+            manifest, tmp_path, log_every_steps=3, model=model, epochs=1, checkpoint_every_steps=4
+        )
+    )
     records = read_records(tmp_path, "step")
     rates = [record[name] for record in records for name in ("rate", "global_rate")]
     assert max(rates) <= BATCH / STEP_S, rates
@@ -585,7 +638,9 @@ def test_a_report_and_a_question_to_the_hosts_wait_for_no_step_that_was_just_beg
     ]  # fmt: skip
 
 
-def test_an_evaluation_fetches_while_its_newest_step_is_under_way(manifest: str, undisturbed: Path) -> None:
+def test_an_evaluation_fetches_while_its_newest_step_is_under_way(
+    manifest: str, undisturbed: Path
+) -> None:
     two = Two()
     two.num_hosts = 1
     config = tiny_config(manifest, undisturbed)
@@ -610,7 +665,9 @@ def test_all_hosts_stop_a_step_after_they_have_asked(
         loop.train(Asked(), tiny_config(manifest, tmp_path / "run", log_every_steps=3))
 
 
-def test_a_host_that_is_not_the_first_writes_its_own_log_and_nothing_else(manifest: str, tmp_path: Path) -> None:
+def test_a_host_that_is_not_the_first_writes_its_own_log_and_nothing_else(
+    manifest: str, tmp_path: Path
+) -> None:
     second = Two()
     second.host = 1
     loop.train(second, tiny_config(manifest, tmp_path, max_steps=2, checkpoint_every_steps=1))
@@ -618,18 +675,25 @@ def test_a_host_that_is_not_the_first_writes_its_own_log_and_nothing_else(manife
     assert files == [log_name(1)]
 
 
-def test_samples_that_were_not_those_of_the_plan_stop_the_run(manifest: str, tmp_path: Path) -> None:
-    # The other process does as this one does, so the half of the samples that is its own is trained on by nobody.
+def test_samples_that_were_not_those_of_the_plan_stop_the_run(
+    manifest: str, tmp_path: Path
+) -> None:
+    # The other process does as this one does, so the half of the samples that is its own is trained
+    # on by nobody.
     with pytest.raises(EpochMismatch, match="epoch 1: trained on"):
         loop.train(Two(), tiny_config(manifest, tmp_path))
     assert checkpoint.commits(open_storage(str(tmp_path))) == []
 
 
-def test_a_second_run_in_a_run_folder_is_refused_while_the_first_one_lives(manifest: str, tmp_path: Path) -> None:
+def test_a_second_run_in_a_run_folder_is_refused_while_the_first_one_lives(
+    manifest: str, tmp_path: Path
+) -> None:
     config = tiny_config(manifest, tmp_path, max_steps=2)
     with Run(Single("fp32"), config):
         files = {path: path.stat().st_size for path in tmp_path.rglob("*")}
-        with pytest.raises(ConfigError, match=f"process {os.getpid()} on .* writes to this run folder"):
+        with pytest.raises(
+            ConfigError, match=f"process {os.getpid()} on .* writes to this run folder"
+        ):
             run(config)
         assert {path: path.stat().st_size for path in tmp_path.rglob("*")} == files
     run(config)
@@ -642,10 +706,14 @@ def die_while_saving(folder: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_what_a_kill_leaves_of_a_checkpoint_goes_when_the_run_goes_on(manifest: str, tmp_path: Path) -> None:
+def test_what_a_kill_leaves_of_a_checkpoint_goes_when_the_run_goes_on(
+    manifest: str, tmp_path: Path
+) -> None:
     config = tiny_config(manifest, tmp_path)
     run(replace(config, max_steps=3))
-    child = multiprocessing.get_context("fork").Process(target=die_while_saving, args=(str(tmp_path),))
+    child = multiprocessing.get_context("fork").Process(
+        target=die_while_saving, args=(str(tmp_path),)
+    )
     child.start()
     child.join()
     left = tmp_path / checkpoint.folder_of(9)
@@ -675,7 +743,9 @@ def robbed_model(num_classes: int) -> nn.Module:
                 time.sleep(0.01)
             with open_storage("memory://robbed/run").writer(run_lock.HOLDER) as writer:
                 writer.write(
-                    msgspec.json.encode(msgspec.structs.replace(run_lock.this_process(), pid=7, token="other"))
+                    msgspec.json.encode(
+                        msgspec.structs.replace(run_lock.this_process(), pid=7, token="other")
+                    )
                 )
             time.sleep(1.5 * run_lock.BEAT_S)
 
@@ -688,14 +758,18 @@ def test_a_run_that_lost_its_folder_stops_before_it_saves(manifest: str) -> None
     model = own("robbed_model")
     with pytest.raises(RunTaken, match=r"process 7 on .* took the folder"):
         run(tiny_config(manifest, "memory://robbed/run", checkpoint_every_steps=2, model=model))
-    assert [commit.step for commit in checkpoint.commits(open_storage("memory://robbed/run"))] == [2]
+    assert [commit.step for commit in checkpoint.commits(open_storage("memory://robbed/run"))] == [
+        2
+    ]
 
 
-# --- run folders in a bucket -----------------------------------------------------------------------------------------
+# --- run folders in a bucket ----------------------------------------------------------------------
 
 
 @pytest.mark.gcs
-def test_a_run_folder_in_a_bucket_holds_what_a_local_one_does(manifest: str, undisturbed: Path, gcs_root: str) -> None:
+def test_a_run_folder_in_a_bucket_holds_what_a_local_one_does(
+    manifest: str, undisturbed: Path, gcs_root: str
+) -> None:
     config = tiny_config(manifest, f"{gcs_root}/run")
     run(replace(config, max_steps=STEPS + 2))
     run(config)
@@ -711,19 +785,25 @@ def test_a_run_folder_in_a_bucket_holds_what_a_local_one_does(manifest: str, und
     assert run_lock.HOLDER not in names
 
 
-# --- refusals --------------------------------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 
 def test_fake_data_takes_the_same_path(tmp_path: Path) -> None:
     config = tiny_config(
-        None, tmp_path, fake_data=True, epochs=1, model=ModelConfig(name="trainer.model:tiny_resnet", num_classes=3)
+        None,
+        tmp_path,
+        fake_data=True,
+        epochs=1,
+        model=ModelConfig(name="trainer.model:tiny_resnet", num_classes=3),
     )
     run(config, open_data=functools.partial(synthetic_data, num_samples=20, num_eval_samples=9))
     assert read_records(tmp_path, "eval")[0]["samples"] == 9
     assert read_records(tmp_path, "epoch")[0]["samples"] == 20
 
 
-def test_profiled_steps_leave_a_trace_also_where_a_run_ends_or_begins_among_them(manifest: str, tmp_path: Path) -> None:
+def test_profiled_steps_leave_a_trace_also_where_a_run_ends_or_begins_among_them(
+    manifest: str, tmp_path: Path
+) -> None:
     config = tiny_config(manifest, tmp_path, profile_steps=(1, 5))
     run(replace(config, max_steps=3))
     trace = next((tmp_path / "profile").iterdir())
@@ -734,16 +814,33 @@ def test_profiled_steps_leave_a_trace_also_where_a_run_ends_or_begins_among_them
 
 @pytest.mark.parametrize(("decay", "is_the_runs"), [(None, True), (0.0, False)])
 def test_an_evaluation_by_command_is_of_the_averaged_weights_that_a_checkpoint_has(
-    manifest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], decay: float | None, is_the_runs: bool
+    manifest: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    decay: float | None,
+    is_the_runs: bool,
 ) -> None:
-    run(tiny_config(manifest, tmp_path / "run", epochs=1, regularize=RegularizeConfig(ema_decay=0.9)))
+    run(
+        tiny_config(
+            manifest, tmp_path / "run", epochs=1, regularize=RegularizeConfig(ema_decay=0.9)
+        )
+    )
     loss = read_records(tmp_path / "run", "eval")[0]["loss"]
-    config = tiny_config(manifest, tmp_path, resume=str(tmp_path / "run"), regularize=RegularizeConfig(ema_decay=decay))
+    config = tiny_config(
+        manifest,
+        tmp_path,
+        resume=str(tmp_path / "run"),
+        regularize=RegularizeConfig(ema_decay=decay),
+    )
     launch(config, loop.evaluate_checkpoint)
     assert (f"loss {loss:.4f}, {NUM_EVAL} samples" in capsys.readouterr().out) == is_the_runs
 
 
-def test_an_evaluation_of_another_model_than_the_checkpoints_is_refused(manifest: str, undisturbed: Path) -> None:
+def test_an_evaluation_of_another_model_than_the_checkpoints_is_refused(
+    manifest: str, undisturbed: Path
+) -> None:
     other = ModelConfig(name="trainer.model:tiny_resnet", norm="group")
-    with pytest.raises(CheckpointError, match=r"step \d+: .*model is '.* norm=batch .* and '.* norm=group "):
+    with pytest.raises(
+        CheckpointError, match=r"step \d+: .*model is '.* norm=batch .* and '.* norm=group "
+    ):
         launch(tiny_config(manifest, undisturbed, model=other), loop.evaluate_checkpoint)

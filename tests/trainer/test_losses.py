@@ -53,7 +53,9 @@ def epochs_of(folder: Path | str) -> list[Epoch]:
 
 
 def test_an_epoch_has_a_row_a_sample_that_adds_up_to_what_the_log_says(recorded: Path) -> None:
-    for (ids, losses, top1), record in zip(epochs_of(recorded), read_records(recorded, "epoch"), strict=True):
+    for (ids, losses, top1), record in zip(
+        epochs_of(recorded), read_records(recorded, "epoch"), strict=True
+    ):
         assert sorted(ids.tolist()) == list(range(NUM_TRAIN))
         assert losses.dtype == np.float32
         assert losses.mean() == pytest.approx(record["loss"], rel=1e-6)
@@ -68,7 +70,9 @@ def test_a_run_in_two_pieces_neither_loses_nor_repeats_a_row(
     train(replace(config, max_steps=cut))
     train(config)
     for epoch in range(2):
-        assert (tmp_path / losses_name(epoch)).read_bytes() == (recorded / losses_name(epoch)).read_bytes()
+        assert (tmp_path / losses_name(epoch)).read_bytes() == (
+            recorded / losses_name(epoch)
+        ).read_bytes()
 
 
 def test_recording_changes_no_loss(manifest: str, recorded: Path, tmp_path: Path) -> None:
@@ -80,14 +84,24 @@ def test_recording_changes_no_loss(manifest: str, recorded: Path, tmp_path: Path
 
 def test_passes_repeats_and_mixed_images_are_rows_too(manifest: str, tmp_path: Path) -> None:
     image = ImageConfig(size=8, train_crop="pad", eval_resize=8, augment_repeats=2)
-    changes: dict[str, Any] = {"image": image, "accumulate": 2, "regularize": RegularizeConfig(mixup=0.2)}
-    train(tiny_config(manifest, tmp_path, record_losses=True, epochs=1, global_batch_size=16, **changes))
+    changes: dict[str, Any] = {
+        "image": image,
+        "accumulate": 2,
+        "regularize": RegularizeConfig(mixup=0.2),
+    }
+    train(
+        tiny_config(
+            manifest, tmp_path, record_losses=True, epochs=1, global_batch_size=16, **changes
+        )
+    )
     [(ids, losses, _)] = epochs_of(tmp_path)
     assert sorted(ids.tolist()) == sorted(2 * list(range(NUM_TRAIN)))
     assert losses.mean() == pytest.approx(read_records(tmp_path, "epoch")[0]["loss"], rel=1e-6)
 
 
-def test_an_epoch_that_was_begun_without_recording_has_the_rest(manifest: str, recorded: Path, tmp_path: Path) -> None:
+def test_an_epoch_that_was_begun_without_recording_has_the_rest(
+    manifest: str, recorded: Path, tmp_path: Path
+) -> None:
     config = tiny_config(manifest, tmp_path)
     train(replace(config, max_steps=3))
     train(replace(config, record_losses=True))
@@ -109,7 +123,7 @@ def test_ids_of_any_size_travel_as_floats_and_pads_do_not() -> None:
     assert (low + high * (1 << 24)).astype(np.int64).tolist() == [*ids[:4].tolist(), -1]
 
 
-# --- what is made of them --------------------------------------------------------------------------------------------
+# --- what is made of them -------------------------------------------------------------------------
 
 
 def test_explain_names_the_samples_of_highest_loss(
@@ -149,7 +163,9 @@ def test_an_evaluation_says_by_class_what_is_taken_for_what_and_the_page_shows_t
     first, head, *lines = capsys.readouterr().out.splitlines()
     labels = head.removesuffix("predicted as").split()[2:]
     matrix = {line.split()[2 + len(labels)]: line.split()[2 : 2 + len(labels)] for line in lines}
-    numbers = {label: [int(cell) if cell != "." else 0 for cell in row] for label, row in matrix.items()}
+    numbers = {
+        label: [int(cell) if cell != "." else 0 for cell in row] for label, row in matrix.items()
+    }
     assert sum(map(sum, numbers.values())) == NUM_EVAL
     right = sum(row[labels.index(label)] for label, row in numbers.items())
     assert f"val accuracy {right / NUM_EVAL:.4f}" in first
@@ -178,7 +194,9 @@ def test_the_page_leads_from_losses_to_a_view_without_the_worst_samples(
     assert pipelines.main(words[1:]) == OK
     means = sum(losses[np.argsort(ids)] for ids, losses, _ in epochs_of(recorded))
     kept = load("clean.parquet").part("train").selection
-    assert sorted(set(range(NUM_TRAIN)) - set(kept.id_of(np.arange(kept.num_kept)))) == sorted(np.argsort(-means)[:5])
+    assert sorted(set(range(NUM_TRAIN)) - set(kept.id_of(np.arange(kept.num_kept)))) == sorted(
+        np.argsort(-means)[:5]
+    )
 
 
 def test_many_classes_are_shown_by_their_mistakes_least_accurate_first() -> None:

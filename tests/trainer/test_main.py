@@ -28,14 +28,32 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def tiny(manifest: str, run_dir: Path) -> list[str]:
     settings = ("image.size=8", "image.train_crop=pad", "image.eval_resize=8", "log_every_steps=1")
-    flags = ["--manifest", manifest, "--run-dir", str(run_dir), "--strategy", "single", "--global-batch-size", "8"]
-    return [*flags, "--model", "trainer.model:tiny_resnet", *(f"--set={setting}" for setting in settings)]
+    flags = [
+        "--manifest",
+        manifest,
+        "--run-dir",
+        str(run_dir),
+        "--strategy",
+        "single",
+        "--global-batch-size",
+        "8",
+    ]
+    return [
+        *flags,
+        "--model",
+        "trainer.model:tiny_resnet",
+        *(f"--set={setting}" for setting in settings),
+    ]
 
 
-def test_a_run_by_command_line(manifest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_by_command_line(
+    manifest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert command.main(["train", *tiny(manifest, tmp_path), "--epochs", "1", "--seed", "3"]) == OK
     printed = capsys.readouterr().out
-    assert re.search(r"^epoch 1/1: loss .*; val: loss [0-9.]+, accuracy [0-9.]+$", printed, flags=re.M)
+    assert re.search(
+        r"^epoch 1/1: loss .*; val: loss [0-9.]+, accuracy [0-9.]+$", printed, flags=re.M
+    )
     assert printed.splitlines()[-1].startswith("val accuracy")
     assert "step device" not in printed
     assert len(losses(tmp_path)) == 7
@@ -60,7 +78,9 @@ def test_an_evaluation_needs_neither_a_split_to_train_on_nor_to_write_in_the_run
     assert re.search(note, shown, flags=re.M)
 
 
-def test_bench_input_counts_real_samples(manifest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_input_counts_real_samples(
+    manifest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert command.main(["bench-input", *tiny(manifest, tmp_path)]) == OK
     assert capsys.readouterr().out.startswith("52 samples in 7 steps")
 
@@ -69,7 +89,10 @@ def test_bench_input_counts_real_samples(manifest: str, tmp_path: Path, capsys: 
 def test_a_budget_that_is_too_small_is_refused_with_one_that_is_enough(
     verb: str, manifest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command.main([verb, *tiny(manifest, tmp_path), "--set", "budget_bytes=1000"]) in (FAILED, USAGE)
+    assert command.main([verb, *tiny(manifest, tmp_path), "--set", "budget_bytes=1000"]) in (
+        FAILED,
+        USAGE,
+    )
     assert "raise budget_bytes to 1048576 (1 MiB: --set" in "".join(capsys.readouterr())
 
 
@@ -82,12 +105,24 @@ def test_a_budget_that_is_too_small_is_refused_with_one_that_is_enough(
         (["train", "--manifest", "memory://nothing/here"], FAILED, "no manifest there"),
         (["train", "--strategy", "ddp", "--fake-data"], USAGE, "torchrun"),
         (["merge-logs", "--run-dir", "/no/such/folder"], USAGE, "no such run folder"),
-        (["merge-logs", "--run-dir", "memory://no-run"], USAGE, "memory://no-run: no logs/host-000.log there"),
-        (["evaluate", "--run-dir", "memory://no-run"], USAGE, "memory://no-run: no config.json there"),
+        (
+            ["merge-logs", "--run-dir", "memory://no-run"],
+            USAGE,
+            "memory://no-run: no logs/host-000.log there",
+        ),
+        (
+            ["evaluate", "--run-dir", "memory://no-run"],
+            USAGE,
+            "memory://no-run: no config.json there",
+        ),
     ],
 )
 def test_errors_are_one_line_and_have_their_exit_code(
-    arguments: list[str], code: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    code: int,
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     if "--strategy" not in arguments and arguments[0] == "train":
         arguments = [*arguments, "--strategy", "single", "--run-dir", str(tmp_path)]
@@ -132,11 +167,13 @@ def test_ctrl_c_ends_a_training_with_code_130_and_one_sentence_and_the_same_comm
 ) -> None:
     words = ["train", *tiny(manifest, tmp_path), "--epochs", "1000"]
     code, errors = interrupted(
-        [*words, "--strategy", strategy], lambda: bool(checkpoint.steps(open_storage(str(tmp_path))))
+        [*words, "--strategy", strategy],
+        lambda: bool(checkpoint.steps(open_storage(str(tmp_path)))),
     )
     assert code == INTERRUPTED
     assert errors.endswith(
-        "stopped; the same command resumes at the last checkpoint, or begins again if there is none\n"
+        "stopped; the same command resumes at the last checkpoint, or begins again if there is"
+        " none\n"
     )
     assert "Traceback" not in errors
     saved = checkpoint.steps(open_storage(str(tmp_path)))[-1]
@@ -183,7 +220,9 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["train", "--epoch", "3"], ["trian"], []])
-def test_unknown_flags_and_commands_are_usage_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_flags_and_commands_are_usage_errors(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as exit_code:
         command.main(arguments)
     assert exit_code.value.code == USAGE
@@ -197,17 +236,23 @@ def test_the_old_bfloat16_switch_is_refused_with_what_replaces_it(
     assert "--precision bf16" in capsys.readouterr().err
 
 
-def test_help_says_what_there_is_without_torch_and_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_says_what_there_is_without_torch_and_the_version_is_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     words = [sys.executable, "-X", "importtime", "-m", "trainer", "train", "--help"]
     done = subprocess.run(words, capture_output=True, text=True)
-    assert all(name in done.stdout for name in [*RECIPES, "regularize.label_smoothing = 0.0", "exit codes"])
+    assert all(
+        name in done.stdout for name in [*RECIPES, "regularize.label_smoothing = 0.0", "exit codes"]
+    )
     assert not re.search(r"\| +torch(_xla)?$", done.stderr, flags=re.M)
     with pytest.raises(SystemExit):
         command.main(["--version"])
     assert __version__ in capsys.readouterr().out
 
 
-def test_evaluate_has_the_flags_that_mean_something_to_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_has_the_flags_that_mean_something_to_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(SystemExit):
         command.main(["evaluate", "--help"])
     shown = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))

@@ -24,7 +24,9 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def tiny(config: TrainConfig, manifest: str, run_dir: Path) -> TrainConfig:
-    """A recipe on pictures of 32 pixels with a small model of its kind: two steps of eight samples."""
+    """A recipe on pictures of 32 pixels with a small model of its kind:
+    two steps of eight samples.
+    """
     model = config.model
     if model.name.startswith("vit"):
         model = replace(model, kwargs={**(model.kwargs or {}), **TINY_VIT})
@@ -47,7 +49,14 @@ def tiny(config: TrainConfig, manifest: str, run_dir: Path) -> TrainConfig:
 
 
 @pytest.mark.parametrize(
-    "name", ["digits_smoke", "cifar10_resnet50", "imagenet_resnet50", "imagenet_resnet50_a3", "imagenet_vit_s16"]
+    "name",
+    [
+        "digits_smoke",
+        "cifar10_resnet50",
+        "imagenet_resnet50",
+        "imagenet_resnet50_a3",
+        "imagenet_vit_s16",
+    ],
 )
 def test_a_recipe_takes_its_steps(name: str, manifest: str, tmp_path: Path) -> None:
     config = tiny(recipes.recipe(name), manifest, tmp_path)
@@ -59,6 +68,11 @@ def test_the_settings_that_are_published_in_other_units_are_those_of_the_papers(
     plain, vit = recipes.imagenet_resnet50(), recipes.imagenet_vit_s16()
     assert plain.optimizer.learning_rate / plain.global_batch_size * 256 == pytest.approx(0.1)
     assert vit.optimizer.learning_rate * vit.optimizer.weight_decay == pytest.approx(1e-4)
-    assert vit.schedule.warmup_epochs * -(-1_281_167 // vit.global_batch_size) == pytest.approx(10_000, rel=0.01)
+    assert vit.schedule.warmup_epochs * -(-1_281_167 // vit.global_batch_size) == pytest.approx(
+        10_000, rel=0.01
+    )
     assert plain.global_batch_size // 32 == 128  # for each core of a v3-32
-    assert all(group["nesterov"] for group in build.optimizer(plain.optimizer, nn.Linear(2, 2)).param_groups)
+    assert all(
+        group["nesterov"]
+        for group in build.optimizer(plain.optimizer, nn.Linear(2, 2)).param_groups
+    )

@@ -23,14 +23,17 @@ KEPT = [id_ for id_ in range(52) if id_ % 5]
 
 @pytest.fixture(scope="module")
 def view(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A view of 41 of 52 training samples with one label and a weight of 2, beside the split `val`."""
+    """A view of 41 of 52 training samples with one label and a weight of 2,
+    beside the split `val`.
+    """
     url = shard_set(tmp_path_factory.mktemp("views") / "set")
     return put_view(url, load(url), id=KEPT, label=[3] * len(KEPT), weight=[2.0] * len(KEPT))
 
 
 def test_a_run_trains_on_a_view_and_is_explained(view: str, tmp_path: Path) -> None:
     with running("single", "fp32") as here:
-        loop.train(here, tiny_config(view, tmp_path, epochs=1, eval_split="train"))  # weights count in training only
+        # weights count in training only
+        loop.train(here, tiny_config(view, tmp_path, epochs=1, eval_split="train"))
     [epoch], [evaluation] = read_records(tmp_path, "epoch"), read_records(tmp_path, "eval")
     assert (epoch["samples"], evaluation["samples"]) == (len(KEPT), len(KEPT))
     assert json.loads((tmp_path / "order.json").read_text())["view"] == load(view).digest
@@ -44,7 +47,9 @@ def test_a_run_trains_on_a_view_and_is_explained(view: str, tmp_path: Path) -> N
         explain_sample(timetable, 5)
 
 
-def test_losses_are_divided_by_the_number_of_samples_and_evaluation_counts_each_once(view: str) -> None:
+def test_losses_are_divided_by_the_number_of_samples_and_evaluation_counts_each_once(
+    view: str,
+) -> None:
     data = open_data(tiny_config(view, "run", eval_split="train"), 0, 1)
     batches = [batch for _, _, batch in steps_of(data.train, 0, 6)]
     assert [data.weight_of_step(step, 8) for step in (0, 4, 5)] == [8, 8, 1]

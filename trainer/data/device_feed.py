@@ -1,4 +1,6 @@
-"""Moves batches to the device, a few ahead of the step that takes them, and passes on every failure."""
+"""Moves batches to the device, a few ahead of the step that takes them, and passes on every
+failure.
+"""
 
 import queue
 import threading
@@ -18,7 +20,9 @@ POLL_S = 0.2
 """How often a waiting thread checks whether it should stop."""
 
 ON_DEVICE = ("image", "label", "weight", "flip", "mix")
-"""The fields of a batch that go to the device; `id` goes, as floats, where what becomes of each sample is asked for."""
+"""The fields of a batch that go to the device; `id` goes, as floats, where what becomes of each
+sample is asked for.
+"""
 
 ID_BASE = 1 << 24
 """Ids go to a device as two digits to this base, each of which float32 holds exactly."""
@@ -26,7 +30,9 @@ ID_BASE = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class DeviceBatch:
-    """The batch of one step: tensors on the device; ids and weights of this host's samples on the host."""
+    """The batch of one step: tensors on the device; ids and weights of this host's samples on the
+    host.
+    """
 
     epoch: int
     step: int
@@ -42,16 +48,18 @@ class DeviceBatch:
 
 
 class DeviceFeed:
-    """Iterates over `DeviceBatch`es that a thread prepares. `wait_s` is how long the consumer has waited for them.
+    """Iterates over `DeviceBatch`es that a thread prepares.
 
-    Tensors have at least `num_rows` rows: a smaller share of a batch repeats samples with weight 0 (see `filled_up`).
-    `with_ids` adds `id` to them (see `ids_as_floats`).
+    `wait_s` is how long the consumer has waited for them.
 
-    Raises an exception of the source in place of the batch that is missing. The loader of torch_xla ends normally
-    instead, so that a damaged shard would look like a short epoch.
+    Tensors have at least `num_rows` rows: a smaller share of a batch repeats samples with weight 0
+    (see `filled_up`). `with_ids` adds `id` to them (see `ids_as_floats`).
 
-    `stop` must end the source while the thread waits for it. `gives_up` is called while the consumer waits: once it
-    returns True the batches end, and `gave_up` is set.
+    Raises an exception of the source in place of the batch that is missing. The loader of torch_xla
+    ends normally instead, so that a damaged shard would look like a short epoch.
+
+    `stop` must end the source while the thread waits for it. `gives_up` is called while the
+    consumer waits: once it returns True the batches end, and `gave_up` is set.
     """
 
     def __init__(
@@ -108,12 +116,15 @@ class DeviceFeed:
         try:
             for epoch, step, batch in batches:
                 arrays = filled_up(
-                    {name: np.asarray(batch[name]) for name in self._names if name in batch}, self._num_rows
+                    {name: np.asarray(batch[name]) for name in self._names if name in batch},
+                    self._num_rows,
                 )
                 if "id" in arrays:
                     arrays["id"] = ids_as_floats(arrays["id"], arrays["weight"])
                 tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-                self._offer(DeviceBatch(epoch, step, self._to_device(tensors), batch["id"], batch["weight"]))
+                self._offer(
+                    DeviceBatch(epoch, step, self._to_device(tensors), batch["id"], batch["weight"])
+                )
                 if self._stopped.is_set():
                     return
         except BaseException as error:  # noqa: BLE001 - raised again in the thread that consumes
@@ -136,7 +147,8 @@ def ids_as_floats(ids: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def filled_up(arrays: dict[str, np.ndarray], num_rows: int) -> dict[str, np.ndarray]:
-    """The arrays with at least `num_rows` rows: samples are repeated, first ones first, with weight 0.
+    """The arrays with at least `num_rows` rows: samples are repeated, first ones first, with weight
+    0.
 
     Repeats, because BatchNorm sees every row: its statistics stay those of real images.
     """

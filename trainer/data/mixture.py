@@ -18,11 +18,15 @@ from shardset.stream.stream import Stream
 from trainer.config import Weights
 
 ID_OF_SET, MAX_SETS = 1 << 40, 255
-"""The ids of set k in the batches of a mixture are those in the set, plus k times this, and stay below 2**48."""
+"""The ids of set k in the batches of a mixture are those in the set, plus k times this, and stay
+below 2**48.
+"""
 
 
 class Part(NamedTuple):
-    """Steps of the run with the same weights, the numbers of the sets in their batches, and those batches."""
+    """Steps of the run with the same weights, the numbers of the sets in their batches, and those
+    batches.
+    """
 
     steps: range
     sources: list[int]
@@ -34,17 +38,28 @@ class Part(NamedTuple):
 
 
 class Mixture:
-    """The training batches of a run on several sets (see splits.BatchSource); `options` are those of MixedStream.
+    """The training batches of a run on several sets (see splits.BatchSource); `options` are those
+    of MixedStream.
 
-    An epoch has as many samples as all sets together, in whole batches. Where the weights change, each set begins an
-    order of its own anew. Raises ConfigError where the weights do not fit the batch, at any step.
+    An epoch has as many samples as all sets together, in whole batches. Where the weights change,
+    each set begins an order of its own anew. Raises ConfigError where the weights do not fit the
+    batch, at any step.
     """
 
     def __init__(
-        self, sets: Sequence[LoadedSet], by_step: Sequence[Weights], split: str, *, seed: int, **options: Any
+        self,
+        sets: Sequence[LoadedSet],
+        by_step: Sequence[Weights],
+        split: str,
+        *,
+        seed: int,
+        **options: Any,
     ) -> None:
         if len(sets) > MAX_SETS:
-            raise ConfigError(f"a mixture of {len(sets)} sets, expected at most {MAX_SETS}; build some of them as one")
+            raise ConfigError(
+                f"a mixture of {len(sets)} sets, expected at most {MAX_SETS}; build some of them"
+                " as one"
+            )
         self.parts: list[Part] = []
         starts = sorted({step for one in by_step for step in one})
         for start, stop in itertools.pairwise([*starts, sys.maxsize]):
@@ -52,8 +67,12 @@ class Mixture:
             sources = [number for number, weight in enumerate(weights) if weight]
             shares = [Share(sets[number], split, weights[number]) for number in sources]
             own_seed = derive_key(seed, "mixture from step", start) if start else seed
-            self.parts.append(Part(range(start, stop), sources, MixedStream(shares, seed=own_seed, **options)))
-        num_samples = sum(one.order.num_samples * one.order.augment_repeats for one in self.streams().values())
+            self.parts.append(
+                Part(range(start, stop), sources, MixedStream(shares, seed=own_seed, **options))
+            )
+        num_samples = sum(
+            one.order.num_samples * one.order.augment_repeats for one in self.streams().values()
+        )
         self._length: int = max(1, num_samples // options["global_batch_size"])
 
     def __len__(self) -> int:
@@ -68,13 +87,21 @@ class Mixture:
         """The part that has a step of the run."""
         return next(part for part in self.parts if step in part.steps)
 
-    def run(self, spans: Iterator[tuple[int, range]]) -> Generator[tuple[int, int, Batch], None, None]:
-        """Yields (epoch, step, batch) for spans (epoch, steps) that follow each other, as a Stream does."""
-        places = ((epoch * len(self) + step, epoch, step) for epoch, steps in spans for step in steps)
+    def run(
+        self, spans: Iterator[tuple[int, range]]
+    ) -> Generator[tuple[int, int, Batch], None, None]:
+        """Yields (epoch, step, batch) for spans (epoch, steps) that follow each other, as a Stream
+        does.
+        """
+        places = (
+            (epoch * len(self) + step, epoch, step) for epoch, steps in spans for step in steps
+        )
         for part, own in itertools.groupby(places, lambda place: self.part_of(place[0])):
             first = next(own)
             with closing(part.mixed.batches(first[0] - part.steps.start)) as batches:
-                for (_, epoch, step), (_, batch) in zip(itertools.chain([first], own), batches, strict=False):
+                for (_, epoch, step), (_, batch) in zip(
+                    itertools.chain([first], own), batches, strict=False
+                ):
                     batch["id"] = batch["id"] + ID_OF_SET * np.array(part.sources)[batch["source"]]
                     yield epoch, step, batch
             for stream in part.mixed.streams:  # whose memory the next part takes
@@ -91,10 +118,17 @@ class Mixture:
     def state(self, epoch: int, step: int) -> list[OrderState]:
         """The state before a step: one for each set of each part."""
         at = epoch * len(self) + step
-        return [state for part in self.parts for state in part.mixed.state(max(0, at - part.steps.start))]
+        return [
+            state
+            for part in self.parts
+            for state in part.mixed.state(max(0, at - part.steps.start))
+        ]
 
     def resume(self, states: list[OrderState]) -> None:
-        """Takes the orders of a state, for any number of hosts. Raises ConfigError naming what differs."""
+        """Takes the orders of a state, for any number of hosts.
+
+        Raises ConfigError naming what differs.
+        """
         rest = iter(states)
         for part in self.parts:
             part.mixed.resume(list(itertools.islice(rest, len(part.sources))))

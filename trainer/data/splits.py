@@ -1,4 +1,6 @@
-"""The data of a run: a training and an evaluation stream from one shard set, or two synthetic ones."""
+"""The data of a run: a training and an evaluation stream from one shard set,
+or two synthetic ones.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -26,7 +28,10 @@ from trainer.data.mixture import Mixture
 from trainer.errors import EpochMismatch
 
 SYNTHETIC_DIGEST = "fake data"
-"""The manifest digest in checkpoints of runs on synthetic data. It is recorded, so it must never change."""
+"""The manifest digest in checkpoints of runs on synthetic data.
+
+It is recorded, so it must never change.
+"""
 
 DIGEST_MASK = (1 << 48) - 1
 """48 bits, so that sums over hosts stay within the integers that every runtime can sum."""
@@ -38,7 +43,9 @@ TUNING_SPLITS = ("val", "validation", "valid", "dev")
 """The split to evaluate on while a run is tuned, where there is also one for the final test."""
 
 IDS_AT_ONCE = 1 << 16
-"""Ids that are hashed together: their hashes stay in the processor's cache, whatever the size of the split."""
+"""Ids that are hashed together: their hashes stay in the processor's cache, whatever the size of
+the split.
+"""
 
 Step = tuple[int, int, dict[str, Any]]
 """(epoch, step in the epoch, batch by field)."""
@@ -62,19 +69,25 @@ def order_of(stream: BatchSource, epoch: int, step: int) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class SampleDigest:
-    """The number of samples, and a digest of their ids: the sum of their hashes, in whatever order they come."""
+    """The number of samples, and a digest of their ids: the sum of their hashes, in whatever order
+    they come.
+    """
 
     samples: int = 0
     digest: int = 0
 
     def add(self, ids: np.ndarray) -> "SampleDigest":
         """The digest of these samples and the samples with the ids."""
-        hashes = hash64(derive_key(0, "samples of an epoch"), np.asarray(ids, dtype=np.int64)) >> np.uint64(16)
+        hashes = hash64(
+            derive_key(0, "samples of an epoch"), np.asarray(ids, dtype=np.int64)
+        ) >> np.uint64(16)
         return self.merge(SampleDigest(len(ids), int(hashes.sum(dtype=np.uint64))))
 
     def merge(self, other: "SampleDigest") -> "SampleDigest":
         """The digest of both sets of samples."""
-        return SampleDigest(self.samples + other.samples, (self.digest + other.digest) & DIGEST_MASK)
+        return SampleDigest(
+            self.samples + other.samples, (self.digest + other.digest) & DIGEST_MASK
+        )
 
     def times(self, number: int) -> "SampleDigest":
         """The digest of each of these samples so many times."""
@@ -90,8 +103,8 @@ class SampleDigest:
 class Data:
     """The streams of a run, and the number of samples of an epoch and of an evaluation.
 
-    An epoch takes each training sample `augment_repeats` times. `train_ids` are theirs, None for 0 to the number of
-    them.
+    An epoch takes each training sample `augment_repeats` times. `train_ids` are theirs, None for 0
+    to the number of them.
     """
 
     train: BatchSource
@@ -114,12 +127,16 @@ class Data:
     @cached_property
     def _whole_epoch(self) -> SampleDigest:
         """Computed at the end of the first epoch, because 1e9 samples take 6 s."""
-        return complete_epoch(self.train_ids or Selection(self.num_train_samples)).times(self.augment_repeats)
+        return complete_epoch(self.train_ids or Selection(self.num_train_samples)).times(
+            self.augment_repeats
+        )
 
     def weight_of_step(self, step: int, global_batch_size: int) -> int:
-        """What the losses of a step are divided by on all hosts: its training samples, without pads.
+        """What the losses of a step are divided by on all hosts: its training samples, without
+        pads.
 
-        That is the sum of their weights unless a view has others, which then say how much a sample counts.
+        That is the sum of their weights unless a view has others, which then say how much a sample
+        counts.
         """
         if isinstance(self.train, Mixture):
             return global_batch_size
@@ -127,7 +144,7 @@ class Data:
         return min(global_batch_size, num_slots - step * global_batch_size)
 
 
-# --- opening ---------------------------------------------------------------------------------------------------------
+# --- opening --------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=8)
@@ -141,7 +158,10 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
     if config.fake_data:
         return synthetic_data(config, host, num_hosts)
     if config.manifest is None:
-        raise ConfigError("no manifest: name a shard set with --manifest URL, or measure without one by --fake-data")
+        raise ConfigError(
+            "no manifest: name a shard set with --manifest URL, or measure without one by"
+            " --fake-data"
+        )
     loaded = load_once(config.manifest)
     manifest = loaded.manifest
     urls, weights = zip(*mixed_sets(config.mix) or [(config.manifest, {0: 1.0})], strict=True)
@@ -154,8 +174,8 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
         if others != names:
             which = sorted({*names} ^ {*others})[:5] or "in their order"
             raise ConfigError(
-                f"{url} has other classes than {config.manifest} ({which}); the sets of a mixture need "
-                "the same classes in the same order: build them with the same class names"
+                f"{url} has other classes than {config.manifest} ({which}); the sets of a mixture"
+                " need the same classes in the same order: build them with the same class names"
             )
     num_classes = _num_classes_of(config, manifest)
     disk_cache = None
@@ -225,23 +245,37 @@ def eval_spec(image: ImageConfig) -> ImageSpec:
 def train_spec(image: ImageConfig) -> ImageSpec:
     """How training images are cropped and resized."""
     evaluation = eval_spec(image)
-    crops: dict[str, Crop] = {"random": RandomResizedCrop(), "pad": PadCrop(image.pad), "center": evaluation.crop}
+    crops: dict[str, Crop] = {
+        "random": RandomResizedCrop(),
+        "pad": PadCrop(image.pad),
+        "center": evaluation.crop,
+    }
     return replace(evaluation, size=image.size, crop=crops[image.train_crop], flip=image.flip)
 
 
 def train_transform(image: ImageConfig) -> Chain | None:
-    """What happens to the pixels of a cropped training image; None leaves them alone. Raises ConfigError."""
+    """What happens to the pixels of a cropped training image; None leaves them alone.
+
+    Raises ConfigError.
+    """
     augment = () if image.auto_augment is None else (augmentation_of(image.auto_augment),)
-    erase = (RandomErasing(probability=image.erase, mean=image.mean, std=image.std),) if image.erase else ()
+    erase = (
+        (RandomErasing(probability=image.erase, mean=image.mean, std=image.std),)
+        if image.erase
+        else ()
+    )
     return Chain((*augment, *erase)) if augment or erase else None
 
 
-# --- without a shard set ----------------------------------------------------------------------------------------------
+# --- without a shard set --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyntheticStream:
-    """Yields one random batch at every step. The last step of an epoch is padded with samples of weight 0."""
+    """Yields one random batch at every step.
+
+    The last step of an epoch is padded with samples of weight 0.
+    """
 
     num_samples: int
     global_batch_size: int
@@ -269,14 +303,22 @@ class SyntheticStream:
         part = rank_part(self.global_batch_size, self.rank, self.world_size)
         per_host = len(part)
         draw = np.random.default_rng(0)
-        image = draw.integers(0, 256, (per_host, self.image_size, self.image_size, 3), dtype=np.uint8)
+        image = draw.integers(
+            0, 256, (per_host, self.image_size, self.image_size, 3), dtype=np.uint8
+        )
         label = draw.integers(0, self.num_classes, per_host, dtype=np.int64)
         for epoch, steps in spans:
             for step in steps:
-                ids = (step * self.global_batch_size + part.start + np.arange(per_host)) // self.augment_repeats
+                ids = (
+                    step * self.global_batch_size + part.start + np.arange(per_host)
+                ) // self.augment_repeats
                 weight = (ids < self.num_samples).astype(np.float32)
                 flip, ids = label % 2 == 0, ids % self.num_samples
-                yield epoch, step, {"image": image, "label": label, "flip": flip, "id": ids, "weight": weight}
+                yield (
+                    epoch,
+                    step,
+                    {"image": image, "label": label, "flip": flip, "id": ids, "weight": weight},
+                )
 
 
 def synthetic_data(
@@ -287,7 +329,9 @@ def synthetic_data(
     num_samples: int = NUM_SAMPLES,
     num_eval_samples: int = NUM_EVAL_SAMPLES,
 ) -> Data:
-    """Data of the shapes in the config that costs no time: a run on it shows the highest possible rate."""
+    """Data of the shapes in the config that costs no time: a run on it shows the highest possible
+    rate.
+    """
     num_classes = config.model.num_classes or DEFAULT_CLASSES
     stream = partial(
         SyntheticStream,
@@ -298,7 +342,9 @@ def synthetic_data(
     )
     return Data(
         train=stream(
-            num_samples=num_samples, augment_repeats=config.image.augment_repeats, image_size=config.image.size
+            num_samples=num_samples,
+            augment_repeats=config.image.augment_repeats,
+            image_size=config.image.size,
         ),
         evaluation=stream(num_samples=num_eval_samples, image_size=config.image.size_in_evaluation),
         num_classes=num_classes,
@@ -310,29 +356,34 @@ def synthetic_data(
     )
 
 
-# --- does the shard set fit the config? ------------------------------------------------------------------------------
+# --- does the shard set fit the config? -----------------------------------------------------------
 
 
 def check_split(setting: str, name: str, loaded: LoadedSet, url: str) -> None:
-    """Raises ConfigError unless the split exists and every sample has a label, without which its loss means nothing."""
+    """Raises ConfigError unless the split exists and every sample has a label, without which its
+    loss means nothing.
+    """
     splits = loaded.manifest.splits
     if name not in splits:
         names = ", ".join(splits)
-        raise ConfigError(f"{setting} is {name!r}, but the shard set {url} has {names}; name one of them")
+        raise ConfigError(
+            f"{setting} is {name!r}, but the shard set {url} has {names}; name one of them"
+        )
     split, labels = splits[name], loaded.part(name).labels
     num_samples, num_labelled = split.num_samples, sum(split.class_totals)
     if labels is not None:  # those of a view are read in place of the stored ones
         num_samples, num_labelled = len(labels), int(np.count_nonzero(labels >= 0))
     if missing := num_samples - num_labelled:
         raise ConfigError(
-            f"{setting} is {name!r}, where {missing} of {num_samples} samples have no label, and this trainer needs "
-            f"them; name another split with --set {setting}=NAME, build the shard set without these samples, or give "
-            "a view of it a column of labels"
+            f"{setting} is {name!r}, where {missing} of {num_samples} samples have no label, and"
+            f" this trainer needs them; name another split with --set {setting}=NAME, build the"
+            " shard set without these samples, or give a view of it a column of labels"
         )
 
 
 def eval_split_of(config: TrainConfig, manifest: Manifest) -> str:
-    """The split to evaluate on: the one that was named, the only other one, or one of TUNING_SPLITS.
+    """The split to evaluate on: the one that was named, the only other one, or one of
+    TUNING_SPLITS.
 
     Raises ConfigError where the choice is not clear.
     """
@@ -341,27 +392,38 @@ def eval_split_of(config: TrainConfig, manifest: Manifest) -> str:
     others = [name for name in manifest.splits if name != config.train_split]
     if not others:
         raise ConfigError(
-            f"the shard set {config.manifest} has no split to evaluate on, only {config.train_split!r}; build it again "
-            f"with --holdout test=0.1, or evaluate on the training images: --set eval_split={config.train_split}"
+            f"the shard set {config.manifest} has no split to evaluate on, only"
+            f" {config.train_split!r}; build it again with --holdout test=0.1, or evaluate on the"
+            f" training images: --set eval_split={config.train_split}"
         )
     chosen = others if len(others) == 1 else [name for name in TUNING_SPLITS if name in others]
     if not chosen:
         names = ", ".join(manifest.splits)
-        raise ConfigError(f"which split to evaluate on? The shard set has {names}; name one with --set eval_split=NAME")
+        raise ConfigError(
+            f"which split to evaluate on? The shard set has {names}; name one with --set"
+            " eval_split=NAME"
+        )
     return chosen[0]
 
 
 def _num_classes_of(config: TrainConfig, manifest: Manifest) -> int:
-    """The number of classes of the model: that of the config if it suffices, else that of the manifest."""
+    """The number of classes of the model: that of the config if it suffices, else that of the
+    manifest.
+    """
     wanted, stored = config.model.num_classes, len(manifest.classes)
     if wanted is not None and wanted < stored:
-        raise ConfigError(f"model.num_classes is {wanted} but the shard set has {stored} classes; leave it at none")
+        raise ConfigError(
+            f"model.num_classes is {wanted} but the shard set has {stored} classes; leave it at"
+            " none"
+        )
     if wanted is None and not stored:
-        raise ConfigError("the shard set has no classes; it has images only, and this trainer needs labels")
+        raise ConfigError(
+            "the shard set has no classes; it has images only, and this trainer needs labels"
+        )
     return wanted or stored
 
 
-# --- has a run trained on what it should? ----------------------------------------------------------------------------
+# --- has a run trained on what it should? ---------------------------------------------------------
 
 
 def complete_epoch(selection: Selection) -> SampleDigest:
@@ -387,15 +449,22 @@ def check_epoch(epoch: int, expected: SampleDigest, seen: SampleDigest) -> None:
 def steps_of(stream: BatchSource, start: int, stop: int) -> Iterator[Step]:
     """Yields (epoch, step, batch) for the steps [start, stop) of a run, counted over epochs.
 
-    Prefetches across the end of an epoch. Raises EpochMismatch if the stream skips a step or ends early.
+    Prefetches across the end of an epoch. Raises EpochMismatch if the stream skips a step or ends
+    early.
     """
     due = start
     size = len(stream)
     epochs = range(start // size, -(-stop // size))
-    spans = ((epoch, range(max(0, start - epoch * size), min(size, stop - epoch * size))) for epoch in epochs)
+    spans = (
+        (epoch, range(max(0, start - epoch * size), min(size, stop - epoch * size)))
+        for epoch in epochs
+    )
     for epoch, step, batch in stream.run(spans):
         if (epoch, step) != divmod(due, size):
-            raise EpochMismatch(f"the stream yielded epoch {epoch + 1} step {step} where step {due} of the run was due")
+            raise EpochMismatch(
+                f"the stream yielded epoch {epoch + 1} step {step} where step {due} of the run"
+                " was due"
+            )
         yield epoch, step, batch
         due += 1
     if due != stop:

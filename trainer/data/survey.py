@@ -22,7 +22,8 @@ READ_BYTES = 16 << 20
 class SetFacts:
     """A training split: its size, and the median shorter side of its images in pixels.
 
-    `is_uniform`: all images that were looked at are squares of that side. `is_grey`: none has a colour.
+    `is_uniform`: all images that were looked at are squares of that side. `is_grey`: none has a
+    colour.
     """
 
     num_samples: int
@@ -33,7 +34,10 @@ class SetFacts:
 
 
 def survey(loaded: LoadedSet, split_name: str) -> SetFacts:
-    """The facts of a split, from one index and one read. Raises ConfigError if no image can be decoded."""
+    """The facts of a split, from one index and one read.
+
+    Raises ConfigError if no image can be decoded.
+    """
     manifest, storage, _ = loaded
     split = manifest.split(split_name)
     shard = split.shards[0]
@@ -44,7 +48,9 @@ def survey(loaded: LoadedSet, split_name: str) -> SetFacts:
             sizes.append(image_size(data))
             is_grey &= bool((pixels == pixels[..., :1]).all())
     if not sizes:
-        raise ConfigError(f"{storage.url}/{shard.path}: no image at its beginning can be decoded; name a --recipe")
+        raise ConfigError(
+            f"{storage.url}/{shard.path}: no image at its beginning can be decoded; name a --recipe"
+        )
     side = median_low(map(min, sizes))
     return SetFacts(
         num_samples=loaded.part(split_name).selection.num_kept,
@@ -56,11 +62,21 @@ def survey(loaded: LoadedSet, split_name: str) -> SetFacts:
 
 
 def _first_images(storage: Storage, split: Split, shard: Shard) -> Iterator[bytes]:
-    """The images of the first samples of a shard, as many as one read of `READ_BYTES` holds; at least one."""
-    rows = read_rows(storage, shard, split.index_fields(0), range(min(NUM_IMAGES, shard.num_samples)))
+    """The images of the first samples of a shard, as many as one read of `READ_BYTES` holds; at
+    least one.
+    """
+    rows = read_rows(
+        storage, shard, split.index_fields(0), range(min(NUM_IMAGES, shard.num_samples))
+    )
     columns = [f".{name}" for name in index_fields(rows) if name in FIELD_OF_EXTENSION]
-    pairs = [next((row[column] for column in columns if row[column]["offset"]), None) for row in rows]
-    ranges = [(int(pair["offset"]), int(pair["offset"] + pair["num_bytes"])) for pair in pairs if pair is not None]
+    pairs = [
+        next((row[column] for column in columns if row[column]["offset"]), None) for row in rows
+    ]
+    ranges = [
+        (int(pair["offset"]), int(pair["offset"] + pair["num_bytes"]))
+        for pair in pairs
+        if pair is not None
+    ]
     if not ranges:
         return
     start = ranges[0][0]

@@ -1,7 +1,7 @@
 """What happens to a batch between the stream and the model: every random choice comes from a key.
 
-On the host: how a batch is mixed (the stream has cropped the images and says which ones to mirror). On the device:
-uint8 NHWC to normalised float NCHW, the mirroring and the mixing.
+On the host: how a batch is mixed (the stream has cropped the images and says which ones to mirror).
+On the device: uint8 NHWC to normalised float NCHW, the mirroring and the mixing.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,8 @@ PLAIN = ImageConfig()
 
 
 def mix_of(config: TrainConfig) -> Callable[[dict[str, Any], int, int], dict[str, Any]]:
-    """What adds `mix` (float32 [B, 5], see `mix_row`) to a batch of (epoch, step), if mixup or cutmix is asked for.
+    """What adds `mix` (float32 [B, 5], see `mix_row`) to a batch of (epoch, step), if mixup or
+    cutmix is asked for.
 
     The choice depends on (seed, epoch, step), never on the replica; see `partners`.
     """
@@ -34,25 +35,31 @@ def mix_of(config: TrainConfig) -> Callable[[dict[str, Any], int, int], dict[str
 
 
 def mix_row(mixup: float, cutmix: float, size: int, key: int) -> np.ndarray:
-    """One batch's mixing: float32 (share of the own image outside the box, top, bottom, left, right).
+    """One batch's mixing: float32 (share of the own image outside the box, top, bottom, left,
+    right).
 
-    Mixup is a share and no box; cutmix is the whole own image outside a box that shows the partner. Where both are
-    asked for, a keyed coin takes one.
+    Mixup is a share and no box; cutmix is the whole own image outside a box that shows the partner.
+    Where both are asked for, a keyed coin takes one.
     """
     draw = np.random.Generator(np.random.Philox(key=key))
     if cutmix and (not mixup or draw.random() < 0.5):
         half = size * (1 - draw.beta(cutmix, cutmix)) ** 0.5 / 2
         middle = draw.integers(0, size, 2)
-        low, high = np.clip(np.round(middle - half), 0, size), np.clip(np.round(middle + half), 0, size)
+        low, high = (
+            np.clip(np.round(middle - half), 0, size),
+            np.clip(np.round(middle + half), 0, size),
+        )
         return np.array([1, low[0], high[0], low[1], high[1]], dtype=np.float32)
     return np.array([draw.beta(mixup, mixup), 0, 0, 0, 0], dtype=np.float32)
 
 
 def partners(rows: torch.Tensor, repeats: int) -> torch.Tensor:
-    """Of each row of a batch the partner's, in which images show one more sample: of two neighbours the other one.
+    """Of each row of a batch the partner's, in which images show one more sample: of two neighbours
+    the other one.
 
-    Each sample has `repeats` rows. Partners are near each other, so that a replica with whole pairs of samples needs no
-    images of others, and any number of replicas mix a batch in the same way. What makes no pair is read backwards.
+    Each sample has `repeats` rows. Partners are near each other, so that a replica with whole pairs
+    of samples needs no images of others, and any number of replicas mix a batch in the same way.
+    What makes no pair is read backwards.
     """
     size = 2 * repeats
     in_pairs = len(rows) // size * size
@@ -82,7 +89,9 @@ class Normalize(nn.Module):
         return torch.where(flip.view(-1, 1, 1, 1), images_NCHW.flip(3), images_NCHW)
 
 
-def mixed(images_NCHW: torch.Tensor, others_NCHW: torch.Tensor, mix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def mixed(
+    images_NCHW: torch.Tensor, others_NCHW: torch.Tensor, mix: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Each image mixed with its partner's, and the own share of each: float32 [B].
 
     All tensors, no numbers: a share or a box that changes is no new graph.

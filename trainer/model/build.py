@@ -1,4 +1,6 @@
-"""Models by name: timm's, or any function of yours; a stem for small images and a swap to GroupNorm."""
+"""Models by name: timm's, or any function of yours; a stem for small images and a swap to
+GroupNorm.
+"""
 
 import importlib
 import math
@@ -29,7 +31,9 @@ _building = threading.Lock()
 # Weights come from the generator of the process, and replicas can be threads of one process.
 
 
-def build(config: ModelConfig, num_classes: int, seed: int, class_names: Sequence[str] = ()) -> nn.Module:
+def build(
+    config: ModelConfig, num_classes: int, seed: int, class_names: Sequence[str] = ()
+) -> nn.Module:
     """A model on the CPU in float32, the same weights for the same seed on every host.
 
     Raises ConfigError for an unknown name, or a stem or weights that do not fit the model.
@@ -48,7 +52,10 @@ def build(config: ModelConfig, num_classes: int, seed: int, class_names: Sequenc
 
 
 def freeze(model: nn.Module, config: ModelConfig) -> None:
-    """Leaves gradients to the last layer only, if the config says so. Raises ConfigError if it is not known."""
+    """Leaves gradients to the last layer only, if the config says so.
+
+    Raises ConfigError if it is not known.
+    """
     if config.freeze:
         model.requires_grad_(False)
         for head in pretrained.heads_of(model, config.name):
@@ -56,17 +63,23 @@ def freeze(model: nn.Module, config: ModelConfig) -> None:
 
 
 def checkpoint_activations(model: Any, config: ModelConfig, device: torch.device) -> None:
-    """Has the model compute activations again in the backward pass, if the config says so. Raises ConfigError."""
+    """Has the model compute activations again in the backward pass, if the config says so.
+
+    Raises ConfigError.
+    """
     if not config.checkpoint_activations:
         return
     if device.type == "xla":
-        raise ConfigError("model.checkpoint_activations needs CUDA or a CPU: torch's function does not know XLA")
+        raise ConfigError(
+            "model.checkpoint_activations needs CUDA or a CPU: torch's function does not know XLA"
+        )
     try:
         model.set_grad_checkpointing(True)
     except (AttributeError, AssertionError) as error:
         raise ConfigError(
-            f"model {config.name!r} can't compute its activations again; leave model.checkpoint_activations out, or "
-            "give it a method set_grad_checkpointing(enable), as timm's have"
+            f"model {config.name!r} can't compute its activations again; leave"
+            " model.checkpoint_activations out, or give it a method"
+            " set_grad_checkpointing(enable), as timm's have"
         ) from error
 
 
@@ -85,7 +98,10 @@ def unchanged_statistics(model: nn.Module) -> Iterator[None]:
 
 
 def set_training(model: nn.Module, config: ModelConfig) -> None:
-    """Puts the model in training mode. Frozen layers stay as in an evaluation: their statistics do not move."""
+    """Puts the model in training mode.
+
+    Frozen layers stay as in an evaluation: their statistics do not move.
+    """
     model.train()
     if config.freeze:
         model.eval()
@@ -96,13 +112,17 @@ def set_training(model: nn.Module, config: ModelConfig) -> None:
 def optimizer(
     config: OptimizerConfig, model: nn.Module, of_device: Mapping[str, Any] | None = None
 ) -> torch.optim.Optimizer:
-    """timm's optimizer of that name; biases and norms get no weight decay. Raises ConfigError for an unknown name.
+    """timm's optimizer of that name; biases and norms get no weight decay.
 
-    `of_device` are the options that suit the device (see `optimizers.options_for`); those of the config go first.
+    Raises ConfigError for an unknown name.
+
+    `of_device` are the options that suit the device (see `optimizers.options_for`); those of the
+    config go first.
     """
     if config.name in list_optimizers() and get_optimizer_info(config.name).second_order:
         raise ConfigError(
-            f"optimizer {config.name!r}: it needs second derivatives, which a step here does not compute; use another"
+            f"optimizer {config.name!r}: it needs second derivatives, which a step here does not"
+            " compute; use another"
         )
     options = dict(of_device or {})
     if config.layer_decay is not None:
@@ -117,13 +137,17 @@ def optimizer(
             **{**options, **(config.kwargs or {})},
         )
     except (ValueError, AssertionError, TypeError) as error:
-        raise ConfigError(f"optimizer {config.name!r}: {error}; see timm.optim.list_optimizers()") from error
+        raise ConfigError(
+            f"optimizer {config.name!r}: {error}; see timm.optim.list_optimizers()"
+        ) from error
     if config.head_learning_rate is not None:
         heads = pretrained.heads_of(model, type(model).__name__)
         of_heads = {id(parameter) for head in heads for parameter in head.parameters()}
         for group in list(made.param_groups):
             if own := [parameter for parameter in group["params"] if id(parameter) in of_heads]:
-                group["params"] = [parameter for parameter in group["params"] if id(parameter) not in of_heads]
+                group["params"] = [
+                    parameter for parameter in group["params"] if id(parameter) not in of_heads
+                ]
                 scale = config.head_learning_rate / config.learning_rate
                 made.add_param_group({**group, "params": own, "lr_scale": scale})
         made.param_groups[:] = [group for group in made.param_groups if group["params"]]
@@ -151,20 +175,24 @@ def check_size(config: ModelConfig, num_classes: int, size: int) -> None:
 
 
 def check_logits(logits: Any, name: str, num_classes: int) -> None:
-    """Raises ConfigError unless a model has returned a number for each class; XLA takes any other for one it has."""
+    """Raises ConfigError unless a model has returned a number for each class; XLA takes any other
+    for one it has.
+    """
     is_tensor = isinstance(logits, torch.Tensor)
     if not is_tensor or logits.dim() != 2 or logits.shape[1] < num_classes:
         output = list(logits.shape) if is_tensor else f"a {type(logits).__name__}"
         raise ConfigError(
-            f"model {name!r} returned {output} for a batch of images, expected a tensor [images, {num_classes}], a "
-            "number for each class; change its last layer"
+            f"model {name!r} returned {output} for a batch of images, expected a tensor [images,"
+            f" {num_classes}], a number for each class; change its last layer"
         )
 
 
 def tiny_resnet(num_classes: int) -> nn.Module:
     """A ResNet of three blocks and 78 thousand weights for pictures of 8 to 32 pixels."""
     block: Any = BasicBlock
-    model: Any = ResNet(block=block, layers=(1, 1, 1, 1), num_classes=num_classes, channels=(16, 32, 64, 64))
+    model: Any = ResNet(
+        block=block, layers=(1, 1, 1, 1), num_classes=num_classes, channels=(16, 32, 64, 64)
+    )
     model.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
     model.maxpool, model.layer4 = nn.Identity(), nn.Sequential()
     built: nn.Module = model
@@ -177,19 +205,29 @@ def _of_name(config: ModelConfig, num_classes: int) -> nn.Module:
         return _of_function(config, num_classes)
     if not timm.is_model(name):
         known = timm.list_models(f"{name[:6]}*") or get_close_matches(name, timm.list_models(), n=5)
-        raise ConfigError(f"no model {name!r} in timm {timm.__version__}; near it: {', '.join(known[:5]) or 'nothing'}")
+        raise ConfigError(
+            f"no model {name!r} in timm {timm.__version__}; near it:"
+            f" {', '.join(known[:5]) or 'nothing'}"
+        )
     kwargs: dict[str, Any] = config.kwargs or {}
     from_timm = config.pretrained == pretrained.TIMM
     try:
-        model: nn.Module = timm.create_model(name, pretrained=from_timm, num_classes=num_classes, **kwargs)
+        model: nn.Module = timm.create_model(
+            name, pretrained=from_timm, num_classes=num_classes, **kwargs
+        )
     except TypeError as error:
-        raise ConfigError(f"model {name!r}: {error}; expected a function of num_classes and model.kwargs") from error
-    except (OSError, RuntimeError) as error:
-        if config.pretrained is None:  # a name with a tag of weights, as `.a1_in1k`, that do not exist
-            raise ConfigError(f"model {name!r}: {first_line(error)}; leave the tag of weights out") from error
         raise ConfigError(
-            f"the weights of {name!r} could not be loaded ({first_line(error)}); without a network, download them "
-            "elsewhere and give --pretrained FILE"
+            f"model {name!r}: {error}; expected a function of num_classes and model.kwargs"
+        ) from error
+    except (OSError, RuntimeError) as error:
+        # a name with a tag of weights, as `.a1_in1k`, that do not exist
+        if config.pretrained is None:
+            raise ConfigError(
+                f"model {name!r}: {first_line(error)}; leave the tag of weights out"
+            ) from error
+        raise ConfigError(
+            f"the weights of {name!r} could not be loaded ({first_line(error)}); without a network,"
+            " download them elsewhere and give --pretrained FILE"
         ) from error
     return model
 
@@ -200,19 +238,29 @@ def _of_function(config: ModelConfig, num_classes: int) -> nn.Module:
     try:
         build_model = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"model {name!r}: {error}; expected importable.module:function") from error
+        raise ConfigError(
+            f"model {name!r}: {error}; expected importable.module:function"
+        ) from error
     try:
         model = build_model(num_classes=num_classes, **(config.kwargs or {}))
     except TypeError as error:
-        raise ConfigError(f"model {name!r}: {error}; expected a function of num_classes and model.kwargs") from error
+        raise ConfigError(
+            f"model {name!r}: {error}; expected a function of num_classes and model.kwargs"
+        ) from error
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"model {name!r}: the function returned a {type(model).__name__}, expected a torch.nn.Module")
+        raise ConfigError(
+            f"model {name!r}: the function returned a {type(model).__name__}, expected a"
+            " torch.nn.Module"
+        )
     return model
 
 
 def _small_stem(model: Any, name: str) -> None:
     if not isinstance(getattr(model, "conv1", None), nn.Conv2d) or not hasattr(model, "maxpool"):
-        raise ConfigError(f"model.stem=cifar: {name!r} has no plain conv1 and maxpool; use a ResNet or stem=imagenet")
+        raise ConfigError(
+            f"model.stem=cifar: {name!r} has no plain conv1 and maxpool; use a ResNet or"
+            " stem=imagenet"
+        )
     width = model.conv1.out_channels
     model.conv1 = nn.Conv2d(3, width, kernel_size=3, stride=1, padding=1, bias=False)
     nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")

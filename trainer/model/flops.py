@@ -1,4 +1,6 @@
-"""The share of a device's peak that a run uses: the FLOPs of its model, counted once from shapes, over the peak."""
+"""The share of a device's peak that a run uses: the FLOPs of its model, counted once from shapes,
+over the peak.
+"""
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -19,14 +21,17 @@ PEAKS = {
     "NVIDIA L40": 181.05e12,
     "NVIDIA L4": 121.0e12,
 }
-"""Dense bfloat16 FLOP/s by the device's whole name: NVIDIA's data sheets, without the zeros of sparse matrices."""
+"""Dense bfloat16 FLOP/s by the device's whole name: NVIDIA's data sheets, without the zeros of
+sparse matrices.
+"""
 
 
 def share_of_peak(config: TrainConfig, num_classes: int, device: torch.device) -> float | None:
-    """The share of a device's peak that a step takes for one image a second; None where it is not known.
+    """The share of a device's peak that a step takes for one image a second; None where it is not
+    known.
 
-    That is on devices that are not in PEAKS, in float32, and for a model of yours, which may count its calls.
-    Activations that are computed again do not count.
+    That is on devices that are not in PEAKS, in float32, and for a model of yours, which may count
+    its calls. Activations that are computed again do not count.
     """
     name = config.model.name
     is_own = ":" in name and not name.startswith("trainer.")
@@ -36,10 +41,12 @@ def share_of_peak(config: TrainConfig, num_classes: int, device: torch.device) -
     net = build.shapes_of(config.model, num_classes)
     build.freeze(net, config.model)
     build.set_training(net, config.model)
-    images = torch.empty(2, 3, config.image.size, config.image.size, device="meta")  # BatchNorm refuses one image
+    # BatchNorm refuses one image
+    images = torch.empty(2, 3, config.image.size, config.image.size, device="meta")
     try:
         with FlopCounterMode(display=False) as counter:
             net(images).sum().backward()
-    except (RuntimeError, TypeError, ValueError, AttributeError, AssertionError):  # it needs numbers
+    # it needs numbers
+    except (RuntimeError, TypeError, ValueError, AttributeError, AssertionError):
         return None
     return int(counter.get_total_flops()) / len(images) / peak

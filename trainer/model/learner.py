@@ -1,4 +1,6 @@
-"""The arithmetic of a step: model, loss, optimizer and moving average, on whatever a runtime offers."""
+"""The arithmetic of a step: model, loss, optimizer and moving average, on whatever a runtime
+offers.
+"""
 
 import copy
 import itertools
@@ -24,11 +26,16 @@ from trainer.runtime.base import Runtime, TensorBatch
 from trainer.runtime.optimizers import options_for
 
 COUNTERS = ("step", "lookahead_step")
-"""What optimizers of timm call a count of steps that all weights have in common: lamb, adan, lookahead."""
+"""What optimizers of timm call a count of steps that all weights have in common: lamb, adan,
+lookahead.
+"""
 
 
 class Learner:
-    """A model that learns. `state` is what `Learner.state` gave earlier, on any strategy; None for fresh weights."""
+    """A model that learns.
+
+    `state` is what `Learner.state` gave earlier, on any strategy; None for fresh weights.
+    """
 
     def __init__(
         self,
@@ -68,9 +75,16 @@ class Learner:
             config.optimizer, self.net, options_for(name, runtime.device, runtime.precision)
         )
         if state is not None:
-            saved = {name: state["optimizer"].get(number) for number, name in enumerate(state["optimizer_weights"])}
+            saved = {
+                name: state["optimizer"].get(number)
+                for number, name in enumerate(state["optimizer_weights"])
+            }
             names = _weight_names(self._optimizer, self.net)
-            kept = {number: one for number, name in enumerate(names) if (one := saved.get(name)) is not None}
+            kept = {
+                number: one
+                for number, name in enumerate(names)
+                if (one := saved.get(name)) is not None
+            }
             _load_moments(self._optimizer, kept, state["optimizer_counters"])
             if state["scaler"]:
                 self._scaler.load_state_dict(state["scaler"])
@@ -85,39 +99,51 @@ class Learner:
     def train_step(
         self, batch: TensorBatch, learning_rate: float, key: int, weight: float | None = None
     ) -> torch.Tensor:
-        """One update; returns the step's row (see metrics.stats_row) on the device, for `Runtime.fetch`.
+        """One update; returns the step's row (see metrics.stats_row) on the device, for
+        `Runtime.fetch`.
 
-        `batch` holds `image` uint8 [B, H, W, 3], `label` int64, `weight` float32, and maybe `flip` and `mix`. With `id`
-        (see device_feed.ids_as_floats) the samples of all replicas follow the sums, five numbers each. `weight` is the
-        number of samples of the global batch, without pads; None where one replica has all of it.
+        `batch` holds `image` uint8 [B, H, W, 3], `label` int64, `weight` float32, and maybe `flip`
+        and `mix`. With `id` (see device_feed.ids_as_floats) the samples of all replicas follow the
+        sums, five numbers each. `weight` is the number of samples of the global batch, without
+        pads; None where one replica has all of it.
         """
         self._parallel.train()
         build.set_training(self.net, self._config.model)
         self._runtime.seed(key)
-        assert weight is not None or self._runtime.num_replicas == 1, "a replica does not know the weights of others"
+        assert weight is not None or self._runtime.num_replicas == 1, (
+            "a replica does not know the weights of others"
+        )
         total = None if weight is None else self._runtime.number(weight)
         return self._train(batch, self._runtime.number(learning_rate), total)
 
     def eval_step(self, batch: TensorBatch) -> torch.Tensor:
-        """The row of an evaluation step, for `Runtime.fetch`, with the averaged weights if the run keeps them."""
+        """The row of an evaluation step, for `Runtime.fetch`, with the averaged weights if the run
+        keeps them.
+        """
         self._eval_net.eval()
         return self._eval(batch)
 
     def broadcast_buffers(self) -> None:
-        """Gives all replicas the BatchNorm statistics of replica 0; before an evaluation and a checkpoint."""
+        """Gives all replicas the BatchNorm statistics of replica 0; before an evaluation and a
+        checkpoint.
+        """
         self._runtime.broadcast_buffers(self.net)
         if self._average is not None:
             self._runtime.broadcast_buffers(self._average)
 
     def state(self) -> LearnerState:
-        """Weights, averaged weights and moments on the CPU: plain tensors that any strategy can load."""
+        """Weights, averaged weights and moments on the CPU: plain tensors that any strategy can
+        load.
+        """
         on_device: LearnerState = {
             "model": self.net.state_dict(),
             "ema": None if self._average is None else self._average.state_dict(),
             "optimizer": self._optimizer.state_dict()["state"],
             "optimizer_weights": _weight_names(self._optimizer, self.net),
             "optimizer_counters": {
-                name: value for name, value in self._optimizer.param_groups[0].items() if name in COUNTERS
+                name: value
+                for name, value in self._optimizer.param_groups[0].items()
+                if name in COUNTERS
             },
             "scaler": self._scaler.state_dict(),
         }
@@ -154,19 +180,32 @@ class Learner:
         sums, outcomes = zip(*passes, strict=True)
         return self._row(torch.stack(sums).sum(0), list(itertools.chain(*outcomes)))
 
-    def _pass(self, batch: TensorBatch, total: float | torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Forward and backward of a part; the gradient is that of the mean over all samples of all replicas."""
+    def _pass(
+        self, batch: TensorBatch, total: float | torch.Tensor
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Forward and backward of a part; the gradient is that of the mean over all samples of all
+        replicas.
+        """
         images, partners = self._images(batch)
         logits = self._logits(self._parallel, images)
         losses = losses_of(self._config.regularize, logits, batch["label"], partners)
-        # Replicas average their gradients: times their number that is the sum, over the weight of the whole batch.
+        # Replicas average their gradients: times their number that is the sum, over the weight of
+        # the whole batch.
         loss = (losses * batch["weight"]).sum() * self._runtime.num_replicas / total
-        with build.unchanged_statistics(self.net) if self._config.model.checkpoint_activations else nullcontext():
+        with (
+            build.unchanged_statistics(self.net)
+            if self._config.model.checkpoint_activations
+            else nullcontext()
+        ):
             torch.autograd.backward(self._scaler.scale(loss))
         return _seen(batch, losses.detach(), logits.detach())
 
     def _row(self, sums: torch.Tensor, outcomes: list[torch.Tensor]) -> torch.Tensor:
-        return torch.cat([sums, self._runtime.of_all(torch.cat(outcomes)).flatten()]) if outcomes else sums
+        return (
+            torch.cat([sums, self._runtime.of_all(torch.cat(outcomes)).flatten()])
+            if outcomes
+            else sums
+        )
 
     def _logits(self, net: nn.Module, images: torch.Tensor) -> torch.Tensor:
         with self._runtime.autocast():
@@ -186,17 +225,24 @@ class Learner:
     def _eval_step(self, batch: TensorBatch) -> torch.Tensor:
         logits = self._logits(self._eval_net, self._normalize(batch["image"]))
         losses = cross_entropy(logits, batch["label"], reduction="none")
-        once = (batch["weight"] > 0).to(batch["weight"].dtype)  # a view may weigh samples: that is for training
+        # a view may weigh samples: that is for training
+        once = (batch["weight"] > 0).to(batch["weight"].dtype)
         return self._row(*_seen(batch | {"weight": once}, losses, logits))
 
 
-def _seen(batch: TensorBatch, losses: torch.Tensor, logits: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """The sums over a batch, and if it has ids the id, loss, label and likeliest class of its samples: [n, 5]."""
+def _seen(
+    batch: TensorBatch, losses: torch.Tensor, logits: torch.Tensor
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The sums over a batch, and if it has ids the id, loss, label and likeliest class of its
+    samples: [n, 5].
+    """
     labels, best = batch["label"], logits.topk(min(5, logits.shape[1]), dim=1).indices
     sums = metrics.stats_row(losses, best, labels, batch["weight"])
     if "id" not in batch:
         return sums, []
-    return sums, [torch.cat([batch["id"], torch.stack([losses, labels.float(), best[:, 0].float()], 1)], 1)]
+    return sums, [
+        torch.cat([batch["id"], torch.stack([losses, labels.float(), best[:, 0].float()], 1)], 1)
+    ]
 
 
 def step_key(seed: int, epoch: int, step: int) -> int:
@@ -226,7 +272,9 @@ def _pairs_of_layers(average: nn.Module, net: nn.Module) -> list[tuple[nn.Module
     return [(average.get_submodule(path), net.get_submodule(path), name) for path, name in paths]
 
 
-def _load_weights(net: nn.Module, average: nn.Module | None, state: LearnerState, name: str) -> None:
+def _load_weights(
+    net: nn.Module, average: nn.Module | None, state: LearnerState, name: str
+) -> None:
     try:
         net.load_state_dict(state["model"])
         if average is not None:
@@ -235,17 +283,25 @@ def _load_weights(net: nn.Module, average: nn.Module | None, state: LearnerState
     except RuntimeError as error:
         reasons = textwrap.shorten(str(error), 300, placeholder=" ...")
         raise CheckpointError(
-            f"the checkpoint's weights are not of this model, {name!r}: {reasons}; it has changed since, or give the "
-            "--model that the run had"
+            f"the checkpoint's weights are not of this model, {name!r}: {reasons}; it has changed"
+            " since, or give the --model that the run had"
         ) from error
 
 
 def _weight_names(optimizer: torch.optim.Optimizer, net: nn.Module) -> list[str]:
-    """Weights in the order in which the optimizer numbers them: those without weight decay come first."""
+    """Weights in the order in which the optimizer numbers them: those without weight decay come
+    first.
+    """
     names = {id(parameter): name for name, parameter in net.named_parameters()}
-    return [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
+    return [
+        names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]
+    ]
 
 
-def _load_moments(optimizer: torch.optim.Optimizer, moments: Mapping[int, Any], counters: dict[str, Any]) -> None:
-    groups = [{**group, **copy.deepcopy(counters)} for group in optimizer.state_dict()["param_groups"]]
+def _load_moments(
+    optimizer: torch.optim.Optimizer, moments: Mapping[int, Any], counters: dict[str, Any]
+) -> None:
+    groups = [
+        {**group, **copy.deepcopy(counters)} for group in optimizer.state_dict()["param_groups"]
+    ]
     optimizer.load_state_dict({"state": dict(moments), "param_groups": groups})

@@ -1,4 +1,6 @@
-"""The training loss of each sample: cross-entropy or binary cross-entropy, smoothed, also of mixed images."""
+"""The training loss of each sample: cross-entropy or binary cross-entropy, smoothed, also of mixed
+images.
+"""
 
 from typing import NamedTuple
 
@@ -9,7 +11,9 @@ from trainer.config import RegularizeConfig
 
 
 class Partners(NamedTuple):
-    """What mixed images show: how much is their own, float32 [B], and the label of the rest, int64 [B]."""
+    """What mixed images show: how much is their own, float32 [B], and the label of the rest, int64
+    [B].
+    """
 
     own_share: torch.Tensor
     labels: torch.Tensor
@@ -31,12 +35,16 @@ def losses_of(
     own = cross_entropy(logits, labels, reduction="none", label_smoothing=config.label_smoothing)
     if partners is None:
         return own
-    other = cross_entropy(logits, partners.labels, reduction="none", label_smoothing=config.label_smoothing)
+    other = cross_entropy(
+        logits, partners.labels, reduction="none", label_smoothing=config.label_smoothing
+    )
     return partners.own_share * own + (1 - partners.own_share) * other
 
 
 def _one_class(labels: torch.Tensor, num_classes: int, smoothing: float) -> torch.Tensor:
-    """The share of each class in each image: float32 [B, classes]; smoothing gives all classes a part, as in timm."""
+    """The share of each class in each image: float32 [B, classes]; smoothing gives all classes a
+    part, as in timm.
+    """
     # Compared and not scattered: a graph without indexes, which every compiler splits over devices.
     classes = torch.arange(num_classes, device=labels.device)
     return (labels.unsqueeze(1) == classes).float() * (1 - smoothing) + smoothing / num_classes

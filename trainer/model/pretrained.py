@@ -1,4 +1,6 @@
-"""Weights to start from: timm's own, or those of a file; and the images that they were trained on."""
+"""Weights to start from: timm's own, or those of a file;
+and the images that they were trained on.
+"""
 
 import math
 from collections.abc import Sequence
@@ -56,7 +58,10 @@ class _Facts(msgspec.Struct, frozen=True):
 
 
 def input_of(name: str, pretrained: str) -> ModelInput | None:
-    """The images that the weights were trained on; None for models that are not timm's. Raises ConfigError."""
+    """The images that the weights were trained on; None for models that are not timm's.
+
+    Raises ConfigError.
+    """
     facts = _facts_beside(pretrained)
     if facts is not None and facts.input is not None:
         return facts.input
@@ -64,7 +69,9 @@ def input_of(name: str, pretrained: str) -> ModelInput | None:
         return None
     cfg: Any = timm.get_pretrained_cfg(name)
     if cfg is None:
-        raise ConfigError(f"timm has no weights of {name!r}; leave --pretrained out, or give it a file")
+        raise ConfigError(
+            f"timm has no weights of {name!r}; leave --pretrained out, or give it a file"
+        )
     resolve: Any = resolve_data_config  # has no types
     known: dict[str, Any] = resolve({}, pretrained_cfg=cfg.to_dict())
     size = int(known["input_size"][-1])
@@ -72,73 +79,109 @@ def input_of(name: str, pretrained: str) -> ModelInput | None:
     return ModelInput(
         size=size,
         eval_resize=math.floor(size / known["crop_pct"]),
-        interpolation=known["interpolation"] if known["interpolation"] in INTERPOLATIONS else "area",
+        interpolation=(
+            known["interpolation"] if known["interpolation"] in INTERPOLATIONS else "area"
+        ),
         mean=(red[0], green[0], blue[0]),
         std=(red[1], green[1], blue[1]),
     )
 
 
 def check(config: ModelConfig) -> None:
-    """Raises ConfigError where timm's weights do not fit a model that the config changes, or do not exist."""
+    """Raises ConfigError where timm's weights do not fit a model that the config changes, or do not
+    exist.
+    """
     if config.pretrained != TIMM:
         return
     if not timm.is_model(config.name):
-        raise ConfigError(f"model {config.name!r} is not timm's, so timm has no weights; --pretrained FILE takes yours")
+        raise ConfigError(
+            f"model {config.name!r} is not timm's, so timm has no weights; --pretrained FILE takes"
+            " yours"
+        )
     if config.stem != "imagenet" or config.norm != "batch":
         raise ConfigError(
-            f"timm's weights are of {config.name!r} as it is; leave model.stem and model.norm at their defaults"
+            f"timm's weights are of {config.name!r} as it is; leave model.stem and model.norm at"
+            " their defaults"
         )
 
 
 def load_file(model: nn.Module, path: str, class_names: Sequence[str] = ()) -> None:
-    """Loads the weights of a file; those of a last layer for other classes stay out. Raises ConfigError.
+    """Loads the weights of a file; those of a last layer for other classes stay out.
 
-    Other classes: another number of them, or other names where both the caller and the file's `model.json` say theirs.
+    Raises ConfigError.
+
+    Other classes: another number of them, or other names where both the caller and the file's
+    `model.json` say theirs.
     """
     weights = _weights_in(path)
     own = model.state_dict()
     layers = heads_of(model, type(model).__name__) if hasattr(model, "get_classifier") else []
-    heads = tuple(f"{name}." for name, module in model.named_modules() if any(module is one for one in layers))
+    heads = tuple(
+        f"{name}." for name, module in model.named_modules() if any(module is one for one in layers)
+    )
     facts = _facts_beside(path)
-    has_other_names = bool(class_names and facts and facts.classes and facts.classes != list(class_names))
+    has_other_names = bool(
+        class_names and facts and facts.classes and facts.classes != list(class_names)
+    )
     wanted = {
         name: value
         for name, value in weights.items()
-        if not (name in own and name.startswith(heads) and (has_other_names or value.shape != own[name].shape))
+        if not (
+            name in own
+            and name.startswith(heads)
+            and (has_other_names or value.shape != own[name].shape)
+        )
     }
     try:
         left = model.load_state_dict(wanted, strict=False)
     except RuntimeError as error:
-        raise ConfigError(f"{path}: {first_line(error)}; give the --model that these weights are of") from error
-    strays = [name for name in (*left.missing_keys, *left.unexpected_keys) if not name.startswith(heads)]
+        raise ConfigError(
+            f"{path}: {first_line(error)}; give the --model that these weights are of"
+        ) from error
+    strays = [
+        name for name in (*left.missing_keys, *left.unexpected_keys) if not name.startswith(heads)
+    ]
     if strays:
         raise ConfigError(
-            f"{path}: not weights of this model: {len(strays)} are missing or of other layers, such as {strays[0]}; "
-            "give the --model that they are of"
+            f"{path}: not weights of this model: {len(strays)} are missing or of other layers, such"
+            f" as {strays[0]}; give the --model that they are of"
         )
 
 
 def heads_of(model: Any, name: str) -> list[nn.Module]:
-    """The last layers of a model, those that depend on the classes. Raises ConfigError if it does not name them."""
+    """The last layers of a model, those that depend on the classes.
+
+    Raises ConfigError if it does not name them.
+    """
     layers = model.get_classifier() if hasattr(model, "get_classifier") else None
-    heads = [one for one in (layers if isinstance(layers, tuple) else (layers,)) if isinstance(one, nn.Module)]
+    heads = [
+        one
+        for one in (layers if isinstance(layers, tuple) else (layers,))
+        if isinstance(one, nn.Module)
+    ]
     heads = [one for one in heads if next(one.parameters(), None) is not None]
     if not heads:
         raise ConfigError(
-            f"model {name!r} does not say which layer is its last; give it a method get_classifier(), as timm's have"
+            f"model {name!r} does not say which layer is its last; give it a method"
+            " get_classifier(), as timm's have"
         )
     return heads
 
 
 def _facts_beside(weights: str) -> _Facts | None:
-    """What `export` wrote beside weights; None without it. Raises ConfigError for a file that it can't have written."""
+    """What `export` wrote beside weights; None without it.
+
+    Raises ConfigError for a file that it can't have written.
+    """
     path = Path(weights).with_name(SIDECAR)
     if weights == TIMM or not path.is_file():
         return None
     try:
         return msgspec.json.decode(path.read_bytes(), type=_Facts)
     except (OSError, *JSON_ERRORS) as error:
-        raise ConfigError(f"{path}: not what `export` writes ({error}); export the model again") from error
+        raise ConfigError(
+            f"{path}: not what `export` writes ({error}); export the model again"
+        ) from error
 
 
 def _weights_in(path: str) -> dict[str, torch.Tensor]:
@@ -148,7 +191,8 @@ def _weights_in(path: str) -> dict[str, torch.Tensor]:
         raise ConfigError(f"--pretrained {path}: no such file, and not `timm`") from error
     except (*UNREADABLE, SafetensorError) as error:
         raise ConfigError(
-            f"{path}: no weights can be read there ({first_line(error)}); expected safetensors or a state dict"
+            f"{path}: no weights can be read there ({first_line(error)}); expected safetensors or a"
+            " state dict"
         ) from error
     tensors = {name: value for name, value in weights.items() if isinstance(value, torch.Tensor)}
     if not tensors:

@@ -1,4 +1,6 @@
-"""Step to learning rate, and nothing else: the same on every host, and right after a resume by construction."""
+"""Step to learning rate, and nothing else: the same on every host, and right after a resume by
+construction.
+"""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +13,9 @@ STEP_MARKS = (1 / 3, 2 / 3, 8 / 9)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """`peak` after `warmup_steps` of linear warm-up, then `decay` until `num_steps`, where cosine and linear are 0."""
+    """`peak` after `warmup_steps` of linear warm-up, then `decay` until `num_steps`, where cosine
+    and linear are 0.
+    """
 
     peak: float
     decay: str
@@ -24,14 +28,22 @@ class Schedule:
         if step < start:
             return self.peak * (step + 1) / start
         if self.decay == "step":
-            return self.peak * 0.1 ** sum(step >= round(mark * self.num_steps) for mark in STEP_MARKS)
+            return self.peak * 0.1 ** sum(
+                step >= round(mark * self.num_steps) for mark in STEP_MARKS
+            )
         done = min(1.0, (step - start) / max(1, self.num_steps - start))
-        shares = {"cosine": 0.5 * (1 + math.cos(math.pi * done)), "linear": 1 - done, "constant": 1.0}
+        shares = {
+            "cosine": 0.5 * (1 + math.cos(math.pi * done)),
+            "linear": 1 - done,
+            "constant": 1.0,
+        }
         return self.peak * shares[self.decay]
 
 
 def of(config: TrainConfig, steps_per_epoch: int) -> Schedule:
-    """The schedule of a run; `max_steps` does not change it, so a run in pieces has the rates of a run in one piece."""
+    """The schedule of a run; `max_steps` does not change it, so a run in pieces has the rates of a
+    run in one piece.
+    """
     return Schedule(
         peak=config.optimizer.learning_rate,
         decay=config.schedule.decay,

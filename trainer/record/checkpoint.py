@@ -1,11 +1,13 @@
 """Checkpoints: independent of the devices, committed as a whole, written in the background.
 
-A checkpoint is the folder `checkpoints/step-000000123/` with a state file (see checkpoint_state.py) and `commit.json`,
-which is written once the stored state has been verified. A folder without a commit mark does not count. Each save has
-a name of its own for its state, so saving a step again replaces nothing but the mark.
+A checkpoint is the folder `checkpoints/step-000000123/` with a state file (see checkpoint_state.py)
+and `commit.json`, which is written once the stored state has been verified. A folder without a
+commit mark does not count. Each save has a name of its own for its state, so saving a step again
+replaces nothing but the mark.
 
-A run that was paused may find its folder taken by another one. So every change is made in three moves: see what stands
-there, confirm the lock, change only that generation. What another run has written since is never replaced or deleted.
+A run that was paused may find its folder taken by another one. So every change is made in three
+moves: see what stands there, confirm the lock, change only that generation. What another run has
+written since is never replaced or deleted.
 """
 
 import fcntl
@@ -51,10 +53,11 @@ class _AnyFormat(msgspec.Struct):
 
 @prepared
 class CommitMark(msgspec.Struct, frozen=True, kw_only=True):
-    """The contents of `commit.json`: what the checkpoint is, and the name, size and checksum of its state file.
+    """The contents of `commit.json`: what the checkpoint is, and the name, size and checksum of its
+    state file.
 
-    `identity` names the run that the checkpoint belongs to. `top1` is the accuracy of these weights, if they were
-    evaluated.
+    `identity` names the run that the checkpoint belongs to. `top1` is the accuracy of these
+    weights, if they were evaluated.
     """
 
     format: int
@@ -67,11 +70,13 @@ class CommitMark(msgspec.Struct, frozen=True, kw_only=True):
     crc32c: str
 
 
-# --- reading ---------------------------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------
 
 
 def commits(
-    storage: Storage, warn: Callable[[str], None] = lambda text: None, among: Iterable[str] | None = None
+    storage: Storage,
+    warn: Callable[[str], None] = lambda text: None,
+    among: Iterable[str] | None = None,
 ) -> list[CommitMark]:
     """The commit marks in a run folder, oldest first, or those `among` names that a listing gave.
 
@@ -89,13 +94,18 @@ def commits(
 
 
 def read(storage: Storage, commit: CommitMark, folder: str | None = None) -> CheckpointState:
-    """The state of a committed checkpoint. Raises CheckpointError unless its bytes are those that were committed."""
+    """The state of a committed checkpoint.
+
+    Raises CheckpointError unless its bytes are those that were committed.
+    """
     name = (folder_of(commit.step) if folder is None else folder) + commit.state
     where = f"{storage.url}/{name}"
     try:
         data = _stored_bytes(storage, name, commit)
     except NotFound as error:
-        raise CheckpointError(f"{where}: the checkpoint is committed, but its state file is gone") from error
+        raise CheckpointError(
+            f"{where}: the checkpoint is committed, but its state file is gone"
+        ) from error
     except DamagedShard as error:
         raise CheckpointError(str(error)) from error
     return decode(data, where)
@@ -130,10 +140,13 @@ def drop_shared() -> None:
         Path(path).unlink(missing_ok=True)
 
 
-def newest(storage: Storage, warn: Callable[[str], None]) -> tuple[CommitMark, CheckpointState] | None:
+def newest(
+    storage: Storage, warn: Callable[[str], None]
+) -> tuple[CommitMark, CheckpointState] | None:
     """The newest intact checkpoint of a run folder; None if it has no checkpoints.
 
-    Warns about damaged checkpoints and skips them. Raises CheckpointError if all of them are damaged.
+    Warns about damaged checkpoints and skips them. Raises CheckpointError if all of them are
+    damaged.
     """
     for commit in reversed(commits(storage, warn)):
         try:
@@ -142,20 +155,25 @@ def newest(storage: Storage, warn: Callable[[str], None]) -> tuple[CommitMark, C
             warn(f"{error}; trying the one before it")
     if count := len(steps(storage)):
         raise CheckpointError(
-            f"{storage.url}/{CHECKPOINTS}: none of {count} checkpoints is intact; start again in another --run-dir"
+            f"{storage.url}/{CHECKPOINTS}: none of {count} checkpoints is intact; start again in"
+            " another --run-dir"
         )
     return None
 
 
 def at(storage: Storage, warn: Callable[[str], None]) -> tuple[CommitMark, CheckpointState]:
-    """The checkpoint at a URL: that folder itself if it is a checkpoint, else the newest intact one of a run folder."""
+    """The checkpoint at a URL: that folder itself if it is a checkpoint, else the newest intact one
+    of a run folder.
+    """
     try:
         commit = _read_commit(storage, COMMIT)
         return commit, read(storage, commit, folder="")
     except NotFound:
         checkpoint = newest(storage, warn)
         if checkpoint is None:
-            raise CheckpointError(f"{storage.url}: neither a checkpoint nor a run folder with checkpoints") from None
+            raise CheckpointError(
+                f"{storage.url}: neither a checkpoint nor a run folder with checkpoints"
+            ) from None
         return checkpoint
     except CheckpointError as error:
         raise CheckpointError(
@@ -165,7 +183,11 @@ def at(storage: Storage, warn: Callable[[str], None]) -> tuple[CommitMark, Check
 
 def best(marks: Iterable[CommitMark]) -> CommitMark | None:
     """The evaluated checkpoint with the highest top-1; the earliest of several."""
-    return max((commit for commit in marks if commit.top1 is not None), key=lambda c: (c.top1, -c.step), default=None)
+    return max(
+        (commit for commit in marks if commit.top1 is not None),
+        key=lambda c: (c.top1, -c.step),
+        default=None,
+    )
 
 
 def chosen(storage: Storage) -> tuple[CommitMark, CheckpointState]:
@@ -180,13 +202,19 @@ def chosen(storage: Storage) -> tuple[CommitMark, CheckpointState]:
 def check_identity(saved: dict[str, Any], wanted: dict[str, Any], where: str) -> None:
     """Raises CheckpointError, naming every difference, unless a checkpoint belongs to this run."""
     if text := differences_of(saved, wanted, "there", "here"):
-        raise CheckpointError(f"{where}: belongs to another run: {text}; use the same settings, or another --run-dir")
+        raise CheckpointError(
+            f"{where}: belongs to another run: {text}; use the same settings, or another --run-dir"
+        )
 
 
 def differences_of(one: dict[str, Any], other: dict[str, Any], there: str, here: str) -> str:
-    """`seed is 0 there and 7 here; ...` for the facts of the other that one has not; empty without any."""
+    """`seed is 0 there and 7 here; ...` for the facts of the other that one has not; empty without
+    any.
+    """
     names = [name for name in other if one.get(name) != other[name]]
-    return "; ".join(f"{name} is {one.get(name)!r} {there} and {other[name]!r} {here}" for name in names)
+    return "; ".join(
+        f"{name} is {one.get(name)!r} {there} and {other[name]!r} {here}" for name in names
+    )
 
 
 def _read_commit(storage: Storage, name: str) -> CommitMark:
@@ -197,27 +225,33 @@ def _read_commit(storage: Storage, name: str) -> CommitMark:
         commit = msgspec.json.decode(data, type=CommitMark) if found == FORMAT else None
     except JSON_ERRORS as error:
         raise CheckpointError(f"{storage.url}/{name}: not a commit mark ({error})") from error
-    # Not a CheckpointError: the checkpoint would be skipped as damaged, and deleted by a run that continues without it.
+    # Not a CheckpointError: the checkpoint would be skipped as damaged, and deleted by a run that
+    # continues without it.
     if commit is None:
         raise ConfigError(
-            f"{storage.url}/{name}: a checkpoint of format {found}, this version of shardset reads format "
-            f"{FORMAT}; continue with the version that wrote it, or start again in another --run-dir"
+            f"{storage.url}/{name}: a checkpoint of format {found}, this version of shardset reads"
+            f" format {FORMAT}; continue with the version that wrote it, or start again in another"
+            " --run-dir"
         )
     return commit
 
 
-# --- resuming -------------------------------------------------------------------------------------------------------
+# --- resuming -------------------------------------------------------------------------------------
 
 
-def find_checkpoint(folder: Storage, resume: str, note: Callable[[str], None]) -> tuple[str, CheckpointState] | None:
-    """Where the checkpoint is that `config.resume` selects for a run folder, and its state; None for a fresh start.
+def find_checkpoint(
+    folder: Storage, resume: str, note: Callable[[str], None]
+) -> tuple[str, CheckpointState] | None:
+    """Where the checkpoint is that `config.resume` selects for a run folder, and its state; None
+    for a fresh start.
 
-    Raises ConfigError if this would mix two runs, or take a run back to an earlier step in its own folder.
+    Raises ConfigError if this would mix two runs, or take a run back to an earlier step in its own
+    folder.
     """
     if resume == "never" and (existing := steps(folder)):
         raise ConfigError(
-            f"{folder.url} holds a run up to step {existing[-1]}; --resume never would mix two runs; take another "
-            "--run-dir, or --resume auto"
+            f"{folder.url} holds a run up to step {existing[-1]}; --resume never would mix two"
+            " runs; take another --run-dir, or --resume auto"
         )
     found = newest(folder, note)
     if resume in ("auto", "never"):
@@ -226,10 +260,12 @@ def find_checkpoint(folder: Storage, resume: str, note: Callable[[str], None]) -
         return resume, at(open_storage(resume), note)[1]
     url = open_storage(resume).url
     step = found[0].step
-    if url.startswith(f"{folder.url}/{CHECKPOINTS}") and url != f"{folder.url}/{folder_of(step)}".rstrip("/"):
+    if url.startswith(
+        f"{folder.url}/{CHECKPOINTS}"
+    ) and url != f"{folder.url}/{folder_of(step)}".rstrip("/"):
         raise ConfigError(
-            f"{folder.url} holds a run up to step {step}, so it can't resume from {url}, whose steps come before; take "
-            "another --run-dir"
+            f"{folder.url} holds a run up to step {step}, so it can't resume from {url}, whose"
+            " steps come before; take another --run-dir"
         )
     if not f"{url}/".startswith(f"{folder.url}/"):
         note(f"{folder.url} has checkpoints of its own: it resumes from them, not from {resume}")
@@ -237,13 +273,19 @@ def find_checkpoint(folder: Storage, resume: str, note: Callable[[str], None]) -
 
 
 def in_recorded_order(config: TrainConfig) -> TrainConfig:
-    """The config of a run that resumes, with the L, q and w that the run began with, where it sets none itself."""
+    """The config of a run that resumes, with the L, q and w that the run began with, where it sets
+    none itself.
+    """
     order = None if config.fake_data else _recorded_order(config)
     # A checkpoint of another batch size is refused by name later.
-    if not isinstance(order, OrderState) or config.global_batch_size % (order.num_lanes * config.image.augment_repeats):
+    if not isinstance(order, OrderState) or config.global_batch_size % (
+        order.num_lanes * config.image.augment_repeats
+    ):
         return config
     values = {name: getattr(order, name) for name in ("num_lanes", "block_size", "window")}
-    return replace(config, **{name: value for name, value in values.items() if getattr(config, name) is None})
+    return replace(
+        config, **{name: value for name, value in values.items() if getattr(config, name) is None}
+    )
 
 
 def _recorded_order(config: TrainConfig) -> States | None:
@@ -258,15 +300,17 @@ def _recorded_order(config: TrainConfig) -> States | None:
     return None if text is None else states_from_json(text)
 
 
-# --- writing ---------------------------------------------------------------------------------------------------------
+# --- writing --------------------------------------------------------------------------------------
 
 
 class CheckpointWriter:
-    """Writes checkpoints to a run folder on a background thread; keeps the newest `keep` and the best.
+    """Writes checkpoints to a run folder on a background thread; keeps the newest `keep` and the
+    best.
 
-    The thread calls `before_commit` when a state is stored but not yet committed, and `tell` when a checkpoint could
-    not be written. One failure is forgiven if the next checkpoint succeeds; else `save` or `close` raises it. The loss
-    of `lock` is not forgiven: nothing is written or deleted after it.
+    The thread calls `before_commit` when a state is stored but not yet committed, and `tell` when a
+    checkpoint could not be written. One failure is forgiven if the next checkpoint succeeds; else
+    `save` or `close` raises it. The loss of `lock` is not forgiven: nothing is written or deleted
+    after it.
     """
 
     def __init__(
@@ -287,7 +331,8 @@ class CheckpointWriter:
     def save(self, state: CheckpointState, *, top1: float | None) -> None:
         """Takes over a state to write, once the one before it is written.
 
-        If that failed, waits until this state is written, and raises CheckpointError if that fails too, or RunTaken.
+        If that failed, waits until this state is written, and raises CheckpointError if that fails
+        too, or RunTaken.
         """
         has_failed = self._newest is not None and self._newest.exception() is not None
         self._newest = self._executor.submit(self._write, state, top1)
@@ -295,7 +340,10 @@ class CheckpointWriter:
             self._raise_error()
 
     def close(self) -> None:
-        """Returns when everything is written. Raises CheckpointError or RunTaken if the last state could not be."""
+        """Returns when everything is written.
+
+        Raises CheckpointError or RunTaken if the last state could not be.
+        """
         self._executor.shutdown()
         self._raise_error()
 
@@ -315,11 +363,16 @@ class CheckpointWriter:
             if (taken := self._lock.taken(error)) is not None:
                 raise taken from None
             step = state["step"]
-            self._tell(f"the checkpoint of step {step} could not be written: {error}; the next one is due")
+            self._tell(
+                f"the checkpoint of step {step} could not be written: {error}; the next one is due"
+            )
             raise
 
     def _store(self, state: CheckpointState, top1: float | None) -> None:
-        """Stores a state, verifies what is stored, then commits it. The state of an earlier save of this step stays."""
+        """Stores a state, verifies what is stored, then commits it.
+
+        The state of an earlier save of this step stays.
+        """
         _check_weights(state)
         data = encode(state)
         num_bytes, crc32c = facts_of(data)
@@ -330,8 +383,8 @@ class CheckpointWriter:
         stat = self._storage.stat(folder + name)
         if stat.num_bytes != num_bytes or stat.crc32c not in (None, crc32c):
             raise CheckpointError(
-                f"{self._storage.url}/{folder}{name}: {stat.num_bytes} bytes with CRC32C {stat.crc32c} arrived, "
-                f"expected {num_bytes} with {crc32c}"
+                f"{self._storage.url}/{folder}{name}: {stat.num_bytes} bytes with CRC32C"
+                f" {stat.crc32c} arrived, expected {num_bytes} with {crc32c}"
             )
         self._before_commit()
         mark = CommitMark(
@@ -349,21 +402,28 @@ class CheckpointWriter:
         except NotFound:
             seen = ABSENT
         self._lock.confirm()
-        # On a disk the lock can't be lost, and a file system may lack the hard links that ABSENT takes there.
+        # On a disk the lock can't be lost, and a file system may lack the hard links that ABSENT
+        # takes there.
         seen_remotely = seen if self._storage.is_remote else None
         with self._storage.writer(folder + COMMIT, if_generation=seen_remotely) as writer:
             writer.write(msgspec.json.encode(mark))
 
     def _retain(self) -> None:
-        """Deletes all checkpoints but the newest `keep` and the best, and what saves left that never got their mark.
+        """Deletes all checkpoints but the newest `keep` and the best, and what saves left that
+        never got their mark.
 
-        Also deletes checkpoints whose mark is damaged, or names a file that is gone. Keeps everything that is not
-        named like a checkpoint, such as a copy that a user made.
+        Also deletes checkpoints whose mark is damaged, or names a file that is gone. Keeps
+        everything that is not named like a checkpoint, such as a copy that a user made.
         """
-        # One listing for what is kept and what is not: an outdated second one would doom what it lacks.
+        # One listing for what is kept and what is not: an outdated second one would doom what it
+        # lacks.
         found = {stat.name: stat.generation for stat in self._storage.list(CHECKPOINTS)}
-        stored = {name: generation for name, generation in found.items() if step_of(name) is not None}
-        states = {folder_of(mark.step) + mark.state: mark for mark in commits(self._storage, among=found)}
+        stored = {
+            name: generation for name, generation in found.items() if step_of(name) is not None
+        }
+        states = {
+            folder_of(mark.step) + mark.state: mark for mark in commits(self._storage, among=found)
+        }
         whole = [mark for name, mark in states.items() if name in stored]
         kept = {mark.step for mark in [*whole[-self._keep :], *filter(None, [best(whole)])]}
         unmarked = {name for name in stored if _STATE.fullmatch(name) and name not in states}
@@ -373,22 +433,29 @@ class CheckpointWriter:
             self._lock.confirm()
             self._storage.delete(name, generation=stored[name])
         # A disk, unlike a bucket, keeps the empty folders of deleted checkpoints.
-        for folder in () if self._storage.is_remote else Path(self._storage.url).glob(f"{CHECKPOINTS}*/"):
+        for folder in (
+            () if self._storage.is_remote else Path(self._storage.url).glob(f"{CHECKPOINTS}*/")
+        ):
             if step_of(f"{CHECKPOINTS}{folder.name}/") is not None and not any(folder.iterdir()):
                 folder.rmdir()
 
 
 def new_state_name() -> str:
-    """`state-1f0c5a7be2d9.pt`: no other save has this name, be it of another run or of the same step again."""
+    """`state-1f0c5a7be2d9.pt`: no other save has this name, be it of another run or of the same
+    step again.
+    """
     return f"state-{uuid.uuid4().hex[:12]}.pt"
 
 
 def _check_weights(state: CheckpointState) -> None:
-    # An update can spoil the weights although its loss was finite. Every run resumed from them would fail.
+    # An update can spoil the weights although its loss was finite. Every run resumed from them
+    # would fail.
     weights = [*state["model"].items(), *(state.get("ema") or {}).items()]
-    bad = [name for name, value in weights if value.is_floating_point() and not value.isfinite().all()]
+    bad = [
+        name for name, value in weights if value.is_floating_point() and not value.isfinite().all()
+    ]
     if bad:
         raise NotFinite(
-            f"{len(bad)} weights of step {state['step']} are not finite, {bad[0]!r} first; lower the learning rate, or "
-            "clip gradients with --set regularize.clip_norm=1"
+            f"{len(bad)} weights of step {state['step']} are not finite, {bad[0]!r} first; lower"
+            " the learning rate, or clip gradients with --set regularize.clip_norm=1"
         )

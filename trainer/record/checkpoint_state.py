@@ -1,4 +1,6 @@
-"""The contents of a checkpoint's state file: plain tensors and numbers, and the position of the run."""
+"""The contents of a checkpoint's state file: plain tensors and numbers, and the position of the
+run.
+"""
 
 import io
 import textwrap
@@ -10,13 +12,16 @@ import torch
 from trainer.errors import UNREADABLE, CheckpointError
 
 LearnerState = dict[str, Any]
-"""What a learner of any strategy can resume from: weights (`model`), averaged weights (`ema`) and optimizer state.
+"""What a learner of any strategy can resume from: weights (`model`), averaged weights (`ema`) and
+optimizer state.
 
 The keys of `optimizer` are positions in `optimizer_weights`, the names of the weights.
 """
 
 CheckpointState = dict[str, Any]
-"""The state of a learner, the Position of its run, and `seen`, the SampleDigest of the epoch so far."""
+"""The state of a learner, the Position of its run, and `seen`, the SampleDigest of the epoch so
+far.
+"""
 
 
 def encode(state: LearnerState) -> bytes:
@@ -27,12 +32,16 @@ def encode(state: LearnerState) -> bytes:
 
 
 def decode(data: bytes, where: str) -> CheckpointState:
-    """The state in those bytes, on the CPU. Raises CheckpointError for another file; runs no code that is in it."""
+    """The state in those bytes, on the CPU. Raises CheckpointError for another file; runs no code
+    that is in it.
+    """
     try:
         state: CheckpointState = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except UNREADABLE as error:
         reason = textwrap.shorten(str(error) or type(error).__name__, 300, placeholder=" ...")
-        raise CheckpointError(f"{where}: not a checkpoint ({reason}); resume from another one") from error
+        raise CheckpointError(
+            f"{where}: not a checkpoint ({reason}); resume from another one"
+        ) from error
     return state
 
 
@@ -40,7 +49,8 @@ def decode(data: bytes, where: str) -> CheckpointState:
 class Position:
     """Steps taken, epochs closed by an evaluation, and the results of the evaluations.
 
-    `seconds_to_target` is the time that the run took until an evaluation reached the target accuracy.
+    `seconds_to_target` is the time that the run took until an evaluation reached the target
+    accuracy.
     """
 
     step: int = 0
@@ -65,7 +75,11 @@ class Position:
 
 def position_of(state: CheckpointState, target: float | None) -> Position:
     """The position in a checkpoint. The target accuracy may have changed since it was written."""
-    seconds = (state["seconds_to_target"] or state["seconds"]) if _is_reached(target, state["last_top1"]) else None
+    seconds = (
+        (state["seconds_to_target"] or state["seconds"])
+        if _is_reached(target, state["last_top1"])
+        else None
+    )
     saved = Position(**{field.name: state[field.name] for field in fields(Position)})
     return replace(saved, seconds_to_target=seconds)
 

@@ -26,7 +26,8 @@ Worst = list[tuple[Picture, str, list[str]]]
 
 
 def lines_by_class(outcomes: np.ndarray, names: Sequence[str]) -> Iterator[str]:
-    """Of OUTCOME [n] (see metrics.py) the accuracy of each class and its row of the confusion matrix.
+    """Of OUTCOME [n] (see metrics.py) the accuracy of each class and its row of the confusion
+    matrix.
 
     Where the classes are many, the least accurate ones, with their three most frequent mistakes.
     """
@@ -36,7 +37,11 @@ def lines_by_class(outcomes: np.ndarray, names: Sequence[str]) -> Iterator[str]:
     accuracy = {label: row[label] / row.total() for label, row in rows.items()}
     labels = sorted(rows.keys() | {predicted for row in rows.values() for predicted in row})
     is_matrix = len(labels) <= MAX_COLUMNS
-    columns = "".join(f"{one:>6}" for one in labels) + "  predicted as" if is_matrix else "  class: mistakes"
+    columns = (
+        "".join(f"{one:>6}" for one in labels) + "  predicted as"
+        if is_matrix
+        else "  class: mistakes"
+    )
     yield f"{'right':>8}{'samples':>9}{columns}"
     for label in sorted(rows, key=lambda one: one if is_matrix else accuracy[one])[:MAX_ROWS]:
         row, text = rows[label], f"  {label} {printable(names[label])}"
@@ -47,11 +52,16 @@ def lines_by_class(outcomes: np.ndarray, names: Sequence[str]) -> Iterator[str]:
             text += ": " + ", ".join(f"{printable(names[one])} ({row[one]})" for one in mistakes)
         yield f"{accuracy[label]:>8.2%}{row.total():>9,}{text}"
     if len(rows) > MAX_ROWS:
-        yield f"... and {count(len(rows) - MAX_ROWS, 'more accurate class', 'more accurate classes')}"
+        yield (
+            f"... and {count(len(rows) - MAX_ROWS, 'more accurate class', 'more accurate classes')}"
+        )
 
 
 def worst_of(outcomes: np.ndarray, loaded: LoadedSet, split: str, names: Sequence[str]) -> Worst:
-    """The samples of highest loss of OUTCOME [n], worst first. Reads them again; raises ShardsetError."""
+    """The samples of highest loss of OUTCOME [n], worst first.
+
+    Reads them again; raises ShardsetError.
+    """
     worst = outcomes[np.argsort(-outcomes["loss"], kind="stable")[:NUM_WORST]]
     with SampleSet(loaded, split) as samples:
         found = samples.__getitems__(samples.view.selection.num_before(worst["id"]).tolist())

@@ -1,7 +1,8 @@
 """The numbers of a run sent to TensorBoard and other loggers, through their own clients.
 
-The clients read their own environment variables: WANDB_MODE=offline, WANDB_PROJECT, MLFLOW_TRACKING_URI and so on.
-A resumed run sends to the run that it began there: it is found by the run folder.
+The clients read their own environment variables: WANDB_MODE=offline, WANDB_PROJECT,
+MLFLOW_TRACKING_URI and so on. A resumed run sends to the run that it began there: it is found by
+the run folder.
 """
 
 import hashlib
@@ -17,7 +18,10 @@ from trainer.config import TrainConfig, to_dict
 
 EVENTS = "tensorboard"
 FLUSH_S = 5
-"""Longest time between two flushes of events. A writer thread whose wake-up a Ctrl-C swallowed sleeps as long."""
+"""Longest time between two flushes of events.
+
+A writer thread whose wake-up a Ctrl-C swallowed sleeps as long.
+"""
 
 PROJECT = "shardset"
 DATABASE = "mlflow.db"
@@ -35,7 +39,8 @@ class TensorBoardLogger:
     """TensorBoard: event files in the run folder. Raises StorageError if they can't be written."""
 
     def __init__(self, folder: Path) -> None:
-        # Imported late: it takes a second, and only one process of a run needs it. It writes on its own thread.
+        # Imported late: it takes a second, and only one process of a run needs it. It writes on its
+        # own thread.
         from torch.utils import tensorboard
 
         writer: Any = tensorboard.SummaryWriter  # it is not typed
@@ -89,17 +94,26 @@ class MlflowLogger:
         self._mlflow: Any = mlflow
         tag = {RUN_TAG: run_id(config)}
         if self._mlflow.active_run():
-            raise ConfigError("--logger mlflow: a run is active in this process; end it with mlflow.end_run() first")
+            raise ConfigError(
+                "--logger mlflow: a run is active in this process; end it with mlflow.end_run()"
+                " first"
+            )
         try:
             self._mlflow.set_tracking_uri(
                 os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{folder.absolute()}/{DATABASE}")
             )
             self._mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT))
             query = f"tags.{RUN_TAG} = '{tag[RUN_TAG]}'"
-            earlier = self._mlflow.search_runs(filter_string=query, max_results=1, output_format="list")
-            self._mlflow.start_run(earlier[0].info.run_id if earlier else None, run_name=config.run_dir, tags=tag)
+            earlier = self._mlflow.search_runs(
+                filter_string=query, max_results=1, output_format="list"
+            )
+            self._mlflow.start_run(
+                earlier[0].info.run_id if earlier else None, run_name=config.run_dir, tags=tag
+            )
             if not earlier:
-                self._mlflow.log_params({key: value_text(value) for key, value in values_of(config).items()})
+                self._mlflow.log_params(
+                    {key: value_text(value) for key, value in values_of(config).items()}
+                )
         except mlflow.exceptions.MlflowException as error:
             advice = "set MLFLOW_TRACKING_URI to a server or sqlite:///FILE"
             raise ConfigError(f"--logger mlflow: {error}; {advice}") from error
@@ -111,7 +125,10 @@ class MlflowLogger:
         self._mlflow.end_run()
 
 
-LOGGERS: dict[str, type[WandbLogger | MlflowLogger]] = {"wandb": WandbLogger, "mlflow": MlflowLogger}
+LOGGERS: dict[str, type[WandbLogger | MlflowLogger]] = {
+    "wandb": WandbLogger,
+    "mlflow": MlflowLogger,
+}
 
 
 def open_logger(config: TrainConfig, folder: Path) -> Logger | None:
@@ -119,7 +136,9 @@ def open_logger(config: TrainConfig, folder: Path) -> Logger | None:
     try:
         return config.logger and LOGGERS[config.logger](config, folder)
     except ModuleNotFoundError as error:
-        raise ConfigError(f"--logger {config.logger}: {missing_library(error, str(config.logger))}") from error
+        raise ConfigError(
+            f"--logger {config.logger}: {missing_library(error, str(config.logger))}"
+        ) from error
 
 
 def run_id(config: TrainConfig) -> str:

@@ -1,4 +1,7 @@
-"""The losses of an epoch's samples as a Parquet file in the run folder. Importing this needs no torch."""
+"""The losses of an epoch's samples as a Parquet file in the run folder.
+
+Importing this needs no torch.
+"""
 
 from collections.abc import Iterator
 
@@ -18,7 +21,8 @@ def losses_name(epoch: int) -> str:
 
 
 def losses_file(outcomes: np.ndarray, *, is_mixture: bool) -> bytes:
-    """The losses of an epoch, OUTCOME [n], as Parquet: `id`, `loss`, `top1` (bool); a row each time a step saw one.
+    """The losses of an epoch, OUTCOME [n], as Parquet: `id`, `loss`, `top1` (bool); a row each time
+    a step saw one.
 
     Of a mixture also `source`, the number of the set in which `id` counts.
     """
@@ -26,14 +30,22 @@ def losses_file(outcomes: np.ndarray, *, is_mixture: bool) -> bytes:
 
     from shardset.format.parquet import table_to_bytes
 
-    columns = {"id": outcomes["id"], "loss": outcomes["loss"], "top1": outcomes["label"] == outcomes["predicted"]}
+    columns = {
+        "id": outcomes["id"],
+        "loss": outcomes["loss"],
+        "top1": outcomes["label"] == outcomes["predicted"],
+    }
     if is_mixture:
         columns["source"], columns["id"] = np.divmod(outcomes["id"], ID_OF_SET)
     return table_to_bytes(pa.table(columns))
 
 
-def read_losses(folder: Storage, source: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """(ids, losses, top1) of each epoch that a run folder has losses of; of one set, where they are of a mixture."""
+def read_losses(
+    folder: Storage, source: int = 0
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """(ids, losses, top1) of each epoch that a run folder has losses of; of one set, where they are
+    of a mixture.
+    """
     import pyarrow.compute
 
     from shardset.format.parquet import open_table, parquet_errors

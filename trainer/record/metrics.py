@@ -1,7 +1,8 @@
-"""The metrics of a run: weighted accuracies, rates, and records for people, programs and TensorBoard.
+"""The metrics of a run: weighted accuracies, rates, and records for people, programs and
+TensorBoard.
 
-Every host appends to its own `logs/host-000.log`; the first one also writes `metrics.jsonl` and TensorBoard events.
-All of it goes to the local disk: nothing here waits for a network.
+Every host appends to its own `logs/host-000.log`; the first one also writes `metrics.jsonl` and
+TensorBoard events. All of it goes to the local disk: nothing here waits for a network.
 """
 
 import contextlib
@@ -39,14 +40,15 @@ NUM_SUMS = 4
 OUTCOME = np.dtype([("id", "<i8"), ("loss", "<f4"), ("label", "<i4"), ("predicted", "<i4")])
 """A sample as a step saw it; it was right if it predicted the label."""
 
-# --- numbers ---------------------------------------------------------------------------------------------------------
+# --- numbers --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
     """Sums over samples, each with its weight; pads have weight 0.
 
-    `outcomes` are the samples themselves, OUTCOME [n] of some steps each, where the steps had their ids.
+    `outcomes` are the samples themselves, OUTCOME [n] of some steps each, where the steps had their
+    ids.
     """
 
     loss: float = 0.0
@@ -66,8 +68,13 @@ class Totals:
         return np.concatenate([np.empty(0, OUTCOME), *self.outcomes])
 
     def add(self, rows: torch.Tensor) -> "Totals":
-        """These sums plus those of some steps, given as their fetched rows (see Learner.train_step)."""
-        sums = (old + new for old, new in zip(self.sums, rows[:, :NUM_SUMS].sum(0).tolist(), strict=True))
+        """These sums plus those of some steps, given as their fetched rows (see
+        Learner.train_step).
+        """
+        sums = (
+            old + new
+            for old, new in zip(self.sums, rows[:, :NUM_SUMS].sum(0).tolist(), strict=True)
+        )
         new = [outcomes_of(rows)] if rows.shape[1] > NUM_SUMS else []
         return Totals(*sums, outcomes=(*self.outcomes, *new))
 
@@ -81,24 +88,33 @@ class Totals:
 
 
 def check_evaluation(totals: Totals, num_samples: int) -> None:
-    """Raises EpochMismatch unless every sample was evaluated, NotFinite if the loss is not finite."""
+    """Raises EpochMismatch unless every sample was evaluated,
+    NotFinite if the loss is not finite.
+    """
     if int(totals.weight) != num_samples:
         raise EpochMismatch(f"evaluated {int(totals.weight)} samples, the split has {num_samples}")
     if not math.isfinite(totals.loss):
         raise NotFinite(
-            f"the loss of the evaluation is {totals.loss}, so its accuracy means nothing; lower the learning rate, or "
-            "clip gradients with --set regularize.clip_norm=1; the same command resumes from the checkpoint before"
+            f"the loss of the evaluation is {totals.loss}, so its accuracy means nothing; lower the"
+            " learning rate, or clip gradients with --set regularize.clip_norm=1; the same command"
+            " resumes from the checkpoint before"
         )
 
 
-def stats_row(losses: torch.Tensor, best: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """The sums of one step in the order of `Totals`, float32 [4]; `best` are the five likeliest classes [n, 5]."""
+def stats_row(
+    losses: torch.Tensor, best: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    """The sums of one step in the order of `Totals`, float32 [4]; `best` are the five likeliest
+    classes [n, 5].
+    """
     hits = best.eq(labels.unsqueeze(1)).float() * weights.unsqueeze(1)
     return torch.stack([(losses * weights).sum(), weights.sum(), hits[:, 0].sum(), hits.sum()])
 
 
 def outcomes_of(rows: torch.Tensor) -> np.ndarray:
-    """The samples behind the sums in fetched rows (see Learner.train_step), without pads: OUTCOME [m]."""
+    """The samples behind the sums in fetched rows (see Learner.train_step), without pads: OUTCOME
+    [m].
+    """
     columns = rows[:, NUM_SUMS:].reshape(-1, 5).numpy().T
     outcomes = np.empty(columns.shape[1], OUTCOME)
     outcomes["id"] = columns[0] + ID_BASE * columns[1]
@@ -108,9 +124,11 @@ def outcomes_of(rows: torch.Tensor) -> np.ndarray:
 
 @dataclass(slots=True)
 class Rates:
-    """Samples a second: `rate` is a moving average over intervals, `global_rate` the average of all.
+    """Samples a second: `rate` is a moving average over intervals, `global_rate` the average of
+    all.
 
-    An interval ends with `add` and begins at the `add` or `mark` before it; the time before a `mark` does not count.
+    An interval ends with `add` and begins at the `add` or `mark` before it; the time before a
+    `mark` does not count.
     """
 
     rate: float = 0.0
@@ -128,7 +146,10 @@ class Rates:
         self.start = time.perf_counter()
 
     def add(self, samples: int, now: float) -> None:
-        """Ends an interval with so many samples and begins the next. Without a begun interval they don't count."""
+        """Ends an interval with so many samples and begins the next.
+
+        Without a begun interval they don't count.
+        """
         start, self.start = self.start, now
         if start is None or now <= start:
             return
@@ -138,14 +159,17 @@ class Rates:
         self.seconds += now - start
 
 
-# --- records ---------------------------------------------------------------------------------------------------------
+# --- records --------------------------------------------------------------------------------------
 
 
 @prepared
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="step"):
-    """An interval of steps that ends with `step`. Loss and accuracy are means over the samples of all replicas.
+    """An interval of steps that ends with `step`.
 
-    `rate` and `global_rate` are samples a second of this host, without the time for compiling, evaluating and saving.
+    Loss and accuracy are means over the samples of all replicas.
+
+    `rate` and `global_rate` are samples a second of this host, without the time for compiling,
+    evaluating and saving.
     """
 
     device: str
@@ -163,8 +187,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
 class EpochRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="epoch"):
     """One epoch. `samples` and `key_digest` are those of all hosts and equal the expected ones.
 
-    `rate_per_device` is `reduced_global_rate` over all devices, `mfu_percent` the share of their peak that the model's
-    FLOPs take at that rate; None where the peak is not known.
+    `rate_per_device` is `reduced_global_rate` over all devices, `mfu_percent` the share of their
+    peak that the model's FLOPs take at that rate; None where the peak is not known.
     """
 
     device: str
@@ -199,7 +223,9 @@ class EvalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
 
 @prepared
 class FinalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="final"):
-    """The whole run, as seen by the process that ended it. `accuracy` is the top-1 of the last evaluation.
+    """The whole run, as seen by the process that ended it.
+
+    `accuracy` is the top-1 of the last evaluation.
 
     `parts` are the seconds of this process since it began, by what it spent them on.
     """
@@ -221,14 +247,24 @@ Record = StepRecord | EpochRecord | EvalRecord | FinalRecord
 def time_in_words(record: FinalRecord) -> str:
     """`steps 81 % (12.0 s), ...`: each part that took any time; empty if none did."""
     total = sum(record.parts.values())
-    return ", ".join(f"{name} {100 * s / total:.0f} % ({s:.1f} s)" for name, s in record.parts.items() if s > 0)
+    return ", ".join(
+        f"{name} {100 * s / total:.0f} % ({s:.1f} s)" for name, s in record.parts.items() if s > 0
+    )
 
 
 def line_of(record: Record) -> str:
-    """`step device=cpu epoch=1 step=9 ... time=12:03:55`, without the time. People count epochs from 1."""
+    """`step device=cpu epoch=1 step=9 ... time=12:03:55`, without the time.
+
+    People count epochs from 1.
+    """
     values = {name: value for name, value in asdict(record).items() if name != "parts"}
-    values |= {name: values[name] + 1 for name in ("epoch", "best_epoch") if values.get(name) is not None}
-    texts = {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in values.items()}
+    values |= {
+        name: values[name] + 1 for name in ("epoch", "best_epoch") if values.get(name) is not None
+    }
+    texts = {
+        name: f"{value:.6g}" if isinstance(value, float) else value
+        for name, value in values.items()
+    }
     return " ".join([_kind(record), *(f"{name}={text}" for name, text in texts.items())])
 
 
@@ -241,23 +277,30 @@ def advice(input_wait_percent: float) -> str | None:
     if input_wait_percent < INPUT_BOUND_PERCENT:
         return None
     return (
-        f"input-bound: steps waited {input_wait_percent:.0f} % of the time for data. Compare with "
-        "`python -m trainer bench-input`; store smaller images (`python -m pipelines build --resize`), use a machine "
-        "with more CPU cores per device, or read from a bucket in the same region"
+        f"input-bound: steps waited {input_wait_percent:.0f} % of the time for data. Compare with"
+        " `python -m trainer bench-input`; store smaller images (`python -m pipelines build"
+        " --resize`), use a machine with more CPU cores per device, or read from a bucket in the"
+        " same region"
     )
 
 
-# --- writing ---------------------------------------------------------------------------------------------------------
+# --- writing --------------------------------------------------------------------------------------
 
 
 class RunLog:
-    """Writes the log of a host; on the first one also `metrics.jsonl`, events, the logger's metrics, and to stdout.
+    """Writes the log of a host; on the first one also `metrics.jsonl`, events, the logger's
+    metrics, and to stdout.
 
     Stdout has the sentences, and records only with `show_records`; a terminal has progress too.
     """
 
     def __init__(
-        self, folder: Path, host: int = 0, *, show_records: bool = False, logger: Logger | None = None
+        self,
+        folder: Path,
+        host: int = 0,
+        *,
+        show_records: bool = False,
+        logger: Logger | None = None,
     ) -> None:
         (folder / LOGS).mkdir(parents=True, exist_ok=True)
         self._is_master, self._prints_records = host == 0, show_records
@@ -286,7 +329,11 @@ class RunLog:
         if self._lines:
             _append(self._lines, json.dumps({"kind": kind, "time": now, **values}))
         if not isinstance(record, FinalRecord):
-            numbers = {f"{kind}/{name}": value for name, value in values.items() if isinstance(value, float)}
+            numbers = {
+                f"{kind}/{name}": value
+                for name, value in values.items()
+                if isinstance(value, float)
+            }
             for logger in self._loggers:
                 logger.log(numbers, record.global_step)
 
@@ -294,7 +341,8 @@ class RunLog:
         """Shows a line that the next one replaces, on a terminal only."""
         if self._is_master and sys.stderr.isatty():
             text = text[: shutil.get_terminal_size().columns - 1]
-            print(f"\r{text}\x1b[K", end="", file=sys.stderr, flush=True)  # which erases the rest of the line
+            # which erases the rest of the line
+            print(f"\r{text}\x1b[K", end="", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Flushes and closes all outputs. Raises StorageError if a file can't be written."""
@@ -314,7 +362,10 @@ class RunLog:
 
 
 def _open_for_appending(path: Path) -> TextIO:
-    """The file, opened to append lines. Ends a last line that a full disk or a loss of power has cut."""
+    """The file, opened to append lines.
+
+    Ends a last line that a full disk or a loss of power has cut.
+    """
     is_cut = path.is_file() and path.read_bytes()[-1:] not in (b"", b"\n")
     file = path.open("a", encoding="utf-8")
     if is_cut:

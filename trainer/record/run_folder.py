@@ -1,4 +1,7 @@
-"""The run folder: the names of its files, and their copy in a bucket. Importing this needs no torch."""
+"""The run folder: the names of its files, and their copy in a bucket.
+
+Importing this needs no torch.
+"""
 
 import json
 import os
@@ -37,19 +40,27 @@ def folder_of(step: int) -> str:
 
 
 def step_of(name: str) -> int | None:
-    """The step of the checkpoint that a file belongs to; None if it does not lie in a checkpoint folder."""
+    """The step of the checkpoint that a file belongs to; None if it does not lie in a checkpoint
+    folder.
+    """
     match = _IN_CHECKPOINT.match(name)
     return int(match[1]) if match else None
 
 
 def steps(storage: Storage) -> list[int]:
-    """The steps of the checkpoints in a run folder that have a commit mark, damaged or not; oldest first."""
+    """The steps of the checkpoints in a run folder that have a commit mark, damaged or not; oldest
+    first.
+    """
     return steps_among(stat.name for stat in storage.list(CHECKPOINTS))
 
 
 def steps_among(names: Iterable[str]) -> list[int]:
     """The steps whose commit marks are among some names; oldest first."""
-    return sorted(step for name in names if (step := step_of(name)) is not None and name == folder_of(step) + COMMIT)
+    return sorted(
+        step
+        for name in names
+        if (step := step_of(name)) is not None and name == folder_of(step) + COMMIT
+    )
 
 
 def log_name(host: int) -> str:
@@ -58,15 +69,21 @@ def log_name(host: int) -> str:
 
 
 def merged_logs(storage: Storage) -> list[str]:
-    """The lines of all hosts' logs by time, each as `TIME host-000 TEXT`. Raises ConfigError if there are no logs.
+    """The lines of all hosts' logs by time, each as `TIME host-000 TEXT`.
+
+    Raises ConfigError if there are no logs.
 
     A line without a time takes that of the line before it.
     """
-    logs = [(match[1], stat.name) for stat in storage.list(LOGS) if (match := _LOG_NAME.fullmatch(stat.name))]
+    logs = [
+        (match[1], stat.name)
+        for stat in storage.list(LOGS)
+        if (match := _LOG_NAME.fullmatch(stat.name))
+    ]
     if not logs:
         raise ConfigError(
-            f"{storage.url}: no {log_name(0)} there, expected the folder of a run; give the --run-dir of "
-            "`python -m trainer train`"
+            f"{storage.url}: no {log_name(0)} there, expected the folder of a run; give the"
+            " --run-dir of `python -m trainer train`"
         )
     lines = []
     for host, name in logs:
@@ -92,9 +109,10 @@ def from_anywhere(config: TrainConfig) -> TrainConfig:
 class RunFolder:
     """`local` is the folder that this process writes to; `storage` is where the files end up.
 
-    They are the same folder for a local run. For a remote run, construction fetches the files that this host appends
-    to, a thread copies changed files, and `flush` copies them at once. Storage failures are kept until `close` raises
-    them: a log must never stop a step. A run that has lost `lock` copies nothing.
+    They are the same folder for a local run. For a remote run, construction fetches the files that
+    this host appends to, a thread copies changed files, and `flush` copies them at once. Storage
+    failures are kept until `close` raises them: a log must never stop a step. A run that has lost
+    `lock` copies nothing.
     """
 
     def __init__(self, url: str, host: int = 0, lock: RunLock = UNRIVALLED) -> None:
@@ -120,7 +138,9 @@ class RunFolder:
         with open_storage(str(self.local)).writer(name) as writer:
             writer.write(content.encode() if isinstance(content, str) else content)
 
-    def write_records(self, config: TrainConfig, order: str | None, classes: Sequence[str], *, is_done: bool) -> None:
+    def write_records(
+        self, config: TrainConfig, order: str | None, classes: Sequence[str], *, is_done: bool
+    ) -> None:
         """Writes config, order and classes of a run that was accepted, on the first host.
 
         A run that is done keeps its recorded config.
@@ -140,13 +160,19 @@ class RunFolder:
             self._upload()
 
     def close(self) -> None:
-        """Copies what is left. If that fails, raises the error, names the local folder, and keeps it."""
+        """Copies what is left.
+
+        If that fails, raises the error, names the local folder, and keeps it.
+        """
         if self._temporary is None:
             return
         self._closing.set()
         self._thread.join()
         if self._error is not None:
-            advice = f"before the run resumes, copy what is missing from {self.local} to {self.storage.url}"
+            advice = (
+                f"before the run resumes, copy what is missing from {self.local} to"
+                f" {self.storage.url}"
+            )
             if isinstance(self._error, RunTaken):
                 advice = f"its last logs are in {self.local}"
             raise type(self._error)(f"{self._error}; {advice}") from self._error
@@ -161,15 +187,19 @@ class RunFolder:
         # A flush and the thread must not send the same file at the same time.
         with self._uploading:
             self._error = None
-            # Looks at the files before reading them: if one grows meanwhile, the next copy sends it again.
-            files = {path: _version(path) for path in sorted(self.local.rglob("[!.]*")) if path.is_file()}
+            # Looks at the files before reading them: if one grows meanwhile, the next copy sends it
+            # again.
+            files = {
+                path: _version(path) for path in sorted(self.local.rglob("[!.]*")) if path.is_file()
+            }
             changed = [path for path in files if self._sent.get(path) != files[path]]
             num_bytes = sum(files[path][0] for path in changed)
             self.pause_s = max(UPLOAD_EVERY_S, num_bytes / UPLOAD_BYTES_PER_S)
             if not changed:
                 return
             try:
-                # First what is stored, then the lock: if it still holds, another run has written none of that.
+                # First what is stored, then the lock: if it still holds, another run has written
+                # none of that.
                 stored = {stat.name: stat.generation for stat in self.storage.list()}
                 self._lock.confirm()
             except ShardsetError as error:
@@ -179,12 +209,15 @@ class RunFolder:
                 name = path.relative_to(self.local).as_posix()
                 try:
                     self._lock.keep()
-                    with self.storage.writer(name, if_generation=stored.get(name, ABSENT)) as writer:
+                    with self.storage.writer(
+                        name, if_generation=stored.get(name, ABSENT)
+                    ) as writer:
                         writer.write(path.read_bytes())
                     self._sent[path] = files[path]
                 except ShardsetError as error:
                     self._error = self._lock.taken(error) or error
-                    # The storage retried for minutes, or is another run's: every other file would fare the same.
+                    # The storage retried for minutes, or is another run's: every other file would
+                    # fare the same.
                     if isinstance(self._error, TransientError | RunTaken):
                         return
 

@@ -37,7 +37,8 @@ PROFILE = "profile"
 
 
 class Telemetry:
-    """Counts samples, losses, rates and waiting times of this process, and writes the records of a run.
+    """Counts samples, losses, rates and waiting times of this process, and writes the records of a
+    run.
 
     The sums of a step stay on the device until a `report` fetches them.
     `epoch_totals` are the sums of the epoch over all hosts, up to the last report.
@@ -69,7 +70,9 @@ class Telemetry:
         # The digest in the checkpoint covers all hosts, so only the first host counts it.
         if self._runtime.is_master:
             self._seen = SampleDigest(*state["seen"])
-        self.epoch_totals = Totals(*state["epoch_totals"], outcomes=(state["outcomes"].numpy().view(OUTCOME),))
+        self.epoch_totals = Totals(
+            *state["epoch_totals"], outcomes=(state["outcomes"].numpy().view(OUTCOME),)
+        )
 
     def watch_feed(self, feed: DeviceFeed) -> None:
         """Measures how long the run waits for this feed."""
@@ -90,32 +93,45 @@ class Telemetry:
         self._seen = self._seen.add(batch.real_ids)
 
     def pause(self, checkpoint_s: float) -> None:
-        """Leaves the time since the last report out of the rates. So many seconds of it went into a checkpoint."""
+        """Leaves the time since the last report out of the rates.
+
+        So many seconds of it went into a checkpoint.
+        """
         self._spent_s["checkpoints"] += checkpoint_s
         self._rates.mark()
 
     def seen_by_all(self) -> SampleDigest:
-        """The digest of the samples that all hosts trained on in this epoch. Every host must call it."""
+        """The digest of the samples that all hosts trained on in this epoch.
+
+        Every host must call it.
+        """
         samples, digest = self._runtime.sum_hosts([self._seen.samples, self._seen.digest])
         return SampleDigest().merge(SampleDigest(samples, digest))
 
     def profile(self, step: int | None, folder: Path) -> None:
-        """Starts or ends the trace of `profile_steps`. Call it before every step, and with None at the end."""
+        """Starts or ends the trace of `profile_steps`.
+
+        Call it before every step, and with None at the end.
+        """
         start, stop = self._config.profile_steps or (0, 0)
         wanted = step is not None and start <= step < stop
         if wanted != self._is_tracing:
             (self._runtime.start_trace if wanted else self._runtime.stop_trace)(folder)
             self._is_tracing = wanted
 
-    # --- records -----------------------------------------------------------------------------------------------------
+    # --- records ----------------------------------------------------------------------------------
 
     def report_is_due(self, step: int) -> bool:
-        """Whether a report is due: after the first step, which compiles, and one step after each `log_every_steps`."""
+        """Whether a report is due: after the first step, which compiles, and one step after each
+        `log_every_steps`.
+        """
         is_late = (step - 1) % self._config.log_every_steps == 0 and len(self._pending) > 1
         return is_late or not self._has_reported
 
     def report(self, step: int, *, with_newest: bool) -> None:
-        """Fetches and logs the sums of the steps before `step`, if there are any. Raises NotFinite with the samples.
+        """Fetches and logs the sums of the steps before `step`, if there are any.
+
+        Raises NotFinite with the samples.
 
         Without the newest, unless it is the only one, the device computes that one meanwhile.
         """
@@ -125,7 +141,8 @@ class Telemetry:
         if not done:
             return
         rows = self._runtime.fetch([row for _, row, _ in done])
-        # The time at which the last of them was computed; where steps block, the newest has been since.
+        # The time at which the last of them was computed; where steps block, the newest has been
+        # since.
         now = done[-1][2] if self._runtime.steps_block else time.perf_counter()
         batches = [batch for batch, _, _ in done]
         _check_finite(rows, batches)
@@ -139,7 +156,10 @@ class Telemetry:
         self._log_step(step - num_left - 1, Totals().add(rows))
 
     def log_epoch(self, position: Position, seen: SampleDigest) -> None:
-        """Logs the epoch that ends here, with advice if it waited for data. Every host must call it."""
+        """Logs the epoch that ends here, with advice if it waited for data.
+
+        Every host must call it.
+        """
         seconds = max(1e-9, time.perf_counter() - self._epoch_started)
         input_wait_percent = 100 * (self._wait_s() - self._wait_s_before) / seconds
         # Hosts can sum integers only, so the rate is sent in thousandths.
@@ -157,10 +177,16 @@ class Telemetry:
                 top1=self.epoch_totals.mean("top1"),
                 reduced_global_rate=rate,
                 input_wait_percent=input_wait_percent,
-                busy_percent=min(100.0, 100 * (self._runtime.busy_s - self._busy_s_before) / seconds),
+                busy_percent=min(
+                    100.0, 100 * (self._runtime.busy_s - self._busy_s_before) / seconds
+                ),
                 compilations=self._runtime.compilations,
                 rate_per_device=rate_per_device,
-                mfu_percent=None if self._share_of_peak is None else 100 * rate_per_device * self._share_of_peak,
+                mfu_percent=(
+                    None
+                    if self._share_of_peak is None
+                    else 100 * rate_per_device * self._share_of_peak
+                ),
             )
         )
         if (text := advice(input_wait_percent)) is not None:
@@ -190,7 +216,9 @@ class Telemetry:
     def log_final(self, position: Position, seconds: float) -> None:
         """Logs the whole run."""
         self._spent_s["waiting for data"] = self._wait_s()
-        self._spent_s["steps"] = max(0.0, time.perf_counter() - self._started - sum(self._spent_s.values()))
+        self._spent_s["steps"] = max(
+            0.0, time.perf_counter() - self._started - sum(self._spent_s.values())
+        )
         record = FinalRecord(
             split=self._eval_split,
             accuracy=position.last_top1,
@@ -205,7 +233,10 @@ class Telemetry:
         self._log.record(record)
         if self._has_reported:
             self._log.note(f"time: {time_in_words(record)}")
-        trained = f"after {count(position.step, 'step')} ({count(position.closed_epochs, 'epoch')}) in {seconds:.0f} s"
+        trained = (
+            f"after {count(position.step, 'step')} ({count(position.closed_epochs, 'epoch')}) in"
+            f" {seconds:.0f} s"
+        )
         if position.last_top1 is None or position.best_epoch is None:
             self._log.note(f"done {trained}; no epoch was completed, so nothing was evaluated")
             return
@@ -226,14 +257,17 @@ class Telemetry:
             learning_rate=self._rate_at(global_step),
         )
         self._log.record(record)
-        rate = f" {record.rate:.0f} samples/s" if record.rate else ""  # none is known before the second report
+        # none is known before the second report
+        rate = f" {record.rate:.0f} samples/s" if record.rate else ""
         self._log.progress(
             f"epoch {epoch + 1}/{self._config.epochs} step {step + 1}/{self._steps_per_epoch} "
             f"loss {record.loss:.4f}{rate}{self._time_left(global_step + 1)}"
         )
 
     def _time_left(self, step: int) -> str:
-        """`, 0:12:34 left`: at the pace since the first report, with evaluations and checkpoints."""
+        """`, 0:12:34 left`: at the pace since the first report,
+        with evaluations and checkpoints.
+        """
         now = time.perf_counter()
         if self._pace_from is None:
             self._pace_from = step, now
@@ -252,6 +286,7 @@ def _check_finite(rows: torch.Tensor, batches: Sequence[DeviceBatch]) -> None:
     for loss, batch in zip(rows[:, 0].tolist(), batches, strict=True):
         if not math.isfinite(loss):
             raise NotFinite(
-                f"the loss is {loss} in epoch {batch.epoch + 1} step {batch.step}; this host's samples were "
-                f"{batch.ids.tolist()}; nothing was saved since: lower the learning rate, or look at these samples"
+                f"the loss is {loss} in epoch {batch.epoch + 1} step {batch.step}; this host's"
+                f" samples were {batch.ids.tolist()}; nothing was saved since: lower the learning"
+                " rate, or look at these samples"
             )

@@ -1,7 +1,9 @@
-"""Devices and processes as the training loop sees them: one process with one device, in plain PyTorch.
+"""Devices and processes as the training loop sees them: one process with one device, in plain
+PyTorch.
 
-A runtime knows where tensors live, which part of the data this process reads, and how processes agree. The training
-loop knows none of that. Strategies of several devices are subclasses of `Runtime`.
+A runtime knows where tensors live, which part of the data this process reads, and how processes
+agree. The training loop knows none of that. Strategies of several devices are subclasses of
+`Runtime`.
 """
 
 import time
@@ -24,16 +26,21 @@ from trainer.runtime.machine import check_precision
 from trainer.supervise.heartbeat import Address, HeartbeatClient
 
 TensorBatch = cuda.TensorBatch
-"""`image`, `label` and `weight`, and where used `flip` and `mix`. The first dimension is the sample."""
+"""`image`, `label` and `weight`, and where used `flip` and `mix`.
+
+The first dimension is the sample.
+"""
 
 Step = torchtpu.Step
 
 
 class Runtime:
-    """One process with one device: a CUDA device if there is one, else a TPU with TorchTPU, else the CPU.
+    """One process with one device: a CUDA device if there is one, else a TPU with TorchTPU, else
+    the CPU.
 
-    This process reads part `host` of `num_hosts` of the data. Gradients are averaged over `num_replicas`. A runtime
-    that compiles steps to graphs counts the graphs of each step in `graphs`.
+    This process reads part `host` of `num_hosts` of the data. Gradients are averaged over
+    `num_replicas`. A runtime that compiles steps to graphs counts the graphs of each step in
+    `graphs`.
     """
 
     strategy: str
@@ -49,11 +56,14 @@ class Runtime:
         self.device = self._find_device()
         if precision == "fp16" and self.device.type not in ("cuda", "cpu"):
             raise ConfigError(
-                f"precision fp16: strategy {self.strategy} on the device {self.device} does not scale gradients, which "
-                "float16 needs; use --precision bf16 or fp32"
+                f"precision fp16: strategy {self.strategy} on the device {self.device} does not"
+                " scale gradients, which float16 needs; use --precision bf16 or fp32"
             )
         if self.device.type == "cuda":
-            capability, name = torch.cuda.get_device_capability(self.device), torch.cuda.get_device_name(self.device)
+            capability, name = (
+                torch.cuda.get_device_capability(self.device),
+                torch.cuda.get_device_name(self.device),
+            )
             check_precision(precision, capability, name)
         self.graphs: dict[str, int] = {}
         self.heartbeat = HeartbeatClient()
@@ -64,7 +74,8 @@ class Runtime:
         self.steps_block = self.on_host
         """Whether the device has computed a step when the step returns."""
         self._busy_s = 0.0
-        self._spans: dict[int, tuple[Any, Any]] = {}  # the events around a step, by the id of its row
+        # the events around a step, by the id of its row
+        self._spans: dict[int, tuple[Any, Any]] = {}
         self._profiler: Any = None
         self._own_place: torch.Tensor | None = None
         self._copies = cuda.PinnedCopies(self.device) if self.device.type == "cuda" else None
@@ -76,7 +87,10 @@ class Runtime:
 
     @property
     def replica(self) -> int:
-        """The number of the model copy that this process computes. Each draws its own random numbers (dropout)."""
+        """The number of the model copy that this process computes.
+
+        Each draws its own random numbers (dropout).
+        """
         return self.host
 
     @property
@@ -87,7 +101,8 @@ class Runtime:
     def join(self, timeout_s: float) -> None:
         """Connects to the other processes. From here on they compute together.
 
-        `timeout_s` limits how long one process may then wait for another, which may itself wait for data.
+        `timeout_s` limits how long one process may then wait for another, which may itself wait for
+        data.
         """
 
     def close(self) -> None:
@@ -102,11 +117,13 @@ class Runtime:
         return torch.device(torchtpu.DEVICE_TYPE if torchtpu.is_available() else "cpu")
 
     def num_rows(self, global_batch_size: int, accumulate: int) -> int:
-        """The rows that every process brings to a step: one shape for all, whatever the sizes of their shares."""
+        """The rows that every process brings to a step: one shape for all, whatever the sizes of
+        their shares.
+        """
         unit = max(1, self.num_devices // self.num_hosts) * accumulate
         return -(-global_batch_size // (self.num_hosts * unit)) * unit
 
-    # --- moving data -------------------------------------------------------------------------------------------------
+    # --- moving data ------------------------------------------------------------------------------
 
     def module_to_device(self, module: nn.Module) -> nn.Module:
         """The module on the device; the same object if the back end allows it."""
@@ -117,20 +134,36 @@ class Runtime:
         return module
 
     def to_device(self, batch: TensorBatch) -> TensorBatch:
-        """The batch on the device. Each tensor is split along its first dimension over the local devices."""
+        """The batch on the device.
+
+        Each tensor is split along its first dimension over the local devices.
+        """
         if self._copies is not None:
             return self._copies.start(batch)
-        return batch if self.on_host else {name: tensor.to(self.device) for name, tensor in batch.items()}
+        return (
+            batch
+            if self.on_host
+            else {name: tensor.to(self.device) for name, tensor in batch.items()}
+        )
 
     def to_host(self, tree: Any) -> Any:
-        """A copy of nested dicts, lists and tensors with every tensor on the CPU, in memory of its own."""
-        return tree_map_only(torch.Tensor, lambda tensor: tensor.detach().to("cpu", copy=True), tree)
+        """A copy of nested dicts, lists and tensors with every tensor on the CPU, in memory of its
+        own.
+        """
+        return tree_map_only(
+            torch.Tensor, lambda tensor: tensor.detach().to("cpu", copy=True), tree
+        )
 
     def mark_replicated(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Declares that every replica holds a full copy of these device tensors for the whole run."""
+        """Declares that every replica holds a full copy of these device tensors for
+        the whole run.
+        """
 
     def accelerate(self, modules: Iterable[nn.Module], *, compile: bool | None, tf32: bool) -> None:
-        """Has the device compute these models fast, as the config says. XLA compiles whole steps in any case."""
+        """Has the device compute these models fast, as the config says.
+
+        XLA compiles whole steps in any case.
+        """
         if self.device.type == "cuda":
             cuda.set_flags(tf32=tf32)
         if self.device.type == "tpu":
@@ -139,25 +172,33 @@ class Runtime:
         obstacle = cuda.compile_obstacle(self.device) if backend == "inductor" else None
         if compile and obstacle is not None:
             raise ConfigError(
-                f"compile is true, but torch.compile can't make kernels here: {obstacle}; or set it to false"
+                f"compile is true, but torch.compile can't make kernels here: {obstacle}; or set it"
+                " to false"
             )
         if compile or (compile is None and not self.on_host and obstacle is None):
             for module in modules:
                 module.compile(backend=backend, dynamic=False)
 
     def synchronize_norms(self, model: nn.Module) -> nn.Module:
-        """The model with a BatchNorm that sees the global batch. Raises ConfigError where it can't."""
+        """The model with a BatchNorm that sees the global batch.
+
+        Raises ConfigError where it can't.
+        """
         return model
 
     def data_parallel(self, model: nn.Module) -> nn.Module:
-        """The module that the training step calls in place of the model, so that gradients are averaged."""
+        """The module that the training step calls in place of the model, so that gradients are
+        averaged.
+        """
         return model
 
     def no_sync(self, parallel: nn.Module) -> AbstractContextManager[None]:
-        """Backward passes of `data_parallel`'s module that only add to the gradients, which a later one averages."""
+        """Backward passes of `data_parallel`'s module that only add to the gradients, which a later
+        one averages.
+        """
         return nullcontext()
 
-    # --- stepping ----------------------------------------------------------------------------------------------------
+    # --- stepping ---------------------------------------------------------------------------------
 
     def compiled(self, step: Step, name: str) -> Step:
         """The step, timed, and compiled if the back end compiles."""
@@ -188,20 +229,28 @@ class Runtime:
         return timed
 
     def seed(self, key: int) -> None:
-        """Seeds the randomness inside the model, such as dropout, from the key and the replica only."""
+        """Seeds the randomness inside the model, such as dropout, from the key and the replica
+        only.
+        """
         torch.manual_seed(replica_key(key, self.replica))
 
     def autocast(self) -> AbstractContextManager[None]:
-        """Computes in the precision of the run where that is safe. Weights and loss stay float32."""
+        """Computes in the precision of the run where that is safe.
+
+        Weights and loss stay float32.
+        """
         dtype = torch.float16 if self.precision == "fp16" else torch.bfloat16
         return torch.autocast(self.device.type, dtype=dtype, enabled=self.precision != "fp32")
 
     def number(self, value: float) -> float | torch.Tensor:
-        """A number that changes between steps, as a step takes it: a tensor if it would become part of the graph."""
+        """A number that changes between steps, as a step takes it: a tensor if it would become part
+        of the graph.
+        """
         return torch.tensor(value, device=self.device) if self.device.type == "tpu" else value
 
     def first_moments(self, optimizer: torch.optim.Optimizer, name: str) -> optimizers.Moments:
-        """The state that a new optimizer begins with, on the CPU, as `optimizer` is; {} where its first step makes it.
+        """The state that a new optimizer begins with, on the CPU, as `optimizer` is; {} where its
+        first step makes it.
 
         Raises ConfigError for an optimizer that this back end can't run.
         """
@@ -210,7 +259,9 @@ class Runtime:
     def reduce_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """Averages gradients over replicas, unless the backward pass does so."""
 
-    def update(self, optimizer: torch.optim.Optimizer, rate: float | torch.Tensor, scaler: GradScaler) -> None:
+    def update(
+        self, optimizer: torch.optim.Optimizer, rate: float | torch.Tensor, scaler: GradScaler
+    ) -> None:
         """One step of the optimizer at a rate (see `number`), and no gradients left.
 
         The scaler, which is enabled for float16 only, skips the step if a gradient is not finite.
@@ -225,17 +276,20 @@ class Runtime:
         return tensor
 
     def of_all(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows [n, columns] of this replica at their place among zeros: summed over replicas, they are those of all.
+        """Rows [n, columns] of this replica at their place among zeros: summed over replicas, they
+        are those of all.
 
         On the device, as part of a step: [replicas * n, columns].
         """
         if self.num_replicas == 1:
             return rows
         if self._own_place is None:  # a tensor, so that all replicas compute one graph
-            self._own_place = (torch.arange(self.num_replicas) == self.replica).view(-1, 1, 1).to(self.device)
+            self._own_place = (
+                (torch.arange(self.num_replicas) == self.replica).view(-1, 1, 1).to(self.device)
+            )
         return torch.where(self._own_place, rows, 0.0).flatten(0, 1)
 
-    # --- agreeing ----------------------------------------------------------------------------------------------------
+    # --- agreeing ---------------------------------------------------------------------------------
 
     def fetch(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
         """What steps returned, summed over replicas: float64 [rows, columns] on the CPU.
@@ -260,39 +314,50 @@ class Runtime:
         return self.sum_hosts([int(flag)])[0] > 0
 
     def ask_hosts(self, flag: bool) -> Callable[[], bool]:
-        """Begins `any_host`; what it returns gives the answer, and may wait for it. Every process must call both."""
+        """Begins `any_host`; what it returns gives the answer, and may wait for it.
+
+        Every process must call both.
+        """
         answer = self.any_host(flag)
         return lambda: answer
 
     def gather_texts(self, text: str) -> list[str]:
-        """The texts of all processes by host. Every process must call it. Raises ConfigError if two share a number."""
+        """The texts of all processes by host.
+
+        Every process must call it. Raises ConfigError if two share a number.
+        """
         data = text.encode()
         one_hot = [int(host == self.host) for host in range(self.num_hosts)]
         sums = self.sum_hosts([*one_hot, *(len(data) * is_own for is_own in one_hot)])
         counts, sizes = sums[: self.num_hosts], sums[self.num_hosts :]
         if counts != [1] * self.num_hosts:
             raise ConfigError(
-                f"host numbers from 0 on are taken by {counts} processes, expected one each; this one has "
-                f"{self.host}; two of the same number would train on the same data"
+                f"host numbers from 0 on are taken by {counts} processes, expected one each; this"
+                f" one has {self.host}; two of the same number would train on the same data"
             )
         width = 4 * max(1, -(-max(sizes) // 4))  # sums of 32-bit numbers fit every runtime
         numbers = np.frombuffer(data.ljust(width, b"\0"), dtype="<u4").tolist()
-        # Each host adds zeros in the places of the others, so the sums are the texts one after the other.
+        # Each host adds zeros in the places of the others, so the sums are the texts one after the
+        # other.
         sums = self.sum_hosts([number * is_own for is_own in one_hot for number in numbers])
         texts = np.array(sums, dtype="<u4").tobytes()
-        return [texts[width * host : width * host + size].decode() for host, size in enumerate(sizes)]
+        return [
+            texts[width * host : width * host + size].decode() for host, size in enumerate(sizes)
+        ]
 
     def broadcast_buffers(self, module: nn.Module) -> None:
         """Copies the buffers (BatchNorm statistics) of replica 0 to every replica."""
 
     def heartbeat_address(self, exits: ExitStack) -> Address | None:
-        """Where the processes send heartbeats; None if there is only one process. Every process must call it.
+        """Where the processes send heartbeats; None if there is only one process.
+
+        Every process must call it.
 
         The first process starts the server, which `exits` stops.
         """
         return None
 
-    # --- measuring ---------------------------------------------------------------------------------------------------
+    # --- measuring --------------------------------------------------------------------------------
 
     @property
     def compilations(self) -> int:
@@ -328,7 +393,10 @@ def replica_key(key: int, replica: int) -> int:
 
 
 def moved(module: nn.Module, device: torch.device) -> nn.Module:
-    """The module on a device. Weights that layers share stay shared, where the back end gives each layer its own."""
+    """The module on a device.
+
+    Weights that layers share stay shared, where the back end gives each layer its own.
+    """
     names = defaultdict[int, list[str]](list)
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names[id(parameter)].append(name)

@@ -1,4 +1,6 @@
-"""What makes CUDA devices fast: flags of the process, kernels of torch.compile, and copies beside the computation."""
+"""What makes CUDA devices fast: flags of the process, kernels of torch.compile, and copies beside
+the computation.
+"""
 
 import importlib.util
 import os
@@ -19,7 +21,9 @@ NUM_BUFFERS = 3
 
 
 def set_flags(*, tf32: bool) -> None:
-    """Sets how CUDA devices compute in float32; cuDNN takes the fastest of its algorithms, which it tries."""
+    """Sets how CUDA devices compute in float32; cuDNN takes the fastest of its algorithms, which it
+    tries.
+    """
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = tf32
     torch.backends.cudnn.benchmark = True
@@ -27,11 +31,16 @@ def set_flags(*, tf32: bool) -> None:
 
 def compile_obstacle(device: torch.device) -> str | None:
     """Why torch.compile can make no kernels for a device on this machine; None if it can."""
-    variable, names = ("CC", ("gcc", "clang")) if device.type == "cuda" else ("CXX", ("g++", "clang++"))
+    variable, names = (
+        ("CC", ("gcc", "clang")) if device.type == "cuda" else ("CXX", ("g++", "clang++"))
+    )
     if variable not in os.environ and not any(map(shutil.which, names)):
         return f"it needs a compiler, {' or '.join(names)}, or the path of one in {variable}"
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
-        return f"it needs Python.h in {sysconfig.get_path('include')}, which the package python3-dev brings"
+        return (
+            f"it needs Python.h in {sysconfig.get_path('include')}, which the package python3-dev"
+            " brings"
+        )
     is_there = device.type != "cuda" or importlib.util.find_spec("triton")
     return None if is_there else "it needs the package triton"
 
@@ -51,10 +60,11 @@ class _PinnedBuffers:
 
 
 class PinnedCopies:
-    """Copies batches to a CUDA device, and the rows of steps back, on streams of their own beside the steps.
+    """Copies batches to a CUDA device, and the rows of steps back, on streams of their own beside
+    the steps.
 
-    Batches go through pinned memory that is allocated once. No step waits on the host. The thread that copies batches
-    does only where all buffers are in flight.
+    Batches go through pinned memory that is allocated once. No step waits on the host. The thread
+    that copies batches does only where all buffers are in flight.
     """
 
     def __init__(self, device: torch.device, cuda: Any = torch.cuda) -> None:
@@ -64,8 +74,12 @@ class PinnedCopies:
         self._lock = threading.Lock()  # training and evaluation have a thread each
 
     def start(self, batch: TensorBatch) -> CopiedBatch:
-        """The batch on the device once its copies are done. The caller may change its own at once."""
-        # The thread that copies begins on device 0, to which leaving the stream would return: a context for nothing.
+        """The batch on the device once its copies are done.
+
+        The caller may change its own at once.
+        """
+        # The thread that copies begins on device 0, to which leaving the stream would return: a
+        # context for nothing.
         self._cuda.set_device(self._device)
         with self._lock, self._cuda.stream(self._stream):
             buffers = self._buffers.pop(0)
@@ -102,5 +116,7 @@ class PinnedCopies:
         return pinned.to(self._device, non_blocking=True)
 
     def _keep(self, tensor: torch.Tensor, stream: Any) -> None:
-        """Keeps the allocator from reusing the tensor, which is of the stream that copies, before the other is done."""
+        """Keeps the allocator from reusing the tensor, which is of the stream that copies, before
+        the other is done.
+        """
         tensor.record_stream(stream)

@@ -24,14 +24,21 @@ from trainer.runtime.base import Runtime, Step
 from trainer.supervise.heartbeat import AGAIN, Address, HeartbeatServer
 
 BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "cpu": "gloo", "tpu": torchtpu.BACKEND}
-"""The back ends of torch.distributed for each type of device. Hosts agree on numbers by gloo, beside the device."""
+"""The back ends of torch.distributed for each type of device.
+
+Hosts agree on numbers by gloo, beside the device.
+"""
 
 SERVER_KEY = "heartbeat server"
-"""The key of the store under which RANK 0 publishes the host, port and token of its heartbeat server."""
+"""The key of the store under which RANK 0 publishes the host, port and token of its heartbeat
+server.
+"""
 
 
 class Ddp(Runtime):
-    """One process for each device: on GPUs (nccl) and CPUs (gloo) started by torchrun, on TPUs by TorchTPU's launch."""
+    """One process for each device: on GPUs (nccl) and CPUs (gloo) started by torchrun, on TPUs by
+    TorchTPU's launch.
+    """
 
     strategy = "ddp"
 
@@ -41,8 +48,8 @@ class Ddp(Runtime):
             if not (value if name == "MASTER_ADDR" else value.isdecimal()):
                 expected = "an address" if name == "MASTER_ADDR" else "a whole number"
                 raise ConfigError(
-                    f"strategy {self.strategy}: {name} is {value or 'not set'}, expected {expected}; start it with "
-                    "`torchrun --nproc-per-node N -m trainer ...`"
+                    f"strategy {self.strategy}: {name} is {value or 'not set'}, expected"
+                    f" {expected}; start it with `torchrun --nproc-per-node N -m trainer ...`"
                 )
         self.host, self.num_hosts = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.num_replicas = self.num_hosts
@@ -74,9 +81,10 @@ class Ddp(Runtime):
             if (loss := self.heartbeat.loss()) is not None:
                 raise PeerLost(loss) from error
             raise ConfigError(
-                f"strategy {self.strategy}: RANK {self.host} of WORLD_SIZE {self.num_hosts} could not join the others "
-                f"({first_line(error)}); each process needs a RANK of its own below the same WORLD_SIZE, and a "
-                "network interface that the others reach: if gloo chose another, name it in GLOO_SOCKET_IFNAME"
+                f"strategy {self.strategy}: RANK {self.host} of WORLD_SIZE {self.num_hosts} could"
+                f" not join the others ({first_line(error)}); each process needs a RANK of its own"
+                " below the same WORLD_SIZE, and a network interface that the others reach: if"
+                " gloo chose another, name it in GLOO_SOCKET_IFNAME"
             ) from error
 
     def close(self) -> None:
@@ -84,15 +92,18 @@ class Ddp(Runtime):
             dist.destroy_process_group()
 
     def data_parallel(self, model: nn.Module) -> nn.Module:
-        # Training does not read the buffers, so they are broadcast only before an evaluation or a checkpoint.
+        # Training does not read the buffers, so they are broadcast only before an evaluation or a
+        # checkpoint.
         with self._peer_errors():
-            return DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
+            return DistributedDataParallel(
+                model, broadcast_buffers=False, gradient_as_bucket_view=True
+            )
 
     def synchronize_norms(self, model: nn.Module) -> nn.Module:
         if self.device.type != "cuda" and self.num_hosts > 1:
             raise ConfigError(
-                "sync_batch_norm is true, but torch has such a BatchNorm for CUDA devices only; use --strategy single, "
-                "or --set model.norm=group"
+                "sync_batch_norm is true, but torch has such a BatchNorm for CUDA devices only; use"
+                " --strategy single, or --set model.norm=group"
             )
         from timm.layers import norm_act  # late: it imports all of timm
 
@@ -101,10 +112,15 @@ class Ddp(Runtime):
         return synchronized
 
     def no_sync(self, parallel: nn.Module) -> AbstractContextManager[None]:
-        return parallel.no_sync() if isinstance(parallel, DistributedDataParallel) else super().no_sync(parallel)
+        return (
+            parallel.no_sync()
+            if isinstance(parallel, DistributedDataParallel)
+            else super().no_sync(parallel)
+        )
 
     def compiled(self, step: Step, name: str) -> Step:
-        # All processes take the same steps, so TorchTPU may compile an exchange together with what is around it.
+        # All processes take the same steps, so TorchTPU may compile an exchange together with what
+        # is around it.
         same = torchtpu.spmd_safe(step) if self.device.type == "tpu" else step
         return self._peer_errors()(super().compiled(same, name))
 
@@ -137,8 +153,9 @@ class Ddp(Runtime):
             return Address(*json.loads(self._store.get(SERVER_KEY)))
         except RuntimeError as error:
             raise PeerLost(
-                f"the process of RANK 0 ended at its start, or does not answer at port {os.environ['MASTER_PORT']} of "
-                f"{os.environ['MASTER_ADDR']} ({first_line(error)}); its log says why; {AGAIN}"
+                "the process of RANK 0 ended at its start, or does not answer at port"
+                f" {os.environ['MASTER_PORT']} of {os.environ['MASTER_ADDR']}"
+                f" ({first_line(error)}); its log says why; {AGAIN}"
             ) from error
 
     def _is_one_machine(self) -> bool:
@@ -147,30 +164,39 @@ class Ddp(Runtime):
 
     @functools.cached_property
     def _store(self) -> Store:
-        """The store through which the ddp processes find each other. RANK 0 opens it unless torchrun has done so."""
+        """The store through which the ddp processes find each other.
+
+        RANK 0 opens it unless torchrun has done so.
+        """
         timing = self.heartbeat.timing
         is_server = self.is_master and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         patience = datetime.timedelta(seconds=timing.grace_s if is_server else timing.join_s)
         try:
-            store = TCPStore(host, port, is_master=is_server, timeout=patience, wait_for_workers=False)
+            store = TCPStore(
+                host, port, is_master=is_server, timeout=patience, wait_for_workers=False
+            )
         except (RuntimeError, ValueError) as error:
             if is_server:
                 raise ConfigError(
-                    f"strategy ddp: can't listen on port {port} of {host}, as MASTER_ADDR and MASTER_PORT say "
-                    f"({first_line(error)}); each process needs a RANK of its own, each run a port of its own"
+                    f"strategy ddp: can't listen on port {port} of {host}, as MASTER_ADDR and"
+                    f" MASTER_PORT say ({first_line(error)}); each process needs a RANK of its own,"
+                    " each run a port of its own"
                 ) from error
             raise PeerLost(
-                f"the process of RANK 0 did not open port {port} of {host} within {timing.join_s:.0f} s "
-                f"({first_line(error)}): see in its log whether it ended at its start, and start all processes with "
-                "the same MASTER_ADDR and MASTER_PORT"
+                f"the process of RANK 0 did not open port {port} of {host} within"
+                f" {timing.join_s:.0f} s ({first_line(error)}): see in its log whether it ended at"
+                " its start, and start all processes with the same MASTER_ADDR and MASTER_PORT"
             ) from error
         store.set_timeout(datetime.timedelta(seconds=timing.join_s))
         return store
 
     @contextmanager
     def _peer_errors(self) -> Iterator[None]:
-        """Turns torch's errors about a lost process into PeerLost. Those of gloo have no class of their own."""
+        """Turns torch's errors about a lost process into PeerLost.
+
+        Those of gloo have no class of their own.
+        """
         try:
             yield
         except RuntimeError as error:

@@ -35,11 +35,17 @@ from trainer.supervise.preemption import relay
 
 Worker = Callable[[Runtime, TrainConfig], None]
 
-_RUNTIMES: dict[str, type[Runtime]] = {"single": Single, "ddp": Ddp, "spmd": xla.Spmd, "replica": xla.Replica}
+_RUNTIMES: dict[str, type[Runtime]] = {
+    "single": Single,
+    "ddp": Ddp,
+    "spmd": xla.Spmd,
+    "replica": xla.Replica,
+}
 
 
 def launch(config: TrainConfig, worker: Worker) -> None:
-    """Runs `worker(runtime, config)` in every process of the strategy, or in this process if one is enough.
+    """Runs `worker(runtime, config)` in every process of the strategy, or in this process if one is
+    enough.
 
     Raises ConfigError if the strategy can't run here.
     """
@@ -49,8 +55,9 @@ def launch(config: TrainConfig, worker: Worker) -> None:
     strategy = choose(config.strategy)
     if strategy != "ddp" and dist.is_torchelastic_launched() and int(os.environ["WORLD_SIZE"]) > 1:
         raise ConfigError(
-            f"torchrun started {os.environ['WORLD_SIZE']} processes, but strategy {strategy} starts its own: "
-            "each would train on all of the data; use --strategy ddp, or start it without torchrun"
+            f"torchrun started {os.environ['WORLD_SIZE']} processes, but strategy {strategy} starts"
+            " its own: each would train on all of the data; use --strategy ddp, or start it"
+            " without torchrun"
         )
     if strategy == "replica":
         _launch_replicas(config, worker)
@@ -60,7 +67,8 @@ def launch(config: TrainConfig, worker: Worker) -> None:
 
 
 def choose(strategy: Strategy) -> str:
-    """The strategy of "auto": ddp where a launcher started several processes, on a TPU or by torchrun.
+    """The strategy of "auto": ddp where a launcher started several processes, on a TPU or by
+    torchrun.
 
     Otherwise single on a CUDA device and on a TPU of TorchTPU, spmd with torch_xla, else single.
     """
@@ -68,7 +76,9 @@ def choose(strategy: Strategy) -> str:
         return strategy
     if dist.is_torchelastic_launched() or torchtpu.is_launched():
         return "ddp"
-    if torchtpu.is_available() or (torch.cuda.is_available() and os.environ.get("PJRT_DEVICE") is None):
+    if torchtpu.is_available() or (
+        torch.cuda.is_available() and os.environ.get("PJRT_DEVICE") is None
+    ):
         return "single"
     return "spmd" if xla.is_installed() else "single"
 
@@ -77,12 +87,14 @@ def choose(strategy: Strategy) -> str:
 def started(strategy: str, config: TrainConfig) -> Iterator[Runtime]:
     """A runtime of this process, joined to the others and sending heartbeats.
 
-    A start that takes longer than `stall_timeout_s` ends with a traceback: some back ends wait for the other processes
-    for ever, in native code.
+    A start that takes longer than `stall_timeout_s` ends with a traceback: some back ends wait for
+    the other processes for ever, in native code.
     """
     with ExitStack() as exits:
         exits.callback(faulthandler.cancel_dump_traceback_later)
-        faulthandler.dump_traceback_later(config.stall_timeout_s, exit=True, file=sys.__stderr__ or sys.stderr)
+        faulthandler.dump_traceback_later(
+            config.stall_timeout_s, exit=True, file=sys.__stderr__ or sys.stderr
+        )
         runtime = exits.enter_context(running(strategy, config.precision))
         runtime.keep_graphs(config.compile_cache)
         runtime.heartbeat = HeartbeatClient(replace(TIMING, join_s=config.join_timeout_s))
@@ -117,15 +129,16 @@ def watched(runtime: Runtime) -> Iterator[None]:
         yield
 
 
-# --- replicas --------------------------------------------------------------------------------------------------------
+# --- replicas -------------------------------------------------------------------------------------
 
 
 def _launch_replicas(config: TrainConfig, worker: Worker) -> None:
     device = xla.select_device()
     if device == "CPU" and int(os.environ.get("CPU_NUM_DEVICES", "1")) > 1:
         raise ConfigError(
-            f"strategy replica: CPU_NUM_DEVICES is {os.environ['CPU_NUM_DEVICES']}, but several replicas on the CPU "
-            "wait for each other for ever; use --strategy spmd, or unset CPU_NUM_DEVICES"
+            f"strategy replica: CPU_NUM_DEVICES is {os.environ['CPU_NUM_DEVICES']}, but several"
+            " replicas on the CPU wait for each other for ever; use --strategy spmd, or unset"
+            " CPU_NUM_DEVICES"
         )
     timing = replace(TIMING, join_s=config.join_timeout_s)
     workers, own = xla.tpu_workers() if device == "TPU" else (["127.0.0.1"], 0)
@@ -147,7 +160,10 @@ def run_replica(index: int, worker: Worker, config: TrainConfig) -> None:
 def watched_launcher(
     workers: Sequence[str], own: int, *, port: int = PORT, timing: HeartbeatTiming = TIMING
 ) -> Iterator[None]:
-    """Starts the heartbeat server on the first worker. On every worker, the loss of a process ends the replicas."""
+    """Starts the heartbeat server on the first worker.
+
+    On every worker, the loss of a process ends the replicas.
+    """
     with ExitStack() as exits:
         if own == 0:
             address = Address("", port) if len(workers) > 1 else Address(workers[0], 0)
@@ -158,11 +174,15 @@ def watched_launcher(
         try:
             yield
         except BrokenProcessPool as error:
-            raise PeerLost(heartbeat.loss() or f"a process of this host ended; its error is above; {AGAIN}") from error
+            raise PeerLost(
+                heartbeat.loss() or f"a process of this host ended; its error is above; {AGAIN}"
+            ) from error
 
 
 def _kill_replicas(*_: object) -> None:
-    """Handles Ctrl-C. Without it the replicas would train to the end, and this process would wait for them."""
+    """Handles Ctrl-C. Without it the replicas would train to the end, and this process would wait
+    for them.
+    """
     for child in multiprocessing.active_children():
         child.kill()
     raise KeyboardInterrupt

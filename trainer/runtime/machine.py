@@ -19,7 +19,9 @@ REFUSED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What a run without a recipe takes into account: the same in every process of a run on equal machines."""
+    """What a run without a recipe takes into account: the same in every process of a run on equal
+    machines.
+    """
 
     device: str
     """`cpu`, `cuda` or `tpu`."""
@@ -41,7 +43,11 @@ def machine() -> Machine:
     num_processes = int(os.environ.get("WORLD_SIZE", "1"))
     if torch.cuda.is_available() and os.environ.get("PJRT_DEVICE") in (None, "CUDA"):
         properties = torch.cuda.get_device_properties(0)
-        device, name, precision = "cuda", str(properties.name), precision_of((properties.major, properties.minor))
+        device, name, precision = (
+            "cuda",
+            str(properties.name),
+            precision_of((properties.major, properties.minor)),
+        )
     elif num_chips() and os.environ.get("PJRT_DEVICE") in (None, "TPU"):
         device, name, precision = "tpu", "TPU", "bf16"
     else:
@@ -62,20 +68,27 @@ def num_chips() -> int:
 
 
 def precision_of(capability: tuple[int, int]) -> Precision:
-    """What CUDA devices of a compute capability train fastest in: bfloat16 from Ampere on, float16 from Volta on."""
+    """What CUDA devices of a compute capability train fastest in: bfloat16 from Ampere on, float16
+    from Volta on.
+    """
     return "bf16" if capability >= (8, 0) else "fp16" if capability >= (7, 0) else "fp32"
 
 
 def check_precision(precision: Precision, capability: tuple[int, int], name: str) -> None:
-    """Raises ConfigError for bfloat16 on a CUDA device that has none and would imitate it, slower than float32."""
+    """Raises ConfigError for bfloat16 on a CUDA device that has none and would imitate it, slower
+    than float32.
+    """
     if precision == "bf16" and (fastest := precision_of(capability)) != "bf16":
-        raise ConfigError(f"precision bf16: {name} does not compute in bfloat16; use --precision {fastest}")
+        raise ConfigError(
+            f"precision bf16: {name} does not compute in bfloat16; use --precision {fastest}"
+        )
 
 
 def total_memory(root: Path = CGROUP) -> int:
     """Memory of the machine, or the limit of its container if that is less."""
     installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for limit in (root / "memory.max", root / "memory" / "memory.limit_in_bytes"):  # cgroups version 2, version 1
+    # cgroups version 2, version 1
+    for limit in (root / "memory.max", root / "memory" / "memory.limit_in_bytes"):
         if limit.is_file() and (text := limit.read_text().strip()) != "max":
             return min(installed, int(text))
     return installed

@@ -1,7 +1,8 @@
-"""TorchTPU, the device type `tpu` of PyTorch: what its devices and processes need beside torch.distributed.
+"""TorchTPU, the device type `tpu` of PyTorch: what its devices and processes need beside
+torch.distributed.
 
-`import torch` loads its package, torch_tpu, by itself where that is installed and the machine has a TPU. So nothing
-here imports it.
+`import torch` loads its package, torch_tpu, by itself where that is installed and the machine has a
+TPU. So nothing here imports it.
 """
 
 import importlib
@@ -17,14 +18,18 @@ from shardset.errors import ConfigError
 DEVICE_TYPE = "tpu"
 Step = Callable[..., torch.Tensor]
 BACKEND = "cpu:gloo,tpu:tpu_dist"
-"""The back ends of torch.distributed: hosts agree on numbers of 64 bits, which a TPU does not compute with."""
+"""The back ends of torch.distributed: hosts agree on numbers of 64 bits, which a TPU does not
+compute with.
+"""
 
 COMPILE_BACKEND = "tpu"
 """The back end of torch.compile; the usual one, inductor, makes no kernels for a TPU."""
 
 TOPOLOGY = "TORCH_TPU_TOPOLOGY"
 ADDRESSES = "TORCH_TPU_SLICEBUILDER_ADDRESSES"
-"""Environment variables that a launcher sets: how the chips are wired, and where each process finds the others."""
+"""Environment variables that a launcher sets: how the chips are wired, and where each process finds
+the others.
+"""
 
 
 def is_available() -> bool:
@@ -35,11 +40,13 @@ def is_available() -> bool:
 
 
 def check_machine() -> None:
-    """Raises ConfigError where TorchTPU is loaded without a TPU: there, the first backward pass would wait for one."""
+    """Raises ConfigError where TorchTPU is loaded without a TPU: there, the first backward pass
+    would wait for one.
+    """
     if "torch_tpu" in sys.modules and not is_available():
         raise ConfigError(
-            "TorchTPU is loaded, but this machine has no TPU that it can use; to train on other devices, set "
-            "TORCH_DEVICE_BACKEND_AUTOLOAD=0, or use an environment without torch_tpu"
+            "TorchTPU is loaded, but this machine has no TPU that it can use; to train on other"
+            " devices, set TORCH_DEVICE_BACKEND_AUTOLOAD=0, or use an environment without torch_tpu"
         )
 
 
@@ -49,29 +56,40 @@ def is_launched() -> bool:
 
 
 def check_environment(environment: Mapping[str, str]) -> None:
-    """Raises ConfigError without the variables of the launcher, without which TorchTPU aborts in native code."""
+    """Raises ConfigError without the variables of the launcher, without which TorchTPU aborts in
+    native code.
+    """
     if missing := [name for name in (ADDRESSES, TOPOLOGY) if name not in environment]:
         raise ConfigError(
-            f"TorchTPU: {' and '.join(missing)} not set, which every process of a TPU needs; start the run with "
-            "`python -m trainer.tpu.processes ...`, which takes the flags of `python -m trainer train`"
+            f"TorchTPU: {' and '.join(missing)} not set, which every process of a TPU needs; start"
+            " the run with `python -m trainer.tpu.processes ...`, which takes the flags of `python"
+            " -m trainer train`"
         )
 
 
 def set_launch_environment() -> None:
-    """Sets the variables that the processes of this machine need; starts no TPU. Raises ConfigError without a TPU."""
+    """Sets the variables that the processes of this machine need; starts no TPU. Raises ConfigError
+    without a TPU.
+    """
     try:
         module().distributed.set_tpu_launch_env()
     except (RuntimeError, ValueError) as error:
-        raise ConfigError(f"TorchTPU can't tell how the chips of this machine are wired: {error}") from error
+        raise ConfigError(
+            f"TorchTPU can't tell how the chips of this machine are wired: {error}"
+        ) from error
 
 
 def num_local_processes(environment: Mapping[str, str]) -> int:
-    """The processes of this machine in a launch environment, which has an address for each one of all machines."""
+    """The processes of this machine in a launch environment, which has an address for each one of
+    all machines.
+    """
     return len(environment[ADDRESSES].split(",")) // int(environment.get("NNODES", "1"))
 
 
 def spmd_safe(step: Step) -> Step:
-    """The step, marked as one that all processes run alike, if this version of TorchTPU knows such a mark."""
+    """The step, marked as one that all processes run alike, if this version of TorchTPU knows such
+    a mark.
+    """
     mark: Any = getattr(module().distributed, "spmd_safe", None)
     return step if mark is None else mark(step)
 
@@ -82,6 +100,6 @@ def module() -> Any:
         return importlib.import_module("torch.tpu")
     except ImportError as error:
         raise ConfigError(
-            f"TorchTPU is not installed ({error}); run pip install 'shardset[trainer,torchtpu]' in a "
-            "separate environment"
+            f"TorchTPU is not installed ({error}); run pip install 'shardset[trainer,torchtpu]' in"
+            " a separate environment"
         ) from error

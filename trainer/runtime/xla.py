@@ -1,6 +1,7 @@
 """`spmd` and `replica`: the strategies of torch_xla, and the only module that imports it.
 
-torch_xla is imported when one of them starts, not before: importing it chooses the devices of the process.
+torch_xla is imported when one of them starts, not before: importing it chooses the devices of the
+process.
 """
 
 import importlib.metadata
@@ -26,14 +27,20 @@ from trainer.runtime.base import Runtime, Step, TensorBatch, moved, replica_key
 from trainer.supervise.heartbeat import PORT, Address, HeartbeatServer
 
 HEARTBEAT_ADDRESS = "TRAINER_HUB"
-"""Environment variable in which a launcher gives its replicas the heartbeat server: `10.0.0.1:8490`."""
+"""Environment variable in which a launcher gives its replicas the heartbeat server:
+`10.0.0.1:8490`.
+"""
 
 CACHE = "XLA_PERSISTENT_CACHE_PATH"
-"""Environment variable that names the folder of compiled graphs to torch_xla, which reads it at its first graph."""
+"""Environment variable that names the folder of compiled graphs to torch_xla, which reads it at its
+first graph.
+"""
 
 
 class Xla(Runtime):
-    """The common part of both torch_xla strategies: lazy tensors, one graph for each step, counters of the back end."""
+    """The common part of both torch_xla strategies: lazy tensors, one graph for each step, counters
+    of the back end.
+    """
 
     _max_graphs = 1
 
@@ -87,8 +94,9 @@ class Xla(Runtime):
             self.graphs[name] += self.compilations - before
             if self.graphs[name] > self._max_graphs:
                 raise ConfigError(
-                    f"{name} compiled {self.graphs[name]} graphs, expected {self._max_graphs}: a shape or a "
-                    "Python number in the model or optimizer changes from step to step; keep it in a tensor"
+                    f"{name} compiled {self.graphs[name]} graphs, expected {self._max_graphs}: a"
+                    " shape or a Python number in the model or optimizer changes from step to"
+                    " step; keep it in a tensor"
                 )
             return result
 
@@ -126,7 +134,9 @@ class Xla(Runtime):
 
     @property
     def busy_s(self) -> float:
-        metrics = [self._metrics.metric_data(name) for name in ("ExecuteTime", "ExecuteReplicatedTime")]
+        metrics = [
+            self._metrics.metric_data(name) for name in ("ExecuteTime", "ExecuteReplicatedTime")
+        ]
         nanoseconds: float = sum(data[1] for data in metrics if data)
         return nanoseconds / 1e9
 
@@ -161,7 +171,8 @@ class Xla(Runtime):
 
 
 class Spmd(Xla):
-    """One process for each host, all devices of all hosts in one mesh; the compiler partitions the program.
+    """One process for each host, all devices of all hosts in one mesh; the compiler partitions the
+    program.
 
     The numbers are those of one device with the whole global batch, BatchNorm statistics included.
     """
@@ -192,12 +203,14 @@ class Spmd(Xla):
         return 0
 
     def mark_replicated(self, tensors: Iterable[torch.Tensor]) -> None:
-        # Otherwise the outputs of the first step would set the sharding, and the second step compile another graph.
+        # Otherwise the outputs of the first step would set the sharding, and the second step
+        # compile another graph.
         for tensor in tensors:
             self._spmd.mark_sharding(tensor, self._mesh, (None,) * tensor.dim())
 
     def of_all(self, rows: torch.Tensor) -> torch.Tensor:
-        # Whole on each device: otherwise fetching them would be a graph of its own, after the steps under way.
+        # Whole on each device: otherwise fetching them would be a graph of its own, after the steps
+        # under way.
         self._spmd.mark_sharding(rows, self._mesh, (None, None))
         return rows
 
@@ -209,11 +222,14 @@ class Spmd(Xla):
             return None
         workers, own = tpu_workers()
         if own == 0:
-            exits.enter_context(HeartbeatServer(Address("", self.heartbeat_port), self.heartbeat.timing))
+            exits.enter_context(
+                HeartbeatServer(Address("", self.heartbeat_port), self.heartbeat.timing)
+            )
         return Address(workers[0], self.heartbeat_port)
 
     def _sum_words(self, words: torch.Tensor) -> torch.Tensor:
-        # One row for each local device. The first carries the numbers of this host; the mesh adds up all rows.
+        # One row for each local device. The first carries the numbers of this host; the mesh adds
+        # up all rows.
         rows = torch.zeros(self._local_devices, len(words), dtype=torch.int32)
         rows[0] = words
         return self._shard(rows).sum(0)
@@ -222,13 +238,19 @@ class Spmd(Xla):
         return self._counted(self._torch_xla.compile(step, full_graph=True, name=name), name)
 
     def _shard(self, tensor: torch.Tensor) -> torch.Tensor:
-        # Every tensor needs a spec of its own rank: torch_xla silently leaves it whole if the rank differs.
+        # Every tensor needs a spec of its own rank: torch_xla silently leaves it whole if the rank
+        # differs.
         dimensions = ("data",) + (None,) * (tensor.dim() - 1)
-        return self._send(tensor, input_sharding=self._spmd.ShardingSpec(self._mesh, dimensions, minibatch=True))
+        return self._send(
+            tensor, input_sharding=self._spmd.ShardingSpec(self._mesh, dimensions, minibatch=True)
+        )
 
 
 class Replica(Xla):
-    """One model for each device, started by `torch_xla.launch`. BatchNorm sees only its part of the batch."""
+    """One model for each device, started by `torch_xla.launch`.
+
+    BatchNorm sees only its part of the batch.
+    """
 
     strategy = "replica"
 
@@ -236,12 +258,14 @@ class Replica(Xla):
         super().__init__(precision)
         self.host, self.num_hosts = self._xr.global_ordinal(), self._xr.world_size()
         self.num_replicas = self.num_hosts
-        # Each replica of a process is a thread that compiles its own graph. The counters are those of the process.
+        # Each replica of a process is a thread that compiles its own graph. The counters are those
+        # of the process.
         self._max_graphs = self._xr.addressable_device_count()
 
     def mark_replicated(self, tensors: Iterable[torch.Tensor]) -> None:
-        # Equal scalars that were sent, such as Adam's step counts, become a constant of the graph or one shared input.
-        # After the first step each would be an input of its own, which is another graph. Adding 0 separates them now.
+        # Equal scalars that were sent, such as Adam's step counts, become a constant of the graph
+        # or one shared input. After the first step each would be an input of its own, which is
+        # another graph. Adding 0 separates them now.
         with torch.no_grad():
             for tensor in tensors:
                 if tensor.dim() == 0 and tensor.dtype != torch.bool:
@@ -249,7 +273,9 @@ class Replica(Xla):
         self._torch_xla.sync()
 
     def synchronize_norms(self, model: nn.Module) -> nn.Module:
-        raise ConfigError("sync_batch_norm is true, which strategy replica can't do; use --strategy spmd")
+        raise ConfigError(
+            "sync_batch_norm is true, which strategy replica can't do; use --strategy spmd"
+        )
 
     def to_device(self, batch: TensorBatch) -> TensorBatch:
         tensors = self._xm.send_cpu_data_to_device(list(batch.values()), self.device)
@@ -276,7 +302,8 @@ class Replica(Xla):
 
     def compiled(self, step: Step, name: str) -> Step:
         def run(*args: Any) -> torch.Tensor:
-            # Summed in the step's graph: a graph of its own would run after the steps that are under way.
+            # Summed in the step's graph: a graph of its own would run after the steps that are
+            # under way.
             result = self.sum_replicas(step(*args))
             self._torch_xla.sync()
             return result
@@ -284,24 +311,30 @@ class Replica(Xla):
         return self._counted(run, name)
 
 
-# --- before a runtime starts -----------------------------------------------------------------------------------------
+# --- before a runtime starts ----------------------------------------------------------------------
 
 
 def is_installed() -> bool:
-    """Whether torch_xla can be imported; does not import it. One that was built for another torch can't."""
-    return importlib.util.find_spec("torch_xla") is not None and _release("torch_xla") == _release("torch")
+    """Whether torch_xla can be imported; does not import it.
+
+    One that was built for another torch can't.
+    """
+    return importlib.util.find_spec("torch_xla") is not None and _release("torch_xla") == _release(
+        "torch"
+    )
 
 
 def select_device() -> str:
     """The PJRT device, chosen before torch_xla starts: "TPU" if this machine has one, else "CPU".
 
-    Also turns off torch_xla's functionalization, unless the environment turns it on: the step computes the same without
-    it, and tracing takes less than half of the time on the host. torch_xla reads the choice once.
+    Also turns off torch_xla's functionalization, unless the environment turns it on: the step
+    computes the same without it, and tracing takes less than half of the time on the host.
+    torch_xla reads the choice once.
     """
     if not is_installed():
         raise ConfigError(
-            f"there is no torch_xla for torch {torch.__version__}: use --strategy ddp or single, or run "
-            "pip install 'shardset[trainer,xla]' in an environment of its own"
+            f"there is no torch_xla for torch {torch.__version__}: use --strategy ddp or single, or"
+            " run pip install 'shardset[trainer,xla]' in an environment of its own"
         )
     os.environ.setdefault("XLA_DISABLE_FUNCTIONALIZATION", "1")
     if "PJRT_DEVICE" not in os.environ:
@@ -312,19 +345,27 @@ def select_device() -> str:
 
 
 def use_cache(folder: str | None, process: int) -> None:
-    """Lets torch_xla keep compiled graphs in a local folder, by default in the cache folder of the user.
+    """Lets torch_xla keep compiled graphs in a local folder, by default in the cache folder of the
+    user.
 
-    Each process has its own folder in it, because torch_xla does not write files atomically. Prints a warning where it
-    can't be used. Raises ConfigError for an address.
+    Each process has its own folder in it, because torch_xla does not write files atomically. Prints
+    a warning where it can't be used. Raises ConfigError for an address.
     """
-    # Not torch_xla's `initialize_cache`, which sets this too, but refuses the second replica of a process.
+    # Not torch_xla's `initialize_cache`, which sets this too, but refuses the second replica of a
+    # process.
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    parent = Path(home, "shardset", "xla") if folder is None else local_folder(folder, "--compile-cache")
+    parent = (
+        Path(home, "shardset", "xla") if folder is None else local_folder(folder, "--compile-cache")
+    )
     own = (parent / f"process-{process:03d}").absolute()
     try:
         own.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        print(f"warning: compile cache: {error}; the run continues without it", file=sys.stderr, flush=True)
+        print(
+            f"warning: compile cache: {error}; the run continues without it",
+            file=sys.stderr,
+            flush=True,
+        )
         return
     os.environ[CACHE] = str(own)
 
@@ -338,26 +379,30 @@ def tpu_workers() -> tuple[list[str], int]:
 
 
 def spawn_replicas(function: Callable[..., None], *args: Any) -> None:
-    """Runs `function(index, *args)` in one process or thread for each local device; returns when all have ended."""
+    """Runs `function(index, *args)` in one process or thread for each local device; returns when
+    all have ended.
+    """
     import torch_xla
 
     torch_xla.launch(function, args=args)
 
 
-# --- helpers ---------------------------------------------------------------------------------------------------------
+# --- helpers --------------------------------------------------------------------------------------
 
 
 class _UnbiasedVariance:
-    """Gives a BatchNorm the running variance that torch has, whose part of a batch divides by n - 1.
+    """Gives a BatchNorm the running variance that torch has, whose part of a batch divides by n -
+    1.
 
     torch_xla takes the variance that it normalizes by, which divides by n.
     """
 
     def __init__(self, norm: _BatchNorm) -> None:
-        if norm.momentum is None and norm.track_running_stats:  # torch reads a number back in each step
+        # torch reads a number back in each step
+        if norm.momentum is None and norm.track_running_stats:
             raise ConfigError(
-                "the model has a BatchNorm with momentum=None, whose steps XLA can't compile to one graph; give it a "
-                "momentum, such as 0.1, or use --strategy ddp or single"
+                "the model has a BatchNorm with momentum=None, whose steps XLA can't compile to one"
+                " graph; give it a momentum, such as 0.1, or use --strategy ddp or single"
             )
         self._kept: torch.Tensor | None = None
         norm.register_forward_pre_hook(self._before)
@@ -368,11 +413,15 @@ class _UnbiasedVariance:
         if norm.training and norm.running_var is not None and norm.momentum is not None:
             self._kept = (1 - norm.momentum) * norm.running_var
 
-    def _after(self, norm: _BatchNorm, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+    def _after(
+        self, norm: _BatchNorm, inputs: tuple[torch.Tensor, ...], output: torch.Tensor
+    ) -> None:
         kept, self._kept = self._kept, None  # or it would be an output of the graph
         if kept is not None and norm.running_var is not None:
-            num_values = output.numel() // output.shape[1]  # as many as the input, which may be a keyword's
-            # Not the tensor itself, which the backward pass has noted, though in training it does not read it.
+            # as many as the input, which may be a keyword's
+            num_values = output.numel() // output.shape[1]
+            # Not the tensor itself, which the backward pass has noted, though in training it does
+            # not read it.
             norm.running_var.data.lerp_(kept, -1 / (num_values - 1))
 
 

@@ -1,9 +1,11 @@
-"""Ends all processes of a run when one of them dies or hangs, even if they wait for it in native code.
+"""Ends all processes of a run when one of them dies or hangs, even if they wait for it in native
+code.
 
-One process of a run starts the `HeartbeatServer`. Every process that trains has a `HeartbeatClient`: a thread with a
-TCP connection to the server, over which it sends its state every second, and gets an answer. A process that ends
-reports this first, with its error. A connection that closes without a report, and silence, count as a loss. Then the
-answers name the process that was lost. Each client logs it, and ends its process if that does not end within `grace_s`.
+One process of a run starts the `HeartbeatServer`. Every process that trains has a
+`HeartbeatClient`: a thread with a TCP connection to the server, over which it sends its state every
+second, and gets an answer. A process that ends reports this first, with its error. A connection
+that closes without a report, and silence, count as a loss. Then the answers name the process that
+was lost. Each client logs it, and ends its process if that does not end within `grace_s`.
 """
 
 import math
@@ -25,7 +27,9 @@ from shardset.prepared import JSON_ERRORS, prepared
 from trainer.errors import Preempted
 
 PORT = 8490
-"""Port of the server on the first worker of a TPU slice, beside those of libtpu (8471, and 8476 onwards)."""
+"""Port of the server on the first worker of a TPU slice, beside those of libtpu (8471, and 8476
+onwards).
+"""
 
 AGAIN = "the same command resumes from the last checkpoint"
 
@@ -48,9 +52,10 @@ class Address(NamedTuple):
 class HeartbeatTiming:
     """How often messages are sent, and how long each side waits.
 
-    A process that sends nothing for `silent_s` counts as lost. Compiling takes longer, but lets the heartbeat thread
-    run. `join_s` is how long the server waits for all processes from its start, and how long a process waits for the
-    server. `grace_s` is the time that a process has to end by itself once it knows of a loss.
+    A process that sends nothing for `silent_s` counts as lost. Compiling takes longer, but lets the
+    heartbeat thread run. `join_s` is how long the server waits for all processes from its start,
+    and how long a process waits for the server. `grace_s` is the time that a process has to end by
+    itself once it knows of a loss.
     """
 
     beat_s: float = 1.0
@@ -64,7 +69,8 @@ TIMING = HeartbeatTiming()
 
 @prepared
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The state of one side: who it is, its last step, how it ended ("" is success), and which process was lost how.
+    """The state of one side: who it is, its last step, how it ended ("" is success), and which
+    process was lost how.
 
     A process that trains has a number `host` below `num_hosts`; a launcher has none.
     """
@@ -84,7 +90,9 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class HeartbeatServer:
-    """Watches the processes of a run, which connect to `address`; port 0 chooses a free one. Runs while entered.
+    """Watches the processes of a run, which connect to `address`; port 0 chooses a free one.
+
+    Runs while entered.
 
     Raises ConfigError if the port is taken.
     """
@@ -94,8 +102,8 @@ class HeartbeatServer:
             self._server = _listen(address)
         except OSError as error:
             raise ConfigError(
-                f"can't listen on port {address.port} for heartbeats ({error}); does another training run here? "
-                "`python -m trainer tpu stop` ends it"
+                f"can't listen on port {address.port} for heartbeats ({error}); does another"
+                " training run here? `python -m trainer tpu stop` ends it"
             ) from error
         self._server.settimeout(timing.beat_s)
         self.address = address._replace(port=self._server.getsockname()[1])
@@ -128,7 +136,9 @@ class HeartbeatServer:
             try:
                 connection, _ = self._server.accept()
                 self._connections.append(connection)
-                threading.Thread(target=self._watch, args=[connection], name="heartbeats", daemon=True).start()
+                threading.Thread(
+                    target=self._watch, args=[connection], name="heartbeats", daemon=True
+                ).start()
                 self._decide()  # connections without end must not put it off
             except TimeoutError:
                 self._decide()
@@ -169,15 +179,19 @@ class HeartbeatServer:
             self._answer = min(self._losses, key=lambda loss: (loss.hangs, loss.failed))
         elif missing and time.monotonic() - self._started > self._timing.join_s:
             self._answer = Message(
-                lost=f"{len(missing)} of {num_hosts} processes of this run, such as number {missing[0]}, did "
-                f"not reach port {self.address.port} of {socket.gethostname()} within "
-                f"{self._timing.join_s:.0f} s: see in their logs whether they ended, or allow this TCP "
-                "port between the hosts"
+                lost=(
+                    f"{len(missing)} of {num_hosts} processes of this run, such as number"
+                    f" {missing[0]}, did not reach port {self.address.port} of"
+                    f" {socket.gethostname()} within {self._timing.join_s:.0f} s: see in their logs"
+                    " whether they ended, or allow this TCP port between the hosts"
+                )
             )
 
 
 class HeartbeatClient:
-    """The side of a process; does nothing until `start`. Leaving the context tells the server how the process ends.
+    """The side of a process; does nothing until `start`.
+
+    Leaving the context tells the server how the process ends.
 
     `on_loss` is called with a sentence when another process is lost, on another thread.
     """
@@ -199,11 +213,17 @@ class HeartbeatClient:
     def start(self, address: Address, host: int | None = None, num_hosts: int = 0) -> None:
         """Connects to the server as process `host` of `num_hosts`.
 
-        Without a number as a launcher, which waits for its replicas. It may start long before the server. Replicas are
-        ended by their own clients, some after minutes of saving; the launcher's client kills those that hang.
+        Without a number as a launcher, which waits for its replicas. It may start long before the
+        server. Replicas are ended by their own clients, some after minutes of saving; the
+        launcher's client kills those that hang.
         """
-        who = f"{'a launcher' if host is None else f'process {host}'} (pid {os.getpid()} on {socket.gethostname()})"
-        self._state = msgspec.structs.replace(self._state, host=host, num_hosts=num_hosts, who=who, token=address.token)
+        who = (
+            f"{'a launcher' if host is None else f'process {host}'} (pid {os.getpid()} on"
+            f" {socket.gethostname()})"
+        )
+        self._state = msgspec.structs.replace(
+            self._state, host=host, num_hosts=num_hosts, who=who, token=address.token
+        )
         self._start_thread("heartbeat", lambda: self._run(address))
 
     def set_step(self, step: int) -> None:
@@ -211,13 +231,18 @@ class HeartbeatClient:
         self._state = msgspec.structs.replace(self._state, step=step)
 
     def loss(self) -> str | None:
-        """Which process was lost, if any. Waits for `grace_s`: a connection can break before the server notices."""
+        """Which process was lost, if any.
+
+        Waits for `grace_s`: a connection can break before the server notices.
+        """
         if self._threads:
             self._is_lost.wait(self.timing.grace_s)
         return self._loss
 
     def leave(self, error: BaseException | None) -> None:
-        """Tells the server how this process ends. From here on it depends on no other process, and no other on it.
+        """Tells the server how this process ends.
+
+        From here on it depends on no other process, and no other on it.
 
         Calls after the first do nothing. `on_loss` is no longer called.
         """
@@ -244,17 +269,24 @@ class HeartbeatClient:
         with connection, connection.makefile("rb") as lines:
             while not self._has_left.is_set() and answer.end is None and answer.lost is None:
                 _send(connection, self._state)
-                answer = _receive(lines, f"the one that listens on port {address.port} of {address.host}", self.timing)
+                answer = _receive(
+                    lines,
+                    f"the one that listens on port {address.port} of {address.host}",
+                    self.timing,
+                )
                 if answer.lost is None:
                     self._has_left.wait(self.timing.beat_s)
             if answer.lost is not None:
                 self._handle_loss(answer)
             _send(connection, msgspec.structs.replace(self._state, end=self._state.end or ""))
-            # Once it has answered, the server knows of the end, and tells the others even if it ends now.
+            # Once it has answered, the server knows of the end, and tells the others even if it
+            # ends now.
             _receive(lines, "", self.timing)
 
     def _connect(self, address: Address) -> socket.socket | None:
-        """A connection to the server, which may start later than this process; None if this process leaves first."""
+        """A connection to the server, which may start later than this process; None if this process
+        leaves first.
+        """
         deadline = math.inf if self._state.host is None else time.monotonic() + self.timing.join_s
         while True:
             try:
@@ -265,15 +297,18 @@ class HeartbeatClient:
                 return None
             if time.monotonic() > deadline:
                 text = (
-                    f"no way to port {address.port} of {address.host} within "
-                    f"{self.timing.join_s:.0f} s ({reason}), over which the processes send heartbeats: "
-                    "see there whether the run ended, or allow this TCP port between the hosts"
+                    f"no way to port {address.port} of {address.host} within"
+                    f" {self.timing.join_s:.0f} s ({reason}), over which the processes send"
+                    " heartbeats: see there whether the run ended, or allow this TCP port between"
+                    " the hosts"
                 )
                 self._handle_loss(Message(lost=text))
                 return None
 
     def _handle_loss(self, loss: Message) -> None:
-        """Publishes a loss, and ends this process, or the children of a launcher, unless it leaves within `grace_s`."""
+        """Publishes a loss, and ends this process, or the children of a launcher, unless it leaves
+        within `grace_s`.
+        """
         text = self._loss = printable(f"{loss.lost}; {AGAIN}")
         self._is_lost.set()
         # On another thread: it may write to a bucket, which must not delay the end of this process.
@@ -282,7 +317,11 @@ class HeartbeatClient:
             # Not sys.stderr, whose lock the main thread may hold.
             os.write(2, f"PeerLost: {text}\n".encode())
             os._exit(FAILED)
-        if self._state.host is None and loss.hangs and not self._has_left.wait(2 * self.timing.grace_s):
+        if (
+            self._state.host is None
+            and loss.hangs
+            and not self._has_left.wait(2 * self.timing.grace_s)
+        ):
             for child in multiprocessing.active_children():
                 child.kill()
 
@@ -301,11 +340,15 @@ def _send(connection: socket.socket, message: Message) -> None:
 
 
 def _receive(lines: BinaryIO, who: str, timing: HeartbeatTiming) -> Message:
-    """The next message of the other end, or its loss: it broke off, sent other bytes, or is silent."""
+    """The next message of the other end, or its loss: it broke off, sent other bytes,
+    or is silent.
+    """
     text = f"another process of this run {{}}: {who}; {{}}"
     try:
         return msgspec.json.decode(lines.readline(MAX_MESSAGE_BYTES), type=Message)
     except TimeoutError:
-        return Message(lost=text.format("hangs", f"no sign of life for {timing.silent_s:.0f} s"), hangs=True)
+        return Message(
+            lost=text.format("hangs", f"no sign of life for {timing.silent_s:.0f} s"), hangs=True
+        )
     except (OSError, *JSON_ERRORS):
         return Message(lost=text.format("died", "it was killed, or its machine is gone"))

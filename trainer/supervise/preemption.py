@@ -9,7 +9,9 @@ from pathlib import Path
 
 METADATA = "http://metadata.google.internal/computeMetadata/v1/instance"
 RELAY = "TRAINER_PREEMPTION_FILE"
-"""Environment variable that names the file with which a launcher tells its replicas to stop; see `relay`."""
+"""Environment variable that names the file with which a launcher tells its replicas to stop; see
+`relay`.
+"""
 
 ANNOUNCEMENTS = {"preempted": "TRUE", "maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE"}
 """What the metadata server says of this machine before its end: of a Spot machine 30 s before."""
@@ -28,10 +30,12 @@ def listen() -> object:
 
 
 class PreemptionNotice:
-    """True once this process is asked to stop. As a context it handles SIGTERM, if it is entered in the main thread.
+    """True once this process is asked to stop.
 
-    Only a main thread can handle signals. Replicas that torch_xla starts may be other threads: for them the launcher
-    creates a file.
+    As a context it handles SIGTERM, if it is entered in the main thread.
+
+    Only a main thread can handle signals. Replicas that torch_xla starts may be other threads: for
+    them the launcher creates a file.
     """
 
     def __init__(self, metadata_url: str | None = None) -> None:
@@ -75,7 +79,9 @@ class PreemptionNotice:
 
 
 def relay(path: Path) -> None:
-    """Passes SIGTERM on to the replicas that this launcher starts from now on, by creating the file."""
+    """Passes SIGTERM on to the replicas that this launcher starts from now on, by creating the
+    file.
+    """
     path.unlink(missing_ok=True)
     os.environ[RELAY] = str(path)
     signal.signal(signal.SIGTERM, lambda *_: path.touch())

@@ -1,11 +1,12 @@
 """Keeps a run folder to one living run: a file lock on a disk, a lease that is renewed in a bucket.
 
-A file lock ends with its process. A lease can outlive its process, but is no longer renewed: the next run takes it
-after `PATIENCE_S`, or at once if it can see that the process is gone.
+A file lock ends with its process. A lease can outlive its process, but is no longer renewed: the
+next run takes it after `PATIENCE_S`, or at once if it can see that the process is gone.
 
-The process may only have been paused, or cut off from the bucket. So a run that holds a lease confirms it between
-seeing what is in the folder and changing it, and changes only the generations that it saw: what the next run has
-written since stays, even where a request of the old one arrives late.
+The process may only have been paused, or cut off from the bucket. So a run that holds a lease
+confirms it between seeing what is in the folder and changing it, and changes only the generations
+that it saw: what the next run has written since stays, even where a request of the old one arrives
+late.
 """
 
 import datetime
@@ -38,7 +39,10 @@ PATIENCE_S = 35.0
 
 @prepared
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """The process that holds a run folder. Processes of one `machine` can see each other. `beat` counts renewals."""
+    """The process that holds a run folder.
+
+    Processes of one `machine` can see each other. `beat` counts renewals.
+    """
 
     host: str
     pid: int
@@ -52,7 +56,9 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunLock:
-    """The hold on a run folder, until `close`. This one is of a folder that no other run can take meanwhile.
+    """The hold on a run folder, until `close`.
+
+    This one is of a folder that no other run can take meanwhile.
 
     `token` names it to the other hosts of the run.
     """
@@ -66,7 +72,9 @@ class RunLock:
         """Raises RunTaken if it is known that another run took the folder. Asks nobody."""
 
     def confirm(self) -> None:
-        """Raises RunTaken unless this run holds the folder now, or StorageError if the bucket can't be asked."""
+        """Raises RunTaken unless this run holds the folder now, or StorageError if the bucket can't
+        be asked.
+        """
 
     def keep(self) -> None:
         """Confirms a hold that could be lost before another request is done."""
@@ -95,7 +103,10 @@ UNRIVALLED = RunLock()
 def acquire_run_lock(
     url: str, tell: Callable[[str], None], *, beat_s: float = BEAT_S, patience_s: float = PATIENCE_S
 ) -> RunLock:
-    """Locks a run folder, local or remote, for this process. Raises ConfigError if a living run holds it."""
+    """Locks a run folder, local or remote, for this process.
+
+    Raises ConfigError if a living run holds it.
+    """
     storage = open_storage(url)
     if not storage.is_remote:
         return _locked_folder(Path(url))
@@ -120,13 +131,18 @@ def run_lock_of(url: str, token: str) -> RunLock:
 
 
 def _locked_folder(folder: Path) -> RunLock:
-    """A lock on the file `holder.json`, which remains when the lock is gone. No other process can take it."""
+    """A lock on the file `holder.json`, which remains when the lock is gone.
+
+    No other process can take it.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # Not truncated before it is locked: until then it names the process that holds it.
         file = (folder / HOLDER).open("a+b", buffering=0)
     except OSError as error:
-        raise ConfigError(f"{folder}: can't be a run folder ({error.strerror}); take another --run-dir") from error
+        raise ConfigError(
+            f"{folder}: can't be a run folder ({error.strerror}); take another --run-dir"
+        ) from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -136,8 +152,9 @@ def _locked_folder(folder: Path) -> RunLock:
     except OSError as error:
         file.close()
         raise ConfigError(
-            f"{folder}: can't be locked against a second run ({error.strerror}): its file system has no locks; "
-            "take another --run-dir, on a file system that has them or in a bucket (gs://)"
+            f"{folder}: can't be locked against a second run ({error.strerror}): its file system"
+            " has no locks; take another --run-dir, on a file system that has them or in a bucket"
+            " (gs://)"
         ) from error
     with os_errors_as_storage_errors(str(folder / HOLDER)):
         file.truncate(0)
@@ -155,26 +172,36 @@ class SeenLease(RunLock):
     def check(self) -> None:
         if self._lost is not None:
             raise RunTaken(
-                f"{self._storage.url}: this run has lost its lease: {self._lost}; the work since its last "
-                "checkpoint is not saved"
+                f"{self._storage.url}: this run has lost its lease: {self._lost}; the work since"
+                " its last checkpoint is not saved"
             )
 
     def confirm(self) -> None:
         self._seen_generation()
 
     def _seen_generation(self) -> str:
-        """The generation of the lease in the bucket. Raises RunTaken, now and ever after, if it is lost."""
+        """The generation of the lease in the bucket.
+
+        Raises RunTaken, now and ever after, if it is lost.
+        """
         self.check()
         generation, holder = self._stored()
         if generation == ABSENT:
-            self._lost = f"{HOLDER} is gone: another run took the folder and has ended, or someone removed it"
+            self._lost = (
+                f"{HOLDER} is gone: another run took the folder and has ended, or someone"
+                " removed it"
+            )
         elif holder is None or holder.token != self.token:
-            self._lost = f"it was not renewed in time, and {holder or 'another process'} took the folder"
+            self._lost = (
+                f"it was not renewed in time, and {holder or 'another process'} took the folder"
+            )
         self.check()
         return generation
 
     def _stored(self) -> tuple[str, Holder | None]:
-        """The generation of the lease in the bucket, ABSENT if there is none, and its holder if it can be read."""
+        """The generation of the lease in the bucket, ABSENT if there is none, and its holder if it
+        can be read.
+        """
         try:
             data, stat = self._storage.read_with_stat(HOLDER)
         except NotFound:
@@ -188,7 +215,9 @@ def _awake_or_not() -> float:
 
 
 class Lease(SeenLease):
-    """The lease of this process, renewed by a thread. Every change replaces exactly the generation that was read.
+    """The lease of this process, renewed by a thread.
+
+    Every change replaces exactly the generation that was read.
 
     Other runs can take it `patience_s` after it was last renewed, by `clock`.
     """
@@ -227,14 +256,18 @@ class Lease(SeenLease):
         self._closing.set()
         self._thread.join()
         with suppress(RunTaken):
-            # Only that generation: another run may take the lease before this request, or before it is repeated.
+            # Only that generation: another run may take the lease before this request, or before it
+            # is repeated.
             self._storage.delete(HOLDER, generation=self._seen_generation())
 
     def _take(self, tell: Callable[[str], None]) -> None:
         generation, holder = self._stored()
         if generation != ABSENT and not _is_gone(holder):
             who = holder or "another process"
-            tell(f"{self._storage.url} is held by {who}; waiting up to {self._patience_s:.0f} s for a renewal")
+            tell(
+                f"{self._storage.url} is held by {who}; waiting up to {self._patience_s:.0f} s for"
+                " a renewal"
+            )
             end = time.monotonic() + self._patience_s
             while generation != ABSENT and time.monotonic() < end:
                 time.sleep(min(1.0, self._patience_s / 20))
@@ -249,7 +282,8 @@ class Lease(SeenLease):
 
     def _run(self) -> None:
         while self._lost is None and not self._closing.wait(self._beat_s):
-            # The storage has retried already. The next beat tries again, or notices another run in the folder.
+            # The storage has retried already. The next beat tries again, or notices another run in
+            # the folder.
             with suppress(StorageError, RunTaken):
                 self.confirm()
 
@@ -264,8 +298,9 @@ class Lease(SeenLease):
 def _refusal(where: str, holder: Holder | None) -> ConfigError:
     """The error of a run that may not start."""
     return ConfigError(
-        f"{where}: {holder or 'another process'} writes to this run folder; two runs there would train on the same "
-        "data and overwrite each other's checkpoints; stop that one, or take another --run-dir"
+        f"{where}: {holder or 'another process'} writes to this run folder; two runs there would"
+        " train on the same data and overwrite each other's checkpoints; stop that one, or take"
+        " another --run-dir"
     )
 
 
@@ -279,7 +314,11 @@ def _read(data: bytes) -> Holder | None:
 def _is_gone(holder: Holder | None) -> bool:
     """Whether the holder was a process of this machine and has ended."""
     # A reused process id delays the next run by `PATIENCE_S` at most.
-    return holder is not None and holder.machine == _machine() != "" and not Path(f"/proc/{holder.pid}").exists()
+    return (
+        holder is not None
+        and holder.machine == _machine() != ""
+        and not Path(f"/proc/{holder.pid}").exists()
+    )
 
 
 def _machine() -> str:

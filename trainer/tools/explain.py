@@ -1,4 +1,5 @@
-"""`python -m trainer explain`: the samples of a step, or the steps of a sample, from the manifest and its indexes.
+"""`python -m trainer explain`: the samples of a step, or the steps of a sample, from the manifest
+and its indexes.
 
 People count epochs from 1, JSON from 0.
 """
@@ -82,7 +83,9 @@ def run(
     worst: int | None,
     as_json: bool,
 ) -> None:
-    """Prints the answer for one of `step`, `key`, `sample_id` and `worst`; of a mixture, one for each of its sets."""
+    """Prints the answer for one of `step`, `key`, `sample_id` and `worst`; of a mixture, one for
+    each of its sets.
+    """
     answer: Answer
     global_step, first_step, timetables = timetables_of(config, state, num_hosts, step)
     for source, timetable in timetables.items():
@@ -93,14 +96,22 @@ def run(
         elif step is not None:
             answer = explain_step(timetable, global_step, first_step)
         elif config.mix is not None:
-            raise ConfigError("the steps of one sample are not known in a mixture; ask for --step or --worst")
+            raise ConfigError(
+                "the steps of one sample are not known in a mixture; ask for --step or --worst"
+            )
         else:
             sample_id = sample_id if key is None else timetable.id_of(key)
             assert sample_id is not None
             answer = explain_sample(timetable, sample_id)
         if as_json:
-            order = json.loads(timetable.order.state(0, 0, timetable.loaded.manifest.digest).to_json())
-            values = {"manifest": timetable.loaded.storage.url, "split": timetable.split_name, "order": order}
+            order = json.loads(
+                timetable.order.state(0, 0, timetable.loaded.manifest.digest).to_json()
+            )
+            values = {
+                "manifest": timetable.loaded.storage.url,
+                "split": timetable.split_name,
+                "order": order,
+            }
             print(json.dumps(values | msgspec.to_builtins(answer)))
             continue
         if config.mix is not None:
@@ -111,7 +122,8 @@ def run(
 def timetables_of(
     config: TrainConfig, state: States | None, num_hosts: int, step: str | None
 ) -> tuple[int, int, dict[int, Timetable]]:
-    """The step of the run that is meant, that at which the orders of its sets begin, and their timetables by number.
+    """The step of the run that is meant, that at which the orders of its sets begin, and their
+    timetables by number.
 
     Without a step, the timetables of all sets. Raises ConfigError as `timetable_of`.
     """
@@ -127,7 +139,10 @@ def timetables_of(
     part = mixture.part_of(global_step)
     timetables = {
         source: Timetable(
-            loaded=stream.source.loaded, split_name=config.train_split, order=stream.order, num_epochs=sys.maxsize
+            loaded=stream.source.loaded,
+            split_name=config.train_split,
+            order=stream.order,
+            num_epochs=sys.maxsize,
         )
         for source, stream in (mixture.streams().items() if step is None else part.streams())
     }
@@ -135,38 +150,49 @@ def timetables_of(
 
 
 def recorded_run(url: str) -> tuple[TrainConfig, States]:
-    """The configuration and the order of the run in a folder; raises ConfigError if either is absent or damaged."""
+    """The configuration and the order of the run in a folder; raises ConfigError if either is
+    absent or damaged.
+    """
     folder = open_storage(url)
     try:
         config, order = configs.recorded(folder), read_small(folder, configs.ORDER)
     except NotFound as error:
         raise ConfigError(
-            f"{folder.url}: no {configs.RECORD} and {configs.ORDER} there, expected the folder of a run; give the "
-            "--run-dir of `python -m trainer train`, or describe the run with --manifest"
+            f"{folder.url}: no {configs.RECORD} and {configs.ORDER} there, expected the folder of a"
+            " run; give the --run-dir of `python -m trainer train`, or describe the run with"
+            " --manifest"
         ) from error
     try:
         return replace(config, run_dir=url), states_from_json(order.strip())
     except ConfigError as error:
         raise ConfigError(
-            f"{folder.url}/{configs.ORDER}: can't be read ({error.__cause__ or error}); describe the run with "
-            "--manifest"
+            f"{folder.url}/{configs.ORDER}: can't be read ({error.__cause__ or error}); describe"
+            " the run with --manifest"
         ) from error
 
 
 def timetable_of(config: TrainConfig, state: States | None = None, num_hosts: int = 1) -> Timetable:
-    """The timetable of a run: in its recorded order, else in the one with which it would start on this many hosts.
+    """The timetable of a run: in its recorded order, else in the one with which it would start on
+    this many hosts.
 
     Raises ConfigError without a shard set, and if the recorded order is that of another one.
     """
     if config.fake_data or config.manifest is None:
-        raise ConfigError("there is no shard set to explain; give --manifest, or the --run-dir of a run that has one")
+        raise ConfigError(
+            "there is no shard set to explain; give --manifest, or the --run-dir of a run that"
+            " has one"
+        )
     loaded = manifests.load(config.manifest)
-    split, ids = loaded.manifest.split(config.train_split), loaded.part(config.train_split).selection
+    split, ids = (
+        loaded.manifest.split(config.train_split),
+        loaded.part(config.train_split).selection,
+    )
     recorded = state if isinstance(state, OrderState) else None
     # The state holds only a digest of the ids.
     if recorded and recorded.quarantine != quarantine_digest(()):
         raise ConfigError(
-            "the run left out quarantined samples, and its folder does not list them, so their steps are unknown"
+            "the run left out quarantined samples, and its folder does not list them, so their"
+            " steps are unknown"
         )
     chosen = recorded or config
     options = OrderOptions(
@@ -182,14 +208,20 @@ def timetable_of(config: TrainConfig, state: States | None = None, num_hosts: in
     order = fit_order(split.shard_sizes, options, stored_bytes=split.num_tar_bytes, view=ids)
     if recorded:
         order.resume(recorded, loaded.manifest.digest)
-    return Timetable(loaded=loaded, split_name=config.train_split, order=order, num_epochs=config.epochs)
+    return Timetable(
+        loaded=loaded, split_name=config.train_split, order=order, num_epochs=config.epochs
+    )
 
 
 def step_of(text: str, per_epoch: int) -> int:
-    """The step of the run that a text names: `123`, counted over all epochs, or `EPOCH:STEP`, epochs from 1."""
+    """The step of the run that a text names: `123`, counted over all epochs, or `EPOCH:STEP`,
+    epochs from 1.
+    """
     first, colon, second = text.partition(":")
     if not first.isdecimal() or (colon and not second.isdecimal()):
-        raise ConfigError(f"--step {text!r} is neither a step of the run such as 123 nor EPOCH:STEP such as 2:17")
+        raise ConfigError(
+            f"--step {text!r} is neither a step of the run such as 123 nor EPOCH:STEP such as 2:17"
+        )
     epoch, step = (int(first) - 1, int(second)) if colon else divmod(int(first), per_epoch)
     if step >= per_epoch:
         raise ConfigError(f"an epoch has the steps 0 to {per_epoch - 1}, not {step}")
@@ -200,7 +232,9 @@ def explain_step(timetable: Timetable, global_step: int, first_step: int = 0) ->
     """The samples of a step of the run; the order begins at `first_step`."""
     own_step = global_step - first_step
     epoch, step = divmod(own_step, timetable.order.num_batches)
-    return ExplainedStep(epoch=epoch, step=step, global_step=global_step, samples=timetable.batch(own_step))
+    return ExplainedStep(
+        epoch=epoch, step=step, global_step=global_step, samples=timetable.batch(own_step)
+    )
 
 
 def explain_sample(timetable: Timetable, sample_id: int) -> ExplainedSample:
@@ -210,8 +244,12 @@ def explain_sample(timetable: Timetable, sample_id: int) -> ExplainedSample:
     return ExplainedSample(sample=sample, visits=visits)
 
 
-def explain_losses(timetable: Timetable, folder: Storage, number: int, source: int = 0) -> ExplainedLosses:
-    """The samples of highest mean loss over all epochs whose losses a run has recorded, worst first."""
+def explain_losses(
+    timetable: Timetable, folder: Storage, number: int, source: int = 0
+) -> ExplainedLosses:
+    """The samples of highest mean loss over all epochs whose losses a run has recorded, worst
+    first.
+    """
     sums, times = np.zeros(timetable.split.num_samples), np.zeros(timetable.split.num_samples)
     num_epochs = 0
     for ids, losses, _ in read_losses(folder, source):
@@ -233,7 +271,13 @@ def show(timetable: Timetable, answer: Answer) -> None:
     if isinstance(answer, ExplainedLosses):
         line = f"the samples of highest loss, on average over {count(answer.num_epochs, 'epoch')}"
         losses = [
-            (f"{one.loss:.4f}", sample.id, sample.key, f"{sample.label} {sample.class_name}", sample.name or "")
+            (
+                f"{one.loss:.4f}",
+                sample.id,
+                sample.key,
+                f"{sample.label} {sample.class_name}",
+                sample.name or "",
+            )
             for one in answer.samples
             for sample in [one.sample]
         ]
@@ -242,24 +286,36 @@ def show(timetable: Timetable, answer: Answer) -> None:
         num_pads = sum(visit.pad for visit in answer.samples)
         pads = f", {num_pads} of them pads of weight 0" if num_pads else ""
         line = (
-            f"step {answer.global_step} of the run is epoch {answer.epoch + 1} step {answer.step} of "
-            f"{timetable.order.num_batches}: {len(answer.samples)} slots{pads}"
+            f"step {answer.global_step} of the run is epoch {answer.epoch + 1} step {answer.step}"
+            f" of {timetable.order.num_batches}: {len(answer.samples)} slots{pads}"
         )
         rows = [
-            (visit.slot, sample.id, sample.key, f"{sample.label} {sample.class_name}", sample.name or "",
-             sample.shard.rpartition("/")[2], sample.position, "(pad)" if visit.pad else "")
+            (
+                visit.slot,
+                sample.id,
+                sample.key,
+                f"{sample.label} {sample.class_name}",
+                sample.name or "",
+                sample.shard.rpartition("/")[2],
+                sample.position,
+                "(pad)" if visit.pad else "",
+            )
             for visit in answer.samples
             for sample in [visit.sample]
-        ]  # fmt: skip
-        table = _table(["slot", "id", "key", "label", "original name", "shard", "position", ""], rows)
+        ]
+        table = _table(
+            ["slot", "id", "key", "label", "original name", "shard", "position", ""], rows
+        )
     else:
         sample = answer.sample
         named = f", originally {sample.name}" if sample.name is not None else ""
         line = (
-            f"{sample.key} (id {sample.id}, label {sample.label} {sample.class_name}{named}) is at position "
-            f"{sample.position} of {sample.shard} and in {len(answer.visits)} steps"
+            f"{sample.key} (id {sample.id}, label {sample.label} {sample.class_name}{named}) is at"
+            f" position {sample.position} of {sample.shard} and in {len(answer.visits)} steps"
         )
-        steps = [(visit.epoch + 1, visit.step, visit.global_step, visit.slot) for visit in answer.visits]
+        steps = [
+            (visit.epoch + 1, visit.step, visit.global_step, visit.slot) for visit in answer.visits
+        ]
         table = _table(["epoch", "step", "step of the run", "slot"], steps)
     console.print(Text(printable(line)))
     console.print(table)

@@ -1,7 +1,7 @@
 """`python -m trainer export`: a trained model as files that other programs load.
 
-The graphs take normalised images, float32 [n, 3, size, size], and return one number for each class. `model.json` says
-how images are prepared and what the classes are called.
+The graphs take normalised images, float32 [n, 3, size, size], and return one number for each class.
+`model.json` says how images are prepared and what the classes are called.
 """
 
 import io
@@ -27,11 +27,16 @@ TOLERANCE = 1e-3
 
 
 def write(trained: TrainedModel, output: str, formats: list[str]) -> list[str]:
-    """Writes the model in these formats with `model.json`, and returns the names of the files. Raises ConfigError."""
+    """Writes the model in these formats with `model.json`, and returns the names of the files.
+
+    Raises ConfigError.
+    """
     for name in formats:
         if name not in FORMATS:
             raise ConfigError(f"--format {name!r}: there are {', '.join(FORMATS)}")
-    images = torch.rand(EXAMPLES, 3, trained.size, trained.size, generator=torch.Generator().manual_seed(0))
+    images = torch.rand(
+        EXAMPLES, 3, trained.size, trained.size, generator=torch.Generator().manual_seed(0)
+    )
     chosen = [FORMATS[name] for name in formats]
     files = {file: encode(trained.net, images) for file, encode in chosen}
     files[SIDECAR] = (json.dumps(_facts_of(trained, list(files)), indent=1) + "\n").encode()
@@ -101,7 +106,12 @@ def _onnx(net: nn.Module, images: torch.Tensor) -> bytes:
     names: dict[str, Any] = {"input_names": ["image"], "output_names": ["logits"]}
     # Not by dynamo: it needs one more library.
     torch.onnx.export(
-        net, (images,), buffer, dynamic_axes={"image": {0: "n"}, "logits": {0: "n"}}, dynamo=False, **names
+        net,
+        (images,),
+        buffer,
+        dynamic_axes={"image": {0: "n"}, "logits": {0: "n"}},
+        dynamo=False,
+        **names,
     )
     data: bytes = buffer.getvalue()
     onnx.checker.check_model(data)
@@ -110,11 +120,15 @@ def _onnx(net: nn.Module, images: torch.Tensor) -> bytes:
 
 @torch.no_grad()
 def _compare(net: nn.Module, graph: Any, images: torch.Tensor, name: str) -> None:
-    """Raises TrainingError unless a graph that was read back computes what the model computes, for any batch."""
+    """Raises TrainingError unless a graph that was read back computes what the model computes, for
+    any batch.
+    """
     more = torch.cat([images, images.flip(0), images[:1]])
     expected, found = net(more), graph(more)
     if (expected - found).abs().max() > TOLERANCE * expected.abs().max():
-        raise TrainingError(f"{name}: the exported graph gives other results than the model; use another --format")
+        raise TrainingError(
+            f"{name}: the exported graph gives other results than the model; use another --format"
+        )
 
 
 FORMATS = {

@@ -43,13 +43,18 @@ class Prediction:
 
 
 def report(trained: TrainedModel, images: Sequence[str], *, top: int, as_json: bool) -> None:
-    """Prints each image with its classes. Raises TrainingError at the end if some could not be read."""
+    """Prints each image with its classes.
+
+    Raises TrainingError at the end if some could not be read.
+    """
     failed = 0
     for one in predictions(trained, list(_paths(images)), top):
         print(json.dumps(asdict(one)) if as_json else one, flush=True)
         failed += one.error is not None
     if failed:
-        raise TrainingError(f"{count(failed, 'image')} could not be read; the lines above give the reasons")
+        raise TrainingError(
+            f"{count(failed, 'image')} could not be read; the lines above give the reasons"
+        )
 
 
 def predictions(trained: TrainedModel, paths: Sequence[str], top: int) -> Iterator[Prediction]:
@@ -59,7 +64,11 @@ def predictions(trained: TrainedModel, paths: Sequence[str], top: int) -> Iterat
         rows = np.zeros((len(chunk), trained.size, trained.size, 3), np.uint8)
         errors = [_fill(row, path, trained) for row, path in zip(rows, chunk, strict=True)]
         for path, error, chances in zip(chunk, errors, probabilities(trained, rows), strict=True):
-            yield Prediction(image=path, classes=[] if error else _best(chances, trained.classes, top), error=error)
+            yield Prediction(
+                image=path,
+                classes=[] if error else _best(chances, trained.classes, top),
+                error=error,
+            )
 
 
 @torch.no_grad()
@@ -82,7 +91,10 @@ def _fill(row: np.ndarray, path: str, trained: TrainedModel) -> str | None:
 
 def _best(chances: torch.Tensor, classes: Sequence[str], top: int) -> list[Guess]:
     values, labels = chances.topk(min(top, len(classes)))
-    return [Guess(classes[label], value) for value, label in zip(values.tolist(), labels.tolist(), strict=True)]
+    return [
+        Guess(classes[label], value)
+        for value, label in zip(values.tolist(), labels.tolist(), strict=True)
+    ]
 
 
 def _paths(images: Sequence[str]) -> Iterator[str]:
@@ -91,7 +103,14 @@ def _paths(images: Sequence[str]) -> Iterator[str]:
         if not Path(path).is_dir():
             yield path
             continue
-        inside = [one for one in sorted(Path(path).rglob("*")) if one.suffix[1:].lower() in FIELD_OF_EXTENSION]
+        inside = [
+            one
+            for one in sorted(Path(path).rglob("*"))
+            if one.suffix[1:].lower() in FIELD_OF_EXTENSION
+        ]
         if not inside:
-            raise ConfigError(f"{path}: no pictures in this folder (by their names: {', '.join(FIELD_OF_EXTENSION)})")
+            raise ConfigError(
+                f"{path}: no pictures in this folder (by their names:"
+                f" {', '.join(FIELD_OF_EXTENSION)})"
+            )
         yield from map(str, inside)

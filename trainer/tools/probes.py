@@ -1,6 +1,7 @@
 """Measures the machine and the network for `python -m trainer doctor`, which judges the answers.
 
-python -m trainer.tools.probes devices STRATEGY    print the devices of a run as JSON, in a process that can be killed
+python -m trainer.tools.probes devices STRATEGY    print the devices of a run as JSON, in a process
+that can be killed
 """
 
 import importlib.metadata
@@ -42,7 +43,9 @@ PortState = Literal["open", "closed", "filtered"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
-    """The devices of a run: `kind` as torch names it, `platform` as PJRT_DEVICE does; None without torch_xla."""
+    """The devices of a run: `kind` as torch names it, `platform` as PJRT_DEVICE does; None without
+    torch_xla.
+    """
 
     strategy: str
     kind: str
@@ -53,11 +56,15 @@ class Devices:
 
 def versions() -> dict[str, str | None]:
     """The installed versions; None for what is not installed."""
-    return {name: found.version if (found := _distribution(name)) else None for name in DISTRIBUTIONS}
+    return {
+        name: found.version if (found := _distribution(name)) else None for name in DISTRIBUTIONS
+    }
 
 
 def pins() -> dict[str, str]:
-    """The versions that the installed torchvision and back ends for TPUs were built for, such as `libtpu==0.0.21`."""
+    """The versions that the installed torchvision and back ends for TPUs were built for, such as
+    `libtpu==0.0.21`.
+    """
     found = [_distribution(name) for name in DISTRIBUTIONS[1:]]
     texts = [text for each in found if each is not None for text in each.requires or []]
     return {pin[1]: pin[2] for text in texts if (pin := re.match(r"(\w+) ?\(?==([\w.]+)", text))}
@@ -70,7 +77,8 @@ def _distribution(name: str) -> importlib.metadata.Distribution | None:
 def devices(strategy: str, timeout_s: float = DEVICES_TIMEOUT_S) -> Devices | str:
     """The devices of a run with this strategy, or why they are unknown.
 
-    Asks in a separate process: a slice waits until all its hosts ask, and a process that has asked keeps the TPU.
+    Asks in a separate process: a slice waits until all its hosts ask, and a process that has asked
+    keeps the TPU.
     """
     command = [sys.executable, "-m", "trainer.tools.probes", "devices", strategy]
     try:
@@ -101,7 +109,9 @@ def local_devices(strategy: str) -> Devices:
 
 
 def metadata(path: str) -> str | None:
-    """An answer of the metadata server of Compute Engine; None without a server, or without anything at that path."""
+    """An answer of the metadata server of Compute Engine; None without a server, or without
+    anything at that path.
+    """
     host = os.environ.get("GCE_METADATA_HOST", METADATA_SERVER)
     request = urllib.request.Request(
         f"http://{host}/computeMetadata/v1/instance/{path}", headers={"Metadata-Flavor": "Google"}
@@ -109,7 +119,11 @@ def metadata(path: str) -> str | None:
     try:
         with urllib.request.urlopen(request, timeout=METADATA_TIMEOUT_S) as response:
             # Other clouds have a server at this address too, but it does not send this header.
-            return response.read().decode() if response.headers.get("Metadata-Flavor") == "Google" else None
+            return (
+                response.read().decode()
+                if response.headers.get("Metadata-Flavor") == "Google"
+                else None
+            )
     except OSError:
         return None
 
@@ -139,7 +153,10 @@ def bucket_location(bucket: str, timeout_s: float = BUCKET_TIMEOUT_S) -> str | S
 
 
 def try_writing(url: str) -> None:
-    """Writes a file to a run folder, reads it back and deletes it. Raises StorageError. Leaves nothing behind."""
+    """Writes a file to a run folder, reads it back and deletes it.
+
+    Raises StorageError. Leaves nothing behind.
+    """
     if is_address(url):
         folder = url
     else:  # only a run creates the folder
@@ -167,12 +184,16 @@ def stored_sizes(storage: Storage, names: Iterable[str]) -> dict[str, int]:
         return {stat.name: stat.num_bytes for stat in found if stat}
 
 
-def ports(hosts: Iterable[str], numbers: Iterable[int], timeout_s: float = CONNECT_TIMEOUT_S) -> dict[str, PortState]:
+def ports(
+    hosts: Iterable[str], numbers: Iterable[int], timeout_s: float = CONNECT_TIMEOUT_S
+) -> dict[str, PortState]:
     """The state of every port of every host, by `host:port`. Tries all of them at once."""
     pairs = list(itertools.product(hosts, numbers))
     with ThreadPoolExecutor(max(1, min(64, len(pairs)))) as pool:
         states = pool.map(lambda pair: _port(pair[0], pair[1], timeout_s), pairs)
-        return {f"{host}:{number}": state for (host, number), state in zip(pairs, states, strict=True)}
+        return {
+            f"{host}:{number}": state for (host, number), state in zip(pairs, states, strict=True)
+        }
 
 
 def _port(host: str, number: int, timeout_s: float) -> PortState:
@@ -186,11 +207,16 @@ def _port(host: str, number: int, timeout_s: float) -> PortState:
 
 
 def decode_rate(config: TrainConfig, duration_s: float = RATE_S) -> float:
-    """Training images a second that this host reads and decodes after the first batch. Raises ShardsetError."""
+    """Training images a second that this host reads and decodes after the first batch.
+
+    Raises ShardsetError.
+    """
     from trainer.data.splits import open_data
 
     image = replace(config.image, augment_repeats=1)
-    stream = open_data(replace(config, global_batch_size=RATE_BATCH, accumulate=1, image=image), 0, 1).train
+    stream = open_data(
+        replace(config, global_batch_size=RATE_BATCH, accumulate=1, image=image), 0, 1
+    ).train
     start, num_images = time.perf_counter(), 0
     for number, (_, _, batch) in enumerate(stream.run(iter([(0, range(len(stream)))]))):
         # The first batch waits for indexes and connections, so it counts only if there is no other.

@@ -1,4 +1,7 @@
-"""`report.html` of a run: curves, epochs, evaluations and configuration on one page. See `docs/report.md`."""
+"""`report.html` of a run: curves, epochs, evaluations and configuration on one page.
+
+See `docs/report.md`.
+"""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -18,7 +21,15 @@ from shardset.storage.checked import read_small
 from shardset.storage.open import open_storage
 from trainer.config import RECORD, read_json
 from trainer.record.evaluation import WORST, Worst
-from trainer.record.metrics import EpochRecord, EvalRecord, FinalRecord, Record, StepRecord, advice, time_in_words
+from trainer.record.metrics import (
+    EpochRecord,
+    EvalRecord,
+    FinalRecord,
+    Record,
+    StepRecord,
+    advice,
+    time_in_words,
+)
 from trainer.record.run_folder import METRICS
 
 MAX_ROWS = 200
@@ -26,7 +37,9 @@ MAX_ROWS = 200
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """The contents of a run folder. If a resumed run took a step again, only the newest record of the step counts.
+    """The contents of a run folder.
+
+    If a resumed run took a step again, only the newest record of the step counts.
 
     `num_replaced` counts the older records, `num_damaged` the damaged lines of metrics.jsonl.
     """
@@ -53,11 +66,15 @@ class RunRecord:
         return next((one for one in self.finals if one.global_step == self.last_step), None)
 
 
-def write(url: str, output: str | None = None, *, force: bool = False) -> tuple[RunRecord, str, int]:
-    """Writes the page of the run folder at `url`. Returns the run, the address of the page, and its size.
+def write(
+    url: str, output: str | None = None, *, force: bool = False
+) -> tuple[RunRecord, str, int]:
+    """Writes the page of the run folder at `url`.
 
-    Raises ConfigError if metrics.jsonl holds no record, and without `force` if the page would replace a file that is
-    not such a page. The page lists all other damage.
+    Returns the run, the address of the page, and its size.
+
+    Raises ConfigError if metrics.jsonl holds no record, and without `force` if the page would
+    replace a file that is not such a page. The page lists all other damage.
     """
     storage = open_storage(url)
     run = read(storage)
@@ -68,7 +85,7 @@ def write(url: str, output: str | None = None, *, force: bool = False) -> tuple[
     return run, f"{target.url}/{name}", len(data)
 
 
-# --- reading ---------------------------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------
 
 
 def read(storage: Storage) -> RunRecord:
@@ -77,12 +94,14 @@ def read(storage: Storage) -> RunRecord:
         lines = storage.read(METRICS).splitlines()
     except NotFound as error:
         raise ConfigError(
-            f"{storage.url}: no {METRICS} there, expected the folder of a run; give the --run-dir of "
-            "`python -m trainer train`"
+            f"{storage.url}: no {METRICS} there, expected the folder of a run; give the --run-dir"
+            " of `python -m trainer train`"
         ) from error
     written = [record for line in lines if (record := _record_of(line)) is not None]
     if not written:
-        raise ConfigError(f"{storage.url}/{METRICS}: no record in it yet; wait for the first reported step")
+        raise ConfigError(
+            f"{storage.url}/{METRICS}: no record in it yet; wait for the first reported step"
+        )
     newest = {(type(record), record.global_step): record for record in written}.values()
     records = sorted(newest, key=lambda record: record.global_step)
     config, problem = _config(storage)
@@ -106,7 +125,9 @@ def _worst(storage: Storage) -> Worst:
     except NotFound:
         return []
     except JSON_ERRORS as error:
-        raise ConfigError(f"{storage.url}/{WORST}: damaged ({error}); run `evaluate` again") from error
+        raise ConfigError(
+            f"{storage.url}/{WORST}: damaged ({error}); run `evaluate` again"
+        ) from error
 
 
 def _record_of(line: bytes) -> Record | None:
@@ -125,10 +146,14 @@ def _config(storage: Storage) -> tuple[dict[str, Any], str]:
         values = read_json(storage, RECORD)
     except ShardsetError as error:
         return {}, str(error)
-    return (values, "") if isinstance(values, dict) else ({}, f"{storage.url}/{RECORD}: not a JSON object")
+    return (
+        (values, "")
+        if isinstance(values, dict)
+        else ({}, f"{storage.url}/{RECORD}: not a JSON object")
+    )
 
 
-# --- drawing ---------------------------------------------------------------------------------------------------------
+# --- drawing --------------------------------------------------------------------------------------
 
 
 def render(run: RunRecord) -> bytes:
@@ -141,27 +166,46 @@ def render(run: RunRecord) -> bytes:
         "report.html",
         title=f"Training run of {name}" if name else "Training run",
         subtitle=count(run.last_step, "step") + (f" on {devices[-1]}" if devices else ""),
-        sections=[(anchor, anchor.capitalize()) for anchor in ("curves", "epochs", "worst", "configuration")],
+        sections=[
+            (anchor, anchor.capitalize())
+            for anchor in ("curves", "epochs", "worst", "configuration")
+        ],
         closing="Made from the run folder, without scripts or outside links. A curve of more than "
         f"{plots.MAX_POINTS} points is drawn from means of neighbouring points.",
         tiles=_tiles(run),
         findings=list(_findings(run)),
         plots=_plots(run),
         epochs=[
-            (one.epoch + 1, one.global_step, one.samples, f"{one.loss:.4f}", _percent(one.top1),
-             f"{one.reduced_global_rate:,.0f}", f"{one.input_wait_percent:.1f} %", f"{one.busy_percent:.1f} %",
-             one.compilations)
+            (
+                one.epoch + 1,
+                one.global_step,
+                one.samples,
+                f"{one.loss:.4f}",
+                _percent(one.top1),
+                f"{one.reduced_global_rate:,.0f}",
+                f"{one.input_wait_percent:.1f} %",
+                f"{one.busy_percent:.1f} %",
+                one.compilations,
+            )
             for one in run.epochs
         ],
         evaluations=[
-            (one.epoch + 1, one.split, one.global_step, one.samples, f"{one.loss:.4f}", _percent(one.top1),
-             _percent(one.top5), f"{one.seconds:.1f} s")
+            (
+                one.epoch + 1,
+                one.split,
+                one.global_step,
+                one.samples,
+                f"{one.loss:.4f}",
+                _percent(one.top1),
+                _percent(one.top5),
+                f"{one.seconds:.1f} s",
+            )
             for one in run.evaluations
         ],
         worst=run.worst,
         settings=list(_settings(run.config))[:MAX_ROWS],
         max_rows=MAX_ROWS,
-    )  # fmt: skip
+    )
 
 
 def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
@@ -170,18 +214,36 @@ def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
         best, newest = max(run.evaluations, key=lambda one: one.top1), run.evaluations[-1]
         tiles += [
             (f"best {best.split} accuracy", _percent(best.top1), f"after epoch {best.epoch + 1}"),
-            (f"last {newest.split} accuracy", _percent(newest.top1), f"top-5 {_percent(newest.top5)}"),
+            (
+                f"last {newest.split} accuracy",
+                _percent(newest.top1),
+                f"top-5 {_percent(newest.top5)}",
+            ),
         ]
     if run.steps:
-        tiles.append(("last training loss", f"{run.steps[-1].loss:.4g}", f"at step {run.steps[-1].global_step:,}"))
+        tiles.append(
+            (
+                "last training loss",
+                f"{run.steps[-1].loss:.4g}",
+                f"at step {run.steps[-1].global_step:,}",
+            )
+        )
     if run.epochs:
         last = run.epochs[-1]
         tiles.append(("samples/s", f"{last.reduced_global_rate:,.0f}", "all hosts, last epoch"))
         if last.rate_per_device is not None:
             tiles.append(("samples/s per device", f"{last.rate_per_device:,.1f}", "last epoch"))
         if last.mfu_percent is not None:
-            tiles.append(("MFU", _percent(last.mfu_percent / 100, 1), "of the devices' peak, last epoch"))
-        tiles.append(("waiting for data", _percent(last.input_wait_percent / 100, 1), "of the time, last epoch"))
+            tiles.append(
+                ("MFU", _percent(last.mfu_percent / 100, 1), "of the devices' peak, last epoch")
+            )
+        tiles.append(
+            (
+                "waiting for data",
+                _percent(last.input_wait_percent / 100, 1),
+                "of the time, last epoch",
+            )
+        )
     if run.final:
         tiles.append(("time", _duration(run.final.seconds), count(run.final.epochs, "epoch")))
     return tiles
@@ -189,7 +251,9 @@ def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
 
 def _findings(run: RunRecord) -> Iterable[Finding]:
     if run.final:
-        yield Finding(level="good", text=f"The run has ended after {count(run.final.global_step, 'step')}.")
+        yield Finding(
+            level="good", text=f"The run has ended after {count(run.final.global_step, 'step')}."
+        )
         if run.final.seconds_to_target is not None:
             text = f"It reached its target accuracy in {_duration(run.final.seconds_to_target)}."
             yield Finding(level="good", text=text)
@@ -199,10 +263,15 @@ def _findings(run: RunRecord) -> Iterable[Finding]:
         text = f"The run has not ended: it is running, or was stopped at step {run.last_step:,}."
         yield Finding(level="note", text=text)
     if run.num_replaced:
-        text = f"It was resumed: {count(run.num_replaced, 'record')} of repeated steps were replaced by newer ones."
+        text = (
+            f"It was resumed: {count(run.num_replaced, 'record')} of repeated steps were replaced"
+            " by newer ones."
+        )
         yield Finding(level="note", text=text)
     if run.num_damaged:
-        text = f"{count(run.num_damaged, 'line is', 'lines are')} damaged in {METRICS} and left out."
+        text = (
+            f"{count(run.num_damaged, 'line is', 'lines are')} damaged in {METRICS} and left out."
+        )
         yield Finding(level="note", text=text)
     waits = [one.input_wait_percent for one in run.epochs]
     if waits and (text := advice(sum(waits) / len(waits)) or ""):
@@ -213,13 +282,19 @@ def _findings(run: RunRecord) -> Iterable[Finding]:
 
 def _plots(run: RunRecord) -> list[Plot]:
     steps, epochs = run.steps, run.epochs
-    splits = dict.fromkeys(one.split for one in run.evaluations)  # a run that resumes may take another one
+    # a run that resumes may take another one
+    splits = dict.fromkeys(one.split for one in run.evaluations)
     of_split = {name: [one for one in run.evaluations if one.split == name] for name in splits}
     series_by_title = {
-        "Loss": {"training": _points(steps, "loss")} | {name: _points(of, "loss") for name, of in of_split.items()},
-        "Accuracy": {"training": _points(steps, "top1")}
-        | {name: _points(of, "top1") for name, of in of_split.items()}
-        | {f"{name}, top-5": _points(of, "top5") for name, of in of_split.items()},
+        "Loss": (
+            {"training": _points(steps, "loss")}
+            | {name: _points(of, "loss") for name, of in of_split.items()}
+        ),
+        "Accuracy": (
+            {"training": _points(steps, "top1")}
+            | {name: _points(of, "top1") for name, of in of_split.items()}
+            | {f"{name}, top-5": _points(of, "top5") for name, of in of_split.items()}
+        ),
         "Learning rate": {"learning rate": _points(steps, "learning_rate")},
         "Samples a second of the first host": {
             "now": _points(steps, "rate"),
@@ -230,8 +305,13 @@ def _plots(run: RunRecord) -> list[Plot]:
             "device busy": _points(epochs, "busy_percent"),
         },
     }
-    drawn = {title: {name: of for name, of in series.items() if of} for title, series in series_by_title.items()}
-    return [plots.curves(title, series, x_label="step") for title, series in drawn.items() if series]
+    drawn = {
+        title: {name: of for name, of in series.items() if of}
+        for title, series in series_by_title.items()
+    }
+    return [
+        plots.curves(title, series, x_label="step") for title, series in drawn.items() if series
+    ]
 
 
 def _points(records: Sequence[Any], name: str) -> list[plots.Point]:

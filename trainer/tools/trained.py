@@ -38,12 +38,17 @@ class TrainedModel:
 
 
 def of_run(url: str) -> TrainedModel:
-    """The best checkpoint of a run, else the newest; its averaged weights if there are any. Raises ShardsetError."""
+    """The best checkpoint of a run, else the newest; its averaged weights if there are any.
+
+    Raises ShardsetError.
+    """
     folder = open_storage(url)
     try:
         config = configs.recorded(folder)
     except NotFound as error:
-        raise ConfigError(f"{folder.url}: no {configs.RECORD} there, expected the folder of a run") from error
+        raise ConfigError(
+            f"{folder.url}: no {configs.RECORD} there, expected the folder of a run"
+        ) from error
     commit, state = checkpoint.chosen(folder)
     classes = _classes_of(folder, config)
     return TrainedModel(
@@ -62,9 +67,13 @@ def of_export(url: str) -> TrainedModel:
         facts = read_json(folder, SIDECAR)
         weights = load(folder.read("model.safetensors"))
     except NotFound as error:
-        raise ConfigError(f"{error}; expected {SIDECAR} and model.safetensors, as `export` writes them") from error
+        raise ConfigError(
+            f"{error}; expected {SIDECAR} and model.safetensors, as `export` writes them"
+        ) from error
     except (ConfigError, SafetensorError) as error:
-        raise CheckpointError(f"{folder.url}: the export is damaged ({error}); export the model again") from error
+        raise CheckpointError(
+            f"{folder.url}: the export is damaged ({error}); export the model again"
+        ) from error
     config = _config_of(facts)
     return TrainedModel(
         net=_net(config, weights, len(facts["classes"]), folder.url),
@@ -77,11 +86,17 @@ def of_export(url: str) -> TrainedModel:
 
 def opened(url: str) -> TrainedModel:
     """The model of a run folder or of an export, whichever it is."""
-    return of_export(url) if any(stat.name == SIDECAR for stat in open_storage(url).list(SIDECAR)) else of_run(url)
+    return (
+        of_export(url)
+        if any(stat.name == SIDECAR for stat in open_storage(url).list(SIDECAR))
+        else of_run(url)
+    )
 
 
 def _classes_of(folder: Storage, config: TrainConfig) -> list[str]:
-    """The names that the run recorded; numbers for classes without a name, as those of fake data."""
+    """The names that the run recorded; numbers for classes without a name,
+    as those of fake data.
+    """
     try:
         names: list[str] = read_json(folder, CLASSES)
     except NotFound:
@@ -97,11 +112,15 @@ def _config_of(facts: dict[str, Any]) -> TrainConfig:
     return with_values(config, msgspec.convert(known, ModelInput).settings | others)
 
 
-def _net(config: TrainConfig, weights: dict[str, torch.Tensor], num_classes: int, where: str) -> nn.Module:
+def _net(
+    config: TrainConfig, weights: dict[str, torch.Tensor], num_classes: int, where: str
+) -> nn.Module:
     net = build.build(replace(config.model, pretrained=None), num_classes, config.seed)
     try:
         net.load_state_dict(weights)
     except RuntimeError as error:
         reason = str(error).partition("\n")[0][:300]
-        raise CheckpointError(f"{where}: the weights are not of {config.model.name!r} ({reason})") from error
+        raise CheckpointError(
+            f"{where}: the weights are not of {config.model.name!r} ({reason})"
+        ) from error
     return net.requires_grad_(False).eval()

@@ -1,9 +1,11 @@
-"""Runs on a TPU VM with TorchTPU: starts the trainer once for each chip, and passes on its exit code.
+"""Runs on a TPU VM with TorchTPU: starts the trainer once for each chip, and passes on its exit
+code.
 
-    python -m trainer.tpu.processes ARGUMENTS    run `python -m trainer train ARGUMENTS` in one process for each chip
+    python -m trainer.tpu.processes ARGUMENTS    run `python -m trainer train ARGUMENTS` in one
+    process for each chip
 
-torchrun starts such processes too, but turns their exit codes into its own. These say whether a run is done (0), or
-saved and to be continued (3).
+torchrun starts such processes too, but turns their exit codes into its own. These say whether a run
+is done (0), or saved and to be continued (3).
 """
 
 import os
@@ -25,21 +27,25 @@ RELAYED = (signal.SIGTERM, signal.SIGINT)
 
 def main(arguments: Sequence[str]) -> int:
     """Trains in one process for each chip of this machine. Returns the exit code."""
-    environment = launch_environment(probes.workers(), probes.metadata("attributes/agent-worker-number"))
+    environment = launch_environment(
+        probes.workers(), probes.metadata("attributes/agent-worker-number")
+    )
     command = [sys.executable, "-m", "trainer", "train", *arguments]
     return run(command, environments_of(environment, torchtpu.num_local_processes(environment)))
 
 
 def launch_environment(workers: Sequence[str], number: str | None) -> dict[str, str]:
-    """The environment that all processes of this machine share, where it is number `number` of a slice's workers.
+    """The environment that all processes of this machine share, where it is number `number` of a
+    slice's workers.
 
     Raises ConfigError where TorchTPU can't tell how the chips are wired.
     """
     if len(workers) > 1:
         if torchtpu.TOPOLOGY not in os.environ:
             raise ConfigError(
-                f"this slice has {len(workers)} machines, and TorchTPU sees the chips of its own only: give the wiring "
-                f"of the whole slice, such as --env {torchtpu.TOPOLOGY}=2,2,4 for `tpu train`"
+                f"this slice has {len(workers)} machines, and TorchTPU sees the chips of its own"
+                " only: give the wiring of the whole slice, such as --env"
+                f" {torchtpu.TOPOLOGY}=2,2,4 for `tpu train`"
             )
         # GKE sets these two, TPU VMs do not.
         os.environ.setdefault("TPU_WORKER_HOSTNAMES", ",".join(workers))
@@ -58,8 +64,10 @@ def environments_of(base: Mapping[str, str], num_local: int) -> list[dict[str, s
     if "MASTER_PORT" not in base:
         shared["MASTER_PORT"] = str(_free_port())
     numbers = {
-        "WORLD_SIZE": str(num_nodes * num_local), "LOCAL_WORLD_SIZE": str(num_local), "GROUP_RANK": str(node),
-    }  # fmt: skip
+        "WORLD_SIZE": str(num_nodes * num_local),
+        "LOCAL_WORLD_SIZE": str(num_local),
+        "GROUP_RANK": str(node),
+    }
     return [
         {**shared, **numbers, "RANK": str(node * num_local + local), "LOCAL_RANK": str(local)}
         for local in range(num_local)
@@ -67,12 +75,16 @@ def environments_of(base: Mapping[str, str], num_local: int) -> list[dict[str, s
 
 
 def run(command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> int:
-    """Runs the command once in each environment; returns 0, or the exit code of the first process that fails.
+    """Runs the command once in each environment; returns 0, or the exit code of the first process
+    that fails.
 
-    SIGTERM and SIGINT go to all of them. A process that ends early is for the others to notice, as in any run.
+    SIGTERM and SIGINT go to all of them. A process that ends early is for the others to notice, as
+    in any run.
     """
     asked: list[int] = []
-    before = {number: signal.signal(number, lambda number, _: asked.append(number)) for number in RELAYED}
+    before = {
+        number: signal.signal(number, lambda number, _: asked.append(number)) for number in RELAYED
+    }
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for environment in environments:
@@ -107,4 +119,7 @@ def _free_port() -> int:
 
 
 if __name__ == "__main__":
-    run_program(lambda: run_verb(lambda: main(sys.argv[1:]), debug="--debug" in sys.argv), "trainer,torchtpu")
+    run_program(
+        lambda: run_verb(lambda: main(sys.argv[1:]), debug="--debug" in sys.argv),
+        "trainer,torchtpu",
+    )

@@ -1,4 +1,6 @@
-"""Parquet files, read by a few rows at a time from any storage: neither a file nor a row group is held in memory."""
+"""Parquet files, read by a few rows at a time from any storage: neither a file nor a row group is
+held in memory.
+"""
 
 import datetime
 import decimal
@@ -17,37 +19,55 @@ from shardset.format import parquet
 BUFFER_BYTES = 1 << 20
 """The pages of a column are read through a buffer of this size."""
 
-_ARE_BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
+_ARE_BYTES = (
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_fixed_size_binary,
+    pa.types.is_binary_view,
+)
 
 _ADVICE = "fetch or write the file again, with values that Python can hold"
 
 
 def parquet_errors(where: str) -> AbstractContextManager[None]:
     """A block in which an error of the format or of a value is a SourceError about `where`."""
-    return parquet.parquet_errors(lambda reason: SourceError(f"{where}: not readable as Parquet ({reason}); {_ADVICE}"))
+    return parquet.parquet_errors(
+        lambda reason: SourceError(f"{where}: not readable as Parquet ({reason}); {_ADVICE}")
+    )
 
 
 def open_parquet(file: IO[bytes], where: str) -> ParquetFile:
     """The file, with its footer read; raises SourceError if it is not Parquet."""
     with parquet_errors(where):
-        return ParquetFile(file, buffer_size=BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True)
+        return ParquetFile(
+            file, buffer_size=BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True
+        )
 
 
 def records(
-    file: ParquetFile, where: str, *, columns: Sequence[str], row_groups: Sequence[int], batch_size: int
+    file: ParquetFile,
+    where: str,
+    *,
+    columns: Sequence[str],
+    row_groups: Sequence[int],
+    batch_size: int,
 ) -> Iterator[dict[str, Any]]:
     """The rows of the row groups as Python values; `columns` may name leaves, as `image.path`.
 
-    Holds at most `batch_size` rows. Raises SourceError, with the row group and the column, for damage and for values
-    that Python can't hold.
+    Holds at most `batch_size` rows. Raises SourceError, with the row group and the column, for
+    damage and for values that Python can't hold.
     """
     for number in row_groups:
         place, num_rows = f"{where}: row group {number}", 0
-        batches = file.iter_batches(batch_size, row_groups=[number], columns=list(columns), use_threads=False)
+        batches = file.iter_batches(
+            batch_size, row_groups=[number], columns=list(columns), use_threads=False
+        )
         while (batch := _next(batches, place)) is not None:
             num_rows += len(batch)
             values = [_values(batch, name, place) for name in batch.schema.names]
-            yield from (dict(zip(batch.schema.names, row, strict=True)) for row in zip(*values, strict=True))
+            yield from (
+                dict(zip(batch.schema.names, row, strict=True)) for row in zip(*values, strict=True)
+            )
         if num_rows != (listed := file.metadata.row_group(number).num_rows):
             raise SourceError(f"{place}: {num_rows} rows, its footer says {listed}; {_ADVICE}")
 
@@ -72,7 +92,9 @@ def holds_bytes(kind: pa.DataType) -> bool:
 
 
 def json_value(value: Any) -> Any:
-    """A value of a column as JSON has it: dates and decimals as texts, numbers that JSON lacks as null."""
+    """A value of a column as JSON has it: dates and decimals as texts, numbers that JSON lacks as
+    null.
+    """
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):

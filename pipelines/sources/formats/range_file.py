@@ -1,4 +1,6 @@
-"""One generation of a stored object as a read-only, seekable file, for libraries that want a file."""
+"""One generation of a stored object as a read-only, seekable file,
+for libraries that want a file.
+"""
 
 import io
 from dataclasses import dataclass
@@ -15,16 +17,21 @@ WINDOW_BYTES = 4 << 20
 
 
 class RangeFile(io.BufferedReader):
-    """A file over ranged reads of the object that `stat` tells of; holds at most one window in memory.
+    """A file over ranged reads of the object that `stat` tells of; holds at most one window in
+    memory.
 
-    A read outside of the buffered window fetches a whole window, so each jump costs up to `window` bytes: choose a
-    small one for scattered reads. Any read raises ChangedInput if the object has been replaced.
+    A read outside of the buffered window fetches a whole window, so each jump costs up to `window`
+    bytes: choose a small one for scattered reads. Any read raises ChangedInput if the object has
+    been replaced.
 
-    A bucket keeps a checksum of the whole object, none of a range. With `twice`, a range from a bucket is read until
-    two reads agree: for content whose format has no checksum, and which nothing compares later.
+    A bucket keeps a checksum of the whole object, none of a range. With `twice`, a range from a
+    bucket is read until two reads agree: for content whose format has no checksum, and which
+    nothing compares later.
     """
 
-    def __init__(self, storage: Storage, stat: Stat, window: int = WINDOW_BYTES, *, twice: bool = False) -> None:
+    def __init__(
+        self, storage: Storage, stat: Stat, window: int = WINDOW_BYTES, *, twice: bool = False
+    ) -> None:
         super().__init__(Ranges(storage, stat, twice and storage.is_remote), window)
 
 
@@ -44,7 +51,11 @@ class Ranges(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self.position = {io.SEEK_SET: 0, io.SEEK_CUR: self.position, io.SEEK_END: self.stat.num_bytes}[whence] + offset
+        self.position = {
+            io.SEEK_SET: 0,
+            io.SEEK_CUR: self.position,
+            io.SEEK_END: self.stat.num_bytes,
+        }[whence] + offset
         return self.position
 
     def readinto(self, buffer: "WriteableBuffer") -> int:
@@ -73,7 +84,11 @@ class Ranges(io.RawIOBase):
         try:
             data = self.storage.read(self.stat.name, start, stop, generation=self.stat.generation)
         except (NotFound, PreconditionFailed) as error:
-            raise ChangedInput(f"{where}: replaced or removed while it was read ({error}); start again") from error
+            raise ChangedInput(
+                f"{where}: replaced or removed while it was read ({error}); start again"
+            ) from error
         if len(data) != stop - start:
-            raise ChangedInput(f"{where}: became shorter than {stop} bytes while it was read; start again")
+            raise ChangedInput(
+                f"{where}: became shorter than {stop} bytes while it was read; start again"
+            )
         return data

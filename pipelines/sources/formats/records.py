@@ -27,7 +27,9 @@ MAX_LINE_BYTES = 1 << 20
 
 
 class RecordTable(NamedTuple):
-    """The rows of a table with the position of each, such as `line 7`, and its columns with where they are listed."""
+    """The rows of a table with the position of each, such as `line 7`, and its columns with where
+    they are listed.
+    """
 
     names: list[str]
     header: str
@@ -39,7 +41,8 @@ def _lines(file: IO[bytes], where: str) -> Iterator[str]:
     for number, line in enumerate(lines, start=1):
         if len(line) > MAX_LINE_BYTES:
             raise SourceError(
-                f"{where}: line {number} has more than {MAX_LINE_BYTES} bytes; leave out columns of long texts"
+                f"{where}: line {number} has more than {MAX_LINE_BYTES} bytes; leave out columns of"
+                " long texts"
             )
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -67,7 +70,9 @@ def _csv_rows(reader: "Reader", where: str) -> Iterator[tuple[int, list[str]]]:
             yield reader.line_num, cells
     except csv.Error as error:
         advice = "correct the line, or leave out columns of long texts"
-        raise SourceError(f"{where}: line {reader.line_num}: not CSV ({error}); {advice}") from error
+        raise SourceError(
+            f"{where}: line {reader.line_num}: not CSV ({error}); {advice}"
+        ) from error
 
 
 def _csv_records(
@@ -76,8 +81,8 @@ def _csv_records(
     for line, cells in rows:
         if len(cells) not in (0, len(header)):
             raise SourceError(
-                f"{where}: line {line}: {len(cells)} cells, expected {len(header)} as in the header; does a cell with "
-                f"{delimiter!r} in it lack quotes?"
+                f"{where}: line {line}: {len(cells)} cells, expected {len(header)} as in the"
+                f" header; does a cell with {delimiter!r} in it lack quotes?"
             )
         if cells:
             yield f"line {line}", dict(zip(header, cells, strict=True))
@@ -87,13 +92,13 @@ def _check_header(header: list[str], where: str) -> list[str]:
     names = [name.strip() for name in header]
     if names[:1] == [""] != names:
         raise SourceError(
-            f"{where}: line 1: the first column has no name, as the index that pandas writes; leave it out by "
-            "to_csv(index=False)"
+            f"{where}: line 1: the first column has no name, as the index that pandas writes; leave"
+            " it out by to_csv(index=False)"
         )
     if not names or len(set(names)) != len(names) or "" in names:
         raise SourceError(
-            f"{where}: line 1: columns {', '.join(names) or '(none)'}; expected a header with path and label, optional "
-            "split and key, and no name twice or empty"
+            f"{where}: line 1: columns {', '.join(names) or '(none)'}; expected a header with path"
+            " and label, optional split and key, and no name twice or empty"
         )
     return names
 
@@ -115,10 +120,13 @@ def _jsonl_rows(file: IO[bytes], where: str) -> Iterator[tuple[str, Record]]:
             record = json.loads(line)
             compact(record).encode()  # a lone surrogate or NaN, which json reads, raises here
         except (ValueError, RecursionError) as error:
-            raise SourceError(f"{where}: line {number}: not JSON ({error}); correct the line") from error
+            raise SourceError(
+                f"{where}: line {number}: not JSON ({error}); correct the line"
+            ) from error
         if not isinstance(record, dict):
             raise SourceError(
-                f"{where}: line {number}: a {type(record).__name__}, expected an object with path and label"
+                f"{where}: line {number}: a {type(record).__name__}, expected an object with path"
+                " and label"
             )
         yield f"line {number}", record
 
@@ -126,25 +134,31 @@ def _jsonl_rows(file: IO[bytes], where: str) -> Iterator[tuple[str, Record]]:
 def _read_parquet(file: IO[bytes], where: str) -> RecordTable:
     table = parquet.open_parquet(file, where)
     schema = table.schema_arrow
-    names = [name for name in schema.names if not name.startswith("__index_level_")]  # the index of a pandas frame
+    # the index of a pandas frame
+    names = [name for name in schema.names if not name.startswith("__index_level_")]
     for name in names:
         if parquet.holds_bytes(schema.field(name).type):
             raise SourceError(
-                f"{where}: column {name} holds bytes; read images in a table by --source hf, and leave other bytes out"
+                f"{where}: column {name} holds bytes; read images in a table by --source hf, and"
+                " leave other bytes out"
             )
     return RecordTable(names, "the schema", _parquet_rows(table, names, where))
 
 
 def _parquet_rows(table: ParquetFile, names: list[str], where: str) -> Iterator[tuple[str, Record]]:
     row_groups = range(table.num_row_groups)
-    rows = parquet.records(table, where, columns=names, row_groups=row_groups, batch_size=ROWS_PER_BATCH)
+    rows = parquet.records(
+        table, where, columns=names, row_groups=row_groups, batch_size=ROWS_PER_BATCH
+    )
     for number, record in enumerate(rows, start=1):
         yield f"row {number}", {name: parquet.json_value(record[name]) for name in names}
 
 
 def compact(value: Any) -> str:
     """A value as JSON, the same for equal values."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
 
 
 READERS: dict[str, Callable[[IO[bytes], str], RecordTable]] = {
@@ -157,9 +171,20 @@ READERS: dict[str, Callable[[IO[bytes], str], RecordTable]] = {
 """By extension of the file."""
 
 
-# Which columns hold the images and their labels: those that the user names, or those with usual names.
+# Which columns hold the images and their labels: those that the user names, or those with usual
+# names.
 
-PATHS = ("path", "image", "file", "filename", "filepath", "file_name", "file_path", "image_path", "img")
+PATHS = (
+    "path",
+    "image",
+    "file",
+    "filename",
+    "filepath",
+    "file_name",
+    "file_path",
+    "image_path",
+    "img",
+)
 LABELS = ("label", "class", "category", "target", "class_name", "label_name")
 """The usual names, in any case; the first one in these orders counts."""
 
@@ -182,19 +207,29 @@ class Columns:
         if (self.path, self.label) == (PATHS[0], LABELS[0]):
             return
         label = f"the labels from {self.label!r}" if self.label else "no labels"
-        yield f"took the images from column {self.path!r} and {label}; --path-column and --label-column name others"
+        yield (
+            f"took the images from column {self.path!r} and {label}; --path-column and"
+            " --label-column name others"
+        )
 
     @property
     def looked_for(self) -> str:
         """Where labels are expected, in words."""
-        return f"numbers and names in column {self.label!r}" if self.label else f"a column {LABELS[0]!r}"
+        return (
+            f"numbers and names in column {self.label!r}"
+            if self.label
+            else f"a column {LABELS[0]!r}"
+        )
 
 
-def choose_columns(names: Sequence[str], path: str | None, label: str | None, where: str) -> Columns:
-    """The columns that were asked for by `path` and `label`, or else those with usual names; no label is "".
+def choose_columns(
+    names: Sequence[str], path: str | None, label: str | None, where: str
+) -> Columns:
+    """The columns that were asked for by `path` and `label`, or else those with usual names; no
+    label is "".
 
-    A table without any further column has no labels. Raises SourceError, which begins with `where` and lists the
-    columns, if one that was asked for is missing or none has a usual name.
+    A table without any further column has no labels. Raises SourceError, which begins with `where`
+    and lists the columns, if one that was asked for is missing or none has a usual name.
     """
     for flag, name in (("--path-column", path), ("--label-column", label)):
         if name and name not in names:
@@ -203,17 +238,21 @@ def choose_columns(names: Sequence[str], path: str | None, label: str | None, wh
     path = path or usual_name(free, PATHS)
     if not path:
         raise _no_column(
-            names, where, "expected a header with path and label, optional split and key; name them by --path-column "
-            "and --label-column"
-        )  # fmt: skip
+            names,
+            where,
+            "expected a header with path and label, optional split and key; name them by "
+            "--path-column and --label-column",
+        )
     free = [name for name in free if name != path]
     if label is None:
         label = usual_name(free, LABELS)
     if label is None and free:
         raise _no_column(
-            names, where, "none is called label; name the one with the classes by --label-column, or give "
-            "--label-column '' for images without labels"
-        )  # fmt: skip
+            names,
+            where,
+            "none is called label; name the one with the classes by --label-column, or give "
+            "--label-column '' for images without labels",
+        )
     return Columns(path, label or "")
 
 
@@ -222,7 +261,8 @@ def label_in(value: Any, where: str) -> Label:
 
     Raises SourceError for all else, which begins with `where`.
     """
-    if type(value) is int and NO_LABEL <= value <= MAX_LABEL:  # most are, and this is done for each row
+    # most are, and this is done for each row
+    if type(value) is int and NO_LABEL <= value <= MAX_LABEL:
         return value
     if isinstance(value, str):
         value = value.strip()
@@ -231,24 +271,26 @@ def label_in(value: Any, where: str) -> Label:
         return value
     if number is None or not NO_LABEL <= number <= MAX_LABEL:
         raise SourceError(
-            f"{where}: label {value!s:.40}, expected a number from 0 to {MAX_LABEL}, or a name; let a name begin with "
-            "a letter"
+            f"{where}: label {value!s:.40}, expected a number from 0 to {MAX_LABEL}, or a name; let"
+            " a name begin with a letter"
         )
     return number
 
 
 def class_names(rows: Mapping[Label, str], where: str) -> tuple[list[str], str]:
-    """The names of the classes in the order of their labels, and why these can't be those of a new set, or "".
+    """The names of the classes in the order of their labels, and why these can't be those of a new
+    set, or "".
 
-    `rows` has the first row of each label. Raises SourceError if some are numbers and some are names.
+    `rows` has the first row of each label. Raises SourceError if some are numbers and some are
+    names.
     """
     names = [label for label in rows if isinstance(label, str)]
     numbers = [label for label in rows if isinstance(label, int) and label != NO_LABEL]
     if names and numbers:
         number, name = numbers[0], names[0]
         raise SourceError(
-            f"{where}: label {number} in {rows[number]} is a number and {name!r} in {rows[name]} a name, "
-            "expected all numbers or all names; let each name begin with a letter"
+            f"{where}: label {number} in {rows[number]} is a number and {name!r} in {rows[name]} a"
+            " name, expected all numbers or all names; let each name begin with a letter"
         )
     largest = max(numbers, default=NO_LABEL)
     why = why_sparse(largest, len(numbers))
@@ -259,7 +301,9 @@ def class_names(rows: Mapping[Label, str], where: str) -> tuple[list[str], str]:
 
 
 def usual_name(names: Iterable[str], usual: Sequence[str]) -> str | None:
-    """The name among `names` that comes first among the usual ones, in any case; None if there is none."""
+    """The name among `names` that comes first among the usual ones, in any case; None if there is
+    none.
+    """
     by_usual = {name.strip().casefold(): name for name in reversed([*names])}
     return next((by_usual[name] for name in usual if name in by_usual), None)
 

@@ -1,8 +1,8 @@
 """Reads the pickle of a CIFAR batch as data: nothing that it names is imported or called.
 
-Before the standard unpickler runs, one pass over the instructions refuses those that would make values deep, huge or
-shared. The five names that a batch needs become inert objects; the array is made from them after its shape, type and
-size have been checked.
+Before the standard unpickler runs, one pass over the instructions refuses those that would make
+values deep, huge or shared. The five names that a batch needs become inert objects; the array is
+made from them after its shape, type and size have been checked.
 """
 
 import io
@@ -19,10 +19,14 @@ MAX_INSTRUCTIONS = 2_000_000
 """The 50,000 rows of CIFAR-100 take 200,000 as published."""
 
 MAX_CONTAINERS = 100
-"""Of instructions that make a container, name or call something. A batch takes 20, so no value is deep."""
+"""Of instructions that make a container, name or call something.
+
+A batch takes 20, so no value is deep.
+"""
 
 MAX_MEMO = 1_000_000
-"""The unpickler's memo is an array as long as the largest number in it, so that number has a limit."""
+"""The unpickler's memo is an array as long as the largest number in it, so that number has a limit.
+"""
 
 MAX_TEXT = 1024
 _MAX_DIMENSIONS = 4
@@ -34,7 +38,14 @@ _NAMES = (
     ("numpy", "dtype"),
     ("_codecs", "encode"),
 )
-_TEXTS = {"BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINUNICODE", "SHORT_BINUNICODE"}
+_TEXTS = {
+    "BINSTRING",
+    "SHORT_BINSTRING",
+    "BINBYTES",
+    "SHORT_BINBYTES",
+    "BINUNICODE",
+    "SHORT_BINUNICODE",
+}
 _GLOBALS = {"GLOBAL", "STACK_GLOBAL"}
 _TUPLES = {"EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}
 _CONTAINERS = {"EMPTY_LIST", "LIST", "EMPTY_DICT", "DICT", "REDUCE", "BUILD", *_TUPLES, *_GLOBALS}
@@ -47,20 +58,23 @@ _BROKEN = (pickle.UnpicklingError, EOFError, AttributeError, LookupError, TypeEr
 
 
 def loads(data: bytes, where: str) -> dict[Any, Any]:
-    """The dict in a pickle: its keys are texts, its values None, 32-bit numbers, short texts, lists of them or arrays.
+    """The dict in a pickle: its keys are texts, its values None, 32-bit numbers, short texts, lists
+    of them or arrays.
 
-    Strings that Python 2 wrote come as bytes, arrays as uint8. Raises SourceError if the pickle names or holds anything
-    else or more than a batch could, or is damaged.
+    Strings that Python 2 wrote come as bytes, arrays as uint8. Raises SourceError if the pickle
+    names or holds anything else or more than a batch could, or is damaged.
     """
     try:
         value = _Unpickler(_checked(data, where), where).load()
     except _BROKEN as error:
         raise SourceError(
-            f"{where}: not a whole pickle ({type(error).__name__}: {error!s:.200}); the file is damaged, download it "
-            "again"
+            f"{where}: not a whole pickle ({type(error).__name__}: {error!s:.200}); the file is"
+            " damaged, download it again"
         ) from error
     if not isinstance(value, dict):
-        raise SourceError(f"{where}: a pickled {type(value).__name__}, expected a dict; download it again")
+        raise SourceError(
+            f"{where}: a pickled {type(value).__name__}, expected a dict; download it again"
+        )
     if odd := [type(key).__name__ for key in value if not isinstance(key, str | bytes)]:
         raise _refused(where, f"a key of type {odd[0]}")
     return {_plain(key, where): _plain(item, where) for key, item in value.items()}
@@ -69,7 +83,8 @@ def loads(data: bytes, where: str) -> dict[Any, Any]:
 def _checked(data: bytes, where: str) -> bytes:
     """The pickle, if it may be run."""
     num_containers, is_shareable, has_frames = 0, False, False
-    memo: dict[int, bool] = {}  # whether its value may be used again: only names and short texts, so no value is shared
+    # whether its value may be used again: only names and short texts, so no value is shared
+    memo: dict[int, bool] = {}
     for number, (opcode, value, at) in enumerate(pickletools.genops(data)):
         name, argument, reason = opcode.name, cast(Any, value), ""
         num_containers += name in _CONTAINERS
@@ -89,19 +104,22 @@ def _checked(data: bytes, where: str) -> bytes:
         if reason:
             raise _refused(where, f"{reason} at byte {at}")
         is_shareable = name in _GLOBALS or (name in _TEXTS and len(argument) <= MAX_TEXT)
-    # `pickletools` and the unpickler differ on a frame that ends inside an instruction, so it gets new frames.
+    # `pickletools` and the unpickler differ on a frame that ends inside an instruction, so it gets
+    # new frames.
     return pickletools.optimize(data) if has_frames else data
 
 
 def _refused(where: str, what: str) -> SourceError:
     return SourceError(
-        f"{where}: the pickle holds {what}, expected only numbers, strings, lists, dicts and a byte array; "
-        "nothing of it was run, do not trust this file"
+        f"{where}: the pickle holds {what}, expected only numbers, strings, lists, dicts and a byte"
+        " array; nothing of it was run, do not trust this file"
     )
 
 
 class _Object:
-    """Stands for one occurrence of a name, or for what its call returns; BUILD sets nothing but its state."""
+    """Stands for one occurrence of a name, or for what its call returns; BUILD sets nothing but its
+    state.
+    """
 
     __slots__ = ("arguments", "name", "state")
 
@@ -147,13 +165,22 @@ def _plain(value: object, where: str) -> Any:
 
 def _array(state: object, where: str) -> np.ndarray:
     if not isinstance(state, tuple) or len(state) != 5:
-        raise SourceError(f"{where}: an array without its content; the file is damaged, download it again")
+        raise SourceError(
+            f"{where}: an array without its content; the file is damaged, download it again"
+        )
     _, shape, dtype, is_fortran, content = state
     codes = dtype.arguments[:1] if isinstance(dtype, _Object) else ()
     if codes not in (("u1",), (b"u1",)) or not isinstance(content, bytes):
-        raise SourceError(f"{where}: an array of another type than unsigned bytes (u1); download the file again")
+        raise SourceError(
+            f"{where}: an array of another type than unsigned bytes (u1); download the file again"
+        )
     if not isinstance(shape, tuple) or not all(type(size) is int and size >= 0 for size in shape):
-        raise SourceError(f"{where}: an array whose shape is not whole numbers; download the file again")
+        raise SourceError(
+            f"{where}: an array whose shape is not whole numbers; download the file again"
+        )
     if len(shape) > _MAX_DIMENSIONS or len(content) != math.prod(shape):
-        raise SourceError(f"{where}: {len(content)} bytes for an array of shape {shape!s:.80}; download the file again")
+        raise SourceError(
+            f"{where}: {len(content)} bytes for an array of shape {shape!s:.80}; download the file"
+            " again"
+        )
     return np.frombuffer(content, np.uint8).reshape(shape, order="F" if is_fortran else "C")

@@ -1,7 +1,7 @@
 """Walks a tar that others made, strictly: USTAR, GNU or PAX, a whole file or inside another tar.
 
-Python's `tarfile` ends quietly at a truncated or damaged header that is not the first, so half an archive looks like a
-short one. This walk ends at the two zero blocks that end a tar, or raises.
+Python's `tarfile` ends quietly at a truncated or damaged header that is not the first, so half an
+archive looks like a short one. This walk ends at the two zero blocks that end a tar, or raises.
 """
 
 import re
@@ -46,22 +46,27 @@ _BROKEN_GZIP = (igzip.BadGzipFile, cast(type[Exception], isal_zlib.error), EOFEr
 def header_window(storage: Storage) -> int:
     """The best window in bytes to walk members of some 100 KB.
 
-    A request to a bucket takes as long as reading some megabytes, so a bucket is read in large windows. On a local disk
-    jumping from header to header is three times as fast as reading 32 KiB at each.
+    A request to a bucket takes as long as reading some megabytes, so a bucket is read in large
+    windows. On a local disk jumping from header to header is three times as fast as reading 32 KiB
+    at each.
     """
     return _REMOTE_BYTES if storage.reads_at_once > 1 else SCATTERED_BYTES
 
 
 def crc32c_in_passing(file: BinaryIO, member: tarfile.TarInfo, storage: Storage) -> int:
-    """The CRC32C of the content of a member that the walk has just given; UNREAD if the walk would not read it.
+    """The CRC32C of the content of a member that the walk has just given; UNREAD if the walk would
+    not read it.
 
-    A bucket is read in windows, front to back, so the content comes along. Whoever reads it later can compare.
+    A bucket is read in windows, front to back, so the content comes along. Whoever reads it later
+    can compare.
     """
     return crc32c_of(read_member(file, member)) if is_passed(member, storage) else UNREAD
 
 
 def is_passed(member: tarfile.TarInfo, storage: Storage) -> bool:
-    """Whether the walk of a tar in a bucket reads the content of a member along with the headers."""
+    """Whether the walk of a tar in a bucket reads the content of a member along with
+    the headers.
+    """
     return storage.is_remote and member.size <= _REMOTE_BYTES and reject_reason(member) is None
 
 
@@ -71,13 +76,15 @@ def read_member(file: BinaryIO, member: tarfile.TarInfo) -> bytes:
     return file.read(member.size)
 
 
-def walk(file: BinaryIO, where: str, start: int = 0, stop: int | None = None) -> Iterator[tarfile.TarInfo]:
+def walk(
+    file: BinaryIO, where: str, start: int = 0, stop: int | None = None
+) -> Iterator[tarfile.TarInfo]:
     """The members of the tar at [start, stop) of `file`, front to back, without directories.
 
-    `offset_data` counts from the start of `file`, also for a tar inside another one. Contents are not read; the caller
-    may seek and read in `file` between members. Ask `reject_reason` before using a member. Odd bytes in names that are
-    not UTF-8 are spelled `\\xNN`. Raises SourceError, with `where` and the byte offset, at a damaged header, a cut
-    member, or a missing end mark.
+    `offset_data` counts from the start of `file`, also for a tar inside another one. Contents are
+    not read; the caller may seek and read in `file` between members. Ask `reject_reason` before
+    using a member. Odd bytes in names that are not UTF-8 are spelled `\\xNN`. Raises SourceError,
+    with `where` and the byte offset, at a damaged header, a cut member, or a missing end mark.
     """
     view = _View(file, start, file.seek(0, 2) if stop is None else stop)
     at, archive = start, None
@@ -85,7 +92,9 @@ def walk(file: BinaryIO, where: str, start: int = 0, stop: int | None = None) ->
         view.allowance = MAX_HEADER_BYTES
         try:
             if archive is None:
-                archive = tarfile.TarFile(fileobj=cast(BinaryIO, view), encoding="utf-8", errors="backslashreplace")
+                archive = tarfile.TarFile(
+                    fileobj=cast(BinaryIO, view), encoding="utf-8", errors="backslashreplace"
+                )
             member = _plain(archive, view) or archive.next()
         except _BROKEN as error:
             raise _damage(view, at, where, error) from error
@@ -94,13 +103,13 @@ def walk(file: BinaryIO, where: str, start: int = 0, stop: int | None = None) ->
             break
         if member.size < 0 or member.offset_data <= member.offset:
             raise SourceError(
-                f"{where}: member {member.name!r} at byte {member.offset} has the size {member.size}; "
-                "the archive is damaged, fetch it again"
+                f"{where}: member {member.name!r} at byte {member.offset} has the size"
+                f" {member.size}; the archive is damaged, fetch it again"
             )
         if at > view.stop:
             raise SourceError(
-                f"{where}: cut at byte {view.stop} inside {member.name!r}, which starts at byte {member.offset_data} "
-                f"and has {member.size} bytes; fetch it again"
+                f"{where}: cut at byte {view.stop} inside {member.name!r}, which starts at byte"
+                f" {member.offset_data} and has {member.size} bytes; fetch it again"
             )
         if not member.isdir():
             yield member
@@ -110,7 +119,10 @@ def walk(file: BinaryIO, where: str, start: int = 0, stop: int | None = None) ->
 
 
 def reject_reason(member: tarfile.TarInfo) -> str | None:
-    """Why a member can't be read as a plain file, or None if it can. Nothing is ever followed or extracted."""
+    """Why a member can't be read as a plain file, or None if it can.
+
+    Nothing is ever followed or extracted.
+    """
     if member.issym() or member.islnk():
         return f"is a link to {member.linkname!r}; links are not followed"
     if member.issparse():
@@ -125,7 +137,8 @@ def reject_reason(member: tarfile.TarInfo) -> str | None:
 
 
 class _View:
-    """The bytes [start, stop) of a file under the file's own offsets, with a limit on what one header may read.
+    """The bytes [start, stop) of a file under the file's own offsets, with a limit on what one
+    header may read.
 
     tarfile believes the size that an extension header states, and reads that much into memory.
     """
@@ -147,12 +160,15 @@ class _View:
 
 
 def _plain(archive: tarfile.TarFile, view: _View) -> tarfile.TarInfo | None:
-    """The next member if a single block describes it, as for nearly every image; saves tarfile's work.
+    """The next member if a single block describes it, as for nearly every image; saves tarfile's
+    work.
 
-    None leaves it to tarfile: an extension header, anything but a plain file, and whatever looks odd.
+    None leaves it to tarfile: an extension header, anything but a plain file, and whatever looks
+    odd.
     """
     is_first = archive.firstmember is not None  # type: ignore[attr-defined]
-    if is_first or archive.pax_headers:  # the first is not handed out yet; PAX headers hold for all that follow
+    # the first is not handed out yet; PAX headers hold for all that follow
+    if is_first or archive.pax_headers:
         return None
     at = archive.offset
     view.seek(at)
@@ -161,7 +177,8 @@ def _plain(archive: tarfile.TarFile, view: _View) -> tarfile.TarInfo | None:
     is_plain = (
         block[156:157] == tarfile.REGTYPE
         and block[257:265] in _MAGIC
-        and block[345:] == bytes(BLOCK - 345)  # neither a prefix of the name nor what GNU tar may put there
+        # neither a prefix of the name nor what GNU tar may put there
+        and block[345:] == bytes(BLOCK - 345)
         and _NAME.fullmatch(name)
         and _SIZE.fullmatch(size)
         and _SUM.fullmatch(total)
@@ -184,8 +201,8 @@ def _check_end(view: _View, at: int, where: str) -> None:
     while chunk := view.file.read(max(0, min(_CHUNK_BYTES, view.stop - at))):
         if chunk.strip(b"\0"):
             raise SourceError(
-                f"{where}: an end mark before byte {at}, then data; either the archive has a hole (fetch it again) or "
-                "several were joined (give them one by one)"
+                f"{where}: an end mark before byte {at}, then data; either the archive has a hole"
+                " (fetch it again) or several were joined (give them one by one)"
             )
         at += len(chunk)
 
@@ -193,44 +210,65 @@ def _check_end(view: _View, at: int, where: str) -> None:
 def _damage(view: _View, at: int, where: str, cause: object) -> SourceError:
     """The error that says what is at `at` instead of a header or an end mark."""
     if at >= view.stop:
-        return SourceError(f"{where}: cut at byte {view.stop}: no end mark after the last member; fetch it again")
+        return SourceError(
+            f"{where}: cut at byte {view.stop}: no end mark after the last member; fetch it again"
+        )
     view.seek(at)
     block = view.file.read(min(BLOCK, view.stop - at))
     if at == view.start and (other := other_file(block, "a tar")):
         return SourceError(f"{where}: {other}")
     if view.stop - at < len(END):
-        return SourceError(f"{where}: cut at byte {view.stop}: {cause} at byte {at}; fetch it again")
+        return SourceError(
+            f"{where}: cut at byte {view.stop}: {cause} at byte {at}; fetch it again"
+        )
     return SourceError(
-        f"{where}: bad tar header at byte {at} ({cause}; it starts {block[:16]!r}); the archive is damaged, "
-        "fetch it again"
+        f"{where}: bad tar header at byte {at} ({cause}; it starts {block[:16]!r}); the archive is"
+        " damaged, fetch it again"
     )
 
 
 def read_members(
-    file: IO[bytes], where: str, names: Collection[str], *, to_end: bool = True, max_bytes: int = MAX_UNPACKED_BYTES
+    file: IO[bytes],
+    where: str,
+    names: Collection[str],
+    *,
+    to_end: bool = True,
+    max_bytes: int = MAX_UNPACKED_BYTES,
 ) -> dict[str, bytes]:
-    """The contents of the regular files of these base names in a .tar.gz; missing ones are left out.
+    """The contents of the regular files of these base names in a .tar.gz; missing ones are left
+    out.
 
-    Ignores folders, links and special files. Raises SourceError if the archive is truncated or damaged, holds one of
-    the names twice, or unpacks to more than `max_bytes` (a few kilobytes can unpack to terabytes). Without `to_end` it
-    stops behind the last of the names, so what it has read is not compared with the checksum of the archive.
+    Ignores folders, links and special files. Raises SourceError if the archive is truncated or
+    damaged, holds one of the names twice, or unpacks to more than `max_bytes` (a few kilobytes can
+    unpack to terabytes). Without `to_end` it stops behind the last of the names, so what it has
+    read is not compared with the checksum of the archive.
     """
     contents: dict[str, bytes] = {}
     try:
         with _GzipFile(fileobj=file) as unpacked:
-            for info in walk(unpacked, f"{where}: unpacked to at most {max_bytes} bytes", 0, max_bytes):
+            for info in walk(
+                unpacked, f"{where}: unpacked to at most {max_bytes} bytes", 0, max_bytes
+            ):
                 name = info.name.rpartition("/")[2]
                 if name not in names or not info.isreg() or info.issparse():
                     continue
                 if name in contents:
-                    raise SourceError(f"{where}: holds {name} twice, expected it once; download the published archive")
+                    raise SourceError(
+                        f"{where}: holds {name} twice, expected it once; download the published"
+                        " archive"
+                    )
                 contents[name] = read_member(unpacked, info)
                 if not to_end and len(contents) == len(names):
                     return contents
-            if unpacked.read(1):  # the walk read to the end, whose checksum igzip has compared, or to the limit
-                raise SourceError(f"{where}: unpacks to more than {max_bytes} bytes; download the published archive")
+            # the walk read to the end, whose checksum igzip has compared, or to the limit
+            if unpacked.read(1):
+                raise SourceError(
+                    f"{where}: unpacks to more than {max_bytes} bytes; download the published"
+                    " archive"
+                )
     except _BROKEN_GZIP as error:
         raise SourceError(
-            f"{where}: cut or damaged, expected a whole .tar.gz ({type(error).__name__}: {error}); download it again"
+            f"{where}: cut or damaged, expected a whole .tar.gz ({type(error).__name__}: {error});"
+            " download it again"
         ) from error
     return contents

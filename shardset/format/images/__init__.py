@@ -20,7 +20,9 @@ _EXTENSIONS = {
 }
 
 FIELD_OF_EXTENSION = {name: field for field, names in _EXTENSIONS.items() for name in names.split()}
-"""The field of each image extension (lower case, without the dot); the content may be of another format."""
+"""The field of each image extension (lower case, without the dot); the content may be of another
+format.
+"""
 
 IMAGE_FIELDS = frozenset(_EXTENSIONS)
 """Fields under which the build stores images."""
@@ -32,7 +34,9 @@ def is_image_field(field: str) -> bool:
 
 
 MAX_PIXELS = 178_956_970
-"""Pillow refuses larger images by itself (twice its MAX_IMAGE_PIXELS), so no limit of ours may be higher."""
+"""Pillow refuses larger images by itself (twice its MAX_IMAGE_PIXELS), so no limit of ours may be
+higher.
+"""
 
 _MAGIC = (
     (b"\xff\xd8\xff", "jpg"),
@@ -61,7 +65,9 @@ _NETPBM = {b"P1": "pbm", b"P2": "pgm", b"P3": "ppm", b"P4": "pbm", b"P5": "pgm",
 
 
 def format_of(data: bytes) -> str:
-    """The format of an image by its first bytes, as a field; raises UndecodableImage if it is not supported."""
+    """The format of an image by its first bytes, as a field; raises UndecodableImage if it is not
+    supported.
+    """
     for magic, field in _MAGIC:
         if data.startswith(magic):
             return field
@@ -75,7 +81,9 @@ def format_of(data: bytes) -> str:
 
 
 def other_file(data: bytes, expected: str) -> str:
-    """What a file is instead of what was expected, and what to do; "" if its first bytes don't tell."""
+    """What a file is instead of what was expected, and what to do; "" if its first bytes don't
+    tell.
+    """
     start = data[:64].lstrip(b"\xef\xbb\xbf \t\r\n")
     for magic, (found, advice) in _OTHERS.items():
         if start.startswith(magic):

@@ -1,8 +1,8 @@
 """Transparent images on a background: the one place where a transparent pixel gets its colour.
 
-The build and every decoder of the reader call it, so that the same bytes give the same pixels everywhere: those of
-Pillow's `alpha_composite` on an opaque background. It works in strips of rows, so that beside a large image only its
-result is held.
+The build and every decoder of the reader call it, so that the same bytes give the same pixels
+everywhere: those of Pillow's `alpha_composite` on an opaque background. It works in strips of rows,
+so that beside a large image only its result is held.
 """
 
 import re
@@ -39,24 +39,33 @@ def parse(text: str) -> Background:
     if re.fullmatch("#[0-9A-Fa-f]{6}", text):
         red, green, blue = bytes.fromhex(text[1:])
         return red, green, blue
-    raise ConfigError(f"background is {text!r}, expected white, black, grey or #rrggbb, such as #f0f0f0")
+    raise ConfigError(
+        f"background is {text!r}, expected white, black, grey or #rrggbb, such as #f0f0f0"
+    )
 
 
 def check(background: Background) -> None:
     """Raises ConfigError unless it is a colour."""
     whole = isinstance(background, tuple | list) and len(background) == 3
     if not whole or not all(type(level) is int and 0 <= level <= 255 for level in background):
-        raise ConfigError(f"background is {background!r}, expected three levels from 0 to 255, such as (255, 255, 255)")
+        raise ConfigError(
+            f"background is {background!r}, expected three levels from 0 to 255, such as (255, 255,"
+            " 255)"
+        )
 
 
 def over(pixels: np.ndarray, background: Background = WHITE) -> np.ndarray:
-    """The colours of RGBA pixels on a background: uint8 [height, width, 4] -> [height, width, 3]."""
+    """The colours of RGBA pixels on a background: uint8 [height, width, 4] -> [height, width,
+    3].
+    """
     height, width = pixels.shape[:2]
     out = np.empty((height, width, 3), np.uint8)
     pixels = np.ascontiguousarray(pixels)
     if np.bitwise_and.reduce(pixels.view("<u4"), axis=None) >= _OPAQUE:
         # Whole pixels are copied in a third of the time of their bytes.
-        np.ndarray((height, width), "V3", out)[:] = np.ndarray((height, width), "V3", pixels, 0, (4 * width, 4))
+        np.ndarray((height, width), "V3", out)[:] = np.ndarray(
+            (height, width), "V3", pixels, 0, (4 * width, 4)
+        )
         return out
     for start, stop in _strips(height, width):
         _put_over(out[start:stop], pixels[start:stop], background)
@@ -64,10 +73,11 @@ def over(pixels: np.ndarray, background: Background = WHITE) -> np.ndarray:
 
 
 def repair_transparency(image: "ImageFile.ImageFile") -> None:
-    """Converts the transparent level of a just opened PNG to the 8 bits of the pixels that Pillow will return.
+    """Converts the transparent level of a just opened PNG to the 8 bits of the pixels that Pillow
+    will return.
 
-    The level has as many bits as the pixels of the file. Pillow stretches pixels of fewer than 8 bits and keeps the
-    upper 8 of 16, but does not convert the level.
+    The level has as many bits as the pixels of the file. Pillow stretches pixels of fewer than 8
+    bits and keeps the upper 8 of 16, but does not convert the level.
     """
     level = image.info.get("transparency")
     if image.format != "PNG" or level is None or not image.tile:
@@ -78,7 +88,9 @@ def repair_transparency(image: "ImageFile.ImageFile") -> None:
         most = 2**bits - 1
         image.info["transparency"] = (level & most) * 255 // most
     elif image.mode == "RGB" and isinstance(level, tuple):
-        image.info["transparency"] = tuple(part >> 8 if bits == 16 else part & 0xFF for part in level)
+        image.info["transparency"] = tuple(
+            part >> 8 if bits == 16 else part & 0xFF for part in level
+        )
 
 
 def may_be_transparent(image: "Image.Image") -> bool:
@@ -112,7 +124,9 @@ def flattened(image: "Image.Image", background: Background = WHITE) -> "Image.Im
     out = Image.new("L" if grey else "RGB", image.size)
     for top, strip in _rgba_strips(image):
         colours = over(strip, background)
-        out.paste(Image.fromarray(np.ascontiguousarray(colours[:, :, 0]) if grey else colours), (0, top))
+        out.paste(
+            Image.fromarray(np.ascontiguousarray(colours[:, :, 0]) if grey else colours), (0, top)
+        )
     return out
 
 

@@ -1,7 +1,8 @@
-"""Limits on the decoding of one image, the same for the build and the reader: memory and, for a JPEG, scans.
+"""Limits on the decoding of one image, the same for the build and the reader: memory and, for a
+JPEG, scans.
 
-A small file may claim a large image: a WebP of 34 bytes 16,383 x 10,000 pixels, a JPEG of 11 KB a thousand passes over
-its pixels. Both are known before anything is decoded.
+A small file may claim a large image: a WebP of 34 bytes 16,383 x 10,000 pixels, a JPEG of 11 KB a
+thousand passes over its pixels. Both are known before anything is decoded.
 """
 
 import os
@@ -15,13 +16,15 @@ from shardset.errors import ConfigError, UndecodableImage
 from shardset.format.images import MAX_PIXELS
 
 DECODED_BYTES = 2 * 2**30
-"""Default memory for the images that a process decodes at once: enough for 76 megapixels of JPEG 2000, 107 of WebP and
-AVIF, and 179 of any other format."""
+"""Default memory for the images that a process decodes at once: enough for 76 megapixels of JPEG
+2000, 107 of WebP and AVIF, and 179 of any other format.
+"""
 
 MAX_SCANS = 100
 """Scans of a JPEG: encoders write about ten, and each takes as long as decoding the image once."""
 
-# With the result: libwebp holds two canvases, Pillow a copy; a single strip of a TIFF may be the whole image.
+# With the result: libwebp holds two canvases, Pillow a copy; a single strip of a TIFF may be the
+# whole image.
 _BYTES_PER_PIXEL = {"webp": 20, "tif": 12, "avif": 20, "jp2": 28}
 _OTHERS, _MANY_SCANS = 8, 12
 _FREE_BYTES = 32 * 2**20  # images up to this size don't wait for others
@@ -34,7 +37,8 @@ EOI, IEND = b"\xff\xd9", b"\0\0\0\0IEND\xaeB`\x82"
 _SOS = b"\xff\xda"
 _TOO_MUCH = "takes too much to decode"
 _SEQUENTIAL = (0xC0, 0xC1, 0xC9)
-# In entropy-coded data 0xff is followed by 0 or by a restart number; anything else begins a segment.
+# In entropy-coded data 0xff is followed by 0 or by a restart number; anything else begins a
+# segment.
 _NEXT_SEGMENT = re.compile(rb"\xff+([^\x00\xd0-\xd7\xff])")
 
 
@@ -110,7 +114,9 @@ def check_icon(data: bytes) -> None:
         start = int.from_bytes(data[at + 12 : at + 16], "little")
         is_png = data[start : start + 4] == b"\x89PNG"
         size = struct.unpack_from(
-            ">II" if is_png else "<II", data[start : start + 24].ljust(24, b"\0"), 16 if is_png else 4
+            ">II" if is_png else "<II",
+            data[start : start + 24].ljust(24, b"\0"),
+            16 if is_png else 4,
         )
         if max(size) > 2 * _LONGEST_ICON:  # a bitmap has a mask below, which doubles its height
             found = f"an ICO with a side above {_LONGEST_ICON} pixels; store it as PNG"
@@ -118,7 +124,8 @@ def check_icon(data: bytes) -> None:
 
 
 def room(needed: int, budget: int) -> AbstractContextManager[None]:
-    """A context to decode an image of so many bytes in; waits until it fits beside those being decoded.
+    """A context to decode an image of so many bytes in; waits until it fits beside those being
+    decoded.
 
     A thread must not enter a second one.
     """

@@ -1,8 +1,9 @@
 """Which way up a stored image is, by its EXIF data: a number from 1 (upright) to 8.
 
-The build and every decoder of the reader ask here, so that both turn the same images, those that Pillow's
-`exif_transpose` turns. Nothing is raised: of data that are cut or damaged, what precedes the fault counts, as in
-Pillow. TIFFs are upright here, because Pillow turns them while it loads them.
+The build and every decoder of the reader ask here, so that both turn the same images, those that
+Pillow's `exif_transpose` turns. Nothing is raised: of data that are cut or damaged, what precedes
+the fault counts, as in Pillow. TIFFs are upright here, because Pillow turns them while it loads
+them.
 """
 
 import re
@@ -28,7 +29,8 @@ _NUMBERS = {3: "H", 4: "I", 6: "b", 8: "h", 9: "i", 13: "I"}
 
 
 def orientation_of(data: bytes, image: "Image.Image | None" = None) -> int:
-    """How an image is stored: 1 (upright) to 8, as EXIF numbers it; `image` is the opened one if it is no JPEG or PNG.
+    """How an image is stored: 1 (upright) to 8, as EXIF numbers it; `image` is the opened one if it
+    is no JPEG or PNG.
 
     XMP is searched where EXIF does not say it.
     """
@@ -75,7 +77,9 @@ def _in_png(data: bytes) -> bytes:
 
 
 def _in_exif(exif: bytes) -> int | None:
-    """The orientation in the first directory of EXIF data; None if it has none, 0 if that can't be understood."""
+    """The orientation in the first directory of EXIF data; None if it has none, 0 if that can't be
+    understood.
+    """
     start, stated = 0, None
     while exif.startswith(_EXIF, start):
         start += len(_EXIF)
@@ -93,5 +97,9 @@ def _in_exif(exif: bytes) -> int | None:
                 break  # Pillow reads no further
             if tag == _TAG and size:
                 where = place if size > 4 else at + 8
-                stated = struct.unpack_from(order + _NUMBERS[kind], exif, where)[0] if kind in _NUMBERS else 0
+                stated = (
+                    struct.unpack_from(order + _NUMBERS[kind], exif, where)[0]
+                    if kind in _NUMBERS
+                    else 0
+                )
     return stated

@@ -1,4 +1,6 @@
-"""Fills the slots of a batch where that is fastest: in the calling thread, in threads, in processes, from memory."""
+"""Fills the slots of a batch where that is fastest: in the calling thread, in threads, in
+processes, from memory.
+"""
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
@@ -20,12 +22,15 @@ SLICES_PER_THREAD = 4
 class BatchDecoder:
     """Decodes the batches of a source, each cut into slices.
 
-    Threads read and decode the slices of large samples. With `workers`, processes decode them, and a thread waits for
-    each process and decodes what that can't. Otherwise small samples are decoded in the calling thread, because
-    switching threads takes longer; for the same reason it reads what the processes decode.
+    Threads read and decode the slices of large samples. With `workers`, processes decode them, and
+    a thread waits for each process and decodes what that can't. Otherwise small samples are decoded
+    in the calling thread, because switching threads takes longer; for the same reason it reads what
+    the processes decode.
     """
 
-    def __init__(self, source: StreamSource, writer: SlotWriter, workers: WorkerPool | None) -> None:
+    def __init__(
+        self, source: StreamSource, writer: SlotWriter, workers: WorkerPool | None
+    ) -> None:
         spec = source.spec
         self._writer, self._workers, self._num_slices = writer, workers, 1
         self._pool: ThreadPoolExecutor | None = None
@@ -46,12 +51,21 @@ class BatchDecoder:
         return self._pool is not None
 
     def begin(self, batch: Batch, step: PlannedStep) -> Sequence[Future[None]]:
-        """Begins to decode a batch, which is full when all futures are done. Raises what prevents that."""
+        """Begins to decode a batch, which is full when all futures are done.
+
+        Raises what prevents that.
+        """
         num_slots, cache = len(step.slots.ids), self._writer.cache
         if step.pending is None:
             assert cache is not None, "only cached samples need no bytes"
             return self.submit(
-                partial(cache.crop_into, batch["image"], np.arange(num_slots), step.slots.ids, step.drawn)
+                partial(
+                    cache.crop_into,
+                    batch["image"],
+                    np.arange(num_slots),
+                    step.slots.ids,
+                    step.drawn,
+                )
             )
         futures: list[Future[None]] = []
         for start, stop in even_slices(num_slots, self._num_slices):
@@ -64,7 +78,9 @@ class BatchDecoder:
                 self._write_all(batch, step, rest)
             elif rest:
                 self._workers.start()
-                futures += self.submit(partial(self._decode_in_workers, self._workers, batch, step, rest))
+                futures += self.submit(
+                    partial(self._decode_in_workers, self._workers, batch, step, rest)
+                )
         return futures
 
     def submit(self, job: Callable[[], None]) -> Sequence[Future[None]]:
@@ -79,7 +95,9 @@ class BatchDecoder:
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _write_all(self, batch: Batch, step: PlannedStep, samples: Iterable[StoredContents]) -> None:
+    def _write_all(
+        self, batch: Batch, step: PlannedStep, samples: Iterable[StoredContents]
+    ) -> None:
         for slot, contents in samples:
             self._writer.write(batch, step, slot, contents)
 

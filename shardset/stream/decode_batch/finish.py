@@ -1,4 +1,6 @@
-"""What happens to a filled batch where it was decoded: images are mirrored, rows go through the caller's transform."""
+"""What happens to a filled batch where it was decoded: images are mirrored, rows go through the
+caller's transform.
+"""
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +27,9 @@ _Kind = tuple[tuple[int, ...], np.dtype[Any]] | None
 
 
 class DecodeAndFinish:
-    """Decodes batches by another decoder, and mirrors and transforms them in its threads, as the spec says."""
+    """Decodes batches by another decoder, and mirrors and transforms them in its threads, as the
+    spec says.
+    """
 
     def __init__(self, decoder: BatchDecoder, spec: StreamSpec, stopped: threading.Event) -> None:
         self._decoder, self._spec, self._stopped = decoder, spec, stopped
@@ -42,9 +46,12 @@ class DecodeAndFinish:
                 del batch[name]
             columns = StackedRows(batch, rows)
         futures = list(filled)
-        # The jobs wait for what was submitted before them. The threads take jobs in that order, so none waits for ever.
+        # The jobs wait for what was submitted before them. The threads take jobs in that order, so
+        # none waits for ever.
         for start, stop in even_slices(len(step.slots.ids), self._num_slices):
-            futures += self.submit(partial(self._finish, filled, rows, columns, step, range(start, stop)))
+            futures += self.submit(
+                partial(self._finish, filled, rows, columns, step, range(start, stop))
+            )
         return futures
 
     def _finish(
@@ -63,10 +70,16 @@ class DecodeAndFinish:
             self._transform(self._spec.transform, rows, columns, step, slots)
 
     def _transform(
-        self, transform: RowTransform, rows: Batch, columns: "StackedRows", step: PlannedStep, slots: range
+        self,
+        transform: RowTransform,
+        rows: Batch,
+        columns: "StackedRows",
+        step: PlannedStep,
+        slots: range,
     ) -> None:
         ids = step.slots.ids * self._spec.augment_repeats + step.slots.repeats
-        # They depend on the sample and its epoch, not on who reads it; in the stored order on the sample alone.
+        # They depend on the sample and its epoch, not on who reads it; in the stored order on the
+        # sample alone.
         time = (0, 0) if self._spec.seed is None else (self._spec.seed, step.epoch)
         keys: np.ndarray = hash64(*time, Purpose.TRANSFORM, ids[slots.start : slots.stop])
         generator = KeyedGenerator()
@@ -77,7 +90,9 @@ class DecodeAndFinish:
             try:
                 columns.put(slot, row, transform(dict(row), generator.at(key)))
             except Exception as error:
-                error.add_note(f"in the transform of sample {row['id']}, epoch {step.epoch}, step {step.step}")
+                error.add_note(
+                    f"in the transform of sample {row['id']}, epoch {step.epoch}, step {step.step}"
+                )
                 raise
 
 
@@ -97,7 +112,9 @@ class KeyedGenerator:
 
 
 class StackedRows:
-    """What a transform returns for the rows of a batch, stacked by name into the batch; any thread may put a row."""
+    """What a transform returns for the rows of a batch, stacked by name into the batch; any thread
+    may put a row.
+    """
 
     def __init__(self, batch: Batch, rows: Batch) -> None:
         self._batch, self._rows = batch, rows
@@ -105,11 +122,13 @@ class StackedRows:
         self._lock = threading.Lock()
 
     def put(self, slot: int, given: Mapping[str, Any], returned: Mapping[str, Any]) -> None:
-        """Puts a row into its slot; raises ConfigError unless it has the names, shapes and types of the others."""
+        """Puts a row into its slot; raises ConfigError unless it has the names, shapes and types of
+        the others.
+        """
         if not isinstance(returned, Mapping):
             raise ConfigError(
-                f"transform returned {type(returned).__name__}, expected the row, a dict of values by name; end it "
-                "with `return row`"
+                f"transform returned {type(returned).__name__}, expected the row, a dict of values"
+                " by name; end it with `return row`"
             )
         values = {name: _value(value) for name, value in returned.items() if name not in KEPT_NAMES}
         kinds = {name: _kind(value) for name, value in values.items()}
@@ -119,8 +138,9 @@ class StackedRows:
                 self._batch.update({name: self._column(name, kind) for name, kind in kinds.items()})
         if kinds != self._kinds:
             raise ConfigError(
-                f"transform returned {_described(kinds)} for one row and {_described(self._kinds)} for another; return "
-                "the same names, shapes and types for every row, because rows are stacked"
+                f"transform returned {_described(kinds)} for one row and {_described(self._kinds)}"
+                " for another; return the same names, shapes and types for every row, because rows"
+                " are stacked"
             )
         for name, value in values.items():
             if value is not given.get(name) or self._batch[name] is not self._rows.get(name):
@@ -147,12 +167,19 @@ def mirror(images_NHWC: np.ndarray, slots: Iterable[int]) -> None:
 def row_of(batch: Batch, slot: int) -> dict[str, Any]:
     """One row of a batch: a view of its image, numbers, its key and its stored fields."""
     row = {name: values[slot] for name, values in batch.items()}
-    return {name: value.item() if isinstance(value, np.generic) else value for name, value in row.items()}
+    return {
+        name: value.item() if isinstance(value, np.generic) else value
+        for name, value in row.items()
+    }
 
 
 def _value(value: Any) -> Any:
     """Numbers, tensors and pictures as arrays or numbers; anything else as it is."""
-    return np.asarray(value) if hasattr(value, "__array__") and not isinstance(value, np.ndarray) else value
+    return (
+        np.asarray(value)
+        if hasattr(value, "__array__") and not isinstance(value, np.ndarray)
+        else value
+    )
 
 
 def _kind(value: Any) -> _Kind:
@@ -163,6 +190,7 @@ def _kind(value: Any) -> _Kind:
 
 def _described(kinds: Mapping[str, _Kind]) -> str:
     shown = (
-        f"{name!r} of {'no array' if kind is None else f'{kind[1]} {list(kind[0])}'}" for name, kind in kinds.items()
+        f"{name!r} of {'no array' if kind is None else f'{kind[1]} {list(kind[0])}'}"
+        for name, kind in kinds.items()
     )
     return ", ".join(shown) or "nothing"

@@ -1,4 +1,6 @@
-"""Writes stored samples into the slots of a batch: passes fields through, decodes images, handles bad samples."""
+"""Writes stored samples into the slots of a batch: passes fields through, decodes images, handles
+bad samples.
+"""
 
 import itertools
 import logging
@@ -31,19 +33,32 @@ class SlotWriter:
     """Writes samples into their slots of a batch; any thread may."""
 
     def __init__(
-        self, source: StreamSource, cache: MemoryCache | None, reader: SampleReader, stopped: threading.Event
+        self,
+        source: StreamSource,
+        cache: MemoryCache | None,
+        reader: SampleReader,
+        stopped: threading.Event,
     ) -> None:
         self.cache, self.stopped = cache, stopped
         self.spec, self._source, self._reader = source.spec, source, reader
         fields = source.split.fields
         self._columns = [(name, fields.index(name), _as_it_is) for name in source.spec.fields]
-        self._columns += [(column.name, at, column.value) for at, (column, _) in enumerate(source.columns, len(fields))]
-        self._image_columns = [at for at, name in enumerate(source.split.fields) if name in FIELD_OF_EXTENSION]
+        self._columns += [
+            (column.name, at, column.value)
+            for at, (column, _) in enumerate(source.columns, len(fields))
+        ]
+        self._image_columns = [
+            at for at, name in enumerate(source.split.fields) if name in FIELD_OF_EXTENSION
+        ]
         self._stored_png_size = _stored_png_size(source.spec.image)
         self._bad_ids: set[int] = set()
 
-    def read(self, batch: Batch, step: PlannedStep, start: int, stop: int) -> Iterator[StoredContents]:
-        """The slots [start, stop) with their stored fields, without damaged samples, which are handled here."""
+    def read(
+        self, batch: Batch, step: PlannedStep, start: int, stop: int
+    ) -> Iterator[StoredContents]:
+        """The slots [start, stop) with their stored fields, without damaged samples, which are
+        handled here.
+        """
         assert step.pending is not None
         slot = start
         while slot < stop:
@@ -65,7 +80,9 @@ class SlotWriter:
         except UndecodableImage as error:
             self._handle_bad_sample(batch, step, slot, error)
 
-    def write_undecoded(self, batch: Batch, step: PlannedStep, samples: list[StoredContents]) -> list[StoredContents]:
+    def write_undecoded(
+        self, batch: Batch, step: PlannedStep, samples: list[StoredContents]
+    ) -> list[StoredContents]:
         """Writes all at once the samples that need no decoder; returns the others.
 
         Those are stored PNGs of the wanted size, and every sample where no image is decoded.
@@ -75,7 +92,9 @@ class SlotWriter:
             return []
         if self._stored_png_size is None:
             return samples
-        done, pixels = stored_png.pixels(self.images(samples), self._stored_png_size, self._stored_png_size)
+        done, pixels = stored_png.pixels(
+            self.images(samples), self._stored_png_size, self._stored_png_size
+        )
         if not done.any():
             return samples
         self._put_whole(batch, step, slots_of(samples)[done], pixels)
@@ -97,10 +116,19 @@ class SlotWriter:
         return [self._image(contents) or b"" for _, contents in samples]
 
     def _image(self, contents: Contents) -> bytes | None:
-        return next((contents[column] for column in self._image_columns if contents[column] is not None), None)
+        return next(
+            (contents[column] for column in self._image_columns if contents[column] is not None),
+            None,
+        )
 
     def _write_sample(
-        self, batch: Batch, slot: int, contents: Contents, drawn: np.ndarray, pending: PendingSamples, number: int
+        self,
+        batch: Batch,
+        slot: int,
+        contents: Contents,
+        drawn: np.ndarray,
+        pending: PendingSamples,
+        number: int,
     ) -> None:
         for name, at, value_of in self._columns:
             batch[name][slot] = value_of(contents[at])
@@ -108,34 +136,58 @@ class SlotWriter:
             return
         image = self._image(contents)
         if image is None:
-            stored = [name for name, one in zip(self._source.split.fields, contents, strict=False) if one is not None]
+            stored = [
+                name
+                for name, one in zip(self._source.split.fields, contents, strict=False)
+                if one is not None
+            ]
             raise UndecodableImage(f"{pending.describe(number)}: it has no image among {stored}")
         try:
             if self.cache is None:
                 decode_into(batch["image"][slot], image, self.spec.image, drawn)
             else:
-                self._decode_once(batch["image"][slot], image, self.spec.image, drawn, pending, number)
+                self._decode_once(
+                    batch["image"][slot], image, self.spec.image, drawn, pending, number
+                )
         except UndecodableImage as error:
             raise UndecodableImage(f"{pending.describe(number)}: {error}") from error
 
     def _decode_once(
-        self, row: np.ndarray, data: bytes, spec: ImageSpec, drawn: np.ndarray, pending: PendingSamples, number: int
+        self,
+        row: np.ndarray,
+        data: bytes,
+        spec: ImageSpec,
+        drawn: np.ndarray,
+        pending: PendingSamples,
+        number: int,
     ) -> None:
         """Decodes an image into the memory cache and crops it into `row`."""
         assert self.cache is not None
-        pixels = decode(data, background=spec.background, decoded_bytes=spec.decoded_bytes, upright=spec.upright)
+        pixels = decode(
+            data, background=spec.background, decoded_bytes=spec.decoded_bytes, upright=spec.upright
+        )
         addresses = pending.addresses
-        id_ = self._source.order.first_ids.item(addresses.shards.item(number)) + addresses.positions.item(number)
-        label = self._source.view.labels_of(np.array([id_]), addresses.labels[number : number + 1]).item()
+        id_ = self._source.order.first_ids.item(
+            addresses.shards.item(number)
+        ) + addresses.positions.item(number)
+        label = self._source.view.labels_of(
+            np.array([id_]), addresses.labels[number : number + 1]
+        ).item()
         self.cache.put(id_, pixels, label)
         spec.crop.region((pixels.shape[0], pixels.shape[1]), spec.size, drawn).put(row, pixels)
 
-    def _put_whole(self, batch: Batch, step: PlannedStep, slots: np.ndarray, pixels: np.ndarray) -> None:
-        """Crops images of the wanted size, uint8 [n, size, size, 3], and keeps them if there is a cache."""
+    def _put_whole(
+        self, batch: Batch, step: PlannedStep, slots: np.ndarray, pixels: np.ndarray
+    ) -> None:
+        """Crops images of the wanted size, uint8 [n, size, size, 3], and keeps them if there is a
+        cache.
+        """
         assert self.spec.image is not None
         if self.cache is not None:
             self.cache.put(step.slots.ids[slots], pixels, step.labels[slots])
-        self.spec.image.crop.put_many(batch["image"], slots, pixels, np.arange(len(slots)), step.drawn[slots])
+        self.spec.image.crop.put_many(
+            batch["image"], slots, pixels, np.arange(len(slots)), step.drawn[slots]
+        )
 
     def _handle_bad_sample(
         self, batch: Batch, step: PlannedStep, slot: int, error: DamagedShard | UndecodableImage
@@ -151,9 +203,13 @@ class SlotWriter:
         if "image" in batch:
             batch["image"][slot] = 0
 
-    def _substitute(self, batch: Batch, step: PlannedStep, slot: int, error: DamagedShard | UndecodableImage) -> None:
+    def _substitute(
+        self, batch: Batch, step: PlannedStep, slot: int, error: DamagedShard | UndecodableImage
+    ) -> None:
         self._mark_bad(step.slots.ids.item(slot), error)
-        for id_ in near_ids(self._source.order, step.epoch, step.slots.lanes.item(slot), step.slots.rows.item(slot)):
+        for id_ in near_ids(
+            self._source.order, step.epoch, step.slots.lanes.item(slot), step.slots.rows.item(slot)
+        ):
             if id_ in self._bad_ids:
                 continue
             other = self._reader.read_single(self._source.addresses(np.array([id_])))
@@ -164,7 +220,10 @@ class SlotWriter:
                 self._mark_bad(id_, again)
                 continue
             view, ids = self._source.view, np.array([id_])
-            batch["id"][slot], batch["label"][slot] = id_, view.labels_of(ids, other.addresses.labels).item()
+            batch["id"][slot], batch["label"][slot] = (
+                id_,
+                view.labels_of(ids, other.addresses.labels).item(),
+            )
             if batch["weight"][slot]:  # a pad keeps its weight of 0
                 batch["weight"][slot : slot + 1] = view.weights_of(ids)
             if other.addresses.keys is not None:
@@ -184,7 +243,8 @@ class SlotWriter:
 def near_ids(order: Order, epoch: int, lane: int, row: int) -> Iterator[int]:
     """The ids that may stand in for that of a row, best first, the same for any number of replicas.
 
-    Those of the next rows of its lane, then of the rows before, then of the same row in the next lanes.
+    Those of the next rows of its lane, then of the rows before, then of the same row in the next
+    lanes.
     """
 
     def ids(lanes: Sequence[int], start: int, stop: int) -> list[int]:
@@ -211,6 +271,10 @@ def _as_it_is(content: bytes | None) -> bytes | None:
 
 def _stored_png_size(spec: ImageSpec | None) -> int | None:
     """The side of stored PNGs that the crop takes without resizing; None if there is none."""
-    if spec is None or not spec.crop.keeps_size(spec.size) or not stored_png.fits(spec.size, spec.size):
+    if (
+        spec is None
+        or not spec.crop.keeps_size(spec.size)
+        or not stored_png.fits(spec.size, spec.size)
+    ):
         return None
     return spec.size

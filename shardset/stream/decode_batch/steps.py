@@ -1,4 +1,6 @@
-"""Planned steps: the samples of their slots, where their bytes are, and the random numbers of their crops."""
+"""Planned steps: the samples of their slots, where their bytes are, and the random numbers of their
+crops.
+"""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -24,7 +26,8 @@ Spans = Iterator[tuple[int, range]]
 class PlannedStep:
     """One step: its slots, the draws of their crops and their labels.
 
-    `pending` are the samples that are being read; None where all of them come from the memory cache.
+    `pending` are the samples that are being read; None where all of them come from the memory
+    cache.
     """
 
     epoch: int
@@ -39,12 +42,19 @@ class StepPlanner:
     """Plans steps and requests their bytes, in the order of the spans."""
 
     def __init__(
-        self, source: StreamSource, cache: MemoryCache | None, reader: SampleReader, stopped: threading.Event
+        self,
+        source: StreamSource,
+        cache: MemoryCache | None,
+        reader: SampleReader,
+        stopped: threading.Event,
     ) -> None:
         self._source, self._cache, self._reader, self._stopped = source, cache, reader, stopped
 
     def plan(self, spans: Spans, wait: Callable[[], None]) -> Iterator[PlannedStep]:
-        """The steps of the spans; calls `wait` before each. Raises ConfigError for a step that no epoch has."""
+        """The steps of the spans; calls `wait` before each.
+
+        Raises ConfigError for a step that no epoch has.
+        """
         for epoch, steps in spans if self._source.spec.slots else ():
             self._check_span(epoch, steps)
             for start, stop in growing_slices(steps, steps_at_once(self._source.order)):
@@ -52,8 +62,12 @@ class StepPlanner:
                     return
                 yield from self._plan_slice(epoch, range(start, stop), steps, wait)
 
-    def _plan_slice(self, epoch: int, together: range, steps: range, wait: Callable[[], None]) -> Iterator[PlannedStep]:
-        """The steps of `together` that are also in `steps`; looks up each index that they need once."""
+    def _plan_slice(
+        self, epoch: int, together: range, steps: range, wait: Callable[[], None]
+    ) -> Iterator[PlannedStep]:
+        """The steps of `together` that are also in `steps`; looks up each index that they need
+        once.
+        """
         part = self._source.spec.slots
         slots = self._source.order.slots(epoch, together, part.start, part.stop)
         wanted = [step for step in together if step in steps]
@@ -70,7 +84,10 @@ class StepPlanner:
     def _check_span(self, epoch: int, steps: range) -> None:
         num_steps = self._source.order.num_batches
         if epoch < 0 or steps.step < 1 or (steps and (steps.start < 0 or steps[-1] >= num_steps)):
-            raise ConfigError(f"steps {steps} of epoch {epoch} were asked for, expected some of 0 to {num_steps - 1}")
+            raise ConfigError(
+                f"steps {steps} of epoch {epoch} were asked for, expected some of 0 to"
+                f" {num_steps - 1}"
+            )
 
     def _addresses(self, epoch: int, slots: Slots) -> SampleAddresses | None:
         """Where the samples of several steps are stored; None if all of them are cached."""
@@ -79,18 +96,23 @@ class StepPlanner:
         self._reader.prepare(epoch, slots)
         return self._source.addresses(slots.ids.ravel())
 
-    def _plan_step(self, epoch: int, step: int, slots: Slots, addresses: SampleAddresses | None) -> PlannedStep:
+    def _plan_step(
+        self, epoch: int, step: int, slots: Slots, addresses: SampleAddresses | None
+    ) -> PlannedStep:
         image, seed = self._source.spec.image, self._source.spec.seed
         drawn = np.zeros((len(slots.ids), 0))
         if image is not None and image.is_random and seed is not None:
-            # Rows are counted apart for each repeat; with one of each sample they are those of the order.
+            # Rows are counted apart for each repeat; with one of each sample they are those of the
+            # order.
             rows = slots.rows * self._source.order.augment_repeats + slots.repeats
             drawn = draws(image, seed, epoch, rows, slots.lanes)
         if self._cache is not None and (addresses is None or self._cache.holds(slots.ids)):
             return PlannedStep(epoch, step, slots, None, drawn, self._cache.labels[slots.ids])
         assert addresses is not None, "only cached samples have no address"
         labels = self._source.view.labels_of(slots.ids, addresses.labels)
-        return PlannedStep(epoch, step, slots, self._reader.read_step(epoch, slots, addresses), drawn, labels)
+        return PlannedStep(
+            epoch, step, slots, self._reader.read_step(epoch, slots, addresses), drawn, labels
+        )
 
 
 def empty_batch(source: StreamSource, step: PlannedStep) -> Batch:
@@ -112,7 +134,9 @@ def empty_batch(source: StreamSource, step: PlannedStep) -> Batch:
 
 
 def growing_slices(numbers: range, max_size: int) -> Iterator[tuple[int, int]]:
-    """Cuts a range into (start, stop) of 1, 2, 4 ... numbers, so that the first is there at once."""
+    """Cuts a range into (start, stop) of 1, 2, 4 ... numbers,
+    so that the first is there at once.
+    """
     start, size = numbers.start, 1
     while start < numbers.stop:
         stop = min(numbers.stop, start + size)

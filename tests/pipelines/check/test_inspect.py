@@ -25,7 +25,9 @@ NAME = "raw/{}/bild {}.PNG"
 
 
 def made(*, with_plan: bool = True) -> tuple[Storage, Manifest]:
-    """Splits train (7 samples, the last a copy of the first) and val (4), two shards each, four classes."""
+    """Splits train (7 samples, the last a copy of the first) and val (4), two shards each, four
+    classes.
+    """
     storage = open_storage(f"memory://inspect-{next(_counter)}/set")
     samples = {
         "train": png_samples("train", 7, size=8, num_classes=4),
@@ -34,7 +36,9 @@ def made(*, with_plan: bool = True) -> tuple[Storage, Manifest]:
     samples["train"][6] = _copy(samples["train"][0])
     manifest = write_shard_set(storage, samples, num_shards=2, num_classes=4)
     classes = [ClassInfo(label=n, name=f"cat {n}", wnid=f"n0000{n}") for n in range(4)]
-    manifest = manifests.seal(msgspec.structs.replace(manifest, classes=classes, fixes={"cmyk-to-rgb": 3}))
+    manifest = manifests.seal(
+        msgspec.structs.replace(manifest, classes=classes, fixes={"cmyk-to-rgb": 3})
+    )
     put(storage, naming.MANIFEST, manifests.to_json(manifest))
     if with_plan:
         for split, found in samples.items():
@@ -46,7 +50,9 @@ def _copy(sample: StoredSample) -> StoredSample:
     return msgspec.structs.replace(sample, key=naming.copy_key(sample.key, 1), copy=1)
 
 
-def _write_plan(storage: Storage, manifest: Manifest, split: str, samples: list[StoredSample]) -> None:
+def _write_plan(
+    storage: Storage, manifest: Manifest, split: str, samples: list[StoredSample]
+) -> None:
     for number, shard in enumerate(manifest.splits[split].shards):
         mine = samples[shard.first_id : shard.first_id + shard.num_samples]
         names = [NAME.format(split, sample.source) for sample in mine]
@@ -62,7 +68,10 @@ def shown(renderable: object, width: int = 240) -> str:
 def test_the_overview_counts_splits_shards_and_classes():
     storage, manifest = made()
     found = inspect.overview(manifest, storage.url)
-    splits = [(row["name"], row["num_samples"], row["smallest"], row["largest"]) for row in found["splits"]]
+    splits = [
+        (row["name"], row["num_samples"], row["smallest"], row["largest"])
+        for row in found["splits"]
+    ]
     assert splits == [("train", 7, 3, 4), ("val", 4, 2, 2)]
     counts = [row["counts"] for row in found["classes"]]
     assert counts == [{"train": train, "val": 1} for train in (3, 2, 1, 1)]
@@ -77,7 +86,10 @@ def test_the_overview_counts_splits_shards_and_classes():
 def test_the_samples_of_a_shard_are_in_order_with_their_names_and_byte_ranges():
     storage, manifest = made()
     samples = inspect.samples_of_shard(storage, manifest, "train", 1)
-    assert [(s.position, s.id, s.key) for s in samples[:2]] == [(0, 3, "train-000003"), (1, 4, "train-000004")]
+    assert [(s.position, s.id, s.key) for s in samples[:2]] == [
+        (0, 3, "train-000003"),
+        (1, 4, "train-000004"),
+    ]
     assert [s.name for s in samples] == [NAME.format("train", n) for n in (3, 4, 5, 0)]
     tar = storage.read(samples[2].shard)
     offset, size = samples[2].byte_ranges["cls"]
@@ -101,34 +113,59 @@ def test_a_sample_and_its_copies_are_found_by_key_and_from_its_name_back():
 
 def test_the_last_part_of_a_name_suffices_and_part_of_a_part_does_not():
     storage, manifest = made()
-    assert [s.key for s in inspect.find_name(storage, manifest, "bild 2.PNG")] == ["train-000002", "val-000002"]
-    assert [s.key for s in inspect.find_name(storage, manifest, "bild 2.PNG", split="val")] == ["val-000002"]
+    assert [s.key for s in inspect.find_name(storage, manifest, "bild 2.PNG")] == [
+        "train-000002",
+        "val-000002",
+    ]
+    assert [s.key for s in inspect.find_name(storage, manifest, "bild 2.PNG", split="val")] == [
+        "val-000002"
+    ]
     with pytest.raises(ConfigError, match=r"no sample was made from '2\.PNG'"):
         inspect.find_name(storage, manifest, "2.PNG")
 
 
 def quarantined(storage: Storage, manifest: Manifest, *entries: dict) -> Manifest:
     """The set with a quarantine list."""
-    put(storage, naming.quarantine_path(), b"".join(json.dumps(entry).encode() + b"\n" for entry in entries))
+    put(
+        storage,
+        naming.quarantine_path(),
+        b"".join(json.dumps(entry).encode() + b"\n" for entry in entries),
+    )
     listed = Quarantine(count=len(entries), path=naming.quarantine_path())
     return manifests.seal(msgspec.structs.replace(manifest, quarantine=listed))
 
 
 def entry(name: str, reason: str, split: str = "train") -> dict:
-    return {"name": name, "split": split, "reason": reason, "object": name, "offset": 0, "num_bytes": 3}
+    return {
+        "name": name,
+        "split": split,
+        "reason": reason,
+        "object": name,
+        "offset": 0,
+        "num_bytes": 3,
+    }
 
 
 @pytest.mark.parametrize("with_plan", [True, False])
-def test_the_name_of_a_quarantined_file_is_found_with_the_reason_and_another_is_said_to_be_unknown(with_plan):
+def test_the_name_of_a_quarantined_file_is_found_with_the_reason_and_another_is_said_to_be_unknown(
+    with_plan,
+):
     storage, manifest = made(with_plan=with_plan)
-    manifest = quarantined(storage, manifest, entry("cat/uncut.png", "no"), entry("cat/cut.png", "is cut at byte 3"))
+    manifest = quarantined(
+        storage, manifest, entry("cat/uncut.png", "no"), entry("cat/cut.png", "is cut at byte 3")
+    )
     for name in ("cat/cut.png", "cut.png"):
         expected = (
-            rf"no sample was made from '{name}'; quarantine\.jsonl says why: cat/cut\.png \(split train\): is cut"
+            rf"no sample was made from '{name}'; quarantine\.jsonl says why: cat/cut\.png \(split"
+            r" train\): is cut"
         )
         with pytest.raises(ConfigError, match=expected):
             inspect.find_name(storage, manifest, name)
-    unknown = "quarantine.jsonl does not list it; check the spelling" if with_plan else "names are not available"
+    unknown = (
+        "quarantine.jsonl does not list it; check the spelling"
+        if with_plan
+        else "names are not available"
+    )
     for asked, split in (("other.png", None), ("cut.png", "val")):
         with pytest.raises(ConfigError, match=unknown):
             inspect.find_name(storage, manifest, asked, split=split)
@@ -143,7 +180,9 @@ def test_without_the_plan_keys_are_found_and_names_are_said_to_be_gone():
     (sample,) = inspect.find_key(storage, manifest, "val-000003")
     assert sample.name is None
     assert inspect.NO_NAMES in shown(render.render_samples([sample]))
-    assert inspect.NO_NAMES in shown(render.render_samples(inspect.samples_of_shard(storage, manifest, "val", 0)))
+    assert inspect.NO_NAMES in shown(
+        render.render_samples(inspect.samples_of_shard(storage, manifest, "val", 0))
+    )
     with pytest.raises(ConfigError, match="original names are not available"):
         inspect.find_name(storage, manifest, "bild 2.PNG")
 
@@ -174,9 +213,18 @@ def test_the_verb_prints_tables(capsys, monkeypatch):
     storage, _ = made()
     assert cli.main(["inspect", storage.url]) == 0
     text = capsys.readouterr().out
-    samples = render.render_samples(inspect.inspect(storage.url, split="train", shard=1), max_rows=3)
+    samples = render.render_samples(
+        inspect.inspect(storage.url, split="train", shard=1), max_rows=3
+    )
     assert "... and 1 more (all of them with --json)" in shown(samples)
-    for expected in ("train/train-000001.tar", "cat 3", "n00003", "3 to 4", "cmyk-to-rgb 3", "quarantined: 0"):
+    for expected in (
+        "train/train-000001.tar",
+        "cat 3",
+        "n00003",
+        "3 to 4",
+        "cmyk-to-rgb 3",
+        "quarantined: 0",
+    ):
         assert expected in text
     assert cli.main(["inspect", storage.url, "--class", "cat 1"]) == 0
     assert "cat 3" not in capsys.readouterr().out
@@ -216,9 +264,22 @@ def test_questions_without_an_answer_are_refused(capsys):
 @pytest.mark.parametrize(("width", "whole"), [(80, True), (60, False)])
 def test_a_narrow_terminal_folds_names_and_never_shows_another_number(width, whole):
     overview = inspect.overview(made()[1], "")
-    row = {**overview["splits"][0], "name": "validation", "num_samples": 1281167, "num_bytes": 147897477120}
-    row |= {"num_shards": 1024, "smallest": 1252, "largest": 1252, "mean_bytes": 109123.0, "fields": ["jpg"]}
-    text = shown(render.render_overview({**overview, "splits": [row], "classes": [], "shards": []}), width)
+    row = {
+        **overview["splits"][0],
+        "name": "validation",
+        "num_samples": 1281167,
+        "num_bytes": 147897477120,
+    }
+    row |= {
+        "num_shards": 1024,
+        "smallest": 1252,
+        "largest": 1252,
+        "mean_bytes": 109123.0,
+        "fields": ["jpg"],
+    }
+    text = shown(
+        render.render_overview({**overview, "splits": [row], "classes": [], "shards": []}), width
+    )
     numbers = re.findall(r"[\d,…]{5,}", text.partition("classes")[0])
     expected = ["1,281,167", "1,024", "1,252", "147,897,477,120", "109,123"]
     assert (numbers == expected) == whole
@@ -233,7 +294,9 @@ def test_lines_to_another_program_are_not_folded(capsys, monkeypatch):
     assert capsys.readouterr().out.startswith(f"{storage.url}: from ")
 
 
-def test_a_hostile_name_neither_styles_nor_moves_the_terminal_nor_breaks_the_line_of_an_error(capsys):
+def test_a_hostile_name_neither_styles_nor_moves_the_terminal_nor_breaks_the_line_of_an_error(
+    capsys,
+):
     storage, manifest = made()
     names = ["[bold red]\x1b[2J", "a\rb"]
     samples = [StoredSample(key=f"val-00000{n}", fields=(), label=n, source=n) for n in range(2)]
@@ -244,6 +307,10 @@ def test_a_hostile_name_neither_styles_nor_moves_the_terminal_nor_breaks_the_lin
     assert all(part in text for part in ("[bold red]\\x1b[2J", "a\\rb"))
     assert "\x1b[2J" not in text
     classes = [*manifest.classes[:3], ClassInfo(label=3, name="[red]a\n\x1b[2Jb")]
-    put(storage, naming.MANIFEST, manifests.to_json(manifests.seal(msgspec.structs.replace(manifest, classes=classes))))
+    put(
+        storage,
+        naming.MANIFEST,
+        manifests.to_json(manifests.seal(msgspec.structs.replace(manifest, classes=classes))),
+    )
     assert cli.main(["inspect", storage.url, "--class", "owl"]) == 2
     assert capsys.readouterr().err.endswith(r"cat 2, [red]a\n\x1b[2Jb, ...)" + "\n")

@@ -93,16 +93,23 @@ def change_index(storage: Storage, manifest: Manifest, column: str, value: objec
     [({}, "takes too much"), ({"decoded_bytes": 4 << 30}, "damaged")],
 )
 def test_images_are_decoded_with_the_memory_that_the_build_was_given(options, sentence):
-    # Damaged behind its header: whether its size is refused shows without decoding all of 16,383 x 10,000 pixels.
+    # Damaged behind its header: whether its size is refused shows without decoding all of 16,383 x
+    # 10,000 pixels.
     storage, damaged = fresh(), huge_webp()[:-8] + b"\xff" * 8
     large = image_sample("train", 0, damaged, "webp", 10)
     manifest = write_shard_set(storage, {"train": [large]}, num_shards=1)
-    put_manifest(storage, manifest, provenance=msgspec.structs.replace(manifest.provenance, options={"image": options}))
+    put_manifest(
+        storage,
+        manifest,
+        provenance=msgspec.structs.replace(manifest.provenance, options={"image": options}),
+    )
     for problems in (
         verify(storage.url, deep=True).problems,
         collect(manifests.load(storage.url), max_images=1).damage,
     ):
-        assert [f"can't be decoded: {sentence}" in problem.sentence for problem in problems] == [True]
+        assert [f"can't be decoded: {sentence}" in problem.sentence for problem in problems] == [
+            True
+        ]
 
 
 @pytest.mark.parametrize("deep", [False, True])
@@ -113,7 +120,11 @@ def test_a_sound_set_has_no_problem_and_is_read_once_if_at_all(deep, tmp_path):
         put(storage, "elsewhere/a.tar", b"nobody lists this folder")
         report = verify(storage.url, deep=deep)
         assert report.ok
-        assert (report.num_shards, report.num_samples, report.num_images) == (4, 13, 13 if deep else 0)
+        assert (report.num_shards, report.num_samples, report.num_images) == (
+            4,
+            13,
+            13 if deep else 0,
+        )
         keeps_checksums = storage.url.startswith("memory")
         assert report.num_bytes == (0 if keeps_checksums and not deep else num_bytes)
 
@@ -143,7 +154,9 @@ def test_a_flip_of_any_bit_of_any_file_is_reported(path, data):
     put(FLIPPED, path, bytes(damaged))
     try:
         reports = [verify(FLIPPED.url, deep=deep) for deep in (False, True)]
-        found = all(any(problem.where.startswith(path) for problem in report.problems) for report in reports)
+        found = all(
+            any(problem.where.startswith(path) for problem in report.problems) for report in reports
+        )
     except ManifestError:
         found = path == naming.MANIFEST
     finally:
@@ -173,7 +186,9 @@ def test_every_file_that_is_missing_changed_or_not_listed_is_named(deep):
         put(storage, path, b"left over")
     report = verify(storage.url, deep=deep)
     assert wheres(report) == {FIRST, *missing, *unlisted}
-    assert {problem.where for problem in report.problems if "is missing" in problem.sentence} == missing
+    assert {
+        problem.where for problem in report.problems if "is missing" in problem.sentence
+    } == missing
     found = {one.where for one in report.problems if "is in no version" in one.sentence}
     assert found == unlisted
 
@@ -182,7 +197,8 @@ def test_a_label_that_differs_from_the_cls_field_is_found_by_the_deep_look_only(
     storage, samples = fresh(), png_samples("train", 6, size=8)
     samples[3] = replace(samples[3], fields=samples[3].fields[:1])
     samples[4] = replace(samples[4], label=7)
-    samples[5] = replace(samples[5], label=-1, fields=samples[5].fields[:1])  # has no label, which is fine
+    # has no label, which is fine
+    samples[5] = replace(samples[5], label=-1, fields=samples[5].fields[:1])
     write_shard_set(storage, {"train": samples})
     assert verify(storage.url, deep=False).ok
     report = verify(storage.url, deep=True)
@@ -197,28 +213,71 @@ SAMPLE = f"{FIRST}, sample train-000001"
 @pytest.mark.parametrize(
     ("change", "where", "sentence"),
     [
-        *((lambda s, m, c=c, v=v: change_index(s, m, c, v), SAMPLE, f"the index says {c}") for c, v in [
-            ("offset", 99), ("crc32c", 99), ("source", 99), ("key", b"nobody"), (".png", (512, 9)), (".cls", (0, 0)),
-        ]),
-        (lambda s, m: change_index(s, m, "label", 10), SAMPLE, "its label is 10, expected one of the 10 classes"),
-        (lambda s, m: put_index(s, m, _flip_last(s.read(naming.index_path(FIRST)))), naming.index_path(FIRST),
-         "1 rows do not fit their checks, the first is row 3;"),
-        (lambda s, m: put_index(s, m, index_to_bytes(_index(s)[:-1])), naming.index_path(FIRST),
-         "lists 3 samples, the manifest says 4"),
-        (lambda s, m: put_index(s, m, index_to_bytes(_with_float_labels(_index(s)))), naming.index_path(FIRST),
-         "not those of a shard index"),
+        *(
+            (lambda s, m, c=c, v=v: change_index(s, m, c, v), SAMPLE, f"the index says {c}")
+            for c, v in [
+                ("offset", 99),
+                ("crc32c", 99),
+                ("source", 99),
+                ("key", b"nobody"),
+                (".png", (512, 9)),
+                (".cls", (0, 0)),
+            ]
+        ),
+        (
+            lambda s, m: change_index(s, m, "label", 10),
+            SAMPLE,
+            "its label is 10, expected one of the 10 classes",
+        ),
+        (
+            lambda s, m: put_index(s, m, _flip_last(s.read(naming.index_path(FIRST)))),
+            naming.index_path(FIRST),
+            "1 rows do not fit their checks, the first is row 3;",
+        ),
+        (
+            lambda s, m: put_index(s, m, index_to_bytes(_index(s)[:-1])),
+            naming.index_path(FIRST),
+            "lists 3 samples, the manifest says 4",
+        ),
+        (
+            lambda s, m: put_index(s, m, index_to_bytes(_with_float_labels(_index(s)))),
+            naming.index_path(FIRST),
+            "not those of a shard index",
+        ),
         (lambda s, m: change_shard(s, m, sha256="0" * 64), FIRST, "its SHA-256 is"),
-        (lambda s, m: change_split(s, m, shards=[
-            msgspec.structs.replace(m.splits["train"].groups[0], table_sha256="0" * 64)
-        ]), TABLE, "its SHA-256 is not that of the manifest; restore or rebuild the shard set"),
-        (lambda s, m: change_split(s, m, fields=["png"]), SAMPLE, "has a field 'cls', the manifest lists png"),
-        (lambda s, m: change_split(s, m, class_totals=[0, 2, *[1] * 7, 0]), "split train",
-         "holds 1 samples of class 0, the manifest says 0"),
-        (lambda s, m: change_split(s, m, num_content_bytes=5), "split train", "holds 1042 bytes of samples"),
-        (lambda s, m: change_split(s, m, max_tar_bytes=5), "split train",
-         "the bytes of its tars, of the largest tar and of the largest index are"),
+        (
+            lambda s, m: change_split(
+                s,
+                m,
+                shards=[
+                    msgspec.structs.replace(m.splits["train"].groups[0], table_sha256="0" * 64)
+                ],
+            ),
+            TABLE,
+            "its SHA-256 is not that of the manifest; restore or rebuild the shard set",
+        ),
+        (
+            lambda s, m: change_split(s, m, fields=["png"]),
+            SAMPLE,
+            "has a field 'cls', the manifest lists png",
+        ),
+        (
+            lambda s, m: change_split(s, m, class_totals=[0, 2, *[1] * 7, 0]),
+            "split train",
+            "holds 1 samples of class 0, the manifest says 0",
+        ),
+        (
+            lambda s, m: change_split(s, m, num_content_bytes=5),
+            "split train",
+            "holds 1042 bytes of samples",
+        ),
+        (
+            lambda s, m: change_split(s, m, max_tar_bytes=5),
+            "split train",
+            "the bytes of its tars, of the largest tar and of the largest index are",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_a_set_with_right_checksums_says_wrongly_is_a_problem(change, where, sentence):
     storage = fresh()
     change(storage, sound(storage))
@@ -237,7 +296,9 @@ def _flip_last(data: bytes) -> bytes:
 
 
 def _with_float_labels(index: np.ndarray) -> np.ndarray:
-    return index.astype([(name, "<f8" if name == "label" else index.dtype[name]) for name in index.dtype.names])
+    return index.astype(
+        [(name, "<f8" if name == "label" else index.dtype[name]) for name in index.dtype.names]
+    )
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
@@ -249,11 +310,14 @@ def test_a_key_that_occurs_twice_is_a_problem_also_over_splits(split):
     write_shard_set(storage, samples)
     assert verify(storage.url, deep=False).ok
     report = verify(storage.url, deep=True)
-    assert [p.sentence for p in report.problems] == [f"has a sample again as {FIRST} has; rebuild the set"]
+    assert [p.sentence for p in report.problems] == [
+        f"has a sample again as {FIRST} has; rebuild the set"
+    ]
 
 
 def test_equal_hashes_alone_are_not_duplicates():
-    # The hash takes in eight bytes after the other, so the second eight can make up for other first ones.
+    # The hash takes in eight bytes after the other, so the second eight can make up for other first
+    # ones.
     keys = ["train-00twin-one", "00012030QS=Yv3vV"]
     assert len(set(hash_keys(np.array([key.encode() for key in keys])))) == 1
     samples = png_samples("train", 6, size=8)
@@ -280,14 +344,17 @@ def test_an_undecodable_image_with_right_checksums_is_found_by_the_deep_look_onl
 
 
 def test_indexes_are_read_by_many_threads_at_once():
-    # CPython 3.11 fails to build a syntax tree where the collector lets another thread build one meanwhile.
+    # CPython 3.11 fails to build a syntax tree where the collector lets another thread build one
+    # meanwhile.
     index = index_to_bytes(np.zeros(3, dtype=index_dtype(["jpg", "cls", "json"], 20)))
     thresholds = gc.get_threshold()
     gc.callbacks.append(lambda *_: sum(range(2000)))
     gc.set_threshold(50)
     try:
         with ThreadPoolExecutor(4) as threads:
-            found = list(threads.map(lambda _: len(index_from_bytes(index, "an index")), range(2000)))
+            found = list(
+                threads.map(lambda _: len(index_from_bytes(index, "an index")), range(2000))
+            )
     finally:
         gc.set_threshold(*thresholds)
         gc.callbacks.pop()
@@ -300,11 +367,15 @@ def test_damage_that_comes_once_is_no_problem(deep, monkeypatch):
     manifest = sound(storage.inner)
     entry = b'{"name": "a.jpg", "split": "train", "reason": "cut"}\n'
     put(storage.inner, manifest.quarantine.path, entry)
-    put_manifest(storage.inner, manifest, quarantine=msgspec.structs.replace(manifest.quarantine, count=1))
+    put_manifest(
+        storage.inner, manifest, quarantine=msgspec.structs.replace(manifest.quarantine, count=1)
+    )
     monkeypatch.setattr(manifests, "open_storage", lambda url: storage)
     assert verify(storage.url, deep=deep).problems == ()
     tables = {group.table for split in manifest.splits.values() for group in split.groups}
-    assert {*listed(manifest), *tables, naming.MANIFEST, manifest.quarantine.path} == set(storage.damaged)
+    assert {*listed(manifest), *tables, naming.MANIFEST, manifest.quarantine.path} == set(
+        storage.damaged
+    )
 
 
 @pytest.mark.parametrize(
@@ -318,7 +389,9 @@ def test_a_quarantine_list_that_does_not_fit_is_a_problem(content, count, senten
     storage = fresh()
     manifest = sound(storage)
     put(storage, naming.quarantine_path(), content)
-    put_manifest(storage, manifest, quarantine=Quarantine(count=count, path=naming.quarantine_path()))
+    put_manifest(
+        storage, manifest, quarantine=Quarantine(count=count, path=naming.quarantine_path())
+    )
     report = verify(storage.url, deep=False)
     assert wheres(report) == {naming.quarantine_path()}
     assert sentence in sentences(report)
@@ -338,7 +411,10 @@ def test_the_report_reads_well_and_its_json_holds_everything():
     assert text[1] == "... and 1 more (all of them with --json)"
     assert text[2].endswith(": 2 problems")
     found = json.loads(to_json(report))
-    assert (found["ok"], [problem["where"] for problem in found["problems"]]) == (False, [FIRST, SECOND])
+    assert (found["ok"], [problem["where"] for problem in found["problems"]]) == (
+        False,
+        [FIRST, SECOND],
+    )
 
 
 def test_the_hash_of_a_key_does_not_depend_on_the_width_of_its_column():

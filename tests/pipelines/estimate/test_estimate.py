@@ -1,4 +1,6 @@
-"""`estimate`: its arithmetic against figures made by hand and against the order itself, its ways in, its words."""
+"""`estimate`: its arithmetic against figures made by hand and against the order itself, its ways
+in, its words.
+"""
 
 import json
 import re
@@ -30,7 +32,9 @@ IMAGENET = 1_281_167
 """A prime number."""
 
 
-def numbers(samples: int = IMAGENET, *, mean_bytes: float = 110_000, classes: int = 1000, **sizing) -> Estimate:
+def numbers(
+    samples: int = IMAGENET, *, mean_bytes: float = 110_000, classes: int = 1000, **sizing
+) -> Estimate:
     """What is estimated from bare numbers; `reading` changes how they are read."""
     reading = sizing.pop("reading", Reading(global_batch_size=4096, num_replicas=32, num_hosts=4))
     config = BuildConfig(source="", input="", output="", **sizing)
@@ -60,7 +64,9 @@ def test_imagenet_in_1024_shards_by_hand():
 
 
 def test_640_shards_over_32_replicas_leave_no_sample_out():
-    found = numbers(1_280_000, num_shards={"": 640}, reading=Reading(global_batch_size=1024, num_replicas=32))
+    found = numbers(
+        1_280_000, num_shards={"": 640}, reading=Reading(global_batch_size=1024, num_replicas=32)
+    )
     # 1,280,000 = 640 x 2,000 = 1,250 x 1,024
     assert (found.steps.num_steps, found.steps.num_pads, found.steps.num_left_out) == (1250, 0, 0)
 
@@ -70,15 +76,19 @@ def test_mixing_is_the_figure_of_the_documentation(window):
     reading = Reading(global_batch_size=1024, num_lanes=256, block_size=38, window=window)
     found = numbers(num_shards={"": 640}, reading=reading)
     row = re.search(
-        rf"^\| q = 38, w = {window}, 256 lanes.*?\| (\d+) \|", (DOCS / "order.md").read_text(), re.MULTILINE
+        rf"^\| q = 38, w = {window}, 256 lanes.*?\| (\d+) \|",
+        (DOCS / "order.md").read_text(),
+        re.MULTILINE,
     )
-    # There the larger shards stand between the smaller ones, here before them, as the build numbers them.
+    # There the larger shards stand between the smaller ones, here before them, as the build numbers
+    # them.
     assert found.mixing.worst == pytest.approx(int(row[1]), abs=2)
     assert found.mixing.uniform == pytest.approx(642, abs=1)
 
 
 def test_classes_expected_is_right_by_hand_and_what_drawing_gives():
-    # Two of four samples of two classes: 2 of the 6 pairs are of one class, so a class is missed 1 time in 6.
+    # Two of four samples of two classes: 2 of the 6 pairs are of one class, so a class is missed 1
+    # time in 6.
     assert classes_expected(4, 2, 2) == pytest.approx(2 * (1 - 1 / 6))
     draw = np.random.default_rng(0)
     batches = (draw.choice(1000, 64, replace=False) for _ in range(400))
@@ -99,10 +109,16 @@ def test_the_nearest_divisors_and_multiples_are_next_to_the_wish(number, wish):
 def test_lanes_and_batches_that_do_not_divide_are_told_with_those_that_would():
     found = numbers(reading=Reading(global_batch_size=100, num_replicas=32, num_hosts=32))
     assert not found.refusal
-    text = "Batches of 100 over 32 replicas: 28 of them have 3 samples and a repeat of weight 0, the others 4."
+    text = (
+        "Batches of 100 over 32 replicas: 28 of them have 3 samples and a repeat of weight 0, the"
+        " others 4."
+    )
     assert f"{text} Batches of 96 or 128 would divide." in found.advice
-    found = numbers(reading=Reading(global_batch_size=1536, num_replicas=24, num_hosts=24, num_lanes=256))
-    # 256 lanes over 24 readers: 10 2/3 each, so of the 23 borders all but those at multiples of a third cut a lane
+    found = numbers(
+        reading=Reading(global_batch_size=1536, num_replicas=24, num_hosts=24, num_lanes=256)
+    )
+    # 256 lanes over 24 readers: 10 2/3 each, so of the 23 borders all but those at multiples of a
+    # third cut a lane
     assert found.amplification == pytest.approx(1 + 16 / 256)
     assert "16 or 32 readers share none" in advice(found)
     assert "--num-lanes 192" in advice(found)
@@ -111,8 +127,14 @@ def test_lanes_and_batches_that_do_not_divide_are_told_with_those_that_would():
 @pytest.mark.parametrize(
     ("reading", "message"),
     [
-        (Reading(global_batch_size=20, num_replicas=32), "does not have a sample for each of 32 replicas; use 1 to 20"),
-        (Reading(num_replicas=32, num_hosts=5), r"do not divide over 5 hosts; use a number of hosts that divides 32"),
+        (
+            Reading(global_batch_size=20, num_replicas=32),
+            "does not have a sample for each of 32 replicas; use 1 to 20",
+        ),
+        (
+            Reading(num_replicas=32, num_hosts=5),
+            r"do not divide over 5 hosts; use a number of hosts that divides 32",
+        ),
         (Reading(global_batch_size=65536), r"MiB decoded.*raise budget_bytes"),
     ],
 )
@@ -123,7 +145,9 @@ def test_what_a_run_would_refuse_is_refused_and_the_rest_still_shown(reading, me
     assert found.memory is None
 
 
-@pytest.mark.parametrize(("strategy", "readers"), [("spmd", 4), ("replica", 32), ("ddp", 32), ("single", 1)])
+@pytest.mark.parametrize(
+    ("strategy", "readers"), [("spmd", 4), ("replica", 32), ("ddp", 32), ("single", 1)]
+)
 def test_who_reads_depends_on_the_strategy(strategy, readers):
     assert Reading(num_replicas=32, num_hosts=4, strategy=strategy).num_readers == readers
 
@@ -166,10 +190,15 @@ def built(tmp_path_factory) -> BuildConfig:
 
 def test_numbers_foresee_what_a_build_makes(built):
     mean_bytes = np.mean([path.stat().st_size for path in Path(built.input).rglob("*.*")])
-    foreseen = from_numbers(built, {"train": 50}, mean_bytes=mean_bytes, num_classes=2).splits["train"]
+    foreseen = from_numbers(built, {"train": 50}, mean_bytes=mean_bytes, num_classes=2).splits[
+        "train"
+    ]
     made = from_manifest(built.output).splits["train"]
     assert foreseen.shard_sizes == made.shard_sizes
-    assert (foreseen.plan.num_dropped, foreseen.plan.num_repeats) == (made.plan.num_dropped, made.plan.num_repeats)
+    assert (foreseen.plan.num_dropped, foreseen.plan.num_repeats) == (
+        made.plan.num_dropped,
+        made.plan.num_repeats,
+    )
     assert foreseen.num_bytes == pytest.approx(made.num_bytes, rel=0.15)
 
 
@@ -180,7 +209,9 @@ def test_a_stream_has_the_steps_and_the_memory_that_were_foreseen(built, num_rea
     foreseen = estimate(from_manifest(built.output), "train", reading)
     image = ImageSpec(size=16, crop=CenterCrop(16))
     streams = [
-        Stream(built.output, "train", rank=rank, world_size=num_readers, seed=0, image=image, **options)
+        Stream(
+            built.output, "train", rank=rank, world_size=num_readers, seed=0, image=image, **options
+        )
         for rank in range(num_readers)
     ]
     assert {len(stream) for stream in streams} == {foreseen.steps.num_steps}
@@ -188,7 +219,14 @@ def test_a_stream_has_the_steps_and_the_memory_that_were_foreseen(built, num_rea
 
 
 FOUR = ["--global-batch-size", "4096", "--world", "4", "--hosts", "4"]
-BARE = ["--samples", "train=1281167,validation=50000", "--mean-bytes", "110000", "--classes", "1000"]
+BARE = [
+    "--samples",
+    "train=1281167,validation=50000",
+    "--mean-bytes",
+    "110000",
+    "--classes",
+    "1000",
+]
 
 
 def run(capsys: pytest.CaptureFixture[str], words: Sequence[str]) -> tuple[int, str, str]:
@@ -210,11 +248,18 @@ def test_the_page_fits_80_columns_and_says_what_matters(capsys, monkeypatch):
 
 
 def test_the_numbers_come_as_json_too(capsys):
-    code, text, _ = run(capsys, [*BARE, "--num-shards", "train=1024,validation=50", "--json", *FOUR])
+    code, text, _ = run(
+        capsys, [*BARE, "--num-shards", "train=1024,validation=50", "--json", *FOUR]
+    )
     found = json.loads(text)
     assert code == 0
     assert found["splits"]["train"]["num_shards"] == 1024
-    assert found["steps"] == {"num_steps": 313, "num_last": 3215, "num_pads": 881, "num_left_out": 0}
+    assert found["steps"] == {
+        "num_steps": 313,
+        "num_last": 3215,
+        "num_pads": 881,
+        "num_left_out": 0,
+    }
     assert found["read_bytes"] == found["splits"]["train"]["tar_bytes"]
     assert found["assumption"].startswith("images are JPEGs")
 
@@ -250,7 +295,9 @@ def test_a_manifest_is_enough_without_anything_else_of_the_set(built, tmp_path, 
         ([*BARE, "--image-size", "-1"], "--image-size is -1"),
     ],
 )
-def test_a_wrong_command_line_is_one_sentence_and_code_2_and_an_empty_folder_1(words, message, capsys):
+def test_a_wrong_command_line_is_one_sentence_and_code_2_and_an_empty_folder_1(
+    words, message, capsys
+):
     code, page, errors = run(capsys, words)
     assert (code, page) == (1 if words[0].startswith("memory") else 2, "")
     assert message in errors

@@ -1,4 +1,6 @@
-"""Side files of other readers: each against the bytes of the tars, without those readers (tests/peers has them)."""
+"""Side files of other readers: each against the bytes of the tars, without those readers
+(tests/peers has them).
+"""
 
 import itertools
 import json
@@ -27,14 +29,21 @@ _counter = itertools.count()
 def made(**changes: object) -> tuple[Storage, Manifest]:
     """Splits train (11 PNGs, 3 shards of 3 and 4) and test (5 JPEGs) in memory."""
     storage = open_storage(f"memory://export-{next(_counter)}/set")
-    samples = {"train": png_samples("train", 11, size=8), "test": jpeg_samples("test", 5, height=16, width=16)}
+    samples = {
+        "train": png_samples("train", 11, size=8),
+        "test": jpeg_samples("test", 5, height=16, width=16),
+    }
     write_shard_set(storage, samples | changes, num_shards=3)
     return storage, manifests.load(storage.url)[0]
 
 
-def with_fields(split: str, num_samples: int, *fields: tuple[str, bytes], label: int = -1) -> list[StoredSample]:
+def with_fields(
+    split: str, num_samples: int, *fields: tuple[str, bytes], label: int = -1
+) -> list[StoredSample]:
     return [
-        StoredSample(key=f"{split}-{n}", fields=[*fields, ("txt", b"%d" % n)], label=label, source=n)
+        StoredSample(
+            key=f"{split}-{n}", fields=[*fields, ("txt", b"%d" % n)], label=label, source=n
+        )
         for n in range(num_samples)
     ]
 
@@ -75,7 +84,9 @@ def test_energon_s_settings_name_every_shard_of_every_split():
     info = json.loads(storage.read(".nv-meta/.info.json"))
     assert info["shard_counts"] == {shard.path: shard.num_samples for shard in shards_of(manifest)}
     parts = yaml.safe_load(storage.read(".nv-meta/split.yaml"))["split_parts"]
-    assert parts == {name: [shard.path for shard in split.shards] for name, split in manifest.splits.items()}
+    assert parts == {
+        name: [shard.path for shard in split.shards] for name, split in manifest.splits.items()
+    }
     kind = yaml.safe_load(storage.read(".nv-meta/dataset.yaml"))
     assert kind["sample_type"]["__class__"] == "ImageClassificationSample"
     assert kind["field_map"] == {"image": "jpg,png", "label": "cls"}
@@ -156,24 +167,38 @@ def test_a_file_in_the_way_stays_unless_it_may_be_replaced(name):
 
 
 def test_relative_paths_lead_back_from_another_folder_and_from_behind_a_link(tmp_path):
-    manifest = write_shard_set(open_storage(str(tmp_path / "set")), {"train": png_samples("train", 4, size=8)})
+    manifest = write_shard_set(
+        open_storage(str(tmp_path / "set")), {"train": png_samples("train", 4, size=8)}
+    )
     (tmp_path / "scratch" / "me").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "scratch" / "me")
     for output in (tmp_path / "for" / "them", tmp_path / "link" / "for"):
         export(str(tmp_path / "set"), ["wids", "timm", "hf"], output=str(output))
         listed = json.loads((output / "wids-train.json").read_text())["shardlist"]
         for entry, shard in zip(listed, manifest.split("train").shards, strict=True):
-            assert (output / entry["url"]).read_bytes() == (tmp_path / "set" / shard.path).read_bytes()
+            assert (output / entry["url"]).read_bytes() == (
+                tmp_path / "set" / shard.path
+            ).read_bytes()
         info = json.loads((output / "_info.json").read_text())["splits"]["train"]["filenames"]
         assert info == [entry["url"] for entry in listed]
-    assert sorted(path.name for path in (tmp_path / "set").iterdir()) == ["manifest.json", "quarantine.jsonl", "train"]
+    assert sorted(path.name for path in (tmp_path / "set").iterdir()) == [
+        "manifest.json",
+        "quarantine.jsonl",
+        "train",
+    ]
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("energon", "only beside the tars"), ("timm", "takes relative paths to"), ("hf", "takes relative paths to")],
+    [
+        ("energon", "only beside the tars"),
+        ("timm", "takes relative paths to"),
+        ("hf", "takes relative paths to"),
+    ],
 )
-def test_a_format_that_can_t_name_remote_tars_says_so_and_wids_gets_their_urls(tmp_path, name, message):
+def test_a_format_that_can_t_name_remote_tars_says_so_and_wids_gets_their_urls(
+    tmp_path, name, message
+):
     storage, manifest = made()
     with pytest.raises(ConfigError, match=message):
         export(storage.url, [name], output=str(tmp_path))
@@ -183,11 +208,14 @@ def test_a_format_that_can_t_name_remote_tars_says_so_and_wids_gets_their_urls(t
         export(str(tmp_path), [name], output="memory://elsewhere/x")
     export(storage.url, ["wids"], output=str(tmp_path))
     listed = json.loads((tmp_path / "wids-train.json").read_text())["shardlist"]
-    assert [entry["url"] for entry in listed] == [f"{storage.url}/{s.path}" for s in manifest.split("train").shards]
+    assert [entry["url"] for entry in listed] == [
+        f"{storage.url}/{s.path}" for s in manifest.split("train").shards
+    ]
 
 
 @pytest.mark.parametrize(
-    ("name", "split", "message"), [("timm", "target", "mistakes the split name"), ("hf", "a-b", "letters, digits")]
+    ("name", "split", "message"),
+    [("timm", "target", "mistakes the split name"), ("hf", "a-b", "letters, digits")],
 )
 def test_a_split_s_name_that_a_reader_misreads_is_refused(name, split, message):
     storage = open_storage(f"memory://export-{next(_counter)}/set")
@@ -199,7 +227,10 @@ def test_a_split_s_name_that_a_reader_misreads_is_refused(name, split, message):
 @pytest.mark.parametrize(
     ("samples", "message"),
     [
-        (with_fields("train", 4, ("bmp", b"x"), ("cls", b"1"), label=1), "images as bmp; timm reads jpg, png, webp"),
+        (
+            with_fields("train", 4, ("bmp", b"x"), ("cls", b"1"), label=1),
+            "images as bmp; timm reads jpg, png, webp",
+        ),
         (with_fields("train", 4, ("cls", b"1"), label=1), "no known field"),
         (with_fields("train", 4, ("png", b"x")), "has 4 of 4 samples without a label"),
     ],
@@ -222,7 +253,9 @@ def test_a_changed_index_and_a_key_that_is_there_twice_are_not_exported():
     with pytest.raises(NotFound):
         export(storage.url, ["energon"])
     storage, _ = made(test=png_samples("train", 4, size=4))
-    with pytest.raises(ConfigError, match=r"a key is there twice.*needs each key once; `build --source webdataset`"):
+    with pytest.raises(
+        ConfigError, match=r"a key is there twice.*needs each key once; `build --source webdataset`"
+    ):
         export(storage.url, ["energon"])
 
 

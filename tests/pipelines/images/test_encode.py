@@ -37,7 +37,9 @@ def stored(name: str, options: ImageOptions = PLAIN) -> tuple[str, bytes]:
 
 def difference(first: Image.Image, second: Image.Image) -> float:
     """Mean absolute difference of two images of one mode and size, in grey levels."""
-    return float(np.abs(np.asarray(first, dtype=np.int64) - np.asarray(second, dtype=np.int64)).mean())
+    return float(
+        np.abs(np.asarray(first, dtype=np.int64) - np.asarray(second, dtype=np.int64)).mean()
+    )
 
 
 @pytest.mark.parametrize("verify", ["decode", "header", "none"])
@@ -53,7 +55,10 @@ def test_a_good_image_is_stored_byte_for_byte_and_counts_as_no_fix(name, verify)
 @pytest.mark.parametrize("name", odd_images.FIXED)
 def test_an_odd_image_is_put_right_and_counted(name):
     extension, data = odd_images.make(name)
-    assert examine(data, field=extension, verify="decode", options=PLAIN).marks == odd_images.FIXED[name][2]
+    assert (
+        examine(data, field=extension, verify="decode", options=PLAIN).marks
+        == odd_images.FIXED[name][2]
+    )
     if "cmyk" in name:
         image = opened(stored(name)[1])
         assert (image.mode, image.format) == ("RGB", "JPEG")
@@ -76,7 +81,10 @@ def test_a_reason_survives_the_way_between_processes():
 
 @pytest.mark.parametrize("extension", ["jpg", "JPEG", "jpe", "jfif", "jif", "mpo"])
 def test_every_spelling_of_an_extension_is_stored_under_one_field(extension):
-    assert examine(odd_images.jpeg(), field=extension, verify="header", options=PLAIN) == ("jpg", "")
+    assert examine(odd_images.jpeg(), field=extension, verify="header", options=PLAIN) == (
+        "jpg",
+        "",
+    )
     assert examine(b"", field=extension, verify="none", options=PLAIN).field == "jpg"
     assert is_image_field(f"left.{extension.lower()}")
     assert ImageFile.LOAD_TRUNCATED_IMAGES is False
@@ -94,9 +102,19 @@ def test_an_image_above_the_limit_is_refused_from_its_header_alone_and_one_at_th
     with pytest.raises(UndecodableImage, match="too many pixels"):
         examine(odd_images.bomb()[:64], field="png", verify="header", options=PLAIN)
     width, height = odd_images.SIZE
-    examine(odd_images.png(), field="png", verify="decode", options=ImageOptions(max_pixels=width * height))
+    examine(
+        odd_images.png(),
+        field="png",
+        verify="decode",
+        options=ImageOptions(max_pixels=width * height),
+    )
     with pytest.raises(UndecodableImage, match="48 x 32, at most 1535"):
-        examine(odd_images.png(), field="png", verify="header", options=ImageOptions(max_pixels=width * height - 1))
+        examine(
+            odd_images.png(),
+            field="png",
+            verify="header",
+            options=ImageOptions(max_pixels=width * height - 1),
+        )
 
 
 @pytest.mark.parametrize("name", ["truncated jpeg", "truncated png", "jpeg with a zeroed tail"])
@@ -115,8 +133,18 @@ def test_damaged_bytes_are_either_an_image_or_refused_never_another_error(name, 
     for _ in range(data.draw(st.integers(0, 4)) if damaged else 0):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(UndecodableImage):
-        found = examine(bytes(damaged), field=extension, verify="decode", options=ImageOptions(max_pixels=1_000_000))
-        encode(bytes(damaged), found.field, found.marks, ImageOptions(resize_shorter=8, max_pixels=1_000_000))
+        found = examine(
+            bytes(damaged),
+            field=extension,
+            verify="decode",
+            options=ImageOptions(max_pixels=1_000_000),
+        )
+        encode(
+            bytes(damaged),
+            found.field,
+            found.marks,
+            ImageOptions(resize_shorter=8, max_pixels=1_000_000),
+        )
 
 
 @given(st.integers(0, 400))
@@ -124,7 +152,9 @@ def test_damaged_bytes_are_either_an_image_or_refused_never_another_error(name, 
 def test_a_jpeg_or_png_cut_anywhere_is_refused(missing):
     for data, extension in ((odd_images.jpeg(), "jpg"), (odd_images.png(), "png")):
         with pytest.raises(UndecodableImage):
-            examine(data[: len(data) - 1 - missing], field=extension, verify="decode", options=PLAIN)
+            examine(
+                data[: len(data) - 1 - missing], field=extension, verify="decode", options=PLAIN
+            )
 
 
 def test_the_shorter_side_becomes_the_wanted_one_and_the_picture_stays():
@@ -136,7 +166,9 @@ def test_the_shorter_side_becomes_the_wanted_one_and_the_picture_stays():
     assert difference(small, odd_images.picture(size=(48, 32))) < 4
 
 
-@pytest.mark.parametrize("name", sorted({*odd_images.GOOD} - {"animated gif", "bmp", "tiff", "exif rotated jpeg"}))
+@pytest.mark.parametrize(
+    "name", sorted({*odd_images.GOOD} - {"animated gif", "bmp", "tiff", "exif rotated jpeg"})
+)
 def test_an_image_that_is_small_already_is_not_touched(name):
     extension, data = odd_images.make(name)
     assert stored(name, ImageOptions(resize_shorter=32)) == (extension, data)
@@ -162,11 +194,16 @@ def test_every_good_image_can_be_stored_in_every_format(name, image_format):
 
 
 def test_an_image_in_the_wanted_format_is_not_encoded_again():
-    assert stored("jpeg", ImageOptions(image_format="jpg", quality=10)) == ("jpg", odd_images.jpeg())
+    assert stored("jpeg", ImageOptions(image_format="jpg", quality=10)) == (
+        "jpg",
+        odd_images.jpeg(),
+    )
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_reencoded_image_is_upright_and_says_no_more_that_it_is_turned_also_a_small_one(orientation):
+def test_a_reencoded_image_is_upright_and_says_no_more_that_it_is_turned_also_a_small_one(
+    orientation,
+):
     data = odd_images.exif_rotated(orientation)
     upright = ImageOps.exif_transpose(opened(data))
     image = opened(encode(data, "jpg", "", ImageOptions(image_format="png"))[1])
@@ -178,7 +215,9 @@ def test_a_reencoded_image_is_upright_and_says_no_more_that_it_is_turned_also_a_
 
 
 @pytest.mark.parametrize(("image_format", "longest"), [("webp", 16383), ("jpg", 65500)])
-def test_an_image_with_a_longer_side_than_its_format_has_is_refused_unless_it_is_made_smaller(image_format, longest):
+def test_an_image_with_a_longer_side_than_its_format_has_is_refused_unless_it_is_made_smaller(
+    image_format, longest
+):
     wanted = ImageOptions(image_format=image_format)
     assert opened(encode(wide(longest), "png", "", wanted)[1]).size == (longest, 8)
     data = wide(longest + 1)
@@ -195,11 +234,15 @@ def test_an_image_with_a_longer_side_than_its_format_has_is_refused_unless_it_is
 
 def wide(width: int) -> bytes:
     """A PNG of `width` x 8 pixels."""
-    return odd_images.png_of(width, 8, odd_images.png_chunk(b"IDAT", zlib.compress(bytes((width + 1) * 8))))
+    return odd_images.png_of(
+        width, 8, odd_images.png_chunk(b"IDAT", zlib.compress(bytes((width + 1) * 8)))
+    )
 
 
 @pytest.mark.parametrize("field", ["jpg", "img"])
-@pytest.mark.parametrize("options", [ImageOptions(image_format="png"), ImageOptions(resize_shorter=16)])
+@pytest.mark.parametrize(
+    "options", [ImageOptions(image_format="png"), ImageOptions(resize_shorter=16)]
+)
 def test_an_image_that_nobody_examined_is_encoded_by_its_content(field, options):
     stored_as, data = encode(odd_images.png(), field, "", options)
     image = opened(data)
@@ -208,13 +251,15 @@ def test_an_image_that_nobody_examined_is_encoded_by_its_content(field, options)
     assert min(image.size) == options.resize_shorter or data == odd_images.png()
 
 
-def test_comments_and_profiles_are_not_carried_into_a_reencoded_image_and_broken_exif_is_no_orientation():
+def test_comments_and_profiles_are_not_carried_into_a_reencoded_image_nor_broken_exif():
     data = odd_images.jpeg(comment=b"taken on a Tuesday", icc_profile=b"profile" * 20)
     small = encode(data, "jpg", "", ImageOptions(resize_shorter=16))[1]
     assert b"Tuesday" not in small
     assert b"ICC_PROFILE" not in small
     data = odd_images.jpeg(exif=b"Exif\0\0nonsense that is no TIFF header")
-    assert opened(encode(data, "jpg", "", ImageOptions(image_format="png"))[1]).size == odd_images.SIZE
+    assert (
+        opened(encode(data, "jpg", "", ImageOptions(image_format="png"))[1]).size == odd_images.SIZE
+    )
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 40))
@@ -235,7 +280,13 @@ def test_the_same_image_is_encoded_to_the_same_bytes_and_to_fewer_at_a_lower_qua
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"resize_shorter": 0}, {"quality": 0}, {"quality": 101}, {"image_format": "bmp"}, {"max_pixels": 10**9}],
+    [
+        {"resize_shorter": 0},
+        {"quality": 0},
+        {"quality": 101},
+        {"image_format": "bmp"},
+        {"max_pixels": 10**9},
+    ],
 )
 def test_impossible_options_are_refused(wrong):
     with pytest.raises(ConfigError, match="expected"):

@@ -35,7 +35,9 @@ KINDS = {
 def jpeg(kind, size=(130, 75), **options):
     image = odd_images.picture(3, size)
     buffer = io.BytesIO()
-    image.convert("L" if kind == "grey" else "RGB").save(buffer, "JPEG", quality=90, **KINDS[kind], **options)
+    image.convert("L" if kind == "grey" else "RGB").save(
+        buffer, "JPEG", quality=90, **KINDS[kind], **options
+    )
     return buffer.getvalue()
 
 
@@ -100,7 +102,13 @@ def test_what_is_no_whole_jpeg_is_never_an_error():
 
 def test_images_that_nobody_decoded_are_not_rewritten():
     with pytest.raises(ConfigError, match="--verify decode"):
-        BuildConfig(source="folder", input="in", output="out", verify="header", image=ImageOptions(jpeg_restart=True))
+        BuildConfig(
+            source="folder",
+            input="in",
+            output="out",
+            verify="header",
+            image=ImageOptions(jpeg_restart=True),
+        )
 
 
 def test_the_build_rewrites_jpegs_only_and_only_when_asked_also_resized_ones():
@@ -134,10 +142,17 @@ def test_a_build_from_the_command_line_too_writes_the_same_bytes_and_says_what_i
         (raw / f"{number}.jpg").write_bytes(odd_images.jpeg(number))
     options = {"num_shards": {"": 1}, "image": ImageOptions(jpeg_restart=True)}
     build(
-        BuildConfig(source="folder", input=str(raw.parents[1]), output=str(tmp_path / "one"), **options),
+        BuildConfig(
+            source="folder", input=str(raw.parents[1]), output=str(tmp_path / "one"), **options
+        ),
         ["--direct_running_mode=in_memory"],
     )
-    words = ["--source=folder", f"--input={raw.parents[1]}", f"--output={tmp_path / 'two'}", "--num-shards=1"]
+    words = [
+        "--source=folder",
+        f"--input={raw.parents[1]}",
+        f"--output={tmp_path / 'two'}",
+        "--num-shards=1",
+    ]
     assert cli.main(["build", *words, "--jpeg-restart", "--direct_running_mode=in_memory"]) == 0
     tars = [(tmp_path / name / "train/train-000000.tar").read_bytes() for name in ("one", "two")]
     assert tars[0] == tars[1]
@@ -160,7 +175,9 @@ def mutants(number):
                 case 1:
                     data[start:start] = data[start:stop]
                 case 2:
-                    data[start:start] = draw.choice((ADOBE + bytes([draw.randrange(3)]), TABLE, HEIGHT))
+                    data[start:start] = draw.choice(
+                        (ADOBE + bytes([draw.randrange(3)]), TABLE, HEIGHT)
+                    )
                 case _:
                     scans = [found.start() for found in re.finditer(rb"\xff\xda", data)]
                     if len(scans) > 1:

@@ -1,4 +1,6 @@
-"""A bit that is flipped where a build reads back what it wrote: healed if it comes once, named if it stays."""
+"""A bit that is flipped where a build reads back what it wrote: healed if it comes once, named if
+it stays.
+"""
 
 import re
 import uuid
@@ -41,9 +43,14 @@ STAYING = {"the survey": "first", "the plan": "last"}
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory):
     """A listing with long metadata (a spool), a key wanted twice, and an image that is none."""
-    folder = write_images(tmp_path_factory.mktemp("flips") / "raw", [f"{number}.png" for number in range(6)])
+    folder = write_images(
+        tmp_path_factory.mktemp("flips") / "raw", [f"{number}.png" for number in range(6)]
+    )
     (folder / "5.png").write_bytes(b"<html>404</html>")
-    rows = [{"path": f"{number}.png", "label": 0, "note": "n" * 2000} for number in (0, 1, 2, 3, 4, 5, 1)]
+    rows = [
+        {"path": f"{number}.png", "label": 0, "note": "n" * 2000}
+        for number in (0, 1, 2, 3, 4, 5, 1)
+    ]
     return write_jsonl(folder / "all.jsonl", rows)
 
 
@@ -55,9 +62,14 @@ def undisturbed(raw):
 def made(raw, storage, seed=0):
     """The files of a build there."""
     config = BuildConfig(
-        source="listing", input=str(raw), output=storage.url, num_shards={"": 2}, max_bad_fraction=0.5, seed=seed,
+        source="listing",
+        input=str(raw),
+        output=storage.url,
+        num_shards={"": 2},
+        max_bad_fraction=0.5,
+        seed=seed,
         overwrite=bool(seed),
-    )  # fmt: skip
+    )
     prepared = builds.prepare(config, storage)
     builds.run(prepared, options.beam_options(HERE, storage))
     replace.remove_slices(prepared.files)
@@ -98,7 +110,10 @@ def test_a_bit_that_is_flipped_once_in_each_file_changes_nothing(raw, undisturbe
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "place"), STAYING.items())
 def test_a_bit_that_stays_flipped_is_named_and_nothing_is_published(raw, undisturbed, kind, place):
-    inner, flips = open_storage(f"memory://{uuid.uuid4().hex}"), Flips(KINDS[kind], place, once=False)
+    inner, flips = (
+        open_storage(f"memory://{uuid.uuid4().hex}"),
+        Flips(KINDS[kind], place, once=False),
+    )
     with pytest.raises(ShardsetError, match=re.escape(KINDS[kind])) as caught:
         made(raw, changing(inner, uuid.uuid4().hex, flips))
     assert "remove plan/ at the output" in str(caught.value)
@@ -110,7 +125,10 @@ def test_a_bit_that_stays_flipped_is_named_and_nothing_is_published(raw, undistu
 
 @pytest.mark.slow
 def test_the_manifest_of_a_replaced_set_is_compared_before_its_files_are_removed(raw):
-    inner, flips = open_storage(f"memory://{uuid.uuid4().hex}"), Flips(paths.REPLACED, "middle", once=False)
+    inner, flips = (
+        open_storage(f"memory://{uuid.uuid4().hex}"),
+        Flips(paths.REPLACED, "middle", once=False),
+    )
     made(raw, inner)
     with pytest.raises(ShardsetError, match=r"replaced\.json.*remove plan/ at the output"):
         made(raw, changing(inner, uuid.uuid4().hex, flips), seed=1)

@@ -1,7 +1,9 @@
-"""A bit that is flipped once on its way from a bucket, while the input is surveyed and indexed, changes nothing.
+"""A bit that is flipped once on its way from a bucket, while the input is surveyed and indexed,
+changes nothing.
 
-The door flips no whole object: of these the bucket says the checksum, which tests/shardset/storage/test_storage.py
-shows with a proxy. A disk has no checksums, so it is trusted.
+The door flips no whole object: of these the bucket says the checksum, which
+tests/shardset/storage/test_storage.py shows with a proxy. A disk has no checksums, so it is
+trusted.
 """
 
 import io
@@ -43,7 +45,9 @@ def tars(storage):
         files |= {
             f"{key}.png": image_bytes(number),
             f"{key}.cls": b"%d" % number,
-            f"{key}.json": json.dumps({"label": number, "note": "n" * (5000 * (number == 3))}).encode(),
+            f"{key}.json": (
+                json.dumps({"label": number, "note": "n" * (5000 * (number == 3))}).encode()
+            ),
         }
     files["4.png"], files["4.cls"] = image_bytes(4), b"seven"
     put(storage, "train-000.tar", tar_bytes(files, tarfile.PAX_FORMAT))
@@ -74,7 +78,10 @@ def jsonl(storage):
 
 
 def hugging_face(storage):
-    rows = [{"image": {"bytes": image_bytes(number), "path": f"{number}.png"}, "label": number} for number in range(6)]
+    rows = [
+        {"image": {"bytes": image_bytes(number), "path": f"{number}.png"}, "label": number}
+        for number in range(6)
+    ]
     put(storage, "train-00000-of-00001.parquet", parquet_of(rows, row_group_size=3))
     return HuggingFace(storage, rows_per_unit=3)
 
@@ -94,7 +101,9 @@ def put(storage, name, content):
 
 def parquet_of(rows, **options):
     buffer = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows), buffer, use_dictionary=False, compression="none", **options)
+    pq.write_table(
+        pa.Table.from_pylist(rows), buffer, use_dictionary=False, compression="none", **options
+    )
     return buffer.getvalue()
 
 
@@ -143,7 +152,9 @@ def flips_of(source, **options):
     undisturbed = behind(counting)
     assert counting.num_bytes
     num_flips = FLIPS_OF_LONG_LISTINGS if counting.num_bytes > WINDOW_BYTES else MOST_FLIPS
-    for at in np.random.default_rng(0).choice(counting.num_bytes, num_flips, replace=False).tolist():
+    for at in (
+        np.random.default_rng(0).choice(counting.num_bytes, num_flips, replace=False).tolist()
+    ):
         yield at, undisturbed, behind(FlipsOnce(sizes, at))
 
 

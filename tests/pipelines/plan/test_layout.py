@@ -28,14 +28,23 @@ REMAINDERS = st.sampled_from(["spread", "drop", "pad"])
 
 
 def a_plan(labels: list[int], sizing: Sizing, balance: str) -> SplitPlan:
-    return plan_split("train", Counter(labels), num_bytes=len(labels), fields=["jpg"], sizing=sizing, balance=balance)
+    return plan_split(
+        "train",
+        Counter(labels),
+        num_bytes=len(labels),
+        fields=["jpg"],
+        sizing=sizing,
+        balance=balance,
+    )
 
 
 def a_count(labels: list[int]) -> SplitCount:
     return SplitCount(num_samples=len(labels), num_rejected=0, num_bytes=1, strata=Counter(labels))
 
 
-def all_placements(labels: list[int], plan: SplitPlan, balance: str, cuts: list[int], seed: int = 0) -> list[tuple]:
+def all_placements(
+    labels: list[int], plan: SplitPlan, balance: str, cuts: list[int], seed: int = 0
+) -> list[tuple]:
     """(sample, copy, shard, rank) of everything stored, the samples cut into units at `cuts`."""
     stratified = balance == "stratified"
     bounds = sorted({0, *(cut for cut in cuts if cut < len(labels)), len(labels)})
@@ -51,14 +60,24 @@ def all_placements(labels: list[int], plan: SplitPlan, balance: str, cuts: list[
     placed = []
     for (start, stop), offsets in zip(pairwise(bounds), offsets_of_units, strict=True):
         assert offsets["train"].serial == start
-        some = place(np.array(labels[start:stop]), offsets["train"], plan, seed=seed, stratified=stratified)
+        some = place(
+            np.array(labels[start:stop]), offsets["train"], plan, seed=seed, stratified=stratified
+        )
         placed += [(start + row, copy, shard, rank) for row, copy, shard, rank in entries(some)]
     return placed
 
 
-@given(LABELS, REMAINDERS, st.sampled_from(["none", "stratified"]), st.integers(1, 7), st.integers(1, 150))
+@given(
+    LABELS,
+    REMAINDERS,
+    st.sampled_from(["none", "stratified"]),
+    st.integers(1, 7),
+    st.integers(1, 150),
+)
 @settings(max_examples=30)
-def test_shards_are_filled_exactly_and_every_copy_is_stored_once(labels, remainder, balance, num_shards, target):
+def test_shards_are_filled_exactly_and_every_copy_is_stored_once(
+    labels, remainder, balance, num_shards, target
+):
     sizing = Sizing(num_shards=num_shards, remainder=remainder, target_samples=target)
     if stored_samples(target, sizing, num_shards) < num_shards:
         with pytest.raises(ConfigError, match="can't fill"):
@@ -67,7 +86,9 @@ def test_shards_are_filled_exactly_and_every_copy_is_stored_once(labels, remaind
     plan = a_plan(labels, sizing, balance)
     placed = all_placements(labels, plan, balance, [])
     sizes = Counter(shard for _, _, shard, _ in placed)
-    assert [sizes[shard] for shard in range(num_shards)] == [plan.shard_size(shard) for shard in range(num_shards)]
+    assert [sizes[shard] for shard in range(num_shards)] == [
+        plan.shard_size(shard) for shard in range(num_shards)
+    ]
     assert max(sizes.values()) - min(sizes.values()) <= (remainder == "spread")
     assert len({(sample, copy) for sample, copy, _, _ in placed}) == len(placed) == plan.num_stored
     copies = Counter(sample for sample, _, _, _ in placed)
@@ -77,12 +98,19 @@ def test_shards_are_filled_exactly_and_every_copy_is_stored_once(labels, remaind
         assert {copy for s, copy, _, _ in placed if s == sample} <= set(range(number + 1))
 
 
-@given(LABELS, st.sampled_from(["none", "stratified"]), st.lists(st.integers(1, 59), max_size=5), st.integers(1, 5))
+@given(
+    LABELS,
+    st.sampled_from(["none", "stratified"]),
+    st.lists(st.integers(1, 59), max_size=5),
+    st.integers(1, 5),
+)
 @settings(max_examples=30)
 def test_how_the_input_is_cut_into_units_changes_nothing(labels, balance, cuts, num_shards):
     sizing = Sizing(num_shards=min(num_shards, len(labels)), repeat=2)
     plan = a_plan(labels, sizing, balance)
-    assert sorted(all_placements(labels, plan, balance, [])) == sorted(all_placements(labels, plan, balance, cuts))
+    assert sorted(all_placements(labels, plan, balance, [])) == sorted(
+        all_placements(labels, plan, balance, cuts)
+    )
 
 
 @given(LABELS, REMAINDERS, st.integers(1, 6))
@@ -99,14 +127,20 @@ def test_stratified_shards_hold_each_class_within_one_of_its_share(labels, remai
         assert all(abs(counts[label, shard] - share) < 1 for shard in range(num_shards))
 
 
-FROZEN = ([(0, 1), (4, 0), (3, 0), (3, 1), (4, 1), (1, 1)], [(2, 0), (2, 1), (1, 0), (5, 1), (0, 0), (5, 0)])
+FROZEN = (
+    [(0, 1), (4, 0), (3, 0), (3, 1), (4, 1), (1, 1)],
+    [(2, 0), (2, 1), (1, 0), (5, 1), (0, 0), (5, 0)],
+)
 
 
 def test_where_samples_go_is_frozen():
-    # The bytes of every existing shard set depend on these numbers. To change them, raise ORDER_VERSION.
+    # The bytes of every existing shard set depend on these numbers. To change them, raise
+    # ORDER_VERSION.
     labels = [0, 0, 0, 1, 1, 1]
     plan = a_plan(labels, Sizing(num_shards=2, repeat=2), "none")
-    placed = sorted(all_placements(labels, plan, "none", [], seed=7), key=lambda entry: (entry[2], entry[3]))
+    placed = sorted(
+        all_placements(labels, plan, "none", [], seed=7), key=lambda entry: (entry[2], entry[3])
+    )
     assert [(sample, copy) for sample, copy, shard, _ in placed if shard == 0] == FROZEN[0]
     assert [(sample, copy) for sample, copy, shard, _ in placed if shard == 1] == FROZEN[1]
 
@@ -114,7 +148,9 @@ def test_where_samples_go_is_frozen():
 def test_another_seed_gives_another_order():
     labels = [0] * 50
     plan = a_plan(labels, Sizing(num_shards=5), "none")
-    assert sorted(all_placements(labels, plan, "none", [], 1)) != sorted(all_placements(labels, plan, "none", [], 2))
+    assert sorted(all_placements(labels, plan, "none", [], 1)) != sorted(
+        all_placements(labels, plan, "none", [], 2)
+    )
 
 
 def test_classes_that_come_one_after_the_other_are_mixed_in_every_shard():
@@ -122,7 +158,9 @@ def test_classes_that_come_one_after_the_other_are_mixed_in_every_shard():
     plan = a_plan(labels, Sizing(num_shards=10), "none")
     for shard in range(10):
         seen = Counter(
-            labels[sample] for sample, _, where, _ in all_placements(labels, plan, "none", []) if where == shard
+            labels[sample]
+            for sample, _, where, _ in all_placements(labels, plan, "none", [])
+            if where == shard
         )
         assert len(seen) == 10
         assert max(seen.values()) < 30
@@ -150,7 +188,15 @@ def test_cifar_upsampled_to_1280000_gives_640_shards_of_2000():
 
 def test_by_default_a_shard_is_about_128_mib_and_a_small_split_has_up_to_four_of_100_samples():
     assert count_shards(1000, 1000, Sizing()) == 4
-    assert [count_shards(number, 1000, Sizing()) for number in (1, 3, 10, 199, 200, 399, 400)] == [1, 1, 1, 1, 2, 3, 4]
+    assert [count_shards(number, 1000, Sizing()) for number in (1, 3, 10, 199, 200, 399, 400)] == [
+        1,
+        1,
+        1,
+        1,
+        2,
+        3,
+        4,
+    ]
     assert count_shards(1_281_167, 144_000_000_000, Sizing()) == 1073
     assert count_shards(3, 900_000_000, Sizing()) == 3
 
@@ -159,7 +205,10 @@ def test_by_default_a_shard_is_about_128_mib_and_a_small_split_has_up_to_four_of
 def test_apportioned_shares_add_up_and_are_within_one_of_exact(total, weights):
     shares = apportion(total, weights)
     assert sum(shares) == total
-    assert all(abs(share - total * weight / sum(weights)) < 1 for share, weight in zip(shares, weights, strict=True))
+    assert all(
+        abs(share - total * weight / sum(weights)) < 1
+        for share, weight in zip(shares, weights, strict=True)
+    )
 
 
 @pytest.mark.parametrize(
@@ -177,7 +226,9 @@ def test_sizes_that_contradict_each_other_are_refused(asked, sentence):
 
 @given(LABELS, st.sampled_from(["none", "stratified"]), st.integers(1, 40), st.integers(1, 9))
 @settings(max_examples=30)
-def test_places_come_in_pieces_of_bounded_size_and_are_the_same_as_all_max_rows(labels, balance, repeat, max_rows):
+def test_places_come_in_pieces_of_bounded_size_and_are_the_same_as_all_max_rows(
+    labels, balance, repeat, max_rows
+):
     plan = a_plan(labels, Sizing(num_shards=1, repeat=repeat), balance)
     offset = UnitOffset(serial=0, strata={})
     options = {"seed": 3, "stratified": balance == "stratified"}

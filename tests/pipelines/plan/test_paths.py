@@ -5,10 +5,26 @@ from shardset.format import naming
 
 
 def test_a_file_of_the_plan_is_known_by_its_name():
-    ours = [paths.BUILD, paths.SURVEY, paths.PLAN, paths.REJECTED, paths.REPLACED, paths.slice_path("keys", 3)]
-    ours += [name(3) for name in (paths.unit_path, paths.summary_path, paths.dropped_path, paths.spool_path)]
+    ours = [
+        paths.BUILD,
+        paths.SURVEY,
+        paths.PLAN,
+        paths.REJECTED,
+        paths.REPLACED,
+        paths.slice_path("keys", 3),
+    ]
+    ours += [
+        name(3)
+        for name in (paths.unit_path, paths.summary_path, paths.dropped_path, paths.spool_path)
+    ]
     ours += [naming.references_path("val", 4), paths.record_path("val", 4)]
-    others = ["plan/cat/1.png", "plan/done/1.png", "plan/done/cat/1.json", "plan/notes.json", "units/0000003.arrow"]
+    others = [
+        "plan/cat/1.png",
+        "plan/done/1.png",
+        "plan/done/cat/1.json",
+        "plan/notes.json",
+        "units/0000003.arrow",
+    ]
     assert [name for name in [*ours, *others] if paths.is_plan_file(name)] == ours
 
 

@@ -33,7 +33,9 @@ def archive(gcs_root):
 
 @dataclass(frozen=True)
 class Slow:
-    """A storage that waits for a network: notes how many reads are in flight at once, and how many there were."""
+    """A storage that waits for a network: notes how many reads are in flight at once, and how many
+    there were.
+    """
 
     inner: MemoryStorage
     most: list[int]
@@ -45,7 +47,9 @@ class Slow:
     reads_at_once: ClassVar[int] = 16
     is_throttled: ClassVar[bool] = False
 
-    def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
+    def read(
+        self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None
+    ) -> bytes:
         self.now.append(1)
         self.most.append(len(self.now))
         time.sleep(0.001)
@@ -64,8 +68,9 @@ def in_threads(num_threads, act):
     """What `act` returns in each of so many threads that begin at once."""
     results, begin = [], threading.Barrier(num_threads)
     threads = [
-        threading.Thread(target=lambda: (begin.wait(), results.append(act()))) for _ in range(num_threads)
-    ]  # fmt: skip
+        threading.Thread(target=lambda: (begin.wait(), results.append(act())))
+        for _ in range(num_threads)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -111,7 +116,9 @@ def test_a_read_that_fails_and_a_reader_that_stops_leave_room_for_the_others():
 def test_a_refusal_loses_nothing(archive, gcs_emulator, monkeypatch, status):
     with FaultyProxy(gcs_emulator) as proxy:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
-        proxy.script = in_turn(Fault("status", status=status), Fault("status", status=status), when=is_media)
+        proxy.script = in_turn(
+            Fault("status", status=status), Fault("status", status=status), when=is_media
+        )
         assert list(fetch(extents(archive), archive, NOWHERE)) == contents()
 
 
@@ -121,11 +128,15 @@ def test_bytes_without_a_checksum_are_read_again_where_they_come_short(starts):
     with storage.writer("a.jpg") as out:
         out.write(b"0123456789")
     generation = storage.stat("a.jpg").generation
-    group = [Extent("a.jpg", generation, start, stop - start) for start, stop in pairwise([*starts, 10])]
+    group = [
+        Extent("a.jpg", generation, start, stop - start) for start, stop in pairwise([*starts, 10])
+    ]
     assert {extent.crc32c for extent in group} == {UNREAD}
     cuts = iter([1])
     once_short = changing(storage, key, lambda _, data: data[: len(data) - next(cuts, 0)])
     assert list(fetch([group], once_short, NOWHERE)) == list(fetch([group], storage, NOWHERE))
     always_short = changing(storage, key, lambda _, data: data[:-1])
-    with pytest.raises(ChangedInput, match=r"a\.jpg, 7 bytes at 3: its bytes changed .*6 bytes, read twice"):
+    with pytest.raises(
+        ChangedInput, match=r"a\.jpg, 7 bytes at 3: its bytes changed .*6 bytes, read twice"
+    ):
         list(fetch([group], always_short, NOWHERE))

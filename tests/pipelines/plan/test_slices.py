@@ -1,4 +1,6 @@
-"""Byte ranges between two steps: what is read back is compared with length and CRC32C, twice before it is damaged."""
+"""Byte ranges between two steps: what is read back is compared with length and CRC32C, twice before
+it is damaged.
+"""
 
 import uuid
 
@@ -22,8 +24,15 @@ def output():
 
 def test_a_range_that_comes_short_is_read_again_and_is_damaged_if_it_does_so_twice(output):
     assert crc32c_of(CONTENT) == crc32c_of(b"")
-    byte_range = write_pieces(PlanFiles(output, "0123456789abcdef"), "plan/slices/keys-0000000.bin", [CONTENT])
+    byte_range = write_pieces(
+        PlanFiles(output, "0123456789abcdef"), "plan/slices/keys-0000000.bin", [CONTENT]
+    )
     answers = iter([b"", CONTENT])
-    assert read_range(changing(output, uuid.uuid4().hex, lambda *_: next(answers)), byte_range) == CONTENT
-    with pytest.raises(ConfigError, match=r"keys-0000000\.bin: .* are 0 with the CRC32C .* read twice.*damaged"):
+    assert (
+        read_range(changing(output, uuid.uuid4().hex, lambda *_: next(answers)), byte_range)
+        == CONTENT
+    )
+    with pytest.raises(
+        ConfigError, match=r"keys-0000000\.bin: .* are 0 with the CRC32C .* read twice.*damaged"
+    ):
         read_range(changing(output, uuid.uuid4().hex, lambda *_: b""), byte_range)

@@ -26,7 +26,9 @@ def as_jpeg(image: Image.Image, quality: int) -> Image.Image:
 
 
 def pairs(greys: list[np.ndarray], splits: list[int]) -> list[tuple[int, int]]:
-    return [(pair.left, pair.right) for pair in alike.similar_pairs(np.array(greys), np.array(splits))]
+    return [
+        (pair.left, pair.right) for pair in alike.similar_pairs(np.array(greys), np.array(splits))
+    ]
 
 
 def test_equal_images_have_the_same_checksum_and_size_and_show_every_split_and_label_first():
@@ -65,7 +67,9 @@ def test_a_changed_copy_in_another_split_is_found(change):
 def test_copies_within_a_split_and_pictures_without_contrast_are_like_nothing():
     same, flat = grey(photograph(1)), np.full((alike.SIDE, alike.SIDE), 80, np.uint8)
     assert pairs([same, same, flat, flat], [0, 0, 0, 1]) == []
-    assert alike.similar_pairs(np.zeros((0, alike.SIDE, alike.SIDE), np.uint8), np.zeros(0, int)) == []
+    assert (
+        alike.similar_pairs(np.zeros((0, alike.SIDE, alike.SIDE), np.uint8), np.zeros(0, int)) == []
+    )
 
 
 def test_the_nearest_of_several_is_named_once_and_every_two_splits_are_compared():

@@ -1,4 +1,6 @@
-"""The page about a shard set: the same for the same set, bounded, honest about damage, never in the way of a build."""
+"""The page about a shard set: the same for the same set, bounded, honest about damage, never in the
+way of a build.
+"""
 
 import itertools
 import json
@@ -33,7 +35,9 @@ def picture(seed: int, width: int = 48, height: int = 32) -> bytes:
     return odd_images.encoded(odd_images.picture(seed, (width, height)), "PNG")
 
 
-def sample(split: str, serial: int, content: bytes, *, label: int | None = None, copy: int = 0) -> StoredSample:
+def sample(
+    split: str, serial: int, content: bytes, *, label: int | None = None, copy: int = 0
+) -> StoredSample:
     made = image_sample(split, serial, content, "png", 10)
     label = made.label if label is None else label
     key = naming.copy_key(made.key, copy)
@@ -91,11 +95,18 @@ def rows_of(text: str, caption: str) -> list[list[str]]:
 
 
 def test_the_page_counts_samples_by_split_and_class_and_shows_some_of_each():
-    storage, manifest = stored(train=samples("train", range(40)), test=samples("test", range(50, 60)))
+    storage, manifest = stored(
+        train=samples("train", range(40)), test=samples("test", range(50, 60))
+    )
     found = collected(storage, manifest)
     text = text_of(found)
-    assert [row[:3] for row in rows_of(text, "Splits")] == [["train", "40", "2"], ["test", "10", "2"]]
-    assert rows_of(text, "Samples of each class") == [[f"{n} class {n} ", "4", "1", ""] for n in range(10)]
+    assert [row[:3] for row in rows_of(text, "Splits")] == [
+        ["train", "40", "2"],
+        ["test", "10", "2"],
+    ]
+    assert rows_of(text, "Samples of each class") == [
+        [f"{n} class {n} ", "4", "1", ""] for n in range(10)
+    ]
     assert sorted(found.by_class) == list(range(10))
     for label, these in found.by_class.items():
         assert len(these) == 5
@@ -113,8 +124,13 @@ def test_sizes_are_counted_and_shorter_sides_only_if_they_differ():
 
 
 def test_a_page_of_many_classes_stays_below_6_mb():
-    storage, manifest = stored(num_classes=300, train=png_samples("train", 300, size=96, num_classes=300))
-    names = [ClassInfo(label=label, name=f"{label} " + "long name " * 50, wnid=f"n{label:08d}") for label in range(300)]
+    storage, manifest = stored(
+        num_classes=300, train=png_samples("train", 300, size=96, num_classes=300)
+    )
+    names = [
+        ClassInfo(label=label, name=f"{label} " + "long name " * 50, wnid=f"n{label:08d}")
+        for label in range(300)
+    ]
     found = collected(storage, changed(storage, manifest, classes=names))
     assert len(found.by_class) == 300
     assert len(report.render(found)) < 6 * 2**20
@@ -127,7 +143,11 @@ def test_images_of_one_content_in_two_splits_under_two_labels_are_found_without_
     storage, manifest = stored(num_classes=124, train=train, test=test)
     found = collected(storage, manifest, max_images=0)
     (group,) = found.duplicates
-    assert sorted(found.catalog.key(one) for one in group.samples) == ["test-000004", "train-000003", "train-000010"]
+    assert sorted(found.catalog.key(one) for one in group.samples) == [
+        "test-000004",
+        "train-000003",
+        "train-000010",
+    ]
     assert (group.num_splits, group.num_labels) == (2, 3)
     assert "1 image is in several splits: evaluation meets what was trained on." in sentences(found)
     assert "1 image has more than one label." in sentences(found)
@@ -137,7 +157,12 @@ def test_images_of_one_content_in_two_splits_under_two_labels_are_found_without_
 def test_an_image_is_the_same_whatever_else_is_stored_with_it_and_a_repeat_of_the_build_is_not():
     image = picture(99)
     same = [
-        StoredSample(key=f"same{label}", fields=[("png", image), ("json", b"[%d]" % label)], label=label, source=label)
+        StoredSample(
+            key=f"same{label}",
+            fields=[("png", image), ("json", b"[%d]" % label)],
+            label=label,
+            source=label,
+        )
         for label in range(2)
     ]
     repeat = sample("train", 0, picture(0), copy=1)
@@ -149,7 +174,9 @@ def test_an_image_is_the_same_whatever_else_is_stored_with_it_and_a_repeat_of_th
 def test_a_compressed_copy_in_another_split_is_shown_beside_its_original():
     jpeg = odd_images.encoded(odd_images.picture(5), "JPEG", quality=60)
     copy = StoredSample(key="copy", fields=(("jpg", jpeg), ("cls", b"5")), label=5, source=3)
-    storage, manifest = stored(train=samples("train", range(10)), test=[*samples("test", range(30, 33)), copy])
+    storage, manifest = stored(
+        train=samples("train", range(10)), test=[*samples("test", range(30, 33)), copy]
+    )
     found = collected(storage, manifest)
     (pair,) = found.near_duplicates
     assert {found.catalog.key(pair.left), found.catalog.key(pair.right)} == {"copy", "train-000005"}
@@ -157,7 +184,9 @@ def test_a_compressed_copy_in_another_split_is_shown_beside_its_original():
 
 
 def test_only_so_many_images_are_decoded_and_the_page_says_so():
-    storage, manifest = stored(train=samples("train", range(40)), test=samples("test", range(50, 54)))
+    storage, manifest = stored(
+        train=samples("train", range(40)), test=samples("test", range(50, 54))
+    )
     found = collected(storage, manifest, max_images=10)
     assert len(found.images) == 10
     assert sum(found.catalog.key(one).startswith("test") for one in found.images) == 4
@@ -179,10 +208,22 @@ def test_names_from_raw_input_can_not_become_markup():
 @pytest.mark.parametrize(
     ("name", "content", "where", "sentence", "num_left"),
     [
-        ("train/train-000001.tar", b"damage", ", sample train-000004", "its CRC32C is not that of the index", 7),
+        (
+            "train/train-000001.tar",
+            b"damage",
+            ", sample train-000004",
+            "its CRC32C is not that of the index",
+            7,
+        ),
         ("train/train-000001.tar", None, "", "is missing", 4),
         ("train/train-000001.tar", b"", "", "can't be read", 4),
-        ("train/train-000001.idx.npy", b"damage", "", "the index of shard train/train-000001.tar is damaged", 4),
+        (
+            "train/train-000001.idx.npy",
+            b"damage",
+            "",
+            "the index of shard train/train-000001.tar is damaged",
+            4,
+        ),
         ("train/train-000001.idx.npy", None, "", "is missing", 4),
     ],
     ids=["a changed image", "no shard", "a cut shard", "a changed index", "no index"],
@@ -205,17 +246,25 @@ def test_damage_is_named_and_the_page_made_of_the_rest(name, content, where, sen
 
 def test_damage_that_comes_once_changes_nothing_of_the_page():
     storage, manifest = stored(train=samples("train", range(8)))
-    put(storage, manifest.quarantine.path, b'{"name": "a.jpg", "split": "train", "reason": "cut"}\n')
-    manifest = changed(storage, manifest, quarantine=msgspec.structs.replace(manifest.quarantine, count=1))
+    put(
+        storage, manifest.quarantine.path, b'{"name": "a.jpg", "split": "train", "reason": "cut"}\n'
+    )
+    manifest = changed(
+        storage, manifest, quarantine=msgspec.structs.replace(manifest.quarantine, count=1)
+    )
     page_of = text_of(collected(storage, manifest))
     for turn in range(3):
         once = DamagesOnce(storage, turn=turn)
         assert text_of(collected(once, manifest)) == page_of
-        assert {shard.path for shard in manifest.splits["train"].shards} <= set(once.damaged) or turn == 2
+        assert {shard.path for shard in manifest.splits["train"].shards} <= set(
+            once.damaged
+        ) or turn == 2
 
 
 def test_a_set_without_images_or_classes_or_of_damage_alone_has_a_page():
-    words = [StoredSample(key=f"k{n}", fields=(("txt", b"words"),), label=-1, source=n) for n in range(5)]
+    words = [
+        StoredSample(key=f"k{n}", fields=(("txt", b"words"),), label=-1, source=n) for n in range(5)
+    ]
     storage, manifest = stored(num_classes=0, only=words)
     text = text_of(collected(storage, manifest))
     assert "No sample has an image." in text
@@ -229,7 +278,10 @@ def test_a_set_without_images_or_classes_or_of_damage_alone_has_a_page():
 def test_an_image_that_does_not_decode_is_named():
     fields = (("tif", odd_images.encoded(odd_images.Image.new("F", (8, 8)), "TIFF")), ("cls", b"1"))
     number = [StoredSample(key=f"deep{n}", fields=fields, label=1, source=n) for n in range(2)]
-    words = [StoredSample(key=f"text{n}", fields=(("txt", b"same"),), label=-1, source=2 + n) for n in range(2)]
+    words = [
+        StoredSample(key=f"text{n}", fields=(("txt", b"same"),), label=-1, source=2 + n)
+        for n in range(2)
+    ]
     cut = sample("train", 7, picture(7)[:200])
     storage, manifest = stored(train=[*number, *words, *samples("train", range(4)), cut])
     found = collected(storage, manifest)
@@ -248,9 +300,16 @@ def test_a_page_replaces_only_a_page_or_an_empty_file_unless_forced(tmp_path, ca
     if name == "report.html":
         put(storage, name, b"<!DOCTYPE html><title>shardset, a comparison</title>")
     theirs = storage.read(name)
-    words = ["report", str(tmp_path), *(["--output", f"{tmp_path}/{name}"] if name != "report.html" else [])]
+    words = [
+        "report",
+        str(tmp_path),
+        *(["--output", f"{tmp_path}/{name}"] if name != "report.html" else []),
+    ]
     assert cli.main(words) == 2
-    assert f"{tmp_path}/{name}: not a page of shardset; choose another --output" in capsys.readouterr().err
+    assert (
+        f"{tmp_path}/{name}: not a page of shardset; choose another --output"
+        in capsys.readouterr().err
+    )
     assert storage.read(name) == theirs
     if name == "report.html":
         assert cli.main([*words, "--force"]) == 0
@@ -279,7 +338,9 @@ def test_the_verb_says_where_the_page_is_and_returns_1_for_damage(tmp_path, caps
 
 def with_quarantine(storage: Storage, manifest: Manifest, lines: list[bytes]) -> Manifest:
     put(storage, "quarantine.jsonl", b"".join(line + b"\n" for line in lines))
-    return changed(storage, manifest, quarantine=Quarantine(count=len(lines), path="quarantine.jsonl"))
+    return changed(
+        storage, manifest, quarantine=Quarantine(count=len(lines), path="quarantine.jsonl")
+    )
 
 
 def entry(name: object, **values: object) -> bytes:
@@ -292,7 +353,9 @@ def test_the_quarantine_is_listed_with_its_reasons_most_frequent_first():
     text = text_of(collected(storage, with_quarantine(storage, manifest, lines)))
     assert rows_of(text, "Reasons") == [["train", "truncated", "2"], ["train", "text", "1"]]
     listed = [("text.jpg", "text"), ("a.jpg", "truncated"), ("b.jpg", "truncated")]
-    assert rows_of(text, "Quarantined raw samples") == [[name, "train", reason] for name, reason in listed]
+    assert rows_of(text, "Quarantined raw samples") == [
+        [name, "train", reason] for name, reason in listed
+    ]
 
 
 @pytest.mark.parametrize("line", [b"{broken", b"\xff\xfe", entry([1], reason={"a": 2})])
@@ -307,14 +370,26 @@ def test_a_broken_or_missing_quarantine_list_does_not_stop_the_report(line):
 
 
 def build_page(raw: Path, out: Path | str, *more: str) -> int:
-    words = ["build", "--source", "folder", "--input", str(raw), "--output", str(out), "--num-shards", "2"]
+    words = [
+        "build",
+        "--source",
+        "folder",
+        "--input",
+        str(raw),
+        "--output",
+        str(out),
+        "--num-shards",
+        "2",
+    ]
     return cli.main([*words, "--max-bad-fraction", "0.5", *more, *HERE])
 
 
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two classes, a CMYK JPEG that is put right and a cut PNG that is not."""
-    folder = write_class_folders(tmp_path_factory.mktemp("raw"), ["cat", "dog"], 6, splits=["train", "test"])
+    folder = write_class_folders(
+        tmp_path_factory.mktemp("raw"), ["cat", "dog"], 6, splits=["train", "test"]
+    )
     (folder / "train/cat/cmyk.jpg").write_bytes(odd_images.cmyk())
     (folder / "train/cat/cut.png").write_bytes(picture(1)[:300])
     return folder
@@ -342,6 +417,8 @@ def test_of_a_huge_set_only_some_shards_are_read():
     storage = open_storage(f"memory://report-{next(_counter)}/set")
     manifest = write_shard_set(storage, {"train": samples("train", range(24))}, num_shards=6)
     found = collected(storage, manifest, max_samples=10)
-    assert [one.path for one in found.catalog.shards] == [manifest.splits["train"].shards[n].path for n in (0, 3)]
+    assert [one.path for one in found.catalog.shards] == [
+        manifest.splits["train"].shards[n].path for n in (0, 3)
+    ]
     assert found.catalog.num_left_out == 16
     assert any("16 samples are not in them" in text for text in sentences(found))

@@ -40,10 +40,18 @@ GOOD = {
 
 
 def options(**changes: str | None) -> PipelineOptions:
-    return PipelineOptions([f"--{name}={value}" for name, value in (GOOD | changes).items() if value is not None])
+    return PipelineOptions(
+        [f"--{name}={value}" for name, value in (GOOD | changes).items() if value is not None]
+    )
 
 
-def check(*, source: str = "gs://photos/raw", output: str = "gs://bucket/out", where: str = "US-CENTRAL1", **changes):
+def check(
+    *,
+    source: str = "gs://photos/raw",
+    output: str = "gs://bucket/out",
+    where: str = "US-CENTRAL1",
+    **changes,
+):
     dataflow.check(options(**changes), source=source, output=output, locate=lambda bucket: where)
 
 
@@ -51,11 +59,14 @@ def test_a_complete_command_is_accepted():
     check()
     check(setup_file=None, sdk_container_image=IMAGE)
     check(region="europe-west4", where="EU")
-    check(worker_region="europe-west4", where="EUROPE-WEST4")  # the job is led from one region, its workers in another
+    # the job is led from one region, its workers in another
+    check(worker_region="europe-west4", where="EUROPE-WEST4")
     check(worker_zone="europe-west4-a", where="EUROPE-WEST4")
 
 
-@pytest.mark.parametrize(("given", "threads"), [([], 4), (["--number_of_worker_harness_threads=12"], 12)])
+@pytest.mark.parametrize(
+    ("given", "threads"), [([], 4), (["--number_of_worker_harness_threads=12"], 12)]
+)
 def test_the_threads_of_a_worker_process_are_few_unless_a_number_is_given(given, threads):
     flags = [f"--{name}={value}" for name, value in GOOD.items()]
     found = runner_options.beam_options([*flags, *given], MemoryStorage("nothing"))
@@ -63,8 +74,20 @@ def test_the_threads_of_a_worker_process_are_few_unless_a_number_is_given(given,
 
 
 def test_dataflow_is_recognised_however_it_is_spelled():
-    runners = ["DataflowRunner", "Dataflow", "apache_beam.runners.DataflowRunner", "FlinkRunner", None]
-    assert [dataflow.is_wanted(options(runner=runner)) for runner in runners] == [True, True, True, False, False]
+    runners = [
+        "DataflowRunner",
+        "Dataflow",
+        "apache_beam.runners.DataflowRunner",
+        "FlinkRunner",
+        None,
+    ]
+    assert [dataflow.is_wanted(options(runner=runner)) for runner in runners] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -73,15 +96,36 @@ def test_dataflow_is_recognised_however_it_is_spelled():
         ({"region": None}, "--region None: expected a region, not a zone"),
         ({"region": "europe-west4-a"}, "--region europe-west4-a: expected a region, not a zone"),
         ({"temp_location": None}, "--temp_location is missing"),
-        ({"temp_location": "gs://bucket"}, "--temp_location gs://bucket: expected gs://BUCKET/FOLDER"),
+        (
+            {"temp_location": "gs://bucket"},
+            "--temp_location gs://bucket: expected gs://BUCKET/FOLDER",
+        ),
         ({"staging_location": "/tmp"}, "--staging_location /tmp: expected gs://BUCKET/FOLDER"),
         ({"setup_file": None}, "the workers need this package: give --setup_file=./setup.py"),
-        ({"setup_file": "nowhere/setup.py"}, "--setup_file nowhere/setup.py: there is no such file"),
-        ({"source": "photos"}, "--input photos: expected gs://BUCKET/FOLDER; the workers can't read this machine"),
-        ({"output": "shards"}, "--output shards: expected gs://BUCKET/FOLDER; the workers can't write"),
-        ({"where": "EUROPE-WEST4"}, "bucket bucket is in EUROPE-WEST4, the workers would be in us-central1"),
-        ({"worker_region": "europe-west4"}, "bucket bucket is in US-CENTRAL1, the workers would be in europe-west4"),
-        ({"worker_zone": "europe-west4-a"}, "bucket bucket is in US-CENTRAL1, the workers would be in europe-west4"),
+        (
+            {"setup_file": "nowhere/setup.py"},
+            "--setup_file nowhere/setup.py: there is no such file",
+        ),
+        (
+            {"source": "photos"},
+            "--input photos: expected gs://BUCKET/FOLDER; the workers can't read this machine",
+        ),
+        (
+            {"output": "shards"},
+            "--output shards: expected gs://BUCKET/FOLDER; the workers can't write",
+        ),
+        (
+            {"where": "EUROPE-WEST4"},
+            "bucket bucket is in EUROPE-WEST4, the workers would be in us-central1",
+        ),
+        (
+            {"worker_region": "europe-west4"},
+            "bucket bucket is in US-CENTRAL1, the workers would be in europe-west4",
+        ),
+        (
+            {"worker_zone": "europe-west4-a"},
+            "bucket bucket is in US-CENTRAL1, the workers would be in europe-west4",
+        ),
     ],
 )
 def test_what_dataflow_could_not_do_is_refused_with_a_sentence(changes, sentence):
@@ -94,7 +138,10 @@ def test_what_dataflow_could_not_do_is_refused_with_a_sentence(changes, sentence
     [
         (
             NotFound("gone"),
-            "there is no bucket bucket.*gcloud storage buckets create gs://bucket --location=us-central1",
+            (
+                "there is no bucket bucket.*gcloud storage buckets create gs://bucket"
+                " --location=us-central1"
+            ),
         ),
         (StorageError("403: you may not"), "can't see where bucket bucket is .403: you may not"),
     ],
@@ -114,17 +161,29 @@ def test_a_bucket_that_can_not_be_seen_is_refused(error, sentence):
     ("text", "sentence"),
     [
         (
-            "Dataflow pipeline failed. State: FAILED, Error:\nWorkflow failed. Causes: quota of CPUS exceeded",
+            (
+                "Dataflow pipeline failed. State: FAILED, Error:\nWorkflow failed. Causes: quota of"
+                " CPUS exceeded"
+            ),
             "the job ended as FAILED (Workflow failed. Causes: quota of CPUS exceeded)",
         ),
-        ("Dataflow pipeline failed. State: CANCELLED, Error:\nNone", "the job ended as CANCELLED (no reason given)"),
         (
-            "Pipeline x-1_2 failed in state FAILED: Traceback (most recent call last):\n  File\nOSError: disk full\n",
+            "Dataflow pipeline failed. State: CANCELLED, Error:\nNone",
+            "the job ended as CANCELLED (no reason given)",
+        ),
+        (
+            (
+                "Pipeline x-1_2 failed in state FAILED: Traceback (most recent call last):\n "
+                " File\nOSError: disk full\n"
+            ),
             "the job ended as FAILED (OSError: disk full)",
         ),
         (
-            "Dataflow pipeline failed. State: FAILED, Error:\nTraceback (most recent call last):\n  File\n"
-            "shardset.errors.TooManyBad: split 'train': 1 of 61 raw samples are bad [while running 'Plan']\n",
+            (
+                "Dataflow pipeline failed. State: FAILED, Error:\nTraceback (most recent call"
+                " last):\n  File\nshardset.errors.TooManyBad: split 'train': 1 of 61 raw samples"
+                " are bad [while running 'Plan']\n"
+            ),
             "split 'train': 1 of 61 raw samples are bad",
         ),
     ],
@@ -149,7 +208,9 @@ def test_an_error_of_a_worker_comes_back_as_what_it_was_wherever_it_is_defined(k
 
 def test_our_own_error_of_a_runner_in_this_process_loses_the_step_that_beam_adds():
     with pytest.raises(TooManyBad) as caught, errors.translated():
-        raise TooManyBad("split 'train': 1 of 61 raw samples are bad [while running 'Plan/ParDo(MakePlan)']")
+        raise TooManyBad(
+            "split 'train': 1 of 61 raw samples are bad [while running 'Plan/ParDo(MakePlan)']"
+        )
     assert str(caught.value) == "split 'train': 1 of 61 raw samples are bad"
 
 
@@ -158,8 +219,9 @@ class HungUp(grpc.RpcError):
 
     def __str__(self) -> str:
         return (
-            "<_MultiThreadedRendezvous of RPC that terminated with:\n\tstatus = StatusCode.UNAVAILABLE\n"
-            '\tdetails = "Stream removed (Socket closed)"\n\tdebug_error_string = "UNAVAILABLE:Stream removed"\n>'
+            "<_MultiThreadedRendezvous of RPC that terminated with:\n\tstatus ="
+            ' StatusCode.UNAVAILABLE\n\tdetails = "Stream removed (Socket'
+            ' closed)"\n\tdebug_error_string = "UNAVAILABLE:Stream removed"\n>'
         )
 
 
@@ -197,23 +259,48 @@ def raw(tmp_path: Path, gcs_root: str) -> str:
 
 def submit(endpoint: str, raw: str, *flags: str, package: str = "--setup_file=./setup.py"):
     folder = raw.removesuffix("/raw")
-    words = ["build", "--source=folder", f"--input={raw}", f"--output={folder}/out", "--holdout=test=0.3", "--json"]
-    cloud = ["--runner=DataflowRunner", "--project=my-project", "--region=us-central1", "--job_name=shards-of-cats"]
-    cloud += [f"--temp_location={folder}/tmp", f"--dataflow_endpoint={endpoint}", "--no_auth", package]
+    words = [
+        "build",
+        "--source=folder",
+        f"--input={raw}",
+        f"--output={folder}/out",
+        "--holdout=test=0.3",
+        "--json",
+    ]
+    cloud = [
+        "--runner=DataflowRunner",
+        "--project=my-project",
+        "--region=us-central1",
+        "--job_name=shards-of-cats",
+    ]
+    cloud += [
+        f"--temp_location={folder}/tmp",
+        f"--dataflow_endpoint={endpoint}",
+        "--no_auth",
+        package,
+    ]
     command = [sys.executable, "-m", "pipelines", *words, "--num-shards=3", *cloud, *flags]
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.slow
 @pytest.mark.gcs
-def test_a_job_carries_its_package_and_options_and_writes_what_the_local_runner_writes(service, raw, tmp_path):
+def test_a_job_carries_its_package_and_options_and_writes_what_the_local_runner_writes(
+    service, raw, tmp_path
+):
     dataflows, endpoint = service
     done = submit(endpoint, raw, "--max_num_workers=7", "--machine_type=n2d-standard-4")
     assert done.returncode == 0, done.stderr[-3000:]
     (job,) = dataflows.jobs.values()
     root = raw.removesuffix("/raw")
-    assert (job["project"], job["region"], job["name"]) == ("my-project", "us-central1", "shards-of-cats")
-    assert job["environment"]["tempStoragePrefix"].startswith(root.replace("gs:/", "storage.googleapis.com") + "/tmp")
+    assert (job["project"], job["region"], job["name"]) == (
+        "my-project",
+        "us-central1",
+        "shards-of-cats",
+    )
+    assert job["environment"]["tempStoragePrefix"].startswith(
+        root.replace("gs:/", "storage.googleapis.com") + "/tmp"
+    )
     carried = options_of(job)
     assert carried["runner"] == "DataflowRunner"
     assert carried["pickle_library"] == "cloudpickle"
@@ -226,12 +313,19 @@ def test_a_job_carries_its_package_and_options_and_writes_what_the_local_runner_
     check_package(package["location"])
     check_steps(carried["pipelineUrl"])
     config = BuildConfig(
-        source="folder", input=raw, output=str(tmp_path / "out"), num_shards={"": 3}, holdout={"test": 0.3}
+        source="folder",
+        input=raw,
+        output=str(tmp_path / "out"),
+        num_shards={"": 3},
+        holdout={"test": 0.3},
     )
     build(config, ["--direct_running_mode=in_memory"])
     assert files_of(f"{root}/out") == files_of(tmp_path / "out")
     assert json.loads(done.stdout)["counters"] == {"shards_written": 6}
-    assert "https://console.cloud.google.com/dataflow/jobs/us-central1/job-0?project=my-project" in done.stderr
+    assert (
+        "https://console.cloud.google.com/dataflow/jobs/us-central1/job-0?project=my-project"
+        in done.stderr
+    )
     assert "4 threads in each worker process" in done.stderr
 
 
@@ -256,7 +350,15 @@ def check_steps(url: str) -> None:
     """The staged pipeline has the steps that the design names."""
     pipeline = beam_runner_api_pb2.Pipeline.FromString(staged_bytes(url))
     steps = {each.unique_name.partition("/")[0] for each in pipeline.components.transforms.values()}
-    assert {"List units", "Index", "Plan", "Assign", "Plan shards", "Write shards", "Commit"} <= steps
+    assert {
+        "List units",
+        "Index",
+        "Plan",
+        "Assign",
+        "Plan shards",
+        "Write shards",
+        "Commit",
+    } <= steps
 
 
 @pytest.mark.nightly
@@ -280,7 +382,11 @@ def published(dataflows: FakeDataflow, raw: str, tmp_path: Path) -> None:
         time.sleep(0.1)
     assert dataflows.states[job] == "JOB_STATE_DONE", dataflows.errors
     config = BuildConfig(
-        source="folder", input=raw, output=str(tmp_path / "out"), num_shards={"": 3}, holdout={"test": 0.3}
+        source="folder",
+        input=raw,
+        output=str(tmp_path / "out"),
+        num_shards={"": 3},
+        holdout={"test": 0.3},
     )
     build(config, ["--direct_running_mode=in_memory"])
     assert files_of(raw.removesuffix("/raw") + "/out") == files_of(tmp_path / "out")
@@ -292,7 +398,10 @@ def test_a_command_that_does_not_wait_leaves_a_job_that_publishes_the_set(servic
     dataflows, endpoint = service
     done = submit(endpoint, raw, "--no-wait", package=f"--sdk_container_image={IMAGE}")
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "https://console.cloud.google.com/dataflow/jobs/us-central1/job-0" in json.loads(done.stdout)["job"]
+    assert (
+        "https://console.cloud.google.com/dataflow/jobs/us-central1/job-0"
+        in json.loads(done.stdout)["job"]
+    )
     published(dataflows, raw, tmp_path)
 
 
@@ -301,9 +410,20 @@ def test_a_command_that_does_not_wait_leaves_a_job_that_publishes_the_set(servic
 def test_the_launcher_of_the_template_leaves_a_job_for_dataflow_to_start(service, raw, tmp_path):
     dataflows, endpoint = service
     folder = raw.removesuffix("/raw")
-    cloud = ["--runner=DataflowRunner", "--project=my-project", "--region=us-central1", "--job_name=shards-of-cats"]
+    cloud = [
+        "--runner=DataflowRunner",
+        "--project=my-project",
+        "--region=us-central1",
+        "--job_name=shards-of-cats",
+    ]
     cloud += [f"--temp_location={folder}/tmp", f"--dataflow_endpoint={endpoint}", "--no_auth"]
-    parameters = ["--source=folder", f"--input={raw}", f"--output={folder}/out", "--holdout=test=0.3", "--num_shards=3"]
+    parameters = [
+        "--source=folder",
+        f"--input={raw}",
+        f"--output={folder}/out",
+        "--holdout=test=0.3",
+        "--num_shards=3",
+    ]
     parameters += [f"--sdk_container_image={IMAGE}", f"--template_location={folder}/tmp/job_object"]
     code = "import sys; from pipelines.template import launch; sys.exit(launch(sys.argv[1:]))"
     command = [sys.executable, "-c", code, *parameters, *cloud]
@@ -332,7 +452,10 @@ def test_our_own_error_in_a_worker_comes_back_as_itself(service, raw):
 @pytest.mark.gcs
 def test_a_job_that_the_service_refuses_ends_with_code_1_and_its_reason(service, raw):
     dataflows, endpoint = service
-    dataflows.refusal = (403, "Dataflow API has not been used in project my-project before or it is disabled.")
+    dataflows.refusal = (
+        403,
+        "Dataflow API has not been used in project my-project before or it is disabled.",
+    )
     done = submit(endpoint, raw, package=f"--sdk_container_image={IMAGE}")
     assert done.returncode == 1
     assert "the service did not take the job (403 " in done.stderr
@@ -344,14 +467,26 @@ def test_a_job_that_the_service_refuses_ends_with_code_1_and_its_reason(service,
 @pytest.mark.parametrize(
     ("flag", "sentence"),
     [
-        ("--region=europe-west4", "bucket bucket is in US-CENTRAL1, the workers would be in europe-west4"),
-        ("--temp_location=gs://no-such-bucket/tmp", "--temp_location: there is no bucket no-such-bucket"),
+        (
+            "--region=europe-west4",
+            "bucket bucket is in US-CENTRAL1, the workers would be in europe-west4",
+        ),
+        (
+            "--temp_location=gs://no-such-bucket/tmp",
+            "--temp_location: there is no bucket no-such-bucket",
+        ),
     ],
 )
-def test_a_wrong_region_or_bucket_ends_with_code_2_and_sends_and_writes_nothing(service, raw, flag, sentence):
+def test_a_wrong_region_or_bucket_ends_with_code_2_and_sends_and_writes_nothing(
+    service, raw, flag, sentence
+):
     dataflows, endpoint = service
     done = submit(endpoint, raw, flag)
     assert done.returncode == 2
     assert sentence in done.stderr
     assert dataflows.jobs == {}
-    assert [found.name for found in open_storage(raw.removesuffix("/raw")).list() if "raw/" not in found.name] == []
+    assert [
+        found.name
+        for found in open_storage(raw.removesuffix("/raw")).list()
+        if "raw/" not in found.name
+    ] == []

@@ -1,4 +1,6 @@
-"""The build on a real Flink cluster of two machines: the bytes of the local runner, also after a machine died."""
+"""The build on a real Flink cluster of two machines: the bytes of the local runner, also after a
+machine died.
+"""
 
 import json
 import subprocess
@@ -48,14 +50,28 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def expected(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     output = tmp_path_factory.mktemp("expected")
-    config = BuildConfig(source="cifar10", input=str(raw), output=str(output), num_shards={"": 4, "train": NUM_SHARDS})
+    config = BuildConfig(
+        source="cifar10",
+        input=str(raw),
+        output=str(output),
+        num_shards={"": 4, "train": NUM_SHARDS},
+    )
     build(config, HERE)
     return files_of(output)
 
 
-def start_build(cluster: flink.Cluster, raw: Path | str, output: Path | str) -> subprocess.Popen[str]:
+def start_build(
+    cluster: flink.Cluster, raw: Path | str, output: Path | str
+) -> subprocess.Popen[str]:
     words = ["build", "--source=cifar10", f"--input={raw}", f"--output={output}", "--json"]
-    command = [sys.executable, "-m", "pipelines", *words, f"--num-shards=4,train={NUM_SHARDS}", *cluster.flags()]
+    command = [
+        sys.executable,
+        "-m",
+        "pipelines",
+        *words,
+        f"--num-shards=4,train={NUM_SHARDS}",
+        *cluster.flags(),
+    ]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -71,7 +87,9 @@ def wait_for_a_finished_shard(output: Path, process: subprocess.Popen[str]) -> N
         time.sleep(0.005)
 
 
-def test_flink_writes_the_bytes_of_the_local_runner_on_both_machines(cluster, raw, expected, tmp_path):
+def test_flink_writes_the_bytes_of_the_local_runner_on_both_machines(
+    cluster, raw, expected, tmp_path
+):
     finish(start_build(cluster, raw, tmp_path / "out"))
     assert files_of(tmp_path / "out") == expected
     for machine in (1, 2):
@@ -85,7 +103,9 @@ def test_flink_builds_from_s3_into_s3(cluster, raw, expected, s3_root):
     assert files_of(f"{s3_root}/out") == expected
 
 
-def test_after_a_machine_died_the_build_fails_loudly_and_a_rerun_completes_it(cluster, raw, expected, tmp_path):
+def test_after_a_machine_died_the_build_fails_loudly_and_a_rerun_completes_it(
+    cluster, raw, expected, tmp_path
+):
     process = start_build(cluster, raw, tmp_path / "out")
     wait_for_a_finished_shard(tmp_path / "out", process)
     cluster.kill_machine(2)

@@ -55,7 +55,9 @@ os._exit(process.is_alive())
 def test_a_worker_ends_with_its_launcher_and_imports_nothing_that_stands_in_its_folder(tmp_path):
     (tmp_path / "random.py").write_text("raise SystemExit(3)")
     words = [sys.executable, "-P", "-c", LAUNCHER]
-    done = subprocess.run(words, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(REPOSITORY)}, capture_output=True)
+    done = subprocess.run(
+        words, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(REPOSITORY)}, capture_output=True
+    )
     assert done.returncode == 1, done.stderr
     pid, safe_path = done.stdout.split()
     assert safe_path == b"None"
@@ -85,7 +87,16 @@ def test_a_worker_that_is_started_after_the_end_is_killed_at_once(group):
 @pytest.mark.parametrize("victim", ["launcher", "fork server", "worker"])
 def test_nobody_is_left_of_a_build_that_dies_while_it_imports(victim, tmp_path):
     raw = write_class_folders(tmp_path / "raw", ["cat", "dog"], 4, splits=["train"])
-    words = ["--source", "folder", "--input", raw, "--output", tmp_path / "out", "--direct_num_workers", 2]
+    words = [
+        "--source",
+        "folder",
+        "--input",
+        raw,
+        "--output",
+        tmp_path / "out",
+        "--direct_num_workers",
+        2,
+    ]
     with Life(words, tmp_path / "log") as life:
         wait_until(life.workers if victim == "worker" else life.fork_servers)
         life.kill(victim, random.Random(0))
@@ -93,4 +104,5 @@ def test_nobody_is_left_of_a_build_that_dies_while_it_imports(victim, tmp_path):
         assert not life.wait_for_orphans()
     assert code == {"launcher": -signal.SIGKILL, "fork server": 0, "worker": 1}[victim], errors
     assert victim != "worker" or "ShardsetError: a worker process was killed (SIGKILL)" in errors
-    assert (tmp_path / "out" / naming.MANIFEST).exists() == (victim == "fork server")  # it is started again
+    # it is started again
+    assert (tmp_path / "out" / naming.MANIFEST).exists() == (victim == "fork server")

@@ -1,4 +1,6 @@
-"""The commands of the pages about Dataflow, Flink, Spark and stopped builds: flags are known, targets are there."""
+"""The commands of the pages about Dataflow, Flink, Spark and stopped builds: flags are known,
+targets are there.
+"""
 
 import re
 import shlex
@@ -22,7 +24,10 @@ def words_after_build(command: str) -> list[str]:
 
 def of_make(command: str, place: Path) -> str:
     """What `make` would run."""
-    return run([*shlex.split(command), "--dry-run", "--directory", str(REPOSITORY), "--old-file=env"], place)
+    return run(
+        [*shlex.split(command), "--dry-run", "--directory", str(REPOSITORY), "--old-file=env"],
+        place,
+    )
 
 
 def built(command: str, place: Path) -> list[str]:
@@ -40,7 +45,8 @@ DATAFLOW = commands_of("docs/dataflow.md")
 @pytest.mark.parametrize("command", DATAFLOW)
 def test_a_command_for_dataflow_is_taken_up_to_its_output(command, tmp_path, capsys):
     words = built(command, tmp_path)
-    words[words.index("--output") + 1] = str(tmp_path)  # which no worker could reach: all other checks come before
+    # which no worker could reach: all other checks come before
+    words[words.index("--output") + 1] = str(tmp_path)
     assert main(words) == 2
     assert f"--output {tmp_path}: expected gs://BUCKET/FOLDER" in capsys.readouterr().err
 
@@ -80,7 +86,11 @@ def test_the_cluster_is_started_and_stopped_by_make(verb, tmp_path):
 
 
 def test_the_tests_that_a_page_names_exist():
-    named = {path for page in PAGES for path in re.findall(r"tests/[\w/]+\.py", (REPOSITORY / page).read_text())}
+    named = {
+        path
+        for page in PAGES
+        for path in re.findall(r"tests/[\w/]+\.py", (REPOSITORY / page).read_text())
+    }
     assert len(named) == 7
     assert [path for path in named if not (REPOSITORY / path).exists()] == []
 

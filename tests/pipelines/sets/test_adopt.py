@@ -1,4 +1,6 @@
-"""Tars of others become a set where they are: what stock webdataset reads, sample by sample, or a reason."""
+"""Tars of others become a set where they are: what stock webdataset reads, sample by sample, or a
+reason.
+"""
 
 import json
 import os
@@ -41,7 +43,9 @@ def stock(folder: Path) -> list[tuple[str, dict[str, bytes]]]:
     """What webdataset reads from all tars of a folder, in order."""
     tars = sorted(map(str, folder.rglob("*.tar")))
     samples = webdataset.WebDataset(tars, shardshuffle=False, empty_check=False)
-    return [(one["__key__"], {name: one[name] for name in one if name[0] != "_"}) for one in samples]
+    return [
+        (one["__key__"], {name: one[name] for name in one if name[0] != "_"}) for one in samples
+    ]
 
 
 def ours(folder: Path, split: str = "t") -> list[tuple[str, dict[str, bytes]]]:
@@ -60,7 +64,9 @@ def members(number: int, num_samples: int = 4, prefix: str = "") -> list[tuple[s
     return found
 
 
-def write_tar(folder: Path, number: int, files: list[tuple[str, bytes]], how: str, format: str) -> None:
+def write_tar(
+    folder: Path, number: int, files: list[tuple[str, bytes]], how: str, format: str
+) -> None:
     path = folder / f"t-{number:03d}.tar"
     if how == "tarfile":
         path.write_bytes(tar_bytes(files, FORMATS[format]))
@@ -69,7 +75,9 @@ def write_tar(folder: Path, number: int, files: list[tuple[str, bytes]], how: st
     for name, content in files:
         (raw / name).parent.mkdir(parents=True, exist_ok=True)
         (raw / name).write_bytes(content)
-    subprocess.run(["tar", f"--format={format}", "--sort=name", "-C", raw, "-cf", path, "."], check=True)
+    subprocess.run(
+        ["tar", f"--format={format}", "--sort=name", "-C", raw, "-cf", path, "."], check=True
+    )
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -85,9 +93,19 @@ def test_a_set_of_tars_of_others_is_what_webdataset_reads(how, format, tmp_path)
     assert manifest.split("t").groups[0].promises == ["equal"]
     assert [info.name for info in manifest.classes] == ["0", "1", "2"]
     assert verify(str(tmp_path), deep=True).problems == ()
-    assert [sample.label for sample in inspect(str(tmp_path), shard=1)] == [4 % 3, 5 % 3, 6 % 3, 7 % 3]
+    assert [sample.label for sample in inspect(str(tmp_path), shard=1)] == [
+        4 % 3,
+        5 % 3,
+        6 % 3,
+        7 % 3,
+    ]
     with shardset.Stream(str(tmp_path), "t", batch_size=5, image_size=16, with_key=True) as stream:
-        read = [key for batch in stream for key, weight in zip(batch["key"], batch["weight"], strict=True) if weight]
+        read = [
+            key
+            for batch in stream
+            for key, weight in zip(batch["key"], batch["weight"], strict=True)
+            if weight
+        ]
     assert sorted(read) == sorted(key for key, _ in stock(tmp_path))
 
 
@@ -107,21 +125,58 @@ def test_tars_in_a_bucket_are_read_once_and_where_they_are(gcs_root, tmp_path):
     for number in range(2):
         put(storage, f"t-{number}.tar", tar_bytes(members(number), tarfile.PAX_FORMAT))
     adopted(f"{gcs_root}/t-{{0..1}}.tar")
-    assert [sample.key for sample in shardset.open(gcs_root)] == [f"{serial:04d}" for serial in range(8)]
+    assert [sample.key for sample in shardset.open(gcs_root)] == [
+        f"{serial:04d}" for serial in range(8)
+    ]
     assert verify(gcs_root, deep=True).ok
 
 
 ODD = {
-    "a hard link": ([plain("0.txt", b"x"), special("1.txt", tarfile.LNKTYPE, "0.txt")], "is a link", 1, 1),
-    "a symbolic link": ([plain("0.txt", b"x"), special("1.txt", tarfile.SYMTYPE, "0.txt")], "is a link", 1, 1),
-    "a key that comes back": ([plain(f"{key}.txt", b"x") for key in "010"], "tar --sort=name", 1, 2),
-    "no key between": ([plain(name, b"x") for name in ("0.a", "README", "0.b", "1.a")], "no dot", 2, 1),
-    "a field twice": ([plain("0.txt", b"x"), plain("0.TXT", b"x"), plain("1.txt", b"x")], "twice", 1, 1),
+    "a hard link": (
+        [plain("0.txt", b"x"), special("1.txt", tarfile.LNKTYPE, "0.txt")],
+        "is a link",
+        1,
+        1,
+    ),
+    "a symbolic link": (
+        [plain("0.txt", b"x"), special("1.txt", tarfile.SYMTYPE, "0.txt")],
+        "is a link",
+        1,
+        1,
+    ),
+    "a key that comes back": (
+        [plain(f"{key}.txt", b"x") for key in "010"],
+        "tar --sort=name",
+        1,
+        2,
+    ),
+    "no key between": (
+        [plain(name, b"x") for name in ("0.a", "README", "0.b", "1.a")],
+        "no dot",
+        2,
+        1,
+    ),
+    "a field twice": (
+        [plain("0.txt", b"x"), plain("0.TXT", b"x"), plain("1.txt", b"x")],
+        "twice",
+        1,
+        1,
+    ),
     "no field": ([plain("README", b"x"), plain("1.txt", b"x")], "no dot", 1, 1),
     "a hidden file": ([plain("._0.txt", b"x"), plain("1.txt", b"x")], "no key", 1, 1),
     "a name that climbs": ([plain("a/../0.txt", b"x"), plain("1.txt", b"x")], "climbs", 1, 1),
-    "a long name": ([plain("k" * 1024 + ".txt", b"x"), plain("1.txt", b"x")], "over 1024 bytes", 1, 1),
-    "what webdataset skips": ([plain("__a__/0.txt", b"x"), plain("1.txt", b"x")], "__metadata__", 1, 1),
+    "a long name": (
+        [plain("k" * 1024 + ".txt", b"x"), plain("1.txt", b"x")],
+        "over 1024 bytes",
+        1,
+        1,
+    ),
+    "what webdataset skips": (
+        [plain("__a__/0.txt", b"x"), plain("1.txt", b"x")],
+        "__metadata__",
+        1,
+        1,
+    ),
     "no ASCII": ([plain("ä.txt", b"x"), plain("1.txt", b"x")], "not ASCII", 1, 1),
     "a class in words": ([plain("0.cls", b"x"), plain("1.txt", b"x")], "expected a label", 1, 1),
 }
@@ -180,8 +235,13 @@ def test_a_bad_tar_is_named_and_the_others_are_kept(data, reason, tmp_path):
     assert not (tmp_path / "manifest.json").exists()
     (tmp_path / "t-9.tar").unlink()
     manifest = adopted(tmp_path)
-    assert [group.shards for group in manifest.split("t").groups] == ["t-{7..8}.tar", "t-{10..10}.tar"]
-    assert [key for key, _ in ours(tmp_path)] == [f"{serial:04d}" for serial in (*range(28, 36), *range(40, 44))]
+    assert [group.shards for group in manifest.split("t").groups] == [
+        "t-{7..8}.tar",
+        "t-{10..10}.tar",
+    ]
+    assert [key for key, _ in ours(tmp_path)] == [
+        f"{serial:04d}" for serial in (*range(28, 36), *range(40, 44))
+    ]
     assert verify(str(tmp_path), deep=True).ok
 
 
@@ -191,31 +251,45 @@ def test_sparse_members_are_listed(tmp_path):
     (tmp_path / "1.txt").write_bytes(b"x")
     for number, how in enumerate(["gnu", "posix"]):
         tar = tmp_path / f"t-{number}.tar"
-        subprocess.run(["tar", f"--format={how}", "-C", tmp_path, "-Scf", tar, "0.bin", "1.txt"], check=True)
+        subprocess.run(
+            ["tar", f"--format={how}", "-C", tmp_path, "-Scf", tar, "0.bin", "1.txt"], check=True
+        )
     assert adopted(tmp_path).split("t").num_samples == 2
     assert (tmp_path / "quarantine.jsonl").read_bytes().count(b"is a sparse file") == 2
 
 
 def test_empty_members_odd_keys_and_long_members_are_read_exactly(tmp_path):
     big = np.random.default_rng(0).bytes(3 << 20)
-    files = [("./a b/0.txt", b""), ("./a b/0.bin", big), ("./a b/1.bin", big[1:]), ("./a b/1.cls", b" 007\n")]
+    files = [
+        ("./a b/0.txt", b""),
+        ("./a b/0.bin", big),
+        ("./a b/1.bin", big[1:]),
+        ("./a b/1.cls", b" 007\n"),
+    ]
     (tmp_path / "t-0.tar").write_bytes(tar_bytes(files, tarfile.GNU_FORMAT))
     manifest = adopted(tmp_path)
     assert manifest.split("t").class_totals == [0] * 7 + [1]
-    assert ours(tmp_path) == [(key, dict(sorted(fields.items()))) for key, fields in stock(tmp_path)]
+    assert ours(tmp_path) == [
+        (key, dict(sorted(fields.items()))) for key, fields in stock(tmp_path)
+    ]
     assert verify(str(tmp_path), deep=True).ok
 
 
 def test_a_label_that_is_large_costs_no_time_for_each_tar(tmp_path):
     for number in range(2):
-        (tmp_path / f"t-{number}.tar").write_bytes(tar_bytes([("0.cls", b"%d" % (20_000 * number))]))
+        (tmp_path / f"t-{number}.tar").write_bytes(
+            tar_bytes([("0.cls", b"%d" % (20_000 * number))])
+        )
     assert len(adopted(tmp_path).classes) == 20_001
 
 
 def test_the_manifest_may_lie_above_the_tars_and_nowhere_else(tmp_path):
     (tmp_path / "in/put").mkdir(parents=True)
     (tmp_path / "in/put/t-0.tar").write_bytes(GOOD)
-    with pytest.raises(ConfigError, match=r"names tars in its own folder and below; give .*in/put, a folder above it"):
+    with pytest.raises(
+        ConfigError,
+        match=r"names tars in its own folder and below; give .*in/put, a folder above it",
+    ):
         adopted(tmp_path / "in/put", output=str(tmp_path / "in/pu"))
     adopt(AdoptConfig(input=f"{tmp_path}/in/put", output=str(tmp_path)), HERE)
     manifest = manifests.load(str(tmp_path)).manifest
@@ -254,18 +328,26 @@ def test_a_rerun_reads_only_tars_that_changed_or_are_new(tmp_path):
     times = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("*.npy")}
     (tmp_path / "t-1.tar").write_bytes(tar_bytes(members(5)))
     (tmp_path / "t-3.tar").write_bytes(tar_bytes(members(6)))
-    with pytest.raises(ConfigError, match=r"finished before, from other input; remove manifest\.json"):
+    with pytest.raises(
+        ConfigError, match=r"finished before, from other input; remove manifest\.json"
+    ):
         adopted(tmp_path)
     (tmp_path / "manifest.json").unlink()
     assert adopted(tmp_path).split("t").num_samples == 16
-    changed = {path.name for path in tmp_path.glob("*.npy") if times.get(path.name) != path.stat().st_mtime_ns}
+    changed = {
+        path.name
+        for path in tmp_path.glob("*.npy")
+        if times.get(path.name) != path.stat().st_mtime_ns
+    }
     assert changed == {"t-1.idx.npy", "t-3.idx.npy"}
     assert ours(tmp_path) == stock(tmp_path)
 
 
 def test_tars_with_different_fields_are_groups_of_one_split(tmp_path):
     (tmp_path / "t-0.tar").write_bytes(tar_bytes([("0.txt", b"x"), ("0.cls", b"3")]))
-    (tmp_path / "t-1.tar").write_bytes(tar_bytes([("1.json", b'{"label": 1}'), ("1.txt", b"y"), ("2.txt", b"z")]))
+    (tmp_path / "t-1.tar").write_bytes(
+        tar_bytes([("1.json", b'{"label": 1}'), ("1.txt", b"y"), ("2.txt", b"z")])
+    )
     split = adopted(tmp_path).split("t")
     assert [group.fields for group in split.groups] == [["cls", "txt"], ["json", "txt"]]
     assert split.fields == ["cls", "txt", "json"]
@@ -273,12 +355,20 @@ def test_tars_with_different_fields_are_groups_of_one_split(tmp_path):
 
 
 def test_folders_or_names_are_splits_and_numbers_are_in_their_order(tmp_path):
-    names = ["train/a-9.tar", "train/a-10.tar", "train/a-11.tar", "val-00000-of-00002.tar", "val-00001-of-00002.tar"]
+    names = [
+        "train/a-9.tar",
+        "train/a-10.tar",
+        "train/a-11.tar",
+        "val-00000-of-00002.tar",
+        "val-00001-of-00002.tar",
+    ]
     for number, name in enumerate(names):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(tar_bytes(members(number, 2)))
     manifest = adopted(tmp_path)
-    assert {name: [group.shards for group in split.groups] for name, split in manifest.splits.items()} == {
+    assert {
+        name: [group.shards for group in split.groups] for name, split in manifest.splits.items()
+    } == {
         "train": ["train/a-{9..9}.tar", "train/a-{10..11}.tar"],
         "val": ["val-{00000..00001}-of-00002.tar"],
     }
@@ -344,7 +434,10 @@ def test_the_command_adopts_and_estimate_says_what_follows(tmp_path, capsys):
     answer = json.loads(capsys.readouterr().out)
     assert (answer["samples of t"], answer["quarantined"]) == (8, 0)
     assert cli.main(["estimate", str(tmp_path), "--split", "t", "--json"]) == 0
-    assert "Nobody promises that these tars are mixed" in json.loads(capsys.readouterr().out)["advice"][0]
+    assert (
+        "Nobody promises that these tars are mixed"
+        in json.loads(capsys.readouterr().out)["advice"][0]
+    )
     os.unlink(tmp_path / "manifest.json")
     (tmp_path / "t-2.tar").write_bytes(GOOD[:700])
     assert cli.main(["adopt", "--input", str(tmp_path), *HERE]) == 1

@@ -1,4 +1,6 @@
-"""The catalogue beside the tars: its rows, when it is made anew, and that other programs open it."""
+"""The catalogue beside the tars: its rows, when it is made anew,
+and that other programs open it.
+"""
 
 import json
 import shutil
@@ -40,23 +42,47 @@ def write_set(folder, samples):
 def test_a_row_is_a_sample_in_the_order_of_its_tar(tmp_path):
     samples = [
         sample(0, info={"artist": "A", "year": 1900, "tags": ["x"]}),
-        sample(1, info={"year": float("nan")}),  # which Python writes, and DuckDB and others don't read
+        # which Python writes, and DuckDB and others don't read
+        sample(1, info={"year": float("nan")}),
         sample(2, info=[1], image=False, label=-1),
         sample(3),
     ]
     storage = write_set(str(tmp_path), samples)
     for number in (0, 1):
         part = samples[2 * number : 2 * number + 2]
-        put(storage, references_path("train", number), references(part, [f"raw/{one.key}.png" for one in part]))
-    assert write_catalog(str(tmp_path)) == ["train/train-000000.parquet", "train/train-000001.parquet"]
+        put(
+            storage,
+            references_path("train", number),
+            references(part, [f"raw/{one.key}.png" for one in part]),
+        )
+    assert write_catalog(str(tmp_path)) == [
+        "train/train-000000.parquet",
+        "train/train-000001.parquet",
+    ]
     first = parquet.read_table(tmp_path / "train" / "train-000000.parquet")
     assert first.column_names == BASE
     assert first.drop_columns("bytes").to_pylist() == [
-        {"id": 0, "key": "s0", "label": 1, "class": "class 1", "width": 10, "height": 8, "source": "raw/s0.png",
-         "json": '{"artist": "A", "year": 1900, "tags": ["x"]}'},
-        {"id": 1, "key": "s1", "label": 1, "class": "class 1", "width": 11, "height": 8, "source": "raw/s1.png",
-         "json": None},
-    ]  # fmt: skip
+        {
+            "id": 0,
+            "key": "s0",
+            "label": 1,
+            "class": "class 1",
+            "width": 10,
+            "height": 8,
+            "source": "raw/s0.png",
+            "json": '{"artist": "A", "year": 1900, "tags": ["x"]}',
+        },
+        {
+            "id": 1,
+            "key": "s1",
+            "label": 1,
+            "class": "class 1",
+            "width": 11,
+            "height": 8,
+            "source": "raw/s1.png",
+            "json": None,
+        },
+    ]
     whole = read_catalog(load(str(tmp_path)), "train")
     assert whole["id"].to_pylist() == [0, 1, 2, 3]
     assert whole["width"].to_pylist() == [10, 11, None, 13]
@@ -76,7 +102,9 @@ def test_a_file_of_another_tar_or_a_damaged_one_is_made_anew(tmp_path):
         if path.suffix != ".parquet":
             path.unlink()
     write_set(url, [sample(number + 5) for number in range(4)])
-    with pytest.raises(ConfigError, match=r"train/train-000000\.tar: no catalogue of this tar is beside it"):
+    with pytest.raises(
+        ConfigError, match=r"train/train-000000\.tar: no catalogue of this tar is beside it"
+    ):
         read_catalog(load(url), "train")
     assert len(write_catalog(url)) == 2
     path = tmp_path / "train" / "train-000001.parquet"
@@ -98,16 +126,25 @@ def test_names_and_sizes_come_from_the_catalogue_where_it_is_and_no_plan_is_need
     storage = write_set(url, samples)
     for number in (0, 1):
         part = samples[2 * number : 2 * number + 2]
-        put(storage, references_path("train", number), references(part, [f"raw/{one.key}.png" for one in part]))
+        put(
+            storage,
+            references_path("train", number),
+            references(part, [f"raw/{one.key}.png" for one in part]),
+        )
     write_catalog(url)
     shutil.rmtree(tmp_path / "plan")
     assert [(one.key, one.name) for one in inspect(url, name="s2.png")] == [("s2", "raw/s2.png")]
     assert [one.name for one in inspect(url, shard=0)] == ["raw/s0.png", "raw/s1.png"]
-    order = Order(shard_sizes=[2, 2], seed=0, global_batch_size=2, num_lanes=1, block_size=1, window=1)
+    order = Order(
+        shard_sizes=[2, 2], seed=0, global_batch_size=2, num_lanes=1, block_size=1, window=1
+    )
     timetable = Timetable(loaded=load(url), split_name="train", order=order, num_epochs=1)
     assert [one.name for one in timetable.samples(np.array([3, 0]))] == ["raw/s3.png", "raw/s0.png"]
     found = collect(load(url), max_images=1)
-    assert (len(found.images), found.sizes.tolist()) == (1, [[0, 10 + number, 8] for number in range(4)])
+    assert (len(found.images), found.sizes.tolist()) == (
+        1,
+        [[0, 10 + number, 8] for number in range(4)],
+    )
     assert b"Most frequent sizes of all images" in render(found)
     (tmp_path / "train" / "train-000001.parquet").unlink()
     assert collect(load(url), max_images=1).sizes.shape == (1, 3)

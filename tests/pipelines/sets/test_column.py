@@ -1,4 +1,6 @@
-"""Columns: a value for each sample in tars of their own, from arrays, tables and tars, read with the samples."""
+"""Columns: a value for each sample in tars of their own, from arrays, tables and tars, read with
+the samples.
+"""
 
 import io
 import tarfile
@@ -33,12 +35,16 @@ LOGITS = np.random.default_rng(1).normal(size=(NUM["train"], 1000)).astype(np.fl
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     write_shard_set(
-        open_storage(str(tmp_path)), {name: png_samples(name, num) for name, num in NUM.items()}, num_shards=3
+        open_storage(str(tmp_path)),
+        {name: png_samples(name, num) for name, num in NUM.items()},
+        num_shards=3,
     )
     return tmp_path
 
 
-def written(folder: Path | str, name: str, source: Path | str, **options: str) -> manifests.Manifest:
+def written(
+    folder: Path | str, name: str, source: Path | str, **options: str
+) -> manifests.Manifest:
     return column(ColumnConfig(set=str(folder), name=name, source=str(source), **options), HERE)
 
 
@@ -52,10 +58,14 @@ def array(folder: Path, values: np.ndarray) -> Path:
     return folder / "values.npy"
 
 
-def read(folder: Path | str, *names: str, split: str = "train", **options: object) -> dict[int, list[object]]:
+def read(
+    folder: Path | str, *names: str, split: str = "train", **options: object
+) -> dict[int, list[object]]:
     """The values of each sample by id, as one epoch gives them."""
     found = {}
-    with Stream(str(folder), split, batch_size=8, columns=names, **{"image": None, **options}) as stream:
+    with Stream(
+        str(folder), split, batch_size=8, columns=names, **{"image": None, **options}
+    ) as stream:
         for batch in stream:
             for slot in np.flatnonzero(batch["weight"]):
                 found[int(batch["id"][slot])] = [batch[name][slot] for name in names]
@@ -63,19 +73,26 @@ def read(folder: Path | str, *names: str, split: str = "train", **options: objec
     return found
 
 
-@pytest.mark.parametrize("options", [{}, {"image_size": 16, "image": ...}, {"seed": None}, {"fields": ("cls",)}])
+@pytest.mark.parametrize(
+    "options", [{}, {"image_size": 16, "image": ...}, {"seed": None}, {"fields": ("cls",)}]
+)
 def test_a_thousand_logits_come_with_each_sample(folder, options):
     manifest = written(folder, "logits", array(folder, LOGITS), split="train")
     assert manifest.provenance.source_digest == manifests.load(str(folder)).manifest.digest
     assert verify(f"{folder}/columns/logits", deep=True).ok
     found = read(folder, "logits", **options)
-    assert all(np.array_equal(logits, LOGITS[id_]) and logits.dtype == np.float16 for id_, [logits] in found.items())
+    assert all(
+        np.array_equal(logits, LOGITS[id_]) and logits.dtype == np.float16
+        for id_, [logits] in found.items()
+    )
 
 
 @pytest.mark.parametrize("where", ["memory", pytest.param("gs", marks=pytest.mark.gcs)])
 def test_a_set_that_is_not_on_a_disk_has_columns_too(where, request, tmp_path):
     url = "memory://columns" if where == "memory" else request.getfixturevalue("gcs_root")
-    write_shard_set(open_storage(url), {name: png_samples(name, num) for name, num in NUM.items()}, num_shards=3)
+    write_shard_set(
+        open_storage(url), {name: png_samples(name, num) for name, num in NUM.items()}, num_shards=3
+    )
     written(url, "logits", array(tmp_path, LOGITS), split="train")
     assert all(np.array_equal(logits, LOGITS[id_]) for id_, [logits] in read(url, "logits").items())
 
@@ -84,23 +101,36 @@ def test_a_table_in_any_order_gives_values_by_key_and_what_it_lacks_is_nan_or_em
     chosen = np.random.default_rng(0).permutation(len(KEYS))[:35].tolist()
     lists = [None if number == chosen[0] else [float(number), 1.0] for number in chosen]
     keys, texts = [KEYS[number] for number in chosen], [f"number {number}" for number in chosen]
-    manifest = written(folder, "vector", table(folder, key=keys, vector=pa.array(lists, pa.list_(pa.float32()))))
+    manifest = written(
+        folder, "vector", table(folder, key=keys, vector=pa.array(lists, pa.list_(pa.float32())))
+    )
     assert manifest.provenance.options["num_values"] == 34
     written(folder, "caption", table(folder, key=keys, caption=pa.array(texts, pa.large_string())))
     categories = pa.array(texts).dictionary_encode()  # as pandas writes a categorical
-    written(folder, "category", table(folder, key=pa.array(keys).dictionary_encode(), category=categories))
+    written(
+        folder,
+        "category",
+        table(folder, key=pa.array(keys).dictionary_encode(), category=categories),
+    )
     for split, first in (("train", 0), ("val", NUM["train"])):
-        for id_, [vector, caption, category] in read(folder, "vector", "caption", "category", split=split).items():
+        for id_, [vector, caption, category] in read(
+            folder, "vector", "caption", "category", split=split
+        ).items():
             number = first + id_
             assert vector.dtype == np.float32
-            assert np.array_equal(vector, [number, 1] if number in chosen[1:] else [np.nan] * 2, equal_nan=True)
+            assert np.array_equal(
+                vector, [number, 1] if number in chosen[1:] else [np.nan] * 2, equal_nan=True
+            )
             assert caption == category == (f"number {number}".encode() if number in chosen else b"")
 
 
 def test_tars_of_others_give_values_once_they_are_adopted(folder, tmp_path):
     others = tmp_path / "others"
     others.mkdir()
-    members = [(f"{key}.emb.npy", _npy(np.full((2, 2), number, np.int16))) for number, key in enumerate(KEYS)]
+    members = [
+        (f"{key}.emb.npy", _npy(np.full((2, 2), number, np.int16)))
+        for number, key in enumerate(KEYS)
+    ]
     (others / "e-0.tar").write_bytes(tar_bytes(members[:25]))
     (others / "e-1.tar").write_bytes(tar_bytes(members[25:]))
     with pytest.raises(ManifestError, match="no manifest there"):
@@ -109,12 +139,17 @@ def test_tars_of_others_give_values_once_they_are_adopted(folder, tmp_path):
     written(folder, "emb", others)
     for split, first in (("train", 0), ("val", NUM["train"])):
         found = read(folder, "emb", split=split)
-        assert all((values[0] == first + id_).all() and values[0].shape == (2, 2) for id_, values in found.items())
+        assert all(
+            (values[0] == first + id_).all() and values[0].shape == (2, 2)
+            for id_, values in found.items()
+        )
 
 
 def test_a_number_a_sample_is_a_column_too(folder):
     written(folder, "number", array(folder, np.arange(30, dtype=np.int32)), split="train")
-    assert all(value == id_ and value.dtype == np.int32 for id_, [value] in read(folder, "number").items())
+    assert all(
+        value == id_ and value.dtype == np.int32 for id_, [value] in read(folder, "number").items()
+    )
 
 
 def test_threads_of_a_worker_read_an_array_at_once(folder):
@@ -135,7 +170,9 @@ def test_a_set_of_tars_of_others_has_columns_where_their_names_leave_room(folder
     with Stream(str(others), "t", batch_size=2, columns=("two",), image=None) as stream:
         assert next(iter(stream))["two"].shape == (2, 3)
     (others / "manifest.json").unlink()
-    (others / "t-0.tar").write_bytes(tar_bytes([("k" * 95 + ".a", b"x"), ("1.a", b"y")], tarfile.PAX_FORMAT))
+    (others / "t-0.tar").write_bytes(
+        tar_bytes([("k" * 95 + ".a", b"x"), ("1.a", b"y")], tarfile.PAX_FORMAT)
+    )
     assert cli.main(["adopt", "--input", str(others), *HERE]) == 0
     with pytest.raises(ConfigError, match="does not fit a USTAR header"):
         written(others, "three", tmp_path / "two.npy")
@@ -156,7 +193,10 @@ def test_webdataset_joins_a_column_by_key(folder):
     tars = [f"{folder}/columns/logits/train/train-{number:06d}.tar" for number in range(3)]
     samples = list(webdataset.WebDataset(tars, shardshuffle=False).decode())
     assert [sample["__key__"] for sample in samples] == KEYS[: NUM["train"]]
-    assert all(np.array_equal(sample["logits.npy"], row) for sample, row in zip(samples, LOGITS, strict=True))
+    assert all(
+        np.array_equal(sample["logits.npy"], row)
+        for sample, row in zip(samples, LOGITS, strict=True)
+    )
 
 
 def test_an_unread_column_costs_no_byte_and_a_read_one_changes_no_order(folder):
@@ -180,13 +220,21 @@ def test_a_damaged_value_is_a_damaged_sample(folder, policy):
     data = bytearray(path.read_bytes())
     data[700] ^= 1  # of the first value
     path.write_bytes(data)
-    with Stream(str(folder), "train", batch_size=30, image=None, columns=("logits",), bad_samples=policy) as stream:
+    with Stream(
+        str(folder), "train", batch_size=30, image=None, columns=("logits",), bad_samples=policy
+    ) as stream:
         if policy == "raise":
-            with pytest.raises(DamagedShard, match=r"columns/logits/train/train-000001.tar: sample 'train-000010'"):
+            with pytest.raises(
+                DamagedShard, match=r"columns/logits/train/train-000001.tar: sample 'train-000010'"
+            ):
                 list(stream)
             return
         [batch] = stream
-    [slot] = np.flatnonzero(batch["weight"] == 0) if policy == "mask" else np.flatnonzero(np.bincount(batch["id"]) == 0)
+    [slot] = (
+        np.flatnonzero(batch["weight"] == 0)
+        if policy == "mask"
+        else np.flatnonzero(np.bincount(batch["id"]) == 0)
+    )
     if policy == "mask":
         assert batch["id"][slot] == 10
         assert np.isnan(batch["logits"][slot]).all()
@@ -197,8 +245,15 @@ def test_a_damaged_value_is_a_damaged_sample(folder, policy):
 
 def test_a_transform_sees_and_changes_columns(folder):
     written(folder, "logits", array(folder, LOGITS), split="train")
-    found = read(folder, "logits", transform=lambda row, rng: row | {"logits": row["logits"][:3].astype(np.float32)})
-    assert all(np.array_equal(values[0], LOGITS[id_, :3].astype(np.float32)) for id_, values in found.items())
+    found = read(
+        folder,
+        "logits",
+        transform=lambda row, rng: row | {"logits": row["logits"][:3].astype(np.float32)},
+    )
+    assert all(
+        np.array_equal(values[0], LOGITS[id_, :3].astype(np.float32))
+        for id_, values in found.items()
+    )
 
 
 def test_a_rerun_writes_only_what_is_missing_and_other_values_need_another_name(folder):
@@ -210,7 +265,11 @@ def test_a_rerun_writes_only_what_is_missing_and_other_values_need_another_name(
     (folder / "columns/logits/manifest.json").unlink()
     (folder / "columns/logits/train/train-000001.idx.npy").unlink()
     assert written(folder, "logits", source, split="train") == first
-    assert [path.stat().st_mtime_ns == time for path, time in zip(tars, times, strict=True)] == [True, False, True]
+    assert [path.stat().st_mtime_ns == time for path, time in zip(tars, times, strict=True)] == [
+        True,
+        False,
+        True,
+    ]
     array(folder, LOGITS + 1)
     with pytest.raises(ConfigError, match="finished before, from other input"):
         written(folder, "logits", source, split="train")
@@ -220,7 +279,10 @@ def test_a_rerun_writes_only_what_is_missing_and_other_values_need_another_name(
 def test_a_column_of_another_version_of_the_set_is_refused(folder):
     written(folder, "logits", array(folder, LOGITS), split="train")
     storage = open_storage(str(folder))
-    publish(storage, msgspec.structs.replace(manifests.load(str(folder)).manifest, fixes={"renamed-png": 1}))
+    publish(
+        storage,
+        msgspec.structs.replace(manifests.load(str(folder)).manifest, fixes={"renamed-png": 1}),
+    )
     with pytest.raises(ManifestError, match=r"a column of set .* write it again"):
         read(folder, "logits")
 
@@ -280,7 +342,21 @@ def test_names_of_columns_are_those_of_a_batch(folder):
 
 def test_the_command_writes_a_column(folder, capsys):
     array(folder, LOGITS)
-    assert cli.main(["column", str(folder), "logits", "--from", f"{folder}/values.npy", "--split", "train", *HERE]) == 0
+    assert (
+        cli.main(
+            [
+                "column",
+                str(folder),
+                "logits",
+                "--from",
+                f"{folder}/values.npy",
+                "--split",
+                "train",
+                *HERE,
+            ]
+        )
+        == 0
+    )
     assert "num_values: 30" in capsys.readouterr().out
     assert read(folder, "logits")
 

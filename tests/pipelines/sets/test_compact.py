@@ -1,4 +1,6 @@
-"""Forgetting samples: their shards are written anew, the next version is published, and the old files go later."""
+"""Forgetting samples: their shards are written anew, the next version is published, and the old
+files go later.
+"""
 
 import itertools
 import shutil
@@ -58,18 +60,26 @@ def test_the_touched_shards_are_written_anew_and_the_rest_stays(stored):
     done = compact(str(stored), ["train/cat/007"], grace=DAY, now=NOW)
     touched = {sample.number for sample in inspect.inspect(f"{stored}@2", key="train/cat/007")}
     assert (done.version, done.num_samples, done.num_shards) == (3, 2, len(touched))
-    assert {name for name, data in before.items() if files_of(stored)[name] != data} == {naming.MANIFEST}
+    assert {name for name, data in before.items() if files_of(stored)[name] != data} == {
+        naming.MANIFEST
+    }
     after = manifests.load(str(stored)).manifest.split("train")
-    assert contents_of(stored) == {key: one for key, one in samples.items() if not key.startswith("train/cat/007")}
+    assert contents_of(stored) == {
+        key: one for key, one in samples.items() if not key.startswith("train/cat/007")
+    }
     assert [shard.path for shard in after.shards if "-" not in shard.path.partition("/")[0]] == [
         shard.path for number, shard in enumerate(split.shards[:6]) if number not in touched
     ]
     assert (after.num_source_samples, after.num_dropped, after.num_repeats) == (62, 1, 59)
-    assert verify(str(stored), deep=True).problems == verify(f"{stored}@2", deep=True).problems == ()
+    assert (
+        verify(str(stored), deep=True).problems == verify(f"{stored}@2", deep=True).problems == ()
+    )
     assert inspect.inspect(str(stored), name="cat/008.png")[0].name == "train/cat/008.png"
 
 
-def test_old_files_wait_for_the_grace_period_and_then_only_the_newest_version_is_left(stored, capsys):
+def test_old_files_wait_for_the_grace_period_and_then_only_the_newest_version_is_left(
+    stored, capsys
+):
     url = str(stored)
     first = compact(url, ["train/cat/007"], grace=DAY, now=NOW)
     assert first.waiting
@@ -84,14 +94,25 @@ def test_old_files_wait_for_the_grace_period_and_then_only_the_newest_version_is
     assert inspect.inspect(url, name="cat/008.png")[0].name == "train/cat/008.png"
     with pytest.raises(ManifestError, match="version 1 was removed"):
         manifests.load(f"{url}@1")
-    assert compact(url, ["train/cat/007"], grace=DAY, now=NOW + DAY) == _waiting(first, 0, waiting=0, after=None)
+    assert compact(url, ["train/cat/007"], grace=DAY, now=NOW + DAY) == _waiting(
+        first, 0, waiting=0, after=None
+    )
     assert "\n".join(compacting.lines(done)).endswith(compacting.NOT_REACHED)
 
 
 def test_a_reader_ends_on_its_version_and_tags_that_go_are_named(stored):
     verbs.tag(f"{stored}@1", "paper")
-    choices = {"global_batch_size": 8, "rank": 0, "world_size": 1, "image": None, "fields": ("cls",), "with_key": True}
-    expected = [[*batch["key"]] for batch in shardset.Stream(str(stored), "train", **choices).epoch(0)]
+    choices = {
+        "global_batch_size": 8,
+        "rank": 0,
+        "world_size": 1,
+        "image": None,
+        "fields": ("cls",),
+        "with_key": True,
+    }
+    expected = [
+        [*batch["key"]] for batch in shardset.Stream(str(stored), "train", **choices).epoch(0)
+    ]
     batches = shardset.Stream(str(stored), "train", **choices).epoch(0)
     found = [[*next(batches)["key"]]]
     done = compact(str(stored), ["train/cat/007"], grace=DAY, now=NOW)
@@ -101,7 +122,9 @@ def test_a_reader_ends_on_its_version_and_tags_that_go_are_named(stored):
     done = compact(str(stored), ["train/cat/007"], grace=DAY, now=NOW + DAY)
     assert "tags of versions that were removed: paper" in compacting.lines(done)
     assert not list(stored.glob("versions/tags/*"))
-    (stored / "versions/tags/late.json").write_bytes(msgspec.json.encode(versions.Tag(version=1, digest="gone")))
+    (stored / "versions/tags/late.json").write_bytes(
+        msgspec.json.encode(versions.Tag(version=1, digest="gone"))
+    )
     compact(str(stored), ["train/cat/008"], grace=timedelta(0), now=NOW)
     assert not list(stored.glob("versions/tags/*"))
 
@@ -116,7 +139,9 @@ def test_an_append_follows_a_compaction_of_all_that_the_last_one_added(stored, t
 
 def test_an_append_that_meets_a_compaction_is_refused_and_nothing_is_lost(stored, tmp_path):
     more = write_images(tmp_path / "more", ["train/cat/a.png", "train/dog/b.png"])
-    prepared = builds.prepare(config_of(more, stored, num_shards={"": 1}, append="none"), LocalStorage(str(stored)))
+    prepared = builds.prepare(
+        config_of(more, stored, num_shards={"": 1}, append="none"), LocalStorage(str(stored))
+    )
     with pytest.raises(ConfigError, match="unfinished build or append"):
         compact(str(stored), ["train/cat/007"], grace=DAY, now=NOW)
     shutil.move(stored / "plan", tmp_path / "plan")  # as if it had looked before the append began
@@ -133,11 +158,17 @@ def _waiting(done, num_samples, **others):
 
 
 def test_no_byte_of_a_dropped_sample_is_left(stored, tmp_path, capsys):
-    images = [fields["png"] for key, fields in contents_of(stored).items() if key.startswith("train/dog/003")]
+    images = [
+        fields["png"]
+        for key, fields in contents_of(stored).items()
+        if key.startswith("train/dog/003")
+    ]
     (tmp_path / "keys").write_text("train/dog/003\n")
     (stored / naming.REPORT).write_text("pictures")
     write_catalog(str(stored))
-    assert main(["compact", str(stored), "--drop-keys", str(tmp_path / "keys"), "--grace", "0"]) == 0
+    assert (
+        main(["compact", str(stored), "--drop-keys", str(tmp_path / "keys"), "--grace", "0"]) == 0
+    )
     assert "removed from plan/units" in capsys.readouterr().out
     left = b"".join(path.read_bytes() for path in stored.rglob("*") if path.is_file())
     assert images[0] not in left
@@ -164,7 +195,9 @@ def test_a_shard_of_which_nothing_is_left_goes_and_the_set_may_not(stored):
         compact(f"{url}@2", keys, grace=timedelta(0), now=NOW)
 
 
-def test_a_compaction_that_stops_anywhere_leaves_a_whole_version_and_is_finished_by_the_same_call(made, tmp_path):
+def test_a_compaction_that_stops_anywhere_leaves_a_whole_version_and_is_finished_by_the_same_call(
+    made, tmp_path
+):
     undisturbed, keys = shutil.copytree(made, tmp_path / "undisturbed"), ["train/cat/007"]
     compact(str(undisturbed), keys, grace=timedelta(0), now=NOW)
     expected = files_of(undisturbed)
@@ -208,7 +241,12 @@ def _fail_after(number, patched):
 
 def test_an_unfinished_append_is_not_compacted(stored, tmp_path):
     more = write_images(tmp_path / "more", ["train/cat/a.png", "train/dog/b.png"])
-    build(config_of(more, stored, num_shards={"": 2}, append="none", only_shards=frozenset({("train", 0)})), HERE)
+    build(
+        config_of(
+            more, stored, num_shards={"": 2}, append="none", only_shards=frozenset({("train", 0)})
+        ),
+        HERE,
+    )
     with pytest.raises(ConfigError, match="unfinished build or append; finish it first"):
         compact(str(stored), ["train/cat/007"], grace=DAY, now=NOW)
 
@@ -223,5 +261,8 @@ def test_a_set_in_a_bucket_grows_and_forgets(gcs_root, tmp_path):
     assert verify(url, deep=True).problems == verify(f"{url}@1", deep=True).problems == ()
     done = compact(url, ["train/cat/000", "train/dog/new1"], grace=timedelta(0), now=NOW)
     assert (done.version, done.num_samples) == (3, 2)
-    assert files_of(url).keys() == {*manifests.files_of(manifests.load(url).manifest), naming.MANIFEST}
+    assert files_of(url).keys() == {
+        *manifests.files_of(manifests.load(url).manifest),
+        naming.MANIFEST,
+    }
     assert verify(url, deep=True).problems == ()

@@ -1,4 +1,6 @@
-"""Nothing of a forgotten sample stays in silence: keys that name none, what a stopped change left, names elsewhere."""
+"""Nothing of a forgotten sample stays in silence: keys that name none, what a stopped change left,
+names elsewhere.
+"""
 
 import re
 import shutil
@@ -30,7 +32,9 @@ A, B, TWIN, BAD = (f"train/{name}" for name in ("cat/000", "cat/001", "dog/twin"
 
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory):
-    folder = write_class_folders(tmp_path_factory.mktemp("raw"), ["cat", "dog"], 12, splits=["train", "val"])
+    folder = write_class_folders(
+        tmp_path_factory.mktemp("raw"), ["cat", "dog"], 12, splits=["train", "val"]
+    )
     shutil.copy(folder / f"{A}.png", folder / f"{TWIN}.png")
     (folder / f"{BAD}.gif").write_bytes(b"<html>404</html>")
     return folder
@@ -38,7 +42,9 @@ def raw(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def made(raw, tmp_path_factory):
-    """25 samples of train, of which two have the same image, 24 of val, and a bad file with the name of a sample."""
+    """25 samples of train, of which two have the same image, 24 of val, and a bad file with the
+    name of a sample.
+    """
     folder = tmp_path_factory.mktemp("forget") / "set"
     build(config_of(raw, folder, num_shards={"": 3}, max_bad_fraction=0.5), HERE)
     return folder
@@ -55,7 +61,9 @@ def forget(folder, *keys, **options):
 
 def hits(folder, data):
     """The files that have these bytes."""
-    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    files = {
+        path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()
+    }
     return {name for name, path in files.items() if data in path.read_bytes()}
 
 
@@ -68,9 +76,17 @@ def loose(folder):
     loaded = manifests.load(str(folder))
     known = {naming.MANIFEST, *manifests.files_of(loaded.manifest)}
     known = known.union(*map(manifests.files_of, manifests.older(loaded.storage)))
-    names = {stat.name for stat in loaded.storage.list()} - known - set(map(naming.references_of, known))
+    names = (
+        {stat.name for stat in loaded.storage.list()}
+        - known
+        - set(map(naming.references_of, known))
+    )
     marks = ("plan/shards/", versions.WRITING)
-    return {name for name in names if name.startswith(marks) or not name.startswith(("plan/", "versions/"))}
+    return {
+        name
+        for name in names
+        if name.startswith(marks) or not name.startswith(("plan/", "versions/"))
+    }
 
 
 def after(number, patched, act):
@@ -144,7 +160,9 @@ def test_a_list_that_grows_may_name_what_was_forgotten_before(stored):
     assert not hits(stored, A.encode())
     assert forget(stored, A, B).num_samples == 1
     assert (forget(stored, A, B).num_samples, forget(stored, B).version) == (0, 3)
-    with pytest.raises(ConfigError, match=r"no sample has the key 'train/cat/000'; `compact` dropped it"):
+    with pytest.raises(
+        ConfigError, match=r"no sample has the key 'train/cat/000'; `compact` dropped it"
+    ):
         inspect.inspect(str(stored), key=A)
     with pytest.raises(
         ConfigError,
@@ -155,7 +173,9 @@ def test_a_list_that_grows_may_name_what_was_forgotten_before(stored):
 
 @pytest.mark.parametrize("number", [0, 1, 3, 6, 9, 12])
 @pytest.mark.parametrize("then", ["compact", "append"])
-def test_what_a_stopped_compaction_wrote_is_removed_by_the_next_change(stored, tmp_path, number, then):
+def test_what_a_stopped_compaction_wrote_is_removed_by_the_next_change(
+    stored, tmp_path, number, then
+):
     image = image_of(stored, B)
     stopped(number, stored, A, "val/cat/000")
     strays = {problem.where for problem in verify(str(stored), deep=False).problems}
@@ -173,7 +193,9 @@ def test_what_a_stopped_compaction_wrote_is_removed_by_the_next_change(stored, t
 def test_of_two_compactions_at_once_one_wins_and_the_other_leaves_nothing(stored):
     with pytest.MonkeyPatch.context() as patched:
         after(6, patched, lambda: (patched.undo(), forget(stored, A, grace=timedelta(1))))
-        with pytest.raises(ManifestError, match="another version was published meanwhile; run again"):
+        with pytest.raises(
+            ManifestError, match="another version was published meanwhile; run again"
+        ):
             forget(stored, B)
     assert not loose(stored)
     assert forget(stored, B).version == 3
@@ -205,11 +227,15 @@ def test_the_same_image_under_another_key_is_named(stored):
     assert forget(stored, TWIN, B).same_images == []
 
 
-def test_side_files_that_name_what_is_gone_are_listed_and_removed_when_asked_for(stored, tmp_path, capsys):
+def test_side_files_that_name_what_is_gone_are_listed_and_removed_when_asked_for(
+    stored, tmp_path, capsys
+):
     np.save(tmp_path / "values.npy", np.zeros((24, 2), np.float32))
     for name, split in (("old", "val"), ("kept", "val")):
         column(
-            ColumnConfig(set=str(stored), name=name, source=str(tmp_path / "values.npy"), split=split),
+            ColumnConfig(
+                set=str(stored), name=name, source=str(tmp_path / "values.npy"), split=split
+            ),
             HERE,
         )
     export(str(stored), ["wids", "energon"])
@@ -227,19 +253,30 @@ def test_side_files_that_name_what_is_gone_are_listed_and_removed_when_asked_for
     done = forget(stored, "val/cat/000", BAD, grace=timedelta(1))
     assert done.side_files == sides
     assert main(words) == 0
-    assert f"may still name dropped samples: {', '.join(sides)}; --side-files" in capsys.readouterr().out
+    assert (
+        f"may still name dropped samples: {', '.join(sides)}; --side-files"
+        in capsys.readouterr().out
+    )
     assert {name for name in hits(stored, b"val/cat/000") if "columns" in name}
     assert hits(stored, BAD.encode()) == {"quarantine.jsonl", ".nv-meta/index.sqlite"}
     column(
-        ColumnConfig(set=str(stored), name="new", source=str(_values(stored, tmp_path)), split="val"),
+        ColumnConfig(
+            set=str(stored), name="new", source=str(_values(stored, tmp_path)), split="val"
+        ),
         HERE,
     )
     assert main([*words, "--side-files"]) == 0
     assert "may still name" not in capsys.readouterr().out
     assert not hits(stored, b"val/cat/000") | hits(stored, BAD.encode())
-    tars = {naming.index_path(name.removesuffix(".idx")) for name in hits(stored, b"") if name.endswith(".idx")}
+    tars = {
+        naming.index_path(name.removesuffix(".idx"))
+        for name in hits(stored, b"")
+        if name.endswith(".idx")
+    }
     assert tars <= hits(stored, b"")  # those of removed tars went with them
-    assert {name.split("/")[1] for name in hits(stored, b"") if name.startswith("columns/")} == {"new"}
+    assert {name.split("/")[1] for name in hits(stored, b"") if name.startswith("columns/")} == {
+        "new"
+    }
     assert (stored / "wids-other.json").exists()
     assert manifests.load(str(stored)).manifest.quarantine.count == 0
     assert verify(str(stored), deep=True).problems == ()

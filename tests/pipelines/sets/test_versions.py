@@ -40,12 +40,16 @@ def number_of(address):
 
 
 def test_an_address_names_a_version_by_number_or_tag(three):
-    assert [number_of(f"{three}{end}") for end in ("", "@1", "@2", "@3", "/@2", "/manifest.json")] == [3, 1, 2, 3, 2, 3]
+    assert [
+        number_of(f"{three}{end}") for end in ("", "@1", "@2", "@3", "/@2", "/manifest.json")
+    ] == [3, 1, 2, 3, 2, 3]
     assert verbs.tag(f"{three}@2", "paper").version == 2
     assert verbs.tag(three, "v1.0").version == 3
     assert verbs.tag(f"{three}@2", "paper").version == 2  # once more is no change
     assert number_of(f"{three}@paper") == 2
-    with pytest.raises(ConfigError, match="another version has the tag 'paper', and tags never move"):
+    with pytest.raises(
+        ConfigError, match="another version has the tag 'paper', and tags never move"
+    ):
         verbs.tag(three, "paper")
     for name in ("12", "a/b", ".", "", "x" * 65, "ü"):
         with pytest.raises(ConfigError, match="can't be a tag"):
@@ -89,7 +93,10 @@ def test_a_folder_whose_name_ends_like_a_version_is_opened_as_it_is(three):
     shutil.copytree(three, f"{three}@2", dirs_exist_ok=True)
     assert number_of(f"{three}@2") == 3
     assert number_of(f"{three}@2@1") == 1
-    with pytest.raises(ManifestError, match=r"me@work: no such folder; and as version 'work' of .*me: .*no manifest"):
+    with pytest.raises(
+        ManifestError,
+        match=r"me@work: no such folder; and as version 'work' of .*me: .*no manifest",
+    ):
         manifests.load(f"{three}/me@work")
 
 
@@ -118,23 +125,35 @@ def test_the_log_lists_versions_with_their_samples_and_tags(three, capsys):
 
 def test_a_difference_names_what_came_went_moved_and_changed(three, tmp_path, capsys):
     assert main(["diff", f"{three}@1", three]) == 0
-    assert capsys.readouterr().out == "train, cat: 1 added\ntrain, owl: 1 added\n2 samples of both sets differ\n"
+    assert (
+        capsys.readouterr().out
+        == "train, cat: 1 added\ntrain, owl: 1 added\n2 samples of both sets differ\n"
+    )
     assert [sample.kind for sample in verbs.diff(three, f"{three}@2")] == ["removed"]
     assert verbs.diff_lines(verbs.diff(three, three)) == ["the same samples"]
     raw = write_class_folders(tmp_path / "raw", ["cat", "dog"], 10, splits=["train", "val"])
     keys = {"train/cat/000.png": "cat", "train/cat/001.png": "dog", "val/dog/000.png": "dog"}
     rows = [
-        f"{path},{name},{path.split('/')[0]},{path[:3]}-{number}" for number, (path, name) in enumerate(keys.items())
+        f"{path},{name},{path.split('/')[0]},{path[:3]}-{number}"
+        for number, (path, name) in enumerate(keys.items())
     ]
     (raw / "list.csv").write_text("\n".join(["path,label,split,key", *rows]))
     listing = BuildConfig(source="listing", input=str(raw / "list.csv"), output=str(tmp_path / "a"))
     build(listing, HERE)
-    (raw / "list.csv").write_text("\n".join(["path,label,split,key", rows[0], rows[1].replace("dog", "cat"), rows[2]]))
+    (raw / "list.csv").write_text(
+        "\n".join(["path,label,split,key", rows[0], rows[1].replace("dog", "cat"), rows[2]])
+    )
     (raw / "val/dog/000.png").write_bytes((raw / "val/dog/001.png").read_bytes())
     build(replace(listing, output=str(tmp_path / "b")), HERE)
     assert main(["diff", str(tmp_path / "a"), str(tmp_path / "b"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == [
-        {"kind": "relabelled", "split": "train", "key": "tra-1", "old_class": "dog", "new_class": "cat"},
+        {
+            "kind": "relabelled",
+            "split": "train",
+            "key": "tra-1",
+            "old_class": "dog",
+            "new_class": "cat",
+        },
         {"kind": "changed", "split": "val", "key": "val-2", "old_class": "dog", "new_class": "dog"},
     ]
 
@@ -142,7 +161,10 @@ def test_a_difference_names_what_came_went_moved_and_changed(three, tmp_path, ca
 @pytest.mark.slow
 def test_the_commands_of_the_page_run_as_they_stand(tmp_path):
     write_class_folders(tmp_path / "photos", ["cat", "dog"], 5)
-    write_images(tmp_path / "photos-june", [f"{name}/june{n}.jpg" for name in ("ant", "dog") for n in range(4)])
+    write_images(
+        tmp_path / "photos-june",
+        [f"{name}/june{n}.jpg" for name in ("ant", "dog") for n in range(4)],
+    )
     build(config_of(tmp_path / "photos", tmp_path / "shards", num_shards={"": 1}), HERE)
     (tmp_path / "keys.txt").write_text("cat/001\nant/june2\n")
     said = [

@@ -57,7 +57,9 @@ def ids_of(view, split="train"):
 
 
 def test_ids_come_from_a_parquet_file_with_labels(whole):
-    view = made(whole, ids=table(whole, id=[9, 3], label=[0, 1], loss=[0.5, 0.25]), from_split="test")
+    view = made(
+        whole, ids=table(whole, id=[9, 3], label=[0, 1], loss=[0.5, 0.25]), from_split="test"
+    )
     assert (ids_of(view, "test"), view.part("test").labels.tolist()) == ([3, 9], [1, 0])
     assert (view.view.head.parent, view.view.head.reason[:4]) == ("../set", "ids ")
     view = made(whole, ids=table(whole, id=[9, 3, 4], split=["a", "a", "b"]))
@@ -67,7 +69,9 @@ def test_ids_come_from_a_parquet_file_with_labels(whole):
 def test_keys_are_taken_or_dropped(whole):
     keys = text(whole, "train-000007", "train-000050")
     assert ids_of(made(whole, keys=keys)) == [7, 50]
-    assert ids_of(made(whole, drop_keys=keys)) == [id_ for id_ in range(NUM_TRAIN) if id_ not in (7, 50)]
+    assert ids_of(made(whole, drop_keys=keys)) == [
+        id_ for id_ in range(NUM_TRAIN) if id_ not in (7, 50)
+    ]
 
 
 def test_splits_and_classes_are_drawn_at_random_and_always_alike(whole):
@@ -83,9 +87,15 @@ def test_splits_and_classes_are_drawn_at_random_and_always_alike(whole):
 
 def test_a_view_of_a_view_keeps_its_labels_and_weights(whole):
     url, loaded = whole
-    first = put_view(url, loaded, id=[1, 2, 3, 4], label=[5, 5, 5, 6], weight=[1.0, 2, 3, 4], split=[*"abba"])
+    first = put_view(
+        url, loaded, id=[1, 2, 3, 4], label=[5, 5, 5, 6], weight=[1.0, 2, 3, 4], split=[*"abba"]
+    )
     view = made(whole, of=first, ids=table(whole, id=[2]), from_split="b")
-    assert (ids_of(view), view.part("train").weights.tolist(), view.part("train").labels.tolist()) == ([2], [2], [5])
+    assert (
+        ids_of(view),
+        view.part("train").weights.tolist(),
+        view.part("train").labels.tolist(),
+    ) == ([2], [2], [5])
     per_class = made(whole, of=first, per_class=1, from_split="b")
     assert len(ids_of(per_class)) == 1
     assert len(ids_of(made(whole, of=first, per_class=3, from_split="test"), "test")) == 20
@@ -100,7 +110,9 @@ def test_of_samples_with_one_image_the_first_is_kept():
     samples = png_samples("train", 6, size=8)
     samples[4] = StoredSample(key="copy", fields=samples[1].fields, label=3, source=4)
     samples[5] = StoredSample(key="text", fields=(("txt", b"no image"),), label=-1, source=5)
-    samples.append(StoredSample(key="text-2", fields=(("txt", b"none either"),), label=-1, source=6))
+    samples.append(
+        StoredSample(key="text-2", fields=(("txt", b"none either"),), label=-1, source=6)
+    )
     write_shard_set(open_storage(url), {"train": samples}, num_shards=2)
     assert ids_of(made((url, None), drop_duplicates=True)) == [0, 1, 2, 3, 5, 6]
 
@@ -110,8 +122,18 @@ def test_sql_chooses_by_the_catalogue(whole):
     with pytest.raises(ConfigError, match="python -m pipelines catalog"):
         made(small_set(), where="label = 3")
     assert cli.main(["catalog", whole[0]]) == 0
-    assert ids_of(made(whole, where="label = 3 or key = 'train-000008'")) == [3, 8, 13, 23, 33, 43, 53]
-    with pytest.raises(ConfigError, match=r"FROM clause! Candidate .*; columns are id, key, label, class, width"):
+    assert ids_of(made(whole, where="label = 3 or key = 'train-000008'")) == [
+        3,
+        8,
+        13,
+        23,
+        33,
+        43,
+        53,
+    ]
+    with pytest.raises(
+        ConfigError, match=r"FROM clause! Candidate .*; columns are id, key, label, class, width"
+    ):
         made(whole, where="loss > 3")
 
 
@@ -145,7 +167,10 @@ def test_sql_is_one_expression_that_reads_no_files_and_changes_nothing(whole, tm
     ],
 )
 def test_a_choice_that_names_what_is_not_there_is_refused(whole, choice, words):
-    named = {name: text(whole, *value) if isinstance(value, list) else value for name, value in choice.items()}
+    named = {
+        name: text(whole, *value) if isinstance(value, list) else value
+        for name, value in choice.items()
+    }
     with pytest.raises(ShardsetError, match=words):
         made(whole, **named)
 
@@ -181,7 +206,9 @@ def test_the_verbs_take_a_view(tmp_path, capsys):
     assert 1 <= found["amplification"] <= 1.3
     assert cli.main(["export", view, "--to", "wids"]) == 2
     shown = inspect.inspect(view)
-    assert {row["name"]: row["num_samples"] for row in shown["splits"]} == said["num_samples"] | {"test": 20}
+    assert {row["name"]: row["num_samples"] for row in shown["splits"]} == said["num_samples"] | {
+        "test": 20
+    }
     assert sum(sum(one["counts"].values()) for one in shown["classes"]) == 62
     [sample] = inspect.inspect(view, key=f"train-{ids_of(load(view), 'val')[0]:06d}")
     assert sample.split == "val"
@@ -191,8 +218,20 @@ def test_the_verbs_take_a_view(tmp_path, capsys):
 
 def test_a_build_makes_a_view_a_set_of_its_own(tmp_path):
     url, loaded = small_set(str(tmp_path))
-    view = put_view(url, loaded, id=[3, 17, 18, 19, 40], label=[7, 7, -1, 9, 0], split=["val", *["train"] * 4])
-    words = ["build", "--source", "shardset", "--input", view, "--output", str(tmp_path / "own"), "--num-shards", "1"]
+    view = put_view(
+        url, loaded, id=[3, 17, 18, 19, 40], label=[7, 7, -1, 9, 0], split=["val", *["train"] * 4]
+    )
+    words = [
+        "build",
+        "--source",
+        "shardset",
+        "--input",
+        view,
+        "--output",
+        str(tmp_path / "own"),
+        "--num-shards",
+        "1",
+    ]
     assert cli.main([*words, "--catalog", "--no-report", "--direct_running_mode=in_memory"]) == 0
     own = load(str(tmp_path / "own"))
     assert {name: split.num_samples for name, split in own.manifest.splits.items()} == {
@@ -200,7 +239,9 @@ def test_a_build_makes_a_view_a_set_of_its_own(tmp_path):
         "train": 4,
         "val": 1,
     }
-    assert [info.name for info in own.manifest.classes] == [info.name for info in loaded.manifest.classes]
+    assert [info.name for info in own.manifest.classes] == [
+        info.name for info in loaded.manifest.classes
+    ]
     assert any(loaded.digest in note for note in own.manifest.provenance.notes)
     with shardset.open(own, "train") as samples, shardset.open(url, "train") as stored:
         assert {one.key: one.label for one in samples} == {
@@ -219,9 +260,13 @@ def test_the_page_of_views_works_as_it_stands(tmp_path, monkeypatch, capsys):
     for command in commands_of("docs/views.md"):
         _, _, program, *words = shlex.split(command)
         if program == "pipelines":
-            words += ["--no-report", "--direct_running_mode=in_memory"] if words[0] == "build" else []
+            words += (
+                ["--no-report", "--direct_running_mode=in_memory"] if words[0] == "build" else []
+            )
             assert cli.main(words) == 0
     assert load("small").part("val").selection.num_kept == 12
-    [lines] = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs/views.md").read_text(), flags=re.S)
+    [lines] = re.findall(
+        r"```python\n(.*?)```", (REPOSITORY / "docs/views.md").read_text(), flags=re.S
+    )
     exec(lines, {})
     assert capsys.readouterr().out.splitlines()[-1] == "3 3 0"

@@ -30,7 +30,10 @@ from tests.makers.spools import MemorySpool
 from tests.makers.spools import read as samples_of
 
 PYTHON10, BINARY10 = "cifar-10-batches-py", "cifar-10-batches-bin"
-FORMS10 = [("cifar-10-python.tar.gz", PYTHON10, python_files), ("cifar-10-binary.tar.gz", BINARY10, binary_files)]
+FORMS10 = [
+    ("cifar-10-python.tar.gz", PYTHON10, python_files),
+    ("cifar-10-binary.tar.gz", BINARY10, binary_files),
+]
 FORMS100 = [
     ("cifar-100-python.tar.gz", "cifar-100-python", python_files),
     ("cifar-100-binary.tar.gz", "cifar-100-binary", binary_files),
@@ -49,7 +52,11 @@ def read(source):
 
 def expect_same_pictures(source, batches: list[Batch]):
     samples, spool = read(source)
-    wanted = [(batch.pixels(row), batch.labels[row]) for batch in batches for row in range(len(batch.data))]
+    wanted = [
+        (batch.pixels(row), batch.labels[row])
+        for batch in batches
+        for row in range(len(batch.data))
+    ]
     assert [sample.label for sample in samples] == [label for _, label in wanted]
     for sample, (pixels, _) in zip(samples, wanted, strict=True):
         image = Image.open(io.BytesIO(spool.content(sample.fields[sample.image])))
@@ -59,9 +66,14 @@ def expect_same_pictures(source, batches: list[Batch]):
 
 @pytest.mark.parametrize(
     ("kind", "batches", "forms", "names"),
-    [(Cifar10, cifar10(3), FORMS10, CIFAR10_CLASSES), (Cifar100, cifar100(3), FORMS100, FINE_CLASSES)],
+    [
+        (Cifar10, cifar10(3), FORMS10, CIFAR10_CLASSES),
+        (Cifar100, cifar100(3), FORMS100, FINE_CLASSES),
+    ],
 )
-def test_archive_and_folder_python_and_binary_agree_in_everything_but_names(tmp_path, kind, batches, forms, names):
+def test_archive_and_folder_python_and_binary_agree_in_everything_but_names(
+    tmp_path, kind, batches, forms, names
+):
     seen = []
     for archive, folder, files in forms:
         sources = [
@@ -71,12 +83,14 @@ def test_archive_and_folder_python_and_binary_agree_in_everything_but_names(tmp_
         for source in sources:
             samples, spool = read(source)
             seen.append([(s.key, s.split, s.label, s.fields, bytes(spool.data)) for s in samples])
-            assert [(info.label, info.name) for info in source.survey().classes] == list(enumerate(names))
+            assert [(info.label, info.name) for info in source.survey().classes] == list(
+                enumerate(names)
+            )
     assert all(one == seen[0] for one in seen)
     samples = expect_same_pictures(sources[0], batches)
-    assert [sample.split for sample in samples] == ["train"] * 3 * (len(batches) - 1 + (kind is Cifar100)) + [
-        "test"
-    ] * 3
+    assert [sample.split for sample in samples] == ["train"] * 3 * (
+        len(batches) - 1 + (kind is Cifar100)
+    ) + ["test"] * 3
 
 
 def test_the_coarse_label_of_cifar100_goes_into_json_and_cifar10_has_none(tmp_path):
@@ -84,7 +98,10 @@ def test_the_coarse_label_of_cifar100_goes_into_json_and_cifar10_has_none(tmp_pa
     coarse = [label for batch in cifar100(3) for label in batch.coarse]
     expected = [{"coarse_label": label, "coarse_name": COARSE_CLASSES[label]} for label in coarse]
     assert [json.loads(sample.fields["json"]) for sample in samples] == expected
-    assert samples[0].fields["json"] == json.dumps(expected[0], sort_keys=True, separators=(",", ":")).encode()
+    assert (
+        samples[0].fields["json"]
+        == json.dumps(expected[0], sort_keys=True, separators=(",", ":")).encode()
+    )
     samples, _ = read(opened(Cifar10, write_folder(tmp_path / "10", python_files(cifar10(1)))))
     assert [list(sample.fields) for sample in samples] == [["png"]] * 6
 
@@ -95,7 +112,10 @@ def test_keys_tell_batch_and_row_and_names_the_original_file_name_where_there_is
     assert (keys[0], keys[2], keys[-1]) == ("train-1-00000", "train-2-00000", "test-00001")
     assert all(map(naming.is_key, keys))
     # The maker gives rows 0 and 1 the same file name.
-    assert names[:2] == ["data_batch_1/picture_s_000001.png#0", "data_batch_1/picture_s_000001.png#1"]
+    assert names[:2] == [
+        "data_batch_1/picture_s_000001.png#0",
+        "data_batch_1/picture_s_000001.png#1",
+    ]
     assert len(set(keys)) == len(set(names)) == len(samples)
     samples, _ = read(opened(Cifar10, write_folder(tmp_path / BINARY10, binary_files(cifar10(1)))))
     assert [sample.name for sample in samples] == [sample.key for sample in samples]
@@ -112,7 +132,9 @@ def test_pictures_can_be_stored_as_ppm(tmp_path):
 
 
 @pytest.mark.parametrize(("archive", "folder", "files"), FORMS10)
-def test_the_extracted_folder_its_parent_and_before_them_an_archive_are_found(tmp_path, archive, folder, files):
+def test_the_extracted_folder_its_parent_and_before_them_an_archive_are_found(
+    tmp_path, archive, folder, files
+):
     write_folder(tmp_path / folder, files(cifar10(1)))
     for url in (tmp_path, tmp_path / folder, f"{tmp_path}/{folder}/"):
         storage, found = Cifar10.find(str(url))
@@ -122,8 +144,12 @@ def test_the_extracted_folder_its_parent_and_before_them_an_archive_are_found(tm
     assert (storage.url, found) == (str(tmp_path), archive)
 
 
-def test_input_without_the_files_is_an_error_that_names_what_is_there_and_what_is_expected(tmp_path):
-    with pytest.raises(SourceError, match=r"found nothing; expected cifar-10-python\.tar\.gz, cifar-10-binary"):
+def test_input_without_the_files_is_an_error_that_names_what_is_there_and_what_is_expected(
+    tmp_path,
+):
+    with pytest.raises(
+        SourceError, match=r"found nothing; expected cifar-10-python\.tar\.gz, cifar-10-binary"
+    ):
         Cifar10.find(str(tmp_path))
     (tmp_path / "1.png").write_bytes(b"x")
     with pytest.raises(SourceError, match=r"cifar\.tgz: not there; found 1\.png"):
@@ -136,9 +162,13 @@ def test_input_without_the_files_is_an_error_that_names_what_is_there_and_what_i
 def test_a_missing_batch_is_an_error_that_lists_found_and_expected(tmp_path):
     files = python_files(cifar10(1))
     del files["data_batch_3"], files["batches.meta"]
-    for path in (write_archive(tmp_path / "a.tar.gz", files, PYTHON10), write_folder(tmp_path / "b", files)):
+    for path in (
+        write_archive(tmp_path / "a.tar.gz", files, PYTHON10),
+        write_folder(tmp_path / "b", files),
+    ):
         with pytest.raises(
-            SourceError, match=r"found data_batch_1, .*test_batch of .*expected data_batch_3, batches\.meta"
+            SourceError,
+            match=r"found data_batch_1, .*test_batch of .*expected data_batch_3, batches\.meta",
         ):
             opened(Cifar10, path).survey()
 
@@ -158,7 +188,11 @@ def test_a_flipped_bit_in_a_picture_is_found_by_the_survey_and_by_a_unit(tmp_pat
     damaged = opened(Cifar10, path)
     pinned = damaged.input.stat("a.tar.gz").generation
     with pytest.raises(SourceError, match="CRC"):
-        list(damaged.index({**unit, "object": {**unit["object"], "generation": pinned}}, MemorySpool()))
+        list(
+            damaged.index(
+                {**unit, "object": {**unit["object"], "generation": pinned}}, MemorySpool()
+            )
+        )
 
 
 def test_paths_in_an_archive_are_never_used_as_paths_and_no_batch_is_there_twice(tmp_path):
@@ -192,7 +226,12 @@ def test_a_malicious_pickle_is_refused_by_name_and_does_not_run(tmp_path, victim
 
 def batch_value(**changes):
     """A batch of two black pictures, with fields changed."""
-    return {"labels": [1, 2], "data": np.zeros((2, 3072), np.uint8), "filenames": ["a.png", "b.png"], **changes}
+    return {
+        "labels": [1, 2],
+        "data": np.zeros((2, 3072), np.uint8),
+        "filenames": ["a.png", "b.png"],
+        **changes,
+    }
 
 
 @pytest.mark.parametrize(
@@ -203,13 +242,18 @@ def batch_value(**changes):
         (batch_value(labels=3), "no list 'labels'"),
         (batch_value(filenames=["a.png"]), "1 file names for 2 pictures"),
         (batch_value(filenames=[1, 2]), "a int where a text is expected"),
-        (batch_value(data=np.zeros((2, 3073), np.uint8)), r"shape \(2, 3073\), expected \[rows, 3072\]"),
+        (
+            batch_value(data=np.zeros((2, 3073), np.uint8)),
+            r"shape \(2, 3073\), expected \[rows, 3072\]",
+        ),
         ([1, 2], "a pickled list, expected a dict"),
         (batch_value(labels=[1, [1]]), "row 1: label \\[1\\], expected 0 to 9"),
     ],
 )
 def test_a_batch_that_is_not_what_the_format_says_is_an_error(tmp_path, value, message):
-    path = write_folder(tmp_path / "in", {**python_files(cifar10(1)), "test_batch": pickle_of(value)})
+    path = write_folder(
+        tmp_path / "in", {**python_files(cifar10(1)), "test_batch": pickle_of(value)}
+    )
     with pytest.raises(SourceError, match=rf"test_batch: .*{message}"):
         read(opened(Cifar10, path))
 
@@ -219,10 +263,16 @@ def test_a_batch_that_is_not_what_the_format_says_is_an_error(tmp_path, value, m
     [
         ("test_batch.bin", lambda data: b"\x0a" + data[1:], "row 0: label 10, expected 0 to 9"),
         ("test_batch.bin", lambda data: data[:-1], "6145 bytes, expected a multiple of 3073"),
-        ("batches.meta.txt", lambda _: b"cat\ndog\ncat\n", "3 class names, expected some, all different"),
+        (
+            "batches.meta.txt",
+            lambda _: b"cat\ndog\ncat\n",
+            "3 class names, expected some, all different",
+        ),
     ],
 )
-def test_a_binary_file_that_is_not_what_the_format_says_is_an_error(tmp_path, name, change, message):
+def test_a_binary_file_that_is_not_what_the_format_says_is_an_error(
+    tmp_path, name, change, message
+):
     files = binary_files(cifar10(2))
     path = write_folder(tmp_path / "in", {**files, name: change(files[name])})
     with pytest.raises(SourceError, match=rf"{name}: {message}"):

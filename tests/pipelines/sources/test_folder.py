@@ -26,9 +26,15 @@ def opened(path, **options) -> Folder:
 
 def test_class_folders_give_labels_in_name_order_and_one_split(tmp_path):
     source = opened(write_class_folders(tmp_path, ["dog", "Cat", "émeu"], 2))
-    assert [(info.label, info.name) for info in source.survey().classes] == [(0, "Cat"), (1, "dog"), (2, "émeu")]
+    assert [(info.label, info.name) for info in source.survey().classes] == [
+        (0, "Cat"),
+        (1, "dog"),
+        (2, "émeu"),
+    ]
     assert [(sample.name, sample.label, sample.split) for sample in read(source)] == [
-        (f"{name}/{n:03d}.png", label, "train") for label, name in enumerate(["Cat", "dog", "émeu"]) for n in (0, 1)
+        (f"{name}/{n:03d}.png", label, "train")
+        for label, name in enumerate(["Cat", "dog", "émeu"])
+        for n in (0, 1)
     ]
 
 
@@ -53,12 +59,35 @@ def test_a_sample_is_called_by_its_path_and_pinned_to_what_the_survey_saw(tmp_pa
     stat = source.input.stat("cat/n01.tar.1.png")
     assert (sample.key, sample.name) == ("cat/n01.tar.1", "cat/n01.tar.1.png")
     assert sample.fields == {"png": Extent(sample.name, stat.generation, 0, stat.num_bytes)}
-    assert source.input.read(sample.name, 0, stat.num_bytes, generation=stat.generation) == image_bytes(0)
+    assert source.input.read(
+        sample.name, 0, stat.num_bytes, generation=stat.generation
+    ) == image_bytes(0)
 
 
 def test_every_image_extension_counts_in_any_case_and_also_of_an_empty_file(tmp_path):
-    names = ["a.jpg", "b.JPEG", "c.Png", "d.ppm", "e.pgm", "f.BMP", "g.gif", "h.webp", "i.tif", "j.TIFF"]
-    names += ["ja.jfif", "jb.jpe", "jc.jif", "jd.MPO", "je.apng", "jf.pnm", "jg.dib", "jh.j2k", "ji.avifs"]
+    names = [
+        "a.jpg",
+        "b.JPEG",
+        "c.Png",
+        "d.ppm",
+        "e.pgm",
+        "f.BMP",
+        "g.gif",
+        "h.webp",
+        "i.tif",
+        "j.TIFF",
+    ]
+    names += [
+        "ja.jfif",
+        "jb.jpe",
+        "jc.jif",
+        "jd.MPO",
+        "je.apng",
+        "jf.pnm",
+        "jg.dib",
+        "jh.j2k",
+        "ji.avifs",
+    ]
     write_images(tmp_path, [f"cat/{name}" for name in names])
     (tmp_path / "cat" / "k.png").touch()
     samples = read(opened(tmp_path))
@@ -71,15 +100,27 @@ def test_every_image_extension_counts_in_any_case_and_also_of_an_empty_file(tmp_
 
 def test_other_files_and_hidden_files_are_counted_in_notes(tmp_path):
     write_images(tmp_path, ["cat/1.png", ".git/2.png", "cat/.3.png", "cat/.thumbs/4.png"])
-    for name in ("readme.txt", "cat/labels.csv", "cat/deep/er/notes.txt", "cat/LICENSE", ".DS_Store"):
+    for name in (
+        "readme.txt",
+        "cat/labels.csv",
+        "cat/deep/er/notes.txt",
+        "cat/LICENSE",
+        ".DS_Store",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
     source = opened(tmp_path)
     assert [sample.name for sample in read(source)] == ["cat/1.png"]
     assert source.survey().notes == [
-        "left out 4 other files (1 without extension, 1 .csv, 2 .txt), which are in no image format that is read",
+        (
+            "left out 4 other files (1 without extension, 1 .csv, 2 .txt), which are in no image"
+            " format that is read"
+        ),
         "left out unread: 4 times a hidden file",
-        "cat is the only class; cat/labels.csv looks like a table: if it lists images, read it by --source listing",
+        (
+            "cat is the only class; cat/labels.csv looks like a table: if it lists images, read it"
+            " by --source listing"
+        ),
     ]
 
 
@@ -92,8 +133,13 @@ def test_what_is_no_readable_file_is_rejected_or_counted_and_never_opened():
         os.symlink("nothing", f"{place}/dog/gone.txt")
         os.chmod(f"{place}/cat/2.png", 0)
         os.chmod(place, 0o755)
-        write_csv(Path(place) / "list.csv", ["path", "label"], [[f"cat/{n}.png", "cat"] for n in (1, 2, "pipe")])
-        read(Listing(open_storage(place), "list.csv"))  # loads a codec, which the user below may not read
+        write_csv(
+            Path(place) / "list.csv",
+            ["path", "label"],
+            [[f"cat/{n}.png", "cat"] for n in (1, 2, "pipe")],
+        )
+        # loads a codec, which the user below may not read
+        read(Listing(open_storage(place), "list.csv"))
         if os.geteuid() == 0:  # who may read everything
             os.seteuid(65534)
             stack.callback(os.seteuid, 0)
@@ -110,7 +156,11 @@ def test_what_is_no_readable_file_is_rejected_or_counted_and_never_opened():
         "left out unread: 2 times a pipe, socket or device",
         "left out unread: 1 times a symbolic link to nothing",
     ]
-    assert [getattr(one, "reason", "") for one in listed] == ["", "no permission to read it", "not found"]
+    assert [getattr(one, "reason", "") for one in listed] == [
+        "",
+        "no permission to read it",
+        "not found",
+    ]
 
 
 FLAT = ["a_1.png", "b_2.png"]
@@ -121,9 +171,21 @@ ADVISED = {
     "parquet": (["parquet/a.parquet"], "folder", "read by --source hf"),
     "tars": (["tars/a.tar"], "hf", "read by --source webdataset"),
     "pictures": (["pictures/cat/1.png"], "webdataset", "class folders are --source folder"),
-    "flat": ([f"flat/{name}" for name in FLAT], "folder", "whose names hold the labels are listed as docs/migrate.md"),
-    "yolo": (["yolo/images/train/1.png", "yolo/labels/train/1.txt"], "folder", "YOLO: boxes are not labels"),
-    "coco": (["coco/val2017/1.png", "coco/annotations/instances_val2017.json"], "folder", "COCO: boxes are not labels"),
+    "flat": (
+        [f"flat/{name}" for name in FLAT],
+        "folder",
+        "whose names hold the labels are listed as docs/migrate.md",
+    ),
+    "yolo": (
+        ["yolo/images/train/1.png", "yolo/labels/train/1.txt"],
+        "folder",
+        "YOLO: boxes are not labels",
+    ),
+    "coco": (
+        ["coco/val2017/1.png", "coco/annotations/instances_val2017.json"],
+        "folder",
+        "COCO: boxes are not labels",
+    ),
 }
 
 
@@ -135,7 +197,9 @@ def test_input_of_another_form_gets_a_sentence_that_names_the_way(tmp_path, name
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
     try:
-        survey = open_source(BuildConfig(source=source, input=str(tmp_path / name), output="unused")).survey()
+        survey = open_source(
+            BuildConfig(source=source, input=str(tmp_path / name), output="unused")
+        ).survey()
         said = " ".join(survey.notes)
     except ShardsetError as error:
         said = str(error)
@@ -147,7 +211,9 @@ def test_a_name_that_is_no_utf8_is_rejected_with_a_printable_name(tmp_path):
     os.rename(tmp_path / "cat" / "1.png", os.fsencode(tmp_path / "cat") + b"/\xff.png")
     write_images(tmp_path, ["cat/2.png"])
     rejected, sample = read(opened(tmp_path))
-    assert rejected == Rejected(name="cat/\\xff.png", split="train", reason="the name is not valid UTF-8")
+    assert rejected == Rejected(
+        name="cat/\\xff.png", split="train", reason="the name is not valid UTF-8"
+    )
     assert sample.name == "cat/2.png"
 
 
@@ -159,13 +225,17 @@ def test_every_class_is_in_every_split_of_a_holdout(tmp_path):
     write_images(tmp_path, ["rare/1.png", "a/deep/er/1.png"])
     source = opened(tmp_path, holdout=Holdout({"test": 0.1}, seed=3))
     seen = {(sample.label, sample.split) for sample in read(source)}
-    assert seen == {(label, split) for label in range(3) for split in ("train", "test")} | {(3, "train")}
+    assert seen == {(label, split) for label in range(3) for split in ("train", "test")} | {
+        (3, "train")
+    }
     assert "split test has no images of 1 class: rare" in source.survey().notes
 
 
 def test_a_holdout_of_folders_that_are_splits_already_is_refused(tmp_path):
     write_class_folders(tmp_path, ["a"], 1, splits=["train", "test"])
-    with pytest.raises(ConfigError, match=r"splits already, such as test/a/000\.png; leave --holdout out"):
+    with pytest.raises(
+        ConfigError, match=r"splits already, such as test/a/000\.png; leave --holdout out"
+    ):
         opened(tmp_path, holdout=Holdout({"test": 0.1})).survey()
 
 
@@ -175,14 +245,32 @@ def test_a_holdout_of_folders_that_are_splits_already_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("paths", "message"),
     [
-        (["1.png", "2.png"], r"found images such as 1\.png; expected images as SPLIT/CLASS/file or CLASS/file"),
-        (["x/train/cat/1.png"], "folders below the classes look like splits, such as train; .*name the folder with"),
-        (["cat/train/1.png", "dog/test/1.png"], "look like splits, such as test; .*move the splits above"),
+        (
+            ["1.png", "2.png"],
+            r"found images such as 1\.png; expected images as SPLIT/CLASS/file or CLASS/file",
+        ),
+        (
+            ["x/train/cat/1.png"],
+            "folders below the classes look like splits, such as train; .*name the folder with",
+        ),
+        (
+            ["cat/train/1.png", "dog/test/1.png"],
+            "look like splits, such as test; .*move the splits above",
+        ),
         (["train2017/1.png", "val2017/1.png"], "class folders look like splits, such as train2017"),
         (["train/1.png", "Test/1.png"], "class folders look like splits, such as Test"),
-        ([f"d/d/{split}/a/1.png" for split in ("train", "test")], "folders below the classes .*, such as test; .*name"),
-        (["x/d/d/train/a/1.png", "x/d/d/extra/a/1.png", "x/d/d/dev/a/1.png"], "below the classes .*, such as dev"),
-        (["train/1.png", "test/1.png", "extra/1.png"], "class folders look like splits, such as test"),
+        (
+            [f"d/d/{split}/a/1.png" for split in ("train", "test")],
+            "folders below the classes .*, such as test; .*name",
+        ),
+        (
+            ["x/d/d/train/a/1.png", "x/d/d/extra/a/1.png", "x/d/d/dev/a/1.png"],
+            "below the classes .*, such as dev",
+        ),
+        (
+            ["train/1.png", "test/1.png", "extra/1.png"],
+            "class folders look like splits, such as test",
+        ),
         (
             ["my split/cat/1.png", "train/cat/1.png"],
             "my split: this folder is where a split is expected; rename it",
@@ -200,7 +288,10 @@ def test_a_folder_without_images_is_an_error_that_says_what_is_there(tmp_path):
             opened(path).survey()
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "1.heic").write_text("x")
-    with pytest.raises(SourceError, match=r"only 1 other files \(1 \.heic\) there; expected .* \(jpg, jpeg, jpe, jfif"):
+    with pytest.raises(
+        SourceError,
+        match=r"only 1 other files \(1 \.heic\) there; expected .* \(jpg, jpeg, jpe, jfif",
+    ):
         opened(tmp_path).survey()
 
 
@@ -217,12 +308,15 @@ HEIC = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic"
         ("test/dog/1.jxl", b"\xff\x0a\0", "train/dog/1.png", "test/dog"),
     ],
 )
-def test_a_class_folder_that_would_lose_all_its_images_is_an_error(tmp_path, lost, content, kept, folder):
+def test_a_class_folder_that_would_lose_all_its_images_is_an_error(
+    tmp_path, lost, content, kept, folder
+):
     write_images(tmp_path, [kept])
     (tmp_path / lost).parent.mkdir(parents=True)
     (tmp_path / lost).write_bytes(content)
     with pytest.raises(
-        SourceError, match=rf"/{folder}: this class has no image by its name, but files such as {lost};"
+        SourceError,
+        match=rf"/{folder}: this class has no image by its name, but files such as {lost};",
     ):
         opened(tmp_path).survey()
     (tmp_path / lost).write_bytes(b"notes")  # or a readme, or annotations: no class
@@ -237,18 +331,26 @@ def classes(source) -> dict[str, str]:
     return {sample.name: names[sample.label] for sample in read(source)}
 
 
-NESTED = ["animals/1.png", "animals/birds/2.png", "animals/birds/sea/3.png", "plants/4.png", "plants/trees/5.png"]
+NESTED = [
+    "animals/1.png",
+    "animals/birds/2.png",
+    "animals/birds/sea/3.png",
+    "plants/4.png",
+    "plants/trees/5.png",
+]
 
 
 def test_everything_below_a_folder_is_of_its_class_as_torchvision_has_it(tmp_path):
     source = opened(write_images(tmp_path, NESTED))
     theirs = ImageFolder(str(tmp_path))
-    expected = {os.path.relpath(path, tmp_path): theirs.classes[label] for path, label in theirs.samples}
+    expected = {
+        os.path.relpath(path, tmp_path): theirs.classes[label] for path, label in theirs.samples
+    }
     assert classes(source) == expected
     assert {sample.split for sample in read(source)} == {"train"}
     assert source.survey().notes == [
-        "images in folders below a class folder are of its class: those in animals/birds of class animals; "
-        "--class-depth 2 makes classes of deeper folders"
+        "images in folders below a class folder are of its class: those in animals/birds of class"
+        " animals; --class-depth 2 makes classes of deeper folders"
     ]
 
 
@@ -257,7 +359,9 @@ def test_a_class_depth_makes_classes_of_deeper_folders_and_counts_from_the_split
     assert sorted({*classes(opened(tmp_path / "one", class_depth=2)).values()}) == [
         *("animals", "animals/birds", "plants", "plants/trees")
     ]
-    write_images(tmp_path / "two", [f"{split}/{name}" for split in ("train", "val") for name in NESTED])
+    write_images(
+        tmp_path / "two", [f"{split}/{name}" for split in ("train", "val") for name in NESTED]
+    )
     source = opened(tmp_path / "two", class_depth=2)
     assert classes(source)["val/animals/birds/sea/3.png"] == "animals/birds"
     assert {sample.split for sample in read(source)} == {"train", "val"}
@@ -269,12 +373,15 @@ def test_a_class_depth_makes_classes_of_deeper_folders_and_counts_from_the_split
         (["train/cat/1.png", "test/cat/1.png"], {"train", "test"}),
         (["Train/cat/1.png", "val2017/cat/1.png"], {"Train", "val2017"}),
         (["train/cat/1.png", "extra/cat/1.png"], {"train", "extra"}),
-        (["train/cat/1.png", "test/1.png", "1.png"], {"train"}),  # a test split without labels, as Kaggle has it
+        # a test split without labels, as Kaggle has it
+        (["train/cat/1.png", "test/1.png", "1.png"], {"train"}),
         (["train/1.png", "train/steam/1.png", "plane/1.png"], {"train"}),  # a train is a vehicle
         (["trainers/left/1.png", "test tubes/small/1.png"], {"train"}),
     ],
 )
-def test_folders_with_the_name_of_a_split_and_no_images_of_their_own_are_splits(tmp_path, paths, splits):
+def test_folders_with_the_name_of_a_split_and_no_images_of_their_own_are_splits(
+    tmp_path, paths, splits
+):
     source = opened(write_images(tmp_path, paths))
     assert {sample.split for sample in read(source)} == splits
     if "1.png" in paths:

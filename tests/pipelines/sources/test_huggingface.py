@@ -1,4 +1,6 @@
-"""Sources over Parquet files that the real library datasets wrote, and over files like those that the hub holds."""
+"""Sources over Parquet files that the real library datasets wrote, and over files like those that
+the hub holds.
+"""
 
 import json
 import shutil
@@ -32,10 +34,16 @@ def opened(folder: Path, file: str = "", **options) -> HuggingFace:
 
 
 def row(number: int, **more) -> dict[str, Any]:
-    return {"image": {"bytes": image_bytes(number), "path": f"{number:03d}.png"}, "label": number % 3, **more}
+    return {
+        "image": {"bytes": image_bytes(number), "path": f"{number:03d}.png"},
+        "label": number % 3,
+        **more,
+    }
 
 
-def write(path: Path, rows: list[dict[str, Any]], features: dict[str, Any] | None = None, **options) -> Path:
+def write(
+    path: Path, rows: list[dict[str, Any]], features: dict[str, Any] | None = None, **options
+) -> Path:
     """A file as datasets writes it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     columns = {name: [each[name] for each in rows] for name in rows[0]}
@@ -53,7 +61,9 @@ def write_plain(path: Path, rows: list[dict[str, Any]], schema: pa.Schema, **opt
 # --- what a row becomes
 
 
-def test_every_row_of_a_data_set_becomes_a_sample_with_its_bytes_and_the_name_of_its_class(tmp_path):
+def test_every_row_of_a_data_set_becomes_a_sample_with_its_bytes_and_the_name_of_its_class(
+    tmp_path,
+):
     rows = [row(number) for number in range(10)]
     write(tmp_path / "data/train-00000-of-00002.parquet", rows[:6])
     write(tmp_path / "data/train-00001-of-00002.parquet", rows[6:8])
@@ -66,9 +76,14 @@ def test_every_row_of_a_data_set_becomes_a_sample_with_its_bytes_and_the_name_of
     ]
     assert samples[8].name == "data/train-00001-of-00002.parquet/0/006.png"
     assert [info.name for info in source.survey().classes] == CLASSES
-    assert [spool.content(sample.fields["png"]) for sample in samples[2:]] == [image_bytes(n) for n in range(8)]
+    assert [spool.content(sample.fields["png"]) for sample in samples[2:]] == [
+        image_bytes(n) for n in range(8)
+    ]
     assert source.survey().notes == [
-        "took the images from column 'image' and the labels from 'label'; --path-column and --label-column name others",
+        (
+            "took the images from column 'image' and the labels from 'label'; --path-column and"
+            " --label-column name others"
+        ),
         "split test has no images of 1 class: dog",
     ]
 
@@ -76,14 +91,19 @@ def test_every_row_of_a_data_set_becomes_a_sample_with_its_bytes_and_the_name_of
 def test_the_rows_are_those_that_datasets_itself_reads(tmp_path):
     write(tmp_path / "train.parquet", [row(number, who=f"p{number}") for number in range(7)],
           {**FEATURES, "who": Value("string")})  # fmt: skip
-    theirs = Dataset.from_parquet(str(tmp_path / "train.parquet"), cache_dir=str(tmp_path / "cache"))
+    theirs = Dataset.from_parquet(
+        str(tmp_path / "train.parquet"), cache_dir=str(tmp_path / "cache")
+    )
     theirs = theirs.cast_column("image", Image(decode=False))
     source, spool = opened(tmp_path, "train.parquet"), MemorySpool()
     names = [info.name for info in source.survey().classes]
     assert names == theirs.features["label"].names
     ours = [
         {
-            "image": {"bytes": spool.content(sample.fields["png"]), "path": sample.name.rpartition("/")[2]},
+            "image": {
+                "bytes": spool.content(sample.fields["png"]),
+                "path": sample.name.rpartition("/")[2],
+            },
             "label": sample.label,
             **json.loads(sample.fields["json"]),
         }
@@ -113,14 +133,18 @@ def test_other_columns_go_into_json_and_bytes_do_not(tmp_path):
 
 
 def test_a_row_without_a_label_has_none(tmp_path):
-    write(tmp_path / "one/train.parquet", [row(0), row(1) | {"label": -1}, row(2) | {"label": None}])
+    write(
+        tmp_path / "one/train.parquet", [row(0), row(1) | {"label": -1}, row(2) | {"label": None}]
+    )
     assert [sample.label for sample in read(opened(tmp_path / "one"))] == [0, -1, -1]
     write(tmp_path / "two/train.parquet", [{"image": row(1)["image"]}], {"image": Image()})
     assert [sample.label for sample in read(opened(tmp_path / "two"))] == [-1]
     assert opened(tmp_path / "two").survey().classes == []
 
 
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())]
+)
 def test_labels_of_text_are_names_of_classes(tmp_path, kind):
     schema = pa.schema([("image", IMAGE), ("class", kind)])
     names = ["dog", "cat", "dog", None]
@@ -148,13 +172,19 @@ def test_numbers_without_names_and_a_column_of_bare_bytes_will_do(tmp_path):
         (pa.string(), ["10", "2", "", " 0"], [10, 2, -1, 0]),
         (pa.int64(), [0, 2_000_000], "row 1: label 2000000, expected a number from 0 to 1000000"),
         (pa.float64(), [0.0, 7.5], "row 1: label 7.5, expected a number"),
-        (pa.string(), ["cat", "7"], "label 7 in split train, row 1 is a number and 'cat' in split train, row 0 a name"),
+        (
+            pa.string(),
+            ["cat", "7"],
+            "label 7 in split train, row 1 is a number and 'cat' in split train, row 0 a name",
+        ),
     ],
 )
 def test_whole_numbers_are_labels_however_they_are_typed(tmp_path, kind, labels, expected):
     rows = [{"img": image_bytes(number), "target": label} for number, label in enumerate(labels)]
     source = opened(
-        write_plain(tmp_path / "x.parquet", rows, pa.schema([("img", pa.binary()), ("target", kind)])).parent
+        write_plain(
+            tmp_path / "x.parquet", rows, pa.schema([("img", pa.binary()), ("target", kind)])
+        ).parent
     )
     if isinstance(expected, str):
         with pytest.raises(SourceError, match=expected):
@@ -166,10 +196,16 @@ def test_whole_numbers_are_labels_however_they_are_typed(tmp_path, kind, labels,
 
 def test_bad_rows_are_rejected_in_their_place(tmp_path):
     schema = pa.schema([("image", IMAGE), ("label", pa.int64())], metadata={"huggingface": _info()})
-    rows = [row(0), row(1) | {"label": 7}, {"image": {"bytes": None, "path": "/x/2.png"}, "label": 1}]
+    rows = [
+        row(0),
+        row(1) | {"label": 7},
+        {"image": {"bytes": None, "path": "/x/2.png"}, "label": 1},
+    ]
     rows += [{"image": None, "label": 0}, row(4)]
     samples = read(opened(write_plain(tmp_path / "train.parquet", rows, schema).parent))
-    assert [sample.reason if isinstance(sample, Rejected) else sample.key for sample in samples] == [
+    assert [
+        sample.reason if isinstance(sample, Rejected) else sample.key for sample in samples
+    ] == [
         "train/000",
         "label 7, expected 0 to 2",
         "its image has no bytes, only the path /x/2.png; write the data set with its images",
@@ -190,7 +226,10 @@ def _info() -> str:
     ("files", "splits"),
     [
         (["data/train-00000-of-00001-a09b74b3ef9c3b56.parquet"], {"train"}),
-        (["default/train/0000.parquet", "default/partial-validation/0000.parquet"], {"train", "validation"}),
+        (
+            ["default/train/0000.parquet", "default/partial-validation/0000.parquet"],
+            {"train", "validation"},
+        ),
         (["train.parquet", "food_test.parquet"], {"train", "test"}),
         (["photos.parquet", "more.parquet"], {"train"}),
         ([".cache/x.parquet", "train.parquet", "README.md"], {"train"}),
@@ -213,11 +252,15 @@ def test_a_unit_is_a_run_of_row_groups_and_is_json(tmp_path):
         ([6, 7], 24, 1),
     ]
     assert len(source.survey().units) == 3
-    assert [sample.key for sample in read(source)] == [f"train/{number:03d}" for number in range(25)]
+    assert [sample.key for sample in read(source)] == [
+        f"train/{number:03d}" for number in range(25)
+    ]
 
 
 def test_the_same_files_in_a_bucket_give_the_same(tmp_path, storage: Storage):
-    path = write(tmp_path / "here/data/train.parquet", [row(number) for number in range(9)], batch_size=2)
+    path = write(
+        tmp_path / "here/data/train.parquet", [row(number) for number in range(9)], batch_size=2
+    )
     with storage.writer("data/train.parquet") as out:
         out.write(path.read_bytes())
     theirs, ours = MemorySpool(), MemorySpool()
@@ -228,15 +271,21 @@ def test_the_same_files_in_a_bucket_give_the_same(tmp_path, storage: Storage):
 # --- holdout
 
 
-def test_a_holdout_is_by_class_and_does_not_change_as_rows_are_added_or_files_cut_otherwise(tmp_path):
+def test_a_holdout_is_by_class_and_does_not_change_as_rows_are_added_or_files_cut_otherwise(
+    tmp_path,
+):
     rows = [row(number) for number in range(120)]
     holdout = Holdout({"test": 0.2}, seed=1)
     write(tmp_path / "one/train-00000-of-00001.parquet", rows[:100])
-    before = {sample.key: sample.split for sample in read(opened(tmp_path / "one", holdout=holdout))}
+    before = {
+        sample.key: sample.split for sample in read(opened(tmp_path / "one", holdout=holdout))
+    }
     for number, some in enumerate([rows[:30], rows[30:]]):
         write(tmp_path / f"two/train-{number:05d}-of-00002.parquet", some)
     samples = read(opened(tmp_path / "two", holdout=holdout))
-    assert {(s.label, s.split) for s in samples} == {(label, name) for label in range(3) for name in ("train", "test")}
+    assert {(s.label, s.split) for s in samples} == {
+        (label, name) for label in range(3) for name in ("train", "test")
+    }
     after = {sample.key: sample.split for sample in samples}
     assert {key: after[key] for key in before} == before
 
@@ -244,7 +293,9 @@ def test_a_holdout_is_by_class_and_does_not_change_as_rows_are_added_or_files_cu
 def test_a_holdout_of_files_that_are_splits_is_refused(tmp_path):
     for split in ("train", "test"):
         write(tmp_path / f"{split}.parquet", [row(0)])
-    with pytest.raises(ConfigError, match=r"splits already \(test, train\); leave --holdout out, or name one file"):
+    with pytest.raises(
+        ConfigError, match=r"splits already \(test, train\); leave --holdout out, or name one file"
+    ):
         opened(tmp_path, holdout=Holdout({"val": 0.1})).survey()
 
 
@@ -253,7 +304,9 @@ def test_a_holdout_of_files_that_are_splits_is_refused(tmp_path):
 
 def test_a_folder_without_parquet_says_what_is_there(tmp_path):
     (tmp_path / "data-00000-of-00001.arrow").write_bytes(b"x")
-    with pytest.raises(SourceError, match=r"no \*\.parquet there; found data-00000-of-00001\.arrow; .*to_parquet"):
+    with pytest.raises(
+        SourceError, match=r"no \*\.parquet there; found data-00000-of-00001\.arrow; .*to_parquet"
+    ):
         opened(tmp_path).survey()
     with pytest.raises(SourceError, match=r"no x\.parquet there"):
         opened(tmp_path, "x.parquet").survey()
@@ -264,25 +317,52 @@ def test_files_of_several_data_sets_or_with_other_classes_are_refused(tmp_path):
         features = {**FEATURES, "label": ClassLabel(names=classes)}
         for folder in (name, "same"):
             write(tmp_path / folder / f"{name}-00000-of-00001.parquet", [row(0)], features)
-    with pytest.raises(SourceError, match=r"two-00000-of-00001\.parquet: its names are \('x', 'y', 'z'\), those of"):
+    with pytest.raises(
+        SourceError, match=r"two-00000-of-00001\.parquet: its names are \('x', 'y', 'z'\), those of"
+    ):
         opened(tmp_path / "same").survey()
     shutil.rmtree(tmp_path / "same")
-    with pytest.raises(SourceError, match="Parquet files of several data sets, in one, two; name the folder of one"):
+    with pytest.raises(
+        SourceError, match="Parquet files of several data sets, in one, two; name the folder of one"
+    ):
         opened(tmp_path).survey()
 
 
 @pytest.mark.parametrize(
     ("features", "columns", "message"),
     [
-        ({"text": Value("string"), "label": Value("int64")}, {}, "none holds images .*; .* --source listing"),
-        ({"a": Image(), "b": Image(), "label": Value("int64")}, {}, "the columns a, b; choose one by --image-column"),
-        (FEATURES, {"image_column": "label"}, "in the columns image, not in label; correct --image-column"),
-        (FEATURES, {"label_column": "x"}, "columns image, label; none is called 'x'; correct --label-column"),
-        ({"image": Image(), "fine": ClassLabel(names=["a"]), "coarse": ClassLabel(names=["b"])}, {},
-         "columns image, fine, coarse; none is called label; .*--label-column"),
-        ({"image": Image(), "label": Value("bool")}, {}, "row 0: label False, expected a number from 0 to"),
+        (
+            {"text": Value("string"), "label": Value("int64")},
+            {},
+            "none holds images .*; .* --source listing",
+        ),
+        (
+            {"a": Image(), "b": Image(), "label": Value("int64")},
+            {},
+            "the columns a, b; choose one by --image-column",
+        ),
+        (
+            FEATURES,
+            {"image_column": "label"},
+            "in the columns image, not in label; correct --image-column",
+        ),
+        (
+            FEATURES,
+            {"label_column": "x"},
+            "columns image, label; none is called 'x'; correct --label-column",
+        ),
+        (
+            {"image": Image(), "fine": ClassLabel(names=["a"]), "coarse": ClassLabel(names=["b"])},
+            {},
+            "columns image, fine, coarse; none is called label; .*--label-column",
+        ),
+        (
+            {"image": Image(), "label": Value("bool")},
+            {},
+            "row 0: label False, expected a number from 0 to",
+        ),
     ],
-)  # fmt: skip
+)
 def test_columns_that_do_not_tell_are_an_error(tmp_path, features, columns, message):
     values = {"image": row(0)["image"], "a": row(0)["image"], "b": None, "text": "x"}
     write(tmp_path / "train.parquet", [{name: values.get(name, 0) for name in features}], features)
@@ -293,7 +373,12 @@ def test_columns_that_do_not_tell_are_an_error(tmp_path, features, columns, mess
 def test_damage_of_an_image_that_has_a_checksum_is_an_error(tmp_path):
     rows = [{**row(number), "label": CLASSES[number % 3]} for number in range(20)]
     schema = pa.schema([("image", IMAGE), ("label", pa.string())])
-    options = {"write_page_checksum": True, "write_statistics": False, "use_dictionary": False, "compression": "none"}
+    options = {
+        "write_page_checksum": True,
+        "write_statistics": False,
+        "use_dictionary": False,
+        "compression": "none",
+    }
     path = write_plain(tmp_path / "train.parquet", rows, schema, row_group_size=5, **options)
     data = bytearray(path.read_bytes())
     data[data.index(image_bytes(7)) + 40] ^= 1
@@ -303,7 +388,9 @@ def test_damage_of_an_image_that_has_a_checksum_is_an_error(tmp_path):
 
 
 def test_metadata_that_means_nothing_is_passed_over(tmp_path):
-    schema = pa.schema([("image", IMAGE), ("label", pa.int64())], metadata={"huggingface": b'{"info": null}'})
+    schema = pa.schema(
+        [("image", IMAGE), ("label", pa.int64())], metadata={"huggingface": b'{"info": null}'}
+    )
     write_plain(tmp_path / "train.parquet", [row(1)], schema)
     assert [sample.label for sample in read(opened(tmp_path))] == [1]
 

@@ -14,7 +14,11 @@ from tests.makers.spools import read
 from tests.makers.tars import content_offset, plain, special, tar_bytes, tar_of
 
 LAYOUTS = {"archives": maker.archives, "kaggle": maker.kaggle, "class folders": maker.class_folders}
-TRAIN_TAR, VALIDATION_TAR, DEVKIT = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "ILSVRC2012_devkit_t12.tar.gz"
+TRAIN_TAR, VALIDATION_TAR, DEVKIT = (
+    "ILSVRC2012_img_train.tar",
+    "ILSVRC2012_img_val.tar",
+    "ILSVRC2012_devkit_t12.tar.gz",
+)
 
 
 def everything(source: ImageNet) -> tuple[Survey, list[RawSample], list[Rejected]]:
@@ -25,7 +29,9 @@ def everything(source: ImageNet) -> tuple[Survey, list[RawSample], list[Rejected
 
 def content(storage: Storage, sample: RawSample) -> bytes:
     extent = sample.fields[sample.image]
-    return storage.read(extent.object, extent.offset, extent.offset + extent.num_bytes, generation=extent.generation)
+    return storage.read(
+        extent.object, extent.offset, extent.offset + extent.num_bytes, generation=extent.generation
+    )
 
 
 def source_of(tmp_path, files) -> ImageNet:
@@ -63,8 +69,13 @@ def test_a_sample_of_the_archives_is_a_range_of_the_outer_tar(tmp_path):
     first = samples[0]
     extent = first.fields["jpg"]
     assert first.name == "ILSVRC2012_img_train.tar/n01440764.tar/n01440764_7.JPEG"
-    assert (extent.object, extent.generation) == (TRAIN_TAR, source.input.stat(TRAIN_TAR).generation)
-    assert files[TRAIN_TAR][extent.offset : extent.offset + extent.num_bytes].startswith(b"\xff\xd8")
+    assert (extent.object, extent.generation) == (
+        TRAIN_TAR,
+        source.input.stat(TRAIN_TAR).generation,
+    )
+    assert files[TRAIN_TAR][extent.offset : extent.offset + extent.num_bytes].startswith(
+        b"\xff\xd8"
+    )
     assert survey.objects == {name: len(data) for name, data in files.items()}
 
 
@@ -79,7 +90,9 @@ def test_a_subset_of_classes_works_and_what_is_left_out_is_counted(tmp_path, lay
         for number, wnid in enumerate(maker.TRUTH, start=1)
         if wnid in some
     }
-    assert "3 of 7 validation samples are of classes without training data: left out" in survey.notes
+    assert (
+        "3 of 7 validation samples are of classes without training data: left out" in survey.notes
+    )
 
 
 @pytest.mark.parametrize(
@@ -88,18 +101,28 @@ def test_a_subset_of_classes_works_and_what_is_left_out_is_counted(tmp_path, lay
         ("archives", "ILSVRC2012_img_val", "no ILSVRC2012_img_val.tar: only split train"),
         ("kaggle", "CLS-LOC/val/", "no ILSVRC/Data/CLS-LOC/val/: only split train"),
         ("class folders", "val/", "no val/: only split train"),
-        ("archives", ("ILSVRC2012_img_val", "devkit"), "no ILSVRC2012_img_val.tar: only split train"),
+        (
+            "archives",
+            ("ILSVRC2012_img_val", "devkit"),
+            "no ILSVRC2012_img_val.tar: only split train",
+        ),
     ],
 )
 def test_missing_validation_is_stated(tmp_path, layout, gone, note):
     gone = [gone] if isinstance(gone, str) else gone
-    files = {n: data for n, data in LAYOUTS[layout](maker.images()).items() if not any(part in n for part in gone)}
+    files = {
+        n: data
+        for n, data in LAYOUTS[layout](maker.images()).items()
+        if not any(part in n for part in gone)
+    }
     survey, samples, _ = everything(source_of(tmp_path, files))
     assert note in survey.notes
     assert {sample.split for sample in samples} == {"train"}
 
 
-@pytest.mark.parametrize(("layout", "gone"), [("archives", DEVKIT), ("kaggle", "LOC_val_solution.csv")])
+@pytest.mark.parametrize(
+    ("layout", "gone"), [("archives", DEVKIT), ("kaggle", "LOC_val_solution.csv")]
+)
 def test_validation_without_its_labels_is_an_error(tmp_path, layout, gone):
     files = LAYOUTS[layout](maker.images())
     del files[gone]
@@ -121,7 +144,11 @@ def test_a_folder_that_is_no_imagenet_says_what_was_looked_for(tmp_path, name, m
 
 def test_validation_folders_may_be_called_validation_and_be_in_kaggles_tree(tmp_path):
     files = maker.class_folders(maker.images(), "validation")
-    tables = {name: data for name, data in maker.kaggle(maker.images()).items() if name.startswith("LOC_syn")}
+    tables = {
+        name: data
+        for name, data in maker.kaggle(maker.images()).items()
+        if name.startswith("LOC_syn")
+    }
     for place, prefix in (("plain", ""), ("kaggle", "ILSVRC/Data/CLS-LOC/")):
         folders = {f"{prefix}{name}": data for name, data in files.items()} | tables
         survey, samples, _ = everything(source_of(tmp_path / place, folders))
@@ -132,31 +159,49 @@ def test_validation_folders_may_be_called_validation_and_be_in_kaggles_tree(tmp_
 def test_a_class_that_the_devkit_does_not_know_is_an_error(tmp_path):
     files = maker.archives(maker.images())
     files[TRAIN_TAR] = tar_bytes({"n99999999.tar": tar_bytes({"n99999999_1.JPEG": b"1"})})
-    with pytest.raises(SourceError, match=r"1 classes that the table of synsets does not know: n99999999"):
+    with pytest.raises(
+        SourceError, match=r"1 classes that the table of synsets does not know: n99999999"
+    ):
         source_of(tmp_path, files).survey()
 
 
 def test_an_inner_tar_that_is_cut_is_named_with_its_offset(tmp_path):
     images = maker.images()
-    inner = tar_bytes({f"{image.key}.JPEG": image.content for image in images if image.wnid == maker.WNIDS[1]})
-    files = {TRAIN_TAR: tar_bytes({f"{maker.WNIDS[1]}.tar": inner[:2048], f"{maker.WNIDS[2]}.tar": tar_bytes({})})}
+    inner = tar_bytes(
+        {f"{image.key}.JPEG": image.content for image in images if image.wnid == maker.WNIDS[1]}
+    )
+    files = {
+        TRAIN_TAR: tar_bytes(
+            {f"{maker.WNIDS[1]}.tar": inner[:2048], f"{maker.WNIDS[2]}.tar": tar_bytes({})}
+        )
+    }
     source = source_of(tmp_path, files)
     units = source.survey().units
     start = content_offset(files[TRAIN_TAR], f"{maker.WNIDS[1]}.tar")
-    with pytest.raises(SourceError, match=rf"n01443537.tar \(from byte {start}\): cut at byte {start + 2048}"):
+    with pytest.raises(
+        SourceError, match=rf"n01443537.tar \(from byte {start}\): cut at byte {start + 2048}"
+    ):
         list(source.index(units[0], None))
     assert list(source.index(units[1], None)) == []
 
 
 def test_what_is_no_plain_file_is_rejected_by_name_and_what_is_no_class_archive_is_noted(tmp_path):
     inner = tar_of(
-        [(special("n01440764_1.JPEG", tarfile.SYMTYPE, "/etc/passwd"), b""), (plain("../b.JPEG", b"1"), b"1")]
+        [
+            (special("n01440764_1.JPEG", tarfile.SYMTYPE, "/etc/passwd"), b""),
+            (plain("../b.JPEG", b"1"), b"1"),
+        ]
     )
     members = [(plain("n01440764.tar", inner), inner), (plain("readme.txt", b"1"), b"1")]
     survey, samples, rejected = everything(source_of(tmp_path, {TRAIN_TAR: tar_of(members)}))
     assert samples == []
-    assert f"left out 1 files in {TRAIN_TAR} that are no nNNNNNNNN.tar, such as readme.txt" in survey.notes
-    assert [(entry.name.removeprefix(TRAIN_TAR + "/"), entry.reason.split(";")[0]) for entry in rejected] == [
+    assert (
+        f"left out 1 files in {TRAIN_TAR} that are no nNNNNNNNN.tar, such as readme.txt"
+        in survey.notes
+    )
+    assert [
+        (entry.name.removeprefix(TRAIN_TAR + "/"), entry.reason.split(";")[0]) for entry in rejected
+    ] == [
         ("n01440764.tar/n01440764_1.JPEG", "is a link to '/etc/passwd'"),
         ("n01440764.tar/../b.JPEG", "has a name that climbs out of its folder"),
     ]
@@ -169,17 +214,31 @@ def test_validation_images_without_a_label_are_rejected(tmp_path):
     _, _, rejected = everything(source_of(tmp_path / "gap", files))
     assert [entry.reason for entry in rejected] == ["has no label in LOC_val_solution.csv"]
     files = maker.archives(maker.images())
-    images = {f"{image.key}.JPEG": image.content for image in maker.images() if image.split == "validation"}
-    files[VALIDATION_TAR] = tar_bytes(images | {"ILSVRC2012_val_00000008.JPEG": b"8", "cat.JPEG": b"c"})
+    images = {
+        f"{image.key}.JPEG": image.content
+        for image in maker.images()
+        if image.split == "validation"
+    }
+    files[VALIDATION_TAR] = tar_bytes(
+        images | {"ILSVRC2012_val_00000008.JPEG": b"8", "cat.JPEG": b"c"}
+    )
     _, samples, rejected = everything(source_of(tmp_path, files))
     assert sum(sample.split == "validation" for sample in samples) == len(maker.TRUTH)
-    assert [entry.name.rpartition("/")[2] for entry in rejected] == ["ILSVRC2012_val_00000008.JPEG", "cat.JPEG"]
+    assert [entry.name.rpartition("/")[2] for entry in rejected] == [
+        "ILSVRC2012_val_00000008.JPEG",
+        "cat.JPEG",
+    ]
     assert all("with a number from 1 to 7: no label" in entry.reason for entry in rejected)
 
 
 def test_what_is_in_no_class_folder_or_no_image_is_counted_and_hidden_files_are_ignored(tmp_path):
     files = maker.class_folders(maker.images())
-    files |= {"train/.DS_Store": b"1", "train/n01440764/Thumbs.db": b"2", "train/cat.jpg": b"3", "val/x/dog.png": b"4"}
+    files |= {
+        "train/.DS_Store": b"1",
+        "train/n01440764/Thumbs.db": b"2",
+        "train/cat.jpg": b"3",
+        "val/x/dog.png": b"4",
+    }
     survey, samples, rejected = everything(source_of(tmp_path, files))
     assert (len(samples), rejected) == (len(maker.images()), [])
     assert survey.notes[1:] == [
@@ -228,8 +287,16 @@ def test_a_broken_devkit_is_an_error_that_says_where(tmp_path, packed, says):
         (read_mapping, b"tench\n", "line 1"),
         (read_solution, b"a,b\n", "its head is"),
         (read_solution, b"ImageId,PredictionString\n", "no row"),
-        (read_solution, b"ImageId,PredictionString\nILSVRC2012_val_00000001,cat 1 2 3 4\n", "line 2"),
-        (read_solution, b"ImageId,PredictionString\nILSVRC2012_val_99999999,n01440764 1 2 3 4\n", "line 2"),
+        (
+            read_solution,
+            b"ImageId,PredictionString\nILSVRC2012_val_00000001,cat 1 2 3 4\n",
+            "line 2",
+        ),
+        (
+            read_solution,
+            b"ImageId,PredictionString\nILSVRC2012_val_99999999,n01440764 1 2 3 4\n",
+            "line 2",
+        ),
     ],
 )
 def test_tables_of_another_shape_are_refused(read, text, says):

@@ -53,7 +53,8 @@ def test_a_csv_row_becomes_a_pinned_sample(images):
 
 
 @pytest.mark.parametrize(
-    "make", [csv_of, lambda folder, *rows: jsonl_of(folder, *({"path": p, "label": n} for p, n in rows))]
+    "make",
+    [csv_of, lambda folder, *rows: jsonl_of(folder, *({"path": p, "label": n} for p, n in rows))],
 )
 def test_numbers_are_labels_as_they_are_and_name_the_classes(images, make):
     source = make(images, ["3.ppm", 2], ["a/1.png", 0])
@@ -64,7 +65,8 @@ def test_numbers_are_labels_as_they_are_and_name_the_classes(images, make):
 
 
 @pytest.mark.parametrize(
-    ("name", "delimiter"), [("list.csv", ";"), ("list.csv", "\t"), ("list.tsv", "\t"), ("list.tsv", ",")]
+    ("name", "delimiter"),
+    [("list.csv", ";"), ("list.csv", "\t"), ("list.tsv", "\t"), ("list.tsv", ",")],
 )
 def test_a_spreadsheet_may_separate_cells_by_semicolons_or_tabs(images, name, delimiter):
     rows = [["path", "label", "note"], ["a/1.png", '"cat; or, dog"', "1,5"], ["3.ppm", "ant", ""]]
@@ -78,20 +80,35 @@ def test_a_spreadsheet_may_separate_cells_by_semicolons_or_tabs(images, name, de
 
 
 @pytest.mark.parametrize("spelled", ["{}", "\t{} ", "{}.0", " {}.00"])
-def test_a_number_in_csv_stays_that_number_however_a_spreadsheet_or_pandas_spells_it(images, spelled):
+def test_a_number_in_csv_stays_that_number_however_a_spreadsheet_or_pandas_spells_it(
+    images, spelled
+):
     source = csv_of(images, *(["3.ppm", spelled.format(number)] for number in (10, 0, 2)))
     assert [sample.label for sample in read(source)] == [10, 0, 2]
     assert [info.name for info in source.survey().classes] == [str(label) for label in range(11)]
-    source = csv_of(images, ["3.ppm", " cat"], ["3.ppm", "cat"], ["3.ppm", "Big cat "], columns=["path", " label"])
+    source = csv_of(
+        images,
+        ["3.ppm", " cat"],
+        ["3.ppm", "cat"],
+        ["3.ppm", "Big cat "],
+        columns=["path", " label"],
+    )
     assert [info.name for info in source.survey().classes] == ["Big cat", "cat"]
 
 
-def test_other_columns_go_into_json_sorted_and_compact_and_every_sample_has_the_field_if_one_has(images):
+def test_other_columns_go_into_json_sorted_and_compact_and_every_sample_has_the_field_if_one_has(
+    images,
+):
     source = csv_of(images, ["é", "a/1.png", "cat", "7"], columns=["z", "path", "label", "age"])
     assert read(source)[0].fields["json"] == '{"age":"7","z":"é"}'.encode()
     extra = {"b": {"y": [1, None], "x": 1.5}, "a": True}
-    samples = read(jsonl_of(images, {"path": "3.ppm", "label": 0, **extra}, {"path": "a/1.png", "label": 0}))
-    assert [sample.fields["json"] for sample in samples] == [b'{"a":true,"b":{"x":1.5,"y":[1,null]}}', b"{}"]
+    samples = read(
+        jsonl_of(images, {"path": "3.ppm", "label": 0, **extra}, {"path": "a/1.png", "label": 0})
+    )
+    assert [sample.fields["json"] for sample in samples] == [
+        b'{"a":true,"b":{"x":1.5,"y":[1,null]}}',
+        b"{}",
+    ]
 
 
 def test_paths_are_made_plain_and_may_lack_a_known_extension(images):
@@ -131,7 +148,9 @@ def test_a_whole_number_is_a_label_as_text_or_float_and_an_empty_cell_is_none(im
 
 
 def test_a_cell_may_be_as_long_as_a_line(images):
-    [sample] = read(csv_of(images, ["3.ppm", "cat", "1 " * 100_000], columns=["path", "label", "rle"]))
+    [sample] = read(
+        csv_of(images, ["3.ppm", "cat", "1 " * 100_000], columns=["path", "label", "rle"])
+    )
     assert len(sample.fields["json"]) > 200_000
 
 
@@ -142,14 +161,22 @@ def test_an_image_may_be_elsewhere_by_its_path_or_url(images, tmp_path_factory):
     folder, url = tmp_path_factory.mktemp("elsewhere"), "memory://listing-test/folder/x.png"
     rows = [[f"{images}/a/1.png", "cat"], [url, "cat"]]
     near, far = read(opened(write_csv(folder / "list.csv", ["path", "label"], rows)))
-    assert (near.fields["png"].object, near.key) == (f"{images}/a/1.png", f"{images}/a/1".lstrip("/"))
+    assert (near.fields["png"].object, near.key) == (
+        f"{images}/a/1.png",
+        f"{images}/a/1".lstrip("/"),
+    )
     assert near.fields["png"].num_bytes == (images / "a/1.png").stat().st_size
     assert far.fields["png"] == Extent(url, storage.stat("x.png").generation, 0, 4)
     assert far.key == "listing-test/folder/x"
 
 
-def test_units_are_pieces_of_the_listing_and_an_image_that_is_not_there_is_rejected_in_its_place(images):
-    source = replace(csv_of(images, ["a/1.png", "cat"], ["gone.png", "dog"], ["3.ppm", "cat"]), entries_per_unit=2)
+def test_units_are_pieces_of_the_listing_and_an_image_that_is_not_there_is_rejected_in_its_place(
+    images,
+):
+    source = replace(
+        csv_of(images, ["a/1.png", "cat"], ["gone.png", "dog"], ["3.ppm", "cat"]),
+        entries_per_unit=2,
+    )
     assert source.survey().objects == {"list.csv": (images / "list.csv").stat().st_size}
     assert [len(unit["entries"]) for unit in source.survey().units] == [2, 1]
     first, second, third = read(source)
@@ -161,7 +188,9 @@ def test_units_are_pieces_of_the_listing_and_an_image_that_is_not_there_is_rejec
 
 
 def test_a_byte_order_mark_blank_lines_quotes_and_windows_line_ends_are_fine(images):
-    text = '\ufeffpath,label,note\r\n\r\n"a/1.png","a ""cat"", young","two\r\nlines"\r\n3.ppm,b,x\r\n'
+    text = (
+        '\ufeffpath,label,note\r\n\r\n"a/1.png","a ""cat"", young","two\r\nlines"\r\n3.ppm,b,x\r\n'
+    )
     (images / "list.csv").write_bytes(text.encode())
     samples = read(opened(images / "list.csv"))
     assert [sample.name for sample in samples] == ["a/1.png", "3.ppm"]
@@ -189,8 +218,8 @@ def test_columns_with_usual_names_are_taken_and_named(images, columns, path, lab
     others = {column: "other" for column in columns if column not in row}
     assert json.loads(sample.fields.get("json", b"{}")) == others
     took = (
-        f"took the images from column {path!r} and the labels from {label!r}; --path-column and --label-column name "
-        "others"
+        f"took the images from column {path!r} and the labels from {label!r}; --path-column and"
+        " --label-column name others"
     )
     assert source.survey().notes == ([] if (path, label) == ("path", "label") else [took])
 
@@ -209,7 +238,9 @@ def test_a_listing_of_paths_alone_and_one_with_an_empty_label_column_have_no_lab
     listing = write_csv(images / "list.csv", ["path", "label"], [["3.ppm", "cat"]])
     [sample] = read(opened(listing, label_column=""))
     assert (sample.label, sample.fields["json"]) == (-1, b'{"label":"cat"}')
-    with pytest.raises(SourceError, match="line 2: a label, but line 1 has none; give all rows a label, or none"):
+    with pytest.raises(
+        SourceError, match="line 2: a label, but line 1 has none; give all rows a label, or none"
+    ):
         jsonl_of(images, {"path": "3.ppm"}, {"path": "a/1.png", "label": 1}).survey()
     (images / "list.NDJSON").write_text('\n{"image": "3.ppm"}\n\n')
     for source in (csv_of(images, ["3.ppm"], columns=["path"]), opened(images / "list.NDJSON")):
@@ -247,7 +278,12 @@ def test_csv_jsonl_and_parquet_say_the_same(images):
 
 
 def test_numbers_in_parquet_are_labels_and_other_values_are_written_as_json_has_them(images):
-    values = {"day": [datetime.date(2024, 5, 17)], "ratio": [float("nan")], "tags": [["a"]], "box": [{"x": 1}]}
+    values = {
+        "day": [datetime.date(2024, 5, 17)],
+        "ratio": [float("nan")],
+        "tags": [["a"]],
+        "box": [{"x": 1}],
+    }
     [sample] = read(parquet_of(images, {"image": ["3.ppm"], "target": [3], **values}))
     assert sample.label == 3
     assert sample.fields["json"] == b'{"box":{"x":1},"day":"2024-05-17","ratio":null,"tags":["a"]}'
@@ -256,8 +292,14 @@ def test_numbers_in_parquet_are_labels_and_other_values_are_written_as_json_has_
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"path": ["3.ppm", "a/1.png"], "label": [1.0, 1.5]}, r"row 2: label 1.5, expected a number from 0 to 1000000"),
-        ({"path": ["3.ppm"], "label": ["x"], "raw": [b"1"]}, "column raw holds bytes; read images .* --source hf"),
+        (
+            {"path": ["3.ppm", "a/1.png"], "label": [1.0, 1.5]},
+            r"row 2: label 1.5, expected a number from 0 to 1000000",
+        ),
+        (
+            {"path": ["3.ppm"], "label": ["x"], "raw": [b"1"]},
+            "column raw holds bytes; read images .* --source hf",
+        ),
         ({"path": [{"bytes": b"1", "path": "x"}], "label": [1]}, "column path holds bytes"),
         ({"where": ["3.ppm"]}, "the schema: columns where; expected"),
     ],
@@ -275,13 +317,19 @@ def test_a_holdout_goes_by_the_key_and_gives_every_class_every_split(images):
     path = write_jsonl(images / "list.jsonl", rows)
     holdout = Holdout({"test": 0.001}, seed=1)
     samples = read(opened(path, holdout=holdout))
-    assert {(s.label, s.split) for s in samples} == {(n, split) for n in range(4) for split in ("train", "test")}
+    assert {(s.label, s.split) for s in samples} == {
+        (n, split) for n in range(4) for split in ("train", "test")
+    }
     write_jsonl(path, reversed(rows))
-    assert {s.key: s.split for s in read(opened(path, holdout=holdout))} == {s.key: s.split for s in samples}
+    assert {s.key: s.split for s in read(opened(path, holdout=holdout))} == {
+        s.key: s.split for s in samples
+    }
 
 
 def test_a_holdout_of_a_listing_with_splits_is_refused(images):
-    path = write_csv(images / "list.csv", ["path", "label", "split"], [["3.ppm", 0, ""], ["a/1.png", 0, "train"]])
+    path = write_csv(
+        images / "list.csv", ["path", "label", "split"], [["3.ppm", 0, ""], ["a/1.png", 0, "train"]]
+    )
     with pytest.raises(ConfigError, match="line 3: --holdout with a listing that has splits"):
         opened(path, holdout=Holdout({"test": 0.5})).survey()
 
@@ -298,7 +346,9 @@ def test_a_holdout_of_a_listing_with_splits_is_refused(images):
 )
 def test_an_option_of_other_sources_is_refused(tmp_path, source, option, takers):
     config = BuildConfig(source=source, input=str(tmp_path), output="out", **option)
-    with pytest.raises(ConfigError, match=f"--[a-z-]+ has no meaning for {source}, only for {takers}; leave it out"):
+    with pytest.raises(
+        ConfigError, match=f"--[a-z-]+ has no meaning for {source}, only for {takers}; leave it out"
+    ):
         open_source(config)
 
 
@@ -309,8 +359,14 @@ def test_an_option_of_other_sources_is_refused(tmp_path, source, option, takers)
     ("row", "message"),
     [
         ({"path": "", "label": 1}, "line 2: path '', expected that of an image"),
-        ({"path": "../x.png", "label": 1}, "line 2: path '../x.png' climbs out of the listing's folder"),
-        ({"path": "a/../../x.png", "label": 1}, "line 2: path 'a/../../x.png' climbs out of the listing's folder"),
+        (
+            {"path": "../x.png", "label": 1},
+            "line 2: path '../x.png' climbs out of the listing's folder",
+        ),
+        (
+            {"path": "a/../../x.png", "label": 1},
+            "line 2: path 'a/../../x.png' climbs out of the listing's folder",
+        ),
         ({"path": "a\0b", "label": 1}, "line 2: path"),
         ({"path": 3, "label": 1}, "line 2: path is 3, expected a text"),
         ({"path": "ftp://x/y.png", "label": 1}, "line 2: .*ftp.* is not known"),
@@ -346,15 +402,30 @@ def test_a_line_that_is_no_json_is_an_error_with_its_line(images, line, message)
     ("text", "message"),
     [
         ("path,label\nx.png\n", "line 2: 1 cells, expected 2"),
-        ("path;label\na/1.png;cat;dog\n", "line 2: 3 cells, expected 2 as in the header; does a cell with ';'"),
+        (
+            "path;label\na/1.png;cat;dog\n",
+            "line 2: 3 cells, expected 2 as in the header; does a cell with ';'",
+        ),
         (f"path,label\n3.ppm,{'9' * 5000}\n", "line 2: label 9999"),
         ('path,label\n"a"x,1\n', "line 2: not CSV"),
-        ("path,kind\n3.ppm,1\n", "line 1: columns path, kind; none is called label; .* --label-column"),
-        ("where,label\n3.ppm,1\n", "line 1: columns where, label; expected a header with path and label"),
+        (
+            "path,kind\n3.ppm,1\n",
+            "line 1: columns path, kind; none is called label; .* --label-column",
+        ),
+        (
+            "where,label\n3.ppm,1\n",
+            "line 1: columns where, label; expected a header with path and label",
+        ),
         ("path,label,label\n3.ppm,1,1\n", "line 1: columns path, label, label"),
         ("", r"line 1: columns \(none\)"),
-        (",path,label\n0,3.ppm,1\n", r"line 1: the first column has no name, .* pandas writes; .*index=False"),
-        (f'path,label\n"{"x" * MAX_LINE_BYTES}\ny",1\n', "line 2.* leave out columns of long texts"),
+        (
+            ",path,label\n0,3.ppm,1\n",
+            r"line 1: the first column has no name, .* pandas writes; .*index=False",
+        ),
+        (
+            f'path,label\n"{"x" * MAX_LINE_BYTES}\ny",1\n',
+            "line 2.* leave out columns of long texts",
+        ),
         ("path,label\n", "no rows, expected one for each image"),
     ],
 )
@@ -365,23 +436,32 @@ def test_a_malformed_csv_is_an_error_with_its_line(images, text, message):
 
 
 def test_numbers_and_names_together_are_an_error_that_shows_one_of_each(images):
-    with pytest.raises(SourceError, match="label 1 in line 2 is a number and 'cat' in line 3 a name"):
+    with pytest.raises(
+        SourceError, match="label 1 in line 2 is a number and 'cat' in line 3 a name"
+    ):
         csv_of(images, ["3.ppm", 1], ["3.ppm", "cat"], ["3.ppm", 2], ["3.ppm", "dog"]).survey()
 
 
 def test_a_listing_that_is_not_there_or_of_another_kind_is_an_error(tmp_path):
     with pytest.raises(SourceError, match=r"list\.csv: no such listing"):
         opened(tmp_path / "list.csv").survey()
-    with pytest.raises(ConfigError, match=r"list\.xlsx: expected a listing that ends with \.csv, \.jsonl"):
+    with pytest.raises(
+        ConfigError, match=r"list\.xlsx: expected a listing that ends with \.csv, \.jsonl"
+    ):
         opened(tmp_path / "list.xlsx")
 
 
 @pytest.mark.parametrize("path", ["other/1.png", "/elsewhere/1.png"])
-def test_a_listing_whose_images_are_all_missing_says_what_was_looked_for_and_what_is_there(tmp_path, path):
+def test_a_listing_whose_images_are_all_missing_says_what_was_looked_for_and_what_is_there(
+    tmp_path, path
+):
     write_images(tmp_path, ["sub/1.png"])
     write_csv(tmp_path / "list.csv", ["path", "label"], [[path, "cat"]] * 2)
     with pytest.raises(SourceError) as caught:
         Listing(open_storage(str(tmp_path)), "list.csv").survey()
     tried = path if path.startswith("/") else f"{tmp_path}/{path}"
-    said = f"none of its 2 images is there, the first not as {tried}; found list.csv, sub/1.png; a path is relative to"
+    said = (
+        f"none of its 2 images is there, the first not as {tried}; found list.csv, sub/1.png; a"
+        " path is relative to"
+    )
     assert said in str(caught.value)

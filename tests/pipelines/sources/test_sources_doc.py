@@ -35,18 +35,27 @@ def mnist(tmp_path_factory):
 
 def digits(prefix: str) -> tuple[np.ndarray, np.ndarray]:
     random = np.random.default_rng(ROWS[prefix])
-    return random.integers(0, 256, (ROWS[prefix], 6, 4), np.uint8), random.integers(0, 10, ROWS[prefix], np.uint8)
+    return random.integers(0, 256, (ROWS[prefix], 6, 4), np.uint8), random.integers(
+        0, 10, ROWS[prefix], np.uint8
+    )
 
 
 def idx(array: np.ndarray) -> bytes:
-    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+    return (
+        bytes([0, 0, 8, array.ndim])
+        + struct.pack(f">{array.ndim}I", *array.shape)
+        + array.tobytes()
+    )
 
 
 def files() -> dict[str, bytes]:
     found = {}
     for prefix in ROWS:
         images, labels = digits(prefix)
-        found |= {f"{prefix}-images-idx3-ubyte": idx(images), f"{prefix}-labels-idx1-ubyte": idx(labels)}
+        found |= {
+            f"{prefix}-images-idx3-ubyte": idx(images),
+            f"{prefix}-labels-idx1-ubyte": idx(labels),
+        }
     return found
 
 
@@ -60,10 +69,14 @@ def test_the_example_gives_every_digit_with_its_label(mnist, tmp_path):
     for prefix, split in (("train", "train"), ("t10k", "test")):
         images, labels = digits(prefix)
         samples = [sample for sample in found if sample.split == split]
-        assert [sample.key for sample in samples] == [f"{split}-{row:05d}" for row in range(ROWS[prefix])]
+        assert [sample.key for sample in samples] == [
+            f"{split}-{row:05d}" for row in range(ROWS[prefix])
+        ]
         assert [sample.label for sample in samples] == labels.tolist()
         contents = [spool.content(sample.fields[sample.image]) for sample in samples]
-        assert np.array_equal([np.asarray(Image.open(io.BytesIO(content))) for content in contents], images)
+        assert np.array_equal(
+            [np.asarray(Image.open(io.BytesIO(content))) for content in contents], images
+        )
 
 
 LABELS = "train-labels-idx1-ubyte"

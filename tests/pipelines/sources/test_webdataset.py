@@ -22,7 +22,10 @@ def members(first: int, stop: int) -> dict[str, bytes]:
     return {
         name: content
         for number in range(first, stop)
-        for name, content in [(f"{number:04d}.jpg", jpeg(number)), (f"{number:04d}.cls", b"%d" % (number % 3))]
+        for name, content in [
+            (f"{number:04d}.jpg", jpeg(number)),
+            (f"{number:04d}.cls", b"%d" % (number % 3)),
+        ]
     }
 
 
@@ -48,7 +51,10 @@ def fields(source: WebDataset, sample: RawSample) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_samples_come_in_order_with_labels_and_bytes(tmp_path, format):
-    tars = {f"train/train-{shard}.tar": tar_bytes(members(4 * shard, 4 * shard + 4), format) for shard in (0, 1)}
+    tars = {
+        f"train/train-{shard}.tar": tar_bytes(members(4 * shard, 4 * shard + 4), format)
+        for shard in (0, 1)
+    }
     put(tmp_path, {**tars, "train/._train-0.tar": b"a hidden resource fork"})
     source = WebDataset(*find_tars(str(tmp_path)))
     survey, samples, rejected = everything(source)
@@ -57,20 +63,40 @@ def test_samples_come_in_order_with_labels_and_bytes(tmp_path, format):
     assert [(s.key, s.split, s.label, s.image) for s in samples] == [
         (f"{number:04d}", "train", number % 3, "jpg") for number in range(8)
     ]
-    assert [fields(source, s) for s in samples] == [{"jpg": jpeg(n), "cls": b"%d" % (n % 3)} for n in range(8)]
+    assert [fields(source, s) for s in samples] == [
+        {"jpg": jpeg(n), "cls": b"%d" % (n % 3)} for n in range(8)
+    ]
     assert samples[0].name == "train/train-0.tar/0000"
 
 
-def test_all_fields_are_kept_in_member_order_under_lower_case_names_and_long_texts_where_they_are(tmp_path):
+def test_all_fields_are_kept_in_member_order_under_lower_case_names_and_long_texts_where_they_are(
+    tmp_path,
+):
     long, longer = b" " * 9000 + b"{}", b"n" * 9000
-    files = {"a/x.TXT": b"hi", "a/x.seg.png": b"s", "a/x.JPEG": b"j", "a/x.npy": longer, "a/x.json": long}
+    files = {
+        "a/x.TXT": b"hi",
+        "a/x.seg.png": b"s",
+        "a/x.JPEG": b"j",
+        "a/x.npy": longer,
+        "a/x.json": long,
+    }
     source = one_tar(tmp_path, tar_bytes({**files, "a/x.cls": b" 7\n"}))
     _, [sample], _ = everything(source)
     assert list(fields(source, sample).items()) == [
-        *(("txt", b"hi"), ("seg.png", b"s"), ("jpeg", b"j"), ("npy", longer), ("json", long), ("cls", b"7"))
+        *(
+            ("txt", b"hi"),
+            ("seg.png", b"s"),
+            ("jpeg", b"j"),
+            ("npy", longer),
+            ("json", long),
+            ("cls", b"7"),
+        )
     ]
     assert (sample.key, sample.image, sample.label) == ("a/x", "jpeg", 7)
-    assert {field for field, content in sample.fields.items() if isinstance(content, bytes)} == {"txt", "cls"}
+    assert {field for field, content in sample.fields.items() if isinstance(content, bytes)} == {
+        "txt",
+        "cls",
+    }
 
 
 @pytest.mark.parametrize(
@@ -79,16 +105,27 @@ def test_all_fields_are_kept_in_member_order_under_lower_case_names_and_long_tex
         ({"x.jpg": b"j"}, -1),
         ({"x.jpg": b"j", "x.json": b'{"label": 4}'}, 4),
         ({"x.txt": b"t" * 4097, "x.json": b'{"label": 3}' + b" " * 9000}, 3),
-        *(({"x.jpg": b"j", "x.json": json.encode()}, -1) for json in ('{"label": true}', '{"label": "cat"}', "[3]")),
-        *(({"x.jpg": b"j", "x.json": b'{"label": %s}' % text}, 3) for text in (b'"3"', b"3.0", b'null, "cls": 3')),
-        *(({"x.jpg": b"j", "x.label": text}, label) for text, label in ((b"3\n", 3), (b"cat", -1), (b"\xff\xd8", -1))),
+        *(
+            ({"x.jpg": b"j", "x.json": json.encode()}, -1)
+            for json in ('{"label": true}', '{"label": "cat"}', "[3]")
+        ),
+        *(
+            ({"x.jpg": b"j", "x.json": b'{"label": %s}' % text}, 3)
+            for text in (b'"3"', b"3.0", b'null, "cls": 3')
+        ),
+        *(
+            ({"x.jpg": b"j", "x.label": text}, label)
+            for text, label in ((b"3\n", 3), (b"cat", -1), (b"\xff\xd8", -1))
+        ),
         ({"x.jpg": b"j", "x.cls": b"3.0"}, 3),
         ({"x.json": b'{"label": 4}', "x.cls": b"5"}, 5),
         ({"x.jpg": b"j", "x.cls": b" 07 "}, 7),
         ({"x.jpg": b"j", "x.cls": b" -1 "}, -1),
     ],
 )
-def test_a_label_comes_from_cls_then_from_json_and_cls_says_it_in_bare_digits(tmp_path, files, label):
+def test_a_label_comes_from_cls_then_from_json_and_cls_says_it_in_bare_digits(
+    tmp_path, files, label
+):
     _, [sample], _ = everything(one_tar(tmp_path, tar_bytes(files)))
     assert sample.label == label
     found = dict(fields_of(sample))
@@ -110,7 +147,9 @@ def test_a_label_comes_from_cls_then_from_json_and_cls_says_it_in_bare_digits(tm
         ([("../x.jpg", b"1")], "climbs"),
     ],
 )
-def test_what_is_no_sample_is_rejected_with_its_reason_and_the_rest_is_kept(tmp_path, group, reason):
+def test_what_is_no_sample_is_rejected_with_its_reason_and_the_rest_is_kept(
+    tmp_path, group, reason
+):
     data = tar_bytes([*members(0, 2).items(), *group, *members(2, 3).items()])
     _, samples, rejected = everything(one_tar(tmp_path, data))
     assert [sample.key for sample in samples] == ["0000", "0001", "0002"]
@@ -134,16 +173,26 @@ def test_the_split_is_the_folder_or_the_name_before_the_number(tmp_path, tar, sp
     survey, [sample], _ = everything(WebDataset(*find_tars(str(tmp_path))))
     assert sample.split == split
     assert survey.notes == (
-        ["the names of some tars say no split: their samples go to split train"] if tar == "00012.tar" else []
+        ["the names of some tars say no split: their samples go to split train"]
+        if tar == "00012.tar"
+        else []
     )
 
 
 @pytest.mark.parametrize(
     ("pattern", "url", "names"),
     [
-        ("/d/train-{000009..000011}.tar", "/d", ["train-000009.tar", "train-000010.tar", "train-000011.tar"]),
+        (
+            "/d/train-{000009..000011}.tar",
+            "/d",
+            ["train-000009.tar", "train-000010.tar", "train-000011.tar"],
+        ),
         ("/d/x{8..10}.tar", "/d", ["x8.tar", "x9.tar", "x10.tar"]),
-        ("memory://b/{train,val}/{a,b}.tar", "memory://b", ["train/a.tar", "train/b.tar", "val/a.tar", "val/b.tar"]),
+        (
+            "memory://b/{train,val}/{a,b}.tar",
+            "memory://b",
+            ["train/a.tar", "train/b.tar", "val/a.tar", "val/b.tar"],
+        ),
         ("/d/a.tar::/d/e/b.tar::/d/a.tar", "/d", ["a.tar", "e/b.tar"]),
         ("/d/one.tar", "/d", ["one.tar"]),
         ("/a.tar::/b.tar", "/", ["a.tar", "b.tar"]),
@@ -175,13 +224,19 @@ def test_a_pattern_that_names_no_tars_is_refused(pattern):
     ("pattern", "message"),
     [
         ("train-{0..3}.tar", r"2 of 4 tars are missing: train-1.tar, train-3.tar"),
-        ("train-?.tar", r"1 of 1 tars are missing: train-\?.tar; .* patterns, and \* and \? are not"),
+        (
+            "train-?.tar",
+            r"1 of 1 tars are missing: train-\?.tar; .* patterns, and \* and \? are not",
+        ),
         ("empty", r"no \*\.tar below it \(1 other files\)"),
         ("odd", "'my data' can't name a split"),
     ],
 )
 def test_tars_that_are_not_there_or_name_no_split_are_an_error(tmp_path, pattern, message):
-    put(tmp_path, {"train-0.tar": tar_bytes({}), "train-2.tar": tar_bytes({}), "empty/cat.jpg": b"1"})
+    put(
+        tmp_path,
+        {"train-0.tar": tar_bytes({}), "train-2.tar": tar_bytes({}), "empty/cat.jpg": b"1"},
+    )
     put(tmp_path / "odd", {"my data/x-0.tar": tar_bytes({})})
     with pytest.raises(SourceError, match=message):
         WebDataset(*find_tars(str(tmp_path / pattern))).survey()
@@ -190,7 +245,9 @@ def test_tars_that_are_not_there_or_name_no_split_are_an_error(tmp_path, pattern
 def test_other_files_and_compressed_and_cut_tars_are_an_error_that_says_what_to_do(tmp_path):
     with pytest.raises(SourceError, match="gunzip"):
         find_tars("/d/train-{0..3}.tar.gz")
-    with pytest.raises(ConfigError, match=r"neither a range .*; a folder can.t be called so: rename it"):
+    with pytest.raises(
+        ConfigError, match=r"neither a range .*; a folder can.t be called so: rename it"
+    ):
         find_tars("/d/a{b}c")
     put(tmp_path, {"train-0.tar.gz": gzip.compress(tar_bytes({}))})
     with pytest.raises(SourceError, match="gunzip"):
@@ -210,7 +267,9 @@ def test_other_files_and_compressed_and_cut_tars_are_an_error_that_says_what_to_
 
 
 def shard_set(tmp_path) -> WebDataset:
-    samples = {split: png_samples(split, 5, size=8, num_classes=3) for split in ("train", "holdout")}
+    samples = {
+        split: png_samples(split, 5, size=8, num_classes=3) for split in ("train", "holdout")
+    }
     write_shard_set(open_storage(str(tmp_path)), samples, num_classes=3)
     return WebDataset(*find_tars(str(tmp_path)))
 
@@ -222,9 +281,13 @@ def test_a_shard_set_keeps_its_splits_classes_and_samples(tmp_path):
     assert survey.classes == manifest.classes
     assert rejected == []
     assert {(s.split, s.key, s.label) for s in samples} == {
-        (split, f"{split}-{serial:06d}", serial % 3) for split in ("train", "holdout") for serial in range(5)
+        (split, f"{split}-{serial:06d}", serial % 3)
+        for split in ("train", "holdout")
+        for serial in range(5)
     }
-    assert survey.objects == {shard.path: shard.num_bytes for s in manifest.splits.values() for shard in s.shards}
+    assert survey.objects == {
+        shard.path: shard.num_bytes for s in manifest.splits.values() for shard in s.shards
+    }
 
 
 def test_a_shard_set_that_misses_or_exchanged_a_shard_is_an_error(tmp_path):

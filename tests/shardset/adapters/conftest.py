@@ -13,7 +13,9 @@ RAW = {"image": None, "fields": ("png", "cls"), "with_key": True}
 
 @pytest.fixture(scope="session")
 def shards(tmp_path_factory):
-    """The URL of a set of 50 PNGs of 8 pixels: six full batches of 8, and one of 2 samples and 6 pads."""
+    """The URL of a set of 50 PNGs of 8 pixels: six full batches of 8, and one of 2 samples and 6
+    pads.
+    """
     url = str(tmp_path_factory.mktemp("set"))
     write_shard_set(open_storage(url), {"train": png_samples("train", 50, size=8)}, num_shards=3)
     return url
@@ -22,7 +24,13 @@ def shards(tmp_path_factory):
 @pytest.fixture
 def make(shards):
     """Makes a stream over the set."""
-    choices = {"rank": 0, "world_size": 1, "image": ImageSpec(size=8, crop=PadCrop(1)), "seed": 7, "num_threads": 1}
+    choices = {
+        "rank": 0,
+        "world_size": 1,
+        "image": ImageSpec(size=8, crop=PadCrop(1)),
+        "seed": 7,
+        "num_threads": 1,
+    }
 
     def make(**options):
         size = {} if "batch_size" in options else {"global_batch_size": 8}

@@ -21,7 +21,9 @@ def test_the_batches_are_those_of_the_stream(make):
 @pytest.mark.parametrize("num_taken", [0, 6, 7, 9])
 def test_a_state_goes_on_at_any_batch_behind_other_stages(make, num_taken):
     def dataset():
-        return StreamIterDataset(make(), num_epochs=2).map(lambda batch: batch["image"].astype(np.float32) / 255)
+        return StreamIterDataset(make(), num_epochs=2).map(
+            lambda batch: batch["image"].astype(np.float32) / 255
+        )
 
     iterator = iter(dataset())
     for _ in range(num_taken):
@@ -42,7 +44,9 @@ def test_grains_own_checker_finds_every_state_restored(make, stage):
     datasets = {
         "filter": lambda: ids.filter(lambda each: each[0] % 3 > 0),
         "batch": lambda: ids.batch(2),
-        "window_shuffle": lambda: grain.experimental.WindowShuffleIterDataset(ids, window_size=3, seed=1),
+        "window_shuffle": lambda: grain.experimental.WindowShuffleIterDataset(
+            ids, window_size=3, seed=1
+        ),
     }
     grain.experimental.assert_equal_output_after_checkpoint(datasets[stage]())
 

@@ -15,7 +15,11 @@ from tests.shardset.adapters.conftest import RAW
 
 
 def rows_of(stream, epoch):
-    return [row_of(batch, slot) for batch in stream.epoch(epoch) for slot in np.flatnonzero(batch["weight"])]
+    return [
+        row_of(batch, slot)
+        for batch in stream.epoch(epoch)
+        for slot in np.flatnonzero(batch["weight"])
+    ]
 
 
 def test_the_rows_are_those_of_the_stream(make):
@@ -24,7 +28,9 @@ def test_the_rows_are_those_of_the_stream(make):
     for _ in range(2):
         rows = list(dataset)
         assert len(rows) == 50
-        assert all(same(row, expected) for row, expected in zip(rows, rows_of(make(), 2), strict=True))
+        assert all(
+            same(row, expected) for row, expected in zip(rows, rows_of(make(), 2), strict=True)
+        )
 
 
 @pytest.mark.parametrize("num_taken", [0, 8, 21])
@@ -47,7 +53,9 @@ def test_workers_of_a_loader_share_the_steps(make):
 
 def test_existing_stages_keep_working(make):
     dataset = (
-        iterable_dataset(make(**RAW)).map(lambda row: {"number": int(row["cls"])}).filter(lambda row: row["number"] < 5)
+        iterable_dataset(make(**RAW))
+        .map(lambda row: {"number": int(row["cls"])})
+        .filter(lambda row: row["number"] < 5)
     )
     rows = list(dataset)
     assert len(rows) == 25
@@ -65,10 +73,14 @@ def test_steps_are_read_once_whatever_the_worker_skips(make):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_shuffled_rows_come_once_although_threads_ask_for_several_steps_at_once(make, workers):
-    dataset = iterable_dataset(make(batch_size=2))  # 25 steps, of which `datasets` reads ten at once
+    # 25 steps, of which `datasets` reads ten at once
+    dataset = iterable_dataset(make(batch_size=2))
     for seed in range(2):
         rows = dataset.shuffle(seed=seed, buffer_size=10)
-        ids = [row["id"] for row in (DataLoader(rows, batch_size=None, num_workers=workers) if workers else rows)]
+        ids = [
+            row["id"]
+            for row in (DataLoader(rows, batch_size=None, num_workers=workers) if workers else rows)
+        ]
         assert sorted(ids) == list(range(50))
 
 
@@ -91,7 +103,8 @@ stream = Stream(
 first_ids.update(stream.order.batch(0, 0).ids.tolist())
 dataset = iterable_dataset(stream).with_format("torch")
 next(iter(dataset))
-loader = DataLoader(dataset, batch_size=5, num_workers=2, multiprocessing_context="fork", timeout=60)
+how = {"num_workers": 2, "multiprocessing_context": "fork", "timeout": 60}
+loader = DataLoader(dataset, batch_size=5, **how)
 try:
     print(sorted(id_ for batch in loader for id_ in batch["id"].tolist()) == list(range(50)))
 finally:
@@ -103,5 +116,7 @@ finally:
 def test_forked_workers_start_anew_where_the_parent_has_begun(shards):
     # The loader's timeout ends workers that wait for a thread of their parent.
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-    done = subprocess.run([sys.executable, "-c", FORKED, shards], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED, shards], env=environment, capture_output=True, text=True
+    )
     assert done.stdout == "True\n", done.stderr

@@ -1,4 +1,6 @@
-"""Global arrays over four devices of the CPU, in a process of its own: JAX reads their number when it starts."""
+"""Global arrays over four devices of the CPU, in a process of its own: JAX reads their number when
+it starts.
+"""
 
 import os
 import subprocess
@@ -19,7 +21,8 @@ from shardset.errors import ConfigError
 
 def make(**options):
     image = ImageSpec(size=8, crop=PadCrop(1))
-    return Stream(sys.argv[1], "train", **{"batch_size": 8, "image": image, "num_threads": 1, **options})
+    options = {"batch_size": 8, "image": image, "num_threads": 1, **options}
+    return Stream(sys.argv[1], "train", **options)
 
 mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType[sys.argv[2]],))
 """
@@ -64,7 +67,8 @@ assert [batch["id"].tolist() for batch in iterator] == [batch["id"].tolist() for
 
 def test_what_does_not_fit_the_mesh_is_refused(shards):
     code = """
-for words in ((make(rank=1, world_size=2), mesh), (make(), mesh, "model"), (make(batch_size=6), mesh)):
+half = make(rank=1, world_size=2)
+for words in ((half, mesh), (make(), mesh, "model"), (make(batch_size=6), mesh)):
     try:
         GlobalBatches(*words)
     except ConfigError as error:

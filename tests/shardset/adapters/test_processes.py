@@ -1,4 +1,6 @@
-"""Two real processes of torch.distributed or jax.distributed, whose streams are the same or differ."""
+"""Two real processes of torch.distributed or jax.distributed,
+whose streams are the same or differ.
+"""
 
 import os
 import socket
@@ -36,7 +38,8 @@ if rank == 0:
 for second in ({}, {"seed": 8}, {"url": sys.argv[4]}, {"num_lanes": 2}):
     choice = {"url": sys.argv[1], **(second if rank else {})}
     try:
-        BatchDataset(Stream(choice.pop("url"), "train", batch_size=4, image=None, rank=rank, world_size=2, **choice))
+        choice = {"batch_size": 4, "image": None, "rank": rank, "world_size": 2, **choice}
+        BatchDataset(Stream(choice.pop("url"), "train", **choice))
         print("same", flush=True)
     except ConfigError as error:
         print(error, flush=True)
@@ -51,11 +54,17 @@ DIFFERENCES = (
 
 @pytest.mark.parametrize("library", [TORCH, JAX])
 def test_processes_whose_streams_differ_are_told_what_differs(shards, tmp_path, library):
-    write_shard_set(open_storage(str(tmp_path)), {"train": png_samples("train", 48, size=8)}, num_shards=3)
+    write_shard_set(
+        open_storage(str(tmp_path)), {"train": png_samples("train", 48, size=8)}, num_shards=3
+    )
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "JAX_PLATFORMS": "cpu"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(__file__).parents[3]),
+        "JAX_PLATFORMS": "cpu",
+    }
     running = [
         subprocess.Popen(
             [sys.executable, "-c", library + MAKE, shards, str(rank), address, str(tmp_path)],
@@ -65,6 +74,10 @@ def test_processes_whose_streams_differ_are_told_what_differs(shards, tmp_path, 
     ]  # fmt: skip
     done = [process.communicate(timeout=240) for process in running]
     for said, _ in done:
-        lines = [line for line in said.splitlines() if line.startswith(("same", "processes read differently: "))]
+        lines = [
+            line
+            for line in said.splitlines()
+            if line.startswith(("same", "processes read differently: "))
+        ]
         assert [line == "same" for line in lines] == [True, False, False, False], done
     assert all(name in done[0][0] for name in DIFFERENCES), done

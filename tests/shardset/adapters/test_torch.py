@@ -13,7 +13,9 @@ from tests.shardset.adapters.conftest import RAW
 
 
 @pytest.mark.parametrize(("workers", "start"), [(0, 2), (1, 0), (3, 2)])
-def test_a_loader_with_any_number_of_workers_gives_the_streams_batches_in_order(make, workers, start):
+def test_a_loader_with_any_number_of_workers_gives_the_streams_batches_in_order(
+    make, workers, start
+):
     stream = make()
     dataset = BatchDataset(stream, epoch=2, start_step=start)
     assert len(dataset) == len(stream) - start
@@ -35,8 +37,14 @@ def test_a_start_that_no_epoch_has_is_refused(make, make_dataset):
 @pytest.mark.slow
 def test_workers_that_are_spawned_read_the_same(make):
     stream = make()
-    found = list(DataLoader(BatchDataset(stream), batch_size=None, num_workers=2, multiprocessing_context="spawn"))
-    assert [batch["id"].tolist() for batch in found] == [batch["id"].tolist() for batch in stream.epoch(0)]
+    found = list(
+        DataLoader(
+            BatchDataset(stream), batch_size=None, num_workers=2, multiprocessing_context="spawn"
+        )
+    )
+    assert [batch["id"].tolist() for batch in found] == [
+        batch["id"].tolist() for batch in stream.epoch(0)
+    ]
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
@@ -56,12 +64,16 @@ def test_samples_of_a_decoding_stream_are_refused(make):
         SampleDataset(make())
 
 
-# --- without a DataLoader ---------------------------------------------------------------------------------------------
+# --- without a DataLoader -------------------------------------------------------------------------
 
 
 def same(one, other):
     return one.keys() == other.keys() and all(
-        torch.equal(one[name], other[name]) if isinstance(one[name], torch.Tensor) else one[name] == other[name]
+        (
+            torch.equal(one[name], other[name])
+            if isinstance(one[name], torch.Tensor)
+            else one[name] == other[name]
+        )
         for name in one
     )
 
@@ -89,10 +101,14 @@ def test_a_tensor_stream_gives_the_streams_batches_epoch_after_epoch(make):
 
 def test_lists_stay_lists(make):
     batch = next(iter(TensorStream(make(**RAW), pin_memory=False)))
-    assert (type(batch["key"]), type(batch["png"][0]), type(batch["id"])) == (list, bytes, torch.Tensor)
+    assert (type(batch["key"]), type(batch["png"][0]), type(batch["id"])) == (
+        list,
+        bytes,
+        torch.Tensor,
+    )
 
 
-# --- DataLoaders over epochs ------------------------------------------------------------------------------------------
+# --- DataLoaders over epochs ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -114,11 +130,14 @@ def test_new_workers_that_would_read_an_epoch_again_warn(make, capfd, chooses):
         if chooses:
             dataset.set_epoch(epoch)
         list(loader)
-    assert capfd.readouterr().err.count("new workers read epoch 0 again; call set_epoch") == (not chooses)
+    assert capfd.readouterr().err.count("new workers read epoch 0 again; call set_epoch") == (
+        not chooses
+    )
 
 
 def train(make, start_epoch, saved, loader_options, *, chooses):
-    """Two epochs of a loop that saves after each batch and each epoch: the ids of its batches, and what it saved.
+    """Two epochs of a loop that saves after each batch and each epoch: the ids of its batches, and
+    what it saved.
 
     What is saved is the loader's state, and the epoch that a resumed loop begins with.
     """
@@ -137,21 +156,29 @@ def train(make, start_epoch, saved, loader_options, *, chooses):
     return trained, states
 
 
-@pytest.mark.parametrize(("workers", "persist", "chooses"), [(0, False, False), (2, False, True), (2, True, False)])
+@pytest.mark.parametrize(
+    ("workers", "persist", "chooses"), [(0, False, False), (2, False, True), (2, True, False)]
+)
 def test_a_loop_that_is_resumed_anywhere_trains_every_batch_once(make, workers, persist, chooses):
     options = {"num_workers": workers, "persistent_workers": persist}
     trained, states = train(make, 0, None, options, chooses=chooses)
-    expected = [(epoch, batch["id"].tolist()) for epoch in range(2) for batch in make().epoch(epoch)]
+    expected = [
+        (epoch, batch["id"].tolist()) for epoch in range(2) for batch in make().epoch(epoch)
+    ]
     assert trained == expected
     for num_trained, epoch, state in [states[0], states[6], states[7]]:
         rest, _ = train(make, epoch, json.loads(json.dumps(state)), options, chooses=chooses)
-        assert rest == expected[num_trained:], f"saved after {num_trained} batches, resumed in epoch {epoch}"
+        assert rest == expected[num_trained:], (
+            f"saved after {num_trained} batches, resumed in epoch {epoch}"
+        )
 
 
 @pytest.mark.parametrize(("workers", "persist"), [(0, False), (2, True)])
 def test_a_loaded_position_outranks_the_epoch_of_the_constructor(make, workers, persist):
     def loader_of(dataset):
-        return StatefulDataLoader(dataset, batch_size=None, num_workers=workers, persistent_workers=persist)
+        return StatefulDataLoader(
+            dataset, batch_size=None, num_workers=workers, persistent_workers=persist
+        )
 
     dataset = BatchDataset(make())
     loader, again = loader_of(dataset), loader_of(BatchDataset(make()))
@@ -189,7 +216,9 @@ def test_a_state_that_would_repeat_or_skip_samples_is_refused(make, options, num
     samples = iter(dataset)
     for _ in range(num_taken):
         next(samples)
-    again = SampleDataset(make(**RAW, **({} if options else {"global_batch_size": 4, "num_lanes": 4})))
+    again = SampleDataset(
+        make(**RAW, **({} if options else {"global_batch_size": 4, "num_lanes": 4}))
+    )
     with pytest.raises(ConfigError, match=message):
         load_and_begin(again, dataset.state_dict(), options)
 
@@ -223,7 +252,9 @@ def test_a_state_brings_its_order(make):
 
 
 class OwnDataset(IterableDataset):
-    """A dataset as one writes it: iterates over a stream, which is made before the workers or in each of them."""
+    """A dataset as one writes it: iterates over a stream, which is made before the workers or in
+    each of them.
+    """
 
     def __init__(self, make_stream, *, in_worker):
         self.make_stream, self.stream = make_stream, None if in_worker else make_stream()
@@ -235,7 +266,9 @@ class OwnDataset(IterableDataset):
 @pytest.mark.slow
 @pytest.mark.parametrize("in_worker", [False, True])
 def test_workers_that_would_all_read_the_same_are_refused(shards, in_worker):
-    dataset = OwnDataset(partial(Stream, shards, "train", batch_size=8, image_size=8), in_worker=in_worker)
+    dataset = OwnDataset(
+        partial(Stream, shards, "train", batch_size=8, image_size=8), in_worker=in_worker
+    )
     with pytest.raises(ConfigError, match=r"each of the 2 workers .* would read the same samples"):
         list(DataLoader(dataset, batch_size=None, num_workers=2))
     assert len(list(DataLoader(dataset, batch_size=None, num_workers=1))) == 7

@@ -1,4 +1,6 @@
-"""The situations of torchdata's own tests of iterable datasets, each against a loader that nothing interrupts."""
+"""The situations of torchdata's own tests of iterable datasets, each against a loader that nothing
+interrupts.
+"""
 
 import copy
 import json
@@ -10,7 +12,11 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from shardset.adapters.torch import BatchDataset, SampleDataset
 from tests.shardset.adapters.conftest import RAW
 
-LOADERS = {"alone": {}, "new": {"num_workers": 2}, "stay": {"num_workers": 2, "persistent_workers": True}}
+LOADERS = {
+    "alone": {},
+    "new": {"num_workers": 2},
+    "stay": {"num_workers": 2, "persistent_workers": True},
+}
 KINDS = {"batches": None, "samples": None, "sevens": 7}  # what the dataset gives: batch_size
 ALL = [("batches", "stay"), ("samples", "alone"), ("sevens", "new")]
 KNOWN = {}
@@ -22,7 +28,9 @@ def loader_of(make):
 
     def loader_of(kind, name, state=None, **more):
         dataset = BatchDataset(make()) if kind == "batches" else SampleDataset(make(**RAW))
-        loader = StatefulDataLoader(dataset, batch_size=KINDS[kind], collate_fn=ids_of, **LOADERS[name], **more)
+        loader = StatefulDataLoader(
+            dataset, batch_size=KINDS[kind], collate_fn=ids_of, **LOADERS[name], **more
+        )
         if state is not None:
             loader.load_state_dict(json.loads(json.dumps(state)))
         return loader
@@ -41,7 +49,10 @@ def whole(loader_of, kind, name):
     if (kind, name) not in KNOWN:
         loader = loader_of(kind, name)
         KNOWN[kind, name] = [epoch_of(loader, epoch) for epoch in range(4)]
-        in_stream = [[batch["id"].tolist() for batch in loader.dataset.stream.epoch(epoch)] for epoch in range(4)]
+        in_stream = [
+            [batch["id"].tolist() for batch in loader.dataset.stream.epoch(epoch)]
+            for epoch in range(4)
+        ]
         assert kind != "batches" or KNOWN[kind, name] == in_stream
     return KNOWN[kind, name]
 
@@ -55,7 +66,9 @@ def epoch_of(loader, epoch):
 
 @pytest.mark.parametrize(("kind", "name"), ALL)
 @pytest.mark.parametrize("part", ["some", "all"])
-def test_interrupted_within_an_epoch_gives_the_rest_and_then_whole_epochs(loader_of, kind, name, part):
+def test_interrupted_within_an_epoch_gives_the_rest_and_then_whole_epochs(
+    loader_of, kind, name, part
+):
     epochs = whole(loader_of, kind, name)
     num_taken = 3 if part == "some" else len(epochs[0])
     loader = loader_of(kind, name)
@@ -63,7 +76,10 @@ def test_interrupted_within_an_epoch_gives_the_rest_and_then_whole_epochs(loader
     assert list(islice(items, num_taken)) == epochs[0][:num_taken]
     resumed = loader_of(kind, name, loader.state_dict())
     assert list(items) == epochs[0][num_taken:]
-    assert [list(resumed), epoch_of(resumed, 1), epoch_of(resumed, 2)] == [epochs[0][num_taken:], *epochs[1:3]]
+    assert [list(resumed), epoch_of(resumed, 1), epoch_of(resumed, 2)] == [
+        epochs[0][num_taken:],
+        *epochs[1:3],
+    ]
 
 
 @pytest.mark.parametrize(("every", "ahead", "num_taken"), [(2, 2, 1), (17, 5, 19)])
@@ -75,13 +91,20 @@ def test_rare_snapshots_and_items_fetched_ahead_are_not_lost(loader_of, num_take
     assert [list(resumed), list(resumed)] == [epochs[0][num_taken:], epochs[1]]
     loader.load_state_dict(loader.state_dict())
     list(islice(iter(loader), 1))  # fewer than there are workers
-    assert list(loader_of("samples", "stay", loader.state_dict(), **more)) == epochs[0][num_taken + 1 :]
+    assert (
+        list(loader_of("samples", "stay", loader.state_dict(), **more))
+        == epochs[0][num_taken + 1 :]
+    )
 
 
 @pytest.mark.parametrize(("kind", "name"), ALL)
 def test_saved_after_epochs_goes_on_with_the_next_in_a_loader_that_has_begun(loader_of, kind, name):
     num_before = 1 if kind == "sevens" else 2
-    epochs, loader, begun = whole(loader_of, kind, name), loader_of(kind, name), loader_of(kind, name)
+    epochs, loader, begun = (
+        whole(loader_of, kind, name),
+        loader_of(kind, name),
+        loader_of(kind, name),
+    )
     assert [epoch_of(loader, epoch) for epoch in range(num_before)] == epochs[:num_before]
     list(islice(iter(begun), 2))
     begun.load_state_dict(loader.state_dict())

@@ -14,7 +14,11 @@ def ids_of(samples):
 
 
 def test_stages_of_webdataset_get_every_sample_once(shards):
-    dataset = pipeline(shards, "train").decode("rgb8").map(lambda sample: {**sample, "doubled": 2 * sample["cls"]})
+    dataset = (
+        pipeline(shards, "train")
+        .decode("rgb8")
+        .map(lambda sample: {**sample, "doubled": 2 * sample["cls"]})
+    )
     assert isinstance(dataset, webdataset.DataPipeline)
     samples = list(dataset)
     assert sorted(ids_of(samples)) == list(range(NUM_SAMPLES))
@@ -28,14 +32,18 @@ def test_batches_are_those_of_the_samples(shards):
     plain = list(pipeline(shards, "train").decode("rgb8").to_tuple("png", "cls"))
     batches = list(pipeline(shards, "train").decode("rgb8").to_tuple("png", "cls").batched(16))
     assert [len(labels) for _, labels in batches] == [16, 16, 16, 2]
-    assert np.array_equal(np.concatenate([np.stack(images) for images, _ in batches]), [image for image, _ in plain])
+    assert np.array_equal(
+        np.concatenate([np.stack(images) for images, _ in batches]), [image for image, _ in plain]
+    )
 
 
 @pytest.mark.parametrize(("world", "workers"), [(1, 2), (3, 0), (3, 2)])
 def test_samples_are_divided_exactly_among_processes_and_workers(shards, world, workers):
     loaders = [
         webdataset.WebLoader(
-            pipeline(shards, "train", rank=rank, world_size=world), batch_size=None, num_workers=workers
+            pipeline(shards, "train", rank=rank, world_size=world),
+            batch_size=None,
+            num_workers=workers,
         )
         for rank in range(world)
     ]
@@ -67,7 +75,11 @@ def test_a_pipeline_goes_on_where_it_was_saved(shards, num_taken):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stateful_loader_goes_on_behind_batches(shards, workers):
     def loader_of():
-        dataset = pipeline(shards, "train").map(lambda sample: sample["__id__"]).batched(4, collation_fn=list)
+        dataset = (
+            pipeline(shards, "train")
+            .map(lambda sample: sample["__id__"])
+            .batched(4, collation_fn=list)
+        )
         return StatefulDataLoader(dataset, batch_size=None, num_workers=workers)
 
     loader, again = loader_of(), loader_of()

@@ -1,4 +1,6 @@
-"""Random augmentation: Pillow's pixels against torchvision's and timm's, and draws that depend on the sample alone."""
+"""Random augmentation: Pillow's pixels against torchvision's and timm's, and draws that depend on
+the sample alone.
+"""
 
 import math
 from typing import Any
@@ -11,14 +13,24 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms import autoaugment as torchvision_ops
 
 from shardset.decode import operations
-from shardset.decode.augment import Chain, RandAugment, RandomErasing, TrivialAugment, augmentation_of
+from shardset.decode.augment import (
+    Chain,
+    RandAugment,
+    RandomErasing,
+    TrivialAugment,
+    augmentation_of,
+)
 from shardset.decode.operations import FILL, Operation
 from shardset.errors import ConfigError
 
 LEVELS = (0.0, 0.1, 0.35, 0.5, 0.9, 1.0)
 NUM_TRAIN = 50
 ALL = Chain(
-    (RandAugment(magnitude=9, magnitude_std=0.5, increasing=True), TrivialAugment(), RandomErasing(probability=0.5))
+    (
+        RandAugment(magnitude=9, magnitude_std=0.5, increasing=True),
+        TrivialAugment(),
+        RandomErasing(probability=0.5),
+    )
 )
 
 TIMM = {
@@ -35,7 +47,9 @@ INCREASING = ("posterize", "solarize", "color", "contrast", "brightness", "sharp
 def picture(size: int = 48) -> Image.Image:
     draw = np.random.default_rng(5)
     smooth = Image.fromarray(draw.integers(20, 230, (6, 6, 3), dtype=np.uint8)).resize((size, size))
-    return Image.fromarray(np.asarray(smooth) // 8 * 8 + draw.integers(0, 8, (size, size, 3), dtype=np.uint8))
+    return Image.fromarray(
+        np.asarray(smooth) // 8 * 8 + draw.integers(0, 8, (size, size, 3), dtype=np.uint8)
+    )
 
 
 def done(operation: Operation, level: float) -> np.ndarray:
@@ -61,7 +75,9 @@ def test_rand_augment_has_the_operations_and_strengths_of_timm(
     operation = table[number]
     name = TIMM.get(operation.name, operation.name.capitalize())
     name += "Increasing" if increasing and operation.name in INCREASING else ""
-    assert name in (timm_ops._RAND_INCREASING_TRANSFORMS if increasing else timm_ops._RAND_TRANSFORMS)
+    assert name in (
+        timm_ops._RAND_INCREASING_TRANSFORMS if increasing else timm_ops._RAND_TRANSFORMS
+    )
     for level in (*LEVELS, *(-one for one in LEVELS if operation.is_signed)):
         if operation.name == "posterize" and operation.value(level, 0) == 0:
             assert not done(operation, level).any()  # Pillow 13 refuses no bits, and so timm does
@@ -75,18 +91,27 @@ def test_trivial_augment_has_the_operations_and_strengths_of_torchvision(number:
     policy: Any = torchvision_ops.TrivialAugmentWide()
     space = policy._augmentation_space(31)
     assert len(space) == len(operations.TRIVIAL) == 14
-    name = "".join(part.capitalize() for part in operation.name.split("_")).replace("Autocontrast", "AutoContrast")
+    name = "".join(part.capitalize() for part in operation.name.split("_")).replace(
+        "Autocontrast", "AutoContrast"
+    )
     magnitudes, is_signed = space[name]
     assert operation.is_signed == is_signed
     for step in range(0, 31, 3):
         # Rounded: its float32 makes 15.999999 of 16 pixels.
         magnitude = round(float(magnitudes[step]), 4) if magnitudes.ndim else 0.0
-        # torchvision moves an image by +t where an affine matrix of Pillow takes -t; the sign is drawn anyway.
+        # torchvision moves an image by +t where an affine matrix of Pillow takes -t; the sign is
+        # drawn anyway.
         sign = -1 if name.startswith("Translate") else 1
         expected: Any = torchvision_ops._apply_op(
-            picture(), name, sign * magnitude, InterpolationMode.BILINEAR, [float(one) for one in FILL]
+            picture(),
+            name,
+            sign * magnitude,
+            InterpolationMode.BILINEAR,
+            [float(one) for one in FILL],
         )
-        difference = np.abs(done(operation, step / 30).astype(int) - np.asarray(expected).astype(int))
+        difference = np.abs(
+            done(operation, step / 30).astype(int) - np.asarray(expected).astype(int)
+        )
         # Shears pass through degrees in torchvision, which moves a linear weight by its last bit.
         assert difference.max() <= (1 if name.startswith("Shear") else 0), step
 
@@ -94,13 +119,17 @@ def test_trivial_augment_has_the_operations_and_strengths_of_torchvision(number:
 def test_a_chain_changes_an_image_in_place_and_alike_for_one_key() -> None:
     images = [np.asarray(picture()).copy() for _ in range(3)]
     for image, key in zip(images, (1, 1, 2), strict=True):
-        assert ALL({"image": image}, np.random.Generator(np.random.Philox(key=key)))["image"] is image
+        assert (
+            ALL({"image": image}, np.random.Generator(np.random.Philox(key=key)))["image"] is image
+        )
     assert np.array_equal(images[0], images[1])
     assert not np.array_equal(images[0], images[2])
 
 
 def drawn(transform: RandAugment | TrivialAugment, key: int) -> list[tuple[str, float, bool]]:
-    """The operations that a generator of a key draws: name, level, and whether a signed one is negated."""
+    """The operations that a generator of a key draws: name, level, and whether a signed one is
+    negated.
+    """
     chosen = transform.draw(np.random.Generator(np.random.Philox(key=key)))
     return [(one.name, round(level, 4), is_negated) for one, level, is_negated in chosen]
 
@@ -124,7 +153,11 @@ FROZEN_RAND = [
     [("auto_contrast", 0.9602, True), ("auto_contrast", 0.8443, True)],
     [("translate_x", 0.9221, True), ("shear_x", 0.8161, True)],
 ]
-FROZEN_TRIVIAL = [[("auto_contrast", 0.0, True)], [("translate_x", 0.3, False)], [("translate_x", 0.5, True)]]
+FROZEN_TRIVIAL = [
+    [("auto_contrast", 0.0, True)],
+    [("translate_x", 0.3, False)],
+    [("translate_x", 0.5, True)],
+]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
@@ -160,11 +193,15 @@ def test_erasing_leaves_noise_in_a_box_of_that_share_of_images(share: float) -> 
         ("rand", RandAugment()),
     ],
 )
-def test_an_augmentation_is_written_as_timm_writes_it(text: str, expected: RandAugment | TrivialAugment) -> None:
+def test_an_augmentation_is_written_as_timm_writes_it(
+    text: str, expected: RandAugment | TrivialAugment
+) -> None:
     assert augmentation_of(text) == expected
 
 
-@pytest.mark.parametrize("text", ["random", "rand-x3", "trivial-m3", "rand-m11", "rand-n0", "rand-p2", ""])
+@pytest.mark.parametrize(
+    "text", ["random", "rand-x3", "trivial-m3", "rand-m11", "rand-n0", "rand-p2", ""]
+)
 def test_any_other_text_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="expected"):
         augmentation_of(text)

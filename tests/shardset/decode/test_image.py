@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from shardset.decode import png
-from shardset.decode.crops import CenterCrop, PadCrop, RandomResizedCrop, pad_crop, pad_crops, random_box
+from shardset.decode.crops import (
+    CenterCrop,
+    PadCrop,
+    RandomResizedCrop,
+    pad_crop,
+    pad_crops,
+    random_box,
+)
 from shardset.decode.image import ImageSpec, decode, decode_into, draws
 from shardset.errors import ConfigError, UndecodableImage
 from tests.makers.shardset import encode, pixels
@@ -78,22 +85,35 @@ def test_a_crop_of_the_smallest_image_has_a_pixel(height, width, ratio):
 
 def test_random_crops_cover_the_range_of_areas_evenly():
     rows = np.arange(4000)
-    boxes = [random_box(RandomResizedCrop(), 400, 400, drawn) for drawn in draws(RANDOM, 1, 0, rows, rows * 0)]
+    boxes = [
+        random_box(RandomResizedCrop(), 400, 400, drawn)
+        for drawn in draws(RANDOM, 1, 0, rows, rows * 0)
+    ]
     areas = np.array([box.height * box.width for box in boxes]) / 400**2
     assert areas.min() > 0.07
-    assert 0.45 < np.quantile(areas, 0.5) < 0.52  # below 0.54: large crops of a wide or tall shape do not fit a square
+    # below 0.54: large crops of a wide or tall shape do not fit a square
+    assert 0.45 < np.quantile(areas, 0.5) < 0.52
     assert abs(np.mean([box.width > box.height for box in boxes]) - 0.5) < 0.05
 
 
 def interlaced(image):
     """The PNG of an image in the seven passes of Adam7, nothing filtered."""
-    places = [(0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1)]
+    places = [
+        (0, 0, 8, 8),
+        (0, 4, 8, 8),
+        (4, 0, 8, 4),
+        (0, 2, 4, 4),
+        (2, 0, 4, 2),
+        (0, 1, 2, 2),
+        (1, 0, 2, 1),
+    ]
     passes = [image[top::down, left::along] for top, left, down, along in places]
     rows = b"".join(b"\0" + row.tobytes() for one in passes for row in one)
     header = struct.pack(">IIBBBBB", image.shape[1], image.shape[0], 8, 2, 0, 0, 1)
     chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
     return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        for kind, body in chunks
     )
 
 
@@ -122,7 +142,9 @@ def test_a_random_crop_is_near_pillows_filtered_one(row):
     assert off(one(data, spec, row=row), expected) < 5
 
 
-@pytest.mark.parametrize(("height", "width"), [(64, 64), (300, 400), (400, 301), (257, 256), (20, 90)])
+@pytest.mark.parametrize(
+    ("height", "width"), [(64, 64), (300, 400), (400, 301), (257, 256), (20, 90)]
+)
 def test_a_centre_crop_is_near_torchvisions(height, width):
     data = encode(pixels(9, height, width), "png")
     short = min(height, width)
@@ -145,7 +167,9 @@ def test_a_centre_crop_by_a_filter_of_pillow_is_torchvisions(name, height, width
 
 
 def test_a_centre_crop_of_the_images_own_size_changes_nothing():
-    assert np.array_equal(one(encode(busy(32, 32), "png"), ImageSpec(size=32, crop=CenterCrop(32))), busy(32, 32))
+    assert np.array_equal(
+        one(encode(busy(32, 32), "png"), ImageSpec(size=32, crop=CenterCrop(32))), busy(32, 32)
+    )
 
 
 def test_a_reduced_jpeg_gives_almost_the_same_crop():
@@ -160,7 +184,9 @@ def test_a_window_of_a_padded_image_may_lie_in_the_black(size, padding):
     padded = np.pad(image, ((padding, padding), (padding, padding), (0, 0)))
     tops, lefts = (each.ravel() for each in np.meshgrid(places, places, indexing="ij"))
     drawn = np.stack([0 * tops, (tops + 0.5) / len(places), (lefts + 0.5) / len(places)], axis=1)
-    expected = [padded[top : top + size, left : left + size] for top, left in zip(tops, lefts, strict=True)]
+    expected = [
+        padded[top : top + size, left : left + size] for top, left in zip(tops, lefts, strict=True)
+    ]
     single, together = (np.full((len(tops), size, size, 3), 7, np.uint8) for _ in range(2))
     for row, one_drawn in zip(single, drawn, strict=True):
         pad_crop(row, image, padding, one_drawn)
@@ -171,7 +197,9 @@ def test_a_window_of_a_padded_image_may_lie_in_the_black(size, padding):
 
 
 def test_an_image_too_small_for_its_pad_crop_says_so():
-    with pytest.raises(UndecodableImage, match=r"20 x 30 pixels with 4 .* fewer than the crop's 32"):
+    with pytest.raises(
+        UndecodableImage, match=r"20 x 30 pixels with 4 .* fewer than the crop's 32"
+    ):
         one(encode(busy(20, 30), "png"), ImageSpec(size=32, crop=PadCrop(4)))
 
 
@@ -191,7 +219,10 @@ def test_a_thin_image_that_would_become_huge_is_refused(shape, file_format):
 
 
 def test_a_crop_of_an_image_of_a_hundred_million_pixels_is_read():
-    data, row = encode(np.full((10_000, 10_000, 3), 70, np.uint8), "jpeg"), np.empty((8, 8, 3), np.uint8)
+    data, row = (
+        encode(np.full((10_000, 10_000, 3), 70, np.uint8), "jpeg"),
+        np.empty((8, 8, 3), np.uint8),
+    )
     decode_into(row, data, ImageSpec(size=8, crop=CenterCrop(8)), np.zeros(1))
     assert off(row, np.full_like(row, 70)) < 1
 

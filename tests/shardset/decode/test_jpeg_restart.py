@@ -61,7 +61,10 @@ def test_every_window_at_every_reduction_has_the_pixels_of_the_whole(data):
     kind = data.draw(st.sampled_from(sorted(BLOCKS)))
     image, size = restarted(kind, run=data.draw(st.integers(0, 1))), (131, 161)
     top, left = data.draw(st.integers(0, size[0] - 1)), data.draw(st.integers(0, size[1] - 1))
-    height, width = data.draw(st.integers(1, size[0] - top)), data.draw(st.integers(1, size[1] - left))
+    height, width = (
+        data.draw(st.integers(1, size[0] - top)),
+        data.draw(st.integers(1, size[1] - left)),
+    )
     box = Box(top, left, height, width)
     least = data.draw(st.integers(1, size[0])), data.draw(st.integers(1, size[1]))
     found = jpeg.decode_window(image, grid_of(image), box, least)
@@ -76,14 +79,18 @@ def test_a_part_of_a_few_columns_has_the_pixels_of_the_whole(kind, left, least):
     for top in range(0, 60, 7):
         box = Box(top, left, 4, 1)
         found = jpeg.decode_window(image, grid_of(image), box, (least, least))
-        assert found is None or np.array_equal(found, window_of_whole(image, size, box, (least, least)))
+        assert found is None or np.array_equal(
+            found, window_of_whole(image, size, box, (least, least))
+        )
 
 
 @given(st.integers(1, 200), st.integers(1, 200), st.data())
 def test_the_reduction_is_the_one_that_simplejpeg_takes(height, width, data):
     least = data.draw(st.integers(1, height)), data.draw(st.integers(1, width))
     image = simplejpeg.encode_jpeg(np.zeros((height, width, 3), np.uint8))
-    found = simplejpeg.decode_jpeg(image, min_height=least[0], min_width=least[1], min_factor=2).shape[:2]
+    found = simplejpeg.decode_jpeg(
+        image, min_height=least[0], min_width=least[1], min_factor=2
+    ).shape[:2]
     eighths = jpeg.reduction((height, width), least)
     assert found == jpeg.reduced((height, width), eighths)
 
@@ -133,7 +140,9 @@ def test_what_does_not_come_row_by_row_is_decoded_whole(data):
 
 
 @pytest.mark.parametrize(
-    "data", [restarted("4:2:0", run=0), restarted("4:2:0", (64, 80), run=2)], ids=["none", "across rows"]
+    "data",
+    [restarted("4:2:0", run=0), restarted("4:2:0", (64, 80), run=2)],
+    ids=["none", "across rows"],
 )
 def test_markers_that_can_not_be_cut_at_count_as_none(data):
     assert grid_of(data).run == 0

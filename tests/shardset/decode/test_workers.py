@@ -1,4 +1,6 @@
-"""Small images decoded by other processes: the same batches, the same errors, and no process that outlives its run."""
+"""Small images decoded by other processes: the same batches, the same errors, and no process that
+outlives its run.
+"""
 
 import gc
 import itertools
@@ -39,8 +41,13 @@ BROKEN, LARGER, NUM_SAMPLES = 11, 12, 4000
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory):
-    """As many small PNGs as processes are started for; one is none, one is larger than the others."""
-    return write(tmp_path_factory.mktemp("set"), [encode(pixels(serial, 8, 8), "png") for serial in range(100)])
+    """As many small PNGs as processes are started for; one is none,
+    one is larger than the others.
+    """
+    return write(
+        tmp_path_factory.mktemp("set"),
+        [encode(pixels(serial, 8, 8), "png") for serial in range(100)],
+    )
 
 
 @pytest.fixture(scope="module")
@@ -53,13 +60,22 @@ def stored(tmp_path_factory):
 def write(folder, contents):
     images = [contents[serial % 100] for serial in range(NUM_SAMPLES)]
     images[BROKEN], images[LARGER] = b"no image", encode(pixels(0, 9, 9), "png")
-    samples = [image_sample("train", serial, image, "png", 10) for serial, image in enumerate(images)]
+    samples = [
+        image_sample("train", serial, image, "png", 10) for serial, image in enumerate(images)
+    ]
     write_shard_set(open_storage(str(folder)), {"train": samples}, num_shards=4)
     return str(folder)
 
 
 def make(url, **options):
-    choices = {"global_batch_size": 64, "rank": 0, "world_size": 1, "seed": 3, "image": PADDED, "num_threads": 2}
+    choices = {
+        "global_batch_size": 64,
+        "rank": 0,
+        "world_size": 1,
+        "seed": 3,
+        "image": PADDED,
+        "num_threads": 2,
+    }
     with mock.patch.object(source, "MIN_DECODED", NUM_SAMPLES):
         return Stream(url, "train", **{**choices, "bad_samples": "mask", **options})
 
@@ -80,13 +96,19 @@ def are_ready(decoders):
 
 
 def children(pid):
-    """Its processes, also those that a thread started that has ended, which /proc/PID/task may leave out."""
+    """Its processes, also those that a thread started that has ended, which /proc/PID/task may
+    leave out.
+    """
     pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
-    return {child for child in pids if (status := state_and_parent(child)) and int(status[1]) == pid}
+    return {
+        child for child in pids if (status := state_and_parent(child)) and int(status[1]) == pid
+    }
 
 
 def wait_for_the_end_of(started):
-    """Returns when a stream that nobody holds has ended its processes; its last thread may take a while to let go."""
+    """Returns when a stream that nobody holds has ended its processes; its last thread may take a
+    while to let go.
+    """
     end = time.monotonic() + 300
     while left := children(os.getpid()) & started:
         assert time.monotonic() < end, left
@@ -111,7 +133,9 @@ def test_processes_give_the_batches_that_one_thread_gives(shards, name):
     alone, many = make(shards, image=SPECS[name], num_threads=1), make(shards, image=SPECS[name])
     assert alone.aids.workers is None
     assert many.aids.workers is not None
-    assert all(same(one, other) for one, other in zip(from_second(alone), from_second(many), strict=True))
+    assert all(
+        same(one, other) for one, other in zip(from_second(alone), from_second(many), strict=True)
+    )
 
 
 def test_what_they_decoded_is_kept_for_later_epochs(shards):
@@ -123,13 +147,17 @@ def test_what_they_decoded_is_kept_for_later_epochs(shards):
 
 
 @pytest.mark.parametrize(("name", "num_threads"), zip(SPECS, (1, 2, 2), strict=True))
-def test_pictures_that_are_stored_as_they_are_give_the_same_batches(shards, stored, name, num_threads):
+def test_pictures_that_are_stored_as_they_are_give_the_same_batches(
+    shards, stored, name, num_threads
+):
     found = make(stored, image=SPECS[name], num_threads=num_threads)
     decoded = make(shards, image=SPECS[name], num_threads=1, **order_options(found.state(0, 0)))
     for one, other in zip(found.epoch(0), decoded.epoch(0), strict=True):
         assert same(one, other)
     assert (found.aids.cache is None) == (decoded.aids.cache is None)
-    assert found.aids.cache is None or np.array_equal(found.aids.cache.images_NHWC, decoded.aids.cache.images_NHWC)
+    assert found.aids.cache is None or np.array_equal(
+        found.aids.cache.images_NHWC, decoded.aids.cache.images_NHWC
+    )
 
 
 def test_no_process_is_started_where_none_has_to_decode(stored):
@@ -139,7 +167,9 @@ def test_no_process_is_started_where_none_has_to_decode(stored):
     assert not children(os.getpid()) - before
 
 
-@pytest.mark.parametrize(("url", "start"), [("shards", from_second), ("stored", lambda stream: stream.epoch(0))])
+@pytest.mark.parametrize(
+    ("url", "start"), [("shards", from_second), ("stored", lambda stream: stream.epoch(0))]
+)
 def test_fields_and_keys_go_along(url, start, request):
     batch = next(start(make(request.getfixturevalue(url), fields=("cls",), with_key=True)))
     assert batch["cls"] == [str(label).encode() for label in batch["label"]]
@@ -174,7 +204,10 @@ def test_a_process_that_is_killed_ends_the_epoch_with_its_number_and_signal(shar
 
 
 def test_another_process_takes_the_place_of_a_lost_one_in_the_next_epoch(shards):
-    stream, before = make(shards, image=SPECS["resized"], quarantined=(BROKEN,)), children(os.getpid())
+    stream, before = (
+        make(shards, image=SPECS["resized"], quarantined=(BROKEN,)),
+        children(os.getpid()),
+    )
     batches = from_second(stream)
     victim = (children(os.getpid()) - before).pop()
     os.kill(victim, signal.SIGKILL)
@@ -207,7 +240,9 @@ def test_processes_start_once_for_all_epochs_and_end_with_the_stream(shards):
 
 
 @pytest.mark.parametrize("moves", [False, True], ids=["stays", "moves"])
-def test_processes_import_what_the_stream_did_whatever_the_working_folder_holds(shards, tmp_path, moves):
+def test_processes_import_what_the_stream_did_whatever_the_working_folder_holds(
+    shards, tmp_path, moves
+):
     (tmp_path / "trainer.py").write_text("raise SystemExit('the trainer of another project')")
     program = tmp_path / "programs" / "run.py"
     program.parent.mkdir()
@@ -240,7 +275,9 @@ def test_a_copy_starts_its_own_with_images_of_its_own(shards):
     assert not copy.aids.cache.images_NHWC.any()
     assert all(
         same(one, other)
-        for one, other in zip(itertools.islice(stream.epoch(1), 1, None), from_second(copy, 1), strict=True)
+        for one, other in zip(
+            itertools.islice(stream.epoch(1), 1, None), from_second(copy, 1), strict=True
+        )
     )
 
 
@@ -267,7 +304,12 @@ def test_whole_images_of_any_kind_are_put_where_they_belong():
         encode(pixels(2, 9, 8), "png"),
         encode(pixels(3, 8, 8), "jpeg"),
     ]
-    assert decoder.decode(contents, np.zeros((4, 3)), np.array([4, 0, 1, 2])).tolist() == [True, False, False, True]
+    assert decoder.decode(contents, np.zeros((4, 3)), np.array([4, 0, 1, 2])).tolist() == [
+        True,
+        False,
+        False,
+        True,
+    ]
     assert np.array_equal(shared.images_NHWC[4], pixels(1, 8, 8))
     assert np.array_equal(shared.images_NHWC[2], decode(contents[3]))
     assert not shared.images_NHWC[[0, 1, 3]].any()
@@ -281,7 +323,9 @@ def test_no_process_outlives_the_one_that_it_works_for(shards):
         "    print(number, flush=True)\n"
         "    sys.stdin.readline()\n"
     )
-    run = subprocess.Popen([sys.executable, "-c", program, shards], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    run = subprocess.Popen(
+        [sys.executable, "-c", program, shards], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     assert run.stdin
     assert run.stdout
     with run.stdin, run.stdout:

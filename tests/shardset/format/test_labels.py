@@ -1,10 +1,19 @@
-"""A whole number is a label, however it is written; a sentence counts the samples that have none."""
+"""A whole number is a label, however it is written;
+a sentence counts the samples that have none.
+"""
 
 import numpy as np
 import pytest
 
 from shardset.errors import SourceError
-from shardset.format.labels import MAX_LABEL, MAX_UNUSED, NO_LABEL, notes_on, plain_label, why_sparse
+from shardset.format.labels import (
+    MAX_LABEL,
+    MAX_UNUSED,
+    NO_LABEL,
+    notes_on,
+    plain_label,
+    why_sparse,
+)
 
 
 @pytest.mark.parametrize(
@@ -14,7 +23,19 @@ from shardset.format.labels import MAX_LABEL, MAX_UNUSED, NO_LABEL, notes_on, pl
         *((value, -1) for value in (-1, "-1", -1.0)),
         *(
             (value, None)
-            for value in (True, None, 7.5, "7.5", "", "cat", "٣", b"\xff", float("nan"), float("inf"), [7])
+            for value in (
+                True,
+                None,
+                7.5,
+                "7.5",
+                "",
+                "cat",
+                "٣",
+                b"\xff",
+                float("nan"),
+                float("inf"),
+                [7],
+            )
         ),
         *((value, None) for value in ("1e3", "0x7", "7 8", {})),
     ],
@@ -35,7 +56,9 @@ def test_the_sentence_on_samples_without_a_label_says_what_was_looked_for():
     assert notes_on("t", {0: 7, NO_LABEL: 2}) == ["2 of 9 samples have no label"]
 
 
-@pytest.mark.parametrize(("largest", "num_used"), [(-1, 0), (21_840, 21_841), (MAX_LABEL, MAX_LABEL + 1 - MAX_UNUSED)])
+@pytest.mark.parametrize(
+    ("largest", "num_used"), [(-1, 0), (21_840, 21_841), (MAX_LABEL, MAX_LABEL + 1 - MAX_UNUSED)]
+)
 def test_labels_that_are_nearly_dense_number_classes(largest, num_used):
     assert why_sparse(largest, num_used) == ""
     assert "at most 100,000 may be: are they ids?" in why_sparse(largest + MAX_UNUSED + 1, num_used)
@@ -44,5 +67,8 @@ def test_labels_that_are_nearly_dense_number_classes(largest, num_used):
 def test_holes_are_told_and_too_many_are_refused():
     assert notes_on("t", {0: 1, 2: 1}, 2) == ["labels are 0 to 2, 1 of them unused"]
     assert notes_on("t", {0: 1, 1: 1}, 1) == []
-    with pytest.raises(SourceError, match=r"^t: labels are 0 to 900000, 899,999 of them unused, at most 100,000 may"):
+    with pytest.raises(
+        SourceError,
+        match=r"^t: labels are 0 to 900000, 899,999 of them unused, at most 100,000 may",
+    ):
         notes_on("t", {0: 1, 900_000: 1}, 900_000)

@@ -1,4 +1,6 @@
-"""Manifests: the golden one is frozen, what is written is read back, and every way to be wrong has its own sentence."""
+"""Manifests: the golden one is frozen, what is written is read back, and every way to be wrong has
+its own sentence.
+"""
 
 import hashlib
 import json
@@ -82,13 +84,18 @@ def test_load_takes_the_file_or_its_folder(tmp_path):
 
 
 def test_load_says_that_a_folder_without_a_manifest_holds_no_finished_set(tmp_path):
-    with pytest.raises(ManifestError, match=r"manifest\.json: no manifest there, so no finished shard set; build one"):
+    with pytest.raises(
+        ManifestError,
+        match=r"manifest\.json: no manifest there, so no finished shard set; build one",
+    ):
         load(str(tmp_path))
 
 
 def test_a_split_is_found_by_its_name_or_the_others_are_named():
     assert parse(GOLDEN).split("train").mean_bytes == 97 / 4
-    with pytest.raises(ManifestError, match="no split 'test' in this shard set; it has train, validation"):
+    with pytest.raises(
+        ManifestError, match="no split 'test' in this shard set; it has train, validation"
+    ):
         parse(GOLDEN).split("test")
 
 
@@ -102,7 +109,10 @@ def test_a_split_is_found_by_its_name_or_the_others_are_named():
         (b"[]", 'expected an object with "kind": "shardset"'),
         (b'{"kind": "wids", "version": 1}', 'expected an object with "kind": "shardset"'),
         (b'{"kind": "shardset"}', "version is None, expected 1"),
-        (b'{"kind": "shardset", "version": 2}', "version is 2, expected 1; upgrade shardset if it is newer"),
+        (
+            b'{"kind": "shardset", "version": 2}',
+            "version is 2, expected 1; upgrade shardset if it is newer",
+        ),
     ],
 )
 def test_what_is_no_manifest_of_this_version_is_refused(data, sentence):
@@ -121,12 +131,32 @@ def test_a_missing_field_is_named(name):
 @pytest.mark.parametrize(
     ("path", "new", "sentence"),
     [
-        ("splits/train/groups/0/seed", "7", r"Expected `int`, got `str` - at `\$.splits\[...\].groups\[0\].seed`"),
+        (
+            "splits/train/groups/0/seed",
+            "7",
+            r"Expected `int`, got `str` - at `\$.splits\[...\].groups\[0\].seed`",
+        ),
         ("splits", [], r"Expected `object`, got `array` - at `\$.splits`"),
-        ("splits/train/groups/0/table_sha256", "ab", r"regex .* - at `\$.splits\[...\].groups\[0\].table_sha256`"),
-        ("splits/train/groups/0/shards", "train/train-000000.tar", r"regex .* - at .*\.groups\[0\]\.shards`"),
-        ("splits/train/groups/0/promises", ["fast"], r"Invalid enum value 'fast' - at .*\.promises\[0\]`"),
-        ("splits/train/num_dropped", -1, r"Expected `int` >= 0 - at `\$.splits\[...\].num_dropped`"),
+        (
+            "splits/train/groups/0/table_sha256",
+            "ab",
+            r"regex .* - at `\$.splits\[...\].groups\[0\].table_sha256`",
+        ),
+        (
+            "splits/train/groups/0/shards",
+            "train/train-000000.tar",
+            r"regex .* - at .*\.groups\[0\]\.shards`",
+        ),
+        (
+            "splits/train/groups/0/promises",
+            ["fast"],
+            r"Invalid enum value 'fast' - at .*\.promises\[0\]`",
+        ),
+        (
+            "splits/train/num_dropped",
+            -1,
+            r"Expected `int` >= 0 - at `\$.splits\[...\].num_dropped`",
+        ),
         ("speed", 9, "unknown field `speed`"),
     ],
 )
@@ -144,21 +174,39 @@ def test_a_wrong_type_or_an_unknown_field_is_named_with_its_place(path, new, sen
         ("splits/train/groups/0/shards", "gs://other/{0..1}.tar", "leaves the manifest's folder"),
         ("splits/train/groups/0/table", "train\\a.npy", "leaves the manifest's folder"),
         ("quarantine/path", "../q.jsonl", "leaves the manifest's folder"),
-        ("splits/train/groups/0/table", "validation/shards.npy", r"path 'validation/shards\.npy' is listed twice"),
+        (
+            "splits/train/groups/0/table",
+            "validation/shards.npy",
+            r"path 'validation/shards\.npy' is listed twice",
+        ),
         ("splits/train/num_samples", 5, "split 'train': num_samples is 5 but its groups hold 4"),
-        ("splits/train/groups/0/num_shards", 3, r"'train/train-\{000000\.\.000001\}\.tar' names 2 shards, expected 3"),
+        (
+            "splits/train/groups/0/num_shards",
+            3,
+            r"'train/train-\{000000\.\.000001\}\.tar' names 2 shards, expected 3",
+        ),
         ("splits/train/groups/0/num_samples", 1, "1 samples don't fill 2 shards"),
-        ("splits/train/num_dropped", 0, "4 source samples, 0 dropped and 1 repeats make 5, but num_samples is 4"),
+        (
+            "splits/train/num_dropped",
+            0,
+            "4 source samples, 0 dropped and 1 repeats make 5, but num_samples is 4",
+        ),
         ("splits/train/class_totals", [4, 1], "class totals add up to 5, but it holds 4 samples"),
         ("splits/train/class_totals", [2], "1 class totals for 2 classes"),
-        ("splits/train/fields", ["ppm", "ppm"], r"fields \['ppm', 'ppm'\] can't be those of a sample"),
+        (
+            "splits/train/fields",
+            ["ppm", "ppm"],
+            r"fields \['ppm', 'ppm'\] can't be those of a sample",
+        ),
         ("splits/train/fields", ["../x"], "can't be those of a sample"),
         ("classes/1/label", 2, "class labels are not 0 to 1 in order"),
         ("splits", {"..": value()["splits"]["validation"]}, r"'\.\.' can't name a split"),
         ("splits/train/groups", [], "num_samples is 4 but its groups hold 0"),
     ],
 )
-def test_what_does_not_add_up_or_leaves_the_folder_is_refused_even_if_the_digest_fits(path, new, sentence):
+def test_what_does_not_add_up_or_leaves_the_folder_is_refused_even_if_the_digest_fits(
+    path, new, sentence
+):
     spoilt = value()
     change(spoilt, path, new)
     with pytest.raises(ManifestError, match=sentence):
@@ -174,7 +222,9 @@ def test_a_set_without_classes_is_taken():
 def test_a_wrong_digest_is_refused():
     spoilt = value()
     spoilt["digest"] = "0" * 64
-    with pytest.raises(ManifestError, match="the content does not fit its digest 000000000000…; restore or rebuild"):
+    with pytest.raises(
+        ManifestError, match="the content does not fit its digest 000000000000…; restore or rebuild"
+    ):
         parse(json.dumps(spoilt).encode())
 
 
@@ -193,7 +243,9 @@ def test_a_cut_or_a_patch_anywhere_is_refused_or_means_the_same(start, stop, pat
 
 def test_the_published_schema_is_the_one_of_the_code():
     found = json.loads(golden.SCHEMA.read_bytes())
-    assert found == manifests.schema(), f"docs/manifest.schema.json is not schema(); {golden.REGENERATE}"
+    assert found == manifests.schema(), (
+        f"docs/manifest.schema.json is not schema(); {golden.REGENERATE}"
+    )
     assert golden.SCHEMA.read_bytes() == golden.schema_file()
 
 
@@ -216,7 +268,9 @@ def test_the_golden_manifest_fits_the_published_schema():
         lambda manifest: manifest["splits"]["train"]["groups"][0].update(table_crc32c="AAAA"),
     ],
 )
-def test_the_published_schema_refuses_what_is_no_manifest(spoil: Callable[[dict[str, Any]], object]):
+def test_the_published_schema_refuses_what_is_no_manifest(
+    spoil: Callable[[dict[str, Any]], object],
+):
     spoilt = value()
     spoil(spoilt)
     with pytest.raises(jsonschema.ValidationError):

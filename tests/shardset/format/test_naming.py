@@ -6,8 +6,31 @@ from hypothesis import strategies as st
 
 from shardset.format import naming
 
-GOOD_KEYS = ["a", "n01440764_10026", "train/n01440764/x-1", "a=b+c", "0", "k" * naming.MAX_KEY_BYTES, "a/__b__/c"]
-BAD_KEYS = ["", "a.b", "a b", "ä", "/a", "a/", "a//b", "../a", "a\n", "a@1", "a\0", "٣", "____/a", "__background__/a/b"]
+GOOD_KEYS = [
+    "a",
+    "n01440764_10026",
+    "train/n01440764/x-1",
+    "a=b+c",
+    "0",
+    "k" * naming.MAX_KEY_BYTES,
+    "a/__b__/c",
+]
+BAD_KEYS = [
+    "",
+    "a.b",
+    "a b",
+    "ä",
+    "/a",
+    "a/",
+    "a//b",
+    "../a",
+    "a\n",
+    "a@1",
+    "a\0",
+    "٣",
+    "____/a",
+    "__background__/a/b",
+]
 
 
 @pytest.mark.parametrize("key", [*GOOD_KEYS, *BAD_KEYS, "k" * (naming.MAX_KEY_BYTES + 1)])
@@ -17,18 +40,39 @@ def test_a_key_is_ascii_without_a_dot_and_of_limited_length(key):
 
 @pytest.mark.parametrize(
     ("field", "expected"),
-    [("jpg", True), ("seg.png", True), ("a" * 16, True), ("", False), ("JPG", False), (".jpg", False),
-     ("a" * 17, False), ("a/b", False), ("jpg\n", False)],
-)  # fmt: skip
+    [
+        ("jpg", True),
+        ("seg.png", True),
+        ("a" * 16, True),
+        ("", False),
+        ("JPG", False),
+        (".jpg", False),
+        ("a" * 17, False),
+        ("a/b", False),
+        ("jpg\n", False),
+    ],
+)
 def test_a_field_is_lower_case_and_short(field, expected):
     assert naming.is_field(field) is expected
 
 
 @pytest.mark.parametrize(
     ("split", "expected"),
-    [("train", True), ("Val-2_b", True), ("", False), ("a/b", False), ("..", False), ("x" * 41, False),
-     ("a\n", False), ("plan", False), ("plan-b", True), ("versions", False), ("columns", False), ("column", True)],
-)  # fmt: skip
+    [
+        ("train", True),
+        ("Val-2_b", True),
+        ("", False),
+        ("a/b", False),
+        ("..", False),
+        ("x" * 41, False),
+        ("a\n", False),
+        ("plan", False),
+        ("plan-b", True),
+        ("versions", False),
+        ("columns", False),
+        ("column", True),
+    ],
+)
 def test_a_split_is_one_plain_word(split, expected):
     assert naming.is_split(split) is expected
 
@@ -57,29 +101,56 @@ def test_a_copy_has_its_own_key_and_the_sample_keeps_its():
 
 @pytest.mark.parametrize(
     ("member", "expected"),
-    [("a.jpg", ("a", "jpg")), ("a.seg.png", ("a", "seg.png")), ("d.x/a.jpg", ("d.x/a", "jpg")), ("a", ("a", "")),
-     (".jpg", ("", "jpg")), ("d.x/a", ("d.x/a", "")), ("d/.a.b", ("d/", "a.b"))],
-)  # fmt: skip
+    [
+        ("a.jpg", ("a", "jpg")),
+        ("a.seg.png", ("a", "seg.png")),
+        ("d.x/a.jpg", ("d.x/a", "jpg")),
+        ("a", ("a", "")),
+        (".jpg", ("", "jpg")),
+        ("d.x/a", ("d.x/a", "")),
+        ("d/.a.b", ("d/", "a.b")),
+    ],
+)
 def test_a_key_ends_at_the_first_dot_of_the_base_name(member, expected):
     assert naming.split_member(member) == expected
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("a.jpg", True), ("train/n01/x_1.seg.png", True), ("a@1.cls", True), ("a@12/b.cls", False), ("a@0.cls", False),
-     ("a", False), (".jpg", False), ("../a.jpg", False), ("/a.jpg", False), ("a.JPG", False), ("a b.jpg", False),
-     ("a\0b.jpg", False), ("a.jpg\n", False), ("a.", False)],
-)  # fmt: skip
+    [
+        ("a.jpg", True),
+        ("train/n01/x_1.seg.png", True),
+        ("a@1.cls", True),
+        ("a@12/b.cls", False),
+        ("a@0.cls", False),
+        ("a", False),
+        (".jpg", False),
+        ("../a.jpg", False),
+        ("/a.jpg", False),
+        ("a.JPG", False),
+        ("a b.jpg", False),
+        ("a\0b.jpg", False),
+        ("a.jpg\n", False),
+        ("a.", False),
+    ],
+)
 def test_a_member_is_a_key_perhaps_a_copy_and_a_field(name, expected):
     assert naming.is_member(name) is expected
 
 
 @pytest.mark.parametrize(
     ("path", "expected"),
-    [("train/train-000012.tar", True), ("train/train-000012.idx.npy", True), ("a/b-1234567.tar", True),
-     ("train/train-12.tar", False), ("train-000012.tar", False), ("train/train-000012.tar.gz", False),
-     ("a/b/c-000000.tar", False), ("manifest.json", False)],
-)  # fmt: skip
+    [
+        ("train/train-000012.tar", True),
+        ("train/train-000012.idx.npy", True),
+        ("a/b-1234567.tar", True),
+        ("train/train-12.tar", False),
+        ("train-000012.tar", False),
+        ("train/train-000012.tar.gz", False),
+        ("a/b/c-000000.tar", False),
+        ("manifest.json", False),
+    ],
+)
 def test_a_shard_file_is_known_by_its_name(path, expected):
     assert naming.is_shard_file(path) is expected
 

@@ -23,8 +23,15 @@ NAMES = ["raw/a.jpg", "raw/b/c.jpg", "raw/b/c.jpg", "d d.jpg"]
 
 def planned(data: bytes | None = None) -> MemoryStorage:
     storage = MemoryStorage(f"originals-{next(_counter)}")
-    samples = [StoredSample(key=key, fields=(), label=0, source=0, copy=int(key.endswith("@1"))) for key in KEYS]
-    put(storage, naming.references_path("train", 2), references(samples, NAMES) if data is None else data)
+    samples = [
+        StoredSample(key=key, fields=(), label=0, source=0, copy=int(key.endswith("@1")))
+        for key in KEYS
+    ]
+    put(
+        storage,
+        naming.references_path("train", 2),
+        references(samples, NAMES) if data is None else data,
+    )
     return storage
 
 
@@ -55,7 +62,10 @@ def test_what_is_no_plan_of_a_shard_is_named():
         (whole[:-1], "CRC32C"),
         (bytes(other) + frame("", other), "has the columns row, expected row, occurrence"),
     ):
-        expected = rf"plan/shards/train-000002\.arrow: not a plan of a shard \(.*{what}.*\); remove it or build again"
+        expected = (
+            rf"plan/shards/train-000002\.arrow: not a plan of a shard \(.*{what}.*\); remove it or"
+            r" build again"
+        )
         with pytest.raises(DamagedShard, match=expected):
             read_origins(planned(data), naming.shard_path("train", "train", 2), stored(KEYS))
 
@@ -65,7 +75,9 @@ def test_a_key_stays_if_it_can_be_one_and_nobody_had_it_before(key, twin, copy):
     origin = Origin("train", "a b.JPEG", key, "")
     found = stored_key(origin, twin, copy)
     stays = twin == 0 and naming.is_key(key)
-    assert found == naming.copy_key(key if stays else naming.short_key(f"train/a b.JPEG\0{key}", twin), copy)
+    assert found == naming.copy_key(
+        key if stays else naming.short_key(f"train/a b.JPEG\0{key}", twin), copy
+    )
     assert naming.is_member(f"{found}.jpg")
 
 

@@ -1,4 +1,6 @@
-"""The shards of a split, from tables of which a reader reads what it touches; damage is read twice, then refused."""
+"""The shards of a split, from tables of which a reader reads what it touches; damage is read twice,
+then refused.
+"""
 
 import pickle
 import uuid
@@ -34,7 +36,15 @@ def listed(sizes: list[int]) -> list[Shard]:
     """Shards of these sizes, of which none is stored."""
     index = IndexFile(path="", num_bytes=9, crc32c="AAAAAA==")
     return [
-        Shard(path="", num_samples=size, num_bytes=size, crc32c="AAAAAA==", sha256=f"{n:064x}", first_id=0, index=index)
+        Shard(
+            path="",
+            num_samples=size,
+            num_bytes=size,
+            crc32c="AAAAAA==",
+            sha256=f"{n:064x}",
+            first_id=0,
+            index=index,
+        )
         for n, size in enumerate(sizes)
     ]
 
@@ -51,11 +61,15 @@ def many(sizes: list[int]) -> RecordingStorage:
 
 def test_shards_have_the_paths_ids_and_sizes_that_were_written(storage):
     split = load(storage.url).manifest.split("train")
-    assert [shard.path for shard in split.shards] == [f"train/train-{number:06d}.tar" for number in range(5)]
+    assert [shard.path for shard in split.shards] == [
+        f"train/train-{number:06d}.tar" for number in range(5)
+    ]
     assert [shard.index.path for shard in split.shards][1:2] == ["train/train-000001.idx.npy"]
     assert [shard.num_samples for shard in split.shards] == split.shard_sizes == [2, 3, 2, 3, 3]
     assert [shard.first_id for shard in split.shards] == [0, 2, 5, 7, 10]
-    assert [shard.num_bytes for shard in split.shards] == [storage.stat(shard.path).num_bytes for shard in split.shards]
+    assert [shard.num_bytes for shard in split.shards] == [
+        storage.stat(shard.path).num_bytes for shard in split.shards
+    ]
     assert split.num_tar_bytes == sum(shard.num_bytes for shard in split.shards)
     assert split.shards[1:3] == [split.shards[1], split.shards[-3]]
     assert (len(split.shards), split.num_shards) == (5, 5)
@@ -72,7 +86,10 @@ def test_of_many_equal_shards_a_reader_reads_the_rows_that_it_touches():
     split = manifests.read(storage).split("train")
     assert [name for name, *_ in storage.reads] == ["manifest.json"]
     assert split.shard_sizes[3:7] == [3, 3, 2, 2]
-    assert (split.shards[MANY - 1].first_id, split.shards[MANY - 1].sha256) == (2 * MANY + 3, f"{MANY - 1:064x}")
+    assert (split.shards[MANY - 1].first_id, split.shards[MANY - 1].sha256) == (
+        2 * MANY + 3,
+        f"{MANY - 1:064x}",
+    )
     split.load([0, 1, ROWS_AT_ONCE, MANY - 1, MANY // 2])
     assert [split.shards[number].num_bytes for number in (4, 5, MANY // 2)] == [3, 2, 2]
     sizes = [stop - start for name, start, stop, _ in storage.reads if name == TABLE]
@@ -88,7 +105,9 @@ def test_the_table_of_unequal_shards_is_read_at_once():
 
 def test_a_table_that_is_damaged_on_its_way_is_read_again(storage):
     once = DamagesOnce(storage)
-    assert [*manifests.read(once).split("train").shards] == [*manifests.read(storage).split("train").shards]
+    assert [*manifests.read(once).split("train").shards] == [
+        *manifests.read(storage).split("train").shards
+    ]
     assert once.damaged == ["manifest.json", TABLE]
 
 
@@ -106,7 +125,10 @@ def test_a_table_that_is_damaged_or_missing_is_a_named_error(is_equal):
         (data[:-1], f"{len(data) - 1} bytes, expected {len(data)}"),
     ]:
         put(storage, TABLE, damaged)
-        refused(rf"^a table of shards is damaged: memory://.*train/shards\.npy: {sentence}; restore or rebuild the")
+        refused(
+            rf"^a table of shards is damaged: memory://.*train/shards\.npy: {sentence}; restore or"
+            r" rebuild the"
+        )
     storage.delete(TABLE)
     refused(r"train/shards\.npy: this table of shards is missing; restore or rebuild the shard set")
 
@@ -124,9 +146,14 @@ def test_a_table_that_says_something_else_than_the_manifest_is_refused():
     storage = many([2, 3, 2]).inner
     manifest = manifests.read(storage)
     sealed(storage, manifest, promises=["equal"])
-    with pytest.raises(ManifestError, match=r"train/shards\.npy: its shards are not equal, though the manifest says"):
+    with pytest.raises(
+        ManifestError,
+        match=r"train/shards\.npy: its shards are not equal, though the manifest says",
+    ):
         manifests.read(storage).split("train").shards[0]
-    with pytest.raises(ManifestError, match="its shards hold 7 samples, at least 0 each; the manifest says 7"):
+    with pytest.raises(
+        ManifestError, match="its shards hold 7 samples, at least 0 each; the manifest says 7"
+    ):
         replace_shards(storage, manifest, "train", listed([0, 5, 2]))
 
 
@@ -137,7 +164,9 @@ def test_groups_follow_each_other(storage):
     data, table = storage.read(TABLE), "more/shards.npy"
     put(storage, table, data)
     more = msgspec.structs.replace(group, shards="more/more-{7..11}.tar", table=table)
-    split = msgspec.structs.replace(first.split("train"), shards=[group, more], num_samples=26, num_source_samples=26)
+    split = msgspec.structs.replace(
+        first.split("train"), shards=[group, more], num_samples=26, num_source_samples=26
+    )
     manifest = manifests.parse(
         manifests.to_json(manifests.seal(msgspec.structs.replace(first, splits={"train": split})))
     )

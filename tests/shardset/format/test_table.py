@@ -15,7 +15,14 @@ from shardset.storage.open import open_storage
 from tests.makers.once import DamagesOnce
 from tests.makers.shardset import put
 
-DTYPE = np.dtype([("number", "<u8"), ("name", "S5"), ("place", [("offset", "<u8"), ("size", "<u4")]), table.CHECK])
+DTYPE = np.dtype(
+    [
+        ("number", "<u8"),
+        ("name", "S5"),
+        ("place", [("offset", "<u8"), ("size", "<u4")]),
+        table.CHECK,
+    ]
+)
 NUM_ROWS = 10
 
 
@@ -24,7 +31,9 @@ def rows_of(num_rows: int) -> np.ndarray:
 
 
 def read(storage, wanted: range, num_rows: int = NUM_ROWS, crc32c: str = "") -> np.ndarray:
-    return table.read_rows(storage, "t.npy", DTYPE, num_rows, wanted, crc32c=crc32c, advice="build it again")
+    return table.read_rows(
+        storage, "t.npy", DTYPE, num_rows, wanted, crc32c=crc32c, advice="build it again"
+    )
 
 
 @pytest.fixture
@@ -58,7 +67,9 @@ def test_a_header_is_that_of_numpy_and_as_long_for_any_number_of_rows(width, num
     dtype = np.dtype([("key", f"S{width}"), table.CHECK])
     out = io.BytesIO()
     descr = np.lib.format.dtype_to_descr(dtype)
-    np.lib.format.write_array_header_1_0(out, {"descr": descr, "fortran_order": False, "shape": (num_rows,)})
+    np.lib.format.write_array_header_1_0(
+        out, {"descr": descr, "fortran_order": False, "shape": (num_rows,)}
+    )
     assert table.header(dtype, num_rows) == out.getvalue()
     assert len(table.header(dtype, num_rows)) == len(table.header(dtype, 0))
 
@@ -73,7 +84,9 @@ def test_every_flipped_bit_of_a_row_is_found_and_touches_no_other(storage):
             put(storage, "t.npy", bytes(flipped))
             assert len(read(storage, range(4))) == 4
             assert len(read(storage, range(5, 10))) == 5
-            with pytest.raises(DamagedShard, match=r"t\.npy: row 4 does not fit its check; build it again"):
+            with pytest.raises(
+                DamagedShard, match=r"t\.npy: row 4 does not fit its check; build it again"
+            ):
                 read(storage, range(3, 6))
 
 
@@ -96,7 +109,9 @@ def test_rows_that_are_damaged_once_are_asked_for_again(storage, at):
 @pytest.mark.parametrize("wanted", [range(3), range(9, 10)])
 def test_a_cut_table_is_refused(storage, num_bytes, wanted):
     put(storage, "t.npy", storage.read("t.npy")[:num_bytes])
-    with pytest.raises(DamagedShard, match=r"t\.npy: [0-9]+ bytes, expected [0-9]+; build it again"):
+    with pytest.raises(
+        DamagedShard, match=r"t\.npy: [0-9]+ bytes, expected [0-9]+; build it again"
+    ):
         read(storage, wanted)
 
 

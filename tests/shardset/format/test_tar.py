@@ -20,19 +20,42 @@ from shardset.checksum import crc32c_text
 from shardset.errors import ConfigError, DamagedShard
 from shardset.format import table
 from shardset.format.images import is_image_field
-from shardset.format.index import MAX_FIELDS, index_dtype, index_fields, index_from_bytes, index_to_bytes
+from shardset.format.index import (
+    MAX_FIELDS,
+    index_dtype,
+    index_fields,
+    index_from_bytes,
+    index_to_bytes,
+)
 from shardset.format.naming import is_key
-from shardset.format.tar import BLOCK, END, StoredSample, TarBuilder, TarMember, header, members, sample_members
+from shardset.format.tar import (
+    BLOCK,
+    END,
+    StoredSample,
+    TarBuilder,
+    TarMember,
+    header,
+    members,
+    sample_members,
+)
 from tests.makers import golden
 from tests.makers.tars import plain, special, tar_bytes, tar_of
 
 FROZEN = {
     "train/train-000000.tar": "9b6d4c88654313ed8022413439be4e6277d5c50acb63656cc3576758736404a1",
-    "train/train-000000.idx.npy": "b7a51df7c1280dfe24d8ffbdb17f3bcc58e1a8f92020c8f844438ce9701e32d1",
+    "train/train-000000.idx.npy": (
+        "b7a51df7c1280dfe24d8ffbdb17f3bcc58e1a8f92020c8f844438ce9701e32d1"
+    ),
     "train/train-000001.tar": "bbddcb4a372170b3cfa3752de2b9487f406d71bc2097e3fb33bb77705ba53623",
-    "train/train-000001.idx.npy": "a000249e3fcd6d0ecc9310d227fe26cce3730f3a91837615672a46225cc79ac1",
-    "validation/validation-000000.tar": "105d61ba7d725ab65bc7c7c407aa97c1d5f8196f6ef0ed432c56a9f4cecc9731",
-    "validation/validation-000000.idx.npy": "c2cad3ee16b62e73e9e99c01f5ae764e579c1348b41d62b2c706294f93fa9937",
+    "train/train-000001.idx.npy": (
+        "a000249e3fcd6d0ecc9310d227fe26cce3730f3a91837615672a46225cc79ac1"
+    ),
+    "validation/validation-000000.tar": (
+        "105d61ba7d725ab65bc7c7c407aa97c1d5f8196f6ef0ed432c56a9f4cecc9731"
+    ),
+    "validation/validation-000000.idx.npy": (
+        "c2cad3ee16b62e73e9e99c01f5ae764e579c1348b41d62b2c706294f93fa9937"
+    ),
 }
 SHARD = golden.FOLDER / "train/train-000000.tar"
 SMALL = (golden.FOLDER / "validation/validation-000000.tar").read_bytes()
@@ -40,7 +63,9 @@ SMALL_INDEX = (golden.FOLDER / "validation/validation-000000.idx.npy").read_byte
 SAMPLES = golden.samples()["train"][:2]
 
 keys = st.from_regex(r"[A-Za-z0-9_+=-]{1,20}(/[A-Za-z0-9_+=-]{1,20}){0,2}", fullmatch=True)
-contents = st.dictionaries(st.sampled_from(["jpg", "cls", "seg.png", "json"]), st.binary(max_size=1100), min_size=1)
+contents = st.dictionaries(
+    st.sampled_from(["jpg", "cls", "seg.png", "json"]), st.binary(max_size=1100), min_size=1
+)
 samples = st.dictionaries(keys, contents, min_size=1, max_size=4).map(
     lambda found: [
         StoredSample(key=key, fields=list(fields.items()), label=-1, source=number)
@@ -60,13 +85,19 @@ def shard_of(found: Sequence[StoredSample], fields: Sequence[str] = ()) -> tuple
 
 def files_of(found: Sequence[StoredSample]) -> dict[str, bytes]:
     """member name -> content, in tar order."""
-    return {f"{sample.key}.{field}": bytes(content) for sample in found for field, content in sample.fields}
+    return {
+        f"{sample.key}.{field}": bytes(content)
+        for sample in found
+        for field, content in sample.fields
+    }
 
 
 def crcs(data: bytes, found: list[list[TarMember]]) -> list[int]:
     """The CRC32C of each sample's contents in member order, from the tar alone."""
     return [
-        google_crc32c.value(b"".join(data[member.offset : member.offset + member.num_bytes] for member in group))
+        google_crc32c.value(
+            b"".join(data[member.offset : member.offset + member.num_bytes] for member in group)
+        )
         for group in found
     ]
 
@@ -77,7 +108,8 @@ def with_checksum(block: bytes) -> bytes:
     return blank[:148] + b"%06o\0 " % sum(blank) + blank[156:]
 
 
-# -- the format is fixed ----------------------------------------------------------------------------------------
+# -- the format is fixed
+# ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", FROZEN)
@@ -89,7 +121,9 @@ def test_tar_and_index_bytes_are_frozen(name):
 
 def gnu_tar(*arguments: str, folder: Path = golden.FOLDER) -> bytes:
     environment = {**os.environ, "TZ": "UTC", "LC_ALL": "C"}
-    return subprocess.run(["tar", *arguments], env=environment, cwd=folder, capture_output=True, check=True).stdout
+    return subprocess.run(
+        ["tar", *arguments], env=environment, cwd=folder, capture_output=True, check=True
+    ).stdout
 
 
 def test_the_bytes_are_those_of_gnu_tar(tmp_path):
@@ -102,7 +136,9 @@ def test_the_bytes_are_those_of_gnu_tar(tmp_path):
 
 
 def from_python(info: tarfile.TarInfo) -> bytes:
-    """Python's USTAR header; it leaves the device numbers of a file empty where GNU tar and we write zeros."""
+    """Python's USTAR header; it leaves the device numbers of a file empty where GNU tar and we
+    write zeros.
+    """
     block = info.tobuf(tarfile.USTAR_FORMAT)
     assert block[329:345] == bytes(16)
     return with_checksum(block[:329] + 2 * b"0000000\0" + block[345:])
@@ -123,14 +159,17 @@ def test_a_header_that_would_need_another_format_is_refused(name, num_bytes):
         header(name, num_bytes)
 
 
-# -- other readers ----------------------------------------------------------------------------------------------
+# -- other readers
+# ----------------------------------------------------------------------------------------------
 
 
 def test_stock_webdataset_reads_a_shard():
     found = list(webdataset.WebDataset(str(SHARD), shardshuffle=False))
     assert [sample["__key__"] for sample in found] == [sample.key for sample in SAMPLES]
     for sample, stored in zip(found, SAMPLES, strict=True):
-        assert {name: sample[name] for name in sample if not name.startswith("__")} == dict(stored.fields)
+        assert {name: sample[name] for name in sample if not name.startswith("__")} == dict(
+            stored.fields
+        )
 
 
 @given(st.from_regex(r"[a_]{0,5}(/[a_]{1,5}){0,2}", fullmatch=True).filter(is_key))
@@ -146,11 +185,15 @@ def test_tarfile_and_members_agree_on_any_samples(found):
     data, _ = shard_of(found)
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         expected = [(info.name, info.offset, info.offset_data, info.size) for info in tar]
-    walked = [(f"{m.key}.{m.field}", m.header_offset, m.offset, m.num_bytes) for m in members(data, "here")]
+    walked = [
+        (f"{m.key}.{m.field}", m.header_offset, m.offset, m.num_bytes)
+        for m in members(data, "here")
+    ]
     assert walked == expected
 
 
-# -- the index --------------------------------------------------------------------------------------------------
+# -- the index
+# --------------------------------------------------------------------------------------------------
 
 
 @settings(deadline=None)
@@ -163,7 +206,11 @@ def test_every_field_stands_where_the_index_says(found):
     assert index_fields(index)[:2] == ["cls", "jpg"]
     for row, sample in zip(index, found, strict=True):
         assert row["key"].decode() == sample.key
-        assert (row["label"], row["source"], row["copy"]) == (sample.label, sample.source, sample.copy)
+        assert (row["label"], row["source"], row["copy"]) == (
+            sample.label,
+            sample.source,
+            sample.copy,
+        )
         images = [bytes(content) for name, content in sample.fields if is_image_field(name)]
         assert row["image_crc32c"] == google_crc32c.value(images[0] if images else b"")
         for name in index_fields(index):
@@ -173,10 +220,14 @@ def test_every_field_stands_where_the_index_says(found):
 
 
 def test_an_index_has_room_for_the_names_of_many_fields():
-    index = np.zeros(1, index_dtype([f"a-long-field-{number:03d}" for number in range(MAX_FIELDS)], 83))
+    index = np.zeros(
+        1, index_dtype([f"a-long-field-{number:03d}" for number in range(MAX_FIELDS)], 83)
+    )
     assert index_from_bytes(index_to_bytes(index), "here").dtype == index.dtype
     with pytest.raises(ValueError, match="too big"):
-        index_to_bytes(np.zeros(1, index_dtype([f"a-long-field-{number}" for number in range(1200)], 83)))
+        index_to_bytes(
+            np.zeros(1, index_dtype([f"a-long-field-{number}" for number in range(1200)], 83))
+        )
 
 
 @settings(deadline=None)
@@ -216,12 +267,15 @@ def other(*changes: tuple[int, tuple]) -> np.ndarray:
         npy(other((3, ("class", "<i8")))),
         npy(other((8, (".cls", [("num_bytes", "<u8"), ("offset", "<u8")])))),
         npy(other((9, ("check", "<u8")))),
-        npy(np.zeros(2, [(name, GOOD[name]) for name in GOOD.names[:-1]])),  # a development version's
+        # a development version's
+        npy(np.zeros(2, [(name, GOOD[name]) for name in GOOD.names[:-1]])),
         npy(np.zeros((2, 2), GOOD)),
     ],
 )
 def test_what_is_no_index_is_refused(data):
-    with pytest.raises(DamagedShard, match=r"here: (not a shard index|its columns are not those of a shard index)"):
+    with pytest.raises(
+        DamagedShard, match=r"here: (not a shard index|its columns are not those of a shard index)"
+    ):
         index_from_bytes(data, "here")
 
 
@@ -233,7 +287,9 @@ def test_a_header_that_would_run_code_is_refused():
 
 def test_a_claim_of_more_samples_than_there_are_bytes_is_refused_without_making_room_for_them():
     with pytest.raises(DamagedShard, match=r"bytes do not hold 999999999999 samples"):
-        index_from_bytes(npy(np.zeros(1, GOOD)).replace(b"(1,), }           ", b"(999999999999,), }"), "here")
+        index_from_bytes(
+            npy(np.zeros(1, GOOD)).replace(b"(1,), }           ", b"(999999999999,), }"), "here"
+        )
 
 
 def test_every_cut_of_an_index_is_refused():
@@ -245,7 +301,8 @@ def test_every_cut_of_an_index_is_refused():
 
 
 def test_every_flipped_bit_in_the_header_of_an_index_is_refused_or_renames_a_field():
-    # What a field is called only the manifest's CRC32C of the index can tell; every number must stay what it was.
+    # What a field is called only the manifest's CRC32C of the index can tell; every number must
+    # stay what it was.
     index = index_from_bytes(SMALL_INDEX, "here")
     for place in range(len(SMALL_INDEX) - index.nbytes):
         for bit in range(8):
@@ -257,7 +314,7 @@ def test_every_flipped_bit_in_the_header_of_an_index_is_refused_or_renames_a_fie
             assert again.dtype.names[:6] == index.dtype.names[:6]
 
 
-# -- damage -----------------------------------------------------------------------------------------------------
+# --- damage ---------------------------------------------------------------------------------------
 
 
 def flipped(data: bytes, place: int, bit: int) -> bytes:
@@ -326,8 +383,12 @@ def test_a_forged_size_is_refused_and_can_t_lead_backwards(size):
         list(members(forged + bytes(BLOCK) + END, "here"))
 
 
-@pytest.mark.parametrize(("place", "forged"), [(100, b"0000755"), (136, b"00000000001"), (156, b"5"), (265, b"root")])
-def test_a_header_with_another_mode_time_kind_or_owner_is_refused_even_if_its_checksum_fits(place, forged):
+@pytest.mark.parametrize(
+    ("place", "forged"), [(100, b"0000755"), (136, b"00000000001"), (156, b"5"), (265, b"root")]
+)
+def test_a_header_with_another_mode_time_kind_or_owner_is_refused_even_if_its_checksum_fits(
+    place, forged
+):
     block = header(b"a.jpg", 0)
     other = with_checksum(block[:place] + forged + block[place + len(forged) :])
     assert tarfile.TarInfo.frombuf(other, "utf-8", "strict").name == "a.jpg"
@@ -338,4 +399,8 @@ def test_a_header_with_another_mode_time_kind_or_owner_is_refused_even_if_its_ch
 def test_neighbours_with_one_key_are_one_sample():
     places = [("a", "jpg"), ("a", "cls"), ("b", "cls"), ("c/a", "jpg"), ("c/a", "seg.png")]
     found = sample_members(TarMember(key, field, 0, 0, 0) for key, field in places)
-    assert [[member.field for member in group] for group in found] == [["jpg", "cls"], ["cls"], ["jpg", "seg.png"]]
+    assert [[member.field for member in group] for group in found] == [
+        ["jpg", "cls"],
+        ["cls"],
+        ["jpg", "seg.png"],
+    ]

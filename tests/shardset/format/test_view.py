@@ -35,7 +35,9 @@ def whole():
 
 def rows_of(ids, labels=None, weights=None):
     columns = (ids, np.int64), (labels, np.int64), (weights, np.float32)
-    return ViewRows(*(None if column is None else np.array(column, kind) for column, kind in columns))
+    return ViewRows(
+        *(None if column is None else np.array(column, kind) for column, kind in columns)
+    )
 
 
 FULL = {"a": rows_of([5], [1], [0.5]), "b": rows_of([2, 9], [3, -1], [1, 3])}
@@ -44,8 +46,15 @@ FULL = {"a": rows_of([5], [1], [0.5]), "b": rows_of([2, 9], [3, -1], [1, 3])}
 @pytest.mark.parametrize("splits", [FULL, {"train": rows_of([0, 1, 4])}])
 def test_a_view_comes_back_as_it_was_written(splits):
     digest = view_digest(HEAD.parent_digest, splits)
-    head, found = parse_view(view_to_bytes(msgspec.structs.replace(HEAD, digest=digest), splits), "it")
-    assert (head.parent, head.split, head.reason, head.digest) == ("../set", "train", "wide", digest)
+    head, found = parse_view(
+        view_to_bytes(msgspec.structs.replace(HEAD, digest=digest), splits), "it"
+    )
+    assert (head.parent, head.split, head.reason, head.digest) == (
+        "../set",
+        "train",
+        "wide",
+        digest,
+    )
     assert found.keys() == splits.keys()
     for name, rows in splits.items():
         assert all(np.array_equal(*pair) for pair in zip(found[name], rows, strict=True))
@@ -53,10 +62,14 @@ def test_a_view_comes_back_as_it_was_written(splits):
 
 def test_the_digest_is_that_of_each_value_and_of_the_set():
     changed = [
-        ("0", FULL), ("1", FULL), ("0", {"a": FULL["b"], "b": FULL["a"]}), ("0", {"a": FULL["a"], "c": FULL["b"]}),
-        ("0", {**FULL, "a": rows_of([5], [1])}), ("0", {**FULL, "a": rows_of([5], [1], [0.25])}),
+        ("0", FULL),
+        ("1", FULL),
+        ("0", {"a": FULL["b"], "b": FULL["a"]}),
+        ("0", {"a": FULL["a"], "c": FULL["b"]}),
+        ("0", {**FULL, "a": rows_of([5], [1])}),
+        ("0", {**FULL, "a": rows_of([5], [1], [0.25])}),
         ("0", {**FULL, "a": rows_of([5], [2], [0.5])}),
-    ]  # fmt: skip
+    ]
     assert len({view_digest(parent, splits) for parent, splits in changed}) == len(changed)
 
 
@@ -83,7 +96,8 @@ def test_the_splits_of_a_view_take_the_place_of_the_split_that_it_is_of(whole):
         "test": 20,
     }
     assert [view.stored_split(name) for name in ("val", "test")] == ["train", "test"]
-    unused = pa.DictionaryArray.from_arrays(pa.array([1], pa.int32()), ["none", "part"])  # as pandas writes categories
+    # as pandas writes categories
+    unused = pa.DictionaryArray.from_arrays(pa.array([1], pa.int32()), ["none", "part"])
     view = load(put_view(url, loaded, id=[1], split=unused))
     assert view.manifest.splits.keys() == {"part", "test"}
 
@@ -107,7 +121,10 @@ def test_the_splits_of_a_view_take_the_place_of_the_split_that_it_is_of(whole):
         ({"id": [-1]}, "reach -1"),
         ({"id": [1], "label": [10]}, "labels reach 10 to 10, expected -1 to 9"),
         ({"id": [1], "split": ["test"]}, "has a split 'test' already"),
-        ({"id": [1], "head": {"parent_digest": "f" * 64}}, "a view of the set with digest ffffffffffff"),
+        (
+            {"id": [1], "head": {"parent_digest": "f" * 64}},
+            "a view of the set with digest ffffffffffff",
+        ),
         ({"id": [1], "head": {"split": "val"}}, "no split 'val'"),
         ({"id": [1], "head": {"digest": "f" * 64}}, "do not fit the digest in its footer"),
         ({"id": [1], "head": {"parent": "elsewhere"}}, "no manifest there"),
@@ -141,7 +158,8 @@ def test_a_flipped_bit_is_found():
             found, rows = parse_view(damaged, "it")
         except ManifestError:
             continue
-        assert found is None or view_digest(found.parent_digest, rows) == head.digest  # without a head it is no view
+        # without a head it is no view
+        assert found is None or view_digest(found.parent_digest, rows) == head.digest
 
 
 def test_a_file_without_a_footer_says_how_to_seal_it(whole):

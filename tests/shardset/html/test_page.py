@@ -10,9 +10,19 @@ from PIL import Image
 from shardset.html import page
 
 FRAME = {
-    "title": "t", "subtitle": "s", "sections": [("a", "A")], "closing": "c", "findings": [], "max_rows": 9,
-    "tiles": [("samples", "7", "")], "plots": [], "epochs": [], "evaluations": [], "settings": [], "worst": [],
-}  # fmt: skip
+    "title": "t",
+    "subtitle": "s",
+    "sections": [("a", "A")],
+    "closing": "c",
+    "findings": [],
+    "max_rows": 9,
+    "tiles": [("samples", "7", "")],
+    "plots": [],
+    "epochs": [],
+    "evaluations": [],
+    "settings": [],
+    "worst": [],
+}
 
 
 def rendered(**values: object) -> str:
@@ -48,12 +58,21 @@ def test_a_long_text_is_cut_and_only_control_characters_are_replaced():
 
 
 def test_sizes_are_in_units_of_a_thousand():
-    assert [page.size(n) for n in (0, 999, 1500, 2.5e6, 7e12)] == ["0 bytes", "999 bytes", "1.5 kB", "2.5 MB", "7.0 TB"]
+    assert [page.size(n) for n in (0, 999, 1500, 2.5e6, 7e12)] == [
+        "0 bytes",
+        "999 bytes",
+        "1.5 kB",
+        "2.5 MB",
+        "7.0 TB",
+    ]
 
 
 def test_pictures_are_embedded_and_tiny_ones_are_lossless_and_not_blurred():
     pixels = np.random.default_rng(0).integers(0, 256, (2, 96, 96, 3), dtype=np.uint8)
-    tiny, large = page.picture(Image.fromarray(pixels[0, :8, :8])), page.picture(Image.fromarray(pixels[1]))
+    tiny, large = (
+        page.picture(Image.fromarray(pixels[0, :8, :8])),
+        page.picture(Image.fromarray(pixels[1])),
+    )
     assert (tiny.sharp, large.sharp) == (True, False)
     stored = base64.b64decode(tiny.uri.removeprefix("data:image/webp;base64,"))
     assert (np.asarray(Image.open(io.BytesIO(stored))) == pixels[0, :8, :8]).all()

@@ -34,12 +34,16 @@ def test_curves_stay_inside_their_frame(points):
 
 
 def test_a_value_that_is_no_number_is_left_out_of_a_curve():
-    plot = plots.curves("curve", {"a": [(0, 1.0), (1, math.nan), (2, math.inf), (3, 2.0)]}, x_label="step")
+    plot = plots.curves(
+        "curve", {"a": [(0, 1.0), (1, math.nan), (2, math.inf), (3, 2.0)]}, x_label="step"
+    )
     assert len(plot.curves["a"].points.split()) == 2
     assert plots.curves("curve", {"a": []}, x_label="step").description == "No values."
 
 
-@given(st.lists(st.tuples(st.integers(0, 99), NUMBERS), min_size=2, max_size=200), st.integers(2, 50))
+@given(
+    st.lists(st.tuples(st.integers(0, 99), NUMBERS), min_size=2, max_size=200), st.integers(2, 50)
+)
 def test_thinned_points_are_few_and_end_where_the_points_do(points, most):
     found = plots.thinned(points, most)
     assert len(found) <= most or len(found) == len(points) <= most

@@ -19,7 +19,9 @@ def order(*, shard_sizes=SHARD_SIZES, stored_bytes=STORED_BYTES, **changes):
     return fit_order(shard_sizes, options_of(**changes), stored_bytes=stored_bytes)
 
 
-def memory_of(*, world=1, image_bytes=150_528, cache_bytes=None, stored_bytes=STORED_BYTES, **changes):
+def memory_of(
+    *, world=1, image_bytes=150_528, cache_bytes=None, stored_bytes=STORED_BYTES, **changes
+):
     fitted = order(world_size=world, stored_bytes=stored_bytes, **changes)
     changes.pop("shard_sizes", None)
     part = rank_part(fitted.global_batch_size, 0, world)
@@ -41,12 +43,20 @@ def test_a_pod_reads_imagenet_with_the_full_window(world):
     assert memory_of(world=world).total <= BUDGET_BYTES
 
 
-@pytest.mark.parametrize(("world", "lanes"), [(1, 256), (8, 256), (16, 512), (64, 2048), (1000, 16_384)])
-def test_lanes_grow_with_the_batch_while_half_of_the_readers_could_hold_them_with_the_full_window(world, lanes):
+@pytest.mark.parametrize(
+    ("world", "lanes"), [(1, 256), (8, 256), (16, 512), (64, 2048), (1000, 16_384)]
+)
+def test_lanes_grow_with_the_batch_while_half_of_the_readers_could_hold_them_with_the_full_window(
+    world, lanes
+):
     fitted = order(global_batch_size=32_768, world_size=world)
     assert fitted.num_lanes == lanes
     assert fitted.window == (48 if world == 1 else 256)
-    half = order(global_batch_size=32_768, world_size=world // 2, num_lanes=lanes) if world > 8 else fitted
+    half = (
+        order(global_batch_size=32_768, world_size=world // 2, num_lanes=lanes)
+        if world > 8
+        else fitted
+    )
     assert half.window == fitted.window
 
 
@@ -83,14 +93,20 @@ def test_decoded_images_are_kept_where_there_is_room_for_all(cache, kept):
     batch=st.sampled_from([64, 1536, 4096, 16384]),
     world=st.sampled_from([1, 2, 8]),
     budget=st.integers(1, 1 << 33),
-    given_order=st.sampled_from([{}, {"window": 256}, {"num_lanes": 64, "block_size": 37, "window": 100}]),
+    given_order=st.sampled_from(
+        [{}, {"window": 256}, {"num_lanes": 64, "block_size": 37, "window": 100}]
+    ),
 )
-def test_the_budget_that_a_refusal_names_is_enough_and_a_mib_less_is_not(batch, world, budget, given_order):
+def test_the_budget_that_a_refusal_names_is_enough_and_a_mib_less_is_not(
+    batch, world, budget, given_order
+):
     numbers = {"world": world, "global_batch_size": batch, **given_order}
     try:
         memory_of(**numbers, budget_bytes=budget)
     except ConfigError as error:
-        (enough,) = {int(text) for text in re.findall(r"budget[-_]bytes[ =](?:to )?(\d+)", str(error))}
+        (enough,) = {
+            int(text) for text in re.findall(r"budget[-_]bytes[ =](?:to )?(\d+)", str(error))
+        }
         assert enough > budget
         assert memory_of(**numbers, budget_bytes=enough).total <= enough
         if enough - (1 << 20) > budget:
@@ -104,8 +120,15 @@ def test_a_block_is_about_4_mib(mean, size):
 
 
 @pytest.mark.parametrize(
-    ("budget", "lanes", "window"), [(1 << 30, 64, 256), (1_800_000, 64, 7), (530_000, 32, 1), (1, 1, 0)]
+    ("budget", "lanes", "window"),
+    [(1 << 30, 64, 256), (1_800_000, 64, 7), (530_000, 32, 1), (1, 1, 0)],
 )
 def test_a_budget_for_small_samples_lowers_the_window_and_then_the_lanes(budget, lanes, window):
-    fitted = order(shard_sizes=[5000], stored_bytes=5_000_000, global_batch_size=64, block_size=8, budget_bytes=budget)
+    fitted = order(
+        shard_sizes=[5000],
+        stored_bytes=5_000_000,
+        global_batch_size=64,
+        block_size=8,
+        budget_bytes=budget,
+    )
     assert (fitted.num_lanes, fitted.window) == (lanes, window)

@@ -34,7 +34,13 @@ FROZEN_MANY = [3951895, 2042337, 1121624, 2249035, 9729714, 1021240, 4296351, 77
 
 
 def make(sizes, **options):
-    choices = {"seed": 7, "global_batch_size": 8, "num_lanes": 4, "block_size": 3, "window": 4} | options
+    choices = {
+        "seed": 7,
+        "global_batch_size": 8,
+        "num_lanes": 4,
+        "block_size": 3,
+        "window": 4,
+    } | options
     return Order(shard_sizes=sizes, **choices)
 
 
@@ -64,7 +70,9 @@ def plain_sequence(order, epoch):
         for block, (start, stop) in enumerate(itertools.pairwise(cuts)):
             rank = 0 if order.seed is None else hash64(order.seed, epoch, 2, shard, block)
             ids = range(int(order.first_ids[shard]) + start, int(order.first_ids[shard]) + stop)
-            blocks.append((rank, shard, block, [id_ for id_ in ids if id_ not in order.quarantined]))
+            blocks.append(
+                (rank, shard, block, [id_ for id_ in ids if id_ not in order.quarantined])
+            )
     return [id_ for block in sorted(blocks) for id_ in block[3]]
 
 
@@ -73,20 +81,29 @@ def plain_lane(order, epoch, lane):
     mine = ids[len(ids) * lane // order.num_lanes : len(ids) * (lane + 1) // order.num_lanes]
     if order.seed is None:
         return mine
-    keys = [(p << 32) + (hash64(order.seed, epoch, 3, lane, p) >> 32) * order.window for p in range(len(mine))]
+    keys = [
+        (p << 32) + (hash64(order.seed, epoch, 3, lane, p) >> 32) * order.window
+        for p in range(len(mine))
+    ]
     return [mine[p] for p in sorted(range(len(mine)), key=lambda p: keys[p])]
 
 
 def range_reads(order, epoch, start, stop):
-    """The reads of the positions [start, stop) of the sequence, each once, for a single reader of all of them."""
-    reads = order._layout(epoch).reads_of(np.arange(start, stop), np.array([start]), np.array([stop]))
+    """The reads of the positions [start, stop) of the sequence, each once, for a single reader of
+    all of them.
+    """
+    reads = order._layout(epoch).reads_of(
+        np.arange(start, stop), np.array([start]), np.array([stop])
+    )
     once = np.unique(reads.first, return_index=True)[1]
     return type(reads)(*(column[once] for column in reads))
 
 
 def epoch_of(order, epoch):
     batches = [order.batch(epoch, step) for step in range(order.num_batches)]
-    return np.array([batch.ids for batch in batches]), np.array([batch.weights for batch in batches])
+    return np.array([batch.ids for batch in batches]), np.array(
+        [batch.weights for batch in batches]
+    )
 
 
 def test_order_is_frozen():
@@ -98,7 +115,9 @@ def test_order_is_frozen():
 
 
 def test_order_over_many_blocks_is_frozen():
-    order = make([2000] * 5000, seed=1, global_batch_size=1024, num_lanes=256, block_size=8, window=256)
+    order = make(
+        [2000] * 5000, seed=1, global_batch_size=1024, num_lanes=256, block_size=8, window=256
+    )
     assert order.batch(2, 5000).ids[:1024:128].tolist() == FROZEN_MANY
 
 
@@ -116,7 +135,10 @@ def test_every_slot_is_what_the_rules_say(order, epoch):
     for step in range(order.num_batches):
         slots = order.batch(epoch, step)
         for slot, (id_, weight) in enumerate(zip(slots.ids, slots.weights, strict=True)):
-            lane, row = slot // order.rows_per_step, step * order.rows_per_step + slot % order.rows_per_step
+            lane, row = (
+                slot // order.rows_per_step,
+                step * order.rows_per_step + slot % order.rows_per_step,
+            )
             assert (slots.lanes[slot], slots.rows[slot]) == (lane, row)
             assert weight == (row < len(lanes[lane]))
             assert not weight or id_ == lanes[lane][row]
@@ -134,9 +156,13 @@ def test_every_sample_comes_once_and_pads_only_in_the_last_batch(order, epoch):
 
 @given(orders(), st.integers(2, 4), st.integers(1, 512))
 @settings(max_examples=60, deadline=None)
-def test_repeats_are_the_slots_of_the_plain_order_several_times_in_any_world(order, augment_repeats, wish):
+def test_repeats_are_the_slots_of_the_plain_order_several_times_in_any_world(
+    order, augment_repeats, wish
+):
     repeated = replace(
-        order, augment_repeats=augment_repeats, global_batch_size=augment_repeats * order.global_batch_size
+        order,
+        augment_repeats=augment_repeats,
+        global_batch_size=augment_repeats * order.global_batch_size,
     )
     assert repeated.num_batches == order.num_batches
     world = min(wish, repeated.global_batch_size)
@@ -147,7 +173,9 @@ def test_repeats_are_the_slots_of_the_plain_order_several_times_in_any_world(ord
             expected = np.repeat(getattr(plain, name), augment_repeats)
             assert np.array_equal(getattr(whole, name), expected)
             assert np.array_equal(np.concatenate([getattr(part, name) for part in parts]), expected)
-        assert np.concatenate([part.repeats for part in parts]).tolist() == [*range(augment_repeats)] * len(plain.ids)
+        assert np.concatenate([part.repeats for part in parts]).tolist() == [
+            *range(augment_repeats)
+        ] * len(plain.ids)
         for rank, part in enumerate(parts):
             lanes = repeated.part_lanes(rank_part(repeated.global_batch_size, rank, world))
             assert set(part.lanes.tolist()) == set(lanes)
@@ -173,7 +201,9 @@ def test_the_parts_of_any_world_are_the_same_global_batch(order, wish):
         whole = order.batch(1, step)
         parts = [rank_slots(order, 1, step, rank, world) for rank in range(world)]
         for name in ("ids", "weights", "lanes", "rows"):
-            assert np.array_equal(np.concatenate([getattr(part, name) for part in parts]), getattr(whole, name))
+            assert np.array_equal(
+                np.concatenate([getattr(part, name) for part in parts]), getattr(whole, name)
+            )
         assert all(
             set(part.lanes.tolist()) == set(order.part_lanes(rank_part(size, rank, world)))
             for rank, part in enumerate(parts)
@@ -187,20 +217,38 @@ def test_every_sample_is_found_where_the_epoch_gives_it(order, epoch):
     there = {
         id_: (row, lane)
         for batch in slots
-        for id_, weight, row, lane in zip(batch.ids, batch.weights, batch.rows, batch.lanes, strict=True)
+        for id_, weight, row, lane in zip(
+            batch.ids, batch.weights, batch.rows, batch.lanes, strict=True
+        )
         if weight
     }
     wanted = np.array(sorted(there))
     assert set(wanted.tolist()) == set(range(int(order.first_ids[-1]))) - set(order.quarantined)
     rows, lanes = order.find(epoch, wanted)
-    assert list(zip(rows.tolist(), lanes.tolist(), strict=True)) == [there[id_] for id_ in wanted.tolist()]
+    assert list(zip(rows.tolist(), lanes.tolist(), strict=True)) == [
+        there[id_] for id_ in wanted.tolist()
+    ]
 
 
-@given(st.integers(0, 2**20), st.integers(0, 10**6), st.sampled_from([8, 38, 512]), st.sampled_from([0, 19, 256]))
+@given(
+    st.integers(0, 2**20),
+    st.integers(0, 10**6),
+    st.sampled_from([8, 38, 512]),
+    st.sampled_from([0, 19, 256]),
+)
 @settings(deadline=None, max_examples=20)
-def test_a_sample_among_millions_is_found_without_its_epoch_being_listed(seed, id_, block_size, window):
+def test_a_sample_among_millions_is_found_without_its_epoch_being_listed(
+    seed, id_, block_size, window
+):
     sizes = [1001] * 1000
-    order = make(sizes, seed=seed, num_lanes=256, global_batch_size=1024, block_size=block_size, window=window)
+    order = make(
+        sizes,
+        seed=seed,
+        num_lanes=256,
+        global_batch_size=1024,
+        block_size=block_size,
+        window=window,
+    )
     rows, lanes = order.find(2, np.array([id_, 7]))
     for wanted, row, lane in zip([id_, 7], rows.tolist(), lanes.tolist(), strict=True):
         batch = order.batch(2, row // order.rows_per_step)
@@ -210,10 +258,18 @@ def test_a_sample_among_millions_is_found_without_its_epoch_being_listed(seed, i
 
 @pytest.mark.parametrize("seed", [None, 7])
 def test_an_epoch_gone_through_gives_what_a_step_asked_for_alone_gives(seed):
-    options = {"seed": seed, "window": 0 if seed is None else 40, "global_batch_size": 64, "num_lanes": 16}
+    options = {
+        "seed": seed,
+        "window": 0 if seed is None else 40,
+        "global_batch_size": 64,
+        "num_lanes": 16,
+    }
     options |= {"block_size": 2, "quarantined": range(0, 90_000, 101)}
     gone_through = make([300] * 300, **options)
-    slots = [gone_through.slots(1, range(step, step + 5), 8, 40)[0] for step in range(0, gone_through.num_batches, 5)]
+    slots = [
+        gone_through.slots(1, range(step, step + 5), 8, 40)[0]
+        for step in range(0, gone_through.num_batches, 5)
+    ]
     for number in (0, 1, len(slots) // 2, len(slots) - 1):
         alone = make([300] * 300, **options).slots(1, range(5 * number, 5 * number + 1), 8, 40)[0]
         assert np.array_equal(alone.ids, slots[number].ids)
@@ -238,7 +294,9 @@ def test_an_epoch_of_millions_of_blocks_takes_few_bytes_a_block():
     assert peak < 8 * num_blocks
 
 
-@pytest.mark.parametrize(("ids", "message"), [([-1], "reach -1"), ([26], "expected 0 to 25"), ([3, 5], "id 5 is quar")])
+@pytest.mark.parametrize(
+    ("ids", "message"), [([-1], "reach -1"), ([26], "expected 0 to 25"), ([3, 5], "id 5 is quar")]
+)
 def test_a_sample_of_no_epoch_is_not_found(ids, message):
     order = make([8, 9, 9], quarantined=[5])
     with pytest.raises(ConfigError, match=message):
@@ -247,7 +305,9 @@ def test_a_sample_of_no_epoch_is_not_found(ids, message):
 
 @given(orders(), st.integers(0, 3), st.data())
 @settings(max_examples=60, deadline=None)
-def test_reads_are_ranges_of_one_shard_that_hold_exactly_their_part_of_the_sequence(order, epoch, data):
+def test_reads_are_ranges_of_one_shard_that_hold_exactly_their_part_of_the_sequence(
+    order, epoch, data
+):
     start = data.draw(st.integers(0, order.num_samples - 1))
     stop = data.draw(st.integers(start + 1, order.num_samples))
     reads = range_reads(order, epoch, start, stop)

@@ -1,4 +1,6 @@
-"""The frozen numbers on which every order stands, and what a permutation must be for every n and key."""
+"""The frozen numbers on which every order stands, and what a permutation must be for every n and
+key.
+"""
 
 import numpy as np
 import pytest
@@ -10,14 +12,16 @@ from shardset.order.permutation import derive_key, hash64, hash_text, permute
 KEYS = st.integers(0, 2**64 - 1)
 WORDS = st.integers(-(2**63), 2**64 - 1)
 
-# To change any number in the next five tests, raise ORDER_VERSION: the order of every existing run hangs on them.
+# To change any number in the next five tests, raise ORDER_VERSION: the order of every existing run
+# hangs on them.
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
         ((), 0),
-        ((0,), 0xE220A8397B1DCDAF),  # also the first output of the published SplitMix64 seeded with 0
+        # also the first output of the published SplitMix64 seeded with 0
+        ((0,), 0xE220A8397B1DCDAF),
         ((1,), 0x910A2DEC89025CC1),  # ... and with 1
         ((0, 0), 0xA706DD2F4D197E6F),
         ((7, 1), 0x3D41BF495CD3075F),
@@ -76,8 +80,16 @@ def test_small_permutations_are_frozen(n, key, expected):
 @pytest.mark.parametrize(
     ("n", "key", "pairs"),
     [
-        (1281167, 42, [(0, 406783), (1, 1171671), (2, 878915), (640583, 669431), (1281166, 169016)]),
-        (10**12 + 39, 2**64 - 1, [(0, 933314648027), (1, 317370902099), (10**12 + 38, 169175187988)]),
+        (
+            1281167,
+            42,
+            [(0, 406783), (1, 1171671), (2, 878915), (640583, 669431), (1281166, 169016)],
+        ),
+        (
+            10**12 + 39,
+            2**64 - 1,
+            [(0, 933314648027), (1, 317370902099), (10**12 + 38, 169175187988)],
+        ),
         (2**62, 3, [(0, 1012675576841011706), (2**62 - 1, 4011403416958250718)]),
     ],
 )
@@ -118,11 +130,13 @@ def test_every_bit_of_a_hash_hangs_on_every_bit_of_a_word():
         for bit in range(64):
             changed = hash64(3, number) ^ hash64(3, number ^ (1 << bit))
             flips[bit] += [changed >> other & 1 for other in range(64)]
-    assert 60 < flips.min() <= flips.max() < 140  # 100 expected, standard deviation 7, over 4096 pairs of bits
+    # 100 expected, standard deviation 7, over 4096 pairs of bits
+    assert 60 < flips.min() <= flips.max() < 140
 
 
 def test_a_permutation_sends_every_position_everywhere_equally_often():
-    # From 64 positions on. Below, four rounds over so few bits favour some places by up to a third (n = 5).
+    # From 64 positions on. Below, four rounds over so few bits favour some places by up to a third
+    # (n = 5).
     n, num_keys = 64, 3200
     counts = np.zeros((n, n), dtype=int)
     for number in range(num_keys):

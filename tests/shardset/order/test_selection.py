@@ -1,4 +1,6 @@
-"""Orders over some of the ids of a split: exact at any world size, and read with few bytes for nothing."""
+"""Orders over some of the ids of a split: exact at any world size, and read with few bytes for
+nothing.
+"""
 
 from dataclasses import replace
 
@@ -20,7 +22,10 @@ WORLDS = (1, 2, 3, 8, 64)
 def views(draw):
     """An order over a random view of a random split; views keep 1 to 100 % of it."""
     sizes = draw(st.lists(st.integers(1, 80), min_size=1, max_size=6))
-    share, chance = draw(st.sampled_from([0.01, 0.1, 0.5, 0.9, 0.99, 1])), draw(st.randoms(use_true_random=False))
+    share, chance = (
+        draw(st.sampled_from([0.01, 0.1, 0.5, 0.9, 0.99, 1])),
+        draw(st.randoms(use_true_random=False)),
+    )
     kept = [id_ for id_ in range(sum(sizes)) if chance.random() < share] or [sum(sizes) - 1]
     lanes, items = draw(st.integers(1, 12)), draw(st.integers(1, 6))
     return Order(
@@ -44,7 +49,9 @@ def parts_of(order, epoch, step, world):
 
 
 def check_views(order, world, later_world, stop):
-    """Two epochs of a view, resumed once by another world: each sample once, the batches of one reader of all."""
+    """Two epochs of a view, resumed once by another world: each sample once, the batches of one
+    reader of all.
+    """
     kept, position = ids_of(order), (0, stop % order.num_batches)
     other = replace(order, view=replace(order.view))
     for epoch in (0, 1):
@@ -54,7 +61,10 @@ def check_views(order, world, later_world, stop):
                 order, world = other, later_world
                 assert order.resume(other.state(epoch, step, "m"), "m") == position
             parts, whole = parts_of(order, epoch, step, world), order.batch(epoch, step)
-            ids, weights = (np.concatenate([getattr(part, name) for part in parts]) for name in ("ids", "weights"))
+            ids, weights = (
+                np.concatenate([getattr(part, name) for part in parts])
+                for name in ("ids", "weights")
+            )
             assert np.array_equal([ids, weights], [whole.ids, whole.weights])
             seen += ids[weights > 0].tolist()
         assert sorted(seen) == kept
@@ -65,7 +75,9 @@ worlds = st.sampled_from(WORLDS)
 
 @given(views(), worlds, worlds, st.integers(0, 99))
 @settings(max_examples=40, deadline=None)
-def test_a_view_gives_each_of_its_samples_once_in_the_same_batches_at_any_world_size(order, world, later, stop):
+def test_a_view_gives_each_of_its_samples_once_in_the_same_batches_at_any_world_size(
+    order, world, later, stop
+):
     check_views(order, world, later, stop)
 
 
@@ -84,9 +96,13 @@ def test_a_view_has_the_order_of_the_set_with_all_others_in_quarantine(order, ep
     positions = np.arange(order.num_samples)
     assert np.array_equal(order.ids(epoch, positions), plain.ids(epoch, positions))
     assert np.array_equal(order.batch(epoch, 0).ids, plain.batch(epoch, 0).ids)
-    assert np.array_equal(order.find(epoch, np.array(ids_of(order))), plain.find(epoch, np.array(ids_of(order))))
+    assert np.array_equal(
+        order.find(epoch, np.array(ids_of(order))), plain.find(epoch, np.array(ids_of(order)))
+    )
     if left_out:
-        with pytest.raises(ConfigError, match=f"id {left_out[0]} is quarantined or not in the view"):
+        with pytest.raises(
+            ConfigError, match=f"id {left_out[0]} is quarantined or not in the view"
+        ):
             order.find(epoch, np.array(left_out))
 
 
@@ -112,14 +128,21 @@ def test_quarantine_and_view_combine():
             shard_sizes=[4, 4], seed=None, global_batch_size=1, num_lanes=1, block_size=4, window=0,
             quarantined=[5, 6], view=Selection.of(np.array(kept), 8),
         )  # fmt: skip
-        assert order.ids(0, np.arange(order.num_samples)).tolist() == [id_ for id_ in kept if id_ not in (5, 6)]
+        assert order.ids(0, np.arange(order.num_samples)).tolist() == [
+            id_ for id_ in kept if id_ not in (5, 6)
+        ]
 
 
 def test_a_state_of_another_view_or_of_the_whole_set_is_refused():
     plain = Order(shard_sizes=[8], seed=1, global_batch_size=2, num_lanes=1, block_size=4, window=0)
-    one, two = (replace(plain, view=Selection.of(np.array([1, 2, 3]), 8, digest)) for digest in ("one", "two"))
+    one, two = (
+        replace(plain, view=Selection.of(np.array([1, 2, 3]), 8, digest))
+        for digest in ("one", "two")
+    )
     with pytest.raises(ConfigError, match="view is 'one' here and was 'two' there"):
         one.resume(two.state(0, 1, "m"), "m")
-    with pytest.raises(ConfigError, match="view is 'one' here and was 'none, the whole set,' there"):
+    with pytest.raises(
+        ConfigError, match="view is 'one' here and was 'none, the whole set,' there"
+    ):
         one.resume(plain.state(0, 1, "m"), "m")
     assert b"view" not in plain.state(0, 1, "m").to_json().encode()

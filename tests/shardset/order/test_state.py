@@ -6,7 +6,9 @@ from shardset.errors import ConfigError
 from shardset.order.state import OrderState, quarantine_digest, state_from_json
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"version": 1}', "x" * 5000, b"\xff", '{"version": "1"}'])
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[1]", '{"version": 1}', "x" * 5000, b"\xff", '{"version": "1"}']
+)
 def test_what_is_no_state_is_refused(text):
     with pytest.raises(ConfigError, match="order state"):
         state_from_json(text)
@@ -14,7 +16,15 @@ def test_what_is_no_state_is_refused(text):
 
 def test_state_spells_its_fields_as_documented():
     state = OrderState(
-        version=1, manifest="m", quarantine="q", seed=3, epoch=2, row=8, num_lanes=4, block_size=3, window=5
+        version=1,
+        manifest="m",
+        quarantine="q",
+        seed=3,
+        epoch=2,
+        row=8,
+        num_lanes=4,
+        block_size=3,
+        window=5,
     )
     assert state.to_json() == (
         '{"version":1,"manifest":"m","quarantine":"q","seed":3,"epoch":2,"row":8,"L":4,"q":3,"w":5}'

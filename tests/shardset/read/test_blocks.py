@@ -33,7 +33,8 @@ def test_blocks_bring_every_sample_and_end_up_empty(recorded, lanes, world):
         reads.close()
     assert sorted(contents) == list(range(NUM_SAMPLES))
     assert all(
-        image.startswith(b"\x89PNG") and label == str(id_ % 10).encode() for id_, (image, label) in contents.items()
+        image.startswith(b"\x89PNG") and label == str(id_ % 10).encode()
+        for id_, (image, label) in contents.items()
     )
 
 
@@ -57,7 +58,9 @@ def test_any_order_can_be_read_from_any_step(block_size, window, start, epoch):
     reads._close_passed(epoch + 1, 0)
     assert reads.held_bytes == 0
     reads.close()
-    wanted = {int(id_) for step in range(start, order.num_batches) for id_ in order.batch(epoch, step).ids}
+    wanted = {
+        int(id_) for step in range(start, order.num_batches) for id_ in order.batch(epoch, step).ids
+    }
     assert set(contents) == wanted
 
 
@@ -66,13 +69,18 @@ def test_an_epoch_reads_little_more_than_what_is_stored(recorded):
     table, order = ShardTable(storage, split), order_of(split)
     reads = BlockSampleReader(order, table, RemoteReader(table), 1 << 20)
     read_epoch(reads, table, order)
-    first = sum(address.stop - address.start for address in addresses_of(table, order, order.batch(0, 0).ids))
+    first = sum(
+        address.stop - address.start
+        for address in addresses_of(table, order, order.batch(0, 0).ids)
+    )
     stored = sum(shard.num_bytes for shard in split.shards)
     assert reads.num_bytes_read <= stored + first
     reads.close()
 
 
-def test_before_a_readers_first_batch_only_its_own_samples_and_the_indexes_of_their_shards_are_read(recorded):
+def test_before_a_readers_first_batch_only_its_own_samples_and_the_indexes_of_their_shards_are_read(
+    recorded,
+):
     storage, split = recorded
     table, order = ShardTable(storage, split), order_of(split)
     reads = BlockSampleReader(order, table, RemoteReader(table), 1 << 20)
@@ -110,7 +118,9 @@ def test_steps_may_be_asked_for_again(recorded, block_size):
         slots = order.batch(0, step)
         pending = reads.read_step(0, slots, addresses_of(table, order, slots.ids))
         labels.append([pending.addresses.label(number) for number in range(len(slots.ids))])
-        read = threading.Thread(target=lambda pending=pending: list(pending.contents(0, 6)), daemon=True)
+        read = threading.Thread(
+            target=lambda pending=pending: list(pending.contents(0, 6)), daemon=True
+        )
         read.start()
         read.join(300)
         assert not read.is_alive()
@@ -145,6 +155,8 @@ def test_an_error_of_storage_is_raised_with_shard_key_and_offset(recorded):
 
     storage.before = fail
     reads = BlockSampleReader(order, table, RemoteReader(table), 1 << 20)
-    with pytest.raises(TransientError, match=r"train-00000\d.tar: sample 'train-0000\d\d' at byte \d+: no answer"):
+    with pytest.raises(
+        TransientError, match=r"train-00000\d.tar: sample 'train-0000\d\d' at byte \d+: no answer"
+    ):
         read_epoch(reads, table, order)
     reads.close()

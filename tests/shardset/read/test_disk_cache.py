@@ -1,4 +1,6 @@
-"""What came from a bucket is kept on disk: nothing is read twice, nothing wrong is believed, the budget holds."""
+"""What came from a bucket is kept on disk: nothing is read twice, nothing wrong is believed, the
+budget holds.
+"""
 
 import errno
 import os
@@ -26,7 +28,9 @@ SHOWN = Path(__file__).parents[3]
 
 def shard_set(url=None, split="train"):
     url = url or f"memory://{uuid.uuid4().hex}/set"
-    write_shard_set(open_storage(url), {split: png_samples(split, NUM_SAMPLES, size=8)}, num_shards=NUM_SHARDS)
+    write_shard_set(
+        open_storage(url), {split: png_samples(split, NUM_SAMPLES, size=8)}, num_shards=NUM_SHARDS
+    )
     return url
 
 
@@ -36,7 +40,14 @@ def url():
 
 
 def opened(url, folder, num_bytes=1 << 20, **options):
-    choices = {"global_batch_size": 10, "rank": 0, "world_size": 1, "seed": 3, "block_size": 4, "window": 3}
+    choices = {
+        "global_batch_size": 10,
+        "rank": 0,
+        "world_size": 1,
+        "seed": 3,
+        "block_size": 4,
+        "window": 3,
+    }
     cache = DiskCache(folder=str(folder), num_bytes=num_bytes)
     return Stream(url, "train", image=None, fields=("png",), disk_cache=cache, **choices | options)
 
@@ -52,7 +63,10 @@ def read(stream, epoch=0):
 @pytest.fixture(scope="module")
 def expected():
     """The bytes of each sample's image by id."""
-    return {number: sample.fields[0][1] for number, sample in enumerate(png_samples("train", NUM_SAMPLES, size=8))}
+    return {
+        number: sample.fields[0][1]
+        for number, sample in enumerate(png_samples("train", NUM_SAMPLES, size=8))
+    }
 
 
 def cached_shards(folder):
@@ -149,7 +163,9 @@ def test_files_that_are_not_ours_stay(url, tmp_path):
     assert (tmp_path / "notes" / "000000").read_bytes() == b"mine" * 10_000
 
 
-def test_a_disk_that_takes_no_more_costs_the_cache_and_not_the_run(url, tmp_path, expected, monkeypatch, caplog):
+def test_a_disk_that_takes_no_more_costs_the_cache_and_not_the_run(
+    url, tmp_path, expected, monkeypatch, caplog
+):
     write, stream = os.pwrite, opened(url, tmp_path)
     monkeypatch.setattr(os, "pwrite", lambda fd, data, at: write(fd, data[: len(data) // 2], at))
     assert read(stream)[0] == read(stream, 1)[0] == expected
@@ -160,20 +176,26 @@ def test_a_disk_that_takes_no_more_costs_the_cache_and_not_the_run(url, tmp_path
     monkeypatch.setattr(os, "pwrite", refuse)
     assert read(stream, 2)[0] == expected
     for number in range(NUM_SHARDS):
-        assert f"No space left on device; shard {number} is read from its storage from now on" in caplog.text
+        assert (
+            f"No space left on device; shard {number} is read from its storage from now on"
+            in caplog.text
+        )
 
 
 @pytest.mark.parametrize(
     ("num_bytes", "message"),
     [(1000, "holds not one shard"), (1 << 60, r"bytes are free for the cache, \d+ were asked for")],
 )
-def test_a_budget_that_holds_no_shard_or_exceeds_the_disk_is_refused(url, tmp_path, num_bytes, message):
+def test_a_budget_that_holds_no_shard_or_exceeds_the_disk_is_refused(
+    url, tmp_path, num_bytes, message
+):
     with pytest.raises(ConfigError, match=message):
         opened(url, tmp_path, num_bytes)
 
 
 @pytest.mark.parametrize(
-    ("folder", "message"), [("gs://bucket/cache", "expected a local folder"), ("~/cache", "~ is not your home folder")]
+    ("folder", "message"),
+    [("gs://bucket/cache", "expected a local folder"), ("~/cache", "~ is not your home folder")],
 )
 def test_a_cache_elsewhere_than_on_a_local_disk_is_refused(folder, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

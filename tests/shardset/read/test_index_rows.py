@@ -1,4 +1,6 @@
-"""Rows of large indexes, read a few at a time: the same rows, few bytes, and no damage gets through."""
+"""Rows of large indexes, read a few at a time: the same rows, few bytes, and no damage gets
+through.
+"""
 
 import pickle
 import threading
@@ -29,7 +31,10 @@ def samples_of(num_samples: int, num_bytes: int = 8) -> list[StoredSample]:
     return [
         StoredSample(
             key=f"train-{number:06d}",
-            fields=(("bin", number.to_bytes(8, "little") * (num_bytes // 8)), ("cls", b"%d" % (number % 10))),
+            fields=(
+                ("bin", number.to_bytes(8, "little") * (num_bytes // 8)),
+                ("cls", b"%d" % (number % 10)),
+            ),
             label=number % 10,
             source=number,
         )
@@ -37,9 +42,13 @@ def samples_of(num_samples: int, num_bytes: int = 8) -> list[StoredSample]:
     ]
 
 
-def made(num_samples: int, num_shards: int, num_bytes: int = 8) -> tuple[RecordingStorage, Split, LoadedSet]:
+def made(
+    num_samples: int, num_shards: int, num_bytes: int = 8
+) -> tuple[RecordingStorage, Split, LoadedSet]:
     url = f"memory://{uuid.uuid4().hex}/set"
-    write_shard_set(open_storage(url), {"train": samples_of(num_samples, num_bytes)}, num_shards=num_shards)
+    write_shard_set(
+        open_storage(url), {"train": samples_of(num_samples, num_bytes)}, num_shards=num_shards
+    )
     manifest, storage, _ = load(url)
     recorded = RecordingStorage(storage)
     return recorded, manifest.split("train"), LoadedSet(manifest, recorded)
@@ -79,16 +88,31 @@ def names(storage: RecordingStorage) -> list[str]:
     return [name for name, *_ in storage.reads]
 
 
-BORDERS = [0, ROWS_AT_ONCE - 1, ROWS_AT_ONCE, 2 * ROWS_AT_ONCE, SIZE - SIZE % ROWS_AT_ONCE, SIZE - 1]
+BORDERS = [
+    0,
+    ROWS_AT_ONCE - 1,
+    ROWS_AT_ONCE,
+    2 * ROWS_AT_ONCE,
+    SIZE - SIZE % ROWS_AT_ONCE,
+    SIZE - 1,
+]
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(BORDERS) | st.integers(0, SIZE - 1)), min_size=1))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.sampled_from(BORDERS) | st.integers(0, SIZE - 1)),
+        min_size=1,
+    )
+)
 def test_rows_read_alone_are_those_of_whole_indexes(shared, wanted):
     storage, split, _ = shared
     shards, positions = (np.array(column) for column in zip(*wanted, strict=True))
-    few, whole = (ShardTable(storage, split, with_keys=True, by_rows=by_rows) for by_rows in (True, False))
-    for half in (slice(0, (len(wanted) + 1) // 2), slice(None)):  # what is held before, and what is not
+    few, whole = (
+        ShardTable(storage, split, with_keys=True, by_rows=by_rows) for by_rows in (True, False)
+    )
+    # what is held before, and what is not
+    for half in (slice(0, (len(wanted) + 1) // 2), slice(None)):
         found, expected = (table.addresses(shards[half], positions[half]) for table in (few, whole))
         assert found.rows.tolist() == expected.rows.tolist()
         assert (found.keys, list(found)) == (expected.keys, list(expected))
@@ -96,7 +120,9 @@ def test_rows_read_alone_are_those_of_whole_indexes(shared, wanted):
 
 @settings(max_examples=20, deadline=None)
 @given(st.sampled_from(BORDERS[:-1]) | st.integers(0, SIZE - 2), st.integers(1, 600))
-def test_the_bytes_of_a_block_are_found_at_every_border_of_what_is_read_together(shared, first, num_samples):
+def test_the_bytes_of_a_block_are_found_at_every_border_of_what_is_read_together(
+    shared, first, num_samples
+):
     storage, split, _ = shared
     last = min(SIZE, first + num_samples)
     few, whole = (ShardTable(storage, split, by_rows=by_rows) for by_rows in (True, False))
@@ -110,7 +136,12 @@ def test_the_rows_of_a_block_take_one_request(large):
     table.addresses(shards, positions)
     [(name, start, stop, _)] = storage.reads
     assert name == split.shards[1].index.path
-    assert stop - start == table.num_bytes_read == 3 * ROWS_AT_ONCE * ROW_BYTES < split.shards[1].index.num_bytes / 10
+    assert (
+        stop - start
+        == table.num_bytes_read
+        == 3 * ROWS_AT_ONCE * ROW_BYTES
+        < split.shards[1].index.num_bytes / 10
+    )
     table.addresses(shards, positions)
     assert len(storage.reads) == 1
     table.addresses(shards - 1, positions)
@@ -143,9 +174,13 @@ def test_a_damaged_row_is_an_error_of_its_index_and_its_neighbours_are_read(larg
     with pytest.raises(DamagedShard, match=r"000001.idx.npy: its crc32c is"):
         ShardTable(storage, split).addresses(np.array([1]), np.array([3]))
     table = ShardTable(WithoutChecksums(storage.inner), split)
-    assert len(table.addresses(np.array([1, 1]), np.array([3 * ROWS_AT_ONCE - 1, 4 * ROWS_AT_ONCE]))) == 2
+    assert (
+        len(table.addresses(np.array([1, 1]), np.array([3 * ROWS_AT_ONCE - 1, 4 * ROWS_AT_ONCE])))
+        == 2
+    )
     with pytest.raises(
-        DamagedShard, match=r"000001.idx.npy: row [0-9]+ .* the index of shard train/train-000001.tar is"
+        DamagedShard,
+        match=r"000001.idx.npy: row [0-9]+ .* the index of shard train/train-000001.tar is",
     ):
         table.addresses(np.array([1]), np.array([3 * ROWS_AT_ONCE + 5]))
 
@@ -159,7 +194,9 @@ def test_an_index_that_is_not_the_one_of_the_manifest_is_an_error(large, what):
     else:
         data = storage.inner.read(name)
         put(storage.inner, name, data[:300] if what == "cut" else data + b"x")
-    with pytest.raises(DamagedShard, match=r"000001.idx.npy: .*the index of shard train/train-000001.tar is"):
+    with pytest.raises(
+        DamagedShard, match=r"000001.idx.npy: .*the index of shard train/train-000001.tar is"
+    ):
         ShardTable(storage, split).addresses(np.array([1]), np.array([7]))
 
 
@@ -204,7 +241,9 @@ def test_the_rows_of_blocks_are_read_together_after_the_first_batch(large):
     reads.close()
 
 
-def test_a_stream_that_reads_rows_gives_the_batches_of_one_that_reads_whole_indexes(shared, monkeypatch):
+def test_a_stream_that_reads_rows_gives_the_batches_of_one_that_reads_whole_indexes(
+    shared, monkeypatch
+):
     loaded, found = shared[2], []
     for large_bytes in (1 << 17, 1 << 30):
         monkeypatch.setattr("shardset.read.indexes.LARGE_BYTES", large_bytes)

@@ -29,7 +29,10 @@ def test_rows_are_those_of_the_whole_index_in_the_order_asked_for():
     storage, shard = made()
     whole = read_index(storage, shard)
     for positions in ([0], [59], [7, 3, 3, 40], list(range(60))):
-        assert read_rows(storage, shard, ["png", "cls"], positions).tolist() == whole[positions].tolist()
+        assert (
+            read_rows(storage, shard, ["png", "cls"], positions).tolist()
+            == whole[positions].tolist()
+        )
 
 
 def test_only_the_rows_that_are_asked_for_are_read():
@@ -39,7 +42,9 @@ def test_only_the_rows_that_are_asked_for_are_read():
     first, last = len(data) - 40 * item, len(data) - 37 * item
     wanted = read_rows(storage, shard, ["png", "cls"], [20, 22]).tolist()
     put(storage, shard.index.path, bytes(first) + data[first:last] + bytes(len(data) - last))
-    assert read_rows(DamagesOnce(storage, turn=9), shard, ["png", "cls"], [20, 22]).tolist() == wanted
+    assert (
+        read_rows(DamagesOnce(storage, turn=9), shard, ["png", "cls"], [20, 22]).tolist() == wanted
+    )
     with pytest.raises(DamagedShard, match="its crc32c is"):
         read_rows(storage, shard, ["png", "cls"], [20, 22])
 
@@ -48,7 +53,8 @@ def test_only_the_rows_that_are_asked_for_are_read():
 def test_an_index_of_another_size_than_its_fields_make_is_told_to_be_built_again(fields):
     storage, shard = made()
     with pytest.raises(
-        DamagedShard, match=r"train-000000.idx.npy: (no index of 60 samples .* build the set again|row 3 does)"
+        DamagedShard,
+        match=r"train-000000.idx.npy: (no index of 60 samples .* build the set again|row 3 does)",
     ):
         read_rows(storage, shard, fields, [3])
 
@@ -62,13 +68,17 @@ def test_a_whole_index_is_compared_with_the_manifest(place):
     with pytest.raises(DamagedShard, match=r"idx\.npy: .* with crc32c .*, expected"):
         read_index(storage, shard)
     storage.delete(shard.index.path)
-    with pytest.raises(NotFound, match=r"the index of shard train/train-000000\.tar is missing; restore it, or"):
+    with pytest.raises(
+        NotFound, match=r"the index of shard train/train-000000\.tar is missing; restore it, or"
+    ):
         read_index(storage, shard)
 
 
 def test_a_table_knows_every_sample(recorded):
     storage, split = recorded
-    addresses = ShardTable(storage, split, with_keys=True).addresses(np.array([1, 0]), np.array([4, 7]))
+    addresses = ShardTable(storage, split, with_keys=True).addresses(
+        np.array([1, 0]), np.array([4, 7])
+    )
     assert (addresses.keys, addresses.labels.tolist()) == (["train-000024", "train-000007"], [4, 7])
     address = addresses[0]
     data = storage.read(split.shards[1].path, address.start, address.stop)
@@ -82,7 +92,9 @@ def test_a_table_names_a_sample_though_it_keeps_no_keys(recorded):
     addresses = table.addresses(np.array([1]), np.array([4]))
     assert addresses.keys is None
     url = f"{storage.url}/train/train-000001.tar"
-    assert table.describe(addresses[0]) == f"{url}: sample 'train-000024' at byte {addresses[0].start}"
+    assert (
+        table.describe(addresses[0]) == f"{url}: sample 'train-000024' at byte {addresses[0].start}"
+    )
 
 
 def test_an_index_holds_four_bytes_a_number_and_eight_where_they_are_needed(recorded):
@@ -90,7 +102,9 @@ def test_an_index_holds_four_bytes_a_number_and_eight_where_they_are_needed(reco
     small = ShardTable(storage, split).index(0)
     assert small.num_bytes == INDEX_BYTES * 20
     large = msgspec.structs.replace(split.shards[0], num_bytes=1 << 40)
-    wide = ShardTable(storage, msgspec.structs.replace(split, shards=(large, *split.shards[1:]))).index(0)
+    wide = ShardTable(
+        storage, msgspec.structs.replace(split, shards=(large, *split.shards[1:]))
+    ).index(0)
     assert wide.num_bytes == 2 * small.num_bytes
     assert wide.rows.tolist() == small.rows.tolist()
 
@@ -113,8 +127,12 @@ def test_samples_that_are_asked_for_together_need_each_index_once(recorded):
     table = ShardTable(storage, split, budget_bytes=1)
     addresses = table.addresses(np.arange(60) % 3, np.arange(60) // 3)
     assert len(storage.reads) == 3
-    assert [address[:2] for address in addresses] == [(number % 3, number // 3) for number in range(60)]
-    assert addresses.labels.tolist() == [(20 * (number % 3) + number // 3) % 10 for number in range(60)]
+    assert [address[:2] for address in addresses] == [
+        (number % 3, number // 3) for number in range(60)
+    ]
+    assert addresses.labels.tolist() == [
+        (20 * (number % 3) + number // 3) % 10 for number in range(60)
+    ]
 
 
 def test_indexes_that_are_missing_are_asked_for_at_the_same_time(recorded):
@@ -123,7 +141,9 @@ def test_indexes_that_are_missing_are_asked_for_at_the_same_time(recorded):
     storage.before = lambda number, name: together.wait(30)
     table = ShardTable(storage, split)
     addresses = table.addresses(np.arange(60) % 3, np.arange(60) // 3)
-    assert addresses.labels.tolist() == [(20 * (number % 3) + number // 3) % 10 for number in range(60)]
+    assert addresses.labels.tolist() == [
+        (20 * (number % 3) + number // 3) % 10 for number in range(60)
+    ]
     assert table.num_bytes_read == sum(shard.index.num_bytes for shard in split.shards)
 
 
@@ -131,7 +151,9 @@ def test_indexes_that_are_large_together_are_read_one_after_the_other(recorded, 
     storage, split = recorded
     threads = set()
     storage.before = lambda number, name: threads.add(threading.get_ident())
-    monkeypatch.setattr("shardset.read.indexes.MAX_BYTES_IN_FLIGHT", 2 * split.shards[0].index.num_bytes - 1)
+    monkeypatch.setattr(
+        "shardset.read.indexes.MAX_BYTES_IN_FLIGHT", 2 * split.shards[0].index.num_bytes - 1
+    )
     table = ShardTable(storage, split)
     table.addresses(np.array([2, 0, 1]), np.array([0, 0, 0]))
     assert len(threads) == 1
@@ -145,7 +167,8 @@ def test_of_several_indexes_the_damaged_one_is_named_and_no_thread_is_left(recor
     put(storage.inner, name, storage.inner.read(name)[:-1] + b"x")
     table = ShardTable(storage, split)
     with pytest.raises(
-        DamagedShard, match=r"train-000001.idx.npy: .* the index of shard train/train-000001.tar is damaged"
+        DamagedShard,
+        match=r"train-000001.idx.npy: .* the index of shard train/train-000001.tar is damaged",
     ):
         table.addresses(np.array([0, 1, 2]), np.array([0, 0, 0]))
     assert set(threading.enumerate()) <= before
@@ -166,4 +189,6 @@ def test_a_sample_whose_index_is_gone_is_named_by_its_number(recorded):
     table = ShardTable(storage, split)
     [address] = table.addresses(np.array([1]), np.array([4]))
     storage.inner.delete(split.shards[1].index.path)
-    assert table.describe(address).endswith(f"train-000001.tar: sample number 4 at byte {address.start}")
+    assert table.describe(address).endswith(
+        f"train-000001.tar: sample number 4 at byte {address.start}"
+    )

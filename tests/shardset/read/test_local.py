@@ -26,14 +26,18 @@ def test_members_may_stand_in_another_order_than_the_columns_of_the_split(tmp_pa
     manifest, storage, _ = load(str(tmp_path))
     table = ShardTable(storage, manifest.split("train"))
     assert table.split.fields == ["jpg", "cls", "png"]
-    pending = LocalSampleReader(table).read_single(table.addresses(np.array([0, 0]), np.array([1, 0])))
+    pending = LocalSampleReader(table).read_single(
+        table.addresses(np.array([0, 0]), np.array([1, 0]))
+    )
     assert [pending.take(0), pending.take(1)] == [[None, b"2", b"BB"], [b"A", b"1", None]]
 
 
 @pytest.mark.parametrize("num_bytes", [SMALL_BYTES // 2, 2 * SMALL_BYTES])
 def test_each_field_of_a_small_and_of_a_large_sample_is_what_was_stored(tmp_path, num_bytes):
     content = bytes(range(256)) * (num_bytes // 256)
-    sample = StoredSample(key="a", fields=(("jpg", content), ("json", b""), ("cls", b"1")), label=1, source=0)
+    sample = StoredSample(
+        key="a", fields=(("jpg", content), ("json", b""), ("cls", b"1")), label=1, source=0
+    )
     write_shard_set(open_storage(str(tmp_path)), {"train": [sample]}, num_shards=1)
     manifest, storage, _ = load(str(tmp_path))
     table = ShardTable(storage, manifest.split("train"))
@@ -46,7 +50,9 @@ def test_each_field_of_a_small_and_of_a_large_sample_is_what_was_stored(tmp_path
 
 
 def test_a_shard_that_the_system_does_not_open_is_no_damage(tmp_path, monkeypatch):
-    write_shard_set(open_storage(str(tmp_path)), {"train": png_samples("train", 6, size=8)}, num_shards=3)
+    write_shard_set(
+        open_storage(str(tmp_path)), {"train": png_samples("train", 6, size=8)}, num_shards=3
+    )
     manifest, storage, _ = load(str(tmp_path))
     table = ShardTable(storage, manifest.split("train"))
     pending = LocalSampleReader(table).read_single(table.addresses(np.array([1]), np.array([0])))
@@ -56,14 +62,18 @@ def test_a_shard_that_the_system_does_not_open_is_no_damage(tmp_path, monkeypatc
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", refuse)
-        with pytest.raises(StorageError, match=r"train-000001.tar: too many open files; raise the limit") as raised:
+        with pytest.raises(
+            StorageError, match=r"train-000001.tar: too many open files; raise the limit"
+        ) as raised:
             pending.take(0)
     assert not isinstance(raised.value, DamagedShard)
     assert pending.take(0)
 
 
 def test_local_files_are_opened_once_and_not_too_many_at_a_time(tmp_path):
-    write_shard_set(open_storage(str(tmp_path)), {"train": png_samples("train", 60, size=8)}, num_shards=6)
+    write_shard_set(
+        open_storage(str(tmp_path)), {"train": png_samples("train", 60, size=8)}, num_shards=6
+    )
     manifest, storage, _ = load(str(tmp_path))
     split = manifest.split("train")
     table, order = ShardTable(storage, split), order_of(split)

@@ -54,8 +54,12 @@ def test_a_shard_that_is_gone_or_another_object_is_refused(recorded, change, mes
 
 
 @pytest.mark.gcs
-def test_a_block_takes_one_request_and_the_index_of_its_shard_another(gcs_root, gcs_emulator, monkeypatch):
-    write_shard_set(open_storage(gcs_root), {"train": png_samples("train", NUM_SAMPLES, size=8)}, num_shards=3)
+def test_a_block_takes_one_request_and_the_index_of_its_shard_another(
+    gcs_root, gcs_emulator, monkeypatch
+):
+    write_shard_set(
+        open_storage(gcs_root), {"train": png_samples("train", NUM_SAMPLES, size=8)}, num_shards=3
+    )
     with FaultyProxy(gcs_emulator) as proxy:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
         manifest, storage, _ = load(gcs_root)
@@ -113,7 +117,9 @@ def test_a_late_read_of_a_bucket_that_refuses_reads_is_not_asked_for_again(recor
         @is_throttled.setter
         def is_throttled(self, value): ...
 
-    reader = reader_that_knows_its_times(Refusing(storage.inner, before=lambda *_: held.wait(600)), split)
+    reader = reader_that_knows_its_times(
+        Refusing(storage.inner, before=lambda *_: held.wait(600)), split
+    )
     result = reader.submit(0, 0, 1000)
     assert all(looked.acquire(timeout=300) for _ in range(3))
     held.set()

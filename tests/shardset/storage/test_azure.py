@@ -1,4 +1,6 @@
-"""Azure, as azurite speaks it: what every storage promises, faults of the network, a set that is written and read."""
+"""Azure, as azurite speaks it: what every storage promises, faults of the network, a set that is
+written and read.
+"""
 
 import random
 from dataclasses import replace
@@ -45,7 +47,12 @@ def behind_proxy(storage, server, monkeypatch):
     clock = Clock()
     with FaultyProxy(server.removesuffix(f"/{ACCOUNT}")) as proxy:
         monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", f"{proxy.url}/{ACCOUNT}")
-        yield replace(storage, retry=RetryPolicy(clock=clock, sleep=clock.sleep, stall_timeout_s=0.5)), proxy
+        yield (
+            replace(
+                storage, retry=RetryPolicy(clock=clock, sleep=clock.sleep, stall_timeout_s=0.5)
+            ),
+            proxy,
+        )
 
 
 class TestAzureStorage(StorageTests):
@@ -61,7 +68,10 @@ def test_a_backslash_is_refused_since_azure_takes_it_for_a_slash(storage):
 
 def test_without_an_account_the_error_says_which_variable_names_it(storage, monkeypatch):
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME")
-    with pytest.raises(ConfigError, match=r"^az://container: .*Account must be specified; check AZURE_STORAGE_ACCOUNT"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^az://container: .*Account must be specified; check AZURE_STORAGE_ACCOUNT",
+    ):
         storage.stat("a")
 
 
@@ -70,7 +80,9 @@ def test_a_set_is_written_read_and_verified(root):
         for number in range(40):
             writer.write(image=np.full((8, 8, 3), number, np.uint8), label=number % 3)
     batches = shardset.Stream(root, "train", batch_size=8, image_size=8)
-    assert sorted(int(image.max()) for batch in batches for image in batch["image"]) == list(range(40))
+    assert sorted(int(image.max()) for batch in batches for image in batch["image"]) == list(
+        range(40)
+    )
     assert verify(root, deep=True).ok
 
 
@@ -113,7 +125,9 @@ def test_with_a_third_of_all_requests_failing_nothing_is_wrong(behind_proxy):
     storage, proxy = behind_proxy
     chance = random.Random(7)
     proxy.script = lambda seen: chance.choice(FAULTS[:6]) if chance.random() < 1 / 3 else None
-    wanted = {f"a/{number:02d}": chance.randbytes(chance.randrange(1, 5000)) for number in range(20)}
+    wanted = {
+        f"a/{number:02d}": chance.randbytes(chance.randrange(1, 5000)) for number in range(20)
+    }
     for name, data in wanted.items():
         put(storage, name, data, if_generation=ABSENT)
     assert names(storage) == list(wanted)

@@ -35,24 +35,33 @@ def test_an_object_that_is_damaged_once_is_read_again(storage):
 
 def test_an_object_that_is_damaged_where_it_stands_is_an_error_that_holds_its_bytes(storage):
     put(storage, "a", b"hallo")
-    with pytest.raises(DamagedObject, match=r"/a: 5 bytes with crc32c .*, expected 11 with .*; rebuild it") as caught:
+    with pytest.raises(
+        DamagedObject, match=r"/a: 5 bytes with crc32c .*, expected 11 with .*; rebuild it"
+    ) as caught:
         read_object(storage, "a", *facts_of(CONTENT), "rebuild it")
     assert caught.value.data == b"hallo"
 
 
 def test_an_index_that_is_damaged_once_is_read_again(storage):
-    manifest = write_shard_set(storage.inner, {"train": png_samples("train", 60, size=4)}, num_shards=1)
+    manifest = write_shard_set(
+        storage.inner, {"train": png_samples("train", 60, size=4)}, num_shards=1
+    )
     split = manifest.split("train")
     whole = read_index(storage.inner, split.shards[0])
     assert read_index(storage, split.shards[0]).tolist() == whole.tolist()
     for at in (0, -1):
         again = DamagesOnce(storage.inner, at=at)
-        assert read_rows(again, split.shards[0], split.fields, [20, 22]).tolist() == whole[[20, 22]].tolist()
+        assert (
+            read_rows(again, split.shards[0], split.fields, [20, 22]).tolist()
+            == whole[[20, 22]].tolist()
+        )
         assert again.damaged
 
 
 def test_a_manifest_that_is_damaged_once_is_read_again(storage, monkeypatch):
-    written = write_shard_set(storage.inner, {"train": png_samples("train", 6, size=4)}, num_shards=1)
+    written = write_shard_set(
+        storage.inner, {"train": png_samples("train", 6, size=4)}, num_shards=1
+    )
     monkeypatch.setattr(manifests, "open_storage", lambda url: storage)
     assert manifests.load(storage.url)[0] == written
     assert storage.damaged

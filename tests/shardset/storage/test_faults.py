@@ -17,13 +17,19 @@ from tests.makers.objects import BIG, Clock, put
 from tests.makers.web import WebServer
 
 SLOW_DOWN = Fault("status", status=503, put=b"slow down")
-ENDPOINTS = {"gs": "STORAGE_EMULATOR_HOST", "s3": "AWS_ENDPOINT_URL", "az": "AZURE_STORAGE_ENDPOINT"}
+ENDPOINTS = {
+    "gs": "STORAGE_EMULATOR_HOST",
+    "s3": "AWS_ENDPOINT_URL",
+    "az": "AZURE_STORAGE_ENDPOINT",
+}
 MARKS = {"https": [], "gs": [pytest.mark.gcs], "s3": [], "az": [pytest.mark.nightly]}
 
 
 def schemes(*names):
     """Has a test run for these schemes."""
-    return pytest.mark.parametrize("far", [pytest.param(name, marks=MARKS[name]) for name in names], indirect=True)
+    return pytest.mark.parametrize(
+        "far", [pytest.param(name, marks=MARKS[name]) for name in names], indirect=True
+    )
 
 
 @dataclass
@@ -63,11 +69,15 @@ def far(request, tmp_path, clock, monkeypatch):
             for name, value in azure_environment(server).items():
                 monkeypatch.setenv(name, value)
         else:
-            server = request.getfixturevalue("gcs_emulator" if request.param == "gs" else "s3_server")
+            server = request.getfixturevalue(
+                "gcs_emulator" if request.param == "gs" else "s3_server"
+            )
             root = request.getfixturevalue("gcs_root" if request.param == "gs" else "s3_root")
         proxy = exits.enter_context(FaultyProxy(server.removesuffix(f"/{ACCOUNT}")))
         storage = replace(open_storage(root), retry=policy)
-        monkeypatch.setenv(ENDPOINTS[request.param], proxy.url + (f"/{ACCOUNT}" if request.param == "az" else ""))
+        monkeypatch.setenv(
+            ENDPOINTS[request.param], proxy.url + (f"/{ACCOUNT}" if request.param == "az" else "")
+        )
         yield Far(storage, storage, proxy)
 
 
@@ -114,14 +124,18 @@ def test_a_drip_is_asked_for_again_at_the_byte_reached_and_said(far, num_bytes, 
     drip = Fault("drip", at=1000, seconds=0.05)
     far.proxy.script = in_turn(drip, drip, when=is_read)
     # What passes at each look: at a piece of obstore, otherwise once a second.
-    storage = far.with_retry(clock=Clock(step_s=1.0 if far.storage.scheme in ("s3", "az") else 60.0))
+    storage = far.with_retry(
+        clock=Clock(step_s=1.0 if far.storage.scheme in ("s3", "az") else 60.0)
+    )
     assert storage.read("a", 0, num_bytes) == BIG[:num_bytes]
     assert far.num_reads() == 3
     headers = [seen.headers for seen in far.proxy.seen if is_read(seen)]
     ranges = [seen.get("range") or seen["x-ms-range"] for seen in headers]
     firsts = [int(text.removeprefix("bytes=").partition("-")[0]) for text in ranges]
     assert firsts == sorted(set(firsts))
-    [said] = [record.getMessage() for record in caplog.records if record.name.startswith("shardset")]
+    [said] = [
+        record.getMessage() for record in caplog.records if record.name.startswith("shardset")
+    ]
     assert "/a bytes 0 to" in said
     assert "slower than 64 KiB/s" in said
 
@@ -149,7 +163,8 @@ def test_many_threads_ask_a_server_that_refuses_at_one_pace_and_say_so_once(far,
     assert not any(word in said for word in ("check", "credentials", "pool is full"))
 
 
-@schemes("https", "gs")  # obstore hands on the status and the text of a refusal, but not its headers
+# obstore hands on the status and the text of a refusal, but not its headers
+@schemes("https", "gs")
 def test_all_wait_for_as_long_as_a_refusal_asks_for(far, clock):
     far.store(BIG)
     refusal = Fault("status", status=503, headers=(("Retry-After", "90"),))

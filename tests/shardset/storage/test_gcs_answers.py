@@ -18,29 +18,50 @@ pytestmark = pytest.mark.gcs
 TEN = [f"{number}" for number in range(10)]
 
 
-@pytest.mark.parametrize("action", [lambda s: names(s), lambda s: s.stat("a"), lambda s: put(s, "a")])
+@pytest.mark.parametrize(
+    "action", [lambda s: names(s), lambda s: s.stat("a"), lambda s: put(s, "a")]
+)
 def test_a_missing_bucket_is_said(gcs_root, action):
     with pytest.raises(NotFound, match="no such bucket"):
         action(open_storage("gs://no-such-bucket/x"))
 
 
-RETENTION = "Object 'bucket/a' is subject to bucket's retention policy and cannot be deleted or overwritten until 2027."
-WRAPPED = json.dumps({"error": {"errors": [{"message": "x" * 500}], "code": 403, "message": RETENTION}})
+RETENTION = (
+    "Object 'bucket/a' is subject to bucket's retention policy and cannot be deleted or overwritten"
+    " until 2027."
+)
+WRAPPED = json.dumps(
+    {"error": {"errors": [{"message": "x" * 500}], "code": 403, "message": RETENTION}}
+)
 
 
 @pytest.mark.parametrize(
     ("status", "body", "said"),
-    [(401, "", ""), (403, RETENTION, f" ({RETENTION})"), (403, WRAPPED, f" ({RETENTION})"), (403, "[]", " ([])")],
+    [
+        (401, "", ""),
+        (403, RETENTION, f" ({RETENTION})"),
+        (403, WRAPPED, f" ({RETENTION})"),
+        (403, "[]", " ([])"),
+    ],
 )
 def test_a_refusal_passes_on_what_the_server_says_and_names_the_permission(
     behind_proxy, proxy, clock, status, body, said
 ):
-    # Not only permissions: a retention policy, a closed billing account, a perimeter around the project.
+    # Not only permissions: a retention policy, a closed billing account, a perimeter around the
+    # project.
     proxy.script = lambda seen: Fault("status", status=status, put=body.encode())
-    for action in (lambda: behind_proxy.stat("a"), lambda: behind_proxy.read("a"), lambda: put(behind_proxy, "a")):
-        with pytest.raises(StorageError, match=r"storage\.objects\.get.*application-default login") as caught:
+    for action in (
+        lambda: behind_proxy.stat("a"),
+        lambda: behind_proxy.read("a"),
+        lambda: put(behind_proxy, "a"),
+    ):
+        with pytest.raises(
+            StorageError, match=r"storage\.objects\.get.*application-default login"
+        ) as caught:
             action()
-        assert f"/a: {status}: the emulator at {proxy.url} may not do this{said}; if a" in str(caught.value)
+        assert f"/a: {status}: the emulator at {proxy.url} may not do this{said}; if a" in str(
+            caught.value
+        )
     assert clock.pauses == []
 
 
@@ -77,7 +98,9 @@ NO_ANSWERS = {
     "cut": Fault("shorten", at=60),
     "416": Fault("answer", status=416, put=b"<html>the range is not satisfiable</html>"),
     "{}": Fault("answer", status=200, put=b"{}"),
-    "another object": Fault("answer", status=200, put=b'{"kind":"storage#object","name":"x","generation":"1"}'),
+    "another object": Fault(
+        "answer", status=200, put=b'{"kind":"storage#object","name":"x","generation":"1"}'
+    ),
     "deep": Fault("answer", status=200, put=b"[" * 100_000),
     "nothing more": Fault("answer", status=204),
 }
@@ -85,7 +108,9 @@ NO_ANSWERS = {
 
 
 @pytest.mark.parametrize("answer", NO_ANSWERS)
-def test_a_page_of_a_list_that_is_none_is_asked_for_again_and_never_taken_for_its_end(pages_of_three, proxy, answer):
+def test_a_page_of_a_list_that_is_none_is_asked_for_again_and_never_taken_for_its_end(
+    pages_of_three, proxy, answer
+):
     proxy.script = in_turn(None, None, None, NO_ANSWERS[answer], when=is_listing)
     assert names(pages_of_three) == TEN
     assert sum(map(is_listing, proxy.seen)) == 5
@@ -121,7 +146,9 @@ def test_what_is_not_the_answer_is_asked_for_again_and_then_named(
 
 
 @pytest.mark.parametrize("answer", ["empty", "cut"])
-def test_an_upload_that_was_stored_though_its_answer_is_none_is_success(behind_proxy, proxy, answer):
+def test_an_upload_that_was_stored_though_its_answer_is_none_is_success(
+    behind_proxy, proxy, answer
+):
     fault = NO_ANSWERS[answer]
     fault = replace(fault, kind="instead") if fault.kind == "answer" else fault
     proxy.script = in_turn(fault, when=is_upload)
@@ -135,7 +162,9 @@ def test_another_page_of_a_list_is_not_taken(pages_of_three, proxy, start):
     # A cache on the way that does not look at the page token: the first page comes again and again.
     folder = start.decode() or f"{pages_of_three.prefix}/"
     listed = [{"name": f"{folder}{number}", "generation": "1"} for number in (0, 1)]
-    first = json.dumps({"kind": "storage#objects", "items": listed, "nextPageToken": "again"}).encode()
+    first = json.dumps(
+        {"kind": "storage#objects", "items": listed, "nextPageToken": "again"}
+    ).encode()
     proxy.script = in_turn(None, Fault("answer", status=200, put=first), when=is_listing)
     assert names(pages_of_three) == TEN
     proxy.script = in_turn(None, *[Fault("answer", status=200, put=first)] * 1000, when=is_listing)
@@ -151,7 +180,9 @@ def test_a_list_that_leads_to_its_own_page_for_ever_is_an_error(pages_of_three, 
 
 
 @pytest.mark.parametrize("is_pinned", [False, True])
-@pytest.mark.parametrize("fault", [Fault("status", status=404), NO_ANSWERS["empty"]], ids=["404", "empty"])
+@pytest.mark.parametrize(
+    "fault", [Fault("status", status=404), NO_ANSWERS["empty"]], ids=["404", "empty"]
+)
 def test_a_deletion_counts_only_once_the_object_is_gone(behind_proxy, proxy, fault, is_pinned):
     put(behind_proxy, "a")
     generation = behind_proxy.stat("a").generation if is_pinned else None
@@ -181,7 +212,9 @@ def test_a_deletion_whose_answer_was_lost_is_done_and_a_newer_object_stays(behin
 
 def test_an_object_without_a_size_is_an_empty_one(behind_proxy, proxy):
     # What Google's test bench answers.
-    proxy.script = lambda seen: None if is_media(seen) else Fault("replace", find=b'"size":"0",', put=b"")
+    proxy.script = lambda seen: (
+        None if is_media(seen) else Fault("replace", find=b'"size":"0",', put=b"")
+    )
     put(behind_proxy, "a", b"", if_generation=ABSENT)
     put(behind_proxy, "a", b"")
     assert behind_proxy.stat("a").num_bytes == 0
@@ -190,7 +223,9 @@ def test_an_object_without_a_size_is_an_empty_one(behind_proxy, proxy):
 
 
 @pytest.mark.parametrize("is_asked", [is_stat, is_listing, is_upload])
-def test_a_size_that_is_missing_from_an_object_with_content_is_asked_for_again(behind_proxy, proxy, is_asked):
+def test_a_size_that_is_missing_from_an_object_with_content_is_asked_for_again(
+    behind_proxy, proxy, is_asked
+):
     proxy.script = in_turn(Fault("replace", find=b'"size":"11",', put=b""), when=is_asked)
     put(behind_proxy, "a")
     assert behind_proxy.stat("a").num_bytes == 11
@@ -200,7 +235,10 @@ def test_a_size_that_is_missing_from_an_object_with_content_is_asked_for_again(b
 
 def test_a_page_in_no_order_is_put_in_order(pages_of_three, proxy):
     # Google's test bench lists objects as they were written, all on one page.
-    listed = [{"name": f"{pages_of_three.prefix}/{name}", "generation": "1", "size": "1"} for name in "cab"]
+    listed = [
+        {"name": f"{pages_of_three.prefix}/{name}", "generation": "1", "size": "1"}
+        for name in "cab"
+    ]
     page = json.dumps({"kind": "storage#objects", "items": listed}).encode()
     proxy.script = in_turn(Fault("answer", status=200, put=page), when=is_listing)
     assert names(pages_of_three) == ["a", "b", "c"]
@@ -209,6 +247,8 @@ def test_a_page_in_no_order_is_put_in_order(pages_of_three, proxy):
 def test_folders_drawn_by_consoles_are_not_listed(gcs_root, gcs_emulator):
     storage = open_storage(gcs_root)
     put(storage, "train/a")
-    url = f"{gcs_emulator}/upload/storage/v1/b/bucket/o?uploadType=media&name={storage.prefix}/train/"
+    url = (
+        f"{gcs_emulator}/upload/storage/v1/b/bucket/o?uploadType=media&name={storage.prefix}/train/"
+    )
     subprocess.run(["curl", "-sf", "-XPOST", url, "-d", ""], check=True, stdout=subprocess.DEVNULL)
     assert names(storage) == ["train/a"]

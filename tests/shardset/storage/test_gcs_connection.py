@@ -48,12 +48,15 @@ def test_connections_are_kept_for_32_threads(behind_proxy, proxy, caplog):
 
 
 class Google:
-    """Credentials as Google's machines give them out: a metadata server that never answers, a token server."""
+    """Credentials as Google's machines give them out: a metadata server that never answers, a token
+    server.
+    """
 
     def __init__(self, folder, emulator):
         self.silent = socket.create_server(("127.0.0.1", 0))
         self.environment = {
-            "API_ENDPOINT_OVERRIDE": emulator,  # the emulator, but without its leave to come anonymously
+            # the emulator, but without its leave to come anonymously
+            "API_ENDPOINT_OVERRIDE": emulator,
             "GCE_METADATA_IP": f"127.0.0.1:{self.silent.getsockname()[1]}",
             "CLOUDSDK_CONFIG": str(folder),
         }
@@ -84,7 +87,10 @@ def google(tmp_path, proxy):
 @pytest.mark.gcs
 def test_without_credentials_it_is_anonymous_after_one_short_look(gcs_root, google, proxy):
     put(open_storage(gcs_root), "a")
-    assert in_child(google.prepare, lambda: open_storage(gcs_root).read("a")) == ("nothing", repr(HELLO))
+    assert in_child(google.prepare, lambda: open_storage(gcs_root).read("a")) == (
+        "nothing",
+        repr(HELLO),
+    )
     assert google.num_probes() == 1
     assert "authorization" not in proxy.seen[-1].headers
 
@@ -99,7 +105,9 @@ def test_an_anonymous_user_who_is_refused_is_told_so(gcs_root, google, proxy):
 
 @pytest.mark.gcs
 @pytest.mark.parametrize("content", [None, "not json"])
-def test_broken_credentials_are_an_error_and_not_anonymous(gcs_root, google, proxy, tmp_path, content):
+def test_broken_credentials_are_an_error_and_not_anonymous(
+    gcs_root, google, proxy, tmp_path, content
+):
     path = tmp_path / "credentials.json"
     if content is not None:
         path.write_text(content)
@@ -116,15 +124,23 @@ def service_account(path, token_uri):
     pem = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     ).decode()
-    facts = {"type": "service_account", "client_email": "me@project.iam.gserviceaccount.com", "token_uri": token_uri}
-    path.write_text(json.dumps({**facts, "private_key": pem, "private_key_id": "1", "project_id": "project"}))
+    facts = {
+        "type": "service_account",
+        "client_email": "me@project.iam.gserviceaccount.com",
+        "token_uri": token_uri,
+    }
+    path.write_text(
+        json.dumps({**facts, "private_key": pem, "private_key_id": "1", "project_id": "project"})
+    )
 
 
 TOKEN = b'{"access_token": "secret", "expires_in": 3600, "token_type": "Bearer"}'
 
 
 class TokenServer(BaseHTTPRequestHandler):
-    """Answers each request by the next of `server.first`, and by a token when there are none left."""
+    """Answers each request by the next of `server.first`,
+    and by a token when there are none left.
+    """
 
     def do_POST(self):
         body = self.server.first.pop() if self.server.first else TOKEN
@@ -158,7 +174,9 @@ def as_service_account(google, tmp_path):
         with token_server(*first) as url:
             service_account(tmp_path / "key.json", f"{url}/token")
             key = str(tmp_path / "key.json")
-            return in_child(functools.partial(google.prepare, GOOGLE_APPLICATION_CREDENTIALS=key), action)
+            return in_child(
+                functools.partial(google.prepare, GOOGLE_APPLICATION_CREDENTIALS=key), action
+            )
 
     return run
 
@@ -166,7 +184,10 @@ def as_service_account(google, tmp_path):
 @pytest.mark.gcs
 def test_application_default_credentials_are_used(gcs_root, google, proxy, as_service_account):
     put(open_storage(gcs_root), "a")
-    assert as_service_account(lambda: open_storage(gcs_root).read("a"), b"{}") == ("nothing", repr(HELLO))
+    assert as_service_account(lambda: open_storage(gcs_root).read("a"), b"{}") == (
+        "nothing",
+        repr(HELLO),
+    )
     proxy.script = lambda seen: Fault("status", status=403)
     kind, text = as_service_account(lambda: open_storage(gcs_root).read("a"))
     assert {seen.headers["authorization"] for seen in proxy.seen} == {"Bearer secret"}
@@ -184,7 +205,9 @@ def test_a_read_whose_token_was_refused_goes_on_with_a_new_one(gcs_root, proxy, 
 
 
 @pytest.mark.gcs
-def test_the_quota_project_of_the_environment_pays_for_every_request(behind_proxy, proxy, monkeypatch):
+def test_the_quota_project_of_the_environment_pays_for_every_request(
+    behind_proxy, proxy, monkeypatch
+):
     def act():
         put(behind_proxy, "a")
         assert (behind_proxy.read("a", 2, 5), names(behind_proxy)) == (HELLO[2:5], ["a"])
@@ -202,16 +225,22 @@ def test_the_quota_project_of_the_environment_pays_for_every_request(behind_prox
 @pytest.mark.parametrize("body", [b"", b"{}"])
 def test_a_metadata_server_that_says_no_token_is_asked_again(body):
     with token_server(body) as url, pytest.raises(TransportError, match="answered with no token"):
-        gcs_http._TokenRequest()(f"{url}/computeMetadata/v1/instance/service-accounts/default/token")
+        gcs_http._TokenRequest()(
+            f"{url}/computeMetadata/v1/instance/service-accounts/default/token"
+        )
 
 
 @pytest.mark.gcs
 @pytest.mark.parametrize("scheme", ["http://", ""])
-def test_the_password_of_an_emulator_is_never_shown(behind_proxy, proxy, monkeypatch, caplog, scheme):
+def test_the_password_of_an_emulator_is_never_shown(
+    behind_proxy, proxy, monkeypatch, caplog, scheme
+):
     host = proxy.url.removeprefix("http://")
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"{scheme}user:s3cret@{host}")
     proxy.script = in_turn(Fault("status", status=403), *[Fault("reset")] * 1000)
-    with pytest.raises(StorageError, match=rf"403: the emulator at http://\*\*\*@{host} may not") as refused:
+    with pytest.raises(
+        StorageError, match=rf"403: the emulator at http://\*\*\*@{host} may not"
+    ) as refused:
         behind_proxy.stat("a")
     with pytest.raises(TransientError, match="gave up after") as lost:
         behind_proxy.stat("a")
@@ -220,15 +249,23 @@ def test_the_password_of_an_emulator_is_never_shown(behind_proxy, proxy, monkeyp
 
 @pytest.mark.parametrize("variable", ["STORAGE_EMULATOR_HOST", "http_proxy"])
 def test_an_address_of_a_server_that_is_none_is_named_without_its_password(variable):
-    words = {"STORAGE_EMULATOR_HOST": "http://127.0.0.1:1", "no_proxy": "", variable: "http://user:s3cret@host:port"}
-    kind, text = in_child(lambda: os.environ.update(words), lambda: open_storage("gs://bucket/x").stat("a"))
+    words = {
+        "STORAGE_EMULATOR_HOST": "http://127.0.0.1:1",
+        "no_proxy": "",
+        variable: "http://user:s3cret@host:port",
+    }
+    kind, text = in_child(
+        lambda: os.environ.update(words), lambda: open_storage("gs://bucket/x").stat("a")
+    )
     assert kind == "ConfigError"
     assert "s3cret" not in text
     assert "host" in text
 
 
 @pytest.mark.gcs
-def test_objects_are_read_through_the_proxy_that_the_environment_names(gcs_root, gcs_emulator, proxy):
+def test_objects_are_read_through_the_proxy_that_the_environment_names(
+    gcs_root, gcs_emulator, proxy
+):
     put(open_storage(gcs_root), "a")
 
     def prepare():
@@ -238,15 +275,26 @@ def test_objects_are_read_through_the_proxy_that_the_environment_names(gcs_root,
     assert [seen.path.startswith(gcs_emulator) for seen in proxy.seen if is_media(seen)] == [True]
 
 
-def test_ranges_are_read_over_connections_that_check_certificates_as_requests_does(monkeypatch, tmp_path):
-    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+def test_ranges_are_read_over_connections_that_check_certificates_as_requests_does(
+    monkeypatch, tmp_path
+):
+    for name in (
+        "REQUESTS_CA_BUNDLE",
+        "CURL_CA_BUNDLE",
+        "HTTPS_PROXY",
+        "https_proxy",
+        "ALL_PROXY",
+        "all_proxy",
+    ):
         monkeypatch.delenv(name, raising=False)
     session = AuthorizedSession(AnonymousCredentials())
     pool, _, _ = gcs_http._pool(session, "https://storage.googleapis.com")
     assert (pool.cert_reqs, pool.ca_certs) == ("CERT_REQUIRED", requests.certs.where())
     (tmp_path / "own.pem").write_text("")
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "own.pem"))
-    assert gcs_http._pool(session, "https://storage.googleapis.com")[0].ca_certs == str(tmp_path / "own.pem")
+    assert gcs_http._pool(session, "https://storage.googleapis.com")[0].ca_certs == str(
+        tmp_path / "own.pem"
+    )
 
 
 @pytest.fixture
@@ -263,10 +311,18 @@ def test_who_waits_for_a_server_that_never_answers_is_told_so_and_then_gets_an_e
     run = subprocess.run(words, capture_output=True, text=True, timeout=600)
     assert run.returncode == 1
     assert (
-        len(re.findall(r"no answer from gs://bucket/set/manifest.json yet; trying until \d\d:\d\d:\d\d", run.stderr))
+        len(
+            re.findall(
+                r"no answer from gs://bucket/set/manifest.json yet; trying until \d\d:\d\d:\d\d",
+                run.stderr,
+            )
+        )
         == 1
     )
-    assert re.search(r"TransientError: gs://bucket/set/manifest.json: .*gave up after 3 tries in 3\d s", run.stderr)
+    assert re.search(
+        r"TransientError: gs://bucket/set/manifest.json: .*gave up after 3 tries in 3\d s",
+        run.stderr,
+    )
 
 
 @pytest.mark.parametrize("is_listening", [True, False])
@@ -275,10 +331,16 @@ def test_an_operation_ends_at_its_deadline_and_says_before_that_nothing_answers(
 ):
     if not is_listening:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:1")
-    policy = RetryPolicy(stall_timeout_s=0.3, deadline_s=1.0, notice_after_s=0.2, warn_after_s=float("inf"))
-    with pytest.raises(TransientError, match=r"gs://bucket/a: .*gave up after [234] tries in [012] s"):
+    policy = RetryPolicy(
+        stall_timeout_s=0.3, deadline_s=1.0, notice_after_s=0.2, warn_after_s=float("inf")
+    )
+    with pytest.raises(
+        TransientError, match=r"gs://bucket/a: .*gave up after [234] tries in [012] s"
+    ):
         replace(open_storage("gs://bucket"), retry=policy).stat("a")
-    [said] = [record.getMessage() for record in caplog.records if record.name.startswith("shardset")]
+    [said] = [
+        record.getMessage() for record in caplog.records if record.name.startswith("shardset")
+    ]
     assert said.startswith("no answer from gs://bucket/a yet; trying until ")
 
 

@@ -18,7 +18,9 @@ pytestmark = pytest.mark.gcs
 
 
 def test_an_upload_that_trickles_is_given_up(behind_proxy, monkeypatch):
-    policy = replace(behind_proxy.retry, clock=Clock(step_s=0.01), request_deadline_s=-100.0, give_up_after_s=1.0)
+    policy = replace(
+        behind_proxy.retry, clock=Clock(step_s=0.01), request_deadline_s=-100.0, give_up_after_s=1.0
+    )
     with pytest.raises(TransientError, match="slower than 64 KiB/s"):
         put(replace(behind_proxy, retry=policy), "a", BIG)
     assert names(behind_proxy) == []
@@ -63,7 +65,10 @@ def test_a_bit_flipped_on_its_way_up_is_sent_again(behind_proxy, proxy):
 
 def test_what_the_server_stored_wrongly_is_deleted_and_said(behind_proxy, proxy):
     proxy.script = in_turn(Fault("replace", find=b"yZRlqg==", put=b"AAAAAA=="), when=is_upload)
-    with pytest.raises(StorageError, match=r"/a: stored as 11 bytes with CRC32C AAAAAA==, expected 11 bytes, yZRlqg=="):
+    with pytest.raises(
+        StorageError,
+        match=r"/a: stored as 11 bytes with CRC32C AAAAAA==, expected 11 bytes, yZRlqg==",
+    ):
         put(behind_proxy, "a")
     assert names(behind_proxy) == []
 
@@ -77,7 +82,8 @@ def test_an_object_larger_than_the_memory_for_it_goes_through_a_file(gcs_root, m
 
 @pytest.mark.parametrize("num_small", [1, 1000])
 def test_a_temporary_folder_that_is_full_at_the_last_byte_is_said(gcs_root, num_small, monkeypatch):
-    # Small writes wait in a buffer: the disk refuses them when that is full, when all is sent, or when it is closed.
+    # Small writes wait in a buffer: the disk refuses them when that is full, when all is sent, or
+    # when it is closed.
     monkeypatch.setattr(gcs, "SPOOL_BYTES", 50_000)
     storage = open_storage(gcs_root)
 
@@ -87,7 +93,10 @@ def test_a_temporary_folder_that_is_full_at_the_last_byte_is_said(gcs_root, num_
             for _ in range(num_small):
                 writer.write(BIG[:3000])
 
-    with file_size_limit(100_000), pytest.raises(StorageError, match=r"a, in the temporary folder .*larger than the"):
+    with (
+        file_size_limit(100_000),
+        pytest.raises(StorageError, match=r"a, in the temporary folder .*larger than the"),
+    ):
         write()
     assert names(storage) == []
 
@@ -95,7 +104,9 @@ def test_a_temporary_folder_that_is_full_at_the_last_byte_is_said(gcs_root, num_
 def test_content_may_hold_what_parts_another_upload(behind_proxy, proxy):
     boundaries = set()
     proxy.script = lambda seen: (
-        boundaries.add(seen.headers["content-type"].partition("boundary=")[2]) if is_upload(seen) else None
+        boundaries.add(seen.headers["content-type"].partition("boundary=")[2])
+        if is_upload(seen)
+        else None
     )
     put(behind_proxy, "a")
     content = b"".join(f"a\r\n--{found}\r\nb\r\n--{found}--\r\n".encode() for found in boundaries)

@@ -87,7 +87,9 @@ def test_a_server_without_ranges_is_said_unless_the_whole_file_is_wanted(server,
     assert storage.stat("a").num_bytes == 11
     assert storage.read("a") == storage.read("a", 0, 11) == HELLO
     assert storage.read("a", 0, 3) == HELLO[:3]
-    with pytest.raises(StorageError, match="/in/side/a bytes 3 to 5: the server sends no byte ranges; copy"):
+    with pytest.raises(
+        StorageError, match="/in/side/a bytes 3 to 5: the server sends no byte ranges; copy"
+    ):
         storage.read("a", 3, 5)
 
 
@@ -125,7 +127,9 @@ def test_a_known_etag_is_demanded(server, storage, origin):
     assert server.seen[-1][1]["If-Match"] == generation
 
 
-def test_redirects_are_followed_and_no_credentials_with_them(server, storage, origin, tmp_path, monkeypatch):
+def test_redirects_are_followed_and_no_credentials_with_them(
+    server, storage, origin, tmp_path, monkeypatch
+):
     put(origin, "a b")
     monkeypatch.setenv("SHARDSET_HTTPS_HEADER", "127.0.0.1 Authorization: Bearer secret")
     with WebServer(tmp_path) as cdn:
@@ -146,7 +150,9 @@ def test_redirects_are_followed_and_no_credentials_with_them(server, storage, or
         ("http://localhost:1", TransientError, "Connection refused; gave up"),
     ],
 )
-def test_a_redirect_to_nowhere_ends_and_its_signature_is_not_shown(server, storage, target, kind, said):
+def test_a_redirect_to_nowhere_ends_and_its_signature_is_not_shown(
+    server, storage, target, kind, said
+):
     server.redirect_to = target or server.url
     clock = Clock()
     with pytest.raises(kind, match=said) as caught:
@@ -187,7 +193,9 @@ def test_the_host_of_the_header_is_compared_in_any_case(server, origin, monkeypa
     assert server.seen[-1][1]["Authorization"] == "Bearer secret"
 
 
-@pytest.mark.parametrize("text", ["Bearer s3cret", "127.0.0.1 Authorization: s3cret\n", "127.0.0.1 A: s3cret\r\nB: c"])
+@pytest.mark.parametrize(
+    "text", ["Bearer s3cret", "127.0.0.1 Authorization: s3cret\n", "127.0.0.1 A: s3cret\r\nB: c"]
+)
 def test_a_header_in_another_form_is_refused_without_it(storage, monkeypatch, text):
     monkeypatch.setenv("SHARDSET_HTTPS_HEADER", text)
     with pytest.raises(ConfigError, match="is not `HOST NAME: VALUE`") as caught:
@@ -207,7 +215,9 @@ def test_it_is_only_read(storage):
     with pytest.raises(ConfigError, match="can't be listed; name a shard set"):
         storage.list()
     for action in (storage.writer, storage.delete):
-        with pytest.raises(ConfigError, match="/in/side/a: https:// is only read; write to a folder or a bucket"):
+        with pytest.raises(
+            ConfigError, match="/in/side/a: https:// is only read; write to a folder or a bucket"
+        ):
             action("a")
 
 
@@ -215,7 +225,9 @@ def test_an_address_that_is_not_protected_or_climbs_is_refused():
     with pytest.raises(ConfigError, match="climbs"):
         open_storage("https://host/../x")
     for host in ("example.com", "localhost.example.com"):
-        with pytest.raises(ConfigError, match="is not read, as it is not this machine; use https://"):
+        with pytest.raises(
+            ConfigError, match="is not read, as it is not this machine; use https://"
+        ):
             open_storage(f"http://{host}/set").read("a")
 
 

@@ -13,7 +13,16 @@ import pytest
 from shardset.errors import ConfigError, NotFound, PreconditionFailed, StorageError
 from shardset.storage.base import ABSENT
 from shardset.storage.open import open_storage
-from tests.makers.objects import BIG, HELLO, file_size_limit, give_up_root, in_child, names, put, write_and_raise
+from tests.makers.objects import (
+    BIG,
+    HELLO,
+    file_size_limit,
+    give_up_root,
+    in_child,
+    names,
+    put,
+    write_and_raise,
+)
 
 
 @pytest.fixture
@@ -22,7 +31,9 @@ def disk(tmp_path):
 
 
 def all_files(folder):
-    return sorted(os.path.relpath(path, folder) for path in Path(folder).rglob("*") if not path.is_dir())
+    return sorted(
+        os.path.relpath(path, folder) for path in Path(folder).rglob("*") if not path.is_dir()
+    )
 
 
 @pytest.mark.parametrize("is_kept_open", [False, True])
@@ -49,7 +60,9 @@ def test_a_handle_that_fails_is_opened_again(disk, monkeypatch):
     put(disk, "a")
     generation, opened = disk.stat("a").generation, []
     real_open, read = os.open, os.pread
-    monkeypatch.setattr(os, "open", lambda *options: opened.append(real_open(*options)) or opened[-1])
+    monkeypatch.setattr(
+        os, "open", lambda *options: opened.append(real_open(*options)) or opened[-1]
+    )
     monkeypatch.setattr(os, "pread", lambda fd, *place: read(fd if len(opened) > 1 else -1, *place))
     with pytest.raises(StorageError):
         disk.read("a", generation=generation)
@@ -94,7 +107,9 @@ def test_a_killed_writer_leaves_nothing_that_is_listed(disk):
 
 def test_sweeping_all_the_time_disturbs_no_writer(disk):
     with ThreadPoolExecutor(5) as pool:
-        writers = [pool.submit(put, disk, f"train/{number}", if_generation=ABSENT) for number in range(50)]
+        writers = [
+            pool.submit(put, disk, f"train/{number}", if_generation=ABSENT) for number in range(50)
+        ]
         while not all(writer.done() for writer in writers):
             disk.sweep()
         assert [writer.result() for writer in writers] == [None] * 50
@@ -102,12 +117,16 @@ def test_sweeping_all_the_time_disturbs_no_writer(disk):
 
 
 @pytest.mark.parametrize("code", [errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP])
-def test_a_file_system_without_hard_links_is_said_to_be_one_and_nothing_is_left(disk, monkeypatch, code):
+def test_a_file_system_without_hard_links_is_said_to_be_one_and_nothing_is_left(
+    disk, monkeypatch, code
+):
     def link(path: str, name: str) -> None:
         raise OSError(code, os.strerror(code), path, name)
 
     monkeypatch.setattr(os, "link", link)
-    with pytest.raises(StorageError, match=r"train/a: the file system has no hard links.*; choose another folder"):
+    with pytest.raises(
+        StorageError, match=r"train/a: the file system has no hard links.*; choose another folder"
+    ):
         put(disk, "train/a", if_generation=ABSENT)
     assert os.listdir(f"{disk.root}/train") == []
 
@@ -115,7 +134,10 @@ def test_a_file_system_without_hard_links_is_said_to_be_one_and_nothing_is_left(
 @pytest.mark.parametrize("options", [{}, {"if_generation": ABSENT}])
 def test_a_full_disk_or_a_limit_is_said_and_leaves_nothing(disk, monkeypatch, options):
     put(disk, "small")
-    with file_size_limit(100_000), pytest.raises(StorageError, match=r"/a: .* larger than the system allows"):
+    with (
+        file_size_limit(100_000),
+        pytest.raises(StorageError, match=r"/a: .* larger than the system allows"),
+    ):
         put(disk, "a", BIG, **options)
 
     def fill(*_):
@@ -158,7 +180,9 @@ def test_a_device_or_pipe_is_never_replaced(disk, through_link):
     os.mkfifo(f"{disk.root}/pipe")
     os.symlink("pipe", f"{disk.root}/link")
     name = "link" if through_link else "pipe"
-    with pytest.raises(StorageError, match=f"{name}: this is a device, pipe or socket, expected a file"):
+    with pytest.raises(
+        StorageError, match=f"{name}: this is a device, pipe or socket, expected a file"
+    ):
         put(disk, name)
     assert stat.S_ISFIFO(os.stat(f"{disk.root}/{name}").st_mode)
     assert sorted(os.listdir(disk.root)) == ["link", "pipe"]
@@ -166,7 +190,9 @@ def test_a_device_or_pipe_is_never_replaced(disk, through_link):
 
 @pytest.fixture
 def closed():
-    """A storage anybody may enter, with an unreadable folder, an unreadable file and nowhere to write."""
+    """A storage anybody may enter, with an unreadable folder, an unreadable file and nowhere to
+    write.
+    """
     with tempfile.TemporaryDirectory() as root:
         disk = open_storage(root)
         put(disk, "readable/a")
@@ -191,7 +217,10 @@ def test_a_missing_permission_is_said(closed):
         kind, text = in_child(give_up_root, action)
         assert (name, kind) == (name, "StorageError")
         assert text.startswith(f"{closed.root}/{name}: no permission; run as a user who may")
-    assert in_child(give_up_root, lambda: names(closed, "readable/")) == ("nothing", "['readable/a']")
+    assert in_child(give_up_root, lambda: names(closed, "readable/")) == (
+        "nothing",
+        "['readable/a']",
+    )
 
 
 def test_links_to_files_and_folders_are_followed(disk, tmp_path):
@@ -206,7 +235,8 @@ def test_links_to_files_and_folders_are_followed(disk, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("target", "complaint"), [("gone", "link: a symbolic link to nothing"), ("..", "leads back to a folder above")]
+    ("target", "complaint"),
+    [("gone", "link: a symbolic link to nothing"), ("..", "leads back to a folder above")],
 )
 def test_a_link_to_nothing_or_in_a_circle_is_an_error(disk, target, complaint):
     put(disk, "a/b")

@@ -12,11 +12,15 @@ from tests.makers.objects import HELLO, names, put
 @pytest.mark.parametrize("url", ["abfs://bucket/x", "file:///tmp/x", "gcs://bucket/x", "://x"])
 def test_an_unknown_scheme_is_refused_by_name(url):
     scheme = url.partition(":")[0]
-    with pytest.raises(ConfigError, match=f"'{scheme}' is not known; use a local path, gs://bucket/prefix, s3://"):
+    with pytest.raises(
+        ConfigError, match=f"'{scheme}' is not known; use a local path, gs://bucket/prefix, s3://"
+    ):
         open_storage(url)
 
 
-@pytest.mark.parametrize("url", ["gs:/bucket/x", "gs:bucket", "s3:/bucket", "https:/host/x", "memory:/name/x"])
+@pytest.mark.parametrize(
+    "url", ["gs:/bucket/x", "gs:bucket", "s3:/bucket", "https:/host/x", "memory:/name/x"]
+)
 def test_an_address_without_its_slashes_is_not_taken_for_a_folder_here(url):
     with pytest.raises(ConfigError, match=f"{url}: .* two slashes.*{url.partition(':')[0]}://"):
         open_storage(url)
@@ -31,13 +35,17 @@ def test_a_home_folder_that_no_shell_put_in_is_not_made_here(url):
     assert open_storage("~old/shards").url.endswith("~old/shards")
 
 
-@pytest.mark.parametrize("url", ["", "gs://", "gs:///x", "memory://", "gs://bucket/../x", "memory://m//x", "gs://b//x"])
+@pytest.mark.parametrize(
+    "url", ["", "gs://", "gs:///x", "memory://", "gs://bucket/../x", "memory://m//x", "gs://b//x"]
+)
 def test_a_url_that_names_no_folder_is_refused(url):
     with pytest.raises(ConfigError):
         open_storage(url)
 
 
-@pytest.mark.parametrize("url", ["", "gs://bucket", "gs://bucket/", "memory://m", "folder/", "/", ".", "a/.", "/a/.."])
+@pytest.mark.parametrize(
+    "url", ["", "gs://bucket", "gs://bucket/", "memory://m", "folder/", "/", ".", "a/.", "/a/.."]
+)
 def test_a_url_that_names_no_file_is_refused(url):
     with pytest.raises(ConfigError, match=rf"^'{url}' names a folder, expected a file in it$"):
         open_file(url)
@@ -90,7 +98,13 @@ def test_a_location_holds_its_regions(location, region, expected):
 
 @pytest.mark.parametrize(
     ("location", "known"),
-    [("EUROPE-WEST4", True), ("EU", True), ("US-EAST1+US-WEST1", True), ("NAM9", False), ("unknown", False)],
+    [
+        ("EUROPE-WEST4", True),
+        ("EU", True),
+        ("US-EAST1+US-WEST1", True),
+        ("NAM9", False),
+        ("unknown", False),
+    ],
 )
 def test_what_can_not_be_judged_is_said(location, known):
     assert is_known(location) is known

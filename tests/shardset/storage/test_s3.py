@@ -1,4 +1,6 @@
-"""What is special about S3: its checksums are ours, its client must not be forked, nothing is deleted conditionally."""
+"""What is special about S3: its checksums are ours, its client must not be forked, nothing is
+deleted conditionally.
+"""
 
 import random
 import urllib.request
@@ -7,7 +9,14 @@ from dataclasses import replace
 import obstore
 import pytest
 
-from shardset.errors import ConfigError, DamagedShard, NotFound, PreconditionFailed, StorageError, TransientError
+from shardset.errors import (
+    ConfigError,
+    DamagedShard,
+    NotFound,
+    PreconditionFailed,
+    StorageError,
+    TransientError,
+)
 from shardset.storage import s3
 from shardset.storage.base import ABSENT
 from shardset.storage.open import open_storage
@@ -54,7 +63,9 @@ def test_a_bit_flipped_on_its_way_down_is_read_again(behind_proxy, proxy):
     assert sum(map(is_read, proxy.seen)) == 2
 
 
-def test_a_bit_flipped_on_its_way_up_is_an_error_of_the_writer_and_of_every_reader(behind_proxy, proxy):
+def test_a_bit_flipped_on_its_way_up_is_an_error_of_the_writer_and_of_every_reader(
+    behind_proxy, proxy
+):
     # Amazon compares the body with its signature; this server does not.
     proxy.script = in_turn(Fault("flip_upload", at=1234), when=is_upload)
     with pytest.raises(DamagedShard, match="/a: has not the CRC32C it was written with"):
@@ -89,7 +100,9 @@ def test_a_lost_answer_does_not_hide_another_writer(behind_proxy, proxy, if_gene
 
 
 def test_a_conflict_with_a_write_under_way_is_tried_again(behind_proxy, proxy):
-    conflict = Fault("status", status=409, put=b"<Error><Code>ConditionalRequestConflict</Code></Error>")
+    conflict = Fault(
+        "status", status=409, put=b"<Error><Code>ConditionalRequestConflict</Code></Error>"
+    )
     proxy.script = in_turn(conflict, conflict, when=is_upload)
     put(behind_proxy, "a", if_generation=ABSENT)
     assert behind_proxy.read("a") == HELLO
@@ -108,7 +121,9 @@ def test_a_listing_is_whole_or_asked_for_again(behind_proxy, proxy, fault, monke
 def test_with_a_third_of_all_requests_failing_nothing_is_wrong(behind_proxy, proxy):
     chance = random.Random(7)
     proxy.script = lambda seen: chance.choice(FAULTS[:6]) if chance.random() < 1 / 3 else None
-    wanted = {f"a/{number:02d}": chance.randbytes(chance.randrange(1, 5000)) for number in range(20)}
+    wanted = {
+        f"a/{number:02d}": chance.randbytes(chance.randrange(1, 5000)) for number in range(20)
+    }
     for name, data in wanted.items():
         put(behind_proxy, name, data, if_generation=ABSENT)
         with pytest.raises(PreconditionFailed):
@@ -124,7 +139,9 @@ def test_with_a_third_of_all_requests_failing_nothing_is_wrong(behind_proxy, pro
 
 @pytest.mark.parametrize("status", [301, 400, 401, 403, 418])
 def test_a_refusal_is_said_at_once(behind_proxy, proxy, clock, status):
-    proxy.script = lambda seen: Fault("status", status=status, put=b"<Message>not like this</Message>")
+    proxy.script = lambda seen: Fault(
+        "status", status=status, put=b"<Message>not like this</Message>"
+    )
     with pytest.raises(StorageError, match=r"/a: .*check the name, AWS_ENDPOINT_URL, AWS_REGION"):
         behind_proxy.read("a")
     assert clock.pauses == []
@@ -163,7 +180,9 @@ def test_an_object_in_parts_has_another_etag_and_is_read_back(storage, monkeypat
     # So does an encrypted one: the ETag is no checksum there.
     put_in_one = obstore.put
     parts = {"use_multipart": True, "chunk_size": 5 << 20, "mode": "overwrite"}
-    monkeypatch.setattr(obstore, "put", lambda *words, **options: put_in_one(*words, **{**options, **parts}))
+    monkeypatch.setattr(
+        obstore, "put", lambda *words, **options: put_in_one(*words, **{**options, **parts})
+    )
     put(storage, "a", BIG * 6)
     assert storage.stat("a").generation.endswith('-2"')
     assert storage.read("a") == BIG * 6
@@ -212,11 +231,15 @@ def test_more_than_one_request_can_carry_is_refused_when_it_is_written(storage, 
     monkeypatch.setattr(s3, "MAX_BYTES", 10)
     with storage.writer("a") as writer:
         writer.write(HELLO[:10])
-        with pytest.raises(StorageError, match="/a: more than the 10 bytes that one request can carry"):
+        with pytest.raises(
+            StorageError, match="/a: more than the 10 bytes that one request can carry"
+        ):
             writer.write(HELLO[10:])
 
 
 def test_an_endpoint_that_is_none_is_named(storage, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "nonsense")
-    with pytest.raises(ConfigError, match="AWS_ENDPOINT_URL is nonsense, expected an address such as https://"):
+    with pytest.raises(
+        ConfigError, match="AWS_ENDPOINT_URL is nonsense, expected an address such as https://"
+    ):
         storage.read("a")

@@ -45,17 +45,25 @@ def test_its_url_opens_it_again(storage):
     assert folder.read(name) == HELLO
 
 
-@pytest.mark.parametrize("storage", ["memory", "local", pytest.param("gs", marks=pytest.mark.gcs)], indirect=True)
+@pytest.mark.parametrize(
+    "storage", ["memory", "local", pytest.param("gs", marks=pytest.mark.gcs)], indirect=True
+)
 def test_a_forked_process_reads_while_its_parent_does(storage):
     put(storage, "a", BIG)
     assert storage.read("a", 1, 100) == BIG[1:100]
     results = multiprocessing.get_context("fork").SimpleQueue()
     child = multiprocessing.get_context("fork").Process(
-        target=lambda: results.put([storage.read("a", start, start + 50_000) for start in range(0, 1_000_000, 50_000)])
+        target=lambda: results.put(
+            [storage.read("a", start, start + 50_000) for start in range(0, 1_000_000, 50_000)]
+        )
     )
     child.start()
     ours = [storage.read("a", start, start + 50_000) for start in range(0, 1_000_000, 50_000)]
-    assert results.get() == ours == [BIG[start : start + 50_000] for start in range(0, 1_000_000, 50_000)]
+    assert (
+        results.get()
+        == ours
+        == [BIG[start : start + 50_000] for start in range(0, 1_000_000, 50_000)]
+    )
     child.join()
 
 

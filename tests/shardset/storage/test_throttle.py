@@ -1,4 +1,6 @@
-"""Many readers of a bucket that serves few: in virtual time, with the real retries and the real throttle."""
+"""Many readers of a bucket that serves few: in virtual time, with the real retries and the real
+throttle.
+"""
 
 import heapq
 import itertools
@@ -24,7 +26,9 @@ class Over(BaseException):
 
 @dataclass
 class World:
-    """Threads of which one runs at a time: `sleep` hands over to the next one to wake, and moves the clock there."""
+    """Threads of which one runs at a time: `sleep` hands over to the next one to wake, and moves
+    the clock there.
+    """
 
     until: float = 0.0
     now: float = 0.0
@@ -44,7 +48,9 @@ class World:
     def run(self, function, num_threads, until):
         self.until = until
         locks = [self._wait_until(0.0) for _ in range(num_threads)]
-        threads = [threading.Thread(target=self._run, args=[function, own], daemon=True) for own in locks]
+        threads = [
+            threading.Thread(target=self._run, args=[function, own], daemon=True) for own in locks
+        ]
         for thread in threads:
             thread.start()
         self._wake_next()
@@ -83,8 +89,12 @@ def storm(*, is_throttled, until, retry_after_s=0.0):
     """(requests asked, requests served) in each minute, and when readers gave up."""
     world, draw = World(), random.Random(7)
     asked, served, in_second, gave_up = Counter(), Counter(), Counter(), []
-    policy = RetryPolicy(clock=world.clock, sleep=world.sleep, jitter=draw.random, warn_after_s=float("inf"))
-    readers = itertools.cycle([(Throttle if is_throttled else Unthrottled)() for _ in range(NUM_READERS)])
+    policy = RetryPolicy(
+        clock=world.clock, sleep=world.sleep, jitter=draw.random, warn_after_s=float("inf")
+    )
+    readers = itertools.cycle(
+        [(Throttle if is_throttled else Unthrottled)() for _ in range(NUM_READERS)]
+    )
 
     def request():
         asked[int(world.now // 60)] += 1
@@ -124,7 +134,11 @@ def test_a_refusal_holds_back_every_thread_for_as_long_as_it_asks_for():
 
 def test_a_reader_that_is_refused_once_soon_reads_as_before():
     world = World(until=1e9)
-    policy, throttle, first = RetryPolicy(clock=world.clock, sleep=world.sleep, jitter=lambda: 0), Throttle(), [1]
+    policy, throttle, first = (
+        RetryPolicy(clock=world.clock, sleep=world.sleep, jitter=lambda: 0),
+        Throttle(),
+        [1],
+    )
 
     def request():
         world.sleep(LATENCY_S)

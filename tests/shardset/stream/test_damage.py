@@ -1,4 +1,6 @@
-"""Whatever is broken, the stream yields exactly the right samples or says what is broken and where."""
+"""Whatever is broken, the stream yields exactly the right samples or says what is
+broken and where.
+"""
 
 import itertools
 import shutil
@@ -25,7 +27,9 @@ INDEX = "train/train-000001.idx.npy"
 
 
 def write(url):
-    write_shard_set(open_storage(url), {"train": png_samples("train", NUM_SAMPLES, size=8)}, num_shards=2)
+    write_shard_set(
+        open_storage(url), {"train": png_samples("train", NUM_SAMPLES, size=8)}, num_shards=2
+    )
     return url
 
 
@@ -48,7 +52,14 @@ def remote():
 def read(url):
     """One epoch, every pixel compared: the ids that came."""
     spec = ImageSpec(size=8, crop=CenterCrop(8))
-    options = {"global_batch_size": 4, "rank": 0, "world_size": 1, "seed": 1, "block_size": 5, "window": 3}
+    options = {
+        "global_batch_size": 4,
+        "rank": 0,
+        "world_size": 1,
+        "seed": 1,
+        "block_size": 5,
+        "window": 3,
+    }
     ids = []
     for batch in Stream(str(url), "train", image=spec, **options).epoch(0):
         for id_, label, image in zip(batch["id"], batch["label"], batch["image"], strict=True):
@@ -94,7 +105,9 @@ def test_an_undamaged_shard_set_reads_right(whole, remote):
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_a_flipped_bit_anywhere_is_named_or_harmless(whole, tmp_path, data):
     copy = Path(shutil.copytree(whole, tmp_path / uuid.uuid4().hex))
     name = data.draw(st.sampled_from([SHARD, INDEX, "manifest.json"]))
@@ -105,10 +118,17 @@ def test_a_flipped_bit_anywhere_is_named_or_harmless(whole, tmp_path, data):
 
 
 def test_a_flipped_bit_in_a_payload_names_shard_key_and_offset(copy):
-    at = next(member for member in members((copy / SHARD).read_bytes(), "here") if member.key == "train-000015")
+    at = next(
+        member
+        for member in members((copy / SHARD).read_bytes(), "here")
+        if member.key == "train-000015"
+    )
     flip(copy / SHARD, at.offset + 20, 3)
     with pytest.raises(
-        DamagedShard, match=rf"{SHARD}: sample 'train-000015' at byte {at.offset}: crc32c is .*, expected .*rebuild"
+        DamagedShard,
+        match=(
+            rf"{SHARD}: sample 'train-000015' at byte {at.offset}: crc32c is .*, expected .*rebuild"
+        ),
     ):
         read(copy)
 
@@ -122,12 +142,21 @@ def test_a_shard_cut_at_any_member_border_is_refused(copy):
     data = (copy / SHARD).read_bytes()
     for border in borders(copy / SHARD):
         (copy / SHARD).write_bytes(data[:border])
-        with pytest.raises(DamagedShard, match=rf"{SHARD}: {border} bytes, expected {len(data)}; the shard is cut"):
+        with pytest.raises(
+            DamagedShard, match=rf"{SHARD}: {border} bytes, expected {len(data)}; the shard is cut"
+        ):
             read(copy)
 
 
 def test_a_shard_cut_while_it_is_read_is_refused(copy):
-    options = {"global_batch_size": 4, "rank": 0, "world_size": 1, "seed": 1, "num_threads": 1, "prefetch": 1}
+    options = {
+        "global_batch_size": 4,
+        "rank": 0,
+        "world_size": 1,
+        "seed": 1,
+        "num_threads": 1,
+        "prefetch": 1,
+    }
     batches = Stream(str(copy), "train", image=None, fields=("png",), **options).epoch(0)
     next(batches)
     for name in (SHARD, "train/train-000000.tar"):
@@ -171,7 +200,9 @@ def test_no_manifest_means_no_shard_set(copy):
 
 @pytest.fixture
 def proxied(gcs_emulator, gcs_root, monkeypatch):
-    """(url, proxy): a shard set in the emulator, reached through a proxy that can break requests."""
+    """(url, proxy): a shard set in the emulator,
+    reached through a proxy that can break requests.
+    """
     url = write(gcs_root)
     with FaultyProxy(gcs_emulator) as proxy:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
@@ -214,7 +245,9 @@ def test_a_fault_at_every_single_request_is_survived_or_named(proxied, fault):
 @pytest.mark.gcs
 def test_bytes_that_come_flipped_every_time_are_refused(proxied):
     url, proxy = proxied
-    proxy.script = lambda seen: Fault("flip", at=60) if is_media(seen) and "000001.tar" in seen.path else None
+    proxy.script = lambda seen: (
+        Fault("flip", at=60) if is_media(seen) and "000001.tar" in seen.path else None
+    )
     with pytest.raises(ShardsetError, match=rf"{SHARD}: sample 'train-0000\d\d' at byte \d+"):
         read(url)
 
@@ -225,7 +258,14 @@ def test_a_shard_replaced_while_it_is_read_is_refused(proxied):
     storage = open_storage(url)
     data = bytearray(storage.read(SHARD))
     data[2000] ^= 1
-    options = {"global_batch_size": 4, "rank": 0, "world_size": 1, "seed": 1, "block_size": 1, "window": 0}
+    options = {
+        "global_batch_size": 4,
+        "rank": 0,
+        "world_size": 1,
+        "seed": 1,
+        "block_size": 1,
+        "window": 0,
+    }
     batches = Stream(url, "train", image=None, fields=("png",), prefetch=1, **options).epochs()
     next(batches)
     put(storage, SHARD, bytes(data))

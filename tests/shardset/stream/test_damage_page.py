@@ -19,4 +19,7 @@ def test_the_table_of_damage_on_disk_is_what_happens(tmp_path):
     assert [row.damage for row in found] == list(LOCAL)
     for row in found:
         stream, peer = rows[row.damage]
-        assert (beginning(row.stream), beginning(row.webdataset)) == (beginning(stream), beginning(peer)), row.damage
+        assert (beginning(row.stream), beginning(row.webdataset)) == (
+            beginning(stream),
+            beginning(peer),
+        ), row.damage

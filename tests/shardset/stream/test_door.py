@@ -1,4 +1,6 @@
-"""`shardset.Stream` as a loop of one's own uses it: short arguments, iteration, position, and the world around."""
+"""`shardset.Stream` as a loop of one's own uses it: short arguments, iteration, position, and the
+world around.
+"""
 
 import itertools
 import os
@@ -25,8 +27,15 @@ NUM_TRAIN = 41
 @pytest.fixture(scope="module", params=["disk", "memory"])
 def shards(request, tmp_path_factory):
     """The URL of a shard set: one is read by sample, the other by block."""
-    url = str(tmp_path_factory.mktemp("set")) if request.param == "disk" else f"memory://{uuid.uuid4().hex}/set"
-    samples = {"train": jpeg_samples("train", NUM_TRAIN, height=24, width=30), "val": jpeg_samples("val", 9)}
+    url = (
+        str(tmp_path_factory.mktemp("set"))
+        if request.param == "disk"
+        else f"memory://{uuid.uuid4().hex}/set"
+    )
+    samples = {
+        "train": jpeg_samples("train", NUM_TRAIN, height=24, width=30),
+        "val": jpeg_samples("val", 9),
+    }
     write_shard_set(open_storage(url), samples, num_shards=3)
     return url
 
@@ -94,7 +103,9 @@ def test_a_state_goes_on_after_the_last_batch_that_was_taken(shards, num_taken):
     expected = [next(taken) for _ in range(9)]
     again = make(shards)
     again.load_state_dict(saved)
-    assert all_same(expected, itertools.islice(itertools.chain.from_iterable(itertools.repeat(again)), 9))
+    assert all_same(
+        expected, itertools.islice(itertools.chain.from_iterable(itertools.repeat(again)), 9)
+    )
 
 
 def test_a_state_is_plain_values(shards):
@@ -103,7 +114,8 @@ def test_a_state_is_plain_values(shards):
     state = stream.state_dict()
     assert {type(value) for value in state.values()} <= {int, str}
     numbers = {
-        name: np.int64(value) if isinstance(value, int) and value < 2**63 else value for name, value in state.items()
+        name: np.int64(value) if isinstance(value, int) and value < 2**63 else value
+        for name, value in state.items()
     }
     stream.load_state_dict(numbers)
     assert stream.state_dict() == state
@@ -139,7 +151,8 @@ def test_a_state_of_another_order_is_refused_and_changes_nothing(shards):
 
 
 @pytest.mark.parametrize(
-    ("state", "message"), [({"epoch": 3}, "the order state can't be read"), ({"epoch": object()}, "what no state does")]
+    ("state", "message"),
+    [({"epoch": 3}, "the order state can't be read"), ({"epoch": object()}, "what no state does")],
 )
 def test_a_state_that_is_none_is_refused(shards, state, message):
     with pytest.raises(ConfigError, match=message):
@@ -155,12 +168,16 @@ def test_with_closes(shards):
         next(iter(stream))
 
 
-# --- images by name ---------------------------------------------------------------------------------------------------
+# --- images by name -------------------------------------------------------------------------------
 
 
 def test_a_preset_is_that_of_timm(shards):
-    assert make(shards, image="train").spec.image == ImageSpec(size=16, crop=RandomResizedCrop(), flip="pixels")
-    assert make(shards, image="eval", image_size=224).spec.image == ImageSpec(size=224, crop=CenterCrop(256))
+    assert make(shards, image="train").spec.image == ImageSpec(
+        size=16, crop=RandomResizedCrop(), flip="pixels"
+    )
+    assert make(shards, image="eval", image_size=224).spec.image == ImageSpec(
+        size=224, crop=CenterCrop(256)
+    )
 
 
 def test_the_stored_order_takes_the_preset_of_evaluation(shards):
@@ -191,7 +208,10 @@ def test_images_that_come_mirrored_are_those_of_flip(shards):
         ({"image": "test"}, "image is 'test', expected 'train', 'eval', an ImageSpec, or None"),
         ({"image": "train", "seed": None}, "takes no random crop or flip"),
         ({"image_size": "16"}, "image_size is '16', expected a whole number"),
-        ({"global_batch_size": 8}, r"batch_size .* or global_batch_size .* both are given \(8 and 8\)"),
+        (
+            {"global_batch_size": 8},
+            r"batch_size .* or global_batch_size .* both are given \(8 and 8\)",
+        ),
         ({"batch_size": None}, "batch_size .* or global_batch_size .* neither is given"),
         ({"batch_size": 2.5}, "batch_size is 2.5, expected a whole number"),
         ({"rank": 1}, "rank is 1 and world_size is None, expected .* give both"),
@@ -209,7 +229,7 @@ def test_an_option_that_a_stream_does_not_have_is_refused_by_name(shards):
         make(shards, shuffle=True)
 
 
-# --- one process or several -------------------------------------------------------------------------------------------
+# --- one process or several -----------------------------------------------------------------------
 
 
 LAUNCHES = [
@@ -223,7 +243,9 @@ LAUNCHES = [
 @pytest.mark.parametrize(("size", "rank"), LAUNCHES)
 def test_one_of_several_processes_must_say_which_it_is(shards, monkeypatch, size, rank):
     monkeypatch.setenv(size, "4")
-    with pytest.raises(ConfigError, match=rf'{size} is 4.*rank=int\(os.environ\["{rank}"\]\), world_size=4'):
+    with pytest.raises(
+        ConfigError, match=rf'{size} is 4.*rank=int\(os.environ\["{rank}"\]\), world_size=4'
+    ):
         make(shards)
     assert make(shards, rank=3, world_size=4).spec.global_batch_size == 32
     assert make(shards, rank=0, world_size=1).spec.global_batch_size == 8
@@ -232,7 +254,10 @@ def test_one_of_several_processes_must_say_which_it_is(shards, monkeypatch, size
 def test_a_process_of_torch_xla_s_launcher_must_say_which_it_is(shards, monkeypatch):
     monkeypatch.setenv("PJRT_LOCAL_PROCESS_RANK", "1")
     monkeypatch.setenv("PJRT_LOCAL_PROCESS_COUNT", "4")
-    expressions = r"rank=torch_xla\.runtime\.global_ordinal\(\), world_size=torch_xla\.runtime\.world_size\(\)"
+    expressions = (
+        r"rank=torch_xla\.runtime\.global_ordinal\(\),"
+        r" world_size=torch_xla\.runtime\.world_size\(\)"
+    )
     with pytest.raises(ConfigError, match=f"PJRT_LOCAL_PROCESS_COUNT is 4: .*{expressions}"):
         make(shards)
     assert make(shards, rank=5, world_size=8).spec.global_batch_size == 64
@@ -258,11 +283,17 @@ Stream("nowhere", "train", batch_size=8, image_size=16)
 def test_processes_that_torch_knows_of_must_be_named(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", DISTRIBUTED], cwd=tmp_path, env=environment, capture_output=True, text=True
+        [sys.executable, "-c", DISTRIBUTED],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert "torch.distributed runs 3 processes" in done.stderr
 
 
 def test_a_stream_is_not_indexed(shards):
-    with pytest.raises(ConfigError, match=r"BatchDataset\(stream\), batch_size=None\), or shardset.open"):
+    with pytest.raises(
+        ConfigError, match=r"BatchDataset\(stream\), batch_size=None\), or shardset.open"
+    ):
         make(shards)[0]

@@ -21,14 +21,18 @@ from tests.makers.shardset import png_samples, write_shard_set
 def urls():
     found = [f"memory://{uuid.uuid4().hex}/set" for _ in range(3)]
     for url, size in zip(found, (40, 90, 25), strict=True):
-        write_shard_set(open_storage(url), {"train": png_samples("train", size, size=8)}, num_shards=2)
+        write_shard_set(
+            open_storage(url), {"train": png_samples("train", size, size=8)}, num_shards=2
+        )
     return found
 
 
 def make(urls, weights=(3, 2, 1), **options):
     shares = [Share(url, "train", weight) for url, weight in zip(urls, weights, strict=True)]
     choices = {"global_batch_size": 24, "rank": 0, "world_size": 1, "seed": 7, "num_lanes": 12}
-    return MixedStream(shares, image=ImageSpec(size=8, crop=PadCrop(1)), num_threads=1, **{**choices, **options})
+    return MixedStream(
+        shares, image=ImageSpec(size=8, crop=PadCrop(1)), num_threads=1, **{**choices, **options}
+    )
 
 
 def take(mixed, count, start=0):
@@ -51,7 +55,9 @@ def test_the_replicas_of_any_world_see_the_same_batches(urls, world):
     parts = [take(make(urls, rank=rank, world_size=world), 5) for rank in range(world)]
     for step, expected in enumerate(whole):
         for name in expected:
-            assert np.array_equal(np.concatenate([part[step][name] for part in parts]), expected[name])
+            assert np.array_equal(
+                np.concatenate([part[step][name] for part in parts]), expected[name]
+            )
 
 
 def test_a_shard_set_repeats_no_sample_before_its_epoch_ends(urls):
@@ -67,7 +73,9 @@ def test_states_of_different_steps_are_refused(urls):
         mixed.resume([mixed.state(1)[0], *mixed.state(2)[1:]])
 
 
-@pytest.mark.parametrize("options", [{"weights": (1, 1, 1)}, {"num_lanes": 24}], ids=["weights", "lanes"])
+@pytest.mark.parametrize(
+    "options", [{"weights": (1, 1, 1)}, {"num_lanes": 24}], ids=["weights", "lanes"]
+)
 def test_states_of_other_shares_are_refused_by_what_they_follow_from(urls, options):
     with pytest.raises(ConfigError, match=r"had \[6, 4, 2\] lanes there.*the weights") as caught:
         make(urls, **options).resume(make(urls).state(3))
@@ -84,12 +92,19 @@ def test_states_of_another_number_of_shard_sets_are_refused(urls):
 def test_lanes_are_shared_within_one_of_the_exact_share(weights, num_lanes):
     lanes = share_lanes(weights, num_lanes)
     assert sum(lanes) == num_lanes
-    assert all(abs(own - weight / sum(weights) * num_lanes) < 1 for own, weight in zip(lanes, weights, strict=True))
+    assert all(
+        abs(own - weight / sum(weights) * num_lanes) < 1
+        for own, weight in zip(lanes, weights, strict=True)
+    )
 
 
-@pytest.mark.parametrize("weights", [[], [1, 0], [1, -1], [1, math.nan], [math.nan, 1], [1, math.inf]])
+@pytest.mark.parametrize(
+    "weights", [[], [1, 0], [1, -1], [1, math.nan], [math.nan, 1], [1, math.inf]]
+)
 def test_weights_that_are_no_shares_are_refused(weights):
-    with pytest.raises(ConfigError, match=r"^weights are .*expected at least one, all above 0 and finite$"):
+    with pytest.raises(
+        ConfigError, match=r"^weights are .*expected at least one, all above 0 and finite$"
+    ):
         share_lanes(weights, 16)
 
 
@@ -117,7 +132,9 @@ def larger():
     """A mixture that needs some MiB, of its second set more than of its first."""
     found = [f"memory://{uuid.uuid4().hex}/set" for _ in range(2)]
     for url in found:
-        write_shard_set(open_storage(url), {"train": png_samples("train", 40, size=8)}, num_shards=2)
+        write_shard_set(
+            open_storage(url), {"train": png_samples("train", 40, size=8)}, num_shards=2
+        )
     return found
 
 
@@ -136,7 +153,10 @@ def named_budget(urls, **options):
 
 def test_a_budget_too_small_is_refused_with_one_that_is_enough_for_all_sets(larger):
     enough = named_budget(larger)
-    assert all(stream.memory.total <= enough // 2 for stream in make_larger(larger, budget_bytes=enough).streams)
+    assert all(
+        stream.memory.total <= enough // 2
+        for stream in make_larger(larger, budget_bytes=enough).streams
+    )
     with pytest.raises(ConfigError, match="raise budget_bytes"):
         make_larger(larger, budget_bytes=enough - (2 << 20))
 
@@ -150,7 +170,7 @@ def test_a_replica_counts_its_own_part_of_a_batch(larger):
     assert named_budget(larger, rank=7, world_size=8) < named_budget(larger) / 2
 
 
-# --- any world --------------------------------------------------------------------------------------------------------
+# --- any world ------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +212,10 @@ def test_a_mixture_goes_on_in_its_recorded_order_on_any_world(wide, there, here)
 
 def test_a_mixture_s_window_follows_what_a_replica_holds(wide):
     options = {"global_batch_size": 64, "num_lanes": 16, "block_size": 8, "budget_bytes": 4 << 20}
-    windows = [[stream.order.window for stream in make_wide(wide, world=n, **options).streams] for n in (1, 4, 16)]
+    windows = [
+        [stream.order.window for stream in make_wide(wide, world=n, **options).streams]
+        for n in (1, 4, 16)
+    ]
     assert windows[0] < windows[1] < windows[2]
     assert windows[0][0] < windows[1][0] < windows[2][0]
     for rank in range(16):
@@ -210,11 +233,15 @@ def test_a_mixture_takes_up_a_window_that_another_world_chose(wide):
     assert mixed.state(2) == saved
 
 
-def test_a_mixture_with_more_replicas_than_lanes_is_warned_once_of_what_they_read_twice(wide, caplog):
+def test_a_mixture_with_more_replicas_than_lanes_is_warned_once_of_what_they_read_twice(
+    wide, caplog
+):
     for rank in range(3):
         make_wide(wide, world=8, rank=rank, num_lanes=4)
     (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
-    assert "8 readers share the 4 lanes of this order, so they read up to 2.00 times" in record.message
+    assert (
+        "8 readers share the 4 lanes of this order, so they read up to 2.00 times" in record.message
+    )
     assert "4 readers would share none" in record.message
 
 

@@ -1,7 +1,8 @@
-"""The Python lines of docs/your-own-loop.md, run in their order as they stand, with smaller batches and images.
+"""The Python lines of docs/your-own-loop.md, run in their order as they stand, with smaller batches
+and images.
 
-They run in a process of their own: JAX starts threads, which the forks of later tests would not survive.
-Those for DALI, at the end of the page, need another library: tests/peers runs them.
+They run in a process of their own: JAX starts threads, which the forks of later tests would not
+survive. Those for DALI, at the end of the page, need another library: tests/peers runs them.
 """
 
 import re
@@ -39,12 +40,23 @@ print("as the page says")
 
 @pytest.mark.slow
 def test_the_lines_of_the_page_work(tmp_path):
-    samples = {"train": jpeg_samples("train", 70, height=40, width=50), "val": jpeg_samples("val", 21)}
+    samples = {
+        "train": jpeg_samples("train", 70, height=40, width=50),
+        "val": jpeg_samples("val", 21),
+    }
     write_shard_set(open_storage(str(tmp_path / "photos")), samples)
-    lines = "\n".join(re.findall(r"```python\n(.*?)```", PAGE.read_text().partition("## NVIDIA DALI")[0], flags=re.S))
+    lines = "\n".join(
+        re.findall(
+            r"```python\n(.*?)```", PAGE.read_text().partition("## NVIDIA DALI")[0], flags=re.S
+        )
+    )
     for written, run in SMALLER.items():
         assert written in lines
         lines = lines.replace(written, run)
-    words = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{lines}{CHECKS}"]
+    words = [
+        sys.executable,
+        "-c",
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{lines}{CHECKS}",
+    ]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.endswith("as the page says\n"), done.stderr

@@ -26,8 +26,15 @@ NUM_TRAIN = 31
 
 @pytest.fixture(scope="module", params=["disk", "memory"])
 def shards(request, tmp_path_factory):
-    url = str(tmp_path_factory.mktemp("set")) if request.param == "disk" else f"memory://{uuid.uuid4().hex}/set"
-    samples = {"train": png_samples("train", NUM_TRAIN, size=8), "val": png_samples("val", 5, size=8)}
+    url = (
+        str(tmp_path_factory.mktemp("set"))
+        if request.param == "disk"
+        else f"memory://{uuid.uuid4().hex}/set"
+    )
+    samples = {
+        "train": png_samples("train", NUM_TRAIN, size=8),
+        "val": png_samples("val", 5, size=8),
+    }
     write_shard_set(open_storage(url), samples, num_shards=3)
     return url
 
@@ -35,7 +42,12 @@ def shards(request, tmp_path_factory):
 @pytest.mark.parametrize("id_", [0, 10, 11, 30])
 def test_a_sample_is_found_by_number_and_by_key(shards, id_):
     samples = shardset.open(shards, "train")
-    for sample in (samples[id_], samples[f"train-{id_:06d}"], samples[id_ - NUM_TRAIN], samples[np.int64(id_)]):
+    for sample in (
+        samples[id_],
+        samples[f"train-{id_:06d}"],
+        samples[id_ - NUM_TRAIN],
+        samples[np.int64(id_)],
+    ):
         assert (sample.id, sample.key, sample.label) == (id_, f"train-{id_:06d}", id_ % 10)
         assert sample.class_name == f"class {id_ % 10}"
         assert sample.bytes == sample.fields["png"] == encode(pixels(id_, 8, 8), "png")
@@ -47,7 +59,12 @@ def test_all_samples_come_in_the_order_of_their_ids(shards):
     samples = shardset.open(shards, "train")
     assert len(samples) == NUM_TRAIN
     assert [sample.id for sample in samples] == list(range(NUM_TRAIN))
-    assert [sample.id for sample in samples.__getitems__([30, 2, "train-000011", 2])] == [30, 2, 11, 2]
+    assert [sample.id for sample in samples.__getitems__([30, 2, "train-000011", 2])] == [
+        30,
+        2,
+        11,
+        2,
+    ]
     assert samples.__getitems__([]) == []
     assert samples.classes == [f"class {label}" for label in range(10)]
     there = ["train-000003", "val-000003", -32, -31, 30, 31]
@@ -63,19 +80,25 @@ def test_a_number_beyond_the_end_is_an_index_error(shards, number):
 def test_a_program_that_ends_with_open_shards_ends_silently(tmp_path):
     write_shard_set(open_storage(str(tmp_path)), {"all": png_samples("all", 6, size=8)})
     code = (
-        f"import sys, shardset; stream = shardset.Stream({str(tmp_path)!r}, 'all', batch_size=2, image_size=8); "
-        "batches = iter(stream); next(batches); samples = shardset.open(stream.spec.manifest_url); samples[0]; "
-        "sys.keep = samples, batches; import shardset.read.local; shardset.read.local.os = None"
+        f"import sys, shardset; stream = shardset.Stream({str(tmp_path)!r}, 'all', batch_size=2,"
+        " image_size=8); batches = iter(stream); next(batches); samples ="
+        " shardset.open(stream.spec.manifest_url); samples[0]; sys.keep = samples, batches; import"
+        " shardset.read.local; shardset.read.local.os = None"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("key", ["train-000011x", "", "zebra", "größe"])
 def test_a_key_that_is_not_there_is_named_with_its_neighbours(shards, key):
-    with pytest.raises(KeyError, match=f"no sample of split 'train' has the key '{key}'; near it are train-0000"):
+    with pytest.raises(
+        KeyError, match=f"no sample of split 'train' has the key '{key}'; near it are train-0000"
+    ):
         shardset.open(shards, "train")[key]
 
 
@@ -99,7 +122,9 @@ def pair(sample):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_it_is_a_map_style_dataset(tmp_path, workers):
-    write_shard_set(open_storage(str(tmp_path)), {"train": png_samples("train", 31, size=8)}, num_shards=3)
+    write_shard_set(
+        open_storage(str(tmp_path)), {"train": png_samples("train", 31, size=8)}, num_shards=3
+    )
     samples = shardset.open(tmp_path, transform=pair)
     assert samples[0][1] == 0  # opened here, and opened anew in each worker
     loader = DataLoader(samples, batch_size=4, num_workers=workers, collate_fn=collate)
@@ -149,9 +174,13 @@ def test_damage_and_what_is_no_image_are_named(tmp_path):
     write_shard_set(open_storage(str(tmp_path)), {"all": samples}, num_shards=1)
     dataset = shardset.open(tmp_path)
     assert (dataset["b"].label, dataset["b"].class_name) == (-1, "")
-    with pytest.raises(UndecodableImage, match=r"all-000000.tar: sample 'all-000000' at byte \d+: "):
+    with pytest.raises(
+        UndecodableImage, match=r"all-000000.tar: sample 'all-000000' at byte \d+: "
+    ):
         dataset[0].image  # noqa: B018
-    with pytest.raises(UndecodableImage, match=r"sample 'b' at byte \d+: it has no image among \['json'\]"):
+    with pytest.raises(
+        UndecodableImage, match=r"sample 'b' at byte \d+: it has no image among \['json'\]"
+    ):
         dataset["b"].image  # noqa: B018
     storage = open_storage(str(tmp_path))
     tar = bytearray(storage.read("all/all-000000.tar"))

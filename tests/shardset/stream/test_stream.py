@@ -18,7 +18,14 @@ from shardset.format.tar import StoredSample
 from shardset.storage.open import open_storage
 from shardset.stream.stream import Stream
 from tests.makers.reading import RecordingStorage, same, together
-from tests.makers.shardset import encode, image_sample, jpeg_samples, pixels, png_samples, write_shard_set
+from tests.makers.shardset import (
+    encode,
+    image_sample,
+    jpeg_samples,
+    pixels,
+    png_samples,
+    write_shard_set,
+)
 
 WHOLE = ImageSpec(size=16, crop=CenterCrop(16))
 PADDED = ImageSpec(size=16, crop=PadCrop(2), flip=True)
@@ -28,14 +35,28 @@ NUM_TRAIN, NUM_VAL = 101, 37
 @pytest.fixture(scope="module", params=["disk", "memory"])
 def shards(request, tmp_path_factory):
     """The URL of a shard set: one is read by sample, the other by block."""
-    url = str(tmp_path_factory.mktemp("set")) if request.param == "disk" else f"memory://{uuid.uuid4().hex}/set"
-    samples = {"train": png_samples("train", NUM_TRAIN, size=16), "val": jpeg_samples("val", NUM_VAL)}
+    url = (
+        str(tmp_path_factory.mktemp("set"))
+        if request.param == "disk"
+        else f"memory://{uuid.uuid4().hex}/set"
+    )
+    samples = {
+        "train": png_samples("train", NUM_TRAIN, size=16),
+        "val": jpeg_samples("val", NUM_VAL),
+    }
     write_shard_set(open_storage(url), samples, num_shards=4)
     return url
 
 
 def make(url, **options):
-    choices = {"global_batch_size": 12, "rank": 0, "world_size": 1, "seed": 7, "image": PADDED, "num_threads": 2}
+    choices = {
+        "global_batch_size": 12,
+        "rank": 0,
+        "world_size": 1,
+        "seed": 7,
+        "image": PADDED,
+        "num_threads": 2,
+    }
     split = options.pop("split", "train")
     return Stream(url, split, **{**choices, "block_size": 5, "window": 6, **options})
 
@@ -50,7 +71,8 @@ def test_an_epoch_holds_every_sample_once_with_its_own_label_and_pixels(shards):
     assert np.array_equal(found["label"], found["id"] % 10)
     assert found["key"].tolist() == [f"train-{id_:06d}" for id_ in found["id"]]
     assert all(
-        np.array_equal(image, pixels(id_, 16, 16)) for id_, image in zip(found["id"], found["image"], strict=True)
+        np.array_equal(image, pixels(id_, 16, 16))
+        for id_, image in zip(found["id"], found["image"], strict=True)
     )
 
 
@@ -69,7 +91,10 @@ def test_a_batch_has_the_documented_arrays(shards):
 @pytest.mark.parametrize("world", [5, 12])
 def test_the_replicas_of_any_world_see_the_same_global_batches(shards, world):
     whole = list(make(shards).epoch(1))
-    parts = [list(make(shards, rank=rank, world_size=world, num_threads=1).epoch(1)) for rank in range(world)]
+    parts = [
+        list(make(shards, rank=rank, world_size=world, num_threads=1).epoch(1))
+        for rank in range(world)
+    ]
     for step, expected in enumerate(whole):
         assert same(together([part[step] for part in parts]), expected)
 
@@ -83,7 +108,10 @@ def test_the_environment_does_not_say_who_reads_what(shards, monkeypatch):
     assert all(same(one, other) for one, other in zip(found, expected, strict=True))
 
 
-REPEATED = {"augment_repeats": 3, "transform": lambda row, rng: {**row, "drawn": rng.integers(1 << 30)}}
+REPEATED = {
+    "augment_repeats": 3,
+    "transform": lambda row, rng: {**row, "drawn": rng.integers(1 << 30)},
+}
 
 
 def test_a_repeated_sample_is_augmented_anew_in_each_slot_of_its_batch(shards):
@@ -106,15 +134,22 @@ DRAWN = {
     "repeats": REPEATED,
     "repeats without a window": {**REPEATED, "window": 0},
     "augmentations": {
-        "transform": Chain((RandAugment(magnitude=9, magnitude_std=0.5), RandomErasing(probability=0.5)))
+        "transform": Chain(
+            (RandAugment(magnitude=9, magnitude_std=0.5), RandomErasing(probability=0.5))
+        )
     },
 }
 
 
 @pytest.mark.parametrize("options", DRAWN.values(), ids=DRAWN)
-def test_all_that_is_drawn_for_an_image_is_the_same_in_any_world_and_after_a_resume(shards, options):
+def test_all_that_is_drawn_for_an_image_is_the_same_in_any_world_and_after_a_resume(
+    shards, options
+):
     whole = list(make(shards, **options).epoch(1))
-    parts = [make(shards, rank=rank, world_size=5, num_threads=1, **options).epoch(1, 3) for rank in range(5)]
+    parts = [
+        make(shards, rank=rank, world_size=5, num_threads=1, **options).epoch(1, 3)
+        for rank in range(5)
+    ]
     for expected, *found in zip(whole[3:], *parts, strict=True):
         assert same(together(found), expected)
 
@@ -134,7 +169,9 @@ def test_later_epochs_come_from_the_cache_with_the_same_order_crops_and_flips(sh
     list(cached.epoch(0))
     cached.source.table.addresses = None  # nothing is looked up any more
     for epoch in (1, 2):
-        assert all(same(one, two) for one, two in zip(cached.epoch(epoch), fresh.epoch(epoch), strict=True))
+        assert all(
+            same(one, two) for one, two in zip(cached.epoch(epoch), fresh.epoch(epoch), strict=True)
+        )
 
 
 def test_a_cache_keeps_no_image_of_another_size_and_travels_empty():
@@ -152,7 +189,10 @@ def test_any_number_of_replicas_resumes_where_another_number_stopped(shards, bef
     saved = make(shards, rank=before - 1, world_size=before).state(0, 4)
     streams = [make(shards, rank=rank, world_size=after) for rank in range(after)]
     steps = zip(*(stream.epoch(*stream.resume(saved)) for stream in streams), strict=True)
-    assert all(same(together(list(step)), expected) for step, expected in zip(steps, whole[4:], strict=True))
+    assert all(
+        same(together(list(step)), expected)
+        for step, expected in zip(steps, whole[4:], strict=True)
+    )
 
 
 def test_epochs_go_on_across_the_border_with_the_same_batches(shards):
@@ -173,7 +213,9 @@ def test_epochs_differ_in_order_and_in_crops(shards):
 
 
 def test_evaluation_is_in_stored_order_and_weighs_every_sample_once(shards):
-    stream = make(shards, split="val", seed=None, window=0, image=ImageSpec(size=16, crop=CenterCrop(20)))
+    stream = make(
+        shards, split="val", seed=None, window=0, image=ImageSpec(size=16, crop=CenterCrop(20))
+    )
     batches = list(stream.epoch(0))
     assert {batch["image"].shape for batch in batches} == {(12, 16, 16, 3)}
     assert sum(batch["weight"].sum() for batch in batches) == NUM_VAL
@@ -182,7 +224,9 @@ def test_evaluation_is_in_stored_order_and_weighs_every_sample_once(shards):
 
 def test_quarantined_samples_are_left_out(shards):
     found = together(list(make(shards, quarantined=(3, 50)).epoch(0)))
-    assert sorted(found["id"][found["weight"] == 1]) == [id_ for id_ in range(NUM_TRAIN) if id_ not in (3, 50)]
+    assert sorted(found["id"][found["weight"] == 1]) == [
+        id_ for id_ in range(NUM_TRAIN) if id_ not in (3, 50)
+    ]
 
 
 def test_nothing_is_decoded_when_no_image_is_asked_for(shards):
@@ -195,13 +239,21 @@ def test_nothing_is_decoded_when_no_image_is_asked_for(shards):
 def test_samples_without_a_field_pass_none_and_without_an_image_are_named(tmp_path):
     with_json = StoredSample(key="a", fields=(("png", b"x"), ("json", b"{}")), label=-1, source=0)
     without = StoredSample(key="b", fields=(("json", b"[]"),), label=-1, source=1)
-    write_shard_set(open_storage(str(tmp_path)), {"all": [with_json, without]}, num_shards=1, num_classes=0)
+    write_shard_set(
+        open_storage(str(tmp_path)), {"all": [with_json, without]}, num_shards=1, num_classes=0
+    )
     options = {"global_batch_size": 2, "split": "all", "seed": None, "window": 0}
     batch = next(make(str(tmp_path), image=None, fields=("png", "json"), **options).epoch(0))
     assert batch["png"] == [b"x", None]
     assert batch["label"].tolist() == [-1, -1]
-    with pytest.raises(UndecodableImage, match=r"all-000000.tar: sample 'b' at byte \d+: it has no image"):
-        list(make(str(tmp_path), image=WHOLE, bad_samples="raise", quarantined=(0,), **options).epoch(0))
+    with pytest.raises(
+        UndecodableImage, match=r"all-000000.tar: sample 'b' at byte \d+: it has no image"
+    ):
+        list(
+            make(
+                str(tmp_path), image=WHOLE, bad_samples="raise", quarantined=(0,), **options
+            ).epoch(0)
+        )
 
 
 @pytest.mark.parametrize("name", ["image", "source"])
@@ -223,12 +275,16 @@ def poisoned(tmp_path):
     return str(tmp_path)
 
 
-def test_a_sample_that_is_no_image_stops_the_run_with_its_name_where_its_batch_would_have_come(poisoned):
+def test_a_sample_that_is_no_image_stops_the_run_with_its_name_where_its_batch_would_have_come(
+    poisoned,
+):
     stream = make(poisoned)
     bad_step = next(step for step in range(len(stream)) if 5 in stream.order.batch(0, step).ids)
     batches = stream.epoch(0)
     assert len(list(itertools.islice(batches, bad_step))) == bad_step
-    with pytest.raises(UndecodableImage, match=r"train/train-000000.tar: sample 'train-000005' at byte \d+"):
+    with pytest.raises(
+        UndecodableImage, match=r"train/train-000000.tar: sample 'train-000005' at byte \d+"
+    ):
         next(batches)
 
 
@@ -245,7 +301,10 @@ def test_a_masked_sample_keeps_its_slot_black_with_weight_zero(poisoned, caplog)
 @pytest.mark.parametrize("world", [1, 4])
 def test_a_substitute_comes_from_the_same_lane_whatever_the_world(poisoned, world):
     plan = make(poisoned).order.batch
-    parts = [list(make(poisoned, bad_samples="substitute", rank=r, world_size=world).epoch(0)) for r in range(world)]
+    parts = [
+        list(make(poisoned, bad_samples="substitute", rank=r, world_size=world).epoch(0))
+        for r in range(world)
+    ]
     for step in range(len(parts[0])):
         found, planned = together([part[step] for part in parts]), plan(0, step)
         bad = planned.ids == 5
@@ -293,7 +352,9 @@ def test_samples_of_a_missing_shard_are_substituted_one_by_one(tmp_path, where, 
 
 
 def test_a_split_of_which_nothing_is_left_ends_the_run(tmp_path):
-    write_shard_set(open_storage(str(tmp_path)), {"train": png_samples("train", 40, size=16)}, num_shards=2)
+    write_shard_set(
+        open_storage(str(tmp_path)), {"train": png_samples("train", 40, size=16)}, num_shards=2
+    )
     for number in range(2):
         open_storage(str(tmp_path)).delete(f"train/train-00000{number}.tar")
     with pytest.raises(DamagedShard, match="can't be opened"):
@@ -349,7 +410,10 @@ def test_a_budget_too_small_for_one_batch_is_refused(shards):
         ({"num_lanes": 5}, "not a multiple of 5 lanes"),
         ({"num_lanes": 0}, "num_lanes is 0, expected at least 1"),
         ({"augment_repeats": 5}, "not a multiple of 2 lanes times 5 repeats; use 10, or 2 lanes"),
-        ({"augment_repeats": 3, "num_lanes": 3}, "not a multiple of 3 lanes times 3 repeats; use 9, or 4 lanes"),
+        (
+            {"augment_repeats": 3, "num_lanes": 3},
+            "not a multiple of 3 lanes times 3 repeats; use 9, or 4 lanes",
+        ),
         ({"fields": ("json",)}, "no field 'json'"),
         ({"seed": None, "window": 0}, "takes no random crop"),
         ({"global_batch_size": 0}, "the global batch size is 0"),
@@ -386,7 +450,12 @@ def test_steps_that_no_epoch_has_are_refused(shards, epoch, steps):
 
 
 def test_a_stream_that_waits_for_its_indexes_is_interrupted_without_them():
-    url, asked, held, gave_up = f"memory://{uuid.uuid4().hex}/set", threading.Semaphore(0), threading.Event(), []
+    url, asked, held, gave_up = (
+        f"memory://{uuid.uuid4().hex}/set",
+        threading.Semaphore(0),
+        threading.Event(),
+        [],
+    )
 
     def hold(*_):
         asked.release()
@@ -405,7 +474,9 @@ def test_a_stream_that_waits_for_its_indexes_is_interrupted_without_them():
     with pytest.raises(KeyboardInterrupt):
         next(batches)
     assert not gave_up
-    waiting = [thread for thread in threading.enumerate() if thread.name.startswith("shardset-index")]
+    waiting = [
+        thread for thread in threading.enumerate() if thread.name.startswith("shardset-index")
+    ]
     assert len(waiting) > 1
     assert all(thread.daemon for thread in waiting)
     held.set()
@@ -414,13 +485,24 @@ def test_a_stream_that_waits_for_its_indexes_is_interrupted_without_them():
 
 
 def test_numbers_of_numpy_are_as_good_as_python_s(shards):
-    numbers = {"global_batch_size": 12, "rank": 1, "world_size": 2, "num_lanes": 4, "prefetch": 1, "num_threads": 1}
+    numbers = {
+        "global_batch_size": 12,
+        "rank": 1,
+        "world_size": 2,
+        "num_lanes": 4,
+        "prefetch": 1,
+        "num_threads": 1,
+    }
     small = make(shards, **{name: np.uint8(number) for name, number in numbers.items()})
-    pairs = zip(small.epoch(np.uint8(1), np.int8(2)), make(shards, **numbers).epoch(1, 2), strict=True)
+    pairs = zip(
+        small.epoch(np.uint8(1), np.int8(2)), make(shards, **numbers).epoch(1, 2), strict=True
+    )
     assert all(same(one, other) for one, other in pairs)
 
 
-@pytest.mark.parametrize(("place", "message"), [(("1", 0), "epoch is '1'"), ((1.5, 0), "epoch is 1.5")])
+@pytest.mark.parametrize(
+    ("place", "message"), [(("1", 0), "epoch is '1'"), ((1.5, 0), "epoch is 1.5")]
+)
 def test_an_epoch_that_is_no_number_is_refused(shards, place, message):
     stream = make(shards)
     for use in (stream.epoch, stream.epochs, stream.state):
@@ -432,7 +514,9 @@ def test_an_epoch_that_is_no_number_is_refused(shards, place, message):
 def test_a_start_that_no_epoch_has_is_refused(shards, start):
     stream = make(shards)
     for begin in (stream.epoch, stream.epochs):
-        with pytest.raises(ConfigError, match=f"step {start} of an epoch .* 0 to 9.*counted from its start"):
+        with pytest.raises(
+            ConfigError, match=f"step {start} of an epoch .* 0 to 9.*counted from its start"
+        ):
             begin(1, start)
 
 
@@ -443,10 +527,14 @@ def test_a_start_at_the_end_of_an_epoch_goes_on_with_the_next_one(shards):
 
 
 def test_a_stream_that_drops_all_it_has_is_refused_where_it_is_begun(shards):
-    stream = make(shards, global_batch_size=NUM_TRAIN + 12 - NUM_TRAIN % 12, num_lanes=12, last_batch="drop")
+    stream = make(
+        shards, global_batch_size=NUM_TRAIN + 12 - NUM_TRAIN % 12, num_lanes=12, last_batch="drop"
+    )
     assert len(stream) == 0
     for begin in (stream.epoch, stream.epochs):
-        with pytest.raises(ConfigError, match=f"{NUM_TRAIN} samples do not fill one batch of .*'pad'"):
+        with pytest.raises(
+            ConfigError, match=f"{NUM_TRAIN} samples do not fill one batch of .*'pad'"
+        ):
             begin(0)
 
 
@@ -468,8 +556,21 @@ def many():
 
 @pytest.mark.parametrize("world", [4, 16])
 def test_an_epoch_reads_hardly_more_than_is_stored_in_any_world_that_divides_the_lanes(many, world):
-    options = {"global_batch_size": 16, "num_lanes": 16, "world_size": world, "block_size": 8, "window": 8}
-    streams = [make(many, image=None, fields=("png",), rank=rank, **options) for rank in range(world)]
-    ids = [id_ for stream in streams for batch in stream.epoch(0) for id_ in batch["id"][batch["weight"] == 1]]
+    options = {
+        "global_batch_size": 16,
+        "num_lanes": 16,
+        "world_size": world,
+        "block_size": 8,
+        "window": 8,
+    }
+    streams = [
+        make(many, image=None, fields=("png",), rank=rank, **options) for rank in range(world)
+    ]
+    ids = [
+        id_
+        for stream in streams
+        for batch in stream.epoch(0)
+        for id_ in batch["id"][batch["weight"] == 1]
+    ]
     assert sorted(ids) == list(range(2000))
     assert sum(stream.num_bytes_read for stream in streams) <= 1.05 * streams[0].split.num_tar_bytes

@@ -14,11 +14,15 @@ PAGE = Path(__file__).parents[3] / "docs" / "stream.md"
 
 @pytest.fixture
 def workplace(tmp_path, monkeypatch):
-    """A folder with the sets that the page names; a bucket in memory stands for the one in the cloud."""
+    """A folder with the sets that the page names; a bucket in memory stands for the one in the
+    cloud.
+    """
     bucket = f"memory://{uuid.uuid4().hex}/shards"
     for url, num_samples in (("shards", 900), ("others", 80), (bucket, 300)):
         samples = jpeg_samples("train", num_samples, height=24, width=32)
-        write_shard_set(open_storage(url if "//" in url else str(tmp_path / url)), {"train": samples})
+        write_shard_set(
+            open_storage(url if "//" in url else str(tmp_path / url)), {"train": samples}
+        )
     monkeypatch.chdir(tmp_path)
     return bucket
 

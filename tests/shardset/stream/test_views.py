@@ -22,12 +22,21 @@ LABELS = [9, *(id_ % 10 for id_ in KEPT[1:-1]), 8]
 @pytest.fixture(scope="module", params=["disk", "memory"])
 def view(request, tmp_path_factory):
     """The addresses of a set and of a view of it with labels and weights, and the set."""
-    url, loaded = small_set(str(tmp_path_factory.mktemp("views")) if request.param == "disk" else None)
+    url, loaded = small_set(
+        str(tmp_path_factory.mktemp("views")) if request.param == "disk" else None
+    )
     return url, put_view(url, loaded, id=KEPT, label=LABELS, weight=[0.5] * len(KEPT)), loaded
 
 
 def make(url, split="train", **options):
-    choices = {"global_batch_size": 4, "rank": 0, "world_size": 1, "seed": 7, "image": WHOLE, "num_threads": 2}
+    choices = {
+        "global_batch_size": 4,
+        "rank": 0,
+        "world_size": 1,
+        "seed": 7,
+        "image": WHOLE,
+        "num_threads": 2,
+    }
     return Stream(url, split, **{**choices, "block_size": 5, "window": 6, **options})
 
 
@@ -85,7 +94,10 @@ def test_a_run_resumes_on_its_view_only(view):
     resumed = make(address, rank=0, world_size=1)
     resumed.load_state_dict(state)
     assert [batch["id"].tolist() for batch in resumed] == expected[2:]
-    for other, words in ((url, "view is 'none, the whole set,' here"), (put_view(url, loaded, id=KEPT), "view is '")):
+    for other, words in (
+        (url, "view is 'none, the whole set,' here"),
+        (put_view(url, loaded, id=KEPT), "view is '"),
+    ):
         with pytest.raises(ConfigError, match=words):
             make(other).load_state_dict(state)
     assert f"view={state['view'][:12]}" in stream.fingerprint
@@ -122,16 +134,22 @@ def test_single_samples_of_a_view_are_counted_in_it(view):
 def test_a_mixture_takes_views_and_resumes(view):
     url, address, _ = view
     shares = [Share(address, "train", 1), Share(url, "test", 1)]
-    mixed = MixedStream(shares, global_batch_size=4, rank=0, world_size=1, seed=3, image=None, with_key=True)
+    mixed = MixedStream(
+        shares, global_batch_size=4, rank=0, world_size=1, seed=3, image=None, with_key=True
+    )
     batches = mixed.batches()
     first = [next(batches)[1]["key"] for _ in range(4)]
     batches.close()
     assert {key for batch in first for key in batch[:2]} <= {f"train-{id_:06d}" for id_ in KEPT}
-    again = MixedStream(shares, global_batch_size=4, rank=0, world_size=1, seed=3, image=None, with_key=True)
+    again = MixedStream(
+        shares, global_batch_size=4, rank=0, world_size=1, seed=3, image=None, with_key=True
+    )
     assert next(again.batches(again.resume(mixed.state(3))))[1]["key"] == first[3]
 
 
-@pytest.mark.parametrize(("every", "bytes_limit", "reads_limit"), [(1, 1, 1), (10, 1.3, 1.1), (2, 1.3, None)])
+@pytest.mark.parametrize(
+    ("every", "bytes_limit", "reads_limit"), [(1, 1, 1), (10, 1.3, 1.1), (2, 1.3, None)]
+)
 def test_a_view_reads_little_but_its_own_bytes(every, bytes_limit, reads_limit):
     # Every n-th sample is left out: 0, 10 and 50 %.
     url, loaded = small_set()
@@ -140,12 +158,17 @@ def test_a_view_reads_little_but_its_own_bytes(every, bytes_limit, reads_limit):
     def reads_of(address):
         opened = shardset.load(address)
         storage = RecordingStorage(opened.storage)
-        with make(LoadedSet(opened.manifest, storage, opened.view), image=None, num_threads=1) as stream:
+        with make(
+            LoadedSet(opened.manifest, storage, opened.view), image=None, num_threads=1
+        ) as stream:
             list(stream.epoch(0))
         tars = [read for read in storage.reads if read[0].endswith(".tar")]
         return len(tars), sum(stop - start for _, start, stop, _ in tars)
 
-    (reads, num_bytes), (all_reads, all_bytes) = reads_of(put_view(url, loaded, id=kept)), reads_of(url)
+    (reads, num_bytes), (all_reads, all_bytes) = (
+        reads_of(put_view(url, loaded, id=kept)),
+        reads_of(url),
+    )
     assert num_bytes <= bytes_limit * all_bytes * len(kept) / NUM_TRAIN * 1.05
     assert reads_limit is None or reads <= reads_limit * all_reads
 

@@ -21,7 +21,13 @@ from shardset.stream.world import num_own_cores
     ],
 )
 def test_a_process_takes_its_share_of_the_cores(
-    own: int, parents: int, limit: str, processes: int, expected: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    own: int,
+    parents: int,
+    limit: str,
+    processes: int,
+    expected: int,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(parents if pid else own))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
@@ -30,9 +36,17 @@ def test_a_process_takes_its_share_of_the_cores(
     assert num_own_cores(tmp_path) == expected
 
 
-def test_a_stream_under_torchrun_decodes_in_its_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_under_torchrun_decodes_in_its_share_of_the_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     spec = StreamSpec(
-        manifest_url="set", split="train", global_batch_size=8, rank=0, world_size=8, seed=0, image=None
-    )  # fmt: skip
+        manifest_url="set",
+        split="train",
+        global_batch_size=8,
+        rank=0,
+        world_size=8,
+        seed=0,
+        image=None,
+    )
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(len(os.sched_getaffinity(0))))
     assert spec.num_decode_threads == 1

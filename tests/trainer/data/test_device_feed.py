@@ -11,7 +11,15 @@ from trainer.data.device_feed import DEPTH, DeviceFeed
 
 def batches(num: int, error: Exception | None = None) -> Iterator[tuple[int, int, dict[str, Any]]]:
     for step in range(num):
-        yield 0, step, {"image": np.zeros((2, 1, 1, 3), np.uint8), "id": np.full(2, step), "weight": np.ones(2)}
+        yield (
+            0,
+            step,
+            {
+                "image": np.zeros((2, 1, 1, 3), np.uint8),
+                "id": np.full(2, step),
+                "weight": np.ones(2),
+            },
+        )
     if error is not None:
         raise error
 
@@ -41,7 +49,9 @@ def test_batches_arrive_in_order_and_it_runs_ahead_by_no_more_than_its_depth() -
 
     with DeviceFeed(counted(), dict) as feed:
         iterator = iter(feed)
-        assert [next(iterator).ids.tolist() for _ in range(5)] == [[step, step] for step in range(5)]
+        assert [next(iterator).ids.tolist() for _ in range(5)] == [
+            [step, step] for step in range(5)
+        ]
         # The queue, one in the thread's hands, one that it may be asking for.
         assert len(pulled) <= 5 + DEPTH + 2
 
@@ -73,8 +83,17 @@ def test_who_gives_up_while_it_waits_gets_the_batches_that_are_there_and_no_more
 
 
 def test_a_small_share_is_filled_up_with_repeats_of_weight_0() -> None:
-    images, weights = np.arange(3 * 4, dtype=np.uint8).reshape(3, 4), np.array([1, 1, 0], np.float32)
-    batch = {"image": images, "label": np.arange(3), "weight": weights, "id": np.arange(3), "key": ["a", "b", "c"]}
+    images, weights = (
+        np.arange(3 * 4, dtype=np.uint8).reshape(3, 4),
+        np.array([1, 1, 0], np.float32),
+    )
+    batch = {
+        "image": images,
+        "label": np.arange(3),
+        "weight": weights,
+        "id": np.arange(3),
+        "key": ["a", "b", "c"],
+    }
     with DeviceFeed(iter([(0, 0, batch)]), dict, num_rows=5) as feed:
         [fed] = feed
     assert fed.tensors["image"].tolist() == images[[0, 1, 2, 0, 1]].tolist()

@@ -1,4 +1,6 @@
-"""A run on several sets: exact shares at every step, the same batches on any number of hosts, all samples known."""
+"""A run on several sets: exact shares at every step, the same batches on any number of hosts, all
+samples known.
+"""
 
 import functools
 import json
@@ -71,7 +73,9 @@ def test_a_set_repeats_no_sample_before_its_epoch_ends(mix: str) -> None:
 
 
 @pytest.mark.parametrize("cut", [3, 5, STEPS, 26])
-def test_any_number_of_hosts_goes_on_with_the_same_batches_from_the_states_of_all_streams(mix: str, cut: int) -> None:
+def test_any_number_of_hosts_goes_on_with_the_same_batches_from_the_states_of_all_streams(
+    mix: str, cut: int
+) -> None:
     [data] = opened(mix)
     state = data.train.state(*divmod(cut, STEPS))
     assert isinstance(state, list)
@@ -101,13 +105,20 @@ def train(config: TrainConfig) -> None:
 def test_a_run_on_a_mixture_goes_on_where_it_stopped_records_by_set_and_is_explained(
     mix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole, pieces = (config_of(mix, tmp_path / name, record_losses=True) for name in ("whole", "pieces"))
+    whole, pieces = (
+        config_of(mix, tmp_path / name, record_losses=True) for name in ("whole", "pieces")
+    )
     train(whole)
     for stop in (4, 20, None):
         train(replace(pieces, max_steps=stop))
     assert losses(pieces.run_dir) == losses(whole.run_dir)
-    assert [record["samples"] for record in read_records(pieces.run_dir, "epoch")] == [8 * STEPS] * 2
-    by_set = [[epoch[0].tolist() for epoch in read_losses(open_storage(whole.run_dir), number)] for number in (0, 1)]
+    assert [record["samples"] for record in read_records(pieces.run_dir, "epoch")] == [
+        8 * STEPS
+    ] * 2
+    by_set = [
+        [epoch[0].tolist() for epoch in read_losses(open_storage(whole.run_dir), number)]
+        for number in (0, 1)
+    ]
     expected = ids(opened(mix))
     assert sum(map(len, by_set[0])) == sum(one < ID_OF_SET for batch in expected for one in batch)
     assert sorted(by_set[1][1]) == sorted(
@@ -117,8 +128,14 @@ def test_a_run_on_a_mixture_goes_on_where_it_stopped_records_by_set_and_is_expla
     for step, text in ((3, "3"), (STEPS + 2, "2:2"), (30, "30")):
         assert command.main(["explain", "--run-dir", whole.run_dir, "--step", text, "--json"]) == OK
         answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-        firsts = {url: first for (url, _), first in zip(mixed_sets(mix), (0, ID_OF_SET), strict=True)}
-        found = [firsts[one["manifest"]] + visit["sample"]["id"] for one in answers for visit in one["samples"]]
+        firsts = {
+            url: first for (url, _), first in zip(mixed_sets(mix), (0, ID_OF_SET), strict=True)
+        }
+        found = [
+            firsts[one["manifest"]] + visit["sample"]["id"]
+            for one in answers
+            for visit in one["samples"]
+        ]
         assert found == expected[step]
         assert {one["global_step"] for one in answers} == {step}
     assert command.main(["explain", "--run-dir", whole.run_dir, "--worst", "2"]) == OK
@@ -137,20 +154,36 @@ def test_the_flags_of_a_mixture_mean_its_first_set_where_nothing_else_is_evaluat
     mix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sets = [word for one in mix.split(";") for word in ("--mix", one)]
-    words = ["train", *sets, "--run-dir", str(tmp_path), "--max-steps", "2", "--global-batch-size", "8"]
+    words = [
+        "train",
+        *sets,
+        "--run-dir",
+        str(tmp_path),
+        "--max-steps",
+        "2",
+        "--global-batch-size",
+        "8",
+    ]
     assert command.main(words) == OK
     assert "chosen for 142 " in capsys.readouterr().out
     written = json.loads((tmp_path / "config.json").read_text())
     assert (written["mix"], written["manifest"]) == (mix, mix.partition("=")[0])
     assert command.main(["evaluate", "--run-dir", str(tmp_path)]) == OK
     assert "val accuracy" in capsys.readouterr().out
-    assert from_anywhere(TrainConfig(manifest="a", mix="a=1;gs://b/c=2")).mix == f"{Path('a').absolute()}=1;gs://b/c=2"
+    assert (
+        from_anywhere(TrainConfig(manifest="a", mix="a=1;gs://b/c=2")).mix
+        == f"{Path('a').absolute()}=1;gs://b/c=2"
+    )
 
 
-def test_sets_whose_classes_differ_are_refused_with_the_difference(mix: str, tmp_path: Path) -> None:
+def test_sets_whose_classes_differ_are_refused_with_the_difference(
+    mix: str, tmp_path: Path
+) -> None:
     samples = {"train": png_samples("train", 9, size=8, num_classes=3)}
     write_shard_set(open_storage(str(tmp_path)), samples, num_shards=1, num_classes=3)
-    with pytest.raises(ConfigError, match=rf"{tmp_path} has other classes than .*/a \(\['class 3', "):
+    with pytest.raises(
+        ConfigError, match=rf"{tmp_path} has other classes than .*/a \(\['class 3', "
+    ):
         opened(f"{mix.partition(';')[0]};{tmp_path}=1")
 
 

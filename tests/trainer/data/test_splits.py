@@ -19,7 +19,15 @@ from tests.makers.shardset import png_samples, write_shard_set
 from tests.makers.training import NUM_EVAL, NUM_TRAIN, STEPS, shard_set, tiny_config
 from tests.makers.views import put_view
 from trainer.config import ImageConfig, ModelConfig, TrainConfig
-from trainer.data.splits import Data, SampleDigest, check_epoch, complete_epoch, open_data, steps_of, synthetic_data
+from trainer.data.splits import (
+    Data,
+    SampleDigest,
+    check_epoch,
+    complete_epoch,
+    open_data,
+    steps_of,
+    synthetic_data,
+)
 from trainer.errors import EpochMismatch
 
 
@@ -29,8 +37,12 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @given(st.permutations(range(30)), st.integers(0, 30))
-def test_a_count_does_not_depend_on_order_or_on_how_hosts_share_the_samples(order: list[int], cut: int) -> None:
-    parts = [SampleDigest().add(np.array(part, dtype=np.int64)) for part in (order[:cut], order[cut:])]
+def test_a_count_does_not_depend_on_order_or_on_how_hosts_share_the_samples(
+    order: list[int], cut: int
+) -> None:
+    parts = [
+        SampleDigest().add(np.array(part, dtype=np.int64)) for part in (order[:cut], order[cut:])
+    ]
     assert parts[0].merge(parts[1]) == complete_epoch(Selection(30))
 
 
@@ -47,7 +59,9 @@ def test_quarantined_samples_are_neither_expected_nor_among_the_weights(manifest
     assert [data.weight_of_step(step, 8) for step in (0, 5, 6)] == [8, 8, 2]
 
 
-def opened(manifest: str, num_hosts: int, *, fake: bool, **changes: Any) -> tuple[TrainConfig, list[Data]]:
+def opened(
+    manifest: str, num_hosts: int, *, fake: bool, **changes: Any
+) -> tuple[TrainConfig, list[Data]]:
     """The data of each host of a run, from a shard set or synthetic."""
     config = tiny_config(None if fake else manifest, "run", fake_data=fake, **changes)
     open_part = partial(synthetic_data, num_samples=NUM_TRAIN) if fake else open_data
@@ -55,9 +69,13 @@ def opened(manifest: str, num_hosts: int, *, fake: bool, **changes: Any) -> tupl
 
 
 @pytest.mark.parametrize(("hosts", "fake"), [(1, False), (4, False), (4, True)])
-def test_the_weights_of_every_step_of_all_hosts_are_known(manifest: str, hosts: int, fake: bool) -> None:
+def test_the_weights_of_every_step_of_all_hosts_are_known(
+    manifest: str, hosts: int, fake: bool
+) -> None:
     config, data = opened(manifest, hosts, fake=fake)
-    parts = [[batch["weight"].sum() for _, _, batch in steps_of(one.train, 0, STEPS)] for one in data]
+    parts = [
+        [batch["weight"].sum() for _, _, batch in steps_of(one.train, 0, STEPS)] for one in data
+    ]
     found = [data[0].weight_of_step(step, config.global_batch_size) for step in range(STEPS)]
     assert found == np.sum(parts, axis=0).tolist() == [8] * (STEPS - 1) + [4]
 
@@ -94,7 +112,9 @@ class Cut:
     ("steps", "message"),
     [([(0, 0), (0, 1)], "ended before step 2"), ([(0, 0), (0, 2)], "epoch 1 step 2 where step 1")],
 )
-def test_a_stream_that_ends_early_or_jumps_is_an_error(steps: list[tuple[int, int]], message: str) -> None:
+def test_a_stream_that_ends_early_or_jumps_is_an_error(
+    steps: list[tuple[int, int]], message: str
+) -> None:
     with pytest.raises(EpochMismatch, match=message):
         list(steps_of(Cut(steps), 0, 8))
 
@@ -108,12 +128,22 @@ def test_steps_continue_from_anywhere_and_over_epochs(manifest: str, start: int,
 
 def test_the_sizes_come_from_the_manifest_and_a_model_may_have_more_classes(manifest: str) -> None:
     data = open_data(tiny_config(manifest, "run"), 0, 1)
-    assert (data.num_classes, data.num_eval_samples, data.expected(0).samples) == (10, NUM_EVAL, NUM_TRAIN)
-    assert open_data(tiny_config(manifest, "run", model=ModelConfig(num_classes=12)), 0, 1).num_classes == 12
+    assert (data.num_classes, data.num_eval_samples, data.expected(0).samples) == (
+        10,
+        NUM_EVAL,
+        NUM_TRAIN,
+    )
+    assert (
+        open_data(tiny_config(manifest, "run", model=ModelConfig(num_classes=12)), 0, 1).num_classes
+        == 12
+    )
 
 
 def test_the_budget_of_a_run_is_that_of_both_streams_and_makes_their_order(manifest: str) -> None:
-    wide, narrow = (open_data(tiny_config(manifest, "run", budget_bytes=size), 0, 1) for size in (1 << 30, 180_000))
+    wide, narrow = (
+        open_data(tiny_config(manifest, "run", budget_bytes=size), 0, 1)
+        for size in (1 << 30, 180_000)
+    )
     assert narrow.train.order.window < wide.train.order.window
     assert {stream.memory.budget for stream in (narrow.train, narrow.evaluation)} == {180_000}
 
@@ -139,7 +169,8 @@ def test_a_set_without_a_split_to_evaluate_on_is_refused_with_what_makes_one() -
     write_shard_set(open_storage(url), {"train": png_samples("train", 20, size=8)})
     config = tiny_config(url, "run", eval_split=None)
     with pytest.raises(
-        ConfigError, match=r"only 'train'; build it again with --holdout test=0.1, or .* eval_split=train"
+        ConfigError,
+        match=r"only 'train'; build it again with --holdout test=0.1, or .* eval_split=train",
     ):
         open_data(config, 0, 1)
     assert open_data(replace(config, eval_split="train"), 0, 1).num_eval_samples == 20
@@ -154,9 +185,13 @@ def test_a_set_without_a_split_to_evaluate_on_is_refused_with_what_makes_one() -
         (["train", "test", "extra"], None),
     ],
 )
-def test_a_run_evaluates_on_the_split_for_tuning_or_asks_for_a_name(names: list[str], expected: str | None) -> None:
+def test_a_run_evaluates_on_the_split_for_tuning_or_asks_for_a_name(
+    names: list[str], expected: str | None
+) -> None:
     url = f"memory://{uuid.uuid4().hex}/set"
-    write_shard_set(open_storage(url), {name: png_samples(name, 20 + len(name), size=8) for name in names})
+    write_shard_set(
+        open_storage(url), {name: png_samples(name, 20 + len(name), size=8) for name in names}
+    )
     config = tiny_config(url, "run", eval_split=None)
     if expected is None:
         with pytest.raises(ConfigError, match=r"which split to evaluate on\?.* name one with"):
@@ -170,14 +205,20 @@ def test_a_split_with_samples_that_have_no_label_is_refused(without: str) -> Non
     url = f"memory://{uuid.uuid4().hex}/set"
     splits = {"train": png_samples("train", 20, size=8), "val": png_samples("val", 20, size=8)}
     splits[without][4:7] = [
-        msgspec.structs.replace(sample, fields=sample.fields[:1], label=-1) for sample in splits[without][4:7]
+        msgspec.structs.replace(sample, fields=sample.fields[:1], label=-1)
+        for sample in splits[without][4:7]
     ]
     write_shard_set(open_storage(url), splits)
     with pytest.raises(ConfigError, match=f"is '{without}', where 3 of 20 samples have no label"):
         open_data(tiny_config(url, "run"), 0, 1)
-    refusal = pytest.raises(ConfigError, match=f"is '{without}', where 2 of 10 samples have no label")
-    for label, expected in (2, nullcontext()), (-1, refusal):  # the labels of a view count, not those of its set
-        view = put_view(url, load(url), head={"split": without}, id=range(10), label=[label] * 2 + [3] * 8)
+    refusal = pytest.raises(
+        ConfigError, match=f"is '{without}', where 2 of 10 samples have no label"
+    )
+    # the labels of a view count, not those of its set
+    for label, expected in (2, nullcontext()), (-1, refusal):
+        view = put_view(
+            url, load(url), head={"split": without}, id=range(10), label=[label] * 2 + [3] * 8
+        )
         with expected:
             open_data(tiny_config(view, "run"), 0, 1)
 
@@ -194,7 +235,9 @@ def test_the_streams_of_a_run_keep_what_they_read_where_the_config_says(tmp_path
     url = f"memory://{uuid.uuid4().hex}/set"
     splits = {"train": png_samples("train", 20, size=8), "val": png_samples("val", 20, size=8)}
     write_shard_set(open_storage(url), splits)
-    config = replace(tiny_config(url, tmp_path), cache_dir=str(tmp_path / "cache"), cache_bytes=1 << 20)
+    config = replace(
+        tiny_config(url, tmp_path), cache_dir=str(tmp_path / "cache"), cache_bytes=1 << 20
+    )
     opened = open_data(config, 0, 1)
     for stream in (opened.train, opened.evaluation):
         for _ in stream.run(iter([(0, range(len(stream)))])):
@@ -202,14 +245,22 @@ def test_the_streams_of_a_run_keep_what_they_read_where_the_config_says(tmp_path
     assert len([path for path in (tmp_path / "cache").glob("*/*") if path.name.isdigit()]) == 4
 
 
-def test_augmented_images_are_the_same_on_any_number_of_hosts_and_an_evaluation_has_none(manifest: str) -> None:
-    image = ImageConfig(size=8, train_crop="pad", eval_resize=8, auto_augment="rand-m9-mstd0.5-inc1", erase=0.5)
+def test_augmented_images_are_the_same_on_any_number_of_hosts_and_an_evaluation_has_none(
+    manifest: str,
+) -> None:
+    image = ImageConfig(
+        size=8, train_crop="pad", eval_resize=8, auto_augment="rand-m9-mstd0.5-inc1", erase=0.5
+    )
     config = tiny_config(manifest, "run", image=image)
 
     def images_of(config: TrainConfig, name: str, num_hosts: int = 1) -> dict[int, bytes]:
         streams = [getattr(open_data(config, host, num_hosts), name) for host in range(num_hosts)]
         batches = [batch for stream in streams for _, _, batch in steps_of(stream, 0, len(stream))]
-        return {int(id_): batch["image"][at].tobytes() for batch in batches for at, id_ in enumerate(batch["id"])}
+        return {
+            int(id_): batch["image"][at].tobytes()
+            for batch in batches
+            for at, id_ in enumerate(batch["id"])
+        }
 
     whole, plain = images_of(config, "train"), images_of(tiny_config(manifest, "run"), "train")
     assert images_of(config, "train", 2) == whole
@@ -224,5 +275,8 @@ def test_an_evaluation_may_have_larger_images_than_training(manifest: str) -> No
         tiny_config(None, "run", fake_data=True, image=image),
     ):
         opened = open_data(config, 0, 1)
-        shapes = [next(steps_of(stream, 0, 1))[2]["image"].shape for stream in (opened.train, opened.evaluation)]
+        shapes = [
+            next(steps_of(stream, 0, 1))[2]["image"].shape
+            for stream in (opened.train, opened.evaluation)
+        ]
         assert shapes == [(8, 8, 8, 3), (8, 12, 12, 3)]

@@ -11,7 +11,9 @@ from trainer.model.augment import Normalize, mix_row, mixed, partners
 
 
 def images(num: int = 4, size: int = 6) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(0).integers(0, 256, (num, size, size, 3), dtype=np.uint8))
+    return torch.from_numpy(
+        np.random.default_rng(0).integers(0, 256, (num, size, size, 3), dtype=np.uint8)
+    )
 
 
 def test_only_images_that_say_so_are_mirrored() -> None:
@@ -31,7 +33,9 @@ def test_mixup_is_a_weighted_sum_with_the_partner() -> None:
 
 def test_cutmix_shows_the_partner_in_a_box_and_counts_its_pixels() -> None:
     pictures = Normalize()(images(size=16))
-    found, share = mixed(pictures, pictures.flip(0), torch.tensor([[1.0, 2, 6, 4, 12]]).repeat(4, 1))
+    found, share = mixed(
+        pictures, pictures.flip(0), torch.tensor([[1.0, 2, 6, 4, 12]]).repeat(4, 1)
+    )
     expected = pictures.clone()
     expected[:, :, 2:6, 4:12] = pictures.flip(0)[:, :, 2:6, 4:12]
     assert torch.equal(found, expected)
@@ -47,7 +51,9 @@ def test_cutmix_shows_the_partner_in_a_box_and_counts_its_pixels() -> None:
         (2, 3, [1, 0]),
     ],
 )
-def test_partners_are_neighbours_of_another_sample(rows: int, repeats: int, expected: list[int]) -> None:
+def test_partners_are_neighbours_of_another_sample(
+    rows: int, repeats: int, expected: list[int]
+) -> None:
     assert partners(torch.arange(rows), repeats).tolist() == expected
 
 
@@ -69,7 +75,9 @@ def test_a_cutmix_box_stays_inside_the_image() -> None:
 
 def test_mixing_depends_on_the_step_and_not_on_the_replica_and_is_only_done_if_asked_for() -> None:
     small, large = ({"label": np.zeros(size)} for size in (2, 4))
-    mix = augment.mix_of(replace(TrainConfig(seed=3), regularize=RegularizeConfig(mixup=0.2, cutmix=1.0)))
+    mix = augment.mix_of(
+        replace(TrainConfig(seed=3), regularize=RegularizeConfig(mixup=0.2, cutmix=1.0))
+    )
     assert np.array_equal(mix(small, 1, 5)["mix"][0], mix(large, 1, 5)["mix"][3])
     assert not np.array_equal(mix(small, 1, 5)["mix"], mix(small, 1, 6)["mix"])
     assert augment.mix_of(TrainConfig())(small, 0, 0) is small

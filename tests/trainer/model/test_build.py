@@ -27,7 +27,9 @@ def test_the_cifar_stem_keeps_the_resolution() -> None:
 
 @pytest.mark.parametrize("name", ["resnet18", "levit_128s"])
 def test_the_group_norm_swap_leaves_no_batch_norm(name: str) -> None:
-    before, after = (build.build(ModelConfig(name=name, norm=norm), 10, 0) for norm in ("batch", "group"))
+    before, after = (
+        build.build(ModelConfig(name=name, norm=norm), 10, 0) for norm in ("batch", "group")
+    )
     assert count(after, _BatchNorm) == 0
     assert count(after, nn.GroupNorm) == count(before, _BatchNorm) > 0
     assert after(torch.zeros(2, 3, 224, 224)).shape == (2, 10)
@@ -53,7 +55,9 @@ def test_a_model_that_does_not_exist_or_fit_is_refused(config: ModelConfig, mess
 def test_norms_and_biases_get_no_weight_decay() -> None:
     net = build.tiny_resnet(10)
     groups = build.optimizer(OptimizerConfig(weight_decay=0.1), net).param_groups
-    decayed = {id(parameter) for group in groups if group["weight_decay"] for parameter in group["params"]}
+    decayed = {
+        id(parameter) for group in groups if group["weight_decay"] for parameter in group["params"]
+    }
     assert decayed == {id(parameter) for parameter in net.parameters() if parameter.dim() > 1}
 
 

@@ -17,14 +17,19 @@ class OnlyShapes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        assert all(one.is_meta or one.numel() < 1000 for one in tree_leaves(made) if isinstance(one, torch.Tensor))
+        assert all(
+            one.is_meta or one.numel() < 1000
+            for one in tree_leaves(made)
+            if isinstance(one, torch.Tensor)
+        )
         return made
 
 
 def test_resnet_50_takes_the_share_of_a_known_gpu_that_follows_from_published_flops(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # 4.09e9 products forward (timm's table of models), three times in training but for the first layer's inputs.
+    # 4.09e9 products forward (timm's table of models), three times in training but for the first
+    # layer's inputs.
     model = ModelConfig(name="resnet50", checkpoint_activations=True)
     config = tiny_config(None, "run", image=ImageConfig(), model=model, precision="bf16")
     expected = 3 * 2 * 4.09e9 - 2 * 112 * 112 * 64 * 3 * 49

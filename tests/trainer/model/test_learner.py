@@ -40,7 +40,9 @@ def too_few(num_classes: int) -> nn.Module:
 
 
 class OneOfTwo(Single):
-    """A replica that computes half of each global batch, and must not ask the other one within a step."""
+    """A replica that computes half of each global batch, and must not ask the other one within a
+    step.
+    """
 
     num_replicas = 2
 
@@ -84,7 +86,9 @@ class TwoOutputs(nn.Module):
 
 
 def shared_layers(num_classes: int) -> nn.Module:
-    net = nn.Sequential(nn.Flatten(), nn.Linear(48, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, num_classes))
+    net = nn.Sequential(
+        nn.Flatten(), nn.Linear(48, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, num_classes)
+    )
     net[3].weight = net[2].weight
     return net
 
@@ -150,7 +154,9 @@ def test_a_replica_takes_the_weights_of_the_global_batch_from_the_plan(passes: i
     before = weights(learner.net)
     learner.train_step(own, 0.5, key=1, weight=5)
     # Replicas average their gradients, so each must have twice its share: 4 of 5 samples.
-    torch.testing.assert_close((before - weights(learner.net)) / 0.5, gradient(own, cross_entropy) * 2 * 4 / 5)
+    torch.testing.assert_close(
+        (before - weights(learner.net)) / 0.5, gradient(own, cross_entropy) * 2 * 4 / 5
+    )
 
 
 def test_a_step_waits_for_no_number_of_the_device() -> None:
@@ -168,7 +174,9 @@ def test_a_step_waits_for_no_number_of_the_device() -> None:
 
 
 @pytest.mark.parametrize(("fields", "passes"), [((), 1), (("flip",), 2), (("flip", "mix"), 1)])
-def test_images_reach_the_model_in_channels_last_layout(fields: tuple[str, ...], passes: int) -> None:
+def test_images_reach_the_model_in_channels_last_layout(
+    fields: tuple[str, ...], passes: int
+) -> None:
     class Looking(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -182,7 +190,9 @@ def test_images_reach_the_model_in_channels_last_layout(fields: tuple[str, ...],
     learner = learner_of(accumulate=passes)
     looking = learner._parallel = Looking()
     batch = mixing(8) | {"flip": torch.arange(8) % 2 == 0}
-    learner.train_step({k: v for k, v in batch.items() if k in ("image", "label", "weight", *fields)}, 0.1, key=1)
+    learner.train_step(
+        {k: v for k, v in batch.items() if k in ("image", "label", "weight", *fields)}, 0.1, key=1
+    )
     assert len(looking.seen) == passes
     assert all(images.is_contiguous(memory_format=torch.channels_last) for images in looking.seen)
 
@@ -204,7 +214,9 @@ def test_steps_are_those_of_a_loop_that_knows_nothing_of_the_trainer(compile: bo
     net.load_state_dict(learner.net.state_dict())
     averaged = [parameter.detach().clone() for parameter in net.parameters()]
     optimizer = torch.optim.SGD(net.parameters(), momentum=0.9, nesterov=True)
-    mean, std = (255 * torch.tensor(one).view(3, 1, 1) for one in (ImageConfig().mean, ImageConfig().std))
+    mean, std = (
+        255 * torch.tensor(one).view(3, 1, 1) for one in (ImageConfig().mean, ImageConfig().std)
+    )
     for step in range(20):
         batch = batch_of(8, seed=step)
         real = 5 if step % 3 == 2 else 8
@@ -216,12 +228,17 @@ def test_steps_are_those_of_a_loop_that_knows_nothing_of_the_trainer(compile: bo
         torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(net.parameters(), 0.5)
         optimizer.step()
-        averaged = [0.9 * old + 0.1 * new.detach() for old, new in zip(averaged, net.parameters(), strict=True)]
+        averaged = [
+            0.9 * old + 0.1 * new.detach()
+            for old, new in zip(averaged, net.parameters(), strict=True)
+        ]
         row = learner.train_step(batch, rate, key=step, weight=real)
         assert row[0].item() / real == pytest.approx(loss.item(), abs=1e-6)
     torch.testing.assert_close(weights(learner.net), weights(net), rtol=0, atol=1e-6)
     found = torch.cat([one.flatten() for one in learner.state()["ema"].values()])
-    torch.testing.assert_close(found, torch.cat([one.flatten() for one in averaged]), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        found, torch.cat([one.flatten() for one in averaged]), rtol=0, atol=1e-6
+    )
 
 
 def test_a_compiled_model_is_compiled_once_for_training_and_once_for_evaluation() -> None:
@@ -257,9 +274,10 @@ def test_a_fused_optimizer_takes_the_steps_of_the_plain_one_and_goes_on_from_its
     Learner(Single("fp32"), config, CLASSES, fused.state())
 
 
-def test_averaged_weights_are_what_is_evaluated_and_those_that_layers_share_are_averaged_once_a_step() -> None:
+def test_averaged_weights_are_evaluated_and_shared_ones_are_averaged_once_a_step() -> None:
     learner = learner_of(
-        model=ModelConfig(name=f"{__name__}:shared_layers"), regularize=RegularizeConfig(ema_decay=0.75)
+        model=ModelConfig(name=f"{__name__}:shared_layers"),
+        regularize=RegularizeConfig(ema_decay=0.75),
     )
     expected = weights(learner.net)
     for step in range(3):
@@ -320,7 +338,9 @@ def test_averaging_adds_two_calls_to_a_step_whatever_the_number_of_layers() -> N
 @pytest.mark.parametrize("name", ["sgd", "lamb", "lookahead_momentum"])
 def test_an_optimizer_resumes_as_if_it_had_not_stopped(name: str) -> None:
     optimizer = OptimizerConfig(name=name, learning_rate=0.01, weight_decay=0.01)
-    config = config_of(model=ModelConfig(name="trainer.model:tiny_resnet", norm="group"), optimizer=optimizer)
+    config = config_of(
+        model=ModelConfig(name="trainer.model:tiny_resnet", norm="group"), optimizer=optimizer
+    )
     learners = [Learner(Single("fp32"), config, CLASSES, None)]
     for step in range(3):
         learners[0].train_step(batch_of(6, seed=step), 0.01, key=step)
@@ -335,23 +355,31 @@ def test_an_optimizer_resumes_as_if_it_had_not_stopped(name: str) -> None:
 def test_each_weight_keeps_its_moments_where_weight_decay_begins() -> None:
     def learner_with(weight_decay: float, state: dict[str, Any] | None) -> Learner:
         optimizer = OptimizerConfig(name="momentum", learning_rate=0.01, weight_decay=weight_decay)
-        config = config_of(model=ModelConfig(name="trainer.model:tiny_resnet", norm="group"), optimizer=optimizer)
+        config = config_of(
+            model=ModelConfig(name="trainer.model:tiny_resnet", norm="group"), optimizer=optimizer
+        )
         return Learner(Single("fp32"), config, CLASSES, state)
 
     def moments_of(state: dict[str, Any]) -> dict[str, torch.Tensor]:
         return {
-            name: state["optimizer"][place]["momentum_buffer"] for place, name in enumerate(state["optimizer_weights"])
+            name: state["optimizer"][place]["momentum_buffer"]
+            for place, name in enumerate(state["optimizer_weights"])
         }
 
     first = learner_with(0.0, None)
     first.train_step(batch_of(6), 0.01, key=1)
     second = learner_with(0.1, first.state())
-    torch.testing.assert_close(moments_of(second.state()), moments_of(first.state()), rtol=0, atol=0)
+    torch.testing.assert_close(
+        moments_of(second.state()), moments_of(first.state()), rtol=0, atol=0
+    )
 
 
 def test_a_state_of_a_model_that_has_changed_is_refused_in_one_sentence() -> None:
     state = Learner(Single("fp32"), config_of(), CLASSES + 1, None).state()
-    with pytest.raises(CheckpointError, match=r"^[^\n]*not of this model, .*:linear.: .*size mismatch for 1\.weight"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"^[^\n]*not of this model, .*:linear.: .*size mismatch for 1\.weight",
+    ):
         Learner(Single("fp32"), config_of(), CLASSES, state)
 
 
@@ -365,8 +393,13 @@ def test_a_size_of_images_that_a_model_can_not_take_is_refused() -> None:
 def test_a_model_that_returns_no_number_for_each_class_is_refused(name: str, found: str) -> None:
     # On XLA the loss of a label that has no number is that of another one.
     learner = learner_of(model=ModelConfig(name=f"{__name__}:{name}"))
-    for step in (lambda: learner.train_step(batch_of(2), 0.1, key=1), lambda: learner.eval_step(batch_of(2))):
-        with pytest.raises(ConfigError, match=rf":{name}' returned {found} .*expected a tensor \[images, 5\]"):
+    for step in (
+        lambda: learner.train_step(batch_of(2), 0.1, key=1),
+        lambda: learner.eval_step(batch_of(2)),
+    ):
+        with pytest.raises(
+            ConfigError, match=rf":{name}' returned {found} .*expected a tensor \[images, 5\]"
+        ):
             step()
 
 
@@ -377,10 +410,14 @@ class TooLarge(nn.Linear):
         super().__init__(3, num_classes)
 
     def forward(self, images_NCHW: torch.Tensor) -> torch.Tensor:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has ...")
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has ..."
+        )
 
 
 def test_a_step_without_enough_memory_names_the_flags_to_change() -> None:
     learner = learner_of(model=ModelConfig(name=f"{__name__}:TooLarge"), accumulate=2)
-    with pytest.raises(TrainingError, match=r"too small .*2\.00 GiB\.\); raise --set accumulate= .*--global-batch"):
+    with pytest.raises(
+        TrainingError, match=r"too small .*2\.00 GiB\.\); raise --set accumulate= .*--global-batch"
+    ):
         learner.train_step(batch_of(4), 0.1, key=0)

@@ -1,4 +1,6 @@
-"""Options of a step against loops written down in plain torch: only the batches and first weights are the trainer's."""
+"""Options of a step against loops written down in plain torch: only the batches and first weights
+are the trainer's.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +37,11 @@ VIT = ModelConfig(
 
 
 def config_of(**changes: Any) -> TrainConfig:
-    changes = {"model": RESNET, "image": ImageConfig(size=16, train_crop="pad", eval_resize=16), **changes}
+    changes = {
+        "model": RESNET,
+        "image": ImageConfig(size=16, train_crop="pad", eval_resize=16),
+        **changes,
+    }
     return tiny_config(None, "run", **changes)
 
 
@@ -48,7 +54,9 @@ def batches(config: TrainConfig, size: int = 8) -> list[Batch]:
         batch = mix({"label": labels.numpy()}, 0, step)
         found.append(
             {
-                "image": torch.randint(0, 256, (size, 16, 16, 3), generator=draw, dtype=torch.uint8),
+                "image": torch.randint(
+                    0, 256, (size, 16, 16, 3), generator=draw, dtype=torch.uint8
+                ),
                 "label": labels,
                 "weight": torch.ones(size),
                 **({"mix": torch.from_numpy(batch["mix"])} if "mix" in batch else {}),
@@ -63,7 +71,10 @@ def rate_at(step: int) -> float:
 
 def learned(config: TrainConfig) -> tuple[list[float], Learner]:
     learner = Learner(Single(config.precision), config, CLASSES, None)
-    rows = [learner.train_step(batch, rate_at(step), key=2 * step) for step, batch in enumerate(batches(config))]
+    rows = [
+        learner.train_step(batch, rate_at(step), key=2 * step)
+        for step, batch in enumerate(batches(config))
+    ]
     return [float(row[0] / row[1]) for row in rows], learner
 
 
@@ -74,13 +85,18 @@ def sgd(net: nn.Module) -> torch.optim.Optimizer:
 @pytest.mark.parametrize("threshold", [None, 0.2])
 def test_bce_is_timms(threshold: float | None) -> None:
     draw = torch.Generator().manual_seed(2)
-    logits, labels = torch.randn(6, CLASSES, generator=draw), torch.randint(0, CLASSES, (6,), generator=draw)
+    logits, labels = (
+        torch.randn(6, CLASSES, generator=draw),
+        torch.randint(0, CLASSES, (6,), generator=draw),
+    )
     config = RegularizeConfig(loss="bce", label_smoothing=0.1, bce_threshold=threshold)
     timm_loss: Any = BinaryCrossEntropy(smoothing=0.1, target_threshold=threshold)
     expected = timm_loss(logits, labels)
     torch.testing.assert_close(losses_of(config, logits, labels, None).mean(), expected)
     targets: Any = mixup_target(labels, CLASSES, lam=0.7, smoothing=0.1)
-    found = losses_of(config, logits, labels, Partners(torch.full((6,), 0.7), labels.flip(0))).mean()
+    found = losses_of(
+        config, logits, labels, Partners(torch.full((6,), 0.7), labels.flip(0))
+    ).mean()
     torch.testing.assert_close(found, timm_loss(logits, targets))
 
 
@@ -91,31 +107,45 @@ def test_a_step_whose_gradients_overflow_in_float16_is_left_out_and_the_scale_ha
     learner = Learner(Single("fp16"), config, CLASSES, {**before, "scaler": scaler})
     assert learner.train_step(batches(config)[0], 1.0, key=0).isfinite().all()
     after = learner.state()
-    assert all(torch.equal(after["model"][name], before["model"][name]) for name, _ in learner.net.named_parameters())
+    assert all(
+        torch.equal(after["model"][name], before["model"][name])
+        for name, _ in learner.net.named_parameters()
+    )
     assert after["scaler"]["scale"] == 2.0**119
 
 
 def test_float16_is_refused_where_gradients_are_not_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Single, "_find_device", lambda self: torch.device("xla"))
-    with pytest.raises(ConfigError, match=r"strategy single on .* xla does not scale gradients.* use --precision bf16"):
+    with pytest.raises(
+        ConfigError,
+        match=r"strategy single on .* xla does not scale gradients.* use --precision bf16",
+    ):
         Single("fp16")
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": ModelConfig(name="resnet18", kwargs={"no_such": 1})}, "'resnet18': .*no_such.*model.kwargs"),
-        ({"model": ModelConfig(name="trainer.model:tiny_resnet", kwargs={"depth": 1})}, "depth.*model.kwargs"),
+        (
+            {"model": ModelConfig(name="resnet18", kwargs={"no_such": 1})},
+            "'resnet18': .*no_such.*model.kwargs",
+        ),
+        (
+            {"model": ModelConfig(name="trainer.model:tiny_resnet", kwargs={"depth": 1})},
+            "depth.*model.kwargs",
+        ),
         ({"optimizer": OptimizerConfig(kwargs={"no_such": 1})}, "optimizer 'sgd': .*no_such"),
         ({"optimizer": OptimizerConfig(name="adahessian")}, "needs second derivatives"),
     ],
 )
-def test_an_argument_that_is_not_taken_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+def test_an_argument_that_is_not_taken_is_refused_by_name(
+    changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         Learner(Single("fp32"), config_of(**changes), CLASSES, None)
 
 
-# --- whole runs ------------------------------------------------------------------------------------------------------
+# --- whole runs -----------------------------------------------------------------------------------
 
 
 def flat(num_classes: int) -> nn.Module:
@@ -123,14 +153,26 @@ def flat(num_classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, num_classes))
 
 
-PIXELS = ImageConfig(size=8, train_crop="pad", eval_resize=8, auto_augment="rand-m9-mstd0.5-inc1", erase=0.5)
+PIXELS = ImageConfig(
+    size=8, train_crop="pad", eval_resize=8, auto_augment="rand-m9-mstd0.5-inc1", erase=0.5
+)
 SMALL_VIT = ModelConfig(
     name=VIT.name,
-    kwargs={**(VIT.kwargs or {}), "img_size": 8, "patch_size": 4, "drop_path_rate": 0.5, "proj_drop_rate": 0.2},
+    kwargs={
+        **(VIT.kwargs or {}),
+        "img_size": 8,
+        "patch_size": 4,
+        "drop_path_rate": 0.5,
+        "proj_drop_rate": 0.2,
+    },
 )
 FLAT = ModelConfig(name=f"{__name__}:flat")
 WAYS: dict[str, dict[str, Any]] = {
-    "augmented, repeated": {"image": replace(PIXELS, augment_repeats=3), "model": FLAT, "global_batch_size": 12},
+    "augmented, repeated": {
+        "image": replace(PIXELS, augment_repeats=3),
+        "model": FLAT,
+        "global_batch_size": 12,
+    },
     "trivially augmented, repeated, mixed": {
         "image": replace(PIXELS, auto_augment="trivial", augment_repeats=2),
         "model": FLAT,
@@ -152,8 +194,13 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_steps_of_a_run_are_those_of_a_plain_loop(manifest: str, tmp_path: Path, way: str) -> None:
-    model, optimizer = replace(RESNET, norm="group"), OptimizerConfig(learning_rate=1e-3, weight_decay=0.0)
+def test_the_steps_of_a_run_are_those_of_a_plain_loop(
+    manifest: str, tmp_path: Path, way: str
+) -> None:
+    model, optimizer = (
+        replace(RESNET, norm="group"),
+        OptimizerConfig(learning_rate=1e-3, weight_decay=0.0),
+    )
     changes: dict[str, Any] = {"model": model, "optimizer": optimizer, "epochs": 1, **WAYS[way]}
     config = tiny_config(manifest, tmp_path, **changes)
     loop.train(Single(config.precision), config)
@@ -163,7 +210,7 @@ def test_the_steps_of_a_run_are_those_of_a_plain_loop(manifest: str, tmp_path: P
     assert len(records) == len(open_data(config, 0, 1).train)
 
 
-# --- activations that are computed again ---------------------------------------------------------------------------
+# --- activations that are computed again ----------------------------------------------------------
 
 
 def test_activations_that_are_computed_again_change_nothing() -> None:
@@ -180,10 +227,13 @@ def test_activations_that_are_computed_again_are_not_kept() -> None:
     found = []
     for checkpoint in (False, True):
         net = build.build(ModelConfig(name="resnet10t"), CLASSES, 0)
-        build.checkpoint_activations(net, ModelConfig(checkpoint_activations=checkpoint), torch.device("cpu"))
+        build.checkpoint_activations(
+            net, ModelConfig(checkpoint_activations=checkpoint), torch.device("cpu")
+        )
         saved: list[int] = []
         with torch.autograd.graph.saved_tensors_hooks(
-            lambda tensor, saved=saved: (saved.append(tensor.nbytes), tensor)[1], lambda tensor: tensor
+            lambda tensor, saved=saved: (saved.append(tensor.nbytes), tensor)[1],
+            lambda tensor: tensor,
         ):
             net(torch.zeros(2, 3, 64, 64))
         found.append(sum(saved))
@@ -198,5 +248,7 @@ class NoBlocks(nn.Module):
 
 def test_a_model_that_can_not_compute_again_is_refused() -> None:
     model = ModelConfig(name=f"{__name__}:NoBlocks", checkpoint_activations=True)
-    with pytest.raises(ConfigError, match=r"can't compute its activations again.*set_grad_checkpointing"):
+    with pytest.raises(
+        ConfigError, match=r"can't compute its activations again.*set_grad_checkpointing"
+    ):
         build.checkpoint_activations(build.build(model, CLASSES, 0), model, torch.device("cpu"))

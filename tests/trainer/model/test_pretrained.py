@@ -33,10 +33,16 @@ def write(folder: Path, kind: str, weights: dict[str, torch.Tensor]) -> str:
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "state dict", "checkpoint of a run"])
-def test_weights_of_a_file_are_loaded_and_the_head_is_new_for_other_classes(kind: str, tmp_path: Path) -> None:
+def test_weights_of_a_file_are_loaded_and_the_head_is_new_for_other_classes(
+    kind: str, tmp_path: Path
+) -> None:
     source = built(7, seed=1)
     path = write(tmp_path, kind, source.state_dict())
-    net, fresh, same = built(3, seed=2, pretrained=path), built(3, seed=2), built(7, seed=2, pretrained=path)
+    net, fresh, same = (
+        built(3, seed=2, pretrained=path),
+        built(3, seed=2),
+        built(7, seed=2, pretrained=path),
+    )
     assert torch.equal(same.state_dict()["fc.weight"], source.state_dict()["fc.weight"])
     assert torch.equal(net.state_dict()["conv1.weight"], source.state_dict()["conv1.weight"])
     assert torch.equal(net.state_dict()["fc.weight"], fresh.state_dict()["fc.weight"])
@@ -46,7 +52,9 @@ def test_a_head_for_as_many_other_classes_is_new(tmp_path: Path) -> None:
     source = built(3, seed=1)
     config = ModelConfig(name=TINY, pretrained=write(tmp_path, "safetensors", source.state_dict()))
     (tmp_path / "model.json").write_text(json.dumps({"classes": ["cat", "dog", "owl"]}))
-    same, other = (build.build(config, 3, 2, names) for names in (["cat", "dog", "owl"], ["ant", "bee", "fly"]))
+    same, other = (
+        build.build(config, 3, 2, names) for names in (["cat", "dog", "owl"], ["ant", "bee", "fly"])
+    )
     assert torch.equal(same.state_dict()["fc.weight"], source.state_dict()["fc.weight"])
     assert torch.equal(other.state_dict()["fc.weight"], built(3, seed=2).state_dict()["fc.weight"])
     assert torch.equal(other.state_dict()["conv1.weight"], source.state_dict()["conv1.weight"])
@@ -84,7 +92,9 @@ def test_weights_of_another_model_and_missing_files_are_refused(tmp_path: Path) 
         build.build(ModelConfig(name="resnet18", stem="cifar", pretrained="timm"), 3, 0)
 
 
-def test_without_a_network_the_error_names_the_file_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_network_the_error_names_the_file_way(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
@@ -106,7 +116,7 @@ def test_a_model_of_timm_says_which_images_it_was_trained_on(tmp_path: Path) -> 
     assert (beside.size, beside.eval_resize, beside.mean) == (8, 9, (0.1, 0.2, 0.3))
 
 
-# --- training on from them -------------------------------------------------------------------------------------------
+# --- training on from them ------------------------------------------------------------------------
 
 
 def config_of(**changes: Any) -> TrainConfig:
@@ -126,7 +136,9 @@ def moves(learner: Learner, rate: float) -> dict[str, float]:
     before = {name: value.clone() for name, value in learner.net.state_dict().items()}
     learner.train_step(batch_of(8), rate, key=1)
     after = learner.net.state_dict()
-    return {name: float((after[name].float() - before[name].float()).abs().sum()) for name in before}
+    return {
+        name: float((after[name].float() - before[name].float()).abs().sum()) for name in before
+    }
 
 
 def test_a_frozen_backbone_moves_neither_weights_nor_statistics() -> None:
@@ -149,8 +161,13 @@ PLAIN = OptimizerConfig(name="momentum", learning_rate=0.1, weight_decay=0.0, mo
 
 
 def test_the_head_learns_at_its_own_rate_and_the_schedule_moves_both() -> None:
-    both = OptimizerConfig(name="momentum", learning_rate=0.1, head_learning_rate=0.5, weight_decay=0.0, momentum=0.0)
-    plain, scaled = (moves(Learner(Single("fp32"), config_of(optimizer=one), 5, None), 0.05) for one in (PLAIN, both))
+    both = OptimizerConfig(
+        name="momentum", learning_rate=0.1, head_learning_rate=0.5, weight_decay=0.0, momentum=0.0
+    )
+    plain, scaled = (
+        moves(Learner(Single("fp32"), config_of(optimizer=one), 5, None), 0.05)
+        for one in (PLAIN, both)
+    )
     assert scaled["fc.weight"] == pytest.approx(5 * plain["fc.weight"], rel=1e-3)
     assert scaled["conv1.weight"] == pytest.approx(plain["conv1.weight"], rel=1e-6)
 

@@ -7,7 +7,9 @@ from trainer.config import OptimizerConfig, ScheduleConfig, TrainConfig
 from trainer.model import schedule
 
 CONFIG = TrainConfig(
-    epochs=9, optimizer=OptimizerConfig(learning_rate=2.0), schedule=ScheduleConfig(decay="step", warmup_epochs=1)
+    epochs=9,
+    optimizer=OptimizerConfig(learning_rate=2.0),
+    schedule=ScheduleConfig(decay="step", warmup_epochs=1),
 )
 
 
@@ -19,11 +21,16 @@ def test_the_rate_climbs_to_its_peak_in_equal_steps_whatever_max_steps_is() -> N
 
 def test_step_decay_divides_by_ten_where_it_says() -> None:
     rate = schedule.of(CONFIG, steps_per_epoch=100)
-    assert [rate(step) for step in (299, 300, 599, 600, 799, 800)] == pytest.approx([2, 0.2, 0.2, 0.02, 0.02, 0.002])
+    assert [rate(step) for step in (299, 300, 599, 600, 799, 800)] == pytest.approx(
+        [2, 0.2, 0.2, 0.02, 0.02, 0.002]
+    )
 
 
 def test_cosine_decay_ends_near_zero_and_never_rises() -> None:
-    rate = schedule.of(replace(CONFIG, schedule=ScheduleConfig(decay="cosine", warmup_epochs=0)), steps_per_epoch=50)
+    rate = schedule.of(
+        replace(CONFIG, schedule=ScheduleConfig(decay="cosine", warmup_epochs=0)),
+        steps_per_epoch=50,
+    )
     rates = [rate(step) for step in range(450)]
     assert rates[0] == 2.0
     assert 0 < rates[-1] < 1e-4
@@ -31,7 +38,10 @@ def test_cosine_decay_ends_near_zero_and_never_rises() -> None:
 
 
 def test_linear_decay_falls_by_the_same_amount_in_every_step_to_zero() -> None:
-    rate = schedule.of(replace(CONFIG, schedule=ScheduleConfig(decay="linear", warmup_epochs=1)), steps_per_epoch=10)
+    rate = schedule.of(
+        replace(CONFIG, schedule=ScheduleConfig(decay="linear", warmup_epochs=1)),
+        steps_per_epoch=10,
+    )
     rates = [rate(step) for step in range(10, 91)]
     assert (rates[0], rates[-1]) == (2.0, 0.0)
     assert all(abs(one - two - 2.0 / 80) < 1e-12 for one, two in itertools.pairwise(rates))

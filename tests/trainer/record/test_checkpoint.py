@@ -30,16 +30,34 @@ IDENTITY = {"manifest digest": "abc", "model": "resnet18", "seed": 0}
 def state_at(step: int) -> dict[str, Any]:
     """A state as a run saves it."""
     return {
-        "format": checkpoint.FORMAT, "version": "0.1.0", "identity": IDENTITY,
-        "config": {"regularize": {"ema_decay": None}}, "step": step, "epoch": step // 10, "step_in_epoch": step % 10,
-        "closed_epochs": step // 10, "seen": [8 * step, 12345], "epoch_totals": [2.5, 8.0, 1.0, 4.0],
-        "best_top1": 0.5, "best_epoch": 0, "last_top1": None, "seconds": 1.5, "seconds_to_target": None, "stream": None,
-        "model": {"weight": torch.full((3,), float(step))}, "ema": None, "optimizer": {0: {"step": torch.tensor(1.0)}},
-        "optimizer_weights": ["weight"], "optimizer_counters": {}, "scaler": {},
-    }  # fmt: skip
+        "format": checkpoint.FORMAT,
+        "version": "0.1.0",
+        "identity": IDENTITY,
+        "config": {"regularize": {"ema_decay": None}},
+        "step": step,
+        "epoch": step // 10,
+        "step_in_epoch": step % 10,
+        "closed_epochs": step // 10,
+        "seen": [8 * step, 12345],
+        "epoch_totals": [2.5, 8.0, 1.0, 4.0],
+        "best_top1": 0.5,
+        "best_epoch": 0,
+        "last_top1": None,
+        "seconds": 1.5,
+        "seconds_to_target": None,
+        "stream": None,
+        "model": {"weight": torch.full((3,), float(step))},
+        "ema": None,
+        "optimizer": {0: {"step": torch.tensor(1.0)}},
+        "optimizer_weights": ["weight"],
+        "optimizer_counters": {},
+        "scaler": {},
+    }
 
 
-def saved(storage: Storage, *steps: int, keep: int = 10, top1: dict[int, float] | None = None) -> None:
+def saved(
+    storage: Storage, *steps: int, keep: int = 10, top1: dict[int, float] | None = None
+) -> None:
     writer = checkpoint.CheckpointWriter(storage, keep)
     for step in steps:
         writer.save(state_at(step), top1=(top1 or {}).get(step))
@@ -67,10 +85,16 @@ def newest(storage: Storage) -> tuple[checkpoint.CommitMark, dict[str, Any]]:
     return found
 
 
-def test_what_was_saved_comes_back_and_a_state_without_its_mark_does_not_count(storage: Storage) -> None:
+def test_what_was_saved_comes_back_and_a_state_without_its_mark_does_not_count(
+    storage: Storage,
+) -> None:
     assert checkpoint.newest(storage, unexpected) is None
     saved(storage, 5, 12)
-    put(storage, checkpoint.folder_of(19) + checkpoint.new_state_name(), checkpoint_state.encode(state_at(19)))
+    put(
+        storage,
+        checkpoint.folder_of(19) + checkpoint.new_state_name(),
+        checkpoint_state.encode(state_at(19)),
+    )
     commit, state = newest(storage)
     assert (commit.step, commit.epoch, state["step"]) == (12, 1, 12)
     assert torch.equal(state["model"]["weight"], torch.full((3,), 12.0))
@@ -119,13 +143,25 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(storage: Storage, da
 
 
 @pytest.mark.parametrize("damaged", ["state", "mark"])
-def test_damaged_checkpoints_alone_or_asked_for_by_name_are_an_error(tmp_path: Path, damaged: str) -> None:
+def test_damaged_checkpoints_alone_or_asked_for_by_name_are_an_error(
+    tmp_path: Path, damaged: str
+) -> None:
     storage = open_storage(str(tmp_path))
     saved(storage, 5)
-    put(storage, state_of(storage, 5) if damaged == "state" else checkpoint.folder_of(5) + checkpoint.COMMIT, b"{}")
-    with pytest.raises(CheckpointError, match="none of 1 checkpoints is intact; start again in another --run-dir"):
+    put(
+        storage,
+        state_of(storage, 5) if damaged == "state" else checkpoint.folder_of(5) + checkpoint.COMMIT,
+        b"{}",
+    )
+    with pytest.raises(
+        CheckpointError, match="none of 1 checkpoints is intact; start again in another --run-dir"
+    ):
         checkpoint.newest(storage, [].append)
-    expected = r"state-\w+.pt: 2 bytes .*, expected .*" if damaged == "state" else r"commit\.json: not a commit mark .*"
+    expected = (
+        r"state-\w+.pt: 2 bytes .*, expected .*"
+        if damaged == "state"
+        else r"commit\.json: not a commit mark .*"
+    )
     with pytest.raises(CheckpointError, match=f"{expected}; name another checkpoint"):
         checkpoint.at(open_storage(f"{tmp_path}/{checkpoint.folder_of(5)}"), unexpected)
 
@@ -133,7 +169,9 @@ def test_damaged_checkpoints_alone_or_asked_for_by_name_are_an_error(tmp_path: P
 def test_the_newest_and_the_best_are_kept_and_the_rest_goes(storage: Storage) -> None:
     saved(storage, *range(1, 8), keep=2, top1={2: 0.5, 3: 0.9, 5: 0.9, 7: 0.1})
     assert [commit.step for commit in checkpoint.commits(storage)] == [3, 6, 7]
-    assert {stat.name.split("/")[1] for stat in storage.list()} == {f"step-00000000{step}" for step in (3, 6, 7)}
+    assert {stat.name.split("/")[1] for stat in storage.list()} == {
+        f"step-00000000{step}" for step in (3, 6, 7)
+    }
 
 
 def test_a_url_means_a_checkpoint_or_the_newest_of_a_run(storage: Storage) -> None:
@@ -160,9 +198,13 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(steps: tuple[int, ...], 
     assert [one.step for one in checkpoint.commits(storage)] == ([12, 20] if commit.top1 else [20])
 
 
-def test_a_checkpoint_is_written_beside_the_run_and_counts_after_what_must_be_there_before() -> None:
+def test_a_checkpoint_is_written_beside_the_run_and_counts_after_what_must_be_there_before() -> (
+    None
+):
     storage, may_count = MemoryStorage(uuid.uuid4().hex, ""), threading.Event()
-    writer = checkpoint.CheckpointWriter(storage, 3, before_commit=lambda: may_count.wait(600) and None)
+    writer = checkpoint.CheckpointWriter(
+        storage, 3, before_commit=lambda: may_count.wait(600) and None
+    )
     writer.save(state_at(1), top1=None)
     assert checkpoint.commits(storage) == []
     may_count.set()
@@ -203,7 +245,10 @@ def test_an_upload_that_arrives_short_is_never_committed() -> None:
 def test_one_checkpoint_that_could_not_be_written_is_made_good_by_the_next_one_and_two_end_the_run(
     num_failed: int,
 ) -> None:
-    refused, heard = ["checkpoints/step-000000001", "checkpoints/step-000000002"][:num_failed], queue.Queue[str]()
+    refused, heard = (
+        ["checkpoints/step-000000001", "checkpoints/step-000000002"][:num_failed],
+        queue.Queue[str](),
+    )
 
     def refuse(verb: str, name: str) -> None:
         if verb == "write" and name.startswith(tuple(refused)):
@@ -215,7 +260,8 @@ def test_one_checkpoint_that_could_not_be_written_is_made_good_by_the_next_one_a
     assert "step 1 could not be written: 503" in heard.get(timeout=600)
     if num_failed == 1:
         writer.save(state_at(2), top1=None)
-        assert [commit.step for commit in checkpoint.commits(storage)] == [2]  # waited for: the run has none but this
+        # waited for: the run has none but this
+        assert [commit.step for commit in checkpoint.commits(storage)] == [2]
     else:
         with pytest.raises(CheckpointError, match="the last checkpoint could not be written: 503"):
             writer.save(state_at(2), top1=None)
@@ -224,7 +270,9 @@ def test_one_checkpoint_that_could_not_be_written_is_made_good_by_the_next_one_a
 
 def test_another_run_is_refused_and_every_difference_named() -> None:
     with pytest.raises(CheckpointError, match=r"seed is 0 there and 7 here") as error:
-        checkpoint.check_identity(IDENTITY, {**IDENTITY, "seed": 7, "manifest digest": "def"}, "run")
+        checkpoint.check_identity(
+            IDENTITY, {**IDENTITY, "seed": 7, "manifest digest": "def"}, "run"
+        )
     assert "'abc' there and 'def' here" in str(error.value)
     checkpoint.check_identity(IDENTITY, IDENTITY, "run")
 
@@ -256,21 +304,28 @@ def test_a_checkpoint_whose_mark_is_damaged_is_passed_over_with_a_warning(mark: 
         assert re.fullmatch(".*step-000000012/commit.json: not a commit mark.*", *warnings)
     assert [commit.top1 for commit in checkpoint.commits(storage)] == [0.5]
     saved(storage, 12, 20, keep=2)
-    assert [commit.step for commit in checkpoint.commits(storage, unexpected)] == [5, 12, 20]  # 5 is the best
+    # 5 is the best
+    assert [commit.step for commit in checkpoint.commits(storage, unexpected)] == [5, 12, 20]
 
 
 def test_a_checkpoint_of_another_format_is_refused_and_stays() -> None:
     # Passed over like a damaged one, it would be removed by the run that went on from an older one.
     storage = MemoryStorage(uuid.uuid4().hex, "")
     saved(storage, 5, 12)
-    mark = storage.read(checkpoint.folder_of(12) + checkpoint.COMMIT).replace(b'"format":2', b'"format":3')
+    mark = storage.read(checkpoint.folder_of(12) + checkpoint.COMMIT).replace(
+        b'"format":2', b'"format":3'
+    )
     put(storage, checkpoint.folder_of(12) + checkpoint.COMMIT, mark)
     for read in (checkpoint.newest, checkpoint.at):
-        with pytest.raises(ConfigError, match=r"000012/commit\.json: .* of format 3, this .* reads format 2;"):
+        with pytest.raises(
+            ConfigError, match=r"000012/commit\.json: .* of format 3, this .* reads format 2;"
+        ):
             read(storage, unexpected)
 
 
-def test_a_copy_that_a_user_keeps_beside_the_checkpoints_is_none_of_them_and_stays(tmp_path: Path) -> None:
+def test_a_copy_that_a_user_keeps_beside_the_checkpoints_is_none_of_them_and_stays(
+    tmp_path: Path,
+) -> None:
     storage = open_storage(str(tmp_path))
     saved(storage, 5)
     for copy in ("checkpoints/step-000000005.keep", "checkpoints/best", "checkpoints/step-5"):

@@ -26,13 +26,16 @@ def trained_in_two_parts(config: TrainConfig) -> None:
 
 
 @pytest.mark.slow
-def test_wandb_gets_every_number_offline(manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_gets_every_number_offline(
+    manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     config = tiny_config(manifest, tmp_path, epochs=1, logger="wandb")
     loop.train(Single("fp32"), config)
     (path,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     texts = [json.dumps(one["loss"]).encode() for one in read_records(tmp_path, "step")]
-    while not all(text in path.read_bytes() for text in texts):  # its service writes in another process
+    # its service writes in another process
+    while not all(text in path.read_bytes() for text in texts):
         time.sleep(0.05)
     assert len(texts) == STEPS
     assert path.name == f"run-{loggers.run_id(config)}.wandb"
@@ -50,11 +53,15 @@ def test_mlflow_gets_every_number_and_a_resumed_run_goes_on_in_its_run(
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.info.status == "FINISHED"
     assert run.data.params["optimizer.learning_rate"] == "0.05"
-    history = sorted(client.get_metric_history(run.info.run_id, "step/loss"), key=lambda one: one.step)
+    history = sorted(
+        client.get_metric_history(run.info.run_id, "step/loss"), key=lambda one: one.step
+    )
     assert [one.value for one in history] == [one["loss"] for one in read_records(tmp_path, "step")]
 
 
-def test_a_logger_that_can_not_be_reached_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_logger_that_can_not_be_reached_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "no-such-scheme://x")
     with pytest.raises(ConfigError, match=r"--logger mlflow: .*MLFLOW_TRACKING_URI"):
         loggers.open_logger(tiny_config(None, tmp_path, logger="mlflow"), tmp_path)

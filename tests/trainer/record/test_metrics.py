@@ -12,10 +12,26 @@ from hypothesis import strategies as st
 from shardset.errors import ConfigError
 from shardset.storage.memory import MemoryStorage
 from trainer.record import metrics, run_folder
-from trainer.record.metrics import EvalRecord, FinalRecord, Rates, RunLog, StepRecord, Totals, stats_row
+from trainer.record.metrics import (
+    EvalRecord,
+    FinalRecord,
+    Rates,
+    RunLog,
+    StepRecord,
+    Totals,
+    stats_row,
+)
 
 STEP = StepRecord(
-    device="xla:0", epoch=1, step=2, global_step=9, loss=0.5, top1=0.25, rate=10, global_rate=9.5, learning_rate=0.1
+    device="xla:0",
+    epoch=1,
+    step=2,
+    global_step=9,
+    loss=0.5,
+    top1=0.25,
+    rate=10,
+    global_rate=9.5,
+    learning_rate=0.1,
 )
 
 
@@ -28,16 +44,21 @@ def test_weighted_counts_leave_out_the_pads(real: int, pads: int, classes: int, 
     best = logits.topk(min(5, classes)).indices
     totals = Totals().add(stats_row(torch.ones(real + pads), best, labels, weights).unsqueeze(0))
     ranks = (logits > logits.gather(1, labels.unsqueeze(1))).sum(1)[:real]
-    assert totals.mean("top1") == int((ranks < 1).sum()) / real  # over samples, however they lie in batches
+    # over samples, however they lie in batches
+    assert totals.mean("top1") == int((ranks < 1).sum()) / real
     assert totals == Totals(real, real, int((ranks < 1).sum()), int((ranks < 5).sum()))
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1 / 64, 1.0, 1e6])
 def test_a_mean_does_not_depend_on_the_scale_of_the_weights(scale: float) -> None:
     weights = scale * torch.tensor([1.0, 2.0, 5.0])
-    row = stats_row(torch.tensor([4.0, 2.0, 0.0]), torch.tensor([[0, 1]] * 3), torch.tensor([0, 1, 0]), weights)
+    row = stats_row(
+        torch.tensor([4.0, 2.0, 0.0]), torch.tensor([[0, 1]] * 3), torch.tensor([0, 1, 0]), weights
+    )
     totals = Totals().add(row.unsqueeze(0))
-    assert [totals.mean(name) for name in ("loss", "top1", "top5")] == pytest.approx([1.0, 0.75, 1.0])
+    assert [totals.mean(name) for name in ("loss", "top1", "top5")] == pytest.approx(
+        [1.0, 0.75, 1.0]
+    )
     assert Totals().mean("loss") == 0
 
 
@@ -66,7 +87,18 @@ def test_records_go_to_the_log_the_json_lines_and_tensorboard(
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["host-003.log"]
     log = RunLog(tmp_path)
     log.record(STEP)
-    log.record(EvalRecord(split="val", epoch=1, global_step=10, samples=7, loss=0.1, top1=0.5, top5=1.0, seconds=2.0))
+    log.record(
+        EvalRecord(
+            split="val",
+            epoch=1,
+            global_step=10,
+            samples=7,
+            loss=0.1,
+            top1=0.5,
+            top5=1.0,
+            seconds=2.0,
+        )
+    )
     log.note("a sentence")
     log.close()
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
@@ -78,7 +110,10 @@ def test_records_go_to_the_log_the_json_lines_and_tensorboard(
 
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_only_a_terminal_has_a_progress_line_and_it_makes_way_for_others(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, is_terminal: bool
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    is_terminal: bool,
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
     log = RunLog(tmp_path)
@@ -90,15 +125,22 @@ def test_only_a_terminal_has_a_progress_line_and_it_makes_way_for_others(
 
 def test_merged_logs_are_in_the_order_of_time_and_an_entry_of_several_lines_stays_whole() -> None:
     storage = MemoryStorage(uuid.uuid4().hex, "")
-    with pytest.raises(ConfigError, match=f"{storage.url}: no logs/host-000.log there, expected the folder of a run"):
+    with pytest.raises(
+        ConfigError,
+        match=f"{storage.url}: no logs/host-000.log there, expected the folder of a run",
+    ):
         run_folder.merged_logs(storage)
     for host in (0, 1):
-        entries = [f"2026-01-01T00:00:0{moment + host} trainer: {{\n }},\n}}\n" for moment in (1, 3)]
+        entries = [
+            f"2026-01-01T00:00:0{moment + host} trainer: {{\n }},\n}}\n" for moment in (1, 3)
+        ]
         with storage.writer(run_folder.log_name(host)) as writer:
             writer.write("".join(entries).encode())
     texts = ("trainer: {", " },", "}")
     assert run_folder.merged_logs(storage) == [
-        f"2026-01-01T00:00:0{moment} host-00{(moment - 1) % 2} {text}" for moment in (1, 2, 3, 4) for text in texts
+        f"2026-01-01T00:00:0{moment} host-00{(moment - 1) % 2} {text}"
+        for moment in (1, 2, 3, 4)
+        for text in texts
     ]
 
 
@@ -108,12 +150,18 @@ def test_advice_comes_only_when_the_device_waits() -> None:
 
 
 FINAL = FinalRecord(
-    split="val", accuracy=None, best_accuracy=None, best_epoch=None, epochs=0, global_step=3, seconds=2.0,
+    split="val",
+    accuracy=None,
+    best_accuracy=None,
+    best_epoch=None,
+    epochs=0,
+    global_step=3,
+    seconds=2.0,
     seconds_to_target=None,
-)  # fmt: skip
+)
 
 
-def test_a_run_without_an_evaluation_has_a_final_line_and_the_parts_of_its_time_are_told_in_words() -> None:
+def test_a_run_without_an_evaluation_has_a_final_line_and_tells_the_parts_of_its_time() -> None:
     assert "accuracy=None" in metrics.line_of(FINAL)
     assert metrics.time_in_words(FINAL) == ""
     record = msgspec.structs.replace(FINAL, parts={"steps": 80.0, "waiting for data": 20.0})

@@ -53,7 +53,9 @@ def test_what_could_not_be_copied_stays_on_the_disk_and_is_named(
         folder = RunFolder(gcs_root)
         for name in ("a.txt", "metrics.jsonl"):
             (folder.local / name).write_text(name)
-        proxy.script = lambda seen: Fault("status", status=403) if b"metrics.jsonl" in seen.start else None
+        proxy.script = lambda seen: (
+            Fault("status", status=403) if b"metrics.jsonl" in seen.start else None
+        )
         with pytest.raises(StorageError, match="403") as caught:
             folder.close()
         assert f"copy what is missing from {folder.local}" in str(caught.value)
@@ -73,7 +75,9 @@ def test_closing_waits_for_one_file_where_the_storage_is_out_of_reach() -> None:
     folder.storage = told(folder.storage, uuid.uuid4().hex, refuse)
     for name in ("a.txt", "b.txt"):
         (folder.local / name).write_text(name)
-    with pytest.raises(TransientError, match=f"a.txt: no answer.*copy what is missing from {folder.local}"):
+    with pytest.raises(
+        TransientError, match=f"a.txt: no answer.*copy what is missing from {folder.local}"
+    ):
         folder.close()
     assert tried == ["a.txt"]
     shutil.rmtree(folder.local)

@@ -1,4 +1,6 @@
-"""What CUDA devices get, as far as a machine without one can tell: the order of copies, flags, refusals."""
+"""What CUDA devices get, as far as a machine without one can tell: the order of copies, flags,
+refusals.
+"""
 
 import sys
 import threading
@@ -60,7 +62,9 @@ class Compute:
 
 
 class LateCuda:
-    """Like torch.cuda, each thread begins on device 0, and leaving a stream opens a context there if none is."""
+    """Like torch.cuda, each thread begins on device 0, and leaving a stream opens a context there
+    if none is.
+    """
 
     Event = LateEvent
 
@@ -159,7 +163,11 @@ def test_rows_are_read_once_their_steps_are_done_and_no_later_step_is_waited_for
 
 
 def test_tf32_is_for_products_and_convolutions_alike() -> None:
-    flags = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark, torch.get_float32_matmul_precision()
+    flags = (
+        torch.backends.cudnn.allow_tf32,
+        torch.backends.cudnn.benchmark,
+        torch.get_float32_matmul_precision(),
+    )
     try:
         for tf32 in (True, False):
             cuda.set_flags(tf32=tf32)
@@ -178,7 +186,9 @@ def test_compiling_without_a_compiler_or_the_headers_of_python_is_refused(
         assert "python3-dev" in str(cuda.compile_obstacle(torch.device("cpu")))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX")
-    with pytest.raises(ConfigError, match=r"^compile is true, .*it needs a compiler, g\+\+ or clang\+\+, or .* CXX"):
+    with pytest.raises(
+        ConfigError, match=r"^compile is true, .*it needs a compiler, g\+\+ or clang\+\+, or .* CXX"
+    ):
         Learner(Single("fp32"), tiny_config(None, "run", compile=True), 10, None)
     Learner(Single("fp32"), tiny_config(None, "run"), 10, None)
 
@@ -193,7 +203,9 @@ def test_compiling_without_a_compiler_or_the_headers_of_python_is_refused(
         ("adamw", "cpu", {}),
     ],
 )
-def test_the_options_of_an_optimizer_follow_the_device(name: str, device: str, expected: dict[str, bool]) -> None:
+def test_the_options_of_an_optimizer_follow_the_device(
+    name: str, device: str, expected: dict[str, bool]
+) -> None:
     assert optimizers.options_for(name, torch.device(device), "bf16") == expected
     assert optimizers.options_for(name, torch.device(device), "fp16") == {}
 

@@ -9,7 +9,11 @@ from trainer.runtime import machine
 
 @pytest.mark.parametrize(
     ("name", "text", "expected"),
-    [("memory.max", "1000", 1000), ("memory.max", "max", None), ("memory/memory.limit_in_bytes", "2000", 2000)],
+    [
+        ("memory.max", "1000", 1000),
+        ("memory.max", "max", None),
+        ("memory/memory.limit_in_bytes", "2000", 2000),
+    ],
 )
 def test_the_limit_of_a_container_counts_where_it_is_less_than_the_memory_of_the_machine(
     tmp_path: Path, name: str, text: str, expected: int | None
@@ -20,12 +24,18 @@ def test_the_limit_of_a_container_counts_where_it_is_less_than_the_memory_of_the
     assert machine.total_memory(tmp_path) == (expected or of_machine)
 
 
-@pytest.mark.parametrize(("capability", "expected"), [((6, 1), "fp32"), ((7, 5), "fp16"), ((8, 0), "bf16")])
-def test_a_device_without_bfloat16_gets_what_it_has(capability: tuple[int, int], expected: Precision) -> None:
+@pytest.mark.parametrize(
+    ("capability", "expected"), [((6, 1), "fp32"), ((7, 5), "fp16"), ((8, 0), "bf16")]
+)
+def test_a_device_without_bfloat16_gets_what_it_has(
+    capability: tuple[int, int], expected: Precision
+) -> None:
     assert machine.precision_of(capability) == expected
     machine.check_precision(expected, capability, "Tesla")
     if expected != "bf16":
-        with pytest.raises(ConfigError, match=f"Tesla does not compute in bfloat16; use --precision {expected}$"):
+        with pytest.raises(
+            ConfigError, match=f"Tesla does not compute in bfloat16; use --precision {expected}$"
+        ):
             machine.check_precision("bf16", capability, "Tesla")
 
 

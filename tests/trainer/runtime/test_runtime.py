@@ -1,4 +1,6 @@
-"""What processes say to each other, here between threads: `sum_hosts` of each is a sum over all of them."""
+"""What processes say to each other, here between threads: `sum_hosts` of each is a sum over all of
+them.
+"""
 
 import socket
 import threading
@@ -30,7 +32,9 @@ from trainer.runtime.launch import choose, launch
 class Threads(Single):
     """One of several hosts of this process; `table` is common to all of them."""
 
-    def __init__(self, host: int, num_hosts: int, table: list[Any], barrier: threading.Barrier) -> None:
+    def __init__(
+        self, host: int, num_hosts: int, table: list[Any], barrier: threading.Barrier
+    ) -> None:
         super().__init__("fp32")
         self.host, self.num_hosts = host, num_hosts
         self._table, self._barrier = table, barrier
@@ -56,11 +60,15 @@ def over(hosts: Sequence[int], call: Callable[[Threads], Any]) -> list[Any]:
 @given(st.lists(st.text(), min_size=1, max_size=5))
 @settings(max_examples=10)
 def test_every_host_gets_the_texts_of_all_in_order(texts: list[str]) -> None:
-    assert over(range(len(texts)), lambda one: one.gather_texts(texts[one.host])) == [texts] * len(texts)
+    assert over(range(len(texts)), lambda one: one.gather_texts(texts[one.host])) == [texts] * len(
+        texts
+    )
 
 
 def test_two_processes_of_one_host_number_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"taken by \[.*expected one each.*train on the same data"):
+    with pytest.raises(
+        ConfigError, match=r"taken by \[.*expected one each.*train on the same data"
+    ):
         over([0, 1, 1], lambda one: one.gather_texts("text"))
 
 
@@ -69,7 +77,9 @@ def test_hosts_that_differ_are_refused_with_both_values(tmp_path: Any) -> None:
     left, right = tiny_config("a", tmp_path), tiny_config("b", tmp_path, seed=5)
     ours = facts_of(left, data, 2)
     check_agreement([ours] * 2)
-    with pytest.raises(ConfigError, match="manifest digest is 'fake data' on host 0 and 'def' on host 1") as error:
+    with pytest.raises(
+        ConfigError, match="manifest digest is 'fake data' on host 0 and 'def' on host 1"
+    ) as error:
         check_agreement([ours, facts_of(right, replace(data, manifest_digest="def"), 2)])
     assert "seed is 0 on host 0 and 5 on host 1" in str(error.value)
 
@@ -78,14 +88,19 @@ def test_hosts_that_read_in_other_orders_are_refused(tmp_path: Any) -> None:
     manifest = shard_set(tmp_path / "set")
     configs = [tiny_config(manifest, tmp_path, window=window) for window in (4, 5)]
     facts = [facts_of(configs[0], open_data(config, 0, 1), 2) for config in configs]
-    with pytest.raises(ConfigError, match=r'order is .*"L":8,.*"w":4}. on host 0 and .*"L":8,.*"w":5}. on host 1'):
+    with pytest.raises(
+        ConfigError, match=r'order is .*"L":8,.*"w":4}. on host 0 and .*"L":8,.*"w":5}. on host 1'
+    ):
         check_agreement(facts)
 
 
 @pytest.mark.parametrize(
-    ("world", "passes", "message"), [(9, 1, "9 devices; use at least 9"), (4, 4, "4 devices in each of 4 passes")]
+    ("world", "passes", "message"),
+    [(9, 1, "9 devices; use at least 9"), (4, 4, "4 devices in each of 4 passes")],
 )
-def test_a_batch_without_a_sample_for_every_device_is_refused(world: int, passes: int, message: str) -> None:
+def test_a_batch_without_a_sample_for_every_device_is_refused(
+    world: int, passes: int, message: str
+) -> None:
     here = Single("fp32")
     here.num_hosts = world
     with pytest.raises(ConfigError, match=message):
@@ -93,7 +108,7 @@ def test_a_batch_without_a_sample_for_every_device_is_refused(world: int, passes
 
 
 @given(st.integers(1, 64), st.integers(1, 8), st.integers(1, 4), st.integers(1, 4096))
-def test_every_process_brings_the_fewest_rows_that_hold_its_share_and_divide_over_its_devices_and_passes(
+def test_every_process_brings_the_fewest_rows_that_divide_over_its_devices_and_passes(
     hosts: int, local_devices: int, passes: int, batch: int
 ) -> None:
     class Pod(Single):
@@ -111,7 +126,9 @@ def never(runtime: Runtime, config: TrainConfig) -> None:
     pytest.fail("it was started")
 
 
-def test_processes_that_would_know_nothing_of_each_other_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_would_know_nothing_of_each_other_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match=r"2 processes.*all of the data"):
@@ -121,7 +138,13 @@ def test_processes_that_would_know_nothing_of_each_other_are_refused(monkeypatch
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> Ddp:
     """A process of ddp that has joined no group."""
-    names = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    names = {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+    }
     for name, value in names.items():
         monkeypatch.setenv(name, value)
     return Ddp("fp32")
@@ -135,7 +158,8 @@ def test_a_rank_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    ("local", "master", "host"), [(2, "HOST", "127.0.0.1"), (1, "localhost", "127.0.0.1"), (1, "HOST", "HOST")]
+    ("local", "master", "host"),
+    [(2, "HOST", "127.0.0.1"), (1, "localhost", "127.0.0.1"), (1, "HOST", "HOST")],
 )
 @pytest.mark.usefixtures("alone")
 def test_heartbeats_of_one_machine_stay_on_it(
@@ -167,7 +191,9 @@ def test_processes_of_ddp_wait_for_each_other_as_long_as_the_stall_timeout_says(
     assert options["timeout"] == options["store"].timeout == timedelta(seconds=900)
 
 
-def test_what_a_strategy_can_not_do_on_cpus_is_refused(alone: Ddp, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_strategy_can_not_do_on_cpus_is_refused(
+    alone: Ddp, monkeypatch: pytest.MonkeyPatch
+) -> None:
     alone.num_hosts = 2
     with pytest.raises(ConfigError, match="BatchNorm for CUDA devices only"):
         alone.synchronize_norms(torch.nn.BatchNorm2d(3))
@@ -186,7 +212,9 @@ def test_a_process_of_torchtpu_s_launch_takes_part_in_it(monkeypatch: pytest.Mon
 
 
 def test_a_process_without_torchtpu_s_launch_is_told_how_to_start() -> None:
-    with pytest.raises(ConfigError, match=r"ADDRESSES and .*TOPOLOGY not set.*python -m trainer.tpu.processes"):
+    with pytest.raises(
+        ConfigError, match=r"ADDRESSES and .*TOPOLOGY not set.*python -m trainer.tpu.processes"
+    ):
         torchtpu.check_environment({})
     with pytest.raises(ConfigError, match=r"TorchTPU: TORCH_TPU_TOPOLOGY not set"):
         torchtpu.check_environment({torchtpu.ADDRESSES: "localhost:1"})
@@ -197,4 +225,5 @@ def test_the_key_of_a_replica_fits_what_takes_it_and_is_nobody_elses(key: int) -
     keys = {replica_key(key, replica) for replica in range(8)}
     assert len(keys) == 8
     assert all(0 <= found < 2**63 for found in keys)
-    assert replica_key(key, 0) == key >> 1  # of every checkpoint that a run on one host goes on from
+    # of every checkpoint that a run on one host goes on from
+    assert replica_key(key, 0) == key >> 1

@@ -1,4 +1,7 @@
-"""The same run under every strategy and through interruptions. Each process starts torch anew: minutes in all."""
+"""The same run under every strategy and through interruptions.
+
+Each process starts torch anew: minutes in all.
+"""
 
 import functools
 import json
@@ -40,7 +43,14 @@ from tests.makers.training import (
     when,
 )
 from trainer import config as configs
-from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, RegularizeConfig, Strategy, TrainConfig
+from trainer.config import (
+    ImageConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RegularizeConfig,
+    Strategy,
+    TrainConfig,
+)
 from trainer.data.device_feed import ON_DEVICE
 from trainer.data.splits import open_data, steps_of
 from trainer.model.augment import Normalize
@@ -53,13 +63,17 @@ pytestmark = pytest.mark.slow
 PLACE = "tests.trainer.runtime.test_strategies"
 
 CALM = OptimizerConfig(learning_rate=0.01)
-"""At 0.05 the tiny net turns a rounding of 1e-7 into 1e-3 within 20 steps, on one device too: nothing to compare."""
+"""At 0.05 the tiny net turns a rounding of 1e-7 into 1e-3 within 20 steps, on one device too:
+nothing to compare.
+"""
 
 TOLERANCE = 1e-5
 """Between strategies over 21 steps: they add up in another order."""
 
 ROUNDING = 3e-6
-"""Between XLA and torch over four steps, as a share of the weights: what Adam makes of small gradients is 1e-6."""
+"""Between XLA and torch over four steps, as a share of the weights: what Adam makes of small
+gradients is 1e-6.
+"""
 
 START_S = 300
 """What a busy machine may take to import torch: a process waits for the others from then on."""
@@ -90,7 +104,7 @@ def script(name: str, *arguments: str, environment: dict[str, str] | None = None
     return done.stdout
 
 
-# --- the same numbers ------------------------------------------------------------------------------------------------
+# --- the same numbers -----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -104,18 +118,23 @@ def plain(manifest: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 def calm(manifest: str, folder: Path | str, norm: str = "group", **changes: Any) -> TrainConfig:
     model = ModelConfig(name="trainer.model:tiny_resnet", norm=norm)  # type: ignore[arg-type]
-    return tiny_config(manifest, folder, epochs=3, model=model, optimizer=CALM, record_losses=True, **changes)
+    return tiny_config(
+        manifest, folder, epochs=3, model=model, optimizer=CALM, record_losses=True, **changes
+    )
 
 
 def has_the_losses_of(folder: Path, plain: Path) -> bool:
-    """Whether a run of three epochs has recorded every sample of another one, once, with its loss up to rounding."""
+    """Whether a run of three epochs has recorded every sample of another one, once, with its loss
+    up to rounding.
+    """
     found, wanted = (
         [sorted(zip(*epoch[:2], strict=True)) for epoch in read_losses(open_storage(str(one)))]
         for one in (folder, plain)
     )
     return all(
         [sample_id for sample_id, _ in one] == list(range(NUM_TRAIN))
-        and largest_difference([loss for _, loss in one], [loss for _, loss in other]) < 10 * TOLERANCE
+        and largest_difference([loss for _, loss in one], [loss for _, loss in other])
+        < 10 * TOLERANCE
         for one, other in zip(found, wanted, strict=True)
     )
 
@@ -136,7 +155,12 @@ def train(config: TrainConfig, how: dict[str, int]) -> None:
     ],
 )
 def test_a_strategy_equals_one_device(
-    manifest: str, tmp_path: Path, plain: dict[str, Path], strategy: Strategy, how: dict[str, int], norm: str
+    manifest: str,
+    tmp_path: Path,
+    plain: dict[str, Path],
+    strategy: Strategy,
+    how: dict[str, int],
+    norm: str,
 ) -> None:
     train(calm(manifest, tmp_path, norm, strategy=strategy), how)
     assert len(losses(tmp_path)) == 3 * STEPS
@@ -144,7 +168,8 @@ def test_a_strategy_equals_one_device(
     assert {record["samples"] for record in read_records(tmp_path, "eval")} == {NUM_EVAL}
     assert has_the_losses_of(tmp_path, plain[norm])
     if strategy == "spmd":
-        # One graph for the train step and one for the evaluation step, whatever the learning rate was.
+        # One graph for the train step and one for the evaluation step, whatever the learning rate
+        # was.
         assert read_records(tmp_path, "epoch")[-1]["compilations"] == 2
     if strategy == "ddp":
         assert len(list((tmp_path / "logs").iterdir())) == 3
@@ -179,7 +204,14 @@ EVERYTHING: dict[str, Any] = {
     "model": ModelConfig(name="tests.makers.training:transformer"),
     "global_batch_size": 16,
     "accumulate": 2,
-    "image": ImageConfig(size=8, train_crop="pad", eval_resize=8, auto_augment="trivial", erase=0.5, augment_repeats=2),
+    "image": ImageConfig(
+        size=8,
+        train_crop="pad",
+        eval_resize=8,
+        auto_augment="trivial",
+        erase=0.5,
+        augment_repeats=2,
+    ),
     "optimizer": OptimizerConfig(
         name="adamw",
         learning_rate=0.002,
@@ -192,7 +224,10 @@ EVERYTHING: dict[str, Any] = {
         loss="bce", label_smoothing=0.1, mixup=0.4, cutmix=1.0, ema_decay=0.9, clip_norm=0.1
     ),
 }
-"""Options that all strategies have. With a smaller eps, Adam makes steps of what are roundings of zero."""
+"""Options that all strategies have.
+
+With a smaller eps, Adam makes steps of what are roundings of zero.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -210,7 +245,7 @@ def flat(num_classes: int) -> nn.Module:
 
 
 @pytest.mark.nightly
-def test_a_compiled_run_of_ddp_with_every_option_takes_the_steps_of_a_plain_loop_also_after_a_resume(
+def test_a_compiled_ddp_run_with_every_option_takes_the_steps_of_a_plain_loop_and_resumes(
     manifest: str, tmp_path: Path, by_hand: PlainRun
 ) -> None:
     config = tiny_config(manifest, tmp_path, strategy="ddp", compile=True, **EVERYTHING)
@@ -231,15 +266,23 @@ def test_mixed_images_are_the_same_under_every_strategy(manifest: str, tmp_path:
     succeed(run["single"])
     dump = {"XLA_FLAGS": f"--xla_dump_to={tmp_path / 'graphs'} --xla_dump_hlo_as_text"}
     succeed(replace(run["spmd"], strategy="spmd"), devices=4, environment=dump)
-    assert largest_difference(losses(run["spmd"].run_dir), losses(run["single"].run_dir)) < TOLERANCE
+    assert (
+        largest_difference(losses(run["spmd"].run_dir), losses(run["single"].run_dir)) < TOLERANCE
+    )
     graphs = [path.read_text() for path in (tmp_path / "graphs").glob("*after_optimizations.txt")]
     # Gradients and sums are added up; no image goes from one device to another.
-    exchanges = "all-reduce|all-gather|reduce-scatter|collective-permute|collective-broadcast|all-to-all"
-    exchanged = {found for graph in graphs for found in re.findall(rf"= (\S+) ({exchanges})", graph)}
-    assert exchanged == {(shape, "all-reduce") for shape in ("f32[192,10]{1,0}", "f32[10]{0}", "f32[]")}
+    exchanges = (
+        "all-reduce|all-gather|reduce-scatter|collective-permute|collective-broadcast|all-to-all"
+    )
+    exchanged = {
+        found for graph in graphs for found in re.findall(rf"= (\S+) ({exchanges})", graph)
+    }
+    assert exchanged == {
+        (shape, "all-reduce") for shape in ("f32[192,10]{1,0}", "f32[10]{0}", "f32[]")
+    }
 
 
-# --- traps of torch_xla ----------------------------------------------------------------------------------------------
+# --- traps of torch_xla ---------------------------------------------------------------------------
 
 
 @pytest.mark.nightly
@@ -250,7 +293,8 @@ def test_facts_of_spmd_on_four_devices() -> None:
     assert "devices=[4,1,1,1]" in facts["shardings"]["image"]
     assert facts["label"] == list(range(8))
     assert facts["part"] == [0, 1, 4]
-    # Rank and world size of torch_xla are 0 and 1 on every host: a pod that reads by them trains on the same data.
+    # Rank and world size of torch_xla are 0 and 1 on every host: a pod that reads by them trains on
+    # the same data.
     assert facts["part of a pod"] == [3, 4, 0, 1]
     assert facts["alone"] == facts["over the mesh"] == facts["values"]
     assert facts["answers"] == [True, False, True, False]
@@ -264,9 +308,14 @@ def test_facts_of_spmd_on_four_devices() -> None:
 
 
 @pytest.mark.nightly
-def test_all_hosts_of_spmd_drop_the_same_units_and_learn_the_same_on_any_number_of_devices() -> None:
+def test_all_hosts_of_spmd_drop_the_same_units_and_learn_the_same_on_any_number_of_devices() -> (
+    None
+):
     hosts = [(0, 1), (0, 4), (1, 2)]
-    told = [json.loads(script("tests.makers.xla_host", *map(str, host)).splitlines()[-1]) for host in hosts]
+    told = [
+        json.loads(script("tests.makers.xla_host", *map(str, host)).splitlines()[-1])
+        for host in hosts
+    ]
     assert [one["host"] for one in told] == [[host, 2] for host, _ in hosts]
     assert told[0]["kept"] == told[1]["kept"] == told[2]["kept"]
     assert {unit for row in told[0]["kept"] for unit in row} == {0.0, 2.0}
@@ -278,7 +327,8 @@ def test_all_hosts_of_spmd_drop_the_same_units_and_learn_the_same_on_any_number_
 def test_the_hosts_of_a_slice_go_on_together_as_one_device_would(
     manifest: str, tmp_path: Path, plain: dict[str, Path]
 ) -> None:
-    # Three hosts of two devices share eight samples: rows of 4, of which two hosts have 3 and one has 2.
+    # Three hosts of two devices share eight samples: rows of 4, of which two hosts have 3 and one
+    # has 2.
     cache, exchange = tmp_path / "graphs", tmp_path / "exchange"
     homes = [tmp_path / f"home-{host}" for host in range(3)]
     config = calm(manifest, homes[0] / "run")
@@ -286,18 +336,27 @@ def test_the_hosts_of_a_slice_go_on_together_as_one_device_would(
     for home in homes[1:]:
         shutil.copytree(homes[0], home)
     before = contents(homes[1])
-    # Host 1 is asked to stop when it has sent the images of step 12, up to three steps ahead. A step sends four fields.
+    # Host 1 is asked to stop when it has sent the images of step 12, up to three steps ahead. A
+    # step sends four fields.
     stop = f"1-{4 * (12 - 3)}"
     config = replace(config, run_dir="run", strategy="spmd", compile_cache=str(cache))
     exchange.mkdir()
     port = free_port()
-    words = [(host, 3, 2, port, exchange, home, stop if host == 1 else "") for host, home in enumerate(homes)]
-    ended = [finish(one) for one in [python("tests.makers.pod", *map(str, own), in_json(config)) for own in words]]
+    words = [
+        (host, 3, 2, port, exchange, home, stop if host == 1 else "")
+        for host, home in enumerate(homes)
+    ]
+    ended = [
+        finish(one)
+        for one in [python("tests.makers.pod", *map(str, own), in_json(config)) for own in words]
+    ]
     assert {code for code, _ in ended} == {PREEMPTED}, ended
     outputs = [output for _, output in ended]
 
     saved = {int(step) for output in outputs for step in re.findall(r"saved at step (\d+)", output)}
-    (last,) = [commit.step for commit in checkpoint.commits(open_storage(str(homes[0] / "run")))][-1:]
+    (last,) = [commit.step for commit in checkpoint.commits(open_storage(str(homes[0] / "run")))][
+        -1:
+    ]
     assert saved == {last}
     assert STEPS < last <= 2 * STEPS
     assert largest_difference(losses(homes[0] / "run"), losses(plain["group"])[:last]) < TOLERANCE
@@ -309,7 +368,9 @@ def test_the_hosts_of_a_slice_go_on_together_as_one_device_would(
     assert [(len(labels), weights.sum()) for labels, weights in rows] == [(4, 2), (4, 3), (4, 3)]
     data = open_data(config, 0, 1).train
     _, _, batch = next(data.run(iter([(0, range(3, 4))])))
-    assert [label for labels, weights in rows for label in labels[weights > 0]] == list(batch["label"])
+    assert [label for labels, weights in rows for label in labels[weights > 0]] == list(
+        batch["label"]
+    )
     # Each host writes its log and its graphs; host 0 writes all else.
     for host, home in enumerate(homes[1:], 1):
         log = f"run/logs/host-{host:03d}.log"
@@ -321,12 +382,22 @@ def test_the_hosts_of_a_slice_go_on_together_as_one_device_would(
 
 def contents(folder: Path) -> dict[str, bytes]:
     """The files below a folder by name."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def shared_model(num_classes: int) -> nn.Module:
     """A model whose second and third layer have the same weights."""
-    layers = [nn.Flatten(), nn.Linear(192, 16), nn.Linear(16, 16), nn.Linear(16, 16), nn.BatchNorm1d(16)]
+    layers = [
+        nn.Flatten(),
+        nn.Linear(192, 16),
+        nn.Linear(16, 16),
+        nn.Linear(16, 16),
+        nn.BatchNorm1d(16),
+    ]
     net = nn.Sequential(*layers, nn.Linear(16, num_classes))
     net[3].weight = net[2].weight
     return net
@@ -336,7 +407,8 @@ def shared_model(num_classes: int) -> nn.Module:
 def test_a_replica_keeps_shared_weights_and_goes_on_from_its_checkpoint_with_one_graph(
     manifest: str, tmp_path: Path
 ) -> None:
-    # Equal numbers that were sent to the device, such as counts of steps, were one input of the first step's graph.
+    # Equal numbers that were sent to the device, such as counts of steps, were one input of the
+    # first step's graph.
     config = tiny_config(
         manifest, tmp_path / "single", model=ModelConfig(name=f"{PLACE}:shared_model"),
         optimizer=replace(CALM, name="adamw", learning_rate=0.001, kwargs={"eps": 0.001}),
@@ -374,22 +446,36 @@ def test_a_model_that_would_compile_in_every_step_is_refused(manifest: str, tmp_
     assert "train step compiled 2 graphs" in output
 
 
-# --- interruptions ---------------------------------------------------------------------------------------------------
+# --- interruptions --------------------------------------------------------------------------------
 
 
 @pytest.mark.nightly
 def test_ten_kills_change_nothing(manifest: str, tmp_path: Path) -> None:
     model = ModelConfig(name=kills.MODEL)
-    config = tiny_config(manifest, tmp_path / "killed", epochs=14, checkpoint_every_steps=1, model=model)
+    config = tiny_config(
+        manifest, tmp_path / "killed", epochs=14, checkpoint_every_steps=1, model=model
+    )
     logs = {name: tmp_path / f"{name}.jsonl" for name in ("killed", "whole")}
-    succeed(replace(config, run_dir=str(tmp_path / "whole")), environment={kills.TOLD: str(logs["whole"])})
-    output = script("tests.makers.kills", "10", "0", in_json(config), environment={kills.TOLD: str(logs["killed"])})
+    succeed(
+        replace(config, run_dir=str(tmp_path / "whole")),
+        environment={kills.TOLD: str(logs["whole"])},
+    )
+    output = script(
+        "tests.makers.kills",
+        "10",
+        "0",
+        in_json(config),
+        environment={kills.TOLD: str(logs["killed"])},
+    )
     assert "killed 10 of 10 lives" in output
     assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
     left, right = (read_records(tmp_path / name, "epoch") for name in ("killed", "whole"))
     assert [one["key_digest"] for one in left] == [one["key_digest"] for one in right]
     batches = [batch for _, _, batch in steps_of(open_data(config, 0, 1).train, 0, 14 * STEPS)]
-    images = (Normalize()(torch.from_numpy(batch["image"]), torch.from_numpy(batch["flip"])) for batch in batches)
+    images = (
+        Normalize()(torch.from_numpy(batch["image"]), torch.from_numpy(batch["flip"]))
+        for batch in batches
+    )
     planned = list(enumerate(map(kills.digest_of, images)))
     assert kills.told(logs["whole"]) == planned
     seen = kills.told(logs["killed"])
@@ -412,13 +498,18 @@ def test_a_process_whose_peer_dies_says_so_in_one_line(manifest: str, tmp_path: 
     # Without torchrun, which would end the others itself.
     config = tiny_config(manifest, tmp_path, epochs=500, strategy="ddp")
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    left, right = (trainer(config, environment={"RANK": rank, "LOCAL_RANK": rank, **shared}) for rank in "01")
+    left, right = (
+        trainer(config, environment={"RANK": rank, "LOCAL_RANK": rank, **shared}) for rank in "01"
+    )
     when(tmp_path / "metrics.jsonl", lambda found: len(found) > 3, left)
     right.kill()
     assert finish(right)[0] == -signal.SIGKILL
     code, output = finish(left, timeout_s=60 + START_S)
     assert code == FAILED, output
-    assert f"PeerLost: another process of this run died: process 1 (pid {right.pid} on" in output.splitlines()[-1]
+    assert (
+        f"PeerLost: another process of this run died: process 1 (pid {right.pid} on"
+        in output.splitlines()[-1]
+    )
     assert "another process of this run died" in (tmp_path / "logs/host-000.log").read_text()
 
 
@@ -433,7 +524,8 @@ def test_a_run_whose_data_is_out_of_reach_ends_when_it_is_told_to(
     image = ImageConfig(size=8, train_crop="random", eval_resize=8)
     with FaultyProxy(gcs_emulator) as proxy:
         process = trainer(
-            tiny_config(gcs_root, tmp_path, epochs=500, image=image), environment={"STORAGE_EMULATOR_HOST": proxy.url}
+            tiny_config(gcs_root, tmp_path, epochs=500, image=image),
+            environment={"STORAGE_EMULATOR_HOST": proxy.url},
         )
         when(tmp_path / "metrics.jsonl", lambda found: len(found) > 3, process)
         proxy.script = lambda seen: Fault("reset") if "train-" in seen.path else None
@@ -443,7 +535,9 @@ def test_a_run_whose_data_is_out_of_reach_ends_when_it_is_told_to(
         code, output = finish(process, timeout_s=60 + START_S)
     assert code == PREEMPTED, output
     saved = int(re.findall(r"saved at step (\d+)", output)[0])
-    assert checkpoint.commits(open_storage(str(tmp_path)))[-1].step == saved == len(losses(tmp_path))
+    assert (
+        checkpoint.commits(open_storage(str(tmp_path)))[-1].step == saved == len(losses(tmp_path))
+    )
 
 
 @pytest.mark.nightly
@@ -454,7 +548,9 @@ def test_a_run_of_spmd_that_is_killed_resumes_at_its_checkpoint_in_the_bucket_wi
     config = calm(manifest, f"{gcs_root}/run", strategy="spmd", checkpoint_every_steps=2)
     process = trainer(config, devices=2)
     storage = open_storage(config.run_dir)
-    while process.poll() is None and not any(commit.step > 4 for commit in checkpoint.commits(storage)):
+    while process.poll() is None and not any(
+        commit.step > 4 for commit in checkpoint.commits(storage)
+    ):
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     assert finish(process)[0] == -signal.SIGKILL
@@ -466,7 +562,9 @@ def test_a_run_of_spmd_that_is_killed_resumes_at_its_checkpoint_in_the_bucket_wi
     assert "is held by" not in output
     steps = [record["global_step"] for record in read_records(config.run_dir, "step")]
     assert steps == list(range(saved + 2))
-    assert largest_difference(losses(config.run_dir), losses(plain["group"])[: saved + 2]) < TOLERANCE
+    assert (
+        largest_difference(losses(config.run_dir), losses(plain["group"])[: saved + 2]) < TOLERANCE
+    )
 
 
 def sleeping_model(num_classes: int) -> Any:
@@ -480,10 +578,13 @@ def sleeping_model(num_classes: int) -> Any:
 
 
 @pytest.mark.nightly
-def test_a_run_that_stands_still_ends_with_a_traceback_of_where(manifest: str, tmp_path: Path) -> None:
+def test_a_run_that_stands_still_ends_with_a_traceback_of_where(
+    manifest: str, tmp_path: Path
+) -> None:
     model = ModelConfig(name=f"{PLACE}:sleeping_model")
     code, output = finish(
-        trainer(tiny_config(manifest, tmp_path, model=model, stall_timeout_s=60)), timeout_s=120 + START_S
+        trainer(tiny_config(manifest, tmp_path, model=model, stall_timeout_s=60)),
+        timeout_s=120 + START_S,
     )
     assert code == FAILED, output
     assert "Timeout" in output
@@ -491,13 +592,21 @@ def test_a_run_that_stands_still_ends_with_a_traceback_of_where(manifest: str, t
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("strategy", "sent", "word"), [("spmd", "SIGKILL", "died"), ("replica", "SIGSTOP", "hangs")])
+@pytest.mark.parametrize(
+    ("strategy", "sent", "word"), [("spmd", "SIGKILL", "died"), ("replica", "SIGSTOP", "hangs")]
+)
 def test_when_a_process_of_one_host_is_lost_all_hosts_name_it_and_end(
     manifest: str, tmp_path: Path, strategy: Strategy, sent: str, word: str
 ) -> None:
-    both = [tiny_config(manifest, tmp_path / f"{host}", epochs=50_000, strategy=strategy) for host in range(2)]
+    both = [
+        tiny_config(manifest, tmp_path / f"{host}", epochs=50_000, strategy=strategy)
+        for host in range(2)
+    ]
     port = free_port()
-    hosts = [python("tests.makers.hosts", str(port), str(host), in_json(one)) for host, one in enumerate(both)]
+    hosts = [
+        python("tests.makers.hosts", str(port), str(host), in_json(one))
+        for host, one in enumerate(both)
+    ]
     for host, process in enumerate(hosts):
         when(tmp_path / f"{host}/metrics.jsonl", lambda found: len(found) > 3, process)
     lost = hosts[1].pid if strategy == "spmd" else replicas_of(hosts[1].pid)[0]
@@ -507,7 +616,9 @@ def test_when_a_process_of_one_host_is_lost_all_hosts_name_it_and_end(
         if process.pid != lost:
             assert code == FAILED, output
             last = output.splitlines()[-1]
-            assert f"PeerLost: another process of this run {word}: process 1 (pid {lost} on " in last, output
+            assert (
+                f"PeerLost: another process of this run {word}: process 1 (pid {lost} on " in last
+            ), output
     assert f"another process of this run {word}" in (tmp_path / "0/logs/host-000.log").read_text()
     while is_running(lost):  # its new parent may not have noticed its end yet
         time.sleep(0.05)
@@ -523,7 +634,11 @@ def python(name: str, *arguments: str) -> subprocess.Popen[str]:
 
 def replicas_of(launcher: int) -> list[int]:
     """The processes that torch_xla started, without that which looks after their semaphores."""
-    return [pid for pid in workers_of(launcher) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [
+        pid
+        for pid in workers_of(launcher)
+        if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
 
 
 def is_running(pid: int) -> bool:

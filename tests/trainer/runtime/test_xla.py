@@ -22,7 +22,9 @@ def test_each_process_has_a_folder_of_its_own(tmp_path: Path) -> None:
     assert Path(os.environ[CACHE]).is_dir()
 
 
-def test_a_folder_that_can_not_be_written_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_can_not_be_written_is_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").touch()
     use_cache(str(tmp_path / "file"), 0)
     assert os.environ[CACHE] == "unset"

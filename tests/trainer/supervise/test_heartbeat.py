@@ -1,4 +1,6 @@
-"""Processes that watch each other: real ones, which are killed, stopped and ended, with a short patience."""
+"""Processes that watch each other: real ones, which are killed, stopped and ended, with a short
+patience.
+"""
 
 import os
 import re
@@ -28,7 +30,15 @@ def start() -> Iterator[Start]:
     port, started = free_port(), []
 
     def one(host: int, num_hosts: int, what: str) -> subprocess.Popen[str]:
-        words = [sys.executable, "-m", "tests.makers.watched", str(port), str(host), str(num_hosts), what]
+        words = [
+            sys.executable,
+            "-m",
+            "tests.makers.watched",
+            str(port),
+            str(host),
+            str(num_hosts),
+            what,
+        ]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         started.append(subprocess.Popen(words, text=True, **pipes))
         return started[-1]
@@ -76,7 +86,10 @@ def test_those_who_wait_for_a_lost_process_in_native_code_say_so_and_end(
         assert code == FAILED, lines
         noted, said = lines[-2:]
         assert said == noted.replace("noted", "PeerLost")
-        assert f"another process of this run {word}: {who if lost else 'the one that listens on port'}" in said
+        assert (
+            f"another process of this run {word}: {who if lost else 'the one that listens on port'}"
+            in said
+        )
         assert said.endswith("the same command resumes from the last checkpoint")
 
 
@@ -89,7 +102,9 @@ def test_a_main_thread_that_ends_by_itself_after_a_loss_is_let_go(start: Start) 
 
 
 @pytest.mark.parametrize("host", [0, 1])
-def test_a_process_that_fails_is_named_with_its_error_by_those_who_wait_for_it(start: Start, host: int) -> None:
+def test_a_process_that_fails_is_named_with_its_error_by_those_who_wait_for_it(
+    start: Start, host: int
+) -> None:
     failing, waiting = start(host, 2, "fail"), start(1 - host, 2, "wait")
     ready(failing, waiting)
     code, lines = end_of(failing)
@@ -97,7 +112,8 @@ def test_a_process_that_fails_is_named_with_its_error_by_those_who_wait_for_it(s
     code, lines = end_of(waiting)
     assert code == FAILED
     expected = (
-        rf"PeerLost: .* failed: process {host} \(pid .*\) after step {10 + host}: NotFinite: the loss is nan; the"
+        rf"PeerLost: .* failed: process {host} \(pid .*\) after step {10 + host}: NotFinite: the"
+        r" loss is nan; the"
     )
     assert re.match(expected, lines[-1]), lines
 
@@ -115,10 +131,16 @@ def test_processes_that_end_well_one_after_the_other_hear_of_no_loss(start: Star
     ("host", "num_hosts", "expected"),
     [
         (0, 3, "2 of 3 processes of this run, such as number 1, did not reach port"),
-        (1, 2, r"no way to port \d+ of 127.0.0.1 within 3 s .*allow this TCP port between the hosts"),
+        (
+            1,
+            2,
+            r"no way to port \d+ of 127.0.0.1 within 3 s .*allow this TCP port between the hosts",
+        ),
     ],
 )
-def test_a_process_that_does_not_come_is_named(start: Start, host: int, num_hosts: int, expected: str) -> None:
+def test_a_process_that_does_not_come_is_named(
+    start: Start, host: int, num_hosts: int, expected: str
+) -> None:
     code, lines = end_of(start(host, num_hosts, "wait alone"))
     assert code == FAILED
     assert re.search(expected, lines[-1])

@@ -114,7 +114,9 @@ def test_a_run_knows_of_a_sigterm_before_it(
         signal.signal(signal.SIGTERM, before)
 
 
-def test_a_launcher_tells_its_replicas_by_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launcher_tells_its_replicas_by_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(preemption.RELAY, "")
     with PreemptionNotice():  # which puts the handler back
         preemption.relay(tmp_path / "notice")

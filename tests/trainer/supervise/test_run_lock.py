@@ -19,7 +19,14 @@ from shardset.storage.retry import RetryPolicy
 from tests.faulty_proxy import Fault, FaultyProxy, Seen
 from tests.makers.doors import told
 from trainer.errors import RunTaken
-from trainer.supervise.run_lock import HOLDER, Holder, Lease, RunLock, acquire_run_lock, this_process
+from trainer.supervise.run_lock import (
+    HOLDER,
+    Holder,
+    Lease,
+    RunLock,
+    acquire_run_lock,
+    this_process,
+)
 
 BEAT_S = 0.02
 LONG_S = 600.0
@@ -51,7 +58,9 @@ def check_until_it_raises(held: RunLock) -> None:
 
 
 @pytest.mark.parametrize("url", ["~/run", "gs:/bucket/run"])
-def test_a_mistyped_address_creates_no_folder(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistyped_address_creates_no_folder(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=f"^{url}: "):
         acquire_run_lock(url, unexpected)
@@ -77,7 +86,9 @@ def bucket(request: pytest.FixtureRequest) -> Storage:
 
 def test_a_second_living_run_is_refused_and_the_first_one_named(storage: Storage) -> None:
     first = take(storage)
-    with pytest.raises(ConfigError, match=f"process {this_process().pid} on .* writes to this run folder"):
+    with pytest.raises(
+        ConfigError, match=f"process {this_process().pid} on .* writes to this run folder"
+    ):
         take(storage)
     first.check()
     first.close()
@@ -85,13 +96,18 @@ def test_a_second_living_run_is_refused_and_the_first_one_named(storage: Storage
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\xff not json"])
-def test_a_lease_that_nobody_renews_is_taken_after_a_while(bucket: Storage, content: bytes | None) -> None:
+def test_a_lease_that_nobody_renews_is_taken_after_a_while(
+    bucket: Storage, content: bytes | None
+) -> None:
     with bucket.writer(HOLDER) as writer:
         writer.write(msgspec.json.encode(of_another_machine()) if content is None else content)
     heard: list[str] = []
     acquire_run_lock(bucket.url, heard.append, beat_s=BEAT_S, patience_s=0.05).close()
     assert len(heard) == 1
-    assert f"is held by {'process 7 on elsewhere' if content is None else 'another process'}" in heard[0]
+    assert (
+        f"is held by {'process 7 on elsewhere' if content is None else 'another process'}"
+        in heard[0]
+    )
 
 
 def test_a_lease_that_is_given_back_meanwhile_is_taken(bucket: Storage) -> None:
@@ -111,7 +127,9 @@ def test_a_lease_is_renewed_and_removed_at_the_end(bucket: Storage) -> None:
 
 
 @pytest.mark.parametrize("has_ended", [False, True])
-def test_a_run_that_lost_its_lease_is_told_and_leaves_the_new_one_alone(bucket: Storage, has_ended: bool) -> None:
+def test_a_run_that_lost_its_lease_is_told_and_leaves_the_new_one_alone(
+    bucket: Storage, has_ended: bool
+) -> None:
     held = take(bucket)
     taker = of_another_machine()
     # Not by a plain write: a renewal in flight could follow it.
@@ -120,17 +138,23 @@ def test_a_run_that_lost_its_lease_is_told_and_leaves_the_new_one_alone(bucket: 
         time.sleep(5 * BEAT_S)
     if has_ended:
         bucket.delete(HOLDER)
-    with pytest.raises(RunTaken, match=r"process 7 on elsewhere|is gone: another run took the folder and has ended"):
+    with pytest.raises(
+        RunTaken, match=r"process 7 on elsewhere|is gone: another run took the folder and has ended"
+    ):
         check_until_it_raises(held)
     held.close()
     assert [stat.name for stat in bucket.list()] == ([] if has_ended else [HOLDER])
     assert has_ended or stands(bucket) == taker
 
 
-def test_a_hold_of_a_young_lease_is_kept_without_a_request_and_an_old_one_is_renewed(bucket: Storage) -> None:
+def test_a_hold_of_a_young_lease_is_kept_without_a_request_and_an_old_one_is_renewed(
+    bucket: Storage,
+) -> None:
     now, asked = [0.0], []
     door = told(bucket, uuid.uuid4().hex, lambda verb, name: asked.append(verb))
-    held = Lease(door, this_process(), unexpected, beat_s=LONG_S, patience_s=35.0, clock=lambda: now[0])
+    held = Lease(
+        door, this_process(), unexpected, beat_s=LONG_S, patience_s=35.0, clock=lambda: now[0]
+    )
     asked.clear()
     for moment in (1.0, 17.0, 18.0, 35.0):
         now[0] = moment
@@ -161,7 +185,9 @@ def test_retries_of_a_write_end_when_the_lease_is_lost(
         tries.append(seen)
         return Fault("status", status=503)
 
-    held = Lease(plain, this_process(), unexpected, beat_s=LONG_S, patience_s=35.0, clock=lambda: now[0])
+    held = Lease(
+        plain, this_process(), unexpected, beat_s=LONG_S, patience_s=35.0, clock=lambda: now[0]
+    )
     folder = dataclasses.replace(plain, retry=RetryPolicy(sleep=pause)).on_retry(held.keep)
     with FaultyProxy(gcs_emulator) as proxy:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
@@ -172,7 +198,9 @@ def test_retries_of_a_write_end_when_the_lease_is_lost(
     assert len(tries) == 5  # renewed after the third, and asked after the fifth
 
 
-def test_a_lease_that_is_taken_while_its_holder_gives_it_back_stays_with_the_taker(bucket: Storage) -> None:
+def test_a_lease_that_is_taken_while_its_holder_gives_it_back_stays_with_the_taker(
+    bucket: Storage,
+) -> None:
     taker = of_another_machine()
 
     def take_before(verb: str, name: str) -> None:
@@ -207,7 +235,10 @@ def test_only_one_of_many_takes_a_lease_of_a_killed_process_of_this_machine_and_
 
 
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
-    code = f"from trainer.supervise.run_lock import *; held = acquire_run_lock({str(tmp_path)!r}, print); print(1)"
+    code = (
+        f"from trainer.supervise.run_lock import *; held = acquire_run_lock({str(tmp_path)!r},"
+        " print); print(1)"
+    )
     words = [sys.executable, "-uc", f"{code}; time.sleep(600)"]
     with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -222,14 +253,21 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
 def test_a_folder_that_can_not_be_one_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "folder" / HOLDER).mkdir(parents=True)
-    with pytest.raises(ConfigError, match=rf"{name}: can't be a run folder \(.*\); take another --run-dir"):
+    with pytest.raises(
+        ConfigError, match=rf"{name}: can't be a run folder \(.*\); take another --run-dir"
+    ):
         acquire_run_lock(str(tmp_path / name), unexpected)
 
 
-def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def flock(file: object, operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with pytest.raises(ConfigError, match=rf"^{tmp_path}: .*second run \(No locks.*no locks; take another --run-dir"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"^{tmp_path}: .*second run \(No locks.*no locks; take another --run-dir",
+    ):
         acquire_run_lock(str(tmp_path), unexpected)

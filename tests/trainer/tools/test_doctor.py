@@ -1,4 +1,6 @@
-"""Each check of the doctor with what makes it pass, warn and fail, and the doctor as a whole on a tiny set."""
+"""Each check of the doctor with what makes it pass, warn and fail, and the doctor as a whole on a
+tiny set.
+"""
 
 import json
 from typing import Any
@@ -17,7 +19,13 @@ from trainer.tools import doctor, probes
 from trainer.tools.doctor import CheckResult
 from trainer.tools.probes import Devices
 
-GOOD = {"torch": "2.9.1+cpu", "torchvision": "0.24.1", "torch_xla": "2.9.0", "torch_tpu": None, "libtpu": "0.0.21"}
+GOOD = {
+    "torch": "2.9.1+cpu",
+    "torchvision": "0.24.1",
+    "torch_xla": "2.9.0",
+    "torch_tpu": None,
+    "libtpu": "0.0.21",
+}
 NEWEST = {"torch": "2.15.0", "torchvision": "0.24.1", "torch_xla": None}
 TORCHTPU = NEWEST | {"torch_tpu": "0.2.0"}
 PINS = {"libtpu": "0.0.21", "torchvision": "0.24.1", "jax": "0.7.1"}
@@ -25,7 +33,9 @@ PINS = {"libtpu": "0.0.21", "torchvision": "0.24.1", "jax": "0.7.1"}
 
 def assert_result(result: CheckResult, status: str, *texts: str) -> None:
     assert result.status == status, result
-    assert (result.advice != "") == (status != "pass"), "what is wrong says what to do, what is right does not"
+    assert (result.advice != "") == (status != "pass"), (
+        "what is wrong says what to do, what is right does not"
+    )
     for text in texts:
         assert text in str(result)
 
@@ -35,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return shard_set(tmp_path_factory.mktemp("set"))
 
 
-# --- each check ------------------------------------------------------------------------------------------------------
+# --- each check -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -60,7 +70,9 @@ def test_versions(changes, num_chips, status, text):
 
 
 def devices(kind: str, platform: str | None, num_hosts: int = 1, num_devices: int = 1) -> Devices:
-    return Devices(strategy="spmd", kind=kind, platform=platform, num_hosts=num_hosts, num_devices=num_devices)
+    return Devices(
+        strategy="spmd", kind=kind, platform=platform, num_hosts=num_hosts, num_devices=num_devices
+    )
 
 
 @pytest.mark.parametrize(
@@ -131,11 +143,18 @@ def test_manifest(folder):
     sizes = doctor.expected_sizes(manifest)
     name, index = "train/train-000001.tar", manifest.split("val").shards[0].index.path
     others = sizes | {"manifest.json": 1, "train/train-000009.tar": 5}
-    assert_result(doctor.check_manifest(manifest, others), "pass", "train 52 in 4 shards", "all 16 files")
+    assert_result(
+        doctor.check_manifest(manifest, others), "pass", "train 52 in 4 shards", "all 16 files"
+    )
     without = {each: size for each, size in sizes.items() if each != name}
     assert_result(doctor.check_manifest(manifest, without), "fail", "1 missing", name)
     for wrong in (0, sizes[name] - 1, sizes[name] + 1):
-        assert_result(doctor.check_manifest(manifest, sizes | {name: wrong}), "fail", "1 of another size", name)
+        assert_result(
+            doctor.check_manifest(manifest, sizes | {name: wrong}),
+            "fail",
+            "1 of another size",
+            name,
+        )
     assert_result(doctor.check_manifest(manifest, sizes | {index: 0}), "fail", index)
     assert_result(doctor.check_manifest(manifest, {}), "fail", "16 missing")
 
@@ -154,29 +173,45 @@ def test_decode_rate(wanted, num_hosts, status, text):
     assert_result(doctor.check_rate(1000.0, wanted, num_hosts, global_batch_size=500), status, text)
 
 
-# --- the whole -------------------------------------------------------------------------------------------------------
+# --- the whole ------------------------------------------------------------------------------------
 
 
 def flags(manifest: str, run_dir: str) -> list[str]:
     settings = ("image.size=8", "image.train_crop=pad", "image.eval_resize=8")
-    words = ["--manifest", manifest, "--run-dir", run_dir, "--strategy", "single", "--global-batch-size", "8"]
+    words = [
+        "--manifest",
+        manifest,
+        "--run-dir",
+        run_dir,
+        "--strategy",
+        "single",
+        "--global-batch-size",
+        "8",
+    ]
     return [*words, *(f"--set={setting}" for setting in settings)]
 
 
 @pytest.fixture
 def examined(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    """Runs the doctor for JSON on a machine that is in no cloud; returns exit code, findings by check, errors."""
+    """Runs the doctor for JSON on a machine that is in no cloud; returns exit code, findings by
+    check, errors.
+    """
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
     monkeypatch.delenv("PJRT_DEVICE", raising=False)
     if not xla.is_installed():
-        # The environment of the newest torch lies on top of one with torch_xla, which the doctor rightly objects to.
+        # The environment of the newest torch lies on top of one with torch_xla, which the doctor
+        # rightly objects to.
         installed = probes.versions()
         monkeypatch.setattr(probes, "versions", lambda: {**installed, "torch_xla": None})
 
     def run(*words: str) -> tuple[int, dict[str, dict[str, Any]], str]:
         code = command.main(["doctor", *words, "--json"])
         output, errors = capsys.readouterr()
-        return code, {finding["check"]: finding for finding in json.loads(output)["findings"]}, errors
+        return (
+            code,
+            {finding["check"]: finding for finding in json.loads(output)["findings"]},
+            errors,
+        )
 
     return run
 
@@ -189,10 +224,23 @@ def known_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_set_on_disk_end_to_end(examined, folder, tmp_path):
     cache = ["--set", f"cache_dir={tmp_path / 'cache'}", "--set", "cache_bytes=1000000"]
-    words = [*flags(folder, str(tmp_path / "not" / "yet" / "run")), *cache, "--want-images-per-second", "0.001"]
+    words = [
+        *flags(folder, str(tmp_path / "not" / "yet" / "run")),
+        *cache,
+        "--want-images-per-second",
+        "0.001",
+    ]
     code, found, _ = examined(*words)
     assert code == OK, found
-    assert list(found) == ["versions", "devices", "global batch", "ports", "run folder", "manifest", "decode rate"]
+    assert list(found) == [
+        "versions",
+        "devices",
+        "global batch",
+        "ports",
+        "run folder",
+        "manifest",
+        "decode rate",
+    ]
     assert "strategy single" in found["devices"]["found"]
     assert found["decode rate"]["status"] == "pass"
     assert list(tmp_path.iterdir()) == [], "it leaves nothing"
@@ -236,18 +284,26 @@ def test_a_set_in_a_bucket_end_to_end(examined, folder, gcs_root):
 def test_a_bucket_that_does_not_exist_is_one_failure_and_no_more(examined, gcs_root):
     code, found, _ = examined(*flags("gs://no-such-bucket/set", "gs://no-such-bucket/run"))
     assert code == FAILED
-    assert [check for check, finding in found.items() if finding["status"] == "fail"] == ["bucket no-such-bucket"]
+    assert [check for check, finding in found.items() if finding["status"] == "fail"] == [
+        "bucket no-such-bucket"
+    ]
     assert "run folder" not in found
 
 
 @pytest.mark.usefixtures("known_devices")
 def test_what_is_wrong_fails_with_code_1_and_says_how_much(examined, tmp_path):
     (tmp_path / "file").write_text("")
-    code, found, errors = examined(*flags(str(tmp_path / "nothing"), str(tmp_path / "file" / "run")))
+    code, found, errors = examined(
+        *flags(str(tmp_path / "nothing"), str(tmp_path / "file" / "run"))
+    )
     assert code == FAILED
     failed = {check for check, finding in found.items() if finding["status"] == "fail"}
     assert failed == {"run folder", "manifest"}
-    assert errors.strip().splitlines()[-1].startswith(f"TrainingError: 2 of {len(found)} checks failed")
+    assert (
+        errors.strip()
+        .splitlines()[-1]
+        .startswith(f"TrainingError: 2 of {len(found)} checks failed")
+    )
 
 
 @pytest.mark.usefixtures("known_devices")
@@ -284,7 +340,10 @@ def test_a_run_folder_tells_its_configuration(examined, folder, tmp_path, capsys
 def test_lines_for_people_end_with_a_count(capsys):
     made = [CheckResult("a", "pass", "fine"), CheckResult("b", "warn", "so so", "look")]
     doctor.report(iter(made), as_json=False)
-    assert capsys.readouterr().out == "pass  a: fine\nwarn  b: so so\n      look\n1 pass, 1 warn, 0 fail\n"
+    assert (
+        capsys.readouterr().out
+        == "pass  a: fine\nwarn  b: so so\n      look\n1 pass, 1 warn, 0 fail\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -38,20 +38,29 @@ def timetable_of_run(url: str) -> Timetable:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Ids]:
-    """The folder of a run of two epochs, and the ids and weights that each of its steps trained on."""
+    """The folder of a run of two epochs,
+    and the ids and weights that each of its steps trained on.
+    """
     place = tmp_path_factory.mktemp("explained")
     url = shard_set(place / "shards")
     _write_names(url)
     seen: Ids = {}
-    with running("single", "fp32") as here, Run(here, tiny_config(url, place / "run", seed=5)) as run:
+    with (
+        running("single", "fp32") as here,
+        Run(here, tiny_config(url, place / "run", seed=5)) as run,
+    ):
         for fed in run.batches():
-            seen[fed.epoch, fed.step] = list(zip(fed.ids.tolist(), fed.weights.tolist(), strict=True))
+            seen[fed.epoch, fed.step] = list(
+                zip(fed.ids.tolist(), fed.weights.tolist(), strict=True)
+            )
             run.train_step(fed)
             run.report()
             if run.epoch_is_done():
                 run.check_epoch()
                 run.close_epoch(
-                    loop.evaluate(here, run.learner, run.data.evaluation, run.stop_requested_while_evaluating)
+                    loop.evaluate(
+                        here, run.learner, run.data.evaluation, run.stop_requested_while_evaluating
+                    )
                 )
         run.finish()
     return str(place / "run"), seen
@@ -62,7 +71,9 @@ def _write_names(url: str) -> None:
     manifest, storage, _ = manifests.load(url)
     for number, shard in enumerate(manifest.split("train").shards):
         ids = range(shard.first_id, shard.first_id + shard.num_samples)
-        samples = [StoredSample(key=f"train-{row:06d}", fields=(), label=0, source=row) for row in ids]
+        samples = [
+            StoredSample(key=f"train-{row:06d}", fields=(), label=0, source=row) for row in ids
+        ]
         names = [f"raw/{row} <b>.png" for row in ids]
         put(storage, naming.references_path("train", number), references(samples, names))
 
@@ -104,7 +115,9 @@ def test_the_repeats_of_a_sample_are_in_the_slots_that_the_stream_gives_them(rec
     config = dataclasses.replace(base, image=dataclasses.replace(base.image, augment_repeats=3))
     timetable = timetable_of(config)
     train = open_data(config, 0, 1).train
-    ids = {step: batch["id"].tolist() for _, step, batch in train.run(iter([(0, range(len(train)))]))}
+    ids = {
+        step: batch["id"].tolist() for _, step, batch in train.run(iter([(0, range(len(train)))]))
+    }
     assert {step: [one.sample.id for one in timetable.batch(step)] for step in ids} == ids
     for sample_id in range(NUM_TRAIN):
         visits = list(timetable.visits(sample_id, range(1)))
@@ -116,7 +129,16 @@ def test_samples_are_those_of_the_stream_by_key_and_label(recorded):
     run_dir, _ = recorded
     timetable = timetable_of_run(run_dir)
     url = timetable.loaded.storage.url
-    stream = Stream(url, "train", global_batch_size=BATCH, rank=0, world_size=1, seed=5, image=None, with_key=True)
+    stream = Stream(
+        url,
+        "train",
+        global_batch_size=BATCH,
+        rank=0,
+        world_size=1,
+        seed=5,
+        image=None,
+        with_key=True,
+    )
     steps = 0
     for step, batch in enumerate(stream.epoch(1)):
         found = [one.sample for one in explain_step(timetable, STEPS + step).samples]
@@ -130,7 +152,16 @@ def test_samples_are_those_of_the_stream_by_key_and_label(recorded):
 def test_a_run_that_is_described_is_the_one_that_was_made(recorded, capsys):
     run_dir, _ = recorded
     config = json.loads((Path(run_dir) / configs.RECORD).read_text())
-    described = ["--manifest", config["manifest"], "--seed", "5", "--global-batch-size", "8", "--set", "epochs=2"]
+    described = [
+        "--manifest",
+        config["manifest"],
+        "--seed",
+        "5",
+        "--global-batch-size",
+        "8",
+        "--set",
+        "epochs=2",
+    ]
     by_run = told(capsys, "--run-dir", run_dir, "--step", "9")
     by_words = told(capsys, *described, "--step", "9")
     assert by_words == by_run
@@ -138,7 +169,9 @@ def test_a_run_that_is_described_is_the_one_that_was_made(recorded, capsys):
 
 def test_a_run_that_is_described_has_the_order_of_its_budget(recorded):
     run_dir, _ = recorded
-    config = configs.from_dict(json.loads((Path(run_dir) / configs.RECORD).read_text()) | {"budget_bytes": 180_000})
+    config = configs.from_dict(
+        json.loads((Path(run_dir) / configs.RECORD).read_text()) | {"budget_bytes": 180_000}
+    )
     order = timetable_of(config).order
     stream = open_data(config, 0, 1).train
     assert order.window == stream.order.window < timetable_of_run(run_dir).order.window
@@ -167,7 +200,11 @@ def test_tables_say_pads_and_names(recorded, capsys, monkeypatch):
 
 
 PAGE = (Path(__file__).parents[3] / "docs/explain.md").read_text(encoding="utf-8")
-COMMANDS = [line for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
+COMMANDS = [
+    line
+    for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
+    for line in block.splitlines()
+]
 
 
 def test_the_page_s_commands_and_its_example_run(recorded, tmp_path, monkeypatch, capsys):
@@ -182,10 +219,12 @@ def test_the_page_s_commands_and_its_example_run(recorded, tmp_path, monkeypatch
     assert len(COMMANDS) == 3
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     exec(code, {})
-    assert capsys.readouterr().out.splitlines()[-1].startswith("sample 17 of the first set is in step")
+    assert (
+        capsys.readouterr().out.splitlines()[-1].startswith("sample 17 of the first set is in step")
+    )
 
 
-# --- what can't be explained ------------------------------------------------------------------------------------------
+# --- what can't be explained ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -195,7 +234,10 @@ def test_the_page_s_commands_and_its_example_run(recorded, tmp_path, monkeypatch
         (["--step", "0:3"], "are the steps 0 to 13"),
         (["--step", "1:7"], "an epoch has the steps 0 to 6"),
         (["--step", "1:x"], "EPOCH:STEP"),
-        (["--key", "train-00000"], "has the key 'train-00000'; `python -m pipelines inspect` finds"),
+        (
+            ["--key", "train-00000"],
+            "has the key 'train-00000'; `python -m pipelines inspect` finds",
+        ),
         (["--id", "52"], "which has 0 to 51"),
         (["--step", "1", "--seed", "3"], "--seed can't be given"),
     ],
@@ -249,7 +291,9 @@ def test_explaining_needs_no_torch(recorded):
         (configs.ORDER, {"quarantine": "0" * 64}, "quarantined"),
     ],
 )
-def test_a_record_that_is_damaged_or_of_another_set_is_named(recorded, tmp_path, name, text, message):
+def test_a_record_that_is_damaged_or_of_another_set_is_named(
+    recorded, tmp_path, name, text, message
+):
     changes = text if isinstance(text, dict) else {}
     folder = copied(recorded[0], tmp_path / "run", **changes)
     if not changes:

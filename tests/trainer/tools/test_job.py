@@ -1,4 +1,6 @@
-"""`trainer job`: the JobSet fits the schema of its CRD, its hosts and restarts are right, and nothing is applied."""
+"""`trainer job`: the JobSet fits the schema of its CRD, its hosts and restarts are right, and
+nothing is applied.
+"""
 
 import json
 import re
@@ -18,9 +20,23 @@ from trainer.tools import job
 
 ROOT = Path(__file__).parents[3]
 IMAGE = "europe-docker.pkg.dev/my-project/images/shardset:1"
-TRAIN = ["--recipe=imagenet_resnet50", "--manifest=gs://my-bucket/imagenet", "--run-dir=gs://my-bucket/rn50"]
-PAGES = ["README.md", *(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))]
-SHOWN = sorted({line for page in PAGES for line in commands_of(page) if line.startswith("python -m trainer job ")})
+TRAIN = [
+    "--recipe=imagenet_resnet50",
+    "--manifest=gs://my-bucket/imagenet",
+    "--run-dir=gs://my-bucket/rn50",
+]
+PAGES = [
+    "README.md",
+    *(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")),
+]
+SHOWN = sorted(
+    {
+        line
+        for page in PAGES
+        for line in commands_of(page)
+        if line.startswith("python -m trainer job ")
+    }
+)
 TYPES = [f"{name}-{count}" for name, (_, topologies) in job.TPUS.items() for count in topologies]
 TYPES += [f"{name}-{count}" for name in job.GPUS for count in (1, 2, 4, 8, 64)]
 
@@ -31,14 +47,20 @@ def strict(schema: Any) -> Any:
         return [strict(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    closed = {"additionalProperties": False} if isinstance(schema.get("properties"), dict) and "type" in schema else {}
+    closed = (
+        {"additionalProperties": False}
+        if isinstance(schema.get("properties"), dict) and "type" in schema
+        else {}
+    )
     return closed | {name: strict(part) for name, part in schema.items()}
 
 
 SCHEMA = strict(json.loads((ROOT / "tests/data/jobset.schema.json").read_text()))
 
 
-def printed(capsys: pytest.CaptureFixture[str], compute_type: str, *flags: str) -> tuple[dict[str, Any], list[str]]:
+def printed(
+    capsys: pytest.CaptureFixture[str], compute_type: str, *flags: str
+) -> tuple[dict[str, Any], list[str]]:
     """The JobSet that the command prints, and the words of its line for Cluster Toolkit."""
     assert cli.main(["job", f"--compute-type={compute_type}", f"--image={IMAGE}", *flags]) == OK
     text = capsys.readouterr().out
@@ -71,7 +93,9 @@ def test_a_command_of_the_documentation_prints_a_jobset_that_fits_the_schema(lin
 
 
 def test_a_misspelled_field_would_not_fit_the_schema():
-    made = job.Job(name="a", queue="q", image=IMAGE, compute=job.compute_of("v6e-16"), arguments=TRAIN)
+    made = job.Job(
+        name="a", queue="q", image=IMAGE, compute=job.compute_of("v6e-16"), arguments=TRAIN
+    )
     text = made.render().replace("terminationGracePeriodSeconds", "terminationGraceSeconds")
     with pytest.raises(jsonschema.ValidationError, match="terminationGraceSeconds"):
         jsonschema.validate(yaml.safe_load(text), SCHEMA)
@@ -89,7 +113,9 @@ def test_a_misspelled_field_would_not_fit_the_schema():
         ("tpu7x-64", "tpu7x", "4x4x4", 16, 4),
     ],
 )
-def test_a_tpu_has_the_hosts_and_the_topology_of_gke(capsys, compute_type, label, topology, hosts, chips):
+def test_a_tpu_has_the_hosts_and_the_topology_of_gke(
+    capsys, compute_type, label, topology, hosts, chips
+):
     spec, pod = pods(printed(capsys, compute_type, *TRAIN)[0])
     assert pod["nodeSelector"] == {
         "cloud.google.com/gke-tpu-accelerator": label,
@@ -109,12 +135,17 @@ def test_gpus_are_started_by_torchrun_on_every_host(capsys):
     first, *rest = container["command"]
     assert first == "torchrun"
     assert rest[:4] == [
-        "--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=train-main-job-0-0.train:29500", "--nproc-per-node=8",
-    ]  # fmt: skip
+        "--nnodes=2",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=train-main-job-0-0.train:29500",
+        "--nproc-per-node=8",
+    ]
     assert rest[4:] == ["-m", "trainer", "train", *TRAIN]
     assert spec["parallelism"] == 2
     assert pod["nodeSelector"] == {"cloud.google.com/gke-accelerator": "nvidia-h100-80gb"}
-    assert container["volumeMounts"] == [{"name": pod["volumes"][0]["name"], "mountPath": "/dev/shm"}]
+    assert container["volumeMounts"] == [
+        {"name": pod["volumes"][0]["name"], "mountPath": "/dev/shm"}
+    ]
     assert jobset["metadata"]["annotations"] == {}  # several jobs may share a node pool of GPUs
     assert {"--compute-type=h100-80gb-8", "--num-nodes=2"} <= {*gcluster}
     one = pods(printed(capsys, "l4-1", *TRAIN)[0])[1]["containers"][0]["command"]
@@ -127,13 +158,20 @@ def test_a_saved_or_evicted_run_restarts_without_limit_and_a_failed_one_with(cap
     assert spec["backoffLimit"] == 0  # no pod restarts by itself: the hosts compute together
     assert pod["restartPolicy"] == "Never"
     saved, evicted = spec["podFailurePolicy"]["rules"]
-    assert saved["onExitCodes"] == {"containerName": "trainer", "operator": "In", "values": [PREEMPTED]}
+    assert saved["onExitCodes"] == {
+        "containerName": "trainer",
+        "operator": "In",
+        "values": [PREEMPTED],
+    }
     assert evicted["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
     assert saved["action"] == evicted["action"] == "FailJob"
     policy = jobset["spec"]["failurePolicy"]
     assert policy["maxRestarts"] == job.MAX_RESTARTS
     (rule,) = policy["rules"]
-    assert (rule["action"], rule["onJobFailureReasons"]) == ("RestartJobSetAndIgnoreMaxRestarts", ["PodFailurePolicy"])
+    assert (rule["action"], rule["onJobFailureReasons"]) == (
+        "RestartJobSetAndIgnoreMaxRestarts",
+        ["PodFailurePolicy"],
+    )
     assert pod["terminationGracePeriodSeconds"] == job.GRACE_S
 
 
@@ -145,13 +183,19 @@ def test_name_queue_and_flags_of_the_training_arrive(capsys):
     command = pods(jobset)[1]["containers"][0]["command"]
     assert command[-2:] == ["--no-compile", "--set=model.norm=group"]
     assert gcluster[:3] == ["gcluster", "job", "submit"]
-    assert {"--name=night", "--queue=tpus", "--compute-type=v6e-16", f"--image={IMAGE}"} <= {*gcluster}
+    assert {"--name=night", "--queue=tpus", "--compute-type=v6e-16", f"--image={IMAGE}"} <= {
+        *gcluster
+    }
     assert gcluster[-1] == f"--command=env PJRT_DEVICE=TPU {shlex.join(command)}"
 
 
 def test_a_value_with_quotes_and_lines_stays_one_value(capsys):
     made = job.Job(
-        name="a", queue="q", image='a"b: #c', compute=job.compute_of("v6e-4"), arguments=["x\ny: z", "$HOME", "é"]
+        name="a",
+        queue="q",
+        image='a"b: #c',
+        compute=job.compute_of("v6e-4"),
+        arguments=["x\ny: z", "$HOME", "é"],
     )
     jobset = yaml.safe_load(made.render())
     (container,) = pods(jobset)[1]["containers"]
@@ -168,7 +212,10 @@ def test_cluster_toolkit_gets_the_names_that_it_knows(capsys):
 @pytest.mark.parametrize(
     ("compute_type", "sentence"),
     [
-        ("v6e-12", "--compute-type v6e-12: expected v6e- and one of 1, 4, 8, 16, 32, 64, 128, 256 chips"),
+        (
+            "v6e-12",
+            "--compute-type v6e-12: expected v6e- and one of 1, 4, 8, 16, 32, 64, 128, 256 chips",
+        ),
         ("h100-80gb-12", "--compute-type h100-80gb-12: expected one of v5e, "),
         ("h100-80gb", "--compute-type h100-80gb: expected one of v5e, v5p, v6e, tpu7x, l4, "),
         ("v3-32", "--compute-type v3-32: expected one of v5e, v5p, v6e, "),
@@ -186,7 +233,10 @@ def test_an_unknown_compute_type_is_refused_with_those_that_there_are(compute_ty
     ("flags", "sentence"),
     [
         (TRAIN[:2], "--run-dir run: expected an address"),  # the default
-        ([*TRAIN[:2], "--run-dir=run"], "--run-dir run: expected an address, such as gs://BUCKET/FOLDER"),
+        (
+            [*TRAIN[:2], "--run-dir=run"],
+            "--run-dir run: expected an address, such as gs://BUCKET/FOLDER",
+        ),
         ([*TRAIN, "--manifest=shards"], "--manifest shards: expected an address"),
         ([*TRAIN, "--resume=run/checkpoints"], "--resume run/checkpoints: expected an address"),
         ([*TRAIN, "--epochs=many"], "epochs is many, expected int"),

@@ -74,7 +74,9 @@ def test_open_ports_closed_ones_and_unknown_hosts_are_told_apart(free_port):
             f"127.0.0.1:{opened}": "open",
             f"127.0.0.1:{free_port}": "closed",
         }
-    assert probes.ports(["no-such-host.invalid"], [8471], timeout_s=0.2) == {"no-such-host.invalid:8471": "filtered"}
+    assert probes.ports(["no-such-host.invalid"], [8471], timeout_s=0.2) == {
+        "no-such-host.invalid:8471": "filtered"
+    }
     assert probes.ports([], [8471]) == {}
 
 
@@ -83,7 +85,9 @@ def test_a_port_that_swallows_connections_is_filtered():
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
         port = full.getsockname()[1]
         kept = [socket.create_connection(("127.0.0.1", port))]
-        assert probes.ports(["127.0.0.1"], [port], timeout_s=0.2) == {f"127.0.0.1:{port}": "filtered"}
+        assert probes.ports(["127.0.0.1"], [port], timeout_s=0.2) == {
+            f"127.0.0.1:{port}": "filtered"
+        }
         for each in kept:
             each.close()
 
@@ -112,7 +116,9 @@ def test_devices_are_looked_at_in_a_process_of_their_own(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     devices = probes.devices("single")
     assert isinstance(devices, probes.Devices), devices
-    expected = probes.Devices(strategy="single", kind="cpu", platform=None, num_hosts=1, num_devices=1)
+    expected = probes.Devices(
+        strategy="single", kind="cpu", platform=None, num_hosts=1, num_devices=1
+    )
     assert devices == expected
 
 

@@ -19,26 +19,57 @@ from trainer.record.metrics import EpochRecord, EvalRecord, FinalRecord, StepRec
 from trainer.tools import report
 
 STEP = StepRecord(
-    device="cpu", epoch=0, step=0, global_step=0, loss=2.0, top1=0.1, rate=90.0, global_rate=80.0, learning_rate=0.1
+    device="cpu",
+    epoch=0,
+    step=0,
+    global_step=0,
+    loss=2.0,
+    top1=0.1,
+    rate=90.0,
+    global_rate=80.0,
+    learning_rate=0.1,
 )
 EPOCH = EpochRecord(
-    device="cpu", epoch=0, global_step=10, samples=80, replica_samples=80, key_digest="ab", loss=1.5, top1=0.4,
-    reduced_global_rate=85.0, input_wait_percent=25.0, busy_percent=60.0, compilations=2,
-)  # fmt: skip
-EVALUATION = EvalRecord(split="val", epoch=0, global_step=10, samples=20, loss=1.2, top1=0.55, top5=0.9, seconds=0.5)
+    device="cpu",
+    epoch=0,
+    global_step=10,
+    samples=80,
+    replica_samples=80,
+    key_digest="ab",
+    loss=1.5,
+    top1=0.4,
+    reduced_global_rate=85.0,
+    input_wait_percent=25.0,
+    busy_percent=60.0,
+    compilations=2,
+)
+EVALUATION = EvalRecord(
+    split="val", epoch=0, global_step=10, samples=20, loss=1.2, top1=0.55, top5=0.9, seconds=0.5
+)
 FINAL = FinalRecord(
-    split="val", accuracy=0.55, best_accuracy=0.55, best_epoch=0, epochs=1, global_step=10, seconds=130.0,
+    split="val",
+    accuracy=0.55,
+    best_accuracy=0.55,
+    best_epoch=0,
+    epochs=1,
+    global_step=10,
+    seconds=130.0,
     seconds_to_target=None,
-)  # fmt: skip
+)
 KINDS = {StepRecord: "step", EpochRecord: "epoch", EvalRecord: "eval", FinalRecord: "final"}
 
 
 def line(record: Any) -> str:
-    return json.dumps({"kind": KINDS[type(record)], "time": "2026-01-01T00:00:00+00:00", **asdict(record)})
+    return json.dumps(
+        {"kind": KINDS[type(record)], "time": "2026-01-01T00:00:00+00:00", **asdict(record)}
+    )
 
 
 def steps(start: int, stop: int, loss: float = 2.0) -> list[StepRecord]:
-    return [replace(STEP, step=number, global_step=number, loss=loss - number / 10) for number in range(start, stop)]
+    return [
+        replace(STEP, step=number, global_step=number, loss=loss - number / 10)
+        for number in range(start, stop)
+    ]
 
 
 def whole() -> list[Any]:
@@ -62,7 +93,9 @@ def sentences(run: report.RunRecord) -> list[str]:
 
 
 def test_the_page_shows_curves_epochs_evaluations_and_settings(tmp_path):
-    run, where, num_bytes = report.write(str(folder(tmp_path / "run", [line(one) for one in whole()])))
+    run, where, num_bytes = report.write(
+        str(folder(tmp_path / "run", [line(one) for one in whole()]))
+    )
     assert where == f"{tmp_path / 'run'}/report.html"
     text = (tmp_path / "run/report.html").read_text()
     assert len(text.encode()) == num_bytes
@@ -70,8 +103,12 @@ def test_the_page_shows_curves_epochs_evaluations_and_settings(tmp_path):
     assert "10 steps on cpu" in text
     titles = re.findall(r"<figcaption>(.*?)</figcaption>", text)
     assert titles == [
-        "Loss", "Accuracy", "Learning rate", "Samples a second of the first host", "Percent of the time of an epoch",
-    ]  # fmt: skip
+        "Loss",
+        "Accuracy",
+        "Learning rate",
+        "Samples a second of the first host",
+        "Percent of the time of an epoch",
+    ]
     accuracy = "55.00\N{NO-BREAK SPACE}%"
     for wanted in (
         accuracy,
@@ -101,7 +138,9 @@ def test_after_a_resume_the_last_record_of_a_step_counts(tmp_path):
     assert [one.global_step for one in run.steps] == list(range(10))
     assert [one.loss for one in run.steps[6:]] == [one.loss for one in again]
     assert run.num_replaced == 4
-    assert "It was resumed: 4 records of repeated steps were replaced by newer ones." in sentences(run)
+    assert "It was resumed: 4 records of repeated steps were replaced by newer ones." in sentences(
+        run
+    )
 
 
 def test_a_run_that_goes_on_is_not_called_finished(tmp_path):
@@ -112,7 +151,9 @@ def test_a_run_that_goes_on_is_not_called_finished(tmp_path):
 
 def test_waiting_for_data_is_said_with_what_to_change(tmp_path):
     found = sentences(read(folder(tmp_path / "run", [line(one) for one in whole()])))
-    assert any(text.startswith("Input-bound: steps waited 25 % of the time for data.") for text in found)
+    assert any(
+        text.startswith("Input-bound: steps waited 25 % of the time for data.") for text in found
+    )
 
 
 @pytest.mark.parametrize(
@@ -126,7 +167,10 @@ def test_a_damaged_line_is_counted_and_left_out(tmp_path, bad):
 
 
 def test_a_loss_that_is_no_number_is_left_out_of_the_curve(tmp_path):
-    path = folder(tmp_path / "run", [line(one) for one in [STEP, replace(STEP, global_step=1, loss=float("nan"))]])
+    path = folder(
+        tmp_path / "run",
+        [line(one) for one in [STEP, replace(STEP, global_step=1, loss=float("nan"))]],
+    )
     plot = report.render(read(path)).split(b"<svg")[1].split(b"</svg>")[0]
     assert b"<polyline" in plot
     assert b"nan" not in plot.lower()
@@ -135,7 +179,9 @@ def test_a_loss_that_is_no_number_is_left_out_of_the_curve(tmp_path):
 @pytest.mark.parametrize(
     ("content", "problem"), [("{", "not JSON"), ("[]", "not a JSON object"), (None, "config.json")]
 )
-def test_a_configuration_that_is_broken_or_missing_is_named_and_the_rest_shown(tmp_path, content, problem):
+def test_a_configuration_that_is_broken_or_missing_is_named_and_the_rest_shown(
+    tmp_path, content, problem
+):
     path = folder(tmp_path / "run", [line(one) for one in whole()])
     if content is None:
         (path / "config.json").unlink()
@@ -151,7 +197,9 @@ def test_a_configuration_that_is_broken_or_missing_is_named_and_the_rest_shown(t
 
 def test_names_from_a_configuration_can_not_become_markup(tmp_path):
     path = folder(tmp_path / "run", [line(STEP)])
-    (path / "config.json").write_text(json.dumps({"model": {"name": "<script>x</script>"}, "<b>": ["<i>"]}))
+    (path / "config.json").write_text(
+        json.dumps({"model": {"name": "<script>x</script>"}, "<b>": ["<i>"]})
+    )
     text = report.render(read(path)).decode()
     assert "<script" not in text
     assert "<i>" not in text.split("<main")[1].replace('<i class="', "")
@@ -175,7 +223,10 @@ def test_a_folder_that_is_no_run_is_a_wrong_command_line(tmp_path, capsys, made,
 
 
 def test_a_page_never_replaces_a_file_of_somebody_else_unless_forced(tmp_path):
-    run, theirs = str(folder(tmp_path / "run", [line(one) for one in whole()])), tmp_path / "notes.html"
+    run, theirs = (
+        str(folder(tmp_path / "run", [line(one) for one in whole()])),
+        tmp_path / "notes.html",
+    )
     theirs.write_text("notes")
     with pytest.raises(ConfigError, match="not a page of shardset"):
         report.write(run, str(theirs))
@@ -184,7 +235,9 @@ def test_a_page_never_replaces_a_file_of_somebody_else_unless_forced(tmp_path):
     report.write(run, str(theirs))
 
 
-def test_the_page_shows_the_rate_of_a_device_its_share_of_the_peak_and_where_the_time_went(tmp_path):
+def test_the_page_shows_the_rate_of_a_device_its_share_of_the_peak_and_where_the_time_went(
+    tmp_path,
+):
     epoch = replace(EPOCH, rate_per_device=21.25, mfu_percent=41.5)
     final = replace(FINAL, parts={"steps": 90.0, "waiting for data": 10.0})
     run = read(folder(tmp_path, [line(one) for one in (*steps(0, 10), epoch, EVALUATION, final)]))

@@ -37,7 +37,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
         shard_set(folder / "set"),
         folder / "run",
         epochs=1,
-        image=ImageConfig(size=8, train_crop="pad", eval_resize=9, eval_interpolation="bicubic", mean=MEAN, std=STD),
+        image=ImageConfig(
+            size=8,
+            train_crop="pad",
+            eval_resize=9,
+            eval_interpolation="bicubic",
+            mean=MEAN,
+            std=STD,
+        ),
         regularize=RegularizeConfig(ema_decay=0.5),
     )
     loop.train(Single("fp32"), config)
@@ -92,8 +99,15 @@ def test_every_format_computes_what_the_model_computes(name: str, run: str, tmp_
 
 
 def test_classes_and_preprocessing_stand_beside_the_weights(run: str, tmp_path: Path) -> None:
-    assert command.main(["export", run, "--output", str(tmp_path), "--format", "safetensors,onnx"]) == OK
-    assert {one.name for one in tmp_path.iterdir()} == {"model.safetensors", "model.onnx", "model.json"}
+    assert (
+        command.main(["export", run, "--output", str(tmp_path), "--format", "safetensors,onnx"])
+        == OK
+    )
+    assert {one.name for one in tmp_path.iterdir()} == {
+        "model.safetensors",
+        "model.onnx",
+        "model.json",
+    }
     facts = json.loads((tmp_path / "model.json").read_text())
     assert facts["classes"][3] == "class 3"
     assert (facts["input"]["size"], facts["input"]["mean"]) == (8, list(MEAN))
@@ -106,7 +120,9 @@ def test_a_run_and_its_export_predict_the_same(
     export.write(trained.of_run(run), str(tmp_path), ["safetensors"])
     printed = []
     for folder in (run, str(tmp_path)):
-        assert command.main(["predict", "--from", folder, str(images), "--top", "2", "--json"]) == OK
+        assert (
+            command.main(["predict", "--from", folder, str(images), "--top", "2", "--json"]) == OK
+        )
         printed.append(capsys.readouterr().out)
     assert printed[0] == printed[1]
     first = json.loads(printed[0].splitlines()[0])
@@ -139,7 +155,12 @@ def test_a_file_that_is_no_image_is_named_and_the_others_are_predicted(
 ) -> None:
     (tmp_path / "no.png").write_bytes(b"no image")
     (tmp_path / "empty.png").write_bytes(b"")
-    names = [tmp_path / "no.png", images / "1.png", tmp_path / "nothing.png", tmp_path / "empty.png"]
+    names = [
+        tmp_path / "no.png",
+        images / "1.png",
+        tmp_path / "nothing.png",
+        tmp_path / "empty.png",
+    ]
     assert command.main(["predict", "--from", run, *map(str, names)]) == FAILED
     lines = capsys.readouterr()
     assert lines.out.splitlines()[0].endswith(NO_FORMAT)
@@ -153,7 +174,10 @@ def test_a_file_that_is_no_image_is_named_and_the_others_are_predicted(
     [
         (["predict", "--from", "/no/such", "x.png"], "no such run folder"),
         (["predict", "--from", "RUN", "x.png", "--top", "0"], "--top 0"),
-        (["export", "RUN", "--output", "OUT", "--format", "onx"], "there are safetensors, torchscript"),
+        (
+            ["export", "RUN", "--output", "OUT", "--format", "onx"],
+            "there are safetensors, torchscript",
+        ),
         (["predict", "--from", "EMPTY", "x.png"], "no config.json there"),
         (["predict", "--from", "RUN", "EMPTY"], "no pictures in this folder"),
     ],
@@ -178,8 +202,22 @@ def test_a_damaged_export_is_refused(run: str, tmp_path: Path) -> None:
 
 def test_exported_weights_start_another_run(run: str, tmp_path: Path) -> None:
     export.write(trained.of_run(run), str(tmp_path / "model"), ["safetensors"])
-    words = ["train", "--manifest", str(Path(run).parent / "set"), "--run-dir", str(tmp_path / "run"), "--strategy"]
-    words += ["single", "--pretrained", str(tmp_path / "model/model.safetensors"), "--freeze", "--epochs", "1"]
+    words = [
+        "train",
+        "--manifest",
+        str(Path(run).parent / "set"),
+        "--run-dir",
+        str(tmp_path / "run"),
+        "--strategy",
+    ]
+    words += [
+        "single",
+        "--pretrained",
+        str(tmp_path / "model/model.safetensors"),
+        "--freeze",
+        "--epochs",
+        "1",
+    ]
     assert command.main([*words, "--model", "trainer.model:tiny_resnet"]) == OK
     state = checkpoint.at(open_storage(str(tmp_path / "run")), print)[1]
     source = trained.of_run(run).net.state_dict()

@@ -1,7 +1,9 @@
-"""Stands in for gcloud: refuses what gcloud's reference does not document, and runs what is sent by ssh in bash.
+"""Stands in for gcloud: refuses what gcloud's reference does not document, and runs what is sent by
+ssh in bash.
 
-It is run as a program named gcloud on the PATH. The folder that $FAKE_GCLOUD names has `calls.jsonl` (every call),
-`fails` (a regular expression: such calls end with code 1) and the home folders of the workers, `0`, `1` ...
+It is run as a program named gcloud on the PATH. The folder that $FAKE_GCLOUD names has
+`calls.jsonl` (every call), `fails` (a regular expression: such calls end with code 1) and the home
+folders of the workers, `0`, `1` ...
 """
 
 import json
@@ -14,12 +16,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-WIDE_VALUES = "project format account billing-project configuration verbosity impersonate-service-account"
+WIDE_VALUES = (
+    "project format account billing-project configuration verbosity impersonate-service-account"
+)
 
 
 @dataclass(frozen=True)
 class Command:
-    """What the reference says of one command: flags with a value, flags without, required ones, positionals."""
+    """What the reference says of one command: flags with a value, flags without, required ones,
+    positionals.
+    """
 
     values: str = ""
     switches: str = ""
@@ -28,8 +34,8 @@ class Command:
 
 
 _CREATE = (
-    "accelerator-type data-disk description labels metadata metadata-from-file network queue-count range scopes "
-    "service-account subnetwork tags topology type version zone"
+    "accelerator-type data-disk description labels metadata metadata-from-file network queue-count"
+    " range scopes service-account subnetwork tags topology type version zone"
 )
 _SSH = "ssh-key-expiration ssh-key-expire-after ssh-key-file strict-host-key-checking worker zone"
 _SSH_SWITCHES = "dry-run force-key-file-overwrite internal-ip plain"
@@ -38,14 +44,22 @@ _LIST = "filter limit page-size sort-by"
 # https://cloud.google.com/sdk/gcloud/reference, Google Cloud SDK 528.
 REFERENCE = {
     "compute tpus tpu-vm create": Command(
-        _CREATE, "async internal-ips reserved shielded-secure-boot spot preemptible", "zone version accelerator-type"
+        _CREATE,
+        "async internal-ips reserved shielded-secure-boot spot preemptible",
+        "zone version accelerator-type",
     ),
     "compute tpus tpu-vm delete": Command("zone", "async", "zone quiet"),
     "compute tpus tpu-vm list": Command(f"{_LIST} zone", "uri", "zone", (0, 0)),
-    "compute tpus tpu-vm ssh": Command(f"{_SSH} command output-directory ssh-flag", _SSH_SWITCHES, "zone worker"),
-    "compute tpus tpu-vm scp": Command(f"{_SSH} scp-flag", f"{_SSH_SWITCHES} compress recurse", "zone", (2, 99)),
+    "compute tpus tpu-vm ssh": Command(
+        f"{_SSH} command output-directory ssh-flag", _SSH_SWITCHES, "zone worker"
+    ),
+    "compute tpus tpu-vm scp": Command(
+        f"{_SSH} scp-flag", f"{_SSH_SWITCHES} compress recurse", "zone", (2, 99)
+    ),
     "compute disks list": Command(f"{_LIST} regexp regions zones", "uri", "zones", (0, 99)),
-    "storage du": Command("additional-headers", "all-versions readable-sizes summarize total", "", (1, 99)),
+    "storage du": Command(
+        "additional-headers", "all-versions readable-sizes summarize total", "", (1, 99)
+    ),
 }
 
 
@@ -81,12 +95,16 @@ def main(words: list[str]) -> int:
 
 
 def run(home: Path, command: str) -> int:
-    return subprocess.run(["bash", "-c", command], cwd=home, env=os.environ | {"HOME": str(home)}).returncode
+    return subprocess.run(
+        ["bash", "-c", command], cwd=home, env=os.environ | {"HOME": str(home)}
+    ).returncode
 
 
 def parsed(words: list[str]) -> tuple[str, list[str], dict[str, str]]:
     """The command, its positionals and flags; Refused unless all of it is documented."""
-    name = next((known for known in REFERENCE if words[: known.count(" ") + 1] == known.split()), None)
+    name = next(
+        (known for known in REFERENCE if words[: known.count(" ") + 1] == known.split()), None
+    )
     if name is None:
         raise Refused(f"ERROR: (gcloud) Invalid choice: {words}")
     command, rest = REFERENCE[name], words[name.count(" ") + 1 :]
@@ -96,14 +114,22 @@ def parsed(words: list[str]) -> tuple[str, list[str], dict[str, str]]:
         if not word.startswith("--"):
             continue
         flag, equals, value = word[2:].partition("=")
-        takes = command.values.split() + WIDE_VALUES.split() if equals else [*command.switches.split(), "quiet"]
+        takes = (
+            command.values.split() + WIDE_VALUES.split()
+            if equals
+            else [*command.switches.split(), "quiet"]
+        )
         if flag not in takes or (equals and not value):
-            raise Refused(f"ERROR: (gcloud.{name.replace(' ', '.')}) unrecognized arguments: {word}")
+            raise Refused(
+                f"ERROR: (gcloud.{name.replace(' ', '.')}) unrecognized arguments: {word}"
+            )
         flags[flag] = value
     missing = [flag for flag in command.required.split() if flag not in flags]
     low, high = command.positionals
     if missing or not low <= len(positionals) <= high:
-        raise Refused(f"ERROR: (gcloud.{name.replace(' ', '.')}) argument missing: {missing or positionals}")
+        raise Refused(
+            f"ERROR: (gcloud.{name.replace(' ', '.')}) argument missing: {missing or positionals}"
+        )
     return name, positionals, flags
 
 

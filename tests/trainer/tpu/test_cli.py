@@ -1,4 +1,6 @@
-"""The verbs against the stand-in for gcloud: what they call, what the workers run, and what fails in which words."""
+"""The verbs against the stand-in for gcloud: what they call, what the workers run, and what fails
+in which words.
+"""
 
 import json
 import os
@@ -22,7 +24,8 @@ FAKE = Path(__file__).with_name("fake_gcloud.py")
 PLACE = ["my-tpu", "--zone=us-central2-b"]
 RUN = ["--fake-data", "--run-dir=gs://bucket/run"]
 
-# Answers like uv: `uv venv ... FOLDER` makes an environment, `uv pip install ... WHEEL[EXTRAS]` looks at the wheel.
+# Answers like uv: `uv venv ... FOLDER` makes an environment, `uv pip install ... WHEEL[EXTRAS]`
+# looks at the wheel.
 UV = """\
 #!/bin/sh
 for word; do last=$word; done
@@ -31,7 +34,8 @@ venv) mkdir -p "$last/bin" ;;
 pip) test -f "${last%%\\[*}" && echo "$*" > "$HOME/installed" ;;
 esac
 """
-# A worker's Python notes what it was to run. It ends with the code in the file `code`, or waits for SIGTERM.
+# A worker's Python notes what it was to run. It ends with the code in the file `code`, or waits for
+# SIGTERM.
 PYTHON = """\
 #!/bin/bash
 echo "PJRT_DEVICE=$PJRT_DEVICE A=$A $*" >> "$HOME/ran"
@@ -59,7 +63,11 @@ class Cloud:
     def environment(self) -> dict[str, str]:
         """What lets a process find this cloud and no other: nobody's gcloud and no login."""
         login = str(self.folder / "no-login")
-        return {"FAKE_GCLOUD": str(self.folder), "PATH": f"{self.folder}/bin:/usr/bin:/bin", "CLOUDSDK_CONFIG": login}
+        return {
+            "FAKE_GCLOUD": str(self.folder),
+            "PATH": f"{self.folder}/bin:/usr/bin:/bin",
+            "CLOUDSDK_CONFIG": login,
+        }
 
     @property
     def calls(self) -> list[list[str]]:
@@ -73,7 +81,9 @@ class Cloud:
             (home / "code").write_text(str(code))
 
     def ran(self) -> list[str]:
-        return [(home / "ran").read_text().strip() for home in self.homes if (home / "ran").exists()]
+        return [
+            (home / "ran").read_text().strip() for home in self.homes if (home / "ran").exists()
+        ]
 
 
 def program(path: Path, text: str) -> None:
@@ -106,7 +116,7 @@ def last(errors: str) -> str:
     return errors.strip().splitlines()[-1]
 
 
-# --- create, setup and doctor ----------------------------------------------------------------------------------------
+# --- create, setup and doctor ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -119,7 +129,15 @@ def last(errors: str) -> str:
 )
 def test_create_takes_the_runtime_that_google_names_for_the_generation(cloud, tpu, type_, runtime):
     assert tpu("create", f"--accelerator-type={type_}", "--spot")[0] == OK
-    assert tpu("create", f"--accelerator-type={type_}", "--runtime-version=mine", "--service-account=a@p.iam")[0] == OK
+    assert (
+        tpu(
+            "create",
+            f"--accelerator-type={type_}",
+            "--runtime-version=mine",
+            "--service-account=a@p.iam",
+        )[0]
+        == OK
+    )
     assert {f"--version={runtime}", f"--accelerator-type={type_}", "--spot"} <= set(cloud.calls[0])
     assert {"--version=mine", "--service-account=a@p.iam"} <= set(cloud.calls[1])
     assert "--spot" not in cloud.calls[1]
@@ -133,7 +151,9 @@ def test_create_of_an_unknown_generation_needs_the_runtime_version(cloud, tpu):
 
 
 @pytest.mark.parametrize(("backend", "extra"), [("torchtpu", "torchtpu"), ("xla", "tpu")])
-def test_setup_installs_one_back_end_on_every_worker_and_removes_the_other(cloud, tpu, tmp_path, backend, extra):
+def test_setup_installs_one_back_end_on_every_worker_and_removes_the_other(
+    cloud, tpu, tmp_path, backend, extra
+):
     wheel = tmp_path / tpu_cli.WHEEL
     wheel.touch()
     for _ in range(2):  # again is no error
@@ -169,14 +189,19 @@ def test_doctor_runs_on_all_workers_with_the_flags_of_a_training(cloud, tpu):
     assert tpu("doctor")[0] == FAILED
 
 
-# --- train and stop --------------------------------------------------------------------------------------------------
+# --- train and stop -------------------------------------------------------------------------------
 
 
 def test_train_hands_the_flags_of_the_trainer_to_every_worker_and_prints_what_it_says(cloud, tpu):
     cloud.ends(0, 0)
     for home in cloud.homes:
         (home / "shardset-tpu/train.log").write_text("of the last training\n")
-    flags = ["--recipe=cifar10_resnet18", "--manifest=gs://bucket/it's", "--run-dir=gs://bucket/run", "--epochs=3"]
+    flags = [
+        "--recipe=cifar10_resnet18",
+        "--manifest=gs://bucket/it's",
+        "--run-dir=gs://bucket/run",
+        "--epochs=3",
+    ]
     code, output, _ = tpu("train", *flags, "--env", "A=b c")
     assert (code, output) == (OK, "step 0\n" * 2)
     assert cloud.ran() == [f"PJRT_DEVICE=TPU A=b c -m trainer train {' '.join(flags)}"] * 2
@@ -203,7 +228,9 @@ def test_train_ends_with_the_code_of_the_trainer(cloud, tpu, codes, expected, me
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_training_outlives_the_connection_until_it_is_stopped(cloud, tpu, number):
     words = [sys.executable, "-m", "trainer", "tpu", "train", *PLACE, *RUN]
-    path = os.pathsep.join(filter(None, (str(Path(command.__file__).parents[1]), os.environ.get("PYTHONPATH"))))
+    path = os.pathsep.join(
+        filter(None, (str(Path(command.__file__).parents[1]), os.environ.get("PYTHONPATH")))
+    )
     process = subprocess.Popen(
         words, env=os.environ | {"PYTHONPATH": path},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
@@ -229,7 +256,10 @@ def test_a_training_outlives_the_connection_until_it_is_stopped(cloud, tpu, numb
     ("words", "message"),
     [
         (["--fake-data"], "--run-dir run: expected gs://"),
-        (["--run-dir=gs://bucket/run", "--mix=gs://bucket/a=1", "--mix=b=1"], "--mix b: expected gs://"),
+        (
+            ["--run-dir=gs://bucket/run", "--mix=gs://bucket/a=1", "--mix=b=1"],
+            "--mix b: expected gs://",
+        ),
         ([*RUN, "--resume=runs/old"], "--resume runs/old: expected gs://"),
         ([*RUN, "--set=epoch=1"], "did you mean 'epochs'"),
         ([*RUN, "--env=A"], "NAME=VALUE"),
@@ -246,7 +276,13 @@ def test_wrong_usage_is_found_before_gcloud_is_called(cloud, tpu, words, message
 
 @pytest.mark.parametrize(
     "words",
-    [["train", *PLACE, *RUN, "--max-step=1"], ["create", *PLACE], ["stop", "my-tpu"], ["destroy", *PLACE], []],
+    [
+        ["train", *PLACE, *RUN, "--max-step=1"],
+        ["create", *PLACE],
+        ["stop", "my-tpu"],
+        ["destroy", *PLACE],
+        [],
+    ],
 )
 def test_unknown_flags_and_missing_ones_are_usage_errors(cloud, words):
     with pytest.raises(SystemExit) as exit_code:
@@ -255,12 +291,14 @@ def test_unknown_flags_and_missing_ones_are_usage_errors(cloud, words):
     assert cloud.calls == []
 
 
-# --- ssh, logs and delete --------------------------------------------------------------------------------------------
+# --- ssh, logs and delete -------------------------------------------------------------------------
 
 
 def test_ssh_runs_a_command_on_all_workers_or_opens_a_shell_on_one(cloud, tpu):
     # The workers answer in any order.
-    assert sorted(tpu("ssh", "--command=echo $HOME")[1].split()) == [str(home) for home in cloud.homes]
+    assert sorted(tpu("ssh", "--command=echo $HOME")[1].split()) == [
+        str(home) for home in cloud.homes
+    ]
     assert tpu("ssh", "--command=echo $HOME", "--worker=1")[1].split() == [str(cloud.homes[1])]
     shell = tpu("ssh", "--dry-run")[1].split()
     assert "--worker=0" in shell
@@ -269,7 +307,9 @@ def test_ssh_runs_a_command_on_all_workers_or_opens_a_shell_on_one(cloud, tpu):
 
 def test_logs_are_the_last_lines_of_each_worker_with_its_name(cloud, tpu):
     for worker, home in enumerate(cloud.homes):
-        (home / "shardset-tpu/train.log").write_text("".join(f"{worker} {line}\n" for line in range(9)))
+        (home / "shardset-tpu/train.log").write_text(
+            "".join(f"{worker} {line}\n" for line in range(9))
+        )
     lines = tpu("logs", "--lines=2")[1].splitlines()
     assert sorted(line.partition(": ")[2] for line in lines) == ["0 7", "0 8", "1 7", "1 8"]
     assert all(line.partition(": ")[0] for line in lines)
@@ -297,17 +337,25 @@ def test_delete_lists_the_rest_where_one_command_fails(cloud, tpu):
     assert failing in last(errors)
 
 
-# --- every verb ------------------------------------------------------------------------------------------------------
+# --- every verb -----------------------------------------------------------------------------------
 
 VERBS = {
-    "create": ["--accelerator-type=v4-8"], "setup": [], "doctor": [], "train": RUN, "ssh": ["--command=true"],
-    "logs": [], "stop": [], "delete": ["--run-dir=gs://bucket/run"],
-}  # fmt: skip
+    "create": ["--accelerator-type=v4-8"],
+    "setup": [],
+    "doctor": [],
+    "train": RUN,
+    "ssh": ["--command=true"],
+    "logs": [],
+    "stop": [],
+    "delete": ["--run-dir=gs://bucket/run"],
+}
 
 
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("more", [[], ["--project=my-project-1", "--internal-ips"]])
-def test_a_dry_run_prints_what_gcloud_documents_and_runs_nothing(cloud, tpu, verb, more, monkeypatch, tmp_path):
+def test_a_dry_run_prints_what_gcloud_documents_and_runs_nothing(
+    cloud, tpu, verb, more, monkeypatch, tmp_path
+):
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     code, output, _ = tpu(verb, *VERBS[verb], *more, "--dry-run")
     assert (code, cloud.calls) == (OK, [])

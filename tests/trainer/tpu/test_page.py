@@ -1,4 +1,6 @@
-"""Every `tpu` command that the documentation shows, as a dry run: it is understood, and gcloud would be too."""
+"""Every `tpu` command that the documentation shows, as a dry run: it is understood, and gcloud
+would be too.
+"""
 
 import re
 import shlex
@@ -29,9 +31,15 @@ SHOWN = [(page, line) for page, lines in PAGES.items() for line in lines]
 
 @pytest.mark.parametrize(("page", "line"), SHOWN)
 def test_a_command_of_the_documentation_makes_commands_that_gcloud_knows(page, line, capsys):
-    words = [word for word in shlex.split(line.removeprefix("python -m trainer ")) if word != "--dry-run"]
+    words = [
+        word for word in shlex.split(line.removeprefix("python -m trainer ")) if word != "--dry-run"
+    ]
     assert command.main([*words, "--dry-run"]) == OK, capsys.readouterr().err
-    printed = [shlex.split(text) for text in capsys.readouterr().out.splitlines() if not text.startswith("#")]
+    printed = [
+        shlex.split(text)
+        for text in capsys.readouterr().out.splitlines()
+        if not text.startswith("#")
+    ]
     for words in printed:
         if words[0] == "gcloud":
             parsed(words[1:])

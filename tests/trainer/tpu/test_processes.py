@@ -1,4 +1,6 @@
-"""The processes of one machine with TorchTPU: what each is told, how they end, and a real training by them."""
+"""The processes of one machine with TorchTPU: what each is told, how they end, and a real training
+by them.
+"""
 
 import os
 import signal
@@ -24,7 +26,8 @@ from trainer.config import ModelConfig, OptimizerConfig
 from trainer.runtime import torchtpu
 from trainer.tpu import processes
 
-# Ends with the code in its list for this process; or tells that it waits, and ends with 3 when it is told to.
+# Ends with the code in its list for this process; or tells that it waits, and ends with 3 when it
+# is told to.
 STAND_IN = """\
 import os, signal, sys, time
 from pathlib import Path
@@ -54,7 +57,13 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def test_processes_are_numbered_over_all_machines_and_meet_at_the_first() -> None:
-    base = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "OTHER": "kept"}
+    base = {
+        "NNODES": "2",
+        "NODE_RANK": "1",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "29500",
+        "OTHER": "kept",
+    }
     told = processes.environments_of(base, 4)
     assert [one["RANK"] for one in told] == ["4", "5", "6", "7"]
     assert [one["LOCAL_RANK"] for one in told] == ["0", "1", "2", "3"]
@@ -68,7 +77,9 @@ def test_a_machine_has_its_share_of_all_processes() -> None:
 
 
 @pytest.mark.parametrize(("codes", "expected"), [("0,0", 0), ("0,3", 3)])
-def test_the_launcher_ends_with_the_code_of_a_process_that_failed(tmp_path: Path, codes: str, expected: int) -> None:
+def test_the_launcher_ends_with_the_code_of_a_process_that_failed(
+    tmp_path: Path, codes: str, expected: int
+) -> None:
     process = start(tmp_path, "-c", STAND_IN, codes)
     assert finish(process)[0] == expected
 
@@ -90,7 +101,10 @@ def test_sigterm_reaches_every_process_and_their_code_comes_back(tmp_path: Path)
 
 def test_without_torchtpu_the_launcher_says_what_to_install(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "trainer.tpu.processes", "--epochs=1"], capture_output=True, text=True, timeout=600
+        [sys.executable, "-m", "trainer.tpu.processes", "--epochs=1"],
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
     assert done.returncode == USAGE
     assert "pip install 'shardset[trainer,torchtpu]'" in done.stderr

@@ -1,4 +1,6 @@
-"""Parquet files with values that Python can't hold, and damaged ones: each is a sentence, in both sources."""
+"""Parquet files with values that Python can't hold, and damaged ones: each is a sentence, in both
+sources.
+"""
 
 import io
 import json
@@ -42,12 +44,16 @@ def samples_of(source: Source) -> Iterator[object]:
 
 def texts(*contents: bytes) -> pa.Array:
     """Texts that need not be UTF-8."""
-    return pa.array([*contents, *[b"x"] * (NUM_ROWS - len(contents))], pa.binary()).view(pa.string())
+    return pa.array([*contents, *[b"x"] * (NUM_ROWS - len(contents))], pa.binary()).view(
+        pa.string()
+    )
 
 
 def numbers(value: int, kind: pa.DataType) -> pa.Array:
     """A last value of a type that is stored as a whole number."""
-    return pa.array([0] * (NUM_ROWS - 1) + [value], pa.int32() if kind.bit_width == 32 else pa.int64()).view(kind)
+    return pa.array(
+        [0] * (NUM_ROWS - 1) + [value], pa.int32() if kind.bit_width == 32 else pa.int64()
+    ).view(kind)
 
 
 UNHELD = {
@@ -64,19 +70,30 @@ UNHELD = {
 def test_a_value_that_python_can_t_hold_is_named_by_file_row_group_and_column(tmp_path, kind, what):
     pq.write_table(table(kind, taken=UNHELD[what]), tmp_path / "x.parquet", row_group_size=5)
     group = 1 if "far" in what else 0
-    with pytest.raises(SourceError, match=rf"{re.escape(str(tmp_path))}/x\.parquet: row group {group}, column taken: "):
+    with pytest.raises(
+        SourceError,
+        match=rf"{re.escape(str(tmp_path))}/x\.parquet: row group {group}, column taken: ",
+    ):
         list(samples_of(source_of(tmp_path, kind)))
 
 
 @pytest.mark.parametrize("kind", ["hf", "listing"])
 def test_damaged_files_give_samples_or_a_sentence(tmp_path, kind):
     content = io.BytesIO()
-    pq.write_table(table(kind, taken=UNHELD["a far day"].slice(0, 5).take([0] * NUM_ROWS)), content, row_group_size=3)
+    pq.write_table(
+        table(kind, taken=UNHELD["a far day"].slice(0, 5).take([0] * NUM_ROWS)),
+        content,
+        row_group_size=3,
+    )
     whole, draw, sentences = content.getvalue(), random.Random(7), []
     footer = int.from_bytes(whole[-8:-4], "little")
     for number in range(60):
         damaged = bytearray(whole)
-        at = draw.randrange(4, len(whole) - 8) if number % 2 else draw.randrange(len(whole) - footer - 8, len(whole))
+        at = (
+            draw.randrange(4, len(whole) - 8)
+            if number % 2
+            else draw.randrange(len(whole) - footer - 8, len(whole))
+        )
         damaged[at] ^= 1 << draw.randrange(8)
         (tmp_path / "x.parquet").write_bytes(damaged)
         try:

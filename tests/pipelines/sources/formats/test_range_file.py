@@ -35,14 +35,21 @@ class Counting:
 def test_the_rest_of_a_file_is_one_read_and_small_reads_share_a_window(storage):
     counting = Counting(storage)
     file = RangeFile(counting, storage.stat("a"), window=100)
-    assert [file.read(20) for _ in range(4)] == [CONTENT[start : start + 20] for start in range(0, 80, 20)]
+    assert [file.read(20) for _ in range(4)] == [
+        CONTENT[start : start + 20] for start in range(0, 80, 20)
+    ]
     assert file.read() == CONTENT[80:]
     assert counting.ranges == [(0, 100), (100, len(CONTENT))]
 
 
 @settings(max_examples=40)
-@given(st.integers(1, 2000), st.lists(st.tuples(st.integers(0, len(CONTENT)), st.integers(0, 1400)), max_size=8))
-def test_any_sequence_of_seeks_and_reads_gives_what_a_plain_file_gives(tmp_path_factory, window, steps):
+@given(
+    st.integers(1, 2000),
+    st.lists(st.tuples(st.integers(0, len(CONTENT)), st.integers(0, 1400)), max_size=8),
+)
+def test_any_sequence_of_seeks_and_reads_gives_what_a_plain_file_gives(
+    tmp_path_factory, window, steps
+):
     folder = tmp_path_factory.mktemp("range")
     (folder / "a").write_bytes(CONTENT)
     file, plain = opened(open_storage(str(folder)), window), io.BytesIO(CONTENT)

@@ -32,10 +32,14 @@ def test_plain_values_of_python_2_come_back_as_the_standard_unpickler_reads_them
 @pytest.mark.parametrize("protocol", [2, 3, 4])
 def test_a_pickle_that_was_written_again_by_python_3_is_read_too(protocol):
     array = np.asfortranarray(np.arange(12, dtype=np.uint8).reshape(4, 3))
-    value = safe_pickle.loads(pickle.dumps({b"data": array, "labels": [1, 2], b"x": b"\xff"}, protocol), "here")
+    value = safe_pickle.loads(
+        pickle.dumps({b"data": array, "labels": [1, 2], b"x": b"\xff"}, protocol), "here"
+    )
     assert np.array_equal(value.pop(b"data"), array)
     assert value == {"labels": [1, 2], b"x": b"\xff"}
-    assert safe_pickle.loads(b"\x80\2}U\1a](U\3catq\0h\0h\0es.", "here") == {b"a": [b"cat", b"cat", b"cat"]}
+    assert safe_pickle.loads(b"\x80\2}U\1a](U\3catq\0h\0h\0es.", "here") == {
+        b"a": [b"cat", b"cat", b"cat"]
+    }
 
 
 @pytest.mark.parametrize(
@@ -62,7 +66,14 @@ def test_an_allowed_name_can_not_be_changed_by_a_pickle(name, state):
 
 
 @pytest.mark.parametrize(
-    "opcode", [b"\x82\x01", b"Pid\n", b"(ios\nsystem\n", b"I" + 10_000 * b"9" + b"\n", b"\x96" + b"\xff" * 7 + b"\x0f"]
+    "opcode",
+    [
+        b"\x82\x01",
+        b"Pid\n",
+        b"(ios\nsystem\n",
+        b"I" + 10_000 * b"9" + b"\n",
+        b"\x96" + b"\xff" * 7 + b"\x0f",
+    ],
 )
 def test_instructions_that_plain_data_never_needs_are_refused(opcode):
     with pytest.raises(SourceError):
@@ -78,19 +89,24 @@ def test_a_cut_pickle_is_an_error_that_says_so(size):
 
 @given(st.integers(0, 400), st.integers(0, 255))
 def test_any_changed_byte_gives_a_value_or_a_source_error(position, byte):
-    data = bytearray(pickle_of({"data": np.zeros((2, 3), np.uint8), "labels": [1, 2], "names": ["a", "b"]}))
+    data = bytearray(
+        pickle_of({"data": np.zeros((2, 3), np.uint8), "labels": [1, 2], "names": ["a", "b"]})
+    )
     data[position % len(data)] = byte
     with contextlib.suppress(SourceError):
         safe_pickle.loads(bytes(data), "here")
 
 
-# --- pickles that would end or hold up the process: nothing of them may be hashed, called or printed
+# --- pickles that would end or hold up the process: none may be hashed, called or printed
 
 
 def doubled(first: bytes, times: int, of_two: bytes) -> bytes:
     """`x = (x, x)`, again and again, by references."""
     steps = [first + b"q\0"]
-    steps += [b"h%c" % number + b"h%c" % number + of_two + b"q%c" % (number + 1) for number in range(times)]
+    steps += [
+        b"h%c" % number + b"h%c" % number + of_two + b"q%c" % (number + 1)
+        for number in range(times)
+    ]
     return b"".join(steps)
 
 
@@ -111,11 +127,16 @@ ATTACKS = {
     "a long key": (dict_of(LONG_TEXT, b"N"), "a text of more than 1024 letters"),
     "a long text": (dict_of(b"U\1a", LONG_TEXT), "a text of more than 1024 letters"),
     "a long text that is encoded again and again": (
-        dict_of(b"U\1a", b"(" + LONG_TEXT + b"q\0" + 50 * b"c_codecs\nencode\nh\0U\6latin1\x86R" + b"l"),
+        dict_of(
+            b"U\1a", b"(" + LONG_TEXT + b"q\0" + 50 * b"c_codecs\nencode\nh\0U\6latin1\x86R" + b"l"
+        ),
         SHARED,
     ),
     "a large number": (b"\x80\2" + LONG + b".", "the instruction LONG1"),
-    "a huge memo number": (b"\x80\x02]r" + struct.pack("<I", 2**31 - 1) + b".", "a memo number of 2147483647"),
+    "a huge memo number": (
+        b"\x80\x02]r" + struct.pack("<I", 2**31 - 1) + b".",
+        "a memo number of 2147483647",
+    ),
     "many instructions": (200_000 * b"\x80\2" + b"N.", "more than 200000 instructions"),
 }
 
@@ -131,7 +152,10 @@ def test_what_no_batch_holds_is_refused(monkeypatch, name):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (ARRAY + b"(K\1(" + 100_000 * b"K\2" + b"t" + DTYPE + b"\x89U\1at" + b"b", "1 bytes for an array of shape"),
+        (
+            ARRAY + b"(K\1(" + 100_000 * b"K\2" + b"t" + DTYPE + b"\x89U\1at" + b"b",
+            "1 bytes for an array of shape",
+        ),
         (ARRAY, "an array without its content"),
         (
             ARRAY + b"(K\1K\1\x85cnumpy\ndtype\nU\2f8K\0K\1\x87R\x89U\1xtb",
@@ -148,16 +172,63 @@ def test_a_value_that_no_batch_holds_is_refused(value, message):
 
 @pytest.mark.parametrize("sizes", [(2, 6), (3, 4), (2**40, 0)])
 def test_frames_have_no_effect_even_if_they_end_inside_an_instruction(sizes):
-    """The standard unpickler drops the rest of such an instruction, so it would run others than those checked."""
+    """The standard unpickler drops the rest of such an instruction, so it would run others than
+    those checked.
+    """
     first, second = (b"\x95" + struct.pack("<Q", size) for size in sizes)
     assert safe_pickle.loads(b"\x80\4" + first + b"}" + second + b"C\1aNs.", "here") == {b"a": None}
 
 
 PIECES = [
-    *(b"(", b")", b"]", b"}", b"0", b"N", b"K\1", b"M\0\4", b"U\1a", b"X\1\0\0\0b", b"C\1c", b"a", b"e", b"l", b"d"),
-    *(b"s", b"u", b"t", b"\x85", b"\x86", b"\x87", b"R", b"b", b"q\0", b"q\1", b"h\0", b"h\1", b"\x94", b"\x93"),
-    *(ARRAY, DTYPE, LONG, b"c_codecs\nencode\n", b"X\6\0\0\0latin1", b"cnumpy\nndarray\n", b"cos\nsystem\n"),
-    *(b"T\1\4\0\0" + 1025 * b"a", b"(K\1K\1\x85" + DTYPE + b"\x89U\1xtb", b"I01\n", b"J\xff\xff\xff\xff", b"L1L\n"),
+    *(
+        b"(",
+        b")",
+        b"]",
+        b"}",
+        b"0",
+        b"N",
+        b"K\1",
+        b"M\0\4",
+        b"U\1a",
+        b"X\1\0\0\0b",
+        b"C\1c",
+        b"a",
+        b"e",
+        b"l",
+        b"d",
+    ),
+    *(
+        b"s",
+        b"u",
+        b"t",
+        b"\x85",
+        b"\x86",
+        b"\x87",
+        b"R",
+        b"b",
+        b"q\0",
+        b"q\1",
+        b"h\0",
+        b"h\1",
+        b"\x94",
+        b"\x93",
+    ),
+    *(
+        ARRAY,
+        DTYPE,
+        LONG,
+        b"c_codecs\nencode\n",
+        b"X\6\0\0\0latin1",
+        b"cnumpy\nndarray\n",
+        b"cos\nsystem\n",
+    ),
+    *(
+        b"T\1\4\0\0" + 1025 * b"a",
+        b"(K\1K\1\x85" + DTYPE + b"\x89U\1xtb",
+        b"I01\n",
+        b"J\xff\xff\xff\xff",
+        b"L1L\n",
+    ),
 ]
 
 

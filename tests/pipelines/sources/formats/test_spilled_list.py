@@ -1,4 +1,6 @@
-"""A spilled list gives back what was added, in order and as often as asked; units are cut from it."""
+"""A spilled list gives back what was added, in order and as often as asked;
+units are cut from it.
+"""
 
 import tempfile
 
@@ -9,7 +11,9 @@ from hypothesis import strategies as st
 from pipelines.sources.formats.spilled_list import SpilledList, spilled_units
 from shardset.errors import StorageError
 
-ENTRIES = st.lists(st.tuples(st.text(), st.integers(-(2**63), 2**63 - 1), st.none() | st.text()).map(list))
+ENTRIES = st.lists(
+    st.tuples(st.text(), st.integers(-(2**63), 2**63 - 1), st.none() | st.text()).map(list)
+)
 
 
 @settings(deadline=None, max_examples=30)

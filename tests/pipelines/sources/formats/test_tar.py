@@ -33,11 +33,18 @@ def sparse() -> tuple[tarfile.TarInfo, bytes]:
     return info, b""
 
 
-NAMES = st.text(st.sampled_from("ab/. äß"), min_size=1, max_size=130).filter(lambda name: name.strip("/. ") == name)
+NAMES = st.text(st.sampled_from("ab/. äß"), min_size=1, max_size=130).filter(
+    lambda name: name.strip("/. ") == name
+)
 
 
 @settings(max_examples=40)
-@given(st.lists(st.tuples(NAMES, st.integers(0, 1100), st.sampled_from(FORMATS)), min_size=1, max_size=8), st.data())
+@given(
+    st.lists(
+        st.tuples(NAMES, st.integers(0, 1100), st.sampled_from(FORMATS)), min_size=1, max_size=8
+    ),
+    st.data(),
+)
 def test_members_are_those_that_pythons_tarfile_finds(found, data):
     raw = io.BytesIO()
     for name, size, format in found:
@@ -49,7 +56,9 @@ def test_members_are_those_that_pythons_tarfile_finds(found, data):
             raw.write(special("a folder", tarfile.DIRTYPE).tobuf(format))
     raw.write(END)
     with tarfile.open(fileobj=io.BytesIO(raw.getvalue())) as archive:
-        expected = [(one.name, one.offset_data, one.size, one.type) for one in archive if not one.isdir()]
+        expected = [
+            (one.name, one.offset_data, one.size, one.type) for one in archive if not one.isdir()
+        ]
     members = walk(io.BytesIO(raw.getvalue()), "x.tar")
     assert [(one.name, one.offset_data, one.size, one.type) for one in members] == expected
 
@@ -57,14 +66,18 @@ def test_members_are_those_that_pythons_tarfile_finds(found, data):
 def test_a_name_that_is_not_utf8_stays_printable():
     raw = tar_bytes({"a~.jpg": b"1"})
     header = raw[:BLOCK].replace(b"~", b"\xe4")
-    header = header[:148] + b"%06o\0 " % (sum(header[:148]) + sum(header[156:]) + 8 * 32) + header[156:]
+    header = (
+        header[:148] + b"%06o\0 " % (sum(header[:148]) + sum(header[156:]) + 8 * 32) + header[156:]
+    )
     assert list(contents(header + raw[BLOCK:])) == ["a\\xe4.jpg"]
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_tar_inside_a_tar_is_walked_with_offsets_of_the_outer_one(format):
     inner = tar_bytes(FILES, format)
-    outer = tar_bytes({"n1.tar": tar_bytes({"other.jpg": b"1"}), "n2.tar": inner, "n3.tar": b"junk"}, format)
+    outer = tar_bytes(
+        {"n1.tar": tar_bytes({"other.jpg": b"1"}), "n2.tar": inner, "n3.tar": b"junk"}, format
+    )
     start = content_offset(outer, "n2.tar")
     assert contents(outer, start, start + len(inner)) == FILES
 
@@ -87,7 +100,10 @@ def test_a_cut_anywhere_gives_everything_or_an_error(stop):
 
 @settings(max_examples=100)
 @given(
-    member=st.sampled_from(list(FILES)), position=st.integers(0, BLOCK - 1), bit=st.integers(0, 7), start=st.booleans()
+    member=st.sampled_from(list(FILES)),
+    position=st.integers(0, BLOCK - 1),
+    bit=st.integers(0, 7),
+    start=st.booleans(),
 )
 def test_a_flipped_header_bit_never_makes_a_shorter_archive(member, position, bit, start):
     data = bytearray(END * start + SMALL)
@@ -103,8 +119,14 @@ LONG.pax_headers = {"comment": "c" * (2 << 20)}
 NEGATIVE = plain("a.jpg", b"")
 NEGATIVE.pax_headers = {"size": "-1024"}
 DAMAGED = {
-    "a damaged header": (SMALL[: D - BLOCK] + b"?" * BLOCK + SMALL[D:], f"bad tar header at byte {D - BLOCK} "),
-    "a cut member": (SMALL[: D + 5], f"cut at byte {D + 5} inside 'd.jpg', which starts at byte {D} "),
+    "a damaged header": (
+        SMALL[: D - BLOCK] + b"?" * BLOCK + SMALL[D:],
+        f"bad tar header at byte {D - BLOCK} ",
+    ),
+    "a cut member": (
+        SMALL[: D + 5],
+        f"cut at byte {D + 5} inside 'd.jpg', which starts at byte {D} ",
+    ),
     "a block of zeros": (SMALL[:C] + bytes(BLOCK) + SMALL[C + BLOCK :], f"byte {C}"),
     "two blocks of zeros": (
         SMALL[:C] + bytes(2 * BLOCK) + SMALL[C + 2 * BLOCK :],
@@ -112,7 +134,10 @@ DAMAGED = {
     ),
     "joined tars": (SMALL + tar_bytes({"e.jpg": b"e"}), "several were joined"),
     "compressed data": (b"\x1f\x8b" + bytes(2000), "gunzip"),
-    "a header that asks for much memory": (tar_of([(LONG, b"1")], tarfile.PAX_FORMAT), "extension headers are longer"),
+    "a header that asks for much memory": (
+        tar_of([(LONG, b"1")], tarfile.PAX_FORMAT),
+        "extension headers are longer",
+    ),
     "a negative size": (
         tar_of([(plain("b.jpg", b"1"), b"1"), (NEGATIVE, b"")], tarfile.PAX_FORMAT),
         r"size -1024|bad tar header",
@@ -163,7 +188,10 @@ def header(kind: bytes, num_bytes: int) -> bytes:
 
 
 def test_the_named_files_are_read_and_a_link_is_not_one():
-    assert unpacked(gzip.compress(special("absent", tarfile.SYMTYPE, "a.jpg").tobuf() + SMALL)) == UNPACKED
+    assert (
+        unpacked(gzip.compress(special("absent", tarfile.SYMTYPE, "a.jpg").tobuf() + SMALL))
+        == UNPACKED
+    )
     assert read_members(io.BytesIO(gzip.compress(SMALL)), "x", ["c.jpg", "d"]) == {"c.jpg": b""}
 
 
@@ -174,7 +202,9 @@ def test_a_member_is_read_without_what_is_behind_it():
 
 
 @given(st.integers(0, len(gzip.compress(SMALL)) - 1), st.integers(1, 255))
-def test_a_changed_byte_of_a_compressed_tar_is_an_error_or_changes_nothing_and_a_cut_is_an_error(position, change):
+def test_a_changed_byte_of_a_compressed_tar_is_an_error_or_changes_nothing_and_a_cut_is_an_error(
+    position, change
+):
     data = bytearray(gzip.compress(SMALL, mtime=0))
     with pytest.raises(SourceError, match=r"x\.tgz: cut or damaged"):
         unpacked(bytes(data[:position]) or b"\x1f")
@@ -183,7 +213,9 @@ def test_a_changed_byte_of_a_compressed_tar_is_an_error_or_changes_nothing_and_a
         assert unpacked(bytes(data)) == UNPACKED
 
 
-@given(st.lists(st.tuples(st.integers(0, len(SMALL) - 1), st.integers(0, 255)), min_size=1, max_size=5))
+@given(
+    st.lists(st.tuples(st.integers(0, len(SMALL) - 1), st.integers(0, 255)), min_size=1, max_size=5)
+)
 def test_a_tar_made_to_confuse_gives_members_or_a_source_error(changes):
     data = bytearray(SMALL)
     for position, byte in changes:
@@ -191,7 +223,9 @@ def test_a_tar_made_to_confuse_gives_members_or_a_source_error(changes):
         block = data[position - position % 512 : position - position % 512 + 512]
         if block[257:262] == b"ustar":  # a valid checksum, so that the reader continues
             total = sum(block[:148]) + 8 * 32 + sum(block[156:])
-            data[position - position % 512 + 148 : position - position % 512 + 156] = b"%06o\0 " % total
+            data[position - position % 512 + 148 : position - position % 512 + 156] = (
+                b"%06o\0 " % total
+            )
     with suppress(SourceError):
         unpacked(gzip.compress(bytes(data), compresslevel=0))
 
@@ -201,12 +235,21 @@ def test_a_tar_made_to_confuse_gives_members_or_a_source_error(changes):
     [
         (header(tarfile.REGTYPE, 1 << 40) + SMALL, "cut at byte 50000 inside 'x'"),
         (SMALL + bytes(100_000), "unpacks to more than 50000 bytes"),
-        (header(tarfile.GNUTYPE_LONGNAME, 16 * MIB) + bytes(16 * MIB), "extension headers are longer than 1048576"),
-        (header(tarfile.XHDTYPE, 16 * MIB) + bytes(16 * MIB), "extension headers are longer than 1048576"),
+        (
+            header(tarfile.GNUTYPE_LONGNAME, 16 * MIB) + bytes(16 * MIB),
+            "extension headers are longer than 1048576",
+        ),
+        (
+            header(tarfile.XHDTYPE, 16 * MIB) + bytes(16 * MIB),
+            "extension headers are longer than 1048576",
+        ),
     ],
 )
 def test_a_tar_that_unpacks_to_much_is_refused_before_it_is_read(tar, message):
-    data, limits = gzip.compress(tar, compresslevel=1), {} if "extension" in message else {"max_bytes": 50_000}
+    data, limits = (
+        gzip.compress(tar, compresslevel=1),
+        {} if "extension" in message else {"max_bytes": 50_000},
+    )
     tracemalloc.start()
     with pytest.raises(SourceError, match=rf"x\.tgz: .*{message}"):
         unpacked(data, **limits)

@@ -13,7 +13,11 @@ from shardset.format.images import limits
 from tests.makers.odd_images import huge_webp
 from tests.makers.shardset import encode, pixels
 
-SPECS = [ImageSpec(size=8), ImageSpec(size=8, crop=CenterCrop(8)), ImageSpec(size=8, crop=PadCrop(1))]
+SPECS = [
+    ImageSpec(size=8),
+    ImageSpec(size=8, crop=CenterCrop(8)),
+    ImageSpec(size=8, crop=PadCrop(1)),
+]
 
 
 def many_scans(number: int) -> bytes:
@@ -26,7 +30,8 @@ def many_scans(number: int) -> bytes:
 @pytest.mark.parametrize("verify", ["header", "decode"])
 def test_the_build_refuses_an_image_that_takes_too_much_memory(verify):
     with pytest.raises(
-        UndecodableImage, match=r"^takes too much to decode: 16383 x 10000 pixels, which take 3276600000"
+        UndecodableImage,
+        match=r"^takes too much to decode: 16383 x 10000 pixels, which take 3276600000",
     ):
         examine(huge_webp(), field="webp", verify=verify, options=ImageOptions())
     with pytest.raises(UndecodableImage, match="takes too much to decode"):
@@ -52,7 +57,9 @@ def test_a_smaller_budget_refuses_smaller_images(file_format):
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: type(spec.crop).__name__)
 def test_a_jpeg_of_too_many_scans_is_refused_on_both_sides(spec):
     few, many = many_scans(80), many_scans(1000)
-    with pytest.raises(UndecodableImage, match=r"takes too much to decode: 10\d\d scans, at most 100"):
+    with pytest.raises(
+        UndecodableImage, match=r"takes too much to decode: 10\d\d scans, at most 100"
+    ):
         examine(many, field="jpg", verify="decode", options=ImageOptions())
     row = np.zeros((8, 8, 3), np.uint8)
     with pytest.raises(UndecodableImage, match=r"10\d\d scans, at most 100"):

@@ -11,7 +11,9 @@ from PIL import Image
 from shardset.format.images import stored_png
 
 SIDES = st.integers(1, 40)
-PICTURES = st.tuples(st.integers(1, 4), SIDES, SIDES).flatmap(lambda shape: hnp.arrays(np.uint8, (*shape, 3)))
+PICTURES = st.tuples(st.integers(1, 4), SIDES, SIDES).flatmap(
+    lambda shape: hnp.arrays(np.uint8, (*shape, 3))
+)
 BLACK_PIXEL = (
     "89504e470d0a1a0a 0000000d 49484452 00000001 00000001 0802000000 907753de"
     "0000000f 49444154 7801 01 0400 fbff 00000000 00040001 6549c360 00000000 49454e44 ae426082"
@@ -46,7 +48,15 @@ def test_what_is_stored_is_read_by_everybody(images_NHWC):
 def test_other_files_are_left_alone():
     images = np.arange(4 * 8 * 8 * 3, dtype=np.uint8).reshape(4, 8, 8, 3)
     first, second, third, turned = stored_png.stored(images)
-    files = [other_png(images[0]), first, b"", second + b"\0", third, *stored_png.stored(images[:1, :4]), turned[:-1]]
+    files = [
+        other_png(images[0]),
+        first,
+        b"",
+        second + b"\0",
+        third,
+        *stored_png.stored(images[:1, :4]),
+        turned[:-1],
+    ]
     found, pixels_NHWC = stored_png.pixels(files, 8, 8)
     assert found.tolist() == [False, True, False, False, True, False, False]
     assert np.array_equal(pixels_NHWC, images[[0, 2]])
@@ -61,5 +71,7 @@ def test_a_changed_byte_anywhere_is_seen():
 
 def test_a_picture_is_refused_that_takes_more_than_one_block():
     assert stored_png.num_bytes(147, 147) == 48 + 147 * (1 + 3 * 147) + 20
-    with pytest.raises(ValueError, match="a picture of 148 x 148 pixels has 65860 bytes, expected 1 to 65535"):
+    with pytest.raises(
+        ValueError, match="a picture of 148 x 148 pixels has 65860 bytes, expected 1 to 65535"
+    ):
         stored_png.stored(np.zeros((1, 148, 148, 3), np.uint8))

@@ -1,4 +1,6 @@
-"""`transform=`: the caller's own change of each row, with keyed randomness, wherever rows are decoded."""
+"""`transform=`: the caller's own change of each row, with keyed randomness, wherever rows are
+decoded.
+"""
 
 import uuid
 
@@ -20,23 +22,40 @@ NUM_TRAIN = 50
 @pytest.fixture(scope="module", params=["small", "photographs", "bucket"])
 def shards(request, tmp_path_factory):
     """Shard sets that are filled in one thread, in several, and from blocks."""
-    url = f"memory://{uuid.uuid4().hex}/set" if request.param == "bucket" else str(tmp_path_factory.mktemp("set"))
+    url = (
+        f"memory://{uuid.uuid4().hex}/set"
+        if request.param == "bucket"
+        else str(tmp_path_factory.mktemp("set"))
+    )
     size = {"height": 300, "width": 400, "quality": 100}
-    samples = jpeg_samples("train", NUM_TRAIN, **size) if request.param == "photographs" else png_samples("train", 50)
+    samples = (
+        jpeg_samples("train", NUM_TRAIN, **size)
+        if request.param == "photographs"
+        else png_samples("train", 50)
+    )
     write_shard_set(open_storage(url), {"train": samples}, num_shards=3)
     return url
 
 
 def make(url, transform, **options):
     return Stream(
-        url, "train", **{"batch_size": 12, "image": WHOLE, "transform": transform, "num_threads": 3, **options}
+        url,
+        "train",
+        **{"batch_size": 12, "image": WHOLE, "transform": transform, "num_threads": 3, **options},
     )
 
 
 def noisy(row, rng):
     """A row as a training loop wants it: float, channels first, with noise."""
-    image = row["image"].astype(np.float32).transpose(2, 0, 1) / 255 + rng.normal(size=(3, 1, 1)).astype(np.float32)
-    return {"image": image, "label": row["label"], "draw": rng.random(), "name": f"sample {row['id']}"}
+    image = row["image"].astype(np.float32).transpose(2, 0, 1) / 255 + rng.normal(
+        size=(3, 1, 1)
+    ).astype(np.float32)
+    return {
+        "image": image,
+        "label": row["label"],
+        "draw": rng.random(),
+        "name": f"sample {row['id']}",
+    }
 
 
 def by_id(batches):
@@ -65,7 +84,9 @@ def test_a_transform_may_change_the_image_in_place(shards):
         row["image"][:] = 255 - row["image"]
         return row
 
-    for plain, batch in zip(make(shards, None).epoch(1), make(shards, inverted).epoch(1), strict=True):
+    for plain, batch in zip(
+        make(shards, None).epoch(1), make(shards, inverted).epoch(1), strict=True
+    ):
         assert np.array_equal(batch["image"], 255 - plain["image"])
         assert batch.keys() == plain.keys()
 
@@ -74,13 +95,20 @@ def test_a_transform_may_change_the_image_in_place(shards):
 def test_the_randomness_of_a_sample_does_not_depend_on_who_reads_it(shards, seed):
     whole = by_id(make(shards, noisy, seed=seed).epoch(1))
     options = {"seed": seed, "world_size": 4, "batch_size": 3, "num_threads": 1}
-    parts = by_id(batch for rank in range(4) for batch in make(shards, noisy, rank=rank, **options).epoch(1))
+    parts = by_id(
+        batch for rank in range(4) for batch in make(shards, noisy, rank=rank, **options).epoch(1)
+    )
     assert whole.keys() == parts.keys()
     assert all(np.array_equal(value, parts[key]) for key, value in whole.items())
 
 
 def test_the_randomness_differs_between_samples_epochs_and_seeds(shards):
-    batches = [batch for seed in (0, 1) for epoch in (0, 1) for batch in make(shards, noisy, seed=seed).epoch(epoch)]
+    batches = [
+        batch
+        for seed in (0, 1)
+        for epoch in (0, 1)
+        for batch in make(shards, noisy, seed=seed).epoch(epoch)
+    ]
     draws = np.concatenate([batch["draw"][batch["weight"] == 1] for batch in batches])
     assert len(np.unique(draws)) == 4 * NUM_TRAIN
 
@@ -94,7 +122,10 @@ def test_the_numbers_of_a_transform_are_frozen(tmp_path):
     # Those of every existing run. NumPy keeps the bits of Philox for ever.
     write_shard_set(open_storage(str(tmp_path)), {"train": png_samples("train", 4)})
     stream = make(
-        str(tmp_path), lambda row, rng: {"bits": np.uint64(rng.bit_generator.random_raw())}, batch_size=4, seed=7
+        str(tmp_path),
+        lambda row, rng: {"bits": np.uint64(rng.bit_generator.random_raw())},
+        batch_size=4,
+        seed=7,
     )
     batch = next(stream.epoch(2))
     assert dict(sorted(zip(batch["id"].tolist(), batch["bits"].tolist(), strict=True))) == {
@@ -118,7 +149,9 @@ def test_a_generator_that_is_set_to_a_key_is_a_new_one_of_that_key(key):
 
 def test_later_epochs_from_the_memory_cache_are_transformed_too(tmp_path):
     write_shard_set(open_storage(str(tmp_path)), {"train": png_samples("train", NUM_TRAIN)})
-    cached, fresh = (make(str(tmp_path), noisy, image=ImageSpec(size=32, crop=PadCrop(2))) for _ in range(2))
+    cached, fresh = (
+        make(str(tmp_path), noisy, image=ImageSpec(size=32, crop=PadCrop(2))) for _ in range(2)
+    )
     list(cached.epoch(0))
     cached.source.table.addresses = None  # nothing is looked up any more
     for batch, expected in zip(cached.epoch(1), fresh.epoch(1), strict=True):
@@ -141,7 +174,10 @@ def test_fields_and_keys_reach_a_transform(shards):
             lambda row, rng: {"x": np.zeros(row["id"] % 2)},
             r"'x' of float64 \[[01]\] for one row and 'x' of float64 \[[01]\]",
         ),
-        (lambda row, rng: {f"x{row['id'] % 2}": 1}, r"returned 'x[01]' of int64 \[\] for one row and 'x[01]' of"),
+        (
+            lambda row, rng: {f"x{row['id'] % 2}": 1},
+            r"returned 'x[01]' of int64 \[\] for one row and 'x[01]' of",
+        ),
         (lambda row, rng: {"x": None if row["id"] % 2 else 1}, "'x' of (no array|int64) "),
     ],
 )
@@ -165,6 +201,8 @@ def test_a_bad_sample_still_raises_its_own_error(tmp_path):
     write_shard_set(open_storage(str(tmp_path)), {"train": samples})
     substituted = by_id(make(str(tmp_path), noisy, bad_samples="substitute").epoch(0))
     assert (5, "image") not in substituted
-    assert all(value.shape == (3, 16, 16) for (_, name), value in substituted.items() if name == "image")
+    assert all(
+        value.shape == (3, 16, 16) for (_, name), value in substituted.items() if name == "image"
+    )
     with pytest.raises(Exception, match="train-000005"):
         list(make(str(tmp_path), noisy).epoch(0))
