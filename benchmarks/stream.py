@@ -1,8 +1,8 @@
 """Compares the stream with other readers on identical images, and with the limits of all of them.
 
     python -m benchmarks.stream
-    python -m benchmarks.stream --kind png --only "shardset, bytes only" --only "webdataset, bytes
-    only"
+    python -m benchmarks.stream --kind png --only "shardset, bytes only" \\
+        --only "webdataset, bytes only"
     python -m benchmarks.stream --kind abc
     python -m benchmarks.stream --write docs/benchmarks/stream.md
     python -m benchmarks.stream --against CHECKOUT [--kind jpeg|png] [--samples N] [--rounds N]

@@ -1,9 +1,9 @@
 """Measures training: with real data and `--fake-data`, and up to an accuracy.
 
-    OMP_WAIT_POLICY=passive python -m benchmarks.train ratio --model resnet50 --size 224 --steps 3
-    --batch 8 --rounds 9
-    OMP_WAIT_POLICY=passive python -m benchmarks.train cost --model resnet50 --size 224 --steps 3
-    --batch 8
+    OMP_WAIT_POLICY=passive python -m benchmarks.train ratio --model resnet50 --size 224 \\
+        --steps 3 --batch 8 --rounds 9
+    OMP_WAIT_POLICY=passive python -m benchmarks.train cost --model resnet50 --size 224 \\
+        --steps 3 --batch 8
     python -m benchmarks.train accuracy --strategy spmd
     OMP_WAIT_POLICY=passive python -m benchmarks.train losses --rounds 5
 

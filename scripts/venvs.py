@@ -1,9 +1,10 @@
 """Python environments beside the project's own.
 
-python -m scripts.venvs peers    the other readers that tests compare with python -m scripts.venvs
-frameworks  the frameworks whose recipes tests run python -m scripts.venvs torch    the newest torch
-that the trainer is tested with python -m scripts.venvs torchtpu TorchTPU, on top of the newest
-torch: run it with the Python of that environment
+python -m scripts.venvs peers       the other readers that tests compare with
+python -m scripts.venvs frameworks  the frameworks whose recipes tests run
+python -m scripts.venvs torch       the newest torch that the trainer is tested with
+python -m scripts.venvs torchtpu    TorchTPU, on top of the newest torch: run it with the Python
+                                    of that environment
 """
 
 import argparse

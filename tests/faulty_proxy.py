@@ -3,8 +3,8 @@ bucket.
 
     with FaultyProxy(emulator_url) as proxy:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
-        proxy.script = in_turn(Fault("status", status=503), None, Fault("truncate", at=1000),
-        when=is_media)
+        proxy.script = in_turn(Fault("status", status=503), None,
+        Fault("truncate", at=1000), when=is_media)
         ...
         assert len(proxy.seen) == 3
 
@@ -16,14 +16,14 @@ Kinds of faults (`at` counts bytes of the answer's body, or of the request's bod
 uploads):
 
     status        answers `status` at once, with `put` and `headers` if given; the request is not
-    passed on
+                  passed on
     answer        the same, with `put` and nothing else, be it empty
     reset         not passed on; the connection is reset
     lose          passed on and carried out, but the answer is lost: the connection is reset
     instead       passed on and carried out, but `status` and `put` are answered
     shorten       the answer's body ends after `at` bytes, and its headers say so
     truncate      the answer's headers are whole, its body ends after `at` bytes, the connection is
-    closed
+                  closed
     reset_at      the same, with a reset
     stall         the same, with `seconds` of silence before the connection is closed
     drip          the answer's body comes `at` bytes at a time, each `seconds` after the last

@@ -6,17 +6,14 @@ decoders misread, becomes an RGB JPEG.
 Re-encoding (`resize_shorter`, `image_format`, the CMYK fix) follows these rules, so that two builds
 agree:
 - Only the first frame is stored. 16-bit values keep their high byte. Palettes are resolved.
-  Transparent pixels are put
-  on `background`, as in the reader. EXIF orientation is applied. The result is grey (L) or RGB.
+  Transparent pixels are put on `background`, as in the reader. EXIF orientation is applied. The
+  result is grey (L) or RGB.
 - The shorter side becomes `resize_shorter` by Lanczos; the aspect ratio stays. A smaller image is
-  not enlarged. Its
-  bytes stay the same unless its format changes or EXIF turns it.
+  not enlarged. Its bytes stay the same unless its format changes or EXIF turns it.
 - If images are resized, gif, bmp and tif become png, and pbm becomes pgm, whatever their size, so
-  that the field of a
-  sample is known before its size.
+  that the field of a sample is known before its size.
 - JPEG is written with 4:2:0 subsampling, neither progressive nor optimised; PNG with zlib level 6;
-  WebP lossy with
-  method 4.
+  WebP lossy with method 4.
 - No metadata is written: no EXIF, no comment, no ICC profile.
 - `jpeg_restart` comes last: every stored JPEG gets restart markers, without loss (see
   jpeg_restart.py).

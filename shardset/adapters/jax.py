@@ -2,8 +2,8 @@
 
 mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
 for batch in GlobalBatches(stream, mesh):
-    loss = train_step(params, batch["image"], batch["label"])      # [global batch, ...], divided
-    over "data"
+    # [global batch, ...], divided over "data"
+    loss = train_step(params, batch["image"], batch["label"])
 """
 
 from collections.abc import Generator, Mapping

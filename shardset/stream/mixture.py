@@ -1,15 +1,15 @@
 """Several shard sets in every batch, each with its exact share of the lanes.
 
-    mixed = MixedStream([Share("gs://bucket/photos", "train", 3), Share("gs://bucket/drawings",
-    "train", 1)],
-                        global_batch_size=256, rank=0, world_size=1, seed=7,
-                        image=ImageSpec(size=224))
+    shares = [Share("gs://bucket/photos", "train", 3), Share("gs://bucket/drawings", "train", 1)]
+    mixed = MixedStream(
+        shares, global_batch_size=256, rank=0, world_size=1, seed=7, image=ImageSpec(size=224)
+    )
     for step, batch in mixed.batches():
-        batch["image"], batch["label"], batch["source"]   # 0: photos, 1: drawings
+        batch["image"], batch["label"], batch["source"]  # 0: photos, 1: drawings
 
-Each shard set has epochs of its own length and starts the next one when one ends. Rows that not all
-lanes of a shard set can fill are left out of that epoch (the next epoch's order leaves out others),
-so quotas hold in every batch.
+Each shard set has epochs of its own length and starts the next one when one ends. Rows that not
+all lanes of a shard set can fill are left out of that epoch (the next epoch's order leaves out
+others), so quotas hold in every batch.
 """
 
 import itertools
