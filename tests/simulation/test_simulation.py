@@ -50,7 +50,7 @@ def test_some_schedules_end_as_they_should(story: str, first: int) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("first", range(0, 5_000, 100))
+@pytest.mark.parametrize("first", range(0, 1_000, 100))
 @pytest.mark.parametrize("story", STORIES)
 def test_thousands_of_schedules_end_as_they_should(story: str, first: int) -> None:
     for seed in range(first, first + 100):
