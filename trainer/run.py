@@ -87,12 +87,9 @@ class Run:
             self.runtime,
             self.config,
             self._log,
-            steps_per_epoch=self.steps_per_epoch,
-            rate_at=self._rate_at,
-            eval_split=self.data.eval_split,
-            share_of_peak=flops.share_of_peak(
-                self.config, self.data.num_classes, self.runtime.device
-            ),
+            self.data,
+            self._rate_at,
+            flops.share_of_peak(self.config, self.data.num_classes, self.runtime.device),
         )
         self._identity = identity_of(self.config, self.data)
         state = self._load_checkpoint()
@@ -358,13 +355,10 @@ class Run:
         position = self.position
         epoch, step = divmod(position.step, self.steps_per_epoch)
         return {
-            "format": checkpoint.FORMAT,
-            "version": __version__,
             "identity": self._identity,
             "config": configs.to_dict(self.config),
             **asdict(position),
             "epoch": epoch,
-            "step_in_epoch": step,
             "seen": [seen.samples, seen.digest],
             "epoch_totals": list(self._telemetry.epoch_totals.sums),
             "outcomes": torch.from_numpy(self._telemetry.epoch_totals.samples.view(np.uint8)),

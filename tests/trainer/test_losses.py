@@ -1,6 +1,5 @@
 """What a run writes down of each sample, and what is made of it."""
 
-import functools
 import json
 import re
 from dataclasses import replace
@@ -45,7 +44,7 @@ def recorded(manifest: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(config: TrainConfig) -> None:
-    launch(config, functools.partial(loop.train, fetch_every=2))
+    launch(config, loop.train)
 
 
 def epochs_of(folder: Path | str) -> list[Epoch]:

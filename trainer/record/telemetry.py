@@ -12,7 +12,7 @@ import torch
 from shardset.program import count
 from trainer.config import TrainConfig
 from trainer.data.device_feed import DeviceBatch, DeviceFeed
-from trainer.data.splits import SampleDigest
+from trainer.data.splits import Data, SampleDigest
 from trainer.errors import NotFinite
 from trainer.record.checkpoint_state import CheckpointState, Position
 from trainer.record.metrics import (
@@ -49,15 +49,13 @@ class Telemetry:
         runtime: Runtime,
         config: TrainConfig,
         log: RunLog,
-        *,
-        steps_per_epoch: int,
+        data: Data,
         rate_at: Callable[[int], float],
-        eval_split: str,
-        share_of_peak: float | None = None,
+        share_of_peak: float | None,
     ) -> None:
         self._runtime, self._config, self._log = runtime, config, log
-        self._eval_split, self._share_of_peak = eval_split, share_of_peak
-        self._steps_per_epoch, self._rate_at = steps_per_epoch, rate_at
+        self._eval_split, self._steps_per_epoch = data.eval_split, len(data.train)
+        self._rate_at, self._share_of_peak = rate_at, share_of_peak
         self._started, self._spent_s = time.perf_counter(), dict.fromkeys(PARTS, 0.0)
         self._pending: list[tuple[DeviceBatch, torch.Tensor, float]] = []
         self._has_reported = self._is_tracing = False

@@ -30,13 +30,10 @@ IDENTITY = {"manifest digest": "abc", "model": "resnet18", "seed": 0}
 def state_at(step: int) -> dict[str, Any]:
     """A state as a run saves it."""
     return {
-        "format": checkpoint.FORMAT,
-        "version": "0.1.0",
         "identity": IDENTITY,
         "config": {"regularize": {"ema_decay": None}},
         "step": step,
         "epoch": step // 10,
-        "step_in_epoch": step % 10,
         "closed_epochs": step // 10,
         "seen": [8 * step, 12345],
         "epoch_totals": [2.5, 8.0, 1.0, 4.0],
