@@ -11,11 +11,12 @@ from shardset.storage.open import open_storage
 from trainer.agreement import check_batch_size, model_identity_of
 from trainer.config import TrainConfig
 from trainer.data.device_feed import DeviceFeed
+from trainer.data.rows import Totals
 from trainer.data.splits import BatchSource, load_once, open_data, open_evaluation, steps_of
 from trainer.model.learner import Learner
 from trainer.record import checkpoint
 from trainer.record.evaluation import WORST, lines_by_class, worst_of
-from trainer.record.metrics import Totals, check_evaluation
+from trainer.record.metrics import check_evaluation
 from trainer.run import OpenData, Run
 from trainer.runtime.base import Runtime
 

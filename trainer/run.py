@@ -20,6 +20,7 @@ from trainer import config as configs
 from trainer.agreement import acquire_run_folder, check_batch_size, doubts_about, identity_of
 from trainer.config import TrainConfig
 from trainer.data.device_feed import DeviceBatch, DeviceFeed
+from trainer.data.rows import Totals
 from trainer.data.splits import Data, SampleDigest, Step, check_epoch, open_data, order_of, steps_of
 from trainer.errors import CheckpointError, Preempted
 from trainer.model import augment, flops, schedule
@@ -28,7 +29,7 @@ from trainer.record import checkpoint
 from trainer.record.checkpoint_state import CheckpointState, Position, position_of
 from trainer.record.loggers import open_logger
 from trainer.record.loss_files import losses_file, losses_name
-from trainer.record.metrics import RunLog, Totals, check_evaluation
+from trainer.record.metrics import RunLog, check_evaluation
 from trainer.record.run_folder import RunFolder
 from trainer.record.telemetry import PROFILE, Telemetry
 from trainer.runtime.base import Runtime
@@ -360,7 +361,7 @@ class Run:
             **asdict(position),
             "epoch": epoch,
             "seen": [seen.samples, seen.digest],
-            "epoch_totals": list(self._telemetry.epoch_totals.sums),
+            "epoch_totals": self._telemetry.epoch_totals.sums,
             "outcomes": torch.from_numpy(self._telemetry.epoch_totals.samples.view(np.uint8)),
             "seconds": self._seconds(),
             "stream": order_of(self.data.train, epoch, step),

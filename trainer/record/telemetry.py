@@ -12,18 +12,17 @@ import torch
 from shardset.program import count
 from trainer.config import TrainConfig
 from trainer.data.device_feed import DeviceBatch, DeviceFeed
-from trainer.data.splits import Data, SampleDigest
+from trainer.data.rows import OUTCOME, SUMS, Totals
+from trainer.data.splits import DIGEST_MASK, Data, SampleDigest
 from trainer.errors import NotFinite
 from trainer.record.checkpoint_state import CheckpointState, Position
 from trainer.record.metrics import (
-    OUTCOME,
     EpochRecord,
     EvalRecord,
     FinalRecord,
     Rates,
     RunLog,
     StepRecord,
-    Totals,
     advice,
     time_in_words,
 )
@@ -104,7 +103,7 @@ class Telemetry:
         Every host must call it.
         """
         samples, digest = self._runtime.sum_hosts([self._seen.samples, self._seen.digest])
-        return SampleDigest().merge(SampleDigest(samples, digest))
+        return SampleDigest(samples, digest & DIGEST_MASK)
 
     def profile(self, step: int | None, folder: Path) -> None:
         """Starts or ends the trace of `profile_steps`.
@@ -281,7 +280,7 @@ class Telemetry:
 
 
 def _check_finite(rows: torch.Tensor, batches: Sequence[DeviceBatch]) -> None:
-    for loss, batch in zip(rows[:, 0].tolist(), batches, strict=True):
+    for loss, batch in zip(rows[:, SUMS.index("loss")].tolist(), batches, strict=True):
         if not math.isfinite(loss):
             raise NotFinite(
                 f"the loss is {loss} in epoch {batch.epoch + 1} step {batch.step}; this host's"
