@@ -23,7 +23,7 @@ from trainer.data.device_feed import DeviceBatch, DeviceFeed
 from trainer.data.rows import Totals
 from trainer.data.splits import Data, SampleDigest, Step, check_epoch, open_data, order_of, steps_of
 from trainer.errors import CheckpointError, Preempted
-from trainer.model import augment, flops, schedule
+from trainer.model import augment, schedule
 from trainer.model.learner import Learner, step_key
 from trainer.record import checkpoint
 from trainer.record.checkpoint_state import CheckpointState, Position, position_of
@@ -90,7 +90,6 @@ class Run:
             self._log,
             self.data,
             self._rate_at,
-            flops.share_of_peak(self.config, self.data.num_classes, self.runtime.device),
         )
         self._identity = identity_of(self.config, self.data)
         state = self._load_checkpoint()

@@ -154,19 +154,15 @@ def optimizer(
     return made
 
 
-def shapes_of(config: ModelConfig, num_classes: int) -> nn.Module:
-    """The model without numbers, for what follows from shapes alone."""
-    with torch.device("meta"):
-        return build(replace(config, pretrained=None), num_classes, 0)
-
-
 @torch.no_grad()
 def check_size(config: ModelConfig, num_classes: int, size: int) -> None:
     """Raises ConfigError where timm's model takes no images of that size."""
     if not timm.is_model(config.name):
         return
     try:
-        shapes_of(config, num_classes).eval()(torch.empty(2, 3, size, size, device="meta"))
+        with torch.device("meta"):  # shapes without numbers
+            net = build(replace(config, pretrained=None), num_classes, 0).eval()
+            net(torch.empty(2, 3, size, size))
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(
             f"model {config.name!r} can't take images of {size}x{size}, as image.size says "

@@ -114,8 +114,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
 class EpochRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="epoch"):
     """One epoch. `samples` and `key_digest` are those of all hosts and equal the expected ones.
 
-    `rate_per_device` is `reduced_global_rate` over all devices, `mfu_percent` the share of their
-    peak that the model's FLOPs take at that rate; None where the peak is not known.
+    `rate_per_device` is `reduced_global_rate` over all devices.
     """
 
     device: str
@@ -131,7 +130,6 @@ class EpochRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     busy_percent: float
     compilations: int
     rate_per_device: float | None = None
-    mfu_percent: float | None = None
 
 
 @prepared

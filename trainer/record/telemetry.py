@@ -50,11 +50,10 @@ class Telemetry:
         log: RunLog,
         data: Data,
         rate_at: Callable[[int], float],
-        share_of_peak: float | None,
     ) -> None:
         self._runtime, self._config, self._log = runtime, config, log
         self._eval_split, self._steps_per_epoch = data.eval_split, len(data.train)
-        self._rate_at, self._share_of_peak = rate_at, share_of_peak
+        self._rate_at = rate_at
         self._started, self._spent_s = time.perf_counter(), dict.fromkeys(PARTS, 0.0)
         self._pending: list[tuple[DeviceBatch, torch.Tensor, float]] = []
         self._has_reported = self._is_tracing = False
@@ -161,7 +160,6 @@ class Telemetry:
         input_wait_percent = 100 * (self._wait_s() - self._wait_s_before) / seconds
         # Hosts can sum integers only, so the rate is sent in thousandths.
         rate = self._runtime.sum_hosts([round(1000 * self._rates.global_rate)])[0] / 1000
-        rate_per_device = rate / self._runtime.num_devices
         self._log.record(
             EpochRecord(
                 device=str(self._runtime.device),
@@ -178,12 +176,7 @@ class Telemetry:
                     100.0, 100 * (self._runtime.busy_s - self._busy_s_before) / seconds
                 ),
                 compilations=self._runtime.compilations,
-                rate_per_device=rate_per_device,
-                mfu_percent=(
-                    None
-                    if self._share_of_peak is None
-                    else 100 * rate_per_device * self._share_of_peak
-                ),
+                rate_per_device=rate / self._runtime.num_devices,
             )
         )
         if (text := advice(input_wait_percent)) is not None:
