@@ -26,7 +26,7 @@ REPLACED = {
     "train=2000,test=1000": "train=20,test=10",
     "train=1252,validation=1000": "train=5,validation=3",
     "--recipe cifar10_resnet50": TINY,
-    "--recipe imagenet_resnet50_smoke": f"{TINY} --global-batch-size 8 --max-steps 2",
+    "--image-size 64 --precision fp32 --max-steps 10": "--max-steps 2",
     "--recipe imagenet_resnet50 ": f"{TINY.replace(' --strategy single', '')} ",
     "--nproc-per-node 8": "--nproc-per-node 2",
     "--global-batch-size 2048": "--global-batch-size 8",

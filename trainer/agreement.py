@@ -13,7 +13,6 @@ from shardset.errors import ConfigError
 from shardset.settings import values_of
 from trainer.config import ModelConfig, TrainConfig, from_dict, mixed_sets
 from trainer.data.splits import Data, order_of
-from trainer.model import schedule
 from trainer.model.schedule import Schedule
 from trainer.record.checkpoint import differences_of
 from trainer.record.checkpoint_state import CheckpointState
@@ -97,18 +96,10 @@ def doubts_about(
             f"the learning rate never reaches {plan.peak:g}; "
             f"set schedule.warmup_epochs below {config.epochs}"
         )
-    if data.num_classes == 1:
-        yield "there is one class only, so every answer is right from the start"
     if resumed is not None:
         before = replace(from_dict(resumed["config"]), run_dir=config.run_dir, resume=config.resume)
         if text := differences_of(values_of(before), values_of(config), "before", "now"):
             yield f"settings have changed: {text}"
-        step, old = resumed["step"], schedule.of(before, len(data.train))
-        if old(step) != plan(step):
-            yield (
-                f"the schedule has changed: step {step} of {old.num_steps} had the learning rate "
-                f"{old(step - 1):.2g}, step {step + 1} of {plan.num_steps} has {plan(step):.2g}"
-            )
 
 
 def acquire_run_folder(

@@ -238,9 +238,6 @@ class TrainConfig:
     compile: bool | None = setting(
         None, "compile the model with torch.compile; none does so on GPUs and with TorchTPU"
     )
-    compile_cache: str | None = setting(
-        None, "local folder of torch_xla's graphs; none: on TPUs below ~/.cache"
-    )
     tf32: bool = setting(
         True,
         "on CUDA devices, compute what is float32 in TF32, which keeps 10 bits of the mantissa",

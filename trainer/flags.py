@@ -38,7 +38,6 @@ GROUPS = {
         "precision",
         "num_decode_threads",
         "compile",
-        "compile_cache",
     ),
 }
 """The settings that have a flag; an evaluation has none of those of training.

@@ -11,11 +11,12 @@ from shardset.storage.open import open_storage
 from trainer.agreement import check_batch_size, model_identity_of
 from trainer.config import TrainConfig
 from trainer.data.device_feed import DeviceFeed
+from trainer.data.rows import Totals
 from trainer.data.splits import BatchSource, load_once, open_data, open_evaluation, steps_of
 from trainer.model.learner import Learner
 from trainer.record import checkpoint
 from trainer.record.evaluation import WORST, lines_by_class, worst_of
-from trainer.record.metrics import Totals, check_evaluation
+from trainer.record.metrics import check_evaluation
 from trainer.run import OpenData, Run
 from trainer.runtime.base import Runtime
 
@@ -23,13 +24,7 @@ FETCH_EVERY = 16
 """Evaluation steps between two fetches from the device, each of which also asks whether to stop."""
 
 
-def train(
-    runtime: Runtime,
-    config: TrainConfig,
-    *,
-    open_data: OpenData = open_data,
-    fetch_every: int = FETCH_EVERY,
-) -> None:
+def train(runtime: Runtime, config: TrainConfig, *, open_data: OpenData = open_data) -> None:
     """Trains from the beginning or the newest checkpoint to the end, and leaves everything in the
     run folder.
 
@@ -40,13 +35,13 @@ def train(
         if run.stop_requested():
             run.stop()
         if run.epoch_is_done():
-            _end_epoch(run, fetch_every)
+            _end_epoch(run)
         for batch in run.batches():
             run.train_step(batch)
             if run.report_is_due():
                 run.report()
             if run.epoch_is_done():
-                _end_epoch(run, fetch_every)
+                _end_epoch(run)
             elif run.save_is_due():
                 run.save()
             if run.is_done():
@@ -64,7 +59,6 @@ def evaluate(
     stream: BatchSource,
     must_stop: Callable[[], bool],
     gives_up: Callable[[], bool] = lambda: False,
-    fetch_every: int = FETCH_EVERY,
     *,
     num_rows: int = 0,
     with_ids: bool = False,
@@ -83,7 +77,7 @@ def evaluate(
     with feed:
         for batch in feed:
             rows.append(learner.eval_step(batch.tensors))
-            if len(rows) > fetch_every:  # the device computes the newest meanwhile
+            if len(rows) > FETCH_EVERY:  # the device computes the newest meanwhile
                 totals, rows = totals.add(runtime.fetch(rows[:-1])), rows[-1:]
                 if must_stop():
                     return None
@@ -139,7 +133,7 @@ def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
                 print(f"note: the samples of highest loss are not kept ({error})")
 
 
-def _end_epoch(run: Run, fetch_every: int) -> None:
+def _end_epoch(run: Run) -> None:
     run.check_epoch()
     totals = evaluate(
         run.runtime,
@@ -147,7 +141,6 @@ def _end_epoch(run: Run, fetch_every: int) -> None:
         run.data.evaluation,
         run.stop_requested_while_evaluating,
         run.stop_requested_while_waiting,
-        fetch_every,
         num_rows=run.num_rows,
     )
     run.close_epoch(totals)

@@ -146,20 +146,6 @@ def imagenet_vit_s16() -> TrainConfig:
     )
 
 
-def imagenet_resnet50_smoke() -> TrainConfig:
-    """Ten small steps on one CPU: does the wiring hold?"""
-    return replace(
-        imagenet_resnet50(),
-        recipe="imagenet_resnet50_smoke",
-        epochs=1,
-        global_batch_size=8,
-        max_steps=10,
-        precision="fp32",
-        log_every_steps=1,
-        image=ImageConfig(size=64, eval_resize=73),
-    )
-
-
 RECIPES: dict[str, Callable[[], TrainConfig]] = {
     function.__name__: function
     for function in (
@@ -170,7 +156,6 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
         imagenet_resnet50,
         imagenet_resnet50_a3,
         imagenet_vit_s16,
-        imagenet_resnet50_smoke,
     )
 }
 

@@ -20,15 +20,16 @@ from trainer import config as configs
 from trainer.agreement import acquire_run_folder, check_batch_size, doubts_about, identity_of
 from trainer.config import TrainConfig
 from trainer.data.device_feed import DeviceBatch, DeviceFeed
+from trainer.data.rows import Totals
 from trainer.data.splits import Data, SampleDigest, Step, check_epoch, open_data, order_of, steps_of
 from trainer.errors import CheckpointError, Preempted
-from trainer.model import augment, flops, schedule
+from trainer.model import augment, schedule
 from trainer.model.learner import Learner, step_key
 from trainer.record import checkpoint
 from trainer.record.checkpoint_state import CheckpointState, Position, position_of
 from trainer.record.loggers import open_logger
 from trainer.record.loss_files import losses_file, losses_name
-from trainer.record.metrics import RunLog, Totals, check_evaluation
+from trainer.record.metrics import RunLog, check_evaluation
 from trainer.record.run_folder import RunFolder
 from trainer.record.telemetry import PROFILE, Telemetry
 from trainer.runtime.base import Runtime
@@ -87,12 +88,8 @@ class Run:
             self.runtime,
             self.config,
             self._log,
-            steps_per_epoch=self.steps_per_epoch,
-            rate_at=self._rate_at,
-            eval_split=self.data.eval_split,
-            share_of_peak=flops.share_of_peak(
-                self.config, self.data.num_classes, self.runtime.device
-            ),
+            self.data,
+            self._rate_at,
         )
         self._identity = identity_of(self.config, self.data)
         state = self._load_checkpoint()
@@ -358,15 +355,12 @@ class Run:
         position = self.position
         epoch, step = divmod(position.step, self.steps_per_epoch)
         return {
-            "format": checkpoint.FORMAT,
-            "version": __version__,
             "identity": self._identity,
             "config": configs.to_dict(self.config),
             **asdict(position),
             "epoch": epoch,
-            "step_in_epoch": step,
             "seen": [seen.samples, seen.digest],
-            "epoch_totals": list(self._telemetry.epoch_totals.sums),
+            "epoch_totals": self._telemetry.epoch_totals.sums,
             "outcomes": torch.from_numpy(self._telemetry.epoch_totals.samples.view(np.uint8)),
             "seconds": self._seconds(),
             "stream": order_of(self.data.train, epoch, step),

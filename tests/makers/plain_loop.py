@@ -3,11 +3,11 @@ first weights.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy, logsigmoid
+from torch.nn.functional import cross_entropy
 
 from trainer.config import TrainConfig
 from trainer.data.splits import open_data
@@ -18,55 +18,33 @@ from trainer.runtime.base import replica_key
 MEAN, STD = torch.tensor((0.485, 0.456, 0.406)), torch.tensor((0.229, 0.224, 0.225))
 
 Batch = dict[str, torch.Tensor]
-LossOf = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Logits and the share of each class in each image, [B, classes], to the loss of each image."""
-
-
-class PlainRun(NamedTuple):
-    """The loss of each step, and the weights averaged at the end, by name."""
-
-    losses: list[float]
-    averages: dict[str, torch.Tensor]
-
-
-def soft_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy with shares of classes in place of labels."""
-    return cross_entropy(logits, targets, reduction="none")
 
 
 def plain_run(
     config: TrainConfig,
     rates: Sequence[float],
     optimizer_of: Callable[[nn.Module], torch.optim.Optimizer],
-    loss_of: LossOf = soft_cross_entropy,
-) -> PlainRun:
-    """The steps of a run on one device.
-
-    `scale` of a group of the optimizer is its share of the rate.
-    """
+) -> list[float]:
+    """The loss of each step of a run on one device."""
     data = open_data(config, 0, 1)
     net = build.build(config.model, data.num_classes, config.seed).train()
-    averages = {name: weight.detach().clone() for name, weight in net.named_parameters()}
     optimizer, losses, regularize = optimizer_of(net), [], config.regularize
     for step, (rate, batch) in enumerate(zip(rates, batches_of(config), strict=True)):
         images, targets = images_and_targets(config, batch, data.num_classes)
         torch.manual_seed(replica_key(step_key(config.seed, *divmod(step, len(data.train))), 0))
         with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bf16"):
             logits = net(images)
-        each = loss_of(logits.float(), targets)
+        each = cross_entropy(logits.float(), targets, reduction="none")
         loss = (each * batch["weight"]).sum() / batch["weight"].sum()
         optimizer.zero_grad()
         loss.backward()
         if regularize.clip_norm:
             clip(net, regularize.clip_norm)
         for group in optimizer.param_groups:
-            group["lr"] = rate * group.get("scale", 1.0)
+            group["lr"] = rate
         optimizer.step()
         losses.append(loss.item())
-        for name, weight in net.named_parameters():
-            decay = regularize.ema_decay or 0.0
-            averages[name] = decay * averages[name] + (1 - decay) * weight.detach()
-    return PlainRun(losses, averages)
+    return losses
 
 
 def clip(net: nn.Module, longest: float) -> None:
@@ -129,38 +107,3 @@ def neighbours(num_rows: int, repeats: int = 1) -> list[int]:
     return [
         row for start in range(0, num_rows, size) for row in reversed(rows[start : start + size])
     ]
-
-
-def bce(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Binary cross-entropy, where each class is a yes or no of its own."""
-    return -(targets * logsigmoid(logits) + (1 - targets) * logsigmoid(-logits)).mean(1)
-
-
-def layer_of(name: str) -> int:
-    """The layer of a weight of a transformer of two blocks, from the stem on; the last norm belongs
-    to the last one.
-    """
-    if name.startswith("blocks."):
-        return 1 + int(name.split(".")[1])
-    return {"head": 3, "norm": 2}.get(name.split(".")[0], 0)
-
-
-def adamw(
-    net: nn.Module,
-    *,
-    decay: float = 1.0,
-    head_scale: float = 1.0,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-) -> torch.optim.Optimizer:
-    """AdamW of such a transformer, where each layer's rate is a share of that of the layer above
-    it.
-    """
-    groups: list[dict[str, Any]] = []
-    for name, weight in net.named_parameters():
-        has_decay = weight.ndim > 1 and name not in ("pos_embed", "cls_token")
-        scale = head_scale if name.startswith("head.") else decay ** (3 - layer_of(name))
-        groups.append(
-            {"params": [weight], "weight_decay": 0.05 if has_decay else 0.0, "scale": scale}
-        )
-    return torch.optim.AdamW(groups, lr=1.0, betas=betas, eps=eps)

@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from shardset.settings import value_text, values_of
 from shardset.storage.open import open_storage
 from tests.makers.shardset import png_samples, write_shard_set
@@ -51,21 +49,6 @@ def tiny_config(manifest: str | None, run_dir: Path | str, **changes: Any) -> Tr
         schedule=ScheduleConfig(warmup_epochs=1.0),
     )
     return replace(base, **changes)
-
-
-def transformer(num_classes: int) -> nn.Module:
-    """A vision transformer of two blocks for pictures of 8 pixels."""
-    import timm
-
-    return timm.create_model(
-        "vit_tiny_patch16_224",
-        img_size=8,
-        patch_size=4,
-        embed_dim=24,
-        depth=2,
-        num_heads=3,
-        num_classes=num_classes,
-    )
 
 
 def arguments(config: TrainConfig, verb: str = "train", program: str = "trainer") -> list[str]:

@@ -15,13 +15,10 @@ from torch import nn
 
 from trainer.config import ModelConfig, TrainConfig
 
-RATES = (0.1, 0.0, 1.0, 0.9, 1e-4, 0.05, 0.1)
-"""Learning rates that meet torch_xla's constants (0 and 1) and other numbers of the optimizer (0.9,
-1e-4, 0.1).
-"""
-
 STEP_RATES = (0.02, 0.05, 0.0, 0.1)
 """Learning rates that move the weights by about their size, so that their rounding hides nothing.
+
+torch_xla has constants for 0, and the optimizers for 0.1.
 """
 
 
@@ -73,9 +70,7 @@ def main() -> None:
         facts = {
             **_placing(spmd),
             **_agreeing(spmd),
-            "graphs": _graphs(spmd),
             "steps": _steps(spmd),
-            "weights": _weights(spmd),
             "refusal": _refusal(spmd),
         }
         print(json.dumps({**facts, "part of a pod": _part_of_a_pod()}))
@@ -105,35 +100,6 @@ def _agreeing(spmd: Any) -> dict[str, object]:
     questions += [spmd.ask_hosts(flag) for flag in (True, False)]
     answers = [answer() for answer in questions]
     return {"values": values, "alone": alone, "over the mesh": over_the_mesh, "answers": answers}
-
-
-def _graphs(spmd: Any) -> list[int]:
-    from trainer import recipes
-    from trainer.model.learner import Learner
-
-    learner = Learner(spmd, recipes.digits_smoke(), 10, None)
-    for step, rate in enumerate(RATES):
-        learner.train_step(spmd.to_device(_batch(64, step)), rate, key=step)
-    return list(spmd.graphs.values())
-
-
-def _weights(spmd: Any) -> list[str]:
-    """How the weights lie over the devices after two steps, each way once."""
-    import torch_xla
-
-    from trainer import recipes
-    from trainer.model.learner import Learner
-
-    learner = Learner(spmd, recipes.digits_smoke(), 10, None)
-    for step in range(2):
-        learner.train_step(spmd.to_device(_batch(64, step)), 0.1, key=step)
-    learner.state()
-    return sorted(
-        {
-            torch_xla._XLAC._get_xla_sharding_spec(tensor)
-            for tensor in learner.net.state_dict().values()
-        }
-    )
 
 
 def _steps(spmd: Any) -> dict[str, list[float]]:
@@ -230,7 +196,9 @@ def _batch(size: int, seed: int) -> dict[str, torch.Tensor]:
 
 
 def _part_of_a_pod() -> list[int]:
-    """What a runtime reads as host 3 of 4, where rank and world size of torch_xla stay 0 and 1."""
+    """What a runtime reads as host 3 of 4, where rank and world size of torch_xla stay 0 and 1, and
+    whose random numbers it draws.
+    """
     import torch_xla.runtime as xr
 
     from trainer.runtime.xla import Spmd
@@ -239,7 +207,7 @@ def _part_of_a_pod() -> list[int]:
     xr.process_index, xr.process_count = lambda: 3, lambda: 4
     try:
         host = Spmd("fp32")
-        return [host.host, host.num_hosts, xr.global_ordinal(), xr.world_size()]
+        return [host.host, host.num_hosts, xr.global_ordinal(), xr.world_size(), host.replica]
     finally:
         xr.process_index, xr.process_count = before
 

@@ -24,11 +24,13 @@ import trainer.run
 from shardset.errors import ShardsetError
 from shardset.order.epoch import Order
 from shardset.order.lanes import rank_part
+from shardset.order.selection import Selection
 from shardset.order.state import OrderState
 from shardset.stream.spec import Batch
 from tests.simulation.baton import Baton, Process, Task
 from tests.simulation.bucket import CALM, STORMY, Bucket, Object
 from trainer.config import TrainConfig
+from trainer.data.rows import SUMS
 from trainer.data.splits import Data
 from trainer.errors import EpochMismatch, NotFinite
 from trainer.loop import train
@@ -153,19 +155,15 @@ class ChainLearner:
         return self.eval_step(batch)
 
     def eval_step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        return torch.tensor([0.0, batch["weight"].sum().item(), 0.0, 0.0])
+        sums = {"weight": batch["weight"].sum().item()}
+        return torch.tensor([sums.get(name, 0.0) for name in SUMS])
 
     def broadcast_buffers(self) -> None: ...
 
     def state(self) -> dict[str, Any]:
         names = ("optimizer", "optimizer_counters", "scaler")
         model = {"chain": self._chain.clone()}
-        return {
-            "model": model,
-            "ema": None,
-            "optimizer_weights": [],
-            **{name: {} for name in names},
-        }
+        return {"model": model, "ema": None, **{name: {} for name in names}}
 
 
 @dataclass
@@ -215,7 +213,7 @@ def _open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
         num_classes=2,
         manifest_digest=DIGEST,
         eval_split="test",
-        num_train_samples=NUM_SAMPLES,
+        train_ids=Selection(NUM_SAMPLES),
         num_eval_samples=NUM_SAMPLES,
     )
 

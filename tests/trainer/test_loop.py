@@ -1,5 +1,4 @@
 import functools
-import itertools
 import json
 import multiprocessing
 import os
@@ -12,17 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from torch import nn
 
 from shardset.errors import ConfigError
-from shardset.order.state import state_from_json
 from shardset.program import OK
 from shardset.storage.open import open_storage
 from shardset.stream.stream import Stream
-from tests.makers.shardset import encode, image_sample, pixels, png_samples, write_shard_set
+from tests.makers.shardset import encode, image_sample, pixels, write_shard_set
 from tests.makers.training import (
     BATCH,
     NUM_EVAL,
@@ -44,13 +41,12 @@ from trainer.config import (
     TrainConfig,
 )
 from trainer.data.splits import open_data, steps_of, synthetic_data
-from trainer.errors import CheckpointError, EpochMismatch, NotFinite, Preempted, RunTaken
+from trainer.errors import CheckpointError, EpochMismatch, NotFinite, Preempted
 from trainer.model.build import tiny_resnet
 from trainer.model.learner import Learner
 from trainer.record import checkpoint
 from trainer.record.checkpoint import new_state_name
 from trainer.record.run_folder import from_anywhere, log_name
-from trainer.run import Run
 from trainer.runtime.base import Single, Step
 from trainer.runtime.launch import launch, running
 from trainer.supervise import preemption, run_lock
@@ -71,8 +67,8 @@ def undisturbed(manifest: str, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
-def run(config: TrainConfig, **options: Any) -> None:
-    launch(config, functools.partial(loop.train, **options))
+def run(config: TrainConfig) -> None:
+    launch(config, loop.train)
 
 
 def newest_state(folder: Path) -> dict[str, Any]:
@@ -210,7 +206,6 @@ def test_a_run_says_its_accuracy_and_what_it_spent_its_time_on(
     assert "time: steps " in (tmp_path / "logs/host-000.log").read_text()
     for epoch in read_records(tmp_path, "epoch"):
         assert epoch["rate_per_device"] == epoch["reduced_global_rate"]
-        assert epoch["mfu_percent"] is None  # a CPU, whose peak is not known
 
 
 def test_an_evaluation_equals_a_plain_loop_to_the_last_sample(
@@ -274,24 +269,19 @@ def test_a_run_that_resumes_otherwise_says_what_has_changed(manifest: str, tmp_p
         config,
         epochs=4,
         max_steps=STEPS + 1,
-        optimizer=OptimizerConfig(learning_rate=0.08),
         regularize=RegularizeConfig(ema_decay=0.9),
         image=replace(config.image, flip=False),
     )
     run(longer)
     run(replace(longer, resume=str(tmp_path)))
-    settings, schedule = notes_of(tmp_path)
-    rate = [record["learning_rate"] for record in read_records(tmp_path, "step")]
+    [settings] = notes_of(tmp_path)
     assert settings.startswith("settings have changed: ")
     for change in (
         "epochs is 1 before and 4 now",
         "image.flip is True before and False now",
-        "optimizer.learning_rate is 0.05 before and 0.08 now",
         "regularize.ema_decay is None before and 0.9 now",
     ):
         assert change in settings
-    before = f"step 7 of 7 had the learning rate {rate[6]:.2g}"
-    assert schedule == f"the schedule has changed: {before}, step 8 of 28 has {rate[7]:.2g}"
 
 
 @pytest.mark.parametrize(
@@ -307,33 +297,14 @@ def test_a_run_that_resumes_otherwise_says_what_has_changed(manifest: str, tmp_p
             {"epochs": 1, "schedule": ScheduleConfig(warmup_epochs=2)},
             ["the warm-up is longer than the run, 14 steps of 7: "],
         ),
-        ({"manifest": "ONE CLASS"}, ["there is one class only"]),
     ],
 )
 def test_a_run_that_can_hardly_be_meant_says_so(
     manifest: str, tmp_path: Path, changes: dict[str, Any], notes: list[str]
 ) -> None:
-    if "manifest" in changes:
-        samples = {name: png_samples(name, 8, size=8, num_classes=1) for name in ("train", "val")}
-        write_shard_set(open_storage(str(tmp_path / "set")), samples, num_classes=1)
-        changes = {"manifest": str(tmp_path / "set")}
     run(replace(tiny_config(manifest, tmp_path / "run", max_steps=1), **changes))
     found = notes_of(tmp_path / "run")
     assert [note in text for note, text in zip(notes, found, strict=True)] == [True] * len(notes)
-
-
-def test_a_checkpoint_stands_where_its_step_does_however_far_the_stream_has_run_ahead(
-    manifest: str, tmp_path: Path
-) -> None:
-    config = tiny_config(manifest, tmp_path, checkpoint_every_steps=1, keep_checkpoints=2 * STEPS)
-    run(config)
-    stream, storage = open_data(config, 0, 1).train, open_storage(str(tmp_path))
-    assert isinstance(stream, Stream)
-    for commit in checkpoint.commits(storage):
-        state = checkpoint.read(storage, commit)
-        position = divmod(commit.step, STEPS)
-        assert (state["epoch"], state["step_in_epoch"]) == position
-        assert stream.resume(state_from_json(state["stream"])) == position
 
 
 @pytest.mark.parametrize(
@@ -441,27 +412,6 @@ def test_a_run_does_not_go_back_in_its_own_folder(manifest: str, tmp_path: Path)
     run(replace(config, max_steps=8, resume=str(tmp_path)))
 
 
-def test_a_run_and_an_evaluation_pass_over_checkpoints_whose_state_is_cut_or_whose_mark_is_damaged(
-    manifest: str, undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = tiny_config(manifest, tmp_path)
-    run(replace(config, max_steps=5, checkpoint_every_steps=3))
-    (state,) = (tmp_path / checkpoint.folder_of(5)).glob("state-*.pt")
-    state.write_bytes(state.read_bytes()[:1000])
-    run(replace(config, max_steps=STEPS + 2))
-    assert "trying the one before" in (tmp_path / "logs/host-000.log").read_text()
-    (tmp_path / checkpoint.folder_of(STEPS + 2) / checkpoint.COMMIT).write_bytes(b"")
-    capsys.readouterr()
-    launch(config, loop.evaluate_checkpoint)
-    warning, result, *_ = capsys.readouterr().out.splitlines()
-    assert "commit.json: not a commit mark" in warning
-    assert result.startswith(f"step {STEPS}: val accuracy")
-    with pytest.raises(ConfigError, match=f"holds a run up to step {STEPS + 2}"):
-        run(replace(config, resume="never"))
-    run(config)
-    assert losses(tmp_path) == losses(undisturbed)
-
-
 # --- stopping -------------------------------------------------------------------------------------
 
 
@@ -491,12 +441,8 @@ def test_a_run_is_evaluated_from_another_folder_than_it_was_started_in(
     monkeypatch.chdir(Path(manifest).parent)
     config = tiny_config(Path(manifest).name, tmp_path / "run", max_steps=2)
     run(config)
-    far = replace(
-        config, manifest="gs://bucket/set", cache_dir="cache", cache_bytes=1, compile_cache="graphs"
-    )
-    assert from_anywhere(far) == replace(
-        far, cache_dir=os.path.abspath("cache"), compile_cache=os.path.abspath("graphs")
-    )
+    far = replace(config, manifest="gs://bucket/set", cache_dir="cache", cache_bytes=1)
+    assert from_anywhere(far) == replace(far, cache_dir=os.path.abspath("cache"))
     monkeypatch.chdir(tmp_path)
     assert command.main(["evaluate", "--run-dir", "run"]) == OK
     assert "step 2: val accuracy" in capsys.readouterr().out
@@ -517,12 +463,13 @@ def test_a_run_that_is_told_to_do_no_more_than_it_has_done_is_done(
 
 @pytest.mark.parametrize("when", ["train step", "evaluation step"])
 def test_sigterm_saves_and_the_same_command_goes_on(
-    manifest: str, undisturbed: Path, tmp_path: Path, when: str
+    manifest: str, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
+    monkeypatch.setattr(loop, "FETCH_EVERY", 1)
     config = tiny_config(manifest, tmp_path, model=own("Asking"))
     Asking.training_asks, Asking.calls_left = when == "train step", 3
     with pytest.raises(Preempted, match=f"saved at step {3 if when == 'train step' else STEPS}"):
-        run(config, fetch_every=1)
+        run(config)
     run(config)
     assert losses(tmp_path) == losses(undisturbed)
     assert len(read_records(tmp_path, "eval")) == 2
@@ -639,40 +586,16 @@ def test_a_report_and_a_question_to_the_hosts_wait_for_no_step_that_was_just_beg
 
 
 def test_an_evaluation_fetches_while_its_newest_step_is_under_way(
-    manifest: str, undisturbed: Path
+    manifest: str, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(loop, "FETCH_EVERY", 1)
     two = Two()
     two.num_hosts = 1
     config = tiny_config(manifest, undisturbed)
     learner = Learner(two, config, 10, newest_state(undisturbed))
-    loop.evaluate(two, learner, open_data(config, 0, 1).evaluation, lambda: False, fetch_every=1)
+    loop.evaluate(two, learner, open_data(config, 0, 1).evaluation, lambda: False)
     step = "evaluation step"
     assert two.happened == [step, step, "fetched 1", step, "fetched 1", "fetched 1"]
-
-
-def test_all_hosts_stop_a_step_after_they_have_asked(
-    manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = tmp_path / "asked to stop"
-    monkeypatch.setenv(preemption.RELAY, str(asked))
-
-    class Asked(Two):
-        def fetch(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
-            asked.touch()
-            return super().fetch(rows)
-
-    with pytest.raises(Preempted, match="saved at step 2;"):
-        loop.train(Asked(), tiny_config(manifest, tmp_path / "run", log_every_steps=3))
-
-
-def test_a_host_that_is_not_the_first_writes_its_own_log_and_nothing_else(
-    manifest: str, tmp_path: Path
-) -> None:
-    second = Two()
-    second.host = 1
-    loop.train(second, tiny_config(manifest, tmp_path, max_steps=2, checkpoint_every_steps=1))
-    files = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()]
-    assert files == [log_name(1)]
 
 
 def test_samples_that_were_not_those_of_the_plan_stop_the_run(
@@ -683,21 +606,6 @@ def test_samples_that_were_not_those_of_the_plan_stop_the_run(
     with pytest.raises(EpochMismatch, match="epoch 1: trained on"):
         loop.train(Two(), tiny_config(manifest, tmp_path))
     assert checkpoint.commits(open_storage(str(tmp_path))) == []
-
-
-def test_a_second_run_in_a_run_folder_is_refused_while_the_first_one_lives(
-    manifest: str, tmp_path: Path
-) -> None:
-    config = tiny_config(manifest, tmp_path, max_steps=2)
-    with Run(Single("fp32"), config):
-        files = {path: path.stat().st_size for path in tmp_path.rglob("*")}
-        with pytest.raises(
-            ConfigError, match=f"process {os.getpid()} on .* writes to this run folder"
-        ):
-            run(config)
-        assert {path: path.stat().st_size for path in tmp_path.rglob("*")} == files
-    run(config)
-    assert len(losses(tmp_path)) == 2
 
 
 def die_while_saving(folder: str) -> None:
@@ -723,44 +631,6 @@ def test_what_a_kill_leaves_of_a_checkpoint_goes_when_the_run_goes_on(
     assert not left.exists()
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["mine", "step-000000003", "step-000000004"]
-
-
-def test_what_another_living_process_writes_stays(manifest: str, tmp_path: Path) -> None:
-    with open_storage(str(tmp_path)).writer(checkpoint.folder_of(9) + "notes.txt") as writer:
-        writer.write(b"a copy on its way")
-        run(tiny_config(manifest, tmp_path, max_steps=1))
-    assert (tmp_path / checkpoint.folder_of(9) / "notes.txt").read_bytes() == b"a copy on its way"
-
-
-def robbed_model(num_classes: int) -> nn.Module:
-    """The usual model; in its third call another process takes the folder `memory://robbed/run`."""
-    model = tiny_resnet(num_classes)
-    calls = itertools.count(1)
-
-    def rob(*_: Any) -> None:
-        if next(calls) == 3:
-            while not checkpoint.commits(open_storage("memory://robbed/run")):
-                time.sleep(0.01)
-            with open_storage("memory://robbed/run").writer(run_lock.HOLDER) as writer:
-                writer.write(
-                    msgspec.json.encode(
-                        msgspec.structs.replace(run_lock.this_process(), pid=7, token="other")
-                    )
-                )
-            time.sleep(1.5 * run_lock.BEAT_S)
-
-    model.register_forward_pre_hook(rob)
-    return model
-
-
-@pytest.mark.slow
-def test_a_run_that_lost_its_folder_stops_before_it_saves(manifest: str) -> None:
-    model = own("robbed_model")
-    with pytest.raises(RunTaken, match=r"process 7 on .* took the folder"):
-        run(tiny_config(manifest, "memory://robbed/run", checkpoint_every_steps=2, model=model))
-    assert [commit.step for commit in checkpoint.commits(open_storage("memory://robbed/run"))] == [
-        2
-    ]
 
 
 # --- run folders in a bucket ----------------------------------------------------------------------
@@ -796,7 +666,8 @@ def test_fake_data_takes_the_same_path(tmp_path: Path) -> None:
         epochs=1,
         model=ModelConfig(name="trainer.model:tiny_resnet", num_classes=3),
     )
-    run(config, open_data=functools.partial(synthetic_data, num_samples=20, num_eval_samples=9))
+    data = functools.partial(synthetic_data, num_samples=20, num_eval_samples=9)
+    loop.train(Single("fp32"), config, open_data=data)
     assert read_records(tmp_path, "eval")[0]["samples"] == 9
     assert read_records(tmp_path, "epoch")[0]["samples"] == 20
 

@@ -1,6 +1,5 @@
 """What a run writes down of each sample, and what is made of it."""
 
-import functools
 import json
 import re
 from dataclasses import replace
@@ -20,10 +19,9 @@ from tests.makers.training import NUM_EVAL, NUM_TRAIN, STEPS, read_records, shar
 from trainer import cli as command
 from trainer import loop
 from trainer.config import ImageConfig, RegularizeConfig, TrainConfig
-from trainer.data.device_feed import ids_as_floats
+from trainer.data.rows import OUTCOME, ids_as_floats
 from trainer.record.evaluation import lines_by_class
 from trainer.record.loss_files import losses_name, read_losses
-from trainer.record.metrics import OUTCOME
 from trainer.runtime.launch import launch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -45,7 +43,7 @@ def recorded(manifest: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(config: TrainConfig) -> None:
-    launch(config, functools.partial(loop.train, fetch_every=2))
+    launch(config, loop.train)
 
 
 def epochs_of(folder: Path | str) -> list[Epoch]:
@@ -108,13 +106,6 @@ def test_an_epoch_that_was_begun_without_recording_has_the_rest(
     first, second = zip(epochs_of(tmp_path), epochs_of(recorded), strict=True)
     assert first[0][0].tolist() == first[1][0][24:].tolist()
     assert second[0][1].tolist() == second[1][1].tolist()
-
-
-@pytest.mark.gcs
-def test_a_run_in_a_bucket_has_the_same_files(manifest: str, recorded: Path, gcs_root: str) -> None:
-    train(tiny_config(manifest, f"{gcs_root}/run", record_losses=True))
-    stored = open_storage(f"{gcs_root}/run")
-    assert stored.read(losses_name(1)) == (recorded / losses_name(1)).read_bytes()
 
 
 def test_ids_of_any_size_travel_as_floats_and_pads_do_not() -> None:

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainer.data.rows import ids_as_floats
+
 DEPTH = 2
 """The number of batches that wait on the device."""
 
@@ -23,9 +25,6 @@ ON_DEVICE = ("image", "label", "weight", "flip", "mix")
 """The fields of a batch that go to the device; `id` goes, as floats, where what becomes of each
 sample is asked for.
 """
-
-ID_BASE = 1 << 24
-"""Ids go to a device as two digits to this base, each of which float32 holds exactly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +138,6 @@ class DeviceFeed:
             except queue.Full:
                 continue
             return
-
-
-def ids_as_floats(ids: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Ids as float32 [n, 2], the lower digit to `ID_BASE` first; those of pads become -1."""
-    return np.stack(np.divmod(np.where(weights > 0, ids, -1), ID_BASE)[::-1], 1).astype(np.float32)
 
 
 def filled_up(arrays: dict[str, np.ndarray], num_rows: int) -> dict[str, np.ndarray]:

@@ -2,7 +2,7 @@
 or two synthetic ones.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial, reduce
 from typing import Any, Protocol
@@ -47,6 +47,8 @@ IDS_AT_ONCE = 1 << 16
 the split.
 """
 
+_KEY = derive_key(0, "samples of an epoch")
+
 Step = tuple[int, int, dict[str, Any]]
 """(epoch, step in the epoch, batch by field)."""
 
@@ -78,20 +80,9 @@ class SampleDigest:
 
     def add(self, ids: np.ndarray) -> "SampleDigest":
         """The digest of these samples and the samples with the ids."""
-        hashes = hash64(
-            derive_key(0, "samples of an epoch"), np.asarray(ids, dtype=np.int64)
-        ) >> np.uint64(16)
-        return self.merge(SampleDigest(len(ids), int(hashes.sum(dtype=np.uint64))))
-
-    def merge(self, other: "SampleDigest") -> "SampleDigest":
-        """The digest of both sets of samples."""
-        return SampleDigest(
-            self.samples + other.samples, (self.digest + other.digest) & DIGEST_MASK
-        )
-
-    def times(self, number: int) -> "SampleDigest":
-        """The digest of each of these samples so many times."""
-        return SampleDigest(self.samples * number, self.digest * number & DIGEST_MASK)
+        hashes = hash64(_KEY, np.asarray(ids, dtype=np.int64)) >> np.uint64(16)
+        digest = self.digest + int(hashes.sum(dtype=np.uint64))
+        return SampleDigest(self.samples + len(ids), digest & DIGEST_MASK)
 
     @property
     def text(self) -> str:
@@ -103,8 +94,8 @@ class SampleDigest:
 class Data:
     """The streams of a run, and the number of samples of an epoch and of an evaluation.
 
-    An epoch takes each training sample `augment_repeats` times. `train_ids` are theirs, None for 0
-    to the number of them.
+    An epoch takes each training sample `augment_repeats` times. `train_ids` are theirs, unless a
+    mixture says for each epoch what it takes.
     """
 
     train: BatchSource
@@ -112,24 +103,21 @@ class Data:
     num_classes: int
     manifest_digest: str
     eval_split: str
-    num_train_samples: int
     num_eval_samples: int
-    train_ids: Selection | None = None
+    train_ids: Selection
     augment_repeats: int = 1
     class_names: tuple[str, ...] = ()
 
     def expected(self, epoch: int) -> SampleDigest:
         """What a training epoch must be."""
-        if not isinstance(self.train, Mixture):
-            return self._whole_epoch
-        return reduce(SampleDigest.add, self.train.ids(epoch), SampleDigest())
+        if isinstance(self.train, Mixture):
+            return reduce(SampleDigest.add, self.train.ids(epoch), SampleDigest())
+        return self._complete_epoch
 
     @cached_property
-    def _whole_epoch(self) -> SampleDigest:
+    def _complete_epoch(self) -> SampleDigest:
         """Computed at the end of the first epoch, because 1e9 samples take 6 s."""
-        return complete_epoch(self.train_ids or Selection(self.num_train_samples)).times(
-            self.augment_repeats
-        )
+        return complete_epoch(self.train_ids, self.augment_repeats)
 
     def weight_of_step(self, step: int, global_batch_size: int) -> int:
         """What the losses of a step are divided by on all hosts: its training samples, without
@@ -140,7 +128,7 @@ class Data:
         """
         if isinstance(self.train, Mixture):
             return global_batch_size
-        num_slots = self.augment_repeats * self.num_train_samples
+        num_slots = self.augment_repeats * self.train_ids.num_kept
         return min(global_batch_size, num_slots - step * global_batch_size)
 
 
@@ -164,24 +152,60 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
         )
     loaded = load_once(config.manifest)
     manifest = loaded.manifest
-    urls, weights = zip(*mixed_sets(config.mix) or [(config.manifest, {0: 1.0})], strict=True)
-    mixed, names = [load_once(url) for url in urls], [one.name for one in manifest.classes]
     eval_split = eval_split_of(config, manifest)
     check_split("eval_split", eval_split, loaded, config.manifest)
-    for url, other in zip(urls, mixed, strict=True):
+    num_classes = _num_classes_of(config, manifest)
+    options = _stream_options(config, host, num_hosts)
+    train = _open_training(config, loaded, options)
+    return Data(
+        train=train,
+        evaluation=Stream(loaded, eval_split, seed=None, image=eval_spec(config.image), **options),
+        num_classes=num_classes,
+        manifest_digest=manifest.digest,
+        eval_split=eval_split,
+        train_ids=train.order.selection if isinstance(train, Stream) else Selection(0),
+        augment_repeats=config.image.augment_repeats,
+        num_eval_samples=loaded.part(eval_split).selection.num_kept,
+        class_names=_class_names(manifest),
+    )
+
+
+def _open_training(
+    config: TrainConfig, loaded: LoadedSet, options: dict[str, Any]
+) -> Stream | Mixture:
+    """The training stream of the set, or of the sets of a mixture, whose classes are its own."""
+    image = config.image
+    training: dict[str, Any] = dict(
+        seed=config.seed,
+        image=train_spec(image),
+        window=config.window,
+        transform=train_transform(image),
+        augment_repeats=image.augment_repeats,
+        **options,
+    )
+    if not config.mix:
+        check_split("train_split", config.train_split, loaded, str(config.manifest))
+        return Stream(loaded, config.train_split, **training)
+    sets, weights = zip(*mixed_sets(config.mix), strict=True)
+    mixed = [load_once(url) for url in sets]
+    for url, other in zip(sets, mixed, strict=True):
         check_split("train_split", config.train_split, other, url)
-        others = [one.name for one in other.manifest.classes]
+        names, others = _class_names(loaded.manifest), _class_names(other.manifest)
         if others != names:
             which = sorted({*names} ^ {*others})[:5] or "in their order"
             raise ConfigError(
                 f"{url} has other classes than {config.manifest} ({which}); the sets of a mixture"
                 " need the same classes in the same order: build them with the same class names"
             )
-    num_classes = _num_classes_of(config, manifest)
+    return Mixture(mixed, weights, config.train_split, **training)
+
+
+def _stream_options(config: TrainConfig, host: int, num_hosts: int) -> dict[str, Any]:
+    """What the training and the evaluation stream of a host have in common."""
     disk_cache = None
     if config.cache_dir is not None and config.cache_bytes is not None:
         disk_cache = DiskCache(folder=config.cache_dir, num_bytes=config.cache_bytes)
-    options: dict[str, Any] = dict(
+    return dict(
         global_batch_size=config.global_batch_size,
         rank=host,
         world_size=num_hosts,
@@ -191,32 +215,10 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
         num_threads=config.num_decode_threads,
         disk_cache=disk_cache,
     )
-    image = config.image
-    open_train: Callable[..., Stream | Mixture] = (
-        partial(Mixture, mixed, weights) if config.mix else partial(Stream, loaded)
-    )
-    train = open_train(
-        config.train_split,
-        seed=config.seed,
-        image=train_spec(image),
-        window=config.window,
-        transform=train_transform(image),
-        augment_repeats=image.augment_repeats,
-        **options,
-    )
-    streams = [train] if isinstance(train, Stream) else train.streams().values()
-    return Data(
-        train=train,
-        evaluation=Stream(loaded, eval_split, seed=None, image=eval_spec(image), **options),
-        num_classes=num_classes,
-        manifest_digest=manifest.digest,
-        eval_split=eval_split,
-        num_train_samples=sum(one.order.num_samples for one in streams),
-        train_ids=train.order.selection if isinstance(train, Stream) else None,
-        augment_repeats=image.augment_repeats,
-        num_eval_samples=loaded.part(eval_split).selection.num_kept,
-        class_names=tuple(names),
-    )
+
+
+def _class_names(manifest: Manifest) -> tuple[str, ...]:
+    return tuple(one.name for one in manifest.classes)
 
 
 def open_evaluation(config: TrainConfig, host: int, num_hosts: int) -> Data:
@@ -258,13 +260,12 @@ def train_transform(image: ImageConfig) -> Chain | None:
 
     Raises ConfigError.
     """
-    augment = () if image.auto_augment is None else (augmentation_of(image.auto_augment),)
-    erase = (
-        (RandomErasing(probability=image.erase, mean=image.mean, std=image.std),)
-        if image.erase
-        else ()
-    )
-    return Chain((*augment, *erase)) if augment or erase else None
+    steps: list[Any] = []
+    if image.auto_augment is not None:
+        steps.append(augmentation_of(image.auto_augment))
+    if image.erase:
+        steps.append(RandomErasing(probability=image.erase, mean=image.mean, std=image.std))
+    return Chain(tuple(steps)) if steps else None
 
 
 # --- without a shard set --------------------------------------------------------------------------
@@ -350,7 +351,7 @@ def synthetic_data(
         num_classes=num_classes,
         manifest_digest=SYNTHETIC_DIGEST,
         eval_split=SYNTHETIC_DIGEST,
-        num_train_samples=num_samples,
+        train_ids=Selection(num_samples),
         augment_repeats=config.image.augment_repeats,
         num_eval_samples=num_eval_samples,
     )
@@ -426,13 +427,13 @@ def _num_classes_of(config: TrainConfig, manifest: Manifest) -> int:
 # --- has a run trained on what it should? ---------------------------------------------------------
 
 
-def complete_epoch(selection: Selection) -> SampleDigest:
-    """The digest of a complete epoch over some ids."""
-    digest = SampleDigest()
+def complete_epoch(selection: Selection, repeats: int = 1) -> SampleDigest:
+    """The digest of a complete epoch over some ids, each of which it has so many times."""
+    once = SampleDigest()
     for start in range(0, selection.num_kept, IDS_AT_ONCE):
         numbers = np.arange(start, min(start + IDS_AT_ONCE, selection.num_kept))
-        digest = digest.add(selection.id_of(numbers))
-    return digest
+        once = once.add(selection.id_of(numbers))
+    return SampleDigest(once.samples * repeats, once.digest * repeats & DIGEST_MASK)
 
 
 def check_epoch(epoch: int, expected: SampleDigest, seen: SampleDigest) -> None:

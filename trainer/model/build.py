@@ -154,19 +154,15 @@ def optimizer(
     return made
 
 
-def shapes_of(config: ModelConfig, num_classes: int) -> nn.Module:
-    """The model without numbers, for what follows from shapes alone."""
-    with torch.device("meta"):
-        return build(replace(config, pretrained=None), num_classes, 0)
-
-
 @torch.no_grad()
 def check_size(config: ModelConfig, num_classes: int, size: int) -> None:
     """Raises ConfigError where timm's model takes no images of that size."""
     if not timm.is_model(config.name):
         return
     try:
-        shapes_of(config, num_classes).eval()(torch.empty(2, 3, size, size, device="meta"))
+        with torch.device("meta"):  # shapes without numbers
+            net = build(replace(config, pretrained=None), num_classes, 0).eval()
+            net(torch.empty(2, 3, size, size))
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(
             f"model {config.name!r} can't take images of {size}x{size}, as image.size says "
@@ -200,9 +196,19 @@ def tiny_resnet(num_classes: int) -> nn.Module:
 
 
 def _of_name(config: ModelConfig, num_classes: int) -> nn.Module:
+    """Calls timm or a function of yours with `num_classes` and `model.kwargs`."""
+    try:
+        if ":" in config.name:
+            return _of_function(config, num_classes)
+        return _of_timm(config, num_classes)
+    except TypeError as error:
+        raise ConfigError(
+            f"model {config.name!r}: {error}; expected a function of num_classes and model.kwargs"
+        ) from error
+
+
+def _of_timm(config: ModelConfig, num_classes: int) -> nn.Module:
     name = config.name
-    if ":" in name:
-        return _of_function(config, num_classes)
     if not timm.is_model(name):
         known = timm.list_models(f"{name[:6]}*") or get_close_matches(name, timm.list_models(), n=5)
         raise ConfigError(
@@ -215,10 +221,6 @@ def _of_name(config: ModelConfig, num_classes: int) -> nn.Module:
         model: nn.Module = timm.create_model(
             name, pretrained=from_timm, num_classes=num_classes, **kwargs
         )
-    except TypeError as error:
-        raise ConfigError(
-            f"model {name!r}: {error}; expected a function of num_classes and model.kwargs"
-        ) from error
     except (OSError, RuntimeError) as error:
         # a name with a tag of weights, as `.a1_in1k`, that do not exist
         if config.pretrained is None:
@@ -241,12 +243,7 @@ def _of_function(config: ModelConfig, num_classes: int) -> nn.Module:
         raise ConfigError(
             f"model {name!r}: {error}; expected importable.module:function"
         ) from error
-    try:
-        model = build_model(num_classes=num_classes, **(config.kwargs or {}))
-    except TypeError as error:
-        raise ConfigError(
-            f"model {name!r}: {error}; expected a function of num_classes and model.kwargs"
-        ) from error
+    model = build_model(num_classes=num_classes, **(config.kwargs or {}))
     if not isinstance(model, nn.Module):
         raise ConfigError(
             f"model {name!r}: the function returned a {type(model).__name__}, expected a"

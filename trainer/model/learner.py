@@ -17,10 +17,10 @@ from torch.nn.functional import cross_entropy
 
 from shardset.order.permutation import derive_key
 from trainer.config import TrainConfig
+from trainer.data import rows
 from trainer.errors import CheckpointError, memory_errors
 from trainer.model import augment, build
 from trainer.model.losses import Partners, losses_of
-from trainer.record import metrics
 from trainer.record.checkpoint_state import LearnerState
 from trainer.runtime.base import Runtime, TensorBatch
 from trainer.runtime.optimizers import options_for
@@ -75,16 +75,8 @@ class Learner:
             config.optimizer, self.net, options_for(name, runtime.device, runtime.precision)
         )
         if state is not None:
-            saved = {
-                name: state["optimizer"].get(number)
-                for number, name in enumerate(state["optimizer_weights"])
-            }
-            names = _weight_names(self._optimizer, self.net)
-            kept = {
-                number: one
-                for number, name in enumerate(names)
-                if (one := saved.get(name)) is not None
-            }
+            saved, names = state["optimizer"], _weight_names(self._optimizer, self.net)
+            kept = {number: saved[name] for number, name in enumerate(names) if name in saved}
             _load_moments(self._optimizer, kept, state["optimizer_counters"])
             if state["scaler"]:
                 self._scaler.load_state_dict(state["scaler"])
@@ -99,12 +91,12 @@ class Learner:
     def train_step(
         self, batch: TensorBatch, learning_rate: float, key: int, weight: float | None = None
     ) -> torch.Tensor:
-        """One update; returns the step's row (see metrics.stats_row) on the device, for
+        """One update; returns the step's row (see data/rows.py) on the device, for
         `Runtime.fetch`.
 
         `batch` holds `image` uint8 [B, H, W, 3], `label` int64, `weight` float32, and maybe `flip`
-        and `mix`. With `id` (see device_feed.ids_as_floats) the samples of all replicas follow the
-        sums, five numbers each. `weight` is the number of samples of the global batch, without
+        and `mix`. With `id` (see rows.ids_as_floats) the row has the samples of all replicas.
+        `weight` is the number of samples of the global batch, without
         pads; None where one replica has all of it.
         """
         self._parallel.train()
@@ -135,11 +127,12 @@ class Learner:
         """Weights, averaged weights and moments on the CPU: plain tensors that any strategy can
         load.
         """
+        names = _weight_names(self._optimizer, self.net)
+        moments = self._optimizer.state_dict()["state"]
         on_device: LearnerState = {
             "model": self.net.state_dict(),
             "ema": None if self._average is None else self._average.state_dict(),
-            "optimizer": self._optimizer.state_dict()["state"],
-            "optimizer_weights": _weight_names(self._optimizer, self.net),
+            "optimizer": {names[number]: own for number, own in moments.items()},
             "optimizer_counters": {
                 name: value
                 for name, value in self._optimizer.param_groups[0].items()
@@ -233,16 +226,11 @@ class Learner:
 def _seen(
     batch: TensorBatch, losses: torch.Tensor, logits: torch.Tensor
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """The sums over a batch, and if it has ids the id, loss, label and likeliest class of its
-    samples: [n, 5].
-    """
+    """The parts of the row of one pass (see data/rows.py): its sums, and its samples if asked."""
     labels, best = batch["label"], logits.topk(min(5, logits.shape[1]), dim=1).indices
-    sums = metrics.stats_row(losses, best, labels, batch["weight"])
-    if "id" not in batch:
-        return sums, []
-    return sums, [
-        torch.cat([batch["id"], torch.stack([losses, labels.float(), best[:, 0].float()], 1)], 1)
-    ]
+    sums = rows.sums_of(losses, best, labels, batch["weight"])
+    asked = "id" in batch
+    return sums, [rows.samples_of(batch["id"], losses, best, labels)] if asked else []
 
 
 def step_key(seed: int, epoch: int, step: int) -> int:

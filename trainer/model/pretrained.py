@@ -33,20 +33,14 @@ class ModelInput(msgspec.Struct, frozen=True, kw_only=True):
 
     size: int
     eval_resize: int = msgspec.field(name="resize")
-    interpolation: str = "area"
+    eval_interpolation: str = msgspec.field(name="interpolation", default="area")
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The same as settings."""
-        return {
-            "image.size": self.size,
-            "image.eval_resize": self.eval_resize,
-            "image.eval_interpolation": self.interpolation,
-            "image.mean": self.mean,
-            "image.std": self.std,
-        }
+        """The same as settings of `image`, whose names they have."""
+        return {f"image.{name}": value for name, value in msgspec.structs.asdict(self).items()}
 
 
 @prepared
@@ -75,15 +69,13 @@ def input_of(name: str, pretrained: str) -> ModelInput | None:
     resolve: Any = resolve_data_config  # has no types
     known: dict[str, Any] = resolve({}, pretrained_cfg=cfg.to_dict())
     size = int(known["input_size"][-1])
-    red, green, blue = zip(known["mean"], known["std"], strict=True)
+    filter_ = known["interpolation"]
+    channels: dict[str, Any] = {name: tuple(known[name]) for name in ("mean", "std")}
     return ModelInput(
         size=size,
         eval_resize=math.floor(size / known["crop_pct"]),
-        interpolation=(
-            known["interpolation"] if known["interpolation"] in INTERPOLATIONS else "area"
-        ),
-        mean=(red[0], green[0], blue[0]),
-        std=(red[1], green[1], blue[1]),
+        eval_interpolation=filter_ if filter_ in INTERPOLATIONS else "area",
+        **channels,
     )
 
 
@@ -153,13 +145,9 @@ def heads_of(model: Any, name: str) -> list[nn.Module]:
 
     Raises ConfigError if it does not name them.
     """
-    layers = model.get_classifier() if hasattr(model, "get_classifier") else None
-    heads = [
-        one
-        for one in (layers if isinstance(layers, tuple) else (layers,))
-        if isinstance(one, nn.Module)
-    ]
-    heads = [one for one in heads if next(one.parameters(), None) is not None]
+    found = model.get_classifier() if hasattr(model, "get_classifier") else ()
+    layers = found if isinstance(found, tuple) else (found,)
+    heads = [one for one in layers if isinstance(one, nn.Module) and any(one.state_dict())]
     if not heads:
         raise ConfigError(
             f"model {name!r} does not say which layer is its last; give it a method"

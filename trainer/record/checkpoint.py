@@ -39,7 +39,7 @@ from trainer.record.checkpoint_state import CheckpointState, decode, encode
 from trainer.record.run_folder import CHECKPOINTS, COMMIT, folder_of, step_of, steps, steps_among
 from trainer.supervise.run_lock import UNRIVALLED, RunLock
 
-FORMAT = 2
+FORMAT = 3
 
 _STATE = re.compile(r".*/state-[0-9a-f]{12}\.pt")
 
@@ -258,17 +258,14 @@ def find_checkpoint(
         return None if found is None else (folder.url, found[1])
     if found is None:
         return resume, at(open_storage(resume), note)[1]
-    url = open_storage(resume).url
-    step = found[0].step
-    if url.startswith(
-        f"{folder.url}/{CHECKPOINTS}"
-    ) and url != f"{folder.url}/{folder_of(step)}".rstrip("/"):
+    url, step = open_storage(resume).url, found[0].step
+    if not f"{url}/".startswith(f"{folder.url}/"):
+        note(f"{folder.url} has checkpoints of its own: it resumes from them, not from {resume}")
+    elif f"{url}/" not in (f"{folder.url}/", f"{folder.url}/{folder_of(step)}"):
         raise ConfigError(
             f"{folder.url} holds a run up to step {step}, so it can't resume from {url}, whose"
             " steps come before; take another --run-dir"
         )
-    if not f"{url}/".startswith(f"{folder.url}/"):
-        note(f"{folder.url} has checkpoints of its own: it resumes from them, not from {resume}")
     return folder.url, found[1]
 
 

@@ -13,9 +13,7 @@ from trainer.errors import UNREADABLE, CheckpointError
 
 LearnerState = dict[str, Any]
 """What a learner of any strategy can resume from: weights (`model`), averaged weights (`ema`) and
-optimizer state.
-
-The keys of `optimizer` are positions in `optimizer_weights`, the names of the weights.
+optimizer state (`optimizer`, by the name of the weight).
 """
 
 CheckpointState = dict[str, Any]

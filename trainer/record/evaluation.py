@@ -26,7 +26,7 @@ Worst = list[tuple[Picture, str, list[str]]]
 
 
 def lines_by_class(outcomes: np.ndarray, names: Sequence[str]) -> Iterator[str]:
-    """Of OUTCOME [n] (see metrics.py) the accuracy of each class and its row of the confusion
+    """Of OUTCOME [n] (see data/rows.py) the accuracy of each class and its row of the confusion
     matrix.
 
     Where the classes are many, the least accurate ones, with their three most frequent mistakes.

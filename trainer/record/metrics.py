@@ -12,19 +12,17 @@ import math
 import shutil
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 import msgspec
-import numpy as np
-import torch
 from msgspec.structs import asdict
 
 from shardset.errors import printable
 from shardset.prepared import prepared
 from shardset.storage.base import os_errors_as_storage_errors
-from trainer.data.device_feed import ID_BASE
+from trainer.data.rows import Totals
 from trainer.errors import EpochMismatch, NotFinite
 from trainer.record.loggers import Logger, TensorBoardLogger
 from trainer.record.run_folder import LOGS, METRICS, log_name
@@ -34,57 +32,7 @@ SMOOTHING = 0.4
 
 INPUT_BOUND_PERCENT = 10.0
 
-NUM_SUMS = 4
-"""The sums with which the row of a step begins; after them may come its samples."""
-
-OUTCOME = np.dtype([("id", "<i8"), ("loss", "<f4"), ("label", "<i4"), ("predicted", "<i4")])
-"""A sample as a step saw it; it was right if it predicted the label."""
-
 # --- numbers --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """Sums over samples, each with its weight; pads have weight 0.
-
-    `outcomes` are the samples themselves, OUTCOME [n] of some steps each, where the steps had their
-    ids.
-    """
-
-    loss: float = 0.0
-    weight: float = 0.0
-    top1: float = 0.0
-    top5: float = 0.0
-    outcomes: tuple[np.ndarray, ...] = field(default=(), compare=False, kw_only=True)
-
-    @property
-    def sums(self) -> tuple[float, float, float, float]:
-        """Those of loss, weight, top1 and top5."""
-        return self.loss, self.weight, self.top1, self.top5
-
-    @property
-    def samples(self) -> np.ndarray:
-        """All outcomes: OUTCOME [n]."""
-        return np.concatenate([np.empty(0, OUTCOME), *self.outcomes])
-
-    def add(self, rows: torch.Tensor) -> "Totals":
-        """These sums plus those of some steps, given as their fetched rows (see
-        Learner.train_step).
-        """
-        sums = (
-            old + new
-            for old, new in zip(self.sums, rows[:, :NUM_SUMS].sum(0).tolist(), strict=True)
-        )
-        new = [outcomes_of(rows)] if rows.shape[1] > NUM_SUMS else []
-        return Totals(*sums, outcomes=(*self.outcomes, *new))
-
-    def mean(self, name: str) -> float:
-        """The weighted mean of `loss`, `top1` or `top5` over samples; 0 over none."""
-        total: float = getattr(self, name)
-        return total / self.weight if self.weight else 0.0
-
-    def __str__(self) -> str:
-        return f"loss {self.mean('loss'):.4f}, accuracy {self.mean('top1'):.4f}"
 
 
 def check_evaluation(totals: Totals, num_samples: int) -> None:
@@ -99,27 +47,6 @@ def check_evaluation(totals: Totals, num_samples: int) -> None:
             " learning rate, or clip gradients with --set regularize.clip_norm=1; the same command"
             " resumes from the checkpoint before"
         )
-
-
-def stats_row(
-    losses: torch.Tensor, best: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
-) -> torch.Tensor:
-    """The sums of one step in the order of `Totals`, float32 [4]; `best` are the five likeliest
-    classes [n, 5].
-    """
-    hits = best.eq(labels.unsqueeze(1)).float() * weights.unsqueeze(1)
-    return torch.stack([(losses * weights).sum(), weights.sum(), hits[:, 0].sum(), hits.sum()])
-
-
-def outcomes_of(rows: torch.Tensor) -> np.ndarray:
-    """The samples behind the sums in fetched rows (see Learner.train_step), without pads: OUTCOME
-    [m].
-    """
-    columns = rows[:, NUM_SUMS:].reshape(-1, 5).numpy().T
-    outcomes = np.empty(columns.shape[1], OUTCOME)
-    outcomes["id"] = columns[0] + ID_BASE * columns[1]
-    outcomes["loss"], outcomes["label"], outcomes["predicted"] = columns[2:]
-    return outcomes[outcomes["id"] >= 0]
 
 
 @dataclass(slots=True)
@@ -187,8 +114,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
 class EpochRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="epoch"):
     """One epoch. `samples` and `key_digest` are those of all hosts and equal the expected ones.
 
-    `rate_per_device` is `reduced_global_rate` over all devices, `mfu_percent` the share of their
-    peak that the model's FLOPs take at that rate; None where the peak is not known.
+    `rate_per_device` is `reduced_global_rate` over all devices.
     """
 
     device: str
@@ -204,7 +130,6 @@ class EpochRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     busy_percent: float
     compilations: int
     rate_per_device: float | None = None
-    mfu_percent: float | None = None
 
 
 @prepared

@@ -99,7 +99,7 @@ def merged_logs(storage: Storage) -> list[str]:
 
 def from_anywhere(config: TrainConfig) -> TrainConfig:
     """The config with absolute local paths, so that it can be read from any folder."""
-    urls = {name: getattr(config, name) for name in ("manifest", "cache_dir", "compile_cache")}
+    urls = {name: getattr(config, name) for name in ("manifest", "cache_dir")}
     local = {name: os.path.abspath(url) for name, url in urls.items() if url and "://" not in url}
     sets = config.mix.split(";") if config.mix else []
     mix = ";".join(one if "://" in one else os.path.abspath(one) for one in sets)

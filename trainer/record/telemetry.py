@@ -12,18 +12,17 @@ import torch
 from shardset.program import count
 from trainer.config import TrainConfig
 from trainer.data.device_feed import DeviceBatch, DeviceFeed
-from trainer.data.splits import SampleDigest
+from trainer.data.rows import OUTCOME, SUMS, Totals
+from trainer.data.splits import DIGEST_MASK, Data, SampleDigest
 from trainer.errors import NotFinite
 from trainer.record.checkpoint_state import CheckpointState, Position
 from trainer.record.metrics import (
-    OUTCOME,
     EpochRecord,
     EvalRecord,
     FinalRecord,
     Rates,
     RunLog,
     StepRecord,
-    Totals,
     advice,
     time_in_words,
 )
@@ -49,15 +48,12 @@ class Telemetry:
         runtime: Runtime,
         config: TrainConfig,
         log: RunLog,
-        *,
-        steps_per_epoch: int,
+        data: Data,
         rate_at: Callable[[int], float],
-        eval_split: str,
-        share_of_peak: float | None = None,
     ) -> None:
         self._runtime, self._config, self._log = runtime, config, log
-        self._eval_split, self._share_of_peak = eval_split, share_of_peak
-        self._steps_per_epoch, self._rate_at = steps_per_epoch, rate_at
+        self._eval_split, self._steps_per_epoch = data.eval_split, len(data.train)
+        self._rate_at = rate_at
         self._started, self._spent_s = time.perf_counter(), dict.fromkeys(PARTS, 0.0)
         self._pending: list[tuple[DeviceBatch, torch.Tensor, float]] = []
         self._has_reported = self._is_tracing = False
@@ -106,7 +102,7 @@ class Telemetry:
         Every host must call it.
         """
         samples, digest = self._runtime.sum_hosts([self._seen.samples, self._seen.digest])
-        return SampleDigest().merge(SampleDigest(samples, digest))
+        return SampleDigest(samples, digest & DIGEST_MASK)
 
     def profile(self, step: int | None, folder: Path) -> None:
         """Starts or ends the trace of `profile_steps`.
@@ -164,7 +160,6 @@ class Telemetry:
         input_wait_percent = 100 * (self._wait_s() - self._wait_s_before) / seconds
         # Hosts can sum integers only, so the rate is sent in thousandths.
         rate = self._runtime.sum_hosts([round(1000 * self._rates.global_rate)])[0] / 1000
-        rate_per_device = rate / self._runtime.num_devices
         self._log.record(
             EpochRecord(
                 device=str(self._runtime.device),
@@ -181,12 +176,7 @@ class Telemetry:
                     100.0, 100 * (self._runtime.busy_s - self._busy_s_before) / seconds
                 ),
                 compilations=self._runtime.compilations,
-                rate_per_device=rate_per_device,
-                mfu_percent=(
-                    None
-                    if self._share_of_peak is None
-                    else 100 * rate_per_device * self._share_of_peak
-                ),
+                rate_per_device=rate / self._runtime.num_devices,
             )
         )
         if (text := advice(input_wait_percent)) is not None:
@@ -283,7 +273,7 @@ class Telemetry:
 
 
 def _check_finite(rows: torch.Tensor, batches: Sequence[DeviceBatch]) -> None:
-    for loss, batch in zip(rows[:, 0].tolist(), batches, strict=True):
+    for loss, batch in zip(rows[:, SUMS.index("loss")].tolist(), batches, strict=True):
         if not math.isfinite(loss):
             raise NotFinite(
                 f"the loss is {loss} in epoch {batch.epoch + 1} step {batch.step}; this host's"

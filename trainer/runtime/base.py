@@ -108,9 +108,6 @@ class Runtime:
     def close(self) -> None:
         """Leaves the group of processes, if there is one."""
 
-    def keep_graphs(self, folder: str | None) -> None:
-        """Keeps compiled graphs in a local folder for later runs. Call it before the first step."""
-
     def _find_device(self) -> torch.device:
         if torch.cuda.is_available():
             return torch.device("cuda", torch.cuda.current_device())

@@ -96,7 +96,6 @@ def started(strategy: str, config: TrainConfig) -> Iterator[Runtime]:
             config.stall_timeout_s, exit=True, file=sys.__stderr__ or sys.stderr
         )
         runtime = exits.enter_context(running(strategy, config.precision))
-        runtime.keep_graphs(config.compile_cache)
         runtime.heartbeat = HeartbeatClient(replace(TIMING, join_s=config.join_timeout_s))
         exits.enter_context(watched(runtime))
         runtime.join(config.stall_timeout_s)
@@ -160,23 +159,18 @@ def run_replica(index: int, worker: Worker, config: TrainConfig) -> None:
 def watched_launcher(
     workers: Sequence[str], own: int, *, port: int = PORT, timing: HeartbeatTiming = TIMING
 ) -> Iterator[None]:
-    """Starts the heartbeat server on the first worker.
-
-    On every worker, the loss of a process ends the replicas.
+    """Starts the heartbeat server on the first worker, to which the replicas of every worker
+    connect. The loss of one ends all of them.
     """
     with ExitStack() as exits:
         if own == 0:
             address = Address("", port) if len(workers) > 1 else Address(workers[0], 0)
             port = exits.enter_context(HeartbeatServer(address, timing)).address.port
         os.environ[xla.HEARTBEAT_ADDRESS] = f"{workers[0]}:{port}"
-        heartbeat = exits.enter_context(HeartbeatClient(timing))
-        heartbeat.start(Address(workers[0], port))
         try:
             yield
         except BrokenProcessPool as error:
-            raise PeerLost(
-                heartbeat.loss() or f"a process of this host ended; its error is above; {AGAIN}"
-            ) from error
+            raise PeerLost(f"a process of this host ended; its error is above; {AGAIN}") from error
 
 
 def _kill_replicas(*_: object) -> None:

@@ -87,8 +87,6 @@ def check_precision(precision: Precision, capability: tuple[int, int], name: str
 def total_memory(root: Path = CGROUP) -> int:
     """Memory of the machine, or the limit of its container if that is less."""
     installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    # cgroups version 2, version 1
-    for limit in (root / "memory.max", root / "memory" / "memory.limit_in_bytes"):
-        if limit.is_file() and (text := limit.read_text().strip()) != "max":
-            return min(installed, int(text))
-    return installed
+    limit = root / "memory.max"
+    text = limit.read_text().strip() if limit.is_file() else "max"
+    return installed if text == "max" else min(installed, int(text))

@@ -20,7 +20,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
 
 from shardset.errors import ConfigError
-from shardset.storage.open import local_folder
 from trainer.config import Precision
 from trainer.runtime import optimizers
 from trainer.runtime.base import Runtime, Step, TensorBatch, moved, replica_key
@@ -60,11 +59,9 @@ class Xla(Runtime):
         self._profiler = xp
         self.is_cloud, self.on_host = xr.device_type() == "TPU", xr.device_type() == "CPU"
         self.platform = os.environ.get("PJRT_DEVICE")
-
-    def keep_graphs(self, folder: str | None) -> None:
-        # By default on TPUs only: XLA:CPU writes compiled graphs, but can't read them.
-        if folder is not None or (self.is_cloud and CACHE not in os.environ):
-            use_cache(folder, self._xr.process_index())
+        # On TPUs only: XLA:CPU writes compiled graphs, but can't read them.
+        if self.is_cloud and CACHE not in os.environ:
+            use_cache(xr.process_index())
 
     def _find_device(self) -> torch.device:
         device: torch.device = self._torch_xla.device()
@@ -344,20 +341,16 @@ def select_device() -> str:
     return os.environ["PJRT_DEVICE"]
 
 
-def use_cache(folder: str | None, process: int) -> None:
-    """Lets torch_xla keep compiled graphs in a local folder, by default in the cache folder of the
-    user.
+def use_cache(process: int) -> None:
+    """Lets torch_xla keep compiled graphs in the cache folder of the user, for later runs.
 
     Each process has its own folder in it, because torch_xla does not write files atomically. Prints
-    a warning where it can't be used. Raises ConfigError for an address.
+    a warning where it can't be used.
     """
     # Not torch_xla's `initialize_cache`, which sets this too, but refuses the second replica of a
     # process.
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    parent = (
-        Path(home, "shardset", "xla") if folder is None else local_folder(folder, "--compile-cache")
-    )
-    own = (parent / f"process-{process:03d}").absolute()
+    own = Path(home, "shardset/xla", f"process-{process:03d}").absolute()
     try:
         own.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -8,8 +8,6 @@ that closes without a report, and silence, count as a loss. Then the answers nam
 was lost. Each client logs it, and ends its process if that does not end within `grace_s`.
 """
 
-import math
-import multiprocessing
 import os
 import secrets
 import socket
@@ -72,7 +70,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The state of one side: who it is, its last step, how it ended ("" is success), and which
     process was lost how.
 
-    A process that trains has a number `host` below `num_hosts`; a launcher has none.
+    A process has a number `host` below `num_hosts`; the server has none.
     """
 
     host: int | None = None
@@ -83,7 +81,6 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     end: str | None = None
     lost: str | None = None
     failed: bool = False
-    hangs: bool = False
 
     def __str__(self) -> str:
         return f"{self.who} after {'no step' if self.step is None else f'step {self.step}'}"
@@ -176,7 +173,7 @@ class HeartbeatServer:
         missing = [host for host in range(num_hosts) if host not in self._hosts]
         if self._losses:
             # A death first: the failures that it causes can arrive in the same beat.
-            self._answer = min(self._losses, key=lambda loss: (loss.hangs, loss.failed))
+            self._answer = min(self._losses, key=lambda loss: loss.failed)
         elif missing and time.monotonic() - self._started > self._timing.join_s:
             self._answer = Message(
                 lost=(
@@ -210,17 +207,9 @@ class HeartbeatClient:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.leave(error)
 
-    def start(self, address: Address, host: int | None = None, num_hosts: int = 0) -> None:
-        """Connects to the server as process `host` of `num_hosts`.
-
-        Without a number as a launcher, which waits for its replicas. It may start long before the
-        server. Replicas are ended by their own clients, some after minutes of saving; the
-        launcher's client kills those that hang.
-        """
-        who = (
-            f"{'a launcher' if host is None else f'process {host}'} (pid {os.getpid()} on"
-            f" {socket.gethostname()})"
-        )
+    def start(self, address: Address, host: int, num_hosts: int) -> None:
+        """Connects to the server as process `host` of `num_hosts`."""
+        who = f"process {host} (pid {os.getpid()} on {socket.gethostname()})"
         self._state = msgspec.structs.replace(
             self._state, host=host, num_hosts=num_hosts, who=who, token=address.token
         )
@@ -287,7 +276,7 @@ class HeartbeatClient:
         """A connection to the server, which may start later than this process; None if this process
         leaves first.
         """
-        deadline = math.inf if self._state.host is None else time.monotonic() + self.timing.join_s
+        deadline = time.monotonic() + self.timing.join_s
         while True:
             try:
                 return socket.create_connection(address[:2], timeout=self.timing.grace_s)
@@ -306,24 +295,15 @@ class HeartbeatClient:
                 return None
 
     def _handle_loss(self, loss: Message) -> None:
-        """Publishes a loss, and ends this process, or the children of a launcher, unless it leaves
-        within `grace_s`.
-        """
+        """Publishes a loss, and ends this process unless it leaves within `grace_s`."""
         text = self._loss = printable(f"{loss.lost}; {AGAIN}")
         self._is_lost.set()
         # On another thread: it may write to a bucket, which must not delay the end of this process.
         self._start_thread("loss notifier", lambda: self.on_loss(text))
-        if self._state.host is not None and not self._has_left.wait(self.timing.grace_s):
+        if not self._has_left.wait(self.timing.grace_s):
             # Not sys.stderr, whose lock the main thread may hold.
             os.write(2, f"PeerLost: {text}\n".encode())
             os._exit(FAILED)
-        if (
-            self._state.host is None
-            and loss.hangs
-            and not self._has_left.wait(2 * self.timing.grace_s)
-        ):
-            for child in multiprocessing.active_children():
-                child.kill()
 
 
 def _listen(address: Address) -> socket.socket:
@@ -347,8 +327,6 @@ def _receive(lines: BinaryIO, who: str, timing: HeartbeatTiming) -> Message:
     try:
         return msgspec.json.decode(lines.readline(MAX_MESSAGE_BYTES), type=Message)
     except TimeoutError:
-        return Message(
-            lost=text.format("hangs", f"no sign of life for {timing.silent_s:.0f} s"), hangs=True
-        )
+        return Message(lost=text.format("hangs", f"no sign of life for {timing.silent_s:.0f} s"))
     except (OSError, *JSON_ERRORS):
         return Message(lost=text.format("died", "it was killed, or its machine is gone"))

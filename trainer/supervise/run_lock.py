@@ -139,22 +139,15 @@ def _locked_folder(folder: Path) -> RunLock:
         folder.mkdir(parents=True, exist_ok=True)
         # Not truncated before it is locked: until then it names the process that holds it.
         file = (folder / HOLDER).open("a+b", buffering=0)
-    except OSError as error:
-        raise ConfigError(
-            f"{folder}: can't be a run folder ({error.strerror}); take another --run-dir"
-        ) from error
-    try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         file.seek(0)
         with file:
             raise _refusal(str(folder), _read(file.read())) from error
     except OSError as error:
-        file.close()
         raise ConfigError(
-            f"{folder}: can't be locked against a second run ({error.strerror}): its file system"
-            " has no locks; take another --run-dir, on a file system that has them or in a bucket"
-            " (gs://)"
+            f"{folder}: can't be a run folder ({error.strerror}); take another --run-dir, on a file"
+            " system that has file locks or in a bucket (gs://)"
         ) from error
     with os_errors_as_storage_errors(str(folder / HOLDER)):
         file.truncate(0)
@@ -313,12 +306,10 @@ def _read(data: bytes) -> Holder | None:
 
 def _is_gone(holder: Holder | None) -> bool:
     """Whether the holder was a process of this machine and has ended."""
+    if holder is None or not holder.machine or holder.machine != _machine():
+        return False
     # A reused process id delays the next run by `PATIENCE_S` at most.
-    return (
-        holder is not None
-        and holder.machine == _machine() != ""
-        and not Path(f"/proc/{holder.pid}").exists()
-    )
+    return not Path(f"/proc/{holder.pid}").exists()
 
 
 def _machine() -> str:

@@ -233,10 +233,6 @@ def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
         tiles.append(("samples/s", f"{last.reduced_global_rate:,.0f}", "all hosts, last epoch"))
         if last.rate_per_device is not None:
             tiles.append(("samples/s per device", f"{last.rate_per_device:,.1f}", "last epoch"))
-        if last.mfu_percent is not None:
-            tiles.append(
-                ("MFU", _percent(last.mfu_percent / 100, 1), "of the devices' peak, last epoch")
-            )
         tiles.append(
             (
                 "waiting for data",

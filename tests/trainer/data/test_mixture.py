@@ -2,7 +2,6 @@
 samples known.
 """
 
-import functools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -99,7 +98,7 @@ def test_what_an_epoch_must_train_on_is_known_from_the_orders(mix: str, repeats:
 
 
 def train(config: TrainConfig) -> None:
-    launch(config, functools.partial(loop.train, fetch_every=2))
+    launch(config, loop.train)
 
 
 def test_a_run_on_a_mixture_goes_on_where_it_stopped_records_by_set_and_is_explained(

@@ -107,7 +107,7 @@ def test_a_model_of_timm_says_which_images_it_was_trained_on(tmp_path: Path) -> 
     found = pretrained.input_of("vit_tiny_patch16_224", "timm")
     assert found is not None
     assert (found.size, found.eval_resize, found.mean) == (224, 248, (0.5, 0.5, 0.5))
-    assert found.interpolation == "bicubic"
+    assert found.eval_interpolation == "bicubic"
     assert pretrained.input_of(TINY, "w.pt") is None
     own = {"input": {"size": 8, "resize": 9, "mean": [0.1, 0.2, 0.3], "std": [1, 1, 1]}}
     (tmp_path / "model.json").write_text(json.dumps(own))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from shardset.errors import ConfigError
 from shardset.storage.memory import MemoryStorage
+from trainer.data.rows import Totals, sums_of
 from trainer.record import metrics, run_folder
 from trainer.record.metrics import (
     EvalRecord,
@@ -18,8 +19,6 @@ from trainer.record.metrics import (
     Rates,
     RunLog,
     StepRecord,
-    Totals,
-    stats_row,
 )
 
 STEP = StepRecord(
@@ -42,7 +41,7 @@ def test_weighted_counts_leave_out_the_pads(real: int, pads: int, classes: int, 
     labels = torch.randint(0, classes, (real + pads,), generator=draw)
     weights = torch.cat([torch.ones(real), torch.zeros(pads)])
     best = logits.topk(min(5, classes)).indices
-    totals = Totals().add(stats_row(torch.ones(real + pads), best, labels, weights).unsqueeze(0))
+    totals = Totals().add(sums_of(torch.ones(real + pads), best, labels, weights).unsqueeze(0))
     ranks = (logits > logits.gather(1, labels.unsqueeze(1))).sum(1)[:real]
     # over samples, however they lie in batches
     assert totals.mean("top1") == int((ranks < 1).sum()) / real
@@ -52,7 +51,7 @@ def test_weighted_counts_leave_out_the_pads(real: int, pads: int, classes: int, 
 @pytest.mark.parametrize("scale", [1e-6, 1 / 64, 1.0, 1e6])
 def test_a_mean_does_not_depend_on_the_scale_of_the_weights(scale: float) -> None:
     weights = scale * torch.tensor([1.0, 2.0, 5.0])
-    row = stats_row(
+    row = sums_of(
         torch.tensor([4.0, 2.0, 0.0]), torch.tensor([[0, 1]] * 3), torch.tensor([0, 1, 0]), weights
     )
     totals = Totals().add(row.unsqueeze(0))
@@ -142,11 +141,6 @@ def test_merged_logs_are_in_the_order_of_time_and_an_entry_of_several_lines_stay
         for moment in (1, 2, 3, 4)
         for text in texts
     ]
-
-
-def test_advice_comes_only_when_the_device_waits() -> None:
-    assert metrics.advice(3.0) is None
-    assert "input-bound: steps waited 42 % of the time" in (metrics.advice(42.0) or "")
 
 
 FINAL = FinalRecord(

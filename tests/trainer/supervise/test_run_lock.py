@@ -1,6 +1,3 @@
-import dataclasses
-import errno
-import fcntl
 import subprocess
 import sys
 import threading
@@ -13,10 +10,7 @@ import pytest
 
 from shardset.errors import ConfigError, NotFound
 from shardset.storage.base import Storage
-from shardset.storage.gcs import GcsStorage
 from shardset.storage.open import open_storage
-from shardset.storage.retry import RetryPolicy
-from tests.faulty_proxy import Fault, FaultyProxy, Seen
 from tests.makers.doors import told
 from trainer.errors import RunTaken
 from trainer.supervise.run_lock import (
@@ -110,12 +104,6 @@ def test_a_lease_that_nobody_renews_is_taken_after_a_while(
     )
 
 
-def test_a_lease_that_is_given_back_meanwhile_is_taken(bucket: Storage) -> None:
-    leave_behind(bucket, of_another_machine())
-    threading.Timer(0.1, bucket.delete, [HOLDER]).start()
-    take(bucket).close()
-
-
 def test_a_lease_is_renewed_and_removed_at_the_end(bucket: Storage) -> None:
     held = take(bucket)
     first = bucket.stat(HOLDER).generation
@@ -167,51 +155,6 @@ def test_a_hold_of_a_young_lease_is_kept_without_a_request_and_an_old_one_is_ren
     held.close()
 
 
-@pytest.mark.gcs
-def test_retries_of_a_write_end_when_the_lease_is_lost(
-    gcs_emulator: str, gcs_root: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain, now, tries = open_storage(gcs_root), [0.0], list[Seen]()
-    assert isinstance(plain, GcsStorage)
-
-    def pause(seconds: float) -> None:
-        now[0] += 10.0
-        if len(tries) == 3:
-            leave_behind(plain, of_another_machine())
-
-    def fail(seen: Seen) -> Fault | None:
-        if b"a.txt" not in seen.start:
-            return None
-        tries.append(seen)
-        return Fault("status", status=503)
-
-    held = Lease(
-        plain, this_process(), unexpected, beat_s=LONG_S, patience_s=35.0, clock=lambda: now[0]
-    )
-    folder = dataclasses.replace(plain, retry=RetryPolicy(sleep=pause)).on_retry(held.keep)
-    with FaultyProxy(gcs_emulator) as proxy:
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
-        proxy.script = fail
-        with pytest.raises(RunTaken), folder.writer("a.txt") as writer:
-            writer.write(b"late")
-        held.close()
-    assert len(tries) == 5  # renewed after the third, and asked after the fifth
-
-
-def test_a_lease_that_is_taken_while_its_holder_gives_it_back_stays_with_the_taker(
-    bucket: Storage,
-) -> None:
-    taker = of_another_machine()
-
-    def take_before(verb: str, name: str) -> None:
-        if verb == "delete":
-            leave_behind(bucket, taker)
-
-    door = told(bucket, uuid.uuid4().hex, take_before)
-    Lease(door, this_process(), unexpected, beat_s=LONG_S, patience_s=LONG_S).close()
-    assert stands(bucket) == taker
-
-
 def test_only_one_of_many_takes_a_lease_of_a_killed_process_of_this_machine_and_does_so_at_once(
     bucket: Storage,
 ) -> None:
@@ -257,17 +200,3 @@ def test_a_folder_that_can_not_be_one_is_refused(tmp_path: Path, name: str) -> N
         ConfigError, match=rf"{name}: can't be a run folder \(.*\); take another --run-dir"
     ):
         acquire_run_lock(str(tmp_path / name), unexpected)
-
-
-def test_a_file_system_without_locks_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def flock(file: object, operation: int) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    with pytest.raises(
-        ConfigError,
-        match=rf"^{tmp_path}: .*second run \(No locks.*no locks; take another --run-dir",
-    ):
-        acquire_run_lock(str(tmp_path), unexpected)

@@ -235,13 +235,12 @@ def test_a_page_never_replaces_a_file_of_somebody_else_unless_forced(tmp_path):
     report.write(run, str(theirs))
 
 
-def test_the_page_shows_the_rate_of_a_device_its_share_of_the_peak_and_where_the_time_went(
+def test_the_page_shows_the_rate_of_a_device_and_where_the_time_went(
     tmp_path,
 ):
-    epoch = replace(EPOCH, rate_per_device=21.25, mfu_percent=41.5)
+    epoch = replace(EPOCH, rate_per_device=21.25)
     final = replace(FINAL, parts={"steps": 90.0, "waiting for data": 10.0})
     run = read(folder(tmp_path, [line(one) for one in (*steps(0, 10), epoch, EVALUATION, final)]))
     shown = {name: value for name, value, _ in report._tiles(run)}
     assert shown["samples/s per device"] == "21.2"
-    assert shown["MFU"] == "41.5\N{NO-BREAK SPACE}%"
     assert "Time: steps 90 % (90.0 s), waiting for data 10 % (10.0 s)." in sentences(run)
