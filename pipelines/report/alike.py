@@ -36,7 +36,7 @@ class SimilarPair(NamedTuple):
 
 
 def equal_images(rows: np.ndarray, candidates: np.ndarray) -> list[DuplicateGroup]:
-    """The rows of a catalog with equal images, among `candidates`; groups over several splits
+    """The rows of a catalog with equal images, among `candidates`; groups of several labels
     first.
     """
     content = rows["image_crc32c"].astype(np.uint64) << np.uint64(32) ^ rows["image_bytes"].astype(
@@ -57,7 +57,7 @@ def equal_images(rows: np.ndarray, candidates: np.ndarray) -> list[DuplicateGrou
         splits, labels = ({pair[column] for pair in firsts} for column in (0, 1))
         spread = list(dict.fromkeys([*reversed(firsts.values()), *samples]))
         found.append(DuplicateGroup(spread, len(splits), len(labels)))
-    return sorted(found, key=lambda group: (-group.num_splits, -group.num_labels, group.samples))
+    return sorted(found, key=lambda group: (-group.num_labels, -group.num_splits, group.samples))
 
 
 def similar_pairs(greys: np.ndarray, splits: np.ndarray) -> list[SimilarPair]:
