@@ -101,11 +101,8 @@ def curves(title: str, series: Mapping[str, Sequence[Point]], *, x_label: str) -
 
 
 def short(value: float) -> str:
-    """A number for an axis: `1,200`, `1.5M`, `0.25`."""
-    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if abs(value) >= size:
-            return f"{value / (1e3 if unit == 'k' else size):.4g}{unit}"
-    return f"{value:,.0f}" if value == int(value) else f"{value:.3g}"
+    """A number for an axis: `1,200`, `0.25`."""
+    return f"{value:,.10g}"
 
 
 def ticks(low: float, high: float, wanted: int = 5) -> list[float]:

@@ -59,14 +59,6 @@ def test_imagenet_in_1024_shards_by_hand():
     assert "pad repeats 881 (1,282,048 = 1,024 x 1,252)" in advice(found)
 
 
-def test_640_shards_over_32_replicas_leave_no_sample_out():
-    found = numbers(
-        1_280_000, num_shards={"": 640}, reading=Reading(global_batch_size=1024, num_replicas=32)
-    )
-    # 1,280,000 = 640 x 2,000 = 1,250 x 1,024
-    assert (found.steps.num_steps, found.steps.num_pads, found.steps.num_left_out) == (1250, 0, 0)
-
-
 @pytest.mark.parametrize("window", [256, 0])
 def test_mixing_is_the_figure_of_the_documentation(window):
     reading = Reading(global_batch_size=1024, num_lanes=256, block_size=38, window=window)
@@ -127,13 +119,6 @@ def test_what_a_run_would_refuse_is_refused_and_the_rest_still_shown(reading, me
     assert found.memory is None
 
 
-@pytest.mark.parametrize(
-    ("strategy", "readers"), [("spmd", 4), ("replica", 32), ("ddp", 32), ("single", 1)]
-)
-def test_who_reads_depends_on_the_strategy(strategy, readers):
-    assert Reading(num_replicas=32, num_hosts=4, strategy=strategy).num_readers == readers
-
-
 def test_a_budget_that_narrows_the_order_is_named():
     found = numbers(num_shards={"": 1024}, reading=Reading(global_batch_size=4096))
     assert found.order.window == 47
@@ -191,14 +176,7 @@ def test_a_stream_has_the_steps_and_the_memory_that_were_foreseen(built, num_rea
 
 
 FOUR = ["--global-batch-size", "4096", "--world", "4", "--hosts", "4"]
-BARE = [
-    "--samples",
-    "train=1281167,validation=50000",
-    "--mean-bytes",
-    "110000",
-    "--classes",
-    "1000",
-]
+BARE = ["--samples", "train=1281167,validation=50000", "--mean-bytes=110000", "--classes=1000"]
 
 
 def run(capsys: pytest.CaptureFixture[str], words: Sequence[str]) -> tuple[int, str, str]:
@@ -234,12 +212,6 @@ def test_the_numbers_come_as_json_too(capsys):
     }
     assert found["read_bytes"] == found["splits"]["train"]["tar_bytes"]
     assert found["assumption"].startswith("images are JPEGs")
-
-
-def test_a_refused_reading_is_printed_and_ends_with_2(capsys):
-    code, page, errors = run(capsys, [*BARE, "--world", "3", "--hosts", "2"])
-    assert (code, errors) == (2, "")
-    assert "refused: 3 replicas do not divide over 2 hosts" in page.replace("\n", " ")
 
 
 def test_a_manifest_is_enough_without_anything_else_of_the_set(built, tmp_path, capsys):
