@@ -301,22 +301,15 @@ def _duplicates(data: ReportData) -> Iterator[Finding]:
 
 
 def _classes(manifest: Manifest) -> Iterator[Finding]:
-    counts = {name: split.class_totals for name, split in manifest.splits.items()}
-    for name, numbers in counts.items():
-        empty = [_class_name(manifest, label) for label, number in enumerate(numbers) if not number]
-        if empty and len(empty) < len(numbers):
+    for name, split in manifest.splits.items():
+        totals = enumerate(split.class_totals)
+        empty = [_class_name(manifest, label) for label, number in totals if not number]
+        if empty and len(empty) < len(split.class_totals):
             text = (
                 f"Split {name} has no sample of {count(len(empty), 'class', 'classes')}:"
                 f" {_first_three(empty)}"
             )
             yield Finding("note", text, "numbers")
-    totals = [sum(numbers) for numbers in zip(*counts.values(), strict=True)]
-    if totals and min(totals) and max(totals) > 3 * min(totals):
-        text = (
-            f"The largest class has {max(totals) / min(totals):.3g} times as many samples as the"
-            " smallest."
-        )
-        yield Finding("note", text, "numbers")
 
 
 def _images(data: ReportData) -> Iterator[Finding]:
