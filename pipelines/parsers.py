@@ -293,7 +293,7 @@ def _add_export(export: Parser) -> None:
         action="extend",
         type=lambda text: text.split(","),
         metavar="READER,...",
-        help="any of wids, timm, energon, hf",
+        help="any of wids, hf",
     )
     export.add_argument(
         "--output",

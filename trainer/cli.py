@@ -329,12 +329,13 @@ def _merge_logs(options: argparse.Namespace) -> None:
 
 
 def _make_report(options: argparse.Namespace) -> None:
-    from shardset.html.page import size
+    from rich.filesize import decimal
+
     from trainer.tools import report
 
     _check_run_dir(options.run_dir)
     run, url, num_bytes = report.write(options.run_dir, options.output, force=options.force)
-    print(f"report: {url} ({size(num_bytes)}, {count(run.last_step, 'step')})")
+    print(f"report: {url} ({decimal(num_bytes)}, {count(run.last_step, 'step')})")
 
 
 def _export_model(options: argparse.Namespace) -> None:

@@ -184,12 +184,11 @@ def find_label(manifest: Manifest, wanted: str) -> int:
     """The label of the class that `wanted` names by wnid, name or label; raises ConfigError if none
     or several.
     """
-    for matches in (
-        lambda i: i.wnid == wanted,
-        lambda i: i.name == wanted,
-        lambda i: str(i.label) == wanted,
-    ):
-        labels = [info.label for info in manifest.classes if matches(info)]
+    number = int(wanted) if wanted.isdecimal() else -1
+    for kind in ("wnid", "name", "label"):
+        labels = [
+            info.label for info in manifest.classes if getattr(info, kind) in (wanted, number)
+        ]
         if len(labels) > 1:
             raise ConfigError(f"classes {labels} are all called {wanted!r}; give the label instead")
         if labels:

@@ -75,7 +75,7 @@ def spread(smallest: int, largest: int) -> str:
     return f"{smallest:,}" if smallest == largest else f"{smallest:,} to {largest:,}"
 
 
-def render_samples(samples: Sequence[SampleInfo], *, max_rows: int = MAX_ROWS) -> RenderableType:
+def render_samples(samples: Sequence[SampleInfo]) -> RenderableType:
     """Samples as a table; a single sample as a table of everything known about it."""
     if len(samples) == 1:
         return _sample_table(samples[0])
@@ -88,7 +88,6 @@ def render_samples(samples: Sequence[SampleInfo], *, max_rows: int = MAX_ROWS) -
         "samples",
         ["split", "shard", "position", "key", "name", "label", "class", "bytes"],
         rows,
-        max_rows,
     )
     return table if all(s.name is not None for s in samples) else Group(table, NO_NAMES)
 
@@ -121,8 +120,9 @@ def _sample_table(sample: SampleInfo) -> RenderableType:
 
 
 def _table(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], max_rows: int = MAX_ROWS
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], max_rows: int | None = None
 ) -> Table:
+    max_rows = max_rows or MAX_ROWS
     caption = (
         f"... and {len(rows) - max_rows:,} more (all of them with --json)"
         if len(rows) > max_rows

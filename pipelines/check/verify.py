@@ -20,6 +20,7 @@ from pipelines.write import history, replace
 from shardset.errors import ConfigError, DamagedShard, StorageError
 from shardset.format import manifest as manifests
 from shardset.format.manifest import Manifest
+from shardset.program import count
 from shardset.storage.base import Storage
 from shardset.storage.checked import read_object
 
@@ -62,20 +63,14 @@ ShowProgress = Callable[[int, int, int], None]
 """Takes the shards that were checked, those of the whole set, and the bytes that were read."""
 
 
-def verify(
-    url: str,
-    *,
-    deep: bool,
-    progress: ShowProgress | None = None,
-    min_process_bytes: int = MIN_PROCESS_BYTES,
-) -> VerifyReport:
+def verify(url: str, *, deep: bool, progress: ShowProgress | None = None) -> VerifyReport:
     """Every problem of the shard set at `url` (its manifest or folder, or a view of it, which is
     checked too).
 
     Shallow: every listed object exists with its size and CRC32C, no unlisted shard is next to them,
     the quarantine list has the listed length. Deep: also reads each tar and index, compares them
     with each other and with the manifest, decodes every image, and checks that keys are unique over
-    all splits. Uses all cores; processes if the shards hold `min_process_bytes` or more. Raises
+    all splits. Uses all cores; processes if the shards hold MIN_PROCESS_BYTES or more. Raises
     ManifestError without a valid manifest.
     """
     manifest, storage, _ = manifests.load(url).without_view()
@@ -95,7 +90,7 @@ def verify(
         for name, split in manifest.splits.items()
         for shard in split.shards
     ]
-    checked = _check_all(tasks, progress, min_process_bytes)
+    checked = _check_all(tasks, progress)
     problems = [
         *_table_problems(storage, manifest),
         *(problem for findings in checked for problem in findings.problems),
@@ -129,8 +124,7 @@ def render(report: VerifyReport, *, max_problems: int = 100) -> str:
     sums up.
     """
     lines = lines_of(report.problems, max_problems, " (all of them with --json)")
-    count = len(report.problems)
-    outcome = f"{count:,} problem{'s' if count > 1 else ''}" if count else "no problem"
+    outcome = count(len(report.problems), "problem") if report.problems else "no problem"
     images = f", {report.num_images:,} images decoded" if report.deep else ""
     read = (
         f"{report.num_shards:,} shards, {report.num_samples:,} samples, {report.num_bytes:,} bytes"
@@ -144,10 +138,8 @@ def to_json(report: VerifyReport) -> str:
     return json.dumps({"ok": report.ok, **msgspec.to_builtins(report)}, indent=1)
 
 
-def _check_all(
-    tasks: list[ShardTask], progress: ShowProgress | None, min_process_bytes: int
-) -> list[ShardFindings]:
-    with _executor(tasks, min_process_bytes) as executor:
+def _check_all(tasks: list[ShardTask], progress: ShowProgress | None) -> list[ShardFindings]:
+    with _executor(tasks) as executor:
         futures = [executor.submit(check_shard, task) for task in tasks]
         num_bytes = 0
         for done, future in enumerate(as_completed(futures), 1):
@@ -157,13 +149,13 @@ def _check_all(
     return [future.result() for future in futures]
 
 
-def _executor(tasks: list[ShardTask], min_process_bytes: int) -> Executor:
+def _executor(tasks: list[ShardTask]) -> Executor:
     if not tasks or not tasks[0].deep:
         return ThreadPoolExecutor(SHALLOW_THREADS)
     sizes = [task.shard.num_bytes for task in tasks]
     workers = min(os.cpu_count() or 1, len(tasks), max(1, MEMORY_BYTES // max(sizes)))
     # Other processes can't see a memory:// set, and one worker gains nothing from a process.
-    if not tasks[0].storage.is_shared or workers == 1 or sum(sizes) < min_process_bytes:
+    if not tasks[0].storage.is_shared or workers == 1 or sum(sizes) < MIN_PROCESS_BYTES:
         return ThreadPoolExecutor(workers)
     return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
 

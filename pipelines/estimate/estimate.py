@@ -10,21 +10,19 @@ from rich.table import Table
 from rich.text import Text
 
 from pipelines import summary
-from pipelines.estimate.advice import advice_on
 from pipelines.estimate.reading import (
     Mixing,
     Reading,
     Steps,
     gap_factor,
-    memory_of,
     mixing_of,
     steps_of,
 )
-from pipelines.estimate.stored import StoredSet
+from pipelines.estimate.stored import StoredSet, StoredSplit
 from shardset.errors import ConfigError
-from shardset.order.budget import Memory, fit_order
+from shardset.order.budget import DEFAULT_WINDOW, Memory, fit_memory, fit_order
 from shardset.order.epoch import Order
-from shardset.order.lanes import read_factor
+from shardset.order.lanes import check_world, rank_part, read_factor
 from shardset.program import count
 
 
@@ -57,7 +55,7 @@ def estimate(stored: StoredSet, split: str, reading: Reading) -> Estimate:
     order = fit_order(
         stored_split.shard_sizes,
         reading.order_options,
-        stored_bytes=stored_split.num_bytes,
+        stored_bytes=stored_split.plan.num_bytes,
         view=stored_split.view,
     )
     memory, steps, refusal = None, steps_of(order), ""
@@ -65,7 +63,7 @@ def estimate(stored: StoredSet, split: str, reading: Reading) -> Estimate:
         order.num_lanes, order.global_batch_size, reading.num_readers
     ) * gap_factor(order)
     try:
-        memory = memory_of(stored_split, order, reading)
+        memory = _memory_of(stored_split, order, reading)
     except ConfigError as error:
         refusal = str(error)
     return Estimate(
@@ -78,8 +76,32 @@ def estimate(stored: StoredSet, split: str, reading: Reading) -> Estimate:
         amplification=amplification,
         read_bytes=round(amplification * stored_split.mean_bytes * order.num_samples),
         memory=memory,
-        advice=[*advice_on(stored_split, order, reading, steps)],
+        advice=[*_advice(stored_split, order, reading, steps)],
         refusal=refusal,
+    )
+
+
+def _memory_of(stored: StoredSplit, order: Order, reading: Reading) -> Memory:
+    """The memory of one reader; raises the ConfigError with which a run of these numbers would
+    stop.
+    """
+    if reading.num_replicas % reading.num_hosts:
+        raise ConfigError(
+            f"{reading.num_replicas} replicas do not divide over {reading.num_hosts} hosts; "
+            f"use a number of hosts that divides {reading.num_replicas}"
+        )
+    check_world(reading.global_batch_size, 0, reading.num_replicas)
+    image_bytes = 3 * reading.image_size**2
+    # Images are kept as they are before PadCrop pads them.
+    keeps_images = reading.crop_padding is not None and reading.image_size
+    return fit_memory(
+        order,
+        reading.order_options,
+        # the largest share
+        rank_part(order.global_batch_size, reading.num_readers - 1, reading.num_readers),
+        stored_bytes=stored.plan.num_bytes,
+        image_bytes=image_bytes,
+        cache_bytes=stored.plan.num_stored * image_bytes if keeps_images else None,
     )
 
 
@@ -161,21 +183,9 @@ def _memory(memory: Memory, num_readers: int) -> str:
 def to_json(found: Estimate) -> dict[str, Any]:
     """The same numbers as JSON: bytes and counts."""
     stored, memory, order, reading = found.stored, found.memory, found.order, found.reading
-    splits = {
-        name: (
-            {
-                f"num_{part}": getattr(split.plan, f"num_{part}")
-                for part in ("dropped", "repeats", "shards")
-            }
-            | {"num_source_samples": split.plan.num_source, "num_samples": split.plan.num_stored}
-            | {"smallest_shard": min(split.shard_sizes), "largest_shard": max(split.shard_sizes)}
-            | {"tar_bytes": split.num_bytes, "mean_bytes": split.mean_bytes}
-        )
-        for name, split in stored.splits.items()
-    }
     return {
         "assumption": stored.assumption or None,
-        "splits": splits,
+        "splits": {name: _split_json(split) for name, split in stored.splits.items()},
         "num_classes": stored.num_classes,
         "split": found.split,
         "reading": asdict(reading) | {"num_readers": reading.num_readers},
@@ -188,3 +198,63 @@ def to_json(found: Estimate) -> dict[str, Any]:
         "advice": found.advice,
         "refusal": found.refusal or None,
     }
+
+
+def _split_json(split: StoredSplit) -> dict[str, Any]:
+    plan = split.plan
+    return {
+        "num_source_samples": plan.num_source,
+        "num_samples": plan.num_stored,
+        "num_shards": plan.num_shards,
+        "num_dropped": plan.num_dropped,
+        "num_repeats": plan.num_repeats,
+        "smallest_shard": min(split.shard_sizes),
+        "largest_shard": max(split.shard_sizes),
+        "tar_bytes": plan.num_bytes,
+        "mean_bytes": split.mean_bytes,
+    }
+
+
+def _advice(stored: StoredSplit, order: Order, reading: Reading, steps: Steps) -> Iterator[str]:
+    """A sentence or two for each number worth changing."""
+    if not stored.is_mixed:
+        yield (
+            f"Nobody promises that these tars are mixed: a step draws from {order.num_lanes:,}"
+            f" blocks of {order.block_size:,} neighbours; where these are alike, expect the first"
+            " number of `shuffle`. Raise --num-lanes or --window, or mix once: `build --source"
+            " webdataset`."
+        )
+    total, count = stored.plan.num_stored, stored.plan.num_shards
+    small, left = divmod(total, count)
+    if left and max(stored.shard_sizes) - min(stored.shard_sizes) <= 1:
+        yield (
+            f"{total:,} samples over {count:,} shards: {left:,} of {small + 1:,} and"
+            f" {count - left:,} of {small:,}. This trainer does not mind. For equal shards"
+            f" --remainder drop leaves out {left:,} ({total - left:,} = {count:,} x {small:,}),"
+            f" --remainder pad repeats {count - left:,} ({total + count - left:,} = {count:,} x"
+            f" {small + 1:,})."
+        )
+    size, replicas = order.global_batch_size, reading.num_replicas
+    if steps.num_left_out:
+        yield (
+            f"Each epoch leaves out {steps.num_left_out:,} samples, others each time, because"
+            f" {order.num_samples:,} is not a multiple of {size:,} (--last-batch drop)."
+        )
+    if steps.num_pads:
+        yield (
+            f"{order.num_samples:,} samples over batches of {size:,}: the last batch has"
+            f" {steps.num_last:,}, and {steps.num_pads:,} repeats of weight 0, which count"
+            " nowhere."
+        )
+    full = size % replicas
+    if full and size > replicas:
+        yield (
+            f"Batches of {size:,} over {replicas:,} replicas: {full:,} of them have"
+            f" {size // replicas + 1:,} samples, the others one less and a repeat of weight 0."
+        )
+    if reading.window is None and reading.num_lanes is None and order.window < DEFAULT_WINDOW:
+        yield (
+            f"The budget of {reading.budget_bytes / 2**30:.3g} GiB a reader lowers w from"
+            f" {DEFAULT_WINDOW} to {order.window}: neighbours in a shard stay together. Raise"
+            " --budget-bytes (in a run, --set budget_bytes), or store smaller images."
+        )

@@ -6,19 +6,15 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from pipelines import arguments
 from shardset.errors import ConfigError
-from shardset.order.budget import BUDGET_BYTES, Memory, OrderOptions, fit_memory
+from shardset.order.budget import BUDGET_BYTES, OrderOptions
 from shardset.order.epoch import LastBatch, Order
-from shardset.order.lanes import check_world, rank_part
 from shardset.settings import setting
-
-if TYPE_CHECKING:
-    from pipelines.estimate.stored import StoredSplit
 
 NUM_MEASURED, MEASURED_EVERY = 11, 100
 MEASURED_READS = 100_000
@@ -50,9 +46,11 @@ class Reading:
     budget_bytes: int = setting(BUDGET_BYTES, "bytes of memory of one reader", **_COUNT)
 
     def __post_init__(self) -> None:
-        for name in ("image_size", "crop_padding"):
-            if (value := getattr(self, name)) is not None and value < 0:
-                raise ConfigError(f"--{name.replace('_', '-')} is {value}, expected pixels from 0")
+        if min(self.image_size, self.crop_padding or 0) < 0:
+            raise ConfigError(
+                f"--image-size is {self.image_size} and --crop-padding is {self.crop_padding},"
+                " expected pixels from 0"
+            )
 
     @property
     def num_readers(self) -> int:
@@ -127,30 +125,6 @@ def gap_factor(order: Order) -> float:
     reads = order.reads_of(0, lanes, positions)
     once = np.unique(reads.first, return_index=True)[1]
     return float((reads.stop - reads.start)[once].sum() / reads.num_samples[once].sum())
-
-
-def memory_of(stored: "StoredSplit", order: Order, reading: Reading) -> Memory:
-    """The memory of one reader; raises the ConfigError with which a run of these numbers would
-    stop.
-    """
-    if reading.num_replicas % reading.num_hosts:
-        raise ConfigError(
-            f"{reading.num_replicas} replicas do not divide over {reading.num_hosts} hosts; "
-            f"use a number of hosts that divides {reading.num_replicas}"
-        )
-    check_world(reading.global_batch_size, 0, reading.num_replicas)
-    image_bytes = 3 * reading.image_size**2
-    # Images are kept as they are before PadCrop pads them.
-    keeps_images = reading.crop_padding is not None and reading.image_size
-    return fit_memory(
-        order,
-        reading.order_options,
-        # the largest share
-        rank_part(order.global_batch_size, reading.num_readers - 1, reading.num_readers),
-        stored_bytes=stored.num_bytes,
-        image_bytes=image_bytes,
-        cache_bytes=stored.plan.num_stored * image_bytes if keeps_images else None,
-    )
 
 
 def mixing_of(order: Order, num_classes: int) -> Mixing:

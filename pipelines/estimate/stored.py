@@ -1,7 +1,7 @@
 """The sizes of a shard set, from its manifest or from bare numbers; reads no sample."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from pipelines.config import BuildConfig
@@ -17,20 +17,19 @@ from shardset.order.selection import Selection
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSplit:
-    """One split: its plan, the samples in each shard, the bytes of its tars, whether these are
-    mixed, and its view.
+    """One split: its plan with the bytes of its tars, the samples in each shard, its view, and
+    whether the tars are mixed.
     """
 
     plan: SplitPlan
     shard_sizes: Sequence[int]
-    num_bytes: int
     view: Selection | None = None
     is_mixed: bool = True
 
     @property
     def mean_bytes(self) -> float:
         """Mean bytes of a sample in its tar, with headers and padding."""
-        return self.num_bytes / self.plan.num_stored
+        return self.plan.num_bytes / self.plan.num_stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +44,7 @@ class StoredSet:
     @property
     def num_bytes(self) -> int:
         """Bytes of all tars."""
-        return sum(split.num_bytes for split in self.splits.values())
+        return sum(split.plan.num_bytes for split in self.splits.values())
 
     def name_of_split(self, wanted: str | None) -> str:
         """The split to read: the one asked for, else `train`, else the first.
@@ -78,7 +77,6 @@ def from_manifest(url: str) -> StoredSet:
         splits[name] = StoredSplit(
             plan=plan,
             shard_sizes=split.shard_sizes,
-            num_bytes=split.num_tar_bytes,
             view=loaded.part(name).selection,
             is_mixed=all("mixed" in group.promises for group in split.groups),
         )
@@ -135,8 +133,8 @@ def _planned_split(
     # A header for each of the two fields, the block of the label, and half a block of padding of
     # the image.
     sample_bytes = mean_bytes + 3.5 * BLOCK
+    tar_bytes = round(sample_bytes * plan.num_stored) + len(END) * plan.num_shards
     return StoredSplit(
-        plan=plan,
+        plan=replace(plan, num_bytes=tar_bytes),
         shard_sizes=[plan.shard_size(number) for number in range(plan.num_shards)],
-        num_bytes=round(sample_bytes * plan.num_stored) + len(END) * plan.num_shards,
     )

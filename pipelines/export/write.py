@@ -1,22 +1,15 @@
-"""Writes the side files of other readers, from the manifest and the indexes of a shard set; never a
-tar.
-"""
+"""Writes the side files of other readers, from the manifest of a shard set; never a tar."""
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+import os.path
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pipelines.export.base import ShardSet, SideFile, SideFormat, prefix_of
-from pipelines.export.energon import ENERGON
-from pipelines.export.hf import HF
-from pipelines.export.shard_lists import TIMM, WIDS
+from pipelines.export.formats import FORMATS
 from shardset.errors import ConfigError, NotFound
 from shardset.format import manifest as manifests
 from shardset.storage.base import ABSENT, Storage
-from shardset.storage.open import open_storage
-
-FORMATS: dict[str, SideFormat] = {"wids": WIDS, "timm": TIMM, "energon": ENERGON, "hf": HF}
+from shardset.storage.open import is_address, open_storage
 
 Outcome = Literal["written", "replaced", "unchanged"]
 
@@ -37,78 +30,66 @@ def export(
     """Writes the side files of the readers named in `formats` for the set at `url`.
 
     A file with the same bytes is left alone. A different one is replaced with `overwrite`, else
-    ConfigError. No file of the shard set itself is ever written.
+    ConfigError before anything is written. No file of the shard set itself is ever written.
     """
     unknown = [name for name in formats if name not in FORMATS]
-    if unknown or not formats:
-        raise ConfigError(
-            f"no format {(unknown or [''])[0]!r} to export to; there are {', '.join(FORMATS)}"
-        )
+    if unknown:
+        raise ConfigError(f"no format {unknown[0]!r} to export to; there are {', '.join(FORMATS)}")
     manifest, storage, _ = manifests.load_whole(url)
     target = storage if output is None else open_storage(output)
-    prefixes = {
-        name: prefix_of(storage.url, target.url, FORMATS[name].takes, name) for name in formats
-    }
+    exported, contents = [], []
     for name in formats:
-        FORMATS[name].check(manifest)
-    exported: list[ExportedFile] = []
-    for name, prefix in prefixes.items():
-        files = list(
-            FORMATS[name].files(ShardSet(manifest=manifest, storage=storage, prefix=prefix))
-        )
-        exported += _write_all(target, name, files, overwrite=overwrite)
+        for path, content in FORMATS[name].files(manifest, _prefix(storage.url, target.url, name)):
+            exported.append(
+                ExportedFile(
+                    format=name,
+                    path=path,
+                    num_bytes=len(content),
+                    outcome=_outcome(target, path, content),
+                )
+            )
+            contents.append(content)
+    for file in exported:
+        if file.outcome == "replaced" and not overwrite:
+            raise ConfigError(
+                f"{target.url}/{file.path}: differs from what {file.format} gets from this"
+                " manifest; check it, then give --overwrite to replace it"
+            )
+    for file, content in zip(exported, contents, strict=True):
+        if file.outcome != "unchanged":
+            # A file that appeared since the check is not replaced unasked.
+            expected = ABSENT if file.outcome == "written" else None
+            target.write(file.path, content, if_generation=expected)
     return exported
 
 
 def render(exported: Sequence[ExportedFile]) -> str:
-    """One line for each format: its files, or the first and last of many."""
-    lines = []
-    for name in dict.fromkeys(file.format for file in exported):
-        files = [file for file in exported if file.format == name]
-        paths = [file.path for file in files]
-        shown = paths if len(paths) <= 6 else [*paths[:2], "...", paths[-1]]
-        outcomes = Counter(file.outcome for file in files)
-        counted = ", ".join(f"{number} {outcome}" for outcome, number in outcomes.items())
-        lines.append(
-            f"{name}: {counted}, {sum(file.num_bytes for file in files):,} bytes:"
-            f" {', '.join(shown)}"
-        )
-    return "\n".join(lines)
+    """A line for each file."""
+    return "\n".join(
+        f"{file.format}: {file.path}, {file.num_bytes:,} bytes, {file.outcome}" for file in exported
+    )
 
 
-def _write_all(
-    target: Storage, name: str, files: list[SideFile], *, overwrite: bool
-) -> Iterator[ExportedFile]:
-    """Writes the files of one format; checks all paths first, so that a conflict leaves nothing
-    half written.
+def _prefix(url: str, output: str, name: str) -> str:
+    """What leads from the folder `output` to the tars of the set at `url`; ConfigError if nothing
+    that the format takes does.
     """
-    outcomes = [_outcome(target, file) for file in files]
-    taken = [
-        file.path for file, outcome in zip(files, outcomes, strict=True) if outcome == "replaced"
-    ]
-    if taken and not overwrite:
-        more = f" and {len(taken) - 1} more" if len(taken) > 1 else ""
-        raise ConfigError(
-            f"{target.url}/{taken[0]}{more}: differs from what {name} gets from this manifest;"
-            " check it, then give --overwrite to replace it"
-        )
-    for file, outcome in zip(files, outcomes, strict=True):
-        if outcome != "unchanged":
-            # A file that appeared since the check is not replaced unasked.
-            expected = ABSENT if outcome == "written" else None
-            target.write(file.path, file.content, if_generation=expected)
-        yield ExportedFile(
-            format=name, path=file.path, num_bytes=len(file.content), outcome=outcome
-        )
+    if output == url:
+        return ""
+    if is_address(url) and FORMATS[name].takes_urls:
+        return f"{url}/"
+    if not (is_address(url) or is_address(output)):
+        # a link's .. is its target's
+        return os.path.relpath(os.path.realpath(url), os.path.realpath(output)) + "/"
+    raise ConfigError(
+        f"{name} takes relative paths to the tars, and none leads from {output} to {url}; leave"
+        " --output out, or copy the set first"
+    )
 
 
-def _outcome(target: Storage, file: SideFile) -> Outcome:
+def _outcome(target: Storage, path: str, content: bytes) -> Outcome:
     """What writing the file would do."""
     try:
-        same = (
-            target.stat(file.path).num_bytes == len(file.content)
-            and target.read(file.path) == file.content
-        )
+        return "unchanged" if target.read(path) == content else "replaced"
     except NotFound:
         return "written"
-    return "unchanged" if same else "replaced"

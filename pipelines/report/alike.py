@@ -2,6 +2,7 @@
 grey versions.
 """
 
+from collections import defaultdict
 from itertools import combinations
 from typing import NamedTuple
 
@@ -36,28 +37,30 @@ class SimilarPair(NamedTuple):
 
 
 def equal_images(rows: np.ndarray, candidates: np.ndarray) -> list[DuplicateGroup]:
-    """The rows of a catalog with equal images, among `candidates`; groups over several splits
+    """The rows of a catalog with equal images, among `candidates`; groups of several labels
     first.
     """
     content = rows["image_crc32c"].astype(np.uint64) << np.uint64(32) ^ rows["image_bytes"].astype(
         np.uint64
     )
     _, inverse, counts = np.unique(content[candidates], return_inverse=True, return_counts=True)
-    repeated = np.flatnonzero(counts[inverse] > 1)
-    order = repeated[np.argsort(inverse[repeated], kind="stable")]
-    groups: dict[int, list[int]] = {}
-    for number, sample in zip(inverse[order].tolist(), candidates[order].tolist(), strict=True):
-        groups.setdefault(number, []).append(sample)
-    found = []
-    for samples in groups.values():
-        firsts = {
-            (int(rows["split"][sample]), int(rows["label"][sample])): sample
-            for sample in reversed(samples)
-        }
-        splits, labels = ({pair[column] for pair in firsts} for column in (0, 1))
-        spread = list(dict.fromkeys([*reversed(firsts.values()), *samples]))
-        found.append(DuplicateGroup(spread, len(splits), len(labels)))
-    return sorted(found, key=lambda group: (-group.num_splits, -group.num_labels, group.samples))
+    is_repeated = counts[inverse] > 1
+    groups = defaultdict[int, list[int]](list)
+    for number, sample in zip(
+        inverse[is_repeated].tolist(), candidates[is_repeated].tolist(), strict=True
+    ):
+        groups[number].append(sample)
+    found = [_spread(rows, samples) for samples in groups.values()]
+    return sorted(found, key=lambda group: (-group.num_labels, -group.num_splits, group.samples))
+
+
+def _spread(rows: np.ndarray, samples: list[int]) -> DuplicateGroup:
+    """The group of these samples, with one of each split and label first."""
+    kinds = rows[["split", "label"]][samples].tolist()
+    firsts = dict(zip(reversed(kinds), reversed(samples), strict=True))
+    splits, labels = map(set, zip(*firsts, strict=True))
+    in_order = dict.fromkeys([*reversed(firsts.values()), *samples])
+    return DuplicateGroup(list(in_order), len(splits), len(labels))
 
 
 def similar_pairs(greys: np.ndarray, splits: np.ndarray) -> list[SimilarPair]:

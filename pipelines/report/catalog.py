@@ -149,16 +149,13 @@ def read_images(
     """
     rows = catalog.rows[samples]
     order = np.lexsort((rows["image_start"], rows["shard"]))
-    by_shard = (
-        np.split(samples[order], np.flatnonzero(np.diff(rows["shard"][order])) + 1)
-        if len(samples)
-        else []
-    )
+    ends = np.flatnonzero(np.diff(rows["shard"][order])) + 1
+    by_shard = [group.tolist() for group in np.split(samples[order], ends) if len(group)]
     results: dict[int, T] = {}
     damage: list[Problem] = []
     with ThreadPoolExecutor(THREADS) as threads:
         for used, damaged in threads.map(
-            lambda group: _read_shard(storage, catalog, group.tolist(), use), by_shard
+            lambda group: _read_shard(storage, catalog, group, use), by_shard
         ):
             results |= used
             damage += damaged
@@ -169,33 +166,27 @@ def _read_shard(
     storage: Storage, catalog: Catalog, samples: list[int], use: Callable[[bytes], T]
 ) -> tuple[dict[int, T], list[Problem]]:
     """See `read_images`, for rows of one shard in the order of their images."""
-    rows, path, results, problems = catalog.rows[samples], catalog.path(samples[0]), {}, []
-    starts, stops = rows["image_start"], rows["image_start"] + rows["image_bytes"]
-    images = [
-        *zip(starts.tolist(), stops.tolist(), rows["image_crc32c"].tolist(), samples, strict=True)
-    ]
+    rows, path = catalog.rows[samples], catalog.path(samples[0])
+    starts, checksums = rows["image_start"].tolist(), rows["image_crc32c"].tolist()
+    ranges = list(zip(starts, (rows["image_start"] + rows["image_bytes"]).tolist(), strict=True))
+    results: dict[int, T] = {}
+    problems: list[Problem] = []
     try:
-        for together in coalesce(
-            [image[:2] for image in images], max_gap=MAX_GAP, max_bytes=MAX_READ
-        ):
-            first = images[together][0][0]
-            data = storage.read(path, first, max(stop for _, stop, *_ in images[together]))
-            for start, stop, checksum, sample in images[together]:
-                image, where = (
-                    data[start - first : stop - first],
-                    f"{path}, sample {catalog.key(sample)}",
-                )
-                if crc32c_of(image) != checksum:
+        for together in coalesce(ranges, max_gap=MAX_GAP, max_bytes=MAX_READ):
+            first = starts[together][0]
+            data = storage.read(path, first, max(stop for _, stop in ranges[together]))
+            for number in range(len(samples))[together]:
+                start, stop = ranges[number]
+                image = data[start - first : stop - first]
+                if crc32c_of(image) != checksums[number]:
                     image = storage.read(path, start, stop)
-                if crc32c_of(image) != checksum:
-                    problems.append(
-                        Problem(
-                            where, "its CRC32C is not that of the index; rebuild with --only-shards"
-                        )
-                    )
+                where = f"{path}, sample {catalog.key(samples[number])}"
+                if crc32c_of(image) != checksums[number]:
+                    text = "its CRC32C is not that of the index; rebuild with --only-shards"
+                    problems.append(Problem(where, text))
                     continue
                 try:
-                    results[sample] = use(image)
+                    results[samples[number]] = use(image)
                 except UndecodableImage as error:
                     text = f"can't be decoded: {error}; build again with --verify decode"
                     problems.append(Problem(where, text))

@@ -4,12 +4,10 @@ Everything is bounded and depends only on the set, so that the same set and limi
 page.
 """
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from pipelines.check.inspect import counted
 from pipelines.check.problems import Problem, check_quarantine
@@ -17,12 +15,10 @@ from pipelines.images.encode import thumbnail_of
 from pipelines.images.options import ImageOptions, options_to_read
 from pipelines.report import alike
 from pipelines.report.alike import DuplicateGroup, SimilarPair
-from pipelines.report.catalog import MAX_SAMPLES, THREADS, Catalog, open_catalog, ranks, read_images
-from shardset.format.catalog import read_rows
+from pipelines.report.catalog import MAX_SAMPLES, Catalog, open_catalog, ranks, read_images
 from shardset.format.manifest import LoadedSet, Manifest
 from shardset.html import page
 from shardset.html.page import Picture
-from shardset.storage.base import Storage
 
 CLASS_PICTURES = 480
 MAX_PICTURES_EACH = 12
@@ -55,17 +51,14 @@ class ImageStats:
 class ReportData:
     """Everything that the page shows beyond the manifest; samples are rows of the catalog.
 
-    `num_chosen` images were chosen for decoding; `images` holds those that decoded. `sizes` is int
-    [images, 3]: split, width, height; of all images where each tar has a catalogue
-    (`has_all_sizes`), else of the decoded ones. `by_class` has samples by label.
+    `num_chosen` images were chosen for decoding; `images` holds those that decoded. `by_class` has
+    samples by label.
     """
 
     manifest: Manifest
     catalog: Catalog
     num_chosen: int
     images: dict[int, ImageStats]
-    sizes: np.ndarray
-    has_all_sizes: bool
     duplicates: list[DuplicateGroup]
     near_duplicates: list[SimilarPair]
     by_class: dict[int, list[int]]
@@ -85,11 +78,6 @@ def collect(loaded: LoadedSet, *, max_images: int, max_samples: int = MAX_SAMPLE
     images, damaged_images = read_images(
         storage, catalog, chosen, lambda image: _stats(image, options)
     )
-    splits = catalog.rows["split"]
-    decoded_sizes = np.array(
-        [(splits[row], each.width, each.height) for row, each in images.items()]
-    ).reshape(-1, 3)
-    sizes = _all_sizes(storage, catalog)
     duplicates = alike.equal_images(catalog.rows, catalog.originals())
     pairs = _similar(catalog, images)
     by_class = _by_class(catalog, len(manifest.classes))
@@ -111,8 +99,6 @@ def collect(loaded: LoadedSet, *, max_images: int, max_samples: int = MAX_SAMPLE
         catalog=catalog,
         num_chosen=len(chosen),
         images=images,
-        sizes=decoded_sizes if sizes is None else sizes,
-        has_all_sizes=sizes is not None,
         duplicates=duplicates,
         near_duplicates=pairs,
         by_class=by_class,
@@ -147,29 +133,6 @@ def _stats(image: bytes, options: ImageOptions) -> ImageStats:
     return ImageStats(
         small.width, small.height, np.asarray(grey), small.transparent, small.turned, flat
     )
-
-
-def _all_sizes(storage: Storage, catalog: Catalog) -> np.ndarray | None:
-    """The sizes of all images, from the catalogues beside the tars;
-    None unless each tar has one.
-    """
-    # one request where none is
-    if not catalog.shards or read_rows(storage, catalog.shards[0]) is None:
-        return None
-    with ThreadPoolExecutor(THREADS) as threads:
-        tables = list(
-            threads.map(
-                lambda shard: read_rows(storage, shard, ["width", "height"]), catalog.shards
-            )
-        )
-    stored = [table for table in tables if table is not None]
-    if len(stored) < len(tables):
-        return None
-    rows = pa.concat_tables(stored)
-    samples = catalog.rows[catalog.originals()]
-    at = np.cumsum([0, *map(len, stored)])[samples["shard"]] + samples["position"]
-    sides = [rows[name].fill_null(0).to_numpy()[at] for name in ("width", "height")]
-    return np.stack([samples["split"], *sides], axis=1).compress(sides[0] > 0, axis=0)
 
 
 def _similar(catalog: Catalog, images: dict[int, ImageStats]) -> list[SimilarPair]:

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from rich.filesize import decimal
+
 from pipelines.check.problems import lines_of
 from pipelines.check.render import spread
 from pipelines.config import BuildConfig
@@ -14,8 +16,8 @@ from pipelines.report import alike
 from pipelines.report.collect import MAX_GROUP_SHOWN, MAX_SHOWN, ReportData, collect
 from shardset.errors import ConfigError, ShardsetError
 from shardset.format import manifest as manifests
-from shardset.format.manifest import Manifest
-from shardset.html import page, plots
+from shardset.format.manifest import Manifest, Split
+from shardset.html import page
 from shardset.html.page import Finding, Picture, clip
 from shardset.html.plots import Bars
 from shardset.program import count
@@ -82,7 +84,7 @@ def after_build(config: BuildConfig) -> str | None:
 def summary(written: WrittenPage) -> list[str]:
     """The lines that the verb prints."""
     decoded = count(len(written.data.images), "image")
-    size = page.size(written.num_bytes)
+    size = decimal(written.num_bytes)
     damage = lines_of(written.data.damage, MAX_DAMAGE_PRINTED)
     return [*damage, f"report: {written.path} ({size}, {decoded} decoded)"]
 
@@ -106,16 +108,14 @@ def to_json(written: WrittenPage) -> dict[str, Any]:
 
 def render(data: ReportData) -> bytes:
     """The page as UTF-8."""
-    manifest = data.manifest
-    splits = manifest.splits
-    samples, shards = (
-        sum(getattr(row, name) for row in splits.values()) for name in ("num_samples", "num_shards")
-    )
-    reasons = Counter(
-        (str(entry.get("split", "")), str(entry.get("reason", ""))) for entry in data.rejected
-    )
-    titles = ["Damage"] * bool(data.damage) + ["Classes"] * bool(manifest.classes)
-    titles += ["Images", "Duplicates", "Bad input", "Provenance"]
+    manifest, splits = data.manifest, data.manifest.splits
+    num_samples = sum(split.num_samples for split in splits.values())
+    num_shards = sum(split.num_shards for split in splits.values())
+    num_bytes = sum(split.num_tar_bytes for split in splits.values())
+    num_classes = len(manifest.classes)
+    columns = _split_columns(splits)
+    titles = ["Summary", *["Damage"] * bool(data.damage)]
+    titles += ["Images", "Duplicates", "Numbers", "Bad input", "Provenance"]
     return page.render(
         "pipelines.report",
         "report.html",
@@ -124,79 +124,32 @@ def render(data: ReportData) -> bytes:
         max_rows=MAX_ROWS,
         min_alike=alike.MIN_ALIKE,
         title=f"Shard set from {manifest.provenance.source}",
-        subtitle=f"{count(samples, 'sample')} in {count(shards, 'shard')}, "
-        f"digest {manifest.digest[:16]}",
+        subtitle=f"{count(num_samples, 'sample')} of {count(num_classes, 'class', 'classes')} in "
+        f"{count(num_shards, 'shard')}, {decimal(num_bytes)}, digest {manifest.digest[:16]}",
         sections=[(title.split()[0].lower(), title) for title in titles],
         closing="Made from the set alone: the same set and limits give the same page, "
         "without scripts or links.",
-        tiles=[
-            (
-                "samples",
-                f"{samples:,}",
-                _first_four({name: split.num_samples for name, split in splits.items()}),
-            ),
-            ("classes", f"{len(manifest.classes):,}", ""),
-            (
-                "shards",
-                f"{shards:,}",
-                _first_four({name: split.num_shards for name, split in splits.items()}),
-            ),
-            (
-                "size",
-                page.size(sum(split.num_tar_bytes for split in splits.values())),
-                "of all tars",
-            ),
-            ("quarantined", f"{manifest.quarantine.count:,}", ""),
-            ("fixed", f"{sum(manifest.fixes.values()):,}", ""),
-        ],
         findings=list(findings(data)),
-        splits=[
-            (
-                name,
-                split.num_samples,
-                split.num_shards,
-                spread(min(split.shard_sizes), max(split.shard_sizes)),
-                page.size(split.num_tar_bytes),
-                page.size(split.mean_bytes),
-                split.num_source_samples,
-                split.num_dropped,
-                split.num_repeats,
-                " ".join(split.fields),
-            )
-            for name, split in splits.items()
-        ],
-        class_bars=Bars(
-            "Samples of each class",
-            "class",
-            list(splits),
-            [
-                (
-                    f"{info.label} {info.name} {info.wnid or ''}",
-                    [one.class_totals[info.label] for one in splits.values()],
-                )
-                for info in manifest.classes[:MAX_CLASSES]
-            ],
-        ),
+        split_columns=list(columns),
+        split_rows=list(zip(*columns.values(), strict=True)),
+        class_bars=_class_bars(manifest),
         class_sheets=[_sheet(data, label, samples) for label, samples in data.by_class.items()],
         image_text=_image_text(data),
-        image_bars=list(_image_bars(data)),
+        sizes=list(_sizes(data)),
         duplicates=[
             (
                 _spread(group),
-                _members(data, group.samples[:MAX_GROUP_SHOWN]),
+                _captioned(data, group.samples[:MAX_GROUP_SHOWN]),
                 len(group.samples) - MAX_GROUP_SHOWN,
             )
             for group in data.duplicates[:MAX_SHOWN]
         ],
         near_duplicates=[
-            (f"{pair.alike:.3f} alike", _members(data, [pair.left, pair.right]), 0)
+            (f"{pair.alike:.3f} alike", _captioned(data, [pair.left, pair.right]), 0)
             for pair in data.near_duplicates[:MAX_SHOWN]
         ],
         damage=[(each.where, each.sentence) for each in data.damage[:MAX_ROWS]],
-        reasons=[
-            (*reason, number)
-            for reason, number in sorted(reasons.items(), key=lambda each: (-each[1], each[0]))
-        ],
+        reasons=_reasons(data.rejected),
         rejected=[
             [entry.get(name, "") for name in ("name", "split", "reason")]
             for entry in data.rejected[:MAX_ROWS]
@@ -208,36 +161,67 @@ def render(data: ReportData) -> bytes:
     )
 
 
-def _first_four(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {number:,}" for name, number in list(counts.items())[:4])
+def _split_columns(splits: Mapping[str, Split]) -> dict[str, list[Any]]:
+    """The columns of the table of splits, without those that are 0 everywhere."""
+    each = splits.values()
+    columns: dict[str, list[Any]] = {
+        "split": list(splits),
+        "samples#": [split.num_samples for split in each],
+        "shards#": [split.num_shards for split in each],
+        "samples a shard#": [spread(min(s.shard_sizes), max(s.shard_sizes)) for s in each],
+        "size#": [decimal(split.num_tar_bytes) for split in each],
+        "mean sample#": [decimal(round(split.mean_bytes)) for split in each],
+        "raw samples#": [split.num_source_samples for split in each],
+        "dropped#": [split.num_dropped for split in each],
+        "repeats#": [split.num_repeats for split in each],
+        "fields": [" ".join(split.fields) for split in each],
+    }
+    return {name: values for name, values in columns.items() if any(values)}
+
+
+def _class_bars(manifest: Manifest) -> Bars:
+    rows = [
+        (
+            f"{info.label} {info.name} {info.wnid or ''}",
+            [split.class_totals[info.label] for split in manifest.splits.values()],
+        )
+        for info in manifest.classes[:MAX_CLASSES]
+    ]
+    return Bars("Samples of each class", "class", list(manifest.splits), rows)
+
+
+def _reasons(rejected: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, int]]:
+    """(split, reason, raw samples), the most frequent first."""
+    counts = Counter(
+        (str(entry.get("split", "")), str(entry.get("reason", ""))) for entry in rejected
+    )
+    return [(*reason, number) for reason, number in counts.most_common()]
 
 
 def _sheet(data: ReportData, label: int, samples: Sequence[int]) -> tuple[str, list[Shown], int]:
     """(title, samples of a contact sheet, samples without a picture)."""
-    name = class_name(data.manifest, label)
-    shown = [sample for sample in samples if sample in data.pictures]
+    name = _class_name(data.manifest, label)
     sheet: list[Shown] = [
-        (data.pictures[one], f"{data.catalog.key(one)}, {name}", []) for one in shown
+        (data.pictures[sample], f"{data.catalog.key(sample)}, {name}", [])
+        for sample in samples
+        if sample in data.pictures
     ]
-    return f"{label} {name}" if label >= 0 else name, sheet, len(samples) - len(shown)
+    return f"{label} {name}" if label >= 0 else name, sheet, len(samples) - len(sheet)
 
 
-def _members(data: ReportData, samples: Sequence[int]) -> list[Shown]:
+def _captioned(data: ReportData, samples: Sequence[int]) -> list[Shown]:
     """Samples of a contact sheet, with their class, key and shard."""
-    keys = [data.catalog.key(sample) for sample in samples]
-    labels = [
-        class_name(data.manifest, int(data.catalog.rows["label"][sample])) for sample in samples
-    ]
-    return [
-        (data.pictures.get(sample), key, [label, key, data.catalog.path(sample)])
-        for sample, key, label in zip(samples, keys, labels, strict=True)
-    ]
+    shown: list[Shown] = []
+    for sample in samples:
+        key = data.catalog.key(sample)
+        label = _class_name(data.manifest, int(data.catalog.rows["label"][sample]))
+        shown.append((data.pictures.get(sample), key, [label, key, data.catalog.path(sample)]))
+    return shown
 
 
 def _spread(group: alike.DuplicateGroup) -> str:
-    kinds = ["in several splits"] * (group.num_splits > 1) + ["under different labels"] * (
-        group.num_labels > 1
-    )
+    kinds = ["under different labels"] * (group.num_labels > 1)
+    kinds += ["in several splits"] * (group.num_splits > 1)
     return f"{count(len(group.samples), 'sample')} {' and '.join(kinds) or 'in one split'}"
 
 
@@ -247,31 +231,24 @@ def _image_text(data: ReportData) -> str:
         return "No sample has an image."
     text = f"{count(len(data.images), 'image')} of {num_images:,} were decoded."
     if data.num_chosen < num_images:
-        text += (
-            " They are a fixed random choice; `python -m pipelines report --images N` decodes N."
-        )
+        text += " They are a fixed random choice; python -m pipelines report --images N decodes N."
     return text
 
 
-def _image_bars(data: ReportData) -> Iterator[Bars]:
-    """The most frequent sizes, and the shorter sides if they differ."""
-    splits = data.catalog.splits
-    sizes = Counter(map(tuple, data.sizes[:, 1:].tolist()))
-    if sizes:
-        by_split = Counter(map(tuple, data.sizes.tolist()))
-        most = sorted(sizes, key=lambda size: (-sizes[size], size))[:10]
-        counts = [
-            (f"{w} x {h}", [by_split[number, w, h] for number in range(len(splits))])
-            for w, h in most
+def _sizes(data: ReportData) -> Iterator[tuple[str, int, str, int, int, int]]:
+    """For each split: its decoded images, their most frequent size, and their shorter sides."""
+    split_of = data.catalog.rows["split"]
+    for number, name in enumerate(data.catalog.splits):
+        sizes = [
+            (image.width, image.height)
+            for sample, image in data.images.items()
+            if split_of[sample] == number
         ]
-        which = "all" if data.has_all_sizes else "the decoded"
-        yield Bars(f"Most frequent sizes of {which} images", "width x height", splits, counts)
-    if len(sizes) > 1:
-        shorter = data.sizes[:, 1:].min(axis=1)
-        sides = {
-            name: shorter[data.sizes[:, 0] == number].tolist() for number, name in enumerate(splits)
-        }
-        yield plots.histogram("Shorter side", "pixels", sides)
+        if sizes:
+            (width, height), times = Counter(sizes).most_common(1)[0]
+            sides = sorted(map(min, sizes))
+            most = f"{width} x {height} ({times / len(sizes):.0%})"
+            yield name, len(sizes), most, sides[0], sides[len(sides) // 2], sides[-1]
 
 
 # --- the summary: what is fine, and what needs attention ------------------------------------------
@@ -281,22 +258,18 @@ def findings(data: ReportData) -> Iterator[Finding]:
     """One sentence per finding, in the order of the page."""
     if data.damage:
         places = count(len(data.damage), "place")
-        yield Finding(
-            "bad",
-            f"{places} could not be read; `python -m pipelines verify --deep` checks all.",
-            "damage",
-        )
+        text = f"{places} could not be read; python -m pipelines verify --deep checks all."
+        yield Finding("bad", text, "damage")
     else:
-        decoded = count(data.num_chosen, "image that was", "images that were")
-        yield Finding("good", f"All indexes and the {decoded} decoded are as the manifest says.")
+        yield Finding("good", f"{count(data.num_chosen, 'image')} decoded; all checksums match.")
+    yield from _images(data)
     yield from _duplicates(data)
+    yield from _classes(data.manifest)
     if num_rejected := data.manifest.quarantine.count:
         rejected = count(num_rejected, "raw sample is", "raw samples are")
         yield Finding("note", f"{rejected} in quarantine: unusable, so left out.", "bad")
     else:
         yield Finding("good", "No raw sample was rejected.")
-    yield from _classes(data.manifest)
-    yield from _images(data)
     if left_out := data.catalog.num_left_out:
         text = (
             f"The set is so large that only some shards were read; {count(left_out, 'sample')} are"
@@ -305,8 +278,7 @@ def findings(data: ReportData) -> Iterator[Finding]:
         yield Finding("note", text)
 
 
-def class_name(manifest: Manifest, label: int) -> str:
-    """The name of a class, or `no label`."""
+def _class_name(manifest: Manifest, label: int) -> str:
     return manifest.class_name(label) or "no label"
 
 
@@ -314,78 +286,51 @@ def _duplicates(data: ReportData) -> Iterator[Finding]:
     groups = data.duplicates
     if not groups:
         yield Finding("good", "No two samples have the same image.")
-    across = sum(group.num_splits > 1 for group in groups)
-    conflicting = sum(group.num_labels > 1 for group in groups)
-    inside = sum(group.num_splits == 1 and group.num_labels == 1 for group in groups)
-    for level, number, one, many, text in [
-        (
-            "bad",
-            across,
-            "image is",
-            "images are",
-            "in several splits: evaluation meets what was trained on.",
-        ),
-        ("bad", conflicting, "image has", "images have", "more than one label."),
-        (
-            "note",
-            inside,
-            "image is",
-            "images are",
-            "stored more than once in a split, under one label.",
-        ),
-        (
-            "note",
-            len(data.near_duplicates),
-            "image looks",
-            "images look",
-            "much like an image of another split.",
-        ),
-    ]:
-        if number:
-            yield Finding(level, f"{count(number, one, many)} {text}", "duplicates")
+    if conflicting := sum(group.num_labels > 1 for group in groups):
+        text = f"{count(conflicting, 'image has', 'images have')} more than one label."
+        yield Finding("bad", text, "duplicates")
+    if across := sum(group.num_splits > 1 for group in groups):
+        text = "in several splits: evaluation meets what was trained on."
+        yield Finding("bad", f"{count(across, 'image is', 'images are')} {text}", "duplicates")
+    if inside := sum(group.num_splits == group.num_labels == 1 for group in groups):
+        text = "stored more than once in a split, under one label."
+        yield Finding("note", f"{count(inside, 'image is', 'images are')} {text}", "duplicates")
+    if pairs := len(data.near_duplicates):
+        text = "much like an image of another split."
+        yield Finding("note", f"{count(pairs, 'image looks', 'images look')} {text}", "duplicates")
 
 
 def _classes(manifest: Manifest) -> Iterator[Finding]:
-    counts = {name: split.class_totals for name, split in manifest.splits.items()}
-    for name, numbers in counts.items():
-        empty = [class_name(manifest, label) for label, number in enumerate(numbers) if not number]
-        if empty and len(empty) < len(numbers):
+    for name, split in manifest.splits.items():
+        totals = enumerate(split.class_totals)
+        empty = [_class_name(manifest, label) for label, number in totals if not number]
+        if empty and len(empty) < len(split.class_totals):
             text = (
                 f"Split {name} has no sample of {count(len(empty), 'class', 'classes')}:"
                 f" {_first_three(empty)}"
             )
-            yield Finding("note", text, "classes")
-    totals = [sum(numbers) for numbers in zip(*counts.values(), strict=True)]
-    if totals and min(totals) and max(totals) > 3 * min(totals):
-        text = (
-            f"The largest class has {max(totals) / min(totals):.3g} times as many samples as the"
-            " smallest."
-        )
-        yield Finding("note", text, "classes")
+            yield Finding("note", text, "numbers")
 
 
 def _images(data: ReportData) -> Iterator[Finding]:
-    flat = [data.catalog.key(sample) for sample, image in data.images.items() if image.flat]
-    for verb, verbs, number, text in [
-        ("is", "are", len(flat), f"nearly a single colour: {_first_three(flat)}"),
-        (
-            "has",
-            "have",
-            sum(image.transparent for image in data.images.values()),
+    images = data.images.values()
+    if flat := [data.catalog.key(sample) for sample, image in data.images.items() if image.flat]:
+        subject = count(len(flat), "decoded image is", "decoded images are")
+        yield Finding("note", f"{subject} nearly a single colour: {_first_three(flat)}", "images")
+    if transparent := sum(image.transparent for image in images):
+        subject = count(transparent, "decoded image has", "decoded images have")
+        text = (
             "transparency; the stream puts them on white, or on image.background; other readers "
-            "may ignore it and show the colours beneath.",
-        ),
-        (
-            "is",
-            "are",
-            sum(image.turned for image in data.images.values()),
+            "may ignore it and show the colours beneath."
+        )
+        yield Finding("note", f"{subject} {text}", "images")
+    if turned := sum(image.turned for image in images):
+        subject = count(turned, "decoded image is", "decoded images are")
+        text = (
             "stored turned, with an EXIF orientation; the stream turns them upright, other readers "
-            "may not.",
-        ),
-    ]:
-        if number:
-            subject = count(number, f"decoded image {verb}", f"decoded images {verbs}")
-            yield Finding("note", f"{subject} {text}", "images")
+            "may not."
+        )
+        yield Finding("note", f"{subject} {text}", "images")
 
 
 def _first_three(names: list[str]) -> str:

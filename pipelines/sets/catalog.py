@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from pipelines.images.options import ImageOptions, options_to_read
 from pipelines.plan.files import in_order
-from pipelines.report.catalog import rows_of_index
 from shardset.errors import ConfigError, UndecodableImage
 from shardset.format import manifest as manifests
 from shardset.format import naming
@@ -18,8 +17,8 @@ from shardset.format.catalog import FOOTER, SCHEMA, read_rows
 from shardset.format.images import format_of
 from shardset.format.images.orientation import orientation_of, upright_size
 from shardset.format.images.pillow import opened
-from shardset.format.index import index_fields
-from shardset.format.manifest import LoadedSet
+from shardset.format.index import first_images, index_fields
+from shardset.format.manifest import LoadedSet, Shard
 from shardset.format.originals import read_origins
 from shardset.format.parquet import table_to_bytes
 from shardset.prepared import JSON_ERRORS
@@ -38,13 +37,8 @@ def write_catalog(url: str) -> list[str]:
     """
     loaded = manifests.load_whole(url)
     options = options_to_read(loaded.manifest)
-    tasks = [
-        (name, number)
-        for name, split in loaded.manifest.splits.items()
-        for number in range(split.num_shards)
-    ]
     with ThreadPoolExecutor(THREADS) as threads:
-        written = threads.map(lambda task: _write(loaded, task[0], task[1], options), tasks)
+        written = threads.map(lambda shard: _write(loaded, shard, options), loaded.manifest.shards)
         return [path for path in written if path is not None]
 
 
@@ -64,10 +58,9 @@ def read_catalog(loaded: LoadedSet, split: str) -> pa.Table:
     return pa.concat_tables([table for table in tables if table is not None])
 
 
-def _write(loaded: LoadedSet, split: str, number: int, options: ImageOptions) -> str | None:
+def _write(loaded: LoadedSet, shard: Shard, options: ImageOptions) -> str | None:
     """Writes the file of a shard and returns its path; None if it was there."""
     manifest, storage, _ = loaded
-    shard = manifest.split(split).shards[number]
     if read_rows(storage, shard) is not None:
         return None
     index = read_index(storage, shard)
@@ -80,23 +73,22 @@ def _write(loaded: LoadedSet, split: str, number: int, options: ImageOptions) ->
             "rebuild the shard with --only-shards",
         )
     )
-    rows, labels = rows_of_index(index, 0, shard.first_id), index["label"].tolist()
-    images = zip(rows["image_start"].tolist(), rows["image_bytes"].tolist(), strict=True)
+    labels = index["label"].tolist()
+    starts, lengths = first_images(index)
     sizes = [
         _size(bytes(tar[start : start + size]), options) if size else (None, None)
-        for start, size in images
+        for start, size in zip(starts.tolist(), lengths.tolist(), strict=True)
     ]
     texts = index[".json"].tolist() if "json" in index_fields(index) else [(0, 0)] * len(index)
     origins = read_origins(storage, shard.path, index["key"])
-    names = [info.name for info in manifest.classes]
     columns: dict[str, Any] = {
         "id": shard.first_id + np.arange(len(index)),
         "key": index["key"].astype(str),
         "label": labels,
-        "class": [names[label] if 0 <= label < len(names) else None for label in labels],
+        "class": [manifest.class_name(label) or None for label in labels],
         "width": [width for width, _ in sizes],
         "height": [height for _, height in sizes],
-        "bytes": rows["image_bytes"],
+        "bytes": lengths,
         "source": [origin.name for origin in origins] if origins else [None] * len(index),
         "json": [
             _json(bytes(tar[start : start + size])) if size else None for start, size in texts

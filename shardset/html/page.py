@@ -66,7 +66,7 @@ def render(package: str, template: str, **values: Any) -> bytes:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"clip": clip, "size": size, "count": count}
+    environment.filters |= {"clip": clip, "count": count}
     return (
         environment.get_template(template).render(tool=_TOOL, **values).encode("utf-8", "replace")
     )
@@ -116,16 +116,6 @@ def _shown(letter: str) -> str:
     # ideographic space.
     is_shown = letter.isprintable() or unicodedata.category(letter) == "Zs"
     return letter if is_shown else "\N{REPLACEMENT CHARACTER}"
-
-
-def size(num_bytes: float) -> str:
-    """A size in decimal units: `12 bytes`, `3.4 kB`, `1.2 GB`."""
-    if num_bytes < 1000:
-        return f"{num_bytes:.0f} bytes"
-    for unit, factor in (("kB", 1e3), ("MB", 1e6), ("GB", 1e9)):
-        if num_bytes < 1000 * factor:
-            return f"{num_bytes / factor:.3g} {unit}"
-    return f"{num_bytes / 1e12:,.1f} TB"
 
 
 def _text(package: str, name: str) -> str:

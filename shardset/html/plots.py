@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-import numpy as np
-
 WIDTH, HEIGHT = 380, 240
 """Small enough that letters of 12 units stay readable when a phone shrinks the plot to its width.
 """
@@ -18,8 +16,6 @@ LEFT, RIGHT, TOP, BOTTOM = 52, 366, 14, 200
 MAX_POINTS = 300
 MAX_DOTS = 30
 """Curves of more points have a dot at the last one only."""
-
-BINS = 12
 
 Point = tuple[float, float]
 
@@ -104,31 +100,9 @@ def curves(title: str, series: Mapping[str, Sequence[Point]], *, x_label: str) -
     )
 
 
-def histogram(caption: str, label: str, series: Mapping[str, Sequence[float]]) -> Bars:
-    """The number of values in each of BINS intervals of equal width; one row if all values are
-    equal.
-    """
-    every = [*itertools.chain(*series.values())]
-    edges = np.linspace(min(every), max(every), BINS + 1 if max(every) > min(every) else 2)
-    counts = [np.histogram(values, edges)[0].tolist() for values in series.values()]
-    names = [
-        f"{a:,.4g}" if a == b else f"{a:,.4g} to {b:,.4g}"
-        for a, b in itertools.pairwise(edges.tolist())
-    ]
-    return Bars(
-        caption,
-        label,
-        list(series),
-        list(zip(names, map(list, zip(*counts, strict=True)), strict=True)),
-    )
-
-
 def short(value: float) -> str:
-    """A number for an axis: `1,200`, `1.5M`, `0.25`."""
-    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if abs(value) >= size:
-            return f"{value / (1e3 if unit == 'k' else size):.4g}{unit}"
-    return f"{value:,.0f}" if value == int(value) else f"{value:.3g}"
+    """A number for an axis: `1,200`, `0.25`."""
+    return f"{value:,.10g}"
 
 
 def ticks(low: float, high: float, wanted: int = 5) -> list[float]:

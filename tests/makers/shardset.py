@@ -168,6 +168,13 @@ def publish(storage: Storage, manifest: Manifest) -> Manifest:
     return opened(storage, sealed)
 
 
+def quarantine(storage: Storage, manifest: Manifest, *lines: bytes) -> Manifest:
+    """Publishes the set with these lines in its quarantine list."""
+    listed = Quarantine(count=len(lines), path=naming.quarantine_path())
+    put(storage, listed.path, b"".join(line + b"\n" for line in lines))
+    return publish(storage, msgspec.structs.replace(manifest, quarantine=listed))
+
+
 def references(samples: Sequence[StoredSample], names: Sequence[str]) -> bytes:
     """The plan of a shard, with rows that say more than what the samples were called."""
     keys = [sample.key.partition("@")[0] for sample in samples]

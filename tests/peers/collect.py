@@ -8,7 +8,6 @@ prints, so the lines go to the file `collected.jsonl`.
 import hashlib
 import io
 import json
-import sqlite3
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,50 +122,6 @@ def hf_table(names: dict) -> Iterator[dict]:
                 elif isinstance(value, bytes):
                     fields[name] = value.decode()
             yield {"split": split, **fields}
-
-
-def prepared_by_energon(names: dict) -> Iterator[dict]:
-    """The set as Energon's own tool indexes it, beside what stands in the folder."""
-    from megatron.energon.epathlib import EPath
-    from megatron.energon.flavors.webdataset.prepare import WebdatasetPreparator
-
-    ours = indexed(Path("shards"))
-    WebdatasetPreparator.prepare_dataset(
-        Path("shards"),
-        names["paths"],
-        split_parts_patterns=[("train", "train/.*"), ("test", "test/.*")],
-        workers=1,
-    )
-    assert EPath("shards").is_dir()
-    yield {"ours": ours, "theirs": indexed(Path("shards"))}
-
-
-def indexed(folder: Path) -> dict:
-    from megatron.energon.epathlib import EPath
-    from megatron.energon.flavors.webdataset.metadata import WebdatasetMeta
-
-    def rows(query: str) -> list:
-        with sqlite3.connect(folder / ".nv-meta/index.sqlite") as database:
-            return database.execute(query).fetchall()
-
-    metas = {
-        name: WebdatasetMeta.from_config(EPath(folder), split_part=name)
-        for name in ("train", "test")
-    }
-    return {
-        "samples": rows("SELECT * FROM samples ORDER BY tar_file_id, sample_index"),
-        "parts": rows(
-            "SELECT * FROM sample_parts ORDER BY tar_file_id, sample_index, content_byte_offset"
-        ),
-        "tables": sorted(name for (name,) in rows("SELECT name FROM sqlite_master")),
-        "offsets": {
-            path.name: digest(path.read_bytes()) for path in sorted(folder.rglob("*.tar.idx"))
-        },
-        "shards": {
-            name: [(shard.name, shard.count) for shard in meta.shards]
-            for name, meta in metas.items()
-        },
-    }
 
 
 if __name__ == "__main__":

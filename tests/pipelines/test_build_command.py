@@ -175,10 +175,10 @@ def test_what_a_flag_says_of_several_splits_may_be_given_one_at_a_time(tmp_path)
     assert (args.class_depth, args.path_column, args.label_column) == (2, "photo", "")
     assert args.only_shards == {("train", 0), ("test", 1)}
     assert args.repeat == command.parser().parse_args(words).repeat == {}
-    assert command.parser().parse_args(["export", "out", "--to", "wids", "--to", "timm,hf"]).to == [
+    assert command.parser().parse_args(["export", "out", "--to", "wids", "--to", "hf,wids"]).to == [
         "wids",
-        "timm",
         "hf",
+        "wids",
     ]
 
 

@@ -5,20 +5,19 @@ import itertools
 import json
 import re
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from pipelines import cli
 from pipelines.check import inspect, render
 from shardset.errors import ConfigError, DamagedShard, NotFound
-from shardset.format import manifest as manifests
 from shardset.format import naming
-from shardset.format.manifest import ClassInfo, Manifest, Quarantine
+from shardset.format.manifest import ClassInfo, Manifest
 from shardset.format.tar import StoredSample
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
-from tests.makers.shardset import png_samples, put, references, write_shard_set
+from tests.makers.shardset import png_samples, publish, put, quarantine, references, write_shard_set
 
 _counter = itertools.count()
 NAME = "raw/{}/bild {}.PNG"
@@ -36,10 +35,7 @@ def made(*, with_plan: bool = True) -> tuple[Storage, Manifest]:
     samples["train"][6] = _copy(samples["train"][0])
     manifest = write_shard_set(storage, samples, num_shards=2, num_classes=4)
     classes = [ClassInfo(label=n, name=f"cat {n}", wnid=f"n0000{n}") for n in range(4)]
-    manifest = manifests.seal(
-        msgspec.structs.replace(manifest, classes=classes, fixes={"cmyk-to-rgb": 3})
-    )
-    put(storage, naming.MANIFEST, manifests.to_json(manifest))
+    manifest = publish(storage, replace(manifest, classes=classes, fixes={"cmyk-to-rgb": 3}))
     if with_plan:
         for split, found in samples.items():
             _write_plan(storage, manifest, split, found)
@@ -47,7 +43,7 @@ def made(*, with_plan: bool = True) -> tuple[Storage, Manifest]:
 
 
 def _copy(sample: StoredSample) -> StoredSample:
-    return msgspec.structs.replace(sample, key=naming.copy_key(sample.key, 1), copy=1)
+    return replace(sample, key=naming.copy_key(sample.key, 1), copy=1)
 
 
 def _write_plan(
@@ -124,26 +120,8 @@ def test_the_last_part_of_a_name_suffices_and_part_of_a_part_does_not():
         inspect.find_name(storage, manifest, "2.PNG")
 
 
-def quarantined(storage: Storage, manifest: Manifest, *entries: dict) -> Manifest:
-    """The set with a quarantine list."""
-    put(
-        storage,
-        naming.quarantine_path(),
-        b"".join(json.dumps(entry).encode() + b"\n" for entry in entries),
-    )
-    listed = Quarantine(count=len(entries), path=naming.quarantine_path())
-    return manifests.seal(msgspec.structs.replace(manifest, quarantine=listed))
-
-
-def entry(name: str, reason: str, split: str = "train") -> dict:
-    return {
-        "name": name,
-        "split": split,
-        "reason": reason,
-        "object": name,
-        "offset": 0,
-        "num_bytes": 3,
-    }
+def entry(name: str, reason: str) -> bytes:
+    return json.dumps({"name": name, "split": "train", "reason": reason}).encode()
 
 
 @pytest.mark.parametrize("with_plan", [True, False])
@@ -151,7 +129,7 @@ def test_the_name_of_a_quarantined_file_is_found_with_the_reason_and_another_is_
     with_plan,
 ):
     storage, manifest = made(with_plan=with_plan)
-    manifest = quarantined(
+    manifest = quarantine(
         storage, manifest, entry("cat/uncut.png", "no"), entry("cat/cut.png", "is cut at byte 3")
     )
     for name in ("cat/cut.png", "cut.png"):
@@ -203,9 +181,9 @@ def test_a_class_is_found_by_label_name_or_wnid_if_there_is_one():
     assert {inspect.find_label(manifest, wanted) for wanted in ("2", "cat 2", "n00002")} == {2}
     with pytest.raises(ConfigError, match="no class 'dog' among the 4"):
         inspect.find_label(manifest, "dog")
-    alike = [msgspec.structs.replace(info, name="crane") for info in manifest.classes]
+    alike = [replace(info, name="crane") for info in manifest.classes]
     with pytest.raises(ConfigError, match="all called 'crane'; give the label"):
-        inspect.find_label(msgspec.structs.replace(manifest, classes=alike), "crane")
+        inspect.find_label(replace(manifest, classes=alike), "crane")
 
 
 def test_the_verb_prints_tables(capsys, monkeypatch):
@@ -213,9 +191,8 @@ def test_the_verb_prints_tables(capsys, monkeypatch):
     storage, _ = made()
     assert cli.main(["inspect", storage.url]) == 0
     text = capsys.readouterr().out
-    samples = render.render_samples(
-        inspect.inspect(storage.url, split="train", shard=1), max_rows=3
-    )
+    monkeypatch.setattr(render, "MAX_ROWS", 3)
+    samples = render.render_samples(inspect.inspect(storage.url, split="train", shard=1))
     assert "... and 1 more (all of them with --json)" in shown(samples)
     for expected in (
         "train/train-000001.tar",
@@ -264,19 +241,9 @@ def test_questions_without_an_answer_are_refused(capsys):
 @pytest.mark.parametrize(("width", "whole"), [(80, True), (60, False)])
 def test_a_narrow_terminal_folds_names_and_never_shows_another_number(width, whole):
     overview = inspect.overview(made()[1], "")
-    row = {
-        **overview["splits"][0],
-        "name": "validation",
-        "num_samples": 1281167,
-        "num_bytes": 147897477120,
-    }
-    row |= {
-        "num_shards": 1024,
-        "smallest": 1252,
-        "largest": 1252,
-        "mean_bytes": 109123.0,
-        "fields": ["jpg"],
-    }
+    sizes = {"num_samples": 1281167, "num_shards": 1024, "smallest": 1252, "largest": 1252}
+    sizes |= {"num_bytes": 147897477120, "mean_bytes": 109123.0}
+    row = {**overview["splits"][0], "name": "validation", "fields": ["jpg"], **sizes}
     text = shown(
         render.render_overview({**overview, "splits": [row], "classes": [], "shards": []}), width
     )
@@ -307,10 +274,6 @@ def test_a_hostile_name_neither_styles_nor_moves_the_terminal_nor_breaks_the_lin
     assert all(part in text for part in ("[bold red]\\x1b[2J", "a\\rb"))
     assert "\x1b[2J" not in text
     classes = [*manifest.classes[:3], ClassInfo(label=3, name="[red]a\n\x1b[2Jb")]
-    put(
-        storage,
-        naming.MANIFEST,
-        manifests.to_json(manifests.seal(msgspec.structs.replace(manifest, classes=classes))),
-    )
+    publish(storage, replace(manifest, classes=classes))
     assert cli.main(["inspect", storage.url, "--class", "owl"]) == 2
     assert capsys.readouterr().err.endswith(r"cat 2, [red]a\n\x1b[2Jb, ...)" + "\n")

@@ -11,13 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pipelines import cli
 from pipelines.build import build
 from pipelines.config import BuildConfig
-from pipelines.estimate.advice import nearest_divisors, nearest_multiples
 from pipelines.estimate.estimate import Estimate, estimate
 from pipelines.estimate.reading import Reading, classes_expected, classes_in
 from pipelines.estimate.stored import from_manifest, from_numbers
@@ -58,17 +55,8 @@ def test_imagenet_in_1024_shards_by_hand():
     # 512 header + 110,000 + about 256 padding + 1,024 for the label; 4 MiB / 111,793 = 37.5
     assert split.mean_bytes == pytest.approx(111_792, abs=2)
     assert (found.order.num_lanes, found.order.block_size) == (256, 37)
-    assert "1,281,167 is prime" in advice(found)
     assert "drop leaves out 143 (1,281,024 = 1,024 x 1,251)" in advice(found)
     assert "pad repeats 881 (1,282,048 = 1,024 x 1,252)" in advice(found)
-
-
-def test_640_shards_over_32_replicas_leave_no_sample_out():
-    found = numbers(
-        1_280_000, num_shards={"": 640}, reading=Reading(global_batch_size=1024, num_replicas=32)
-    )
-    # 1,280,000 = 640 x 2,000 = 1,250 x 1,024
-    assert (found.steps.num_steps, found.steps.num_pads, found.steps.num_left_out) == (1250, 0, 0)
 
 
 @pytest.mark.parametrize("window", [256, 0])
@@ -95,33 +83,19 @@ def test_classes_expected_is_right_by_hand_and_what_drawing_gives():
     assert classes_in(batches, 1000, 50) == pytest.approx(classes_expected(1000, 64, 50), rel=0.01)
 
 
-@settings(deadline=None)
-@given(number=st.integers(1, 5000), wish=st.integers(1, 6000))
-def test_the_nearest_divisors_and_multiples_are_next_to_the_wish(number, wish):
-    divisors = [n for n in range(1, number + 1) if number % n == 0]
-    low, high = [n for n in divisors if n <= wish], [n for n in divisors if n > wish]
-    assert nearest_divisors(number, wish) == [*low[-1:], *high[:1]]
-    multiples = nearest_multiples(number, wish)
-    assert all(n % number == 0 and n > 0 and abs(n - wish) <= number for n in multiples)
-    assert any(n > wish for n in multiples)
-
-
-def test_lanes_and_batches_that_do_not_divide_are_told_with_those_that_would():
+def test_lanes_and_batches_that_do_not_divide_are_told():
     found = numbers(reading=Reading(global_batch_size=100, num_replicas=32, num_hosts=32))
     assert not found.refusal
-    text = (
-        "Batches of 100 over 32 replicas: 28 of them have 3 samples and a repeat of weight 0, the"
-        " others 4."
+    assert (
+        "Batches of 100 over 32 replicas: 4 of them have 4 samples, the others one less and a"
+        " repeat of weight 0." in found.advice
     )
-    assert f"{text} Batches of 96 or 128 would divide." in found.advice
     found = numbers(
         reading=Reading(global_batch_size=1536, num_replicas=24, num_hosts=24, num_lanes=256)
     )
     # 256 lanes over 24 readers: 10 2/3 each, so of the 23 borders all but those at multiples of a
     # third cut a lane
     assert found.amplification == pytest.approx(1 + 16 / 256)
-    assert "16 or 32 readers share none" in advice(found)
-    assert "--num-lanes 192" in advice(found)
 
 
 @pytest.mark.parametrize(
@@ -145,27 +119,14 @@ def test_what_a_run_would_refuse_is_refused_and_the_rest_still_shown(reading, me
     assert found.memory is None
 
 
-@pytest.mark.parametrize(
-    ("strategy", "readers"), [("spmd", 4), ("replica", 32), ("ddp", 32), ("single", 1)]
-)
-def test_who_reads_depends_on_the_strategy(strategy, readers):
-    assert Reading(num_replicas=32, num_hosts=4, strategy=strategy).num_readers == readers
-
-
-def test_the_budget_that_would_not_narrow_the_order_is_named_and_suffices():
+def test_a_budget_that_narrows_the_order_is_named():
     found = numbers(num_shards={"": 1024}, reading=Reading(global_batch_size=4096))
     assert found.order.window == 47
-    (needed,) = re.findall(r"--budget-bytes (\d+)", advice(found))
-    wide = numbers(num_shards={"": 1024}, reading=replace(found.reading, budget_bytes=int(needed)))
+    assert "lowers w from 256 to 47" in advice(found)
+    wide = numbers(num_shards={"": 1024}, reading=replace(found.reading, budget_bytes=2**36))
     assert (wide.order.num_lanes, wide.order.window) == (256, 256)
-    assert "--budget-bytes" not in advice(wide)
+    assert "lowers w" not in advice(wide)
     assert wide.mixing.worst > 1.2 * found.mixing.worst
-
-
-def test_small_images_stay_decoded_where_there_is_room():
-    reading = Reading(global_batch_size=512, image_size=32, crop_padding=4)
-    found = numbers(50_000, mean_bytes=2500, classes=10, reading=reading)
-    assert found.memory.cache == 3 * 50_000 * 32 * 32
 
 
 def test_the_memory_cache_is_as_large_as_the_real_one(built):
@@ -190,16 +151,12 @@ def built(tmp_path_factory) -> BuildConfig:
 
 def test_numbers_foresee_what_a_build_makes(built):
     mean_bytes = np.mean([path.stat().st_size for path in Path(built.input).rglob("*.*")])
-    foreseen = from_numbers(built, {"train": 50}, mean_bytes=mean_bytes, num_classes=2).splits[
-        "train"
-    ]
-    made = from_manifest(built.output).splits["train"]
+    numbers = from_numbers(built, {"train": 50}, mean_bytes=mean_bytes, num_classes=2)
+    foreseen, made = numbers.splits["train"], from_manifest(built.output).splits["train"]
     assert foreseen.shard_sizes == made.shard_sizes
-    assert (foreseen.plan.num_dropped, foreseen.plan.num_repeats) == (
-        made.plan.num_dropped,
-        made.plan.num_repeats,
-    )
-    assert foreseen.num_bytes == pytest.approx(made.num_bytes, rel=0.15)
+    assert foreseen.plan.num_dropped == made.plan.num_dropped
+    assert foreseen.plan.num_repeats == made.plan.num_repeats
+    assert foreseen.plan.num_bytes == pytest.approx(made.plan.num_bytes, rel=0.15)
 
 
 @pytest.mark.parametrize("num_readers", [1, 2, 4])
@@ -219,14 +176,7 @@ def test_a_stream_has_the_steps_and_the_memory_that_were_foreseen(built, num_rea
 
 
 FOUR = ["--global-batch-size", "4096", "--world", "4", "--hosts", "4"]
-BARE = [
-    "--samples",
-    "train=1281167,validation=50000",
-    "--mean-bytes",
-    "110000",
-    "--classes",
-    "1000",
-]
+BARE = ["--samples", "train=1281167,validation=50000", "--mean-bytes=110000", "--classes=1000"]
 
 
 def run(capsys: pytest.CaptureFixture[str], words: Sequence[str]) -> tuple[int, str, str]:
@@ -262,12 +212,6 @@ def test_the_numbers_come_as_json_too(capsys):
     }
     assert found["read_bytes"] == found["splits"]["train"]["tar_bytes"]
     assert found["assumption"].startswith("images are JPEGs")
-
-
-def test_a_refused_reading_is_printed_and_ends_with_2(capsys):
-    code, page, errors = run(capsys, [*BARE, "--world", "3", "--hosts", "2"])
-    assert (code, errors) == (2, "")
-    assert "refused: 3 replicas do not divide over 2 hosts" in page.replace("\n", " ")
 
 
 def test_a_manifest_is_enough_without_anything_else_of_the_set(built, tmp_path, capsys):

@@ -41,8 +41,8 @@ def test_equal_images_have_the_same_checksum_and_size_and_show_every_split_and_l
     rows = np.rec.fromarrays(list(columns.values()), names=list(columns))
     found = alike.equal_images(rows, np.arange(7))
     assert [(group.samples, group.num_splits, group.num_labels) for group in found] == [
-        ([0, 6, 2], 2, 1),
         ([1, 4], 1, 2),
+        ([0, 6, 2], 2, 1),
     ]
     assert alike.equal_images(rows, np.zeros(0, np.int64)) == []
 

@@ -114,7 +114,7 @@ def test_a_tar_that_lacks_a_field_of_the_others_is_checked_as_they_are(tmp_path,
         files = members(number)[: 1 if number == 1 else None]
         (tmp_path / f"t-{number}.tar").write_bytes(tar_bytes(files))
     adopted(tmp_path)
-    for words in (["verify", "--deep"], ["report"], ["catalog"], ["export", "--to", "hf,energon"]):
+    for words in (["verify", "--deep"], ["report"], ["catalog"], ["export", "--to", "hf,wids"]):
         assert cli.main([words[0], str(tmp_path), *words[1:]]) == 0, capsys.readouterr().err
     assert verify(str(tmp_path), deep=True).num_samples == 9
 

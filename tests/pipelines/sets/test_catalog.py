@@ -12,8 +12,6 @@ import pytest
 from pyarrow import parquet
 
 from pipelines.check.inspect import inspect
-from pipelines.report.collect import collect
-from pipelines.report.page import render
 from pipelines.sets.catalog import read_catalog, write_catalog
 from shardset.errors import ConfigError, DamagedShard
 from shardset.format.manifest import load
@@ -121,7 +119,7 @@ def test_a_damaged_tar_gets_no_catalogue():
         write_catalog(url)
 
 
-def test_names_and_sizes_come_from_the_catalogue_where_it_is_and_no_plan_is_needed(tmp_path):
+def test_names_come_from_the_catalogue_where_it_is_and_no_plan_is_needed(tmp_path):
     url, samples = str(tmp_path), [sample(number, label=number % 2) for number in range(4)]
     storage = write_set(url, samples)
     for number in (0, 1):
@@ -140,13 +138,6 @@ def test_names_and_sizes_come_from_the_catalogue_where_it_is_and_no_plan_is_need
     )
     timetable = Timetable(loaded=load(url), split_name="train", order=order, num_epochs=1)
     assert [one.name for one in timetable.samples(np.array([3, 0]))] == ["raw/s3.png", "raw/s0.png"]
-    found = collect(load(url), max_images=1)
-    assert (len(found.images), found.sizes.tolist()) == (
-        1,
-        [[0, 10 + number, 8] for number in range(4)],
-    )
-    assert b"Most frequent sizes of all images" in render(found)
     (tmp_path / "train" / "train-000001.parquet").unlink()
-    assert collect(load(url), max_images=1).sizes.shape == (1, 3)
     with pytest.raises(ConfigError, match=r"original names are not available.*train-000001\.tar"):
         inspect(url, name="s2.png")

@@ -2,6 +2,7 @@
 names elsewhere.
 """
 
+import json
 import re
 import shutil
 from datetime import UTC, datetime, timedelta
@@ -238,7 +239,15 @@ def test_side_files_that_name_what_is_gone_are_listed_and_removed_when_asked_for
             ),
             HERE,
         )
-    export(str(stored), ["wids", "energon"])
+    export(str(stored), ["wids"])
+    listed = {
+        shard.path: shard.num_samples for shard in manifests.load(str(stored)).manifest.shards
+    }
+    for path in listed:
+        (stored / f"{path}.idx").write_bytes(b"")
+    (stored / ".nv-meta").mkdir()  # as Energon's tool indexes a set
+    (stored / ".nv-meta/.info.json").write_text(json.dumps({"shard_counts": listed}))
+    (stored / ".nv-meta/index.sqlite").write_text(f"val/cat/000 {BAD}")
     (stored / "wids-other.json").write_text('["gs://bucket/elsewhere/x-000000.tar"]')
     (tmp_path / "keys").write_text(f"val/cat/000\n{BAD}\n")
     words = ["compact", str(stored), "--drop-keys", str(tmp_path / "keys"), "--grace", "0"]

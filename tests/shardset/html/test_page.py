@@ -57,16 +57,6 @@ def test_a_long_text_is_cut_and_only_control_characters_are_replaced():
     assert "half" in rendered(title="half \ud800")  # of a surrogate
 
 
-def test_sizes_are_in_units_of_a_thousand():
-    assert [page.size(n) for n in (0, 999, 1500, 2.5e6, 7e12)] == [
-        "0 bytes",
-        "999 bytes",
-        "1.5 kB",
-        "2.5 MB",
-        "7.0 TB",
-    ]
-
-
 def test_pictures_are_embedded_and_tiny_ones_are_lossless_and_not_blurred():
     pixels = np.random.default_rng(0).integers(0, 256, (2, 96, 96, 3), dtype=np.uint8)
     tiny, large = (

@@ -52,21 +52,6 @@ def test_thinned_points_are_few_and_end_where_the_points_do(points, most):
     assert means == [(0.5, 1.0), (2.5, 5.0), (4, 9.0)]
 
 
-@given(st.lists(st.integers(0, 10**6), min_size=1, max_size=100))
-def test_every_value_is_in_one_bar(values):
-    bars = plots.histogram("sizes", "bytes", {"a": values, "b": []})
-    assert sum(counts[0] for _, counts in bars.rows) == len(values)
-    assert len(bars.rows) == (plots.BINS if len(set(values)) > 1 else 1)
-
-
-def test_bars_name_their_intervals_and_know_the_largest():
-    bars = plots.histogram("sizes", "bytes", {"a": [0, 0, 12], "b": [0.5]})
-    assert bars.rows[0] == ("0 to 1", [2, 1])
-    assert bars.rows[-1] == ("11 to 12", [1, 0])
-    assert bars.largest == 3
-    assert plots.Bars("", "", [], []).largest == 1
-
-
 def test_numbers_of_an_axis_are_short():
-    texts = [plots.short(value) for value in (0, 0.25, 1200, 20_000, 1.5e6, 3e9, -5)]
-    assert texts == ["0", "0.25", "1,200", "20k", "1.5M", "3G", "-5"]
+    texts = [plots.short(value) for value in (0, 0.25, 1200, 1.5e6, 1e-5, -5)]
+    assert texts == ["0", "0.25", "1,200", "1,500,000", "1e-05", "-5"]
