@@ -361,19 +361,6 @@ def check_steps(url: str) -> None:
     } <= steps
 
 
-@pytest.mark.nightly
-@pytest.mark.gcs
-def test_with_an_image_of_one_s_own_nothing_is_built_or_staged_but_the_pipeline(service, raw):
-    dataflows, endpoint = service
-    done = submit(endpoint, raw, package=f"--sdk_container_image={IMAGE}")
-    assert done.returncode == 0, done.stderr[-3000:]
-    (job,) = dataflows.jobs.values()
-    (pool,) = job["environment"]["workerPools"]
-    assert pool["sdkHarnessContainerImages"][0]["containerImage"] == IMAGE
-    assert options_of(job)["sdk_container_image"] == IMAGE
-    assert "workflow.tar.gz" not in {package["name"] for package in pool.get("packages", [])}
-
-
 def published(dataflows: FakeDataflow, raw: str, tmp_path: Path) -> None:
     """Waits for the job, and compares its set with one that is built here."""
     (job,) = dataflows.jobs
