@@ -180,7 +180,6 @@ def _versions(args: argparse.Namespace, _: Sequence[str]) -> int:
             keys.read_keys(args.drop_keys),
             grace=timedelta(hours=args.grace),
             now=datetime.now(UTC),
-            side_files=args.side_files,
         )
         lines = compact.lines(found)
     print(_json(found) if args.json else "\n".join(lines))
