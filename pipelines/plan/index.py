@@ -265,15 +265,16 @@ def _reject(sample: RawSample, field: str, data: bytes | None, reason: str) -> Q
 
 def _entry(rejected: Rejected, data: bytes) -> QuarantineEntry:
     extent = rejected.extent
-    return {
-        "name": rejected.name,
-        "split": rejected.split,
-        "reason": rejected.reason,
-        "object": extent.object if extent else None,
-        "offset": extent.offset if extent else None,
-        "num_bytes": extent.num_bytes if extent else None,
-        "sha256": hashlib.sha256(data).hexdigest() if extent else None,
-    }
+    entry = QuarantineEntry(name=rejected.name, split=rejected.split, reason=rejected.reason)
+    if extent is None:
+        return entry
+    return msgspec.structs.replace(
+        entry,
+        object=extent.object,
+        offset=extent.offset,
+        num_bytes=extent.num_bytes,
+        sha256=hashlib.sha256(data).hexdigest(),
+    )
 
 
 def _check_names(sample: RawSample) -> None:

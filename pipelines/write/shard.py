@@ -15,11 +15,11 @@ from pipelines.images.encode import encode
 from pipelines.images.options import ImageOptions, stored_field
 from pipelines.plan import files as plan_files
 from pipelines.plan import paths, tables
-from pipelines.plan.append import Addition, refuse_known_key
+from pipelines.plan.append import refuse_known_key
 from pipelines.plan.files import PlanFiles
 from pipelines.plan.layout import SplitPlan
 from pipelines.plan.range_reads import fetch
-from pipelines.plan.records import PlanFile, ShardRecord
+from pipelines.plan.records import BuildFile, PlanFile, ShardRecord
 from pipelines.plan.tables import UnitRow
 from pipelines.sources.base import Extent
 from shardset.errors import NotFound, SourceError, UndecodableImage
@@ -49,18 +49,13 @@ class FinishedShard(NamedTuple):
 class ShardWriter:
     """Writes the shards of a build; pickles.
 
-    `suffix` keeps its folders apart from those of a replaced set.
-
-    If `replaces`, another build may have written into the same folders before. `addition` is that
-    of an append.
+    `build` travels without its classes.
     """
 
     files: PlanFiles
     input: Storage
     image: ImageOptions
-    suffix: str
-    replaces: bool = False
-    addition: Addition | None = None
+    build: BuildFile
 
     def write(self, plan: PlanFile, split: str, number: int) -> FinishedShard:
         """Writes a shard, unless an earlier attempt had finished it."""
@@ -75,7 +70,7 @@ class ShardWriter:
             ):
                 return FinishedShard(old, read_index(output, old.shard)["label"], is_new=False)
         record, labels = self._write(
-            plan, plan.splits[split], number, replace=self.replaces or file is not None
+            plan, plan.splits[split], number, replace=self.build.replaces or file is not None
         )
         self.files.check_current()
         self.files.write(name, msgspec.json.encode(record))
@@ -84,7 +79,7 @@ class ShardWriter:
     def _write(
         self, plan: PlanFile, split: SplitPlan, number: int, *, replace: bool
     ) -> tuple[ShardRecord, NDArray[np.int64]]:
-        path = naming.shard_path(split.name + self.suffix, split.name, number)
+        path = naming.shard_path(split.name + self.build.suffix, split.name, number)
         writer = (
             self.files.writer
             if replace
@@ -105,10 +100,11 @@ class ShardWriter:
 
     def _samples(self, split: str, number: int) -> Iterator[StoredSample]:
         table = tables.references_from_bytes(
-            self.files.read(naming.references_path(split + self.suffix, number))
+            self.files.read(naming.references_path(split + self.build.suffix, number))
         )
         references, ahead = tee(_references(table))
-        first_source = self.addition.num_source_samples.get(split, 0) if self.addition else 0
+        appends = self.build.appends
+        first_source = appends.num_source_samples.get(split, 0) if appends else 0
         extents = (
             [part for _, part in row.content.fields if isinstance(part, Extent)]
             for row, *_ in ahead
@@ -118,7 +114,7 @@ class ShardWriter:
             references, contents, strict=True
         ):
             key, fields = stored_key(row, duplicate_number, copy), self._fields(row, content)
-            if self.addition and duplicate_number:
+            if appends and duplicate_number:
                 refuse_known_key(self.files, row, key)
             yield StoredSample(
                 key=key, fields=fields, label=row.label, source=first_source + source, copy=copy
