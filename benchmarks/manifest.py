@@ -29,6 +29,7 @@ from pipelines.write.commit import Committer
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.manifest import ClassInfo, IndexFile, Shard
+from shardset.format.write import WrittenShard
 
 SETS = {  # samples, shards, classes
     "imagenet-1k": (1_281_167, 1_024, 1_000),
@@ -89,12 +90,8 @@ def write(plan: PlanFile, folder: str) -> Point:
             index=IndexFile(path=naming.index_path(path), num_bytes=90 * size, crc32c="AAAAAA=="),
         )
         return ShardRecord(
-            split="train",
-            number=number,
             plan_digest=plan.digest,
-            num_content_bytes=size * SAMPLE_BYTES,
-            fields=["jpg", "cls"],
-            shard=shard,
+            written=WrittenShard(shard, ["jpg", "cls"], size * SAMPLE_BYTES),
         )
 
     config = BuildConfig(source="folder", input="synthetic", output=folder)

@@ -46,6 +46,7 @@ from pipelines.write.commit import Committer
 from shardset.format import naming
 from shardset.format.frame import frame
 from shardset.format.manifest import ClassInfo, IndexFile, Shard
+from shardset.format.write import WrittenShard
 from shardset.order.permutation import derive_key, hash64, permute
 from shardset.storage.base import ObjectWriter, Stat
 from shardset.storage.local import LocalStorage
@@ -323,12 +324,7 @@ def _record(split: SplitPlan, number: int) -> ShardRecord:
         index=index,
     )
     return ShardRecord(
-        split="train",
-        number=number,
-        plan_digest="",
-        num_content_bytes=size * SAMPLE_BYTES,
-        fields=["jpg", "cls"],
-        shard=shard,
+        plan_digest="", written=WrittenShard(shard, ["jpg", "cls"], size * SAMPLE_BYTES)
     )
 
 

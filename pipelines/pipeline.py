@@ -6,6 +6,7 @@ elements between two steps are only the names of these files, or the byte ranges
 to read.
 """
 
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -44,8 +45,8 @@ Counts = tuple[int, dict[int, int]]
 NAMESPACE = "shardset"
 """The namespace of our counters; runners have their own."""
 
-_planning: dict[str, threading.Lock] = {}
-"""By build: held by the thread that plans a batch, bucket or group.
+_planning: dict[tuple[int, str], threading.Lock] = {}
+"""By process and build: held by the thread that plans a batch, bucket or group.
 
 A runner may have a dozen threads.
 """
@@ -228,11 +229,11 @@ def write_step(writer: ShardWriter, slot: Slot, plan: PlanFile) -> list[tuple[st
 
     Returns its split, and 1 and its samples of each class.
     """
-    record, labels, is_new = writer.files.step(lambda: writer.write(plan, *slot))
+    shard, labels, is_new = writer.files.step(lambda: writer.write(plan, *slot))
     _count("shards_written" if is_new else "shards_skipped", 1)
     if is_new:
-        _count("samples_written", record.shard.num_samples)
-        _count("bytes_written", record.shard.num_bytes)
+        _count("samples_written", shard.num_samples)
+        _count("bytes_written", shard.num_bytes)
     return [(slot[0], (1, Counter(labels.tolist())))]
 
 
@@ -248,7 +249,7 @@ def commit_step(
 
 def _one_at_a_time(files: PlanFiles, work: Callable[[], T]) -> T:
     """A step that takes 100 to 300 MiB: a process has the memory for one, whatever its threads."""
-    with _planning.setdefault(files.build, threading.Lock()):
+    with _planning.setdefault((os.getpid(), files.build), threading.Lock()):
         return files.step(work)
 
 

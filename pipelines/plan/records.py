@@ -11,10 +11,11 @@ import msgspec
 
 from pipelines.plan.append import Addition
 from pipelines.plan.layout import SplitPlan, units_per_batch
-from shardset.format.manifest import ClassInfo, Shard
+from shardset.format.manifest import ClassInfo
+from shardset.format.write import WrittenShard
 from shardset.prepared import prepared
 
-PLAN_VERSION = 13
+PLAN_VERSION = 14
 """Increase it when the format of a file below `plan/` changes, or what the same input and options
 lead to, such as the held-out samples or the default sizes: unfinished builds of other versions then
 start over.
@@ -115,14 +116,10 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
 
 @prepared
 class ShardRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """`plan/done/...`: a finished shard. Its `first_id` is 0 until the commit sets it."""
+    """`plan/done/...`: a finished shard. The `first_id` of its shard is 0."""
 
-    split: str
-    number: int
     plan_digest: str
-    num_content_bytes: int
-    fields: list[str]
-    shard: Shard
+    written: WrittenShard
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:

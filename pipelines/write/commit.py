@@ -100,13 +100,9 @@ class Committer:
 
     def _write_split(self, plan: PlanFile, name: str, class_totals: list[int]) -> Split:
         split, folder = plan.splits[name], name + self.build.suffix
-        written = (
-            WrittenShard(record.shard, record.fields, record.num_content_bytes)
-            for record in self._records(plan, name)
-        )
         return write_split(
             self.files.writer,
-            written,
+            self._written(plan, name),
             pattern=pattern_of(folder, name, split.num_shards),
             table_path=naming.table_path(folder),
             num_shards=split.num_shards,
@@ -118,8 +114,8 @@ class Committer:
             num_repeats=split.num_repeats,
         )
 
-    def _records(self, plan: PlanFile, split: str) -> Iterator[ShardRecord]:
-        """The records of all shards of a split, in order, read one at a time."""
+    def _written(self, plan: PlanFile, split: str) -> Iterator[WrittenShard]:
+        """What the records of a split's shards say, in order, read one at a time."""
         numbers = range(plan.splits[split].num_shards)
         contents = self.files.read_each(paths.record_path(split, number) for number in numbers)
         for number, content in zip(numbers, contents, strict=True):
@@ -127,7 +123,7 @@ class Committer:
             record = plan_files.decode_record(self.files.output, name, content, ShardRecord)
             if record.plan_digest != plan.digest:
                 raise plan_files.another_build(self.files.output, name)
-            yield record
+            yield record.written
 
     def _publish(self, manifest: Manifest, base: Manifest | None) -> None:
         """Writes the manifest while the output belongs to this build; withdraws it if another

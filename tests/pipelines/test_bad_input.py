@@ -3,11 +3,9 @@ or refused before anything is written.
 """
 
 import hashlib
-import io
 import json
 import shutil
 import socket
-import tarfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +26,7 @@ from tests.makers.built import HERE, add, built, config_of
 from tests.makers.folders import write_class_folders, write_images, write_jsonl
 from tests.makers.images import image_bytes
 from tests.makers.stored import samples_of
-from tests.makers.tars import plain, tar_bytes
+from tests.makers.tars import tar_bytes
 
 
 @pytest.fixture
@@ -181,24 +179,6 @@ def test_names_with_more_dots_than_an_index_lists_fields_are_refused_before_a_sh
     ):
         built_of_tar(tmp_path, {f"run{n}.{n:04}.png": png for n in range(1300)})
     assert not (tmp_path / "out" / "train").exists()
-
-
-@pytest.mark.slow
-def test_a_sample_with_a_field_too_large_for_a_tar_is_quarantined_unread(tmp_path):
-    with tarfile.open(tmp_path / "train.tar", "w", format=tarfile.GNU_FORMAT) as tar:
-        for name in ("a.png", "b.png"):
-            tar.addfile(plain(name, odd_images.png()), io.BytesIO(odd_images.png()))
-        huge = tarfile.TarInfo("b.npy")
-        huge.size = 8 * 2**30
-        tar.addfile(huge)
-        tar.fileobj.seek(huge.size, io.SEEK_CUR)
-    config = BuildConfig(
-        source="webdataset", input=str(tmp_path / "train.tar"), output=str(tmp_path / "out")
-    )
-    manifest = built(replace(config, max_bad_fraction=0.5))
-    assert manifest.split("train").num_samples == 1
-    entry = json.loads((tmp_path / "out" / "quarantine.jsonl").read_text())
-    assert entry["reason"] == "its npy has 8589934592 bytes, a member of a tar at most 8589934591"
 
 
 def test_a_class_whose_images_are_all_bad_fails_the_build(raw, tmp_path):
