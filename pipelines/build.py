@@ -368,6 +368,13 @@ class _Start:
             raise ConfigError(
                 f"{self.output.url}: no finished shard set there to append to; `build` makes one"
             )
+        last = next(manifests.older(self.output), None)
+        if last and last.number >= newest.number and last.digest != newest.digest:
+            raise ConfigError(
+                f"{self.output.url}: {versions.FOLDER} is still of a set that `build --overwrite`"
+                " replaced before it was stopped; give the command of that build again, which"
+                " removes it"
+            )
         before = None
         if newest.number > 1 and not history.has_unfinished_plan(self.output, newest):
             before = replacing.manifest_at(self.output, versions.path(newest.number - 1))
