@@ -24,6 +24,7 @@ from pipelines.sources.base import Extent
 from shardset.errors import ConfigError, NotFound
 from shardset.format.originals import REFERENCE, Origin, table_from_bytes, table_to_bytes
 from shardset.order.permutation import hash64
+from shardset.prepared import prepared
 
 UNIT = pa.schema(
     [("split", pa.string()), ("label", pa.int64()), ("key_hash", pa.uint64()), ("row", pa.binary())]
@@ -37,6 +38,7 @@ _REJECTED = b"rejected"
 _WORD_BYTES = 8
 
 
+@prepared
 class QuarantineEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A line of the quarantine list.
 

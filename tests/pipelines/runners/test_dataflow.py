@@ -204,7 +204,7 @@ def test_an_error_of_a_worker_comes_back_as_what_it_was_wherever_it_is_defined(k
 def test_our_own_error_of_a_runner_in_this_process_loses_the_step_that_beam_adds():
     with pytest.raises(TooManyBad) as caught, errors.translated():
         raise TooManyBad(
-            "split 'train': 1 of 61 raw samples are bad [while running 'Plan/ParDo(MakePlan)']"
+            "split 'train': 1 of 61 raw samples are bad [while running 'Plan/ParDo(Step)']"
         )
     assert str(caught.value) == "split 'train': 1 of 61 raw samples are bad"
 
