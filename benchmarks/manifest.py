@@ -21,16 +21,15 @@ import numpy as np
 
 from benchmarks import environment
 from benchmarks.measuring import peak_bytes_of
-from benchmarks.scale import made_files
+from benchmarks.scale import A_BUILD, made_files
 from pipelines.config import BuildConfig, Sizing
-from pipelines.plan import paths
 from pipelines.plan.layout import plan_split
 from pipelines.plan.records import PlanFile, ShardRecord
-from pipelines.plan.slices import ByteRange
 from pipelines.write.commit import Committer
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.manifest import ClassInfo, IndexFile, Shard
+from shardset.format.write import WrittenShard
 
 SETS = {  # samples, shards, classes
     "imagenet-1k": (1_281_167, 1_024, 1_000),
@@ -70,7 +69,6 @@ def plan_of(num_samples: int, num_shards: int, num_classes: int) -> PlanFile:
         splits={"train": split},
         fixes={},
         num_rejected=0,
-        rejected=ByteRange(paths.REJECTED, 0, 0, 0),
         num_units=1,
         notes=[],
     )
@@ -92,16 +90,12 @@ def write(plan: PlanFile, folder: str) -> Point:
             index=IndexFile(path=naming.index_path(path), num_bytes=90 * size, crc32c="AAAAAA=="),
         )
         return ShardRecord(
-            split="train",
-            number=number,
             plan_digest=plan.digest,
-            num_content_bytes=size * SAMPLE_BYTES,
-            fields=["jpg", "cls"],
-            shard=shard,
+            written=WrittenShard(shard, ["jpg", "cls"], size * SAMPLE_BYTES),
         )
 
     config = BuildConfig(source="folder", input="synthetic", output=folder)
-    committer = Committer(made_files(record, folder), config, suffix="")
+    committer = Committer(made_files(record, folder), config, A_BUILD)
     totals = np.full(plan.num_classes, split.num_stored // plan.num_classes)
     started, before = time.process_time(), peak_bytes_of(os.getpid())
     committer.write_manifest(plan, {"train": dict(enumerate(totals.tolist()))})

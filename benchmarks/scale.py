@@ -35,7 +35,7 @@ from pipelines.plan.assign import assign_batch, plan_group
 from pipelines.plan.duplicate_keys import KEY, find_duplicate_keys, spread_keys
 from pipelines.plan.files import PlanFiles
 from pipelines.plan.layout import SplitPlan, UnitOffset, plan_split
-from pipelines.plan.records import PlanFile, ShardRecord
+from pipelines.plan.records import BuildFile, PlanFile, ShardRecord
 from pipelines.plan.slices import ByteRange, write_slices
 from pipelines.plan.summaries import SplitCount, UnitOffsets, UnitSummary, read_summaries, summarize
 from pipelines.plan.survey import write_units
@@ -46,6 +46,7 @@ from pipelines.write.commit import Committer
 from shardset.format import naming
 from shardset.format.frame import frame
 from shardset.format.manifest import ClassInfo, IndexFile, Shard
+from shardset.format.write import WrittenShard
 from shardset.order.permutation import derive_key, hash64, permute
 from shardset.storage.base import ObjectWriter, Stat
 from shardset.storage.local import LocalStorage
@@ -55,6 +56,7 @@ UNIT_SAMPLES = 10_000
 SAMPLE_BYTES = 100_000
 NUM_CLASSES = 1_000
 SIZES = (100_000, 1_000_000, 10_000_000)
+A_BUILD = BuildFile(tool="", options={}, survey="", num_units=0, suffix="", classes=None, notes=[])
 SOME_UNITS = 20
 """How many units stand for all where a step treats each alone."""
 
@@ -203,7 +205,7 @@ def commit_all(n: int) -> tuple[int, int, int]:
     with tempfile.TemporaryDirectory() as folder:
         files = made_files(lambda number: _record(split, number), folder)
         committer = Committer(
-            files, BuildConfig(source="folder", input="synthetic", output=folder), suffix=""
+            files, BuildConfig(source="folder", input="synthetic", output=folder), A_BUILD
         )
         started()
         committer.write_manifest(
@@ -322,12 +324,7 @@ def _record(split: SplitPlan, number: int) -> ShardRecord:
         index=index,
     )
     return ShardRecord(
-        split="train",
-        number=number,
-        plan_digest="",
-        num_content_bytes=size * SAMPLE_BYTES,
-        fields=["jpg", "cls"],
-        shard=shard,
+        plan_digest="", written=WrittenShard(shard, ["jpg", "cls"], size * SAMPLE_BYTES)
     )
 
 
@@ -349,7 +346,6 @@ def plan_file(split: SplitPlan, units: int) -> PlanFile:
         splits={split.name: split},
         fixes={},
         num_rejected=0,
-        rejected=ByteRange(paths.REJECTED, 0, 0, 0),
         num_units=units,
         notes=[],
     )

@@ -9,6 +9,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 from typing import IO, TypeVar
 
@@ -27,7 +28,6 @@ from pipelines.plan import paths
 from pipelines.plan.append import Addition, extended_classes, write_known
 from pipelines.plan.files import PlanFiles
 from pipelines.plan.records import PLAN_VERSION, BuildFile, PlanFile
-from pipelines.plan.slices import read_range
 from pipelines.plan.summaries import MAX_REASONS
 from pipelines.plan.survey import write_units
 from pipelines.runners import dataflow, errors, local, options
@@ -122,9 +122,8 @@ def _run(
     with files.while_current():
         replacing.remove_slices(files)
         plan = files.read_record(paths.PLAN, PlanFile)
-    first_rejected = map(
-        json.loads, read_range(output, plan.rejected).splitlines()[:MAX_REASONS] if dry_run else ()
-    )
+    listed = output.read(naming.quarantine_path()).splitlines() if dry_run else []
+    first_rejected = map(json.loads, listed[:MAX_REASONS])
     return Result(
         plan=plan,
         plan_bytes=sum(stat.num_bytes for stat in output.list(naming.PLAN_FOLDER)),
@@ -231,6 +230,16 @@ def prepare(config: BuildConfig, output: Storage) -> PreparedBuild:
     )
 
 
+class _Found(StrEnum):
+    """What a build that begins finds at its output."""
+
+    VERSION = "the version to append to, and no unfinished build"
+    SET = "another shard set"
+    BUILD = "another unfinished build"
+    UNREADY = "this build, stopped before it was ready"
+    NOTHING = "neither a manifest nor a plan"
+
+
 @dataclass(frozen=True)
 class _Start:
     """Decides whether a build resumes, begins or replaces another one, and prepares the output for
@@ -263,7 +272,7 @@ class _Start:
             file, base = self._appending(old, file, self.config.append)
         changes = self._changes(old, file) if old else []
         output.sweep()
-        if stored and old and not changes and old.ready:
+        if stored and old and old.ready and not changes:
             files = PlanFiles(output, stored.build)
             file = msgspec.structs.replace(
                 file, suffix=old.suffix, notes=old.notes, before=old.before, claim=old.claim
@@ -273,15 +282,25 @@ class _Start:
             return files, file
         manifest_generation = plan_files.generation_of(output, naming.MANIFEST)
         replaced = replacing.manifest_at(output, naming.MANIFEST)
-        if base is None or history.has_unfinished_plan(output, base):
-            has_manifest = base is None and replaced is not None
-            self._refuse_existing(
-                has_manifest=has_manifest, has_build=old is not None, changes=changes
-            )
-        removed = unfinished = history.unlisted(output, replacing.unfinished_files(output))
-        if base is None:
-            listed = filter(None, [replaced, *manifests.older(output)])
-            removed = unfinished | manifests.files_of(*listed)
+        why = f" ({'; '.join(changes)})" if changes else ""
+        match self._found(old, base, replaced, changes):
+            case _Found.SET if not self.config.overwrite:
+                raise ConfigError(
+                    f"{output.url}: already holds another shard set{why}; give another --output, or"
+                    " --overwrite to replace it"
+                )
+            case _Found.BUILD if not self.config.overwrite:
+                elsewhere = "" if base else "give another --output, "
+                raise ConfigError(
+                    f"{output.url}: already holds an unfinished build{why}; finish it with its own"
+                    f" options, {elsewhere}or --overwrite to start over"
+                )
+            case _Found.NOTHING:
+                self._refuse_foreign()
+        unfinished = history.unlisted(output, replacing.unfinished_files(output))
+        removed = unfinished
+        if replaced and not base:
+            removed = unfinished | manifests.files_of(replaced, *manifests.older(output))
         replacing.refuse_input(output, removed, self.input, self.survey.objects)
         if self.survey.all_tars:
             replacing.refuse_inside(
@@ -312,6 +331,31 @@ class _Start:
         )
         _write_build(files, file, generation)
         return PlanFiles(output, file.digest), file
+
+    def _found(
+        self,
+        old: BuildFile | None,
+        base: Manifest | None,
+        manifest: Manifest | None,
+        changes: list[str],
+    ) -> _Found:
+        if base and not history.has_unfinished_plan(self.output, base):
+            return _Found.VERSION
+        if manifest and not base:
+            return _Found.SET
+        if changes:
+            return _Found.BUILD
+        return _Found.UNREADY if old else _Found.NOTHING
+
+    def _refuse_foreign(self) -> None:
+        url = self.output.url
+        for stat in self.output.list():
+            if naming.is_shard_file(stat.name):
+                raise ConfigError(
+                    f"{url}: holds {stat.name} without a manifest or plan, so it is unclear whose"
+                    " file it is; move such files away or give another --output (--overwrite"
+                    " leaves them alone)"
+                )
 
     def _appending(
         self, old: BuildFile | None, file: BuildFile, known: Known
@@ -351,43 +395,10 @@ class _Start:
 
     def _changes(self, old: BuildFile, file: BuildFile) -> list[str]:
         """The differences between this build and the one at the output, in words."""
-        plan = (
-            plan_files.find_record(self.output, paths.PLAN, PlanFile)
-            if old.tool == file.tool
-            else None
-        )
-        return file.differences_from(
-            old, writes_images=self.config.writes_images(plan.fixes if plan else {})
-        )
-
-    def _refuse_existing(
-        self, *, has_manifest: bool, has_build: bool, changes: Sequence[str]
-    ) -> None:
-        """Raises ConfigError if the files at the output may not be replaced."""
-        url, overwrite = self.output.url, self.config.overwrite
-        why = f" ({'; '.join(changes)})" if changes else ""
-        if has_manifest and not overwrite:
-            raise ConfigError(
-                f"{url}: already holds another shard set{why}; give another --output, or"
-                " --overwrite to replace it"
-            )
-        if changes and not overwrite:
-            elsewhere = "" if self.config.append else "give another --output, "
-            raise ConfigError(
-                f"{url}: already holds an unfinished build{why}; finish it with its own options, "
-                f"{elsewhere}or --overwrite to start over"
-            )
-        if has_manifest or has_build:
-            return
-        foreign = next(
-            (stat.name for stat in self.output.list() if naming.is_shard_file(stat.name)), None
-        )
-        if foreign:
-            raise ConfigError(
-                f"{url}: holds {foreign} without a manifest or plan, so it is unclear whose file it"
-                " is; move such files away or give another --output (--overwrite leaves them"
-                " alone)"
-            )
+        is_readable = old.tool == file.tool
+        plan = plan_files.find_record(self.output, paths.PLAN, PlanFile) if is_readable else None
+        writes_images = self.config.writes_images(plan.fixes if plan else {})
+        return file.differences_from(old, writes_images=writes_images)
 
 
 def _describe(config: BuildConfig, survey: Survey, digest: str) -> BuildFile:
@@ -424,7 +435,7 @@ def _lay_out(
     if old:
         files.write(paths.BASE if known else paths.REPLACED, manifests.to_json(old))
     if old and known:
-        write_known(files, old, known)
+        write_known(files, old)
     with files.writer(paths.SURVEY) as out:
         lines.seek(0)
         shutil.copyfileobj(lines, out, PIECE_BYTES)

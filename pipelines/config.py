@@ -12,10 +12,9 @@ from shardset.errors import ConfigError
 from shardset.settings import setting
 
 Balance = Literal["none", "stratified"]
-OnBad = Literal["quarantine", "fail"]
 Remainder = Literal["spread", "drop", "pad"]
-Known = Literal["none", "name", "content"]
-"""The samples of an input that an append skips because the set has their name, or their image."""
+Known = Literal["none", "name"]
+"""The samples of an input that an append skips because the set has their name."""
 
 INPUT_FLAGS = ("holdout", "class_depth", "path_column", "label_column")
 """The options that decide which samples a source has."""
@@ -27,7 +26,7 @@ _ONLY_IN_SURVEY = ("class_depth", "path_column", "label_column")
 """The options that decide bytes only by what the survey finds."""
 
 _NOT_IN_BYTES = (
-    *("input", "output", "overwrite", "only_shards", "append", "on_bad", "max_bad_fraction"),
+    *("input", "output", "overwrite", "only_shards", "append", "max_bad_fraction"),
     *_ONLY_IN_SURVEY,
 )
 
@@ -96,9 +95,8 @@ class BuildConfig:
         metavar="SPLIT=FRACTION",
     )
     verify: Verify = setting("decode", "how to check each image; only decode finds truncated ones")
-    on_bad: OnBad = setting("quarantine", "list bad samples and continue, or fail")
     max_bad_fraction: float = setting(
-        0.01, "fail if more than this of a split, and more than 10 samples, are bad"
+        0.01, "fail if more than this of a split, and more than 10 samples, are bad; 0: if any is"
     )
     image: ImageOptions = field(default_factory=ImageOptions)
     overwrite: bool = setting(
@@ -128,7 +126,7 @@ class BuildConfig:
     )
     append: Known | None = setting(
         None,
-        "skip samples whose name (key) or image the set has; none stores them again (default)",
+        "name: skip samples whose name (key) the set has; none (default): store them again",
         names=("--skip-known",),
         choices=get_args(Known),
     )
@@ -137,12 +135,6 @@ class BuildConfig:
         if not 0 <= self.max_bad_fraction <= 1:
             raise ConfigError(
                 f"--max-bad-fraction is {self.max_bad_fraction}, expected a fraction from 0 to 1"
-            )
-        if self.append == "content" and (self.verify == "none" or self.writes_images(())):
-            raise ConfigError(
-                "--skip-known content compares stored images with those of the input, which needs"
-                " images that are stored as they come, and --verify decode or header; use"
-                " --skip-known name"
             )
         Holdout(self.holdout, self.seed)
         if not 0 <= self.seed < 2**63:

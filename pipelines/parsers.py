@@ -136,9 +136,11 @@ def parser() -> argparse.ArgumentParser:
         help="keep old files so long, for readers of older versions; then give the same command "
         "again (default 24)",
     )
-    compact.add_argument("--side-files", action="store_true",
-                         help="also remove columns and side files of other readers with removed "
-                         "tars, and lines of quarantine lists that name the keys")  # fmt: skip
+    compact.add_argument(
+        "--side-files",
+        action="store_true",
+        help="also remove columns and side files of other readers with removed tars",
+    )
     text = "Reads each tar once, and writes an index beside it and a manifest; copies nothing."
     adopt = verb("adopt", "make a shard set of tars that others made, where they are", text)
     adopt.add_argument(
@@ -266,9 +268,7 @@ def _add_input(build: Parser, where: argparse._ArgumentGroup) -> None:
     )
     add_flags(where, BuildConfig, (*INPUT_FLAGS, "only_shards"))
     add_flags(build.add_argument_group(SIZES_TITLE), BuildConfig, (*SIZES, "seed"))
-    add_flags(
-        build.add_argument_group("bad input"), BuildConfig, ("verify", "on_bad", "max_bad_fraction")
-    )
+    add_flags(build.add_argument_group("bad input"), BuildConfig, ("verify", "max_bad_fraction"))
 
 
 def _add_inspect(inspect: Parser) -> None:

@@ -1,4 +1,4 @@
-"""The Beam graph of a build and its DoFns: each DoFn hands one element to a function of `plan` or
+"""The Beam graph of a build and its steps: each hands one element to a function of `plan` or
 `write`.
 
 Image bytes never pass through the runner. A step leaves its results in files below `plan/`; the
@@ -73,15 +73,10 @@ def construct(pipeline: beam.Pipeline, build: PreparedBuild, *, dry_run: bool = 
 
     Each line names its element type.
     """
-    config, files, suffix, replaces = (
-        build.config,
-        build.files,
-        build.file.suffix,
-        build.file.replaces,
-    )
-    appends = build.file.appends
-    writer = ShardWriter(files, build.source.input, config.image, suffix, replaces, appends)
-    committer = Committer(files, config, suffix, replaces, is_append=appends is not None)
+    config, files, source = build.config, build.files, build.source
+    # A million classes would take longer to travel than the images.
+    file = msgspec.structs.replace(build.file, classes=None)
+    writer = ShardWriter(files, source.input, config.image, file)
     # A shuffle before a step keeps the runner from fusing it with the step before, which would
     # limit its workers.
     indexed = (
@@ -90,15 +85,15 @@ def construct(pipeline: beam.Pipeline, build: PreparedBuild, *, dry_run: bool = 
         | "Spread blocks" >> beam.Reshuffle()
         | "List units" >> beam.FlatMap(partial(_units_in, files))  # UnitRef
         | "Spread units" >> beam.Reshuffle()
-        | "Index" >> beam.ParDo(IndexUnit(files, build.source, config, appends))  # unit
+        | "Index"
+        >> beam.ParDo(Step(partial(index_step, files, source, config, file.appends)))  # unit
     )
     planned = (
         pipeline
         | "Once all is indexed" >> beam.Create([None])
         | "Plan"  # PlanFile, and (batch, UnitOffsets) tagged `offsets`
         >> beam.ParDo(
-            MakePlan(files, config, msgspec.structs.replace(build.file, classes=None)),
-            beam.pvalue.AsIter(indexed),
+            Step(partial(plan_step, files, config, file)), beam.pvalue.AsIter(indexed)
         ).with_outputs("offsets", main="plan")
     )
     if dry_run:
@@ -109,176 +104,151 @@ def construct(pipeline: beam.Pipeline, build: PreparedBuild, *, dry_run: bool = 
     duplicate_keys = (
         planned.offsets
         | "Spread batches" >> beam.Reshuffle()
-        | "Spread keys" >> beam.ParDo(SpreadKeys(files), plan)  # (bucket, ByteRange)
+        | "Spread keys" >> beam.ParDo(Step(partial(keys_step, files)), plan)  # (bucket, ByteRange)
         | "Group keys" >> beam.GroupByKey()
-        | "Find duplicate keys" >> beam.ParDo(FindDuplicateKeys(files), plan)  # (batch, ByteRange)
+        | "Find duplicate keys"
+        >> beam.ParDo(Step(partial(duplicate_keys_step, files)), plan)  # (batch, ByteRange)
     )
     written = (
         {"offsets": planned.offsets, "duplicate_keys": duplicate_keys}
         | "Join" >> beam.CoGroupByKey()  # (batch, {offsets, duplicate_keys})
-        | "Assign" >> beam.ParDo(AssignBatch(files, config), plan)  # ((split, group), ByteRange)
+        | "Assign"
+        >> beam.ParDo(
+            Step(partial(assign_step, files, config)), plan
+        )  # ((split, group), ByteRange)
         | "Group references" >> beam.GroupByKey()
-        | "Plan shards" >> beam.ParDo(PlanGroup(files, suffix), plan)  # (split, shard)
+        | "Plan shards"
+        >> beam.ParDo(Step(partial(group_step, files, file.suffix)), plan)  # (split, shard)
         | "Choose shards" >> beam.Filter(_is_wanted, config.only_shards)
         | "Spread shards" >> beam.Reshuffle()
-        | "Write shards" >> beam.ParDo(WriteShard(files, writer), plan)  # (split, counts)
+        | "Write shards" >> beam.ParDo(Step(partial(write_step, writer)), plan)  # (split, counts)
         # (split, counts): shards, then samples of each class
         | "Add up" >> beam.CombinePerKey(_sum)
     )
     _ = (
         pipeline
         | "Once all is written" >> beam.Create([None])
-        | "Commit"  # the manifest's digest
-        >> beam.ParDo(CommitManifest(files, committer), plan, beam.pvalue.AsDict(written))
+        | "Commit"
+        >> beam.ParDo(
+            Step(partial(commit_step, Committer(files, config, file))),
+            plan,
+            beam.pvalue.AsDict(written),
+        )
     )
 
 
 @dataclass(eq=False, repr=False)
-class BuildStep(beam.DoFn):
-    """A step of a build.
+class Step(beam.DoFn):
+    """Calls a function for each element.
 
     It keeps memory from one element to the next, and frees it for the next step.
     """
 
-    files: PlanFiles
+    work: Callable[..., Any]
+
+    def process(self, element: Any, *side_inputs: Any) -> Any:
+        return self.work(element, *side_inputs)
 
     def finish_bundle(self) -> None:
         tables.release_memory()
 
 
-@dataclass(eq=False, repr=False)
-class IndexUnit(BuildStep):
+def index_step(
+    files: PlanFiles, source: Source, config: BuildConfig, addition: Addition | None, unit: UnitRef
+) -> list[int]:
     """Writes the table and the summary of a unit."""
-
-    source: Source
-    config: BuildConfig
-    addition: Addition | None
-
-    def process(self, element: UnitRef) -> Iterator[int]:
-        work = partial(index_unit, self.files, self.source, self.config, element, self.addition)
-        summary = self.files.step(work)
-        for count in summary.splits.values():
-            _count("samples_indexed", count.num_samples)
-            _count("samples_quarantined", count.num_rejected)
-        for fix, number in summary.fixes.items():
-            _count(f"fixed_{fix}", number)
-        yield element.number
+    summary = files.step(partial(index_unit, files, source, config, unit, addition))
+    for count in summary.splits.values():
+        _count("samples_indexed", count.num_samples)
+        _count("samples_quarantined", count.num_rejected)
+    for fix, number in summary.fixes.items():
+        _count(f"fixed_{fix}", number)
+    return [unit.number]
 
 
-@dataclass(eq=False, repr=False)
-class MakePlan(BuildStep):
+def plan_step(
+    files: PlanFiles, config: BuildConfig, file: BuildFile, _: None, indexed: Iterable[int]
+) -> Iterator[Any]:
     """Writes the plan once all units are indexed.
 
     Yields it without classes, and the offsets of each batch of units.
-
-    `file` travels without classes too: a million of them would take longer than the images.
     """
-
-    config: BuildConfig
-    file: BuildFile
-
-    def process(self, element: None, indexed: Iterable[int]) -> Iterator[Any]:
-        assert sum(1 for _ in indexed) == self.file.num_units, "every unit is indexed"
-        files = self.files
-        plan = files.step(
-            lambda: make_plan(files, self.config, files.read_record(paths.BUILD, BuildFile))
+    assert sum(1 for _ in indexed) == file.num_units, "every unit is indexed"
+    with files.while_current():
+        plan = make_plan(files, config, files.read_record(paths.BUILD, BuildFile))
+        yield msgspec.structs.replace(plan, classes=[])
+        offsets = unit_offsets(
+            read_summaries(files, plan.num_units),
+            plan.splits,
+            units_per_batch=plan.units_per_batch,
+            stratified=config.stratified,
         )
-        with self.files.while_current():
-            yield msgspec.structs.replace(plan, classes=[])
-            summaries, size = read_summaries(self.files, plan.num_units), plan.units_per_batch
-            offsets = unit_offsets(
-                summaries, plan.splits, units_per_batch=size, stratified=self.config.stratified
-            )
-            for batch, offset in enumerate(offsets):
-                yield beam.pvalue.TaggedOutput("offsets", (batch, offset))
+        for batch, offset in enumerate(offsets):
+            yield beam.pvalue.TaggedOutput("offsets", (batch, offset))
 
 
-class SpreadKeys(BuildStep):
+def keys_step(
+    files: PlanFiles, element: tuple[int, UnitOffsets], plan: PlanFile
+) -> list[tuple[int, ByteRange]]:
     """Cuts the key hashes of a batch of units by bucket."""
-
-    def process(
-        self, element: tuple[int, UnitOffsets], plan: PlanFile
-    ) -> Iterable[tuple[int, ByteRange]]:
-        return _one_at_a_time(self.files, lambda: spread_keys(self.files, plan, element[0]))
+    return _one_at_a_time(files, lambda: spread_keys(files, plan, element[0]))
 
 
-class FindDuplicateKeys(BuildStep):
+def duplicate_keys_step(
+    files: PlanFiles, element: tuple[int, Iterable[ByteRange]], plan: PlanFile
+) -> list[tuple[int, ByteRange]]:
     """Finds the rows of one bucket that want a key that is taken, by batch of units."""
-
-    def process(
-        self, element: tuple[int, Iterable[ByteRange]], plan: PlanFile
-    ) -> Iterable[tuple[int, ByteRange]]:
-        return _one_at_a_time(self.files, lambda: find_duplicate_keys(self.files, plan, *element))
+    return _one_at_a_time(files, lambda: find_duplicate_keys(files, plan, *element))
 
 
-@dataclass(eq=False, repr=False)
-class AssignBatch(BuildStep):
+def assign_step(
+    files: PlanFiles, config: BuildConfig, element: tuple[int, dict[str, Any]], plan: PlanFile
+) -> list[tuple[Group, ByteRange]]:
     """Cuts the references of a batch of units by group of shards."""
-
-    config: BuildConfig
-
-    def process(
-        self, element: tuple[int, dict[str, Any]], plan: PlanFile
-    ) -> Iterable[tuple[Group, ByteRange]]:
-        batch, joined = element
-        (offsets,) = joined["offsets"]
-        assign = partial(assign_batch, seed=self.config.seed, stratified=self.config.stratified)
-        duplicate_keys = joined["duplicate_keys"]
-        return _one_at_a_time(
-            self.files, lambda: assign(self.files, plan, batch, offsets, duplicate_keys)
-        )
+    batch, joined = element
+    (offsets,) = joined["offsets"]
+    assign = partial(assign_batch, seed=config.seed, stratified=config.stratified)
+    return _one_at_a_time(
+        files, lambda: assign(files, plan, batch, offsets, joined["duplicate_keys"])
+    )
 
 
-@dataclass(eq=False, repr=False)
-class PlanGroup(BuildStep):
+def group_step(
+    files: PlanFiles, suffix: str, element: tuple[Group, Iterable[ByteRange]], plan: PlanFile
+) -> list[Slot]:
     """Writes the references of each shard of a group."""
-
-    suffix: str
-
-    def process(self, element: tuple[Group, Iterable[ByteRange]], plan: PlanFile) -> Iterable[Slot]:
-        (split, _), slices = element
-        numbers = _one_at_a_time(
-            self.files, lambda: [*plan_group(self.files, plan.splits[split], slices, self.suffix)]
-        )
-        return [(split, number) for number in numbers]
+    (split, _), slices = element
+    numbers = _one_at_a_time(
+        files, lambda: [*plan_group(files, plan.splits[split], slices, suffix)]
+    )
+    return [(split, number) for number in numbers]
 
 
-@dataclass(eq=False, repr=False)
-class WriteShard(BuildStep):
+def write_step(writer: ShardWriter, slot: Slot, plan: PlanFile) -> list[tuple[str, Counts]]:
     """Writes the tar, the index and the record of a shard.
 
-    Yields its split, and 1 and its samples of each class.
+    Returns its split, and 1 and its samples of each class.
     """
-
-    writer: ShardWriter
-
-    def process(self, element: Slot, plan: PlanFile) -> Iterator[tuple[str, Counts]]:
-        record, labels, is_new = self.files.step(lambda: self.writer.write(plan, *element))
-        _count("shards_written" if is_new else "shards_skipped", 1)
-        if is_new:
-            _count("samples_written", record.shard.num_samples)
-            _count("bytes_written", record.shard.num_bytes)
-        yield element[0], (1, Counter(labels.tolist()))
+    shard, labels, is_new = writer.files.step(lambda: writer.write(plan, *slot))
+    _count("shards_written" if is_new else "shards_skipped", 1)
+    if is_new:
+        _count("samples_written", shard.num_samples)
+        _count("bytes_written", shard.num_bytes)
+    return [(slot[0], (1, Counter(labels.tolist())))]
 
 
-@dataclass(eq=False, repr=False)
-class CommitManifest(BuildStep):
+def commit_step(
+    committer: Committer, _: None, plan: PlanFile, counts: Mapping[str, Counts]
+) -> list[str]:
     """Publishes the manifest once the wanted shards are written, if these are all."""
-
-    committer: Committer
-
-    def process(self, element: None, plan: PlanFile, counts: Mapping[str, Counts]) -> Iterator[str]:
-        class_totals = {split: totals for split, (_, totals) in counts.items()}
-        num_finished = sum(num_shards for num_shards, _ in counts.values())
-        digest = self.files.step(lambda: self.committer.commit(plan, num_finished, class_totals))
-        if digest:
-            yield digest
+    class_totals = {split: totals for split, (_, totals) in counts.items()}
+    num_finished = sum(num_shards for num_shards, _ in counts.values())
+    digest = committer.files.step(lambda: committer.commit(plan, num_finished, class_totals))
+    return [digest] if digest else []
 
 
 def _one_at_a_time(files: PlanFiles, work: Callable[[], T]) -> T:
-    """`files.step` for one that takes 100 to 300 MiB: a process has the memory for one, whatever
-    its threads.
-    """
+    """A step that takes 100 to 300 MiB: a process has the memory for one, whatever its threads."""
     with _planning.setdefault((os.getpid(), files.build), threading.Lock()):
         return files.step(work)
 

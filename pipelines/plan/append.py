@@ -1,6 +1,4 @@
-"""What a build that appends takes from the set: the labels of its classes, its keys, and the images
-that it holds.
-"""
+"""What a build that appends takes from the set: the labels of its classes, and its keys."""
 
 import threading
 from collections.abc import Sequence
@@ -14,23 +12,19 @@ from pipelines.config import Known
 from pipelines.plan import paths, tables
 from pipelines.plan.files import PlanFiles, in_order
 from pipelines.plan.tables import UnitRow
-from pipelines.sources.base import Extent, RawSample, Rejected
-from shardset.checksum import crc32c_of
+from pipelines.sources.base import RawSample, Rejected
 from shardset.errors import ConfigError, SourceError
 from shardset.format import manifest as manifests
 from shardset.format import naming
-from shardset.format.images import is_image_field
-from shardset.format.index import first_images
 from shardset.format.manifest import ClassInfo, Manifest, Shard
 from shardset.format.originals import stored_key
 from shardset.read.indexes import read_index
 
 Hashes = NDArray[np.uint64]
 
-_WORD = 2**32
 _reading = threading.Lock()
-_read: dict[tuple[str, str], Hashes] = {}
-"""What this process has read, by build and file: a runner may have a dozen threads."""
+_read: dict[str, Hashes] = {}
+"""What this process has read, by build: a runner may have a dozen threads."""
 
 
 class Addition(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +40,13 @@ class Addition(msgspec.Struct, frozen=True, kw_only=True):
     num_classes: int
     num_source_samples: dict[str, int]
     known: Known
+
+
+def base_of(files: PlanFiles, addition: Addition | None) -> Manifest | None:
+    """The version to which a build appends."""
+    if addition is None:
+        return None
+    return manifests.parse(bytes(files.read(paths.BASE)), f"{files.output.url}/{paths.BASE}")
 
 
 def extended_classes(
@@ -90,49 +91,32 @@ def relabelled(sample: RawSample | Rejected, labels: Sequence[int]) -> RawSample
     return msgspec.structs.replace(sample, label=label, fields=fields)
 
 
-def write_known(files: PlanFiles, base: Manifest, known: Known) -> None:
-    """Writes the hashes of all keys of a version, from its indexes; also of its images if these are
-    to be skipped.
-    """
+def write_known(files: PlanFiles, base: Manifest) -> None:
+    """Writes the hashes of all keys of a version, from its indexes."""
     output, opened = files.output, manifests.opened(files.output, base)
 
-    names = (paths.KNOWN_KEYS, paths.KNOWN_IMAGES) if known == "content" else (paths.KNOWN_KEYS,)
+    def hashes(shard: Shard) -> Hashes:
+        return _hash_keys(read_index(output, shard)["key"].astype(str).tolist())
 
-    def hashes(shard: Shard) -> list[Hashes]:
-        index = read_index(output, shard)
-        images = images_of(index)
-        return [_keys_of(index), images[images > 0]][: len(names)]
-
-    found_in = zip(*in_order(output, opened.shards, hashes), strict=True)
-    for name, found in zip(names, found_in, strict=True):
-        files.write(name, np.unique(np.concatenate(found)).tobytes())
+    found = np.concatenate([*in_order(output, opened.shards, hashes)])
+    files.write(paths.KNOWN_KEYS, np.unique(found).tobytes())
 
 
 def admitted(files: PlanFiles, addition: Addition, rows: Sequence[UnitRow]) -> list[UnitRow]:
     """The rows of a unit without those to skip; a row whose key the set has gets a new one, as a
     duplicate key does.
     """
-    if addition.known == "content":
-        images = np.array([_image_of(row) for row in rows], np.uint64)
-        rows = [
-            row
-            for row, known in zip(rows, _among(files, paths.KNOWN_IMAGES, images), strict=True)
-            if not known
-        ]
-    taken = _among(files, paths.KNOWN_KEYS, _hash_keys([stored_key(row, 0, 0) for row in rows]))
+    is_taken = zip(rows, _taken(files, [stored_key(row, 0, 0) for row in rows]), strict=True)
     if addition.known == "name":
-        return [row for row, known in zip(rows, taken, strict=True) if not known]
-    return [
-        _renamed(row, addition.base) if known else row
-        for row, known in zip(rows, taken, strict=True)
-    ]
+        return [row for row, taken in is_taken if not taken]
+    return [_renamed(row, addition.base) if taken else row for row, taken in is_taken]
 
 
 def refuse_known_key(files: PlanFiles, row: UnitRow, key: str) -> None:
     """Raises SourceError if the set has the key that a sample got because another one of the input
     has its own.
     """
-    if _among(files, paths.KNOWN_KEYS, _hash_keys([key])).any():
+    if _taken(files, [key]).any():
         raise SourceError(
             f"{row.name}: several samples want its key {row.key!r}, and the set has {key!r};"
             " rename it"
@@ -153,34 +137,11 @@ def _hash_keys(keys: Sequence[str]) -> Hashes:
     return tables.hash_keys(pa.array(keys, pa.string()))
 
 
-def _keys_of(index: NDArray[np.void]) -> Hashes:
-    return _hash_keys(index["key"].astype(str).tolist())
-
-
-def _image_of(row: UnitRow) -> int:
-    """The CRC32C and the size of the first image of a row as one number; 0 if it has none."""
-    for field, content in row.content.fields:
-        if is_image_field(field):
-            if isinstance(content, Extent):
-                return content.crc32c * _WORD + content.num_bytes % _WORD
-            return crc32c_of(content) * _WORD + len(content) % _WORD
-    return 0
-
-
-def images_of(index: NDArray[np.void]) -> Hashes:
-    """The same number of each sample of an index: equal images have equal ones,
-    0 stands for none.
-    """
-    sizes = first_images(index)[1].astype(np.uint64)
-    numbers: Hashes = index["image_crc32c"].astype(np.uint64) * _WORD + sizes % _WORD
-    numbers[sizes == 0] = 0
-    return numbers
-
-
-def _among(files: PlanFiles, name: str, numbers: Hashes) -> NDArray[np.bool_]:
+def _taken(files: PlanFiles, keys: Sequence[str]) -> NDArray[np.bool_]:
+    """Whether the set has each of these keys."""
     with _reading:
-        if (files.build, name) not in _read:
-            _read[files.build, name] = np.frombuffer(files.read(name), np.uint64)
-    known = _read[files.build, name]
-    places = np.minimum(np.searchsorted(known, numbers), max(0, len(known) - 1))
-    return np.equal(known[places], numbers) if len(known) else np.zeros(len(numbers), bool)
+        if files.build not in _read:
+            _read[files.build] = np.frombuffer(files.read(paths.KNOWN_KEYS), np.uint64)
+    known, hashes = _read[files.build], _hash_keys(keys)
+    places = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
+    return np.equal(known[places], hashes)

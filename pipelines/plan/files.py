@@ -7,10 +7,9 @@ are read by range have no frame: the ByteRange, UnitRef or Extent holds the leng
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -20,6 +19,7 @@ from shardset.errors import ConfigError, ManifestError, NotFound, PreconditionFa
 from shardset.format import naming
 from shardset.format.frame import Framed, frame, open_frame
 from shardset.prepared import JSON_ERRORS, prepared
+from shardset.read.threads import results_in_order
 from shardset.storage.base import ABSENT, ObjectWriter, Storage, stat_or_none
 from shardset.storage.checked import read_again
 
@@ -31,8 +31,6 @@ START_OVER = (
     "then build again with --overwrite"
 )
 """The advice for a file of the plan that is damaged or missing."""
-
-_READ_AHEAD = 64
 
 _SIGNS_OF_ANOTHER_BUILD = (NotFound, PreconditionFailed, ConfigError, ManifestError, SourceError)
 """The errors of a step whose files another build has replaced or removed."""
@@ -194,10 +192,8 @@ def in_order(output: Storage, names: Iterable[T], read: Callable[[T], R]) -> Ite
     if output.reads_at_once == 1:
         yield from map(read, names)
         return
-    remaining = iter(names)
-    with ThreadPoolExecutor(output.reads_at_once) as pool:
-        while batch := list(islice(remaining, _READ_AHEAD)):
-            yield from pool.map(read, batch)
+    calls = (partial(read, name) for name in names)
+    yield from results_in_order("plan-files", output.reads_at_once, calls)
 
 
 def generation_of(output: Storage, name: str) -> str:

@@ -25,7 +25,6 @@ from shardset.checksum import crc32c_of
 from shardset.errors import SourceError, UndecodableImage
 from shardset.format import naming
 from shardset.format.images import is_image_field
-from shardset.format.tar import MAX_MEMBER_BYTES
 from shardset.storage.base import ObjectWriter, Storage
 from shardset.storage.checked import read_again
 
@@ -126,8 +125,7 @@ class _Examiner:
 
     def rows(self, batch: Sequence[RawSample | Rejected]) -> Iterator[UnitRow | QuarantineEntry]:
         """A row or a quarantine entry for each sample, in order."""
-        samples = list(map(_reject_too_large, batch))
-        for sample, contents in zip(samples, self._fetch(samples), strict=True):
+        for sample, contents in zip(batch, self._fetch(batch), strict=True):
             if isinstance(sample, Rejected):
                 yield _entry(sample, contents[0] if contents else b"")
                 continue
@@ -238,20 +236,6 @@ class _Examiner:
         return content
 
 
-def _reject_too_large(sample: RawSample | Rejected) -> RawSample | Rejected:
-    """The sample; Rejected, without an extent so that its bytes are not read, if a field does not
-    fit into a tar.
-    """
-    for field, content in sample.fields.items() if isinstance(sample, RawSample) else ():
-        num_bytes = content.num_bytes if isinstance(content, Extent) else len(content)
-        if num_bytes > MAX_MEMBER_BYTES:
-            reason = (
-                f"its {field} has {num_bytes} bytes, a member of a tar at most {MAX_MEMBER_BYTES}"
-            )
-            return Rejected(name=sample.name, split=sample.split, reason=reason)
-    return sample
-
-
 def _reject(sample: RawSample, field: str, data: bytes | None, reason: str) -> QuarantineEntry:
     """The quarantine entry of a sample with a bad field;
     `data` is None if the field was not read.
@@ -265,15 +249,16 @@ def _reject(sample: RawSample, field: str, data: bytes | None, reason: str) -> Q
 
 def _entry(rejected: Rejected, data: bytes) -> QuarantineEntry:
     extent = rejected.extent
-    return {
-        "name": rejected.name,
-        "split": rejected.split,
-        "reason": rejected.reason,
-        "object": extent.object if extent else None,
-        "offset": extent.offset if extent else None,
-        "num_bytes": extent.num_bytes if extent else None,
-        "sha256": hashlib.sha256(data).hexdigest() if extent else None,
-    }
+    entry = QuarantineEntry(name=rejected.name, split=rejected.split, reason=rejected.reason)
+    if extent is None:
+        return entry
+    return msgspec.structs.replace(
+        entry,
+        object=extent.object,
+        offset=extent.offset,
+        num_bytes=extent.num_bytes,
+        sha256=hashlib.sha256(data).hexdigest(),
+    )
 
 
 def _check_names(sample: RawSample) -> None:

@@ -13,7 +13,7 @@ neither a sort nor memory that grows with the data set.
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Literal
 
@@ -94,10 +94,10 @@ class Placements:
     in the shard.
     """
 
-    row: np.ndarray = field(repr=False)
-    copy: np.ndarray = field(repr=False)
-    shard: np.ndarray = field(repr=False)
-    rank: np.ndarray = field(repr=False)
+    row: np.ndarray
+    copy: np.ndarray
+    shard: np.ndarray
+    rank: np.ndarray
 
 
 def batch_size(num_samples: int) -> int:

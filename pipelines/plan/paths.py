@@ -11,7 +11,6 @@ from shardset.format.naming import PLAN_FOLDER
 BUILD = f"{PLAN_FOLDER}build.json"
 SURVEY = f"{PLAN_FOLDER}survey.jsonl"
 PLAN = f"{PLAN_FOLDER}plan.json"
-REJECTED = f"{PLAN_FOLDER}rejected.jsonl"
 REPLACED = f"{PLAN_FOLDER}replaced.json"
 """The manifest of a set that is being replaced.
 
@@ -20,8 +19,7 @@ It is removed last, after the files that it lists.
 BASE = f"{PLAN_FOLDER}base.json"
 """The manifest of the version that a build appends to."""
 KNOWN_KEYS = f"{PLAN_FOLDER}known_keys.bin"
-KNOWN_IMAGES = f"{PLAN_FOLDER}known_images.bin"
-"""Sorted numbers of 64 bits: hashes of the keys and of the images of that version."""
+"""Sorted numbers of 64 bits: hashes of the keys of that version."""
 
 UNITS = f"{PLAN_FOLDER}units/"
 RECORDS = f"{PLAN_FOLDER}done/"
@@ -29,7 +27,7 @@ SLICES = f"{PLAN_FOLDER}slices/"
 """Data between the steps of a run; removed at its end."""
 
 _FILE = re.compile(
-    r"plan/((build|plan|replaced|base)\.json|(survey|rejected)\.jsonl|known_(keys|images)\.bin|"
+    r"plan/((build|plan|replaced|base)\.json|survey\.jsonl|known_keys\.bin|"
     r"(units|summaries|slices|dropped|spool|shards|done)/[A-Za-z0-9_-]+\.(arrow|json|jsonl|bin))",
     re.ASCII,
 )

@@ -5,18 +5,17 @@ Digests cover the names of the fields: a renamed field changes the plan digest o
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from itertools import islice
 from typing import Any
 
 import msgspec
 
 from pipelines.plan.append import Addition
 from pipelines.plan.layout import SplitPlan, units_per_batch
-from pipelines.plan.slices import ByteRange
-from shardset.format.manifest import ClassInfo, Shard
+from shardset.format.manifest import ClassInfo
+from shardset.format.write import WrittenShard
 from shardset.prepared import prepared
 
-PLAN_VERSION = 13
+PLAN_VERSION = 14
 """Increase it when the format of a file below `plan/` changes, or what the same input and options
 lead to, such as the held-out samples or the default sizes: unfinished builds of other versions then
 start over.
@@ -81,8 +80,8 @@ class BuildFile(msgspec.Struct, frozen=True, kw_only=True):
             return ["the set has another version since"]
         if not differences and old.survey != self.survey:
             return ["the input is not the same (names, labels, sizes or generations changed)"]
-        if not differences:
-            differences += islice(_differences(_names_of_classes(old), _names_of_classes(self)), 1)
+        if not differences and old.classes != self.classes:
+            return ["the input has other classes"]
         return differences
 
 
@@ -90,8 +89,8 @@ class BuildFile(msgspec.Struct, frozen=True, kw_only=True):
 class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
     """`plan/plan.json`: the arithmetic of every split, and the fields that the manifest copies.
 
-    `rejected` is the list of all rejected samples. Workers get the plan without `classes`, because
-    Beam measures the size of each element in every step and process.
+    Workers get the plan without `classes`, because Beam measures the size of each element in every
+    step and process.
     """
 
     digest: str
@@ -101,7 +100,6 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
     splits: dict[str, SplitPlan]
     fixes: dict[str, int]
     num_rejected: int
-    rejected: ByteRange
     num_units: int
     notes: list[str]
 
@@ -118,14 +116,10 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
 
 @prepared
 class ShardRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """`plan/done/...`: a finished shard. Its `first_id` is 0 until the commit sets it."""
+    """`plan/done/...`: a finished shard. The `first_id` of its shard is 0."""
 
-    split: str
-    number: int
     plan_digest: str
-    num_content_bytes: int
-    fields: list[str]
-    shard: Shard
+    written: WrittenShard
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
@@ -136,10 +130,3 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str
 
 def _base_of(build: BuildFile) -> str | None:
     return build.appends.base if build.appends else None
-
-
-def _names_of_classes(build: BuildFile) -> dict[str, str]:
-    return {
-        f"class {one.label}": f"{one.name} ({one.wnid})" if one.wnid else one.name
-        for one in build.classes or []
-    }

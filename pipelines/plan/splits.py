@@ -10,18 +10,20 @@ import msgspec
 from pipelines.config import BuildConfig
 from pipelines.images.check import TRANSPARENT, TURNED
 from pipelines.plan import layout, paths, summaries, tables
-from pipelines.plan.append import are_numbers
+from pipelines.plan.append import are_numbers, base_of
 from pipelines.plan.files import PlanFiles, encode_record
 from pipelines.plan.layout import SplitPlan
 from pipelines.plan.records import BuildFile, PlanFile
-from pipelines.plan.slices import write_pieces
 from pipelines.plan.summaries import UnitSummary, read_summaries
+from pipelines.sources.base import class_infos
 from pipelines.sources.tar_fields import checked_fields
 from shardset.errors import ConfigError, SourceError
+from shardset.format import naming
 from shardset.format.labels import NO_LABEL, notes_on
 from shardset.format.manifest import ClassInfo
 from shardset.order.permutation import ORDER_VERSION
 from shardset.program import count
+from shardset.storage.checked import read_same_twice
 
 _NOTES = {
     TRANSPARENT: (
@@ -43,9 +45,7 @@ def make_plan(files: PlanFiles, config: BuildConfig, build: BuildFile) -> PlanFi
     (impossible sizes).
     """
     total = summaries.merge(read_summaries(files, build.num_units))
-    summaries.refuse_too_many_bad(
-        total, config.max_bad_fraction if config.on_bad == "quarantine" else 0.0
-    )
+    summaries.refuse_too_many_bad(total, config.max_bad_fraction)
     if total.num_known and not any(count.num_samples for count in total.splits.values()):
         raise SourceError(
             f"{config.input}: nothing to append: the set has all of it"
@@ -63,7 +63,9 @@ def make_plan(files: PlanFiles, config: BuildConfig, build: BuildFile) -> PlanFi
             f"{config.input}: all images of class {lost[0]!r} are bad ({'; '.join(total.reasons)});"
             " mend them, or move the folder out of the input"
         )
-    rejected = write_pieces(files, paths.REJECTED, _rejected_lines(files, build.num_units))
+    with files.writer(naming.quarantine_path(build.suffix)) as out:
+        for line in _quarantine_lines(files, build):
+            out.write(line)
     plan = PlanFile(
         digest="",
         source_digest=total.digest,
@@ -72,13 +74,11 @@ def make_plan(files: PlanFiles, config: BuildConfig, build: BuildFile) -> PlanFi
         splits=splits,
         fixes={fix: number for fix, number in total.fixes.items() if fix not in _NOTES},
         num_rejected=sum(count.num_rejected for count in total.splits.values()),
-        rejected=rejected,
         num_units=build.num_units,
         notes=[
             *build.notes,
             *on_labels,
-            *_notes(total.fixes),
-            *_known_note(total.num_known, config),
+            *_notes(total, config),
         ],
     )
     plan = msgspec.structs.replace(plan, digest=_digest(plan, config))
@@ -124,16 +124,11 @@ def refuse_unknown_splits(wanted: Iterable[str], names: Sequence[str]) -> None:
 def _refuse_unknown_shards(
     wanted: Iterable[tuple[str, int]], splits: Mapping[str, SplitPlan]
 ) -> None:
+    sizes = {name: split.num_shards for name, split in splits.items()}
     for name, number in sorted(wanted):
-        if name not in splits:
-            raise ConfigError(
-                f"--only-shards {name}:{number}: there is no such split, only {', '.join(splits)}"
-            )
-        if number >= splits[name].num_shards:
-            raise ConfigError(
-                f"--only-shards {name}:{number}: split {name!r} has shards 0 to"
-                f" {splits[name].num_shards - 1}"
-            )
+        if number >= sizes.get(name, 0):
+            there = ", ".join(f"{split}:0-{size - 1}" for split, size in sizes.items())
+            raise ConfigError(f"--only-shards {name}:{number}: no such shard, only {there}")
 
 
 def _label_notes(
@@ -152,7 +147,7 @@ def _label_notes(
 
 def _classes(build: BuildFile, max_label: int) -> list[ClassInfo]:
     if build.classes is None:
-        return [ClassInfo(label=label, name=str(label)) for label in range(max_label + 1)]
+        return class_infos(list(map(str, range(max_label + 1))))
     if max_label >= len(build.classes):
         raise SourceError(
             f"label {max_label} was found, but there are {len(build.classes)} classes; check the"
@@ -161,34 +156,29 @@ def _classes(build: BuildFile, max_label: int) -> list[ClassInfo]:
     return build.classes
 
 
-def _rejected_lines(files: PlanFiles, num_units: int) -> Iterator[bytes]:
-    for summary in read_summaries(files, num_units):
+def _quarantine_lines(files: PlanFiles, build: BuildFile) -> Iterator[bytes]:
+    """The list of the set to which the build appends, then the rejected samples of all units."""
+    base = base_of(files, build.appends)
+    if base and base.quarantine.count:
+        name, output = base.quarantine.path, files.output
+        yield read_same_twice(lambda: output.read(name), f"{output.url}/{name}")
+    for summary in read_summaries(files, build.num_units):
         if any(count.num_rejected for count in summary.splits.values()):
             [table] = map(tables.unit_from_bytes, tables.read_units(files, [summary.unit]))
             for entry in tables.rejected_of(table):
-                yield json.dumps(entry, sort_keys=True).encode() + b"\n"
+                yield entry.line
 
 
-def _notes(marks: Mapping[str, int]) -> list[str]:
-    """A sentence for each mark that is no fix."""
-    numbers = ((note, marks.get(mark, 0)) for mark, note in _NOTES.items())
-    return [
-        note.format(count(number, "image"), "is" if number == 1 else "are")
-        for note, number in numbers
-        if number
-    ]
-
-
-def _known_note(num_known: int, config: BuildConfig) -> list[str]:
-    return (
-        [f"{count(num_known, 'sample')} skipped, because the set has their {config.append}"]
-        if num_known
-        else []
-    )
+def _notes(total: UnitSummary, config: BuildConfig) -> Iterator[str]:
+    """A sentence for each mark that is no fix, and on the samples that were skipped."""
+    for mark, note in _NOTES.items():
+        if number := total.fixes.get(mark, 0):
+            yield note.format(count(number, "image"), "is" if number == 1 else "are")
+    if total.num_known:
+        skipped = count(total.num_known, "sample")
+        yield f"{skipped} skipped, because the set has their {config.append}"
 
 
 def _digest(plan: PlanFile, config: BuildConfig) -> str:
-    decisions = msgspec.to_builtins(plan)
-    del decisions["rejected"]  # the field is newer than the digest, which must not change
-    identity = [decisions, config.what_decides_bytes(), ORDER_VERSION]
+    identity = [msgspec.to_builtins(plan), config.what_decides_bytes(), ORDER_VERSION]
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()

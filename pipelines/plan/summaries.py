@@ -49,11 +49,8 @@ class SplitCount:
 
     def add(self, other: "SplitCount") -> None:
         """Adds the counts of another unit."""
-        self.num_samples += other.num_samples
-        self.num_rejected += other.num_rejected
-        self.num_known += other.num_known
-        self.num_hidden += other.num_hidden
-        self.num_bytes += other.num_bytes
+        for name in ("num_samples", "num_rejected", "num_known", "num_hidden", "num_bytes"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         before = self.strata.get
         for label, number in other.strata.items():  # more than twice as fast as Counter.update
             self.strata[label] = before(label, 0) + number
@@ -88,8 +85,8 @@ def summarize(
     num_known: Mapping[str, int] = {},
 ) -> UnitSummary:
     """The summary of a unit; `num_known` are the skipped samples by split."""
-    num_rejected = Counter(entry["split"] for entry in rejected)
-    num_hidden = Counter(entry["split"] for entry in rejected if entry["reason"] == HIDDEN)
+    num_rejected = Counter(entry.split for entry in rejected)
+    num_hidden = Counter(entry.split for entry in rejected if entry.reason == HIDDEN)
     by_split: dict[str, list[UnitRow]] = {
         split: [] for split in sorted({row.split for row in rows} | {*num_rejected, *num_known})
     }
@@ -113,7 +110,7 @@ def summarize(
             for split, some in by_split.items()
         },
         fixes=dict(sorted(Counter(mark for row in rows for mark in marks_of(row.fix)).items())),
-        reasons=_examples(f"{entry['name']}: {entry['reason']}" for entry in rejected),
+        reasons=_examples(f"{entry.name}: {entry.reason}" for entry in rejected),
         digest=tables.digest_of(rows),
     )
 
@@ -199,10 +196,7 @@ def refuse_too_many_bad(total: UnitSummary, max_bad_fraction: float) -> None:
                 advice = "repair or remove them"
                 if APART not in total.reasons[0]:
                     fraction = math.ceil(1000 * num_bad / num_raw) / 1000
-                    advice += (
-                        ", or leave them out by --on-bad quarantine --max-bad-fraction"
-                        f" {fraction:g}"
-                    )
+                    advice += f", or leave them out by --max-bad-fraction {fraction:g}"
             raise TooManyBad(
                 f"split {split!r}: {num_bad} of {num_raw} raw samples are bad, allowed are"
                 f" {math.floor(allowed)} ({limit}), for example {'; '.join(total.reasons)};"

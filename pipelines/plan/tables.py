@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, TypedDict
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -24,6 +24,7 @@ from pipelines.sources.base import Extent
 from shardset.errors import ConfigError, NotFound
 from shardset.format.originals import REFERENCE, Origin, table_from_bytes, table_to_bytes
 from shardset.order.permutation import hash64
+from shardset.prepared import prepared
 
 UNIT = pa.schema(
     [("split", pa.string()), ("label", pa.int64()), ("key_hash", pa.uint64()), ("row", pa.binary())]
@@ -37,7 +38,8 @@ _REJECTED = b"rejected"
 _WORD_BYTES = 8
 
 
-class QuarantineEntry(TypedDict):
+@prepared
+class QuarantineEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A line of the quarantine list.
 
     The fields after `reason` are None if the bytes have no extent.
@@ -46,10 +48,15 @@ class QuarantineEntry(TypedDict):
     name: str
     split: str
     reason: str
-    object: str | None
-    offset: int | None
-    num_bytes: int | None
-    sha256: str | None
+    object: str | None = None
+    offset: int | None = None
+    num_bytes: int | None = None
+    sha256: str | None = None
+
+    @property
+    def line(self) -> bytes:
+        """The entry as JSON."""
+        return json.dumps(msgspec.to_builtins(self), sort_keys=True).encode() + b"\n"
 
 
 class Content(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -90,14 +97,13 @@ def unit_table(rows: Sequence[UnitRow], rejected: Sequence[QuarantineEntry]) -> 
         "key_hash": hash_keys(pa.array([row.key for row in rows], pa.string())),
         "row": list(map(_encode, rows)),
     }
-    metadata = {_REJECTED: json.dumps(list(rejected), sort_keys=True).encode()}
+    metadata = {_REJECTED: msgspec.json.encode(rejected)}
     return from_columns(UNIT.with_metadata(metadata), columns)
 
 
 def rejected_of(table: pa.RecordBatch) -> list[QuarantineEntry]:
     """The rejected samples that `unit_table` was given."""
-    rejected: list[QuarantineEntry] = json.loads(table.schema.metadata[_REJECTED])
-    return rejected
+    return msgspec.json.decode(table.schema.metadata[_REJECTED], type=list[QuarantineEntry])
 
 
 def rows_of(table: pa.RecordBatch) -> list[UnitRow]:

@@ -29,7 +29,6 @@ own number is 12 or more, and each holds a unit of input (40 MiB), or a shard th
 """
 
 _REGION = re.compile(r"[a-z]+-[a-z]+[0-9]+")
-_ZONE = re.compile(r"([a-z]+-[a-z]+[0-9]+)-[a-z]")
 _BUCKET = re.compile(r"gs://([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])(/.*)?")
 
 
@@ -85,7 +84,8 @@ def check(
         )
     for bucket in dict.fromkeys(buckets.values()):
         flags = " and ".join(flag for flag, other in buckets.items() if other == bucket)
-        _check_location(flags, bucket, region_of_workers(options), locate)
+        region = options.view_as(WorkerOptions).worker_region or cloud.region
+        _check_location(flags, bucket, region, locate)
 
 
 def set_threads(options: PipelineOptions) -> None:
@@ -121,16 +121,6 @@ def _check_region(region: str | None) -> None:
             f"--region {region}: expected a region, not a zone: that of the bucket, such as"
             " europe-west4"
         )
-
-
-def region_of_workers(options: PipelineOptions) -> str:
-    """The region of the workers: that of their zone, the one given for them, or the job's."""
-    workers = options.view_as(WorkerOptions)
-    zone = _ZONE.fullmatch(workers.worker_zone or "")
-    region: str = (
-        zone[1] if zone else workers.worker_region or options.view_as(GoogleCloudOptions).region
-    )
-    return region
 
 
 def _check_package(options: PipelineOptions) -> None:

@@ -5,7 +5,6 @@ Beam 2.77 waits forever for an answer from a worker process that was killed (mos
 memory ran out), and leaves its workers running if the launching process is killed.
 """
 
-import io
 import multiprocessing
 import os
 import signal
@@ -186,18 +185,6 @@ class _Worker(SubprocessSdkWorkerHandler):
                 )
 
 
-class _LossyStandardError(io.FileIO):
-    """Ignores write errors: Beam prints a failure before it reports it, and the printing must not
-    fail.
-    """
-
-    def write(self, data: Any) -> int:
-        try:
-            return super().write(data)
-        except OSError:  # the disk with the log is full, which is most often the failure itself
-            return len(data)
-
-
 def _exit_with(launcher: BaseProcess) -> None:
     launcher.join()
     os._exit(1)
@@ -214,7 +201,4 @@ def run_worker(environment: dict[str, str]) -> None:
     os.environ.clear()
     os.environ |= environment
     os.dup2(2, 1)  # the result of the launcher goes to standard output
-    sys.stderr = io.TextIOWrapper(
-        _LossyStandardError(2, "w", closefd=False), errors="backslashreplace", write_through=True
-    )
     sdk_worker_main.main(sys.argv)

@@ -10,6 +10,7 @@ import msgspec
 
 from pipelines.build import Show
 from pipelines.config import AdoptConfig
+from pipelines.plan.tables import QuarantineEntry
 from pipelines.sets import tar_sets
 from pipelines.sets.tar_sets import TarRecord, Task, digest_of
 from pipelines.sources.tar_fields import checked_fields
@@ -62,19 +63,15 @@ def index(storage: Storage, task: Task) -> TarRecord:
         raise SourceError(
             f"{storage.url}/{task.path}: holds no sample{why}; leave it out of --input"
         )
-    same = {
-        "split": task.split,
-        "object": task.path,
-        "offset": None,
-        "num_bytes": None,
-        "sha256": None,
-    }
     return TarRecord(
         written=write_index(task.path, builder, rows, storage.writer),
         labels=Counter(rows["label"].tolist()),
         fields=fields,
         rejected=[
-            {"name": f"{task.path}/{name}", "reason": reason, **same} for name, reason in odd
+            QuarantineEntry(
+                name=f"{task.path}/{name}", split=task.split, reason=reason, object=task.path
+            )
+            for name, reason in odd
         ],
     )
 

@@ -1,7 +1,7 @@
 """Forgets samples: publishes a version without them; only the shards that held them are new."""
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from functools import partial
@@ -12,18 +12,17 @@ import numpy as np
 
 from pipelines.plan import files as plan_files
 from pipelines.plan import tables
-from pipelines.plan.append import images_of
 from pipelines.sets.keys import refuse_unknown
 from pipelines.sets.retire import SINCE, Compacted, refuse_unfinished, retire, without
 from pipelines.write import history, replace
 from shardset.errors import ConfigError, ManifestError
 from shardset.format import manifest as manifests
 from shardset.format import naming, versions
-from shardset.format.index import content_bytes, index_fields
+from shardset.format.index import content_bytes, first_images, index_fields
 from shardset.format.manifest import Manifest, Quarantine, Shard, Split
 from shardset.format.shards import Group
 from shardset.format.tar import StoredSample, members, sample_members
-from shardset.format.write import WrittenShard, class_counts, write_shard, write_split
+from shardset.format.write import class_counts, write_shard, write_table
 from shardset.program import count
 from shardset.read.indexes import read_index
 from shardset.storage.base import ABSENT, Storage
@@ -54,8 +53,8 @@ def compact(
     """Publishes the version without these samples, and removes older versions that have them.
 
     Files wait for `grace`, since readers that began on an older version end on it; the same call
-    removes them later, or finishes one that was killed. `side_files` go too: columns and exports
-    with removed tars, and lines of quarantine lists that name the keys. With nothing written,
+    removes them later, or finishes one that was killed. Lines of quarantine lists that name the
+    keys go too, and with `side_files` columns and exports with removed tars. With nothing written,
     raises SourceError for a key that no version ever had; ConfigError without keys, if no sample
     would be left, or for an unfinished build.
     """
@@ -75,7 +74,7 @@ def compact(
         num_shards=len(rows),
         same_images=_same_images(storage, newest, rows) if rows else [],
     )
-    rejected = without(storage, newest, keys) if side_files else None
+    rejected = without(storage, newest, keys)
     if rows or rejected is not None:
         _publish(storage, newest, sorted(forgotten), dropped, rejected)
     return retire(storage, keys, done, grace=grace, now=now, side_files=side_files)
@@ -151,7 +150,7 @@ def lines(done: Compacted) -> list[str]:
     if done.side_files:
         found.append(
             f"may still name dropped samples: {', '.join(done.side_files)}; --side-files removes "
-            "that, once nothing waits"
+            "them, once nothing waits"
         )
     for folder, number in done.removed.items():
         found.append(f"removed from {folder or 'the set'}: {count(number, 'file')}")
@@ -174,15 +173,23 @@ def _find(storage: Storage, split: Split, wanted: np.ndarray) -> Dropped:
 
 def _same_images(storage: Storage, newest: Manifest, dropped: Sequence[np.ndarray]) -> list[str]:
     """The keys of samples that stay, though their images are equal to dropped ones."""
-    images = np.concatenate([images_of(rows) for rows in dropped])
+    images = np.concatenate([_images_of(rows) for rows in dropped])
     keys = np.concatenate([rows["key"] for rows in dropped])
 
     def same(shard: Shard) -> list[str]:
         index = read_index(storage, shard)
-        is_same = np.isin(images_of(index), images[images > 0]) & ~np.isin(index["key"], keys)
+        is_same = np.isin(_images_of(index), images[images > 0]) & ~np.isin(index["key"], keys)
         return [key.decode() for key in index["key"][is_same].tolist()]
 
     return [key for found in plan_files.in_order(storage, newest.shards, same) for key in found]
+
+
+def _images_of(index: np.ndarray) -> np.ndarray:
+    """The CRC32C and the size of each sample's first image as one number; 0 if it has none."""
+    sizes = first_images(index)[1].astype(np.uint64)
+    numbers: np.ndarray = index["image_crc32c"].astype(np.uint64) * 2**32 + sizes % 2**32
+    numbers[sizes == 0] = 0
+    return numbers
 
 
 def _rewritten(storage: Storage, name: str, split: Split, folder: str, dropped: Dropped) -> Split:
@@ -213,7 +220,7 @@ def _rewritten(storage: Storage, name: str, split: Split, folder: str, dropped: 
         max_tar_bytes=max(shard.num_bytes for shard in left.values()),
         max_index_bytes=max(shard.index.num_bytes for shard in left.values()),
         class_totals=totals.tolist(),
-        shards=list(_groups(storage, name, split, folder, left, new)),
+        shards=list(_groups(storage, name, split, folder, left, new.keys())),
     )
 
 
@@ -249,7 +256,7 @@ def _groups(
     split: Split,
     folder: str,
     left: Mapping[int, Shard],
-    new: Collection[int],
+    new: Set[int],
 ) -> Iterator[Group]:
     """The groups of a split: each old one whole, or cut where shards are new or gone.
 
@@ -259,29 +266,25 @@ def _groups(
     for group in split.groups:
         numbers = range(start, start + group.num_shards)
         start = numbers.stop
-        if all(number in left and number not in new for number in numbers):
+        if left.keys() >= set(numbers) and new.isdisjoint(numbers):
             yield group
             continue
-        promises = [promise for promise in group.promises if promise != "equal"]
-        kinds = groupby(numbers, lambda number: (number in left, number in new))
-        for (is_left, is_new), run in kinds:
-            members = list(run)
+        for (is_left, is_new), run in groupby(numbers, lambda n: (n in left, n in new)):
             if not is_left:
                 continue
-            first, last, digest = members[0], members[-1], group.plan_digest
+            members = [*run]
+            first, last = members[0], members[-1]
             pattern = group.part(first - numbers.start, last - numbers.start)
+            digest = group.plan_digest
             if is_new:
                 pattern = f"{folder}/{name}-{{{first:06d}..{last:06d}}}.tar"
                 digest = hashlib.sha256(f"{digest} {folder}".encode()).hexdigest()
-            [made] = write_split(
+            facts = write_table(
                 partial(storage.writer, if_generation=ABSENT),
-                (WrittenShard(left[number], (), 0) for number in members),
-                pattern=pattern,
-                table_path=f"{folder}/shards-{num_tables:06d}.npy",
-                num_shards=len(members),
-                seed=group.seed,
-                plan_digest=digest,
-                promises=promises,
-            ).groups
+                [left[number] for number in members],
+                f"{folder}/shards-{num_tables:06d}.npy",
+                len(members),
+                group.promises,
+            )
             num_tables += 1
-            yield msgspec.structs.replace(made, fields=group.fields)
+            yield msgspec.structs.replace(group, shards=pattern, plan_digest=digest, **facts)

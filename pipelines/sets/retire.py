@@ -82,35 +82,30 @@ def retire(
     now: datetime,
     side_files: bool,
 ) -> Compacted:
-    """Removes older versions with shards that the newest lacks, once `grace` is over.
+    """Removes older versions with shards that the newest lacks, or quarantine lists that name the
+    keys, once `grace` is over.
 
-    Files that only these need go with them, and with `side_files` also columns, exports and
-    quarantine lists that name dropped samples or removed tars.
+    Files that only these need go with them, and with `side_files` also columns and exports with
+    tars that are gone.
     """
     tagged = versions.tags(storage)  # before the versions, so that none is too new to be known
     newest = manifests.read_head(storage)
     others = list(manifests.older(storage))
     replace.remove_stopped(storage, newest.number)
     of_newest = manifests.files_of(newest)
-    lists = {
-        one.quarantine.path for one in (newest, *others) if without(storage, one, keys) is not None
-    }
 
     def is_stale(one: Manifest) -> bool:
-        path = one.quarantine.path
-        lost = manifests.files_of(one) - of_newest - {path}
-        return bool(lost) or (side_files and path in lists)
+        lost = manifests.files_of(one) - of_newest - {one.quarantine.path}
+        return bool(lost) or without(storage, one, keys) is not None
 
     stale = [one for one in others if is_stale(one)]
     left = [newest, *(one for one in others if one not in stale)]
     listed = manifests.files_of(*left)
     digests = {one.digest for one in left}
     tags = sorted(name for name, tag in tagged.items() if tag.digest not in digests)
-    sides = _side_files(storage, listed)
     names = manifests.files_of(*stale) - listed
-    done = msgspec.structs.replace(
-        done, version=newest.number, tags=tags, side_files=sorted(sides | lists)
-    )
+    sides = _side_files(storage, listed)
+    done = msgspec.structs.replace(done, version=newest.number, tags=tags, side_files=sorted(sides))
     if stale:
         after = _waiting_since(storage, now) + grace
         if now < after:
@@ -122,9 +117,8 @@ def retire(
         names |= {*map(naming.catalog_of, tars), *(f"{tar}.idx" for tar in tars)}
         names |= {naming.REPORT, *map(versions.tag_path, tags)}  # the page shows pictures of them
     if side_files:
-        names |= sides
         folders = [name for name in sides if name.endswith("/")]
-        names |= {stat.name for folder in folders for stat in storage.list(folder)}
+        names |= sides | {stat.name for folder in folders for stat in storage.list(folder)}
         done = msgspec.structs.replace(done, side_files=[])
     removed = list(replace.existing(storage, names))
     last = list(replace.existing(storage, {SINCE, *(versions.path(one.number) for one in stale)}))

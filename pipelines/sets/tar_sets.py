@@ -3,7 +3,6 @@ adopted sets and columns.
 """
 
 import hashlib
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,9 @@ import msgspec
 
 from pipelines.build import Show, for_each
 from pipelines.plan import files as plan_files
+from pipelines.plan.tables import QuarantineEntry
 from pipelines.runners import options
+from pipelines.sources.base import class_infos
 from pipelines.sources.webdataset import LOOKED_FOR
 from pipelines.write import history
 from pipelines.write.shard import is_stored
@@ -23,7 +24,7 @@ from shardset.errors import ChangedInput, ConfigError, NotFound
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.labels import NO_LABEL, notes_on
-from shardset.format.manifest import ClassInfo, Manifest, Provenance, Quarantine, Split
+from shardset.format.manifest import Manifest, Provenance, Quarantine, Split
 from shardset.format.shards import Promise
 from shardset.format.write import WrittenShard, write_split
 from shardset.prepared import prepared
@@ -70,7 +71,7 @@ class TarRecord(msgspec.Struct, frozen=True, kw_only=True):
     written: WrittenShard
     labels: dict[int, int] = {}
     fields: dict[str, int] = {}
-    rejected: list[dict[str, Any]] = []
+    rejected: list[QuarantineEntry] = []
     num_values: int = 0
     kinds: list[tuple[str, tuple[int, ...]]] = []
 
@@ -157,14 +158,13 @@ def publish(
             promises=promises,
         )
         parts.append(part)
-    rejected = [line for record in records for line in record.rejected]
-    lines = "".join(json.dumps(line, sort_keys=True) + "\n" for line in rejected)
-    output.write(naming.quarantine_path(), lines.encode())
+    rejected = [entry for record in records for entry in record.rejected]
+    output.write(naming.quarantine_path(), b"".join(entry.line for entry in rejected))
     manifest = Manifest(
         kind=manifests.KIND,
         version=manifests.VERSION,
         digest="",
-        classes=[ClassInfo(label=label, name=str(label)) for label in range(num_classes)],
+        classes=class_infos(list(map(str, range(num_classes)))),
         splits={name: history.joined(parts, num_classes) for name, parts in splits.items()},
         quarantine=Quarantine(count=len(rejected), path=naming.quarantine_path()),
         fixes={},

@@ -1,7 +1,7 @@
 """Names the versions of a set, lists them, and compares two sets by their indexes."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -10,7 +10,7 @@ import numpy as np
 from shardset.errors import ConfigError, PreconditionFailed
 from shardset.format import manifest as manifests
 from shardset.format import versions
-from shardset.format.manifest import LoadedSet
+from shardset.format.manifest import LoadedSet, Shard
 from shardset.format.versions import Tag
 from shardset.program import count
 from shardset.read.indexes import read_index
@@ -65,7 +65,6 @@ def log(url: str) -> list[dict[str, Any]]:
             "tags": sorted(name for name, tag in tags.items() if tag.digest == one.digest),
         }
         for one in (newest, *manifests.older(storage))
-        if one.number < newest.number or one is newest
     ]
 
 
@@ -114,36 +113,29 @@ def _diff_split(old: LoadedSet, new: LoadedSet, split: str) -> Iterator[Differen
     same_classes = all(
         a == b for a, b in zip(old.manifest.classes, new.manifest.classes, strict=False)
     )
-    listed = [
-        (
-            {shard.sha256 for shard in one.manifest.splits[split].shards}
-            if split in one.manifest.splits
-            else set[str]()
-        )
-        for one in (old, new)
-    ]
-    shared = listed[0] & listed[1] if same_classes else set[str]()
+    shared = set[str]()
+    if same_classes:
+        first, second = ({shard.sha256 for shard in _shards(one, split)} for one in (old, new))
+        shared = first & second
     before, after = _samples(old, split, shared), _samples(new, split, shared)
     for key in sorted(before.keys() | after.keys()):
         was, now = before.get(key), after.get(key)
         if was == now:
             continue
-        kind = (
-            "added"
-            if was is None
-            else "removed"
-            if now is None
-            else "relabelled"
-            if was[0] != now[0]
-            else "changed"
-        )
+        old_class, new_class = was and was[0], now and now[0]
+        kind = "changed" if old_class == new_class else "relabelled"
+        if was is None:
+            kind = "added"
+        elif now is None:
+            kind = "removed"
         yield DifferentSample(
-            kind=kind,
-            split=split,
-            key=key,
-            old_class=was[0] if was else None,
-            new_class=now[0] if now else None,
+            kind=kind, split=split, key=key, old_class=old_class, new_class=new_class
         )
+
+
+def _shards(loaded: LoadedSet, split: str) -> Sequence[Shard]:
+    splits = loaded.manifest.splits
+    return splits[split].shards if split in splits else ()
 
 
 def _samples(loaded: LoadedSet, split: str, without: set[str]) -> dict[str, tuple[str, int]]:
@@ -152,7 +144,7 @@ def _samples(loaded: LoadedSet, split: str, without: set[str]) -> dict[str, tupl
     """
     manifest, storage, _ = loaded
     found = {}
-    for shard in manifest.splits[split].shards if split in manifest.splits else ():
+    for shard in _shards(loaded, split):
         if shard.sha256 not in without:
             index = read_index(storage, shard)
             content = np.where(

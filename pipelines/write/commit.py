@@ -10,9 +10,9 @@ from pipelines.config import BuildConfig
 from pipelines.images.encode import libraries
 from pipelines.plan import files as plan_files
 from pipelines.plan import paths
+from pipelines.plan.append import base_of
 from pipelines.plan.files import PlanFiles
 from pipelines.plan.records import BuildFile, PlanFile, ShardRecord
-from pipelines.plan.slices import copy_range
 from pipelines.write import history, replace
 from shardset.errors import ManifestError, NotFound, PreconditionFailed
 from shardset.format import manifest as manifests
@@ -26,19 +26,14 @@ from shardset.version import __version__
 
 @dataclass(frozen=True, slots=True)
 class Committer:
-    """Publishes the set of a build; pickles.
+    """Publishes the set of a build, or the next version of the one it appends to; pickles.
 
-    `suffix` keeps its files apart from those of a replaced set.
-
-    If `replaces`, another build may have written into the same folders before. If `is_append`, it
-    publishes the next version of the set to which the build appends.
+    `build` travels without its classes.
     """
 
     files: PlanFiles
     config: BuildConfig
-    suffix: str
-    replaces: bool = False
-    is_append: bool = False
+    build: BuildFile
 
     def commit(
         self, plan: PlanFile, num_finished: int, class_totals: Mapping[str, Mapping[int, int]]
@@ -55,9 +50,7 @@ class Committer:
         complete = self.files.read_record(paths.PLAN, PlanFile)
         if complete.digest != plan.digest:
             raise plan_files.another_build(self.files.output, paths.PLAN)
-        base = self._base()
-        listed = base.quarantine.path if base and base.quarantine.count else None
-        copy_range(self.files, complete.rejected, naming.quarantine_path(self.suffix), after=listed)
+        base = base_of(self.files, self.build.appends)
         digest = self.write_manifest(complete, class_totals, base)
         self._remove_replaced()
         if base:
@@ -89,7 +82,7 @@ class Committer:
             classes=plan.classes,
             splits=splits,
             quarantine=Quarantine(
-                count=plan.num_rejected, path=naming.quarantine_path(self.suffix)
+                count=plan.num_rejected, path=naming.quarantine_path(self.build.suffix)
             ),
             fixes=plan.fixes,
             provenance=Provenance(
@@ -105,23 +98,11 @@ class Committer:
         self._publish(sealed, base)
         return sealed.digest
 
-    def _base(self) -> Manifest | None:
-        """The version to which the build appends."""
-        if not self.is_append:
-            return None
-        return manifests.parse(
-            bytes(self.files.read(paths.BASE)), f"{self.files.output.url}/{paths.BASE}"
-        )
-
     def _write_split(self, plan: PlanFile, name: str, class_totals: list[int]) -> Split:
-        split, folder = plan.splits[name], name + self.suffix
-        written = (
-            WrittenShard(record.shard, record.fields, record.num_content_bytes)
-            for record in self._records(plan, name)
-        )
+        split, folder = plan.splits[name], name + self.build.suffix
         return write_split(
             self.files.writer,
-            written,
+            self._written(plan, name),
             pattern=pattern_of(folder, name, split.num_shards),
             table_path=naming.table_path(folder),
             num_shards=split.num_shards,
@@ -133,8 +114,8 @@ class Committer:
             num_repeats=split.num_repeats,
         )
 
-    def _records(self, plan: PlanFile, split: str) -> Iterator[ShardRecord]:
-        """The records of all shards of a split, in order, read one at a time."""
+    def _written(self, plan: PlanFile, split: str) -> Iterator[WrittenShard]:
+        """What the records of a split's shards say, in order, read one at a time."""
         numbers = range(plan.splits[split].num_shards)
         contents = self.files.read_each(paths.record_path(split, number) for number in numbers)
         for number, content in zip(numbers, contents, strict=True):
@@ -142,13 +123,13 @@ class Committer:
             record = plan_files.decode_record(self.files.output, name, content, ShardRecord)
             if record.plan_digest != plan.digest:
                 raise plan_files.another_build(self.files.output, name)
-            yield record
+            yield record.written
 
     def _publish(self, manifest: Manifest, base: Manifest | None) -> None:
         """Writes the manifest while the output belongs to this build; withdraws it if another
         starts meanwhile.
         """
-        output, replaces = self.files.output, self.replaces or self.suffix != ""
+        output, replaces = self.files.output, self.build.replaces or self.build.suffix != ""
         old = self.files.replaceable(naming.MANIFEST) if replaces else ABSENT
         self.files.check_current()
         try:

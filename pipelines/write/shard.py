@@ -15,11 +15,10 @@ from pipelines.images.encode import encode
 from pipelines.images.options import ImageOptions, stored_field
 from pipelines.plan import files as plan_files
 from pipelines.plan import paths, tables
-from pipelines.plan.append import Addition, refuse_known_key
+from pipelines.plan.append import refuse_known_key
 from pipelines.plan.files import PlanFiles
-from pipelines.plan.layout import SplitPlan
 from pipelines.plan.range_reads import fetch
-from pipelines.plan.records import PlanFile, ShardRecord
+from pipelines.plan.records import BuildFile, PlanFile, ShardRecord
 from pipelines.plan.tables import UnitRow
 from pipelines.sources.base import Extent
 from shardset.errors import NotFound, SourceError, UndecodableImage
@@ -36,11 +35,9 @@ _CHUNK_ROWS = 512
 
 
 class FinishedShard(NamedTuple):
-    """The record of a shard and the labels of its samples; `is_new` unless an earlier attempt wrote
-    it.
-    """
+    """A shard and the labels of its samples; `is_new` unless an earlier attempt wrote it."""
 
-    record: ShardRecord
+    shard: Shard
     labels: NDArray[np.int64]
     is_new: bool
 
@@ -49,18 +46,13 @@ class FinishedShard(NamedTuple):
 class ShardWriter:
     """Writes the shards of a build; pickles.
 
-    `suffix` keeps its folders apart from those of a replaced set.
-
-    If `replaces`, another build may have written into the same folders before. `addition` is that
-    of an append.
+    `build` travels without its classes.
     """
 
     files: PlanFiles
     input: Storage
     image: ImageOptions
-    suffix: str
-    replaces: bool = False
-    addition: Addition | None = None
+    build: BuildFile
 
     def write(self, plan: PlanFile, split: str, number: int) -> FinishedShard:
         """Writes a shard, unless an earlier attempt had finished it."""
@@ -70,45 +62,30 @@ class ShardWriter:
         file = plan_files.find(output, name)
         if file and file.build == self.files.build:
             old = plan_files.decode_record(output, name, file.content, ShardRecord)
+            shard = old.written.shard
             if old.plan_digest == plan.digest and all(
-                is_stored(output, each) for each in (old.shard, old.shard.index)
+                is_stored(output, each) for each in (shard, shard.index)
             ):
-                return FinishedShard(old, read_index(output, old.shard)["label"], is_new=False)
-        record, labels = self._write(
-            plan, plan.splits[split], number, replace=self.replaces or file is not None
+                return FinishedShard(shard, read_index(output, shard)["label"], is_new=False)
+        path = naming.shard_path(split + self.build.suffix, split, number)
+        writer = self.files.writer
+        if file is None and not self.build.replaces:
+            writer = partial(output.writer, if_generation=ABSENT)
+        written, labels = write_shard(
+            path, self._samples(split, number), plan.splits[split].fields, writer
         )
+        record = ShardRecord(plan_digest=plan.digest, written=written)
         self.files.check_current()
         self.files.write(name, msgspec.json.encode(record))
-        return FinishedShard(record, labels, is_new=True)
-
-    def _write(
-        self, plan: PlanFile, split: SplitPlan, number: int, *, replace: bool
-    ) -> tuple[ShardRecord, NDArray[np.int64]]:
-        path = naming.shard_path(split.name + self.suffix, split.name, number)
-        writer = (
-            self.files.writer
-            if replace
-            else partial(self.files.output.writer, if_generation=ABSENT)
-        )
-        (shard, fields, num_content_bytes), labels = write_shard(
-            path, self._samples(split.name, number), split.fields, writer
-        )
-        record = ShardRecord(
-            split=split.name,
-            number=number,
-            plan_digest=plan.digest,
-            num_content_bytes=num_content_bytes,
-            fields=list(fields),
-            shard=shard,
-        )
-        return record, labels
+        return FinishedShard(written.shard, labels, is_new=True)
 
     def _samples(self, split: str, number: int) -> Iterator[StoredSample]:
         table = tables.references_from_bytes(
-            self.files.read(naming.references_path(split + self.suffix, number))
+            self.files.read(naming.references_path(split + self.build.suffix, number))
         )
         references, ahead = tee(_references(table))
-        first_source = self.addition.num_source_samples.get(split, 0) if self.addition else 0
+        appends = self.build.appends
+        first_source = appends.num_source_samples.get(split, 0) if appends else 0
         extents = (
             [part for _, part in row.content.fields if isinstance(part, Extent)]
             for row, *_ in ahead
@@ -118,7 +95,7 @@ class ShardWriter:
             references, contents, strict=True
         ):
             key, fields = stored_key(row, duplicate_number, copy), self._fields(row, content)
-            if self.addition and duplicate_number:
+            if appends and duplicate_number:
                 refuse_known_key(self.files, row, key)
             yield StoredSample(
                 key=key, fields=fields, label=row.label, source=first_source + source, copy=copy

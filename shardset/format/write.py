@@ -5,7 +5,7 @@ Nothing here knows a plan or a pipeline: samples arrive in the order in which th
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Any, NamedTuple
@@ -98,51 +98,24 @@ def write_split(
     """Writes the table of the shards of a split, and returns what the manifest says about them, in
     constant memory.
 
-    `pattern` and `table_path` are the names of the tars and of the table. The promise `equal` is
-    added where the sizes keep it.
+    `pattern` and `table_path` are the names of the tars and of the table.
     """
-    num_done = num_samples = num_content_bytes = num_tar_bytes = max_tar_bytes = max_index_bytes = 0
+    num_content_bytes = num_tar_bytes = max_tar_bytes = max_index_bytes = 0
     fields: dict[str, None] = {}
-    ends: list[int] = []  # the sizes of the first and of the last shard so far
-    is_equal, crc, sha256 = True, 0, hashlib.sha256()
 
-    def put(data: bytes) -> None:
-        nonlocal crc
-        crc = extend_crc32c(crc, data)
-        sha256.update(data)
-        out.write(data)
+    def counted() -> Iterator[Shard]:
+        nonlocal num_content_bytes, num_tar_bytes, max_tar_bytes, max_index_bytes
+        for shard, own_fields, num_bytes in shards:
+            num_content_bytes += num_bytes
+            num_tar_bytes += shard.num_bytes
+            max_tar_bytes = max(max_tar_bytes, shard.num_bytes)
+            max_index_bytes = max(max_index_bytes, shard.index.num_bytes)
+            fields.update(dict.fromkeys(own_fields))
+            yield shard
 
-    with writer(table_path) as out:
-        put(table.header(SHARD_DTYPE, num_shards))
-        waiting = iter(shards)
-        while some := [*islice(waiting, _ROWS_AT_ONCE)]:
-            rows = np.array([shard_row(written.shard) for written in some], SHARD_DTYPE)
-            put(table.sealed(rows, num_done).tobytes())
-            sizes = [*ends, *rows["num_samples"].tolist()]
-            ends = [sizes[0], sizes[-1]]
-            is_equal &= sizes[0] - sizes[-1] <= 1 and sizes == sorted(sizes, reverse=True)
-            num_done += len(rows)
-            num_samples += int(rows["num_samples"].sum())
-            num_content_bytes += sum(written.num_content_bytes for written in some)
-            num_tar_bytes += int(rows["num_bytes"].sum())
-            max_tar_bytes = max(max_tar_bytes, int(rows["num_bytes"].max()))
-            max_index_bytes = max(max_index_bytes, int(rows["index_bytes"].max()))
-            fields.update(dict.fromkeys(field for written in some for field in written.fields))
-        assert num_done == num_shards, "each shard is in the table once"
-    kept: list[Promise] = ["equal"] if is_equal else []
-    groups: Any = [
-        Group(
-            shards=pattern,
-            table=table_path,
-            table_crc32c=crc32c_text(crc),
-            table_sha256=sha256.hexdigest(),
-            num_shards=num_shards,
-            num_samples=num_samples,
-            seed=seed,
-            plan_digest=plan_digest,
-            promises=[*kept, *promises],
-        )
-    ]
+    facts = write_table(writer, counted(), table_path, num_shards, promises)
+    groups: Any = [Group(shards=pattern, seed=seed, plan_digest=plan_digest, **facts)]
+    num_samples = facts["num_samples"]
     return Split(
         num_samples=num_samples,
         num_source_samples=num_samples + num_dropped - num_repeats,
@@ -156,3 +129,47 @@ def write_split(
         class_totals=list(class_totals),
         shards=groups,
     )
+
+
+def write_table(
+    writer: OpenWriter,
+    shards: Iterable[Shard],
+    path: str,
+    num_shards: int,
+    promises: Sequence[Promise],
+) -> dict[str, Any]:
+    """Writes the table of the shards of a group, and returns what the group says about it, in
+    constant memory.
+
+    The promise `equal` is given where the sizes keep it.
+    """
+    num_done = num_samples = crc = 0
+    ends: list[int] = []  # the sizes of the first and of the last shard so far
+    is_equal, sha256 = True, hashlib.sha256()
+
+    def put(data: bytes) -> None:
+        nonlocal crc
+        crc = extend_crc32c(crc, data)
+        sha256.update(data)
+        out.write(data)
+
+    with writer(path) as out:
+        put(table.header(SHARD_DTYPE, num_shards))
+        waiting = iter(shards)
+        while some := [*islice(waiting, _ROWS_AT_ONCE)]:
+            rows = np.array(list(map(shard_row, some)), SHARD_DTYPE)
+            put(table.sealed(rows, num_done).tobytes())
+            sizes = [*ends, *rows["num_samples"].tolist()]
+            ends = [sizes[0], sizes[-1]]
+            is_equal &= sizes[0] - sizes[-1] <= 1 and sizes == sorted(sizes, reverse=True)
+            num_done += len(rows)
+            num_samples += int(rows["num_samples"].sum())
+        assert num_done == num_shards, "each shard is in the table once"
+    return {
+        "table": path,
+        "table_crc32c": crc32c_text(crc),
+        "table_sha256": sha256.hexdigest(),
+        "num_shards": num_shards,
+        "num_samples": num_samples,
+        "promises": ["equal"] * is_equal + [name for name in promises if name != "equal"],
+    }

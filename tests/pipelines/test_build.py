@@ -21,7 +21,7 @@ from pipelines import cli as command
 from pipelines.build import build
 from pipelines.check.verify import verify
 from pipelines.config import BuildConfig
-from pipelines.pipeline import MakePlan, construct
+from pipelines.pipeline import construct, plan_step
 from pipelines.plan import paths
 from pipelines.runners import options
 from shardset.errors import SourceError
@@ -127,8 +127,8 @@ def test_many_classes_do_not_travel_with_the_plan(tmp_path):
     config = config_of(listing, tmp_path / "out", source="listing", num_shards={"": 1})
     assert len(built(config).classes) == 10_000
     prepared = builds.prepare(config, open_storage(config.output))
-    plan, *_ = MakePlan(prepared.files, config, prepared.file).process(
-        None, range(prepared.units.num_units)
+    plan, *_ = plan_step(
+        prepared.files, config, prepared.file, None, range(prepared.units.num_units)
     )
     assert len(pickle.dumps(plan)) < 2000
     pipeline = beam.Pipeline()

@@ -2,10 +2,7 @@
 rerun completes it.
 """
 
-import random
 import re
-import time
-from collections import Counter, deque
 from dataclasses import replace
 from urllib.parse import unquote
 
@@ -14,7 +11,6 @@ import pytest
 
 from pipelines import build as builds
 from pipelines.build import build
-from pipelines.check.verify import verify
 from pipelines.cli import main
 from pipelines.config import BuildConfig
 from pipelines.plan import paths
@@ -39,7 +35,6 @@ HERE = ["--direct_running_mode=in_memory"]
 PATIENT = RetryPolicy(stall_timeout_s=2.0, first_pause_s=0.02, max_pause_s=0.5)
 HASTY = replace(PATIENT, give_up_after_s=0.5)
 NUM_SHARDS = 4
-TRAIN_TAR = "ILSVRC2012_img_train.tar"
 
 
 @pytest.fixture(scope="module")
@@ -110,55 +105,6 @@ def name_of(seen):
     return unquote(seen.path.partition("?")[0].rpartition("/")[2])
 
 
-# Faults anywhere, again and again
-
-
-def storm(draw, dealt):
-    """A script that breaks a sixth of all requests, at random, by the fault that fits and was dealt
-    least.
-    """
-
-    def script(seen):
-        if draw.random() > 1 / 6:
-            return None
-        kinds = ["429", "503", "reset", "lose"]
-        kinds += (
-            ["truncate", "reset_at", "stall"]
-            if is_media(seen)
-            else ["cut_upload"]
-            if is_upload(seen)
-            else []
-        )
-        kind = min(kinds, key=lambda kind: dealt[kind])
-        dealt[kind] += 1
-        if kind.isdigit():
-            return Fault("status", status=int(kind))
-        return Fault(kind, at=draw.randrange(200))
-
-    return script
-
-
-@pytest.mark.nightly
-def test_a_build_through_a_storm_of_faults_is_byte_identical(proxy, raw, output, undisturbed):
-    dealt = Counter()
-    proxy.script = storm(random.Random(0), dealt)
-    build_with(PATIENT, raw, output)
-    proxy.script = lambda seen: None
-    assert files_of(output) == undisturbed
-    assert verify(output, deep=True).problems == ()
-    assert set(dealt) == {
-        "429",
-        "503",
-        "reset",
-        "lose",
-        "truncate",
-        "reset_at",
-        "stall",
-        "cut_upload",
-    }
-    print(f"{sum(dealt.values())} of {len(proxy.seen)} requests broken: {dict(dealt)}")
-
-
 def commits(name):
     """Whether a request commits the object that is called so in the output."""
     return lambda seen: is_upload(seen) and f'/out/{name}"'.encode() in seen.start
@@ -189,59 +135,6 @@ def test_an_outage_fails_the_build_loudly_and_a_rerun_completes_it(proxy, raw, o
     recorded = sum(1 for _ in open_storage(output).list(paths.RECORDS))
     counters = build_with(PATIENT, raw, output)
     assert counters.get("shards_skipped", 0) == recorded
-    assert files_of(output) == undisturbed
-
-
-# The input: many small ranges of one large object
-
-
-def reads_train_tar(seen):
-    return is_media(seen) and name_of(seen).endswith(f"/raw/{TRAIN_TAR}")
-
-
-def at_most(per_second, refused):
-    """A script that answers 429 and 503 in turn to whoever reads one object more often
-    than that.
-    """
-    served = deque(maxlen=per_second)
-
-    def script(seen):
-        now = time.monotonic()
-        if not reads_train_tar(seen):
-            return None
-        if len(served) == per_second and now - served[0] < 1.0:
-            refused.append(seen)
-            return Fault("status", status=(429, 503)[len(refused) % 2])
-        served.append(now)
-        return None
-
-    return script
-
-
-@pytest.mark.nightly
-def test_a_bucket_that_refuses_readers_who_are_too_fast_is_read_more_slowly(
-    proxy, raw, output, undisturbed
-):
-    proxy.script = at_most(30, refused := [])
-    build_with(replace(PATIENT, first_pause_s=0.25, max_pause_s=16.0), raw, output)
-    served = sum(map(reads_train_tar, proxy.seen)) - len(refused)
-    assert refused
-    assert len(refused) < served
-    assert files_of(output) == undisturbed
-    print(f"{served} reads of one object served, {len(refused)} refused")
-
-
-def test_an_input_out_of_reach_while_shards_are_written_fails_and_a_rerun_completes_it(
-    proxy, raw, output, undisturbed
-):
-    written = commits("train/train-000000.tar")
-    proxy.script = from_then_on(
-        Fault("reset"), lambda seen: any(map(written, proxy.seen)) and reads_train_tar(seen)
-    )
-    with pytest.raises(StorageError, match=f"raw/{TRAIN_TAR} bytes .* gave up after"):
-        build_with(HASTY, raw, output)
-    proxy.script = lambda seen: None
-    assert build_with(PATIENT, raw, output)["shards_skipped"] >= 1
     assert files_of(output) == undisturbed
 
 

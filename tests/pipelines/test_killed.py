@@ -6,31 +6,22 @@ SHARDSET_KILLS says how many builds are killed (1). tests/simulation has those i
 
 import os
 import random
-import shutil
 import signal
 import threading
-from dataclasses import replace
 
 import pytest
 
-from pipelines import build as builds
-from pipelines.build import build
 from pipelines.check.verify import verify
-from pipelines.config import BuildConfig
 from pipelines.plan import paths
-from pipelines.runners import options
-from shardset.errors import ManifestError, StorageError
+from shardset.errors import ManifestError
 from shardset.format import manifest as manifests
 from shardset.format import naming
-from shardset.storage.base import ObjectWriter
-from shardset.storage.local import LocalStorage
 from shardset.storage.open import open_storage
 from tests.makers.folders import write_class_folders
 from tests.makers.lives import Life, finish, wait_for_objects
 from tests.makers.stored import files_of
 
 NUM_KILLS = int(os.environ.get("SHARDSET_KILLS", "1"))
-HERE = ["--direct_running_mode=in_memory"]
 VICTIMS = ["launcher", "worker", "everything"]
 NUM_SHARDS = 20
 LAST_BEFORE_SHARDS = 8
@@ -150,103 +141,3 @@ def test_ctrl_c_ends_the_build_with_code_130_and_one_sentence_and_a_rerun_comple
     assert "Traceback" not in errors
     finish(words, tmp_path / "log")
     assert files_of(tmp_path / "out") == files_of(undisturbed)
-
-
-# A set that replaces another
-
-
-REPLACE = ["--overwrite", "--seed", "1"]
-
-
-@pytest.fixture(scope="module")
-def repaired(raw):
-    """The same pictures, all good."""
-    folder = shutil.copytree(raw, raw.parent / "repaired")
-    shutil.copy(raw / "train/cat/001.png", folder / "train/cat/000.png")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def replaced(repaired, undisturbed):
-    """A set, replaced by a build that nobody killed: another seed, and nothing quarantined."""
-    folder = shutil.copytree(undisturbed, repaired.parent / "replaced")
-    finish(words_of(repaired, folder, *REPLACE), repaired.parent / "replaced.log")
-    return folder
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("seed", range(max(1, NUM_KILLS // 4)))
-def test_a_set_whose_replacement_was_killed_stays_whole_and_a_rerun_leaves_only_the_new_one(
-    repaired, undisturbed, replaced, tmp_path, seed
-):
-    output = shutil.copytree(undisturbed, tmp_path / "out", ignore=shutil.ignore_patterns("plan"))
-    words = words_of(repaired, output, *REPLACE)
-    live_and_die(words, output, seed, num_files(replaced), tmp_path / "log")
-    assert whole(output)
-    finish(words, tmp_path / "log")
-    assert files_of(output) == files_of(replaced)
-    assert verify(str(output), deep=True).problems == ()
-
-
-# A set to which another build appends
-
-
-@pytest.fixture(scope="module")
-def more(raw):
-    """160 other pictures, half of them of a new class."""
-    folder = write_class_folders(
-        raw.parent / "more", ["fox", "yak"], 80, splits=["train"], extension="jpg"
-    )
-    return ["--source", "folder", "--input", folder, "--num-shards", "8", *words_of(raw, "")[8:]]
-
-
-@pytest.fixture(scope="module")
-def appended(more, undisturbed, raw):
-    """A set after an append that nobody killed."""
-    folder = shutil.copytree(
-        undisturbed, raw.parent / "appended", ignore=shutil.ignore_patterns("plan")
-    )
-    finish([folder, *more], raw.parent / "appended.log", "append")
-    return folder
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(max(1, NUM_KILLS // 2)))
-def test_an_append_that_was_killed_leaves_the_old_version_or_the_new_one_and_a_rerun_completes_it(
-    more, undisturbed, appended, tmp_path, seed
-):
-    output = shutil.copytree(undisturbed, tmp_path / "out", ignore=shutil.ignore_patterns("plan"))
-    live_and_die([output, *more], output, seed, num_files(appended), tmp_path / "log", "append")
-    assert whole(output)
-    old, new = files_of(undisturbed), files_of(appended)
-    assert files_of(output)[naming.MANIFEST] in (old.pop(naming.MANIFEST), new[naming.MANIFEST])
-    assert old.items() <= files_of(output).items()
-    finish([output, *more], tmp_path / "log", "append")
-    assert files_of(output) == new
-
-
-class RefusesManifests(LocalStorage):
-    """A disk that fails at the last moment of a build."""
-
-    def writer(self, name: str, *, if_generation: str | None = None) -> ObjectWriter:
-        if name == naming.MANIFEST:
-            raise StorageError("refused")
-        return super().writer(name, if_generation=if_generation)
-
-
-def test_a_replacement_that_fails_at_its_last_step_leaves_the_old_set_as_it_was(tmp_path):
-    raw = write_class_folders(tmp_path / "raw", ["cat", "dog"], 60, splits=["train"])
-    (raw / "train/cat/000.png").write_bytes(b"<html>404</html>")
-    config = BuildConfig(
-        source="folder", input=str(raw), output=str(tmp_path / "out"), num_shards={"": 2}
-    )
-    build(config, HERE)
-    before = files_of(tmp_path / "out")
-    again = replace(config, seed=1, verify="none", overwrite=True)
-    prepared = builds.prepare(again, RefusesManifests(str(tmp_path / "out")))
-    with pytest.raises(StorageError, match="refused"):
-        builds.run(prepared, options.beam_options(HERE, prepared.files.output))
-    assert before.items() <= files_of(tmp_path / "out").items()
-    assert verify(str(tmp_path / "out"), deep=True).problems == ()
-    build(again, HERE)
-    assert before.keys() & files_of(tmp_path / "out").keys() == {naming.MANIFEST}

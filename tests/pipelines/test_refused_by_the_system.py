@@ -24,9 +24,6 @@ UNPRIVILEGED = [
 ]
 """Before a command: takes from root what lets it read and write whatever the permissions say."""
 
-WITH_ITS_OWN_MOUNTS = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"])]
-"""One file finds room there: the survey does, the second split of a manifest doesn't."""
-
 
 @pytest.fixture
 def raw(tmp_path: Path) -> Path:
@@ -53,12 +50,10 @@ def run(
     *,
     before: tuple[str, ...] = (),
     limit: int = resource.RLIM_INFINITY,
-    mode: str = "--direct_running_mode=in_memory",
 ):
-    """A build, in one process if no other `mode` is given, which may not write a file larger than
-    `limit`.
-    """
+    """A build in one process, which may not write a file larger than `limit`."""
     words = ["build", "--source=folder", f"--input={raw}", f"--output={output}", "--num-shards=2"]
+    mode = "--direct_running_mode=in_memory"
     command = [*before, sys.executable, "-m", "pipelines", *words, mode]
 
     def lower() -> None:
@@ -120,12 +115,6 @@ def test_a_full_disk_fails_the_build_and_with_more_room_a_rerun_completes_it(
     assert verify(str(folder / "out"), deep=True).problems == ()
     assert run(raw, tmp_path / "undisturbed").returncode == 0
     assert files_of(folder / "out") == files_of(tmp_path / "undisturbed")
-
-
-@pytest.mark.nightly
-def test_workers_whose_messages_have_no_room_either_tell_what_failed(raw, tmp_path):
-    done = run(raw, tmp_path / "out", limit=8_000, mode="--direct_num_workers=2")
-    check_refusal(done, "the file is larger than the system allows here (ulimit -f)")
 
 
 @pytest.mark.slow

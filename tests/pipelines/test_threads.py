@@ -11,7 +11,7 @@ import pytest
 
 from pipelines import build as builds
 from pipelines.config import BuildConfig
-from pipelines.pipeline import SpreadKeys
+from pipelines.pipeline import keys_step
 from pipelines.plan import paths
 from pipelines.plan.files import PlanFiles
 from pipelines.plan.records import PlanFile
@@ -52,9 +52,9 @@ def test_the_threads_of_a_process_plan_one_batch_at_a_time(planned):
     begin, written = threading.Barrier(NUM_THREADS), []
 
     def work():
-        step = SpreadKeys(PlanFiles(door, planned.files.build))
+        files = PlanFiles(door, planned.files.build)
         begin.wait()
-        written.append(list(step.process((0, {}), plan)))
+        written.append(keys_step(files, (0, {}), plan))
 
     threads = [threading.Thread(target=work) for _ in range(NUM_THREADS)]
     for thread in threads:

@@ -29,7 +29,6 @@ KINDS = {
     "a summary": paths.summary_path(0),
     "a spool": paths.spool_path(0),
     "the plan": paths.PLAN,
-    "the list of rejects": paths.REJECTED,
     "keys": paths.slice_path("keys", 0),
     "duplicate keys": paths.slice_path("duplicate_keys", 0),
     "references for groups": paths.slice_path("references", 0),

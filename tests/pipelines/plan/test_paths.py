@@ -9,7 +9,6 @@ def test_a_file_of_the_plan_is_known_by_its_name():
         paths.BUILD,
         paths.SURVEY,
         paths.PLAN,
-        paths.REJECTED,
         paths.REPLACED,
         paths.slice_path("keys", 3),
     ]

@@ -7,7 +7,7 @@ import uuid
 import pytest
 
 from pipelines.plan.files import PlanFiles
-from pipelines.plan.slices import read_range, write_pieces
+from pipelines.plan.slices import read_range, write_slices
 from shardset.checksum import crc32c_of
 from shardset.errors import ConfigError
 from shardset.storage.open import open_storage
@@ -24,8 +24,8 @@ def output():
 
 def test_a_range_that_comes_short_is_read_again_and_is_damaged_if_it_does_so_twice(output):
     assert crc32c_of(CONTENT) == crc32c_of(b"")
-    byte_range = write_pieces(
-        PlanFiles(output, "0123456789abcdef"), "plan/slices/keys-0000000.bin", [CONTENT]
+    [(_, byte_range)] = write_slices(
+        PlanFiles(output, "0123456789abcdef"), "plan/slices/keys-0000000.bin", [(0, CONTENT)]
     )
     answers = iter([b"", CONTENT])
     assert (

@@ -94,7 +94,7 @@ def test_of_many_rows_each_takes_less_than_80_bytes_and_of_many_references_less_
 
 @given(ROWS)
 def test_the_table_of_a_unit_holds_its_rows_and_what_was_rejected(rows):
-    rejected = [{"name": "a.jpg", "split": "train", "reason": "empty", "num_bytes": None}]
+    rejected = [tables.QuarantineEntry(name="a.jpg", split="train", reason="empty")]
     table = tables.unit_from_bytes(tables.unit_to_bytes(tables.unit_table(rows, rejected)))
     assert tables.rows_of(table) == rows
     assert tables.rejected_of(table) == rejected

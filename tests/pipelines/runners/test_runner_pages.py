@@ -91,7 +91,7 @@ def test_the_tests_that_a_page_names_exist():
         for page in PAGES
         for path in re.findall(r"tests/[\w/]+\.py", (REPOSITORY / page).read_text())
     }
-    assert len(named) == 7
+    assert len(named) == 6
     assert [path for path in named if not (REPOSITORY / path).exists()] == []
 
 

@@ -2,7 +2,6 @@
 files go later.
 """
 
-import itertools
 import shutil
 from datetime import UTC, datetime, timedelta
 
@@ -20,11 +19,10 @@ from pipelines.sets import compact as compacting
 from pipelines.sets import versions as verbs
 from pipelines.sets.catalog import write_catalog
 from pipelines.sets.compact import compact
-from shardset.errors import ConfigError, ManifestError, StorageError
+from shardset.errors import ConfigError, ManifestError
 from shardset.format import manifest as manifests
 from shardset.format import naming, versions
 from shardset.storage.local import LocalStorage
-from shardset.storage.open import open_storage
 from tests.makers.built import HERE, config_of
 from tests.makers.folders import write_class_folders, write_images
 from tests.makers.stored import files_of, samples_of
@@ -195,68 +193,12 @@ def test_a_shard_of_which_nothing_is_left_goes_and_the_set_may_not(stored):
         compact(f"{url}@2", keys, grace=timedelta(0), now=NOW)
 
 
-def test_a_compaction_that_stops_anywhere_leaves_a_whole_version_and_is_finished_by_the_same_call(
-    made, tmp_path
-):
-    undisturbed, keys = shutil.copytree(made, tmp_path / "undisturbed"), ["train/cat/007"]
-    compact(str(undisturbed), keys, grace=timedelta(0), now=NOW)
-    expected = files_of(undisturbed)
-    for number in itertools.count(step=4):
-        url = str(shutil.copytree(made, tmp_path / str(number)))
-        with pytest.MonkeyPatch.context() as patched:
-            _fail_after(number, patched)
-            try:
-                compact(url, keys, grace=timedelta(0), now=NOW)
-                break
-            except StorageError:
-                pass
-        problems = verify(url, deep=True).problems
-        assert all("`compact` that was stopped" in one.sentence for one in problems)
-        compact(url, keys, grace=timedelta(0), now=NOW)
-        assert files_of(url) == expected
-        assert _plan_of(url) == _plan_of(undisturbed)
-    assert number > 30
-
-
-def _plan_of(folder):
-    return {stat.name for stat in open_storage(str(folder)).list(naming.PLAN_FOLDER)}
-
-
-def _fail_after(number, patched):
-    """Lets that many changes of the storage happen and refuses all others."""
-    left = [number]
-
-    def counted(method):
-        def call(*args, **options):
-            left[0] -= 1
-            if left[0] < 0:
-                raise StorageError("refused")
-            return method(*args, **options)
-
-        return call
-
-    for name in ("writer", "delete"):
-        patched.setattr(LocalStorage, name, counted(getattr(LocalStorage, name)))
-
-
-def test_an_unfinished_append_is_not_compacted(stored, tmp_path):
-    more = write_images(tmp_path / "more", ["train/cat/a.png", "train/dog/b.png"])
-    build(
-        config_of(
-            more, stored, num_shards={"": 2}, append="none", only_shards=frozenset({("train", 0)})
-        ),
-        HERE,
-    )
-    with pytest.raises(ConfigError, match="unfinished build or append; finish it first"):
-        compact(str(stored), ["train/cat/007"], grace=DAY, now=NOW)
-
-
 @pytest.mark.gcs
 def test_a_set_in_a_bucket_grows_and_forgets(gcs_root, tmp_path):
     url = f"{gcs_root}/set"
     raw = write_class_folders(tmp_path / "raw", ["cat", "dog"], 10, splits=["train"])
     more = write_images(tmp_path / "more", ["train/cat/new0.jpg", "train/dog/new1.jpg"])
-    for folder, known in ((raw, None), (more, "content")):
+    for folder, known in ((raw, None), (more, "name")):
         build(config_of(folder, url, num_shards={"": 2}, append=known), HERE)
     assert verify(url, deep=True).problems == verify(f"{url}@1", deep=True).problems == ()
     done = compact(url, ["train/cat/000", "train/dog/new1"], grace=timedelta(0), now=NOW)
