@@ -173,15 +173,14 @@ def _add_report(verbs: "Verbs") -> None:
 
 
 def _add_export(verbs: "Verbs") -> None:
-    text = "write a trained model as files: weights, graphs, classes and how images are prepared"
-    example = "example: python -m trainer export run --output model --format safetensors onnx"
+    text = "write a trained model as files: weights, classes and how images are prepared"
+    example = "example: python -m trainer export run --output model --onnx"
     verb = _add_verb(verbs, "export", _export_model, text, example)
     verb.add_argument("run_dir", metavar="RUN", help=RUN_DIR_HELP)
     verb.add_argument(
         "--output", required=True, metavar="FOLDER", help="folder for the files, local or gs://"
     )
-    verb.add_argument("--format", nargs="+", default=["safetensors"], metavar="FORMAT",
-                      help="safetensors (default), torchscript, torch.export, onnx")  # fmt: skip
+    verb.add_argument("--onnx", action="store_true", help="write a graph for ONNX, too")
 
 
 def _add_predict(verbs: "Verbs") -> None:
@@ -341,8 +340,7 @@ def _export_model(options: argparse.Namespace) -> None:
     from trainer.tools import export, trained
 
     _check_run_dir(options.run_dir)
-    formats = [name for names in options.format for name in names.split(",")]
-    files = export.write(trained.of_run(options.run_dir), options.output, formats)
+    files = export.write(trained.opened(options.run_dir), options.output, onnx=options.onnx)
     print(f"wrote {', '.join(files)} to {options.output}")
 
 

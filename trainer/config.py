@@ -153,6 +153,12 @@ class ImageConfig:
         return self.eval_size or self.size
 
 
+AUGMENTATION = frozenset(
+    ["train_crop", "pad", "flip", "auto_augment", "augment_repeats", "erase", "decoded_bytes"]
+)
+"""The settings of ImageConfig that concern training only. All others belong to a trained model."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerConfig:
     """The optimizer, made by timm's factory."""
@@ -385,6 +391,14 @@ def recorded(folder: Storage) -> TrainConfig:
     Raises NotFound if there is none, ConfigError if it is damaged.
     """
     return from_dict(read_json(folder, RECORD))
+
+
+def not_a_run(folder: Storage, *names: str) -> ConfigError:
+    """The error for a folder without these files of a run."""
+    return ConfigError(
+        f"{folder.url}: no {' and '.join(names)} there, expected the folder of a run; give the"
+        " --run-dir of `python -m trainer train`"
+    )
 
 
 def read_json(folder: Storage, name: str) -> Any:
