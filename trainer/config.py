@@ -262,9 +262,7 @@ class TrainConfig:
     )
     profile_steps: tuple[int, int] | None = setting(None, "trace these steps into RUN_DIR/profile")
     log_every_steps: Count = setting(10, "steps between two lines of the log")
-    logger: Literal["wandb", "mlflow"] | None = setting(
-        None, "send the numbers to this logger too, by its own client"
-    )
+    wandb: bool = setting(False, "send the numbers to Weights & Biases too")
     record_losses: bool = setting(
         False, "write the loss of each sample to RUN_DIR/losses, a Parquet file an epoch"
     )
