@@ -14,7 +14,7 @@ from shardset.program import OK, PREEMPTED, Parser, count, program_parser, run_p
 from shardset.settings import help_text
 from shardset.storage.open import is_address, open_storage
 from trainer import defaults, recipes
-from trainer.config import RECORD, TrainConfig, recorded
+from trainer.config import RECORD, TrainConfig, check_addresses, not_a_run, recorded
 from trainer.errors import Preempted
 from trainer.flags import EVALUATION, FLAGS, add_config_flags, config_flags, near_miss
 from trainer.tpu import cli as tpu
@@ -230,10 +230,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         recorded_config(options.run_dir) if options.run_dir else None
     )
     if options.run_dir and config.manifest is None and not config.fake_data:
-        raise ConfigError(
-            f"{options.run_dir}: no {RECORD} there, expected the folder of a run; give the"
-            " --run-dir of `python -m trainer train`"
-        )
+        raise not_a_run(open_storage(options.run_dir), RECORD)
     from trainer import loop
     from trainer.runtime.launch import launch
 
@@ -314,7 +311,7 @@ def _job(options: argparse.Namespace) -> None:
     from trainer.tools import job
 
     flags, compute = config_flags(options), job.compute_of(options.compute_type)
-    job.check(flags.config())
+    check_addresses(flags.config())
     place = {"name": options.name, "queue": options.queue, "image": options.image}
     print(job.Job(**place, compute=compute, arguments=flags.arguments()).render(), end="")
 

@@ -19,6 +19,7 @@ from shardset.prepared import prepared
 from shardset.settings import setting
 from shardset.storage.base import Storage
 from shardset.storage.checked import read_small
+from shardset.storage.open import is_address
 
 DEFAULT_CLASSES = 1000
 """Classes of a model where neither the config nor a manifest says how many."""
@@ -70,12 +71,16 @@ def mixed_sets(mix: str | None) -> list[tuple[str, Weights]]:
     return sets
 
 
-def addresses_of(config: "TrainConfig") -> list[tuple[str, str]]:
-    """The sets and folders that a run reads and writes, each with the flag that names it."""
+def check_addresses(config: "TrainConfig") -> None:
+    """Raises ConfigError unless machines of a cloud can read all sets and folders of a run."""
     resumed = None if config.resume in ("auto", "never") else config.resume
-    named = [("--mix", url) for url, _ in mixed_sets(config.mix)]
     others = ("--run-dir", config.run_dir), ("--manifest", config.manifest), ("--resume", resumed)
-    return [*named, *((flag, url) for flag, url in others if url)]
+    for flag, url in (*(("--mix", url) for url, _ in mixed_sets(config.mix)), *others):
+        if url and not is_address(url):
+            raise ConfigError(
+                f"{flag} {url}: expected an address, such as gs://BUCKET/FOLDER; the machines of"
+                " the run don't have this disk"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
