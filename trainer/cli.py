@@ -16,12 +16,10 @@ from shardset.storage.open import is_address, open_storage
 from trainer import defaults, recipes
 from trainer.config import RECORD, TrainConfig, check_addresses, not_a_run, recorded
 from trainer.errors import Preempted
-from trainer.flags import EVALUATION, FLAGS, add_config_flags, config_flags, near_miss
+from trainer.flags import EVALUATION, add_config_flags, config_flags, near_miss
 from trainer.tpu import cli as tpu
 
 if TYPE_CHECKING:
-    from shardset.order.state import States
-
     Verbs = argparse._SubParsersAction[Parser]
 
 EXIT_CODES = """exit codes:
@@ -45,7 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f" {' '.join(unknown)}{near_miss(unknown[0], options.verb_parser)}"
         )
     return run_verb(
-        lambda: _run(options), debug=options.debug, is_interactive=options.command is _explain
+        lambda: _run(options),
+        debug=options.debug,
+        is_interactive=options.command in (_explain, _doctor),
     )
 
 
@@ -122,13 +122,10 @@ def _add_verb(
 
 def _add_explain(verbs: "Verbs") -> None:
     text = (
-        "print the samples of a step, or the steps of a sample, of the run in --run-dir or one that"
-        " flags describe"
+        "print the samples of a step of a run, the steps of a sample, or the samples learnt worst"
     )
     verb = _add_verb(verbs, "explain", _explain, text)
-    add_config_flags(verb, ("run_dir", "manifest", "seed", "global_batch_size"))
-    text = "hosts that the run starts on; with ddp, processes (default 1)"
-    verb.add_argument("--hosts", type=int, metavar="N", help=text)
+    verb.add_argument("--run-dir", required=True, help=RUN_DIR_HELP)
     asked = verb.add_mutually_exclusive_group(required=True)
     asked.add_argument(
         "--step",
@@ -270,11 +267,6 @@ def _doctor(options: argparse.Namespace) -> None:
     """`doctor`: without a recipe and a manifest, for the configuration in the run folder."""
     from trainer.tools import doctor
 
-    rate = options.want_images_per_second
-    if rate is not None and not 0 < rate < float("inf"):
-        raise ConfigError(
-            f"--want-images-per-second {rate} is not a rate; give images a second, such as 5000"
-        )
     flags = config_flags(options)
     try:
         of_run = options.run_dir and not (options.recipe or options.manifest)
@@ -283,28 +275,15 @@ def _doctor(options: argparse.Namespace) -> None:
         )
     except (ManifestError, StorageError):  # of the shard set, where a check says what is wrong
         config = flags.config()
-    doctor.report(doctor.run_checks(config, rate), as_json=options.json)
+    doctor.report(doctor.run_checks(config, options.want_images_per_second), as_json=options.json)
 
 
 def _explain(options: argparse.Namespace) -> None:
     from trainer.tools import explain
 
-    flags = config_flags(options)
-    run: tuple[TrainConfig, States | None]
-    if options.run_dir is None:
-        run = flags.config(chosen={} if flags.recipe else defaults.steps_of_set(flags.given)), None
-    else:
-        names = [f"--{name}" for name in ("recipe", "hosts", "set") if getattr(options, name)]
-        if described := [*(FLAGS[key] for key in flags.values if key != "run_dir"), *names]:
-            raise ConfigError(
-                f"--run-dir says everything about the run, so {described[0]} can't be given"
-                " beside it"
-            )
-        run = explain.recorded_run(options.run_dir)
-    explain.run(
-        *run, num_hosts=options.hosts or 1, step=options.step, key=options.key,
-        sample_id=options.id, worst=options.worst, as_json=options.json,
-    )  # fmt: skip
+    _check_run_dir(options.run_dir)
+    question = explain.Question(options.step, options.key, options.id, options.worst)
+    explain.report(options.run_dir, question, as_json=options.json)
 
 
 def _job(options: argparse.Namespace) -> None:

@@ -139,22 +139,6 @@ def steps_of(num_samples: int, given: Mapping[str, Any], num_processes: int = 1)
     return {"global_batch_size": batch, "epochs": epochs}
 
 
-def steps_of_set(given: Mapping[str, Any]) -> Settings:
-    """`steps_of` for the training split of a shard set; nothing without one.
-
-    Reads the manifest only.
-    """
-    if given.get("manifest") is None:
-        return {}
-    from trainer.data.splits import load_once  # decodes images, which --help must not need
-
-    loaded, split = (
-        load_once(given["manifest"]),
-        given.get("train_split", TrainConfig().train_split),
-    )
-    return steps_of(loaded.part(split).selection.num_kept, given)
-
-
 def _optimizer(settings: Settings) -> Settings:
     """AdamW, which trains convolutions and transformers alike; the rate grows with the root of the
     batch size.
