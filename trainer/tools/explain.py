@@ -43,7 +43,7 @@ class Question(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Explanation:
     """A sentence, its numbers by name, and the rows of a table, each by column."""
 
     sentence: str
@@ -131,13 +131,13 @@ def step_of(text: str, per_epoch: int) -> int:
     return epoch * per_epoch + step
 
 
-def explain_step(timetable: Timetable, global_step: int, first_step: int = 0) -> Answer:
+def explain_step(timetable: Timetable, global_step: int, first_step: int = 0) -> Explanation:
     """The samples of a step of the run; the order begins at `first_step`."""
     batch, num_batches = timetable.batch(global_step - first_step), timetable.order.num_batches
     epoch, step = divmod(global_step - first_step, num_batches)
     num_pads = sum(pad for _, pad in batch)
     pads = f", {num_pads} of them pads of weight 0" if num_pads else ""
-    return Answer(
+    return Explanation(
         sentence=(
             f"step {global_step} of the run is epoch {epoch + 1} step {step}"
             f" of {num_batches}: {len(batch)} slots{pads}"
@@ -150,12 +150,12 @@ def explain_step(timetable: Timetable, global_step: int, first_step: int = 0) ->
     )
 
 
-def explain_sample(timetable: Timetable, sample_id: int) -> Answer:
+def explain_sample(timetable: Timetable, sample_id: int) -> Explanation:
     """The steps of the run that train on a sample."""
     visits = list(timetable.visits(sample_id))
     (sample,) = timetable.samples(np.array([sample_id]))
     named = f", originally {sample.name}" if sample.name is not None else ""
-    return Answer(
+    return Explanation(
         sentence=(
             f"{sample.key} (id {sample.id}, label {sample.label} {sample.class_name}{named}) is at"
             f" position {sample.position} of {sample.shard} and in {count(len(visits), 'step')}"
@@ -165,7 +165,9 @@ def explain_sample(timetable: Timetable, sample_id: int) -> Answer:
     )
 
 
-def explain_losses(timetable: Timetable, folder: Storage, number: int, source: int = 0) -> Answer:
+def explain_losses(
+    timetable: Timetable, folder: Storage, number: int, source: int = 0
+) -> Explanation:
     """The samples of highest mean loss over all epochs whose losses a run has recorded, worst
     first.
     """
@@ -180,14 +182,14 @@ def explain_losses(timetable: Timetable, folder: Storage, number: int, source: i
     means = np.where(times, sums / np.maximum(times, 1), -np.inf)
     worst = np.argsort(-means, kind="stable")[: min(number, np.count_nonzero(times))]
     found = zip(means[worst].tolist(), timetable.samples(worst), strict=True)
-    return Answer(
+    return Explanation(
         sentence=f"the samples of highest loss, on average over {count(num_epochs, 'epoch')}",
         numbers={"num_epochs": num_epochs},
         rows=[{"loss": loss, **sample._asdict()} for loss, sample in found],
     )
 
 
-def _json_of(timetable: Timetable, answer: Answer) -> str:
+def _json_of(timetable: Timetable, answer: Explanation) -> str:
     state = timetable.order.state(0, 0, timetable.loaded.manifest.digest)
     about = {
         "manifest": timetable.loaded.storage.url,
@@ -197,7 +199,7 @@ def _json_of(timetable: Timetable, answer: Answer) -> str:
     return json.dumps(about | answer.numbers | {"rows": answer.rows})
 
 
-def _show(answer: Answer) -> None:
+def _show(answer: Explanation) -> None:
     table = Table(*next(iter(answer.rows), {}), caption_justify="left")
     for column in table.columns:
         column.overflow = "fold"
