@@ -20,7 +20,7 @@ $(STAMP): setup.py shardset/version.py
 	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -c "$(CHECK)"
 	$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet 'uv>=0.13,<1'  # downloads and unpacks 8 GB in parallel
-	$(PY) -m uv pip install --quiet --python $(PY) -e '.[pipelines,trainer,xla,export,wandb,mlflow,dev,docs]'
+	$(PY) -m uv pip install --quiet --python $(PY) -e '.[pipelines,trainer,xla,export,wandb,dev,docs]'
 	@touch $@
 
 demo: env  ## raw images to a trained network in minutes; DATA=cifar10 downloads the real archive

@@ -51,8 +51,6 @@ TRAINER = [
 S3 = ["obstore>=0.12,<0.13"]
 EXPORT = ["onnx>=1.17,<2"]
 WANDB = ["wandb>=0.19,<1"]
-# with the database of an offline run
-MLFLOW = ["mlflow-skinny>=3,<4", "sqlalchemy>=2,<3", "alembic>=1.13,<2"]
 # The back ends for TPUs. An environment takes one of them: each loads with its own versions of
 # torch and libtpu only.
 XLA = [
@@ -153,7 +151,6 @@ setup(
         "s3": S3,
         "export": EXPORT,
         "wandb": WANDB,
-        "mlflow": MLFLOW,
         "xla": XLA,
         "tpu": TPU,
         "torchtpu": TORCHTPU,

@@ -18,6 +18,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 from shardset import Writer
+from shardset.storage.open import open_storage
 from tests.makers.training import read_records
 from trainer import loop
 from trainer.recipes import digits_smoke
@@ -100,9 +101,9 @@ def trained(
     with contextlib.redirect_stdout(io.StringIO()):
         launch(config, loop.train)
     accuracy = read_records(folder / "run", "eval")[-1]["top1"]
-    timetable = explain.timetable_of(*explain.recorded_run(str(folder / "run")))
-    found = explain.explain_losses(timetable, explain.open_storage(str(folder / "run")), num_worst)
-    return accuracy, [int(one.sample.key) for one in found.samples]
+    timetable = explain.timetable_of(*explain.opened(str(folder / "run")))
+    found = explain.explain_losses(timetable, open_storage(str(folder / "run")), num_worst)
+    return accuracy, [int(row["key"]) for row in found.rows]
 
 
 if __name__ == "__main__":

@@ -49,7 +49,6 @@ DOORS = {
     "torch_xla": ["trainer/runtime/xla.py"],
     "onnx": ["trainer/tools/export.py"],
     "wandb": ["trainer/record/loggers.py"],
-    "mlflow": ["trainer/record/loggers.py"],
     "webdataset": ["trainer/*", "shardset/adapters/webdataset.py"],
     "jinja2": ["shardset/html/page.py"],
 }
@@ -85,7 +84,6 @@ DISTRIBUTIONS = {
     "grpc": "apache-beam",
     "jpegio": "pyjpegio",
     "kornia_rs": "kornia-rs",
-    "mlflow": "mlflow-skinny",
     "yaml": "pyyaml",
 }
 """By import name, where the distribution that brings it is called otherwise; the client of storage
@@ -271,7 +269,7 @@ def requirements() -> dict[str, set[str]]:
     }
     base, read = lists["BASE"], lists["BASE"] | lists["READ"]
     pipelines, trainer = base | lists["PIPELINES"] | lists["SQL"], read | lists["TRAINER"]
-    trainer |= lists["XLA"] | lists["EXPORT"] | lists["WANDB"] | lists["MLFLOW"]
+    trainer |= lists["XLA"] | lists["EXPORT"] | lists["WANDB"]
     both = lists["PIPELINES"] & lists["TRAINER"]  # the templates of both reports
     return {"shardset": read | both, "pipelines": pipelines, "trainer": trainer, "worker": base}
 

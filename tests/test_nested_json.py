@@ -56,7 +56,7 @@ def folder(tmp_path: Path) -> Storage:
             "not readable",
         ),
         (configs.RECORD, lambda s: program.recorded_config(s.url), ConfigError, configs.RECORD),
-        (configs.RECORD, lambda s: explain.recorded_run(s.url), ConfigError, configs.RECORD),
+        (configs.RECORD, lambda s: explain.opened(s.url), ConfigError, configs.RECORD),
         (
             COMMIT,
             lambda s: checkpoint._read_commit(s, COMMIT),

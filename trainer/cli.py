@@ -14,14 +14,12 @@ from shardset.program import OK, PREEMPTED, Parser, count, program_parser, run_p
 from shardset.settings import help_text
 from shardset.storage.open import is_address, open_storage
 from trainer import defaults, recipes
-from trainer.config import RECORD, TrainConfig, recorded
+from trainer.config import RECORD, TrainConfig, check_addresses, not_a_run, recorded
 from trainer.errors import Preempted
-from trainer.flags import EVALUATION, FLAGS, add_config_flags, config_flags, near_miss
+from trainer.flags import EVALUATION, add_config_flags, config_flags, near_miss
 from trainer.tpu import cli as tpu
 
 if TYPE_CHECKING:
-    from shardset.order.state import States
-
     Verbs = argparse._SubParsersAction[Parser]
 
 EXIT_CODES = """exit codes:
@@ -45,7 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f" {' '.join(unknown)}{near_miss(unknown[0], options.verb_parser)}"
         )
     return run_verb(
-        lambda: _run(options), debug=options.debug, is_interactive=options.command is _explain
+        lambda: _run(options),
+        debug=options.debug,
+        is_interactive=options.command in (_explain, _doctor),
     )
 
 
@@ -122,13 +122,10 @@ def _add_verb(
 
 def _add_explain(verbs: "Verbs") -> None:
     text = (
-        "print the samples of a step, or the steps of a sample, of the run in --run-dir or one that"
-        " flags describe"
+        "print the samples of a step of a run, the steps of a sample, or the samples learnt worst"
     )
     verb = _add_verb(verbs, "explain", _explain, text)
-    add_config_flags(verb, ("run_dir", "manifest", "seed", "global_batch_size"))
-    text = "hosts that the run starts on; with ddp, processes (default 1)"
-    verb.add_argument("--hosts", type=int, metavar="N", help=text)
+    verb.add_argument("--run-dir", required=True, help=RUN_DIR_HELP)
     asked = verb.add_mutually_exclusive_group(required=True)
     asked.add_argument(
         "--step",
@@ -173,15 +170,14 @@ def _add_report(verbs: "Verbs") -> None:
 
 
 def _add_export(verbs: "Verbs") -> None:
-    text = "write a trained model as files: weights, graphs, classes and how images are prepared"
-    example = "example: python -m trainer export run --output model --format safetensors onnx"
+    text = "write a trained model as files: weights, classes and how images are prepared"
+    example = "example: python -m trainer export run --output model --onnx"
     verb = _add_verb(verbs, "export", _export_model, text, example)
     verb.add_argument("run_dir", metavar="RUN", help=RUN_DIR_HELP)
     verb.add_argument(
         "--output", required=True, metavar="FOLDER", help="folder for the files, local or gs://"
     )
-    verb.add_argument("--format", nargs="+", default=["safetensors"], metavar="FORMAT",
-                      help="safetensors (default), torchscript, torch.export, onnx")  # fmt: skip
+    verb.add_argument("--onnx", action="store_true", help="write a graph for ONNX, too")
 
 
 def _add_predict(verbs: "Verbs") -> None:
@@ -231,10 +227,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         recorded_config(options.run_dir) if options.run_dir else None
     )
     if options.run_dir and config.manifest is None and not config.fake_data:
-        raise ConfigError(
-            f"{options.run_dir}: no {RECORD} there, expected the folder of a run; give the"
-            " --run-dir of `python -m trainer train`"
-        )
+        raise not_a_run(open_storage(options.run_dir), RECORD)
     from trainer import loop
     from trainer.runtime.launch import launch
 
@@ -274,11 +267,6 @@ def _doctor(options: argparse.Namespace) -> None:
     """`doctor`: without a recipe and a manifest, for the configuration in the run folder."""
     from trainer.tools import doctor
 
-    rate = options.want_images_per_second
-    if rate is not None and not 0 < rate < float("inf"):
-        raise ConfigError(
-            f"--want-images-per-second {rate} is not a rate; give images a second, such as 5000"
-        )
     flags = config_flags(options)
     try:
         of_run = options.run_dir and not (options.recipe or options.manifest)
@@ -287,35 +275,22 @@ def _doctor(options: argparse.Namespace) -> None:
         )
     except (ManifestError, StorageError):  # of the shard set, where a check says what is wrong
         config = flags.config()
-    doctor.report(doctor.run_checks(config, rate), as_json=options.json)
+    doctor.report(doctor.run_checks(config, options.want_images_per_second), as_json=options.json)
 
 
 def _explain(options: argparse.Namespace) -> None:
     from trainer.tools import explain
 
-    flags = config_flags(options)
-    run: tuple[TrainConfig, States | None]
-    if options.run_dir is None:
-        run = flags.config(chosen={} if flags.recipe else defaults.steps_of_set(flags.given)), None
-    else:
-        names = [f"--{name}" for name in ("recipe", "hosts", "set") if getattr(options, name)]
-        if described := [*(FLAGS[key] for key in flags.values if key != "run_dir"), *names]:
-            raise ConfigError(
-                f"--run-dir says everything about the run, so {described[0]} can't be given"
-                " beside it"
-            )
-        run = explain.recorded_run(options.run_dir)
-    explain.run(
-        *run, num_hosts=options.hosts or 1, step=options.step, key=options.key,
-        sample_id=options.id, worst=options.worst, as_json=options.json,
-    )  # fmt: skip
+    _check_run_dir(options.run_dir)
+    question = explain.Question(options.step, options.key, options.id, options.worst)
+    explain.report(options.run_dir, question, as_json=options.json)
 
 
 def _job(options: argparse.Namespace) -> None:
     from trainer.tools import job
 
     flags, compute = config_flags(options), job.compute_of(options.compute_type)
-    job.check(flags.config())
+    check_addresses(flags.config())
     place = {"name": options.name, "queue": options.queue, "image": options.image}
     print(job.Job(**place, compute=compute, arguments=flags.arguments()).render(), end="")
 
@@ -342,8 +317,7 @@ def _export_model(options: argparse.Namespace) -> None:
     from trainer.tools import export, trained
 
     _check_run_dir(options.run_dir)
-    formats = [name for names in options.format for name in names.split(",")]
-    files = export.write(trained.of_run(options.run_dir), options.output, formats)
+    files = export.write(trained.opened(options.run_dir), options.output, onnx=options.onnx)
     print(f"wrote {', '.join(files)} to {options.output}")
 
 

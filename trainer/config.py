@@ -19,6 +19,7 @@ from shardset.prepared import prepared
 from shardset.settings import setting
 from shardset.storage.base import Storage
 from shardset.storage.checked import read_small
+from shardset.storage.open import is_address
 
 DEFAULT_CLASSES = 1000
 """Classes of a model where neither the config nor a manifest says how many."""
@@ -70,12 +71,16 @@ def mixed_sets(mix: str | None) -> list[tuple[str, Weights]]:
     return sets
 
 
-def addresses_of(config: "TrainConfig") -> list[tuple[str, str]]:
-    """The sets and folders that a run reads and writes, each with the flag that names it."""
+def check_addresses(config: "TrainConfig") -> None:
+    """Raises ConfigError unless machines of a cloud can read all sets and folders of a run."""
     resumed = None if config.resume in ("auto", "never") else config.resume
-    named = [("--mix", url) for url, _ in mixed_sets(config.mix)]
     others = ("--run-dir", config.run_dir), ("--manifest", config.manifest), ("--resume", resumed)
-    return [*named, *((flag, url) for flag, url in others if url)]
+    for flag, url in (*(("--mix", url) for url, _ in mixed_sets(config.mix)), *others):
+        if url and not is_address(url):
+            raise ConfigError(
+                f"{flag} {url}: expected an address, such as gs://BUCKET/FOLDER; the machines of"
+                " the run don't have this disk"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +156,12 @@ class ImageConfig:
     def size_in_evaluation(self) -> int:
         """Width and height of the images that an evaluation, and a trained model, sees."""
         return self.eval_size or self.size
+
+
+AUGMENTATION = frozenset(
+    ["train_crop", "pad", "flip", "auto_augment", "augment_repeats", "erase", "decoded_bytes"]
+)
+"""The settings of ImageConfig that concern training only. All others belong to a trained model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,9 +264,7 @@ class TrainConfig:
     )
     profile_steps: tuple[int, int] | None = setting(None, "trace these steps into RUN_DIR/profile")
     log_every_steps: Count = setting(10, "steps between two lines of the log")
-    logger: Literal["wandb", "mlflow"] | None = setting(
-        None, "send the numbers to this logger too, by its own client"
-    )
+    wandb: bool = setting(False, "send the numbers to Weights & Biases too")
     record_losses: bool = setting(
         False, "write the loss of each sample to RUN_DIR/losses, a Parquet file an epoch"
     )
@@ -382,6 +391,14 @@ def recorded(folder: Storage) -> TrainConfig:
     Raises NotFound if there is none, ConfigError if it is damaged.
     """
     return from_dict(read_json(folder, RECORD))
+
+
+def not_a_run(folder: Storage, *names: str) -> ConfigError:
+    """The error for a folder without these files of a run."""
+    return ConfigError(
+        f"{folder.url}: no {' and '.join(names)} there, expected the folder of a run; give the"
+        " --run-dir of `python -m trainer train`"
+    )
 
 
 def read_json(folder: Storage, name: str) -> Any:

@@ -22,7 +22,6 @@ from trainer.runtime.machine import Machine, machine
 
 if TYPE_CHECKING:
     from trainer.data.survey import SetFacts
-    from trainer.model.pretrained import ModelInput
 
 NAME = "auto"
 """What `config.recipe` says of a run whose settings were chosen here."""
@@ -41,8 +40,8 @@ FINE_TUNING_STEPS = 500  # 10 epochs of a small set end before its last layer ha
 RESIZE = 8 / 7  # an evaluation resizes the shorter side to 256 for a crop of 224
 
 Settings = dict[str, Any]
-InputOf = Callable[[str, str], "ModelInput | None"]
-"""The input of a model, if it is known: from its name and `model.pretrained`."""
+InputOf = Callable[[str, str], Settings]
+"""The settings of a model's images, if they are known: from its name and `model.pretrained`."""
 
 
 def choose(
@@ -73,9 +72,8 @@ def input_settings(given: Mapping[str, Any], model: str, input_of: InputOf) -> S
     pretrained = given.get("model.pretrained")
     if pretrained is None:
         return {}
-    known = input_of(str(given.get("model.name", model)), pretrained)
-    settings = known.settings if known else {}
-    if known and "image.size" in given:
+    settings = input_of(str(given.get("model.name", model)), pretrained)
+    if settings and "image.size" in given:
         scale = given["image.size"] / settings["image.size"]
         settings["image.eval_resize"] = math.ceil(scale * settings["image.eval_resize"])
     return {key: value for key, value in settings.items() if key not in given}
@@ -139,22 +137,6 @@ def steps_of(num_samples: int, given: Mapping[str, Any], num_processes: int = 1)
     if given.get("model.pretrained") is not None:
         epochs = max(epochs, -(-FINE_TUNING_STEPS // -(-num_samples * repeats // batch)))
     return {"global_batch_size": batch, "epochs": epochs}
-
-
-def steps_of_set(given: Mapping[str, Any]) -> Settings:
-    """`steps_of` for the training split of a shard set; nothing without one.
-
-    Reads the manifest only.
-    """
-    if given.get("manifest") is None:
-        return {}
-    from trainer.data.splits import load_once  # decodes images, which --help must not need
-
-    loaded, split = (
-        load_once(given["manifest"]),
-        given.get("train_split", TrainConfig().train_split),
-    )
-    return steps_of(loaded.part(split).selection.num_kept, given)
 
 
 def _optimizer(settings: Settings) -> Settings:
@@ -232,7 +214,7 @@ def resolve(flags: ConfigFlags) -> tuple[TrainConfig, str]:
     return flags.config(chosen=input_settings(given, flags.config().model.name, _input_of)), ""
 
 
-def _input_of(name: str, weights: str) -> "ModelInput | None":
+def _input_of(name: str, weights: str) -> Settings:
     from trainer.model import pretrained
 
     return pretrained.input_of(name, weights)

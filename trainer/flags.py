@@ -27,7 +27,7 @@ GROUPS = {
         "seed",
         "max_steps",
         "target_accuracy",
-        "logger",
+        "wandb",
         "record_losses",
         "show_steps",
         "profile_steps",

@@ -27,7 +27,7 @@ from trainer.model import augment, schedule
 from trainer.model.learner import Learner, step_key
 from trainer.record import checkpoint
 from trainer.record.checkpoint_state import CheckpointState, Position, position_of
-from trainer.record.loggers import open_logger
+from trainer.record.loggers import start_wandb
 from trainer.record.loss_files import losses_file, losses_name
 from trainer.record.metrics import RunLog, check_evaluation
 from trainer.record.run_folder import RunFolder
@@ -71,11 +71,10 @@ class Run:
         self._run_lock = acquire_run_folder(self.runtime, self.config, self.data, self._exits)
         self._folder = RunFolder(self.config.run_dir, self.runtime.host, self._run_lock)
         self._exits.callback(self._folder.close)
+        if self.config.wandb and self.runtime.is_master:
+            self._exits.callback(start_wandb(self.config, self._folder.local).finish)
         self._log = RunLog(
-            self._folder.local,
-            self.runtime.host,
-            show_records=self.config.show_steps,
-            logger=open_logger(self.config, self._folder.local) if self.runtime.is_master else None,
+            self._folder.local, self.runtime.host, show_records=self.config.show_steps
         )
         self._exits.callback(self._log.close)
         self.runtime.heartbeat.on_loss = self._log_loss

@@ -22,6 +22,13 @@ def commands_of(page: str) -> list[str]:
     return [line for block in blocks for line in block.splitlines()]
 
 
+def shown(start: str) -> list[str]:
+    """The commands of the README and of all pages that begin with these words."""
+    pages = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+    lines = (line for page in pages for line in commands_of(str(page.relative_to(REPOSITORY))))
+    return [*dict.fromkeys(line for line in lines if line.startswith(start))]
+
+
 def write_inputs(place: Path) -> Path:
     """The inputs that the pages name: photos/, photos.csv, an archive of CIFAR-10, and ilsvrc/."""
     write_class_folders(place / "photos", ["cat", "dog"], 40)

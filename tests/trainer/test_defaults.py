@@ -23,7 +23,6 @@ from trainer.data.splits import load_once, open_data
 from trainer.data.survey import SetFacts, survey
 from trainer.defaults import choose, resolve
 from trainer.flags import ConfigFlags
-from trainer.model.pretrained import ModelInput
 from trainer.runtime.machine import Machine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -36,8 +35,9 @@ CIFAR = SetFacts(num_samples=50_000, num_classes=10, side=32, is_uniform=True, i
 PHOTOS = SetFacts(num_samples=100_000, num_classes=100, side=375, is_uniform=False, is_grey=False)
 
 
-def of_imagenet(name: str, weights: str) -> ModelInput:
-    return ModelInput(size=224, eval_resize=235, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
+def of_imagenet(name: str, weights: str) -> dict[str, Any]:
+    colours = {"image.mean": (0.5, 0.5, 0.5), "image.std": (0.25, 0.25, 0.25)}
+    return {"image.size": 224, "image.eval_resize": 235} | colours
 
 
 def chosen(facts: SetFacts, machine: Machine, given: dict[str, Any] | None = None) -> TrainConfig:

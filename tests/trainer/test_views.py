@@ -16,7 +16,7 @@ from trainer.cli import main
 from trainer.data.splits import open_data, steps_of
 from trainer.record.loss_files import read_losses
 from trainer.runtime.launch import running
-from trainer.tools.explain import explain_sample, explain_step, recorded_run, timetable_of
+from trainer.tools.explain import explain_sample, explain_step, opened, timetable_of
 
 KEPT = [id_ for id_ in range(52) if id_ % 5]
 
@@ -37,12 +37,12 @@ def test_a_run_trains_on_a_view_and_is_explained(view: str, tmp_path: Path) -> N
     [epoch], [evaluation] = read_records(tmp_path, "epoch"), read_records(tmp_path, "eval")
     assert (epoch["samples"], evaluation["samples"]) == (len(KEPT), len(KEPT))
     assert json.loads((tmp_path / "order.json").read_text())["view"] == load(view).digest
-    timetable = timetable_of(*recorded_run(str(tmp_path)))
+    timetable = timetable_of(*opened(str(tmp_path)))
     assert timetable.num_steps == 6
-    samples = [one.sample for one in explain_step(timetable, 0).samples]
-    assert {sample.label for sample in samples} == {3}
-    assert {sample.id for sample in samples} <= set(KEPT)
-    assert len(explain_sample(timetable, KEPT[-1]).visits) == 1
+    rows = explain_step(timetable, 0).rows
+    assert {row["label"] for row in rows} == {3}
+    assert {row["id"] for row in rows} <= set(KEPT)
+    assert len(explain_sample(timetable, KEPT[-1]).rows) == 1
     with pytest.raises(ConfigError, match="not in the view"):
         explain_sample(timetable, 5)
 

@@ -18,49 +18,45 @@ from torch import nn
 from shardset.decode.crops import INTERPOLATIONS
 from shardset.errors import ConfigError
 from shardset.prepared import JSON_ERRORS, prepared
-from trainer.config import ModelConfig
+from shardset.settings import values_of
+from trainer.config import AUGMENTATION, ImageConfig, ModelConfig
 from trainer.errors import UNREADABLE, first_line
 
 TIMM = "timm"
 """`model.pretrained` for the weights that timm publishes for a model."""
 
 SIDECAR = "model.json"
-"""The file beside exported weights that says how images are prepared."""
-
-
-class ModelInput(msgspec.Struct, frozen=True, kw_only=True):
-    """The images that pretrained weights were trained on (timm's `pretrained_cfg`, or SIDECAR)."""
-
-    size: int
-    eval_resize: int = msgspec.field(name="resize")
-    eval_interpolation: str = msgspec.field(name="interpolation", default="area")
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The same as settings of `image`, whose names they have."""
-        return {f"image.{name}": value for name, value in msgspec.structs.asdict(self).items()}
+"""The file next to exported weights: their ModelFacts."""
 
 
 @prepared
-class _Facts(msgspec.Struct, frozen=True):
-    """What SIDECAR says."""
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A trained model, as `export` writes it next to the weights.
 
-    classes: list[str] = []
-    input: ModelInput | None = None
+    `preparation` tells people what `image` says: how an evaluation prepares images.
+    """
+
+    shardset: str
+    model: ModelConfig
+    image: ImageConfig
+    preparation: str
+    classes: list[str]
+    step: int
+    accuracy: float | None
 
 
-def input_of(name: str, pretrained: str) -> ModelInput | None:
-    """The images that the weights were trained on; None for models that are not timm's.
+def input_of(name: str, pretrained: str) -> dict[str, Any]:
+    """The settings of the images that the weights were trained on; none for models that are not
+    timm's.
 
     Raises ConfigError.
     """
     facts = _facts_beside(pretrained)
-    if facts is not None and facts.input is not None:
-        return facts.input
+    if facts is not None:
+        image = values_of(facts.image).items()
+        return {f"image.{key}": value for key, value in image if key not in AUGMENTATION}
     if not timm.is_model(name):
-        return None
+        return {}
     cfg: Any = timm.get_pretrained_cfg(name)
     if cfg is None:
         raise ConfigError(
@@ -69,14 +65,14 @@ def input_of(name: str, pretrained: str) -> ModelInput | None:
     resolve: Any = resolve_data_config  # has no types
     known: dict[str, Any] = resolve({}, pretrained_cfg=cfg.to_dict())
     size = int(known["input_size"][-1])
-    filter_ = known["interpolation"]
-    channels: dict[str, Any] = {name: tuple(known[name]) for name in ("mean", "std")}
-    return ModelInput(
-        size=size,
-        eval_resize=math.floor(size / known["crop_pct"]),
-        eval_interpolation=filter_ if filter_ in INTERPOLATIONS else "area",
-        **channels,
-    )
+    interpolation = known["interpolation"]
+    return {
+        "image.size": size,
+        "image.eval_resize": math.floor(size / known["crop_pct"]),
+        "image.eval_interpolation": interpolation if interpolation in INTERPOLATIONS else "area",
+        "image.mean": tuple(known["mean"]),
+        "image.std": tuple(known["std"]),
+    }
 
 
 def check(config: ModelConfig) -> None:
@@ -112,9 +108,7 @@ def load_file(model: nn.Module, path: str, class_names: Sequence[str] = ()) -> N
         f"{name}." for name, module in model.named_modules() if any(module is one for one in layers)
     )
     facts = _facts_beside(path)
-    has_other_names = bool(
-        class_names and facts and facts.classes and facts.classes != list(class_names)
-    )
+    has_other_names = bool(class_names and facts and facts.classes != list(class_names))
     wanted = {
         name: value
         for name, value in weights.items()
@@ -156,8 +150,8 @@ def heads_of(model: Any, name: str) -> list[nn.Module]:
     return heads
 
 
-def _facts_beside(weights: str) -> _Facts | None:
-    """What `export` wrote beside weights; None without it.
+def _facts_beside(weights: str) -> ModelFacts | None:
+    """What `export` wrote next to weights; None without it.
 
     Raises ConfigError for a file that it can't have written.
     """
@@ -165,10 +159,11 @@ def _facts_beside(weights: str) -> _Facts | None:
     if weights == TIMM or not path.is_file():
         return None
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_Facts)
+        return msgspec.json.decode(path.read_bytes(), type=ModelFacts)
     except (OSError, *JSON_ERRORS) as error:
         raise ConfigError(
-            f"{path}: not what `export` writes ({error}); export the model again"
+            f"{path}: not what `export` writes ({error}); export the model again, or move a"
+            " file of another program away"
         ) from error
 
 

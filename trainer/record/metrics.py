@@ -24,7 +24,7 @@ from shardset.prepared import prepared
 from shardset.storage.base import os_errors_as_storage_errors
 from trainer.data.rows import Totals
 from trainer.errors import EpochMismatch, NotFinite
-from trainer.record.loggers import Logger, TensorBoardLogger
+from trainer.record.loggers import open_events
 from trainer.record.run_folder import LOGS, METRICS, log_name
 
 SMOOTHING = 0.4
@@ -213,26 +213,17 @@ def advice(input_wait_percent: float) -> str | None:
 
 
 class RunLog:
-    """Writes the log of a host; on the first one also `metrics.jsonl`, events, the logger's
-    metrics, and to stdout.
+    """Writes the log of a host; on the first one also `metrics.jsonl` and events, and to stdout.
 
     Stdout has the sentences, and records only with `show_records`; a terminal has progress too.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        host: int = 0,
-        *,
-        show_records: bool = False,
-        logger: Logger | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, host: int = 0, *, show_records: bool = False) -> None:
         (folder / LOGS).mkdir(parents=True, exist_ok=True)
         self._is_master, self._prints_records = host == 0, show_records
         self._log = _open_for_appending(folder / log_name(host))
         self._lines = _open_for_appending(folder / METRICS) if self._is_master else None
-        self._loggers: list[Logger] = [TensorBoardLogger(folder)] if self._is_master else []
-        self._loggers += [] if logger is None else [logger]
+        self._events = open_events(folder) if self._is_master else None
 
     def note(self, text: str, detail: str = "") -> None:
         """Writes a sentence for people; the log adds the detail."""
@@ -253,14 +244,11 @@ class RunLog:
         kind, values = _kind(record), asdict(record)
         if self._lines:
             _append(self._lines, json.dumps({"kind": kind, "time": now, **values}))
-        if not isinstance(record, FinalRecord):
-            numbers = {
-                f"{kind}/{name}": value
-                for name, value in values.items()
-                if isinstance(value, float)
-            }
-            for logger in self._loggers:
-                logger.log(numbers, record.global_step)
+        if self._events and not isinstance(record, FinalRecord):
+            with os_errors_as_storage_errors(self._events.log_dir):
+                for name, value in values.items():
+                    if isinstance(value, float):
+                        self._events.add_scalar(f"{kind}/{name}", value, record.global_step)
 
     def progress(self, text: str) -> None:
         """Shows a line that the next one replaces, on a terminal only."""
@@ -277,8 +265,9 @@ class RunLog:
             for file in filter(None, (self._log, self._lines)):
                 exits.enter_context(os_errors_as_storage_errors(file.name))
                 exits.callback(file.close)
-            for logger in self._loggers:
-                exits.callback(logger.close)
+            if self._events:
+                exits.enter_context(os_errors_as_storage_errors(self._events.log_dir))
+                exits.callback(self._events.close)
 
     def _print(self, text: str) -> None:
         if self._is_master:

@@ -100,7 +100,7 @@ class HeartbeatServer:
         except OSError as error:
             raise ConfigError(
                 f"can't listen on port {address.port} for heartbeats ({error}); does another"
-                " training run here? `python -m trainer tpu stop` ends it"
+                " training run here? End it first"
             ) from error
         self._server.settimeout(timing.beat_s)
         self.address = address._replace(port=self._server.getsockname()[1])

@@ -1,11 +1,7 @@
-"""`python -m trainer job`: prints a JobSet that trains on GKE, and the same for Cluster Toolkit.
-
-It applies nothing.
-"""
+"""`python -m trainer job`: prints a JobSet that trains on GKE. It applies nothing."""
 
 import json
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,20 +9,13 @@ from string import Template
 from typing import Any
 
 from shardset.errors import ConfigError
-from shardset.program import FAILED, PREEMPTED
-from shardset.storage.open import is_address
-from trainer.config import TrainConfig, addresses_of
+from shardset.program import PREEMPTED
 
 GRACE_S = 900
 MAX_RESTARTS = 10
 
-_NAMES = {"name": "[a-z]([-a-z0-9]*[a-z0-9])?", "queue": "[a-z0-9]([-.a-z0-9]*[a-z0-9])?"}
-"""How Kubernetes names a JobSet, and a LocalQueue that a label names."""
-
 JOB = "main-job"
-"""The only job of the set, named as by Cluster Toolkit, so that the first host has one address in
-both.
-"""
+"""The only job of the set, which is in the address of the first host."""
 
 _FLAT = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
 _CUBIC = {
@@ -75,8 +64,6 @@ class Compute:
     num_hosts: int
     per_host: int
     nodes: Mapping[str, str]
-    gcluster: Sequence[str]
-    """The flags of `gcluster job submit` that ask for them."""
 
 
 def compute_of(text: str) -> Compute:
@@ -88,53 +75,22 @@ def compute_of(text: str) -> Compute:
     # More GPUs than five digits are no cluster of GKE, and int() refuses thousands of digits.
     count = int(digits) if re.fullmatch("[0-9]{1,5}", digits) else 0
     if name in TPUS and count in TPUS[name][1]:
-        return _tpus(name, count)
+        label, topologies = TPUS[name]
+        per_host = count if topologies is _FLAT and count <= 8 else 4
+        nodes = {
+            "cloud.google.com/gke-tpu-accelerator": label,
+            "cloud.google.com/gke-tpu-topology": topologies[count],
+        }
+        return Compute(is_tpu=True, num_hosts=count // per_host, per_host=per_host, nodes=nodes)
     if name in GPUS and (count in (1, 2, 4) or (count and count % 8 == 0)):
-        per_host = min(count, 8)
-        flags = [f"--compute-type={name}-{per_host}", f"--num-nodes={count // per_host}"]
-        nodes = {"cloud.google.com/gke-accelerator": GPUS[name]}
-        return Compute(
-            is_tpu=False,
-            num_hosts=count // per_host,
-            per_host=per_host,
-            nodes=nodes,
-            gcluster=flags,
-        )
-    names = ", ".join([*TPUS, *GPUS])
-    expected = f"one of {names}, and how many: v6e-16, or of GPUs 1, 2, 4, 8, 16 to 99992"
+        per_host, nodes = min(count, 8), {"cloud.google.com/gke-accelerator": GPUS[name]}
+        return Compute(is_tpu=False, num_hosts=count // per_host, per_host=per_host, nodes=nodes)
+    expected = (
+        f"one of {', '.join([*TPUS, *GPUS])}, and how many: v6e-16, or of GPUs 1, 2, 4, 8, 16"
+    )
     if name in TPUS:
         expected = f"{name}- and one of {', '.join(map(str, TPUS[name][1]))} chips"
     raise ConfigError(f"--compute-type {text}: expected {expected}")
-
-
-def _tpus(name: str, count: int) -> Compute:
-    label, topologies = TPUS[name]
-    topology, per_host = topologies[count], count if topologies is _FLAT and count <= 8 else 4
-    flags = [f"--compute-type={name.replace('v5e', 'v5litepod')}-{count}"]
-    # Cluster Toolkit takes its topology instead, and would start two processes on each host
-    if name == "tpu7x":
-        flags = [
-            "--compute-type=tpu7x-standard-4t",
-            f"--topology={topology}",
-            "--gke-disable-parallel-containers",
-        ]
-    nodes = {
-        "cloud.google.com/gke-tpu-accelerator": label,
-        "cloud.google.com/gke-tpu-topology": topology,
-    }
-    return Compute(
-        is_tpu=True, num_hosts=count // per_host, per_host=per_host, nodes=nodes, gcluster=flags
-    )
-
-
-def check(config: TrainConfig) -> None:
-    """Raises ConfigError unless pods can read all addresses, and the run folder outlives them."""
-    for flag, url in addresses_of(config):
-        if not is_address(url):
-            raise ConfigError(
-                f"{flag} {url}: expected an address, such as gs://BUCKET/FOLDER; pods have no such"
-                " disk"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,15 +104,13 @@ class Job:
     arguments: Sequence[str]
 
     def __post_init__(self) -> None:
-        for flag, characters in _NAMES.items():
-            name: str = getattr(self, flag)
-            # Pods have five more letters, and their number.
-            suffix = f"-{JOB}-0-{self.compute.num_hosts - 1}-12345" if flag == "name" else ""
-            most = 63 - len(suffix)
-            if not re.fullmatch(characters, name) or len(name) > most:
+        # Kubernetes adds to the name what tells the pods of a job apart.
+        most = 63 - len(f"-{JOB}-0-{self.compute.num_hosts - 1}-12345")
+        for flag, text, limit in (("--name", self.name, most), ("--queue", self.queue, 63)):
+            if len(text) > limit or not re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", text):
                 raise ConfigError(
-                    f"--{flag} {name}: Kubernetes refuses it, expected at most {most} characters,"
-                    f" as in {characters}",
+                    f"{flag} {text}: Kubernetes refuses it, expected at most {limit} lower-case"
+                    " letters, digits and hyphens, a letter first"
                 )
 
     @property
@@ -176,47 +130,35 @@ class Job:
         hosts = several if compute.num_hosts > 1 else ["--standalone"]
         return ["torchrun", *hosts, f"--nproc-per-node={compute.per_host}", *train]
 
-    def gcluster(self) -> str:
-        """The line for Cluster Toolkit, whose rules are simpler: codes 1 and 3 restart, up to the
-        limit.
-        """
-        words = [
-            f"--name={self.name}",
-            f"--queue={self.queue}",
-            *self.compute.gcluster,
-            f"--image={self.image}",
-        ]
-        words += [f"--grace-period={GRACE_S}s", f"--restarts={MAX_RESTARTS}"]
-        words.append(f"--restart-on-exit-codes={FAILED},{PREEMPTED}")
-        device = ["env", "PJRT_DEVICE=TPU"] if self.compute.is_tpu else []
-        return shlex.join(
-            [
-                "gcluster",
-                "job",
-                "submit",
-                *words,
-                f"--command={shlex.join([*device, *self.command])}",
-            ]
-        )
-
     def render(self) -> str:
         """The JobSet as YAML, after comments that say how to use it.
 
         It restarts when a host fails; without limit if the host has saved and ended with code 3, or
         lost its node.
         """
-        about = (
-            f"For `kubectl apply -f -`, {self.compute.num_hosts} hosts. To resume on other hosts,"
-            " give the same "
-        )
-        about += (
-            "command\nwith another --compute-type. With Cluster Toolkit"
-            f" instead:\n{self.gcluster()}"
-        )
         compute = self.compute
         # All hosts of a TPU slice are one node pool. Its devices belong to root.
         slice_ = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
-        values: dict[str, Any] = {
+        # NCCL needs more shared memory than a pod's 64 MiB.
+        memory = {"name": "shm", "emptyDir": {"medium": "Memory"}}
+        of_device: dict[str, Any] = {
+            "resource": "nvidia.com/gpu",
+            "annotations": {},
+            "user": {},
+            "env": [],
+            "mounts": [{"name": "shm", "mountPath": "/dev/shm"}],
+            "volumes": [memory],
+        }
+        if compute.is_tpu:
+            of_device = {
+                "resource": "google.com/tpu",
+                "annotations": slice_ if compute.num_hosts > 1 else {},
+                "user": {"runAsUser": 0},
+                "env": [{"name": "PJRT_DEVICE", "value": "TPU"}],
+                "mounts": [],
+                "volumes": [],
+            }
+        values = of_device | {
             "name": self.name,
             "queue": self.queue,
             "image": self.image,
@@ -228,19 +170,10 @@ class Job:
             "restarts": MAX_RESTARTS,
             "grace_s": GRACE_S,
             "preempted": PREEMPTED,
-            "resource": "google.com/tpu" if compute.is_tpu else "nvidia.com/gpu",
-            "annotations": slice_ if compute.is_tpu and compute.num_hosts > 1 else {},
-            "user": {"runAsUser": 0} if compute.is_tpu else {},
-            "env": [{"name": "PJRT_DEVICE", "value": "TPU"}] if compute.is_tpu else [],
-            # NCCL needs more shared memory than a pod's 64 MiB.
-            "mounts": [] if compute.is_tpu else [{"name": "shm", "mountPath": "/dev/shm"}],
-            "volumes": []
-            if compute.is_tpu
-            else [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
         }
         # JSON is YAML
         quoted = {name: json.dumps(value, ensure_ascii=False) for name, value in values.items()}
-        comments = "".join(f"# {line}\n" for line in about.splitlines())
-        return comments + Template(Path(__file__).with_name("jobset.yaml").read_text()).substitute(
-            quoted
-        )
+        template = Path(__file__).with_name("jobset.yaml").read_text()
+        about = f"# For `kubectl apply -f -`, {compute.num_hosts} hosts. To resume on other hosts,"
+        about += " give the same command\n# with another --compute-type.\n"
+        return about + Template(template).substitute(quoted)

@@ -13,6 +13,7 @@ from shardset.errors import ConfigError, ShardsetError, UndecodableImage, printa
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.program import count
 from shardset.storage.open import open_file
+from trainer.config import ImageConfig
 from trainer.data.splits import eval_spec
 from trainer.errors import TrainingError
 from trainer.model.augment import Normalize
@@ -48,7 +49,7 @@ def report(trained: TrainedModel, images: Sequence[str], *, top: int, as_json: b
     Raises TrainingError at the end if some could not be read.
     """
     failed = 0
-    for one in predictions(trained, list(_paths(images)), top):
+    for one in predictions(trained, _paths(images), top):
         print(json.dumps(asdict(one)) if as_json else one, flush=True)
         failed += one.error is not None
     if failed:
@@ -59,58 +60,46 @@ def report(trained: TrainedModel, images: Sequence[str], *, top: int, as_json: b
 
 def predictions(trained: TrainedModel, paths: Sequence[str], top: int) -> Iterator[Prediction]:
     """The `top` most probable classes of each image, in order."""
+    image, names = trained.facts.image, trained.facts.classes
     for start in range(0, len(paths), BATCH):
         chunk = paths[start : start + BATCH]
-        rows = np.zeros((len(chunk), trained.size, trained.size, 3), np.uint8)
-        errors = [_fill(row, path, trained) for row, path in zip(rows, chunk, strict=True)]
-        for path, error, chances in zip(chunk, errors, probabilities(trained, rows), strict=True):
-            yield Prediction(
-                image=path,
-                classes=[] if error else _best(chances, trained.classes, top),
-                error=error,
-            )
+        rows = np.zeros((len(chunk), image.size, image.size, 3), np.uint8)
+        errors = [_fill(row, path, image) for row, path in zip(rows, chunk, strict=True)]
+        values, labels = probabilities(trained, rows).topk(min(top, len(names)))
+        for path, error, *best in zip(chunk, errors, values.tolist(), labels.tolist(), strict=True):
+            guesses = [Guess(names[label], value) for value, label in zip(*best, strict=True)]
+            yield Prediction(image=path, classes=[] if error else guesses, error=error)
 
 
 @torch.no_grad()
 def probabilities(trained: TrainedModel, images_NHWC: np.ndarray) -> torch.Tensor:
     """The probability of each class for each image: float32 [n, classes]."""
-    image = trained.config.image
+    image = trained.facts.image
     logits = trained.net(Normalize(image.mean, image.std)(torch.from_numpy(images_NHWC)))
-    return torch.softmax(logits[:, : len(trained.classes)].float(), 1)
+    return torch.softmax(logits[:, : len(trained.facts.classes)].float(), 1)
 
 
-def _fill(row: np.ndarray, path: str, trained: TrainedModel) -> str | None:
+def _fill(row: np.ndarray, path: str, image: ImageConfig) -> str | None:
     """Decodes an image into a row; returns why that failed."""
     try:
         folder, name = open_file(path)
-        decode_into(row, folder.read(name), eval_spec(trained.config.image), np.empty(0))
+        decode_into(row, folder.read(name), eval_spec(image), np.empty(0))
     except (UndecodableImage, ShardsetError) as error:
         return str(error)
     return None
 
 
-def _best(chances: torch.Tensor, classes: Sequence[str], top: int) -> list[Guess]:
-    values, labels = chances.topk(min(top, len(classes)))
-    return [
-        Guess(classes[label], value)
-        for value, label in zip(values.tolist(), labels.tolist(), strict=True)
-    ]
-
-
-def _paths(images: Sequence[str]) -> Iterator[str]:
-    """The images; of a folder, all pictures below it."""
+def _paths(images: Sequence[str]) -> list[str]:
+    """The images; of a folder, all images below it."""
+    paths = []
     for path in images:
         if not Path(path).is_dir():
-            yield path
+            paths.append(path)
             continue
-        inside = [
-            one
-            for one in sorted(Path(path).rglob("*"))
-            if one.suffix[1:].lower() in FIELD_OF_EXTENSION
-        ]
+        files = sorted(Path(path).rglob("*"))
+        inside = [str(one) for one in files if one.suffix[1:].lower() in FIELD_OF_EXTENSION]
         if not inside:
-            raise ConfigError(
-                f"{path}: no pictures in this folder (by their names:"
-                f" {', '.join(FIELD_OF_EXTENSION)})"
-            )
-        yield from map(str, inside)
+            known = ", ".join(FIELD_OF_EXTENSION)
+            raise ConfigError(f"{path}: no images in this folder (by their names: {known})")
+        paths += inside
+    return paths

@@ -1,7 +1,7 @@
 """Measures the machine and the network for `python -m trainer doctor`, which judges the answers.
 
-python -m trainer.tools.probes devices STRATEGY    print the devices of a run as JSON, in a process
-that can be killed
+python -m trainer.tools.probes STRATEGY    print the devices of a run as JSON, in a process that can
+be killed
 """
 
 import importlib.metadata
@@ -56,22 +56,20 @@ class Devices:
 
 def versions() -> dict[str, str | None]:
     """The installed versions; None for what is not installed."""
-    return {
-        name: found.version if (found := _distribution(name)) else None for name in DISTRIBUTIONS
-    }
+    return {name: next((one.version for one in _installed(name)), None) for name in DISTRIBUTIONS}
 
 
 def pins() -> dict[str, str]:
     """The versions that the installed torchvision and back ends for TPUs were built for, such as
     `libtpu==0.0.21`.
     """
-    found = [_distribution(name) for name in DISTRIBUTIONS[1:]]
-    texts = [text for each in found if each is not None for text in each.requires or []]
-    return {pin[1]: pin[2] for text in texts if (pin := re.match(r"(\w+) ?\(?==([\w.]+)", text))}
+    found = [one for name in DISTRIBUTIONS[1:] for one in _installed(name)]
+    texts = "\n".join(text for one in found for text in one.requires or [])
+    return dict(re.findall(r"^(\w+) ?\(?==([\w.]+)", texts, re.M))
 
 
-def _distribution(name: str) -> importlib.metadata.Distribution | None:
-    return next(iter(importlib.metadata.distributions(name=name)), None)
+def _installed(name: str) -> list[importlib.metadata.Distribution]:
+    return list(importlib.metadata.distributions(name=name))[:1]
 
 
 def devices(strategy: str, timeout_s: float = DEVICES_TIMEOUT_S) -> Devices | str:
@@ -80,7 +78,7 @@ def devices(strategy: str, timeout_s: float = DEVICES_TIMEOUT_S) -> Devices | st
     Asks in a separate process: a slice waits until all its hosts ask, and a process that has asked
     keeps the TPU.
     """
-    command = [sys.executable, "-m", "trainer.tools.probes", "devices", strategy]
+    command = [sys.executable, "-m", "trainer.tools.probes", strategy]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
     except subprocess.TimeoutExpired:
@@ -119,19 +117,16 @@ def metadata(path: str) -> str | None:
     try:
         with urllib.request.urlopen(request, timeout=METADATA_TIMEOUT_S) as response:
             # Other clouds have a server at this address too, but it does not send this header.
-            return (
-                response.read().decode()
-                if response.headers.get("Metadata-Flavor") == "Google"
-                else None
-            )
+            if response.headers.get("Metadata-Flavor") == "Google":
+                return str(response.read().decode())
     except OSError:
-        return None
+        pass
+    return None
 
 
 def zone() -> str | None:
     """The zone of this machine: us-central2-b."""
-    text = metadata("zone")
-    return None if text is None else text.rpartition("/")[2]
+    return (metadata("zone") or "").rpartition("/")[2] or None
 
 
 def workers() -> list[str]:
@@ -162,16 +157,11 @@ def try_writing(url: str) -> None:
     else:  # only a run creates the folder
         path = Path(url).absolute()
         folder = str(next(each for each in (path, *path.parents) if each.exists()))
-    name, data = f"doctor-{uuid.uuid4().hex}", b"doctor"
-    storage = open_storage(folder)
+    name, storage = f"doctor-{uuid.uuid4().hex}", open_storage(folder)
     with storage.writer(name) as writer:
-        writer.write(data)
-    try:
-        read = storage.read(name)
-    finally:
-        storage.delete(name)
-    if read != data:
-        raise StorageError(f"{folder}/{name}: {len(read)} other bytes came back")
+        writer.write(b"doctor")
+    storage.read(name)
+    storage.delete(name)
 
 
 def stored_sizes(storage: Storage, names: Iterable[str]) -> dict[str, int]:
@@ -188,17 +178,15 @@ def ports(
     hosts: Iterable[str], numbers: Iterable[int], timeout_s: float = CONNECT_TIMEOUT_S
 ) -> dict[str, PortState]:
     """The state of every port of every host, by `host:port`. Tries all of them at once."""
-    pairs = list(itertools.product(hosts, numbers))
-    with ThreadPoolExecutor(max(1, min(64, len(pairs)))) as pool:
-        states = pool.map(lambda pair: _port(pair[0], pair[1], timeout_s), pairs)
-        return {
-            f"{host}:{number}": state for (host, number), state in zip(pairs, states, strict=True)
-        }
+    addresses = list(itertools.product(hosts, numbers))
+    with ThreadPoolExecutor(64) as pool:
+        states = pool.map(lambda address: _port(address, timeout_s), addresses)
+        return {f"{host}:{port}": next(states) for host, port in addresses}
 
 
-def _port(host: str, number: int, timeout_s: float) -> PortState:
+def _port(address: tuple[str, int], timeout_s: float) -> PortState:
     try:
-        socket.create_connection((host, number), timeout=timeout_s).close()
+        socket.create_connection(address, timeout=timeout_s).close()
     except ConnectionRefusedError:
         return "closed"
     except OSError:  # no answer in time, no route, an unknown name
@@ -230,8 +218,4 @@ def decode_rate(config: TrainConfig, duration_s: float = RATE_S) -> float:
 
 
 if __name__ == "__main__":
-    match sys.argv[1:]:
-        case ["devices", strategy]:
-            print(json.dumps(asdict(local_devices(strategy))))
-        case _:
-            sys.exit(__doc__)
+    print(json.dumps(asdict(local_devices(sys.argv[1]))))

@@ -10,16 +10,18 @@ from typing import Any
 
 import msgspec
 
-from shardset.errors import ConfigError, NotFound, ShardsetError
+from shardset.errors import ConfigError, NotFound
 from shardset.html import page, plots
 from shardset.html.page import Finding
 from shardset.html.plots import Plot
 from shardset.prepared import JSON_ERRORS
 from shardset.program import count
+from shardset.settings import value_text, values_of
 from shardset.storage.base import Storage
 from shardset.storage.checked import read_small
 from shardset.storage.open import open_storage
-from trainer.config import RECORD, read_json
+from trainer import config as configs
+from trainer.config import TrainConfig
 from trainer.record.evaluation import WORST, Worst
 from trainer.record.metrics import (
     EpochRecord,
@@ -50,8 +52,7 @@ class RunRecord:
     finals: list[FinalRecord]
     num_replaced: int
     num_damaged: int
-    config: dict[str, Any]
-    problem: str
+    config: TrainConfig
     worst: Worst
 
     @property
@@ -73,8 +74,8 @@ def write(
 
     Returns the run, the address of the page, and its size.
 
-    Raises ConfigError if metrics.jsonl holds no record, and without `force` if the page would
-    replace a file that is not such a page. The page lists all other damage.
+    Raises ConfigError if metrics.jsonl holds no record or another file is damaged, and without
+    `force` if the page would replace a file that is not such a page.
     """
     storage = open_storage(url)
     run = read(storage)
@@ -91,12 +92,9 @@ def write(
 def read(storage: Storage) -> RunRecord:
     """Reads everything on the page from a run folder."""
     try:
-        lines = storage.read(METRICS).splitlines()
+        lines, config = storage.read(METRICS).splitlines(), configs.recorded(storage)
     except NotFound as error:
-        raise ConfigError(
-            f"{storage.url}: no {METRICS} there, expected the folder of a run; give the --run-dir"
-            " of `python -m trainer train`"
-        ) from error
+        raise configs.not_a_run(storage, METRICS, configs.RECORD) from error
     written = [record for line in lines if (record := _record_of(line)) is not None]
     if not written:
         raise ConfigError(
@@ -104,7 +102,6 @@ def read(storage: Storage) -> RunRecord:
         )
     newest = {(type(record), record.global_step): record for record in written}.values()
     records = sorted(newest, key=lambda record: record.global_step)
-    config, problem = _config(storage)
     return RunRecord(
         steps=[one for one in records if isinstance(one, StepRecord)],
         epochs=[one for one in records if isinstance(one, EpochRecord)],
@@ -113,7 +110,6 @@ def read(storage: Storage) -> RunRecord:
         num_replaced=len(written) - len(newest),
         num_damaged=len(lines) - len(written),
         config=config,
-        problem=problem,
         worst=_worst(storage),
     )
 
@@ -140,31 +136,16 @@ def _record_of(line: bytes) -> Record | None:
     return record
 
 
-def _config(storage: Storage) -> tuple[dict[str, Any], str]:
-    """The configuration, or why it is not known."""
-    try:
-        values = read_json(storage, RECORD)
-    except ShardsetError as error:
-        return {}, str(error)
-    return (
-        (values, "")
-        if isinstance(values, dict)
-        else ({}, f"{storage.url}/{RECORD}: not a JSON object")
-    )
-
-
 # --- drawing --------------------------------------------------------------------------------------
 
 
 def render(run: RunRecord) -> bytes:
     """The page as HTML."""
-    model = run.config.get("model")
-    name = model.get("name", "") if isinstance(model, dict) else ""
     devices = [*(one.device for one in run.steps), *(one.device for one in run.epochs)]
     return page.render(
         "trainer.tools",
         "report.html",
-        title=f"Training run of {name}" if name else "Training run",
+        title=f"Training run of {run.config.model.name}",
         subtitle=count(run.last_step, "step") + (f" on {devices[-1]}" if devices else ""),
         sections=[
             (anchor, anchor.capitalize())
@@ -203,7 +184,7 @@ def render(run: RunRecord) -> bytes:
             for one in run.evaluations
         ],
         worst=run.worst,
-        settings=list(_settings(run.config))[:MAX_ROWS],
+        settings=[(key, value_text(value)) for key, value in values_of(run.config).items()],
         max_rows=MAX_ROWS,
     )
 
@@ -212,34 +193,19 @@ def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
     tiles = []
     if run.evaluations:
         best, newest = max(run.evaluations, key=lambda one: one.top1), run.evaluations[-1]
-        tiles += [
+        top5 = f"top-5 {_percent(newest.top5)}"
+        tiles = [
             (f"best {best.split} accuracy", _percent(best.top1), f"after epoch {best.epoch + 1}"),
-            (
-                f"last {newest.split} accuracy",
-                _percent(newest.top1),
-                f"top-5 {_percent(newest.top5)}",
-            ),
+            (f"last {newest.split} accuracy", _percent(newest.top1), top5),
         ]
-    if run.steps:
-        tiles.append(
-            (
-                "last training loss",
-                f"{run.steps[-1].loss:.4g}",
-                f"at step {run.steps[-1].global_step:,}",
-            )
-        )
-    if run.epochs:
-        last = run.epochs[-1]
+    for step in run.steps[-1:]:
+        tiles.append(("last training loss", f"{step.loss:.4g}", f"at step {step.global_step:,}"))
+    for last in run.epochs[-1:]:
         tiles.append(("samples/s", f"{last.reduced_global_rate:,.0f}", "all hosts, last epoch"))
         if last.rate_per_device is not None:
             tiles.append(("samples/s per device", f"{last.rate_per_device:,.1f}", "last epoch"))
-        tiles.append(
-            (
-                "waiting for data",
-                _percent(last.input_wait_percent / 100, 1),
-                "of the time, last epoch",
-            )
-        )
+        share = _percent(last.input_wait_percent / 100, 1)
+        tiles.append(("waiting for data", share, "of the time, last epoch"))
     if run.final:
         tiles.append(("time", _duration(run.final.seconds), count(run.final.epochs, "epoch")))
     return tiles
@@ -272,8 +238,6 @@ def _findings(run: RunRecord) -> Iterable[Finding]:
     waits = [one.input_wait_percent for one in run.epochs]
     if waits and (text := advice(sum(waits) / len(waits)) or ""):
         yield Finding(level="note", text=text[0].upper() + text[1:] + ".", anchor="curves")
-    if run.problem:
-        yield Finding(level="bad", text=run.problem, anchor="configuration")
 
 
 def _plots(run: RunRecord) -> list[Plot]:
@@ -312,14 +276,6 @@ def _plots(run: RunRecord) -> list[Plot]:
 
 def _points(records: Sequence[Any], name: str) -> list[plots.Point]:
     return [(one.global_step, getattr(one, name)) for one in records]
-
-
-def _settings(config: dict[str, Any]) -> Iterable[tuple[str, str]]:
-    for name, value in config.items():
-        if isinstance(value, dict):
-            yield from ((f"{name}.{inner}", text) for inner, text in _settings(value))
-        else:
-            yield name, value if isinstance(value, str) else json.dumps(value)
 
 
 def _percent(share: float, digits: int = 2) -> str:

@@ -1,7 +1,7 @@
 """A trained model on the CPU, from the checkpoints of a run or from an export."""
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -9,88 +9,77 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import nn
 
-from shardset.errors import ConfigError, NotFound
-from shardset.settings import with_values
+from shardset.errors import NotFound
+from shardset.prepared import JSON_ERRORS
 from shardset.storage.base import Storage
+from shardset.storage.checked import read_small
 from shardset.storage.open import open_storage
+from shardset.version import __version__
 from trainer import config as configs
-from trainer.config import CLASSES, DEFAULT_CLASSES, ModelConfig, TrainConfig, read_json
-from trainer.errors import CheckpointError
+from trainer.config import CLASSES, DEFAULT_CLASSES, TrainConfig, read_json
+from trainer.errors import CheckpointError, first_line
 from trainer.model import build
-from trainer.model.pretrained import SIDECAR, ModelInput
+from trainer.model.pretrained import SIDECAR, ModelFacts
 from trainer.record import checkpoint
 
+WEIGHTS = "model.safetensors"
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedModel:
-    """A model in evaluation mode, with its settings and the names of its classes."""
+
+class TrainedModel(NamedTuple):
+    """A model in evaluation mode, and what is known about it."""
 
     net: nn.Module
-    config: TrainConfig
-    classes: list[str]
-    step: int
-    accuracy: float | None
-
-    @property
-    def size(self) -> int:
-        """Width and height of its images."""
-        return self.config.image.size_in_evaluation
-
-
-def of_run(url: str) -> TrainedModel:
-    """The best checkpoint of a run, else the newest; its averaged weights if there are any.
-
-    Raises ShardsetError.
-    """
-    folder = open_storage(url)
-    try:
-        config = configs.recorded(folder)
-    except NotFound as error:
-        raise ConfigError(
-            f"{folder.url}: no {configs.RECORD} there, expected the folder of a run"
-        ) from error
-    commit, state = checkpoint.chosen(folder)
-    classes = _classes_of(folder, config)
-    return TrainedModel(
-        net=_net(config, state["ema"] or state["model"], len(classes), folder.url),
-        config=config,
-        classes=classes,
-        step=commit.step,
-        accuracy=commit.top1,
-    )
-
-
-def of_export(url: str) -> TrainedModel:
-    """The model that `export` wrote as safetensors. Raises ShardsetError."""
-    folder = open_storage(url)
-    try:
-        facts = read_json(folder, SIDECAR)
-        weights = load(folder.read("model.safetensors"))
-    except NotFound as error:
-        raise ConfigError(
-            f"{error}; expected {SIDECAR} and model.safetensors, as `export` writes them"
-        ) from error
-    except (ConfigError, SafetensorError) as error:
-        raise CheckpointError(
-            f"{folder.url}: the export is damaged ({error}); export the model again"
-        ) from error
-    config = _config_of(facts)
-    return TrainedModel(
-        net=_net(config, weights, len(facts["classes"]), folder.url),
-        config=config,
-        classes=facts["classes"],
-        step=facts["trained"]["step"],
-        accuracy=facts["trained"]["accuracy"],
-    )
+    facts: ModelFacts
 
 
 def opened(url: str) -> TrainedModel:
-    """The model of a run folder or of an export, whichever it is."""
-    return (
-        of_export(url)
-        if any(stat.name == SIDECAR for stat in open_storage(url).list(SIDECAR))
-        else of_run(url)
+    """The model of a run folder or of an export, whichever it is. Raises ShardsetError."""
+    folder = open_storage(url)
+    is_export = any(stat.name == SIDECAR for stat in folder.list(SIDECAR))
+    facts, weights = _of_export(folder) if is_export else _of_run(folder)
+    net = build.build(replace(facts.model, pretrained=None), len(facts.classes), seed=0)
+    try:
+        net.load_state_dict(weights)
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"{folder.url}: the weights are not of {facts.model.name!r} ({first_line(error)})"
+        ) from error
+    return TrainedModel(net.requires_grad_(False).eval(), facts)
+
+
+def _of_run(folder: Storage) -> tuple[ModelFacts, dict[str, torch.Tensor]]:
+    """The best checkpoint of a run, else the newest; its averaged weights if there are any."""
+    try:
+        config = configs.recorded(folder)
+    except NotFound as error:
+        raise configs.not_a_run(folder, configs.RECORD) from error
+    commit, state = checkpoint.chosen(folder)
+    size = config.image.size_in_evaluation
+    facts = ModelFacts(
+        shardset=__version__,
+        model=config.model,
+        image=replace(config.image, size=size, eval_size=None),
+        preparation=(
+            f"RGB; the shorter side resized to {config.image.eval_resize}"
+            f" ({config.image.eval_interpolation}), of that the centre, {size} x {size};"
+            " divided by 255, minus `mean`, divided by `std`: float32 [n, 3, size, size]"
+        ),
+        classes=_classes_of(folder, config),
+        step=commit.step,
+        accuracy=commit.top1,
     )
+    return facts, state["ema"] or state["model"]
+
+
+def _of_export(folder: Storage) -> tuple[ModelFacts, dict[str, torch.Tensor]]:
+    try:
+        facts = msgspec.json.decode(read_small(folder, SIDECAR), type=ModelFacts)
+        return facts, load(folder.read(WEIGHTS))
+    except (*JSON_ERRORS, NotFound, SafetensorError) as error:
+        raise CheckpointError(
+            f"{folder.url}: the export is damaged ({error}), expected {SIDECAR} and {WEIGHTS};"
+            " export the model again"
+        ) from error
 
 
 def _classes_of(folder: Storage, config: TrainConfig) -> list[str]:
@@ -103,24 +92,3 @@ def _classes_of(folder: Storage, config: TrainConfig) -> list[str]:
         names = []
     unnamed = 0 if config.manifest else DEFAULT_CLASSES
     return [*names, *map(str, range(len(names), config.model.num_classes or unnamed))]
-
-
-def _config_of(facts: dict[str, Any]) -> TrainConfig:
-    known = facts["input"]
-    others = {f"image.{name}": known[name] for name in ("background", "upright")}
-    config = TrainConfig(recipe="export", model=ModelConfig(**facts["model"]))
-    return with_values(config, msgspec.convert(known, ModelInput).settings | others)
-
-
-def _net(
-    config: TrainConfig, weights: dict[str, torch.Tensor], num_classes: int, where: str
-) -> nn.Module:
-    net = build.build(replace(config.model, pretrained=None), num_classes, config.seed)
-    try:
-        net.load_state_dict(weights)
-    except RuntimeError as error:
-        reason = str(error).partition("\n")[0][:300]
-        raise CheckpointError(
-            f"{where}: the weights are not of {config.model.name!r} ({reason})"
-        ) from error
-    return net.requires_grad_(False).eval()

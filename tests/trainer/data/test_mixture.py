@@ -130,11 +130,7 @@ def test_a_run_on_a_mixture_goes_on_where_it_stopped_records_by_set_and_is_expla
         firsts = {
             url: first for (url, _), first in zip(mixed_sets(mix), (0, ID_OF_SET), strict=True)
         }
-        found = [
-            firsts[one["manifest"]] + visit["sample"]["id"]
-            for one in answers
-            for visit in one["samples"]
-        ]
+        found = [firsts[one["manifest"]] + row["id"] for one in answers for row in one["rows"]]
         assert found == expected[step]
         assert {one["global_step"] for one in answers} == {step}
     assert command.main(["explain", "--run-dir", whole.run_dir, "--worst", "2"]) == OK

@@ -1,7 +1,7 @@
-import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -9,7 +9,7 @@ from torch import nn
 
 from shardset.errors import ConfigError
 from tests.makers.training import tiny_config
-from trainer.config import ModelConfig, OptimizerConfig, TrainConfig
+from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, TrainConfig
 from trainer.model import build, pretrained
 from trainer.model.learner import Learner
 from trainer.runtime.base import Single
@@ -51,7 +51,11 @@ def test_weights_of_a_file_are_loaded_and_the_head_is_new_for_other_classes(
 def test_a_head_for_as_many_other_classes_is_new(tmp_path: Path) -> None:
     source = built(3, seed=1)
     config = ModelConfig(name=TINY, pretrained=write(tmp_path, "safetensors", source.state_dict()))
-    (tmp_path / "model.json").write_text(json.dumps({"classes": ["cat", "dog", "owl"]}))
+    facts = pretrained.ModelFacts(
+        shardset="1", model=config, image=ImageConfig(), preparation="", step=0, accuracy=None,
+        classes=["cat", "dog", "owl"],
+    )  # fmt: skip
+    (tmp_path / "model.json").write_bytes(msgspec.json.encode(facts))
     same, other = (
         build.build(config, 3, 2, names) for names in (["cat", "dog", "owl"], ["ant", "bee", "fly"])
     )
@@ -103,17 +107,22 @@ def test_without_a_network_the_error_names_the_file_way(
         build.build(ModelConfig(name="resnet18", pretrained="timm"), 3, 0)
 
 
-def test_a_model_of_timm_says_which_images_it_was_trained_on(tmp_path: Path) -> None:
-    found = pretrained.input_of("vit_tiny_patch16_224", "timm")
-    assert found is not None
-    assert (found.size, found.eval_resize, found.mean) == (224, 248, (0.5, 0.5, 0.5))
-    assert found.eval_interpolation == "bicubic"
-    assert pretrained.input_of(TINY, "w.pt") is None
-    own = {"input": {"size": 8, "resize": 9, "mean": [0.1, 0.2, 0.3], "std": [1, 1, 1]}}
-    (tmp_path / "model.json").write_text(json.dumps(own))
-    beside = pretrained.input_of(TINY, str(tmp_path / "model.safetensors"))
-    assert beside is not None
-    assert (beside.size, beside.eval_resize, beside.mean) == (8, 9, (0.1, 0.2, 0.3))
+def test_a_model_of_timm_says_which_images_it_was_trained_on() -> None:
+    half = (0.5, 0.5, 0.5)
+    assert pretrained.input_of("vit_tiny_patch16_224", "timm") == {
+        "image.size": 224,
+        "image.eval_resize": 248,
+        "image.eval_interpolation": "bicubic",
+        "image.mean": half,
+        "image.std": half,
+    }
+    assert pretrained.input_of(TINY, "w.pt") == {}
+
+
+def test_a_foreign_file_of_facts_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model.json").write_text("{}")
+    with pytest.raises(ConfigError, match="not what `export` writes"):
+        pretrained.input_of(TINY, str(tmp_path / "model.safetensors"))
 
 
 # --- training on from them ------------------------------------------------------------------------

@@ -25,15 +25,14 @@ from trainer import cli as command
 from trainer import config as configs
 from trainer import loop
 from trainer.data.splits import open_data
-from trainer.run import Run
-from trainer.runtime.launch import running
-from trainer.tools.explain import explain_sample, explain_step, recorded_run, step_of, timetable_of
+from trainer.runtime.base import Single
+from trainer.tools.explain import explain_sample, explain_step, opened, step_of, timetable_of
 
 Ids = dict[tuple[int, int], list[tuple[int, float]]]
 
 
 def timetable_of_run(url: str) -> Timetable:
-    return timetable_of(*recorded_run(url))
+    return timetable_of(*opened(url))
 
 
 @pytest.fixture(scope="module")
@@ -44,26 +43,14 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Ids]:
     place = tmp_path_factory.mktemp("explained")
     url = shard_set(place / "shards")
     _write_names(url)
-    seen: Ids = {}
-    with (
-        running("single", "fp32") as here,
-        Run(here, tiny_config(url, place / "run", seed=5)) as run,
-    ):
-        for fed in run.batches():
-            seen[fed.epoch, fed.step] = list(
-                zip(fed.ids.tolist(), fed.weights.tolist(), strict=True)
-            )
-            run.train_step(fed)
-            run.report()
-            if run.epoch_is_done():
-                run.check_epoch()
-                run.close_epoch(
-                    loop.evaluate(
-                        here, run.learner, run.data.evaluation, run.stop_requested_while_evaluating
-                    )
-                )
-        run.finish()
-    return str(place / "run"), seen
+    config = tiny_config(url, place / "run", seed=5)
+    loop.train(Single("fp32"), config)
+    spans = iter([(epoch, range(STEPS)) for epoch in range(2)])
+    seen = {
+        (epoch, step): list(zip(batch["id"].tolist(), batch["weight"].tolist(), strict=True))
+        for epoch, step, batch in open_data(config, 0, 1).train.run(spans)
+    }
+    return config.run_dir, seen
 
 
 def _write_names(url: str) -> None:
@@ -83,107 +70,67 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     return json.loads(capsys.readouterr().out)
 
 
-def test_every_step_holds_what_the_run_trained_on(recorded):
+def test_every_step_and_sample_is_where_the_run_trained_on_it(recorded):
     run_dir, seen = recorded
     timetable = timetable_of_run(run_dir)
     assert timetable.num_steps == len(seen) == 2 * STEPS
+    visits = {
+        (*step, slot): id_ for step, slots in seen.items() for slot, (id_, _) in enumerate(slots)
+    }
+    pads = 0
     for global_step in range(2 * STEPS):
         found = explain_step(timetable, global_step)
-        trained = seen[found.epoch, found.step]
-        assert [(one.sample.id, float(not one.pad)) for one in found.samples] == trained
-        assert [one.slot for one in found.samples] == list(range(BATCH))
-        assert global_step == step_of(f"{found.epoch + 1}:{found.step}", STEPS)
-
-
-def test_every_sample_is_in_the_steps_that_trained_on_it(recorded):
-    run_dir, seen = recorded
-    timetable = timetable_of_run(run_dir)
-    for sample_id in range(NUM_TRAIN):
-        found = explain_sample(timetable, sample_id)
-        trained = [
-            (epoch, step, slot)
-            for (epoch, step), slots in seen.items()
-            for slot, (id_, weight) in enumerate(slots)
-            if id_ == sample_id and weight
-        ]
-        assert [(v.epoch, v.step, v.slot) for v in found.visits] == sorted(trained)
+        epoch, step = found.numbers["epoch"], found.numbers["step"]
+        assert [(row["id"], float(not row["pad"])) for row in found.rows] == seen[epoch, step]
+        assert [row["slot"] for row in found.rows] == list(range(BATCH))
+        assert global_step == step_of(f"{epoch + 1}:{step}", STEPS)
+        pads += sum(row["pad"] for row in found.rows)
+    of_samples = {
+        (row["epoch"], row["step"], row["slot"]): sample_id
+        for sample_id in range(NUM_TRAIN)
+        for row in explain_sample(timetable, sample_id).rows
+    }
+    assert of_samples.items() <= visits.items()
+    assert len(of_samples) == len(visits) - pads
 
 
 def test_the_repeats_of_a_sample_are_in_the_slots_that_the_stream_gives_them(recorded):
     url = json.loads((Path(recorded[0]) / configs.RECORD).read_text())["manifest"]
     base = tiny_config(url, "run", global_batch_size=12, epochs=1)
     config = dataclasses.replace(base, image=dataclasses.replace(base.image, augment_repeats=3))
-    timetable = timetable_of(config)
     train = open_data(config, 0, 1).train
+    timetable = timetable_of(config, train)
     ids = {
         step: batch["id"].tolist() for _, step, batch in train.run(iter([(0, range(len(train)))]))
     }
-    assert {step: [one.sample.id for one in timetable.batch(step)] for step in ids} == ids
+    assert {step: [sample.id for sample, _ in timetable.batch(step)] for step in ids} == ids
     for sample_id in range(NUM_TRAIN):
-        visits = list(timetable.visits(sample_id, range(1)))
+        visits = list(timetable.visits(sample_id))
         assert [ids[one.step][one.slot] for one in visits] == [sample_id] * len(visits)
         assert len({(one.step, one.slot) for one in visits}) == 3
 
 
 def test_samples_are_those_of_the_stream_by_key_and_label(recorded):
-    run_dir, _ = recorded
-    timetable = timetable_of_run(run_dir)
-    url = timetable.loaded.storage.url
+    timetable = timetable_of_run(recorded[0])
     stream = Stream(
-        url,
-        "train",
-        global_batch_size=BATCH,
-        rank=0,
-        world_size=1,
-        seed=5,
-        image=None,
-        with_key=True,
-    )
-    steps = 0
+        timetable.loaded, "train", global_batch_size=BATCH, rank=0, world_size=1, seed=5,
+        image=None, with_key=True,
+    )  # fmt: skip
     for step, batch in enumerate(stream.epoch(1)):
-        found = [one.sample for one in explain_step(timetable, STEPS + step).samples]
+        found = [sample for sample, _ in timetable.batch(STEPS + step)]
         assert [sample.key for sample in found] == batch["key"]
         assert [sample.label for sample in found] == batch["label"].tolist()
         assert [sample.name for sample in found] == [f"raw/{sample.id} <b>.png" for sample in found]
-        steps += 1
-    assert steps == STEPS
-
-
-def test_a_run_that_is_described_is_the_one_that_was_made(recorded, capsys):
-    run_dir, _ = recorded
-    config = json.loads((Path(run_dir) / configs.RECORD).read_text())
-    described = [
-        "--manifest",
-        config["manifest"],
-        "--seed",
-        "5",
-        "--global-batch-size",
-        "8",
-        "--set",
-        "epochs=2",
-    ]
-    by_run = told(capsys, "--run-dir", run_dir, "--step", "9")
-    by_words = told(capsys, *described, "--step", "9")
-    assert by_words == by_run
-
-
-def test_a_run_that_is_described_has_the_order_of_its_budget(recorded):
-    run_dir, _ = recorded
-    config = configs.from_dict(
-        json.loads((Path(run_dir) / configs.RECORD).read_text()) | {"budget_bytes": 180_000}
-    )
-    order = timetable_of(config).order
-    stream = open_data(config, 0, 1).train
-    assert order.window == stream.order.window < timetable_of_run(run_dir).order.window
+    assert step == STEPS - 1
 
 
 def test_a_key_leads_to_its_steps_and_each_step_to_the_key(recorded, capsys):
     run_dir, _ = recorded
     found = told(capsys, "--run-dir", run_dir, "--key", "train-000007")
-    visit = found["visits"][1]
+    visit = found["rows"][1]
     assert visit["epoch"] == 1
     step = told(capsys, "--run-dir", run_dir, "--step", str(visit["global_step"]))
-    assert step["samples"][visit["slot"]]["sample"] == found["sample"]
+    assert step["rows"][visit["slot"]]["key"] == "train-000007"
     assert told(capsys, "--run-dir", run_dir, "--id", "7") == found
 
 
@@ -193,7 +140,7 @@ def test_tables_say_pads_and_names(recorded, capsys, monkeypatch):
     assert command.main(["explain", "--run-dir", run_dir, "--step", "6"]) == OK
     text = capsys.readouterr().out
     assert "epoch 1 step 6 of 7: 8 slots, 4 of them pads of weight 0" in text
-    assert text.count("(pad)") == 4
+    assert text.count("True") == 4
     assert "<b>.png" in text
     assert command.main(["explain", "--run-dir", run_dir, "--key", "train-000007"]) == OK
     assert "originally raw/7 <b>.png" in capsys.readouterr().out
@@ -216,7 +163,7 @@ def test_the_page_s_commands_and_its_example_run(recorded, tmp_path, monkeypatch
         python, module, trainer, *words = shlex.split(line)
         assert (python, module, trainer) == ("python", "-m", "trainer")
         assert command.main(words) == OK, line
-    assert len(COMMANDS) == 3
+    assert len(COMMANDS) == 2
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     exec(code, {})
     assert (
@@ -239,7 +186,6 @@ def test_the_page_s_commands_and_its_example_run(recorded, tmp_path, monkeypatch
             "has the key 'train-00000'; `python -m pipelines inspect` finds",
         ),
         (["--id", "52"], "which has 0 to 51"),
-        (["--step", "1", "--seed", "3"], "--seed can't be given"),
     ],
 )
 def test_what_can_t_be_asked_is_a_wrong_command_line(recorded, words, message, capsys):
@@ -248,11 +194,9 @@ def test_what_can_t_be_asked_is_a_wrong_command_line(recorded, words, message, c
     assert message in capsys.readouterr().err
 
 
-def test_a_folder_or_a_recipe_without_a_set_has_nothing_to_explain(tmp_path, capsys):
+def test_a_folder_without_a_run_has_nothing_to_explain(tmp_path, capsys):
     assert command.main(["explain", "--run-dir", str(tmp_path), "--step", "0"]) == USAGE
     assert "no config.json and order.json there" in capsys.readouterr().err
-    assert command.main(["explain", "--recipe", "digits_smoke", "--step", "0"]) == USAGE
-    assert "no shard set to explain" in capsys.readouterr().err
 
 
 def copied(run_dir: str, place: Path, **changes: Any) -> Path:
@@ -267,7 +211,7 @@ def test_the_recorded_order_counts_not_what_this_version_would_choose(recorded, 
     run_dir, _ = recorded
     other = timetable_of_run(str(copied(run_dir, tmp_path / "run", w=3, q=2)))
     assert (other.order.window, other.order.block_size) == (3, 2)
-    assert explain_step(other, 0).samples != explain_step(timetable_of_run(run_dir), 0).samples
+    assert explain_step(other, 0) != explain_step(timetable_of_run(run_dir), 0)
 
 
 def test_explaining_needs_no_torch(recorded):
@@ -286,9 +230,9 @@ def test_explaining_needs_no_torch(recorded):
     [
         (configs.RECORD, "{", "not JSON"),
         (configs.RECORD, '{"epochs": "many"}', "another version or changed"),
-        (configs.ORDER, "{", r"run/order\.json: can't be read .*; describe the run with"),
+        (configs.ORDER, "{", r"run/order\.json: can't be read .*; restore it"),
         (configs.ORDER, {"manifest": "0" * 64}, "manifest is"),
-        (configs.ORDER, {"quarantine": "0" * 64}, "quarantined"),
+        (configs.ORDER, {"quarantine": "0" * 64}, "quarantine is"),
     ],
 )
 def test_a_record_that_is_damaged_or_of_another_set_is_named(

@@ -14,7 +14,7 @@ import yaml
 
 from shardset.errors import ConfigError
 from shardset.program import OK, PREEMPTED, USAGE
-from tests.makers.documented import commands_of
+from tests.makers.documented import shown
 from trainer import cli
 from trainer.tools import job
 
@@ -25,18 +25,6 @@ TRAIN = [
     "--manifest=gs://my-bucket/imagenet",
     "--run-dir=gs://my-bucket/rn50",
 ]
-PAGES = [
-    "README.md",
-    *(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")),
-]
-SHOWN = sorted(
-    {
-        line
-        for page in PAGES
-        for line in commands_of(page)
-        if line.startswith("python -m trainer job ")
-    }
-)
 TYPES = [f"{name}-{count}" for name, (_, topologies) in job.TPUS.items() for count in topologies]
 TYPES += [f"{name}-{count}" for name in job.GPUS for count in (1, 2, 4, 8, 64)]
 
@@ -58,14 +46,11 @@ def strict(schema: Any) -> Any:
 SCHEMA = strict(json.loads((ROOT / "tests/data/jobset.schema.json").read_text()))
 
 
-def printed(
-    capsys: pytest.CaptureFixture[str], compute_type: str, *flags: str
-) -> tuple[dict[str, Any], list[str]]:
-    """The JobSet that the command prints, and the words of its line for Cluster Toolkit."""
+def printed(capsys: pytest.CaptureFixture[str], compute_type: str, *flags: str) -> dict[str, Any]:
+    """The JobSet that the command prints."""
     assert cli.main(["job", f"--compute-type={compute_type}", f"--image={IMAGE}", *flags]) == OK
-    text = capsys.readouterr().out
-    (line,) = re.findall(r"^# (gcluster .*)$", text, flags=re.M)
-    return yaml.safe_load(text), shlex.split(line)
+    jobset: dict[str, Any] = yaml.safe_load(capsys.readouterr().out)
+    return jobset
 
 
 def pods(jobset: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -86,19 +71,10 @@ def test_every_compute_type_makes_a_jobset_that_fits_the_schema(compute_type):
     assert spec["parallelism"] * limit == int(compute_type.rpartition("-")[2])
 
 
-@pytest.mark.parametrize("line", SHOWN)
+@pytest.mark.parametrize("line", shown("python -m trainer job "))
 def test_a_command_of_the_documentation_prints_a_jobset_that_fits_the_schema(line, capsys):
     assert cli.main(shlex.split(line)[3:]) == OK, capsys.readouterr().err
     jsonschema.validate(yaml.safe_load(capsys.readouterr().out), SCHEMA)
-
-
-def test_a_misspelled_field_would_not_fit_the_schema():
-    made = job.Job(
-        name="a", queue="q", image=IMAGE, compute=job.compute_of("v6e-16"), arguments=TRAIN
-    )
-    text = made.render().replace("terminationGracePeriodSeconds", "terminationGraceSeconds")
-    with pytest.raises(jsonschema.ValidationError, match="terminationGraceSeconds"):
-        jsonschema.validate(yaml.safe_load(text), SCHEMA)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +92,7 @@ def test_a_misspelled_field_would_not_fit_the_schema():
 def test_a_tpu_has_the_hosts_and_the_topology_of_gke(
     capsys, compute_type, label, topology, hosts, chips
 ):
-    spec, pod = pods(printed(capsys, compute_type, *TRAIN)[0])
+    spec, pod = pods(printed(capsys, compute_type, *TRAIN))
     assert pod["nodeSelector"] == {
         "cloud.google.com/gke-tpu-accelerator": label,
         "cloud.google.com/gke-tpu-topology": topology,
@@ -129,7 +105,7 @@ def test_a_tpu_has_the_hosts_and_the_topology_of_gke(
 
 
 def test_gpus_are_started_by_torchrun_on_every_host(capsys):
-    jobset, gcluster = printed(capsys, "h100-80gb-16", *TRAIN)
+    jobset = printed(capsys, "h100-80gb-16", *TRAIN)
     spec, pod = pods(jobset)
     (container,) = pod["containers"]
     first, *rest = container["command"]
@@ -147,13 +123,12 @@ def test_gpus_are_started_by_torchrun_on_every_host(capsys):
         {"name": pod["volumes"][0]["name"], "mountPath": "/dev/shm"}
     ]
     assert jobset["metadata"]["annotations"] == {}  # several jobs may share a node pool of GPUs
-    assert {"--compute-type=h100-80gb-8", "--num-nodes=2"} <= {*gcluster}
-    one = pods(printed(capsys, "l4-1", *TRAIN)[0])[1]["containers"][0]["command"]
+    one = pods(printed(capsys, "l4-1", *TRAIN))[1]["containers"][0]["command"]
     assert one[:3] == ["torchrun", "--standalone", "--nproc-per-node=1"]
 
 
 def test_a_saved_or_evicted_run_restarts_without_limit_and_a_failed_one_with(capsys):
-    jobset, _ = printed(capsys, "v6e-16", *TRAIN)
+    jobset = printed(capsys, "v6e-16", *TRAIN)
     spec, pod = pods(jobset)
     assert spec["backoffLimit"] == 0  # no pod restarts by itself: the hosts compute together
     assert pod["restartPolicy"] == "Never"
@@ -177,16 +152,11 @@ def test_a_saved_or_evicted_run_restarts_without_limit_and_a_failed_one_with(cap
 
 def test_name_queue_and_flags_of_the_training_arrive(capsys):
     flags = ["--name=night", "--queue=tpus", "--set=model.norm=group", "--no-compile"]
-    jobset, gcluster = printed(capsys, "v6e-16", *TRAIN, *flags)
+    jobset = printed(capsys, "v6e-16", *TRAIN, *flags)
     assert jobset["metadata"]["name"] == "night"
     assert jobset["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "tpus"}
     command = pods(jobset)[1]["containers"][0]["command"]
     assert command[-2:] == ["--no-compile", "--set=model.norm=group"]
-    assert gcluster[:3] == ["gcluster", "job", "submit"]
-    assert {"--name=night", "--queue=tpus", "--compute-type=v6e-16", f"--image={IMAGE}"} <= {
-        *gcluster
-    }
-    assert gcluster[-1] == f"--command=env PJRT_DEVICE=TPU {shlex.join(command)}"
 
 
 def test_a_value_with_quotes_and_lines_stays_one_value(capsys):
@@ -203,12 +173,6 @@ def test_a_value_with_quotes_and_lines_stays_one_value(capsys):
     assert container["command"][-3:] == ["x\ny: z", "$HOME", "é"]
 
 
-def test_cluster_toolkit_gets_the_names_that_it_knows(capsys):
-    assert "--compute-type=v5litepod-16" in printed(capsys, "v5e-16", *TRAIN)[1]
-    words = printed(capsys, "tpu7x-16", *TRAIN)[1]
-    assert {"--compute-type=tpu7x-standard-4t", "--topology=2x2x4"} <= {*words}
-
-
 @pytest.mark.parametrize(
     ("compute_type", "sentence"),
     [
@@ -220,8 +184,8 @@ def test_cluster_toolkit_gets_the_names_that_it_knows(capsys):
         ("h100-80gb", "--compute-type h100-80gb: expected one of v5e, v5p, v6e, tpu7x, l4, "),
         ("v3-32", "--compute-type v3-32: expected one of v5e, v5p, v6e, "),
         ("l4-0", "--compute-type l4-0: expected one of v5e, "),
-        ("h100-80gb-800000", "or of GPUs 1, 2, 4, 8, 16 to 99992"),
-        (f"l4-{'8' * 5000}", "or of GPUs 1, 2, 4, 8, 16 to 99992"),
+        ("h100-80gb-800000", "or of GPUs 1, 2, 4, 8, 16"),
+        (f"l4-{'8' * 5000}", "or of GPUs 1, 2, 4, 8, 16"),
     ],
 )
 def test_an_unknown_compute_type_is_refused_with_those_that_there_are(compute_type, sentence):
@@ -232,22 +196,16 @@ def test_an_unknown_compute_type_is_refused_with_those_that_there_are(compute_ty
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (TRAIN[:2], "--run-dir run: expected an address"),  # the default
         (
             [*TRAIN[:2], "--run-dir=run"],
             "--run-dir run: expected an address, such as gs://BUCKET/FOLDER",
         ),
         ([*TRAIN, "--manifest=shards"], "--manifest shards: expected an address"),
         ([*TRAIN, "--resume=run/checkpoints"], "--resume run/checkpoints: expected an address"),
-        ([*TRAIN, "--epochs=many"], "epochs is many, expected int"),
         ([*TRAIN, "--mix=gs://b/a=1", "--mix=photos=1"], "--mix photos: expected an address"),
-        ([*TRAIN[:1], TRAIN[2], "--mix=photos=1"], "--mix photos: expected an address"),
         ([*TRAIN, "--name=Train_X"], "--name Train_X: Kubernetes refuses it, expected at most 44"),
-        ([*TRAIN, f"--name={'n' * 80}"], "Kubernetes refuses it, expected at most 44"),
         ([*TRAIN, f"--name={'n' * 45}"], "Kubernetes refuses it, expected at most 44"),
-        ([*TRAIN, "--name=1st"], "--name 1st: Kubernetes refuses it"),
         ([*TRAIN, "--name=train-"], "--name train-: Kubernetes refuses it"),
-        ([*TRAIN, "--name="], "--name : Kubernetes refuses it"),
         ([*TRAIN, "--queue=my queue"], "--queue my queue: Kubernetes refuses it"),
     ],
 )

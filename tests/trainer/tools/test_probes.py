@@ -12,7 +12,6 @@ import torch
 from shardset.errors import ConfigError, NotFound, StorageError, TransientError
 from tests.makers import ports
 from tests.makers.training import shard_set, tiny_config
-from trainer.runtime import xla
 from trainer.tools import probes
 
 ENDPOINTS = "t1v-n-0:uid0:10.130.0.10,t1v-n-1:uid1:10.130.0.11"
@@ -120,18 +119,6 @@ def test_devices_are_looked_at_in_a_process_of_their_own(monkeypatch):
         strategy="single", kind="cpu", platform=None, num_hosts=1, num_devices=1
     )
     assert devices == expected
-
-
-@pytest.mark.slow
-def test_several_cpu_devices_are_counted(monkeypatch):
-    monkeypatch.setenv("PJRT_DEVICE", "CPU")
-    monkeypatch.setenv("CPU_NUM_DEVICES", "4")
-    found = probes.devices("spmd")
-    if not xla.is_installed():
-        assert f"there is no torch_xla for torch {torch.__version__}" in str(found)
-        return
-    assert isinstance(found, probes.Devices), found
-    assert (found.num_devices, found.platform, found.kind) == (4, "CPU", "xla")
 
 
 def test_devices_that_do_not_come_up_are_given_up():

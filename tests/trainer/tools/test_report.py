@@ -10,8 +10,8 @@ from msgspec.structs import asdict, replace
 
 from shardset.errors import ConfigError
 from shardset.program import USAGE
+from shardset.settings import with_values
 from shardset.storage.open import open_storage
-from tests.makers.shardset import put
 from trainer import cli as command
 from trainer import config as configs
 from trainer import recipes
@@ -80,7 +80,7 @@ def folder(path: Path, lines: list[str]) -> Path:
     """A run folder as the trainer leaves it, without logs and checkpoints."""
     path.mkdir(parents=True, exist_ok=True)
     (path / "metrics.jsonl").write_text("".join(f"{one}\n" for one in lines))
-    (path / "config.json").write_text(json.dumps(configs.to_dict(recipes.digits_smoke())))
+    (path / "config.json").write_text(configs.to_json(recipes.digits_smoke()))
     return path
 
 
@@ -120,15 +120,7 @@ def test_the_page_shows_curves_epochs_evaluations_and_settings(tmp_path):
     ):
         assert wanted in text
     assert sentences(run)[0] == "The run has ended after 10 steps."
-
-
-@pytest.mark.gcs
-def test_a_run_on_a_bucket_has_its_page_there(gcs_root, tmp_path):
-    remote = open_storage(gcs_root)
-    for path in folder(tmp_path / "run", [line(one) for one in whole()]).iterdir():
-        put(remote, path.name, path.read_bytes())
-    assert report.write(gcs_root)[1] == f"{gcs_root}/report.html"
-    assert remote.read("report.html").startswith(b"<!DOCTYPE html>")
+    assert any(text.startswith("Input-bound: steps waited 25 %") for text in sentences(run))
 
 
 def test_after_a_resume_the_last_record_of_a_step_counts(tmp_path):
@@ -147,13 +139,6 @@ def test_a_run_that_goes_on_is_not_called_finished(tmp_path):
     run = read(folder(tmp_path / "run", [line(one) for one in [*whole(), *steps(11, 14)]]))
     assert run.final is None
     assert "The run has not ended: it is running, or was stopped at step 13." in sentences(run)
-
-
-def test_waiting_for_data_is_said_with_what_to_change(tmp_path):
-    found = sentences(read(folder(tmp_path / "run", [line(one) for one in whole()])))
-    assert any(
-        text.startswith("Input-bound: steps waited 25 % of the time for data.") for text in found
-    )
 
 
 @pytest.mark.parametrize(
@@ -176,40 +161,18 @@ def test_a_loss_that_is_no_number_is_left_out_of_the_curve(tmp_path):
     assert b"nan" not in plot.lower()
 
 
-@pytest.mark.parametrize(
-    ("content", "problem"), [("{", "not JSON"), ("[]", "not a JSON object"), (None, "config.json")]
-)
-def test_a_configuration_that_is_broken_or_missing_is_named_and_the_rest_shown(
-    tmp_path, content, problem
-):
-    path = folder(tmp_path / "run", [line(one) for one in whole()])
-    if content is None:
-        (path / "config.json").unlink()
-    else:
-        (path / "config.json").write_text(content)
-    run = read(path)
-    assert problem in run.problem
-    assert run.problem in sentences(run)
-    text = report.render(run).decode()
-    assert "It is not known." in text
-    assert "best val accuracy" in text
-
-
 def test_names_from_a_configuration_can_not_become_markup(tmp_path):
     path = folder(tmp_path / "run", [line(STEP)])
-    (path / "config.json").write_text(
-        json.dumps({"model": {"name": "<script>x</script>"}, "<b>": ["<i>"]})
-    )
-    text = report.render(read(path)).decode()
-    assert "<script" not in text
-    assert "<i>" not in text.split("<main")[1].replace('<i class="', "")
+    config = with_values(recipes.digits_smoke(), {"model.name": "<script>x</script>"})
+    (path / "config.json").write_text(configs.to_json(config))
+    assert "<script" not in report.render(read(path)).decode()
 
 
 @pytest.mark.parametrize(
     ("made", "message"),
     [
         (lambda path: None, "no such run folder"),
-        (lambda path: path.mkdir(), "no metrics.jsonl there, expected the folder of a run"),
+        (lambda path: path.mkdir(), "no metrics.jsonl and config.json there, expected the folder"),
         (lambda path: folder(path, []), "no record in it yet"),
     ],
     ids=["no folder", "no metrics", "empty"],

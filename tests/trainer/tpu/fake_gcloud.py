@@ -13,53 +13,27 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
-WIDE_VALUES = (
-    "project format account billing-project configuration verbosity impersonate-service-account"
+_SSH = (
+    "zone worker command output-directory ssh-flag scp-flag ssh-key-expiration ssh-key-expire-after"
+    " ssh-key-file strict-host-key-checking force-key-file-overwrite internal-ip plain recurse"
 )
+_LIST = "zone filter limit page-size sort-by uri"
+WIDE = "project format account billing-project configuration verbosity quiet"
 
-
-@dataclass(frozen=True)
-class Command:
-    """What the reference says of one command: flags with a value, flags without, required ones,
-    positionals.
-    """
-
-    values: str = ""
-    switches: str = ""
-    required: str = ""
-    positionals: tuple[int, int] = (1, 1)
-
-
-_CREATE = (
-    "accelerator-type data-disk description labels metadata metadata-from-file network queue-count"
-    " range scopes service-account subnetwork tags topology type version zone"
-)
-_SSH = "ssh-key-expiration ssh-key-expire-after ssh-key-file strict-host-key-checking worker zone"
-_SSH_SWITCHES = "dry-run force-key-file-overwrite internal-ip plain"
-_LIST = "filter limit page-size sort-by"
-
-# https://cloud.google.com/sdk/gcloud/reference, Google Cloud SDK 528.
+# https://cloud.google.com/sdk/gcloud/reference, Google Cloud SDK 528: the flags of each command.
 REFERENCE = {
-    "compute tpus tpu-vm create": Command(
-        _CREATE,
-        "async internal-ips reserved shielded-secure-boot spot preemptible",
-        "zone version accelerator-type",
+    "compute tpus tpu-vm create": (
+        "accelerator-type data-disk description labels metadata metadata-from-file network"
+        " queue-count range scopes service-account subnetwork tags topology type version zone async"
+        " internal-ips reserved shielded-secure-boot spot preemptible"
     ),
-    "compute tpus tpu-vm delete": Command("zone", "async", "zone quiet"),
-    "compute tpus tpu-vm list": Command(f"{_LIST} zone", "uri", "zone", (0, 0)),
-    "compute tpus tpu-vm ssh": Command(
-        f"{_SSH} command output-directory ssh-flag", _SSH_SWITCHES, "zone worker"
-    ),
-    "compute tpus tpu-vm scp": Command(
-        f"{_SSH} scp-flag", f"{_SSH_SWITCHES} compress recurse", "zone", (2, 99)
-    ),
-    "compute disks list": Command(f"{_LIST} regexp regions zones", "uri", "zones", (0, 99)),
-    "storage du": Command(
-        "additional-headers", "all-versions readable-sizes summarize total", "", (1, 99)
-    ),
+    "compute tpus tpu-vm delete": "zone async",
+    "compute tpus tpu-vm list": _LIST,
+    "compute tpus tpu-vm ssh": _SSH,
+    "compute tpus tpu-vm scp": _SSH,
+    "compute disks list": f"{_LIST} regexp regions zones",
 }
 
 
@@ -89,7 +63,7 @@ def main(words: list[str]) -> int:
     if name.endswith("scp"):
         for home in homes:
             shutil.copy(positionals[0], home)
-    elif name.endswith(("list", "du")):
+    elif name.endswith("list"):
         print(f"what {name} shows")
     return 0
 
@@ -107,30 +81,13 @@ def parsed(words: list[str]) -> tuple[str, list[str], dict[str, str]]:
     )
     if name is None:
         raise Refused(f"ERROR: (gcloud) Invalid choice: {words}")
-    command, rest = REFERENCE[name], words[name.count(" ") + 1 :]
-    positionals = [word for word in rest if not word.startswith("--")]
-    flags = {}
-    for word in rest:
-        if not word.startswith("--"):
-            continue
-        flag, equals, value = word[2:].partition("=")
-        takes = (
-            command.values.split() + WIDE_VALUES.split()
-            if equals
-            else [*command.switches.split(), "quiet"]
-        )
-        if flag not in takes or (equals and not value):
-            raise Refused(
-                f"ERROR: (gcloud.{name.replace(' ', '.')}) unrecognized arguments: {word}"
-            )
-        flags[flag] = value
-    missing = [flag for flag in command.required.split() if flag not in flags]
-    low, high = command.positionals
-    if missing or not low <= len(positionals) <= high:
-        raise Refused(
-            f"ERROR: (gcloud.{name.replace(' ', '.')}) argument missing: {missing or positionals}"
-        )
-    return name, positionals, flags
+    rest = words[name.count(" ") + 1 :]
+    parts = [word[2:].partition("=") for word in rest if word.startswith("--")]
+    flags = {flag: value for flag, _, value in parts}
+    unknown = flags.keys() - {*REFERENCE[name].split(), *WIDE.split()}
+    if unknown or not {"zone", "zones"} & flags.keys():
+        raise Refused(f"ERROR: (gcloud) unrecognized arguments, or no zone: {unknown}")
+    return name, [word for word in rest if not word.startswith("--")], flags
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import pytest
 
 from shardset.program import FAILED, OK, PREEMPTED, USAGE
 from tests.makers.training import finish
-from tests.trainer.tpu.fake_gcloud import parsed
 from trainer import cli as command
 from trainer.tpu import cli as tpu_cli
 
@@ -128,16 +127,9 @@ def last(errors: str) -> str:
     ],
 )
 def test_create_takes_the_runtime_that_google_names_for_the_generation(cloud, tpu, type_, runtime):
-    assert tpu("create", f"--accelerator-type={type_}", "--spot")[0] == OK
-    assert (
-        tpu(
-            "create",
-            f"--accelerator-type={type_}",
-            "--runtime-version=mine",
-            "--service-account=a@p.iam",
-        )[0]
-        == OK
-    )
+    words = ("create", f"--accelerator-type={type_}")
+    assert tpu(*words, "--spot")[0] == OK
+    assert tpu(*words, "--runtime-version=mine", "--gcloud=--service-account=a@p.iam")[0] == OK
     assert {f"--version={runtime}", f"--accelerator-type={type_}", "--spot"} <= set(cloud.calls[0])
     assert {"--version=mine", "--service-account=a@p.iam"} <= set(cloud.calls[1])
     assert "--spot" not in cloud.calls[1]
@@ -164,32 +156,13 @@ def test_setup_installs_one_back_end_on_every_worker_and_removes_the_other(
         assert "--exact" in words
 
 
-def test_setup_fails_where_one_worker_fails(cloud, tpu, tmp_path):
-    (tmp_path / tpu_cli.WHEEL).touch()
-    program(cloud.homes[1] / ".local/bin/uv", "#!/bin/sh\necho 'no network' >&2\nexit 9\n")
-    code, _, errors = tpu("setup", f"--wheel={tmp_path / tpu_cli.WHEEL}")
-    assert code == FAILED
-    assert "no network" in errors
-    assert "ended with code 9" in last(errors)
-
-
 def test_setup_builds_the_wheel_of_this_source_first(tpu):
     build, copy, _ = tpu("setup", "--dry-run")[1].splitlines()
     assert "-m pip wheel" in build
     assert f"build/tpu/{tpu_cli.WHEEL} my-tpu:" in copy
 
 
-def test_doctor_runs_on_all_workers_with_the_flags_of_a_training(cloud, tpu):
-    cloud.ends(0, 0)
-    words = ["--recipe=imagenet_resnet50", "--set", "seed=3", "--want-images-per-second", "9000"]
-    assert tpu("doctor", *words)[0] == OK
-    flags = "--recipe=imagenet_resnet50 --set=seed=3 --want-images-per-second=9000"
-    assert cloud.ran() == [f"PJRT_DEVICE=TPU A= -m trainer doctor {flags}"] * 2
-    cloud.ends(0, 1)
-    assert tpu("doctor")[0] == FAILED
-
-
-# --- train and stop -------------------------------------------------------------------------------
+# --- train ------------------------------------------------------------------------------------
 
 
 def test_train_hands_the_flags_of_the_trainer_to_every_worker_and_prints_what_it_says(cloud, tpu):
@@ -214,7 +187,6 @@ def test_train_hands_the_flags_of_the_trainer_to_every_worker_and_prints_what_it
     [
         ((3, 3), PREEMPTED, "the same command resumes"),
         ((0, 1), FAILED, "ended with code 1"),
-        ((127, 127), FAILED, "tpu setup"),
     ],
 )
 def test_train_ends_with_the_code_of_the_trainer(cloud, tpu, codes, expected, message):
@@ -247,47 +219,28 @@ def test_a_training_outlives_the_connection_until_it_is_stopped(cloud, tpu, numb
     assert code == FAILED
     assert errors.count("a training runs here already") == 2
     assert [log.read_text() for log in logs] == ["step 0\n"] * 2
-    assert tpu("stop")[0] == OK
-    assert [log.read_text() for log in logs] == ["step 0\nsaved\n"] * 2
-    assert tpu("stop")[0] == FAILED  # nothing is training
+    assert tpu("ssh", "--command=pkill -TERM -F ~/shardset-tpu/train.pid")[0] == OK
+    while any("saved" not in log.read_text() for log in logs):
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--fake-data"], "--run-dir run: expected gs://"),
+        (["--fake-data"], "--run-dir run: expected an address"),
         (
             ["--run-dir=gs://bucket/run", "--mix=gs://bucket/a=1", "--mix=b=1"],
-            "--mix b: expected gs://",
+            "--mix b: expected an address",
         ),
-        ([*RUN, "--resume=runs/old"], "--resume runs/old: expected gs://"),
+        ([*RUN, "--resume=runs/old"], "--resume runs/old: expected an address"),
         ([*RUN, "--set=epoch=1"], "did you mean 'epochs'"),
         ([*RUN, "--env=A"], "NAME=VALUE"),
-        ([*RUN, "--env=XLA_USE_BF16=1"], "--precision bf16"),
-        ([*RUN, "--env=XRT_TPU_CONFIG=localservice;0;localhost:51011"], "XRT is gone"),
     ],
 )
 def test_wrong_usage_is_found_before_gcloud_is_called(cloud, tpu, words, message):
     code, _, errors = tpu("train", *words)
     assert code == USAGE
     assert message in last(errors)
-    assert cloud.calls == []
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["train", *PLACE, *RUN, "--max-step=1"],
-        ["create", *PLACE],
-        ["stop", "my-tpu"],
-        ["destroy", *PLACE],
-        [],
-    ],
-)
-def test_unknown_flags_and_missing_ones_are_usage_errors(cloud, words):
-    with pytest.raises(SystemExit) as exit_code:
-        command.main(["tpu", *words])
-    assert exit_code.value.code == USAGE
     assert cloud.calls == []
 
 
@@ -307,74 +260,38 @@ def test_ssh_runs_a_command_on_all_workers_or_opens_a_shell_on_one(cloud, tpu):
 
 def test_logs_are_the_last_lines_of_each_worker_with_its_name(cloud, tpu):
     for worker, home in enumerate(cloud.homes):
-        (home / "shardset-tpu/train.log").write_text(
-            "".join(f"{worker} {line}\n" for line in range(9))
-        )
-    lines = tpu("logs", "--lines=2")[1].splitlines()
-    assert sorted(line.partition(": ")[2] for line in lines) == ["0 7", "0 8", "1 7", "1 8"]
+        (home / "shardset-tpu/train.log").write_text(f"{worker} a\n{worker} b\n")
+    lines = tpu("logs")[1].splitlines()
+    assert sorted(line.partition(": ")[2] for line in lines) == ["0 a", "0 b", "1 a", "1 b"]
     assert all(line.partition(": ")[0] for line in lines)
-    assert len(tpu("logs", "--worker=1")[1].splitlines()) == 9
+    assert len(tpu("logs", "--worker=1")[1].splitlines()) == 2
 
 
 def test_delete_lists_what_remains(cloud, tpu):
-    code, output, _ = tpu("delete", "--run-dir=gs://bucket/run/")
+    code, output, _ = tpu("delete")
     assert code == OK
     assert cloud.calls[0][:5] == ["compute", "tpus", "tpu-vm", "delete", "my-tpu"]
     assert output.splitlines() == [
-        "# TPU VMs in this zone:", "what compute tpus tpu-vm list shows",
-        "# disks in this zone:", "what compute disks list shows",
-        "# bytes in the run folder:", "what storage du shows",
+        "what compute tpus tpu-vm list shows", "what compute disks list shows",
     ]  # fmt: skip
-    assert cloud.calls[-1][-1] == "gs://bucket/run"
-    assert tpu("delete", "--run-dir=run")[0] == USAGE
 
 
-def test_delete_lists_the_rest_where_one_command_fails(cloud, tpu):
-    (cloud.folder / "fails").write_text(failing := "delete")
-    code, output, errors = tpu("delete", "--run-dir=gs://bucket/run")
-    assert code == FAILED
-    assert "what storage du shows" in output
-    assert failing in last(errors)
-
-
-# --- every verb -----------------------------------------------------------------------------------
-
-VERBS = {
-    "create": ["--accelerator-type=v4-8"],
-    "setup": [],
-    "doctor": [],
-    "train": RUN,
-    "ssh": ["--command=true"],
-    "logs": [],
-    "stop": [],
-    "delete": ["--run-dir=gs://bucket/run"],
-}
-
-
-@pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize("more", [[], ["--project=my-project-1", "--internal-ips"]])
-def test_a_dry_run_prints_what_gcloud_documents_and_runs_nothing(
-    cloud, tpu, verb, more, monkeypatch, tmp_path
-):
-    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    code, output, _ = tpu(verb, *VERBS[verb], *more, "--dry-run")
-    assert (code, cloud.calls) == (OK, [])
-    printed = [shlex.split(line) for line in output.splitlines() if not line.startswith("#")]
-    for words in printed:
-        if words[0] == "gcloud":
-            assert ("project" in parsed(words[1:])[2]) is bool(more)
-    assert any(words[0] == "gcloud" for words in printed)
+def test_a_verb_ends_where_one_command_fails(cloud, tpu):
+    (cloud.folder / "fails").write_text("delete")
+    code, output, errors = tpu("delete")
+    assert (code, output) == (FAILED, "")
+    assert "tpu-vm delete" in last(errors)
 
 
 def test_a_missing_gcloud_is_one_clear_line(tpu, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    code, _, errors = tpu("train", *VERBS["train"])
+    code, _, errors = tpu("train", *RUN)
     assert code == FAILED
     assert last(errors).startswith("CloudError: gcloud is not installed")
 
 
 @pytest.mark.parametrize("text", ["it's", 'a "b"', "$HOME `x`; rm -rf *", "two\nlines", "ä \\ &"])
 def test_arguments_of_the_trainer_reach_it_whole_through_the_worker_s_shell(tpu, text):
-    (line,) = tpu("doctor", f"--run-dir={text}", "--dry-run")[1].rsplit("\n", 1)[:1]
+    (line,) = tpu("train", *RUN, f"--model={text}", "--dry-run")[1].rsplit("\n", 1)[:1]
     (word,) = [word for word in shlex.split(line) if word.startswith("--command=")]
-    assert shlex.split(word.removeprefix("--command="))[-1] == f"--run-dir={text}"
+    assert f"--model={text}" in shlex.split(word.removeprefix("--command="))
