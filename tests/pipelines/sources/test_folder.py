@@ -9,6 +9,7 @@ from pipelines.sources import open_source
 from pipelines.sources.base import Extent
 from pipelines.sources.folder import Folder
 from shardset.errors import ConfigError, ShardsetError, SourceError
+from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.storage.open import open_storage
 from tests.makers.folders import write_class_folders, write_images
 from tests.makers.images import image_bytes
@@ -60,37 +61,14 @@ def test_a_sample_is_called_by_its_path_and_pinned_to_what_the_survey_saw(tmp_pa
 
 
 def test_every_image_extension_counts_in_any_case_and_also_of_an_empty_file(tmp_path):
-    names = [
-        "a.jpg",
-        "b.JPEG",
-        "c.Png",
-        "d.ppm",
-        "e.pgm",
-        "f.BMP",
-        "g.gif",
-        "h.webp",
-        "i.tif",
-        "j.TIFF",
-    ]
-    names += [
-        "ja.jfif",
-        "jb.jpe",
-        "jc.jif",
-        "jd.MPO",
-        "je.apng",
-        "jf.pnm",
-        "jg.dib",
-        "jh.j2k",
-        "ji.avifs",
-    ]
-    write_images(tmp_path, [f"cat/{name}" for name in names])
-    (tmp_path / "cat" / "k.png").touch()
+    extensions = {**FIELD_OF_EXTENSION, "JPEG": "jpg", "Png": "png"}
+    (tmp_path / "cat").mkdir()
+    for extension in extensions:
+        (tmp_path / "cat" / f"{extension}.{extension}").touch()
     samples = read(opened(tmp_path))
-    assert [sample.name for sample in samples] == [f"cat/{name}" for name in [*names, "k.png"]]
-    assert " ".join(sample.image for sample in samples) == (
-        "jpg jpg png ppm pgm bmp gif webp tif tif " + "jpg jpg jpg jpg png ppm bmp jp2 avif png"
-    )
-    assert all(list(sample.fields) == [sample.image] for sample in samples)
+    assert {sample.name.rpartition(".")[2]: [*sample.fields] for sample in samples} == {
+        extension: [field] for extension, field in extensions.items()
+    }
 
 
 def test_other_files_and_hidden_files_are_counted_in_notes(tmp_path):
@@ -209,12 +187,7 @@ def test_a_holdout_of_folders_that_are_splits_already_is_refused(tmp_path):
             ["cat/train/1.png", "dog/test/1.png"],
             "look like splits, such as test; .*move the splits above",
         ),
-        (["train2017/1.png", "val2017/1.png"], "class folders look like splits, such as train2017"),
-        (["train/1.png", "Test/1.png"], "class folders look like splits, such as Test"),
-        (
-            [f"d/d/{split}/a/1.png" for split in ("train", "test")],
-            "folders below the classes .*, such as test; .*name",
-        ),
+        (["train2017/1.png", "Val2017/1.png"], "class folders look like splits, such as Val2017"),
         (
             ["x/d/d/train/a/1.png", "x/d/d/extra/a/1.png", "x/d/d/dev/a/1.png"],
             "below the classes .*, such as dev",
