@@ -5,10 +5,9 @@ A share of each class, not an exact number of its samples: an exact number would
 whenever the set grows.
 """
 
-import os
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
@@ -16,11 +15,11 @@ from itertools import accumulate
 from shardset.errors import ConfigError
 from shardset.format.naming import SPLIT_NAMES, is_split
 from shardset.order.permutation import derive_key, hash_text
-from shardset.storage.base import Storage, join
-from shardset.storage.open import open_file
 
 REST = "train"
 """The split of the samples that are not held out."""
+
+_NUM_EXAMPLES = 5
 
 Label = int | str
 """A class, by number or by name."""
@@ -110,44 +109,25 @@ class Holdout:
     def _key(self) -> int:
         return derive_key(self.seed, "holdout")
 
-    def empty_notes(self, splits: Iterable[str]) -> Iterator[str]:
-        """A sentence for each split that should have samples and has none; `splits` are those that
-        have some.
+    def notes(self, seen: Collection[tuple[str, int]], names: Sequence[str]) -> Iterator[str]:
+        """A sentence for each split that should have samples and has none, and for each that lacks
+        classes; `seen` has the split and the label of every sample.
         """
+        present: dict[str, set[int]] = {}
+        for split, label in seen:
+            present.setdefault(split, set()).add(label)
         asked = ",".join(f"{split}={fraction:g}" for split, fraction in self.fractions.items())
-        for split in sorted({*self.fractions, REST} - {*splits}) if self.fractions else ():
+        for split in sorted({*self.fractions, REST} - present.keys()) if self else ():
             yield f"--holdout {asked} left no image in split {split}, so there is no such split"
-
-
-class NamesBelow:
-    """The names of files relative to one folder, whichever way the folder and the files are
-    spelled.
-    """
-
-    def __init__(self, folder: Storage) -> None:
-        self._tops = _spellings(folder)
-        self._known: dict[str, str] = {}
-
-    def name(self, path: str) -> str:
-        """The name below the folder of the file at an absolute path or URL; outside of it, its
-        whole address.
-        """
-        storage, name = open_file(path)
-        if storage.url not in self._known:
-            self._known[storage.url] = self._below(storage)
-        return join(self._known[storage.url], name)
-
-    def _below(self, folder: Storage) -> str:
-        for url, top in zip(_spellings(folder), self._tops, strict=False):
-            if f"{url}/".startswith(f"{top}/"):
-                return url[len(top) + 1 :]
-        return folder.url
-
-
-def _spellings(folder: Storage) -> list[str]:
-    """The address of a folder as given and, on a disk, without symbolic links."""
-    url = folder.url.rstrip("/")
-    return [url] if folder.is_remote else [url, os.path.realpath(url).rstrip("/")]
+        for split, labels in sorted(present.items()):
+            missing = [name for label, name in enumerate(names) if label not in labels]
+            if missing:
+                more = ", ..." if len(missing) > _NUM_EXAMPLES else ""
+                noun = "class" if len(missing) == 1 else "classes"
+                yield (
+                    f"split {split} has no images of {len(missing)} {noun}:"
+                    f" {', '.join(missing[:_NUM_EXAMPLES])}{more}"
+                )
 
 
 def _bounds_within(positions: Sequence[float], bounds: Sequence[float]) -> list[float]:

@@ -20,7 +20,7 @@ EXIT_CODES = (
 
 BUILD_EPILOG = f"""\
 sources, and what --input is for each:
-  cifar10, cifar100   the published .tar.gz (python or binary version), or the folder with it or
+  cifar10, cifar100   the published .tar.gz (Python version), or the folder with it or
                       its extracted files
   imagenet            a folder with ILSVRC2012_img_train.tar, _img_val.tar and
                       _devkit_t12.tar.gz; the Kaggle tree; or class folders train/WNID/,

@@ -120,6 +120,7 @@ USED = [
 OF_PYTHON = {
     "_ArgumentGroup",
     "_SubParsersAction",
+    "_Unpickler",
     "_csv",
     "_exit",
     "_getframe",

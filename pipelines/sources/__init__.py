@@ -28,34 +28,25 @@ def _cifar(kind: type[Cifar10] | type[Cifar100], config: "BuildConfig") -> Sourc
     return kind(*kind.find(config.input), "ppm" if config.image.image_format == "ppm" else "png")
 
 
-def _folder(config: "BuildConfig") -> Source:
-    return Folder(
-        open_storage(config.input), Holdout(config.holdout, config.seed), config.class_depth
-    )
-
-
-def _listing(config: "BuildConfig") -> Source:
-    storage, file = open_file(config.input)
-    return Listing(
-        storage, file, Holdout(config.holdout, config.seed), config.path_column, config.label_column
-    )
-
-
-def _hugging_face(config: "BuildConfig") -> Source:
-    is_file = config.input.endswith(".parquet")
+def _table(kind: type[HuggingFace] | type[Listing], config: "BuildConfig") -> Source:
+    is_file = kind is Listing or config.input.endswith(".parquet")
     storage, file = open_file(config.input) if is_file else (open_storage(config.input), "")
-    return HuggingFace(
-        storage, file, Holdout(config.holdout, config.seed), config.path_column, config.label_column
-    )
+    return kind(storage, file, _holdout(config), config.path_column, config.label_column)
+
+
+def _holdout(config: "BuildConfig") -> Holdout:
+    return Holdout(config.holdout, config.seed)
 
 
 SOURCES: dict[str, Callable[["BuildConfig"], Source]] = {
     "cifar10": partial(_cifar, Cifar10),
     "cifar100": partial(_cifar, Cifar100),
-    "folder": _folder,
-    "hf": _hugging_face,
+    "folder": lambda config: Folder(
+        open_storage(config.input), _holdout(config), config.class_depth
+    ),
+    "hf": partial(_table, HuggingFace),
     "imagenet": lambda config: ImageNet(open_storage(config.input)),
-    "listing": _listing,
+    "listing": partial(_table, Listing),
     "shardset": lambda config: ExistingSet(config.input, manifests.load(config.input).storage),
     "webdataset": lambda config: WebDataset(*find_tars(config.input)),
 }
@@ -91,14 +82,8 @@ def input_folder(config: "BuildConfig") -> Storage | None:
     """The folder with nothing but raw input; None if --input names files, and for tars, which may
     be a shard set.
     """
-    archives = (".tar.gz", ".tgz")
-    endings: dict[str, tuple[str, ...]] = {
-        "hf": (".parquet",),
-        "cifar10": archives,
-        "cifar100": archives,
-    }
-    if config.source in ("listing", "shardset", "webdataset") or config.input.endswith(
-        endings.get(config.source, ())
-    ):
+    if config.input.endswith((".parquet", ".tar.gz", ".tgz")):
+        return None
+    if config.source in ("listing", "shardset", "webdataset"):
         return None
     return open_storage(config.input)

@@ -8,7 +8,7 @@ Records that are made once per sample are msgspec.Structs: a frozen dataclass ta
 long to make.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -22,8 +22,6 @@ Unit = dict[str, Any]
 
 A batch file, an inner tar, a chunk of a sorted listing; aim at 1,000 to 20,000 samples.
 """
-
-_NUM_EXAMPLES = 5
 
 APART = (
     "its key is in this tar more than once, with others between, so each may be half of a sample; "
@@ -173,21 +171,3 @@ class Source(Protocol):
 def class_infos(names: Sequence[str]) -> list[ClassInfo]:
     """The classes of these names, labels from 0."""
     return [ClassInfo(label=label, name=name) for label, name in enumerate(names)]
-
-
-def missing_notes(seen: Iterable[tuple[str, int]], names: Sequence[str]) -> Iterator[str]:
-    """A sentence for each split that lacks classes; `seen` has the (split,
-    label) of every sample.
-    """
-    present: dict[str, set[int]] = {}
-    for split, label in seen:
-        present.setdefault(split, set()).add(label)
-    for split, labels in sorted(present.items()):
-        missing = [name for label, name in enumerate(names) if label not in labels]
-        if missing:
-            more = ", ..." if len(missing) > _NUM_EXAMPLES else ""
-            noun = "class" if len(missing) == 1 else "classes"
-            yield (
-                f"split {split} has no images of {len(missing)} {noun}:"
-                f" {', '.join(missing[:_NUM_EXAMPLES])}{more}"
-            )

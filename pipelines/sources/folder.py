@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import ClassVar
 
-from pipelines.holdout import REST, Holdout, Label
+from pipelines.holdout import Holdout, Label
 from pipelines.sources import objects
 from pipelines.sources.base import (
     Extent,
@@ -20,7 +20,6 @@ from pipelines.sources.base import (
     Survey,
     Unit,
     class_infos,
-    missing_notes,
 )
 from pipelines.sources.formats.spilled_list import Entry, SpilledList, spilled_units
 from shardset.errors import ConfigError, SourceError
@@ -28,7 +27,6 @@ from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.labels import NO_LABEL
 from shardset.format.naming import SPLIT_NAMES, is_split
 from shardset.storage.base import Stat, Storage
-from shardset.storage.local import LINK_TO_NOTHING, LocalStorage
 
 ENTRIES_PER_UNIT = 1_000
 
@@ -79,18 +77,6 @@ class Folder:
         seen: Counter[tuple[str, int]] = Counter()
 
         def entries() -> Iterator[Entry]:
-            for name, reason in listed.unreadable:
-                split = layout.split_of(name) or self.holdout.split_of(
-                    objects.without_extension(name)
-                )
-                yield [
-                    objects.printable(name),
-                    0,
-                    "",
-                    NO_LABEL,
-                    split if is_split(split) else REST,
-                    reason,
-                ]
             for name, num_bytes, generation in listed.images:
                 label = label_of[_folder_of(name)]
                 if label != NO_LABEL:
@@ -98,7 +84,7 @@ class Folder:
                         objects.without_extension(name), label
                     )
                     seen[split, label] += 1
-                    yield [name, num_bytes, generation, label, split, ""]
+                    yield [name, num_bytes, generation, label, split]
 
         units = spilled_units(entries(), self.entries_per_unit)
         splits = {split for split, _ in seen}
@@ -110,16 +96,11 @@ class Folder:
                 )
         num_loose = len(listed.images) - seen.total()
         loose = [name for folder, name in listed.folders.items() if label_of[folder] == NO_LABEL]
-        others = f"left out {_counts(listed.others)}, which are in no image format that is read"
         return Survey(
             units=units,
             classes=class_infos(names),
             notes=[
-                *([others] if listed.others else []),
-                *(
-                    f"left out unread: {count} times {what}"
-                    for what, count in sorted(listed.unusual.items())
-                ),
+                *_others_notes(listed),
                 *(
                     f"left out {num_loose} images in no class folder, such as {name}"
                     for name in loose[:1]
@@ -130,27 +111,20 @@ class Folder:
                     if len(names) == 1 and (advice := self._advice)
                     else []
                 ),
-                *self.holdout.empty_notes(splits),
-                *missing_notes(seen, names),
+                *self.holdout.notes(seen, names),
             ],
             num_bytes=listed.num_bytes,
         )
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
         """One sample for each image of the unit, pinned to the generation that the survey saw."""
-        for name, num_bytes, generation, label, split, reason in unit["entries"]:
-            if reason or not objects.may_read(self.input, name):
-                yield Rejected(name=name, split=split, reason=reason or objects.UNREADABLE)
-                continue
-            key, last = objects.split_extension(name)
-            image = FIELD_OF_EXTENSION[last.lower()]
-            yield RawSample(
-                name=name,
-                key=key,
+        for name, num_bytes, generation, label, split in unit["entries"]:
+            yield objects.image_sample(
+                name,
+                objects.without_extension(name),
                 split=split,
                 label=label,
-                image=image,
-                fields={image: Extent(name, generation, 0, num_bytes)},
+                content=Extent(name, generation, 0, num_bytes),
             )
 
     @property
@@ -160,13 +134,7 @@ class Folder:
     def _layout(self, listed: "_Listed") -> "_Layout":
         where = self.input.url
         if not listed.folders:
-            found = [_counts(listed.others)] if listed.others else []
-            found += (
-                [f"{len(listed.unreadable)} names: {listed.unreadable[0][1]}"]
-                if listed.unreadable
-                else []
-            )
-            files = f"only {' and '.join(found)}" if found else "no files"
+            files = f"only {_counts(listed.others)}" if listed.others else "no files"
             raise SourceError(
                 f"{where}: {files} there; {_LAYOUTS} ({', '.join(FIELD_OF_EXTENSION)})"
                 + self._advice
@@ -216,13 +184,7 @@ class Folder:
         kept = set(map(layout.class_folder, listed.folders))
         for (folder, _), stat in listed.firsts.items():
             lost = layout.class_folder(folder)
-            if (
-                lost in kept
-                or not layout.class_of(folder)
-                or not objects.may_read(self.input, stat.name)
-            ):
-                continue
-            if _is_binary(self.input, stat):
+            if lost not in kept and layout.class_of(folder) and _is_binary(self.input, stat):
                 raise SourceError(
                     f"{self.input.url}/{lost}: this class has no image by its name, but files such"
                     f" as {objects.printable(stat.name)}; convert them, rename them if they are of"
@@ -268,45 +230,31 @@ class _Listed:
     """What is in a folder: name, bytes and generation of each image, one image of each folder,
     other files by type.
 
-    `firsts` has the first of the other files of each folder and type. `unreadable` are names with
-    the reason; `unusual` counts what is left out unread, by what it is.
+    `firsts` has the first of the other files of each folder and type.
     """
 
     images: SpilledList = field(default_factory=SpilledList)
     folders: dict[str, str] = field(default_factory=dict)
-    unreadable: list[tuple[str, str]] = field(default_factory=list)
     others: Counter[str] = field(default_factory=Counter)
     firsts: dict[tuple[str, str], Stat] = field(default_factory=dict)
     num_bytes: int = 0
-    unusual: Counter[str] = field(default_factory=Counter)
+    num_hidden: int = 0
 
 
 def _listed(storage: Storage) -> _Listed:
     listed = _Listed()
 
-    def tell(name: str, what: str) -> None:
-        """Takes what is no file: a link to nothing in place of an image is rejected, all else is
-        counted.
-        """
-        if objects.is_hidden(name):
-            listed.unusual["a hidden file"] += 1
-        elif what == LINK_TO_NOTHING and objects.extension(name) in FIELD_OF_EXTENSION:
-            listed.unreadable.append((name, what))
-        else:
-            listed.unusual[what] += 1
-
-    for stat in storage.list_telling(tell) if isinstance(storage, LocalStorage) else storage.list():
+    for stat in storage.list():
         if objects.is_hidden(stat.name):
-            listed.unusual["a hidden file"] += 1
+            listed.num_hidden += 1
         elif (kind := objects.extension(stat.name)) not in FIELD_OF_EXTENSION:
             listed.others[objects.printable(kind)] += 1
             listed.firsts.setdefault((_folder_of(stat.name), kind), stat)
-        elif objects.is_text(stat.name):
+        else:
+            objects.refuse_odd_name(storage, stat.name)
             listed.images.add([stat.name, stat.num_bytes, stat.generation])
             listed.num_bytes += stat.num_bytes
             listed.folders.setdefault(_folder_of(stat.name), stat.name)
-        else:
-            listed.unreadable.append((stat.name, "the name is not valid UTF-8"))
     return listed
 
 
@@ -324,6 +272,13 @@ def _is_binary(storage: Storage, stat: Stat) -> bool:
     """Whether a file is no text, by its first bytes; an SVG is a drawing."""
     head = storage.read(stat.name, 0, min(_HEAD_BYTES, stat.num_bytes), generation=stat.generation)
     return b"\0" in head or b"<svg" in head
+
+
+def _others_notes(listed: _Listed) -> Iterator[str]:
+    if listed.others:
+        yield f"left out {_counts(listed.others)}, which are in no image format that is read"
+    if listed.num_hidden:
+        yield f"left out {listed.num_hidden} hidden files"
 
 
 def _counts(others: Counter[str]) -> str:

@@ -27,7 +27,6 @@ from pipelines.sources.base import (
     Survey,
     Unit,
     class_infos,
-    missing_notes,
 )
 from pipelines.sources.formats import parquet
 from pipelines.sources.formats.range_file import RangeFile
@@ -43,7 +42,6 @@ from pipelines.sources.formats.records import (
 )
 from pipelines.sources.formats.spilled_list import Entry, SpilledList
 from shardset.errors import ConfigError, SourceError
-from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.labels import NO_LABEL
 from shardset.format.naming import SPLIT_NAMES, is_split
 from shardset.storage.base import Stat, Storage
@@ -129,8 +127,7 @@ class HuggingFace:
             classes=class_infos(names),
             notes=[
                 *table.notes(),
-                *self.holdout.empty_notes({split for split, _ in seen}),
-                *missing_notes(seen, names),
+                *self.holdout.notes(seen, names),
             ],
             objects={file.stat.name: file.stat.num_bytes for file in files},
             looked_for=table.columns.looked_for,
@@ -268,16 +265,14 @@ def _sample(
         return Rejected(
             name=name, split=split, reason=f"label {label}, expected 0 to {num_classes - 1}"
         )
-    field_name = FIELD_OF_EXTENSION.get(objects.extension(path), objects.UNKNOWN_FIELD)
     extra = {column: parquet.json_value(record[column]) for column in table.extra}
-    return RawSample(
-        name=name,
-        key=key,
+    return objects.image_sample(
+        name,
+        key,
         split=split,
         label=label,
-        image=field_name,
-        fields={field_name: spool.add(content)}
-        | ({"json": compact(extra).encode()} if extra else {}),
+        content=spool.add(content),
+        extra=compact(extra) if extra else "",
     )
 
 

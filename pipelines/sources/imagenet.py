@@ -98,7 +98,10 @@ class ImageNet:
             if isinstance(label, str):
                 yield Rejected(name=name, split=unit["split"], reason=label, extent=extent)
             elif extent and label != _LEFT_OUT:
-                yield _sample(name, unit["split"], label, extent)
+                key = objects.without_extension(name.rpartition("/")[2])
+                yield objects.image_sample(
+                    name, key, split=unit["split"], label=label, content=extent
+                )
 
 
 # The archives: a tar of 1,000 tars, a tar of 50,000 images, and the devkit with the labels of
@@ -251,10 +254,8 @@ def _in_folder(storage: Storage, unit: Unit) -> Iterator[_Found]:
             " surveyed; start again when nothing writes there any more"
         )
     for stat in files:
-        if objects.is_text(stat.name):
-            yield stat.name, Extent(stat.name, stat.generation, 0, stat.num_bytes), None
-        else:
-            yield objects.printable(stat.name), None, "the name is not valid UTF-8"
+        objects.refuse_odd_name(storage, stat.name)
+        yield stat.name, Extent(stat.name, stat.generation, 0, stat.num_bytes), None
 
 
 # Shared by archives and trees.
@@ -335,14 +336,6 @@ def _label_in(unit: Unit, name: str) -> int | str:
         return f"is not named ILSVRC2012_val_NNNNNNNN.JPEG with a number from 1 to {last}: no label"
     label = int(unit["labels"][number - 1])
     return f"has no label in {SOLUTION}" if label == _UNKNOWN else label
-
-
-def _sample(name: str, split: str, label: int, extent: Extent) -> RawSample:
-    key, last = objects.split_extension(name.rpartition("/")[2])
-    image = FIELD_OF_EXTENSION.get(last.lower(), objects.UNKNOWN_FIELD)
-    return RawSample(
-        name=name, key=key, split=split, label=label, image=image, fields={image: extent}
-    )
 
 
 def _stray_notes(names: list[str], what: str) -> list[str]:

@@ -5,7 +5,6 @@ The table is a CSV, JSONL or Parquet file.
 """
 
 import posixpath
-import unicodedata
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import ClassVar
 
-from pipelines.holdout import Holdout, NamesBelow
+from pipelines.holdout import Holdout
 from pipelines.sources.base import (
     Extent,
     RawSample,
@@ -22,7 +21,6 @@ from pipelines.sources.base import (
     Survey,
     Unit,
     class_infos,
-    missing_notes,
 )
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.records import (
@@ -40,24 +38,20 @@ from pipelines.sources.formats.records import (
 )
 from pipelines.sources.formats.spilled_list import Entry, SpilledList, spilled_units
 from pipelines.sources.objects import (
-    UNKNOWN_FIELD,
-    UNREADABLE,
     extension,
     first_names,
+    image_sample,
     key_of,
-    may_read,
 )
 from shardset.errors import ConfigError, SourceError
-from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.labels import NO_LABEL
 from shardset.format.naming import SPLIT_NAMES, is_split
-from shardset.storage.base import Stat, Storage, stat_or_none
+from shardset.storage.base import Stat, Storage, join, stat_or_none
 from shardset.storage.open import is_absolute, open_file
 
 ENTRIES_PER_UNIT = 10_000
 _STAT_THREADS = 32
 _ROWS_AT_ONCE = 10_000
-_NOT_FOUND = "not found"
 
 
 @dataclass(slots=True)
@@ -133,14 +127,19 @@ class Listing:
 
         units = spilled_units(entries(), self.entries_per_unit)
         if not found["images"]:
-            raise self._none_found(next(iter(listed.rows))[0], len(listed.rows))
+            path = next(iter(listed.rows))[0]
+            raise SourceError(
+                f"{self._where}: none of its {len(listed.rows)} images is there, the first not as"
+                f" {path if is_absolute(path) else f'{self.input.url}/{path}'}; found"
+                f" {first_names(self.input, 3)}; a path is relative to the listing's folder,"
+                " absolute, or a gs:// URL, written with / and with its extension"
+            )
         return Survey(
             units=units,
             classes=class_infos(names),
             notes=[
                 *listed.columns.notes(),
-                *self.holdout.empty_notes({split for split, _ in seen}),
-                *missing_notes(seen, names),
+                *self.holdout.notes(seen, names),
             ],
             objects={self.file: listing.num_bytes},
             num_bytes=found["bytes"],
@@ -155,17 +154,15 @@ class Listing:
         """
         for path, num_bytes, generation, label, split, key, extra in unit["entries"]:
             if generation is None:
-                yield Rejected(name=path, split=split, reason=self._why_missing(path))
+                yield Rejected(name=path, split=split, reason="not found")
                 continue
-            if not may_read(self.input, path):
-                yield Rejected(name=path, split=split, reason=UNREADABLE)
-                continue
-            image = FIELD_OF_EXTENSION.get(extension(path), UNKNOWN_FIELD)
-            fields: dict[str, Extent | bytes] = {image: Extent(path, generation, 0, num_bytes)}
-            if extra:
-                fields["json"] = extra.encode()
-            yield RawSample(
-                name=path, key=key, split=split, label=label, image=image, fields=fields
+            yield image_sample(
+                path,
+                key,
+                split=split,
+                label=label,
+                content=Extent(path, generation, 0, num_bytes),
+                extra=extra,
             )
 
     @property
@@ -179,7 +176,7 @@ class Listing:
         columns = choose_columns(
             table.names, self.path_column, self.label_column, f"{self._where}: {table.header}"
         )
-        listed, below = _Listed(columns), NamesBelow(self.input)
+        listed = _Listed(columns)
         for position, record in table.rows:
             where = f"{self._where}: {position}"
             path, label, split, key, extra = _row(record, columns, where)
@@ -193,13 +190,18 @@ class Listing:
                 )
             # Wherever the listing is, and however its paths are spelled, an image is held out or
             # not.
-            decisive = key or key_of(
-                below.name(path) if self.holdout and is_absolute(path) else path
-            )
+            decisive = key or key_of(self._name_below(path) if self.holdout else path)
             listed.rows.add([path, label, split, key or key_of(path), decisive, extra])
             listed.labels.setdefault(label, position)
             listed.has_extra = listed.has_extra or bool(extra)
         return listed
+
+    def _name_below(self, path: str) -> str:
+        """The name of an image below the folder of the listing, or else its address."""
+        if not is_absolute(path):
+            return path
+        storage, name = open_file(path)
+        return join(storage.url, name).removeprefix(f"{self.input.url.rstrip('/')}/")
 
     def _entries(self, listed: _Listed, labels: dict[str, int]) -> Iterator[Entry]:
         empty = "{}" if listed.has_extra else ""
@@ -217,31 +219,6 @@ class Listing:
                     num_bytes, generation = (stat.num_bytes, stat.generation) if stat else (0, None)
                     number = labels.get(str(label), NO_LABEL)
                     yield [path, num_bytes, generation, number, split, key, extra or empty]
-
-    def _none_found(self, path: str, num_rows: int) -> SourceError:
-        """The error of a listing whose images are all missing: what was looked for, and what is
-        there instead.
-        """
-        tried = path if is_absolute(path) else f"{self.input.url}/{path}"
-        if (why := self._why_missing(path)) != _NOT_FOUND:
-            return SourceError(
-                f"{self._where}: none of its {num_rows} images is there, the first, {tried}: {why}"
-            )
-        return SourceError(
-            f"{self._where}: none of its {num_rows} images is there, the first not as {tried};"
-            f" found {first_names(self.input, 3)}; a path is relative to the listing's folder,"
-            " absolute, or a gs:// URL, written with / and with its extension"
-        )
-
-    def _why_missing(self, path: str) -> str:
-        """The reason of an image that is missing; a name that looks the same may be there."""
-        for form in ("NFC", "NFD"):
-            if (other := unicodedata.normalize(form, path)) != path and self._stat(other):
-                return (
-                    f"{_NOT_FOUND} in the Unicode form that is listed, but in {form} (as macOS"
-                    f" writes accents); list it by unicodedata.normalize({form!r}, path)"
-                )
-        return _NOT_FOUND
 
     def _stat(self, path: str) -> Stat | None:
         return (
@@ -280,9 +257,7 @@ def _check_path(path: str, where: str) -> str:
         except ConfigError as error:
             raise SourceError(f"{where}: {error}") from error
         return path
-    plain = "/".join(part for part in path.split("/") if part not in ("", "."))
-    if ".." in plain:
-        plain = posixpath.normpath(plain)
+    plain = posixpath.normpath(path)
     if f"{plain}/".startswith(("../", "./")):
         raise SourceError(
             f"{where}: path {path!r:.80} climbs out of the listing's folder; write it as an"

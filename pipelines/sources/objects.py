@@ -5,13 +5,11 @@ import re
 from collections.abc import Iterable
 from itertools import islice
 
-from shardset.errors import ConfigError
+from pipelines.sources.base import Extent, RawSample
+from shardset.errors import ConfigError, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.storage.base import Storage
-from shardset.storage.open import is_absolute, is_address, open_file
-
-UNREADABLE = "no permission to read it"
-"""The reason of a rejected file for which `may_read` is false."""
+from shardset.storage.open import is_address
 
 UNKNOWN_FIELD = "img"
 """The field of an image whose path does not tell its format; the build corrects it by content."""
@@ -57,25 +55,28 @@ def _advice_on(names: Iterable[str], source: str) -> str:
     return ""
 
 
-def may_read(storage: Storage, name: str) -> bool:
-    """Whether this user may read an object of the folder, or by an absolute path; a bucket only
-    tells when it is read.
-
-    True where nothing is: reading it says so.
-    """
-    if is_absolute(name):
-        storage, name = open_file(name)
-    path = f"{storage.url}/{name}"
-    return (
-        storage.is_remote
-        or os.access(path, os.R_OK, effective_ids=True)
-        or not os.path.exists(path)
-    )
-
-
 def has_prefix(storage: Storage, prefix: str) -> bool:
     """Whether the name of any object starts with `prefix`."""
     return any(True for _ in storage.list(prefix))
+
+
+def image_sample(
+    name: str, key: str, *, split: str, label: int, content: Extent, extra: str = ""
+) -> RawSample:
+    """The sample of one image, whose name tells its field, and of its metadata as JSON."""
+    image = FIELD_OF_EXTENSION.get(extension(name), UNKNOWN_FIELD)
+    fields: dict[str, Extent | bytes] = {image: content}
+    if extra:
+        fields["json"] = extra.encode()
+    return RawSample(name=name, key=key, split=split, label=label, image=image, fields=fields)
+
+
+def refuse_odd_name(folder: Storage, name: str) -> None:
+    """Raises SourceError for the name of a local file that is not text."""
+    if not is_text(name):
+        raise SourceError(
+            f"{folder.url}/{printable(name)}: this name is not valid UTF-8; rename the file"
+        )
 
 
 def first_names(storage: Storage, most: int = 6) -> str:

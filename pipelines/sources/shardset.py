@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 
 from pipelines.sources.base import RawSample, Rejected, Spool, Survey, Unit
-from pipelines.sources.webdataset import LOOKED_FOR, known_tars, samples_of
+from pipelines.sources.webdataset import LOOKED_FOR, samples_of, tars_named
 from shardset.errors import SourceError
 from shardset.format import manifest as manifests
-from shardset.format.manifest import LoadedSet
+from shardset.format.manifest import LoadedSet, Manifest
 from shardset.storage.base import Stat, Storage
 
 
@@ -45,7 +45,7 @@ class ExistingSet:
         """The tars that hold samples; raises SourceError for a set whose tars are not there."""
         loaded = manifests.load(self.url)
         whole = loaded.without_view().manifest
-        tars = {tar.name: tar for tar in known_tars(loaded.storage, whole)}
+        tars = _tars(loaded.storage, whole)
         units: list[Unit] = []
         for name, split in loaded.manifest.splits.items():
             in_shards = np.diff(
@@ -86,3 +86,18 @@ class ExistingSet:
                 fields = {name: value for name, value in sample.fields.items() if name != "cls"}
                 sample = msgspec.structs.replace(sample, label=label, fields=fields)
             yield sample
+
+
+def _tars(storage: Storage, manifest: Manifest) -> dict[str, Stat]:
+    """The tars of a set by name; raises SourceError for those that are missing or of another
+    size.
+    """
+    sizes = {shard.path: shard.num_bytes for shard in manifest.shards}
+    tars = {tar.name: tar for tar in tars_named(storage, sizes)}
+    for name, tar in tars.items():
+        if tar.num_bytes != sizes[name]:
+            raise SourceError(
+                f"{storage.url}/{name}: {tar.num_bytes} bytes, its manifest says {sizes[name]};"
+                " fetch the shard set again"
+            )
+    return tars

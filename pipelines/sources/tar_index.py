@@ -5,9 +5,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import BinaryIO
+from tarfile import TarInfo
+from typing import BinaryIO, NamedTuple
 
-from pipelines.sources.base import APART, Extent
+from pipelines.sources.base import APART
 from pipelines.sources.formats.range_file import Ranges
 from pipelines.sources.formats.tar import header_window, reject_reason, walk
 from pipelines.sources.tar_fields import count_fields
@@ -26,7 +27,6 @@ that would make the key column of the index wide.
 """
 _PIECE = 1 << 20
 """What stays in the processor's caches while it is hashed; a bucket is read in larger windows."""
-_NOWHERE = Extent("", "", 0, 0)
 
 
 def index_tar(
@@ -40,60 +40,73 @@ def index_tar(
     """
     where, builder = f"{storage.url}/{tar.name}", TarBuilder(())
     rejected: list[tuple[str, str]] = []
-    rows: list[tuple[str, str, tuple[int, int, int], int | str, dict[str, tuple[int, int]]]] = []
+    samples: list[_Sample] = []
     fields = set[str]()
     with ThreadPoolExecutor(1) as thread:
         file = io.BufferedReader(_ReadAhead(storage, tar, builder, thread), _PIECE)
         infos = walk(file, where, 0, tar.num_bytes)
         for key, group in grouped(infos, lambda info, why: rejected.append((info.name, why))):
-            members: list[TarGroupMember] = []
-            ranges: dict[str, tuple[int, int]] = {}
-            start, crc, image_crc = -1, 0, 0
-            for info in group:
-                field, reason, content = (
-                    split_member(info.name)[1].lower(),
-                    reject_reason(info),
-                    None,
-                )
-                if _ODD_NAME.search(info.name):
-                    reason = (
-                        "has a name that is not ASCII, has a backslash, is __metadata__ or over"
-                        " 1024 bytes"
-                    )
-                if not reason:
-                    content, crc, own = _read(file, info.offset_data, info.size, crc)
-                    if is_image_field(field) and not any(map(is_image_field, ranges)):
-                        image_crc = own
-                start, ranges[field] = (
-                    info.offset if start < 0 else start,
-                    (info.offset_data, info.size),
-                )
-                content = content if field in LABEL_FIELDS else None
-                members.append(
-                    TarGroupMember(info.name, field, reason, _NOWHERE, _NOWHERE, content)
-                )
-            label = label_of(members)
-            rows.append((key, members[0].name, (start, crc, image_crc), label, ranges))
-            if isinstance(label, int):
-                fields |= ranges.keys()
+            sample = _read_sample(file, key, group)
+            samples.append(sample)
+            if isinstance(sample.label, int):
+                fields |= sample.ranges.keys()
             if len(fields) > MAX_FIELDS:
                 raise SourceError(
-                    f"{where}: more than {MAX_FIELDS} fields, such as {min(ranges)}; {DOTS}"
+                    f"{where}: more than {MAX_FIELDS} fields, such as {min(fields)}; {DOTS}"
                 )
     if tar.crc32c not in (None, builder.crc32c):
         raise ChangedInput(
             f"{where}: its crc32c is {builder.crc32c}, the bucket says {tar.crc32c}; run it again"
         )
     builder.num_bytes, builder.fields = tar.num_bytes, sorted(fields)
-    times, found = Counter(key for key, *_ in rows), list[Iterable[str]]()
-    for key, first, numbers, label, ranges in rows:
-        verdict = label if times[key] == 1 else APART
-        if isinstance(verdict, int):
-            builder.add_row((*numbers, verdict, len(found), 0), key, ranges)
-            found.append(ranges)
+    times, found = Counter(sample.key for sample in samples), list[Iterable[str]]()
+    for sample in samples:
+        label = sample.label if times[sample.key] == 1 else APART
+        if isinstance(label, int):
+            numbers = (sample.start, sample.crc32c, sample.image_crc32c, label, len(found), 0)
+            builder.add_row(numbers, sample.key, sample.ranges)
+            found.append(sample.ranges)
         else:
-            rejected.append((first, verdict))
+            rejected.append((sample.first, label))
     return builder, count_fields(found), rejected
+
+
+class _Sample(NamedTuple):
+    """A sample: its first member and where that starts, the checksums of all its bytes and of its
+    image, its label or why it can't be a sample, and the (start, size) of each field.
+    """
+
+    key: str
+    first: str
+    start: int
+    crc32c: int
+    image_crc32c: int
+    label: int | str
+    ranges: dict[str, tuple[int, int]]
+
+
+def _read_sample(file: BinaryIO, key: str, group: Iterable[TarInfo]) -> _Sample:
+    members: list[TarGroupMember] = []
+    ranges: dict[str, tuple[int, int]] = {}
+    crc = image_crc = 0
+    start = -1
+    for info in group:
+        if not members:
+            start = info.offset
+        field, reason, content = split_member(info.name)[1].lower(), reject_reason(info), None
+        if _ODD_NAME.search(info.name):
+            reason = (
+                "has a name that is not ASCII, has a backslash, is __metadata__ or over 1024 bytes"
+            )
+        if not reason:
+            content, crc, own = _read(file, info.offset_data, info.size, crc)
+            if is_image_field(field) and not any(map(is_image_field, ranges)):
+                image_crc = own
+        ranges[field] = (info.offset_data, info.size)
+        members.append(
+            TarGroupMember(info.name, field, reason, content if field in LABEL_FIELDS else None)
+        )
+    return _Sample(key, members[0].name, start, crc, image_crc, label_of(members), ranges)
 
 
 def _read(file: BinaryIO, start: int, num_bytes: int, crc: int) -> tuple[bytes | None, int, int]:

@@ -32,13 +32,12 @@ from pipelines.sources.formats.tar import (
     reject_reason,
     walk,
 )
-from pipelines.sources.objects import advice_in, is_hidden, is_text, printable
+from pipelines.sources.objects import advice_in, is_hidden, refuse_odd_name
 from shardset.checksum import crc32c_of
 from shardset.errors import ConfigError, SourceError
 from shardset.format import manifest as manifests
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.labels import MAX_LABEL, NO_LABEL, plain_label
-from shardset.format.manifest import Manifest
 from shardset.format.naming import MANIFEST, SPLIT_NAMES, is_field, is_split, split_member
 from shardset.storage.base import Stat, Storage
 from shardset.storage.open import is_address, open_storage
@@ -68,7 +67,7 @@ def find_tars(url: str) -> tuple[Storage, tuple[str, ...]]:
     """The folder that an --input value means, and the tars that it names there; none if it names
     the folder itself.
 
-    `gs://b/set` is a folder, and so is the manifest in it; `x.tar` is one tar; `x-{000..009}.tar`,
+    `gs://b/set` is a folder; `x.tar` is one tar; `x-{000..009}.tar`,
     `{a,b}.tar` and `x.tar::y.tar` are several. Raises ConfigError if they have no folder in common,
     SourceError if they are compressed.
     """
@@ -76,7 +75,7 @@ def find_tars(url: str) -> tuple[Storage, tuple[str, ...]]:
     for one in urls:
         _refuse_compressed(one)
     if len(urls) == 1 and not urls[0].endswith(".tar"):
-        return open_storage(urls[0].removesuffix(f"/{MANIFEST}")), ()
+        return open_storage(urls[0]), ()
     if odd := [one for one in urls if not one.endswith(".tar")]:
         raise ConfigError(
             f"{odd[0]}: expected a name that ends in .tar; list tars, or give one folder"
@@ -90,8 +89,8 @@ class WebDataset:
     """Tars of samples, which are adjacent members with the same key. One unit per tar.
 
     `tars` are names in the input folder; empty means all `*.tar` below it. The split is the first
-    folder of a tar's path, or the tar's name without its number. The manifest of a shard set in the
-    folder decides both, and names the classes.
+    folder of a tar's path, or the tar's name without its number. Raises ConfigError for the folder
+    of a shard set.
     """
 
     input: Storage
@@ -101,21 +100,16 @@ class WebDataset:
 
     def survey(self) -> Survey:
         """The tars with their splits; raises SourceError naming those that are missing."""
-        known = self.manifest()
-        if known:
-            tars = known_tars(self.input, known)
-            splits = {
-                shard.path: name for name, split in known.splits.items() for shard in split.shards
-            }
-        else:
-            tars = tars_named(self.input, self.tars) if self.tars else tars_below(self.input)
-            splits = {tar.name: split_in(tar.name) for tar in tars}
+        if not self.tars and any(stat.name == MANIFEST for stat in self.input.list(MANIFEST)):
+            _refuse_shard_set(self.input)
+        tars = tars_named(self.input, self.tars) if self.tars else tars_below(self.input)
+        splits = {tar.name: split_in(tar.name) for tar in tars}
         return Survey(
-            units=[_unit(tar, splits[tar.name] or DEFAULT_SPLIT) for tar in tars],
-            classes=(known.classes or None) if known else None,
+            units=[_unit(self.input, tar, splits[tar.name] or DEFAULT_SPLIT) for tar in tars],
+            classes=None,
             notes=[] if all(splits.values()) else [_NO_SPLIT],
             objects={tar.name: tar.num_bytes for tar in tars},
-            all_tars=not known and not self.tars,
+            all_tars=not self.tars,
             looked_for=LOOKED_FOR,
         )
 
@@ -123,24 +117,9 @@ class WebDataset:
         """The samples of one tar in its order; raises SourceError if the tar is damaged."""
         yield from samples_of(self.input, Stat(**unit["tar"]), unit["split"])
 
-    def manifest(self) -> Manifest | None:
-        """The manifest of the input folder if that is a shard set; None if it is not, or tars were
-        named.
-        """
-        if self.tars or not any(stat.name == MANIFEST for stat in self.input.list(MANIFEST)):
-            return None
-        data = self.input.read(MANIFEST)
-        where = f"{self.input.url}/{MANIFEST}"
-        return (
-            manifests.opened(self.input, manifests.parse(data, where)) if _is_ours(data) else None
-        )
 
-
-def _unit(tar: Stat, split: str) -> Unit:
-    if not is_text(tar.name):
-        raise SourceError(
-            f"{printable(tar.name)}: the name of this tar is not valid UTF-8; rename it"
-        )
+def _unit(storage: Storage, tar: Stat, split: str) -> Unit:
+    refuse_odd_name(storage, tar.name)
     if not is_split(split):
         raise SourceError(f"{tar.name}: {split!r} can't name a split ({SPLIT_NAMES}); rename it")
     return {"tar": asdict(tar), "split": split}
@@ -154,13 +133,12 @@ def split_in(tar: str) -> str:
     return folder if rest else _NUMBER.sub("", tar)
 
 
-def _is_ours(data: bytes) -> bool:
-    """Whether this is a manifest of ours or damaged, which parsing it then says."""
-    try:
-        head = json.loads(data)
-    except (ValueError, RecursionError):
-        return data.lstrip().startswith((b"{", b"["))
-    return isinstance(head, dict) and head.get("kind") == manifests.KIND
+def _refuse_shard_set(storage: Storage) -> None:
+    if f'"{manifests.KIND}"'.encode() in storage.read(MANIFEST):
+        raise ConfigError(
+            f"{storage.url}: a shard set, whose manifest lists its samples; read it by --source"
+            " shardset"
+        )
 
 
 def tars_below(storage: Storage) -> list[Stat]:
@@ -188,19 +166,6 @@ def tars_named(storage: Storage, names: Iterable[str]) -> list[Stat]:
             " or correct --input, where {000..099} and {a,b} are patterns, and * and ? are not"
         )
     return [stats[name] for name in wanted]
-
-
-def known_tars(storage: Storage, manifest: Manifest) -> list[Stat]:
-    """The tars of a shard set; raises SourceError for those that are missing or of another size."""
-    sizes = {shard.path: shard.num_bytes for shard in manifest.shards}
-    tars = tars_named(storage, sizes)
-    for tar in tars:
-        if tar.num_bytes != sizes[tar.name]:
-            raise SourceError(
-                f"{storage.url}/{tar.name}: {tar.num_bytes} bytes, its manifest says"
-                f" {sizes[tar.name]}; fetch the shard set again"
-            )
-    return tars
 
 
 def _refuse_compressed(url: str) -> None:
@@ -257,6 +222,9 @@ def _common_folder(urls: list[str]) -> str:
 # where they are.
 
 
+NOWHERE = Extent("", "", 0, 0)
+
+
 class TarGroupMember(NamedTuple):
     """A member of a tar: where its content and its extension header are, and the content if it
     decides on the sample.
@@ -268,9 +236,9 @@ class TarGroupMember(NamedTuple):
     name: str
     field: str
     reason: str | None
-    header: Extent
-    extent: Extent
     content: bytes | None
+    header: Extent = NOWHERE
+    extent: Extent = NOWHERE
 
 
 def samples_of(storage: Storage, tar: Stat, split: str) -> Iterator[RawSample | Rejected]:
@@ -288,7 +256,7 @@ def samples_of(storage: Storage, tar: Stat, split: str) -> Iterator[RawSample | 
             for at, member in enumerate(members):
                 # of a json, which stays where it is
                 if len(member.content or b"") > MAX_INLINE_BYTES:
-                    members[at] = TarGroupMember(*member[:-1], content=None)
+                    members[at] = member._replace(content=None)
             groups.append((key, members, label))
     numbers = Counter(key for key, *_ in groups)
     groups.reverse()
@@ -325,21 +293,28 @@ def _read(storage: Storage, tar: Stat, file: BinaryIO, info: TarInfo) -> TarGrou
     follows.
     """
     reason, field, num_header_bytes = reject_reason(info), split_member(info.name)[1].lower(), BLOCK
-    header_crc32c = crc32c = UNREAD
+    header_crc32c = UNREAD
     if storage.is_remote and not reason and info.offset_data - info.offset > BLOCK:
         num_header_bytes = info.offset_data - info.offset
         file.seek(info.offset)
         header_crc32c = crc32c_of(file.read(num_header_bytes))
-    is_kept, content = not reason and info.size <= _READ_BYTES.get(field, -1), None
-    if is_kept or is_passed(info, storage):
-        content = read_member(file, info)
-        crc32c = crc32c_of(content) if is_passed(info, storage) else UNREAD
+    is_kept, is_read = (
+        not reason and info.size <= _READ_BYTES.get(field, -1),
+        is_passed(info, storage),
+    )
+    content = read_member(file, info) if is_kept or is_read else b""
     return TarGroupMember(
         name=info.name,
         field=field,
         reason=reason,
         header=Extent(tar.name, tar.generation, info.offset, num_header_bytes, header_crc32c),
-        extent=Extent(tar.name, tar.generation, info.offset_data, info.size, crc32c),
+        extent=Extent(
+            tar.name,
+            tar.generation,
+            info.offset_data,
+            info.size,
+            crc32c_of(content) if is_read else UNREAD,
+        ),
         content=content if is_kept else None,
     )
 

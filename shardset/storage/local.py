@@ -30,8 +30,6 @@ from shardset.storage.base import (
     utf8,
 )
 
-LINK_TO_NOTHING = "a symbolic link to nothing"
-
 _TEMPORARY = ".shardset-tmp-"
 _PIECE = 1 << 20
 _MAX_OPEN_FILES = 64
@@ -98,12 +96,6 @@ class LocalStorage(Storage):
         folder = check_prefix(prefix, self.root).rpartition("/")[0]
         return self._walk(folder, prefix)
 
-    def list_telling(self, tell: Callable[[str, str], None]) -> Iterator[Stat]:
-        """All objects, as `list`; calls `tell` with the name of anything else, and what it is: no
-        error for a link.
-        """
-        return self._walk("", "", tell)
-
     def writer(self, name: str, *, if_generation: str | None = None) -> ObjectWriter:
         """When the block has ended, the bytes and the folder's entry are on the disk."""
         return _LocalWriter(self._path(name), if_generation)
@@ -134,23 +126,20 @@ class LocalStorage(Storage):
             )
         return path
 
-    def _walk(
-        self, folder: str, prefix: str, tell: Callable[[str, str], None] | None = None
-    ) -> Iterator[Stat]:
+    def _walk(self, folder: str, prefix: str) -> Iterator[Stat]:
         path = os.path.join(self.root, folder)
         for entry in _sorted_entries(path, is_optional=folder != ""):
             name = join(folder, entry.name)
             if entry.is_dir():
                 if f"{name}/".startswith(prefix):
                     _refuse_circle(entry, path)
-                    yield from self._walk(name, prefix, tell)
-            elif tell and entry.is_symlink() and not os.path.exists(entry.path):
-                tell(name, LINK_TO_NOTHING)
-            elif name.startswith(prefix) and (facts := _facts(entry)):
-                if modes.S_ISREG(facts.st_mode):
-                    yield _local_stat(name, facts)
-                elif tell:
-                    tell(name, "a pipe, socket or device")
+                    yield from self._walk(name, prefix)
+            elif (
+                name.startswith(prefix)
+                and (facts := _facts(entry))
+                and modes.S_ISREG(facts.st_mode)
+            ):
+                yield _local_stat(name, facts)
 
 
 def _refuse_circle(entry: os.DirEntry[str], folder: str) -> None:
@@ -197,7 +186,7 @@ def _facts(entry: os.DirEntry[str]) -> os.stat_result | None:
             if not os.path.islink(entry.path):
                 return None
             raise StorageError(
-                f"{entry.path}: {LINK_TO_NOTHING}; remove it or restore its target"
+                f"{entry.path}: a symbolic link to nothing; remove it or restore its target"
             ) from error
 
 

@@ -1,4 +1,4 @@
-"""Makes tiny CIFAR files as they are published: the pickles of Python 2, the binary records, the
+"""Makes tiny CIFAR files as they are published: the pickles of Python 2, and the
 archives.
 
 write_archive(tmp_path / "cifar-10-python.tar.gz", python_files(cifar10(rows=4)),
@@ -83,18 +83,6 @@ def python_files(batches: list[Batch]) -> dict[str, bytes]:
     return {
         **files,
         "meta": pickle_of({"fine_label_names": FINE_CLASSES, "coarse_label_names": COARSE_CLASSES}),
-    }
-
-
-def binary_files(batches: list[Batch]) -> dict[str, bytes]:
-    """The files of a binary version, by name."""
-    files = {f"{one.file}.bin": _records(one) for one in batches}
-    if batches[0].coarse is None:
-        return {**files, "batches.meta.txt": _lines(CIFAR10_CLASSES) + b"\n"}
-    return {
-        **files,
-        "fine_label_names.txt": _lines(FINE_CLASSES),
-        "coarse_label_names.txt": _lines(COARSE_CLASSES),
     }
 
 
@@ -200,16 +188,3 @@ def _batch_value(one: Batch) -> dict[str, Any]:
         "data": one.data,
         "filenames": one.filenames,
     }
-
-
-def _records(one: Batch) -> bytes:
-    heads = (
-        zip(one.coarse, one.labels, strict=True)
-        if one.coarse
-        else ([label] for label in one.labels)
-    )
-    return b"".join(bytes(head) + row.tobytes() for head, row in zip(heads, one.data, strict=True))
-
-
-def _lines(names: list[str]) -> bytes:
-    return "".join(f"{name}\n" for name in names).encode()

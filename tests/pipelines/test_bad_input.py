@@ -50,16 +50,22 @@ def add_odd(raw: Path, images: Mapping[str, Sequence]) -> dict[str, str]:
     return found
 
 
-def test_bad_images_are_quarantined_with_their_reasons_and_the_rest_is_kept(raw, tmp_path):
-    bad = add_odd(raw, odd_images.BAD)
+def test_odd_images_are_kept_repaired_or_quarantined_with_their_reasons(raw, tmp_path):
+    odd = add_odd(raw, {**odd_images.BAD, **odd_images.GOOD, **odd_images.FIXED})
     manifest = built(config_of(raw, tmp_path / "out", max_bad_fraction=0.5))
+    bad = {path: name for path, name in odd.items() if name in odd_images.BAD}
     entries = {entry["name"]: entry for entry in quarantined(tmp_path / "out")}
     assert entries.keys() == bad.keys()
-    for name, entry in entries.items():
-        assert odd_images.BAD[bad[name]][2] in entry["reason"], bad[name]
+    for path, entry in entries.items():
+        assert odd_images.BAD[bad[path]][2] in entry["reason"], bad[path]
         assert len(entry["sha256"]) == 64
     assert manifest.quarantine.count == len(bad)
-    assert manifest.split("train").num_samples == 60
+    assert manifest.split("train").num_samples == 60 + len(odd) - len(bad)
+    assert manifest.fixes == Counter(fix for _, _, fix in odd_images.FIXED.values())
+    stored = samples_of(tmp_path / "out", manifest, "train")
+    for path, name in odd.items():
+        if name in odd_images.GOOD:
+            assert (raw / path).read_bytes() in stored[path.partition(".")[0]].values(), name
     assert verify(str(tmp_path / "out"), deep=True).problems == ()
 
 
@@ -72,22 +78,6 @@ def test_an_image_beyond_the_side_limit_of_the_wanted_format_is_quarantined(raw,
     )
     (entry,) = quarantined(tmp_path / "out")
     assert entry["reason"] == "too large for webp: 16384 x 8, at most 16383 a side"
-
-
-def test_unusual_but_good_images_are_kept_byte_for_byte(raw, tmp_path):
-    good = add_odd(raw, odd_images.GOOD)
-    manifest = built(config_of(raw, tmp_path / "out"))
-    stored = samples_of(tmp_path / "out", manifest, "train")
-    for path, name in good.items():
-        assert (raw / path).read_bytes() in stored[path.partition(".")[0]].values(), name
-    assert manifest.quarantine.count == 0
-
-
-def test_images_that_can_be_repaired_are_repaired_and_counted(raw, tmp_path):
-    add_odd(raw, odd_images.FIXED)
-    manifest = built(config_of(raw, tmp_path / "out"))
-    assert manifest.fixes == Counter(fix for _, _, fix in odd_images.FIXED.values())
-    assert verify(str(tmp_path / "out"), deep=True).problems == ()
 
 
 def test_without_verification_an_image_under_another_name_is_encoded_all_the_same(raw, tmp_path):

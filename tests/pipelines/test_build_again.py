@@ -190,7 +190,7 @@ def test_a_set_that_is_the_input_is_not_overwritten(raw, tmp_path, place):
     built(config_of(raw, out))
     (tmp_path / "sets" / "link").symlink_to(out)
     before = files_of(out)
-    config = config_of(tmp_path / "sets" / place, out, source="webdataset", overwrite=True)
+    config = config_of(tmp_path / "sets" / place, out, source="shardset", overwrite=True)
     with pytest.raises(ConfigError, match=r"-000000\.tar is read by this build.*another --output"):
         build(config, HERE)
     assert files_of(out) == before

@@ -1,112 +1,67 @@
 """Reads the pickle of a CIFAR batch as data: nothing that it names is imported or called.
 
-Before the standard unpickler runs, one pass over the instructions refuses those that would make
-values deep, huge or shared. The five names that a batch needs become inert objects; the array is
-made from them after its shape, type and size have been checked.
+The standard library's unpickler, with only the instructions that a batch needs. The five names in a
+batch become inert objects; the array is made from them after its shape and type have been checked.
 """
 
 import io
-import math
 import pickle
 import pickletools
-from typing import Any, cast
+from typing import Any, ClassVar
 
 import numpy as np
 
 from shardset.errors import SourceError
 
-MAX_INSTRUCTIONS = 2_000_000
-"""The 50,000 rows of CIFAR-100 take 200,000 as published."""
+MAX_BYTES = 512 << 20
+"""The training images of CIFAR-100 take 148 MiB."""
 
-MAX_CONTAINERS = 100
-"""Of instructions that make a container, name or call something.
+_MAX_TEXT = 1024
 
-A batch takes 20, so no value is deep.
-"""
-
-MAX_MEMO = 1_000_000
-"""The unpickler's memo is an array as long as the largest number in it, so that number has a limit.
-"""
-
-MAX_TEXT = 1024
-_MAX_DIMENSIONS = 4
-
-_NAMES = (
+_NUMPY = (
     ("numpy.core.multiarray", "_reconstruct"),
     ("numpy._core.multiarray", "_reconstruct"),
     ("numpy", "ndarray"),
     ("numpy", "dtype"),
-    ("_codecs", "encode"),
 )
-_TEXTS = {
-    "BINSTRING",
-    "SHORT_BINSTRING",
-    "BINBYTES",
-    "SHORT_BINBYTES",
-    "BINUNICODE",
-    "SHORT_BINUNICODE",
-}
-_GLOBALS = {"GLOBAL", "STACK_GLOBAL"}
-_TUPLES = {"EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}
-_CONTAINERS = {"EMPTY_LIST", "LIST", "EMPTY_DICT", "DICT", "REDUCE", "BUILD", *_TUPLES, *_GLOBALS}
-_NUMBERS = {"NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2"}
-_OTHERS = {"PROTO", "FRAME", "MARK", "STOP", "APPEND", "APPENDS", "SETITEM", "SETITEMS"}
-_PUTS, _GETS = {"BINPUT", "LONG_BINPUT", "MEMOIZE"}, {"BINGET", "LONG_BINGET"}
-_ALLOWED = _TEXTS | _CONTAINERS | _NUMBERS | _OTHERS | _PUTS | _GETS
+_INSTRUCTIONS = (
+    *("PROTO", "FRAME", "MARK", "STOP", "NONE", "NEWTRUE", "NEWFALSE"),
+    *("BININT", "BININT1", "BININT2", "BINSTRING", "SHORT_BINSTRING"),
+    *("BINBYTES", "SHORT_BINBYTES", "BINUNICODE", "SHORT_BINUNICODE"),
+    *("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"),
+    *("EMPTY_LIST", "APPEND", "APPENDS", "SETITEM", "SETITEMS"),
+    *("GLOBAL", "STACK_GLOBAL", "REDUCE"),
+    *("BINPUT", "LONG_BINPUT", "MEMOIZE", "BINGET", "LONG_BINGET"),
+)
 _BROKEN = (pickle.UnpicklingError, EOFError, AttributeError, LookupError, TypeError, ValueError)
-"""What `pickletools` and the unpickler raise for bytes that are not a whole pickle."""
+"""What the unpickler raises for bytes that are not a whole pickle."""
 
 
-def loads(data: bytes, where: str) -> dict[Any, Any]:
-    """The dict in a pickle: its keys are texts, its values None, 32-bit numbers, short texts, lists
-    of them or arrays.
+def loads(data: bytes, where: str) -> dict[str, Any]:
+    """The dict in a pickle: its values are numbers, texts, lists of these, or arrays of bytes.
 
-    Strings that Python 2 wrote come as bytes, arrays as uint8. Raises SourceError if the pickle
-    names or holds anything else or more than a batch could, or is damaged.
+    A text is str or bytes. Raises SourceError if the pickle names or holds anything else, or is
+    damaged.
     """
+    if len(data) > MAX_BYTES:
+        raise _refused(where, f"{len(data)} bytes, at most {MAX_BYTES}")
     try:
-        value = _Unpickler(_checked(data, where), where).load()
+        value = _Unpickler(data, where).load()
+        if isinstance(value, _Fields):
+            return {text_of(key): _checked(item, where) for key, item in value.items()}
     except _BROKEN as error:
         raise SourceError(
             f"{where}: not a whole pickle ({type(error).__name__}: {error!s:.200}); the file is"
             " damaged, download it again"
         ) from error
-    if not isinstance(value, dict):
-        raise SourceError(
-            f"{where}: a pickled {type(value).__name__}, expected a dict; download it again"
-        )
-    if odd := [type(key).__name__ for key in value if not isinstance(key, str | bytes)]:
-        raise _refused(where, f"a key of type {odd[0]}")
-    return {_plain(key, where): _plain(item, where) for key, item in value.items()}
+    raise SourceError(
+        f"{where}: a pickled {type(value).__name__}, expected a dict; download it again"
+    )
 
 
-def _checked(data: bytes, where: str) -> bytes:
-    """The pickle, if it may be run."""
-    num_containers, is_shareable, has_frames = 0, False, False
-    # whether its value may be used again: only names and short texts, so no value is shared
-    memo: dict[int, bool] = {}
-    for number, (opcode, value, at) in enumerate(pickletools.genops(data)):
-        name, argument, reason = opcode.name, cast(Any, value), ""
-        num_containers += name in _CONTAINERS
-        has_frames = has_frames or name == "FRAME"
-        if name not in _ALLOWED:
-            reason = f"the instruction {name}"
-        elif number == MAX_INSTRUCTIONS:
-            reason = f"more than {MAX_INSTRUCTIONS} instructions"
-        elif num_containers > MAX_CONTAINERS:
-            reason = f"more than {MAX_CONTAINERS} containers, names and calls"
-        elif name in _GETS and not memo.get(argument, True):
-            reason = "a value twice that is not a short text"
-        elif name in _PUTS:
-            slot = len(memo) if argument is None else argument
-            memo[slot] = is_shareable
-            reason = f"a memo number of {slot}" if slot > MAX_MEMO else ""
-        if reason:
-            raise _refused(where, f"{reason} at byte {at}")
-        is_shareable = name in _GLOBALS or (name in _TEXTS and len(argument) <= MAX_TEXT)
-    # `pickletools` and the unpickler differ on a frame that ends inside an instruction, so it gets
-    # new frames.
-    return pickletools.optimize(data) if has_frames else data
+def text_of(text: str | bytes) -> str:
+    """A text in a pickle, whichever Python wrote it."""
+    return text if isinstance(text, str) else text.decode("utf-8", "backslashreplace")
 
 
 def _refused(where: str, what: str) -> SourceError:
@@ -116,71 +71,89 @@ def _refused(where: str, what: str) -> SourceError:
     )
 
 
-class _Object:
-    """Stands for one occurrence of a name, or for what its call returns; BUILD sets nothing but its
-    state.
-    """
+class _Made:
+    """Stands for what a call of numpy returns."""
 
-    __slots__ = ("arguments", "name", "state")
-
-    def __init__(self, name: str, *arguments: object) -> None:
-        self.name, self.arguments = name, arguments
-        self.state: object = None
-
-    def __call__(self, *arguments: object) -> Any:
-        if self.name != "_codecs.encode":
-            return _Object(self.name, *arguments)
-        text, encoding = arguments  # how Python 3 writes bytes in a pickle that Python 2 can read
-        if not isinstance(text, str) or encoding not in ("latin1", b"latin1"):
-            raise ValueError("bytes in another encoding than latin1")
-        return text.encode("latin1")
-
-    def __setstate__(self, state: object) -> None:
-        self.state = state
+    def __init__(self, *arguments: object) -> None:
+        self.arguments, self.state = arguments, object()
 
 
-class _Unpickler(pickle.Unpickler):
+class _Fields(dict[Any, Any]):
+    """A dict whose keys are texts: to hash nested tuples could end the process."""
+
+    __slots__ = ()
+
+    def __setitem__(self, key: object, value: object) -> None:
+        if not _is_text(key):
+            raise TypeError(f"a key of type {type(key).__name__}, expected a short text")
+        super().__setitem__(key, value)
+
+
+class _Unpickler(pickle._Unpickler):
+    stack: list[Any]
+
     def __init__(self, data: bytes, where: str) -> None:
         super().__init__(io.BytesIO(data), fix_imports=False, encoding="bytes")
-        self._where = where
+        self._where, self._bytes_to_make = where, len(data)
 
-    def find_class(self, module: str, name: str) -> _Object:
-        if (module, name) not in _NAMES:
-            raise _refused(self._where, f"the name {module}.{name}")
-        return _Object(f"{module}.{name}")
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _NUMPY:
+            return _Made
+        if (module, name) == ("_codecs", "encode"):
+            return self._encode
+        raise _refused(self._where, f"the name {module}.{name}")
+
+    def _encode(self, text: str, encoding: str) -> bytes:
+        """How Python 3 writes bytes for Python 2: each from a text of its own in the file."""
+        self._bytes_to_make -= len(text)
+        if self._bytes_to_make < 0 or encoding not in ("latin1", b"latin1"):
+            raise ValueError("bytes in another encoding than latin1, or more than the file has")
+        return text.encode("latin1")
+
+    def _refuse(self) -> None:
+        raise _refused(self._where, "an instruction that no batch needs")
+
+    def _make_fields(self) -> None:
+        self.stack.append(_Fields())
+
+    def _set_state(self) -> None:
+        state, made = self.stack.pop(), self.stack[-1]
+        if not isinstance(made, _Made):
+            raise TypeError(f"a state for a {type(made).__name__}")
+        made.state = state
+
+    dispatch: ClassVar[dict[int, Any]] = {
+        **dict.fromkeys(range(256), _refuse),
+        **{
+            ord(opcode.code): pickle._Unpickler.dispatch[ord(opcode.code)]
+            for opcode in pickletools.opcodes
+            if opcode.name in _INSTRUCTIONS
+        },
+        ord(pickle.EMPTY_DICT): _make_fields,
+        ord(pickle.BUILD): _set_state,
+    }
 
 
-def _plain(value: object, where: str) -> Any:
-    """The value with its arrays made; raises SourceError if a batch can't hold it."""
-    if isinstance(value, _Object):
+def _checked(value: object, where: str) -> Any:
+    if isinstance(value, _Made):
         return _array(value.state, where)
-    if isinstance(value, list):
-        return [_plain(item, where) for item in value]
-    if isinstance(value, str | bytes) and len(value) > MAX_TEXT:
-        raise _refused(where, f"a text of more than {MAX_TEXT} letters")
-    if value is not None and not isinstance(value, str | bytes | int):
-        raise _refused(where, f"a value of type {type(value).__name__}")
+    for item in value if isinstance(value, list) else [value]:
+        if type(item) is not int and not _is_text(item):
+            raise _refused(where, f"a value of type {type(item).__name__}, or a long text")
     return value
 
 
+def _is_text(value: object) -> bool:
+    return isinstance(value, str | bytes) and len(value) <= _MAX_TEXT
+
+
 def _array(state: object, where: str) -> np.ndarray:
-    if not isinstance(state, tuple) or len(state) != 5:
-        raise SourceError(
-            f"{where}: an array without its content; the file is damaged, download it again"
-        )
-    _, shape, dtype, is_fortran, content = state
-    codes = dtype.arguments[:1] if isinstance(dtype, _Object) else ()
-    if codes not in (("u1",), (b"u1",)) or not isinstance(content, bytes):
-        raise SourceError(
-            f"{where}: an array of another type than unsigned bytes (u1); download the file again"
-        )
-    if not isinstance(shape, tuple) or not all(type(size) is int and size >= 0 for size in shape):
-        raise SourceError(
-            f"{where}: an array whose shape is not whole numbers; download the file again"
-        )
-    if len(shape) > _MAX_DIMENSIONS or len(content) != math.prod(shape):
-        raise SourceError(
-            f"{where}: {len(content)} bytes for an array of shape {shape!s:.80}; download the file"
-            " again"
-        )
-    return np.frombuffer(content, np.uint8).reshape(shape, order="F" if is_fortran else "C")
+    match state:
+        case _, (int(), int()) as shape, _Made() as dtype, is_fortran, bytes(content):
+            if dtype.arguments[:1] in (("u1",), (b"u1",)):
+                array = np.frombuffer(content, np.uint8)
+                return array.reshape(shape, order="F" if is_fortran else "C")
+    raise SourceError(
+        f"{where}: an array that is not [rows, values] of unsigned bytes (u1) with its content;"
+        " download the file again"
+    )

@@ -6,8 +6,7 @@ import pytest
 from pipelines.plan.index import fields_of
 from pipelines.sources.base import Extent, RawSample, Rejected, Survey
 from pipelines.sources.webdataset import WebDataset, find_tars
-from shardset.errors import ConfigError, ManifestError, SourceError
-from shardset.format.manifest import load
+from shardset.errors import ConfigError, SourceError
 from shardset.storage.open import open_storage
 from tests.makers.imagenet import put
 from tests.makers.odd_images import LFS_POINTER, jpeg
@@ -197,7 +196,6 @@ def test_the_split_is_the_folder_or_the_name_before_the_number(tmp_path, tar, sp
         ("/d/one.tar", "/d", ["one.tar"]),
         ("/a.tar::/b.tar", "/", ["a.tar", "b.tar"]),
         ("/d/sub", "/d/sub", []),
-        ("/d/sub/manifest.json", "/d/sub", []),
     ],
 )
 def test_an_input_may_be_a_folder_a_tar_a_brace_pattern_or_a_list(pattern, url, names):
@@ -266,48 +264,10 @@ def test_other_files_and_compressed_and_cut_tars_are_an_error_that_says_what_to_
         everything(one_tar(tmp_path, tar_bytes(members(0, 2))[:1500]))
 
 
-def shard_set(tmp_path) -> WebDataset:
-    samples = {
-        split: png_samples(split, 5, size=8, num_classes=3) for split in ("train", "holdout")
-    }
-    write_shard_set(open_storage(str(tmp_path)), samples, num_classes=3)
-    return WebDataset(*find_tars(str(tmp_path)))
-
-
-def test_a_shard_set_keeps_its_splits_classes_and_samples(tmp_path):
-    source = shard_set(tmp_path)
-    survey, samples, rejected = everything(source)
-    manifest = load(str(tmp_path)).manifest
-    assert survey.classes == manifest.classes
-    assert rejected == []
-    assert {(s.split, s.key, s.label) for s in samples} == {
-        (split, f"{split}-{serial:06d}", serial % 3)
-        for split in ("train", "holdout")
-        for serial in range(5)
-    }
-    assert survey.objects == {
-        shard.path: shard.num_bytes for s in manifest.splits.values() for shard in s.shards
-    }
-
-
-def test_a_shard_set_that_misses_or_exchanged_a_shard_is_an_error(tmp_path):
-    source = shard_set(tmp_path)
-    first = tmp_path / source.survey().units[0]["tar"]["name"]
-    first.write_bytes(first.read_bytes() + b"\0")
-    with pytest.raises(SourceError, match=rf"{first.name}: \d+ bytes, its manifest says"):
-        source.survey()
-    first.unlink()
-    with pytest.raises(SourceError, match=rf"1 of 4 tars are missing: .*{first.name}"):
-        source.survey()
-
-
-def test_a_manifest_that_was_cut_is_an_error_and_one_of_another_kind_is_ignored(tmp_path):
+def test_a_shard_set_is_left_to_its_own_source_and_a_manifest_of_another_kind_is_ignored(tmp_path):
     write_shard_set(open_storage(str(tmp_path)), {"train": png_samples("train", 4)}, num_shards=2)
-    whole = (tmp_path / "manifest.json").read_bytes()
-    for broken in (whole[: len(whole) // 5], b'{"kind": "shardset"}'):
-        put(tmp_path, {"manifest.json": broken})
-        with pytest.raises(ManifestError, match=r"manifest\.json"):
-            WebDataset(*find_tars(str(tmp_path))).survey()
+    with pytest.raises(ConfigError, match=r"a shard set.*read it by --source shardset"):
+        WebDataset(*find_tars(str(tmp_path))).survey()
     for other in (b"not json", b"[]", b'{"kind": "chrome extension"}'):
         put(tmp_path, {"manifest.json": other})
         assert len(everything(WebDataset(*find_tars(str(tmp_path))))[1]) == 4

@@ -11,10 +11,7 @@ from pipelines.sources.formats import safe_pickle
 from shardset.errors import SourceError
 from tests.makers.cifar import pickle_of
 
-values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**31), 2**31 - 1) | st.binary(max_size=300),
-    lambda inner: st.lists(inner, max_size=4),
-)
+plain = st.integers(-(2**31), 2**31 - 1) | st.binary(max_size=300)
 
 
 def dict_of(key: bytes, value: bytes) -> bytes:
@@ -23,10 +20,9 @@ def dict_of(key: bytes, value: bytes) -> bytes:
 
 
 @settings(max_examples=30)
-@given(st.dictionaries(st.text("abc", max_size=3), values, max_size=4))
+@given(st.dictionaries(st.text("abc", max_size=3), plain | st.lists(plain), max_size=4))
 def test_plain_values_of_python_2_come_back_as_the_standard_unpickler_reads_them(value):
-    data = pickle_of(value)
-    assert safe_pickle.loads(data, "here") == pickle.loads(data, encoding="bytes")
+    assert safe_pickle.loads(pickle_of(value), "here") == value
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4])
@@ -35,10 +31,10 @@ def test_a_pickle_that_was_written_again_by_python_3_is_read_too(protocol):
     value = safe_pickle.loads(
         pickle.dumps({b"data": array, "labels": [1, 2], b"x": b"\xff"}, protocol), "here"
     )
-    assert np.array_equal(value.pop(b"data"), array)
-    assert value == {"labels": [1, 2], b"x": b"\xff"}
+    assert np.array_equal(value.pop("data"), array)
+    assert value == {"labels": [1, 2], "x": b"\xff"}
     assert safe_pickle.loads(b"\x80\2}U\1a](U\3catq\0h\0h\0es.", "here") == {
-        b"a": [b"cat", b"cat", b"cat"]
+        "a": [b"cat", b"cat", b"cat"]
     }
 
 
@@ -57,12 +53,12 @@ def test_the_refused_name_is_in_the_message_also_one_below_an_allowed_name(name)
 
 
 @pytest.mark.parametrize("name", [b"numpy\ndtype", b"numpy.core.multiarray\n_reconstruct"])
-@pytest.mark.parametrize("state", [b"}U\x05_callNs", b"N}X\x05\0\0\0_callNs\x86"])
+@pytest.mark.parametrize("state", [b"}U\x05stateNs", b"N}X\x05\0\0\0stateNs\x86"])
 def test_an_allowed_name_can_not_be_changed_by_a_pickle(name, state):
-    with pytest.raises(SourceError, match="an array without its content"):
+    with pytest.raises(SourceError, match="a state for a type"):
         safe_pickle.loads(dict_of(b"U\x01a", b"c" + name + b"\n" + state + b"b"), "here")
-    array = np.arange(6, dtype=np.uint8)
-    assert np.array_equal(safe_pickle.loads(pickle_of({"data": array}), "here")[b"data"], array)
+    array = np.arange(6, dtype=np.uint8).reshape(2, 3)
+    assert np.array_equal(safe_pickle.loads(pickle_of({"data": array}), "here")["data"], array)
 
 
 @pytest.mark.parametrize(
@@ -100,14 +96,9 @@ def test_any_changed_byte_gives_a_value_or_a_source_error(position, byte):
 # --- pickles that would end or hold up the process: none may be hashed, called or printed
 
 
-def doubled(first: bytes, times: int, of_two: bytes) -> bytes:
+def doubled(times: int) -> bytes:
     """`x = (x, x)`, again and again, by references."""
-    steps = [first + b"q\0"]
-    steps += [
-        b"h%c" % number + b"h%c" % number + of_two + b"q%c" % (number + 1)
-        for number in range(times)
-    ]
-    return b"".join(steps)
+    return b")" + b"".join(b"q%ch%c\x86" % (number, number) for number in range(times))
 
 
 NESTED_TUPLES = b")" + 120_000 * b"\x85"
@@ -115,38 +106,44 @@ ARRAY = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\0\x85U\1b\x87
 DTYPE = b"cnumpy\ndtype\nU\2u1K\0K\1\x87R"
 LONG = b"\x8a\xfa" + 249 * b"\xff" + b"\x7f"
 LONG_TEXT = b"T\1\4\0\0" + 1025 * b"a"
-DEEP, SHARED = "more than 100 containers", "a value twice that is not a short text"
+UNNEEDED, LATIN1 = "an instruction that no batch needs", b"U\6latin1\x86R"
 ATTACKS = {
-    "a key of nested tuples": (dict_of(NESTED_TUPLES, b"N"), DEEP),
-    "a key that doubles": (dict_of(doubled(b")", 60, b"\x86"), b"N"), SHARED),
-    "a tuple as a key": (dict_of(b"K\1\x85", b"N"), "a key of type tuple"),
-    "a list that doubles": (b"\x80\2]q\0" + b"]q\1(h\0h\0e.", SHARED),
-    "nested lists": (b"\x80\2" + 120_000 * b"]" + 119_999 * b"a" + b".", DEEP),
-    "nested states": (b"\x80\2" + 50 * DTYPE + 49 * b"\x85b" + b".", DEEP),
+    "a key of nested tuples": (dict_of(NESTED_TUPLES, b"N"), "a key of type tuple"),
+    "a key that doubles": (dict_of(doubled(60), b"N"), "a key of type tuple"),
     "no key": (dict_of(b"N", b"N"), "a key of type NoneType"),
-    "a long key": (dict_of(LONG_TEXT, b"N"), "a text of more than 1024 letters"),
-    "a long text": (dict_of(b"U\1a", LONG_TEXT), "a text of more than 1024 letters"),
+    "a long key": (dict_of(LONG_TEXT, b"N"), "a key of type bytes, expected a short text"),
+    "a list that doubles": (dict_of(b"U\1a", b"]q\1(h\1h\1e"), "a value of type list"),
+    "nested lists": (b"\x80\2" + 120_000 * b"]" + 119_999 * b"a" + b".", "a pickled list"),
+    "nested states": (b"\x80\2" + 120_000 * DTYPE + 119_999 * b"\x85b" + b".", "a pickled _Made"),
+    "a long text": (dict_of(b"U\1a", LONG_TEXT), "a value of type bytes, or a long text"),
     "a long text that is encoded again and again": (
         dict_of(
-            b"U\1a", b"(" + LONG_TEXT + b"q\0" + 50 * b"c_codecs\nencode\nh\0U\6latin1\x86R" + b"l"
+            b"U\1a",
+            b"(X\1\4\0\0" + 1025 * b"a" + b"q\0" + 60 * (b"c_codecs\nencode\nh\0" + LATIN1) + b"l",
         ),
-        SHARED,
+        "or more than the file has",
     ),
-    "a large number": (b"\x80\2" + LONG + b".", "the instruction LONG1"),
-    "a huge memo number": (
-        b"\x80\x02]r" + struct.pack("<I", 2**31 - 1) + b".",
-        "a memo number of 2147483647",
+    "a large number": (b"\x80\2" + LONG + b".", UNNEEDED),
+    "bytes that are not there": (b"\x80\5\x96" + struct.pack("<Q", 2**40) + b".", UNNEEDED),
+    "a huge memo number": (b"\x80\2]r" + struct.pack("<I", 2**31 - 1) + b".", "a pickled list"),
+    "a function that is changed": (
+        dict_of(b"U\1a", b"c_codecs\nencode\n}b"),
+        "a state for a method",
     ),
-    "many instructions": (200_000 * b"\x80\2" + b"N.", "more than 200000 instructions"),
 }
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_what_no_batch_holds_is_refused(monkeypatch, name):
-    monkeypatch.setattr(safe_pickle, "MAX_INSTRUCTIONS", 200_000)
+def test_what_no_batch_holds_is_refused(name):
     data, message = ATTACKS[name]
-    with pytest.raises(SourceError, match=f"here: the pickle holds .*{message}"):
+    with pytest.raises(SourceError, match=f"here: .*{message}"):
         safe_pickle.loads(data, "here")
+
+
+def test_a_file_that_is_larger_than_any_batch_is_refused_unread(monkeypatch):
+    monkeypatch.setattr(safe_pickle, "MAX_BYTES", 100)
+    with pytest.raises(SourceError, match="here: the pickle holds 101 bytes, at most 100"):
+        safe_pickle.loads(bytes(101), "here")
 
 
 @pytest.mark.parametrize(
@@ -154,12 +151,12 @@ def test_what_no_batch_holds_is_refused(monkeypatch, name):
     [
         (
             ARRAY + b"(K\1(" + 100_000 * b"K\2" + b"t" + DTYPE + b"\x89U\1at" + b"b",
-            "1 bytes for an array of shape",
+            "an array that is not",
         ),
-        (ARRAY, "an array without its content"),
+        (ARRAY, "an array that is not .rows, values. of unsigned bytes"),
         (
             ARRAY + b"(K\1K\1\x85cnumpy\ndtype\nU\2f8K\0K\1\x87R\x89U\1xtb",
-            "an array of another type than unsigned bytes",
+            "an array that is not",
         ),
         (b"(" + 3 * b"N" + b"t", "a value of type tuple"),
         (b"c_codecs\nencode\n]U\1a\x86R", "not a whole pickle"),
@@ -168,15 +165,6 @@ def test_what_no_batch_holds_is_refused(monkeypatch, name):
 def test_a_value_that_no_batch_holds_is_refused(value, message):
     with pytest.raises(SourceError, match=message):
         safe_pickle.loads(dict_of(b"U\1a", value), "here")
-
-
-@pytest.mark.parametrize("sizes", [(2, 6), (3, 4), (2**40, 0)])
-def test_frames_have_no_effect_even_if_they_end_inside_an_instruction(sizes):
-    """The standard unpickler drops the rest of such an instruction, so it would run others than
-    those checked.
-    """
-    first, second = (b"\x95" + struct.pack("<Q", size) for size in sizes)
-    assert safe_pickle.loads(b"\x80\4" + first + b"}" + second + b"C\1aNs.", "here") == {b"a": None}
 
 
 PIECES = [
@@ -236,5 +224,4 @@ PIECES = [
 def test_any_order_of_instructions_gives_bounded_values_or_a_source_error(pieces):
     with contextlib.suppress(SourceError):
         value = safe_pickle.loads(b"\x80\2}U\1k" + b"".join(pieces) + b"s.", "here")
-        assert all(isinstance(key, str | bytes) for key in value)
         assert len(repr(value)) < 100_000
