@@ -5,6 +5,7 @@ The table is a CSV, JSONL or Parquet file.
 """
 
 import posixpath
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -132,7 +133,8 @@ class Listing:
                 f"{self._where}: none of its {len(listed.rows)} images is there, the first not as"
                 f" {path if is_absolute(path) else f'{self.input.url}/{path}'}; found"
                 f" {first_names(self.input, 3)}; a path is relative to the listing's folder,"
-                " absolute, or a gs:// URL, written with / and with its extension"
+                " absolute, or a gs:// URL, written with / and with its extension; the first:"
+                f" {self._why_missing(path)}"
             )
         return Survey(
             units=units,
@@ -154,7 +156,7 @@ class Listing:
         """
         for path, num_bytes, generation, label, split, key, extra in unit["entries"]:
             if generation is None:
-                yield Rejected(name=path, split=split, reason="not found")
+                yield Rejected(name=path, split=split, reason=self._why_missing(path))
                 continue
             yield image_sample(
                 path,
@@ -219,6 +221,16 @@ class Listing:
                     num_bytes, generation = (stat.num_bytes, stat.generation) if stat else (0, None)
                     number = labels.get(str(label), NO_LABEL)
                     yield [path, num_bytes, generation, number, split, key, extra or empty]
+
+    def _why_missing(self, path: str) -> str:
+        """The reason of an image that is missing; a name that looks the same may be there."""
+        for form in ("NFC", "NFD"):
+            if (other := unicodedata.normalize(form, path)) != path and self._stat(other):
+                return (
+                    f"not found in the Unicode form that is listed, but in {form} (as macOS writes"
+                    f" accents); list it by unicodedata.normalize({form!r}, path)"
+                )
+        return "not found"
 
     def _stat(self, path: str) -> Stat | None:
         return (

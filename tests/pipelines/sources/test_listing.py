@@ -110,6 +110,18 @@ def test_paths_are_made_plain_and_may_lack_a_known_extension(images):
     ]
 
 
+def test_a_name_in_another_unicode_form_is_named_as_such(tmp_path):
+    composed, apart = "\u00e9.png", "e\u0301.png"
+    write_images(tmp_path, [apart, "1.png"])
+    message = r"none of its 1 images .* not found in the Unicode form that is listed, but in NFD"
+    with pytest.raises(SourceError, match=message):
+        csv_of(tmp_path, [composed, "cat"]).survey()
+    _, rejected = read(csv_of(tmp_path, ["1.png", "cat"], [composed, "cat"]))
+    assert rejected.reason.endswith(
+        "but in NFD (as macOS writes accents); list it by unicodedata.normalize('NFD', path)"
+    )
+
+
 @pytest.mark.parametrize("make", ["csv", "jsonl", "parquet"])
 def test_a_whole_number_is_a_label_as_text_or_float_and_an_empty_cell_is_none(images, make):
     labels = [10.0, None, 2.0] if make == "parquet" else ["\t10 ", "", " 2.00"]
