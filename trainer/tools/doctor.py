@@ -8,7 +8,7 @@ from typing import Any, Literal
 from shardset.errors import NotFound, ShardsetError, StorageError, TransientError
 from shardset.format.manifest import Manifest
 from shardset.program import count
-from shardset.storage.open import bucket_of, holds, is_known
+from shardset.storage.open import bucket_of, is_region
 from trainer.config import TrainConfig
 from trainer.errors import TrainingError
 from trainer.runtime import machine
@@ -269,9 +269,9 @@ def check_bucket(name: str, location: str | StorageError, zone: str | None) -> C
             check, "warn", f"{location}; the region of this machine is unknown", advice
         )
     region, text = zone.rpartition("-")[0], f"{location}, this machine in {zone}"
-    if holds(location, region):
+    if location.lower() == region:
         return CheckResult(check, "pass", text)
-    if not is_known(location):
+    if not is_region(location):
         return CheckResult(
             check, "warn", text, "check whether this location includes the region of this machine"
         )
