@@ -27,7 +27,7 @@ from shardset.format import naming
 from shardset.format.images import is_image_field
 from shardset.format.tar import MAX_MEMBER_BYTES
 from shardset.storage.base import ObjectWriter, Storage
-from shardset.storage.checked import read_again
+from shardset.storage.checked import read_twice
 
 BATCH = 64
 
@@ -73,7 +73,7 @@ def index_unit(
     if content := files.find(summary_path):
         return decode_record(files.output, summary_path, content, UnitSummary)
     labels = addition.labels if addition else ()
-    rows, rejected = read_again(partial(_read_samples, files, source, config, unit, labels))
+    rows, rejected = read_twice(partial(_read_samples, files, source, config, unit, labels))
     num_rows = Counter(row.split for row in rows)
     if addition:
         rows = admitted(files, addition, rows)

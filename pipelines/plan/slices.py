@@ -13,7 +13,7 @@ from typing import TypeVar
 from pipelines.plan.files import PlanFiles, in_order, read_checked
 from shardset.checksum import extend_crc32c
 from shardset.storage.base import Storage
-from shardset.storage.checked import pieces_of, read_same_twice
+from shardset.storage.checked import pieces_of, read_small
 
 K = TypeVar("K")
 
@@ -81,11 +81,7 @@ def copy_range(
     """Copies a range to an object of its own, behind the object `after`; it appears only if the
     CRC32C matches.
     """
-    start = (
-        read_same_twice(lambda: files.output.read(after), f"{files.output.url}/{after}")
-        if after
-        else b""
-    )
+    start = read_small(files.output, after) if after else b""
 
     def copy() -> None:
         crc = 0
