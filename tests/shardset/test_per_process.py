@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -67,8 +66,3 @@ def test_what_could_not_be_made_is_made_at_the_next_call():
     with pytest.raises(ConfigError):
         kept()
     assert kept() == "made"
-
-
-def test_a_copy_starts_without():
-    kept = PerProcess(Made)
-    assert pickle.loads(pickle.dumps(kept))() is not kept()
