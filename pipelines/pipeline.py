@@ -6,7 +6,6 @@ elements between two steps are only the names of these files, or the byte ranges
 to read.
 """
 
-import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -33,6 +32,7 @@ from pipelines.plan.survey import UnitRef, WrittenUnits, units_in
 from pipelines.sources.base import Source
 from pipelines.write.commit import Committer
 from pipelines.write.shard import ShardWriter
+from shardset.per_process import PerProcess
 
 T = TypeVar("T")
 
@@ -44,12 +44,6 @@ Counts = tuple[int, dict[int, int]]
 
 NAMESPACE = "shardset"
 """The namespace of our counters; runners have their own."""
-
-_planning: dict[tuple[int, str], threading.Lock] = {}
-"""By process and build: held by the thread that plans a batch, bucket or group.
-
-A runner may have a dozen threads.
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,9 +241,15 @@ def commit_step(
     return [digest] if digest else []
 
 
+@PerProcess
+def _planning(build: str) -> threading.Lock:
+    """Held by the thread that plans a batch, bucket or group: a runner may have a dozen threads."""
+    return threading.Lock()
+
+
 def _one_at_a_time(files: PlanFiles, work: Callable[[], T]) -> T:
     """A step that takes 100 to 300 MiB: a process has the memory for one, whatever its threads."""
-    with _planning.setdefault((os.getpid(), files.build), threading.Lock()):
+    with _planning(files.build):
         return files.step(work)
 
 

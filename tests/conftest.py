@@ -43,7 +43,7 @@ hypothesis.settings.load_profile("no deadline")
 def unthrottled() -> None:
     """No test waits because the server of another one refused."""
     if served := sys.modules.get("shardset.storage.served"):
-        served._throttles.clear()
+        served._throttle.take()
 
 
 @pytest.fixture(scope="session")

@@ -92,7 +92,13 @@ def is_read(seen: Seen) -> bool:
 
 def is_upload(seen: Seen) -> bool:
     """Whether a request carries an object's bytes."""
-    return seen.method in ("POST", "PUT") and seen.path.startswith("/upload/")
+    return seen.method in ("POST", "PUT")
+
+
+def is_listing(seen: Seen) -> bool:
+    """Whether a request asks for the names of objects."""
+    path, _, query = seen.path.partition("?")
+    return seen.method == "GET" and (path.endswith("/o") or "list" in query)
 
 
 def in_turn(*faults: Fault | None, when: Callable[[Seen], bool] = lambda seen: True) -> Script:

@@ -231,7 +231,7 @@ MESSAGES: list[str] = re.findall(
 ELSEWHERE = (
     "process 4711 on host-1",
     "NotFinite: the loss is nan",
-    "no answer from gs:",
+    "ReadTimeoutError",
     "the server answered 429",
 )
 BUILDS = {

@@ -21,7 +21,7 @@ from shardset.format.frame import Framed, frame, open_frame
 from shardset.prepared import JSON_ERRORS, prepared
 from shardset.read.threads import results_in_order
 from shardset.storage.base import ABSENT, ObjectWriter, Storage, stat_or_none
-from shardset.storage.checked import read_again
+from shardset.storage.checked import read_twice
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -177,7 +177,7 @@ def read_checked(output: Storage, name: str, attempt: Callable[[], T]) -> T:
     ConfigError after two.
     """
     try:
-        return read_again(attempt, ValueError)
+        return read_twice(attempt, error=ValueError)
     except ValueError as error:
         raise ConfigError(
             f"{output.url}/{name}: not readable ({error}, read twice); it is damaged: {START_OVER}"

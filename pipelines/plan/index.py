@@ -26,7 +26,7 @@ from shardset.errors import SourceError, UndecodableImage
 from shardset.format import naming
 from shardset.format.images import is_image_field
 from shardset.storage.base import ObjectWriter, Storage
-from shardset.storage.checked import read_again
+from shardset.storage.checked import read_twice
 
 BATCH = 64
 
@@ -72,7 +72,7 @@ def index_unit(
     if content := files.find(summary_path):
         return decode_record(files.output, summary_path, content, UnitSummary)
     labels = addition.labels if addition else ()
-    rows, rejected = read_again(partial(_read_samples, files, source, config, unit, labels))
+    rows, rejected = read_twice(partial(_read_samples, files, source, config, unit, labels))
     num_rows = Counter(row.split for row in rows)
     if addition:
         rows = admitted(files, addition, rows)

@@ -2,8 +2,6 @@
 as planned.
 """
 
-import os
-import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -14,6 +12,7 @@ from pipelines.plan.files import START_OVER
 from pipelines.sources.base import UNREAD, Extent
 from shardset.checksum import extend_crc32c
 from shardset.errors import ChangedInput, NotFound, PreconditionFailed
+from shardset.per_process import PerProcess
 from shardset.storage.base import Storage
 from shardset.storage.open import is_absolute, open_file
 
@@ -25,10 +24,6 @@ SPOOLED = "spool:///"
 
 No name of an input object can start with it.
 """
-
-
-_pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
-_pools_lock = threading.Lock()
 
 
 def fetch(
@@ -79,13 +74,10 @@ def coalesce(ranges: Sequence[tuple[int, int]], *, max_gap: int, max_bytes: int)
         yield slice(first, len(ranges))
 
 
+@PerProcess
 def _pool(num_threads: int) -> ThreadPoolExecutor:
     """The reading threads of this process, started at the first use."""
-    key = (os.getpid(), num_threads)
-    with _pools_lock:
-        if key not in _pools:
-            _pools[key] = ThreadPoolExecutor(num_threads, "range-reads")
-        return _pools[key]
+    return ThreadPoolExecutor(num_threads, "range-reads")
 
 
 class _Located(NamedTuple):

@@ -21,7 +21,7 @@ from apache_beam.options.pipeline_options import (
 )
 
 from shardset.errors import ConfigError, NotFound, StorageError
-from shardset.storage.open import holds
+from shardset.storage.open import is_region
 
 HARNESS_THREADS = 4
 """Threads of a worker process, unless --number_of_worker_harness_threads says otherwise: Dataflow's
@@ -163,8 +163,8 @@ def _check_location(flags: str, bucket: str, region: str, locate: Callable[[str]
         ) from error
     except StorageError as error:
         raise ConfigError(f"{flags}: can't see where bucket {bucket} is ({error})") from error
-    if not holds(where, region):
+    if is_region(where) and where.lower() != region:
         raise ConfigError(
             f"{flags}: bucket {bucket} is in {where}, the workers would be in {region}: every byte"
-            f" would cross; use a bucket in {region}, or a region in {where}"
+            f" would cross; use a bucket in {region}, or the region {where.lower()}"
         )

@@ -21,7 +21,7 @@ from shardset.format import naming
 from shardset.format.manifest import Manifest
 from shardset.format.write import write_index
 from shardset.storage.base import Storage
-from shardset.storage.checked import read_again
+from shardset.storage.checked import read_twice
 from shardset.storage.open import open_storage
 
 
@@ -56,7 +56,7 @@ def index(storage: Storage, task: Task) -> TarRecord:
 
     Raises SourceError if the tar is damaged or holds no sample.
     """
-    builder, fields, odd = read_again(lambda: index_tar(storage, task.source))
+    builder, fields, odd = read_twice(lambda: index_tar(storage, task.source))
     rows = builder.take_index()
     if not len(rows):
         why = f" ({odd[0][0]}: {odd[0][1]})" if odd else ""

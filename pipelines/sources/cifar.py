@@ -24,7 +24,7 @@ from shardset.checksum import crc32c_of
 from shardset.errors import SourceError
 from shardset.format.images import stored_png
 from shardset.storage.base import Stat, Storage, stat_or_none
-from shardset.storage.checked import read_again
+from shardset.storage.checked import read_twice
 from shardset.storage.open import open_file, open_storage
 
 ImageFormat = Literal["png", "ppm"]
@@ -82,7 +82,7 @@ class _Cifar:
         """One unit for each batch file; raises SourceError if one is missing or the archive is
         damaged.
         """
-        files = read_again(self._files)
+        files = read_twice(self._files)
         if missing := [name for name in self._file_names() if name not in files]:
             raise SourceError(
                 f"{self._where()}: found {', '.join(sorted(files)) or 'none'} of the files of"

@@ -32,7 +32,7 @@ from shardset.errors import ChangedInput, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.manifest import ClassInfo
 from shardset.storage.base import Stat, Storage, stat_or_none
-from shardset.storage.checked import read_again
+from shardset.storage.checked import read_twice
 
 TRAIN_TAR = "ILSVRC2012_img_train.tar"
 VALIDATION_TAR = "ILSVRC2012_img_val.tar"
@@ -69,7 +69,7 @@ class ImageNet:
         what was expected.
         """
         if archives := self.archives():
-            return read_again(lambda: _survey_archives(self.input, archives))
+            return read_twice(lambda: _survey_archives(self.input, archives))
         for root in (KAGGLE_ROOT, ""):
             if objects.has_prefix(self.input, f"{root}{TRAIN}/"):
                 return _survey_tree(self.input, root)
@@ -264,7 +264,7 @@ def _in_folder(storage: Storage, unit: Unit) -> Iterator[_Found]:
 def _synsets(storage: Storage) -> Synsets:
     """What the devkit or else Kaggle's tables say, as far as they are there."""
     if stat := stat_or_none(storage, DEVKIT):
-        return read_again(lambda: read_devkit(RangeFile(storage, stat), f"{storage.url}/{DEVKIT}"))
+        return read_twice(lambda: read_devkit(RangeFile(storage, stat), f"{storage.url}/{DEVKIT}"))
     mapping = storage.read(MAPPING) if stat_or_none(storage, MAPPING) else b""
     solution = storage.read(SOLUTION) if stat_or_none(storage, SOLUTION) else b""
     return Synsets(

@@ -17,7 +17,6 @@ from shardset.format import manifest as manifests
 from shardset.format import naming, versions
 from shardset.format.manifest import Manifest
 from shardset.storage.base import Stat, Storage
-from shardset.storage.checked import read_again
 
 
 def manifest_at(output: Storage, name: str) -> Manifest | None:
@@ -27,7 +26,7 @@ def manifest_at(output: Storage, name: str) -> Manifest | None:
     """
     where = f"{output.url}/{name}"
     try:
-        manifest = read_again(lambda: manifests.parse(output.read(name), where), ManifestError)
+        manifest = manifests.read_head(output, name)
     except NotFound:
         return None
     except ManifestError as error:

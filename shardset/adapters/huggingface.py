@@ -6,14 +6,14 @@ Its own `state_dict` and `load_state_dict` resume in the middle of an epoch, and
 share its steps.
 """
 
-import os
+import threading
 from collections.abc import Generator, Iterator
 from typing import Any
 
 import numpy as np
 
 from shardset.errors import brought_by
-from shardset.read.threads import ProcessLock
+from shardset.per_process import PerProcess
 
 with brought_by("huggingface"):
     import datasets
@@ -48,25 +48,20 @@ class StepRows:
     """
 
     def __init__(self, stream: Stream, epoch: int) -> None:
-        self._stream, self._epoch, self._lock = stream, epoch, ProcessLock()
-        # By process: the threads of a run are in the process that began it, and forked workers
-        # leave it alone.
-        self._runs: dict[int, tuple[_Run | None, range]] = {}
+        self._stream, self._epoch, self._own = stream, epoch, PerProcess(_Reading)
 
     def __call__(self, steps: list[int]) -> Iterator[dict[str, Any]]:
         """The rows of these steps."""
         for step in steps:
-            with self._lock:
-                batch = self._batch(step)
+            own = self._own()
+            with own.lock:
+                batch = self._batch(step, own)
             for slot in np.flatnonzero(batch["weight"]).tolist():
                 yield row_of(batch, slot)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_runs": {}}
-
-    def _batch(self, step: int) -> Batch:
+    def _batch(self, step: int, own: "_Reading") -> Batch:
         """The batch of a step, from the run of this process if that comes to it next."""
-        run, steps = self._runs.get(os.getpid(), (None, range(0)))
+        run, steps = own.run, own.steps
         if run is None or step not in steps[:1]:
             expected, stride = steps.start, steps.step
             if step == expected:
@@ -75,7 +70,15 @@ class StepRows:
                 steps = range(step, step + 1, max(1, step - expected + stride))
             run = self._stream.run(iter([(self._epoch, steps)]))
         batch = next(run)[2]
-        steps = steps[1:]
-        # without a step left, a run ends its threads
-        self._runs[os.getpid()] = run if steps else None, steps
+        own.steps = steps[1:]
+        own.run = run if own.steps else None  # without a step left, a run ends its threads
         return batch
+
+
+class _Reading:
+    """The run of a process, and the steps that it comes to."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.run: _Run | None = None
+        self.steps = range(0)

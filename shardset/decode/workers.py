@@ -19,6 +19,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -31,7 +32,7 @@ import numpy as np
 from shardset.decode import png
 from shardset.errors import DecoderLost, UndecodableImage
 from shardset.format.images.background import Background
-from shardset.read.threads import ProcessLock
+from shardset.per_process import PerProcess
 
 if TYPE_CHECKING:
     from shardset.decode.image import ImageSpec
@@ -184,10 +185,8 @@ class WorkerPool:
             num_images,
             kept,
         )
-        self._lock = ProcessLock()
-        self._all: list[Worker] = []
-        self._idle: list[Worker] = []
-        self._owner = 0
+        self._own = PerProcess(_Workers)
+        weakref.finalize(self, _end_all, self._own)
 
     def __reduce__(
         self,
@@ -196,33 +195,40 @@ class WorkerPool:
 
     def start(self) -> None:
         """Starts the missing workers of this process: all at first, later those that were lost."""
-        with self._lock:
-            if self._owner != os.getpid():
-                self._owner, self._all, self._idle = os.getpid(), [], []
-                weakref.finalize(self, _end_all, self._owner, self._all)
-            self._all[:] = [worker for worker in self._all if not worker.is_lost]
+        own = self._own()
+        with own.lock:
+            own.all = [worker for worker in own.all if not worker.is_lost]
             whole = DecodeWhole(self.spec.background, self.spec.upright)
             task = DecodeCrops(self.spec) if self.kept is None else whole
-            while len(self._all) < self.num_processes:
-                self._all.append(
-                    Worker(self.kept or SharedImages(self.num_images, self.spec.size), task)
-                )
-                self._idle.append(self._all[-1])
+            while len(own.all) < self.num_processes:
+                images = self.kept or SharedImages(self.num_images, self.spec.size)
+                own.all.append(Worker(images, task))
+                own.idle.append(own.all[-1])
 
     @contextmanager
     def idle(self) -> "Iterator[Worker | None]":
         """Lends a worker that is ready and idle, or None if there is none. Raises DecoderLost."""
-        with self._lock:
-            self._idle = [worker for worker in self._idle if not worker.is_lost]
-            worker = next((each for each in self._idle if each.is_ready()), None)
+        own = self._own()
+        with own.lock:
+            own.idle = [worker for worker in own.idle if not worker.is_lost]
+            worker = next((each for each in own.idle if each.is_ready()), None)
             if worker is not None:
-                self._idle.remove(worker)
+                own.idle.remove(worker)
         try:
             yield worker
         finally:
             if worker is not None:
-                with self._lock:
-                    self._idle.append(worker)
+                with own.lock:
+                    own.idle.append(worker)
+
+
+class _Workers:
+    """The worker processes of a process."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.all: list[Worker] = []
+        self.idle: list[Worker] = []
 
 
 class Worker:
@@ -345,7 +351,7 @@ def _receive(stream: BinaryIO, num_bytes: int) -> bytes:
     return content
 
 
-def _end_all(owner: int, workers: Sequence[Worker]) -> None:
-    if owner == os.getpid():
-        for worker in workers:
+def _end_all(own: PerProcess[_Workers]) -> None:
+    for workers in own.take():
+        for worker in workers.all:
             worker.end()

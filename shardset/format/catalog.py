@@ -17,7 +17,7 @@ from shardset.format.manifest import Shard
 from shardset.format.originals import read_origins
 from shardset.format.parquet import open_table, parquet_errors
 from shardset.storage.base import Storage
-from shardset.storage.checked import read_again
+from shardset.storage.checked import read_twice
 
 FOOTER: Final = b"shardset.catalog"
 SCHEMA: Final = pa.schema(
@@ -49,7 +49,7 @@ def read_rows(
             return rows
 
     try:
-        rows = read_again(read, ManifestError)
+        rows = read_twice(read, error=ManifestError)
     except (NotFound, ManifestError):  # damage is repaired as absence is
         return None
     return rows if len(rows) == shard.num_samples else None

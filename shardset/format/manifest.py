@@ -23,7 +23,7 @@ from shardset.order.permutation import hash_text
 from shardset.order.selection import Selection
 from shardset.prepared import JSON_ERRORS, prepared
 from shardset.storage.base import Storage
-from shardset.storage.checked import read_again
+from shardset.storage.checked import read_twice
 from shardset.storage.open import open_file, open_storage
 
 KIND: Final = "shardset"
@@ -403,7 +403,7 @@ def read_head(storage: Storage, name: str = naming.MANIFEST, where: str | None =
     Raises as `read` does.
     """
     where = where or f"{storage.url}/{name}"
-    return read_again(lambda: parse(storage.read(name), where), ManifestError)
+    return read_twice(lambda: parse(storage.read(name), where), error=ManifestError)
 
 
 def older(storage: Storage) -> Iterator[Manifest]:

@@ -18,12 +18,11 @@ import logging
 import os
 import re
 import shutil
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -34,7 +33,7 @@ from shardset.errors import ConfigError
 from shardset.format.manifest import Split
 from shardset.read.indexes import ShardTable
 from shardset.read.remote import RangeReader
-from shardset.read.threads import ProcessLock, Threads, outcome_of, settle
+from shardset.read.threads import Threads, outcome_of, settle
 from shardset.storage.local import Descriptor
 from shardset.storage.open import local_folder
 
@@ -71,9 +70,9 @@ class BlockCache:
         self._root = Path(spec.folder)
         names = "\n".join(group.table_sha256 for group in split.groups)
         self._folder = self._root / hashlib.sha256(names.encode("ascii")).hexdigest()[:32]
-        self._files: OrderedDict[int, _CacheFile] = OrderedDict()
+        # A partial of a function, not a method: the cache must end with its last reference.
+        self._file_of = lru_cache(MAX_OPEN_FILES)(partial(_open, spec, split, self._folder))
         self._uncached: set[int] = set()
-        self._lock = ProcessLock()
         largest = split.max_tar_bytes + max(split.shard_sizes)
         if spec.num_bytes < largest:
             raise ConfigError(
@@ -107,47 +106,17 @@ class BlockCache:
 
     def _use(self, shard: int, call: "Callable[[_CacheFile], T]", otherwise: T) -> T:
         """The result of `call`; `otherwise` without a file, and for good if the disk fails."""
+        if shard in self._uncached:
+            return otherwise
         try:
-            file = self._file_of(shard)
-            return otherwise if file is None else call(file)
+            if file := self._file_of(shard):
+                return call(file)
         except OSError as error:
             _log.warning(
                 "%s: %s; shard %d is read from its storage from now on", self._folder, error, shard
             )
-            with self._lock:
-                self._files.pop(shard, None)
-                self._uncached.add(shard)
-            return otherwise
-
-    def _file_of(self, shard: int) -> "_CacheFile | None":
-        with self._lock:
-            if shard in self._uncached:
-                return None
-            file = self._files.get(shard) or self._open(shard)
-            if file is None:
-                self._uncached.add(shard)
-                return None
-            self._files[shard] = file
-            self._files.move_to_end(shard)
-            if len(self._files) > MAX_OPEN_FILES:
-                self._files.popitem(last=False)
-            return file
-
-    def _open(self, number: int) -> "_CacheFile | None":
-        shard = self.split.shards[number]
-        path, size = self._folder / f"{number:06d}", shard.num_bytes + shard.num_samples
-        with _locked(self._root / _LOCK):
-            old_size = path.stat().st_size if path.exists() else 0
-            has_room = old_size >= size or self._make_room(size - old_size)
-            return _CacheFile(path, shard.num_bytes, size) if has_room else None
-
-    def _make_room(self, size: int) -> bool:
-        used = sum(stat.st_size for folder in _sets(self._root) for stat in _stats(folder))
-        for folder in _sets(self._root):
-            if used + size <= self.spec.num_bytes:
-                break
-            used -= _remove_unless_read(folder)
-        return used + size <= self.spec.num_bytes
+        self._uncached.add(shard)
+        return otherwise
 
     def _claim(self) -> Descriptor:
         """Keeps other processes from removing the set's folder while what this returns lives."""
@@ -246,6 +215,25 @@ class _CacheFile(Descriptor):
         # them, then no more.
         if os.pwrite(self.fd, data, start) == len(data):
             os.pwrite(self.fd, b"\1" * (last - first), self.num_bytes + first)
+
+
+def _open(spec: DiskCache, split: Split, folder: Path, number: int) -> _CacheFile | None:
+    """The file of a shard; None without room for it."""
+    shard = split.shards[number]
+    path, size = folder / f"{number:06d}", shard.num_bytes + shard.num_samples
+    with _locked(folder.parent / _LOCK):
+        old_size = path.stat().st_size if path.exists() else 0
+        has_room = old_size >= size or _make_room(spec, folder.parent, size - old_size)
+        return _CacheFile(path, shard.num_bytes, size) if has_room else None
+
+
+def _make_room(spec: DiskCache, root: Path, size: int) -> bool:
+    used = sum(stat.st_size for folder in _sets(root) for stat in _stats(folder))
+    for folder in _sets(root):
+        if used + size <= spec.num_bytes:
+            break
+        used -= _remove_unless_read(folder)
+    return used + size <= spec.num_bytes
 
 
 @contextmanager

@@ -5,6 +5,7 @@ A reader that needs few rows of a large index in a bucket reads these and their 
 compared with its own check; from a quarter of the index on, all of it.
 """
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,8 +22,9 @@ from shardset.format.index import index_from_bytes, stored_dtype, with_fields
 from shardset.format.manifest import Shard, Split
 from shardset.order.blocks import RangeReads
 from shardset.order.budget import INDEX_BUDGET_BYTES
+from shardset.per_process import PerProcess
 from shardset.read.addresses import SampleAddress, SampleAddresses, ShardIndex, num_columns
-from shardset.read.threads import ProcessLock, results_in_order
+from shardset.read.threads import results_in_order
 from shardset.storage.base import Storage
 from shardset.storage.checked import read_object
 
@@ -167,7 +169,7 @@ class ShardTable:
         self._held: OrderedDict[int, _HeldIndex] = OrderedDict()
         self._held_bytes = 0
         self._last_keys: tuple[int, NDArray[np.bytes_]] | None = None
-        self._lock = ProcessLock()
+        self._lock = PerProcess(threading.Lock)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_held": OrderedDict(), "_held_bytes": 0, "_last_keys": None}
@@ -212,7 +214,7 @@ class ShardTable:
         from a bucket.
         """
         self.split.load(shards)
-        with self._lock:
+        with self._lock():
             whole = {
                 shard for shard in shards if (held := self._held.get(shard)) and held.places is None
             }
@@ -227,7 +229,7 @@ class ShardTable:
         index; then all of it.
         """
         self.split.load(shards)
-        with self._lock:
+        with self._lock():
             found = map(self._held.get, shards)
             wanted = [
                 (shard, held, where)
@@ -285,13 +287,13 @@ class ShardTable:
         return results_in_order("shardset-index", num_threads, calls)
 
     def _find(self, shard: int) -> _HeldIndex | None:
-        with self._lock:
+        with self._lock():
             if shard in self._held:
                 self._held.move_to_end(shard)
             return self._held.get(shard)
 
     def _keep(self, shard: int, found: _HeldIndex) -> _HeldIndex:
-        with self._lock:
+        with self._lock():
             before = self._held.pop(shard, None)
             if before and before.places is None and found.places is not None:
                 found = before  # another thread has read all of it meanwhile
@@ -358,7 +360,7 @@ class ShardTable:
                 records = read_rows(self.storage, listed, fields, wanted)
             except NotFound as error:
                 raise DamagedShard(str(error)) from error
-            with self._lock:
+            with self._lock():
                 self.num_bytes_read += records.nbytes
             places[groups] = len(index.rows) + ROWS_AT_ONCE * np.arange(len(groups))
             index = index.extended(self._index_of(shard, records))
@@ -388,7 +390,7 @@ class ShardTable:
             records = read_index(self.storage, shard)
         except NotFound as error:
             raise DamagedShard(str(error)) from error
-        with self._lock:
+        with self._lock():
             self.num_bytes_read += shard.index.num_bytes
         return records
 

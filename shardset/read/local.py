@@ -3,9 +3,8 @@ bucket.
 """
 
 import os
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator
+from functools import lru_cache, partial
 
 from shardset.errors import NotFound, ShardsetError, StorageError
 from shardset.order.epoch import Slots
@@ -30,11 +29,10 @@ class LocalSampleReader:
 
     def __init__(self, table: ShardTable, max_open_files: int = MAX_OPEN_FILES) -> None:
         self.table = table
-        self.max_open_files = max_open_files
         self.num_bytes_read = 0
         """See SampleReader. A lower bound, because threads add to it without a lock."""
-        self.files: OrderedDict[int, _ShardFile] = OrderedDict()
-        self._lock = threading.Lock()
+        self.file = lru_cache(max_open_files)(partial(_ShardFile, table))
+        """The open file of a shard; its size is the manifest's."""
 
     def prepare(self, epoch: int, slots: Slots) -> None:
         """See SampleReader. Nothing, because an index on a disk is read at once."""
@@ -54,17 +52,7 @@ class LocalSampleReader:
 
         Each file is closed when the last thread that reads it lets go of it.
         """
-        self.files.clear()
-
-    def file(self, shard: int) -> "_ShardFile":
-        """The open file of a shard; its size is the manifest's."""
-        with self._lock:
-            file = self.files.get(shard)
-            if file is None:
-                file = self.files[shard] = _ShardFile(self.table, shard)
-            if len(self.files) > self.max_open_files:
-                self.files.popitem(last=False)
-        return file
+        self.file.cache_clear()
 
 
 class LocalPendingSamples(PendingSamples):
@@ -82,7 +70,10 @@ class LocalPendingSamples(PendingSamples):
             self._shards[start:stop], self.starts[start:stop], self.sizes[start:stop], strict=True
         )
         for number, (shard, begin, size) in enumerate(samples, start):
-            file = reader.files.get(shard) or self._open(number, shard)
+            try:
+                file = reader.file(shard)
+            except ShardsetError as error:
+                raise self._located(number, error) from error
             reader.num_bytes_read += size
             try:
                 if size > SMALL_BYTES:
@@ -98,12 +89,6 @@ class LocalPendingSamples(PendingSamples):
                     f"{self.describe(number)}: can't be read ({error.strerror}); check the disk"
                 ) from error
             yield verified(number, contents)
-
-    def _open(self, number: int, shard: int) -> "_ShardFile":
-        try:
-            return self.reader.file(shard)
-        except ShardsetError as error:
-            raise self._located(number, error) from error
 
 
 class _ShardFile(Descriptor):

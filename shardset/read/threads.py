@@ -1,8 +1,5 @@
-"""Threads for jobs that may wait for minutes, the futures of their results, and a lock that
-survives a fork.
-"""
+"""Threads for jobs that may wait for minutes, and the futures of their results."""
 
-import os
 import queue
 import threading
 from collections import deque
@@ -84,29 +81,6 @@ def results_in_order(name: str, num_threads: int, calls: Iterable[Callable[[], T
     finally:
         threads.close()
         threads.join()
-
-
-class ProcessLock:
-    """A lock for each process: a plain lock that another thread holds during a fork stays locked in
-    the child.
-
-    A copy in another process (pickled) is free.
-    """
-
-    def __init__(self) -> None:
-        self._locks: dict[int, threading.Lock] = {}
-
-    def __reduce__(self) -> tuple[type["ProcessLock"], tuple[()]]:
-        return ProcessLock, ()
-
-    def __enter__(self) -> None:
-        self._own().acquire()
-
-    def __exit__(self, *exc: object) -> None:
-        self._own().release()
-
-    def _own(self) -> threading.Lock:
-        return self._locks.setdefault(os.getpid(), threading.Lock())
 
 
 def outcome_of(call: Callable[[], T]) -> T | BaseException:

@@ -3,6 +3,7 @@ damaged.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import reduce
 from typing import TypeVar
 
@@ -23,26 +24,21 @@ class DamagedObject(DamagedShard):
         self.data = data
 
 
-def read_twice(read: Callable[[], T], fits: Callable[[T], bool]) -> T:
-    """The result of `read` if it fits, else that of a second `read`, whether that fits or not.
+def read_twice(
+    read: Callable[[], T],
+    fits: Callable[[T], bool] = lambda found: True,
+    error: type[Exception] = SourceError,
+) -> T:
+    """The result of `read`; if it doesn't fit, or `read` raises `error`, that of a second `read`.
 
     Damage in transfer does not repeat; damage in storage does.
     """
-    first = read()
-    if fits(first):
-        return first
-    del first  # it may be a whole shard
+    with suppress(error):
+        found = read()
+        if fits(found):
+            return found
+        del found  # it may be a whole shard
     return read()
-
-
-def read_again(read: Callable[[], T], error: type[Exception] = SourceError) -> T:
-    """The result of `read`, which is repeated once if it raises `error`: damage in transfer does
-    not repeat.
-    """
-    try:
-        return read()
-    except error:
-        return read()
 
 
 def read_same_twice(read: Callable[[], bytes], where: str) -> bytes:
@@ -50,12 +46,12 @@ def read_same_twice(read: Callable[[], bytes], where: str) -> bytes:
 
     For bytes that have no checksum, such as a range of an object.
     """
-    first, second = read(), read()
-    if first == second:
-        return first
-    third = read()
-    if third in (first, second):
-        return third
+    seen: list[bytes] = []
+    for _ in range(3):
+        data = read()
+        if data in seen:
+            return data
+        seen.append(data)
     raise TransientError(
         f"{where}: three reads gave different bytes; check the network and try again"
     )

@@ -19,7 +19,7 @@ from urllib.parse import quote
 import urllib3
 
 from shardset.checksum import crc32c_text, extend_crc32c
-from shardset.errors import PreconditionFailed, StorageError, TransientError
+from shardset.errors import PreconditionFailed, TransientError
 from shardset.storage.base import (
     ABSENT,
     ObjectWriter,
@@ -102,14 +102,12 @@ class GcsStorage(ServedFolder):
             return response.status == 204
 
     def location(self) -> str:
-        """The location of the bucket as the server spells it: `EUROPE-WEST4`, `EU`, `NAM4`; a pair
-        is joined by `+`.
+        """The location of the bucket as the server spells it: `EUROPE-WEST4`, `EU`, `NAM4`.
 
         Raises NotFound if there is no such bucket. Needs the permission storage.buckets.get.
         """
-        params = {"fields": "kind,location,customPlacementConfig"}
-        answer = self._ask(_bucket_path(self.bucket), self.url, params, BucketFacts)
-        return "+".join(answer.custom_placement_config.get("dataLocations") or [answer.location])
+        params = {"fields": "kind,location"}
+        return self._ask(_bucket_path(self.bucket), self.url, params, BucketFacts).location
 
     def _path(self, full: str) -> str:
         return f"{_bucket_path(self.bucket)}/o/{quote(full, safe='')}"
@@ -166,7 +164,7 @@ class GcsStorage(ServedFolder):
             check(answer)
             return answer
 
-        return self.persist(where, attempt)
+        return self.persist(attempt)
 
 
 def _bucket_path(bucket: str) -> str:
@@ -186,9 +184,10 @@ def _described(response: urllib3.BaseHTTPResponse, name: str, where: str) -> Ans
             f"{where}: the answer doesn't say which bytes it holds of what"
         ) from error
     found = _CRC32C.search(headers.get("X-Goog-Hash", ""))
-    crc32c = found[1] if found else None
-    stat = Stat(name=name, num_bytes=num_bytes, generation=generation, crc32c=crc32c)
-    return Answer(stat=stat, first=first, pieces=pieces_of(response), crc32c=crc32c)
+    stat = Stat(
+        name=name, num_bytes=num_bytes, generation=generation, crc32c=found[1] if found else None
+    )
+    return Answer(stat=stat, first=first, pieces=pieces_of(response))
 
 
 def _check_name(full: str, where: str, item: StoredObject) -> None:
@@ -247,12 +246,12 @@ class _GcsWriter:
                 check_generation(
                     stored.generation if stored else ABSENT, self._if_generation, self._where
                 )
-            self._verify(self._bucket.persist(self._where, self._upload))
+            self._bucket.persist(self._upload)
         except PreconditionFailed:
             stored = stat_or_none(self._bucket, self._full)
             accept_identical_object(stored, self._num_bytes, self._crc32c, self._where)
 
-    def _upload(self) -> StoredObject:
+    def _upload(self) -> None:
         condition = (
             {} if self._if_generation is None else {"ifGenerationMatch": self._if_generation}
         )
@@ -277,7 +276,6 @@ class _GcsWriter:
         )
         stored = json_object(self._bucket.retry, response, self._where, StoredObject)
         _check_name(self._full, self._where, stored)
-        return stored
 
     def _head(self, boundary: str) -> bytes:
         kind = mimetypes.guess_type(self._full)[0] or "application/octet-stream"
@@ -286,17 +284,3 @@ class _GcsWriter:
             f"--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{facts}\r\n"
             f"--{boundary}\r\nContent-Type: {kind}\r\n\r\n"
         ).encode()
-
-    def _verify(self, reply: StoredObject) -> None:
-        """Compares what the server stored with what was sent; deletes it and raises StorageError if
-        they differ.
-        """
-        stored = reply.stat(self._full)
-        if (stored.num_bytes, stored.crc32c) == (self._num_bytes, self._crc32c):
-            return
-        self._bucket.delete(self._full, generation=stored.generation)
-        raise StorageError(
-            f"{self._where}: stored as {stored.num_bytes} bytes with CRC32C {stored.crc32c},"
-            f" expected {self._num_bytes} bytes, {self._crc32c}; that generation was deleted, write"
-            " it again"
-        )

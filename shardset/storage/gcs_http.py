@@ -9,7 +9,6 @@ ms a MB (emulator on the same machine).
 import json
 import os
 import re
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -33,7 +32,6 @@ from google.auth.transport.requests import AuthorizedSession, Request
 from google.cloud.storage import Client
 from requests.adapters import HTTPAdapter
 
-from shardset.checksum import crc32c_text
 from shardset.errors import (
     ConfigError,
     NotFound,
@@ -42,6 +40,7 @@ from shardset.errors import (
     TransientError,
     masked,
 )
+from shardset.per_process import PerProcess
 from shardset.prepared import prepared
 from shardset.storage.base import Stat
 from shardset.storage.retry import RetryPolicy, kind_of, refusal
@@ -59,7 +58,6 @@ BROKEN = (urllib3.exceptions.HTTPError, TransportError, ConnectionError, Timeout
 _TOKEN = re.compile(rb'"access_?[tT]oken"')
 """What a token server answers; which of the two names it uses depends on the kind of credentials.
 """
-_CRC32C_OF_NOTHING = crc32c_text(0)
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 
 
@@ -78,7 +76,7 @@ def send(
 
     Takes half the processor time of requests, whose connections it uses.
     """
-    connection = _connection()
+    connection = _connect(os.environ.get("STORAGE_EMULATOR_HOST", ""))
     # pays where the bucket has the requester pay
     if payer := os.environ.get("GOOGLE_CLOUD_QUOTA_PROJECT"):
         params = {**params, "userProject": payer}
@@ -165,16 +163,14 @@ def _refusal(
     is_damaged = status == 400 and "crc32c" in text.lower()
     kind = TransientError if is_damaged or status == 416 else kind_of(status)
     why = f" ({said})" if (said := _said(text)) else ""
-    if kind is NotFound:
-        message = "nothing is stored there, or there is no such bucket; check the name"
-    elif kind is PreconditionFailed:
-        message = "another generation is stored than was expected"
-    elif status in (401, 403):
+    answered = f"the server answered {status}{why}"
+    message = {
+        NotFound: "nothing is stored there, or there is no such bucket; check the name",
+        PreconditionFailed: "another generation is stored than was expected",
+        StorageError: f"{answered}; check name and settings",
+    }.get(kind, answered)
+    if status in (401, 403):
         message = f"{status}: {connection.who} may not do this{why}; {_NEEDED}; {_LOGIN}"
-    else:
-        message = f"the server answered {status}{why}" + (
-            "; check name and settings" if kind is StorageError else ""
-        )
     return refusal(kind, f"{where}: {message}", headers)
 
 
@@ -198,21 +194,17 @@ def explain(error: Exception) -> str:
 
 @prepared
 class ListedObject(msgspec.Struct, frozen=True):
-    """An object in a listing. A server may leave out the size of an empty object."""
+    """An object in a listing."""
 
     name: str
     generation: int
-    size: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    size: Annotated[int, msgspec.Meta(ge=0)]
     crc32c: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.size is None and self.crc32c not in (None, _CRC32C_OF_NOTHING):
-            raise ValueError(f"no size, though the CRC32C {self.crc32c} is not that of zero bytes")
 
     def stat(self, name: str) -> Stat:
         """The object as a Stat; `name` is its name in the folder."""
         return Stat(
-            name=name, num_bytes=self.size or 0, generation=str(self.generation), crc32c=self.crc32c
+            name=name, num_bytes=self.size, generation=str(self.generation), crc32c=self.crc32c
         )
 
 
@@ -232,7 +224,6 @@ class ListingPage(msgspec.Struct, frozen=True, rename="camel"):
 class BucketFacts(msgspec.Struct, frozen=True, rename="camel"):
     kind: Literal["storage#bucket"]
     location: str = "unknown"
-    custom_placement_config: dict[str, Any] = {}
 
 
 def json_object(
@@ -269,23 +260,9 @@ class _Connection:
     token_request: Request
 
 
-_connections: dict[tuple[int, str], _Connection] = {}
-_locks: dict[int, threading.Lock] = {}
-
-
-def _connection() -> _Connection:
-    """This process's connection to the server that the environment names now."""
-    key = (os.getpid(), os.environ.get("STORAGE_EMULATOR_HOST", ""))
-    if key not in _connections:
-        # A lock of this process: one that another thread held during a fork stays locked in the
-        # child.
-        with _locks.setdefault(key[0], threading.Lock()):
-            if key not in _connections:
-                _connections[key] = _connect(key[1])
-    return _connections[key]
-
-
+@PerProcess
 def _connect(emulator: str) -> _Connection:
+    """This process's connection to the emulator, or to Google if none is named."""
     token_request = _TokenRequest()
     credentials: Credentials = AnonymousCredentials() if emulator else _credentials(token_request)
     client = Client(project="none", credentials=credentials)

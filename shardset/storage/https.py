@@ -11,7 +11,6 @@ from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import cache
 from netrc import NetrcParseError, netrc
 from typing import ClassVar
 from urllib.parse import quote, urljoin, urlsplit
@@ -21,8 +20,9 @@ import urllib3
 from requests.adapters import HTTPAdapter
 
 from shardset.errors import ConfigError, StorageError, TransientError
+from shardset.per_process import PerProcess
 from shardset.storage.base import ObjectWriter, Stat
-from shardset.storage.checked import read_again
+from shardset.storage.checked import read_twice
 from shardset.storage.retry import RetryPolicy, kind_of, refusal
 from shardset.storage.served import Answer, ServedFolder, in_time, pieces_of, span_of
 
@@ -72,7 +72,7 @@ class HttpsStorage(ServedFolder):
 
         try:
             # one answer may be of something on the way
-            response, first, stat = read_again(ask, UnusableAnswer)
+            response, first, stat = read_twice(ask, error=UnusableAnswer)
             with in_time(self.retry, response.raw, where):
                 yield Answer(stat=stat, first=first, pieces=pieces_of(response.raw))
         except (OSError, urllib3.exceptions.HTTPError) as error:
@@ -117,7 +117,7 @@ def _response(
                 " https://"
             )
         sent = headers | _credentials(parts.hostname or "")
-        response = _session(os.getpid()).get(
+        response = _session().get(
             url, headers=sent, stream=True, allow_redirects=False, timeout=timeouts
         )
         status = response.status_code
@@ -200,9 +200,9 @@ def _credentials(host: str) -> dict[str, str]:
     )
 
 
-@cache
-def _session(pid: int) -> requests.Session:
-    """The connections of a process."""
+@PerProcess
+def _session() -> requests.Session:
+    """The connections of this process."""
     session = requests.Session()
     # else requests sends netrc's `default` to every host, over any header
     session.auth = lambda request: request

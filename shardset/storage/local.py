@@ -4,12 +4,11 @@ import errno
 import fcntl
 import os
 import stat as modes
-import threading
 import uuid
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import BinaryIO, ClassVar
 
 from shardset.checksum import crc32c_text, extend_crc32c
@@ -64,17 +63,15 @@ class LocalStorage(Storage):
     def read(
         self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None
     ) -> bytes:
-        """Keeps files open, yet never reads a replaced file as the old one.
+        """Keeps files that are read by generation open, yet never reads a replaced file as the old
+        one.
 
-        With `generation`, a file that was renamed meanwhile may still be read under its old name.
+        A file that was renamed meanwhile may still be read under its old name.
         """
         path = self._path(name)
-        file = open_files().get(path, generation)
-        if generation is not None:
-            check_generation(file.generation, generation, path)
+        file = OpenFile(path) if generation is None else _opened(path, generation)
+        stop = check_range(start, stop, file.facts.st_size, path)
         try:
-            size = file.facts.st_size if generation else os.fstat(file.fd).st_size
-            stop = check_range(start, stop, size, path)
             data = file.read(start, stop)
             if generation is not None:  # shows a change since the file was opened
                 facts = os.fstat(file.fd)
@@ -82,7 +79,7 @@ class LocalStorage(Storage):
                     generation_of(facts if facts.st_nlink else stat_regular(path)), generation, path
                 )
         except OSError as error:  # no `with` block: it would take as long as a small read
-            open_files().drop(path)  # on a network file system the handle may be stale
+            _opened.cache_clear()  # on a network file system the handle may be stale
             raise storage_error(error, path) from error
         if len(data) < stop - start:
             raise TransientError(
@@ -233,7 +230,7 @@ class Descriptor:
 class OpenFile(Descriptor):
     """A regular file, and its facts when it was opened."""
 
-    __slots__ = ("facts", "generation")
+    __slots__ = ("facts",)
 
     def __init__(self, path: str) -> None:
         try:
@@ -243,7 +240,6 @@ class OpenFile(Descriptor):
             stat_regular(path)
             raise storage_error(error, path) from error
         self.facts = _check_regular(os.fstat(self.fd), path)
-        self.generation = generation_of(self.facts)
 
     def read(self, start: int, stop: int) -> bytes:
         """The bytes [start, stop), fewer where the file ends before."""
@@ -256,45 +252,12 @@ class OpenFile(Descriptor):
         return data
 
 
-class OpenFiles:
-    """The most recently read files of this process, kept open."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._files: OrderedDict[str, OpenFile] = OrderedDict()
-
-    def get(self, path: str, generation: str | None) -> OpenFile:
-        """The kept file if it has that generation, or is still the one at `path`; else a newly
-        opened one.
-        """
-        with self._lock:
-            file = self._files.get(path)
-            if file is None or not (
-                file.generation == generation
-                if generation
-                else os.path.samestat(file.facts, stat_regular(path))
-            ):
-                file = self._files[path] = OpenFile(path)
-                if len(self._files) > _MAX_OPEN_FILES:
-                    self._files.popitem(last=False)
-            self._files.move_to_end(path)
-        return file
-
-    def drop(self, path: str) -> None:
-        """Forgets a file, so that the next read opens it again."""
-        with self._lock:
-            self._files.pop(path, None)
-
-
-_files_of_process: dict[int, OpenFiles] = {}
-
-
-def open_files() -> OpenFiles:
-    """The open files of this process."""
-    # One for each process: a lock that another thread held during a fork stays locked in the child.
-    return _files_of_process.get(os.getpid()) or _files_of_process.setdefault(
-        os.getpid(), OpenFiles()
-    )
+@lru_cache(_MAX_OPEN_FILES)
+def _opened(path: str, generation: str) -> OpenFile:
+    """The file at `path`, kept open; raises PreconditionFailed if it has another generation."""
+    file = OpenFile(path)
+    check_generation(generation_of(file.facts), generation, path)
+    return file
 
 
 def _local_stat(name: str, facts: os.stat_result, crc32c: str | None = None) -> Stat:

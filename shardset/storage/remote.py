@@ -59,7 +59,14 @@ class RemoteFolder(Storage):
         return replace(self, retry=replace(self.retry, on_pause=tell))
 
     def _full(self, name: str) -> str:
-        return full_name(self.prefix, name, self.url)
+        """The name of an object in its bucket; raises ConfigError for one that can't be there."""
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(
+                f"{self.url}: {name!r} is not UTF-8, as names here are; rename it"
+            ) from None
+        return join(self.prefix, check_name(name, self.url))
 
     @abstractmethod
     def _read(
@@ -74,40 +81,27 @@ class RemoteFolder(Storage):
         """
 
 
-def full_name(prefix: str, name: str, url: str) -> str:
-    """The name of an object in its bucket; raises ConfigError for one that can't be there."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise ConfigError(f"{url}: {name!r} is not UTF-8, as names here are; rename it") from None
-    return join(prefix, check_name(name, url))
-
-
+@dataclass
 class WholeWriter:
     """Keeps the bytes in memory, and gives them to `commit` at the end of the block; StorageError
     above `max_bytes`.
     """
 
-    def __init__(
-        self, commit: Callable[[bytes], None], where: str, max_bytes: float = math.inf
-    ) -> None:
-        self._commit, self._where, self._max_bytes, self._file = (
-            commit,
-            where,
-            max_bytes,
-            io.BytesIO(),
-        )
+    commit: Callable[[bytes], None]
+    where: str
+    max_bytes: float = math.inf
+    file: io.BytesIO = field(default_factory=io.BytesIO)
 
     def __enter__(self) -> ObjectWriter:
         return self
 
     def write(self, data: bytes | memoryview) -> None:
-        self._file.write(data)
-        if self._file.tell() > self._max_bytes:
+        self.file.write(data)
+        if self.file.tell() > self.max_bytes:
             raise StorageError(
-                f"{self._where}: more than the {self._max_bytes} bytes that one request can carry"
+                f"{self.where}: more than the {self.max_bytes} bytes that one request can carry"
             )
 
     def __exit__(self, *exc: object) -> None:
         if exc[0] is None:
-            self._commit(self._file.getvalue())
+            self.commit(self.file.getvalue())

@@ -19,7 +19,6 @@ from shardset.errors import (
     StorageError,
     Throttled,
     TransientError,
-    masked,
 )
 
 T = TypeVar("T")
@@ -60,8 +59,7 @@ class RetryPolicy:
     `give_up_after_s` after its first failure since the last progress of 4 KiB. It logs a warning if
     it still fails `warn_after_s` after its first failure. While the server refuses it because there
     are too many requests, it keeps trying for `throttled_give_up_after_s`. In any case it gives up
-    `deadline_s` after it began or last made progress; `notice_after_s` without an end is logged.
-    `on_pause` is called before each pause.
+    `deadline_s` after it began or last made progress. `on_pause` is called before each pause.
     """
 
     connect_timeout_s: float = 10.0
@@ -70,7 +68,6 @@ class RetryPolicy:
     give_up_after_s: float = 180.0
     throttled_give_up_after_s: float = 1200.0
     deadline_s: float = math.inf
-    notice_after_s: float = math.inf
     warn_after_s: float = 10.0
     first_pause_s: float = 0.25
     max_pause_s: float = 16.0
@@ -109,17 +106,11 @@ def policy_of_process() -> RetryPolicy:
 
 @contextmanager
 def while_someone_waits() -> Iterator[None]:
-    """Storages that are opened in the block say so after 5 s without an answer, and give up after
-    30 s.
+    """Storages that are opened in the block say so after the first failure, or 10 s without an
+    answer, and give up after 30 s.
     """
     global _of_process
-    _of_process = partial(
-        RetryPolicy,
-        stall_timeout_s=10.0,
-        deadline_s=30.0,
-        notice_after_s=5.0,
-        warn_after_s=math.inf,
-    )
+    _of_process = partial(RetryPolicy, stall_timeout_s=10.0, deadline_s=30.0, warn_after_s=0.0)
     try:
         yield
     finally:
@@ -151,7 +142,6 @@ def refusal(kind: type[StorageError], message: str, headers: Mapping[str, str]) 
 
 def persist(
     policy: RetryPolicy,
-    where: str,
     attempt: Callable[[], T],
     throttle: "Throttle",
     progress: Callable[[], int] = lambda: 0,
@@ -161,24 +151,6 @@ def persist(
     The throttle spaces out the attempts. Logs a warning with the reason when this takes longer than
     `warn_after_s`: one for all that share a throttle, until a minute without any.
     """
-    if policy.notice_after_s == math.inf:
-        return _repeat(policy, attempt, throttle, progress)
-    until = time.strftime("%H:%M:%S", time.localtime(time.time() + policy.deadline_s))
-    said = "no answer from %s yet; trying until %s", masked(where), until
-    timer = threading.Timer(policy.notice_after_s, _log.warning, said)
-    timer.start()
-    try:
-        return _repeat(policy, attempt, throttle, progress)
-    finally:
-        timer.cancel()
-
-
-def _repeat(
-    policy: RetryPolicy,
-    attempt: Callable[[], T],
-    throttle: "Throttle",
-    progress: Callable[[], int],
-) -> T:
     began, failures, reached, warn_at = policy.clock(), 0, progress(), 0.0
     refused_since = broken_since = math.inf
     while True:
@@ -206,6 +178,7 @@ def _repeat(
             else:
                 broken_since = since = min(broken_since, now)
                 patience, advice = policy.give_up_after_s, "check the network and try again"
+            patience = min(patience, policy.deadline_s)
             if now - since + pause > patience or now + pause - began > policy.deadline_s:
                 tries = f"{failures} tries in {now - began:.0f} s"
                 raise TransientError(f"{error}; gave up after {tries}; {advice}") from error

@@ -21,10 +21,11 @@ from obstore.exceptions import BaseError, PreconditionError
 from obstore.store import AzureStore, S3Store
 
 from shardset.errors import ConfigError, NotFound, PreconditionFailed, StorageError, TransientError
+from shardset.per_process import PerProcess
 from shardset.storage import base
 from shardset.storage.base import ABSENT, ObjectWriter, Stat
-from shardset.storage.checked import DamagedObject, facts_of, read_twice
-from shardset.storage.remote import WholeWriter, full_name
+from shardset.storage.checked import facts_of
+from shardset.storage.remote import WholeWriter
 from shardset.storage.retry import kind_of
 from shardset.storage.served import Answer, ServedFolder
 
@@ -41,7 +42,6 @@ _STATUS = re.compile(r"status code: (\d{3})")
 _PASSING = re.compile("SHA256Mismatch|BadDigest|RequestTimeout|status code: (409|416)")
 _TAKEN = re.compile("BlobAlreadyExists")  # 409 too, in Azure
 _LASTING = re.compile("incorrectly configured region|invalid path|parse path")
-_clients: dict[tuple[Any, ...], Client] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +63,6 @@ class S3Storage(ServedFolder):
         """A client of obstore with the settings that the environment has now."""
         config: Any = {"disable_bulk_delete": True}  # which not all servers know
         return S3Store(bucket, config=config, **options)
-
-    def _read(
-        self, name: str, start: int, stop: int | None, generation: str | None
-    ) -> tuple[bytes, Stat]:
-        def fits(found: tuple[bytes, Stat]) -> bool:
-            data, stat = found
-            return len(data) < stat.num_bytes or stat.crc32c in (None, facts_of(data)[1])
-
-        data, stat = read_twice(lambda: self._download(name, start, stop, generation), fits)
-        if not fits((data, stat)):
-            where = f"{self.url}/{name}"
-            raise DamagedObject(
-                f"{where}: has not the CRC32C it was written with, {stat.crc32c}; replace it", data
-            )
-        return data, stat
 
     @contextmanager
     def request(
@@ -179,8 +164,7 @@ class S3Storage(ServedFolder):
 
     def _ask(self, name: str, request: Callable[[], T]) -> T:
         """The result of a request, which is sent again until the policy gives up."""
-        where = f"{self.url}/{name}"
-        return self.persist(where, self._said_plainly(where)(request))
+        return self.persist(self._said_plainly(f"{self.url}/{name}")(request))
 
     def _client(self, num_bytes: int, *, is_upload: bool = False) -> Client:
         """This process's client for requests of up to so many bytes, with the settings that the
@@ -196,31 +180,7 @@ class S3Storage(ServedFolder):
         }
         if not is_upload:  # which gets no answer while it is sent
             limits["read_timeout"] = self.retry.stall_timeout_s
-        key = (os.getpid(), type(self), self.bucket, settings, *limits.values())
-        if key in _clients:
-            return _clients[key]
-        where = f"{self.scheme}://{self.bucket}"
-        if any(pid != key[0] for pid, *_ in list(_clients)):  # a list, as threads add to it
-            raise StorageError(
-                f"{where}: this process was forked after {self.scheme}:// had been used, and would"
-                " hang; start processes by spawn or forkserver (DataLoader:"
-                " multiprocessing_context='forkserver')"
-            )
-        for name, value in settings:
-            if "ENDPOINT" in name and "://" not in value:  # a panic in obstore
-                raise ConfigError(
-                    f"{name} is {value}, expected an address such as https://s3.example.com"
-                )
-        options: Any = {name: timedelta(seconds=limit) for name, limit in limits.items()} | {
-            "allow_http": True
-        }
-        try:
-            client = self.open_client(
-                self.bucket, client_options=options, retry_config={"max_retries": 0}
-            )
-        except BaseError as error:
-            raise ConfigError(f"{where}: {_said(error)}; check {self.advice}") from error
-        return _clients.setdefault(key, client)  # one for all threads that began at once
+        return _open_client(type(self), self.bucket, settings, frozenset(limits.items()))
 
     @contextmanager
     def _said_plainly(self, where: str) -> Iterator[None]:
@@ -238,6 +198,32 @@ class S3Storage(ServedFolder):
                 kind = PreconditionFailed
             advice = "" if issubclass(kind, TransientError) else f"; check the name, {self.advice}"
             raise kind(f"{where}: {said}{advice}") from error
+
+
+@PerProcess
+def _open_client(
+    kind: type[S3Storage],
+    bucket: str,
+    settings: frozenset[tuple[str, str]],
+    limits: frozenset[tuple[str, float]],
+) -> Client:
+    where = f"{kind.scheme}://{bucket}"
+    if _open_client.inherited:
+        raise StorageError(
+            f"{where}: this process was forked after {kind.scheme}:// had been used, and would"
+            " hang; start processes by spawn or forkserver (DataLoader:"
+            " multiprocessing_context='forkserver')"
+        )
+    for name, value in settings:
+        if "ENDPOINT" in name and "://" not in value:  # a panic in obstore
+            raise ConfigError(
+                f"{name} is {value}, expected an address such as https://s3.example.com"
+            )
+    options: Any = {name: timedelta(seconds=limit) for name, limit in limits} | {"allow_http": True}
+    try:
+        return kind.open_client(bucket, client_options=options, retry_config={"max_retries": 0})
+    except BaseError as error:
+        raise ConfigError(f"{where}: {_said(error)}; check {kind.advice}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +247,7 @@ class AzureStorage(S3Storage):
             raise ConfigError(
                 f"{self.url}/{name}: Azure takes a backslash for a slash; use a name without it"
             )
-        return full_name(self.prefix, name, self.url)
+        return S3Storage._full(self, name)
 
 
 def _said(error: Exception) -> str:

@@ -4,23 +4,21 @@ all schemes.
 A read is resumed at the byte reached and checked against its generation.
 """
 
-import os
 import threading
 import time
 from abc import abstractmethod
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import TypeVar
 
 import urllib3
 
-from shardset.checksum import crc32c_of, crc32c_text
 from shardset.errors import NotFound, PreconditionFailed, StorageError, TransientError
+from shardset.per_process import PerProcess
 from shardset.storage.base import Stat, check_generation, check_range, stat_or_none
-from shardset.storage.checked import read_twice
+from shardset.storage.checked import DamagedObject, facts_of, read_twice
 from shardset.storage.remote import RemoteFolder
 from shardset.storage.retry import RetryPolicy, Throttle, persist
 
@@ -31,20 +29,16 @@ _Running = dict[urllib3.BaseHTTPResponse, tuple[RetryPolicy, float]]
 _PIECE_BYTES = 8 << 20
 _LOOK_S = 1.0
 
-_throttles: defaultdict[tuple[int, str, str, bool], Throttle] = defaultdict(Throttle)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """An object as an answer describes it, and the bytes from `first` on, in pieces as they arrive.
-
-    `crc32c` is the checksum that the server computed of the whole object; None if it did not.
+    """An object as an answer describes it, and the bytes from `first` on, in pieces as they
+    arrive.
     """
 
     stat: Stat
     first: int
     pieces: Iterable[bytes]
-    crc32c: str | None = None
 
 
 def pieces_of(response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
@@ -68,7 +62,7 @@ def in_time(policy: RetryPolicy, response: urllib3.BaseHTTPResponse, where: str)
     64 KiB/s.
     """
     until = policy.clock() + policy.deadline_of(response.length_remaining or 0)
-    running = _running(os.getpid())
+    running = _running()
     running[response] = policy, until
     try:
         yield
@@ -81,8 +75,8 @@ def in_time(policy: RetryPolicy, response: urllib3.BaseHTTPResponse, where: str)
         response.close()
 
 
-@cache
-def _running(pid: int) -> _Running:
+@PerProcess
+def _running() -> _Running:
     """The answers that this process receives, with their deadlines.
 
     A thread breaks off what lasts longer.
@@ -108,9 +102,9 @@ def _running(pid: int) -> _Running:
 class _Download:
     """The bytes [start, stop) of one generation of an object, in as many requests as that takes.
 
-    Whenever that is the whole object, also as a range, the bytes are compared with the CRC32C that
-    the server keeps. `farthest` is the last byte that any attempt reached; receiving lost or
-    damaged bytes again does not move it.
+    Whenever that is the whole object, also as a range, the bytes are compared with its CRC32C, and
+    received once more if they differ. `farthest` is the last byte that any attempt reached;
+    receiving lost or damaged bytes again does not move it.
     """
 
     folder: "ServedFolder"
@@ -124,6 +118,7 @@ class _Download:
         if (self.start, self.stop) != (0, None):
             self.where += f" bytes {self.start} to {self.stop or 'the end'}"
         self.farthest = self.start
+        self._damaged: str | None = None
         self._restart()
 
     def _restart(self) -> None:
@@ -183,7 +178,7 @@ class _Download:
                 f"{self.where}: answered from byte {answer.first}, expected {self._position}"
             )
         if self._position == self.start and (self.start, end) == (0, stat.num_bytes):
-            self._crc32c = answer.crc32c
+            self._crc32c = stat.crc32c
         return end
 
     def _collect(self, pieces: Iterable[bytes], end: int) -> None:
@@ -199,12 +194,23 @@ class _Download:
 
     def _checked(self, data: bytes) -> bytes:
         expected = self._crc32c
-        if expected is None or crc32c_text(crc32c_of(data)) == expected:
+        if expected is None or (found := facts_of(data)[1]) == expected:
             return data
+        if found == self._damaged:  # damage in transfer does not repeat
+            raise DamagedObject(
+                f"{self.where}: has the CRC32C {found}, not the one it was written with,"
+                f" {expected}; replace it",
+                data,
+            )
+        self._damaged = found
         self._restart()
-        raise TransientError(
-            f"{self.where}: what arrived does not have the CRC32C that the server keeps, {expected}"
-        )
+        raise TransientError(f"{self.where}: arrived with the CRC32C {found}, expected {expected}")
+
+
+@PerProcess
+def _throttle(scheme: str, bucket: str, is_range: bool) -> Throttle:
+    """The throttle of a bucket; byte ranges have another, or a heartbeat would queue."""
+    return Throttle()
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +228,7 @@ class ServedFolder(RemoteFolder):
             with self.request(where, name, 0, 0, None) as answer:
                 return answer.stat
 
-        return self.persist(where, attempt)
+        return self.persist(attempt)
 
     def delete(self, name: str, *, generation: str | None = None) -> None:
         """Unless the server confirms it, the object must be gone."""
@@ -237,13 +243,13 @@ class ServedFolder(RemoteFolder):
 
         # a server may not know the condition
         if generation is None or self._holds(name, generation):
-            self.persist(where, attempt)
+            self.persist(attempt)
 
     def _holds(self, name: str, generation: str | None) -> bool:
         stored = read_twice(partial(stat_or_none, self, name), lambda stat: stat is not None)
         return stored is not None and generation in (None, stored.generation)
 
-    def _download(
+    def _read(
         self, name: str, start: int, stop: int | None, generation: str | None
     ) -> tuple[bytes, Stat]:
         download = _Download(self, name, start, stop, generation)
@@ -252,21 +258,14 @@ class ServedFolder(RemoteFolder):
             download.end_of(stat)
             return b"", stat
         throttle = self._throttle(is_range=(start, stop) != (0, None))
-        return persist(
-            self.retry, download.where, download.attempt, throttle, lambda: download.farthest
-        )
+        return persist(self.retry, download.attempt, throttle, lambda: download.farthest)
 
-    _read = _download
-
-    def persist(self, where: str, attempt: Callable[[], T]) -> T:
+    def persist(self, attempt: Callable[[], T]) -> T:
         """The result of `attempt`, at the bucket's pace, repeated until the policy gives up."""
-        return persist(self.retry, where, attempt, self._throttle(is_range=False))
+        return persist(self.retry, attempt, self._throttle(is_range=False))
 
     def _throttle(self, *, is_range: bool) -> Throttle:
-        """This process's throttle of a bucket; byte ranges have another, or a heartbeat would
-        queue.
-        """
-        return _throttles[os.getpid(), self.scheme, self.bucket, is_range]
+        return _throttle(self.scheme, self.bucket, is_range)
 
     @abstractmethod
     def request(

@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Self
 
 import numpy as np
@@ -22,10 +22,10 @@ from shardset.format import manifest as manifests
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.manifest import LoadedSet
 from shardset.order.epoch import Order
+from shardset.per_process import PerProcess
 from shardset.read.blocks import open_sample_reader
 from shardset.read.indexes import ShardTable
 from shardset.read.pending import PendingSamples, SampleReader
-from shardset.read.threads import ProcessLock
 
 NUM_NEAR = 3
 
@@ -90,9 +90,12 @@ class SampleSet:
             block_size=max(sizes),
             window=0,
         )
-        self._lock = ProcessLock()
-        self._reader: tuple[int, SampleReader] | None = None
-        self._closing: weakref.finalize[..., SampleSet] | None = None
+        self._lock = PerProcess(threading.Lock)
+        # The budget bounds what a reader fetches ahead, and this one fetches nothing ahead.
+        self._reader = PerProcess(
+            partial(open_sample_reader, self._order, self.table, budget_bytes=0)
+        )
+        self._close_with_set()
 
     def __len__(self) -> int:
         return self.view.selection.num_kept
@@ -126,9 +129,11 @@ class SampleSet:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**self.__dict__, "_lock": ProcessLock(), "_reader": None, "_closing": None}
-        state.pop("_keys_and_ids", None)
-        return state
+        return {name: each for name, each in self.__dict__.items() if name != "_keys_and_ids"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._close_with_set()
 
     @property
     def classes(self) -> list[str]:
@@ -156,12 +161,13 @@ class SampleSet:
 
     def close(self) -> None:
         """Ends the threads that read from a bucket; a later access starts new ones."""
-        with self._lock:
-            owner, self._reader = self._reader, None
-            if self._closing is not None:
-                self._closing.detach()
-        if owner is not None and owner[0] == os.getpid():
-            owner[1].close()
+        with self._lock():
+            readers = self._reader.take()
+        for reader in readers:
+            reader.close()
+
+    def _close_with_set(self) -> None:
+        weakref.finalize(self, _close_later, self._reader).atexit = False
 
     def _find(self, key: str) -> tuple[int, bool]:
         keys = self._keys_and_ids[0]
@@ -190,19 +196,9 @@ class SampleSet:
     def _read(self, ids: NDArray[np.int64]) -> list[Sample]:
         shards = np.searchsorted(self._order.first_ids, ids, side="right") - 1
         addresses = self.table.addresses(shards, ids - self._order.first_ids[shards])
-        with self._lock:
-            pending = self._own_reader().read_single(addresses)
+        with self._lock():
+            pending = self._reader().read_single(addresses)
         return [self._sample(pending, number, id_) for number, id_ in enumerate(ids.tolist())]
-
-    def _own_reader(self) -> SampleReader:
-        """The reader of this process: a forked one has no threads to read with."""
-        if self._reader is None or self._reader[0] != os.getpid():
-            # The budget bounds what a reader fetches ahead, and this one fetches nothing ahead.
-            reader = open_sample_reader(self._order, self.table, budget_bytes=0)
-            self._reader = os.getpid(), reader
-            self._closing = weakref.finalize(self, _close_later, reader, os.getpid())
-            self._closing.atexit = False
-        return self._reader[1]
 
     def _sample(self, pending: PendingSamples, number: int, id_: int) -> Sample:
         contents, addresses = pending.take(number), pending.addresses
@@ -246,9 +242,9 @@ def open(
     return SampleSet(loaded, split, transform)
 
 
-def _close_later(reader: SampleReader, owner: int) -> None:
+def _close_later(readers: PerProcess[SampleReader]) -> None:
     """Ends the threads of a dropped set's reader, which would live on."""
-    if owner == os.getpid():
+    for reader in readers.take():
         # In a thread: garbage is collected anywhere, also where this thread holds a lock of the
         # reader.
         threading.Thread(target=reader.close, name="shardset-close", daemon=True).start()

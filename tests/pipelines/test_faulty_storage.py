@@ -256,19 +256,3 @@ def test_no_image_is_lost_by_a_page_of_the_input_that_is_none(
     in_front.script = in_turn(None, answer, when=is_listing_of_input)
     assert main(words(uploaded, output)) == 0
     assert shard_files(output) == set_of_pictures
-
-
-def test_build_verify_and_stream_on_a_server_that_leaves_out_what_is_zero(
-    in_front, uploaded, output, set_of_pictures
-):
-    # As Google's own test bench does: an empty object has no size.
-    in_front.script = lambda seen: (
-        None if is_media(seen) else Fault("replace", find=b'"size":"0",', put=b"")
-    )
-    with open_storage(uploaded).writer("cat/empty.png"):
-        pass
-    assert main([*words(uploaded, output), "--max-bad-fraction", "0.5"]) == 0
-    manifest = manifests.load(output)[0]
-    assert manifest.quarantine.count == 1
-    assert main(["verify", output]) == main(["verify", "--deep", output]) == 0
-    assert len(samples_of(output, manifest, "train")) == 24

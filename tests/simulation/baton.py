@@ -27,10 +27,9 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from pipelines import pipeline
-from pipelines.plan import append, range_reads
-from shardset.format.images import limits
-from shardset.storage import gcs_http, retry, served
+from pipelines.plan import append
+from shardset.per_process import PerProcess
+from shardset.storage import retry, served
 
 EVENTS_SHOWN = 20
 WALL_S = 1_790_000_000.0
@@ -456,16 +455,28 @@ def _installed(simulation: Baton) -> Iterator[None]:
         )
         exits.enter_context(patch.object(retry, "_of_process", _policy))
         # No body is slow here, so no thread looks for those that are.
-        exits.enter_context(patch.object(served, "_running", lambda pid: {}))
+        exits.enter_context(patch.object(served, "_running", lambda: {}))
         exits.enter_context(patch.object(append, "_reading", _ProcessLock()))
-        caches = gcs_http._connections, gcs_http._locks, served._throttles, limits._rooms
-        for kept in (append._read, range_reads._pools, pipeline._planning, *caches):
-            exits.enter_context(patch.dict(kept))
+        exits.enter_context(patch.dict(append._read))
+        exits.enter_context(patch.object(PerProcess, "__call__", _per_process()))
         _active = simulation
         try:
             yield
         finally:
             _active = None
+
+
+def _per_process() -> Callable[..., Any]:
+    """What a PerProcess does when it is called: each process of the simulation has its results."""
+    made: dict[tuple[object, ...], object] = {}
+
+    def call(self: PerProcess[Any], *key: object) -> object:
+        whole = (baton().running.process, self, *key)
+        if whole not in made:
+            made[whole] = self._make(*key)
+        return made[whole]
+
+    return _either(call, PerProcess.__call__)
 
 
 def _either(simulated: Callable[..., Any], real: Callable[..., Any]) -> Callable[..., Any]:

@@ -122,7 +122,7 @@ class Bucket:
             )
 
         with (
-            patch.object(gcs_http, "_connect", connect),
+            patch.object(gcs_http._connect, "_make", connect),
             patch.dict(os.environ, STORAGE_EMULATOR_HOST=HOST),
         ):
             yield

@@ -9,7 +9,7 @@ from typing import Literal
 from shardset.errors import ShardsetError, StorageError
 from shardset.format.manifest import Manifest
 from shardset.program import count
-from shardset.storage.open import bucket_of, holds, is_known
+from shardset.storage.open import bucket_of, is_region
 from trainer.config import TrainConfig
 from trainer.errors import TrainingError
 from trainer.runtime import machine
@@ -169,11 +169,11 @@ def check_bucket(name: str, location: str | StorageError, zone: str | None) -> C
         advice = "check name and network; this needs the permission storage.buckets.get"
         return CheckResult(check, "warn", f"its location is unknown: {location}", advice)
     text = f"{location}, this machine in {zone or 'no zone of Compute Engine'}"
-    if zone and holds(location, zone.rpartition("-")[0]):
+    if zone and location.lower() == zone.rpartition("-")[0]:
         return CheckResult(check, "pass", text)
     return CheckResult(
         check,
-        "fail" if zone and is_known(location) else "warn",
+        "fail" if zone and is_region(location) else "warn",
         text,
         "bytes that cross regions are slow and cost money: train in the region of the bucket",
     )

@@ -5,7 +5,6 @@ A small file may claim a large image: a WebP of 34 bytes 16,383 x 10,000 pixels,
 thousand passes over its pixels. Both are known before anything is decoded.
 """
 
-import os
 import re
 import struct
 import threading
@@ -14,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from shardset.errors import ConfigError, UndecodableImage
 from shardset.format.images import MAX_PIXELS
+from shardset.per_process import PerProcess
 
 DECODED_BYTES = 2 * 2**30
 """Default memory for the images that a process decodes at once: enough for 76 megapixels of JPEG
@@ -138,8 +138,7 @@ class _Room:
         self.changed = threading.Condition()
 
 
-# By process: in a child, what another thread held during the fork would stay taken for ever.
-_rooms: dict[int, _Room] = {}
+_room_of_process = PerProcess(_Room)
 
 
 def _is_sequential(jpeg: bytes) -> bool:
@@ -157,7 +156,7 @@ def _is_sequential(jpeg: bytes) -> bool:
 
 @contextmanager
 def _held(needed: int, budget: int) -> Iterator[None]:
-    own = _rooms.setdefault(os.getpid(), _Room())
+    own = _room_of_process()
     with own.changed:
         own.changed.wait_for(lambda: not own.taken or own.taken + needed <= budget)
         own.taken += needed

@@ -286,7 +286,7 @@ def test_a_copy_that_is_forked_while_others_ask_for_a_process_starts_its_own(sha
     batches = stream.epoch(0)
     next(batches)
     child = multiprocessing.get_context("fork").Process(target=from_second, args=[stream])
-    with stream.aids.workers._lock:
+    with stream.aids.workers._own().lock:
         child.start()
     child.join(600)
     code = child.exitcode

@@ -84,6 +84,6 @@ def test_local_files_are_opened_once_and_not_too_many_at_a_time(tmp_path):
         slots = order.batch(0, step)
         pending = reads.read_step(0, slots, addresses_of(table, order, slots.ids))
         contents |= {id_: pending.take(number) for number, id_ in enumerate(slots.ids.tolist())}
-        assert len(reads.files) <= 2
+        assert reads.file.cache_info().currsize <= 2
     assert sorted(contents) == list(range(60))
     reads.close()

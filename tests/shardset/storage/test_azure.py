@@ -1,24 +1,15 @@
-"""Azure, as azurite speaks it: what every storage promises, faults of the network, a set that is
-written and read.
-"""
-
-import random
-from dataclasses import replace
+"""Azure, as azurite speaks it: what every storage promises, a set that is written and read."""
 
 import numpy as np
 import pytest
 
 import shardset
 from pipelines.check.verify import verify
-from shardset.errors import ConfigError, DamagedShard, NotFound, PreconditionFailed
-from shardset.storage import s3
-from shardset.storage.base import ABSENT
+from shardset.errors import ConfigError
 from shardset.storage.open import open_storage
-from shardset.storage.retry import RetryPolicy
 from shardset.testing import StorageTests
-from tests.faulty_proxy import FAULTS, Fault, FaultyProxy, in_turn
-from tests.makers.azure import ACCOUNT, CONTAINER, azure_environment, azurite
-from tests.makers.objects import BIG, Clock, names, put
+from tests.makers.azure import CONTAINER, azure_environment, azurite
+from tests.makers.objects import put
 
 pytestmark = pytest.mark.nightly
 
@@ -39,20 +30,6 @@ def root(server, request, monkeypatch):
 @pytest.fixture
 def storage(root):
     return open_storage(root)
-
-
-@pytest.fixture
-def behind_proxy(storage, server, monkeypatch):
-    """The folder behind a proxy, with retries that cost no time; and the proxy."""
-    clock = Clock()
-    with FaultyProxy(server.removesuffix(f"/{ACCOUNT}")) as proxy:
-        monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", f"{proxy.url}/{ACCOUNT}")
-        yield (
-            replace(
-                storage, retry=RetryPolicy(clock=clock, sleep=clock.sleep, stall_timeout_s=0.5)
-            ),
-            proxy,
-        )
 
 
 class TestAzureStorage(StorageTests):
@@ -84,52 +61,3 @@ def test_a_set_is_written_read_and_verified(root):
         range(40)
     )
     assert verify(root, deep=True).ok
-
-
-def test_long_listings_come_in_pages_in_order(storage, monkeypatch):
-    monkeypatch.setattr(s3, "_PAGE_SIZE", 3)
-    wanted = [f"a/{number:02d}" for number in range(10)]
-    for name in (*wanted, "a-", "b"):
-        put(storage, name)
-    assert names(storage, "a/") == wanted
-
-
-def test_a_lost_answer_hides_neither_the_own_write_nor_that_of_another(behind_proxy):
-    storage, proxy = behind_proxy
-    proxy.script = in_turn(Fault("reset"), when=lambda seen: seen.method == "PUT")
-    put(storage, "a", BIG, if_generation=ABSENT)
-    proxy.script = lambda seen: None
-    with pytest.raises(PreconditionFailed, match="a different object exists"):
-        put(storage, "a", b"other", if_generation=ABSENT)
-    assert storage.read("a") == BIG
-    storage.delete("a")
-    storage.delete("a")
-    with pytest.raises(NotFound):
-        storage.read("a")
-
-
-@pytest.mark.parametrize("way", ["GET", "PUT"])
-def test_a_flipped_bit_is_noticed_on_both_ways(behind_proxy, way):
-    storage, proxy = behind_proxy
-    put(storage, "a", BIG)
-    if way == "GET":
-        proxy.script = in_turn(Fault("flip", at=1234), when=lambda seen: seen.method == "GET")
-        assert storage.read("a") == BIG
-        return
-    proxy.script = in_turn(Fault("flip_upload", at=1234), when=lambda seen: seen.method == "PUT")
-    with pytest.raises(DamagedShard, match="/b: has not the CRC32C it was written with"):
-        put(storage, "b", BIG)
-
-
-def test_with_a_third_of_all_requests_failing_nothing_is_wrong(behind_proxy):
-    storage, proxy = behind_proxy
-    chance = random.Random(7)
-    proxy.script = lambda seen: chance.choice(FAULTS[:6]) if chance.random() < 1 / 3 else None
-    wanted = {
-        f"a/{number:02d}": chance.randbytes(chance.randrange(1, 5000)) for number in range(20)
-    }
-    for name, data in wanted.items():
-        put(storage, name, data, if_generation=ABSENT)
-    assert names(storage) == list(wanted)
-    for name, data in wanted.items():
-        assert storage.read(name) == data

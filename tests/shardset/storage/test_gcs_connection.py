@@ -4,12 +4,8 @@ import functools
 import itertools
 import json
 import os
-import re
 import socket
-import subprocess
-import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -27,7 +23,12 @@ from shardset.storage import gcs_http
 from shardset.storage.open import open_storage
 from shardset.storage.retry import RetryPolicy, while_someone_waits
 from tests.faulty_proxy import Fault, in_turn, is_media
-from tests.makers.objects import BIG, HELLO, in_child, names, put
+from tests.makers.objects import HELLO, in_child, names, put
+
+
+@pytest.fixture
+def scheme():
+    return "gs"
 
 
 @pytest.mark.gcs
@@ -35,16 +36,6 @@ def test_an_emulator_may_be_named_without_a_scheme(gcs_root, gcs_emulator, monke
     put(open_storage(gcs_root), "a")
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_emulator.removeprefix("http://"))
     assert open_storage(gcs_root).read("a") == HELLO
-
-
-@pytest.mark.gcs
-def test_connections_are_kept_for_32_threads(behind_proxy, proxy, caplog):
-    put(behind_proxy, "a", BIG)
-    proxy.delay_s = 0.02
-    with ThreadPoolExecutor(32) as pool:
-        list(pool.map(lambda start: behind_proxy.read("a", start, start + 10), range(200)))
-    assert "pool is full" not in caplog.text
-    assert proxy.num_connections <= 34
 
 
 class Google:
@@ -184,6 +175,7 @@ def as_service_account(google, tmp_path):
 @pytest.mark.gcs
 def test_application_default_credentials_are_used(gcs_root, google, proxy, as_service_account):
     put(open_storage(gcs_root), "a")
+    proxy.seen.clear()
     assert as_service_account(lambda: open_storage(gcs_root).read("a"), b"{}") == (
         "nothing",
         repr(HELLO),
@@ -231,12 +223,12 @@ def test_a_metadata_server_that_says_no_token_is_asked_again(body):
 
 
 @pytest.mark.gcs
-@pytest.mark.parametrize("scheme", ["http://", ""])
+@pytest.mark.parametrize("start", ["http://", ""])
 def test_the_password_of_an_emulator_is_never_shown(
-    behind_proxy, proxy, monkeypatch, caplog, scheme
+    behind_proxy, proxy, monkeypatch, caplog, start
 ):
     host = proxy.url.removeprefix("http://")
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"{scheme}user:s3cret@{host}")
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"{start}user:s3cret@{host}")
     proxy.script = in_turn(Fault("status", status=403), *[Fault("reset")] * 1000)
     with pytest.raises(
         StorageError, match=rf"403: the emulator at http://\*\*\*@{host} may not"
@@ -269,7 +261,7 @@ def test_objects_are_read_through_the_proxy_that_the_environment_names(
     put(open_storage(gcs_root), "a")
 
     def prepare():
-        os.environ.update(http_proxy=proxy.url, no_proxy="")
+        os.environ.update(STORAGE_EMULATOR_HOST=gcs_emulator, http_proxy=proxy.url, no_proxy="")
 
     assert in_child(prepare, lambda: open_storage(gcs_root).read("a")) == ("nothing", repr(HELLO))
     assert [seen.path.startswith(gcs_emulator) for seen in proxy.seen if is_media(seen)] == [True]
@@ -305,35 +297,13 @@ def black_hole(monkeypatch):
         yield
 
 
-@pytest.mark.nightly
-def test_who_waits_for_a_server_that_never_answers_is_told_so_and_then_gets_an_error(black_hole):
-    words = [sys.executable, "-m", "pipelines", "inspect", "gs://bucket/set"]
-    run = subprocess.run(words, capture_output=True, text=True, timeout=600)
-    assert run.returncode == 1
-    assert (
-        len(
-            re.findall(
-                r"no answer from gs://bucket/set/manifest.json yet; trying until \d\d:\d\d:\d\d",
-                run.stderr,
-            )
-        )
-        == 1
-    )
-    assert re.search(
-        r"TransientError: gs://bucket/set/manifest.json: .*gave up after 3 tries in 3\d s",
-        run.stderr,
-    )
-
-
 @pytest.mark.parametrize("is_listening", [True, False])
-def test_an_operation_ends_at_its_deadline_and_says_before_that_nothing_answers(
+def test_an_operation_ends_at_its_deadline_and_says_before_that_what_fails(
     black_hole, monkeypatch, caplog, is_listening
 ):
     if not is_listening:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:1")
-    policy = RetryPolicy(
-        stall_timeout_s=0.3, deadline_s=1.0, notice_after_s=0.2, warn_after_s=float("inf")
-    )
+    policy = RetryPolicy(stall_timeout_s=0.3, deadline_s=1.0, warn_after_s=0.0)
     with pytest.raises(
         TransientError, match=r"gs://bucket/a: .*gave up after [234] tries in [012] s"
     ):
@@ -341,7 +311,8 @@ def test_an_operation_ends_at_its_deadline_and_says_before_that_nothing_answers(
     [said] = [
         record.getMessage() for record in caplog.records if record.name.startswith("shardset")
     ]
-    assert said.startswith("no answer from gs://bucket/a yet; trying until ")
+    assert said.startswith("gs://bucket/a: ")
+    assert said.endswith("; trying again for 1 s in all")
 
 
 def test_storages_are_patient_unless_someone_waits():

@@ -73,9 +73,15 @@ def test_threads_can_read_more_files_than_are_kept_open(disk):
     os.makedirs(disk.root)
     for number in range(100):
         Path(disk.root, f"{number}").write_bytes(b"%03d" % number)
+    generations = [disk.stat(f"{number}").generation for number in range(100)]
     before = len(os.listdir("/proc/self/fd"))
     with ThreadPoolExecutor(16) as pool:
-        found = list(pool.map(lambda number: disk.read(f"{number % 100}"), range(1000)))
+        found = list(
+            pool.map(
+                lambda number: disk.read(f"{number % 100}", generation=generations[number % 100]),
+                range(1000),
+            )
+        )
     assert found == [b"%03d" % (number % 100) for number in range(1000)]
     assert len(os.listdir("/proc/self/fd")) <= before + 64
 

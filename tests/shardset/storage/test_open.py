@@ -1,11 +1,11 @@
-"""What the address of a storage may be, and where a bucket has its bytes."""
+"""What the address of a storage may be."""
 
 import pytest
 
 from shardset.errors import ConfigError
 from shardset.storage.local import LocalStorage
 from shardset.storage.memory import MemoryStorage
-from shardset.storage.open import holds, is_known, open_file, open_storage
+from shardset.storage.open import open_file, open_storage
 from tests.makers.objects import HELLO, names, put
 
 
@@ -78,33 +78,3 @@ def test_an_address_with_a_password_is_refused_without_it(scheme, password):
     with pytest.raises(ConfigError) as caught:
         open_storage(f"{scheme}://user:{password}@bucket/x")
     assert "cret" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("location", "region", "expected"),
-    [
-        ("EUROPE-WEST4", "europe-west4", True),
-        ("EU", "europe-west4", True),
-        ("EU", "europe-west2", False),
-        ("NAM4", "us-west1", False),
-        ("US-EAST1+US-WEST1", "us-west1", True),
-        ("US-EAST1+US-WEST1", "us-central1", False),
-        ("unknown", "us-central1", False),
-    ],
-)
-def test_a_location_holds_its_regions(location, region, expected):
-    assert holds(location, region) is expected
-
-
-@pytest.mark.parametrize(
-    ("location", "known"),
-    [
-        ("EUROPE-WEST4", True),
-        ("EU", True),
-        ("US-EAST1+US-WEST1", True),
-        ("NAM9", False),
-        ("unknown", False),
-    ],
-)
-def test_what_can_not_be_judged_is_said(location, known):
-    assert is_known(location) is known

@@ -108,7 +108,7 @@ def storm(*, is_throttled, until, retry_after_s=0.0):
         throttle = next(readers)
         try:
             while True:
-                persist(policy, "a", request, throttle)
+                persist(policy, request, throttle)
         except TransientError:
             gave_up.append(world.now)
 
@@ -147,7 +147,14 @@ def test_a_reader_that_is_refused_once_soon_reads_as_before():
 
     def read():
         for _ in range(400):
-            persist(policy, "a", request, throttle)
+            persist(policy, request, throttle)
 
     world.run(read, 1, 1e9)
     assert world.now < 400 * LATENCY_S + 3
+
+
+def test_pauses_of_two_readers_differ():
+    policy = RetryPolicy()
+    assert len({policy.pause_s(3) for _ in range(20)}) == 20
+    assert all(0.5 <= policy.pause_s(3) <= 1.0 for _ in range(100))
+    assert RetryPolicy(jitter=lambda: 0.0).pause_s(1000) == 16.0

@@ -82,7 +82,7 @@ def test_large_images_wait_for_each_other_and_never_for_themselves():
 
     def hold() -> None:
         with limits.room(2 * free, budget):
-            inside.append(limits._rooms[next(iter(limits._rooms))].taken)
+            inside.append(limits._room_of_process().taken)
             entered.release()
             leave.wait(60)
 
@@ -98,7 +98,7 @@ def test_large_images_wait_for_each_other_and_never_for_themselves():
     assert inside == [2 * free] * 3
     with limits.room(9 * free, budget):
         pass
-    assert not any(room.taken for room in limits._rooms.values())
+    assert not limits._room_of_process().taken
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "1"])
