@@ -33,7 +33,6 @@ PLUGINS = {
     "pgm": "Ppm",
     "pbm": "Ppm",
     "avif": "Avif",
-    "ico": "Ico",
     "jp2": "Jpeg2K",
 }
 """The plugin of Pillow that reads each format, by field."""
@@ -85,8 +84,6 @@ def header(data: bytes, field: str, max_pixels: int = MAX_PIXELS) -> ImageFile:
 
     Raises UndecodableImage if it is malformed, has more than `max_pixels`, or has no 8-bit form.
     """
-    if field == "ico":
-        limits.check_icon(data)
     try:
         image = plugin(field)(io.BytesIO(_without_metadata(data) if field == "png" else data))
     except _BROKEN as error:
