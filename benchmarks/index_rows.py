@@ -117,7 +117,6 @@ def made(num_samples: int, shard_size: int, mean_bytes: int) -> tuple[OneIndexSt
         [WrittenShard(shard, ["png", "cls"], 0) for shard in shards],
         pattern=pattern_of("train", "train", num_shards),
         table_path=naming.table_path("train"),
-        num_shards=num_shards,
         class_totals=[],
         seed=0,
         plan_digest="0" * 64,

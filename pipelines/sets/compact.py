@@ -23,7 +23,7 @@ from shardset.format.index import content_bytes, index_fields
 from shardset.format.manifest import Manifest, Quarantine, Shard, Split
 from shardset.format.shards import Group
 from shardset.format.tar import StoredSample, members, sample_members
-from shardset.format.write import WrittenShard, class_counts, write_shard, write_split
+from shardset.format.write import class_counts, write_shard, write_table
 from shardset.program import count
 from shardset.read.indexes import read_index
 from shardset.storage.base import ABSENT, Storage
@@ -273,15 +273,14 @@ def _groups(
             if is_new:
                 pattern = f"{folder}/{name}-{{{first:06d}..{last:06d}}}.tar"
                 digest = hashlib.sha256(f"{digest} {folder}".encode()).hexdigest()
-            [made] = write_split(
+            made, _ = write_table(
                 partial(storage.writer, if_generation=ABSENT),
-                (WrittenShard(left[number], (), 0) for number in members),
+                f"{folder}/shards-{num_tables:06d}.npy",
+                [left[number] for number in members],
                 pattern=pattern,
-                table_path=f"{folder}/shards-{num_tables:06d}.npy",
-                num_shards=len(members),
-                seed=group.seed,
                 plan_digest=digest,
                 promises=promises,
-            ).groups
+                seed=group.seed,
+            )
             num_tables += 1
             yield msgspec.structs.replace(made, fields=group.fields)

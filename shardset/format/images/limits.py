@@ -7,6 +7,7 @@ thousand passes over its pixels. Both are known before anything is decoded.
 
 import os
 import re
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -31,6 +32,7 @@ _FREE_BYTES = 32 * 2**20  # images up to this size don't wait for others
 EOI, IEND = b"\xff\xd9", b"\0\0\0\0IEND\xaeB`\x82"
 """The end marks of a JPEG and of a PNG."""
 
+_PNG_CHUNK = struct.Struct(">I4s")
 _SOS = b"\xff\xda"
 _TOO_MUCH = "takes too much to decode"
 # In entropy-coded data 0xff is followed by 0 or by a restart number; anything else begins a
@@ -97,6 +99,15 @@ def jpeg_segments(jpeg: bytes) -> Iterator[bytes]:
         if kind == EOI:
             return
         position = match.end() + int.from_bytes(jpeg[match.end() : match.end() + 2], "big")
+
+
+def png_chunks(png: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """The kind of each chunk of a PNG, and where the chunk begins and ends."""
+    at = 8
+    while at + 12 <= len(png):
+        num_bytes, kind = _PNG_CHUNK.unpack_from(png, at)
+        yield kind, at, at + 12 + num_bytes
+        at += 12 + num_bytes
 
 
 def room(needed: int, budget: int) -> AbstractContextManager[None]:
