@@ -78,7 +78,8 @@ def verify(
     all splits. Uses all cores; processes if the shards hold `min_process_bytes` or more. Raises
     ManifestError without a valid manifest.
     """
-    manifest, storage, _ = manifests.load(url).without_view()
+    loaded = manifests.load(url).without_view()
+    manifest, storage = loaded.manifest, loaded.storage
     image = options_to_read(manifest)
     tasks = [
         ShardTask(

@@ -44,7 +44,8 @@ def export(
         raise ConfigError(
             f"no format {(unknown or [''])[0]!r} to export to; there are {', '.join(FORMATS)}"
         )
-    manifest, storage, _ = manifests.load_whole(url)
+    loaded = manifests.load_whole(url)
+    manifest, storage = loaded.manifest, loaded.storage
     target = storage if output is None else open_storage(output)
     prefixes = {
         name: prefix_of(storage.url, target.url, FORMATS[name].takes, name) for name in formats

@@ -66,7 +66,7 @@ def read_catalog(loaded: LoadedSet, split: str) -> pa.Table:
 
 def _write(loaded: LoadedSet, split: str, number: int, options: ImageOptions) -> str | None:
     """Writes the file of a shard and returns its path; None if it was there."""
-    manifest, storage, _ = loaded
+    manifest, storage = loaded.manifest, loaded.storage
     shard = manifest.split(split).shards[number]
     if read_rows(storage, shard) is not None:
         return None

@@ -113,7 +113,7 @@ class Timetable:
 
     def samples(self, ids: np.ndarray) -> list[TimetableSample]:
         """Samples by id, in the order of `ids`; reads the rows of their shards' indexes."""
-        shards = np.searchsorted(self.order.first_ids, ids, side="right") - 1
+        shards, _ = self.order.slots_of(ids)
         by_shard = {shard: np.unique(ids[shards == shard]) for shard in np.unique(shards).tolist()}
         with ThreadPoolExecutor(THREADS) as threads:
             found = list(
@@ -145,12 +145,12 @@ class Timetable:
         )
 
     def _samples_of_shard(self, number: int, ids: np.ndarray) -> list[TimetableSample]:
-        (manifest, storage, _), part = self.loaded, self.loaded.part(self.split_name)
+        manifest, part = self.loaded.manifest, self.loaded.part(self.split_name)
         shard = self.split.shards[number]
         positions = (ids - self.order.first_ids[number]).tolist()
-        rows = read_rows(storage, shard, self.split.index_fields(number), positions)
+        rows = read_rows(self.loaded.storage, shard, self.split.index_fields(number), positions)
         labels = part.labels_of(ids, rows["label"])
-        names = read_names(storage, shard, rows["key"], positions) or itertools.repeat(
+        names = read_names(self.loaded.storage, shard, rows["key"], positions) or itertools.repeat(
             None, len(positions)
         )
         return [

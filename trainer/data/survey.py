@@ -38,7 +38,7 @@ def survey(loaded: LoadedSet, split_name: str) -> SetFacts:
 
     Raises ConfigError if no image can be decoded.
     """
-    manifest, storage, _ = loaded
+    manifest, storage = loaded.manifest, loaded.storage
     split = manifest.split(split_name)
     shard = split.shards[0]
     sizes, is_grey = [], True
