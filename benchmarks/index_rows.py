@@ -124,7 +124,7 @@ def made(num_samples: int, shard_size: int, mean_bytes: int) -> tuple[OneIndexSt
     )
     storage.table = out.getvalue()
     split = msgspec.structs.replace(
-        split, shards=StoredShards(cast(Storage, storage), split.groups)
+        split, shards=StoredShards(split.groups, cast(Storage, storage))
     )
     return storage, split
 

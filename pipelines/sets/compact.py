@@ -21,7 +21,7 @@ from shardset.format import manifest as manifests
 from shardset.format import naming, versions
 from shardset.format.index import content_bytes, index_fields
 from shardset.format.manifest import Manifest, Quarantine, Shard, Split
-from shardset.format.shards import Group
+from shardset.format.shards import Group, StoredShards
 from shardset.format.tar import StoredSample, members, sample_members
 from shardset.format.write import class_counts, write_shard, write_table
 from shardset.program import count
@@ -213,7 +213,7 @@ def _rewritten(storage: Storage, name: str, split: Split, folder: str, dropped: 
         max_tar_bytes=max(shard.num_bytes for shard in left.values()),
         max_index_bytes=max(shard.index.num_bytes for shard in left.values()),
         class_totals=totals.tolist(),
-        shards=list(_groups(storage, name, split, folder, left, new)),
+        shards=StoredShards([*_groups(storage, name, split, folder, left, new)]),
     )
 
 

@@ -7,7 +7,7 @@ Nothing here knows a plan or a pipeline: samples arrive in the order in which th
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,15 @@ from shardset.checksum import crc32c_of, crc32c_text
 from shardset.format import naming, table
 from shardset.format.index import index_to_bytes
 from shardset.format.manifest import Split
-from shardset.format.shards import SHARD_DTYPE, Group, IndexFile, Promise, Shard, shard_row
+from shardset.format.shards import (
+    SHARD_DTYPE,
+    Group,
+    IndexFile,
+    Promise,
+    Shard,
+    StoredShards,
+    shard_row,
+)
 from shardset.format.tar import StoredSample, TarBuilder
 from shardset.storage.base import ObjectWriter
 
@@ -144,7 +152,6 @@ def write_split(
         promises=promises,
         seed=seed,
     )
-    groups: Any = [group]
     return Split(
         num_samples=group.num_samples,
         num_source_samples=group.num_samples + num_dropped - num_repeats,
@@ -156,5 +163,5 @@ def write_split(
         max_index_bytes=int(rows["index_bytes"].max()),
         fields=list(fields),
         class_totals=list(class_totals),
-        shards=groups,
+        shards=StoredShards([group]),
     )
