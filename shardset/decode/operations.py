@@ -8,6 +8,7 @@ Geometric operations interpolate linearly and fill with grey.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from PIL import Image, ImageEnhance, ImageOps
 
@@ -69,7 +70,7 @@ _WITHOUT_VALUE = (
 _INVERT = Operation("invert", lambda image, _: ImageOps.invert(image))
 
 
-_ENHANCERS: dict[str, type[ImageEnhance._Enhance]] = {
+_ENHANCERS: dict[str, Callable[[Image.Image], ImageEnhance._Enhance]] = {
     "color": ImageEnhance.Color,
     "contrast": ImageEnhance.Contrast,
     "brightness": ImageEnhance.Brightness,
@@ -79,9 +80,13 @@ _ENHANCERS: dict[str, type[ImageEnhance._Enhance]] = {
 
 def _enhancing(value: Value, *, is_signed: bool) -> Iterator[Operation]:
     for name, enhancer in _ENHANCERS.items():
-        yield Operation(
-            name, lambda image, factor, of=enhancer: of(image).enhance(factor), value, is_signed
-        )
+        yield Operation(name, partial(_enhance, enhancer), value, is_signed)
+
+
+def _enhance(
+    enhancer: Callable[[Image.Image], ImageEnhance._Enhance], image: Image.Image, factor: float
+) -> Image.Image:
+    return enhancer(image).enhance(factor)
 
 
 def _geometric(rotate: float, shear: float, translate: Value) -> tuple[Operation, ...]:
