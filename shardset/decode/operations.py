@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from PIL import Image, ImageEnhance, ImageOps
 
@@ -70,7 +71,7 @@ _WITHOUT_VALUE = (
 _INVERT = Operation("invert", lambda image, _: ImageOps.invert(image))
 
 
-_ENHANCERS: dict[str, Callable[[Image.Image], ImageEnhance._Enhance]] = {
+_ENHANCERS: dict[str, Callable[[Image.Image], Any]] = {
     "color": ImageEnhance.Color,
     "contrast": ImageEnhance.Contrast,
     "brightness": ImageEnhance.Brightness,
@@ -84,9 +85,10 @@ def _enhancing(value: Value, *, is_signed: bool) -> Iterator[Operation]:
 
 
 def _enhance(
-    enhancer: Callable[[Image.Image], ImageEnhance._Enhance], image: Image.Image, factor: float
+    enhancer: Callable[[Image.Image], Any], image: Image.Image, factor: float
 ) -> Image.Image:
-    return enhancer(image).enhance(factor)
+    enhanced: Image.Image = enhancer(image).enhance(factor)
+    return enhanced
 
 
 def _geometric(rotate: float, shear: float, translate: Value) -> tuple[Operation, ...]:
