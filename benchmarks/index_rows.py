@@ -117,7 +117,6 @@ def made(num_samples: int, shard_size: int, mean_bytes: int) -> tuple[OneIndexSt
         [WrittenShard(shard, ["png", "cls"], 0) for shard in shards],
         pattern=pattern_of("train", "train", num_shards),
         table_path=naming.table_path("train"),
-        num_shards=num_shards,
         class_totals=[],
         seed=0,
         plan_digest="0" * 64,
@@ -125,7 +124,7 @@ def made(num_samples: int, shard_size: int, mean_bytes: int) -> tuple[OneIndexSt
     )
     storage.table = out.getvalue()
     split = msgspec.structs.replace(
-        split, shards=StoredShards(cast(Storage, storage), split.groups)
+        split, shards=StoredShards(split.groups, cast(Storage, storage))
     )
     return storage, split
 

@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from shardset.errors import ShardsetError, brought_by
-from shardset.format.manifest import Manifest, Shard, Split, load
+from shardset.format.manifest import LoadedSet, Manifest, Shard, Split, load
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 from shardset.version import __version__
@@ -34,6 +34,7 @@ __all__ = [
     "Chain",
     "DiskCache",
     "ImageSpec",
+    "LoadedSet",
     "Manifest",
     "MixedStream",
     "OrderState",

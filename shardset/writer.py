@@ -232,7 +232,6 @@ class _SplitWriter:
             shards,
             pattern=pattern_of(self._name, self._name, len(shards)),
             table_path=naming.table_path(self._name),
-            num_shards=len(shards),
             class_totals=[self.labels[label] for label in range(num_classes)],
             plan_digest=_digest(written.shard.sha256 for written in shards),
             promises=["reproducible"],

@@ -64,7 +64,9 @@ def _with_everything(storage: Storage, manifest: Manifest) -> None:
     values["classes"][3]["name"] = "averylongnamewithoutanyplacetobreakit" * 6
     values["fixes"] = {"cmyk-to-rgb": 3}
     values["provenance"]["options"] = {"image": {"quality": 95, "words": "x" * 200}}
-    sealed = manifests.seal(msgspec.convert({**values, "digest": "0" * 64}, Manifest))
+    sealed = manifests.seal(
+        msgspec.convert({**values, "digest": "0" * 64}, Manifest, dec_hook=manifests.shards_of)
+    )
     put(storage, naming.MANIFEST, manifests.to_json(sealed))
     storage.delete(manifest.splits["validation"].shards[7].path)
 

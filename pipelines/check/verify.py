@@ -73,7 +73,8 @@ def verify(url: str, *, deep: bool, progress: ShowProgress | None = None) -> Ver
     all splits. Uses all cores; processes if the shards hold MIN_PROCESS_BYTES or more. Raises
     ManifestError without a valid manifest.
     """
-    manifest, storage, _ = manifests.load(url).without_view()
+    loaded = manifests.load(url).without_view()
+    manifest, storage = loaded.manifest, loaded.storage
     image = options_to_read(manifest)
     tasks = [
         ShardTask(

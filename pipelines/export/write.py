@@ -35,7 +35,8 @@ def export(
     unknown = [name for name in formats if name not in FORMATS]
     if unknown:
         raise ConfigError(f"no format {unknown[0]!r} to export to; there are {', '.join(FORMATS)}")
-    manifest, storage, _ = manifests.load_whole(url)
+    loaded = manifests.load_whole(url)
+    manifest, storage = loaded.manifest, loaded.storage
     target = storage if output is None else open_storage(output)
     exported, contents = [], []
     for name in formats:

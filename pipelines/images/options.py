@@ -33,7 +33,6 @@ _REWRITTEN_AS = {
     "bmp": "png",
     "tif": "png",
     "avif": "png",
-    "ico": "png",
     "jp2": "png",
     "pbm": "pgm",
 }

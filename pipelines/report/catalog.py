@@ -81,7 +81,7 @@ def open_catalog(
     loaded: LoadedSet, *, max_samples: int = MAX_SAMPLES
 ) -> tuple[Catalog, list[Problem]]:
     """The catalog of a set or view, and the indexes that are damaged or missing."""
-    manifest, storage, _ = loaded
+    manifest, storage = loaded.manifest, loaded.storage
     num_samples = sum(split.num_samples for split in manifest.splits.values())
     step = max(1, -(-num_samples // max_samples))
     names = list(manifest.splits)

@@ -60,7 +60,7 @@ def read_catalog(loaded: LoadedSet, split: str) -> pa.Table:
 
 def _write(loaded: LoadedSet, shard: Shard, options: ImageOptions) -> str | None:
     """Writes the file of a shard and returns its path; None if it was there."""
-    manifest, storage, _ = loaded
+    manifest, storage = loaded.manifest, loaded.storage
     if read_rows(storage, shard) is not None:
         return None
     index = read_index(storage, shard)

@@ -20,7 +20,7 @@ from shardset.format import manifest as manifests
 from shardset.format import naming, versions
 from shardset.format.index import content_bytes, first_images, index_fields
 from shardset.format.manifest import Manifest, Quarantine, Shard, Split
-from shardset.format.shards import Group
+from shardset.format.shards import Group, StoredShards
 from shardset.format.tar import StoredSample, members, sample_members
 from shardset.format.write import class_counts, write_shard, write_table
 from shardset.program import count
@@ -220,7 +220,7 @@ def _rewritten(storage: Storage, name: str, split: Split, folder: str, dropped: 
         max_tar_bytes=max(shard.num_bytes for shard in left.values()),
         max_index_bytes=max(shard.index.num_bytes for shard in left.values()),
         class_totals=totals.tolist(),
-        shards=list(_groups(storage, name, split, folder, left, new.keys())),
+        shards=StoredShards([*_groups(storage, name, split, folder, left, new.keys())]),
     )
 
 
@@ -279,12 +279,14 @@ def _groups(
             if is_new:
                 pattern = f"{folder}/{name}-{{{first:06d}..{last:06d}}}.tar"
                 digest = hashlib.sha256(f"{digest} {folder}".encode()).hexdigest()
-            facts = write_table(
+            made, _ = write_table(
                 partial(storage.writer, if_generation=ABSENT),
-                [left[number] for number in members],
                 f"{folder}/shards-{num_tables:06d}.npy",
-                len(members),
-                group.promises,
+                [left[number] for number in members],
+                pattern=pattern,
+                plan_digest=digest,
+                promises=group.promises,
+                seed=group.seed,
             )
             num_tables += 1
-            yield msgspec.structs.replace(group, shards=pattern, plan_digest=digest, **facts)
+            yield msgspec.structs.replace(made, fields=group.fields)

@@ -152,7 +152,6 @@ def publish(
             [record.written for record in group],
             pattern=pattern,
             table_path=naming.table_path(f"{split}/{len(parts)}" if parts else split),
-            num_shards=len(group),
             class_totals=[labels[label] for label in range(num_classes)],
             plan_digest=source_digest,
             promises=promises,

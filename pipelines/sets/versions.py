@@ -42,7 +42,8 @@ def tag(url: str, name: str) -> Tag:
             f"{name!r} can't be a tag; use up to 64 letters, digits, ., _ and -, and not only"
             " digits"
         )
-    manifest, storage, _ = manifests.load_whole(url)
+    loaded = manifests.load_whole(url)
+    manifest, storage = loaded.manifest, loaded.storage
     made = Tag(version=manifest.number, digest=manifest.digest)
     try:
         storage.write(versions.tag_path(name), msgspec.json.encode(made), if_generation=ABSENT)
@@ -55,7 +56,8 @@ def tag(url: str, name: str) -> Tag:
 
 def log(url: str) -> list[dict[str, Any]]:
     """The versions of a set that are left, the newest first."""
-    newest, storage, _ = manifests.load_whole(url)
+    loaded = manifests.load_whole(url)
+    newest, storage = loaded.manifest, loaded.storage
     tags = versions.tags(storage)
     return [
         {
@@ -142,7 +144,7 @@ def _samples(loaded: LoadedSet, split: str, without: set[str]) -> dict[str, tupl
     """The class and the CRC32C (of the image, if it has one) of each sample by key, without those
     of some shards.
     """
-    manifest, storage, _ = loaded
+    manifest, storage = loaded.manifest, loaded.storage
     found = {}
     for shard in _shards(loaded, split):
         if shard.sha256 not in without:

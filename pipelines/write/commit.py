@@ -105,7 +105,6 @@ class Committer:
             self._written(plan, name),
             pattern=pattern_of(folder, name, split.num_shards),
             table_path=naming.table_path(folder),
-            num_shards=split.num_shards,
             class_totals=class_totals,
             seed=self.config.seed,
             plan_digest=plan.digest,

@@ -2,7 +2,6 @@
 
 from contextlib import suppress
 from itertools import chain, takewhile, zip_longest
-from typing import Any
 
 import msgspec
 
@@ -13,6 +12,7 @@ from shardset.errors import ManifestError, NotFound, PreconditionFailed
 from shardset.format import manifest as manifests
 from shardset.format import naming, versions
 from shardset.format.manifest import Manifest, Quarantine, Split
+from shardset.format.shards import StoredShards
 from shardset.storage.base import ABSENT, Storage
 
 _SUMS = (
@@ -110,7 +110,7 @@ def appended(base: Manifest, added: Manifest) -> Manifest:
 def joined(splits: list[Split], num_classes: int) -> Split:
     """One split of the groups of several, in order."""
     fields = list(dict.fromkeys(field for split in splits for field in split.fields))
-    groups: Any = [
+    groups = [
         msgspec.structs.replace(
             group, fields=[] if (own := group.fields or split.fields) == fields else own
         )
@@ -127,5 +127,5 @@ def joined(splits: list[Split], num_classes: int) -> Split:
         },
         fields=fields,
         class_totals=[sum(numbers) for _, *numbers in totals],
-        shards=groups,
+        shards=StoredShards(groups),
     )

@@ -43,7 +43,8 @@ def manifest_at(output: Storage, name: str) -> Manifest | None:
 
 def newest_of(url: str) -> tuple[Manifest, Storage]:
     """The newest version, to be changed; ConfigError for a view, older version or adopted set."""
-    found, storage, _ = manifests.load_whole(url)
+    loaded = manifests.load_whole(url)
+    found, storage = loaded.manifest, loaded.storage
     newest = manifest_at(storage, naming.MANIFEST)
     if newest is None or newest.digest != found.digest:
         advice = f"only the newest version can be changed; give {storage.url}"

@@ -264,8 +264,8 @@ class SampleDataset(StepDataset):
 
     def _sample(self, batch: Batch, slot: int) -> dict[str, Any]:
         id_ = batch["id"].item(slot)
-        shard = int(np.searchsorted(self.stream.order.first_ids, id_, side="right")) - 1
-        url = self.stream.source.table.url(shard)
+        shard, _ = self.stream.order.slots_of(id_)
+        url = self.stream.source.table.url(int(shard))
         stored = ((name, batch[name][slot]) for name in self.stream.spec.fields)
         present = {name: content for name, content in stored if content is not None}
         return {"__key__": batch["key"][slot], "__url__": url, "__id__": id_} | present

@@ -209,7 +209,7 @@ class PadCrop(Crop):
         return 2
 
     def region(self, image_size: tuple[int, int], size: int, drawn: np.ndarray) -> Region:
-        return Region(None, (0, 0), lambda row, pixels: pad_crop(row, pixels, self.padding, drawn))
+        return Region(None, (0, 0), partial(self._put, drawn))
 
     def keeps_size(self, size: int) -> bool:
         return True
@@ -222,7 +222,32 @@ class PadCrop(Crop):
         ids: np.ndarray,
         drawn: np.ndarray,
     ) -> None:
-        pad_crops(out, slots, images_NHWC, ids, self.padding, drawn)
+        size, num_offsets = out.shape[1], 2 * self.padding + 1
+        offsets = (drawn[:, 1:3] * num_offsets).astype(np.int64)
+        frames = _frames.of(size, self.padding)
+        row, (frame, stride, pixel, _) = np.dtype((np.void, 3 * size)), frames.strides
+        shape = len(frames), num_offsets, num_offsets, size
+        windows = np.ndarray(shape, row, frames, 0, (frame, stride, pixel, stride))
+        images, crops = (np.ndarray((len(each), size), row, each) for each in (images_NHWC, out))
+        for start in range(0, len(ids), len(frames)):
+            chunk = slice(start, start + len(frames))
+            numbers = np.arange(len(ids[chunk]))
+            windows[numbers, self.padding, self.padding] = images[ids[chunk]]
+            crops[slots[chunk]] = windows[numbers, offsets[chunk, 0], offsets[chunk, 1]]
+
+    def _put(self, drawn: np.ndarray, row: np.ndarray, image: np.ndarray) -> None:
+        """Raises UndecodableImage if the image is too small."""
+        padding, (height, width) = self.padding, image.shape[:2]
+        down, right = height + 2 * padding - row.shape[0], width + 2 * padding - row.shape[1]
+        if min(down, right) < 0:
+            raise UndecodableImage(
+                f"its {height} x {width} pixels with {padding} around them are fewer than the"
+                f" crop's {row.shape[0]}; use RandomResizedCrop or CenterCrop"
+            )
+        padded = np.zeros((height + 2 * padding, width + 2 * padding, 3), np.uint8)
+        padded[padding : padding + height, padding : padding + width] = image
+        top, left = int(drawn[1] * (down + 1)), int(drawn[2] * (right + 1))
+        row[:] = padded[top : top + row.shape[0], left : left + row.shape[1]]
 
 
 def random_box(crop: RandomResizedCrop, height: int, width: int, drawn: np.ndarray) -> Box:
@@ -258,54 +283,6 @@ def turned(image: np.ndarray, orientation: int) -> np.ndarray:
     if orientation >= 5:
         image = cv2.transpose(image)
     return cv2.flip(image, _FLIPS[orientation]) if orientation in _FLIPS else image
-
-
-def pad_crop(row: np.ndarray, image: np.ndarray, padding: int, drawn: np.ndarray) -> None:
-    """The window that a slot's draws choose in the black-padded image; raises UndecodableImage if
-    that is too small.
-    """
-    down, right = (
-        side + 2 * padding - out for side, out in zip(image.shape[:2], row.shape[:2], strict=True)
-    )
-    if min(down, right) < 0:
-        raise UndecodableImage(
-            f"its {image.shape[0]} x {image.shape[1]} pixels with {padding} around them are fewer"
-            f" than the crop's {row.shape[0]}; use RandomResizedCrop or CenterCrop"
-        )
-    top, left = int(drawn[1] * (down + 1)) - padding, int(drawn[2] * (right + 1)) - padding
-    from_top, from_left, to_top, to_left = max(0, top), max(0, left), max(0, -top), max(0, -left)
-    height = min(image.shape[0], top + row.shape[0]) - from_top
-    width = min(image.shape[1], left + row.shape[1]) - from_left
-    row.data.cast("B")[:] = bytes(row.nbytes)
-    if height <= 0 or width <= 0:  # the window lies in the padding
-        return
-    window = _rows(np.ascontiguousarray(image), from_top, from_left, height, width)
-    _rows(row, to_top, to_left, height, width)[:] = window
-
-
-def pad_crops(
-    out: np.ndarray,
-    slots: np.ndarray,
-    images_NHWC: np.ndarray,
-    ids: np.ndarray,
-    padding: int,
-    drawn: np.ndarray,
-) -> None:
-    """`pad_crop` of image `ids[n]` into `out[slots[n]]`; both are contiguous uint8 [., size, size,
-    3].
-    """
-    size, num_offsets = out.shape[1], 2 * padding + 1
-    offsets = (drawn[:, 1:3] * num_offsets).astype(np.int64)
-    frames = _frames.of(size, padding)
-    row, (frame, stride, pixel, _) = np.dtype((np.void, 3 * size)), frames.strides
-    shape, strides = (len(frames), num_offsets, num_offsets, size), (frame, stride, pixel, stride)
-    windows = np.ndarray(shape, row, frames, 0, strides)  # every window at every offset
-    images, crops = (np.ndarray((len(each), size), row, each) for each in (images_NHWC, out))
-    for start in range(0, len(ids), len(frames)):
-        chunk = slice(start, start + len(frames))
-        numbers = np.arange(len(ids[chunk]))
-        windows[numbers, padding, padding] = images[ids[chunk]]
-        crops[slots[chunk]] = windows[numbers, offsets[chunk, 0], offsets[chunk, 1]]
 
 
 def use_one_opencv_thread() -> None:
@@ -368,15 +345,3 @@ def _resize_into(out: np.ndarray, image: np.ndarray, *, by_area: bool) -> np.nda
     is_small = image.shape[0] < 2 * out.shape[0] and image.shape[1] < 2 * out.shape[1]
     interpolation = cv2.INTER_LINEAR if is_small and not by_area else cv2.INTER_AREA
     return cv2.resize(image, (out.shape[1], out.shape[0]), dst=out, interpolation=interpolation)
-
-
-def _rows(image: np.ndarray, top: int, left: int, height: int, width: int) -> np.ndarray:
-    """A window of a contiguous image, each of its rows as one element: [height].
-
-    NumPy releases the GIL while it copies more than 500 elements; getting it back takes longer than
-    the copy.
-    """
-    stride = 3 * image.shape[1]
-    return np.ndarray(
-        (height,), (np.void, 3 * width), image.data, top * stride + 3 * left, (stride,)
-    )

@@ -6,10 +6,15 @@ Geometric operations interpolate linearly and fill with grey.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from PIL import Image, ImageEnhance, ImageOps
+
+Apply = Callable[[Image.Image, float], Image.Image]
+Value = Callable[[float, int], float]
 
 FILL = (128, 128, 128)
 """The color of what a geometric operation leaves empty: that of the paper's code."""
@@ -24,12 +29,12 @@ class Operation:
     """
 
     name: str
-    apply: Callable[[Image.Image, float], Image.Image]
-    value: Callable[[float, int], float] = lambda level, side: 0.0
+    apply: Apply
+    value: Value = lambda level, side: 0.0
     is_signed: bool = False
 
 
-def _affine(*matrix: float | None) -> Callable[[Image.Image, float], Image.Image]:
+def _affine(*matrix: float | None) -> Apply:
     """An affine transform whose value takes the place of None in the matrix."""
 
     def apply(image: Image.Image, value: float) -> Image.Image:
@@ -45,7 +50,7 @@ def _solarize_add(image: Image.Image, add: float) -> Image.Image:
     return image.point([min(255, one + int(add)) if one < 128 else one for one in range(256)] * 3)
 
 
-def _posterize(value: Callable[[float, int], float]) -> Operation:
+def _posterize(value: Value) -> Operation:
     def apply(image: Image.Image, bits: float) -> Image.Image:
         mask = -(1 << 8 - int(bits))  # of no bits: black
         return image.point([one & mask for one in range(256)] * 3)
@@ -53,7 +58,7 @@ def _posterize(value: Callable[[float, int], float]) -> Operation:
     return Operation("posterize", apply, value)
 
 
-def _solarize(value: Callable[[float, int], float]) -> Operation:
+def _solarize(value: Value) -> Operation:
     return Operation(
         "solarize", lambda image, threshold: ImageOps.solarize(image, math.ceil(threshold)), value
     )
@@ -66,55 +71,37 @@ _WITHOUT_VALUE = (
 _INVERT = Operation("invert", lambda image, _: ImageOps.invert(image))
 
 
-def _enhancing(value: Callable[[float, int], float], *, is_signed: bool) -> tuple[Operation, ...]:
-    return (
-        Operation(
-            "color",
-            lambda image, factor: ImageEnhance.Color(image).enhance(factor),
-            value,
-            is_signed,
-        ),
-        Operation(
-            "contrast",
-            lambda image, factor: ImageEnhance.Contrast(image).enhance(factor),
-            value,
-            is_signed,
-        ),
-        Operation(
-            "brightness",
-            lambda image, factor: ImageEnhance.Brightness(image).enhance(factor),
-            value,
-            is_signed,
-        ),
-        Operation(
-            "sharpness",
-            lambda image, factor: ImageEnhance.Sharpness(image).enhance(factor),
-            value,
-            is_signed,
-        ),
-    )
+_ENHANCERS: dict[str, Callable[[Image.Image], Any]] = {
+    "color": ImageEnhance.Color,
+    "contrast": ImageEnhance.Contrast,
+    "brightness": ImageEnhance.Brightness,
+    "sharpness": ImageEnhance.Sharpness,
+}
 
 
-def _geometric(
-    rotate: float, shear: float, translate: Callable[[float, int], float]
-) -> tuple[Operation, ...]:
+def _enhancing(value: Value, *, is_signed: bool) -> Iterator[Operation]:
+    for name, enhancer in _ENHANCERS.items():
+        yield Operation(name, partial(_enhance, enhancer), value, is_signed)
+
+
+def _enhance(
+    enhancer: Callable[[Image.Image], Any], image: Image.Image, factor: float
+) -> Image.Image:
+    enhanced: Image.Image = enhancer(image).enhance(factor)
+    return enhanced
+
+
+def _geometric(rotate: float, shear: float, translate: Value) -> tuple[Operation, ...]:
     def turn(image: Image.Image, degrees: float) -> Image.Image:
         return image.rotate(degrees, Image.Resampling.BILINEAR, fillcolor=FILL)
 
+    def sheared(level: float, side: int) -> float:
+        return shear * level
+
     return (
         Operation("rotate", turn, lambda level, side: rotate * level, is_signed=True),
-        Operation(
-            "shear_x",
-            _affine(1, None, 0, 0, 1, 0),
-            lambda level, side: shear * level,
-            is_signed=True,
-        ),
-        Operation(
-            "shear_y",
-            _affine(1, 0, 0, None, 1, 0),
-            lambda level, side: shear * level,
-            is_signed=True,
-        ),
+        Operation("shear_x", _affine(1, None, 0, 0, 1, 0), sheared, is_signed=True),
+        Operation("shear_y", _affine(1, 0, 0, None, 1, 0), sheared, is_signed=True),
         Operation("translate_x", _affine(1, 0, None, 0, 1, 0), translate, is_signed=True),
         Operation("translate_y", _affine(1, 0, 0, 0, 1, None), translate, is_signed=True),
     )

@@ -13,12 +13,12 @@ import pyspng
 from kornia_rs import io as kornia
 
 from shardset.format.images.background import WHITE, Background, over
-from shardset.format.images.limits import IEND
+from shardset.format.images.limits import IEND, png_chunks
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _HEADER = slice(8, 16)
 _HEADER_BEGINS = b"\0\0\0\x0dIHDR"
-_SIZE, _CHUNK = struct.Struct(">II"), struct.Struct(">I4s")
+_SIZE = struct.Struct(">II")
 _RGB, _GREY_ALPHA, _RGBA = 2, 4, 6
 _LEFT_TO_PILLOW = (b"acTL", b"eXIf", b"tRNS")
 
@@ -67,13 +67,11 @@ def _is_one_image(data: bytes, *, sums: bool) -> bool:
     libspng allocates what a chunk claims, and kornia_rs may ignore the chunk. With `sums`, each
     chunk must match its CRC-32, which libspng does not verify.
     """
-    at, view = 8, memoryview(data)
-    while at + 12 <= len(data):
-        num_bytes, kind = _CHUNK.unpack_from(data, at)
+    end, view = 0, memoryview(data)
+    for kind, start, end in png_chunks(data):
         if kind in _LEFT_TO_PILLOW:
             return False
-        end = at + 8 + num_bytes
-        if sums and data[end : end + 4] != zlib.crc32(view[at + 4 : end]).to_bytes(4, "big"):
+        content, check = view[start + 4 : end - 4], data[end - 4 : end]
+        if sums and check != zlib.crc32(content).to_bytes(4, "big"):
             return False
-        at = end + 4
-    return at == len(data) and data.endswith(IEND)
+    return end == len(data) and data.endswith(IEND)

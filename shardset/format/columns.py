@@ -87,7 +87,8 @@ def column_url(parent: Storage, name: str) -> str:
 
 def open_column(parent: LoadedSet, split: str, name: str) -> StoredColumn:
     """A column of a split; raises ManifestError if it is missing or was written for another set."""
-    manifest, storage, _ = manifests.load(column_url(parent.storage, name))
+    loaded = manifests.load(column_url(parent.storage, name))
+    manifest, storage = loaded.manifest, loaded.storage
     made, digest = manifest.provenance, parent.manifest.digest
     if made.source != SOURCE or made.source_digest != digest:
         raise ManifestError(

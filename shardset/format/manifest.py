@@ -8,7 +8,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from operator import attrgetter
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -31,11 +32,6 @@ VERSION: Final = 1
 
 _NUMBERS = re.compile(rb"\[\n *[0-9]+(,\n *[0-9]+)*\n *\]")
 _BREAK = re.compile(rb"\n *")
-
-if TYPE_CHECKING:  # what readers see; below, what the file holds
-    Shards = Sequence[Shard]
-else:
-    Shards = list[Group]
 
 
 class ClassInfo(Record, frozen=True, kw_only=True):
@@ -65,13 +61,12 @@ class Split(Record, frozen=True, kw_only=True):
     max_index_bytes: Count
     fields: list[str]
     class_totals: list[Count]
-    shards: Shards = msgspec.field(name="groups")
+    shards: StoredShards = msgspec.field(name="groups")
 
     @property
     def groups(self) -> Sequence[Group]:
         """The groups of shards, whether their tables can be read or not."""
-        shards: Any = self.shards
-        return shards.groups if isinstance(shards, StoredShards) else shards
+        return self.shards.groups
 
     @property
     def num_shards(self) -> int:
@@ -86,7 +81,6 @@ class Split(Record, frozen=True, kw_only=True):
     @property
     def shard_sizes(self) -> list[int]:
         """The samples of each shard."""
-        assert isinstance(self.shards, StoredShards), "of a manifest that was opened"
         sizes: list[int] = self.shards.sizes.tolist()
         return sizes
 
@@ -94,15 +88,13 @@ class Split(Record, frozen=True, kw_only=True):
         """The fields in the index of a shard: those of its group, which may lack some that came to
         the split later.
         """
-        own = self.shards.group_of(shard).fields if isinstance(self.shards, StoredShards) else []
-        return own or self.fields
+        return self.shards.group_of(shard).fields or self.fields
 
     def load(self, shards: Sequence[int]) -> None:
         """Reads the table rows of some shards at the same time, before they are asked for one by
         one.
         """
-        if isinstance(self.shards, StoredShards):
-            self.shards.load(np.array(shards, np.int64))
+        self.shards.load(np.array(shards, np.int64))
 
 
 class Quarantine(Record, frozen=True, kw_only=True):
@@ -221,7 +213,7 @@ def parse(data: bytes, where: str = naming.MANIFEST) -> Manifest:
     """
     try:
         _check_version(data, where)
-        manifest = msgspec.json.decode(data, type=Manifest)
+        manifest = msgspec.json.decode(data, type=Manifest, dec_hook=shards_of)
         check(manifest, where)
     except msgspec.ValidationError as error:
         raise ManifestError(f"{where}: {error}; restore or rebuild the shard set") from error
@@ -302,14 +294,14 @@ def load(url: str) -> LoadedSet:
 
 def _load_version(url: str, version: str) -> LoadedSet:
     try:
-        newest, storage, _ = load_whole(url)
+        newest = load_whole(url)
     except ManifestError as error:
         raise ManifestError(
             f"{url}@{version}: no such folder; and as version {version!r} of {url}: {error}"
         ) from error
+    storage, found = newest.storage, newest.manifest
     number, digest = versions.resolve(storage, version)
-    found = newest
-    if number < newest.number:  # each was stored before the next one was published
+    if number < found.number:  # each was stored before the next one was published
         try:
             found = read(storage, versions.path(number))
         except NotFound as error:
@@ -429,7 +421,7 @@ def opened(storage: Storage, manifest: Manifest) -> Manifest:
     Reads the tables of unequal shards; raises ManifestError.
     """
     splits = {
-        name: msgspec.structs.replace(split, shards=StoredShards(storage, split.groups))
+        name: msgspec.structs.replace(split, shards=StoredShards(split.groups, storage))
         for name, split in manifest.splits.items()
     }
     return msgspec.structs.replace(manifest, splits=splits)
@@ -448,10 +440,13 @@ def schema() -> dict[str, Any]:
 
     Only `check` compares records with each other (sums, digest).
     """
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **msgspec.json.schema(Manifest),
-    }
+    (manifest, _), parts = msgspec.json.schema_components(
+        [Manifest, list[Group]],
+        ref_template="#/$defs/{name}",
+        schema_hook=lambda kind: {"type": "array", "items": {"$ref": "#/$defs/Group"}},
+    )
+    dialect = "https://json-schema.org/draft/2020-12/schema"
+    return {"$schema": dialect, **manifest, "$defs": parts}
 
 
 def check(manifest: Manifest, where: str = naming.MANIFEST) -> None:
@@ -468,13 +463,16 @@ def check(manifest: Manifest, where: str = naming.MANIFEST) -> None:
 
 
 def _encode(manifest: Manifest) -> bytes:
-    return msgspec.json.encode(manifest, order="sorted", enc_hook=_groups_in_file)
+    return msgspec.json.encode(manifest, order="sorted", enc_hook=attrgetter("groups"))
 
 
-def _groups_in_file(value: object) -> Any:
-    """What the file holds for the shards of an opened manifest."""
-    assert isinstance(value, StoredShards)
-    return value.groups
+def shards_of(kind: type, groups: Any) -> StoredShards:
+    """The shards of a split from the groups in the file."""
+    try:
+        return StoredShards(msgspec.convert(groups, list[Group]))
+    except msgspec.ValidationError as error:
+        where = "at `$.splits[...].groups"  # msgspec knows only the rest
+        raise msgspec.ValidationError(str(error).replace("at `$", where)) from error
 
 
 def _check_version(data: bytes, where: str) -> None:

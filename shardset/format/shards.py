@@ -151,12 +151,18 @@ def shard_row(shard: Shard) -> tuple[Any, ...]:
 class StoredShards(Sequence[Shard]):
     """The shards of a split, each made when it is asked for, from rows that are read once and kept.
 
-    Reads at once the tables of groups that are not equal. Raises ManifestError if a table is
-    missing, damaged, or says something else than the manifest.
+    Without a storage only `groups` can be used, which are what a manifest holds. Reads at once the
+    tables of groups that are not equal. Raises ManifestError if a table is missing, damaged, or
+    says something else than the manifest.
     """
 
-    def __init__(self, storage: Storage, groups: Sequence[Group]) -> None:
-        self.storage, self.groups = storage, groups
+    def __init__(self, groups: Sequence[Group], storage: Storage | None = None) -> None:
+        self.groups, self._opened_in = groups, storage
+        if storage is not None:
+            self._open(storage)
+
+    def _open(self, storage: Storage) -> None:
+        groups, self.storage = self.groups, storage
         self._starts = np.cumsum([0, *(group.num_shards for group in groups)])
         self._rows = np.zeros(self._starts[-1], SHARD_DTYPE)
         self._is_read = np.zeros(len(self._rows), bool)
@@ -183,8 +189,8 @@ class StoredShards(Sequence[Shard]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, StoredShards) and self.groups == other.groups
 
-    def __reduce__(self) -> tuple[type["StoredShards"], tuple[Storage, Sequence[Group]]]:
-        return StoredShards, (self.storage, self.groups)
+    def __reduce__(self) -> tuple[type["StoredShards"], tuple[Sequence[Group], Storage | None]]:
+        return StoredShards, (self.groups, self._opened_in)
 
     def load(self, numbers: NDArray[np.int64]) -> None:
         """Reads the rows of some shards with their neighbours, at the same time from a bucket."""

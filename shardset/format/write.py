@@ -7,24 +7,29 @@ Nothing here knows a plan or a pipeline: samples arrive in the order in which th
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardset.checksum import crc32c_of, crc32c_text, extend_crc32c
+from shardset.checksum import crc32c_of, crc32c_text
 from shardset.format import naming, table
 from shardset.format.index import index_to_bytes
 from shardset.format.manifest import Split
-from shardset.format.shards import SHARD_DTYPE, Group, IndexFile, Promise, Shard, shard_row
+from shardset.format.shards import (
+    SHARD_DTYPE,
+    Group,
+    IndexFile,
+    Promise,
+    Shard,
+    StoredShards,
+    shard_row,
+)
 from shardset.format.tar import StoredSample, TarBuilder
 from shardset.storage.base import ObjectWriter
 
 OpenWriter = Callable[[str], AbstractContextManager[ObjectWriter]]
 """Opens a new object of that name to be written."""
-
-_ROWS_AT_ONCE = 4096
 
 
 class WrittenShard(NamedTuple):
@@ -81,95 +86,82 @@ def class_counts(labels: NDArray[np.int64], num_classes: int) -> NDArray[np.int6
     return np.bincount(labels[labels >= 0], minlength=num_classes)
 
 
+def write_table(
+    writer: OpenWriter,
+    path: str,
+    shards: Iterable[Shard],
+    *,
+    pattern: str,
+    plan_digest: str,
+    promises: Sequence[Promise],
+    seed: int = 0,
+) -> tuple[Group, NDArray[np.void]]:
+    """Writes the table of some shards, and returns their group and the rows of the table.
+
+    `pattern` names the tars, `path` the table. The promise `equal` is given if the sizes keep it.
+    """
+    rows = np.fromiter(map(shard_row, shards), SHARD_DTYPE)
+    data, sizes = table.to_bytes(rows), rows["num_samples"].astype(np.int64)
+    with writer(path) as out:
+        out.write(data)
+    is_equal = sizes[0] - sizes[-1] <= 1 and (np.diff(sizes) <= 0).all()
+    kept: list[Promise] = ["equal"] if is_equal else []
+    group = Group(
+        shards=pattern,
+        table=path,
+        table_crc32c=crc32c_text(crc32c_of(data)),
+        table_sha256=hashlib.sha256(data).hexdigest(),
+        num_shards=len(rows),
+        num_samples=int(sizes.sum()),
+        seed=seed,
+        plan_digest=plan_digest,
+        promises=[*kept, *(one for one in promises if one != "equal")],
+    )
+    return group, rows
+
+
 def write_split(
     writer: OpenWriter,
     shards: Iterable[WrittenShard],
     *,
     pattern: str,
     table_path: str,
-    num_shards: int,
-    class_totals: Sequence[int] = (),
-    seed: int = 0,
     plan_digest: str,
     promises: Sequence[Promise],
+    seed: int = 0,
+    class_totals: Sequence[int] = (),
     num_dropped: int = 0,
     num_repeats: int = 0,
 ) -> Split:
-    """Writes the table of the shards of a split, and returns what the manifest says about them, in
-    constant memory.
-
-    `pattern` and `table_path` are the names of the tars and of the table.
-    """
-    num_content_bytes = num_tar_bytes = max_tar_bytes = max_index_bytes = 0
+    """Writes the table of the shards of a split, and returns what the manifest says about them."""
     fields: dict[str, None] = {}
+    content_bytes: list[int] = []
 
     def counted() -> Iterator[Shard]:
-        nonlocal num_content_bytes, num_tar_bytes, max_tar_bytes, max_index_bytes
-        for shard, own_fields, num_bytes in shards:
-            num_content_bytes += num_bytes
-            num_tar_bytes += shard.num_bytes
-            max_tar_bytes = max(max_tar_bytes, shard.num_bytes)
-            max_index_bytes = max(max_index_bytes, shard.index.num_bytes)
-            fields.update(dict.fromkeys(own_fields))
-            yield shard
+        for written in shards:
+            fields.update(dict.fromkeys(written.fields))
+            content_bytes.append(written.num_content_bytes)
+            yield written.shard
 
-    facts = write_table(writer, counted(), table_path, num_shards, promises)
-    groups: Any = [Group(shards=pattern, seed=seed, plan_digest=plan_digest, **facts)]
-    num_samples = facts["num_samples"]
+    group, rows = write_table(
+        writer,
+        table_path,
+        counted(),
+        pattern=pattern,
+        plan_digest=plan_digest,
+        promises=promises,
+        seed=seed,
+    )
     return Split(
-        num_samples=num_samples,
-        num_source_samples=num_samples + num_dropped - num_repeats,
+        num_samples=group.num_samples,
+        num_source_samples=group.num_samples + num_dropped - num_repeats,
         num_dropped=num_dropped,
         num_repeats=num_repeats,
-        num_content_bytes=num_content_bytes,
-        num_tar_bytes=num_tar_bytes,
-        max_tar_bytes=max_tar_bytes,
-        max_index_bytes=max_index_bytes,
+        num_content_bytes=sum(content_bytes),
+        num_tar_bytes=int(rows["num_bytes"].sum()),
+        max_tar_bytes=int(rows["num_bytes"].max()),
+        max_index_bytes=int(rows["index_bytes"].max()),
         fields=list(fields),
         class_totals=list(class_totals),
-        shards=groups,
+        shards=StoredShards([group]),
     )
-
-
-def write_table(
-    writer: OpenWriter,
-    shards: Iterable[Shard],
-    path: str,
-    num_shards: int,
-    promises: Sequence[Promise],
-) -> dict[str, Any]:
-    """Writes the table of the shards of a group, and returns what the group says about it, in
-    constant memory.
-
-    The promise `equal` is given where the sizes keep it.
-    """
-    num_done = num_samples = crc = 0
-    ends: list[int] = []  # the sizes of the first and of the last shard so far
-    is_equal, sha256 = True, hashlib.sha256()
-
-    def put(data: bytes) -> None:
-        nonlocal crc
-        crc = extend_crc32c(crc, data)
-        sha256.update(data)
-        out.write(data)
-
-    with writer(path) as out:
-        put(table.header(SHARD_DTYPE, num_shards))
-        waiting = iter(shards)
-        while some := [*islice(waiting, _ROWS_AT_ONCE)]:
-            rows = np.array(list(map(shard_row, some)), SHARD_DTYPE)
-            put(table.sealed(rows, num_done).tobytes())
-            sizes = [*ends, *rows["num_samples"].tolist()]
-            ends = [sizes[0], sizes[-1]]
-            is_equal &= sizes[0] - sizes[-1] <= 1 and sizes == sorted(sizes, reverse=True)
-            num_done += len(rows)
-            num_samples += int(rows["num_samples"].sum())
-        assert num_done == num_shards, "each shard is in the table once"
-    return {
-        "table": path,
-        "table_crc32c": crc32c_text(crc),
-        "table_sha256": sha256.hexdigest(),
-        "num_shards": num_shards,
-        "num_samples": num_samples,
-        "promises": ["equal"] * is_equal + [name for name in promises if name != "equal"],
-    }

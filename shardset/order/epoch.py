@@ -46,13 +46,14 @@ class Slots:
 
     def __getitem__(self, batch: int | Sequence[int]) -> "Slots":
         """The slots of one batch of several, or of some of them."""
-        ids, weights, rows, positions = (
+        return Slots(
             self.ids[batch],
             self.weights[batch],
+            self.lanes,
             self.rows[batch],
             self.positions[batch],
+            self.repeats,
         )
-        return Slots(ids, weights, self.lanes, rows, positions, self.repeats)
 
 
 def slot_key(
@@ -94,6 +95,11 @@ class Order:
     def first_ids(self) -> Ints:
         """The id of each shard's first sample, and the end: [num_shards + 1]."""
         return np.concatenate([[0], np.cumsum(np.asarray(self.shard_sizes, dtype=np.int64))])
+
+    def slots_of(self, ids: Ints | int) -> tuple[Ints, Ints]:
+        """Where samples are stored: their shards, and their positions there."""
+        shards = np.searchsorted(self.first_ids, ids, side="right") - 1
+        return shards, ids - self.first_ids[shards]
 
     @cached_property
     def selection(self) -> Selection:

@@ -91,6 +91,22 @@ def _decode(text: str | bytes, kind: type[StateT]) -> StateT:
         ) from error
 
 
+_CHOSEN = " (by default it follows from the batch, the processes and budget_bytes)"
+_CAUSES = {
+    "version": "",
+    "manifest": (
+        " (the set has changed: SET@N opens an older version, `pipelines log SET` lists them)"
+    ),
+    "quarantine": "",
+    "view": " ('' is the whole set)",
+    "seed": "",
+    "num_lanes": _CHOSEN,
+    "block_size": _CHOSEN,
+    "window": _CHOSEN,
+}
+"""What two orders of one version have in common, and why that may differ."""
+
+
 def quarantine_digest(ids: Iterable[int]) -> str:
     """SHA-256 over the sorted ids, eight little-endian bytes each."""
     return hashlib.sha256(np.array(sorted(set(ids)), dtype="<i8").tobytes()).hexdigest()
@@ -100,31 +116,9 @@ def check_same_order(here: OrderState, saved: OrderState) -> None:
     """Raises ConfigError with the first difference between the order of this run and that of a
     saved state.
     """
-    for name in (
-        "version",
-        "manifest",
-        "quarantine",
-        "view",
-        "seed",
-        "num_lanes",
-        "block_size",
-        "window",
-    ):
+    for name, cause in _CAUSES.items():
         value, saved_value = getattr(here, name), getattr(saved, name)
         if value != saved_value:
-            chosen = name in ("num_lanes", "block_size", "window")
-            cause = (
-                " (by default it follows from the batch, the processes and budget_bytes)"
-                if chosen
-                else ""
-            )
-            if name == "manifest":
-                cause = (
-                    " (the set has changed: SET@N opens an older version, `pipelines log SET` lists"
-                    " them)"
-                )
-            if name == "view":
-                value, saved_value = (one or "none, the whole set," for one in (value, saved_value))
             raise ConfigError(
                 f"this run can't resume from that state: {name} is {value!r} here and was"
                 f" {saved_value!r} there{cause}; use the same, or start a new run"

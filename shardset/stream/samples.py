@@ -77,7 +77,7 @@ class SampleSet:
     def __init__(
         self, loaded: LoadedSet, split: str, transform: Callable[[Sample], Any] | None = None
     ) -> None:
-        self.manifest, storage, _ = loaded
+        self.manifest, storage = loaded.manifest, loaded.storage
         self.view = loaded.part(split)
         self.split, self.split_name, self.transform = self.manifest.split(split), split, transform
         self.table = ShardTable(storage, self.split, with_keys=True)
@@ -194,8 +194,7 @@ class SampleSet:
         return self.view.selection.id_of(np.array(number)).item()
 
     def _read(self, ids: NDArray[np.int64]) -> list[Sample]:
-        shards = np.searchsorted(self._order.first_ids, ids, side="right") - 1
-        addresses = self.table.addresses(shards, ids - self._order.first_ids[shards])
+        addresses = self.table.addresses(*self._order.slots_of(ids))
         with self._lock():
             pending = self._reader().read_single(addresses)
         return [self._sample(pending, number, id_) for number, id_ in enumerate(ids.tolist())]

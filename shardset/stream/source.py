@@ -61,8 +61,7 @@ class StreamSource:
 
     def addresses(self, ids: np.ndarray) -> SampleAddresses:
         """Where samples are stored, by id."""
-        shards = np.searchsorted(self.order.first_ids, ids, side="right") - 1
-        return self.table.addresses(shards, ids - self.order.first_ids[shards])
+        return self.table.addresses(*self.order.slots_of(ids))
 
 
 @dataclass(frozen=True, slots=True)

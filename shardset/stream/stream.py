@@ -292,7 +292,7 @@ class Stream:
 
 def _position(source: StreamSource, state: OrderState) -> tuple[int, int]:
     """The (epoch, step) at which a source resumes; ConfigError says which version a state is of."""
-    manifest, storage, _ = source.loaded
+    manifest, storage = source.manifest, source.loaded.storage
     if state.manifest != manifest.digest and (
         saved := manifests.older_with(storage, state.manifest)
     ):

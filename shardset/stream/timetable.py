@@ -94,7 +94,7 @@ class Timetable:
 
     def samples(self, ids: np.ndarray) -> list[TimetableSample]:
         """Samples by id, in the order of `ids`; reads the rows of their shards' indexes."""
-        shards = np.searchsorted(self.order.first_ids, ids, side="right") - 1
+        shards, _ = self.order.slots_of(ids)
         by_shard = {shard: np.unique(ids[shards == shard]) for shard in np.unique(shards).tolist()}
         with ThreadPoolExecutor(THREADS) as threads:
             found = threads.map(self._samples_of_shard, by_shard, by_shard.values())
@@ -123,12 +123,12 @@ class Timetable:
         )
 
     def _samples_of_shard(self, number: int, ids: np.ndarray) -> list[TimetableSample]:
-        (manifest, storage, _), part = self.loaded, self.loaded.part(self.split_name)
+        manifest, part = self.loaded.manifest, self.loaded.part(self.split_name)
         shard = self.split.shards[number]
         positions = (ids - self.order.first_ids[number]).tolist()
-        rows = read_rows(storage, shard, self.split.index_fields(number), positions)
+        rows = read_rows(self.loaded.storage, shard, self.split.index_fields(number), positions)
         labels = part.labels_of(ids, rows["label"])
-        known = read_names(storage, shard, rows["key"], positions)
+        known = read_names(self.loaded.storage, shard, rows["key"], positions)
         names: Sequence[str | None] = known or [None] * len(positions)
         classes = map(manifest.class_name, labels.tolist())
         keys = [key.decode("ascii", "replace") for key in rows["key"].tolist()]

@@ -15,6 +15,7 @@ import msgspec
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.manifest import ClassInfo, Manifest, Provenance, Quarantine, Split
+from shardset.format.shards import StoredShards
 from shardset.format.tar import StoredSample
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
@@ -90,7 +91,11 @@ def _told(manifest: Manifest, splits: dict[str, Split]) -> Manifest:
     (group,) = splits["train"].groups
     group = msgspec.structs.replace(group, seed=7, plan_digest="0123456789abcdef" * 4)
     train = msgspec.structs.replace(
-        splits["train"], num_source_samples=4, num_dropped=1, num_repeats=1, shards=[group]
+        splits["train"],
+        num_source_samples=4,
+        num_dropped=1,
+        num_repeats=1,
+        shards=StoredShards([group]),
     )
     return manifests.seal(
         msgspec.structs.replace(

@@ -43,7 +43,6 @@ SAVED = {
     "pgm": ("PPM", "L"),
     "ppm": ("PPM", "RGB"),
     "avif": ("AVIF", "L RGB RGBA"),
-    "ico": ("ICO", "L RGB RGBA"),
     "jp2": ("JPEG2000", "L LA RGB RGBA YCbCr"),
 }
 WITH_OPTIONS = (
@@ -62,7 +61,6 @@ WITH_OPTIONS = (
     ("tif", "TIFF", "RGB", {"compression": "jpeg"}),
     ("tif", "TIFF", "1", {"compression": "group4"}),
     ("tif", "TIFF", "RGB", {"tiffinfo": {ORIENTATION: 6}}),
-    ("ico", "ICO", "RGBA", {"bitmap_format": "bmp"}),
 )
 
 

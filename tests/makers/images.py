@@ -14,7 +14,6 @@ FORMATS = {
     "webp": "WEBP",
     "tif": "TIFF",
     "avif": "AVIF",
-    "ico": "ICO",
     "jp2": "JPEG2000",
 }
 
@@ -27,5 +26,4 @@ def image_bytes(seed: int, extension: str = "png", *, height: int = 8, width: in
     image = pixels(seed, height, width)
     if extension in ("pgm", "pbm"):
         image = image[:, :, 0] if extension == "pgm" else image[:, :, 0] > 127
-    options = {"sizes": [(width, height)]} if extension == "ico" else {}  # else none below 16 x 16
-    return encode(image, FORMATS[FIELD_OF_EXTENSION[extension]], **options)
+    return encode(image, FORMATS[FIELD_OF_EXTENSION[extension]])

@@ -70,12 +70,6 @@ def bomb() -> bytes:
     return png_of(30000, 30000, png_chunk(b"IDAT", zlib.compress(bytes(3751 * 30000), 9)), bits=1)
 
 
-def large_icon() -> bytes:
-    """An ICO that states 16 x 16 pixels and holds a PNG of nine megapixels."""
-    large = encoded(Image.new("L", (3000, 3000)), "PNG")
-    return struct.pack("<HHHBBBBHHII", 0, 1, 1, 16, 16, 0, 0, 1, 32, len(large), 22) + large
-
-
 def cmyk(*, marked: bool = True) -> bytes:
     """A CMYK JPEG of the picture, as Adobe inverts it, with Adobe's segment or without it."""
     inks = Image.merge(
@@ -170,7 +164,6 @@ BAD: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "all zero": ("jpg", lambda: bytes(4096), "zeroed header"),
     "bomb": ("png", bomb, "too many pixels"),
     "cursor": ("jpg", lambda: b"\0\0\2\0" + bytes(range(1, 200)), "unsupported format"),
-    "icon that claims too much": ("ico", large_icon, "takes too much to decode"),
     "broken png": ("png", lambda: png()[:60] + bytes(40) + png()[100:], "damaged"),
 }
 """Quarantined. Name -> (extension, maker, reason)."""

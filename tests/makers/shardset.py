@@ -220,7 +220,6 @@ def _write_table(
         shards,
         pattern=pattern_of(name, name, len(shards)),
         table_path=naming.table_path(name),
-        num_shards=len(shards),
         class_totals=class_totals,
         plan_digest="0" * 64,
         promises=["mixed", "reproducible"],

@@ -74,7 +74,8 @@ def _check_data(
     config = replace(config, cache_dir=None, cache_bytes=None)
     check = "manifest"
     try:
-        manifest, storage, _ = load_once(url).without_view()
+        loaded = load_once(url).without_view()
+        manifest, storage = loaded.manifest, loaded.storage
         result = check_manifest(manifest, probes.stored_sizes(storage, expected_sizes(manifest)))
         yield result
         if result.status == "fail":

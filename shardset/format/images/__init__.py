@@ -15,7 +15,6 @@ _EXTENSIONS = {
     "webp": "webp",
     "tif": "tif tiff",
     "avif": "avif avifs",
-    "ico": "ico",
     "jp2": "jp2 j2k j2c jpc jpf jpx",
 }
 
@@ -50,7 +49,6 @@ _MAGIC = (
     (b"MM*\0", "tif"),
     (b"II+\0", "tif"),  # BigTIFF
     (b"MM\0+", "tif"),
-    (b"\0\0\1\0", "ico"),
     (b"\0\0\0\x0cjP  ", "jp2"),
     (b"\xff\x4f\xff\x51", "jp2"),
 )

@@ -29,14 +29,12 @@ _BYTES_PER_PIXEL = {"webp": 20, "tif": 12, "avif": 20, "jp2": 28}
 _OTHERS, _MANY_SCANS = 8, 12
 _FREE_BYTES = 32 * 2**20  # images up to this size don't wait for others
 
-_LONGEST_ICON = 256
-
 EOI, IEND = b"\xff\xd9", b"\0\0\0\0IEND\xaeB`\x82"
 """The end marks of a JPEG and of a PNG."""
 
+_PNG_CHUNK = struct.Struct(">I4s")
 _SOS = b"\xff\xda"
 _TOO_MUCH = "takes too much to decode"
-_SEQUENTIAL = (0xC0, 0xC1, 0xC9)
 # In entropy-coded data 0xff is followed by 0 or by a restart number; anything else begins a
 # segment.
 _NEXT_SEGMENT = re.compile(rb"\xff+([^\x00\xd0-\xd7\xff])")
@@ -78,8 +76,6 @@ def num_scans(jpeg: bytes) -> int:
 
     Up to MAX_SCANS it may be too high, where metadata look like scans.
     """
-    if _is_sequential(jpeg):
-        return 1
     most = jpeg.count(_SOS)
     return most if most <= MAX_SCANS else sum(kind == _SOS for kind in jpeg_segments(jpeg))
 
@@ -105,22 +101,13 @@ def jpeg_segments(jpeg: bytes) -> Iterator[bytes]:
         position = match.end() + int.from_bytes(jpeg[match.end() : match.end() + 2], "big")
 
 
-def check_icon(data: bytes) -> None:
-    """Raises UndecodableImage for an ICO with an image larger than icons can be.
-
-    Pillow decodes an ICO to open it.
-    """
-    for at in range(6, min(6 + 16 * int.from_bytes(data[4:6], "little"), len(data) - 16), 16):
-        start = int.from_bytes(data[at + 12 : at + 16], "little")
-        is_png = data[start : start + 4] == b"\x89PNG"
-        size = struct.unpack_from(
-            ">II" if is_png else "<II",
-            data[start : start + 24].ljust(24, b"\0"),
-            16 if is_png else 4,
-        )
-        if max(size) > 2 * _LONGEST_ICON:  # a bitmap has a mask below, which doubles its height
-            found = f"an ICO with a side above {_LONGEST_ICON} pixels; store it as PNG"
-            raise UndecodableImage(_TOO_MUCH, found)
+def png_chunks(png: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """The kind of each chunk of a PNG, and where the chunk begins and ends."""
+    at = 8
+    while at + 12 <= len(png):
+        num_bytes, kind = _PNG_CHUNK.unpack_from(png, at)
+        yield kind, at, at + 12 + num_bytes
+        at += 12 + num_bytes
 
 
 def room(needed: int, budget: int) -> AbstractContextManager[None]:
@@ -139,19 +126,6 @@ class _Room:
 
 
 _room_of_process = PerProcess(_Room)
-
-
-def _is_sequential(jpeg: bytes) -> bool:
-    """Whether the first scan holds all colours completely, so that decoders read no further."""
-    at, num_parts = 2, 0
-    while at + 5 <= len(jpeg) and jpeg[at] == 0xFF:
-        kind, size = jpeg[at + 1], int.from_bytes(jpeg[at + 2 : at + 4], "big")
-        if kind in _SEQUENTIAL and at + 10 <= len(jpeg):
-            num_parts = jpeg[at + 9]
-        elif kind == _SOS[1]:
-            return 0 < num_parts == jpeg[at + 4]
-        at += 2 + size
-    return False
 
 
 @contextmanager

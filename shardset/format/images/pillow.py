@@ -33,12 +33,11 @@ PLUGINS = {
     "pgm": "Ppm",
     "pbm": "Ppm",
     "avif": "Avif",
-    "ico": "Ico",
     "jp2": "Jpeg2K",
 }
 """The plugin of Pillow that reads each format, by field."""
 
-_BROKEN = (
+BROKEN = (
     *(OSError, RuntimeError, EOFError, Image.DecompressionBombError, struct.error, zlib.error),
     *(ValueError, SyntaxError, LookupError, TypeError, OverflowError),
 )
@@ -52,8 +51,6 @@ _MODES = SIXTEEN_BIT | {
 """The modes that have an 8-bit form, with I for a PGM of 16 bits."""
 
 _WIDE = {"F": "floating-point numbers", "I": "signed numbers or numbers of 32 bits"}
-
-_PNG_CHUNK = struct.Struct(">I4s")
 
 
 @cache
@@ -85,11 +82,9 @@ def header(data: bytes, field: str, max_pixels: int = MAX_PIXELS) -> ImageFile:
 
     Raises UndecodableImage if it is malformed, has more than `max_pixels`, or has no 8-bit form.
     """
-    if field == "ico":
-        limits.check_icon(data)
     try:
         image = plugin(field)(io.BytesIO(_without_metadata(data) if field == "png" else data))
-    except _BROKEN as error:
+    except BROKEN as error:
         raise _refusal(error, data, field) from error
     limits.check_pixels(*image.size, max_pixels)
     if image.mode not in _MODES and not (image.mode == "I" and field == "pgm"):
@@ -103,7 +98,7 @@ def load(image: ImageFile, data: bytes, field: str) -> None:
     """Decodes the opened image; raises UndecodableImage if it is damaged or incomplete."""
     try:
         image.load()
-    except _BROKEN as error:
+    except BROKEN as error:
         raise _refusal(error, data, field) from error
     if limits.is_cut(data, field):
         raise UndecodableImage("truncated")
@@ -123,12 +118,9 @@ def _refusal(error: Exception, data: bytes, field: str) -> UndecodableImage:
 
 def _without_metadata(data: bytes) -> bytes:
     """A PNG with only the chunks of its pixels; Pillow refuses some images for other chunks."""
-    kept, start, at = [], 0, 8
-    while at + 12 <= len(data):
-        num_bytes, kind = _PNG_CHUNK.unpack_from(data, at)
-        end = at + 12 + num_bytes
+    kept, rest = [], 0
+    for kind, start, end in limits.png_chunks(data):
         if kind[:1].islower() and kind != b"tRNS":  # ancillary, by the standard
-            kept.append(data[start:at])
-            start = end
-        at = end
-    return b"".join([*kept, data[start:]]) if kept else data
+            kept.append(data[rest:start])
+            rest = end
+    return b"".join([*kept, data[rest:]]) if kept else data

@@ -234,9 +234,9 @@ class SlotWriter:
     def _mark_bad(self, id_: int, error: Exception) -> None:
         """Excludes a sample as a substitute, and all others of its shard if that is lost."""
         if isinstance(error, LostShard) and id_ not in self._bad_ids:
-            first_ids = self._source.order.first_ids
-            shard = int(np.searchsorted(first_ids, id_, side="right")) - 1
-            self._bad_ids.update(range(first_ids.item(shard), first_ids.item(shard + 1)))
+            order = self._source.order
+            shard, _ = order.slots_of(id_)
+            self._bad_ids.update(range(*order.first_ids[[shard, shard + 1]].tolist()))
         self._bad_ids.add(id_)
 
 

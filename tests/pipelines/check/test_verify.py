@@ -22,6 +22,7 @@ from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.index import index_dtype, index_from_bytes, index_to_bytes
 from shardset.format.manifest import IndexFile, Manifest
+from shardset.format.shards import StoredShards
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 from tests.makers.odd_images import BAD, huge_webp
@@ -241,7 +242,7 @@ SAMPLE = f"{FIRST}, sample train-000001"
             lambda s, m: change_split(
                 s,
                 m,
-                shards=[replace(m.splits["train"].groups[0], table_sha256="0" * 64)],
+                shards=StoredShards([replace(m.splits["train"].groups[0], table_sha256="0" * 64)]),
             ),
             TABLE,
             "its SHA-256 is not that of the manifest; restore or rebuild the shard set",

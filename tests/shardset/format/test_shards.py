@@ -12,7 +12,7 @@ import pytest
 from shardset.errors import ManifestError
 from shardset.format import manifest as manifests
 from shardset.format.manifest import IndexFile, Manifest, Shard, load
-from shardset.format.shards import ROWS_AT_ONCE, SHARD_DTYPE, WHOLE_ROWS
+from shardset.format.shards import ROWS_AT_ONCE, SHARD_DTYPE, WHOLE_ROWS, StoredShards
 from shardset.storage.base import Storage
 from shardset.storage.memory import MemoryStorage
 from shardset.storage.open import open_storage
@@ -137,7 +137,7 @@ def sealed(storage: Storage, manifest: Manifest, **changes: Any) -> None:
     """Writes the manifest with other values in the group of its shards, and a digest that fits."""
     split = manifest.split("train")
     groups = [msgspec.structs.replace(group, **changes) for group in split.groups]
-    splits = {"train": msgspec.structs.replace(split, shards=groups)}
+    splits = {"train": msgspec.structs.replace(split, shards=StoredShards(groups))}
     changed = manifests.seal(msgspec.structs.replace(manifest, splits=splits))
     put(storage, "manifest.json", manifests.to_json(changed))
 
@@ -165,7 +165,10 @@ def test_groups_follow_each_other(storage):
     put(storage, table, data)
     more = msgspec.structs.replace(group, shards="more/more-{7..11}.tar", table=table)
     split = msgspec.structs.replace(
-        first.split("train"), shards=[group, more], num_samples=26, num_source_samples=26
+        first.split("train"),
+        shards=StoredShards([group, more]),
+        num_samples=26,
+        num_source_samples=26,
     )
     manifest = manifests.parse(
         manifests.to_json(manifests.seal(msgspec.structs.replace(first, splits={"train": split})))

@@ -146,16 +146,20 @@ def test_every_slot_is_what_the_rules_say(order, epoch):
 
 @given(orders(), st.integers(0, 3))
 @settings(max_examples=40, deadline=None)
-def test_every_sample_comes_once_and_pads_only_in_the_last_batch(order, epoch):
+def test_every_sample_comes_once_and_pads_repeat_the_last_of_their_lane(order, epoch):
     ids, weights = epoch_of(order, epoch)
     good = set(range(sum(order.shard_sizes))) - set(order.quarantined)
     assert sorted(ids[weights == 1].tolist()) == sorted(good)
     assert (weights[:-1] == 1).all()
     assert set(ids.ravel().tolist()) <= good
+    for lane in range(order.num_lanes):
+        part = slice(lane * order.rows_per_step, (lane + 1) * order.rows_per_step)
+        real, padded = ids[:, part][weights[:, part] == 1], ids[:, part][weights[:, part] == 0]
+        assert not len(real) or (padded == real[-1]).all()
 
 
-@given(orders(), st.integers(2, 4), st.integers(1, 512))
-@settings(max_examples=60, deadline=None)
+@given(orders(), st.integers(1, 4), st.integers(1, 512))
+@settings(max_examples=100, deadline=None)
 def test_repeats_are_the_slots_of_the_plain_order_several_times_in_any_world(
     order, augment_repeats, wish
 ):
@@ -180,34 +184,6 @@ def test_repeats_are_the_slots_of_the_plain_order_several_times_in_any_world(
             lanes = repeated.part_lanes(rank_part(repeated.global_batch_size, rank, world))
             assert set(part.lanes.tolist()) == set(lanes)
     assert repeated.state(1, 2, "m") == order.state(1, 2, "m")
-
-
-@given(orders(), st.integers(0, 3))
-@settings(max_examples=40, deadline=None)
-def test_pads_repeat_the_last_sample_of_their_lane(order, epoch):
-    ids, weights = epoch_of(order, epoch)
-    for lane in range(order.num_lanes):
-        part = slice(lane * order.rows_per_step, (lane + 1) * order.rows_per_step)
-        real, padded = ids[:, part][weights[:, part] == 1], ids[:, part][weights[:, part] == 0]
-        assert not len(real) or (padded == real[-1]).all()
-
-
-@given(orders(), st.integers(1, 512))
-@settings(max_examples=60, deadline=None)
-def test_the_parts_of_any_world_are_the_same_global_batch(order, wish):
-    size = order.global_batch_size
-    world = min(wish, size)
-    for step in {0, order.num_batches - 1}:
-        whole = order.batch(1, step)
-        parts = [rank_slots(order, 1, step, rank, world) for rank in range(world)]
-        for name in ("ids", "weights", "lanes", "rows"):
-            assert np.array_equal(
-                np.concatenate([getattr(part, name) for part in parts]), getattr(whole, name)
-            )
-        assert all(
-            set(part.lanes.tolist()) == set(order.part_lanes(rank_part(size, rank, world)))
-            for rank, part in enumerate(parts)
-        )
 
 
 @given(orders(), st.integers(0, 3))

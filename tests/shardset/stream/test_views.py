@@ -95,7 +95,7 @@ def test_a_run_resumes_on_its_view_only(view):
     resumed.load_state_dict(state)
     assert [batch["id"].tolist() for batch in resumed] == expected[2:]
     for other, words in (
-        (url, "view is 'none, the whole set,' here"),
+        (url, "view is '' here"),
         (put_view(url, loaded, id=KEPT), "view is '"),
     ):
         with pytest.raises(ConfigError, match=words):
