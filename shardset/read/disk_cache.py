@@ -189,7 +189,8 @@ class CachedReader:
         return self.reader.num_bytes_read
 
     def submit(self, shard: int, start: int, stop: int, *, fresh: bool = False) -> Future[bytes]:
-        first, last = np.searchsorted(self.table.index(shard).starts, [start, stop]).tolist()
+        starts = self.table.index(shard).rows["start"]
+        first, last = np.searchsorted(starts, [start, stop]).tolist()
         missing = (first, last) if fresh else self.cache.missing(shard, first, last)
         if missing is None:
             return self._threads.call(partial(self._read_cached, shard, start, stop, first, last))

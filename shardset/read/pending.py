@@ -12,7 +12,7 @@ import numpy as np
 
 from shardset.errors import DamagedShard, ShardsetError
 from shardset.order.epoch import Slots
-from shardset.read.addresses import SampleAddresses
+from shardset.read.addresses import SampleAddresses, stops_of
 from shardset.read.indexes import ShardTable
 
 Contents = Sequence[bytes | None]
@@ -24,15 +24,16 @@ class PendingSamples(ABC):
 
     def __init__(self, table: ShardTable, addresses: SampleAddresses) -> None:
         self.table, self.addresses = table, addresses
-        offsets, sizes = addresses.fields
+        rows = addresses.rows
+        offsets, sizes = rows["offset"], rows["num_bytes"]
         # Lists, because the loops below index them once per sample and field: several times faster
         # than arrays.
-        self.starts = addresses.starts.tolist()
-        self.sizes = (addresses.stops - addresses.starts).tolist()
+        self.starts = rows["start"].tolist()
+        self.sizes = (stops_of(rows) - rows["start"]).tolist()
         self._fields: list[tuple[list[int], list[int]]] = list(
             zip(offsets.T.tolist(), (offsets + sizes).T.tolist(), strict=True)
         )
-        self._crcs: list[int] = addresses.crcs.tolist()
+        self._crcs: list[int] = rows["crc32c"].tolist()
         self._absent: list[list[bool]] | None = (
             (offsets < 0).tolist() if (offsets < 0).any() else None
         )

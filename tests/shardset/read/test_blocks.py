@@ -117,7 +117,7 @@ def test_steps_may_be_asked_for_again(recorded, block_size):
     for step in (0, 1, 2, 1, 1, 0, 2):
         slots = order.batch(0, step)
         pending = reads.read_step(0, slots, addresses_of(table, order, slots.ids))
-        labels.append([pending.addresses.label(number) for number in range(len(slots.ids))])
+        labels.append(pending.addresses.labels.tolist())
         read = threading.Thread(
             target=lambda pending=pending: list(pending.contents(0, 6)), daemon=True
         )
