@@ -232,6 +232,12 @@ class ShardTable:
             list(sizes), map(partial, repeat(self._index_with), shards, positions)
         )
 
+    def keys(self) -> NDArray[np.bytes_]:
+        """The keys of all samples, by id; for a table with keys."""
+        sizes = self.split.shard_sizes
+        indexes = self.indexes(range(len(sizes)), [np.arange(size) for size in sizes])
+        return np.concatenate([index.keys for index in indexes if index.keys is not None])
+
     def byte_range(self, shard: int, first: int, last: int) -> tuple[int, int]:
         """The bytes [start, stop) of a shard that hold the samples [first, last)."""
         [index] = self.indexes([shard], [np.array([first, last - 1])])

@@ -172,9 +172,7 @@ class SampleSet:
     @cached_property
     def _keys_and_ids(self) -> tuple[NDArray[np.bytes_], NDArray[np.int64]]:
         """All keys of the split or view, sorted, and their ids."""
-        sizes = self.split.shard_sizes
-        indexes = self.table.indexes(range(len(sizes)), [np.arange(size) for size in sizes])
-        keys = np.concatenate([index.keys for index in indexes if index.keys is not None])
+        keys = self.table.keys()
         ids = np.argsort(keys, kind="stable")
         ids = ids[self.view.selection.has(ids)]
         return keys[ids], ids
