@@ -3,15 +3,13 @@ bucket.
 """
 
 import os
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator
+from functools import lru_cache, partial
 
 from shardset.errors import NotFound, ShardsetError, StorageError
-from shardset.order.epoch import Slots
 from shardset.read.addresses import SampleAddresses
 from shardset.read.indexes import ShardTable
-from shardset.read.pending import Contents, PendingSamples
+from shardset.read.pending import Contents, PendingSamples, SampleReader
 from shardset.storage.base import os_errors_as_storage_errors
 from shardset.storage.local import Descriptor
 
@@ -22,49 +20,28 @@ a read.
 MAX_OPEN_FILES = 256
 
 
-class LocalSampleReader:
+class LocalSampleReader(SampleReader):
     """One `pread` per sample.
 
     `mmap` would save half a microsecond, but a file cut meanwhile would raise SIGBUS.
     """
 
-    def __init__(self, table: ShardTable, max_open_files: int = MAX_OPEN_FILES) -> None:
+    num_bytes_read = 0
+    """See SampleReader. A lower bound, because threads add to it without a lock."""
+
+    def __init__(self, table: ShardTable) -> None:
         self.table = table
-        self.max_open_files = max_open_files
-        self.num_bytes_read = 0
-        """See SampleReader. A lower bound, because threads add to it without a lock."""
-        self.files: OrderedDict[int, _ShardFile] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def prepare(self, epoch: int, slots: Slots) -> None:
-        """See SampleReader. Nothing, because an index on a disk is read at once."""
-
-    def read_step(self, epoch: int, slots: Slots, addresses: SampleAddresses) -> PendingSamples:
-        return self.read_single(addresses)
+        self.file = lru_cache(MAX_OPEN_FILES)(partial(_ShardFile, table))
 
     def read_single(self, addresses: SampleAddresses) -> PendingSamples:
         return LocalPendingSamples(self, addresses)
-
-    def within_budget(self) -> bool:
-        """See SampleReader. Always, because it holds nothing in memory."""
-        return True
 
     def close(self) -> None:
         """See SampleReader.
 
         Each file is closed when the last thread that reads it lets go of it.
         """
-        self.files.clear()
-
-    def file(self, shard: int) -> "_ShardFile":
-        """The open file of a shard; its size is the manifest's."""
-        with self._lock:
-            file = self.files.get(shard)
-            if file is None:
-                file = self.files[shard] = _ShardFile(self.table, shard)
-            if len(self.files) > self.max_open_files:
-                self.files.popitem(last=False)
-        return file
+        self.file.cache_clear()
 
 
 class LocalPendingSamples(PendingSamples):
@@ -78,11 +55,15 @@ class LocalPendingSamples(PendingSamples):
     def contents(self, start: int, stop: int) -> Iterator[Contents]:
         # A small sample takes a few microseconds, so local names replace attributes in the loop.
         reader, pread, verified, fields = self.reader, os.pread, self._verified, self._fields
+        file_of = reader.file
         samples = zip(
             self._shards[start:stop], self.starts[start:stop], self.sizes[start:stop], strict=True
         )
         for number, (shard, begin, size) in enumerate(samples, start):
-            file = reader.files.get(shard) or self._open(number, shard)
+            try:
+                file = file_of(shard)
+            except ShardsetError as error:
+                raise self.located(number, error) from error
             reader.num_bytes_read += size
             try:
                 if size > SMALL_BYTES:
@@ -98,12 +79,6 @@ class LocalPendingSamples(PendingSamples):
                     f"{self.describe(number)}: can't be read ({error.strerror}); check the disk"
                 ) from error
             yield verified(number, contents)
-
-    def _open(self, number: int, shard: int) -> "_ShardFile":
-        try:
-            return self.reader.file(shard)
-        except ShardsetError as error:
-            raise self._located(number, error) from error
 
 
 class _ShardFile(Descriptor):

@@ -5,7 +5,6 @@ No byte reaches a caller before its length and CRC32C have been compared with th
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 import google_crc32c
 import numpy as np
@@ -86,34 +85,39 @@ class PendingSamples(ABC):
             what = f"crc32c is {crc:08x}, expected {self._crcs[number]:08x}; the shard is damaged"
         return DamagedShard(f"{self.describe(number)}: {what}, fetch or rebuild it")
 
-    def _located(self, number: int, error: ShardsetError) -> ShardsetError:
+    def located(self, number: int, error: ShardsetError) -> ShardsetError:
         """The error, prefixed with shard, key and offset."""
         return type(error)(f"{self.describe(number)}: {error}")
 
 
-class SampleReader(Protocol):
+class SampleReader(ABC):
     """Reads samples.
 
     One thread requests them, in the order of the steps; any thread may take them.
     """
 
     @property
+    @abstractmethod
     def num_bytes_read(self) -> int:
         """Bytes received from storage so far, without indexes."""
 
-    def prepare(self, epoch: int, slots: Slots) -> None:
+    def prepare(self, epoch: int, slots: Slots) -> None:  # noqa: B027
         """Reads what the addresses of several steps need, before anything asks for these; arrays
         [steps, n].
         """
 
     def read_step(self, epoch: int, slots: Slots, addresses: SampleAddresses) -> PendingSamples:
         """Requests the samples of a step's slots."""
+        return self.read_single(addresses)
 
+    @abstractmethod
     def read_single(self, addresses: SampleAddresses) -> PendingSamples:
         """Requests samples outside the order of the steps, each with a read of its own."""
 
     def within_budget(self) -> bool:
         """Whether memory is left for another step."""
+        return True
 
+    @abstractmethod
     def close(self) -> None:
         """Stops all threads and cancels pending reads."""
