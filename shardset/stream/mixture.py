@@ -14,7 +14,7 @@ so quotas hold in every batch.
 
 import itertools
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from shardset.format.manifest import LoadedSet
 from shardset.order.budget import BUDGET_BYTES, MIB
 from shardset.order.lanes import check_world, default_lanes, lanes_of_reader, rank_part
 from shardset.order.permutation import derive_key
-from shardset.order.state import OrderState
+from shardset.order.state import OrderState, state_from_values
 from shardset.stream.source import warn_of_shared_lanes
 from shardset.stream.spec import Batch
 from shardset.stream.stream import Stream
@@ -192,22 +192,23 @@ class MixedStream:
             for run in runs:
                 run.close()
 
-    def state(self, step: int) -> list[OrderState]:
-        """The state before a step: one for each shard set."""
+    def state(self, step: int) -> list[dict[str, Any]]:
+        """The state before a step: plain values for each shard set."""
         return [stream.state(*divmod(step, len(stream))) for stream in self.streams]
 
-    def resume(self, states: Sequence[OrderState]) -> int:
+    def load_state(self, states: Sequence[Mapping[str, Any] | OrderState]) -> int:
         """The step at which to continue, in the order of the states, whatever the number of
         replicas was.
 
         Raises ConfigError naming what else differs.
         """
+        saved = [state_from_values(state, OrderState) for state in states]
         if len(states) != len(self.streams):
             raise ConfigError(
                 f"there are {len(states)} states for {len(self.streams)} shard sets; give the same"
                 " sets, or start a new run"
             )
-        lanes = [state.num_lanes for state in states]
+        lanes = [state.num_lanes for state in saved]
         here = self._share(sum(lanes) if self._num_lanes is None else self._num_lanes)
         if lanes != here:
             raise ConfigError(
@@ -215,11 +216,10 @@ class MixedStream:
                 " from the weights and num_lanes; use the same, or start a new run"
             )
         streams = self.streams if lanes == self.lanes else self._open(lanes)
-        positions = [stream.restore(state) for stream, state in zip(streams, states, strict=True)]
-        steps = {
-            epoch * len(stream) + step
-            for stream, (epoch, step) in zip(streams, positions, strict=True)
-        }
+        steps = set()
+        for stream, state in zip(streams, saved, strict=True):
+            epoch, step = stream.load_state_dict(state)
+            steps.add(epoch * len(stream) + step)
         if len(steps) != 1:
             raise ConfigError(
                 f"the states are of steps {sorted(steps)}, expected one; they are not of one"

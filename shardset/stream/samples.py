@@ -9,7 +9,7 @@ import operator
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Self
@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardset.errors import ConfigError, UndecodableImage, brought_by
-from shardset.format import manifest as manifests
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.manifest import LoadedSet
 from shardset.order.epoch import Order
-from shardset.read.blocks import open_sample_reader
 from shardset.read.indexes import ShardTable
+from shardset.read.open import open_sample_reader
 from shardset.read.pending import PendingSamples, SampleReader
 from shardset.read.threads import ProcessLock
+from shardset.stream.spec import SetUrl, load_set
 
 NUM_NEAR = 3
 
@@ -91,7 +91,8 @@ class SampleSet:
             window=0,
         )
         self._lock = ProcessLock()
-        self._reader: tuple[int, SampleReader] | None = None
+        self._readers: dict[int, SampleReader] = {}
+        """By process: a forked one has no threads to read with."""
         self._closing: weakref.finalize[..., SampleSet] | None = None
 
     def __len__(self) -> int:
@@ -110,9 +111,6 @@ class SampleSet:
         samples = self._read(np.array(ids, dtype=np.int64)) if ids else []
         return samples if self.transform is None else [self.transform(sample) for sample in samples]
 
-    def __iter__(self) -> Iterator[Any]:
-        return (self[number] for number in range(len(self)))
-
     def __contains__(self, index: object) -> bool:
         """Whether there is a sample of this number or key."""
         if isinstance(index, str):
@@ -126,9 +124,7 @@ class SampleSet:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**self.__dict__, "_lock": ProcessLock(), "_reader": None, "_closing": None}
-        state.pop("_keys_and_ids", None)
-        return state
+        return {**self.__dict__, "_readers": {}, "_closing": None}
 
     @property
     def classes(self) -> list[str]:
@@ -157,11 +153,9 @@ class SampleSet:
     def close(self) -> None:
         """Ends the threads that read from a bucket; a later access starts new ones."""
         with self._lock:
-            owner, self._reader = self._reader, None
+            self._readers = {}
             if self._closing is not None:
-                self._closing.detach()
-        if owner is not None and owner[0] == os.getpid():
-            owner[1].close()
+                self._closing()
 
     def _find(self, key: str) -> tuple[int, bool]:
         keys = self._keys_and_ids[0]
@@ -194,14 +188,15 @@ class SampleSet:
         return [self._sample(pending, number, id_) for number, id_ in enumerate(ids.tolist())]
 
     def _own_reader(self) -> SampleReader:
-        """The reader of this process: a forked one has no threads to read with."""
-        if self._reader is None or self._reader[0] != os.getpid():
+        """The reader of this process."""
+        pid = os.getpid()
+        if pid not in self._readers:
             # The budget bounds what a reader fetches ahead, and this one fetches nothing ahead.
             reader = open_sample_reader(self._order, self.table, budget_bytes=0)
-            self._reader = os.getpid(), reader
-            self._closing = weakref.finalize(self, _close_later, reader, os.getpid())
+            self._readers = {pid: reader}
+            self._closing = weakref.finalize(self, _close_later, reader, pid)
             self._closing.atexit = False
-        return self._reader[1]
+        return self._readers[pid]
 
     def _sample(self, pending: PendingSamples, number: int, id_: int) -> Sample:
         contents, addresses = pending.take(number), pending.addresses
@@ -220,7 +215,7 @@ class SampleSet:
 
 
 def open(
-    manifest_url: str | os.PathLike[str] | LoadedSet,
+    manifest_url: SetUrl,
     split: str | None = None,
     *,
     transform: Callable[[Sample], Any] | None = None,
@@ -229,11 +224,7 @@ def open(
 
     Raises ManifestError where there is no whole shard set or no such split.
     """
-    loaded = (
-        manifest_url
-        if isinstance(manifest_url, LoadedSet)
-        else manifests.load(os.fspath(manifest_url))
-    )
+    loaded = load_set(manifest_url)
     if split is None:
         if len(loaded.manifest.splits) > 1:
             names = sorted(loaded.manifest.splits)
@@ -246,7 +237,7 @@ def open(
 
 
 def _close_later(reader: SampleReader, owner: int) -> None:
-    """Ends the threads of a dropped set's reader, which would live on."""
+    """Ends the threads of the reader of a closed or dropped set, which would live on."""
     if owner == os.getpid():
         # In a thread: garbage is collected anywhere, also where this thread holds a lock of the
         # reader.

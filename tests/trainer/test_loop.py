@@ -18,7 +18,6 @@ import torch
 from torch import nn
 
 from shardset.errors import ConfigError
-from shardset.order.state import state_from_json
 from shardset.program import OK
 from shardset.storage.open import open_storage
 from shardset.stream.stream import Stream
@@ -333,7 +332,7 @@ def test_a_checkpoint_stands_where_its_step_does_however_far_the_stream_has_run_
         state = checkpoint.read(storage, commit)
         position = divmod(commit.step, STEPS)
         assert (state["epoch"], state["step_in_epoch"]) == position
-        assert stream.resume(state_from_json(state["stream"])) == position
+        assert stream.load_state_dict(json.loads(state["stream"])) == position
 
 
 @pytest.mark.parametrize(

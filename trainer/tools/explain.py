@@ -19,7 +19,7 @@ from rich.text import Text
 from shardset.errors import ConfigError, NotFound, printable
 from shardset.format import manifest as manifests
 from shardset.order.budget import OrderOptions, fit_order
-from shardset.order.state import OrderState, States, quarantine_digest, states_from_json
+from shardset.order.state import OrderState, States, states_from_json
 from shardset.program import count
 from shardset.storage.base import Storage
 from shardset.storage.checked import read_small
@@ -134,7 +134,7 @@ def timetables_of(
         raise ConfigError("the order of a mixture is in the folder of its run; give --run-dir")
     mixture = open_data(replace(config, cache_dir=None, cache_bytes=None), 0, 1).train
     assert isinstance(mixture, Mixture)
-    mixture.resume(state)
+    mixture.load_state_dict(state)
     global_step = step_of(step or "0", len(mixture))
     part = mixture.part_of(global_step)
     timetables = {
@@ -188,12 +188,6 @@ def timetable_of(config: TrainConfig, state: States | None = None, num_hosts: in
         loaded.part(config.train_split).selection,
     )
     recorded = state if isinstance(state, OrderState) else None
-    # The state holds only a digest of the ids.
-    if recorded and recorded.quarantine != quarantine_digest(()):
-        raise ConfigError(
-            "the run left out quarantined samples, and its folder does not list them, so their"
-            " steps are unknown"
-        )
     chosen = recorded or config
     options = OrderOptions(
         seed=chosen.seed,

@@ -5,17 +5,17 @@ bad samples.
 import itertools
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from shardset.decode.image import ImageSpec, decode, decode_into
 from shardset.decode.memory_cache import MemoryCache
-from shardset.errors import DamagedShard, UndecodableImage
+from shardset.errors import DamagedShard, ShardsetError, UndecodableImage
 from shardset.format.images import FIELD_OF_EXTENSION, stored_png
 from shardset.order.epoch import Order
 from shardset.read.indexes import LostShard
-from shardset.read.pending import Contents, PendingSamples, SampleReader
+from shardset.read.pending import Contents, SampleReader
 from shardset.stream.decode_batch.steps import PlannedStep, growing_slices
 from shardset.stream.source import StreamSource
 from shardset.stream.spec import Batch
@@ -47,9 +47,8 @@ class SlotWriter:
             (column.name, at, column.value)
             for at, (column, _) in enumerate(source.columns, len(fields))
         ]
-        self._image_columns = [
-            at for at, name in enumerate(source.split.fields) if name in FIELD_OF_EXTENSION
-        ]
+        self._fields = fields
+        self._image_columns = [at for at, name in enumerate(fields) if name in FIELD_OF_EXTENSION]
         self._stored_png_size = _stored_png_size(source.spec.image)
         self._bad_ids: set[int] = set()
 
@@ -72,13 +71,16 @@ class SlotWriter:
                 self._handle_bad_sample(batch, step, slot, error)
                 slot += 1
 
-    def write(self, batch: Batch, step: PlannedStep, slot: int, contents: Contents) -> None:
-        """Writes one sample into its slot; treats one that is no image as `bad_samples` says."""
+    def write(self, batch: Batch, step: PlannedStep, samples: Iterable[StoredContents]) -> None:
+        """Writes samples into their slots; treats one that is no image as `bad_samples` says."""
         assert step.pending is not None
-        try:
-            self._write_sample(batch, slot, contents, step.drawn[slot], step.pending, slot)
-        except UndecodableImage as error:
-            self._handle_bad_sample(batch, step, slot, error)
+        for slot, contents in samples:
+            if self.stopped.is_set():
+                return
+            try:
+                self._write_sample(batch, slot, contents, step.drawn[slot])
+            except UndecodableImage as error:
+                self._handle_bad_sample(batch, step, slot, step.pending.located(slot, error))
 
     def write_undecoded(
         self, batch: Batch, step: PlannedStep, samples: list[StoredContents]
@@ -121,60 +123,27 @@ class SlotWriter:
             None,
         )
 
-    def _write_sample(
-        self,
-        batch: Batch,
-        slot: int,
-        contents: Contents,
-        drawn: np.ndarray,
-        pending: PendingSamples,
-        number: int,
-    ) -> None:
-        for name, at, value_of in self._columns:
-            batch[name][slot] = value_of(contents[at])
-        if self.spec.image is None:
+    def _write_sample(self, batch: Batch, slot: int, contents: Contents, drawn: np.ndarray) -> None:
+        """Raises UndecodableImage without the place of the sample."""
+        self.pass_through(batch, [(slot, contents)])
+        spec = self.spec.image
+        if spec is None:
             return
-        image = self._image(contents)
+        image, row = self._image(contents), batch["image"][slot]
         if image is None:
-            stored = [
-                name
-                for name, one in zip(self._source.split.fields, contents, strict=False)
-                if one is not None
-            ]
-            raise UndecodableImage(f"{pending.describe(number)}: it has no image among {stored}")
-        try:
-            if self.cache is None:
-                decode_into(batch["image"][slot], image, self.spec.image, drawn)
-            else:
-                self._decode_once(
-                    batch["image"][slot], image, self.spec.image, drawn, pending, number
-                )
-        except UndecodableImage as error:
-            raise UndecodableImage(f"{pending.describe(number)}: {error}") from error
-
-    def _decode_once(
-        self,
-        row: np.ndarray,
-        data: bytes,
-        spec: ImageSpec,
-        drawn: np.ndarray,
-        pending: PendingSamples,
-        number: int,
-    ) -> None:
-        """Decodes an image into the memory cache and crops it into `row`."""
-        assert self.cache is not None
+            stored = [name for name, one in zip(self._fields, contents, strict=False) if one]
+            raise UndecodableImage(f"it has no image among {stored}")
+        if self.cache is None:
+            decode_into(row, image, spec, drawn)
+            return
         pixels = decode(
-            data, background=spec.background, decoded_bytes=spec.decoded_bytes, upright=spec.upright
+            image,
+            background=spec.background,
+            decoded_bytes=spec.decoded_bytes,
+            upright=spec.upright,
         )
-        addresses = pending.addresses
-        id_ = self._source.order.first_ids.item(
-            addresses.shards.item(number)
-        ) + addresses.positions.item(number)
-        label = self._source.view.labels_of(
-            np.array([id_]), addresses.labels[number : number + 1]
-        ).item()
-        self.cache.put(id_, pixels, label)
-        spec.crop.region((pixels.shape[0], pixels.shape[1]), spec.size, drawn).put(row, pixels)
+        self.cache.put(batch["id"].item(slot), pixels, batch["label"].item(slot))
+        spec.crop.region(pixels.shape[:2], spec.size, drawn).put(row, pixels)
 
     def _put_whole(
         self, batch: Batch, step: PlannedStep, slots: np.ndarray, pixels: np.ndarray
@@ -190,7 +159,7 @@ class SlotWriter:
         )
 
     def _handle_bad_sample(
-        self, batch: Batch, step: PlannedStep, slot: int, error: DamagedShard | UndecodableImage
+        self, batch: Batch, step: PlannedStep, slot: int, error: ShardsetError
     ) -> None:
         policy = self.spec.bad_samples
         if policy == "raise":
@@ -203,29 +172,25 @@ class SlotWriter:
         if "image" in batch:
             batch["image"][slot] = 0
 
-    def _substitute(
-        self, batch: Batch, step: PlannedStep, slot: int, error: DamagedShard | UndecodableImage
-    ) -> None:
-        self._mark_bad(step.slots.ids.item(slot), error)
-        for id_ in near_ids(
-            self._source.order, step.epoch, step.slots.lanes.item(slot), step.slots.rows.item(slot)
-        ):
+    def _substitute(self, batch: Batch, step: PlannedStep, slot: int, error: ShardsetError) -> None:
+        slots, source = step.slots, self._source
+        self._mark_bad(slots.ids.item(slot), error)
+        near = near_ids(source.order, step.epoch, slots.lanes.item(slot), slots.rows.item(slot))
+        for id_ in near:
             if id_ in self._bad_ids:
                 continue
-            other = self._reader.read_single(self._source.addresses(np.array([id_])))
+            ids = np.array([id_])
+            other = self._reader.read_single(source.addresses(ids))
+            batch["id"][slot] = id_
+            batch["label"][slot] = source.view.labels_of(ids, other.addresses.labels).item()
             try:
-                self._write_sample(batch, slot, other.take(0), step.drawn[slot], other, 0)
+                self._write_sample(batch, slot, other.take(0), step.drawn[slot])
             except (DamagedShard, UndecodableImage) as again:
-                _log.warning("the substitute is bad too: %s", again)
+                _log.warning("the substitute is bad too: id %d: %s", id_, again)
                 self._mark_bad(id_, again)
                 continue
-            view, ids = self._source.view, np.array([id_])
-            batch["id"][slot], batch["label"][slot] = (
-                id_,
-                view.labels_of(ids, other.addresses.labels).item(),
-            )
             if batch["weight"][slot]:  # a pad keeps its weight of 0
-                batch["weight"][slot : slot + 1] = view.weights_of(ids)
+                batch["weight"][slot : slot + 1] = source.view.weights_of(ids)
             if other.addresses.keys is not None:
                 batch["key"][slot] = other.addresses.keys[0]
             return

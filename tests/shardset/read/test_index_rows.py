@@ -21,7 +21,7 @@ from shardset.read.remote import RemoteReader
 from shardset.storage.open import open_storage
 from shardset.stream.stream import Stream
 from tests.makers.reading import RecordingStorage, addresses_of, order_of, rank_slots
-from tests.makers.shardset import put, write_shard_set
+from tests.makers.shardset import new_set, put
 
 SIZE = 2200
 ROW_BYTES = 84
@@ -45,10 +45,7 @@ def samples_of(num_samples: int, num_bytes: int = 8) -> list[StoredSample]:
 def made(
     num_samples: int, num_shards: int, num_bytes: int = 8
 ) -> tuple[RecordingStorage, Split, LoadedSet]:
-    url = f"memory://{uuid.uuid4().hex}/set"
-    write_shard_set(
-        open_storage(url), {"train": samples_of(num_samples, num_bytes)}, num_shards=num_shards
-    )
+    url = new_set(samples_of(num_samples, num_bytes), num_shards=num_shards)
     manifest, storage, _ = load(url)
     recorded = RecordingStorage(storage)
     return recorded, manifest.split("train"), LoadedSet(manifest, recorded)

@@ -12,10 +12,9 @@ from shardset.format.manifest import load
 from shardset.read.blocks import BlockSampleReader
 from shardset.read.indexes import LostShard, ShardTable
 from shardset.read.remote import RemoteReader
-from shardset.storage.open import open_storage
 from tests.faulty_proxy import FaultyProxy, is_media
 from tests.makers.reading import NUM_SAMPLES, RecordingStorage, order_of, read_epoch
-from tests.makers.shardset import png_samples, put, write_shard_set
+from tests.makers.shardset import new_set, png_samples, put
 
 
 def test_a_shard_that_is_written_again_with_its_own_bytes_is_read_on(recorded):
@@ -57,9 +56,7 @@ def test_a_shard_that_is_gone_or_another_object_is_refused(recorded, change, mes
 def test_a_block_takes_one_request_and_the_index_of_its_shard_another(
     gcs_root, gcs_emulator, monkeypatch
 ):
-    write_shard_set(
-        open_storage(gcs_root), {"train": png_samples("train", NUM_SAMPLES, size=8)}, num_shards=3
-    )
+    new_set(png_samples("train", NUM_SAMPLES, size=8), gcs_root, num_shards=3)
     with FaultyProxy(gcs_emulator) as proxy:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
         manifest, storage, _ = load(gcs_root)
