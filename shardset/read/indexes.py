@@ -54,10 +54,6 @@ _NO_GROUPS: Final = np.zeros(0, np.int64)
 T = TypeVar("T")
 
 
-class LostShard(DamagedShard):
-    """A whole shard is missing, cut or replaced, so none of its samples can be read."""
-
-
 def read_index(storage: Storage, shard: Shard) -> Rows:
     """The stored index of a shard, one record per sample (see `index.index_dtype`).
 
@@ -192,18 +188,18 @@ class ShardTable:
             sample = f"sample number {address.position}"
         return f"{self.url(address.shard)}: {sample} at byte {address.start}"
 
-    def missing(self, shard: int) -> LostShard:
+    def missing(self, shard: int) -> DamagedShard:
         """The error for a shard that is not stored."""
-        return LostShard(
+        return DamagedShard(
             f"{self.url(shard)}: the shard can't be opened (nothing is stored there); fetch or"
             " rebuild it"
         )
 
     def check_size(self, shard: int, num_bytes: int) -> None:
-        """Raises LostShard unless the stored shard has the size of the manifest."""
+        """Raises DamagedShard unless the stored shard has the size of the manifest."""
         expected = self.split.shards[shard].num_bytes
         if num_bytes != expected:
-            raise LostShard(
+            raise DamagedShard(
                 f"{self.url(shard)}: {num_bytes} bytes, expected {expected}; the shard is cut or"
                 " replaced, fetch or rebuild it"
             )

@@ -65,7 +65,7 @@ class Pipeline:
         self._stopped = threading.Event()
         self._reader = _open_reader(source)
         self._planner = StepPlanner(source, aids.cache, self._reader, self._stopped)
-        writer = SlotWriter(source, aids.cache, self._reader, self._stopped)
+        writer = SlotWriter(source, aids.cache, self._stopped)
         spec = source.spec
         self._decoder: BatchDecoder | DecodeAndFinish = BatchDecoder(source, writer, aids.workers)
         if spec.transform is not None or (spec.image is not None and spec.image.flip == "pixels"):

@@ -36,7 +36,7 @@ shapes and types.
 SetUrl = str | os.PathLike[str] | LoadedSet
 """A manifest or its folder, a view, or the set that `shardset.load` returned."""
 
-BadSamples = Literal["raise", "substitute", "mask"]
+BadSamples = Literal["raise", "mask"]
 
 RowTransform = Callable[[dict[str, Any], np.random.Generator], Mapping[str, Any]]
 """The caller's own change of a row: gets it and its random numbers, returns what goes into the
@@ -83,8 +83,7 @@ class StreamSpec(OrderOptions):
     docs/order.md) are part of the order; a run that resumes has those of its state.
     `augment_repeats` is repeated augmentation: each sample takes so many slots of its batch, each
     with its own crop, flip and transform. `bad_samples` says what happens to a sample whose bytes
-    are damaged or no image: `raise`; `substitute` takes another sample, of its lane if it has one;
-    `mask` gives a black image of weight 0. Slots never shift, and each case is logged.
+    are damaged or no image: `raise`, or `mask`, which gives a black image of weight 0. Slots never shift, and each case is logged.
     `budget_bytes` limits the memory; small images (PadCrop) that all fit what remains of it are
     decoded once in the life of the stream. `disk_cache` keeps what comes from a bucket on a local
     disk. `transform(row, rng)` changes each row in the decoding threads: it gets a dict of the

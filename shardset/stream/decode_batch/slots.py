@@ -13,18 +13,13 @@ from shardset.decode.image import ImageSpec, decode, decode_into
 from shardset.decode.memory_cache import MemoryCache
 from shardset.errors import DamagedShard, ShardsetError, UndecodableImage
 from shardset.format.images import FIELD_OF_EXTENSION, stored_png
-from shardset.order.epoch import Order
-from shardset.read.indexes import LostShard
-from shardset.read.pending import Contents, SampleReader
-from shardset.stream.decode_batch.steps import PlannedStep, growing_slices
+from shardset.read.pending import Contents
+from shardset.stream.decode_batch.steps import PlannedStep
 from shardset.stream.source import StreamSource
 from shardset.stream.spec import Batch
 
 StoredContents = tuple[int, Contents]
 """A slot and the stored fields of its sample."""
-
-MAX_NEAR = 1024
-"""Most rows of a lane whose ids are computed together, when its next rows are bad too."""
 
 _log = logging.getLogger(__name__)
 
@@ -36,11 +31,10 @@ class SlotWriter:
         self,
         source: StreamSource,
         cache: MemoryCache | None,
-        reader: SampleReader,
         stopped: threading.Event,
     ) -> None:
         self.cache, self.stopped = cache, stopped
-        self.spec, self._source, self._reader = source.spec, source, reader
+        self.spec = source.spec
         fields = source.split.fields
         self._columns = [(name, fields.index(name), _as_it_is) for name in source.spec.fields]
         self._columns += [
@@ -50,7 +44,6 @@ class SlotWriter:
         self._fields = fields
         self._image_columns = [at for at, name in enumerate(fields) if name in FIELD_OF_EXTENSION]
         self._stored_png_size = _stored_png_size(source.spec.image)
-        self._bad_ids: set[int] = set()
 
     def read(
         self, batch: Batch, step: PlannedStep, start: int, stop: int
@@ -161,68 +154,12 @@ class SlotWriter:
     def _handle_bad_sample(
         self, batch: Batch, step: PlannedStep, slot: int, error: ShardsetError
     ) -> None:
-        policy = self.spec.bad_samples
-        if policy == "raise":
+        if self.spec.bad_samples == "raise":
             raise error
-        _log.warning("epoch %d step %d slot %d: %s: %s", step.epoch, step.step, slot, policy, error)
-        if policy == "substitute":
-            self._substitute(batch, step, slot, error)
-            return
+        _log.warning("epoch %d step %d slot %d: masked: %s", step.epoch, step.step, slot, error)
         batch["weight"][slot] = 0
         if "image" in batch:
             batch["image"][slot] = 0
-
-    def _substitute(self, batch: Batch, step: PlannedStep, slot: int, error: ShardsetError) -> None:
-        slots, source = step.slots, self._source
-        self._mark_bad(slots.ids.item(slot), error)
-        near = near_ids(source.order, step.epoch, slots.lanes.item(slot), slots.rows.item(slot))
-        for id_ in near:
-            if id_ in self._bad_ids:
-                continue
-            ids = np.array([id_])
-            other = self._reader.read_single(source.addresses(ids))
-            batch["id"][slot] = id_
-            batch["label"][slot] = source.view.labels_of(ids, other.addresses.labels).item()
-            try:
-                self._write_sample(batch, slot, other.take(0), step.drawn[slot])
-            except (DamagedShard, UndecodableImage) as again:
-                _log.warning("the substitute is bad too: id %d: %s", id_, again)
-                self._mark_bad(id_, again)
-                continue
-            if batch["weight"][slot]:  # a pad keeps its weight of 0
-                batch["weight"][slot : slot + 1] = source.view.weights_of(ids)
-            if other.addresses.keys is not None:
-                batch["key"][slot] = other.addresses.keys[0]
-            return
-        raise error
-
-    def _mark_bad(self, id_: int, error: Exception) -> None:
-        """Excludes a sample as a substitute, and all others of its shard if that is lost."""
-        if isinstance(error, LostShard) and id_ not in self._bad_ids:
-            first_ids = self._source.order.first_ids
-            shard = int(np.searchsorted(first_ids, id_, side="right")) - 1
-            self._bad_ids.update(range(first_ids.item(shard), first_ids.item(shard + 1)))
-        self._bad_ids.add(id_)
-
-
-def near_ids(order: Order, epoch: int, lane: int, row: int) -> Iterator[int]:
-    """The ids that may stand in for that of a row, best first, the same for any number of replicas.
-
-    Those of the next rows of its lane, then of the rows before, then of the same row in the next
-    lanes.
-    """
-
-    def ids(lanes: Sequence[int], start: int, stop: int) -> list[int]:
-        positions, _ = order.positions(epoch, np.array(lanes), start, stop)
-        return [int(id_) for id_ in order.ids(epoch, positions.ravel())]
-
-    begin, end = order.lane_starts(np.array([lane, lane + 1])).tolist()
-    row = min(row, end - begin - 1)  # a pad repeats the last row
-    for start, stop in growing_slices(range(row + 1, end - begin), MAX_NEAR):
-        yield from ids([lane], start, stop)
-    for start, stop in growing_slices(range(row), MAX_NEAR):
-        yield from reversed(ids([lane], row - stop, row - start))
-    yield from ids([*range(lane + 1, order.num_lanes), *range(lane)], row, row + 1)
 
 
 def slots_of(samples: Sequence[StoredContents]) -> np.ndarray:

@@ -7,10 +7,10 @@ from concurrent.futures import CancelledError
 import numpy as np
 import pytest
 
-from shardset.errors import TransientError
+from shardset.errors import DamagedShard, TransientError
 from shardset.format.manifest import load
 from shardset.read.blocks import BlockSampleReader
-from shardset.read.indexes import LostShard, ShardTable
+from shardset.read.indexes import ShardTable
 from shardset.read.remote import RemoteReader
 from tests.faulty_proxy import FaultyProxy, is_media
 from tests.makers.reading import NUM_SAMPLES, RecordingStorage, order_of, read_epoch
@@ -47,7 +47,7 @@ def test_a_shard_that_is_gone_or_another_object_is_refused(recorded, change, mes
         put(storage.inner, path, change(storage.inner.read(path)))
     else:
         storage.inner.delete(path)
-    with pytest.raises(LostShard, match=f"train-000000.tar: {message}"):
+    with pytest.raises(DamagedShard, match=f"train-000000.tar: {message}"):
         reader.submit(0, 0, 100).result()
     reader.close()
 

@@ -12,7 +12,7 @@ from shardset.decode.augment import Chain, RandAugment, RandomErasing
 from shardset.decode.crops import CenterCrop, PadCrop
 from shardset.decode.image import ImageSpec
 from shardset.decode.memory_cache import MemoryCache
-from shardset.errors import ConfigError, DamagedShard, UndecodableImage
+from shardset.errors import ConfigError, UndecodableImage
 from shardset.format.tar import StoredSample
 from shardset.storage.open import open_storage
 from shardset.stream.stream import Stream
@@ -269,74 +269,14 @@ def test_a_masked_sample_keeps_its_slot_black_with_weight_zero(poisoned, caplog)
     assert "train-000005" in caplog.text
 
 
-@pytest.mark.parametrize("world", [1, 4])
-def test_a_substitute_comes_from_the_same_lane_whatever_the_world(poisoned, world):
-    plan = make(poisoned).order.batch
-    parts = [
-        list(make(poisoned, bad_samples="substitute", rank=r, world_size=world).epoch(0))
-        for r in range(world)
-    ]
-    for step in range(len(parts[0])):
-        found, planned = together([part[step] for part in parts]), plan(0, step)
-        bad = planned.ids == 5
-        assert np.array_equal(found["id"][~bad], planned.ids[~bad])
-        assert (found["label"] == found["id"] % 10).all()
-        assert found["weight"][bad].tolist() == planned.weights[bad].tolist()
-    every = np.concatenate([batch["id"] for part in parts for batch in part])
-    assert 5 not in every
-    assert len(every) == 48
-
-
-def test_a_pad_of_a_bad_sample_gets_a_good_one_of_its_lane(tmp_path):
-    samples = png_samples("train", 17, size=16)
-    samples[16] = image_sample("train", 16, b"nothing", "png", 10)
-    new_set(samples, tmp_path, num_shards=1)
-    options = {"global_batch_size": 16, "num_lanes": 1, "seed": None, "window": 0, "image": WHOLE}
-    found = together(list(make(str(tmp_path), bad_samples="substitute", **options).epoch(0)))
-    assert found["id"].tolist() == [*range(16), *[15] * 16]
-    assert found["weight"].sum() == 17
-
-
-@pytest.mark.parametrize(
-    ("where", "num_lanes", "order"),
-    [
-        ("disk", 12, {"block_size": 12}),
-        ("memory", 3, {"block_size": 12}),
-        ("memory", 1, {"seed": None, "window": 0, "image": WHOLE}),
-    ],
-)
-def test_samples_of_a_missing_shard_are_substituted_one_by_one(tmp_path, where, num_lanes, order):
+def test_samples_of_a_missing_shard_are_masked_one_by_one(tmp_path):
     samples = png_samples("train", 120, size=16)
-    url = new_set(samples, tmp_path if where == "disk" else None, num_shards=4)
-    open_storage(url).delete("train/train-000001.tar")
-    options = {"bad_samples": "substitute", "num_lanes": num_lanes, **order}
-    batches = list(make(url, **options).epoch(0))
-    parts = [list(make(url, rank=rank, world_size=4, **options).epoch(0)) for rank in range(4)]
-    for step, batch in enumerate(batches):
-        planned = make(url, **options).order.batch(0, step)
-        there = (planned.ids < 30) | (planned.ids >= 60)
-        assert np.array_equal(batch["id"][there], planned.ids[there])
-        assert ((batch["id"] < 30) | (batch["id"] >= 60)).all()
-        assert np.array_equal(batch["label"], batch["id"] % 10)
-        assert np.array_equal(batch["weight"], planned.weights)
-        assert same(together([part[step] for part in parts]), batch)
-
-
-def test_a_split_of_which_nothing_is_left_ends_the_run(tmp_path):
-    new_set(png_samples("train", 40, size=16), tmp_path, num_shards=2)
-    for number in range(2):
-        open_storage(str(tmp_path)).delete(f"train/train-00000{number}.tar")
-    with pytest.raises(DamagedShard, match="can't be opened"):
-        list(make(str(tmp_path), bad_samples="substitute").epoch(0))
-
-
-def test_what_is_known_to_be_bad_is_not_read_again_as_a_substitute(tmp_path, caplog):
-    samples = png_samples("train", 40, size=16)
-    samples[:30] = [image_sample("train", number, b"nothing", "png", 10) for number in range(30)]
-    new_set(samples, tmp_path, num_shards=2)
-    options = {"num_lanes": 1, "seed": None, "window": 0, "image": WHOLE}
-    list(make(tmp_path, bad_samples="substitute", **options).epoch(0))
-    assert caplog.text.count("the substitute is bad too") <= 30
+    for url in (new_set(samples, tmp_path, num_shards=4), new_set(samples, num_shards=4)):
+        open_storage(url).delete("train/train-000001.tar")
+        found = together(list(make(url, bad_samples="mask").epoch(0)))
+        is_lost = (found["id"] >= 30) & (found["id"] < 60)
+        assert sorted(found["id"]) == list(range(120))
+        assert found["weight"].tolist() == (~is_lost).tolist()
 
 
 def test_closing_a_stream_ends_its_threads(shards):
@@ -388,7 +328,7 @@ def test_a_budget_too_small_for_one_batch_is_refused(shards):
         ({"global_batch_size": 0}, "the global batch size is 0"),
         ({"num_threads": -1}, "num_threads is -1"),
         ({"prefetch": -1}, "prefetch -1"),
-        ({"bad_samples": "skip"}, "bad_samples is 'skip', expected raise or substitute or mask"),
+        ({"bad_samples": "skip"}, "bad_samples is 'skip', expected raise or mask"),
         ({"last_batch": "keep"}, "last_batch is 'keep', expected pad or drop"),
         ({"world_size": None}, "world_size is None, expected a whole number"),
         ({"window": 2.5}, "window is 2.5, expected a whole number"),

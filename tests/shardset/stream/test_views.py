@@ -100,18 +100,6 @@ def test_a_run_resumes_on_its_view_only(view):
     assert f"view={state['view'][:12]}" in stream.fingerprint
 
 
-def test_a_bad_sample_is_replaced_by_one_of_the_view_with_its_label_and_weight(tmp_path):
-    url, loaded = small_set(str(tmp_path))
-    kept = put_view(url, loaded, id=[0, 1, 2, 3], label=[4, 5, 6, 7], weight=[1.0, 2.0, 3.0, 4.0])
-    shard = loaded.manifest.split("train").shards[0]
-    path, data = tmp_path / "set" / shard.path, (tmp_path / "set" / shard.path).read_bytes()
-    at = data.index(b"\x89PNG") + 40
-    path.write_bytes(data[:at] + bytes([data[at] ^ 255]) + data[at + 1 :])
-    [batch] = make(kept, bad_samples="substitute", seed=None, window=0).epoch(0)
-    found = list(zip(*(batch[name].tolist() for name in ("id", "label", "weight")), strict=True))
-    assert found == [(1, 5, 2), (1, 5, 2), (2, 6, 3), (3, 7, 4)]
-
-
 def test_single_samples_of_a_view_are_counted_in_it(view):
     _, url, _ = view
     with shardset.open(url, "train") as samples:
