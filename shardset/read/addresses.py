@@ -1,14 +1,14 @@
 """Where samples are stored: what a reader keeps of a shard's index, one row for each sample."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardset.errors import DamagedShard
-from shardset.format.manifest import Shard
+from shardset.format.manifest import Shard, Split
 
 Rows = NDArray[np.void]
 
@@ -27,11 +27,12 @@ class SampleAddress(NamedTuple):
     stop: int
 
 
-def row_dtype(num_fields: int, number: type[np.signedinteger[Any]] = np.int64) -> np.dtype[np.void]:
+def row_dtype(split: Split) -> np.dtype[np.void]:
     """The columns of a row: `start` of the sample in its shard, its `crc32c` and `label`, and for
     each field of the split its `offset` from that start and its `num_bytes`.
     """
-    per_field = (num_fields,)
+    number = np.int32 if split.max_tar_bytes < 1 << 31 else np.int64
+    per_field = (len(split.fields),)
     return np.dtype(
         [
             ("start", number),
@@ -43,28 +44,28 @@ def row_dtype(num_fields: int, number: type[np.signedinteger[Any]] = np.int64) -
     )
 
 
-def rows_of_index(records: Rows, shard: Shard, fields: Sequence[str], folder: str) -> Rows:
-    """The rows of an index; raises DamagedShard if it points outside its shard.
+def rows_of_index(records: Rows, shard: Shard, split: Split, folder: str) -> Rows:
+    """The rows of the index of a shard; raises DamagedShard if it points outside its shard.
 
     `folder` is for the message. A shard from before a field came to the split lacks its column.
     """
     # The header of a tar member comes before its content, so no field starts at 0: that marks an
     # absent one.
-    offsets, sizes = np.zeros((2, len(records), len(fields)), np.int64)
-    for at, name in enumerate(fields):
+    offsets, sizes = np.zeros((2, len(records), len(split.fields)), np.int64)
+    for at, name in enumerate(split.fields):
         if f".{name}" in (records.dtype.names or ()):
             column = records[f".{name}"]
             offsets[:, at], sizes[:, at] = column["offset"], column["num_bytes"]
     starts = np.where(offsets > 0, offsets, shard.num_bytes).min(axis=1)
     stops = (offsets + sizes).max(axis=1)
     is_negative = (offsets < 0).any() or (sizes < 0).any()
-    if is_negative or (starts > stops).any() or stops.max() > shard.num_bytes:
+    end = min(shard.num_bytes, split.max_tar_bytes)
+    if is_negative or (starts > stops).any() or stops.max() > end:
         raise DamagedShard(
             f"{folder}/{shard.index.path}: points outside shard {shard.path} of"
             f" {shard.num_bytes} bytes; rebuild it"
         )
-    number = np.int32 if shard.num_bytes < 1 << 31 else np.int64
-    rows = np.empty(len(records), row_dtype(len(fields), number))
+    rows = np.empty(len(records), row_dtype(split))
     rows["start"], rows["crc32c"], rows["label"] = starts, records["crc32c"], records["label"]
     rows["offset"] = np.where(offsets > 0, offsets - starts[:, None], _ABSENT)
     rows["num_bytes"] = sizes

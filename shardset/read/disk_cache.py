@@ -150,9 +150,10 @@ class CachedReader:
             if len(data) == stop - start:
                 return data
             missing = first, last  # the file was cut since its flags were read
-        fetch_start, fetch_stop = index.byte_range(*missing)
+        first, last = missing
+        fetch_start, fetch_stop = index.byte_range(first, last)
         data = self.reader.submit(shard, fetch_start, fetch_stop).result()
-        self.cache.put(shard, *missing, fetch_start, data)
+        self.cache.put(shard, first, last, fetch_start, data)
         before = self.cache.read(shard, start, fetch_start)
         return before + data + self.cache.read(shard, fetch_stop, stop)
 

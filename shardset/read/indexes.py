@@ -256,7 +256,9 @@ class ShardTable:
         """
         order = np.argsort(shards, kind="stable")
         group_starts = np.flatnonzero(np.diff(shards[order], prepend=-1))
-        rows = np.empty(len(shards), row_dtype(len(self.split.fields)))
+        dtype = row_dtype(self.split)
+        # As bytes without columns: NumPy copies rows with columns one column at a time.
+        rows = np.empty(len(shards), f"V{dtype.itemsize}")
         keys = np.empty(len(shards), dtype=object)
         groups = np.split(order, group_starts[1:])
         indexes = self.indexes(
@@ -264,10 +266,11 @@ class ShardTable:
         )
         for group, index in zip(groups, indexes, strict=True):
             numbers = index.numbers(positions[group])
-            rows[group] = index.rows[numbers]
+            rows[group] = index.rows.view(rows.dtype)[numbers]
             if index.keys is not None:
                 keys[group] = index.keys[numbers].astype(str)
-        return SampleAddresses(rows, shards, positions, keys.tolist() if self.with_keys else None)
+        names = keys.tolist() if self.with_keys else None
+        return SampleAddresses(rows.view(dtype), shards, positions, names)
 
     def _concurrently(self, sizes: Sequence[int], calls: Iterable[Callable[[], T]]) -> Iterator[T]:
         """The results of some calls in their order,
@@ -319,7 +322,10 @@ class ShardTable:
 
     def _num_bytes_to_read(self, shard: int, held: ShardIndex | None, positions: Positions) -> int:
         """How many bytes `_index_with` will read, about."""
-        missing, listed = self._missing(shard, held, positions), self.split.shards[shard]
+        missing = self._missing(shard, held, positions)
+        if missing is not None and not len(missing):
+            return 0  # without a look at the list of shards, which takes longer
+        listed = self.split.shards[shard]
         share = 1.0 if missing is None else len(missing) / _num_groups(listed)
         return int(share * listed.index.num_bytes)
 
@@ -345,7 +351,7 @@ class ShardTable:
         """What is held of an index, with the missing groups of its rows."""
         listed = self.split.shards[shard]
         index = held or ShardIndex(
-            np.empty(0, row_dtype(len(self.split.fields), np.int32)),
+            np.empty(0, row_dtype(self.split)),
             np.empty(0, "S1") if self.with_keys else None,
             np.full(_num_groups(listed), -1),
         )
@@ -370,7 +376,7 @@ class ShardTable:
         with self._lock:
             self.num_bytes_read += num_bytes
         split = self.split
-        rows = rows_of_index(records, split.shards[shard], split.fields, self.storage.url)
+        rows = rows_of_index(records, split.shards[shard], split, self.storage.url)
         return ShardIndex(rows, records["key"].copy() if self.with_keys else None)
 
 

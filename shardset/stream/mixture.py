@@ -15,19 +15,18 @@ so quotas hold in every batch.
 import itertools
 import math
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from shardset.errors import BudgetTooSmall, ConfigError, require_int
-from shardset.format.manifest import LoadedSet
 from shardset.order.budget import BUDGET_BYTES, MIB
 from shardset.order.lanes import check_world, default_lanes, lanes_of_reader, rank_part
 from shardset.order.permutation import derive_key
 from shardset.order.state import OrderState, state_from_values
 from shardset.stream.source import warn_of_shared_lanes
-from shardset.stream.spec import Batch
+from shardset.stream.spec import Batch, SetUrl
 from shardset.stream.stream import Stream
 
 
@@ -35,7 +34,7 @@ from shardset.stream.stream import Stream
 class Share:
     """A split of a shard set and its weight in the mixture."""
 
-    manifest_url: str | LoadedSet
+    manifest_url: SetUrl
     split: str
     weight: float
 
@@ -88,22 +87,20 @@ class MixedStream:
                 "a mixture has no stored order, so it needs a seed; evaluate each set by its own"
                 " Stream"
             )
-        self._shares, self._seed, self._budget_bytes, self._options = (
-            tuple(shares),
-            seed,
-            budget_bytes,
-            options,
-        )
+        self._shares, self._seed, self._budget_bytes = shares, seed, budget_bytes
+        self._options = options
         self._global_batch_size, self._rank, self._world_size = global_batch_size, rank, world_size
         self._num_lanes = None if num_lanes is None else require_int("num_lanes", num_lanes)
-        self._sets: list[str | LoadedSet] = [share.manifest_url for share in shares]
         num_samples = max(1, global_batch_size // options.get("augment_repeats", 1))
         # They do not grow with the batch: how much memory the sets leave is known only after they
         # were opened.
         usual = default_lanes(num_samples, world_size, wide=0)
         self.lanes = self._share(usual if self._num_lanes is None else self._num_lanes)
         self.streams = self._open(self.lanes)
-        self._sets = [stream.source.loaded for stream in self.streams]
+        self._shares = [
+            replace(share, manifest_url=stream.source.loaded)
+            for share, stream in zip(shares, self.streams, strict=True)
+        ]
 
     def _share(self, num_lanes: int) -> list[int]:
         """Lanes of each set; raises ConfigError where batch or weights do not allow so many."""
@@ -146,7 +143,7 @@ class MixedStream:
         size, begin = num_own * num_items, sum(lanes[:number]) * num_items
         part = rank_part(self._global_batch_size, self._rank, self._world_size)
         stream = Stream(
-            self._sets[number],
+            share.manifest_url,
             share.split,
             global_batch_size=size,
             rank=0,

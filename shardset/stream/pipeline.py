@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from shardset.order.budget import READ_AHEAD
 from shardset.read.joined import JoinedReader
@@ -31,7 +31,7 @@ ROOM_POLL_S = 0.005
 
 T = TypeVar("T")
 
-_Item = T | BaseException | None
+_Item: TypeAlias = T | BaseException | None
 """What a thread passes on: a value, the failure that ended it, or None at the end."""
 
 

@@ -83,7 +83,8 @@ class StreamSpec(OrderOptions):
     docs/order.md) are part of the order; a run that resumes has those of its state.
     `augment_repeats` is repeated augmentation: each sample takes so many slots of its batch, each
     with its own crop, flip and transform. `bad_samples` says what happens to a sample whose bytes
-    are damaged or no image: `raise`, or `mask`, which gives a black image of weight 0. Slots never shift, and each case is logged.
+    are damaged or no image: `raise`, or `mask`, which gives a black image of weight 0. Slots never
+    shift, and each case is logged.
     `budget_bytes` limits the memory; small images (PadCrop) that all fit what remains of it are
     decoded once in the life of the stream. `disk_cache` keeps what comes from a bucket on a local
     disk. `transform(row, rng)` changes each row in the decoding threads: it gets a dict of the

@@ -3,7 +3,6 @@ through.
 """
 
 import pickle
-import threading
 import uuid
 
 import msgspec
@@ -115,17 +114,6 @@ def test_rows_read_alone_are_those_of_whole_indexes(shared, wanted):
         assert (found.keys, list(found)) == (expected.keys, list(expected))
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.sampled_from(BORDERS[:-1]) | st.integers(0, SIZE - 2), st.integers(1, 600))
-def test_the_bytes_of_a_block_are_found_at_every_border_of_what_is_read_together(
-    shared, first, num_samples
-):
-    storage, split, _ = shared
-    last = min(SIZE, first + num_samples)
-    few, whole = (ShardTable(storage, split, by_rows=by_rows) for by_rows in (True, False))
-    assert few.byte_range(1, first, last) == whole.index(1).byte_range(first, last)
-
-
 def test_the_rows_of_a_block_take_one_request(large):
     storage, split = large
     table = ShardTable(storage, split)
@@ -222,19 +210,14 @@ def test_the_rows_of_blocks_are_read_together_after_the_first_batch(large):
     order = order_of(split, block_size=512, window=256)
     table = ShardTable(storage, split)
     reads = BlockSampleReader(order, table, RemoteReader(table), 1 << 30)
-    slots = [rank_slots(order, 0, step, 0, 1) for step in (0, 1)]
-    reads.prepare(0, slots[0])
-    pending = reads.read_step(0, slots[0], addresses_of(table, order, slots[0].ids))
-    later = threading.Thread(target=reads.prepare, args=(0, slots[1]), daemon=True)
-    later.start()
-    singles = [list(pending.contents(0, len(slots[0].ids)))]
-    later.join(300)
-    before = len([name for name in names(storage) if name.endswith(".npy")])
-    step = reads.read_step(0, slots[1], addresses_of(table, order, slots[1].ids))
-    singles.append(list(step.contents(0, len(slots[1].ids))))
-    assert len([name for name in names(storage) if name.endswith(".npy")]) == before
-    for slot, contents in zip(slots, singles, strict=True):
-        assert [int.from_bytes(content[0], "little") for content in contents] == slot.ids.tolist()
+    for step in (0, 1):
+        slots = rank_slots(order, 0, step, 0, 1)
+        reads.prepare(0, slots)
+        num_read = sum(name.endswith(".npy") for name in names(storage))
+        addresses = addresses_of(table, order, slots.ids)
+        contents = list(reads.read_step(0, slots, addresses).contents(0, len(slots.ids)))
+        assert [int.from_bytes(each[0], "little") for each in contents] == slots.ids.tolist()
+    assert sum(name.endswith(".npy") for name in names(storage)) == num_read
     reads.close()
 
 

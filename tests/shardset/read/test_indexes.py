@@ -103,7 +103,8 @@ def test_an_index_holds_four_bytes_a_number_and_eight_where_they_are_needed(reco
     assert small.num_bytes == INDEX_BYTES * 20
     large = msgspec.structs.replace(split.shards[0], num_bytes=1 << 40)
     wide = ShardTable(
-        storage, msgspec.structs.replace(split, shards=(large, *split.shards[1:]))
+        storage,
+        msgspec.structs.replace(split, shards=(large, *split.shards[1:]), max_tar_bytes=1 << 40),
     ).index(0)
     assert wide.num_bytes == 48 * 20
     assert all(

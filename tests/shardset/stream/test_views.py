@@ -58,24 +58,6 @@ def test_a_stream_of_a_view_has_its_samples_labels_and_weights(view, image):
                 ))  # fmt: skip
 
 
-def test_small_images_that_are_cached_keep_the_labels_of_the_view(view):
-    _, url, _ = view
-    image = ImageSpec(size=16, crop=PadCrop(2), flip=True)
-    with make(url, image=image) as stream:
-        assert stream.memory.cache
-        first, again = (together(list(stream.epoch(0))) for _ in range(2))
-        assert same(first, again)
-        assert 9 in first["label"][first["id"] == 0]
-
-
-def test_any_world_sees_the_same_batches_of_a_view(view):
-    _, url, _ = view
-    whole = list(make(url).epoch(1))
-    parts = [list(make(url, rank=rank, world_size=3, num_threads=1).epoch(1)) for rank in range(3)]
-    for step, expected in enumerate(whole):
-        assert same(together([part[step] for part in parts]), expected)
-
-
 def test_a_view_of_all_samples_has_the_batches_of_its_set(view):
     url, _, loaded = view
     of_all = put_view(url, loaded, id=list(range(NUM_TRAIN)))
