@@ -23,13 +23,13 @@ NUM_TRAIN = 41
 
 
 @pytest.fixture(scope="module")
-def shards(place):
+def shards(location):
     """The URL of a shard set."""
     samples = {
         "train": jpeg_samples("train", NUM_TRAIN, height=24, width=30),
         "val": jpeg_samples("val", 9),
     }
-    return new_set(samples, place, num_shards=3)
+    return new_set(samples, location, num_shards=3)
 
 
 def make(url, split="train", **options):

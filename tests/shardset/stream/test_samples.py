@@ -31,13 +31,13 @@ NUM_TRAIN = 31
 
 
 @pytest.fixture(scope="module")
-def shards(place):
+def shards(location):
     """The URL of a shard set."""
     samples = {
         "train": png_samples("train", NUM_TRAIN, size=8),
         "val": png_samples("val", 5, size=8),
     }
-    return new_set(samples, place, num_shards=3)
+    return new_set(samples, location, num_shards=3)
 
 
 @pytest.mark.parametrize("id_", [0, 10, 11, 30])

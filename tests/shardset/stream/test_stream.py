@@ -32,13 +32,13 @@ NUM_TRAIN, NUM_VAL = 101, 37
 
 
 @pytest.fixture(scope="module")
-def shards(place):
+def shards(location):
     """The URL of a shard set."""
     samples = {
         "train": png_samples("train", NUM_TRAIN, size=16),
         "val": jpeg_samples("val", NUM_VAL),
     }
-    return new_set(samples, place, num_shards=4)
+    return new_set(samples, location, num_shards=4)
 
 
 def make(url, **options):
