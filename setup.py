@@ -65,7 +65,6 @@ SQL = ["duckdb>=1.1,<3"]  # `pipelines view --where`
 ADAPTERS = {
     "torch": ["torch>=2.9,<2.16", "torchdata>=0.11,<0.12"],
     "webdataset": ["torch>=2.9,<2.16", "webdataset>=1.0.2,<1.1"],
-    "huggingface": ["datasets>=5.2,<6"],
     "grain": ["grain>=0.2.18,<0.3"],
     "jax": ["jax>=0.10,<0.11"],
 }

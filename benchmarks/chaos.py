@@ -13,6 +13,7 @@ stored.
 """
 
 import argparse
+import json
 import multiprocessing
 import os
 import random
@@ -30,9 +31,8 @@ import numpy as np
 from benchmarks import environment
 from shardset.format.manifest import load
 from shardset.order.epoch import Order
-from shardset.order.state import state_from_json
 from shardset.storage.open import open_storage
-from shardset.stream.stream import Stream, order_options
+from shardset.stream.stream import Stream
 from tests.conftest import BUCKET, emulator
 from tests.makers.shardset import png_samples, put, write_shard_set
 
@@ -91,7 +91,6 @@ class Outcome:
 def read(pod: Pod, rank: int, world_size: int, state: str | None, out: Connection) -> None:
     """One reader: sends its part of each step from a state to the end of the run."""
     os.environ["STORAGE_EMULATOR_HOST"] = pod.server
-    saved = state_from_json(state) if state else None
     stream = Stream(
         pod.url,
         SPLIT,
@@ -103,9 +102,8 @@ def read(pod: Pod, rank: int, world_size: int, state: str | None, out: Connectio
         fields=("png",),
         with_key=True,
         num_threads=1,
-        **(order_options(saved) if saved else {}),
     )
-    first, start = stream.resume(saved) if saved else (0, 0)
+    first, start = stream.load_state_dict(json.loads(state)) if state else (0, 0)
     spans = (
         (epoch, range(start if epoch == first else 0, len(stream)))
         for epoch in range(first, pod.epochs)
@@ -114,9 +112,8 @@ def read(pod: Pod, rank: int, world_size: int, state: str | None, out: Connectio
         contents = [
             content_of(key, data) for key, data in zip(batch["key"], batch["png"], strict=True)
         ]
-        out.send(
-            Part((epoch, step), batch["id"], contents, stream.state(epoch, step + 1).to_json())
-        )
+        state = json.dumps(stream.state(epoch, step + 1))
+        out.send(Part((epoch, step), batch["id"], contents, state))
 
 
 def content_of(key: str, data: bytes | memoryview) -> int:
@@ -170,14 +167,14 @@ def check(pod: Pod, recorded: dict[Step, np.ndarray], state: str, num_samples: i
     """Raises NotExactlyOnce unless the recorded batches are those of the order, each sample once an
     epoch.
     """
-    saved = state_from_json(state)
+    saved = json.loads(state)
     order = Order(
         shard_sizes=[shard.num_samples for shard in load(pod.url).manifest.split(SPLIT).shards],
         seed=SEED,
         global_batch_size=pod.batch,
-        num_lanes=saved.num_lanes,
-        block_size=saved.block_size,
-        window=saved.window,
+        num_lanes=saved["L"],
+        block_size=saved["q"],
+        window=saved["w"],
     )
     for epoch in range(pod.epochs):
         seen = []

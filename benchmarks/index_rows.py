@@ -29,6 +29,7 @@ from shardset.format.write import WrittenShard, write_split
 from shardset.order.budget import OrderOptions, fit_order, steps_at_once
 from shardset.order.epoch import Order
 from shardset.order.lanes import rank_part
+from shardset.read.addresses import stops_of
 from shardset.read.indexes import ShardTable
 from shardset.storage.base import ObjectWriter, Stat, Storage
 
@@ -177,7 +178,7 @@ def _look_up(table: ShardTable, order: Order, ids: np.ndarray) -> int:
     ids = ids.ravel()
     shards = np.searchsorted(order.first_ids, ids, side="right") - 1
     found = table.addresses(shards, ids - order.first_ids[shards])
-    return int((found.stops - found.starts).sum())
+    return int((stops_of(found.rows) - found.rows["start"]).sum())
 
 
 def _slices(num_steps: int, at_once: int) -> Iterator[range]:

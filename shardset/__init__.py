@@ -20,12 +20,11 @@ if TYPE_CHECKING:
     from shardset.decode.augment import Chain, RandAugment, RandomErasing, TrivialAugment
     from shardset.decode.crops import CenterCrop, PadCrop, RandomResizedCrop
     from shardset.decode.image import ImageSpec
-    from shardset.order.state import OrderState, state_from_json
     from shardset.read.disk_cache import DiskCache
     from shardset.stream.mixture import MixedStream, Share
     from shardset.stream.samples import Sample, SampleSet, open
     from shardset.stream.spec import Batch
-    from shardset.stream.stream import Stream, order_options
+    from shardset.stream.stream import Stream
     from shardset.writer import Writer
 
 __all__ = [
@@ -37,7 +36,6 @@ __all__ = [
     "LoadedSet",
     "Manifest",
     "MixedStream",
-    "OrderState",
     "PadCrop",
     "RandAugment",
     "RandomErasing",
@@ -56,20 +54,17 @@ __all__ = [
     "load",
     "open",
     "open_storage",
-    "order_options",
-    "state_from_json",
 ]
 
 _READER = {
     "decode.augment": ("Chain", "RandAugment", "RandomErasing", "TrivialAugment"),
     "decode.crops": ("CenterCrop", "PadCrop", "RandomResizedCrop"),
     "decode.image": ("ImageSpec",),
-    "order.state": ("OrderState", "state_from_json"),
     "read.disk_cache": ("DiskCache",),
     "stream.mixture": ("MixedStream", "Share"),
     "stream.samples": ("Sample", "SampleSet", "open"),
     "stream.spec": ("Batch",),
-    "stream.stream": ("Stream", "order_options"),
+    "stream.stream": ("Stream",),
     "writer": ("Writer",),
 }
 """The names of each module that needs more than the base requirements."""

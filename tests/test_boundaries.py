@@ -41,7 +41,6 @@ DOORS = {
     "pytest": ["shardset/testing.py"],
     "torch": ["trainer/*", "shardset/adapters/torch.py"],
     "duckdb": ["pipelines/sets/view.py"],
-    "datasets": ["shardset/adapters/huggingface.py"],
     "grain": ["shardset/adapters/grain.py"],
     "jax": ["shardset/adapters/jax.py"],
     "torchvision": ["trainer/*"],

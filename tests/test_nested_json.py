@@ -14,7 +14,7 @@ from pipelines.sources.webdataset import WebDataset
 from shardset.errors import ConfigError, ManifestError, ShardsetError
 from shardset.format import manifest as manifests
 from shardset.format import naming
-from shardset.order.state import state_from_json
+from shardset.order.state import states_from_json
 from shardset.storage import gcs_http
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
@@ -96,4 +96,4 @@ def test_what_may_be_damaged_is_left_out(folder: Storage, data: bytes):
 def test_an_order_state_is_named():
     for data in (b'{"x": ' + 4000 * b"[", DEEP):
         with pytest.raises(ConfigError, match="the order state"):
-            state_from_json(data)
+            states_from_json(data)

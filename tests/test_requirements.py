@@ -251,7 +251,6 @@ def test_a_stream_of_bytes_needs_no_opencv(tmp_path):
         ("torch", "torch"),
         ("grain", "grain"),
         ("jax", "jax"),
-        ("huggingface", "datasets"),
         ("webdataset", "simplejpeg"),
     ],
 )

@@ -336,7 +336,7 @@ class Run:
         url, state = resumed
         checkpoint.check_identity(state["identity"], self._identity, f"{url}: step {step}")
         if state["stream"] is not None:
-            self.data.train.resume(states_from_json(state["stream"]))
+            self.data.train.load_state_dict(states_from_json(state["stream"]))
         self._log.note(f"resumed at step {step} (epoch {state['epoch'] + 1})")
         return state
 

@@ -139,13 +139,7 @@ def _tars(config: ColumnConfig) -> Values:
         raise refused(config, f"the splits and fields {sorted(fields)} (expected one)")
     [(split, field)] = fields
     samples = SampleSet(loaded, split)
-    indexes = samples.table.indexes(range(samples.split.num_shards))
-    keys = [
-        key.decode("ascii")
-        for index in indexes
-        if index.keys is not None
-        for key in index.keys.tolist()
-    ]
+    keys = [key.decode("ascii") for key in samples.table.keys().tolist()]
     extension = field.rpartition(".")[2]
 
     def value(content: bytes | None) -> Value:

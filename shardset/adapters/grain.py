@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from shardset.errors import ConfigError, brought_by
-from shardset.order.state import OrderState, state_from_values, values_of_state
 
 with brought_by("grain"):
     import grain
@@ -76,11 +75,11 @@ class StreamIterator(grain.DatasetIterator[Batch]):
         """The position after the last batch, at the end of an epoch the start of the next: plain
         values.
         """
-        return values_of_state(self._stream.state(*self._position))
+        return self._stream.state(*self._position)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continues there: see `Stream.restore`."""
-        self._position = self._stream.restore(state_from_values(state, OrderState))
+        """Continues there: see `Stream.load_state_dict`."""
+        self._position = self._stream.load_state_dict(state)
         self._batches = None
 
     def close(self) -> None:

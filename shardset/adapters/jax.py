@@ -6,7 +6,6 @@ for batch in GlobalBatches(stream, mesh):
     loss = train_step(params, batch["image"], batch["label"])
 """
 
-from collections.abc import Generator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,11 @@ with brought_by("jax"):
     import jax
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-    from shardset.stream.stream import Stream
+    from shardset.stream.spec import Batch
+    from shardset.stream.stream import Stream, StreamAdapter
 
 
-class GlobalBatches:
+class GlobalBatches(StreamAdapter):
     """A stream whose arrays are the global batch, divided over an axis of a mesh; each process
     brings its own part.
 
@@ -43,27 +43,11 @@ class GlobalBatches:
                 f" {here[1]} of JAX; pass rank=jax.process_index(), world_size=jax.process_count()"
             )
         _check_mesh(stream, mesh, axis)
-        stream.check_same()
-        self.stream, self.sharding = stream, NamedSharding(mesh, PartitionSpec(axis))
+        super().__init__(stream)
+        self.sharding = NamedSharding(mesh, PartitionSpec(axis))
 
-    def __len__(self) -> int:
-        """Batches of an epoch."""
-        return len(self.stream)
-
-    def __iter__(self) -> Generator[dict[str, Any], None, None]:
-        """The batches of one epoch; each further iteration is the next epoch."""
-        for batch in self.stream:
-            yield {name: self._global(value) for name, value in batch.items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The stream's position after the last batch: plain values."""
-        return self.stream.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Has the next iteration continue there; raises ConfigError naming what differs from this
-        stream.
-        """
-        self.stream.load_state_dict(state)
+    def converted(self, batch: Batch) -> dict[str, Any]:
+        return {name: self._global(value) for name, value in batch.items()}
 
     def _global(self, value: Any) -> Any:
         if not isinstance(value, np.ndarray):

@@ -16,14 +16,14 @@ turn.
 
 import logging
 from abc import abstractmethod
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from shardset.errors import ConfigError, brought_by, require_int
-from shardset.order.state import OrderState, StateCount, state_from_values, values_of_state
+from shardset.order.state import OrderState, StateCount, state_from_values
 from shardset.prepared import prepared
 
 with brought_by("torch"):
@@ -31,14 +31,14 @@ with brought_by("torch"):
     from torch.utils.data import IterableDataset, get_worker_info
 
     from shardset.stream.spec import Batch
-    from shardset.stream.stream import Stream
+    from shardset.stream.stream import Stream, StreamAdapter
 
 _NEVER = -1
 
 _log = logging.getLogger(__name__)
 
 
-class TensorStream:
+class TensorStream(StreamAdapter):
     """A stream whose batches hold tensors: iterate over it, save and restore it as you do the
     stream.
 
@@ -47,28 +47,11 @@ class TensorStream:
     """
 
     def __init__(self, stream: Stream, *, pin_memory: bool | None = None) -> None:
-        stream.check_same()
-        self.stream = stream
+        super().__init__(stream)
         self.pin_memory = torch.cuda.is_available() if pin_memory is None else pin_memory
 
-    def __len__(self) -> int:
-        """Batches of an epoch."""
-        return len(self.stream)
-
-    def __iter__(self) -> Generator[dict[str, Any], None, None]:
-        """The batches of one epoch; each further iteration is the next epoch."""
-        for batch in self.stream:
-            yield as_tensors(batch, pin_memory=self.pin_memory)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The stream's position after the last batch: plain values."""
-        return self.stream.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Has the next iteration continue there; raises ConfigError naming what differs from this
-        stream.
-        """
-        self.stream.load_state_dict(state)
+    def converted(self, batch: Batch) -> dict[str, Any]:
+        return as_tensors(batch, pin_memory=self.pin_memory)
 
 
 @prepared
@@ -90,6 +73,25 @@ class _Place(NamedTuple):
     worker: tuple[int, int]
 
 
+class _Shared(NamedTuple):
+    """Numbers that reach workers that persist and those that start later: tensors without axes in
+    one shared memory.
+    """
+
+    epoch: torch.Tensor
+    """Where an iteration begins that has no place."""
+    start_step: torch.Tensor
+    num_chosen: torch.Tensor
+    """How often an epoch was chosen."""
+    num_chosen_before: torch.Tensor
+    """How often one was when workers began last."""
+
+    def begin_with(self, epoch: int, start_step: int = 0) -> None:
+        """Chooses where an iteration begins that has no place."""
+        self.epoch.fill_(epoch)
+        self.start_step.fill_(start_step)
+
+
 class StepDataset(IterableDataset[dict[str, Any]]):
     """The steps of a stream, divided among DataLoader workers; the base of the datasets below.
 
@@ -106,10 +108,7 @@ class StepDataset(IterableDataset[dict[str, Any]]):
         stream.steps_from(start_step)  # raises here instead of in a worker
         stream.check_same()
         self.stream = stream
-        # The epoch and step where an iteration begins that has no place, how often an epoch was
-        # chosen, and how often one was when workers began last: shared, so that it reaches workers
-        # that persist and those that start later.
-        self._shared = torch.tensor([epoch, start_step, 0, _NEVER]).share_memory_()
+        self._shared = _Shared(*torch.tensor([epoch, start_step, 0, _NEVER]).share_memory_())
         self._place: _Place | None = None
         self._begun, self._num_seen = False, 0
 
@@ -122,14 +121,15 @@ class StepDataset(IterableDataset[dict[str, Any]]):
         # an iterator unused and make another one; so the place counts as left only once an item was
         # asked for.
         self._place = self._next_place()
-        self._begun, self._num_seen = False, int(self._shared[2])
+        self._begun, self._num_seen = False, int(self._shared.num_chosen)
         return self._items_left(self._place)
 
     def set_epoch(self, epoch: int) -> None:
         """Has the next iteration give this epoch, in all workers; a state that was loaded resumes
         in its epoch.
         """
-        self._shared[:3] = torch.tensor([require_int("epoch", epoch), 0, int(self._shared[2]) + 1])
+        self._shared.begin_with(require_int("epoch", epoch))
+        self._shared.num_chosen.add_(1)
 
     def state_dict(self) -> dict[str, Any]:
         """The position of this worker, after the last item that it gave: plain values."""
@@ -140,13 +140,13 @@ class StepDataset(IterableDataset[dict[str, Any]]):
             "worker": list(place.worker),
             "batch_sizes": self._batch_sizes(),
         }
-        return {"stream": values_of_state(state), **given}
+        return {"stream": state, **given}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Has the next iteration continue there; gives nothing if it was saved at the end of an
         epoch, before its loop.
 
-        Raises ConfigError naming what differs: see `Stream.restore`.
+        Raises ConfigError naming what differs: see `Stream.load_state_dict`.
         """
         saved = state_from_values(state, _StepState)
         sizes = self._batch_sizes()
@@ -156,41 +156,39 @@ class StepDataset(IterableDataset[dict[str, Any]]):
                 f" {list(saved.batch_sizes)} there; a state of samples, or of workers, resumes with"
                 " the same"
             )
-        epoch, step = self.stream.restore(saved.stream)
+        epoch, step = self.stream.load_state_dict(saved.stream)
         if epoch != saved.stream.epoch:
             epoch, step = saved.stream.epoch, len(self.stream)
         self._place = _Place(epoch, step, saved.num_given, saved.worker)
-        self._begun, self._num_seen = False, int(self._shared[2])
+        self._begun, self._num_seen = False, int(self._shared.num_chosen)
         # For workers that start later: a loader that was saved after its loop drops those that
         # loaded the state.
-        self._shared[:2] = torch.tensor([epoch + 1, 0])
-        self._shared[3] = _NEVER
+        self._shared.begin_with(epoch + 1)
+        self._shared.num_chosen_before.fill_(_NEVER)
 
     def _batch_sizes(self) -> list[int]:
         return [self.stream.order.global_batch_size, self.stream.batch_size]
 
     def _start(self) -> _Place:
         """Where an iteration begins that has no place."""
-        epoch, start_step, num_chosen, num_chosen_before = self._shared.tolist()
+        epoch, start_step, num_chosen, num_chosen_before = map(int, self._shared)
         worker = _which_worker()
         if get_worker_info() is not None and worker[0] == 0 and self._place is None:
             if num_chosen == num_chosen_before:
                 _log.warning(
                     "new workers read epoch %d again; call set_epoch before each epoch", epoch
                 )
-            self._shared[3] = num_chosen
+            self._shared.num_chosen_before.fill_(num_chosen)
         return _Place(epoch, start_step + worker[0], 0, worker)
 
     def _next_place(self) -> _Place:
         """Where the next iteration begins."""
         place, worker = self._place, _which_worker()
-        epoch, _, num_chosen, _ = self._shared.tolist()
-        if place is None or (
-            num_chosen != self._num_seen and (self._begun or epoch != place.epoch)
-        ):
+        is_chosen = int(self._shared.num_chosen) != self._num_seen
+        if place is None or (is_chosen and (self._begun or int(self._shared.epoch) != place.epoch)):
             return self._start()
         if self._begun:
-            self._shared[1] = 0
+            self._shared.start_step.fill_(0)
             return _Place(place.epoch + 1, worker[0], 0, worker)
         if place.worker != worker:
             raise ConfigError(
@@ -217,8 +215,8 @@ class StepDataset(IterableDataset[dict[str, Any]]):
         # The end of the epoch is the start of the next. A worker stays: others may have items left.
         if get_worker_info() is None:
             self._place = None
-            if int(self._shared[2]) == self._num_seen:
-                self._shared[:2] = torch.tensor([epoch + 1, 0])
+            if int(self._shared.num_chosen) == self._num_seen:
+                self._shared.begin_with(epoch + 1)
 
 
 def _which_worker() -> tuple[int, int]:
@@ -236,7 +234,7 @@ class BatchDataset(StepDataset):
 
     def __len__(self) -> int:
         """Batches of an epoch; of the first one from `start_step` on."""
-        return len(self.stream) - int(self._shared[1])
+        return len(self.stream) - int(self._shared.start_step)
 
     def items(self, batch: Batch) -> Sequence[dict[str, Any]]:
         return [as_tensors(batch)]

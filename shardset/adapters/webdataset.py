@@ -9,14 +9,11 @@ already, so `.shuffle()` is not needed.
 """
 
 import itertools
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial as bound
 from typing import Any, Unpack
 
 from shardset.errors import brought_by
-from shardset.format import manifest as manifests
-from shardset.format.manifest import LoadedSet
 from shardset.stream.world import which_process
 
 with brought_by("webdataset"):
@@ -24,7 +21,7 @@ with brought_by("webdataset"):
 
     from shardset.adapters.torch import SampleDataset
     from shardset.stream.defaults import DEFAULT_SEED
-    from shardset.stream.spec import StreamOptions
+    from shardset.stream.spec import SetUrl, StreamOptions, load_set
     from shardset.stream.stream import Stream
 
 ROW_SIZE = 64
@@ -42,25 +39,14 @@ class SamplePipeline(webdataset.DataPipeline, webdataset.FluidInterface):
 
     def __init__(self, source: SampleDataset) -> None:
         super().__init__(source)
-        self.source = source
+        self.set_epoch = source.set_epoch
+        self.state_dict, self.load_state_dict = source.state_dict, source.load_state_dict
 
     def __iter__(self) -> Iterator[Any]:
         # DataPipeline begins with the first sample; a state saved before that would have the last
         # epoch.
         samples: Iterator[Any] = self.iterator1() if self.repetitions == 1 else super().__iter__()
         return samples
-
-    def set_epoch(self, epoch: int) -> None:
-        """Has the next iteration give this epoch, in all workers."""
-        self.source.set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The position of this process or worker: plain values."""
-        return self.source.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Has the next iteration continue there; raises ConfigError naming what differs."""
-        self.source.load_state_dict(state)
 
     def batched(
         self,
@@ -82,7 +68,7 @@ class SamplePipeline(webdataset.DataPipeline, webdataset.FluidInterface):
 
 
 def pipeline(
-    manifest_url: str | os.PathLike[str] | LoadedSet,
+    manifest_url: SetUrl,
     split: str,
     *,
     seed: int | None = DEFAULT_SEED,
@@ -98,11 +84,7 @@ def pipeline(
     `options`.
     """
     rank, world_size = which_process(rank, world_size)
-    loaded = (
-        manifest_url
-        if isinstance(manifest_url, LoadedSet)
-        else manifests.load(os.fspath(manifest_url))
-    )
+    loaded = load_set(manifest_url)
     own: StreamOptions = {"fields": tuple(loaded.manifest.split(split).fields), "with_key": True}
     stream = Stream(
         loaded,

@@ -45,7 +45,6 @@ class OrderOptions:
     num_lanes: int | None = None
     block_size: int | None = None
     window: int | None = None
-    quarantined: Sequence[int] = ()
     last_batch: LastBatch = "pad"
     augment_repeats: int = 1
     budget_bytes: int = BUDGET_BYTES
@@ -126,7 +125,6 @@ def fit_order(
         num_lanes=num_lanes,
         block_size=block_size,
         window=window,
-        quarantined=options.quarantined,
         view=view,
         last_batch=options.last_batch,
         augment_repeats=options.augment_repeats,

@@ -19,7 +19,7 @@ from shardset.order.blocks import BlockLayout, Ints, RangeReads
 from shardset.order.lanes import default_lanes
 from shardset.order.permutation import ORDER_VERSION, Purpose, hash64
 from shardset.order.selection import Selection
-from shardset.order.state import OrderState, check_same_order, quarantine_digest
+from shardset.order.state import OrderState, check_same_order
 
 _AFTER_ALL = np.uint64((1 << 64) - 1)  # the key of what is past the end of a lane
 _HIGH = np.uint64(32)  # keys are offset plus random displacement, with 32 fractional bits
@@ -79,7 +79,6 @@ class Order:
     num_lanes: int
     block_size: int
     window: int
-    quarantined: Sequence[int] = ()
     view: Selection | None = None
     last_batch: LastBatch = "pad"
     augment_repeats: int = 1
@@ -103,9 +102,8 @@ class Order:
 
     @cached_property
     def selection(self) -> Selection:
-        """The ids of an epoch: those of the view without the quarantined ones."""
-        whole = Selection(int(self.first_ids[-1])) if self.view is None else self.view
-        return whole.without(np.unique(np.asarray(self.quarantined, dtype=np.int64)))
+        """The ids of an epoch."""
+        return Selection(int(self.first_ids[-1])) if self.view is None else self.view
 
     @property
     def num_samples(self) -> int:
@@ -181,9 +179,7 @@ class Order:
                 f"ids reach {ids.min()} to {ids.max()}, expected 0 to {self.first_ids[-1] - 1}"
             )
         if len(left_out := ids[~self.selection.has(ids)]):
-            raise ConfigError(
-                f"id {left_out[0]} is quarantined or not in the view, so it is in no epoch"
-            )
+            raise ConfigError(f"id {left_out[0]} is not in the view, so it is in no epoch")
         positions = self._layout(epoch).positions(ids)
         lanes = ((positions + 1) * self.num_lanes - 1) // self.num_samples
         begin = self.lane_starts(lanes)
@@ -246,7 +242,6 @@ class Order:
         return OrderState(
             version=ORDER_VERSION,
             manifest=manifest_digest,
-            quarantine=quarantine_digest(self.quarantined),
             view="" if self.view is None else self.view.digest,
             seed=self.seed,
             epoch=require_int("epoch", epoch),
@@ -321,13 +316,8 @@ def _check(order: Order) -> None:
         raise ConfigError(
             f"the stored order (seed None) moves nothing, but w is {order.window}; use w = 0"
         )
-    bad, num_ids = np.asarray(order.quarantined), int(order.first_ids[-1])
-    if len(bad) and (bad.min() < 0 or bad.max() >= num_ids):
-        raise ConfigError(
-            f"quarantined ids reach {bad.min()} to {bad.max()}, expected 0 to {num_ids - 1}"
-        )
     if order.num_samples < 1:
-        raise ConfigError("every sample is quarantined or not in the view; nothing is left to read")
+        raise ConfigError("no sample is in the view; nothing is left to read")
     if order.num_rows + order.window >= 1 << 32:  # see _HIGH
         raise ConfigError(
             f"lanes of {order.num_rows} samples and w = {order.window} are too long; use more lanes"

@@ -40,13 +40,6 @@ class Selection:
         """The number of ids that are taken."""
         return len(self.ids) if self.keeps else self.num_ids - len(self.ids)
 
-    def without(self, left_out: Ints) -> "Selection":
-        """The same selection without some ids, which ascend."""
-        if not len(left_out):
-            return self
-        join = np.setdiff1d if self.keeps else np.union1d
-        return Selection(self.num_ids, join(self.ids, left_out), self.keeps, self.digest)
-
     def has(self, ids: Ints) -> NDArray[np.bool_]:
         """Whether each id is taken; of the same shape."""
         is_taken: NDArray[np.bool_] = self.num_before(ids + 1) > self.num_before(ids)

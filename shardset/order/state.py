@@ -1,12 +1,10 @@
 """The state of an order: what a run saves so that it can resume at the same row."""
 
-import hashlib
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-import numpy as np
 
 from shardset.errors import ConfigError
 from shardset.prepared import JSON_ERRORS, prepared
@@ -28,7 +26,6 @@ class OrderState(
 
     version: int
     manifest: str
-    quarantine: str
     view: str = ""
     seed: int | None
     epoch: StateCount
@@ -38,17 +35,15 @@ class OrderState(
     window: StateCount = msgspec.field(name="w")
 
     def to_json(self) -> str:
-        """One line of JSON; `state_from_json` gives the same state back."""
+        """One line of JSON; `states_from_json` gives the same state back."""
         return msgspec.json.encode(self, enc_hook=operator.index).decode("ascii")
 
 
+ORDER_NAMES = ("num_lanes", "block_size", "window")
+"""What a state holds of an order whose numbers follow from the first run: L, q and w."""
+
 States = OrderState | list[OrderState]
 """The state of a stream, or of each set of a mixture."""
-
-
-def state_from_json(text: str | bytes) -> OrderState:
-    """A state from the JSON of `OrderState.to_json`; raises ConfigError for anything else."""
-    return _decode(text, OrderState)
 
 
 def states_from_json(text: str | bytes) -> States:
@@ -58,23 +53,19 @@ def states_from_json(text: str | bytes) -> States:
     return _decode(text, States)  # type: ignore[arg-type]
 
 
-def states_to_json(states: States) -> str:
-    """One line of JSON."""
-    return msgspec.json.encode(states, enc_hook=operator.index).decode("ascii")
-
-
 def values_of_state(state: OrderState) -> dict[str, Any]:
     """A state as numbers and strings by name, which any checkpoint format takes."""
-    values: dict[str, Any] = msgspec.json.decode(state.to_json())
+    values: dict[str, Any] = msgspec.to_builtins(state, enc_hook=operator.index)
     return values
 
 
-def state_from_values(values: Mapping[str, Any], kind: type[StateT]) -> StateT:
-    """A state from plain values, whose numbers may be those of NumPy or a tensor; raises
-    ConfigError for others.
+def state_from_values(values: Mapping[str, Any] | OrderState, kind: type[StateT]) -> StateT:
+    """A state from plain values, whose numbers may be those of NumPy or a tensor, or from a state
+    that was read; raises ConfigError for others.
     """
     try:
-        text = msgspec.json.encode(dict(values), enc_hook=operator.index)
+        plain = values if isinstance(values, OrderState) else dict(values)
+        text = msgspec.json.encode(plain, enc_hook=operator.index)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ConfigError(
             f"the state holds what no state does ({error}); resume from another checkpoint"
@@ -97,7 +88,6 @@ _CAUSES = {
     "manifest": (
         " (the set has changed: SET@N opens an older version, `pipelines log SET` lists them)"
     ),
-    "quarantine": "",
     "view": " ('' is the whole set)",
     "seed": "",
     "num_lanes": _CHOSEN,
@@ -105,11 +95,6 @@ _CAUSES = {
     "window": _CHOSEN,
 }
 """What two orders of one version have in common, and why that may differ."""
-
-
-def quarantine_digest(ids: Iterable[int]) -> str:
-    """SHA-256 over the sorted ids, eight little-endian bytes each."""
-    return hashlib.sha256(np.array(sorted(set(ids)), dtype="<i8").tobytes()).hexdigest()
 
 
 def check_same_order(here: OrderState, saved: OrderState) -> None:

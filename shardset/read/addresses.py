@@ -1,22 +1,19 @@
-"""Where samples are stored: what a reader keeps of a shard's index,
-one row of numbers per sample.
-"""
+"""Where samples are stored: what a reader keeps of a shard's index, one row for each sample."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardset.errors import DamagedShard
-from shardset.format.manifest import Shard
+from shardset.format.manifest import Shard, Split
 
-_START, _CRC, _LABEL, _FIELDS = range(4)
-"""Columns of a row.
+Rows = NDArray[np.void]
 
-From `_FIELDS` on: the offset of each field from the start of the sample, then its size.
-"""
+Positions = NDArray[np.int64]
+
 _ABSENT = -1
 """Offset of a field that a sample does not have; its size is 0."""
 
@@ -30,117 +27,64 @@ class SampleAddress(NamedTuple):
     stop: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _SampleRows:
-    """Some rows: 4-byte numbers where they suffice. CRC32Cs are signed, so that they fit too."""
-
-    rows: NDArray[np.signedinteger]
-
-    @property
-    def starts(self) -> NDArray[np.signedinteger]:
-        """The first byte of each sample in its shard."""
-        return self.rows[:, _START]
-
-    @property
-    def stops(self) -> NDArray[np.int64]:
-        """The end of each sample's last field in its shard."""
-        offsets, sizes = self.fields
-        ends: NDArray[np.int64] = self.starts + (offsets + sizes).max(axis=1)
-        return ends
-
-    @property
-    def fields(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Offsets from the start of the sample, negative for absent fields, and sizes: each
-        [sample, field].
-        """
-        numbers = self.rows[:, _FIELDS:].astype(np.int64, copy=False)
-        num_fields = numbers.shape[1] // 2
-        return numbers[:, :num_fields], numbers[:, num_fields:]
+def row_dtype(split: Split) -> np.dtype[np.void]:
+    """The columns of a row: `start` of the sample in its shard, its `crc32c` and `label`, and for
+    each field of the split its `offset` from that start and its `num_bytes`.
+    """
+    number = np.int32 if split.max_tar_bytes < 1 << 31 else np.int64
+    per_field = (len(split.fields),)
+    return np.dtype(
+        [
+            ("start", number),
+            ("crc32c", np.uint32),
+            ("label", np.int32),
+            ("offset", number, per_field),
+            ("num_bytes", number, per_field),
+        ]
+    )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ShardIndex(_SampleRows):
-    """The rows of all samples of a shard, and their keys on request."""
+def rows_of_index(records: Rows, shard: Shard, split: Split, folder: str) -> Rows:
+    """The rows of the index of a shard; raises DamagedShard if it points outside its shard.
 
-    keys: NDArray[np.bytes_] | None
-
-    @classmethod
-    def from_records(
-        cls,
-        records: NDArray[np.void],
-        shard: Shard,
-        fields: Sequence[str],
-        folder: str,
-        *,
-        with_keys: bool,
-    ) -> Self:
-        """The rows of an index; raises DamagedShard if it points outside its shard.
-
-        `folder` is for the message.
-        """
-        # The header of a tar member comes before its content, so no field starts at 0: that marks
-        # an absent one.
-        offsets = np.stack([records[f".{name}"]["offset"] for name in fields], axis=1).astype(
-            np.int64
+    `folder` is for the message. A shard from before a field came to the split lacks its column.
+    """
+    # The header of a tar member comes before its content, so no field starts at 0: that marks an
+    # absent one.
+    offsets, sizes = np.zeros((2, len(records), len(split.fields)), np.int64)
+    for at, name in enumerate(split.fields):
+        if f".{name}" in (records.dtype.names or ()):
+            column = records[f".{name}"]
+            offsets[:, at], sizes[:, at] = column["offset"], column["num_bytes"]
+    starts = np.where(offsets > 0, offsets, shard.num_bytes).min(axis=1)
+    stops = (offsets + sizes).max(axis=1)
+    is_negative = (offsets < 0).any() or (sizes < 0).any()
+    end = min(shard.num_bytes, split.max_tar_bytes)
+    if is_negative or (starts > stops).any() or stops.max() > end:
+        raise DamagedShard(
+            f"{folder}/{shard.index.path}: points outside shard {shard.path} of"
+            f" {shard.num_bytes} bytes; rebuild it"
         )
-        sizes = np.stack([records[f".{name}"]["num_bytes"] for name in fields], axis=1).astype(
-            np.int64
-        )
-        starts = np.where(offsets > 0, offsets, shard.num_bytes).min(axis=1)
-        stops = (offsets + sizes).max(axis=1)
-        if (
-            (offsets < 0).any()
-            or (sizes < 0).any()
-            or (starts > stops).any()
-            or stops.max() > shard.num_bytes
-        ):
-            raise DamagedShard(
-                f"{folder}/{shard.index.path}: points outside shard {shard.path} of"
-                f" {shard.num_bytes} bytes; rebuild it"
-            )
-        labels = records["label"]
-        fits_int32 = (
-            shard.num_bytes < 1 << 31 and labels.min() >= -(1 << 31) and labels.max() < 1 << 31
-        )
-        rows = np.empty(
-            (len(records), num_columns(len(fields))), dtype=np.int32 if fits_int32 else np.int64
-        )
-        rows[:, _START], rows[:, _CRC], rows[:, _LABEL] = (
-            starts,
-            records["crc32c"].view(np.int32),
-            labels,
-        )
-        rows[:, _FIELDS : _FIELDS + len(fields)] = np.where(
-            offsets > 0, offsets - starts[:, None], _ABSENT
-        )
-        rows[:, _FIELDS + len(fields) :] = sizes
-        return cls(rows, records["key"].copy() if with_keys else None)
+    rows = np.empty(len(records), row_dtype(split))
+    rows["start"], rows["crc32c"], rows["label"] = starts, records["crc32c"], records["label"]
+    rows["offset"] = np.where(offsets > 0, offsets - starts[:, None], _ABSENT)
+    rows["num_bytes"] = sizes
+    return rows
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory in use."""
-        return self.rows.nbytes + (0 if self.keys is None else self.keys.nbytes)
 
-    def extended(self, other: Self) -> Self:
-        """These rows, then those of another part of the same shard."""
-        keys = (
-            None
-            if self.keys is None or other.keys is None
-            else np.concatenate([self.keys, other.keys])
-        )
-        return type(self)(np.concatenate([self.rows, other.rows]), keys)
-
-    def byte_range(self, first: int, last: int) -> tuple[int, int]:
-        """The bytes [start, stop) that hold the samples [first, last)."""
-        return self.rows.item(first, _START), _SampleRows(self.rows[last - 1 : last]).stops.item()
+def stops_of(rows: Rows) -> NDArray[np.int64]:
+    """The end of each sample's last field in its shard."""
+    ends: NDArray[np.int64] = rows["start"] + (rows["offset"] + rows["num_bytes"]).max(axis=1)
+    return ends
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SampleAddresses(_SampleRows):
-    """Where several samples are stored, their labels and, on request, their keys: a column each."""
+class SampleAddresses:
+    """Where several samples are stored, and on request their keys."""
 
+    rows: Rows
     shards: NDArray[np.int64]
-    positions: NDArray[np.int64]
+    positions: Positions
     keys: list[str] | None
 
     def __len__(self) -> int:
@@ -150,31 +94,16 @@ class SampleAddresses(_SampleRows):
         return next(iter(self.part(number, number + 1)))
 
     def __iter__(self) -> Iterator[SampleAddress]:
-        columns = self.shards, self.positions, self.starts, self.stops
+        columns = self.shards, self.positions, self.rows["start"], stops_of(self.rows)
         return map(SampleAddress, *(column.tolist() for column in columns))
 
     def part(self, start: int, stop: int) -> "SampleAddresses":
         """The samples [start, stop) of these."""
-        keys = None if self.keys is None else self.keys[start:stop]
-        return SampleAddresses(
-            self.rows[start:stop], self.shards[start:stop], self.positions[start:stop], keys
-        )
+        part = slice(start, stop)
+        keys = None if self.keys is None else self.keys[part]
+        return SampleAddresses(self.rows[part], self.shards[part], self.positions[part], keys)
 
     @property
     def labels(self) -> NDArray[np.int64]:
         """The labels; -1 where a sample has none."""
-        return self.rows[:, _LABEL].astype(np.int64)
-
-    def label(self, number: int) -> int:
-        """The label of one sample."""
-        return int(self.rows.item(number, _LABEL))
-
-    @property
-    def crcs(self) -> NDArray[np.int64]:
-        """The CRC32C of each sample, unsigned."""
-        return self.rows[:, _CRC].astype(np.int64) & 0xFFFFFFFF
-
-
-def num_columns(num_fields: int) -> int:
-    """The width of the rows of a split."""
-    return _FIELDS + 2 * num_fields
+        return self.rows["label"].astype(np.int64)

@@ -18,34 +18,16 @@ from shardset.errors import DamagedShard, ShardsetError
 from shardset.order.blocks import RangeReads
 from shardset.order.epoch import Order, Slots
 from shardset.read.addresses import SampleAddress, SampleAddresses
-from shardset.read.disk_cache import BlockCache, CachedReader
 from shardset.read.indexes import ShardTable
-from shardset.read.local import LocalSampleReader
 from shardset.read.pending import Contents, PendingSamples, SampleReader
-from shardset.read.remote import RangeReader, RemoteReader
+from shardset.read.remote import RangeReader
 
 _log = logging.getLogger(__name__)
 
 _NO_BYTES: Future[bytes] = Future()
 
 
-def open_sample_reader(
-    order: Order, table: ShardTable, budget_bytes: int, cache: BlockCache | None = None
-) -> SampleReader:
-    """The reader of the samples of `order`: by sample from a local disk, by block from anywhere
-    else.
-
-    A remote one holds about `budget_bytes` and reads through `cache`.
-    """
-    if not table.storage.is_remote:
-        return LocalSampleReader(table)
-    reader: RangeReader = RemoteReader(table)
-    if cache is not None:
-        reader = CachedReader(reader, table, cache)
-    return BlockSampleReader(order, table, reader, budget_bytes)
-
-
-class BlockSampleReader:
+class BlockSampleReader(SampleReader):
     """Reads the blocks of an order ahead of its steps; taking a sample cuts it out of its block.
 
     The first step reads its samples one by one; blocks follow once all of them have been taken. So
@@ -245,7 +227,7 @@ class BlockPendingSamples(PendingSamples):
         try:
             return data.result()
         except ShardsetError as error:
-            raise self._located(number, error) from error
+            raise self.located(number, error) from error
 
     def _cut(self, number: int, data: bytes, start: int) -> Contents:
         contents = [

@@ -32,15 +32,14 @@ from numpy.typing import NDArray
 from shardset.errors import ConfigError
 from shardset.format.manifest import Split
 from shardset.read.indexes import ShardTable
-from shardset.read.remote import RangeReader
-from shardset.read.threads import Threads, outcome_of, settle
+from shardset.read.remote import NUM_FETCHERS, RangeReader
+from shardset.read.threads import Threads
 from shardset.storage.local import Descriptor
 from shardset.storage.open import local_folder
 
 T = TypeVar("T")
 
 MAX_OPEN_FILES = 256
-NUM_CACHE_READERS = 4
 _LOCK = "lock"
 _CREATE = os.O_RDWR | os.O_CREAT
 _SET = re.compile("[0-9a-f]{32}")
@@ -67,11 +66,9 @@ class BlockCache:
 
     def __init__(self, spec: DiskCache, split: Split) -> None:
         self.spec, self.split = spec, split
-        self._root = Path(spec.folder)
         names = "\n".join(group.table_sha256 for group in split.groups)
-        self._folder = self._root / hashlib.sha256(names.encode("ascii")).hexdigest()[:32]
-        # A partial of a function, not a method: the cache must end with its last reference.
-        self._file_of = lru_cache(MAX_OPEN_FILES)(partial(_open, spec, split, self._folder))
+        digest = hashlib.sha256(names.encode("ascii")).hexdigest()[:32]
+        self._folder = Path(spec.folder) / digest
         self._uncached: set[int] = set()
         largest = split.max_tar_bytes + max(split.shard_sizes)
         if spec.num_bytes < largest:
@@ -79,7 +76,10 @@ class BlockCache:
                 f"a cache of {spec.num_bytes} bytes holds not one shard of {largest} bytes; raise"
                 " its num_bytes, or leave the cache out"
             )
-        self._set_in_use = self._claim()
+        self._set_in_use = _claim(self._folder, spec.num_bytes)
+        self._file_of = lru_cache(MAX_OPEN_FILES)(
+            partial(_open, self._folder, spec.num_bytes, split)
+        )
 
     def __reduce__(self) -> tuple[type["BlockCache"], tuple[DiskCache, Split]]:
         return BlockCache, (self.spec, self.split)
@@ -109,7 +109,8 @@ class BlockCache:
         if shard in self._uncached:
             return otherwise
         try:
-            if file := self._file_of(shard):
+            file = self._file_of(shard)
+            if file is not None:
                 return call(file)
         except OSError as error:
             _log.warning(
@@ -117,31 +118,6 @@ class BlockCache:
             )
         self._uncached.add(shard)
         return otherwise
-
-    def _claim(self) -> Descriptor:
-        """Keeps other processes from removing the set's folder while what this returns lives."""
-        try:
-            self._root.mkdir(parents=True, exist_ok=True)
-            # else another process might remove files that are being counted
-            with _locked(self._root / _LOCK):
-                cached = sum(
-                    512 * stat.st_blocks for folder in _sets(self._root) for stat in _stats(folder)
-                )
-                free = shutil.disk_usage(self._root).free + cached
-                if free >= self.spec.num_bytes:
-                    self._folder.mkdir(exist_ok=True)
-                    os.utime(self._folder)
-                    lock = Descriptor(self._folder / _LOCK, _CREATE)
-                    fcntl.flock(lock.fd, fcntl.LOCK_SH)
-                    return lock
-        except OSError as error:
-            raise ConfigError(
-                f"{self._root}: can't be the folder of a cache ({error.strerror}); name another"
-            ) from error
-        raise ConfigError(
-            f"{self._root}: {free} bytes are free for the cache, {self.spec.num_bytes} were asked"
-            " for; lower its num_bytes, or free some"
-        )
 
 
 class CachedReader:
@@ -151,51 +127,35 @@ class CachedReader:
 
     def __init__(self, reader: RangeReader, table: ShardTable, cache: BlockCache) -> None:
         self.reader, self.table, self.cache = reader, table, cache
-        self._threads = Threads("shardset-cache", NUM_CACHE_READERS)
+        self._threads = Threads("shardset-cache", NUM_FETCHERS)
 
     @property
     def num_bytes_read(self) -> int:
         return self.reader.num_bytes_read
 
     def submit(self, shard: int, start: int, stop: int, *, fresh: bool = False) -> Future[bytes]:
-        first, last = np.searchsorted(self.table.index(shard).starts, [start, stop]).tolist()
-        missing = (first, last) if fresh else self.cache.missing(shard, first, last)
-        if missing is None:
-            return self._threads.call(partial(self._read_cached, shard, start, stop, first, last))
-        return self._fetch(shard, start, stop, *missing)
+        return self._threads.call(partial(self._read, shard, start, stop, fresh))
 
     def close(self) -> None:
         self.reader.close()
         self._threads.close()
 
-    def _read_cached(self, shard: int, start: int, stop: int, first: int, last: int) -> bytes:
-        data = self.cache.read(shard, start, stop)
-        # Short if the file was cut since its flags were read: too rare to free this thread while it
-        # waits.
-        return (
-            data
-            if len(data) == stop - start
-            else self._fetch(shard, start, stop, first, last).result()
-        )
-
-    def _fetch(self, shard: int, start: int, stop: int, first: int, last: int) -> Future[bytes]:
-        """The bytes [start, stop): fetches and caches the samples [first, last), reads the others
-        from the cache.
-        """
-        result: Future[bytes] = Future()
-        fetch_start, fetch_stop = self.table.index(shard).byte_range(first, last)
-
-        def assemble(data: bytes) -> bytes:
-            self.cache.put(shard, first, last, fetch_start, data)
-            before = self.cache.read(shard, start, fetch_start)
-            return before + data + self.cache.read(shard, fetch_stop, stop)
-
-        # The callback gets the future as an argument: in its closure, a cycle would keep the bytes
-        # alive for long.
-        self.reader.submit(shard, fetch_start, fetch_stop).add_done_callback(
-            lambda fetched: settle(result, outcome_of(lambda: assemble(fetched.result())))
-        )
-        return result
+    def _read(self, shard: int, start: int, stop: int, fresh: bool) -> bytes:
+        """The bytes [start, stop) from the cache, those that it lacks from the other reader."""
+        index = self.table.index(shard)
+        first, last = np.searchsorted(index.rows["start"], [start, stop]).tolist()
+        missing = (first, last) if fresh else self.cache.missing(shard, first, last)
+        if missing is None:
+            data = self.cache.read(shard, start, stop)
+            if len(data) == stop - start:
+                return data
+            missing = first, last  # the file was cut since its flags were read
+        first, last = missing
+        fetch_start, fetch_stop = index.byte_range(first, last)
+        data = self.reader.submit(shard, fetch_start, fetch_stop).result()
+        self.cache.put(shard, first, last, fetch_start, data)
+        before = self.cache.read(shard, start, fetch_start)
+        return before + data + self.cache.read(shard, fetch_stop, stop)
 
 
 class _CacheFile(Descriptor):
@@ -217,23 +177,48 @@ class _CacheFile(Descriptor):
             os.pwrite(self.fd, b"\1" * (last - first), self.num_bytes + first)
 
 
-def _open(spec: DiskCache, split: Split, folder: Path, number: int) -> _CacheFile | None:
-    """The file of a shard; None without room for it."""
+def _open(folder: Path, budget: int, split: Split, number: int) -> _CacheFile | None:
+    """The file of a shard; None if the budget has no room for it."""
     shard = split.shards[number]
     path, size = folder / f"{number:06d}", shard.num_bytes + shard.num_samples
     with _locked(folder.parent / _LOCK):
         old_size = path.stat().st_size if path.exists() else 0
-        has_room = old_size >= size or _make_room(spec, folder.parent, size - old_size)
+        has_room = old_size >= size or _make_room(folder.parent, budget, size - old_size)
         return _CacheFile(path, shard.num_bytes, size) if has_room else None
 
 
-def _make_room(spec: DiskCache, root: Path, size: int) -> bool:
-    used = sum(stat.st_size for folder in _sets(root) for stat in _stats(folder))
+def _make_room(root: Path, budget: int, size: int) -> bool:
+    used = size + sum(stat.st_size for stat in _stats(root))
     for folder in _sets(root):
-        if used + size <= spec.num_bytes:
+        if used <= budget:
             break
         used -= _remove_unless_read(folder)
-    return used + size <= spec.num_bytes
+    return used <= budget
+
+
+def _claim(folder: Path, budget: int) -> Descriptor:
+    """Keeps other processes from removing the folder of a set while what this returns lives."""
+    root = folder.parent
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        # else another process might remove files that are being counted
+        with _locked(root / _LOCK):
+            cached = 512 * sum(stat.st_blocks for stat in _stats(root))
+            free = shutil.disk_usage(root).free + cached
+            if free >= budget:
+                folder.mkdir(exist_ok=True)
+                os.utime(folder)
+                lock = Descriptor(folder / _LOCK, _CREATE)
+                fcntl.flock(lock.fd, fcntl.LOCK_SH)
+                return lock
+    except OSError as error:
+        raise ConfigError(
+            f"{root}: can't be the folder of a cache ({error.strerror}); name another"
+        ) from error
+    raise ConfigError(
+        f"{root}: {free} bytes are free for the cache, {budget} were asked for; lower its"
+        " num_bytes, or free some"
+    )
 
 
 @contextmanager
@@ -263,8 +248,10 @@ def _sets(root: Path) -> list[Path]:
     return sorted(found, key=lambda folder: folder.stat().st_mtime)
 
 
-def _stats(folder: Path) -> list[os.stat_result]:
-    return [path.stat() for path in folder.iterdir() if path.name != _LOCK]
+def _stats(root: Path) -> list[os.stat_result]:
+    """The sizes of the cached shards of all sets in `root`."""
+    files = (path for folder in _sets(root) for path in folder.iterdir())
+    return [path.stat() for path in files if path.name != _LOCK]
 
 
 def _remove_unless_read(folder: Path) -> int:
@@ -274,7 +261,7 @@ def _remove_unless_read(folder: Path) -> int:
         fcntl.flock(lock.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return 0
-    num_bytes = sum(stat.st_size for stat in _stats(folder))
+    num_bytes = sum(path.stat().st_size for path in folder.iterdir())
     shutil.rmtree(folder)
     _log.info("%s: removed %d bytes that no process reads", folder, num_bytes)
     return num_bytes

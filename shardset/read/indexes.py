@@ -8,22 +8,31 @@ compared with its own check; from a quarter of the index on, all of it.
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardset.errors import DamagedShard, NotFound, ShardsetError
 from shardset.format import table
-from shardset.format.index import index_from_bytes, stored_dtype, with_fields
+from shardset.format.index import index_from_bytes, stored_dtype
 from shardset.format.manifest import Shard, Split
 from shardset.order.blocks import RangeReads
 from shardset.order.budget import INDEX_BUDGET_BYTES
 from shardset.per_process import PerProcess
-from shardset.read.addresses import SampleAddress, SampleAddresses, ShardIndex, num_columns
+from shardset.read.addresses import (
+    Positions,
+    Rows,
+    SampleAddress,
+    SampleAddresses,
+    row_dtype,
+    rows_of_index,
+    stops_of,
+)
 from shardset.read.threads import results_in_order
 from shardset.storage.base import Storage
 from shardset.storage.checked import read_object
@@ -42,29 +51,21 @@ ROWS_AT_ONCE: Final = 64
 WHOLE_FROM: Final = 0.25
 """From this share of its rows on, an index is read whole: one request instead of many more."""
 
+_NO_GROUPS: Final = np.zeros(0, np.int64)
+
 T = TypeVar("T")
 
-Positions = NDArray[np.int64]
 
-
-class LostShard(DamagedShard):
-    """A whole shard is missing, cut or replaced, so none of its samples can be read."""
-
-
-def read_index(storage: Storage, shard: Shard) -> NDArray[np.void]:
+def read_index(storage: Storage, shard: Shard) -> Rows:
     """The stored index of a shard, one record per sample (see `index.index_dtype`).
 
     Reads a second time if the first answer is not what the manifest lists. Raises NotFound or
     StorageError, or DamagedShard if the second answer is wrong too.
     """
-    url = f"{storage.url}/{shard.index.path}"
-    advice = f"the index of shard {shard.path} is damaged, rebuild the shard with --only-shards"
-    try:
-        data = read_object(
-            storage, shard.index.path, shard.index.num_bytes, shard.index.crc32c, advice
-        )
-    except NotFound as error:
-        raise _missing_index(storage, shard) from error
+    index = shard.index
+    with _reading(storage, shard) as advice:
+        data = read_object(storage, index.path, index.num_bytes, index.crc32c, advice)
+    url = f"{storage.url}/{index.path}"
     records = index_from_bytes(data, url)
     if len(records) != shard.num_samples:
         raise DamagedShard(
@@ -76,72 +77,75 @@ def read_index(storage: Storage, shard: Shard) -> NDArray[np.void]:
 
 def read_rows(
     storage: Storage, shard: Shard, fields: Sequence[str], positions: Sequence[int]
-) -> NDArray[np.void]:
+) -> Rows:
     """The index rows of some samples of a shard, in the order asked for; reads only their range,
     and checks it.
 
     `fields` are those of its index. Raises NotFound or StorageError, or DamagedShard if two reads
     find other rows.
     """
-    first, index = min(positions), shard.index
-    dtype = stored_dtype(tuple(fields), shard.num_samples, index.num_bytes)
+    first, index, num_samples = min(positions), shard.index, shard.num_samples
+    dtype = stored_dtype(tuple(fields), num_samples, index.num_bytes)
     if dtype is None:
         raise DamagedShard(
-            f"{storage.url}/{index.path}: no index of {shard.num_samples} samples has"
+            f"{storage.url}/{index.path}: no index of {num_samples} samples has"
             f" {index.num_bytes} bytes; build the set again"
         )
-    advice = f"the index of shard {shard.path} is damaged, rebuild the shard with --only-shards"
-    wanted = range(first, max(positions) + 1)
-    try:
+    wanted, crc32c = range(first, max(positions) + 1), index.crc32c
+    with _reading(storage, shard) as advice:
         rows = table.read_rows(
-            storage,
-            index.path,
-            dtype,
-            shard.num_samples,
-            wanted,
-            crc32c=index.crc32c,
-            advice=advice,
+            storage, index.path, dtype, num_samples, wanted, crc32c=crc32c, advice=advice
         )
-    except NotFound as error:
-        raise _missing_index(storage, shard) from error
     return rows[[position - first for position in positions]]
 
 
-def _missing_index(storage: Storage, shard: Shard) -> NotFound:
-    return NotFound(
-        f"{storage.url}/{shard.index.path}: the index of shard {shard.path} is missing; restore it,"
-        " or rebuild the shard with --only-shards"
-    )
-
-
-class HeldRows(NamedTuple):
-    """Some rows of a shard: `numbers` are theirs in `held`,
-    which may lack other rows of the shard.
-    """
-
-    held: ShardIndex
-    numbers: Positions
+@contextmanager
+def _reading(storage: Storage, shard: Shard) -> Iterator[str]:
+    """A block that reads from the index of a shard, with the advice for one that is damaged."""
+    try:
+        yield f"the index of shard {shard.path} is damaged, rebuild the shard with --only-shards"
+    except NotFound as error:
+        raise NotFound(
+            f"{storage.url}/{shard.index.path}: the index of shard {shard.path} is missing; restore"
+            " it, or rebuild the shard with --only-shards"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _HeldIndex:
-    """Groups of rows that have been read.
+class ShardIndex:
+    """The rows of a shard's index that have been read, and on request the keys of their samples.
 
-    `places` is where each begins in `index`, -1 if it is missing.
-
-    `places` is None for a whole index.
+    `places` is where each group of rows begins in `rows`, -1 if it is missing; None if all rows
+    are there, in order.
     """
 
-    index: ShardIndex
+    rows: Rows
+    keys: NDArray[np.bytes_] | None
     places: Positions | None = None
 
-    def rows(self, positions: Positions) -> HeldRows:
-        """The rows of samples whose groups have been read."""
+    @property
+    def num_bytes(self) -> int:
+        """Memory in use."""
+        return self.rows.nbytes + (0 if self.keys is None else self.keys.nbytes)
+
+    def numbers(self, positions: Positions) -> Positions:
+        """The places in `rows` of samples whose rows have been read."""
         if self.places is None:
-            return HeldRows(self.index, positions)
-        return HeldRows(
-            self.index, self.places[positions // ROWS_AT_ONCE] + positions % ROWS_AT_ONCE
-        )
+            return positions
+        return self.places[positions // ROWS_AT_ONCE] + positions % ROWS_AT_ONCE
+
+    def byte_range(self, first: int, last: int) -> tuple[int, int]:
+        """The bytes [start, stop) that hold the samples [first, last)."""
+        ends = self.rows[self.numbers(np.array([first, last - 1]))]
+        return ends["start"].item(0), stops_of(ends).item(1)
+
+    def extended(self, groups: range, other: "ShardIndex") -> "ShardIndex":
+        """These rows, then those of further groups of the same shard."""
+        assert self.places is not None
+        places = self.places.copy()
+        places[groups] = len(self.rows) + ROWS_AT_ONCE * np.arange(len(groups))
+        keys = None if self.keys is None else np.concatenate([self.keys, other.keys])
+        return ShardIndex(np.concatenate([self.rows, other.rows]), keys, places)
 
 
 class ShardTable:
@@ -166,13 +170,12 @@ class ShardTable:
         """Bytes of indexes that were read."""
         self.reads_rows = by_rows and storage.is_remote and split.max_index_bytes > LARGE_BYTES
         """Whether the rows of some indexes may be read without the others."""
-        self._held: OrderedDict[int, _HeldIndex] = OrderedDict()
+        self._held: OrderedDict[int, ShardIndex] = OrderedDict()
         self._held_bytes = 0
-        self._last_keys: tuple[int, NDArray[np.bytes_]] | None = None
         self._lock = PerProcess(threading.Lock)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_held": OrderedDict(), "_held_bytes": 0, "_last_keys": None}
+        return {**self.__dict__, "_held": OrderedDict(), "_held_bytes": 0}
 
     def url(self, shard: int) -> str:
         """The URL of a shard, as messages show it."""
@@ -181,69 +184,62 @@ class ShardTable:
     def describe(self, address: SampleAddress) -> str:
         """A sample's shard, key and offset: the beginning of every message about a sample."""
         try:
-            sample = f"sample {self._keys(address.shard)[address.position].decode('ascii')!r}"
+            [row] = self._read_rows(address.shard, [address.position])
+            sample = f"sample {row['key'].decode('ascii')!r}"
         except ShardsetError:  # the message is about another failure; a lost index must not hide it
             sample = f"sample number {address.position}"
         return f"{self.url(address.shard)}: {sample} at byte {address.start}"
 
-    def missing(self, shard: int) -> LostShard:
+    def missing(self, shard: int) -> DamagedShard:
         """The error for a shard that is not stored."""
-        return LostShard(
+        return DamagedShard(
             f"{self.url(shard)}: the shard can't be opened (nothing is stored there); fetch or"
             " rebuild it"
         )
 
     def check_size(self, shard: int, num_bytes: int) -> None:
-        """Raises LostShard unless the stored shard has the size of the manifest."""
+        """Raises DamagedShard unless the stored shard has the size of the manifest."""
         expected = self.split.shards[shard].num_bytes
         if num_bytes != expected:
-            raise LostShard(
+            raise DamagedShard(
                 f"{self.url(shard)}: {num_bytes} bytes, expected {expected}; the shard is cut or"
                 " replaced, fetch or rebuild it"
             )
 
     def index(self, shard: int) -> ShardIndex:
-        """The index of a shard; raises DamagedShard if it is missing or differs from
-        the manifest.
+        """The whole index of a shard; raises DamagedShard if it is missing or differs from the
+        manifest.
         """
         held = self._find(shard)
-        return (held if held and held.places is None else self._read_whole(shard)).index
+        return self._read_whole(shard) if held is None or held.places is not None else held
 
-    def indexes(self, shards: Sequence[int]) -> Iterator[ShardIndex]:
-        """The indexes of several shards in this order; reads those that are missing concurrently
-        from a bucket.
-        """
-        self.split.load(shards)
-        with self._lock():
-            whole = {
-                shard for shard in shards if (held := self._held.get(shard)) and held.places is None
-            }
-        sizes = [self.split.shards[shard].index.num_bytes for shard in shards if shard not in whole]
-        return self._concurrently(sizes, (partial(self.index, shard) for shard in shards))
-
-    def rows(self, shards: Sequence[int], positions: Sequence[Positions]) -> Iterator[HeldRows]:
-        """Where the index rows of some samples are, for several shards in this order; reads those
-        that are missing.
+    def indexes(
+        self, shards: Sequence[int], positions: Sequence[Positions]
+    ) -> Iterator[ShardIndex]:
+        """The indexes of several shards in this order, with the rows of some samples of each;
+        reads those that are missing, from a bucket concurrently.
 
         Of a large index in a bucket it reads the rows of these samples, up to a quarter of the
         index; then all of it.
         """
         self.split.load(shards)
         with self._lock():
-            found = map(self._held.get, shards)
-            wanted = [
-                (shard, held, where)
-                for shard, held, where in zip(shards, found, positions, strict=True)
-                if held is None or held.places is not None
-            ]
-        sizes = [size for each in wanted if (size := self._num_bytes_to_read(*each))]
-        return self._concurrently(sizes, map(partial, repeat(self._rows), shards, positions))
+            held = list(map(self._held.get, shards))
+        sizes = filter(None, map(self._num_bytes_to_read, shards, held, positions))
+        return self._concurrently(
+            list(sizes), map(partial, repeat(self._index_with), shards, positions)
+        )
+
+    def keys(self) -> NDArray[np.bytes_]:
+        """The keys of all samples, by id; for a table with keys."""
+        sizes = self.split.shard_sizes
+        indexes = self.indexes(range(len(sizes)), [np.arange(size) for size in sizes])
+        return np.concatenate([index.keys for index in indexes if index.keys is not None])
 
     def byte_range(self, shard: int, first: int, last: int) -> tuple[int, int]:
         """The bytes [start, stop) of a shard that hold the samples [first, last)."""
-        [(index, numbers)] = self.rows([shard], [np.array([first, last - 1])])
-        start, stop = numbers.tolist()
-        return index.byte_range(start, stop + 1)
+        [index] = self.indexes([shard], [np.array([first, last - 1])])
+        return index.byte_range(first, last)
 
     def load(self, reads: RangeReads) -> None:
         """Reads the index rows of some ranges of shards, all at the same time."""
@@ -252,27 +248,31 @@ class ShardTable:
         ranges: list[list[Positions]] = [[] for _ in shards]
         for number in once.tolist():
             ranges[owners[number]].append(np.arange(reads.start[number], reads.stop[number]))
-        for _ in self.rows(shards.tolist(), [np.concatenate(each) for each in ranges]):
+        for _ in self.indexes(shards.tolist(), [np.concatenate(each) for each in ranges]):
             pass
 
-    def addresses(self, shards: NDArray[np.int64], positions: NDArray[np.int64]) -> SampleAddresses:
+    def addresses(self, shards: NDArray[np.int64], positions: Positions) -> SampleAddresses:
         """Where several samples are stored, in the order given.
 
         Looks up the index of each shard once.
         """
         order = np.argsort(shards, kind="stable")
         group_starts = np.flatnonzero(np.diff(shards[order], prepend=-1))
-        rows = np.empty((len(shards), num_columns(len(self.split.fields))), dtype=np.int64)
+        dtype = row_dtype(self.split)
+        # As bytes without columns: NumPy copies rows with columns one column at a time.
+        rows = np.empty(len(shards), f"V{dtype.itemsize}")
         keys = np.empty(len(shards), dtype=object)
         groups = np.split(order, group_starts[1:])
-        held = self.rows(
+        indexes = self.indexes(
             shards[order[group_starts]].tolist(), [positions[group] for group in groups]
         )
-        for group, (index, numbers) in zip(groups, held, strict=True):
-            rows[group] = index.rows[numbers]
+        for group, index in zip(groups, indexes, strict=True):
+            numbers = index.numbers(positions[group])
+            rows[group] = index.rows.view(rows.dtype)[numbers]
             if index.keys is not None:
                 keys[group] = index.keys[numbers].astype(str)
-        return SampleAddresses(rows, shards, positions, keys.tolist() if self.with_keys else None)
+        names = keys.tolist() if self.with_keys else None
+        return SampleAddresses(rows.view(dtype), shards, positions, names)
 
     def _concurrently(self, sizes: Sequence[int], calls: Iterable[Callable[[], T]]) -> Iterator[T]:
         """The results of some calls in their order,
@@ -286,29 +286,31 @@ class ShardTable:
         )
         return results_in_order("shardset-index", num_threads, calls)
 
-    def _find(self, shard: int) -> _HeldIndex | None:
+    def _find(self, shard: int) -> ShardIndex | None:
         with self._lock():
             if shard in self._held:
                 self._held.move_to_end(shard)
             return self._held.get(shard)
 
-    def _keep(self, shard: int, found: _HeldIndex) -> _HeldIndex:
+    def _keep(self, shard: int, found: ShardIndex) -> ShardIndex:
         with self._lock():
             before = self._held.pop(shard, None)
             if before and before.places is None and found.places is not None:
                 found = before  # another thread has read all of it meanwhile
             self._held[shard] = found
-            self._held_bytes += found.index.num_bytes - (before.index.num_bytes if before else 0)
+            self._held_bytes += found.num_bytes - (before.num_bytes if before else 0)
             while self._held_bytes > self.budget_bytes and len(self._held) > 1:
-                self._held_bytes -= self._held.popitem(last=False)[1].index.num_bytes
+                self._held_bytes -= self._held.popitem(last=False)[1].num_bytes
         return found
 
     def _missing(
-        self, shard: int, held: _HeldIndex | None, positions: Positions
+        self, shard: int, held: ShardIndex | None, positions: Positions
     ) -> Positions | None:
         """The groups of rows to read for some samples, in order; None if the index is to be read
         whole.
         """
+        if held and held.places is None:
+            return _NO_GROUPS
         listed = self.split.shards[shard]
         if not self.reads_rows or listed.index.num_bytes <= LARGE_BYTES:
             return None
@@ -320,79 +322,64 @@ class ShardTable:
         is_much = num_held + len(groups) > WHOLE_FROM * _num_groups(listed)
         return None if is_much and len(groups) else groups
 
-    def _num_bytes_to_read(self, shard: int, held: _HeldIndex | None, positions: Positions) -> int:
-        """How many bytes `_rows` will read, about."""
-        missing, listed = self._missing(shard, held, positions), self.split.shards[shard]
+    def _num_bytes_to_read(self, shard: int, held: ShardIndex | None, positions: Positions) -> int:
+        """How many bytes `_index_with` will read, about."""
+        missing = self._missing(shard, held, positions)
+        if missing is not None and not len(missing):
+            return 0  # without a look at the list of shards, which takes longer
+        listed = self.split.shards[shard]
         share = 1.0 if missing is None else len(missing) / _num_groups(listed)
         return int(share * listed.index.num_bytes)
 
-    def _rows(self, shard: int, positions: Positions) -> HeldRows:
+    def _index_with(self, shard: int, positions: Positions) -> ShardIndex:
+        """The index of a shard, with the rows of some samples."""
         held = self._find(shard)
-        if held and held.places is None:
-            return held.rows(positions)
         missing = self._missing(shard, held, positions)
         if missing is None:
-            held = self._read_whole(shard)
-        elif held is None or len(missing):
-            held = self._read_groups(shard, held, missing)
-        return held.rows(positions)
+            return self._read_whole(shard)
+        return held if held and not len(missing) else self._read_groups(shard, held, missing)
 
-    def _read_whole(self, shard: int) -> _HeldIndex:
+    def _read_whole(self, shard: int) -> ShardIndex:
         # Read outside the lock, so that threads read several indexes at a time; two may read the
         # same one.
-        return self._keep(shard, _HeldIndex(self._index_of(shard, self._records(shard))))
+        listed = self.split.shards[shard]
+        try:
+            records = read_index(self.storage, listed)
+        except NotFound as error:
+            raise DamagedShard(str(error)) from error
+        return self._keep(shard, self._index_of(shard, records, listed.index.num_bytes))
 
-    def _read_groups(self, shard: int, held: _HeldIndex | None, missing: Positions) -> _HeldIndex:
+    def _read_groups(self, shard: int, held: ShardIndex | None, missing: Positions) -> ShardIndex:
         """What is held of an index, with the missing groups of its rows."""
-        listed, fields = self.split.shards[shard], self.split.index_fields(shard)
-        if held is not None and held.places is not None:
-            index, places = held.index, held.places.copy()
-        else:
-            rows = np.empty((0, num_columns(len(self.split.fields))), np.int32)
-            index = ShardIndex(rows, np.empty(0, "S1") if self.with_keys else None)
-            places = np.full(_num_groups(listed), -1)
+        listed = self.split.shards[shard]
+        index = held or ShardIndex(
+            np.empty(0, row_dtype(self.split)),
+            np.empty(0, "S1") if self.with_keys else None,
+            np.full(_num_groups(listed), -1),
+        )
         for run in np.split(missing, np.flatnonzero(np.diff(missing) > 1) + 1):
             groups = range(run.item(0), run.item(-1) + 1)
             wanted = range(
                 groups.start * ROWS_AT_ONCE, min(groups.stop * ROWS_AT_ONCE, listed.num_samples)
             )
-            try:
-                records = read_rows(self.storage, listed, fields, wanted)
-            except NotFound as error:
-                raise DamagedShard(str(error)) from error
-            with self._lock():
-                self.num_bytes_read += records.nbytes
-            places[groups] = len(index.rows) + ROWS_AT_ONCE * np.arange(len(groups))
-            index = index.extended(self._index_of(shard, records))
-        return self._keep(shard, _HeldIndex(index, places))
+            records = self._read_rows(shard, wanted)
+            index = index.extended(groups, self._index_of(shard, records, records.nbytes))
+        return self._keep(shard, index)
 
-    def _index_of(self, shard: int, records: NDArray[np.void]) -> ShardIndex:
-        listed, split = self.split.shards[shard], self.split
-        if split.index_fields(shard) is not split.fields:
-            records = with_fields(records, split.fields)
-        return ShardIndex.from_records(
-            records, listed, split.fields, self.storage.url, with_keys=self.with_keys
-        )
-
-    def _keys(self, shard: int) -> NDArray[np.bytes_]:
-        """The keys of a shard.
-
-        Keeps those of the last one, because bad samples often share a shard.
-        """
-        last = self._last_keys
-        if last is None or last[0] != shard:
-            last = self._last_keys = shard, self._records(shard)["key"].copy()
-        return last[1]
-
-    def _records(self, number: int) -> NDArray[np.void]:
-        shard = self.split.shards[number]
+    def _read_rows(self, shard: int, positions: Sequence[int]) -> Rows:
+        fields = self.split.index_fields(shard)
         try:
-            records = read_index(self.storage, shard)
+            return read_rows(self.storage, self.split.shards[shard], fields, positions)
         except NotFound as error:
             raise DamagedShard(str(error)) from error
+
+    def _index_of(self, shard: int, records: Rows, num_bytes: int) -> ShardIndex:
+        """What is kept of records for which `num_bytes` were read."""
         with self._lock():
-            self.num_bytes_read += shard.index.num_bytes
-        return records
+            self.num_bytes_read += num_bytes
+        split = self.split
+        rows = rows_of_index(records, split.shards[shard], split, self.storage.url)
+        return ShardIndex(rows, records["key"].copy() if self.with_keys else None)
 
 
 def _num_groups(shard: Shard) -> int:

@@ -11,7 +11,7 @@ from shardset.read.indexes import ShardTable
 from shardset.read.pending import Contents, PendingSamples, SampleReader
 
 
-class JoinedReader:
+class JoinedReader(SampleReader):
     """A reader of samples whose contents are followed by those of the same samples in other tables;
     a SampleReader.
     """

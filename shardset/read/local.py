@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from functools import lru_cache, partial
 
 from shardset.errors import NotFound, ShardsetError, StorageError
-from shardset.order.epoch import Slots
 from shardset.read.addresses import SampleAddresses
 from shardset.read.indexes import ShardTable
-from shardset.read.pending import Contents, PendingSamples
+from shardset.read.pending import Contents, PendingSamples, SampleReader
 from shardset.storage.base import os_errors_as_storage_errors
 from shardset.storage.local import Descriptor
 
@@ -21,31 +20,21 @@ a read.
 MAX_OPEN_FILES = 256
 
 
-class LocalSampleReader:
+class LocalSampleReader(SampleReader):
     """One `pread` per sample.
 
     `mmap` would save half a microsecond, but a file cut meanwhile would raise SIGBUS.
     """
 
-    def __init__(self, table: ShardTable, max_open_files: int = MAX_OPEN_FILES) -> None:
+    num_bytes_read = 0
+    """See SampleReader. A lower bound, because threads add to it without a lock."""
+
+    def __init__(self, table: ShardTable) -> None:
         self.table = table
-        self.num_bytes_read = 0
-        """See SampleReader. A lower bound, because threads add to it without a lock."""
-        self.file = lru_cache(max_open_files)(partial(_ShardFile, table))
-        """The open file of a shard; its size is the manifest's."""
-
-    def prepare(self, epoch: int, slots: Slots) -> None:
-        """See SampleReader. Nothing, because an index on a disk is read at once."""
-
-    def read_step(self, epoch: int, slots: Slots, addresses: SampleAddresses) -> PendingSamples:
-        return self.read_single(addresses)
+        self.file = lru_cache(MAX_OPEN_FILES)(partial(_ShardFile, table))
 
     def read_single(self, addresses: SampleAddresses) -> PendingSamples:
         return LocalPendingSamples(self, addresses)
-
-    def within_budget(self) -> bool:
-        """See SampleReader. Always, because it holds nothing in memory."""
-        return True
 
     def close(self) -> None:
         """See SampleReader.
@@ -66,14 +55,15 @@ class LocalPendingSamples(PendingSamples):
     def contents(self, start: int, stop: int) -> Iterator[Contents]:
         # A small sample takes a few microseconds, so local names replace attributes in the loop.
         reader, pread, verified, fields = self.reader, os.pread, self._verified, self._fields
+        file_of = reader.file
         samples = zip(
             self._shards[start:stop], self.starts[start:stop], self.sizes[start:stop], strict=True
         )
         for number, (shard, begin, size) in enumerate(samples, start):
             try:
-                file = reader.file(shard)
+                file = file_of(shard)
             except ShardsetError as error:
-                raise self._located(number, error) from error
+                raise self.located(number, error) from error
             reader.num_bytes_read += size
             try:
                 if size > SMALL_BYTES:

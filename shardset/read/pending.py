@@ -5,14 +5,13 @@ No byte reaches a caller before its length and CRC32C have been compared with th
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 import google_crc32c
 import numpy as np
 
 from shardset.errors import DamagedShard, ShardsetError
 from shardset.order.epoch import Slots
-from shardset.read.addresses import SampleAddresses
+from shardset.read.addresses import SampleAddresses, stops_of
 from shardset.read.indexes import ShardTable
 
 Contents = Sequence[bytes | None]
@@ -24,15 +23,16 @@ class PendingSamples(ABC):
 
     def __init__(self, table: ShardTable, addresses: SampleAddresses) -> None:
         self.table, self.addresses = table, addresses
-        offsets, sizes = addresses.fields
+        rows = addresses.rows
+        offsets, sizes = rows["offset"], rows["num_bytes"]
         # Lists, because the loops below index them once per sample and field: several times faster
         # than arrays.
-        self.starts = addresses.starts.tolist()
-        self.sizes = (addresses.stops - addresses.starts).tolist()
+        self.starts = rows["start"].tolist()
+        self.sizes = (stops_of(rows) - rows["start"]).tolist()
         self._fields: list[tuple[list[int], list[int]]] = list(
             zip(offsets.T.tolist(), (offsets + sizes).T.tolist(), strict=True)
         )
-        self._crcs: list[int] = addresses.crcs.tolist()
+        self._crcs: list[int] = rows["crc32c"].tolist()
         self._absent: list[list[bool]] | None = (
             (offsets < 0).tolist() if (offsets < 0).any() else None
         )
@@ -85,34 +85,39 @@ class PendingSamples(ABC):
             what = f"crc32c is {crc:08x}, expected {self._crcs[number]:08x}; the shard is damaged"
         return DamagedShard(f"{self.describe(number)}: {what}, fetch or rebuild it")
 
-    def _located(self, number: int, error: ShardsetError) -> ShardsetError:
+    def located(self, number: int, error: ShardsetError) -> ShardsetError:
         """The error, prefixed with shard, key and offset."""
         return type(error)(f"{self.describe(number)}: {error}")
 
 
-class SampleReader(Protocol):
+class SampleReader(ABC):
     """Reads samples.
 
     One thread requests them, in the order of the steps; any thread may take them.
     """
 
     @property
+    @abstractmethod
     def num_bytes_read(self) -> int:
         """Bytes received from storage so far, without indexes."""
 
-    def prepare(self, epoch: int, slots: Slots) -> None:
+    def prepare(self, epoch: int, slots: Slots) -> None:  # noqa: B027
         """Reads what the addresses of several steps need, before anything asks for these; arrays
         [steps, n].
         """
 
     def read_step(self, epoch: int, slots: Slots, addresses: SampleAddresses) -> PendingSamples:
         """Requests the samples of a step's slots."""
+        return self.read_single(addresses)
 
+    @abstractmethod
     def read_single(self, addresses: SampleAddresses) -> PendingSamples:
         """Requests samples outside the order of the steps, each with a read of its own."""
 
     def within_budget(self) -> bool:
         """Whether memory is left for another step."""
+        return True
 
+    @abstractmethod
     def close(self) -> None:
         """Stops all threads and cancels pending reads."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from shardset.errors import NotFound, StorageError, TransientError
-from shardset.read.indexes import LostShard, ShardTable
+from shardset.errors import DamagedShard, NotFound, StorageError, TransientError
+from shardset.read.indexes import ShardTable
 from shardset.read.threads import Threads, outcome_of, settle
 from shardset.storage.base import Stat
 from shardset.storage.checked import read_twice
@@ -172,7 +172,7 @@ class _RangeRead:
 
 
 def _listed_range(table: ShardTable, shard: int, start: int, stop: int) -> bytes:
-    """The bytes [start, stop) of a shard; raises LostShard if another object than the manifest's
+    """The bytes [start, stop) of a shard; raises DamagedShard if another object than the manifest's
     has its name.
     """
     listed = table.split.shards[shard]
@@ -194,7 +194,7 @@ def _listed_range(table: ShardTable, shard: int, start: int, stop: int) -> bytes
         raise
     table.check_size(shard, stat.num_bytes)
     if stat.crc32c not in (None, listed.crc32c):
-        raise LostShard(
+        raise DamagedShard(
             f"{table.url(shard)}: crc32c is {stat.crc32c}, expected {listed.crc32c}; "
             "another object is there, fetch or rebuild the shard"
         )

@@ -14,20 +14,19 @@ others), so quotas hold in every batch.
 
 import itertools
 import math
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from shardset.errors import BudgetTooSmall, ConfigError, require_int
-from shardset.format.manifest import LoadedSet
 from shardset.order.budget import BUDGET_BYTES, MIB
 from shardset.order.lanes import check_world, default_lanes, lanes_of_reader, rank_part
 from shardset.order.permutation import derive_key
-from shardset.order.state import OrderState
+from shardset.order.state import OrderState, state_from_values
 from shardset.stream.source import warn_of_shared_lanes
-from shardset.stream.spec import Batch
+from shardset.stream.spec import Batch, SetUrl
 from shardset.stream.stream import Stream
 
 
@@ -35,7 +34,7 @@ from shardset.stream.stream import Stream
 class Share:
     """A split of a shard set and its weight in the mixture."""
 
-    manifest_url: str | LoadedSet
+    manifest_url: SetUrl
     split: str
     weight: float
 
@@ -88,22 +87,20 @@ class MixedStream:
                 "a mixture has no stored order, so it needs a seed; evaluate each set by its own"
                 " Stream"
             )
-        self._shares, self._seed, self._budget_bytes, self._options = (
-            tuple(shares),
-            seed,
-            budget_bytes,
-            options,
-        )
+        self._shares, self._seed, self._budget_bytes = shares, seed, budget_bytes
+        self._options = options
         self._global_batch_size, self._rank, self._world_size = global_batch_size, rank, world_size
         self._num_lanes = None if num_lanes is None else require_int("num_lanes", num_lanes)
-        self._sets: list[str | LoadedSet] = [share.manifest_url for share in shares]
         num_samples = max(1, global_batch_size // options.get("augment_repeats", 1))
         # They do not grow with the batch: how much memory the sets leave is known only after they
         # were opened.
         usual = default_lanes(num_samples, world_size, wide=0)
         self.lanes = self._share(usual if self._num_lanes is None else self._num_lanes)
         self.streams = self._open(self.lanes)
-        self._sets = [stream.source.loaded for stream in self.streams]
+        self._shares = [
+            replace(share, manifest_url=stream.source.loaded)
+            for share, stream in zip(shares, self.streams, strict=True)
+        ]
 
     def _share(self, num_lanes: int) -> list[int]:
         """Lanes of each set; raises ConfigError where batch or weights do not allow so many."""
@@ -146,7 +143,7 @@ class MixedStream:
         size, begin = num_own * num_items, sum(lanes[:number]) * num_items
         part = rank_part(self._global_batch_size, self._rank, self._world_size)
         stream = Stream(
-            self._sets[number],
+            share.manifest_url,
             share.split,
             global_batch_size=size,
             rank=0,
@@ -192,22 +189,23 @@ class MixedStream:
             for run in runs:
                 run.close()
 
-    def state(self, step: int) -> list[OrderState]:
-        """The state before a step: one for each shard set."""
+    def state(self, step: int) -> list[dict[str, Any]]:
+        """The state before a step: plain values for each shard set."""
         return [stream.state(*divmod(step, len(stream))) for stream in self.streams]
 
-    def resume(self, states: Sequence[OrderState]) -> int:
+    def load_state(self, states: Sequence[Mapping[str, Any] | OrderState]) -> int:
         """The step at which to continue, in the order of the states, whatever the number of
         replicas was.
 
         Raises ConfigError naming what else differs.
         """
+        saved = [state_from_values(state, OrderState) for state in states]
         if len(states) != len(self.streams):
             raise ConfigError(
                 f"there are {len(states)} states for {len(self.streams)} shard sets; give the same"
                 " sets, or start a new run"
             )
-        lanes = [state.num_lanes for state in states]
+        lanes = [state.num_lanes for state in saved]
         here = self._share(sum(lanes) if self._num_lanes is None else self._num_lanes)
         if lanes != here:
             raise ConfigError(
@@ -215,11 +213,10 @@ class MixedStream:
                 " from the weights and num_lanes; use the same, or start a new run"
             )
         streams = self.streams if lanes == self.lanes else self._open(lanes)
-        positions = [stream.restore(state) for stream, state in zip(streams, states, strict=True)]
-        steps = {
-            epoch * len(stream) + step
-            for stream, (epoch, step) in zip(streams, positions, strict=True)
-        }
+        steps = set()
+        for stream, state in zip(streams, saved, strict=True):
+            epoch, step = stream.load_state_dict(state)
+            steps.add(epoch * len(stream) + step)
         if len(steps) != 1:
             raise ConfigError(
                 f"the states are of steps {sorted(steps)}, expected one; they are not of one"

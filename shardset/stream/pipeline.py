@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from shardset.order.budget import READ_AHEAD
-from shardset.read.blocks import open_sample_reader
 from shardset.read.joined import JoinedReader
+from shardset.read.open import open_sample_reader
 from shardset.read.pending import SampleReader
 from shardset.stream.decode_batch.decoders import BatchDecoder
 from shardset.stream.decode_batch.finish import DecodeAndFinish
@@ -31,6 +31,9 @@ ROOM_POLL_S = 0.005
 
 T = TypeVar("T")
 
+_Item: TypeAlias = T | BaseException | None
+"""What a thread passes on: a value, the failure that ended it, or None at the end."""
+
 
 @dataclass(frozen=True, slots=True)
 class _DecodingBatch:
@@ -40,11 +43,6 @@ class _DecodingBatch:
     step: int
     batch: Batch
     futures: Sequence[Future[None]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    error: BaseException
 
 
 def _open_reader(source: StreamSource) -> SampleReader:
@@ -67,13 +65,13 @@ class Pipeline:
         self._stopped = threading.Event()
         self._reader = _open_reader(source)
         self._planner = StepPlanner(source, aids.cache, self._reader, self._stopped)
-        writer = SlotWriter(source, aids.cache, self._reader, self._stopped)
+        writer = SlotWriter(source, aids.cache, self._stopped)
         spec = source.spec
         self._decoder: BatchDecoder | DecodeAndFinish = BatchDecoder(source, writer, aids.workers)
         if spec.transform is not None or (spec.image is not None and spec.image.flip == "pixels"):
             self._decoder = DecodeAndFinish(self._decoder, spec, self._stopped)
-        self._planned: queue.Queue[PlannedStep | _Failure | None] = queue.Queue(READ_AHEAD)
-        self._decoding: queue.Queue[_DecodingBatch | _Failure | None] = queue.Queue(
+        self._planned: queue.Queue[_Item[PlannedStep]] = queue.Queue(READ_AHEAD)
+        self._decoding: queue.Queue[_Item[_DecodingBatch]] = queue.Queue(
             max(1, source.spec.prefetch)
         )
         self._threads = self._make_threads()
@@ -120,7 +118,10 @@ class Pipeline:
         ]
 
     def _thread(
-        self, name: str, produce: Callable[[], Iterator[T]], out: "queue.Queue[T | _Failure | None]"
+        self,
+        name: str,
+        produce: Callable[[], Iterator[T]],
+        out: "queue.Queue[_Item[T]]",
     ) -> threading.Thread:
         """A thread that puts what `produce` yields into a queue, then None, or the failure that
         ended it.
@@ -131,7 +132,7 @@ class Pipeline:
                 for item in produce():
                     self._send(out, item)
             except BaseException as error:  # noqa: BLE001 - raised again in the thread that iterates
-                self._send(out, _Failure(error))
+                self._send(out, error)
             else:
                 self._send(out, None)
 
@@ -150,7 +151,7 @@ class Pipeline:
         ):
             self._stopped.wait(ROOM_POLL_S)
 
-    def _send(self, out: "queue.Queue[T | _Failure | None]", item: T | _Failure | None) -> None:
+    def _send(self, out: "queue.Queue[_Item[T]]", item: "_Item[T]") -> None:
         while not self._stopped.is_set():
             try:
                 out.put(item, timeout=POLL_S)
@@ -158,15 +159,15 @@ class Pipeline:
                 continue
             return
 
-    def _received(self, source: "queue.Queue[T | _Failure | None]") -> Iterator[T]:
+    def _received(self, source: "queue.Queue[_Item[T]]") -> Iterator[T]:
         """What a thread puts into a queue; raises the failure that ended it."""
         while not self._stopped.is_set():
             try:
                 item = source.get(timeout=POLL_S)
             except queue.Empty:
                 continue
-            if isinstance(item, _Failure):
-                raise item.error
+            if isinstance(item, BaseException):
+                raise item
             if item is None:
                 return
             yield item

@@ -6,10 +6,9 @@ samples[17].image, samples["cat/001"].label, len(samples)
 
 import builtins
 import operator
-import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Self
@@ -18,14 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardset.errors import ConfigError, UndecodableImage, brought_by
-from shardset.format import manifest as manifests
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.manifest import LoadedSet
 from shardset.order.epoch import Order
 from shardset.per_process import PerProcess
-from shardset.read.blocks import open_sample_reader
 from shardset.read.indexes import ShardTable
+from shardset.read.open import open_sample_reader
 from shardset.read.pending import PendingSamples, SampleReader
+from shardset.stream.spec import SetUrl, load_set
 
 NUM_NEAR = 3
 
@@ -113,9 +112,6 @@ class SampleSet:
         samples = self._read(np.array(ids, dtype=np.int64)) if ids else []
         return samples if self.transform is None else [self.transform(sample) for sample in samples]
 
-    def __iter__(self) -> Iterator[Any]:
-        return (self[number] for number in range(len(self)))
-
     def __contains__(self, index: object) -> bool:
         """Whether there is a sample of this number or key."""
         if isinstance(index, str):
@@ -178,8 +174,7 @@ class SampleSet:
     @cached_property
     def _keys_and_ids(self) -> tuple[NDArray[np.bytes_], NDArray[np.int64]]:
         """All keys of the split or view, sorted, and their ids."""
-        indexes = self.table.indexes(range(self.split.num_shards))
-        keys = np.concatenate([index.keys for index in indexes if index.keys is not None])
+        keys = self.table.keys()
         ids = np.argsort(keys, kind="stable")
         ids = ids[self.view.selection.has(ids)]
         return keys[ids], ids
@@ -216,7 +211,7 @@ class SampleSet:
 
 
 def open(
-    manifest_url: str | os.PathLike[str] | LoadedSet,
+    manifest_url: SetUrl,
     split: str | None = None,
     *,
     transform: Callable[[Sample], Any] | None = None,
@@ -225,11 +220,7 @@ def open(
 
     Raises ManifestError where there is no whole shard set or no such split.
     """
-    loaded = (
-        manifest_url
-        if isinstance(manifest_url, LoadedSet)
-        else manifests.load(os.fspath(manifest_url))
-    )
+    loaded = load_set(manifest_url)
     if split is None:
         if len(loaded.manifest.splits) > 1:
             names = sorted(loaded.manifest.splits)

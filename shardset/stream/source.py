@@ -1,7 +1,6 @@
 """An opened split: its order, its memory and its shards, built from a spec by one function."""
 
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,7 +9,6 @@ import numpy as np
 from shardset.decode.memory_cache import MemoryCache
 from shardset.decode.workers import SharedImages, WorkerPool
 from shardset.errors import ConfigError
-from shardset.format import manifest as manifests
 from shardset.format.columns import BATCH_NAMES, StoredColumn, open_column
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.manifest import LoadedSet, Manifest, Split
@@ -22,7 +20,7 @@ from shardset.read.addresses import SampleAddresses
 from shardset.read.disk_cache import BlockCache
 from shardset.read.indexes import ShardTable
 from shardset.read.local import SMALL_BYTES
-from shardset.stream.spec import StreamSpec
+from shardset.stream.spec import StreamSpec, load_set
 
 _log = logging.getLogger(__name__)
 
@@ -80,13 +78,9 @@ def open_source(spec: StreamSpec) -> StreamSource:
     Raises ConfigError where the spec does not fit the split, ManifestError where there is no whole
     shard set.
     """
-    url = spec.manifest_url
-    loaded = url if isinstance(url, LoadedSet) else manifests.load(os.fspath(url))
-    storage, split, view = (
-        loaded.storage,
-        loaded.manifest.split(spec.split),
-        loaded.part(spec.split),
-    )
+    loaded = load_set(spec.manifest_url)
+    storage, view = loaded.storage, loaded.part(spec.split)
+    split = loaded.manifest.split(spec.split)
     _check_fields(split.fields, spec)
     if spec.disk_cache is not None and not storage.is_remote:
         raise ConfigError(f"{storage.url} lies on a local disk already; leave the disk cache out")

@@ -9,6 +9,7 @@ import numpy as np
 
 from shardset.decode.image import ImageSpec
 from shardset.errors import ConfigError, require_int
+from shardset.format import manifest as manifests
 from shardset.format.manifest import LoadedSet
 from shardset.order.budget import PREFETCH, OrderOptions
 from shardset.order.epoch import LastBatch
@@ -32,12 +33,20 @@ Batch = dict[str, Any]
 shapes and types.
 """
 
-BadSamples = Literal["raise", "substitute", "mask"]
+SetUrl = str | os.PathLike[str] | LoadedSet
+"""A manifest or its folder, a view, or the set that `shardset.load` returned."""
+
+BadSamples = Literal["raise", "mask"]
 
 RowTransform = Callable[[dict[str, Any], np.random.Generator], Mapping[str, Any]]
 """The caller's own change of a row: gets it and its random numbers, returns what goes into the
 batch.
 """
+
+
+def load_set(url: SetUrl) -> LoadedSet:
+    """The set at a URL; that itself if it is loaded already."""
+    return url if isinstance(url, LoadedSet) else manifests.load(os.fspath(url))
 
 
 class StreamOptions(TypedDict, total=False):
@@ -50,7 +59,6 @@ class StreamOptions(TypedDict, total=False):
     num_lanes: int | None
     block_size: int | None
     window: int | None
-    quarantined: Sequence[int]
     last_batch: LastBatch
     augment_repeats: int
     bad_samples: BadSamples
@@ -72,11 +80,11 @@ class StreamSpec(OrderOptions):
     evaluation: stored order, every sample once. `image=None` decodes nothing. `fields` pass through
     as lists of bytes (None where a sample has none). `columns` come along from `columns/NAME/` of
     the set: arrays [n, ...], or lists of bytes. `num_lanes`, `block_size` and `window` (L, q, w of
-    docs/order.md) are part of the order: to resume a run, give those of its state.
+    docs/order.md) are part of the order; a run that resumes has those of its state.
     `augment_repeats` is repeated augmentation: each sample takes so many slots of its batch, each
     with its own crop, flip and transform. `bad_samples` says what happens to a sample whose bytes
-    are damaged or no image: `raise`; `substitute` takes another sample, of its lane if it has one;
-    `mask` gives a black image of weight 0. Slots never shift, and each case is logged.
+    are damaged or no image: `raise`, or `mask`, which gives a black image of weight 0. Slots never
+    shift, and each case is logged.
     `budget_bytes` limits the memory; small images (PadCrop) that all fit what remains of it are
     decoded once in the life of the stream. `disk_cache` keeps what comes from a bucket on a local
     disk. `transform(row, rng)` changes each row in the decoding threads: it gets a dict of the
@@ -86,7 +94,7 @@ class StreamSpec(OrderOptions):
     Raises ConfigError where the values do not fit.
     """
 
-    manifest_url: str | os.PathLike[str] | LoadedSet
+    manifest_url: SetUrl
     split: str
     rank: int
     image: ImageSpec | None

@@ -13,19 +13,19 @@ prevented.
 import itertools
 import logging
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
 from dataclasses import replace
 from typing import Any, NoReturn, Self, Unpack
 
 from shardset.errors import ConfigError, require_int
 from shardset.format import manifest as manifests
-from shardset.format.manifest import LoadedSet
-from shardset.order.state import OrderState, state_from_values, values_of_state
+from shardset.order.state import ORDER_NAMES, OrderState, state_from_values, values_of_state
 from shardset.stream.decode_batch.steps import Spans
 from shardset.stream.defaults import DEFAULT_SEED, ImageChoice, choose_global_batch, choose_image
 from shardset.stream.pipeline import Pipeline
 from shardset.stream.source import DecodeAids, StreamSource, open_decode_aids, open_source
-from shardset.stream.spec import Batch, StreamOptions, StreamSpec
+from shardset.stream.spec import Batch, SetUrl, StreamOptions, StreamSpec
 from shardset.stream.world import check_same, refuse_copies, refuse_second_division, which_process
 
 _log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Stream:
 
     def __init__(
         self,
-        manifest_url: str | os.PathLike[str] | LoadedSet,
+        manifest_url: SetUrl,
         split: str,
         *,
         batch_size: int | None = None,
@@ -139,16 +139,11 @@ class Stream:
         """What must be the same in all processes of a run, as words `name=value`: set, split,
         order, seed, batch.
         """
-        here, own = (
-            self.state(0, 0),
-            ("split", "global_batch_size", "world_size", "last_batch", "augment_repeats"),
-        )
+        here = self.order.state(0, 0, self.manifest.digest)
+        own = ("split", "global_batch_size", "world_size", "last_batch", "augment_repeats")
         words = {name: getattr(self.spec, name) for name in own} | {"manifest": here.manifest[:12]}
-        words |= {
-            name: getattr(here, name)
-            for name in ("version", "seed", "num_lanes", "block_size", "window")
-        }
-        words |= {"quarantine": here.quarantine[:12], "view": here.view[:12] or "none"}
+        words |= {name: getattr(here, name) for name in ("version", "seed", *ORDER_NAMES)}
+        words |= {"view": here.view[:12] or "none"}
         return " ".join(f"{name}={value}" for name, value in words.items())
 
     def check_same(self) -> None:
@@ -169,13 +164,31 @@ class Stream:
         """The position after the last batch that the iteration has given, whatever is prefetched:
         plain values.
         """
-        return values_of_state(self.state(*self._position))
+        return self.state(*self._position)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Has the next iteration continue where `state_dict` was called, on any number of
-        processes: see `restore`.
+    def state(self, epoch: int, step: int) -> dict[str, Any]:
+        """The position before a step, by the count of your loop, as `state_dict` gives it."""
+        return values_of_state(self.order.state(epoch, step, self.manifest.digest))
+
+    def load_state_dict(self, state: Mapping[str, Any] | OrderState) -> tuple[int, int]:
+        """Has the next iteration continue at a position, on any number of processes; returns it as
+        (epoch, step).
+
+        Takes num_lanes, block_size and window from the state where the constructor was given none.
+        Raises ConfigError naming what else differs from this stream.
         """
-        self._position, self._is_begun = self.restore(state_from_values(state, OrderState)), False
+        saved = state_from_values(state, OrderState)
+        options = {
+            name: getattr(saved, name) for name in ORDER_NAMES if getattr(self._asked, name) is None
+        }
+        source = self.source
+        if any(getattr(self.order, name) != value for name, value in options.items()):
+            source = open_source(replace(self._asked, manifest_url=source.loaded, **options))
+        position = _position(source, saved)
+        if source is not self.source:
+            self._use(source)
+        self._position, self._is_begun = position, False
+        return position
 
     def epoch(self, epoch: int, start_step: int = 0) -> Generator[Batch, None, None]:
         """The batches of one epoch from a step on.
@@ -260,34 +273,28 @@ class Stream:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_running": set()}
 
-    def state(self, epoch: int, step: int) -> OrderState:
-        """The state before a step, by the count of your loop, whatever is prefetched."""
-        return self.order.state(epoch, step, self.manifest.digest)
 
-    def resume(self, state: OrderState) -> tuple[int, int]:
-        """The (epoch, step) at which to continue; raises ConfigError naming what differs from this
-        stream.
-        """
-        return _position(self.source, state)
+class StreamAdapter(ABC):
+    """A stream whose batches are converted: iterate over it, save and restore it as you do the
+    stream.
+    """
 
-    def restore(self, state: OrderState) -> tuple[int, int]:
-        """The (epoch, step) at which to continue, in the order of the state.
+    def __init__(self, stream: Stream) -> None:
+        stream.check_same()
+        self.stream = stream
+        self.state_dict, self.load_state_dict = stream.state_dict, stream.load_state_dict
 
-        Takes num_lanes, block_size and window from the state where the constructor was given none.
-        Raises ConfigError naming what else differs from this stream.
-        """
-        options: dict[str, Any] = {
-            name: value
-            for name, value in order_options(state).items()
-            if getattr(self._asked, name) is None
-        }
-        source = self.source
-        if any(getattr(self.order, name) != value for name, value in options.items()):
-            source = open_source(replace(self._asked, manifest_url=source.loaded, **options))
-        position = _position(source, state)
-        if source is not self.source:
-            self._use(source)
-        return position
+    @abstractmethod
+    def converted(self, batch: Batch) -> dict[str, Any]:
+        """What the adapter gives for a batch."""
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        return len(self.stream)
+
+    def __iter__(self) -> Generator[dict[str, Any], None, None]:
+        """The batches of one epoch; each further iteration is the next epoch."""
+        return (self.converted(batch) for batch in self.stream)
 
 
 def _position(source: StreamSource, state: OrderState) -> tuple[int, int]:
@@ -302,10 +309,3 @@ def _position(source: StreamSource, state: OrderState) -> tuple[int, int]:
             f"{saved.number}, or start a new run"
         )
     return source.order.resume(state, manifest.digest)
-
-
-def order_options(state: OrderState) -> StreamOptions:
-    """The options that give a new Stream the order of a state: `Stream(...,
-    **order_options(state))`.
-    """
-    return {"num_lanes": state.num_lanes, "block_size": state.block_size, "window": state.window}

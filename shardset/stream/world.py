@@ -32,11 +32,6 @@ torch_xla.
 
 CGROUP = Path("/sys/fs/cgroup")
 
-_DIVIDERS = {"DataLoaderDispatcher", "IterableDatasetShard"}
-"""What accelerator.prepare puts around an IterableDataset: each process gets a part of what it
-reads.
-"""
-
 
 class Launch(NamedTuple):
     """Several processes: who says so, and the expressions for this process's number and for how
@@ -117,22 +112,20 @@ def _gather(text: str, world_size: int) -> list[str]:
 
 
 def refuse_second_division(rank: int, world_size: int) -> None:
-    """Raises ConfigError where accelerate would divide the share of this process among the
-    processes again.
-
-    The calls that lead here show it; a forked worker of a DataLoader has those of its parent.
+    """Raises ConfigError where a loader that accelerate prepared iterates: it would divide the
+    share of this process among the processes again.
     """
-    frame = sys._getframe() if world_size > 1 else None
-    while frame is not None:
-        name = frame.f_code.co_qualname.partition(".")[0]
-        if name in _DIVIDERS and frame.f_globals.get("__name__") == "accelerate.data_loader":
-            raise ConfigError(
-                f"accelerate's {name} divides batches among the processes, but this stream gives"
-                f" only those of rank {rank} of {world_size}: the others would be lost; keep the"
-                " loader out of accelerator.prepare, iterate over it in each process, and move"
-                " each batch to accelerator.device"
-            )
-        frame = frame.f_back
+    accelerate, data = sys.modules.get("accelerate.state"), sys.modules.get("torch.utils.data")
+    if world_size < 2 or accelerate is None or data is None:
+        return
+    loader = accelerate.GradientState().active_dataloader
+    if loader is not None and isinstance(loader.dataset, data.IterableDataset):
+        raise ConfigError(
+            f"accelerate's {type(loader).__name__} divides batches among the processes, but this"
+            f" stream gives only those of rank {rank} of {world_size}: the others would be lost;"
+            " keep the loader out of accelerator.prepare, iterate over it in each process, and move"
+            " each batch to accelerator.device"
+        )
 
 
 def num_local_processes() -> int:

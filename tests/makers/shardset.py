@@ -6,7 +6,9 @@ manifest = write_shard_set(storage, {"train": png_samples("train", 40), "val": p
 
 import io
 import itertools
+import uuid
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -32,6 +34,7 @@ from shardset.format.tar import StoredSample
 from shardset.format.write import WrittenShard, class_counts, write_shard, write_split
 from shardset.order.permutation import hash64
 from shardset.storage.base import Storage
+from shardset.storage.open import open_storage
 
 
 def pixels(serial: int, height: int, width: int) -> np.ndarray:
@@ -96,6 +99,20 @@ def jpeg_samples(
         )
         for serial in range(num_samples)
     ]
+
+
+def new_set(
+    samples: Sequence[StoredSample] | dict[str, Sequence[StoredSample]],
+    url: object = None,
+    **options: Any,
+) -> str:
+    """The URL of a shard set of these samples, in memory unless `url` is given; a list becomes the
+    split `train`.
+    """
+    url = str(url or f"memory://{uuid.uuid4().hex}/set")
+    splits = samples if isinstance(samples, dict) else {"train": samples}
+    write_shard_set(open_storage(url), splits, **options)
+    return url
 
 
 def write_shard_set(

@@ -352,7 +352,7 @@ def test_a_reader_that_began_on_a_version_ends_on_it_and_resumes_by_its_number(o
     found += [[*batch["key"]] for batch in batches]
     assert found == expected
     again = stream_of(f"{old}@1")
-    assert [[*batch["key"]] for batch in again.epoch(*again.restore(state))] == expected[1:]
+    assert [[*batch["key"]] for batch in again.epoch(*again.load_state_dict(state))] == expected[1:]
     with pytest.raises(ConfigError, match=r"of version 1 of .*, and this is version 2; give .*@1,"):
-        stream_of(old).restore(state)
+        stream_of(old).load_state_dict(state)
     assert len(list(stream_of(old).epoch(0))) > len(expected)

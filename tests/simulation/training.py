@@ -192,7 +192,7 @@ class Ids:
     def state(self, epoch: int, step: int) -> OrderState:
         return self.order.state(epoch, step, DIGEST)
 
-    def resume(self, state: OrderState) -> object:
+    def load_state_dict(self, state: OrderState) -> object:
         return self.order.resume(state, DIGEST)
 
     def stop(self) -> None: ...

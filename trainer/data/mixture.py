@@ -115,7 +115,7 @@ class Mixture:
                 own = divmod(at - part.steps.start, len(stream))
                 yield stream.order.batch(*own).ids + ID_OF_SET * source
 
-    def state(self, epoch: int, step: int) -> list[OrderState]:
+    def state(self, epoch: int, step: int) -> list[dict[str, Any]]:
         """The state before a step: one for each set of each part."""
         at = epoch * len(self) + step
         return [
@@ -124,14 +124,14 @@ class Mixture:
             for state in part.mixed.state(max(0, at - part.steps.start))
         ]
 
-    def resume(self, states: list[OrderState]) -> None:
+    def load_state_dict(self, states: list[OrderState]) -> None:
         """Takes the orders of a state, for any number of hosts.
 
         Raises ConfigError naming what differs.
         """
         rest = iter(states)
         for part in self.parts:
-            part.mixed.resume(list(itertools.islice(rest, len(part.sources))))
+            part.mixed.load_state(list(itertools.islice(rest, len(part.sources))))
 
     def stop(self) -> None:
         """Stops a running iteration; safe to call from any thread."""

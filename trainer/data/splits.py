@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial, reduce
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 
 from shardset.decode.augment import Chain, RandomErasing, augmentation_of
@@ -19,7 +20,7 @@ from shardset.format.manifest import LoadedSet, Manifest
 from shardset.order.lanes import rank_part
 from shardset.order.permutation import derive_key, hash64
 from shardset.order.selection import Selection
-from shardset.order.state import OrderState, States, states_to_json
+from shardset.order.state import OrderState
 from shardset.read.disk_cache import DiskCache
 from shardset.stream.spec import Batch
 from shardset.stream.stream import Stream
@@ -58,15 +59,15 @@ class BatchSource(Protocol):
 
     def __len__(self) -> int: ...
     def run(self, spans: Iterator[tuple[int, range]]) -> Iterator[tuple[int, int, Batch]]: ...
-    def state(self, epoch: int, step: int) -> States | None: ...
-    def resume(self, state: Any) -> object: ...
+    def state(self, epoch: int, step: int) -> Any: ...
+    def load_state_dict(self, state: Any) -> object: ...
     def stop(self) -> None: ...
 
 
 def order_of(stream: BatchSource, epoch: int, step: int) -> str | None:
     """The order of a stream at a position, as JSON; None for synthetic data."""
     state = stream.state(epoch, step)
-    return None if state is None else states_to_json(state)
+    return None if state is None else msgspec.json.encode(state).decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +294,7 @@ class SyntheticStream:
     def state(self, epoch: int, step: int) -> None:
         """None: there is no order to record."""
 
-    def resume(self, state: OrderState) -> None:
+    def load_state_dict(self, state: OrderState) -> None:
         """Does nothing: there is no order to compare."""
 
     def stop(self) -> None:

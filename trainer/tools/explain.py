@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shardset.errors import ConfigError, NotFound, printable
-from shardset.order.state import OrderState, states_from_json
+from shardset.order.state import states_from_json
 from shardset.program import count
 from shardset.storage.base import Storage
 from shardset.storage.checked import read_small
@@ -91,18 +91,16 @@ def opened(url: str) -> tuple[TrainConfig, Stream | Mixture]:
     except NotFound as error:
         raise configs.not_a_run(folder, configs.RECORD, configs.ORDER) from error
     try:
-        state = states_from_json(order.strip())
+        state: Any = states_from_json(order.strip())
     except ConfigError as error:
         raise ConfigError(
             f"{folder.url}/{configs.ORDER}: can't be read ({error.__cause__}); restore it"
         ) from error
     train = open_data(replace(config, cache_dir=None, cache_bytes=None), 0, 1).train
-    if isinstance(state, OrderState) and isinstance(train, Stream):
-        train.restore(state)
-    elif isinstance(state, list) and isinstance(train, Mixture):
-        train.resume(state)
-    else:
+    is_mixed = isinstance(train, Mixture)
+    if not isinstance(train, Stream | Mixture) or is_mixed != isinstance(state, list):
         raise ConfigError(f"{folder.url}: {configs.RECORD} and {configs.ORDER} are of two runs")
+    train.load_state_dict(state)
     return config, train
 
 

@@ -71,11 +71,11 @@ class BatchDecoder:
         for start, stop in even_slices(num_slots, self._num_slices):
             samples = self._writer.read(batch, step, start, stop)
             if self._workers is None and self._pool is not None:
-                futures += self.submit(partial(self._write_all, batch, step, samples))
+                futures += self.submit(partial(self._writer.write, batch, step, samples))
                 continue
             rest = self._writer.write_undecoded(batch, step, list(samples))
             if self._workers is None:
-                self._write_all(batch, step, rest)
+                self._writer.write(batch, step, rest)
             elif rest:
                 self._workers.start()
                 futures += self.submit(
@@ -95,12 +95,6 @@ class BatchDecoder:
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _write_all(
-        self, batch: Batch, step: PlannedStep, samples: Iterable[StoredContents]
-    ) -> None:
-        for slot, contents in samples:
-            self._writer.write(batch, step, slot, contents)
-
     def _decode_in_workers(
         self, workers: WorkerPool, batch: Batch, step: PlannedStep, samples: list[StoredContents]
     ) -> None:
@@ -108,10 +102,7 @@ class BatchDecoder:
         with workers.idle() as worker:
             if worker is not None and not self._writer.stopped.is_set():
                 samples = self._decode_by(worker, batch, step, samples)
-        for slot, contents in samples:
-            if self._writer.stopped.is_set():
-                return
-            self._writer.write(batch, step, slot, contents)
+        self._writer.write(batch, step, samples)
 
     def _decode_by(
         self, worker: Worker, batch: Batch, step: PlannedStep, samples: list[StoredContents]

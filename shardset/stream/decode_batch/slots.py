@@ -5,26 +5,21 @@ bad samples.
 import itertools
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from shardset.decode.image import ImageSpec, decode, decode_into
 from shardset.decode.memory_cache import MemoryCache
-from shardset.errors import DamagedShard, UndecodableImage
+from shardset.errors import DamagedShard, ShardsetError, UndecodableImage
 from shardset.format.images import FIELD_OF_EXTENSION, stored_png
-from shardset.order.epoch import Order
-from shardset.read.indexes import LostShard
-from shardset.read.pending import Contents, PendingSamples, SampleReader
-from shardset.stream.decode_batch.steps import PlannedStep, growing_slices
+from shardset.read.pending import Contents
+from shardset.stream.decode_batch.steps import PlannedStep
 from shardset.stream.source import StreamSource
 from shardset.stream.spec import Batch
 
 StoredContents = tuple[int, Contents]
 """A slot and the stored fields of its sample."""
-
-MAX_NEAR = 1024
-"""Most rows of a lane whose ids are computed together, when its next rows are bad too."""
 
 _log = logging.getLogger(__name__)
 
@@ -36,22 +31,19 @@ class SlotWriter:
         self,
         source: StreamSource,
         cache: MemoryCache | None,
-        reader: SampleReader,
         stopped: threading.Event,
     ) -> None:
         self.cache, self.stopped = cache, stopped
-        self.spec, self._source, self._reader = source.spec, source, reader
+        self.spec = source.spec
         fields = source.split.fields
         self._columns = [(name, fields.index(name), _as_it_is) for name in source.spec.fields]
         self._columns += [
             (column.name, at, column.value)
             for at, (column, _) in enumerate(source.columns, len(fields))
         ]
-        self._image_columns = [
-            at for at, name in enumerate(source.split.fields) if name in FIELD_OF_EXTENSION
-        ]
+        self._fields = fields
+        self._image_columns = [at for at, name in enumerate(fields) if name in FIELD_OF_EXTENSION]
         self._stored_png_size = _stored_png_size(source.spec.image)
-        self._bad_ids: set[int] = set()
 
     def read(
         self, batch: Batch, step: PlannedStep, start: int, stop: int
@@ -72,13 +64,16 @@ class SlotWriter:
                 self._handle_bad_sample(batch, step, slot, error)
                 slot += 1
 
-    def write(self, batch: Batch, step: PlannedStep, slot: int, contents: Contents) -> None:
-        """Writes one sample into its slot; treats one that is no image as `bad_samples` says."""
+    def write(self, batch: Batch, step: PlannedStep, samples: Iterable[StoredContents]) -> None:
+        """Writes samples into their slots; treats one that is no image as `bad_samples` says."""
         assert step.pending is not None
-        try:
-            self._write_sample(batch, slot, contents, step.drawn[slot], step.pending, slot)
-        except UndecodableImage as error:
-            self._handle_bad_sample(batch, step, slot, error)
+        for slot, contents in samples:
+            if self.stopped.is_set():
+                return
+            try:
+                self._write_sample(batch, slot, contents, step.drawn[slot])
+            except UndecodableImage as error:
+                self._handle_bad_sample(batch, step, slot, step.pending.located(slot, error))
 
     def write_undecoded(
         self, batch: Batch, step: PlannedStep, samples: list[StoredContents]
@@ -121,60 +116,27 @@ class SlotWriter:
             None,
         )
 
-    def _write_sample(
-        self,
-        batch: Batch,
-        slot: int,
-        contents: Contents,
-        drawn: np.ndarray,
-        pending: PendingSamples,
-        number: int,
-    ) -> None:
-        for name, at, value_of in self._columns:
-            batch[name][slot] = value_of(contents[at])
-        if self.spec.image is None:
+    def _write_sample(self, batch: Batch, slot: int, contents: Contents, drawn: np.ndarray) -> None:
+        """Raises UndecodableImage without the place of the sample."""
+        self.pass_through(batch, [(slot, contents)])
+        spec = self.spec.image
+        if spec is None:
             return
-        image = self._image(contents)
+        image, row = self._image(contents), batch["image"][slot]
         if image is None:
-            stored = [
-                name
-                for name, one in zip(self._source.split.fields, contents, strict=False)
-                if one is not None
-            ]
-            raise UndecodableImage(f"{pending.describe(number)}: it has no image among {stored}")
-        try:
-            if self.cache is None:
-                decode_into(batch["image"][slot], image, self.spec.image, drawn)
-            else:
-                self._decode_once(
-                    batch["image"][slot], image, self.spec.image, drawn, pending, number
-                )
-        except UndecodableImage as error:
-            raise UndecodableImage(f"{pending.describe(number)}: {error}") from error
-
-    def _decode_once(
-        self,
-        row: np.ndarray,
-        data: bytes,
-        spec: ImageSpec,
-        drawn: np.ndarray,
-        pending: PendingSamples,
-        number: int,
-    ) -> None:
-        """Decodes an image into the memory cache and crops it into `row`."""
-        assert self.cache is not None
+            stored = [name for name, one in zip(self._fields, contents, strict=False) if one]
+            raise UndecodableImage(f"it has no image among {stored}")
+        if self.cache is None:
+            decode_into(row, image, spec, drawn)
+            return
         pixels = decode(
-            data, background=spec.background, decoded_bytes=spec.decoded_bytes, upright=spec.upright
+            image,
+            background=spec.background,
+            decoded_bytes=spec.decoded_bytes,
+            upright=spec.upright,
         )
-        addresses = pending.addresses
-        id_ = self._source.order.first_ids.item(
-            addresses.shards.item(number)
-        ) + addresses.positions.item(number)
-        label = self._source.view.labels_of(
-            np.array([id_]), addresses.labels[number : number + 1]
-        ).item()
-        self.cache.put(id_, pixels, label)
-        spec.crop.region((pixels.shape[0], pixels.shape[1]), spec.size, drawn).put(row, pixels)
+        self.cache.put(batch["id"].item(slot), pixels, batch["label"].item(slot))
+        spec.crop.region(pixels.shape[:2], spec.size, drawn).put(row, pixels)
 
     def _put_whole(
         self, batch: Batch, step: PlannedStep, slots: np.ndarray, pixels: np.ndarray
@@ -190,74 +152,14 @@ class SlotWriter:
         )
 
     def _handle_bad_sample(
-        self, batch: Batch, step: PlannedStep, slot: int, error: DamagedShard | UndecodableImage
+        self, batch: Batch, step: PlannedStep, slot: int, error: ShardsetError
     ) -> None:
-        policy = self.spec.bad_samples
-        if policy == "raise":
+        if self.spec.bad_samples == "raise":
             raise error
-        _log.warning("epoch %d step %d slot %d: %s: %s", step.epoch, step.step, slot, policy, error)
-        if policy == "substitute":
-            self._substitute(batch, step, slot, error)
-            return
+        _log.warning("epoch %d step %d slot %d: masked: %s", step.epoch, step.step, slot, error)
         batch["weight"][slot] = 0
         if "image" in batch:
             batch["image"][slot] = 0
-
-    def _substitute(
-        self, batch: Batch, step: PlannedStep, slot: int, error: DamagedShard | UndecodableImage
-    ) -> None:
-        self._mark_bad(step.slots.ids.item(slot), error)
-        for id_ in near_ids(
-            self._source.order, step.epoch, step.slots.lanes.item(slot), step.slots.rows.item(slot)
-        ):
-            if id_ in self._bad_ids:
-                continue
-            other = self._reader.read_single(self._source.addresses(np.array([id_])))
-            try:
-                self._write_sample(batch, slot, other.take(0), step.drawn[slot], other, 0)
-            except (DamagedShard, UndecodableImage) as again:
-                _log.warning("the substitute is bad too: %s", again)
-                self._mark_bad(id_, again)
-                continue
-            view, ids = self._source.view, np.array([id_])
-            batch["id"][slot], batch["label"][slot] = (
-                id_,
-                view.labels_of(ids, other.addresses.labels).item(),
-            )
-            if batch["weight"][slot]:  # a pad keeps its weight of 0
-                batch["weight"][slot : slot + 1] = view.weights_of(ids)
-            if other.addresses.keys is not None:
-                batch["key"][slot] = other.addresses.keys[0]
-            return
-        raise error
-
-    def _mark_bad(self, id_: int, error: Exception) -> None:
-        """Excludes a sample as a substitute, and all others of its shard if that is lost."""
-        if isinstance(error, LostShard) and id_ not in self._bad_ids:
-            order = self._source.order
-            shard, _ = order.slots_of(id_)
-            self._bad_ids.update(range(*order.first_ids[[shard, shard + 1]].tolist()))
-        self._bad_ids.add(id_)
-
-
-def near_ids(order: Order, epoch: int, lane: int, row: int) -> Iterator[int]:
-    """The ids that may stand in for that of a row, best first, the same for any number of replicas.
-
-    Those of the next rows of its lane, then of the rows before, then of the same row in the next
-    lanes.
-    """
-
-    def ids(lanes: Sequence[int], start: int, stop: int) -> list[int]:
-        positions, _ = order.positions(epoch, np.array(lanes), start, stop)
-        return [int(id_) for id_ in order.ids(epoch, positions.ravel())]
-
-    begin, end = order.lane_starts(np.array([lane, lane + 1])).tolist()
-    row = min(row, end - begin - 1)  # a pad repeats the last row
-    for start, stop in growing_slices(range(row + 1, end - begin), MAX_NEAR):
-        yield from ids([lane], start, stop)
-    for start, stop in growing_slices(range(row), MAX_NEAR):
-        yield from reversed(ids([lane], row - stop, row - start))
-    yield from ids([*range(lane + 1, order.num_lanes), *range(lane)], row, row + 1)
 
 
 def slots_of(samples: Sequence[StoredContents]) -> np.ndarray:

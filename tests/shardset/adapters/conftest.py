@@ -4,9 +4,8 @@ import pytest
 
 from shardset.decode.crops import PadCrop
 from shardset.decode.image import ImageSpec
-from shardset.storage.open import open_storage
 from shardset.stream.stream import Stream
-from tests.makers.shardset import png_samples, write_shard_set
+from tests.makers.shardset import new_set, png_samples
 
 RAW = {"image": None, "fields": ("png", "cls"), "with_key": True}
 
@@ -17,7 +16,7 @@ def shards(tmp_path_factory):
     pads.
     """
     url = str(tmp_path_factory.mktemp("set"))
-    write_shard_set(open_storage(url), {"train": png_samples("train", 50, size=8)}, num_shards=3)
+    new_set(png_samples("train", 50, size=8), url, num_shards=3)
     return url
 
 

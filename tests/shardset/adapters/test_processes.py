@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shardset.storage.open import open_storage
-from tests.makers.shardset import png_samples, write_shard_set
+from tests.makers.shardset import new_set, png_samples
 
 TORCH = """
 import os, sys
@@ -54,9 +53,7 @@ DIFFERENCES = (
 
 @pytest.mark.parametrize("library", [TORCH, JAX])
 def test_processes_whose_streams_differ_are_told_what_differs(shards, tmp_path, library):
-    write_shard_set(
-        open_storage(str(tmp_path)), {"train": png_samples("train", 48, size=8)}, num_shards=3
-    )
+    new_set(png_samples("train", 48, size=8), tmp_path, num_shards=3)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{free.getsockname()[1]}"

@@ -1,4 +1,3 @@
-import json
 from functools import partial
 
 import pytest
@@ -133,44 +132,6 @@ def test_new_workers_that_would_read_an_epoch_again_warn(make, capfd, chooses):
     assert capfd.readouterr().err.count("new workers read epoch 0 again; call set_epoch") == (
         not chooses
     )
-
-
-def train(make, start_epoch, saved, loader_options, *, chooses):
-    """Two epochs of a loop that saves after each batch and each epoch: the ids of its batches, and
-    what it saved.
-
-    What is saved is the loader's state, and the epoch that a resumed loop begins with.
-    """
-    dataset = BatchDataset(make())
-    loader = StatefulDataLoader(dataset, batch_size=None, **loader_options)
-    if saved is not None:
-        loader.load_state_dict(saved)
-    trained, states = [], []
-    for epoch in range(start_epoch, 2):
-        if chooses:
-            dataset.set_epoch(epoch)
-        for batch in loader:
-            trained.append((epoch, batch["id"].tolist()))
-            states.append((len(trained), epoch, loader.state_dict()))
-        states.append((len(trained), epoch + 1, loader.state_dict()))
-    return trained, states
-
-
-@pytest.mark.parametrize(
-    ("workers", "persist", "chooses"), [(0, False, False), (2, False, True), (2, True, False)]
-)
-def test_a_loop_that_is_resumed_anywhere_trains_every_batch_once(make, workers, persist, chooses):
-    options = {"num_workers": workers, "persistent_workers": persist}
-    trained, states = train(make, 0, None, options, chooses=chooses)
-    expected = [
-        (epoch, batch["id"].tolist()) for epoch in range(2) for batch in make().epoch(epoch)
-    ]
-    assert trained == expected
-    for num_trained, epoch, state in [states[0], states[6], states[7]]:
-        rest, _ = train(make, epoch, json.loads(json.dumps(state)), options, chooses=chooses)
-        assert rest == expected[num_trained:], (
-            f"saved after {num_trained} batches, resumed in epoch {epoch}"
-        )
 
 
 @pytest.mark.parametrize(("workers", "persist"), [(0, False), (2, True)])

@@ -14,7 +14,8 @@ from shardset.errors import ConfigError
 from shardset.order.epoch import Order, slot_key
 from shardset.order.lanes import rank_part
 from shardset.order.permutation import hash64
-from shardset.order.state import state_from_json
+from shardset.order.selection import Selection
+from shardset.order.state import states_from_json
 from tests.makers.reading import rank_slots
 
 FROZEN_0 = [
@@ -44,6 +45,14 @@ def make(sizes, **options):
     return Order(shard_sizes=sizes, **choices)
 
 
+def without(num_ids, left_out):
+    return Selection(num_ids, np.array(sorted(left_out), np.int64))
+
+
+def kept_of(order):
+    return set(order.selection.id_of(np.arange(order.num_samples)).tolist())
+
+
 @st.composite
 def orders(draw):
     sizes = draw(st.lists(st.integers(1, 60), min_size=1, max_size=8))
@@ -57,22 +66,20 @@ def orders(draw):
         num_lanes=lanes,
         block_size=draw(st.integers(1, 20)),
         window=0 if seed is None else draw(st.integers(0, 70)),
-        quarantined=sorted(bad),
+        view=without(sum(sizes), bad),
     )
 
 
 def plain_sequence(order, epoch):
     """Blocks and their order as the rules say them, one sample at a time."""
-    blocks = []
+    blocks, kept = [], kept_of(order)
     for shard, size in enumerate(order.shard_sizes):
         phase = 0 if order.seed is None else hash64(order.seed, epoch, 1, shard) % order.block_size
         cuts = sorted({0, size, *range(order.block_size - phase, size, order.block_size)})
         for block, (start, stop) in enumerate(itertools.pairwise(cuts)):
             rank = 0 if order.seed is None else hash64(order.seed, epoch, 2, shard, block)
             ids = range(int(order.first_ids[shard]) + start, int(order.first_ids[shard]) + stop)
-            blocks.append(
-                (rank, shard, block, [id_ for id_ in ids if id_ not in order.quarantined])
-            )
+            blocks.append((rank, shard, block, [id_ for id_ in ids if id_ in kept]))
     return [id_ for block in sorted(blocks) for id_ in block[3]]
 
 
@@ -148,7 +155,7 @@ def test_every_slot_is_what_the_rules_say(order, epoch):
 @settings(max_examples=40, deadline=None)
 def test_every_sample_comes_once_and_pads_repeat_the_last_of_their_lane(order, epoch):
     ids, weights = epoch_of(order, epoch)
-    good = set(range(sum(order.shard_sizes))) - set(order.quarantined)
+    good = kept_of(order)
     assert sorted(ids[weights == 1].tolist()) == sorted(good)
     assert (weights[:-1] == 1).all()
     assert set(ids.ravel().tolist()) <= good
@@ -199,7 +206,7 @@ def test_every_sample_is_found_where_the_epoch_gives_it(order, epoch):
         if weight
     }
     wanted = np.array(sorted(there))
-    assert set(wanted.tolist()) == set(range(int(order.first_ids[-1]))) - set(order.quarantined)
+    assert set(wanted.tolist()) == kept_of(order)
     rows, lanes = order.find(epoch, wanted)
     assert list(zip(rows.tolist(), lanes.tolist(), strict=True)) == [
         there[id_] for id_ in wanted.tolist()
@@ -240,7 +247,7 @@ def test_an_epoch_gone_through_gives_what_a_step_asked_for_alone_gives(seed):
         "global_batch_size": 64,
         "num_lanes": 16,
     }
-    options |= {"block_size": 2, "quarantined": range(0, 90_000, 101)}
+    options |= {"block_size": 2, "view": without(90_000, range(0, 90_000, 101))}
     gone_through = make([300] * 300, **options)
     slots = [
         gone_through.slots(1, range(step, step + 5), 8, 40)[0]
@@ -271,10 +278,11 @@ def test_an_epoch_of_millions_of_blocks_takes_few_bytes_a_block():
 
 
 @pytest.mark.parametrize(
-    ("ids", "message"), [([-1], "reach -1"), ([26], "expected 0 to 25"), ([3, 5], "id 5 is quar")]
+    ("ids", "message"),
+    [([-1], "reach -1"), ([26], "expected 0 to 25"), ([3, 5], "id 5 is not in the view")],
 )
 def test_a_sample_of_no_epoch_is_not_found(ids, message):
-    order = make([8, 9, 9], quarantined=[5])
+    order = make([8, 9, 9], view=without(26, [5]))
     with pytest.raises(ConfigError, match=message):
         order.find(0, np.array(ids))
 
@@ -294,7 +302,7 @@ def test_reads_are_ranges_of_one_shard_that_hold_exactly_their_part_of_the_seque
         ids = np.arange(low, high) + order.first_ids[shard]
         assert 0 <= low < high <= order.shard_sizes[shard]
         assert high - low <= order.block_size
-        good = [id_ for id_ in ids.tolist() if id_ not in order.quarantined]
+        good = ids[order.selection.has(ids)].tolist()
         assert (first, count) == (at, len(good))
         held += good
         at += count
@@ -340,7 +348,7 @@ def test_drop_leaves_out_the_last_rows_instead_of_padding():
 def test_a_state_survives_json_and_says_where_to_go_on(order, epoch, data):
     step = data.draw(st.integers(0, order.num_batches - 1))
     state = order.state(epoch, step, "abc")
-    assert order.resume(state_from_json(state.to_json()), "abc") == (epoch, step)
+    assert order.resume(states_from_json(state.to_json()), "abc") == (epoch, step)
 
 
 def test_the_state_after_the_last_step_goes_on_in_the_next_epoch():
@@ -362,7 +370,6 @@ def test_a_state_goes_on_with_another_batch_size_at_a_row_border():
         ({"block_size": 4}, "block_size is 4 here and was 3"),
         ({"window": 5}, "window is 5"),
         ({"num_lanes": 2}, "num_lanes is 2"),
-        ({"quarantined": (3,)}, "quarantine is"),
     ],
 )
 def test_a_state_of_another_order_is_refused_with_the_difference_named(options, name):
@@ -382,8 +389,7 @@ def test_a_state_of_another_order_is_refused_with_the_difference_named(options, 
         {"seed": None},
         {"seed": "7"},
         {"seed": True},
-        {"quarantined": (99,)},
-        {"quarantined": tuple(range(20))},
+        {"view": without(20, range(20))},
     ],
 )
 def test_numbers_that_make_no_order_are_refused(options):

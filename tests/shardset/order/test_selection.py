@@ -90,9 +90,12 @@ def test_two_thousand_views_are_exact(order, world, later, stop):
 
 @given(views(), st.integers(0, 3))
 @settings(max_examples=40, deadline=None)
-def test_a_view_has_the_order_of_the_set_with_all_others_in_quarantine(order, epoch):
+def test_a_view_has_one_order_whether_it_holds_what_it_keeps_or_what_it_leaves_out(order, epoch):
     left_out = sorted(set(range(order.view.num_ids)) - set(ids_of(order)))
-    plain = replace(order, view=None, quarantined=left_out)
+    kept = order.view.ids if order.view.keeps else np.array(left_out, np.int64)
+    other = np.array(left_out if order.view.keeps else ids_of(order), np.int64)
+    assert len(kept) <= len(other)
+    plain = replace(order, view=Selection(order.view.num_ids, other, not order.view.keeps))
     positions = np.arange(order.num_samples)
     assert np.array_equal(order.ids(epoch, positions), plain.ids(epoch, positions))
     assert np.array_equal(order.batch(epoch, 0).ids, plain.batch(epoch, 0).ids)
@@ -100,9 +103,7 @@ def test_a_view_has_the_order_of_the_set_with_all_others_in_quarantine(order, ep
         order.find(epoch, np.array(ids_of(order))), plain.find(epoch, np.array(ids_of(order)))
     )
     if left_out:
-        with pytest.raises(
-            ConfigError, match=f"id {left_out[0]} is quarantined or not in the view"
-        ):
+        with pytest.raises(ConfigError, match=f"id {left_out[0]} is not in the view"):
             order.find(epoch, np.array(left_out))
 
 
@@ -120,17 +121,6 @@ def test_the_reads_of_a_view_bring_each_sample_once_and_few_others(order, epoch)
     once = np.unique(reads.first, return_index=True)[1]
     assert reads.num_samples[once].sum() == order.num_samples
     assert (reads.stop - reads.start)[once].sum() <= (1 + GAP_SHARE) * order.num_samples
-
-
-def test_quarantine_and_view_combine():
-    for kept in ([1, 4, 5], [0, 1, 2, 3, 4, 5, 7]):
-        order = Order(
-            shard_sizes=[4, 4], seed=None, global_batch_size=1, num_lanes=1, block_size=4, window=0,
-            quarantined=[5, 6], view=Selection.of(np.array(kept), 8),
-        )  # fmt: skip
-        assert order.ids(0, np.arange(order.num_samples)).tolist() == [
-            id_ for id_ in kept if id_ not in (5, 6)
-        ]
 
 
 def test_a_state_of_another_view_or_of_the_whole_set_is_refused():

@@ -3,7 +3,7 @@
 import pytest
 
 from shardset.errors import ConfigError
-from shardset.order.state import OrderState, quarantine_digest, state_from_json
+from shardset.order.state import OrderState, states_from_json
 
 
 @pytest.mark.parametrize(
@@ -11,14 +11,13 @@ from shardset.order.state import OrderState, quarantine_digest, state_from_json
 )
 def test_what_is_no_state_is_refused(text):
     with pytest.raises(ConfigError, match="order state"):
-        state_from_json(text)
+        states_from_json(text)
 
 
 def test_state_spells_its_fields_as_documented():
     state = OrderState(
         version=1,
         manifest="m",
-        quarantine="q",
         seed=3,
         epoch=2,
         row=8,
@@ -27,9 +26,5 @@ def test_state_spells_its_fields_as_documented():
         window=5,
     )
     assert state.to_json() == (
-        '{"version":1,"manifest":"m","quarantine":"q","seed":3,"epoch":2,"row":8,"L":4,"q":3,"w":5}'
+        '{"version":1,"manifest":"m","seed":3,"epoch":2,"row":8,"L":4,"q":3,"w":5}'
     )
-
-
-def test_the_quarantine_digest_ignores_order_and_repeats():
-    assert quarantine_digest([3, 1, 3]) == quarantine_digest([1, 3]) != quarantine_digest([1])

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-import uuid
 from pathlib import Path
 
 import pytest
@@ -18,20 +17,16 @@ import pytest
 from shardset.errors import ConfigError
 from shardset.format.manifest import load
 from shardset.read.disk_cache import BlockCache, DiskCache
-from shardset.storage.open import open_storage
 from shardset.stream.stream import Stream
-from tests.makers.shardset import png_samples, write_shard_set
+from tests.makers.shardset import new_set, png_samples
 
 NUM_SAMPLES, NUM_SHARDS = 80, 4
 SHOWN = Path(__file__).parents[3]
 
 
-def shard_set(url=None, split="train"):
-    url = url or f"memory://{uuid.uuid4().hex}/set"
-    write_shard_set(
-        open_storage(url), {split: png_samples(split, NUM_SAMPLES, size=8)}, num_shards=NUM_SHARDS
-    )
-    return url
+def shard_set(url=None):
+    samples = png_samples("train", NUM_SAMPLES, size=8)
+    return new_set(samples, url, num_shards=NUM_SHARDS)
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +75,7 @@ def shard_bytes(url):
 
 def other_pictures(number):
     """The URL of a shard set of few samples that no other number has."""
-    url = f"memory://{uuid.uuid4().hex}/set"
-    samples = png_samples("train", 20 + number, size=8)
-    write_shard_set(open_storage(url), {"train": samples}, num_shards=1)
-    return url
+    return new_set(png_samples("train", 20 + number, size=8), num_shards=1)
 
 
 def test_the_second_epoch_and_a_new_run_read_nothing_from_the_bucket(url, tmp_path, expected):

@@ -9,12 +9,17 @@ import pytest
 from shardset.errors import DamagedShard, StorageError
 from shardset.format.manifest import load
 from shardset.format.tar import StoredSample
-from shardset.read.blocks import open_sample_reader
+from shardset.read import local
 from shardset.read.indexes import ShardTable
 from shardset.read.local import SMALL_BYTES, LocalSampleReader
-from shardset.storage.open import open_storage
-from tests.makers.reading import addresses_of, order_of
-from tests.makers.shardset import png_samples, write_shard_set
+from shardset.read.open import open_sample_reader
+from tests.makers.reading import order_of, read_epoch
+from tests.makers.shardset import new_set, png_samples
+
+
+def table_of(folder):
+    manifest, storage, _ = load(str(folder))
+    return ShardTable(storage, manifest.split("train"))
 
 
 def test_members_may_stand_in_another_order_than_the_columns_of_the_split(tmp_path):
@@ -22,9 +27,8 @@ def test_members_may_stand_in_another_order_than_the_columns_of_the_split(tmp_pa
         StoredSample(key="a", fields=(("jpg", b"A"), ("cls", b"1")), label=1, source=0),
         StoredSample(key="b", fields=(("png", b"BB"), ("cls", b"2")), label=2, source=1),
     ]
-    write_shard_set(open_storage(str(tmp_path)), {"train": samples}, num_shards=1)
-    manifest, storage, _ = load(str(tmp_path))
-    table = ShardTable(storage, manifest.split("train"))
+    new_set(samples, tmp_path, num_shards=1)
+    table = table_of(tmp_path)
     assert table.split.fields == ["jpg", "cls", "png"]
     pending = LocalSampleReader(table).read_single(
         table.addresses(np.array([0, 0]), np.array([1, 0]))
@@ -38,9 +42,8 @@ def test_each_field_of_a_small_and_of_a_large_sample_is_what_was_stored(tmp_path
     sample = StoredSample(
         key="a", fields=(("jpg", content), ("json", b""), ("cls", b"1")), label=1, source=0
     )
-    write_shard_set(open_storage(str(tmp_path)), {"train": [sample]}, num_shards=1)
-    manifest, storage, _ = load(str(tmp_path))
-    table = ShardTable(storage, manifest.split("train"))
+    new_set([sample], tmp_path, num_shards=1)
+    table = table_of(tmp_path)
     addresses = table.addresses(np.array([0]), np.array([0]))
     assert LocalSampleReader(table).read_single(addresses).take(0) == [content, b"", b"1"]
     path = tmp_path / "train" / "train-000000.tar"
@@ -50,11 +53,8 @@ def test_each_field_of_a_small_and_of_a_large_sample_is_what_was_stored(tmp_path
 
 
 def test_a_shard_that_the_system_does_not_open_is_no_damage(tmp_path, monkeypatch):
-    write_shard_set(
-        open_storage(str(tmp_path)), {"train": png_samples("train", 6, size=8)}, num_shards=3
-    )
-    manifest, storage, _ = load(str(tmp_path))
-    table = ShardTable(storage, manifest.split("train"))
+    new_set(png_samples("train", 6, size=8), tmp_path, num_shards=3)
+    table = table_of(tmp_path)
     pending = LocalSampleReader(table).read_single(table.addresses(np.array([1]), np.array([0])))
 
     def refuse(*_):
@@ -70,20 +70,14 @@ def test_a_shard_that_the_system_does_not_open_is_no_damage(tmp_path, monkeypatc
     assert pending.take(0)
 
 
-def test_local_files_are_opened_once_and_not_too_many_at_a_time(tmp_path):
-    write_shard_set(
-        open_storage(str(tmp_path)), {"train": png_samples("train", 60, size=8)}, num_shards=6
-    )
-    manifest, storage, _ = load(str(tmp_path))
-    split = manifest.split("train")
-    table, order = ShardTable(storage, split), order_of(split)
+def test_local_files_are_opened_once_and_not_too_many_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "MAX_OPEN_FILES", 2)
+    new_set(png_samples("train", 60, size=8), tmp_path, num_shards=6)
+    table = table_of(tmp_path)
+    order = order_of(table.split)
     assert isinstance(open_sample_reader(order, table, 1 << 20), LocalSampleReader)
-    reads = LocalSampleReader(table, max_open_files=2)
-    contents = {}
-    for step in range(order.num_batches):
-        slots = order.batch(0, step)
-        pending = reads.read_step(0, slots, addresses_of(table, order, slots.ids))
-        contents |= {id_: pending.take(number) for number, id_ in enumerate(slots.ids.tolist())}
-        assert reads.file.cache_info().currsize <= 2
+    reads = LocalSampleReader(table)
+    contents = read_epoch(reads, table, order)
+    assert reads.file.cache_info().currsize <= 2
     assert sorted(contents) == list(range(60))
     reads.close()

@@ -4,18 +4,13 @@ import threading
 import time
 from concurrent.futures import CancelledError
 
-import numpy as np
 import pytest
 
-from shardset.errors import TransientError
-from shardset.format.manifest import load
-from shardset.read.blocks import BlockSampleReader
-from shardset.read.indexes import LostShard, ShardTable
+from shardset.errors import DamagedShard, TransientError
+from shardset.read.indexes import ShardTable
 from shardset.read.remote import RemoteReader
-from shardset.storage.open import open_storage
-from tests.faulty_proxy import FaultyProxy, is_media
-from tests.makers.reading import NUM_SAMPLES, RecordingStorage, order_of, read_epoch
-from tests.makers.shardset import png_samples, put, write_shard_set
+from tests.makers.reading import RecordingStorage
+from tests.makers.shardset import put
 
 
 def test_a_shard_that_is_written_again_with_its_own_bytes_is_read_on(recorded):
@@ -48,35 +43,9 @@ def test_a_shard_that_is_gone_or_another_object_is_refused(recorded, change, mes
         put(storage.inner, path, change(storage.inner.read(path)))
     else:
         storage.inner.delete(path)
-    with pytest.raises(LostShard, match=f"train-000000.tar: {message}"):
+    with pytest.raises(DamagedShard, match=f"train-000000.tar: {message}"):
         reader.submit(0, 0, 100).result()
     reader.close()
-
-
-@pytest.mark.gcs
-def test_a_block_takes_one_request_and_the_index_of_its_shard_another(
-    gcs_root, gcs_emulator, monkeypatch
-):
-    write_shard_set(
-        open_storage(gcs_root), {"train": png_samples("train", NUM_SAMPLES, size=8)}, num_shards=3
-    )
-    with FaultyProxy(gcs_emulator) as proxy:
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
-        manifest, storage, _ = load(gcs_root)
-        table = ShardTable(storage, manifest.split("train"))
-        order = order_of(table.split, window=0, block_size=20)
-        reads = BlockSampleReader(order, table, RemoteReader(table), 1 << 20)
-        assert len(read_epoch(reads, table, order)) == NUM_SAMPLES
-        reads.close()
-    assert all(is_media(seen) for seen in proxy.seen)
-    marks = ("json", "shards.npy?", "idx.npy?", ".tar?")
-    *others, tars = (sum(mark in seen.path for seen in proxy.seen) for mark in marks)
-    assert others == [1, 1, 3]
-    # The samples of the first batch come alone; a block that they cover is not read.
-    positions = np.arange(NUM_SAMPLES)
-    lanes = ((positions + 1) * order.num_lanes - 1) // NUM_SAMPLES
-    num_reads = len(np.unique(order.reads_of(0, lanes, positions).first))
-    assert num_reads - 1 <= tars - order.global_batch_size <= num_reads
 
 
 def reader_that_knows_its_times(storage, split):

@@ -6,7 +6,6 @@ import itertools
 import os
 import subprocess
 import sys
-import uuid
 from pathlib import Path
 
 import numpy as np
@@ -16,28 +15,21 @@ import shardset
 from shardset.decode.crops import CenterCrop, RandomResizedCrop
 from shardset.decode.image import ImageSpec
 from shardset.errors import ConfigError
-from shardset.storage.open import open_storage
 from tests.makers.reading import same
-from tests.makers.shardset import jpeg_samples, write_shard_set
+from tests.makers.shardset import jpeg_samples, new_set
 
 ROOT = Path(__file__).parents[3]
 NUM_TRAIN = 41
 
 
-@pytest.fixture(scope="module", params=["disk", "memory"])
-def shards(request, tmp_path_factory):
-    """The URL of a shard set: one is read by sample, the other by block."""
-    url = (
-        str(tmp_path_factory.mktemp("set"))
-        if request.param == "disk"
-        else f"memory://{uuid.uuid4().hex}/set"
-    )
+@pytest.fixture(scope="module")
+def shards(location):
+    """The URL of a shard set."""
     samples = {
         "train": jpeg_samples("train", NUM_TRAIN, height=24, width=30),
         "val": jpeg_samples("val", 9),
     }
-    write_shard_set(open_storage(url), samples, num_shards=3)
-    return url
+    return new_set(samples, location, num_shards=3)
 
 
 def make(url, split="train", **options):
@@ -119,17 +111,6 @@ def test_a_state_is_plain_values(shards):
     }
     stream.load_state_dict(numbers)
     assert stream.state_dict() == state
-
-
-def test_a_state_of_several_processes_goes_on_in_another_number_of_them(shards):
-    streams = [make(shards, batch_size=2, rank=rank, world_size=4) for rank in range(4)]
-    for batches in map(iter, streams):
-        next(batches)
-    states = [stream.state_dict() for stream in streams]
-    assert all(state == states[0] for state in states)
-    again = make(shards)
-    again.load_state_dict(states[0])
-    assert all_same(again, make(shards).epoch(0, 1))
 
 
 def test_states_of_several_orders_can_be_loaded_one_after_the_other(shards):

@@ -1,7 +1,6 @@
 import itertools
 import math
 import re
-import uuid
 
 import numpy as np
 import pytest
@@ -12,19 +11,13 @@ from shardset.decode.crops import PadCrop
 from shardset.decode.image import ImageSpec
 from shardset.errors import ConfigError
 from shardset.order.lanes import default_lanes, rank_part
-from shardset.storage.open import open_storage
 from shardset.stream.mixture import MixedStream, Share, share_lanes
-from tests.makers.shardset import png_samples, write_shard_set
+from tests.makers.shardset import new_set, png_samples
 
 
 @pytest.fixture(scope="module")
 def urls():
-    found = [f"memory://{uuid.uuid4().hex}/set" for _ in range(3)]
-    for url, size in zip(found, (40, 90, 25), strict=True):
-        write_shard_set(
-            open_storage(url), {"train": png_samples("train", size, size=8)}, num_shards=2
-        )
-    return found
+    return [new_set(png_samples("train", size, size=8)) for size in (40, 90, 25)]
 
 
 def make(urls, weights=(3, 2, 1), **options):
@@ -70,7 +63,7 @@ def test_a_shard_set_repeats_no_sample_before_its_epoch_ends(urls):
 def test_states_of_different_steps_are_refused(urls):
     mixed = make(urls)
     with pytest.raises(ConfigError, match="expected one"):
-        mixed.resume([mixed.state(1)[0], *mixed.state(2)[1:]])
+        mixed.load_state([mixed.state(1)[0], *mixed.state(2)[1:]])
 
 
 @pytest.mark.parametrize(
@@ -78,14 +71,14 @@ def test_states_of_different_steps_are_refused(urls):
 )
 def test_states_of_other_shares_are_refused_by_what_they_follow_from(urls, options):
     with pytest.raises(ConfigError, match=r"had \[6, 4, 2\] lanes there.*the weights") as caught:
-        make(urls, **options).resume(make(urls).state(3))
+        make(urls, **options).load_state(make(urls).state(3))
     assert "budget_bytes" not in str(caught.value)
 
 
 def test_states_of_another_number_of_shard_sets_are_refused(urls):
     states = make(urls[:2], (1, 1), global_batch_size=16, num_lanes=8).state(3)
     with pytest.raises(ConfigError, match="2 states for 3 shard sets"):
-        make(urls, (1, 1, 1)).resume(states)
+        make(urls, (1, 1, 1)).load_state(states)
 
 
 @given(st.lists(st.floats(0.5, 9), min_size=1, max_size=8), st.integers(200, 256))
@@ -130,12 +123,7 @@ def test_what_makes_no_mixture_is_refused(urls, options, message):
 @pytest.fixture(scope="module")
 def larger():
     """A mixture that needs some MiB, of its second set more than of its first."""
-    found = [f"memory://{uuid.uuid4().hex}/set" for _ in range(2)]
-    for url in found:
-        write_shard_set(
-            open_storage(url), {"train": png_samples("train", 40, size=8)}, num_shards=2
-        )
-    return found
+    return [new_set(png_samples("train", 40, size=8)) for _ in range(2)]
 
 
 def make_larger(urls, **options):
@@ -176,11 +164,8 @@ def test_a_replica_counts_its_own_part_of_a_batch(larger):
 @pytest.fixture(scope="module")
 def wide():
     """Two sets that fill batches of 1,024 in the shares 3 to 1."""
-    found = [f"memory://{uuid.uuid4().hex}/set" for _ in range(2)]
     samples = png_samples("train", 1700, size=8)
-    for url, size in zip(found, (1700, 600), strict=True):
-        write_shard_set(open_storage(url), {"train": samples[:size]}, num_shards=2)
-    return found
+    return [new_set(samples), new_set(samples[:600])]
 
 
 def make_wide(urls, *, world=1, rank=0, weights=(3, 1), **options):
@@ -202,7 +187,7 @@ def test_a_mixture_goes_on_in_its_recorded_order_on_any_world(wide, there, here)
     expected = take(recorded, 2, start=3)
     for rank in (0, here - 1):
         again = make_wide(wide, world=here, rank=rank)
-        assert again.resume(saved) == 3
+        assert again.load_state(saved) == 3
         assert again.state(3) == saved
         slots = rank_part(1024, rank, here)
         for batch, whole in zip(take(again, 2, start=3), expected, strict=True):
@@ -222,15 +207,6 @@ def test_a_mixture_s_window_follows_what_a_replica_holds(wide):
         streams = make_wide(wide, world=16, rank=rank, **options).streams
         assert [stream.order.window for stream in streams] == windows[2]
         assert sum(stream.memory.total for stream in streams) <= 4 << 20
-
-
-def test_a_mixture_takes_up_a_window_that_another_world_chose(wide):
-    options = {"global_batch_size": 64, "num_lanes": 16, "block_size": 8, "budget_bytes": 4 << 20}
-    saved = make_wide(wide, world=1, **options).state(2)
-    mixed = make_wide(wide, world=4, **options)
-    assert mixed.state(2) != saved
-    assert mixed.resume(saved) == 2
-    assert mixed.state(2) == saved
 
 
 def test_a_mixture_with_more_replicas_than_lanes_is_warned_once_of_what_they_read_twice(

@@ -7,7 +7,6 @@ import pickle
 import subprocess
 import sys
 import threading
-import uuid
 from pathlib import Path
 
 import numpy as np
@@ -18,25 +17,27 @@ import shardset
 from shardset.errors import ConfigError, DamagedShard, ManifestError, UndecodableImage
 from shardset.format.tar import StoredSample
 from shardset.storage.open import open_storage
-from tests.makers.shardset import encode, image_sample, pixels, png_samples, put, write_shard_set
+from tests.makers.shardset import (
+    encode,
+    image_sample,
+    new_set,
+    pixels,
+    png_samples,
+    put,
+)
 
 ROOT = Path(__file__).parents[3]
 NUM_TRAIN = 31
 
 
-@pytest.fixture(scope="module", params=["disk", "memory"])
-def shards(request, tmp_path_factory):
-    url = (
-        str(tmp_path_factory.mktemp("set"))
-        if request.param == "disk"
-        else f"memory://{uuid.uuid4().hex}/set"
-    )
+@pytest.fixture(scope="module")
+def shards(location):
+    """The URL of a shard set."""
     samples = {
         "train": png_samples("train", NUM_TRAIN, size=8),
         "val": png_samples("val", 5, size=8),
     }
-    write_shard_set(open_storage(url), samples, num_shards=3)
-    return url
+    return new_set(samples, location, num_shards=3)
 
 
 @pytest.mark.parametrize("id_", [0, 10, 11, 30])
@@ -78,7 +79,7 @@ def test_a_number_beyond_the_end_is_an_index_error(shards, number):
 
 
 def test_a_program_that_ends_with_open_shards_ends_silently(tmp_path):
-    write_shard_set(open_storage(str(tmp_path)), {"all": png_samples("all", 6, size=8)})
+    new_set({"all": png_samples("all", 6, size=8)}, tmp_path)
     code = (
         f"import sys, shardset; stream = shardset.Stream({str(tmp_path)!r}, 'all', batch_size=2,"
         " image_size=8); batches = iter(stream); next(batches); samples ="
@@ -103,7 +104,7 @@ def test_a_key_that_is_not_there_is_named_with_its_neighbours(shards, key):
 
 
 def test_the_split_may_be_left_out_where_there_is_one(shards, tmp_path):
-    write_shard_set(open_storage(str(tmp_path)), {"all": png_samples("all", 6, size=8)})
+    new_set({"all": png_samples("all", 6, size=8)}, tmp_path)
     assert len(shardset.open(tmp_path)) == 6
     with pytest.raises(ConfigError, match="several splits, train, val; name one"):
         shardset.open(shards)
@@ -122,9 +123,7 @@ def pair(sample):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_it_is_a_map_style_dataset(tmp_path, workers):
-    write_shard_set(
-        open_storage(str(tmp_path)), {"train": png_samples("train", 31, size=8)}, num_shards=3
-    )
+    new_set(png_samples("train", 31, size=8), tmp_path, num_shards=3)
     samples = shardset.open(tmp_path, transform=pair)
     assert samples[0][1] == 0  # opened here, and opened anew in each worker
     loader = DataLoader(samples, batch_size=4, num_workers=workers, collate_fn=collate)
@@ -171,7 +170,7 @@ def test_damage_and_what_is_no_image_are_named(tmp_path):
         image_sample("all", 0, b"nothing", "png", 10),
         StoredSample(key="b", fields=(("json", b"{}"),), label=-1, source=1),
     ]
-    write_shard_set(open_storage(str(tmp_path)), {"all": samples}, num_shards=1)
+    new_set({"all": samples}, tmp_path, num_shards=1)
     dataset = shardset.open(tmp_path)
     assert (dataset["b"].label, dataset["b"].class_name) == (-1, "")
     with pytest.raises(

@@ -4,7 +4,6 @@ import logging
 import pickle
 import re
 import threading
-import uuid
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from shardset.decode.augment import Chain, RandAugment, RandomErasing
 from shardset.decode.crops import CenterCrop, PadCrop
 from shardset.decode.image import ImageSpec
 from shardset.decode.memory_cache import MemoryCache
-from shardset.errors import ConfigError, DamagedShard, UndecodableImage
+from shardset.errors import ConfigError, UndecodableImage
 from shardset.format.tar import StoredSample
 from shardset.storage.open import open_storage
 from shardset.stream.stream import Stream
@@ -22,9 +21,9 @@ from tests.makers.shardset import (
     encode,
     image_sample,
     jpeg_samples,
+    new_set,
     pixels,
     png_samples,
-    write_shard_set,
 )
 
 WHOLE = ImageSpec(size=16, crop=CenterCrop(16))
@@ -32,20 +31,14 @@ PADDED = ImageSpec(size=16, crop=PadCrop(2), flip=True)
 NUM_TRAIN, NUM_VAL = 101, 37
 
 
-@pytest.fixture(scope="module", params=["disk", "memory"])
-def shards(request, tmp_path_factory):
-    """The URL of a shard set: one is read by sample, the other by block."""
-    url = (
-        str(tmp_path_factory.mktemp("set"))
-        if request.param == "disk"
-        else f"memory://{uuid.uuid4().hex}/set"
-    )
+@pytest.fixture(scope="module")
+def shards(location):
+    """The URL of a shard set."""
     samples = {
         "train": png_samples("train", NUM_TRAIN, size=16),
         "val": jpeg_samples("val", NUM_VAL),
     }
-    write_shard_set(open_storage(url), samples, num_shards=4)
-    return url
+    return new_set(samples, location, num_shards=4)
 
 
 def make(url, **options):
@@ -97,15 +90,6 @@ def test_the_replicas_of_any_world_see_the_same_global_batches(shards, world):
     ]
     for step, expected in enumerate(whole):
         assert same(together([part[step] for part in parts]), expected)
-
-
-def test_the_environment_does_not_say_who_reads_what(shards, monkeypatch):
-    # Where it would, all replicas of a launcher that sets none of these would read the same.
-    expected = list(make(shards, rank=0, world_size=2).epoch(0))
-    for name, value in {"RANK": 1, "LOCAL_RANK": 1, "WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 4}.items():
-        monkeypatch.setenv(name, str(value))
-    found = list(make(shards, rank=0, world_size=2).epoch(0))
-    assert all(same(one, other) for one, other in zip(found, expected, strict=True))
 
 
 REPEATED = {
@@ -188,7 +172,7 @@ def test_any_number_of_replicas_resumes_where_another_number_stopped(shards, bef
     whole = list(make(shards).epoch(0))
     saved = make(shards, rank=before - 1, world_size=before).state(0, 4)
     streams = [make(shards, rank=rank, world_size=after) for rank in range(after)]
-    steps = zip(*(stream.epoch(*stream.resume(saved)) for stream in streams), strict=True)
+    steps = zip(*(stream.epoch(*stream.load_state_dict(saved)) for stream in streams), strict=True)
     assert all(
         same(together(list(step)), expected)
         for step, expected in zip(steps, whole[4:], strict=True)
@@ -222,13 +206,6 @@ def test_evaluation_is_in_stored_order_and_weighs_every_sample_once(shards):
     assert same(together(batches), together(list(stream.epoch(5))))
 
 
-def test_quarantined_samples_are_left_out(shards):
-    found = together(list(make(shards, quarantined=(3, 50)).epoch(0)))
-    assert sorted(found["id"][found["weight"] == 1]) == [
-        id_ for id_ in range(NUM_TRAIN) if id_ not in (3, 50)
-    ]
-
-
 def test_nothing_is_decoded_when_no_image_is_asked_for(shards):
     batch = next(make(shards, image=None, fields=("png", "cls")).epoch(0))
     assert [int(text) for text in batch["cls"]] == batch["label"].tolist()
@@ -239,9 +216,7 @@ def test_nothing_is_decoded_when_no_image_is_asked_for(shards):
 def test_samples_without_a_field_pass_none_and_without_an_image_are_named(tmp_path):
     with_json = StoredSample(key="a", fields=(("png", b"x"), ("json", b"{}")), label=-1, source=0)
     without = StoredSample(key="b", fields=(("json", b"[]"),), label=-1, source=1)
-    write_shard_set(
-        open_storage(str(tmp_path)), {"all": [with_json, without]}, num_shards=1, num_classes=0
-    )
+    new_set({"all": [with_json, without]}, tmp_path, num_shards=1, num_classes=0)
     options = {"global_batch_size": 2, "split": "all", "seed": None, "window": 0}
     batch = next(make(str(tmp_path), image=None, fields=("png", "json"), **options).epoch(0))
     assert batch["png"] == [b"x", None]
@@ -249,17 +224,13 @@ def test_samples_without_a_field_pass_none_and_without_an_image_are_named(tmp_pa
     with pytest.raises(
         UndecodableImage, match=r"all-000000.tar: sample 'b' at byte \d+: it has no image"
     ):
-        list(
-            make(
-                str(tmp_path), image=WHOLE, bad_samples="raise", quarantined=(0,), **options
-            ).epoch(0)
-        )
+        list(make(str(tmp_path), image=WHOLE, **options | {"global_batch_size": 1}).epoch(0, 1))
 
 
 @pytest.mark.parametrize("name", ["image", "source"])
 def test_a_field_that_is_called_like_an_array_of_the_batch_is_refused(tmp_path, name):
     sample = StoredSample(key="a", fields=(("png", b"x"), (name, b"{}")), label=-1, source=0)
-    write_shard_set(open_storage(str(tmp_path)), {"train": [sample]}, num_shards=1, num_classes=0)
+    new_set([sample], tmp_path, num_shards=1, num_classes=0)
     options = {"global_batch_size": 1, "seed": None, "window": 0, "image": None}
     with pytest.raises(ConfigError, match=f"a batch already has a {name!r}"):
         make(str(tmp_path), fields=("png", name), **options)
@@ -271,7 +242,7 @@ def poisoned(tmp_path):
     """Number 5 is stored as it was written, and is no image."""
     samples = png_samples("train", 40, size=16)
     samples[5] = image_sample("train", 5, b"\x89PNG\r\n\x1a\n nothing like one", "png", 10)
-    write_shard_set(open_storage(str(tmp_path)), {"train": samples}, num_shards=2)
+    new_set(samples, tmp_path, num_shards=2)
     return str(tmp_path)
 
 
@@ -298,76 +269,14 @@ def test_a_masked_sample_keeps_its_slot_black_with_weight_zero(poisoned, caplog)
     assert "train-000005" in caplog.text
 
 
-@pytest.mark.parametrize("world", [1, 4])
-def test_a_substitute_comes_from_the_same_lane_whatever_the_world(poisoned, world):
-    plan = make(poisoned).order.batch
-    parts = [
-        list(make(poisoned, bad_samples="substitute", rank=r, world_size=world).epoch(0))
-        for r in range(world)
-    ]
-    for step in range(len(parts[0])):
-        found, planned = together([part[step] for part in parts]), plan(0, step)
-        bad = planned.ids == 5
-        assert np.array_equal(found["id"][~bad], planned.ids[~bad])
-        assert (found["label"] == found["id"] % 10).all()
-        assert found["weight"][bad].tolist() == planned.weights[bad].tolist()
-    every = np.concatenate([batch["id"] for part in parts for batch in part])
-    assert 5 not in every
-    assert len(every) == 48
-
-
-def test_a_pad_of_a_bad_sample_gets_a_good_one_of_its_lane(tmp_path):
-    samples = png_samples("train", 17, size=16)
-    samples[16] = image_sample("train", 16, b"nothing", "png", 10)
-    write_shard_set(open_storage(str(tmp_path)), {"train": samples}, num_shards=1)
-    options = {"global_batch_size": 16, "num_lanes": 1, "seed": None, "window": 0, "image": WHOLE}
-    found = together(list(make(str(tmp_path), bad_samples="substitute", **options).epoch(0)))
-    assert found["id"].tolist() == [*range(16), *[15] * 16]
-    assert found["weight"].sum() == 17
-
-
-@pytest.mark.parametrize(
-    ("where", "num_lanes", "order"),
-    [
-        ("disk", 12, {"block_size": 12}),
-        ("memory", 3, {"block_size": 12}),
-        ("memory", 1, {"seed": None, "window": 0, "image": WHOLE}),
-    ],
-)
-def test_samples_of_a_missing_shard_are_substituted_one_by_one(tmp_path, where, num_lanes, order):
-    url = str(tmp_path) if where == "disk" else f"memory://{uuid.uuid4().hex}/set"
-    write_shard_set(open_storage(url), {"train": png_samples("train", 120, size=16)}, num_shards=4)
-    open_storage(url).delete("train/train-000001.tar")
-    options = {"bad_samples": "substitute", "num_lanes": num_lanes, **order}
-    batches = list(make(url, **options).epoch(0))
-    parts = [list(make(url, rank=rank, world_size=4, **options).epoch(0)) for rank in range(4)]
-    for step, batch in enumerate(batches):
-        planned = make(url, **options).order.batch(0, step)
-        there = (planned.ids < 30) | (planned.ids >= 60)
-        assert np.array_equal(batch["id"][there], planned.ids[there])
-        assert ((batch["id"] < 30) | (batch["id"] >= 60)).all()
-        assert np.array_equal(batch["label"], batch["id"] % 10)
-        assert np.array_equal(batch["weight"], planned.weights)
-        assert same(together([part[step] for part in parts]), batch)
-
-
-def test_a_split_of_which_nothing_is_left_ends_the_run(tmp_path):
-    write_shard_set(
-        open_storage(str(tmp_path)), {"train": png_samples("train", 40, size=16)}, num_shards=2
-    )
-    for number in range(2):
-        open_storage(str(tmp_path)).delete(f"train/train-00000{number}.tar")
-    with pytest.raises(DamagedShard, match="can't be opened"):
-        list(make(str(tmp_path), bad_samples="substitute").epoch(0))
-
-
-def test_what_is_known_to_be_bad_is_not_read_again_as_a_substitute(tmp_path, caplog):
-    samples = png_samples("train", 40, size=16)
-    samples[:30] = [image_sample("train", number, b"nothing", "png", 10) for number in range(30)]
-    write_shard_set(open_storage(str(tmp_path)), {"train": samples}, num_shards=2)
-    options = {"num_lanes": 1, "seed": None, "window": 0, "image": WHOLE}
-    list(make(tmp_path, bad_samples="substitute", **options).epoch(0))
-    assert caplog.text.count("the substitute is bad too") <= 30
+def test_samples_of_a_missing_shard_are_masked_one_by_one(tmp_path):
+    samples = png_samples("train", 120, size=16)
+    for url in (new_set(samples, tmp_path, num_shards=4), new_set(samples, num_shards=4)):
+        open_storage(url).delete("train/train-000001.tar")
+        found = together(list(make(url, bad_samples="mask").epoch(0)))
+        is_lost = (found["id"] >= 30) & (found["id"] < 60)
+        assert sorted(found["id"]) == list(range(120))
+        assert found["weight"].tolist() == (~is_lost).tolist()
 
 
 def test_closing_a_stream_ends_its_threads(shards):
@@ -419,7 +328,7 @@ def test_a_budget_too_small_for_one_batch_is_refused(shards):
         ({"global_batch_size": 0}, "the global batch size is 0"),
         ({"num_threads": -1}, "num_threads is -1"),
         ({"prefetch": -1}, "prefetch -1"),
-        ({"bad_samples": "skip"}, "bad_samples is 'skip', expected raise or substitute or mask"),
+        ({"bad_samples": "skip"}, "bad_samples is 'skip', expected raise or mask"),
         ({"last_batch": "keep"}, "last_batch is 'keep', expected pad or drop"),
         ({"world_size": None}, "world_size is None, expected a whole number"),
         ({"window": 2.5}, "window is 2.5, expected a whole number"),
@@ -450,12 +359,7 @@ def test_steps_that_no_epoch_has_are_refused(shards, epoch, steps):
 
 
 def test_a_stream_that_waits_for_its_indexes_is_interrupted_without_them():
-    url, asked, held, gave_up = (
-        f"memory://{uuid.uuid4().hex}/set",
-        threading.Semaphore(0),
-        threading.Event(),
-        [],
-    )
+    asked, held, gave_up = threading.Semaphore(0), threading.Event(), []
 
     def hold(*_):
         asked.release()
@@ -466,7 +370,7 @@ def test_a_stream_that_waits_for_its_indexes_is_interrupted_without_them():
             asked.acquire()
         _thread.interrupt_main()
 
-    write_shard_set(open_storage(url), {"train": png_samples("train", 20, size=16)}, num_shards=4)
+    url = new_set(png_samples("train", 20, size=16), num_shards=4)
     stream = make(url, image=None)
     stream.source.table.storage = RecordingStorage(stream.source.table.storage, before=hold)
     batches = stream.epoch(0)
@@ -547,11 +451,9 @@ def test_a_part_that_is_none_of_a_batch_is_refused(shards, part):
 @pytest.fixture(scope="module")
 def many():
     """2,000 samples in a bucket: enough for the borders of blocks not to count."""
-    url = f"memory://{uuid.uuid4().hex}/set"
     image = encode(pixels(1, 16, 16), "png")
     samples = [image_sample("train", number, image, "png", 10) for number in range(2000)]
-    write_shard_set(open_storage(url), {"train": samples}, num_shards=4)
-    return url
+    return new_set(samples, num_shards=4)
 
 
 @pytest.mark.parametrize("world", [4, 16])

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shardset.storage.open import open_storage
-from tests.makers.shardset import jpeg_samples, write_shard_set
+from tests.makers.shardset import jpeg_samples, new_set
 
 PAGE = Path(__file__).parents[3] / "docs" / "stream.md"
 
@@ -20,9 +19,7 @@ def workplace(tmp_path, monkeypatch):
     bucket = f"memory://{uuid.uuid4().hex}/shards"
     for url, num_samples in (("shards", 900), ("others", 80), (bucket, 300)):
         samples = jpeg_samples("train", num_samples, height=24, width=32)
-        write_shard_set(
-            open_storage(url if "//" in url else str(tmp_path / url)), {"train": samples}
-        )
+        new_set(samples, url if "//" in url else str(tmp_path / url))
     monkeypatch.chdir(tmp_path)
     return bucket
 
@@ -32,7 +29,7 @@ def test_the_lines_of_the_page_work(workplace):
     assert "gs://bucket/shards" in lines
     found: dict = {}
     exec(lines.replace("gs://bucket/shards", workplace), found)
-    assert found["again"].resume(found["state"]) == (1, 3)
+    assert found["again"].state_dict() == found["saved"]
     assert found["images_NHWC"].shape == (256, 224, 224, 3)
     assert (found["batch"]["source"] == 0).sum() == 192
     assert len(next(found["cached"].epoch(0))["id"]) == 256

@@ -12,7 +12,6 @@ import pytest
 
 from shardset.errors import ConfigError
 from shardset.format import manifest as manifests
-from shardset.order.state import states_from_json, states_to_json
 from shardset.program import OK
 from shardset.storage.open import open_storage
 from tests.makers.shardset import png_samples, write_shard_set
@@ -80,7 +79,7 @@ def test_any_number_of_hosts_goes_on_with_the_same_batches_from_the_states_of_al
     assert isinstance(state, list)
     there = opened(mix, 3)
     for one in there:
-        one.train.resume(states_from_json(states_to_json(state)))
+        one.train.load_state_dict(state)
     assert ids(there, cut) == ids([data])[cut:]
 
 

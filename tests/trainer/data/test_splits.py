@@ -53,8 +53,8 @@ def test_a_lost_repeated_or_strange_sample_is_an_error(ids: list[int]) -> None:
         check_epoch(3, complete_epoch(Selection(4)), SampleDigest().add(np.array(ids)))
 
 
-def test_quarantined_samples_are_neither_expected_nor_among_the_weights(manifest: str) -> None:
-    ids = Selection(6).without(np.array([1, 4]))
+def test_samples_out_of_the_view_are_neither_expected_nor_among_the_weights(manifest: str) -> None:
+    ids = Selection(6, np.array([1, 4]))
     assert complete_epoch(ids) == SampleDigest().add(np.array([5, 0, 2, 3]))
     data = replace(
         open_data(tiny_config(manifest, "run"), 0, 1), train_ids=Selection(NUM_TRAIN - 2)

@@ -232,7 +232,6 @@ def test_explaining_needs_no_torch(recorded):
         (configs.RECORD, '{"epochs": "many"}', "another version or changed"),
         (configs.ORDER, "{", r"run/order\.json: can't be read .*; restore it"),
         (configs.ORDER, {"manifest": "0" * 64}, "manifest is"),
-        (configs.ORDER, {"quarantine": "0" * 64}, "quarantine is"),
     ],
 )
 def test_a_record_that_is_damaged_or_of_another_set_is_named(

@@ -2,18 +2,15 @@
 decoded.
 """
 
-import uuid
-
 import numpy as np
 import pytest
 
 from shardset.decode.crops import CenterCrop, PadCrop
 from shardset.decode.image import ImageSpec
 from shardset.errors import ConfigError
-from shardset.storage.open import open_storage
 from shardset.stream.decode_batch.finish import KeyedGenerator
 from shardset.stream.stream import Stream
-from tests.makers.shardset import image_sample, jpeg_samples, png_samples, write_shard_set
+from tests.makers.shardset import image_sample, jpeg_samples, new_set, png_samples
 
 WHOLE = ImageSpec(size=16, crop=CenterCrop(16))
 NUM_TRAIN = 50
@@ -22,19 +19,14 @@ NUM_TRAIN = 50
 @pytest.fixture(scope="module", params=["small", "photographs", "bucket"])
 def shards(request, tmp_path_factory):
     """Shard sets that are filled in one thread, in several, and from blocks."""
-    url = (
-        f"memory://{uuid.uuid4().hex}/set"
-        if request.param == "bucket"
-        else str(tmp_path_factory.mktemp("set"))
-    )
+    url = None if request.param == "bucket" else tmp_path_factory.mktemp("set")
     size = {"height": 300, "width": 400, "quality": 100}
     samples = (
         jpeg_samples("train", NUM_TRAIN, **size)
         if request.param == "photographs"
         else png_samples("train", 50)
     )
-    write_shard_set(open_storage(url), {"train": samples}, num_shards=3)
-    return url
+    return new_set(samples, url, num_shards=3)
 
 
 def make(url, transform, **options):
@@ -120,7 +112,7 @@ def test_evaluation_draws_the_same_in_every_epoch(shards):
 
 def test_the_numbers_of_a_transform_are_frozen(tmp_path):
     # Those of every existing run. NumPy keeps the bits of Philox for ever.
-    write_shard_set(open_storage(str(tmp_path)), {"train": png_samples("train", 4)})
+    new_set(png_samples("train", 4), tmp_path)
     stream = make(
         str(tmp_path),
         lambda row, rng: {"bits": np.uint64(rng.bit_generator.random_raw())},
@@ -148,7 +140,7 @@ def test_a_generator_that_is_set_to_a_key_is_a_new_one_of_that_key(key):
 
 
 def test_later_epochs_from_the_memory_cache_are_transformed_too(tmp_path):
-    write_shard_set(open_storage(str(tmp_path)), {"train": png_samples("train", NUM_TRAIN)})
+    new_set(png_samples("train", NUM_TRAIN), tmp_path)
     cached, fresh = (
         make(str(tmp_path), noisy, image=ImageSpec(size=32, crop=PadCrop(2))) for _ in range(2)
     )
@@ -198,11 +190,9 @@ def test_an_error_of_a_transform_names_its_sample(shards):
 def test_a_bad_sample_still_raises_its_own_error(tmp_path):
     samples = png_samples("train", 20)
     samples[5] = image_sample("train", 5, b"no image", "png", 10)
-    write_shard_set(open_storage(str(tmp_path)), {"train": samples})
-    substituted = by_id(make(str(tmp_path), noisy, bad_samples="substitute").epoch(0))
-    assert (5, "image") not in substituted
-    assert all(
-        value.shape == (3, 16, 16) for (_, name), value in substituted.items() if name == "image"
-    )
+    new_set(samples, tmp_path)
+    batches = list(make(str(tmp_path), noisy, bad_samples="mask").epoch(0))
+    assert sum(batch["weight"].sum() for batch in batches) == 19
+    assert all(batch["image"].shape == (12, 3, 16, 16) for batch in batches)
     with pytest.raises(Exception, match="train-000005"):
         list(make(str(tmp_path), noisy).epoch(0))

@@ -1,0 +1,25 @@
+"""The reader of a split's samples: which one, and what it reads through."""
+
+from shardset.order.epoch import Order
+from shardset.read.blocks import BlockSampleReader
+from shardset.read.disk_cache import BlockCache, CachedReader
+from shardset.read.indexes import ShardTable
+from shardset.read.local import LocalSampleReader
+from shardset.read.pending import SampleReader
+from shardset.read.remote import RangeReader, RemoteReader
+
+
+def open_sample_reader(
+    order: Order, table: ShardTable, budget_bytes: int, cache: BlockCache | None = None
+) -> SampleReader:
+    """The reader of the samples of `order`: by sample from a local disk, by block from anywhere
+    else.
+
+    A remote one holds about `budget_bytes` and reads through `cache`.
+    """
+    if not table.storage.is_remote:
+        return LocalSampleReader(table)
+    reader: RangeReader = RemoteReader(table)
+    if cache is not None:
+        reader = CachedReader(reader, table, cache)
+    return BlockSampleReader(order, table, reader, budget_bytes)
