@@ -47,7 +47,7 @@ class PerProcess(Generic[T]):
             made, self._made = self._made, {}
         return list(made.values())
 
-    def _start_in_child(self) -> None:
+    def start_in_child(self) -> None:
         self.inherited += self._made.values()
         self._made, self._lock = {}, threading.Lock()
 
@@ -57,7 +57,7 @@ _instances: weakref.WeakSet[PerProcess[Any]] = weakref.WeakSet()
 
 def _start_all() -> None:
     for each in _instances:
-        each._start_in_child()
+        each.start_in_child()
 
 
 os.register_at_fork(after_in_child=_start_all)

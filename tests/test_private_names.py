@@ -121,13 +121,14 @@ OF_PYTHON = {
     "_ArgumentGroup",
     "_SubParsersAction",
     "_Unpickler",
+    "_asdict",
     "_csv",
     "_exit",
     "_getframe",
     "_replace",
     "_typeshed",
 }
-OURS = {"_find_device", "_objects"}
+OURS = {"_find_device", "_full", "_objects"}
 
 
 def missing(distribution: str, seen: str, file: str, definition: str, user: str) -> str | None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from shardset.errors import ConfigError, ManifestError, NotFound, StorageError
+from shardset.errors import ConfigError, DamagedShard, ManifestError, NotFound, StorageError
 from shardset.program import OK, PREEMPTED, Parser, count, program_parser, run_program, run_verb
 from shardset.settings import help_text
 from shardset.storage.open import is_address, open_storage
@@ -273,7 +273,8 @@ def _doctor(options: argparse.Namespace) -> None:
         config = (
             flags.config(recorded_config(options.run_dir)) if of_run else defaults.resolve(flags)[0]
         )
-    except (ManifestError, StorageError):  # of the shard set, where a check says what is wrong
+    # of the shard set, where a check says what is wrong
+    except (ManifestError, StorageError, DamagedShard):
         config = flags.config()
     doctor.report(doctor.run_checks(config, options.want_images_per_second), as_json=options.json)
 

@@ -190,7 +190,9 @@ def _table_problems(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
 def _unlisted(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
     names = set[str]()
     for split in manifest.splits if manifest.is_own else ():
-        is_of_split = re.compile(rf"{split}(-[0-9a-f]{{8}})?/.*\.(tar|idx\.npy)").fullmatch
+        is_of_split = re.compile(
+            rf"{split}(-(v[0-9]+-)?[0-9a-f]{{8}})?/.*\.(tar|idx\.npy)"
+        ).fullmatch
         try:
             names.update(stat.name for stat in storage.list(split) if is_of_split(stat.name))
         except ConfigError:  # a web server, which no reader lists either

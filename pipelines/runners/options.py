@@ -128,6 +128,11 @@ def _set_workers(options: DirectOptions, given: set[str], *, in_memory: bool) ->
     """
     if "--direct_running_mode" in given or in_memory:
         return
+    if options.direct_num_workers < 0:
+        raise ConfigError(
+            f"--direct_num_workers is {options.direct_num_workers}, expected a number from 1, or"
+            " 0: all"
+        )
     if "--direct_num_workers" not in given or not options.direct_num_workers:
         options.direct_num_workers = len(os.sched_getaffinity(0))
     if options.direct_num_workers > 1:

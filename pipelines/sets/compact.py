@@ -15,9 +15,9 @@ from pipelines.plan import tables
 from pipelines.sets.keys import refuse_unknown
 from pipelines.sets.retire import SINCE, Compacted, refuse_unfinished, retire, without
 from pipelines.write import history, replace
-from shardset.errors import ConfigError, ManifestError
+from shardset.errors import ConfigError
 from shardset.format import manifest as manifests
-from shardset.format import naming, versions
+from shardset.format import naming
 from shardset.format.index import content_bytes, first_images, index_fields
 from shardset.format.manifest import Manifest, Quarantine, Shard, Split
 from shardset.format.shards import Group, StoredShards
@@ -97,10 +97,9 @@ def _publish(
     if emptied := newest.splits.keys() - left:
         note += f", none left in {', '.join(sorted(emptied))}"
     identity = repr((newest.digest, forgotten, rejected))
-    suffix = "-" + hashlib.sha256(identity.encode()).hexdigest()[:8]
+    # The number tells a later compaction whether this one may still publish what it has written.
+    suffix = f"-v{newest.number}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}"
     storage.sweep()
-    folders = [f"{newest.number}/{name}{suffix}" for name in [*left, "quarantine"]]
-    _mark(storage, folders)  # so that the next change can remove what this one leaves
     quarantine = newest.quarantine
     if rejected is not None:
         quarantine = Quarantine(count=len(rejected), path=naming.quarantine_path(suffix))
@@ -119,17 +118,7 @@ def _publish(
         forgotten=forgotten,
     )
     storage.delete(SINCE)  # with the note of an earlier compaction old files would not wait
-    try:
-        history.publish(storage, newest, manifests.seal(version))
-    except ManifestError:
-        _mark(storage, folders)  # the other one may have removed them
-        replace.remove_stopped(storage, newest.number + 1)
-        raise
-
-
-def _mark(storage: Storage, folders: Sequence[str]) -> None:
-    for name in folders:
-        storage.write(versions.WRITING + name, b"", if_generation=ABSENT)
+    history.publish(storage, newest, manifests.seal(version))
 
 
 def lines(done: Compacted) -> list[str]:

@@ -53,8 +53,6 @@ class Committer:
         base = base_of(self.files, self.build.appends)
         digest = self.write_manifest(complete, class_totals, base)
         self._remove_replaced()
-        if base:
-            replace.remove_stopped(self.files.output, base.number + 1)
         return digest
 
     def write_manifest(

@@ -1,9 +1,11 @@
 """Removes files of a set that is being replaced, of unfinished builds and of stopped compactions.
 
-A manifest, `plan/` or a mark names them all. Any other file may belong to somebody else and stays.
+A manifest or `plan/` names them all, or the name says which version was being compacted. Any other
+file may belong to somebody else and stays.
 """
 
 import os
+import re
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 
@@ -14,9 +16,14 @@ from pipelines.plan.records import BuildFile, PlanFile
 from pipelines.write import history
 from shardset.errors import ConfigError, ManifestError, NotFound
 from shardset.format import manifest as manifests
-from shardset.format import naming, versions
+from shardset.format import naming
 from shardset.format.manifest import Manifest
 from shardset.storage.base import Stat, Storage
+
+_COMPACTED = re.compile(
+    r"(plan/shards/)?[A-Za-z0-9_-]+(?P<suffix>-v(?P<base>[0-9]{1,9})-[0-9a-f]{8})[/.-]"
+)
+"""A file that a compaction of version `base` writes."""
 
 
 def manifest_at(output: Storage, name: str) -> Manifest | None:
@@ -143,15 +150,14 @@ def delete_all(output: Storage, stats: Iterable[Stat]) -> None:
 
 def remove_stopped(output: Storage, number: int) -> None:
     """Removes what compactions of versions before `number` left: they can't publish any more."""
-    for mark in list(output.list(versions.WRITING)):
-        base, _, folder = mark.name.removeprefix(versions.WRITING).partition("/")
-        if base.isdecimal() and int(base) < number:
-            prefixes = folder, f"{naming.PLAN_FOLDER}shards/{folder}"
-            found = [stat for prefix in prefixes for stat in output.list(prefix)]
-            names = {stat.name for stat in found}
-            if history.unlisted(output, names) == names:  # else it was published
-                delete_all(output, found)
-            output.delete(mark.name)
+    made: dict[str, list[Stat]] = {}
+    for stat in output.list():
+        if (found := _COMPACTED.match(stat.name)) and int(found["base"]) < number:
+            made.setdefault(found["suffix"], []).append(stat)
+    loose = history.unlisted(output, {stat.name for stats in made.values() for stat in stats})
+    for stats in made.values():
+        if loose.issuperset(stat.name for stat in stats):  # else it was published
+            delete_all(output, stats)
 
 
 def _real_path(storage: Storage) -> str:

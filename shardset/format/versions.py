@@ -19,8 +19,6 @@ from shardset.storage.checked import read_small
 
 FOLDER = naming.VERSIONS_FOLDER
 TAGS = f"{FOLDER}tags/"
-WRITING = f"{FOLDER}writing/"
-"""Marks of unpublished folders: one of version 3 writes `3/train-1a2b3c4d`, then that folder."""
 
 _PATH = re.compile(rf"{FOLDER}([1-9][0-9]{{0,8}})\.json", re.ASCII)
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)

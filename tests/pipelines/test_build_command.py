@@ -118,7 +118,10 @@ def test_names_are_printed_as_they_are(tmp_path):
         (["--holdout", "test=2"], "--holdout test=2.0: expected a fraction"),
         (["--source", "nope"], "no source 'nope'; there are cifar10"),
         (["--only-shards", "train:3-1"], "'train:3-1' is not SPLIT:NUMBERS"),
-        (["--only-shards", "train:9"], "--only-shards train:9: split 'train' has shards 0 to"),
+        (
+            ["--only-shards", "train:9"],
+            "--only-shards train:9: no such shard, only test:0-0",
+        ),
         (
             ["--num-shards", "bogus=3"],
             "sizes were given for split 'bogus', but the input has test, train",

@@ -272,7 +272,9 @@ class Training:
         class Silent:
             def __init__(self, folder: object) -> None: ...
 
-            def log(self, values: object, step: int) -> None: ...
+            log_dir = ""
+
+            def add_scalar(self, name: str, value: float, step: int) -> None: ...
 
             def close(self) -> None: ...
 
@@ -282,7 +284,7 @@ class Training:
             patch.object(trainer.run, "Learner", ChainLearner),
             patch.object(ChainLearner, "committed", self._committed, create=True),
             patch.object(trainer.run, "PreemptionNotice", Notice),
-            patch.object(metrics, "TensorBoardLogger", Silent),
+            patch.object(metrics, "open_events", Silent),
             patch.object(
                 metrics, "_now", lambda: self.baton.wall_clock.isoformat(timespec="microseconds")
             ),

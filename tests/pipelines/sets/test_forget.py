@@ -20,7 +20,7 @@ from pipelines.sets.column import column
 from pipelines.sets.compact import compact, lines
 from shardset.errors import ConfigError, StorageError
 from shardset.format import manifest as manifests
-from shardset.format import naming, versions
+from shardset.format import naming
 from shardset.storage.local import LocalStorage
 from tests.makers.built import HERE, config_of
 from tests.makers.folders import write_class_folders, write_images
@@ -78,11 +78,10 @@ def loose(folder):
         - known
         - set(map(naming.references_of, known))
     )
-    marks = ("plan/shards/", versions.WRITING)
     return {
         name
         for name in names
-        if name.startswith(marks) or not name.startswith(("plan/", "versions/"))
+        if name.startswith("plan/shards/") or not name.startswith(("plan/", "versions/"))
     }
 
 
