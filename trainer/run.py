@@ -151,7 +151,7 @@ class Run:
             with_ids=self.config.record_losses,
         )
         self._exits.enter_context(feed)
-        self._telemetry.watch_feed(feed)
+        self._telemetry.feed = feed
         return iter(feed)
 
     @property
@@ -280,19 +280,16 @@ class Run:
         """Hands a checkpoint of this position to the writer; every host must call."""
         self._run_lock.check()
         self._report_pending()
-        start = time.perf_counter()
         self.learner.broadcast_buffers()
         state = self._state(self._telemetry.seen_by_all())
         if self._writer is not None:
             self._writer.save(state, top1=top1)
         self._saved = self.position
-        self._telemetry.pause(time.perf_counter() - start)
+        self._telemetry.pause()
 
     def stop(self) -> None:
         """Saves what is not saved, and raises Preempted."""
-        self._telemetry.profile(None, self._folder.local / PROFILE)
-        if self._saved != self.position:
-            self.save()
+        self._save_rest()
         if self._writer is not None:
             self._writer.close()
         text = f"asked to stop: saved at step {self.position.step}; the same command resumes there"
@@ -301,11 +298,14 @@ class Run:
 
     def finish(self) -> None:
         """The last report, checkpoint and line."""
+        self._save_rest()
+        self._telemetry.log_final(self.position, self._seconds())
+
+    def _save_rest(self) -> None:
+        """Ends a trace, and saves what is not saved."""
         self._telemetry.profile(None, self._folder.local / PROFILE)
-        self._report_pending()
         if self._saved != self.position:
             self.save()
-        self._telemetry.log_final(self.position, self._seconds())
 
     # --- position and checkpoints -----------------------------------------------------------------
 

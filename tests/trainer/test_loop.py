@@ -193,17 +193,12 @@ def test_the_live_line_has_a_rate_once_one_is_known(
     assert all("samples/s, 0:0" in line and " 0 samples/s" not in line for line in shown[1:3])
 
 
-def test_a_run_says_its_accuracy_and_what_it_spent_its_time_on(
+def test_a_run_says_its_accuracy_and_the_rate_of_a_device(
     manifest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(tiny_config(manifest, tmp_path, epochs=2))
     accuracy = read_records(tmp_path, "eval")[-1]["top1"]
     assert capsys.readouterr().out.splitlines()[-1].startswith(f"val accuracy {accuracy:.4f} (best")
-    [final] = read_records(tmp_path, "final")
-    assert len(final["parts"]) == 5
-    assert min(final["parts"].values()) > 0
-    assert sum(final["parts"].values()) <= final["seconds"]
-    assert "time: steps " in (tmp_path / "logs/host-000.log").read_text()
     for epoch in read_records(tmp_path, "epoch"):
         assert epoch["rate_per_device"] == epoch["reduced_global_rate"]
 

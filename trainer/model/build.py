@@ -222,14 +222,9 @@ def _of_timm(config: ModelConfig, num_classes: int) -> nn.Module:
             name, pretrained=from_timm, num_classes=num_classes, **kwargs
         )
     except (OSError, RuntimeError) as error:
-        # a name with a tag of weights, as `.a1_in1k`, that do not exist
-        if config.pretrained is None:
-            raise ConfigError(
-                f"model {name!r}: {first_line(error)}; leave the tag of weights out"
-            ) from error
         raise ConfigError(
-            f"the weights of {name!r} could not be loaded ({first_line(error)}); without a network,"
-            " download them elsewhere and give --pretrained FILE"
+            f"model {name!r}: {first_line(error)}; leave a tag of weights such as .a1_in1k out, or"
+            " without a network download the weights elsewhere and give --pretrained FILE"
         ) from error
     return model
 

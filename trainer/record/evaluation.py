@@ -17,7 +17,7 @@ WORST = "worst.json"
 """The samples of highest loss in the newest evaluation of a run folder: see `worst_of`."""
 
 NUM_WORST = 48
-MAX_ROWS, MAX_COLUMNS = 40, 20
+MAX_ROWS = 40
 SIDE = 96
 """Pixels of a picture."""
 
@@ -26,31 +26,20 @@ Worst = list[tuple[Picture, str, list[str]]]
 
 
 def lines_by_class(outcomes: np.ndarray, names: Sequence[str]) -> Iterator[str]:
-    """Of OUTCOME [n] (see data/rows.py) the accuracy of each class and its row of the confusion
-    matrix.
-
-    Where the classes are many, the least accurate ones, with their three most frequent mistakes.
+    """Of OUTCOME [n] (see data/rows.py) the accuracy of each class, the least accurate first, and
+    its three most frequent mistakes.
     """
     rows: dict[int, Counter[int]] = defaultdict(Counter)
     for label, predicted in outcomes[["label", "predicted"]].tolist():
         rows[label][predicted] += 1
     accuracy = {label: row[label] / row.total() for label, row in rows.items()}
-    labels = sorted(rows.keys() | {predicted for row in rows.values() for predicted in row})
-    is_matrix = len(labels) <= MAX_COLUMNS
-    columns = (
-        "".join(f"{one:>6}" for one in labels) + "  predicted as"
-        if is_matrix
-        else "  class: mistakes"
-    )
-    yield f"{'right':>8}{'samples':>9}{columns}"
-    for label in sorted(rows, key=lambda one: one if is_matrix else accuracy[one])[:MAX_ROWS]:
-        row, text = rows[label], f"  {label} {printable(names[label])}"
-        if is_matrix:
-            text = "".join(f"{row[one] or '.':>6}" for one in labels) + text
-        else:
-            mistakes = [one for one, _ in row.most_common(4) if one != label][:3]
-            text += ": " + ", ".join(f"{printable(names[one])} ({row[one]})" for one in mistakes)
-        yield f"{accuracy[label]:>8.2%}{row.total():>9,}{text}"
+    yield f"{'right':>8}{'samples':>9}  class: mistakes"
+    for label in sorted(rows, key=lambda one: (accuracy[one], one))[:MAX_ROWS]:
+        row = rows[label]
+        others = sorted(row.keys() - {label}, key=lambda one: (-row[one], one))[:3]
+        mistakes = ", ".join(f"{printable(names[one])} ({row[one]})" for one in others)
+        name = printable(names[label])
+        yield f"{accuracy[label]:>8.2%}{row.total():>9,}  {label} {name}: {mistakes}"
     if len(rows) > MAX_ROWS:
         yield (
             f"... and {count(len(rows) - MAX_ROWS, 'more accurate class', 'more accurate classes')}"

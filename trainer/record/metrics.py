@@ -129,7 +129,7 @@ class EpochRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     input_wait_percent: float
     busy_percent: float
     compilations: int
-    rate_per_device: float | None = None
+    rate_per_device: float
 
 
 @prepared
@@ -151,8 +151,6 @@ class FinalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     """The whole run, as seen by the process that ended it.
 
     `accuracy` is the top-1 of the last evaluation.
-
-    `parts` are the seconds of this process since it began, by what it spent them on.
     """
 
     split: str
@@ -163,18 +161,9 @@ class FinalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     global_step: int
     seconds: float
     seconds_to_target: float | None
-    parts: dict[str, float] = {}
 
 
 Record = StepRecord | EpochRecord | EvalRecord | FinalRecord
-
-
-def time_in_words(record: FinalRecord) -> str:
-    """`steps 81 % (12.0 s), ...`: each part that took any time; empty if none did."""
-    total = sum(record.parts.values())
-    return ", ".join(
-        f"{name} {100 * s / total:.0f} % ({s:.1f} s)" for name, s in record.parts.items() if s > 0
-    )
 
 
 def line_of(record: Record) -> str:
@@ -182,7 +171,7 @@ def line_of(record: Record) -> str:
 
     People count epochs from 1.
     """
-    values = {name: value for name, value in asdict(record).items() if name != "parts"}
+    values = asdict(record)
     values |= {
         name: values[name] + 1 for name in ("epoch", "best_epoch") if values.get(name) is not None
     }

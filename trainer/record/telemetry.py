@@ -24,12 +24,8 @@ from trainer.record.metrics import (
     RunLog,
     StepRecord,
     advice,
-    time_in_words,
 )
 from trainer.runtime.base import Runtime
-
-PARTS = ("steps", "waiting for data", "the first step", "evaluations", "checkpoints")
-"""What a run spends its time on."""
 
 PROFILE = "profile"
 """The folder for traces in the run folder."""
@@ -40,7 +36,8 @@ class Telemetry:
     run.
 
     The sums of a step stay on the device until a `report` fetches them.
-    `epoch_totals` are the sums of the epoch over all hosts, up to the last report.
+    `epoch_totals` are the sums of the epoch over all hosts, up to the last report. `feed` is what
+    the run waits for.
     """
 
     def __init__(
@@ -54,11 +51,10 @@ class Telemetry:
         self._runtime, self._config, self._log = runtime, config, log
         self._eval_split, self._steps_per_epoch = data.eval_split, len(data.train)
         self._rate_at = rate_at
-        self._started, self._spent_s = time.perf_counter(), dict.fromkeys(PARTS, 0.0)
         self._pending: list[tuple[DeviceBatch, torch.Tensor, float]] = []
         self._has_reported = self._is_tracing = False
         self._pace_from: tuple[int, float] | None = None
-        self._feed: DeviceFeed | None = None
+        self.feed: DeviceFeed | None = None
         self.start_epoch()
 
     def restore(self, state: CheckpointState) -> None:
@@ -69,10 +65,6 @@ class Telemetry:
         self.epoch_totals = Totals(
             *state["epoch_totals"], outcomes=(state["outcomes"].numpy().view(OUTCOME),)
         )
-
-    def watch_feed(self, feed: DeviceFeed) -> None:
-        """Measures how long the run waits for this feed."""
-        self._feed, self._started = feed, time.perf_counter()
 
     def start_epoch(self) -> None:
         """Sets the counts of the epoch to zero."""
@@ -88,12 +80,8 @@ class Telemetry:
         self._pending.append((replace(batch, tensors={}), row, time.perf_counter()))
         self._seen = self._seen.add(batch.real_ids)
 
-    def pause(self, checkpoint_s: float) -> None:
-        """Leaves the time since the last report out of the rates.
-
-        So many seconds of it went into a checkpoint.
-        """
-        self._spent_s["checkpoints"] += checkpoint_s
+    def pause(self) -> None:
+        """Leaves the time since the last report out of the rates."""
         self._rates.mark()
 
     def seen_by_all(self) -> SampleDigest:
@@ -146,8 +134,6 @@ class Telemetry:
         self._rates.add(num_samples, now)
         self._replica_samples += num_samples
         self.epoch_totals = self.epoch_totals.add(rows)
-        if not self._has_reported:
-            self._spent_s["the first step"] = time.perf_counter() - self._started - self._wait_s()
         self._has_reported = True
         self._log_step(step - num_left - 1, Totals().add(rows))
 
@@ -186,8 +172,6 @@ class Telemetry:
 
     def log_evaluation(self, position: Position, totals: Totals) -> None:
         """Logs the evaluation that followed `log_epoch`."""
-        seconds = time.perf_counter() - self._evaluation_started
-        self._spent_s["evaluations"] += seconds
         self._log.record(
             EvalRecord(
                 split=self._eval_split,
@@ -197,7 +181,7 @@ class Telemetry:
                 loss=totals.mean("loss"),
                 top1=totals.mean("top1"),
                 top5=totals.mean("top5"),
-                seconds=seconds,
+                seconds=time.perf_counter() - self._evaluation_started,
             )
         )
         epoch = f"epoch {position.closed_epochs + 1}/{self._config.epochs}"
@@ -205,24 +189,18 @@ class Telemetry:
 
     def log_final(self, position: Position, seconds: float) -> None:
         """Logs the whole run."""
-        self._spent_s["waiting for data"] = self._wait_s()
-        self._spent_s["steps"] = max(
-            0.0, time.perf_counter() - self._started - sum(self._spent_s.values())
+        self._log.record(
+            FinalRecord(
+                split=self._eval_split,
+                accuracy=position.last_top1,
+                best_accuracy=position.best_top1,
+                best_epoch=position.best_epoch,
+                epochs=position.closed_epochs,
+                global_step=position.step,
+                seconds=seconds,
+                seconds_to_target=position.seconds_to_target,
+            )
         )
-        record = FinalRecord(
-            split=self._eval_split,
-            accuracy=position.last_top1,
-            best_accuracy=position.best_top1,
-            best_epoch=position.best_epoch,
-            epochs=position.closed_epochs,
-            global_step=position.step,
-            seconds=seconds,
-            seconds_to_target=position.seconds_to_target,
-            parts=self._spent_s,
-        )
-        self._log.record(record)
-        if self._has_reported:
-            self._log.note(f"time: {time_in_words(record)}")
         trained = (
             f"after {count(position.step, 'step')} ({count(position.closed_epochs, 'epoch')}) in"
             f" {seconds:.0f} s"
@@ -269,7 +247,7 @@ class Telemetry:
         return f", {datetime.timedelta(seconds=seconds)} left"
 
     def _wait_s(self) -> float:
-        return self._feed.wait_s if self._feed else 0.0
+        return self.feed.wait_s if self.feed else 0.0
 
 
 def _check_finite(rows: torch.Tensor, batches: Sequence[DeviceBatch]) -> None:

@@ -49,9 +49,11 @@ def launch(config: TrainConfig, worker: Worker) -> None:
 
     Raises ConfigError if the strategy can't run here.
     """
-    for name, instead in REFUSED.items():
-        if name.startswith("XLA_") and name in os.environ:
-            raise ConfigError(f"{name} is set: {instead}, and unset it")
+    for name in REFUSED:
+        if name in os.environ:
+            raise ConfigError(
+                f"{name} is set: torch_xla no longer reads it; use --precision bf16, and unset it"
+            )
     strategy = choose(config.strategy)
     if strategy != "ddp" and dist.is_torchelastic_launched() and int(os.environ["WORLD_SIZE"]) > 1:
         raise ConfigError(

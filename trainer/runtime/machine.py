@@ -9,12 +9,8 @@ from shardset.stream.world import num_local_processes
 from trainer.config import Precision
 
 CGROUP = Path("/sys/fs/cgroup")
-REFUSED = {
-    "XLA_USE_BF16": "torch_xla no longer reads it; use --precision bf16",
-    "XLA_DOWNCAST_BF16": "torch_xla no longer reads it; use --precision bf16",
-    "XRT_TPU_CONFIG": "XRT is gone from torch_xla; PJRT_DEVICE=TPU is set by this command",
-}
-"""Environment variables of older tutorials, and what replaces them."""
+REFUSED = ("XLA_USE_BF16", "XLA_DOWNCAST_BF16")
+"""Environment variables of older tutorials."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

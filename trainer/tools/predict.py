@@ -2,8 +2,8 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,27 +22,6 @@ from trainer.tools.trained import TrainedModel
 BATCH = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Guess:
-    """A class and its probability."""
-
-    name: str
-    probability: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
-    """An image and its most probable classes, or the reason why it has none."""
-
-    image: str
-    classes: list[Guess]
-    error: str | None = None
-
-    def __str__(self) -> str:
-        said = "  ".join(f"{one.name} {one.probability:.1%}" for one in self.classes)
-        return printable(f"{self.image}: {said or self.error}")
-
-
 def report(trained: TrainedModel, images: Sequence[str], *, top: int, as_json: bool) -> None:
     """Prints each image with its classes.
 
@@ -50,16 +29,18 @@ def report(trained: TrainedModel, images: Sequence[str], *, top: int, as_json: b
     """
     failed = 0
     for one in predictions(trained, _paths(images), top):
-        print(json.dumps(asdict(one)) if as_json else one, flush=True)
-        failed += one.error is not None
+        classes = "  ".join(f"{kind['name']} {kind['probability']:.1%}" for kind in one["classes"])
+        text = printable(f"{one['image']}: {classes or one['error']}")
+        print(json.dumps(one) if as_json else text, flush=True)
+        failed += one["error"] is not None
     if failed:
         raise TrainingError(
             f"{count(failed, 'image')} could not be read; the lines above give the reasons"
         )
 
 
-def predictions(trained: TrainedModel, paths: Sequence[str], top: int) -> Iterator[Prediction]:
-    """The `top` most probable classes of each image, in order."""
+def predictions(trained: TrainedModel, paths: Sequence[str], top: int) -> Iterator[dict[str, Any]]:
+    """Each image and its `top` most probable classes, or the error of reading it."""
     image, names = trained.facts.image, trained.facts.classes
     for start in range(0, len(paths), BATCH):
         chunk = paths[start : start + BATCH]
@@ -67,8 +48,11 @@ def predictions(trained: TrainedModel, paths: Sequence[str], top: int) -> Iterat
         errors = [_fill(row, path, image) for row, path in zip(rows, chunk, strict=True)]
         values, labels = probabilities(trained, rows).topk(min(top, len(names)))
         for path, error, *best in zip(chunk, errors, values.tolist(), labels.tolist(), strict=True):
-            guesses = [Guess(names[label], value) for value, label in zip(*best, strict=True)]
-            yield Prediction(image=path, classes=[] if error else guesses, error=error)
+            classes = [
+                {"name": names[label], "probability": value}
+                for value, label in zip(*best, strict=True)
+            ]
+            yield {"image": path, "classes": [] if error else classes, "error": error}
 
 
 @torch.no_grad()

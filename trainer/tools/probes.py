@@ -8,7 +8,6 @@ import importlib.metadata
 import itertools
 import json
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -18,12 +17,10 @@ import uuid
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from shardset.errors import ConfigError, StorageError
-from shardset.storage.base import Storage, stat_or_none
+from shardset.errors import StorageError
 from shardset.storage.open import is_address, open_storage
 from trainer.config import TrainConfig
 
@@ -56,20 +53,10 @@ class Devices:
 
 def versions() -> dict[str, str | None]:
     """The installed versions; None for what is not installed."""
-    return {name: next((one.version for one in _installed(name)), None) for name in DISTRIBUTIONS}
-
-
-def pins() -> dict[str, str]:
-    """The versions that the installed torchvision and back ends for TPUs were built for, such as
-    `libtpu==0.0.21`.
-    """
-    found = [one for name in DISTRIBUTIONS[1:] for one in _installed(name)]
-    texts = "\n".join(text for one in found for text in one.requires or [])
-    return dict(re.findall(r"^(\w+) ?\(?==([\w.]+)", texts, re.M))
-
-
-def _installed(name: str) -> list[importlib.metadata.Distribution]:
-    return list(importlib.metadata.distributions(name=name))[:1]
+    return {
+        name: next((one.version for one in importlib.metadata.distributions(name=name)), None)
+        for name in DISTRIBUTIONS
+    }
 
 
 def devices(strategy: str, timeout_s: float = DEVICES_TIMEOUT_S) -> Devices | str:
@@ -164,16 +151,6 @@ def try_writing(url: str) -> None:
     storage.delete(name)
 
 
-def stored_sizes(storage: Storage, names: Iterable[str]) -> dict[str, int]:
-    """The sizes of stored files by name: of all by a listing, on a web server of those `names`."""
-    try:
-        return {stat.name: stat.num_bytes for stat in storage.list()}
-    except ConfigError:
-        with ThreadPoolExecutor(storage.reads_at_once) as pool:
-            found = pool.map(partial(stat_or_none, storage), names)
-        return {stat.name: stat.num_bytes for stat in found if stat}
-
-
 def ports(
     hosts: Iterable[str], numbers: Iterable[int], timeout_s: float = CONNECT_TIMEOUT_S
 ) -> dict[str, PortState]:
@@ -205,16 +182,14 @@ def decode_rate(config: TrainConfig, duration_s: float = RATE_S) -> float:
     stream = open_data(
         replace(config, global_batch_size=RATE_BATCH, accumulate=1, image=image), 0, 1
     ).train
-    start, num_images = time.perf_counter(), 0
-    for number, (_, _, batch) in enumerate(stream.run(iter([(0, range(len(stream)))]))):
-        # The first batch waits for indexes and connections, so it counts only if there is no other.
-        if number or len(stream) == 1:
-            num_images += int((batch["weight"] > 0).sum())
-        else:
-            start = time.perf_counter()
-        if num_images and time.perf_counter() - start > duration_s:
-            break
-    return num_images / max(1e-9, time.perf_counter() - start)
+    batches = stream.run((epoch, range(len(stream))) for epoch in itertools.count())
+    next(batches)  # waits for indexes and connections, so it does not count
+    start, num_images, seconds = time.perf_counter(), 0, 0.0
+    while seconds < duration_s:
+        _, _, batch = next(batches)
+        num_images += int((batch["weight"] > 0).sum())
+        seconds = time.perf_counter() - start
+    return num_images / seconds
 
 
 if __name__ == "__main__":

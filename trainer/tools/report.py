@@ -30,7 +30,6 @@ from trainer.record.metrics import (
     Record,
     StepRecord,
     advice,
-    time_in_words,
 )
 from trainer.record.run_folder import METRICS
 
@@ -43,28 +42,18 @@ class RunRecord:
 
     If a resumed run took a step again, only the newest record of the step counts.
 
-    `num_replaced` counts the older records, `num_damaged` the damaged lines of metrics.jsonl.
+    `final` is None if the run is running or was stopped. `num_damaged` counts the damaged lines of
+    metrics.jsonl.
     """
 
     steps: list[StepRecord]
     epochs: list[EpochRecord]
     evaluations: list[EvalRecord]
-    finals: list[FinalRecord]
-    num_replaced: int
+    final: FinalRecord | None
+    last_step: int
     num_damaged: int
     config: TrainConfig
     worst: Worst
-
-    @property
-    def last_step(self) -> int:
-        """The largest step of any record."""
-        records: list[Record] = [*self.steps, *self.epochs, *self.evaluations, *self.finals]
-        return max((record.global_step for record in records), default=0)
-
-    @property
-    def final(self) -> FinalRecord | None:
-        """The final record, if the run has ended; None if it is running or was stopped."""
-        return next((one for one in self.finals if one.global_step == self.last_step), None)
 
 
 def write(
@@ -102,12 +91,14 @@ def read(storage: Storage) -> RunRecord:
         )
     newest = {(type(record), record.global_step): record for record in written}.values()
     records = sorted(newest, key=lambda record: record.global_step)
+    last_step = records[-1].global_step
+    ends = [one for one in records if isinstance(one, FinalRecord)]
     return RunRecord(
         steps=[one for one in records if isinstance(one, StepRecord)],
         epochs=[one for one in records if isinstance(one, EpochRecord)],
         evaluations=[one for one in records if isinstance(one, EvalRecord)],
-        finals=[one for one in records if isinstance(one, FinalRecord)],
-        num_replaced=len(written) - len(newest),
+        final=next((one for one in ends if one.global_step == last_step), None),
+        last_step=last_step,
         num_damaged=len(lines) - len(written),
         config=config,
         worst=_worst(storage),
@@ -202,9 +193,8 @@ def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
         tiles.append(("last training loss", f"{step.loss:.4g}", f"at step {step.global_step:,}"))
     for last in run.epochs[-1:]:
         tiles.append(("samples/s", f"{last.reduced_global_rate:,.0f}", "all hosts, last epoch"))
-        if last.rate_per_device is not None:
-            tiles.append(("samples/s per device", f"{last.rate_per_device:,.1f}", "last epoch"))
-        share = _percent(last.input_wait_percent / 100, 1)
+        tiles.append(("samples/s per device", f"{last.rate_per_device:,.1f}", "last epoch"))
+        share = _percent(last.input_wait_percent / 100)
         tiles.append(("waiting for data", share, "of the time, last epoch"))
     if run.final:
         tiles.append(("time", _duration(run.final.seconds), count(run.final.epochs, "epoch")))
@@ -219,16 +209,8 @@ def _findings(run: RunRecord) -> Iterable[Finding]:
         if run.final.seconds_to_target is not None:
             text = f"It reached its target accuracy in {_duration(run.final.seconds_to_target)}."
             yield Finding(level="good", text=text)
-        if words := time_in_words(run.final):
-            yield Finding(level="note", text=f"Time: {words}.")
     else:
         text = f"The run has not ended: it is running, or was stopped at step {run.last_step:,}."
-        yield Finding(level="note", text=text)
-    if run.num_replaced:
-        text = (
-            f"It was resumed: {count(run.num_replaced, 'record')} of repeated steps were replaced"
-            " by newer ones."
-        )
         yield Finding(level="note", text=text)
     if run.num_damaged:
         text = (
@@ -278,8 +260,8 @@ def _points(records: Sequence[Any], name: str) -> list[plots.Point]:
     return [(one.global_step, getattr(one, name)) for one in records]
 
 
-def _percent(share: float, digits: int = 2) -> str:
-    return f"{100 * share:.{digits}f}\N{NO-BREAK SPACE}%"
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f}\N{NO-BREAK SPACE}%"
 
 
 def _duration(seconds: float) -> str:

@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 
 from shardset.errors import ConfigError
@@ -21,7 +20,6 @@ from shardset.program import run_program, run_verb
 from trainer.runtime import torchtpu
 from trainer.tools import probes
 
-POLL_S = 0.2
 RELAYED = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -75,39 +73,24 @@ def environments_of(base: Mapping[str, str], num_local: int) -> list[dict[str, s
 
 
 def run(command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> int:
-    """Runs the command once in each environment; returns 0, or the exit code of the first process
-    that fails.
+    """Runs the command once in each environment; returns 0, or the exit code of a process that
+    failed, the one of the lowest number.
 
     SIGTERM and SIGINT go to all of them. A process that ends early is for the others to notice, as
     in any run.
     """
-    asked: list[int] = []
-    before = {
-        number: signal.signal(number, lambda number, _: asked.append(number)) for number in RELAYED
-    }
     processes: list[subprocess.Popen[bytes]] = []
-    try:
-        for environment in environments:
-            processes.append(subprocess.Popen(command, env=environment))
-        return _wait(processes, asked)
-    finally:
+
+    def relay(number: int, _: object) -> None:
         for process in processes:
-            process.kill()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+            process.send_signal(number)
 
-
-def _wait(processes: Sequence[subprocess.Popen[bytes]], asked: list[int]) -> int:
-    running, code = list(processes), 0
-    while running:
-        while asked:
-            number = asked.pop(0)
-            for process in running:
-                process.send_signal(number)
-        for process in [one for one in running if one.poll() is not None]:
-            running.remove(process)
-            code = code or process.returncode
-        time.sleep(POLL_S if running else 0)
+    for number in RELAYED:
+        signal.signal(number, relay)
+    for environment in environments:
+        processes.append(subprocess.Popen(command, env=environment))
+    codes = [process.wait() for process in processes]
+    code = next(filter(None, codes), 0)
     return code if code >= 0 else 128 - code
 
 

@@ -3,7 +3,6 @@ import sys
 import uuid
 from pathlib import Path
 
-import msgspec
 import pytest
 import torch
 from hypothesis import given
@@ -155,11 +154,8 @@ FINAL = FinalRecord(
 )
 
 
-def test_a_run_without_an_evaluation_has_a_final_line_and_tells_the_parts_of_its_time() -> None:
+def test_a_run_without_an_evaluation_has_a_final_line() -> None:
     assert "accuracy=None" in metrics.line_of(FINAL)
-    assert metrics.time_in_words(FINAL) == ""
-    record = msgspec.structs.replace(FINAL, parts={"steps": 80.0, "waiting for data": 20.0})
-    assert metrics.time_in_words(record) == "steps 80 % (80.0 s), waiting for data 20 % (20.0 s)"
 
 
 def test_a_record_after_one_that_was_cut_has_a_line_of_its_own(tmp_path: Path) -> None:

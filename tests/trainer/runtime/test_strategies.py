@@ -192,7 +192,7 @@ def test_a_run_moves_between_strategies_and_world_sizes_in_mid_epoch(
     )
     evaluated = re.findall(r"val accuracy .* loss [0-9.]+", alone)[-1]
     assert evaluated in together
-    assert alone.partition("predicted as")[2] in together
+    assert alone.partition("class: mistakes")[2] in together
 
 
 def flat(num_classes: int) -> nn.Module:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from shardset.errors import StorageError
-from shardset.format import manifest as manifests
 from shardset.program import FAILED, OK, USAGE
 from shardset.storage.open import open_storage
 from tests.makers.training import shard_set
@@ -26,13 +25,11 @@ INSTALLED = {
     "torch_tpu": None,
     "libtpu": "0.0.21",
 }
-NEWEST = {"torch": "2.15.0", "torch_xla": None}
-TORCHTPU = NEWEST | {"torch_tpu": "0.2.0"}
-PINS = {"libtpu": "0.0.21", "torchvision": "0.24.1", "jax": "0.7.1"}
+TORCHTPU = {"torch": "2.15.0", "torch_xla": None, "torch_tpu": "0.2.0"}
 
 
 def versions(num_chips: int, **changes: str | None) -> CheckResult:
-    return doctor.check_versions(INSTALLED | changes, PINS, num_chips)
+    return doctor.check_versions(INSTALLED | changes, num_chips)
 
 
 def devices(kind: str, platform: str | None, num_hosts: int = 1, num_devices: int = 1) -> Devices:
@@ -52,15 +49,8 @@ def bucket(location: str | StorageError, zone: str | None) -> CheckResult:
         (versions(0, libtpu=None), "pass", "libtpu missing"),
         (versions(0, torch_xla=None), "pass", "torch_xla missing"),
         (versions(4, **TORCHTPU), "pass", "torch_tpu 0.2.0"),
-        (
-            versions(0, **NEWEST | {"torch": "2.16.0"}),
-            "warn",
-            "newest torch that is tested is 2.15",
-        ),
-        (versions(4, libtpu="0.0.30"), "fail", "libtpu 0.0.21 belongs to"),
         (versions(4, **TORCHTPU | {"torch_xla": "2.9.0"}), "fail", "keep one"),
         (versions(4, torch_xla=None), "fail", "a TPU needs libtpu, and"),
-        (versions(0, torch="2.8.1"), "fail", "torch 2.9 or newer is needed"),
         (versions(0, torch="2.90.0"), "fail", "same version as torch"),
         (
             doctor.check_devices(devices("xla", "TPU", 4, 16), 4),
@@ -94,21 +84,6 @@ def test_a_check_says_what_it_found_and_unless_it_passed_what_to_do(result, stat
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return shard_set(tmp_path_factory.mktemp("set"))
-
-
-def test_every_file_of_the_manifest_has_its_size(folder):
-    manifest = manifests.load(folder)[0]
-    sizes = doctor.expected_sizes(manifest)
-    found = doctor.check_manifest(manifest, sizes | {"manifest.json": 1})
-    assert found.status == "pass"
-    assert "train 52 in 4 shards" in found.found
-    for name in ("train/train-000001.tar", manifest.split("val").shards[0].index.path):
-        for wrong in ({**sizes, name: sizes[name] - 1}, {k: sizes[k] for k in sizes if k != name}):
-            found = doctor.check_manifest(manifest, wrong)
-            assert (found.status, found.found) == (
-                "fail",
-                f"1 of 16 files are missing or of another size, such as {name}",
-            )
 
 
 # --- the whole ------------------------------------------------------------------------------------
@@ -165,24 +140,18 @@ def test_a_set_on_disk_end_to_end(examined, folder, tmp_path):
         "versions", "devices", "ports", "run folder", "manifest", "decode rate",
     ]  # fmt: skip
     assert "strategy single" in found["devices"]["found"]
+    assert "train 52 in 4 shards" in found["manifest"]["found"]
     assert found["decode rate"]["status"] == "pass"
     assert list(tmp_path.iterdir()) == [], "it leaves nothing"
 
 
 @pytest.mark.usefixtures("known_devices")
-def test_a_set_on_a_web_server_is_compared_file_by_file(examined, tmp_path):
+def test_a_set_on_a_web_server_passes(examined, tmp_path):
     shard_set(tmp_path / "set")
     with WebServer(tmp_path) as server:
         code, found, _ = examined(*flags(f"{server.url}/set", str(tmp_path / "run")))
-        assert code == OK, found
-        assert "all 16 files there" in found["manifest"]["found"]
-        (tmp_path / "set/train/train-000002.tar").unlink()
-        code, found, _ = examined(*flags(f"{server.url}/set", str(tmp_path / "run")))
-    assert code == FAILED
-    assert (
-        found["manifest"]["found"]
-        == "1 of 16 files are missing or of another size, such as train/train-000002.tar"
-    )
+    assert code == OK, found
+    assert found["manifest"]["status"] == found["decode rate"]["status"] == "pass"
 
 
 @pytest.mark.slow
@@ -197,15 +166,6 @@ def test_a_set_in_a_bucket_end_to_end(examined, folder, gcs_root):
     assert "unknown" in found["bucket bucket"]["found"]
     assert found["manifest"]["status"] == "pass"
     assert list(open_storage(f"{gcs_root}/run").list()) == []
-    target.delete("train/train-000002.tar")
-    code, found, errors = examined(*flags(f"{gcs_root}/set", f"{gcs_root}/run"))
-    assert code == FAILED
-    assert (
-        "1 of 16 files are missing or of another size, such as train/train-000002.tar"
-        in found["manifest"]["found"]
-    )
-    assert "1 of " in errors
-    assert "decode rate" not in found
 
 
 @pytest.mark.usefixtures("known_devices")

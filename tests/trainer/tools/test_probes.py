@@ -134,11 +134,10 @@ def test_devices_that_fail_give_the_last_line_of_why(monkeypatch):
     assert "torchrun" in found
 
 
-def test_versions_and_pins_are_those_of_the_installed_distributions():
+def test_versions_are_those_of_the_installed_distributions():
     found = probes.versions()
     assert list(found) == list(probes.DISTRIBUTIONS)
     assert (found["torch"] or "").partition("+")[0] == torch.__version__.partition("+")[0]
-    assert probes.pins()["libtpu"].count(".") == 2
 
 
 def test_decoding_is_measured_on_real_images(tmp_path):
