@@ -17,6 +17,7 @@ from shardset.decode.crops import (
 )
 from shardset.decode.image import ImageSpec, decode, decode_into, draws
 from shardset.errors import ConfigError, UndecodableImage
+from tests.makers.odd_images import png_chunk
 from tests.makers.shardset import encode, pixels
 
 RANDOM = ImageSpec(size=24, crop=RandomResizedCrop(), flip=True)
@@ -38,10 +39,6 @@ def busy(height, width):
     down, right = np.mgrid[0:height, 0:width]
     stripes = 60 * ((down // 13 + right // 17) % 2)
     return np.clip(pixels(3, height, width) * 0.7 + stripes[:, :, None], 0, 255).astype(np.uint8)
-
-
-def pillow(data):
-    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
 
 
 def off(found, expected):
@@ -109,10 +106,7 @@ def interlaced(image):
     rows = b"".join(b"\0" + row.tobytes() for one in passes for row in one)
     header = struct.pack(">IIBBBBB", image.shape[1], image.shape[0], 8, 2, 0, 0, 1)
     chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-        for kind, body in chunks
-    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(png_chunk(*chunk) for chunk in chunks)
 
 
 def test_an_interlaced_png_decodes_to_its_pixels():
