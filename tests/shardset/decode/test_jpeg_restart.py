@@ -72,18 +72,6 @@ def test_every_window_at_every_reduction_has_the_pixels_of_the_whole(data):
         assert np.array_equal(found, window_of_whole(image, size, box, least))
 
 
-@pytest.mark.parametrize("kind", ["4:2:0", "4:2:2"])
-@pytest.mark.parametrize(("left", "least"), [(50, 52), (51, 52), (4, 13)])
-def test_a_part_of_a_few_columns_has_the_pixels_of_the_whole(kind, left, least):
-    image, size = restarted(kind, (64, 52)), (64, 52)
-    for top in range(0, 60, 7):
-        box = Box(top, left, 4, 1)
-        found = jpeg.decode_window(image, grid_of(image), box, (least, least))
-        assert found is None or np.array_equal(
-            found, window_of_whole(image, size, box, (least, least))
-        )
-
-
 @given(st.integers(1, 200), st.integers(1, 200), st.data())
 def test_the_reduction_is_the_one_that_simplejpeg_takes(height, width, data):
     least = data.draw(st.integers(1, height)), data.draw(st.integers(1, width))
