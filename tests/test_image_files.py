@@ -20,7 +20,7 @@ from shardset.decode.crops import CenterCrop
 from shardset.decode.image import ImageSpec, decode, decode_into, image_size
 from shardset.errors import UndecodableImage
 from shardset.format import manifest as manifests
-from shardset.format.images import format_of
+from shardset.format.images import IMAGE_FIELDS, format_of
 from shardset.stream.stream import Stream
 from shardset.writer import Writer
 from tests.makers.image_files import FILES, ImageFile
@@ -48,6 +48,10 @@ def of_pillow(data: bytes) -> np.ndarray:
 def off(found: np.ndarray, expected: np.ndarray) -> float:
     assert found.shape == expected.shape
     return float(np.abs(found.astype(int) - expected).mean())
+
+
+def test_there_is_a_file_of_every_format_that_a_build_stores():
+    assert {file.field for file in GOOD.values()} == {*IMAGE_FIELDS}
 
 
 @pytest.mark.parametrize("name", GOOD)

@@ -14,13 +14,14 @@ from pipelines.images.check import examine
 from pipelines.images.encode import encode, thumbnail_of
 from pipelines.images.options import ImageOptions
 from shardset.decode.crops import CenterCrop, PadCrop, RandomResizedCrop
-from shardset.decode.image import ImageSpec, decode, decode_into, draws, image_size
+from shardset.decode.image import ImageSpec, decode, image_size
 from shardset.decode.workers import DecodeCrops, DecodeWhole
 from shardset.format.images.orientation import orientation_of
 from shardset.settings import with_values
 from tests.makers import odd_images
 from tests.makers.odd_images import ORIENTATION, encoded
 from tests.makers.training import tiny_config
+from tests.shardset.decode.test_image import one
 from trainer.data.splits import eval_spec, train_spec
 
 SIZE = (52, 37)
@@ -51,12 +52,6 @@ def upright_by_pillow(data):
     return encoded(Image.fromarray(np.asarray(ImageOps.exif_transpose(stored))), "PNG")
 
 
-def cropped(data, spec):
-    out = np.zeros((spec.size, spec.size, 3), np.uint8)
-    decode_into(out, data, spec, draws(spec, 5, 1, np.array([3]), np.array([2]))[0])
-    return out
-
-
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("kind", FILES)
 def test_crops_are_those_of_the_upright_image(kind, orientation):
@@ -68,7 +63,7 @@ def test_crops_are_those_of_the_upright_image(kind, orientation):
     upright = upright_by_pillow(data)
     for crop in (RandomResizedCrop(), CenterCrop(30), CenterCrop(30, "bicubic"), PadCrop(4)):
         spec = ImageSpec(size=30, crop=crop)
-        np.testing.assert_array_equal(cropped(data, spec), cropped(upright, spec))
+        np.testing.assert_array_equal(one(data, spec), one(upright, spec))
 
 
 @pytest.mark.parametrize("orientation", [1, 4, 6, 7])
@@ -77,7 +72,7 @@ def test_a_jpeg_that_is_reduced_while_it_is_decoded_is_upright(orientation):
     upright = upright_by_pillow(data)
     for crop in (RandomResizedCrop((0.5, 1)), CenterCrop(80)):
         spec = ImageSpec(size=64, crop=crop)
-        off = np.abs(cropped(data, spec).astype(int) - cropped(upright, spec)).mean()
+        off = np.abs(one(data, spec).astype(int) - one(upright, spec)).mean()
         assert off < 3, (crop, off)
 
 
