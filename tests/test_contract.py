@@ -21,7 +21,7 @@ from shardset.decode.crops import CenterCrop
 from shardset.decode.image import ImageSpec
 from shardset.format import manifest as manifests
 from shardset.format import naming
-from shardset.format.images import IMAGE_FIELDS, MAX_PIXELS
+from shardset.format.images import MAX_PIXELS
 from shardset.format.index import index_fields
 from shardset.format.manifest import Manifest
 from shardset.stream.stream import Stream
@@ -193,28 +193,6 @@ def test_a_built_set_has_equal_shards_and_passes_the_deep_verification(built):
 def test_the_pixel_limit_of_both_sides_is_that_of_pillow():
     assert Image.MAX_IMAGE_PIXELS is not None
     assert MAX_PIXELS == 2 * Image.MAX_IMAGE_PIXELS
-
-
-def test_the_stream_decodes_every_format_that_a_build_stores(tmp_path):
-    raw = write_images(tmp_path / "raw", [f"train/{field}/0.{field}" for field in IMAGE_FIELDS])
-    config = BuildConfig(
-        source="folder", input=str(raw), output=str(tmp_path / "set"), num_shards={"train": 1}
-    )
-    build(config, ["--direct_running_mode=in_memory"])
-    image = ImageSpec(size=8, crop=CenterCrop(8))
-    stream = Stream(
-        str(tmp_path / "set"),
-        "train",
-        batch_size=len(IMAGE_FIELDS),
-        seed=None,
-        image=image,
-        with_key=True,
-    )
-    (batch,) = stream.epoch(0)
-    for key, pixels in zip(batch["key"], batch["image"], strict=True):
-        expected = np.asarray(Image.open(raw / f"{key}.{key.split('/')[-2]}").convert("RGB"))
-        assert np.abs(pixels.astype(int) - expected).mean() < 0.5, key
-    assert len(batch["key"]) == len(IMAGE_FIELDS)
 
 
 def test_a_set_may_be_moved_as_a_whole(built, tmp_path):

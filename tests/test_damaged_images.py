@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from pipelines.images.check import examine
+from pipelines.images.encode import encode
 from pipelines.images.options import ImageOptions
 from shardset.decode.image import decode
 from shardset.errors import UndecodableImage
@@ -31,6 +32,12 @@ def damaged(kind: str) -> list[bytes]:
     return found
 
 
+def build(data: bytes) -> None:
+    """What the build does with an image."""
+    found = examine(data, field="", verify="decode", options=ImageOptions())
+    encode(data, found.field, found.marks, ImageOptions(resize_shorter=8))
+
+
 def refused(act: Callable[[], object]) -> str:
     """The reason why an image is refused, or ""."""
     try:
@@ -43,7 +50,5 @@ def refused(act: Callable[[], object]) -> str:
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_the_build_refuses_as_damaged_the_reader_refuses_too(kind):
     for data in damaged(kind):
-        reason = refused(
-            lambda data=data: examine(data, field="", verify="decode", options=ImageOptions())
-        )
+        reason = refused(lambda data=data: build(data))
         assert bool(reason) == bool(refused(lambda data=data: decode(data))), reason

@@ -23,7 +23,7 @@ from shardset.errors import ShardsetError, missing_library
 from shardset.format import manifest as manifests
 from shardset.format.tar import StoredSample
 from shardset.storage.open import open_storage
-from tests.makers.documented import REPOSITORY, commands_of, run, words_of, write_inputs
+from tests.makers.documented import REPOSITORY, commands_of, run, run_all, write_inputs
 from tests.makers.folders import write_class_folders, write_images
 from tests.makers.shardset import pixels, png_samples, write_shard_set
 from tests.makers.stored import samples_of
@@ -94,9 +94,7 @@ def peers_python() -> str:
 @pytest.mark.nightly
 def test_every_command_of_the_first_hour_works_in_its_order(tmp_path: Path) -> None:
     write_inputs(tmp_path)
-    printed = [
-        run(words_of(command, SHORTER), tmp_path) for command in commands_of("docs/start.md")
-    ]
+    printed = run_all(commands_of("docs/start.md"), tmp_path, SHORTER)
     assert any("photos/cat/000.png: " in text for text in printed)
     (loop,) = [
         text
@@ -120,7 +118,7 @@ def test_each_way_of_migrating_works_in_its_order(title: str, tmp_path: Path) ->
         build = (
             "python -m pipelines build --source folder --input photos --output other --num-shards 2"
         )
-        run(words_of(build, {}), tmp_path)
+        run_all([build], tmp_path, {})
         shutil.copytree(
             tmp_path / "other/train", tmp_path / "tars", ignore=shutil.ignore_patterns("*.npy")
         )
@@ -130,8 +128,7 @@ def test_each_way_of_migrating_works_in_its_order(title: str, tmp_path: Path) ->
     assert [kind for kind, _ in steps].count("python") >= 2
     for kind, text in steps:
         if kind == "console":
-            for command in text.splitlines():
-                run(words_of(command, {}), tmp_path)
+            run_all(text.splitlines(), tmp_path, {})
         else:
             run(python_for(text), tmp_path)
 
@@ -191,8 +188,7 @@ def test_the_recipe_for_each_other_form_of_input_gives_all_its_samples(
     write_forms(tmp_path)
     (_, code), *commands = steps_of(section_of(title))
     run([sys.executable, "-c", code], tmp_path)
-    for _, command in commands:
-        run(words_of(command.strip(), {}), tmp_path)
+    run_all([command.strip() for _, command in commands], tmp_path, {})
     output = (
         tmp_path
         / re.findall(r"shards-from-\w+", code + "".join(command for _, command in commands))[0]

@@ -3,6 +3,8 @@
 import io
 import json
 import re
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,16 +13,18 @@ from PIL import Image, ImageOps
 
 from pipelines import cli as pipelines
 from pipelines.check.verify import verify
-from pipelines.images.check import examine
+from pipelines.images.check import examine, marks_of
 from pipelines.images.encode import encode, thumbnail_of
 from pipelines.images.options import ImageOptions
 from shardset.decode.crops import CenterCrop
 from shardset.decode.image import ImageSpec, decode, decode_into, image_size
 from shardset.errors import UndecodableImage
-from shardset.format.images import format_of
+from shardset.format import manifest as manifests
+from shardset.format.images import IMAGE_FIELDS, format_of
 from shardset.stream.stream import Stream
 from shardset.writer import Writer
-from tests.makers.image_files import FILES
+from tests.makers.image_files import FILES, ImageFile
+from tests.makers.stored import samples_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 GOOD = {name: file for name, file in FILES.items() if not file.reason}
@@ -44,6 +48,10 @@ def of_pillow(data: bytes) -> np.ndarray:
 def off(found: np.ndarray, expected: np.ndarray) -> float:
     assert found.shape == expected.shape
     return float(np.abs(found.astype(int) - expected).mean())
+
+
+def test_there_is_a_file_of_every_format_that_a_build_stores():
+    assert {file.field for file in GOOD.values()} == {*IMAGE_FIELDS}
 
 
 @pytest.mark.parametrize("name", GOOD)
@@ -91,7 +99,7 @@ def build(tmp_path: Path, *words: str) -> tuple[str, set[str]]:
     for number, file in enumerate(FILES.values()):
         (folder / f"{number}.{file.field}").write_bytes(file.data)
     where = ["--source", "folder", "--input", str(tmp_path / "raw"), "--output", str(output)]
-    where += ["--max-bad-fraction", "0.5", "--no-report", "--direct_num_workers=1"]
+    where += ["--max-bad-fraction", "0.5", "--direct_num_workers=1"]
     assert pipelines.main(["build", *where, "--num-shards", "1", *words]) == 0
     lines = (output / "quarantine.jsonl").read_text().splitlines()
     return str(output), {names(json.loads(line)["name"]) for line in lines}
@@ -104,13 +112,38 @@ def names(text: str) -> str:
     return list(FILES)[int(number[1])]
 
 
-def test_a_build_leaves_out_what_verify_names_and_the_stream_reads_the_rest(tmp_path):
+def test_a_build_leaves_out_what_verify_names_and_the_stream_shows_the_rest(tmp_path, capsys):
     output, left_out = build(tmp_path)
     assert left_out == {*BAD}
     assert verify(output, deep=True).ok
-    stream = Stream(output, "train", batch_size=9, seed=None, image=SPEC, with_key=True)
-    assert {names(key) for batch in stream.epoch(0) for key in batch["key"]} == {*GOOD}
-    unchecked, without_format = build(tmp_path, "--verify", "none")
+    said, page = capsys.readouterr().out, Path(output, "report.html").read_text()
+    marks = Counter(mark for file in GOOD.values() for mark in marks_of(marks_in(file)))
+    transparent, turned = marks.pop("transparent"), marks.pop("turned")
+    assert f"note: {transparent} images with transparency are stored as they came" in said
+    assert f"note: {turned} images are stored turned, as EXIF says; the stream turns" in said
+    assert f"{transparent} decoded images have transparency; the stream puts them on" in page
+    assert f"{turned} decoded images are stored turned" in page
+    manifest = manifests.load(output).manifest
+    assert manifest.fixes == marks
+    assert "background" not in manifest.provenance.options["image"]
+    stored = samples_of(output, manifest, "train")
+    spec = replace(SPEC, background=(10, 20, 30))
+    shown = {}
+    for batch in Stream(output, "train", batch_size=9, seed=None, image=spec, with_key=True):
+        shown |= dict(zip(batch["key"], batch["image"], strict=True))
+    assert {names(key) for key in shown} == {*GOOD}
+    for key, found in shown.items():
+        file, row = GOOD[names(key)], np.zeros((8, 8, 3), np.uint8)
+        data = stored[key][file.field]
+        assert data == file.data or "cmyk" in marks_in(file)
+        decode_into(row, data, spec, np.empty(0))
+        assert np.array_equal(found, row)
+    unchecked, without_format = build(tmp_path, "--verify", "none", "--no-report")
     problems = verify(unchecked, deep=True).problems
     found = {names(problem.where + problem.sentence) for problem in problems}
     assert found | without_format == {*BAD}
+
+
+def marks_in(file: ImageFile) -> str:
+    """What the build notes of a file."""
+    return examine(file.data, field=file.field, verify="decode", options=ImageOptions()).marks

@@ -5,26 +5,23 @@
 import io
 import random
 import struct
-import tarfile
 
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from pipelines import cli as pipelines
 from pipelines.images.check import examine
 from pipelines.images.encode import encode, thumbnail_of
 from pipelines.images.options import ImageOptions
 from shardset.decode.crops import CenterCrop, PadCrop, RandomResizedCrop
-from shardset.decode.image import ImageSpec, decode, decode_into, draws, image_size
+from shardset.decode.image import ImageSpec, decode, image_size
 from shardset.decode.workers import DecodeCrops, DecodeWhole
-from shardset.format import manifest as manifests
 from shardset.format.images.orientation import orientation_of
 from shardset.settings import with_values
-from shardset.stream.stream import Stream
 from tests.makers import odd_images
 from tests.makers.odd_images import ORIENTATION, encoded
 from tests.makers.training import tiny_config
+from tests.shardset.decode.test_image import one
 from trainer.data.splits import eval_spec, train_spec
 
 SIZE = (52, 37)
@@ -55,12 +52,6 @@ def upright_by_pillow(data):
     return encoded(Image.fromarray(np.asarray(ImageOps.exif_transpose(stored))), "PNG")
 
 
-def cropped(data, spec):
-    out = np.zeros((spec.size, spec.size, 3), np.uint8)
-    decode_into(out, data, spec, draws(spec, 5, 1, np.array([3]), np.array([2]))[0])
-    return out
-
-
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("kind", FILES)
 def test_crops_are_those_of_the_upright_image(kind, orientation):
@@ -72,7 +63,7 @@ def test_crops_are_those_of_the_upright_image(kind, orientation):
     upright = upright_by_pillow(data)
     for crop in (RandomResizedCrop(), CenterCrop(30), CenterCrop(30, "bicubic"), PadCrop(4)):
         spec = ImageSpec(size=30, crop=crop)
-        np.testing.assert_array_equal(cropped(data, spec), cropped(upright, spec))
+        np.testing.assert_array_equal(one(data, spec), one(upright, spec))
 
 
 @pytest.mark.parametrize("orientation", [1, 4, 6, 7])
@@ -81,7 +72,7 @@ def test_a_jpeg_that_is_reduced_while_it_is_decoded_is_upright(orientation):
     upright = upright_by_pillow(data)
     for crop in (RandomResizedCrop((0.5, 1)), CenterCrop(80)):
         spec = ImageSpec(size=64, crop=crop)
-        off = np.abs(cropped(data, spec).astype(int) - cropped(upright, spec)).mean()
+        off = np.abs(one(data, spec).astype(int) - one(upright, spec)).mean()
         assert off < 3, (crop, off)
 
 
@@ -163,42 +154,8 @@ def test_the_build_counts_what_it_keeps_turned_and_what_it_stores_upright(kind, 
     assert (small.height, small.width) == image_size(data)
 
 
-def test_a_build_keeps_the_bytes_says_how_many_are_turned_and_the_stream_shows_them_upright(
-    tmp_path, capsys
-):
-    folder = tmp_path / "raw" / "train" / "photo"
-    folder.mkdir(parents=True)
-    for orientation in range(1, 9):
-        (folder / f"{orientation}.jpg").write_bytes(turned_file("jpg", orientation))
-    where = [
-        "--source",
-        "folder",
-        "--input",
-        str(tmp_path / "raw"),
-        "--output",
-        str(tmp_path / "out"),
-    ]
-    assert pipelines.main(["build", *where, "--num-shards", "1", "--direct_num_workers=1"]) == 0
-    said = capsys.readouterr().out
-    assert "note: 7 images are stored turned, as EXIF says; the stream turns them upright" in said
-    manifest = manifests.load(str(tmp_path / "out")).manifest
-    assert manifest.fixes == {}
-    with tarfile.open(tmp_path / "out" / manifest.splits["train"].shards[0].path) as tar:
-        stored = {tar.extractfile(name).read() for name in tar.getnames() if name.endswith(".jpg")}
-    assert stored == {path.read_bytes() for path in folder.iterdir()}
-    page = (tmp_path / "out" / "report.html").read_text()
-    assert "7 decoded images are stored turned" in page
-
-    spec = ImageSpec(size=30, crop=CenterCrop(30))
-    stream = Stream(
-        str(tmp_path / "out"), "train", batch_size=8, image=spec, seed=0, fields=("jpg",)
-    )
-    [batch] = stream.epoch(0)
-    for row, data in zip(batch["image"], batch["jpg"], strict=True):
-        np.testing.assert_array_equal(row, cropped(upright_by_pillow(data), spec))
-
-
-def test_a_run_may_take_images_as_they_are_stored():
-    image = with_values(tiny_config("shards", "run"), {"image.upright": False}).image
-    assert not train_spec(image).upright
-    assert not eval_spec(image).upright
+def test_a_run_may_take_images_as_they_are_stored_and_on_a_background_of_its_own():
+    settings = {"image.upright": False, "image.background": "#0a141e"}
+    image = with_values(tiny_config("shards", "run"), settings).image
+    for spec in (train_spec(image), eval_spec(image)):
+        assert (spec.upright, spec.background) == (False, (10, 20, 30))

@@ -2,12 +2,11 @@
 
 import re
 import sys
-from pathlib import Path
 
 import pytest
 
 from shardset.format import manifest as manifests
-from tests.makers.documented import REPOSITORY, commands_of, run, words_of, write_inputs
+from tests.makers.documented import REPOSITORY, commands_of, run, run_all, write_inputs
 
 README = (REPOSITORY / "README.md").read_text()
 # those: test_buckets.py
@@ -23,26 +22,17 @@ SMALLER = {
 }
 
 
-@pytest.fixture(scope="module")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the inputs that the README names."""
-    return write_inputs(tmp_path_factory.mktemp("readme"))
-
-
 @pytest.mark.slow
-def test_every_data_command_of_the_readme_works_in_its_order(workplace):
-    ran = 0
-    for command in COMMANDS:
-        if command in ELSEWHERE or " trainer " in command:
-            continue
-        run(words_of(command, SMALLER), workplace)
-        ran += 1
-    assert ran == len(COMMANDS) - len(ELSEWHERE) - len(OF_TRAINER)
+def test_every_data_command_of_the_readme_works_in_its_order(tmp_path):
+    write_inputs(tmp_path)
+    assert len(ELSEWHERE) == 3
+    of_data = [command for command in COMMANDS if command not in {*ELSEWHERE, *OF_TRAINER}]
+    run_all(of_data, tmp_path, SMALLER)
     writer, stream, reader = re.findall(r"```python\n(.*?)```", README, flags=re.S)
-    run([sys.executable, "-c", writer], workplace)
-    assert manifests.load(str(workplace / "written")).manifest.split("train").num_samples == 10
-    assert "3 steps an epoch" in run([sys.executable, "-c", stream], workplace)
-    assert run([sys.executable, "-c", reader], workplace).strip()
+    run([sys.executable, "-c", writer], tmp_path)
+    assert manifests.load(str(tmp_path / "written")).manifest.split("train").num_samples == 10
+    assert "3 steps an epoch" in run([sys.executable, "-c", stream], tmp_path)
+    assert run([sys.executable, "-c", reader], tmp_path).strip()
 
 
 @pytest.mark.slow
@@ -54,13 +44,7 @@ def test_the_demo_goes_from_digits_to_an_accuracy_and_the_trainers_commands_go_o
     assert float(accuracy) > 0.97
     following = printed.splitlines()[-1].partition(" && python ")[2]
     assert "digit-0" in run([sys.executable, *following.split()], tmp_path)
-    for command in OF_TRAINER:
-        if " tpu " not in command:
-            run(words_of(command, {}), tmp_path)
-
-
-def test_what_is_not_run_here_is_only_what_ci_runs_or_needs_a_cloud():
-    assert len(ELSEWHERE) == 3
+    run_all(OF_TRAINER, tmp_path, {})
 
 
 def test_every_link_of_the_readme_leads_somewhere():

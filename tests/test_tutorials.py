@@ -3,7 +3,6 @@ cloud in a dry run.
 """
 
 import re
-import shlex
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +10,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from pipelines.cli import main as pipelines
-from tests.makers.documented import REPOSITORY, commands_of, run, words_of, write_inputs
+from tests.makers.documented import REPOSITORY, commands_of, run_all, write_inputs
 from tests.makers.folders import write_class_folders
 
 PAGES = sorted(
@@ -72,29 +70,10 @@ def test_every_command_of_a_tutorial_works_in_its_order(page, tmp_path):
             for line in commands_of("README.md")
             if "--output imagenet " in line and "Runner" not in line
         ]
-        run(words_of(build, REPLACED), tmp_path)
+        run_all([build], tmp_path, REPLACED)
     commands = [line for line in map(here, commands_of(page)) if not of_cloud(line)]
     assert commands
-    for command in commands:
-        run(words_of(command, REPLACED), tmp_path)
-
-
-def test_the_dataflow_tutorial_gives_a_command_that_the_build_takes(tmp_path, capsys):
-    (command,) = [
-        line for line in commands_of("docs/tutorials/dataflow.md") if line.startswith("make ")
-    ]
-    printed = run(
-        [*shlex.split(command), "--dry-run", "--directory", str(REPOSITORY), "--old-file=env"],
-        tmp_path,
-    )
-    (build,) = [
-        line for line in printed.replace("\\\n", " ").splitlines() if "-m pipelines build" in line
-    ]
-    words = shlex.split(build)
-    # Everything is taken but the folder, which no worker could reach: so every flag was known.
-    words[words.index("--output") + 1] = str(tmp_path)
-    assert pipelines(words[words.index("build") :]) == 2
-    assert "--output" in capsys.readouterr().err
+    run_all(commands, tmp_path, REPLACED)
 
 
 @pytest.mark.slow
@@ -103,7 +82,5 @@ def test_the_other_commands_of_the_dataflow_tutorial_work(tmp_path):
     build = next(
         line for line in commands_of("docs/tutorials/imagenet-tpu.md") if " build " in line
     )
-    run(words_of(build, REPLACED), tmp_path)
-    for command in commands_of("docs/tutorials/dataflow.md"):
-        if not of_cloud(command):
-            run(words_of(command, REPLACED), tmp_path)
+    commands = [line for line in commands_of("docs/tutorials/dataflow.md") if not of_cloud(line)]
+    run_all([build, *commands], tmp_path, REPLACED)

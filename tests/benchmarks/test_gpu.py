@@ -5,21 +5,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gpu
-from benchmarks.gpu_case import repeated
-from tests.makers.training import tiny_config
-from trainer.data.splits import synthetic_data
 
 PAGE = Path(gpu.__file__).parent.parent / "docs/benchmarks/gpu.md"
-
-
-def test_steps_continue_over_epochs_that_no_other_turn_has() -> None:
-    num_steps = 13
-    stream = synthetic_data(tiny_config(None, "run", fake_data=True), 0, 1, num_samples=80).train
-    found = [
-        [(one, step) for one, step, _ in repeated(stream, epoch, num_steps)] for epoch in (0, 1)
-    ]
-    assert [len(steps) for steps in found] == [num_steps, num_steps]
-    assert not set(found[0]) & set(found[1])
 
 
 @pytest.mark.nightly

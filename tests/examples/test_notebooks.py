@@ -14,19 +14,22 @@ from tests.makers.documented import REPOSITORY, SCRIPTS
 NOTEBOOKS = sorted((REPOSITORY / "examples").glob("*.ipynb"))
 
 
-def outputs_of(path: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+@pytest.fixture
+def printed(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
     """What each code cell of a notebook prints; fails at the first cell that fails."""
     for name, value in {
         "PATH": f"{SCRIPTS}:{os.environ['PATH']}",
         "PYTHONPATH": str(REPOSITORY),
-        "TMPDIR": str(place),
-        "IPYTHONDIR": str(place / "ipython"),
+        "TMPDIR": str(tmp_path),
+        "IPYTHONDIR": str(tmp_path / "ipython"),
         "OMP_NUM_THREADS": "2",
         "HF_HUB_OFFLINE": "1",
     }.items():
         monkeypatch.setenv(name, value)
-    notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(place)}}).execute()
+    notebook = nbformat.read(REPOSITORY / f"examples/{request.param}.ipynb", as_version=4)
+    NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(tmp_path)}}).execute()
     return [
         "".join(
             output.get("text", "") or output.get("data", {}).get("text/plain", "")
@@ -35,10 +38,6 @@ def outputs_of(path: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> list
         for cell in notebook.cells
         if cell.cell_type == "code"
     ]
-
-
-def test_there_are_notebooks_for_own_pictures_fine_tuning_and_a_set():
-    assert [path.stem for path in NOTEBOOKS] == ["fine_tune", "inspect_a_set", "own_pictures"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -51,8 +50,8 @@ def test_a_notebook_is_small_and_has_no_outputs(path):
 
 
 @pytest.mark.nightly
-def test_own_pictures_end_in_a_prediction_of_each_image(tmp_path, monkeypatch):
-    printed = outputs_of(REPOSITORY / "examples/own_pictures.ipynb", tmp_path, monkeypatch)
+@pytest.mark.parametrize("printed", ["own_pictures"], indirect=True)
+def test_own_pictures_end_in_a_prediction_of_each_image(printed):
     assert "(32, 64, 64, 3)" in printed[2]
     assert [line.split(":")[0] for line in printed[-1].splitlines() if "%" in line] == [
         "pictures/digit-3/0003.png", "pictures/digit-7/0007.png",
@@ -60,16 +59,16 @@ def test_own_pictures_end_in_a_prediction_of_each_image(tmp_path, monkeypatch):
 
 
 @pytest.mark.nightly
-def test_fine_tuning_beats_random_weights(tmp_path, monkeypatch):
-    printed = outputs_of(REPOSITORY / "examples/fine_tune.ipynb", tmp_path, monkeypatch)
+@pytest.mark.parametrize("printed", ["fine_tune"], indirect=True)
+def test_fine_tuning_beats_random_weights(printed):
     accuracies = eval(printed[-2])
     assert accuracies["tuned"] > accuracies["scratch"]
     assert printed[-1].count("few/digit-7/") == 2
 
 
 @pytest.mark.nightly
-def test_a_set_shows_its_bad_input_and_its_damage(tmp_path, monkeypatch):
-    printed = outputs_of(REPOSITORY / "examples/inspect_a_set.ipynb", tmp_path, monkeypatch)
+@pytest.mark.parametrize("printed", ["inspect_a_set"], indirect=True)
+def test_a_set_shows_its_bad_input_and_its_damage(printed):
     assert "quarantined: 1" in printed[2]
     assert "broken.png" in printed[2].splitlines()[-1]
     assert "train 1412 samples in 4 shards" in printed[3]

@@ -4,12 +4,11 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from examples.demo import write_digits
-from examples.ten_minutes import Step, StepFailed, predict, seconds_of, steps, table
+from examples.ten_minutes import StepFailed, predict
 from tests.makers.documented import REPOSITORY
 from tests.makers.folders import write_class_folders
 
@@ -54,20 +53,6 @@ def test_a_folder_that_holds_an_earlier_run_is_refused(tmp_path):
     assert (done.returncode, "is not empty" in done.stderr) == (2, True)
 
 
-def test_without_pictures_the_digits_are_written_with_the_new_environment(tmp_path):
-    with_install = steps(tmp_path, None, skip_install=False, epochs=None)
-    assert [step.name for step in with_install] == [
-        "create an environment", "install", "write the digits", "build", "train",
-    ]  # fmt: skip
-    assert {step.command[0] for step in with_install[1:]} == {str(tmp_path / "venv/bin/python")}
-    assert [
-        step.name for step in steps(tmp_path, Path("/pictures"), skip_install=True, epochs=None)
-    ] == [
-        "build",
-        "train",
-    ]
-
-
 def test_a_picture_of_each_of_the_first_classes_is_predicted(tmp_path):
     write_class_folders(tmp_path, ["a/deep", "b", "c", "d"], 2)
     images = predict("python", tmp_path, tmp_path).command[-3:]
@@ -77,18 +62,3 @@ def test_a_picture_of_each_of_the_first_classes_is_predicted(tmp_path):
 def test_pictures_without_class_folders_are_named(tmp_path):
     with pytest.raises(StepFailed, match=r"expected CLASS/\.\.\./picture\.png"):
         predict("python", tmp_path, tmp_path)
-
-
-def test_the_table_ends_with_the_sum():
-    lines = table([("build", 1.25), ("train", 700.0)]).splitlines()
-    assert [line.split() for line in lines] == [
-        ["build", "1.2", "s"],
-        ["train", "700.0", "s"],
-        ["all", "701.2", "s"],
-    ]
-
-
-def test_a_step_runs_in_its_folder(tmp_path):
-    write = Step("write", [sys.executable, "-c", "open('here', 'w')"], tmp_path)
-    assert seconds_of(write, dict(os.environ)) > 0
-    assert (tmp_path / "here").exists()

@@ -13,7 +13,7 @@ from tests.makers import planned
 HERE = ["--direct_running_mode=in_memory"]
 
 
-def config_of(raw: Path, output: Path | str, **options: object) -> BuildConfig:
+def config_of(raw: Path | str, output: Path | str, **options: object) -> BuildConfig:
     return BuildConfig(
         **{
             "source": "folder",

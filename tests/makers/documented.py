@@ -5,7 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from tests.makers import imagenet
@@ -51,6 +51,11 @@ def words_of(command: str, replaced: Mapping[str, str]) -> list[str]:
         command = command.replace(large, small)
     program, *rest = shlex.split(command)
     return [str(SCRIPTS / program) if program != "make" else program, *rest]
+
+
+def run_all(commands: Iterable[str], place: Path, replaced: Mapping[str, str]) -> list[str]:
+    """What each command prints."""
+    return [run(words_of(command, replaced), place) for command in commands]
 
 
 def run(words: list[str], place: Path) -> str:

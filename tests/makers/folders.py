@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from shardset.storage.open import open_storage
 from tests.makers.images import image_bytes
 
 
@@ -48,3 +49,10 @@ def write_jsonl(path: Path, rows: Iterable[Any]) -> Path:
     """One JSON value a line."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
+
+
+def upload(folder: Path, url: str) -> None:
+    """Stores all files of a folder below `url`."""
+    storage = open_storage(url)
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        storage.write(str(path.relative_to(folder)), path.read_bytes())

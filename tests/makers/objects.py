@@ -13,11 +13,6 @@ from shardset.testing import put as put
 BIG = bytes(range(256)) * 4096  # 1 MiB
 
 
-def write_and_raise(writer, data, error):
-    writer.write(data)
-    raise error
-
-
 @contextmanager
 def file_size_limit(num_bytes):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

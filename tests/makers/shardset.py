@@ -210,8 +210,7 @@ def references(samples: Sequence[StoredSample], names: Sequence[str]) -> bytes:
 
 def put(storage: Storage, name: str, data: bytes) -> None:
     """Creates or replaces one object."""
-    with storage.writer(name) as writer:
-        writer.write(data)
+    storage.write(name, data)
 
 
 def _write_split(

@@ -107,23 +107,6 @@ def hf(names: dict) -> Iterator[dict]:
         }
 
 
-def hf_table(names: dict) -> Iterator[dict]:
-    """The fields of every sample of every split, in the types that they have there."""
-    for split, samples in names["samples"].items():
-        for sample in samples:
-            fields = {
-                name: value
-                for name, value in sample.items()
-                if value is not None and name != "__url__"
-            }
-            for name, value in fields.items():
-                if isinstance(value, Image.Image):
-                    fields[name] = pixels(value)
-                elif isinstance(value, bytes):
-                    fields[name] = value.decode()
-            yield {"split": split, **fields}
-
-
 if __name__ == "__main__":
     names: dict = {}
     exec(compile(sys.stdin.read(), "code", "exec"), names)

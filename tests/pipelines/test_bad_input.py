@@ -24,7 +24,6 @@ from shardset.format.manifest import Manifest
 from tests.makers import odd_images
 from tests.makers.built import HERE, add, built, config_of
 from tests.makers.folders import write_class_folders, write_images, write_jsonl
-from tests.makers.images import image_bytes
 from tests.makers.stored import samples_of
 from tests.makers.tars import tar_bytes
 
@@ -51,7 +50,7 @@ def add_odd(raw: Path, images: Mapping[str, Sequence]) -> dict[str, str]:
 
 
 def test_odd_images_are_kept_repaired_or_quarantined_with_their_reasons(raw, tmp_path):
-    odd = add_odd(raw, {**odd_images.BAD, **odd_images.GOOD, **odd_images.FIXED})
+    odd = add_odd(raw, {**odd_images.BAD, **odd_images.FIXED})
     manifest = built(config_of(raw, tmp_path / "out", max_bad_fraction=0.5))
     bad = {path: name for path, name in odd.items() if name in odd_images.BAD}
     entries = {entry["name"]: entry for entry in quarantined(tmp_path / "out")}
@@ -62,22 +61,7 @@ def test_odd_images_are_kept_repaired_or_quarantined_with_their_reasons(raw, tmp
     assert manifest.quarantine.count == len(bad)
     assert manifest.split("train").num_samples == 60 + len(odd) - len(bad)
     assert manifest.fixes == Counter(fix for _, _, fix in odd_images.FIXED.values())
-    stored = samples_of(tmp_path / "out", manifest, "train")
-    for path, name in odd.items():
-        if name in odd_images.GOOD:
-            assert (raw / path).read_bytes() in stored[path.partition(".")[0]].values(), name
     assert verify(str(tmp_path / "out"), deep=True).problems == ()
-
-
-def test_an_image_beyond_the_side_limit_of_the_wanted_format_is_quarantined(raw, tmp_path):
-    add(raw, "train/cat/wide.png", image_bytes(0, width=16384))
-    built(
-        config_of(
-            raw, tmp_path / "out", max_bad_fraction=0.05, image=ImageOptions(image_format="webp")
-        )
-    )
-    (entry,) = quarantined(tmp_path / "out")
-    assert entry["reason"] == "too large for webp: 16384 x 8, at most 16383 a side"
 
 
 def test_without_verification_an_image_under_another_name_is_encoded_all_the_same(raw, tmp_path):

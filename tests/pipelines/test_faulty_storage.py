@@ -11,27 +11,22 @@ import pytest
 
 from pipelines import build as builds
 from pipelines.build import build
-from pipelines.cli import main
 from pipelines.config import BuildConfig
 from pipelines.plan import paths
 from pipelines.runners import options
 from shardset.errors import ManifestError, StorageError
 from shardset.format import manifest as manifests
-from shardset.format import naming
-from shardset.storage import gcs
 from shardset.storage.open import open_storage
 from shardset.storage.retry import RetryPolicy
-from tests.faulty_proxy import Fault, FaultyProxy, in_turn, is_media, is_upload
+from tests.faulty_proxy import Fault, FaultyProxy, is_media, is_upload
 from tests.makers import imagenet
-from tests.makers.folders import write_class_folders
+from tests.makers.built import HERE
 from tests.makers.imagenet import TRUTH, WNIDS, Image
-from tests.makers.objects import Clock
 from tests.makers.shardset import encode
 from tests.makers.stored import files_of, samples_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.gcs]
 
-HERE = ["--direct_running_mode=in_memory"]
 PATIENT = RetryPolicy(stall_timeout_s=2.0, first_pause_s=0.02, max_pause_s=0.5)
 HASTY = replace(PATIENT, give_up_after_s=0.5)
 NUM_SHARDS = 4
@@ -70,8 +65,7 @@ def raw(archives, gcs_root):
     """The same archives on `gs://`."""
     storage = open_storage(f"{gcs_root}/raw")
     for name, content in archives.items():
-        with storage.writer(name) as out:
-            out.write(content)
+        storage.write(name, content)
     return f"{gcs_root}/raw"
 
 
@@ -173,86 +167,3 @@ def test_shards_are_written_from_their_own_bytes_and_their_references_each_read_
     assert of_references < 7000 * len(references) + 100 * sum(
         split.num_samples for split in manifest.splits.values()
     )
-
-
-# Answers that are none
-
-
-@pytest.fixture
-def without_waiting(monkeypatch):
-    """Retries of every storage cost no time, and lists have pages of seven."""
-    clock = Clock()
-    for name, value in {"clock": clock, "sleep": clock.sleep}.items():
-        monkeypatch.setitem(RetryPolicy.__init__.__kwdefaults__, name, value)
-    monkeypatch.setattr(gcs, "PAGE_SIZE", 7)
-
-
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
-    return write_class_folders(tmp_path_factory.mktemp("pictures"), ["cat", "dog"], 12)
-
-
-@pytest.fixture(scope="module")
-def set_of_pictures(pictures, tmp_path_factory):
-    """The tars and indexes of a build that nothing disturbed."""
-    folder = tmp_path_factory.mktemp("set-of-pictures")
-    assert main(words(pictures, folder / "out")) == 0
-    return shard_files(folder / "out")
-
-
-@pytest.fixture
-def uploaded(pictures, gcs_root):
-    """The same pictures on `gs://`."""
-    storage = open_storage(f"{gcs_root}/pictures")
-    for path in pictures.rglob("*.png"):
-        with storage.writer(str(path.relative_to(pictures))) as out:
-            out.write(path.read_bytes())
-    return storage.url
-
-
-@pytest.fixture
-def in_front(gcs_emulator, uploaded, monkeypatch, without_waiting):
-    with FaultyProxy(gcs_emulator) as proxy:
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
-        yield proxy
-
-
-def words(raw, output):
-    return [
-        *f"build --source folder --input {raw} --output {output}".split(),
-        "--num-shards",
-        "2",
-        "--no-report",
-        *HERE,
-    ]
-
-
-def shard_files(output):
-    storage = open_storage(str(output))
-    return {
-        name: data for name, data in files_of(storage.url).items() if naming.is_shard_file(name)
-    }
-
-
-def is_listing_of_input(seen):
-    return (
-        seen.method == "GET"
-        and seen.path.partition("?")[0].endswith("/o")
-        and "pictures" in seen.path
-    )
-
-
-def test_no_image_is_lost_by_a_page_of_the_input_that_is_none(
-    in_front, uploaded, output, set_of_pictures, capsys
-):
-    # tests/shardset/storage/test_gcs_answers.py has all answers that are none, to every request.
-    answer = Fault("answer", status=200, put=b"<html>please log in</html>")
-    in_front.script = in_turn(None, *[answer] * 1000, when=is_listing_of_input)
-    assert main(words(uploaded, output)) == 1
-    assert re.search(
-        r"TransientError: gs://bucket/\S+pictures.* gave up after \d+ tries",
-        capsys.readouterr().err,
-    )
-    in_front.script = in_turn(None, answer, when=is_listing_of_input)
-    assert main(words(uploaded, output)) == 0
-    assert shard_files(output) == set_of_pictures

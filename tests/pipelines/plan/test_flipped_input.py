@@ -31,6 +31,7 @@ from shardset.storage.memory import MemoryStorage
 from tests.makers import imagenet
 from tests.makers.doors import changing
 from tests.makers.images import image_bytes
+from tests.makers.objects import put
 from tests.makers.tars import tar_bytes
 
 MOST_FLIPS = 20
@@ -92,11 +93,6 @@ SOURCES = {
     "jsonl": jsonl,
     "hf": hugging_face,
 }
-
-
-def put(storage, name, content):
-    with storage.writer(name) as out:
-        out.write(content)
 
 
 def parquet_of(rows, **options):

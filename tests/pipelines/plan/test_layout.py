@@ -166,17 +166,6 @@ def test_classes_that_come_one_after_the_other_are_mixed_in_every_shard():
         assert max(seen.values()) < 30
 
 
-def test_imagenet_in_shards_of_1252_says_what_happens_to_the_remainder():
-    for remainder, num_shards, stored in [
-        ("spread", 1024, 1_281_167),
-        ("drop", 1023, 1_280_796),
-        ("pad", 1024, 1_282_048),
-    ]:
-        sizing = Sizing(samples_per_shard=1252, remainder=remainder)
-        shards = count_shards(1_281_167, 0, sizing)
-        assert (shards, stored_samples(1_281_167, sizing, shards)) == (num_shards, stored)
-
-
 def test_cifar_upsampled_to_1280000_gives_640_shards_of_2000():
     plan = plan_split(
         "train", {0: 50_000}, num_bytes=1, fields=[], balance="none",

@@ -26,8 +26,7 @@ NOWHERE = MemoryStorage("no-spool-is-read")
 def archive(gcs_root):
     """A folder with one object, whose byte number i is i mod 251."""
     storage = open_storage(gcs_root)
-    with storage.writer("all.tar") as out:
-        out.write(bytes(i % 251 for i in range(NUM_READS * 10)))
+    storage.write("all.tar", bytes(i % 251 for i in range(NUM_READS * 10)))
     return replace(storage, retry=RetryPolicy(first_pause_s=0.01))
 
 
@@ -59,8 +58,7 @@ class Slow:
 
 def slow(num_reads):
     storage = MemoryStorage(uuid.uuid4().hex)
-    with storage.writer("all.tar") as out:
-        out.write(bytes(i % 251 for i in range(num_reads * 10)))
+    storage.write("all.tar", bytes(i % 251 for i in range(num_reads * 10)))
     return Slow(storage, [], [])
 
 
@@ -125,8 +123,7 @@ def test_a_refusal_loses_nothing(archive, gcs_emulator, monkeypatch, status):
 @pytest.mark.parametrize("starts", [[3], [0, 3]], ids=["alone", "with a neighbour"])
 def test_bytes_without_a_checksum_are_read_again_where_they_come_short(starts):
     storage, key = MemoryStorage(uuid.uuid4().hex), uuid.uuid4().hex
-    with storage.writer("a.jpg") as out:
-        out.write(b"0123456789")
+    storage.write("a.jpg", b"0123456789")
     generation = storage.stat("a.jpg").generation
     group = [
         Extent("a.jpg", generation, start, stop - start) for start, stop in pairwise([*starts, 10])

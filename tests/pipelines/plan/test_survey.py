@@ -17,8 +17,7 @@ UNITS = [{"tar": f"{n}.tar", "name": "x" * n, "odd": "\u2028\x85\x0b\r"} for n i
 def written(block_bytes):
     output, lines = MemoryStorage(uuid.uuid4().hex), io.BytesIO()
     units = write_units(UNITS, lines, block_bytes)
-    with output.writer(paths.SURVEY) as out:
-        out.write(lines.getvalue())
+    output.write(paths.SURVEY, lines.getvalue())
     return output, units
 
 

@@ -22,7 +22,8 @@ from pipelines.runners import options as runner_options
 from shardset.errors import ConfigError, NotFound, ShardsetError, StorageError, TooManyBad
 from shardset.storage.memory import MemoryStorage
 from shardset.storage.open import open_storage
-from tests.makers.folders import write_class_folders
+from tests.makers.built import HERE
+from tests.makers.folders import upload, write_class_folders
 from tests.makers.stored import files_of
 from tests.pipelines.fake_dataflow import FakeDataflow, options_of, serve
 
@@ -244,38 +245,36 @@ def service() -> Iterator[tuple[FakeDataflow, str]]:
 @pytest.fixture
 def raw(tmp_path: Path, gcs_root: str) -> str:
     """A folder of pictures on gs://."""
-    folder = write_class_folders(tmp_path / "raw", ["cat", "dog"], 10)
-    storage = open_storage(f"{gcs_root}/raw")
-    for path in sorted(folder.rglob("*.png")):
-        with storage.writer(str(path.relative_to(folder))) as out:
-            out.write(path.read_bytes())
+    upload(write_class_folders(tmp_path / "raw", ["cat", "dog"], 10), f"{gcs_root}/raw")
     return f"{gcs_root}/raw"
 
 
-def submit(endpoint: str, raw: str, *flags: str, package: str = "--setup_file=./setup.py"):
+def flags_of(endpoint: str, raw: str) -> list[str]:
+    """A build of `raw` on Dataflow, into the folder next to it."""
     folder = raw.removesuffix("/raw")
-    words = [
-        "build",
-        "--source=folder",
-        f"--input={raw}",
-        f"--output={folder}/out",
-        "--holdout=test=0.3",
-        "--json",
-    ]
-    cloud = [
-        "--runner=DataflowRunner",
-        "--project=my-project",
-        "--region=us-central1",
-        "--job_name=shards-of-cats",
-    ]
-    cloud += [
-        f"--temp_location={folder}/tmp",
-        f"--dataflow_endpoint={endpoint}",
-        "--no_auth",
-        package,
-    ]
-    command = [sys.executable, "-m", "pipelines", *words, "--num-shards=3", *cloud, *flags]
+    build = f"--source=folder --input={raw} --output={folder}/out --holdout=test=0.3"
+    job = "--runner=DataflowRunner --project=my-project --region=us-central1"
+    where = f"--temp_location={folder}/tmp --dataflow_endpoint={endpoint} --no_auth"
+    return f"{build} {job} --job_name=shards-of-cats {where}".split()
+
+
+def python(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *words]
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+
+
+def submit(
+    endpoint: str, raw: str, *flags: str, package: str = "--setup_file=./setup.py"
+) -> subprocess.CompletedProcess[str]:
+    words = ["build", "--json", "--num-shards=3", package, *flags_of(endpoint, raw), *flags]
+    return python("-m", "pipelines", *words)
+
+
+def built_here(raw: str, folder: Path) -> dict[str, bytes]:
+    """The files of the same set, built in this process."""
+    options = {"num_shards": {"": 3}, "holdout": {"test": 0.3}}
+    build(BuildConfig(source="folder", input=raw, output=str(folder / "out"), **options), HERE)
+    return files_of(folder / "out")
 
 
 @pytest.mark.slow
@@ -307,15 +306,7 @@ def test_a_job_carries_its_package_and_options_and_writes_what_the_local_runner_
     (package,) = [package for package in pool["packages"] if package["name"] == "workflow.tar.gz"]
     check_package(package["location"])
     check_steps(carried["pipelineUrl"])
-    config = BuildConfig(
-        source="folder",
-        input=raw,
-        output=str(tmp_path / "out"),
-        num_shards={"": 3},
-        holdout={"test": 0.3},
-    )
-    build(config, ["--direct_running_mode=in_memory"])
-    assert files_of(f"{root}/out") == files_of(tmp_path / "out")
+    assert files_of(f"{root}/out") == built_here(raw, tmp_path)
     assert json.loads(done.stdout)["counters"] == {"shards_written": 6}
     assert (
         "https://console.cloud.google.com/dataflow/jobs/us-central1/job-0?project=my-project"
@@ -363,15 +354,7 @@ def published(dataflows: FakeDataflow, raw: str, tmp_path: Path) -> None:
     while dataflows.states[job] == "JOB_STATE_RUNNING" and time.monotonic() < deadline:
         time.sleep(0.1)
     assert dataflows.states[job] == "JOB_STATE_DONE", dataflows.errors
-    config = BuildConfig(
-        source="folder",
-        input=raw,
-        output=str(tmp_path / "out"),
-        num_shards={"": 3},
-        holdout={"test": 0.3},
-    )
-    build(config, ["--direct_running_mode=in_memory"])
-    assert files_of(raw.removesuffix("/raw") + "/out") == files_of(tmp_path / "out")
+    assert files_of(raw.removesuffix("/raw") + "/out") == built_here(raw, tmp_path)
 
 
 @pytest.mark.slow
@@ -392,24 +375,10 @@ def test_a_command_that_does_not_wait_leaves_a_job_that_publishes_the_set(servic
 def test_the_launcher_of_the_template_leaves_a_job_for_dataflow_to_start(service, raw, tmp_path):
     dataflows, endpoint = service
     folder = raw.removesuffix("/raw")
-    cloud = [
-        "--runner=DataflowRunner",
-        "--project=my-project",
-        "--region=us-central1",
-        "--job_name=shards-of-cats",
-    ]
-    cloud += [f"--temp_location={folder}/tmp", f"--dataflow_endpoint={endpoint}", "--no_auth"]
-    parameters = [
-        "--source=folder",
-        f"--input={raw}",
-        f"--output={folder}/out",
-        "--holdout=test=0.3",
-        "--num_shards=3",
-    ]
-    parameters += [f"--sdk_container_image={IMAGE}", f"--template_location={folder}/tmp/job_object"]
+    parameters = ["--num_shards=3", f"--sdk_container_image={IMAGE}"]
+    parameters += [f"--template_location={folder}/tmp/job_object"]
     code = "import sys; from pipelines.template import launch; sys.exit(launch(sys.argv[1:]))"
-    command = [sys.executable, "-c", code, *parameters, *cloud]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+    done = python("-c", code, *parameters, *flags_of(endpoint, raw))
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout == f"the job is in {folder}/tmp/job_object, from where Dataflow starts it\n"
     assert not dataflows.jobs  # the launcher submits nothing itself
@@ -423,8 +392,7 @@ def test_the_launcher_of_the_template_leaves_a_job_for_dataflow_to_start(service
 @pytest.mark.slow
 @pytest.mark.gcs
 def test_our_own_error_in_a_worker_comes_back_as_itself(service, raw):
-    with open_storage(raw).writer("cat/bad.png") as out:
-        out.write(b"no picture")
+    open_storage(raw).write("cat/bad.png", b"no picture")
     done = submit(service[1], raw, "--max-bad-fraction=0", package=f"--sdk_container_image={IMAGE}")
     assert done.returncode == 1
     assert re.search(r"TooManyBad: split '\w+': 1 of \d+ raw samples are bad", done.stderr)

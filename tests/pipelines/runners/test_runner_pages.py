@@ -42,7 +42,10 @@ def built(command: str, place: Path) -> list[str]:
 DATAFLOW = commands_of("docs/dataflow.md")
 
 
-@pytest.mark.parametrize("command", DATAFLOW)
+@pytest.mark.parametrize(
+    "command",
+    DATAFLOW + [line for line in commands_of("docs/tutorials/dataflow.md") if line[:5] == "make "],
+)
 def test_a_command_for_dataflow_is_taken_up_to_its_output(command, tmp_path, capsys):
     words = built(command, tmp_path)
     # which no worker could reach: all other checks come before
@@ -93,9 +96,3 @@ def test_the_tests_that_a_page_names_exist():
     }
     assert len(named) == 6
     assert [path for path in named if not (REPOSITORY / path).exists()] == []
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_every_link_of_a_page_leads_somewhere(page):
-    for target in re.findall(r"\]\((?!https://)([^)#:]+)", (REPOSITORY / page).read_text()):
-        assert (REPOSITORY / "docs" / target).exists(), target

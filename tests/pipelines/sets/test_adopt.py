@@ -80,6 +80,11 @@ def write_tar(
     )
 
 
+def write_tars(folder: Path, *numbers: int) -> None:
+    for number in numbers:
+        (folder / f"t-{number}.tar").write_bytes(tar_bytes(members(number)))
+
+
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("how", ["tar", "tarfile"])
 def test_a_set_of_tars_of_others_is_what_webdataset_reads(how, format, tmp_path):
@@ -131,67 +136,40 @@ def test_tars_in_a_bucket_are_read_once_and_where_they_are(gcs_root, tmp_path):
     assert verify(gcs_root, deep=True).ok
 
 
+def files(*names: str) -> list[tarfile.TarInfo]:
+    return [plain(name, b"x") for name in names]
+
+
 ODD = {
     "a hard link": (
         [plain("0.txt", b"x"), special("1.txt", tarfile.LNKTYPE, "0.txt")],
         "is a link",
-        1,
-        1,
     ),
     "a symbolic link": (
-        [plain("0.txt", b"x"), special("1.txt", tarfile.SYMTYPE, "0.txt")],
+        [*files("0.txt"), special("1.txt", tarfile.SYMTYPE, "0.txt")],
         "is a link",
-        1,
-        1,
     ),
-    "a key that comes back": (
-        [plain(f"{key}.txt", b"x") for key in "010"],
-        "tar --sort=name",
-        1,
-        2,
-    ),
-    "no key between": (
-        [plain(name, b"x") for name in ("0.a", "README", "0.b", "1.a")],
-        "no dot",
-        2,
-        1,
-    ),
-    "a field twice": (
-        [plain("0.txt", b"x"), plain("0.TXT", b"x"), plain("1.txt", b"x")],
-        "twice",
-        1,
-        1,
-    ),
-    "no field": ([plain("README", b"x"), plain("1.txt", b"x")], "no dot", 1, 1),
-    "a hidden file": ([plain("._0.txt", b"x"), plain("1.txt", b"x")], "no key", 1, 1),
-    "a name that climbs": ([plain("a/../0.txt", b"x"), plain("1.txt", b"x")], "climbs", 1, 1),
-    "a long name": (
-        [plain("k" * 1024 + ".txt", b"x"), plain("1.txt", b"x")],
-        "over 1024 bytes",
-        1,
-        1,
-    ),
-    "what webdataset skips": (
-        [plain("__a__/0.txt", b"x"), plain("1.txt", b"x")],
-        "__metadata__",
-        1,
-        1,
-    ),
-    "no ASCII": ([plain("ä.txt", b"x"), plain("1.txt", b"x")], "not ASCII", 1, 1),
-    "a class in words": ([plain("0.cls", b"x"), plain("1.txt", b"x")], "expected a label", 1, 1),
+    "no key between": (files("0.a", "README", "0.b", "1.a"), "no dot"),
+    "a field twice": (files("0.txt", "0.TXT", "1.txt"), "twice"),
+    "a name that climbs": (files("a/../0.txt", "1.txt"), "climbs"),
+    "a long name": (files("k" * 1024 + ".txt", "1.txt"), "over 1024 bytes"),
+    "what webdataset skips": (files("__a__/0.txt", "1.txt"), "__metadata__"),
+    "no ASCII": (files("ä.txt", "1.txt"), "not ASCII"),
+    "a class in words": (files("0.cls", "1.txt"), "expected a label"),
 }
 
 
 @pytest.mark.parametrize("what", ODD)
 def test_what_cannot_be_read_exactly_is_listed_and_never_skipped(what, tmp_path):
-    infos, reason, num_left, num_listed = ODD[what]
+    infos, reason = ODD[what]
     tar = tar_of([(info, b"x" * info.size) for info in infos], tarfile.PAX_FORMAT)
     (tmp_path / "t-0.tar").write_bytes(tar)
     manifest = adopted(tmp_path)
     entries = [*map(json.loads, (tmp_path / "quarantine.jsonl").read_bytes().splitlines())]
-    assert len(entries) == manifest.quarantine.count == num_listed
+    assert len(entries) == manifest.quarantine.count == 1
     assert reason in entries[0]["reason"]
     assert entries[0]["object"] == "t-0.tar"
+    num_left = 1 + (what == "no key between")
     assert manifest.split("t").num_samples == num_left == len(ours(tmp_path))
     assert verify(str(tmp_path), deep=True).ok
 
@@ -199,36 +177,26 @@ def test_what_cannot_be_read_exactly_is_listed_and_never_skipped(what, tmp_path)
 GOOD = tar_bytes([("0.txt", b"x" * 3000)])
 
 
-@pytest.mark.parametrize(
-    ("data", "reason"),
-    [
-        (GOOD[:2000], "cut"),
-        (GOOD[:3584], "no end mark"),
-        (b"\x1f\x8b" + GOOD, "gzip"),
-        (GOOD + GOOD, "joined"),
-        (b"", "cut"),
-        (tar_bytes([]), "no sample"),
-        (tar_bytes([("README", b"x")]), "holds no sample .*no dot"),
-        (b"\1" + GOOD[1:], "damaged"),
-        (tar_of([(plain("a" * (2 << 20) + ".txt", b""), b"")], tarfile.PAX_FORMAT), "longer than"),
-        (tar_bytes([(f"{n}.f{n}", b"x") for n in range(901)]), "more than 900 fields"),
-    ],
-    ids=[
-        "truncated",
-        "no end",
-        "compressed",
-        "two",
-        "nothing",
-        "empty",
-        "odd",
-        "damaged",
-        "huge header",
-        "many fields",
-    ],
-)
+BAD = {
+    "truncated": (GOOD[:2000], "cut"),
+    "no end": (GOOD[:3584], "no end mark"),
+    "compressed": (b"\x1f\x8b" + GOOD, "gzip"),
+    "two": (GOOD + GOOD, "joined"),
+    "nothing": (b"", "cut"),
+    "empty": (tar_bytes([]), "no sample"),
+    "odd": (tar_bytes([("README", b"x")]), "holds no sample .*no dot"),
+    "damaged": (b"\1" + GOOD[1:], "damaged"),
+    "huge header": (
+        tar_of([(plain("a" * (2 << 20) + ".txt", b""), b"")], tarfile.PAX_FORMAT),
+        "longer than",
+    ),
+    "many fields": (tar_bytes([(f"{n}.f{n}", b"x") for n in range(901)]), "more than 900 fields"),
+}
+
+
+@pytest.mark.parametrize(("data", "reason"), BAD.values(), ids=BAD)
 def test_a_bad_tar_is_named_and_the_others_are_kept(data, reason, tmp_path):
-    for number in (7, 8, 10):
-        (tmp_path / f"t-{number}.tar").write_bytes(tar_bytes(members(number)))
+    write_tars(tmp_path, 7, 8, 10)
     (tmp_path / "t-9.tar").write_bytes(data)
     with pytest.raises(SourceError, match=f"t-9.tar.*{reason}"):
         adopted(tmp_path)
@@ -275,14 +243,6 @@ def test_empty_members_odd_keys_and_long_members_are_read_exactly(tmp_path):
     assert verify(str(tmp_path), deep=True).ok
 
 
-def test_a_label_that_is_large_costs_no_time_for_each_tar(tmp_path):
-    for number in range(2):
-        (tmp_path / f"t-{number}.tar").write_bytes(
-            tar_bytes([("0.cls", b"%d" % (20_000 * number))])
-        )
-    assert len(adopted(tmp_path).classes) == 20_001
-
-
 def test_the_manifest_may_lie_above_the_tars_and_nowhere_else(tmp_path):
     (tmp_path / "in/put").mkdir(parents=True)
     (tmp_path / "in/put/t-0.tar").write_bytes(GOOD)
@@ -299,8 +259,7 @@ def test_the_manifest_may_lie_above_the_tars_and_nowhere_else(tmp_path):
 
 
 def test_kills_leave_no_manifest_and_lose_no_finished_index(tmp_path, monkeypatch):
-    for number in range(3):
-        (tmp_path / f"t-{number}.tar").write_bytes(tar_bytes(members(number)))
+    write_tars(tmp_path, 0, 1, 2)
     write = LocalStorage.writer
     for dies_at in ("t-1.idx.npy", "plan/tars/t-1.tar.json", "t/shards.npy", "manifest.json"):
 
@@ -321,8 +280,7 @@ def test_kills_leave_no_manifest_and_lose_no_finished_index(tmp_path, monkeypatc
 
 
 def test_a_rerun_reads_only_tars_that_changed_or_are_new(tmp_path):
-    for number in range(3):
-        (tmp_path / f"t-{number}.tar").write_bytes(tar_bytes(members(number)))
+    write_tars(tmp_path, 0, 1, 2)
     first = adopted(tmp_path)
     assert adopted(tmp_path) == first
     times = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("*.npy")}
@@ -387,16 +345,6 @@ def test_a_name_without_a_number_is_refused(tmp_path):
     assert adopted(tmp_path, split="train").split("train").groups[0].shards == "my train-{0..0}.tar"
 
 
-def test_verify_sees_a_changed_tar(tmp_path):
-    for number in range(2):
-        (tmp_path / f"t-{number}.tar").write_bytes(tar_bytes(members(number)))
-    adopted(tmp_path)
-    tar = bytearray((tmp_path / "t-0.tar").read_bytes())
-    tar[600] ^= 1
-    (tmp_path / "t-0.tar").write_bytes(tar)
-    assert {problem.where for problem in verify(str(tmp_path), deep=True).problems} == {"t-0.tar"}
-
-
 def test_no_change_touches_adopted_tars(tmp_path):
     (tmp_path / "t-0.tar").write_bytes(GOOD)
     adopted(tmp_path)
@@ -428,8 +376,7 @@ def test_a_set_that_was_built_and_columns_are_left_alone(tmp_path):
 
 
 def test_the_command_adopts_and_estimate_says_what_follows(tmp_path, capsys):
-    for number in range(2):
-        (tmp_path / f"t-{number}.tar").write_bytes(tar_bytes(members(number)))
+    write_tars(tmp_path, 0, 1)
     assert cli.main(["adopt", "--input", f"{tmp_path}/t-{{0..1}}.tar", "--json", *HERE]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer["samples of t"], answer["quarantined"]) == (8, 0)

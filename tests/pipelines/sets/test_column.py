@@ -58,6 +58,26 @@ def array(folder: Path, values: np.ndarray) -> Path:
     return folder / "values.npy"
 
 
+def write_logits(folder: Path) -> manifests.Manifest:
+    return written(folder, "logits", array(folder, LOGITS), split="train")
+
+
+def check_logits(found: dict[int, list[object]]) -> None:
+    for id_, [logits] in found.items():
+        assert np.array_equal(logits, LOGITS[id_])
+        assert logits.dtype == np.float16
+
+
+def adopted(folder: Path, *tars: bytes) -> Path:
+    """A set of tars of others."""
+    others = folder / "others"
+    others.mkdir(exist_ok=True)
+    for number, tar in enumerate(tars):
+        (others / f"t-{number}.tar").write_bytes(tar)
+    assert cli.main(["adopt", "--input", str(others), *HERE]) == 0
+    return others
+
+
 def read(
     folder: Path | str, *names: str, split: str = "train", **options: object
 ) -> dict[int, list[object]]:
@@ -77,14 +97,11 @@ def read(
     "options", [{}, {"image_size": 16, "image": ...}, {"seed": None}, {"fields": ("cls",)}]
 )
 def test_a_thousand_logits_come_with_each_sample(folder, options):
-    manifest = written(folder, "logits", array(folder, LOGITS), split="train")
+    manifest = write_logits(folder)
     assert manifest.provenance.source_digest == manifests.load(str(folder)).manifest.digest
     assert verify(f"{folder}/columns/logits", deep=True).ok
     found = read(folder, "logits", **options)
-    assert all(
-        np.array_equal(logits, LOGITS[id_]) and logits.dtype == np.float16
-        for id_, [logits] in found.items()
-    )
+    check_logits(found)
 
 
 @pytest.mark.parametrize("where", ["memory", pytest.param("gs", marks=pytest.mark.gcs)])
@@ -94,7 +111,7 @@ def test_a_set_that_is_not_on_a_disk_has_columns_too(where, request, tmp_path):
         open_storage(url), {name: png_samples(name, num) for name, num in NUM.items()}, num_shards=3
     )
     written(url, "logits", array(tmp_path, LOGITS), split="train")
-    assert all(np.array_equal(logits, LOGITS[id_]) for id_, [logits] in read(url, "logits").items())
+    check_logits(read(url, "logits"))
 
 
 def test_a_table_in_any_order_gives_values_by_key_and_what_it_lacks_is_nan_or_empty(folder):
@@ -125,17 +142,13 @@ def test_a_table_in_any_order_gives_values_by_key_and_what_it_lacks_is_nan_or_em
 
 
 def test_tars_of_others_give_values_once_they_are_adopted(folder, tmp_path):
-    others = tmp_path / "others"
-    others.mkdir()
     members = [
         (f"{key}.emb.npy", _npy(np.full((2, 2), number, np.int16)))
         for number, key in enumerate(KEYS)
     ]
-    (others / "e-0.tar").write_bytes(tar_bytes(members[:25]))
-    (others / "e-1.tar").write_bytes(tar_bytes(members[25:]))
     with pytest.raises(ManifestError, match="no manifest there"):
-        written(folder, "emb", others)
-    assert cli.main(["adopt", "--input", str(others), *HERE]) == 0
+        written(folder, "emb", tmp_path / "others")
+    others = adopted(tmp_path, tar_bytes(members[:25]), tar_bytes(members[25:]))
     written(folder, "emb", others)
     for split, first in (("train", 0), ("val", NUM["train"])):
         found = read(folder, "emb", split=split)
@@ -160,36 +173,27 @@ def test_threads_of_a_worker_read_an_array_at_once(folder):
 
 
 def test_a_set_of_tars_of_others_has_columns_where_their_names_leave_room(folder, tmp_path):
-    others = tmp_path / "others"
-    others.mkdir()
-    (others / "t-0.tar").write_bytes(tar_bytes([("./a b/0.txt", b"x"), ("./a b/1.txt", b"y")]))
-    assert cli.main(["adopt", "--input", str(others), *HERE]) == 0
+    others = adopted(tmp_path, tar_bytes([("./a b/0.txt", b"x"), ("./a b/1.txt", b"y")]))
     np.save(tmp_path / "two.npy", np.ones((2, 3), np.float32))
     written(others, "two", tmp_path / "two.npy")
     assert verify(f"{others}/columns/two", deep=True).ok
     with Stream(str(others), "t", batch_size=2, columns=("two",), image=None) as stream:
         assert next(iter(stream))["two"].shape == (2, 3)
     (others / "manifest.json").unlink()
-    (others / "t-0.tar").write_bytes(
-        tar_bytes([("k" * 95 + ".a", b"x"), ("1.a", b"y")], tarfile.PAX_FORMAT)
-    )
-    assert cli.main(["adopt", "--input", str(others), *HERE]) == 0
+    long = [("k" * 95 + ".a", b"x"), ("1.a", b"y")]
+    adopted(tmp_path, tar_bytes(long, tarfile.PAX_FORMAT))
     with pytest.raises(ConfigError, match="does not fit a USTAR header"):
         written(others, "three", tmp_path / "two.npy")
 
 
 def test_values_by_key_need_keys_that_occur_once(folder, tmp_path):
-    others = tmp_path / "others"
-    others.mkdir()
-    for number in range(2):
-        (others / f"t-{number}.tar").write_bytes(tar_bytes([(f"{KEYS[0]}.txt", b"%d" % number)]))
-    assert cli.main(["adopt", "--input", str(others), *HERE]) == 0
+    others = adopted(tmp_path, *(tar_bytes([(f"{KEYS[0]}.txt", text)]) for text in (b"0", b"1")))
     with pytest.raises(ConfigError, match="a key twice"):
         written(folder, "text", others)
 
 
 def test_webdataset_joins_a_column_by_key(folder):
-    written(folder, "logits", array(folder, LOGITS), split="train")
+    write_logits(folder)
     tars = [f"{folder}/columns/logits/train/train-{number:06d}.tar" for number in range(3)]
     samples = list(webdataset.WebDataset(tars, shardshuffle=False).decode())
     assert [sample["__key__"] for sample in samples] == KEYS[: NUM["train"]]
@@ -206,7 +210,7 @@ def test_an_unread_column_costs_no_byte_and_a_read_one_changes_no_order(folder):
         return ids, stream.num_bytes_read
 
     before = ids_and_bytes()
-    written(folder, "logits", array(folder, LOGITS), split="train")
+    write_logits(folder)
     assert ids_and_bytes() == before
     ids, num_bytes = ids_and_bytes(columns=("logits",))
     assert ids == before[0]
@@ -215,7 +219,7 @@ def test_an_unread_column_costs_no_byte_and_a_read_one_changes_no_order(folder):
 
 @pytest.mark.parametrize("policy", ["raise", "mask"])
 def test_a_damaged_value_is_a_damaged_sample(folder, policy):
-    written(folder, "logits", array(folder, LOGITS), split="train")
+    write_logits(folder)
     path = folder / "columns/logits/train/train-000001.tar"
     data = bytearray(path.read_bytes())
     data[700] ^= 1  # of the first value
@@ -236,7 +240,7 @@ def test_a_damaged_value_is_a_damaged_sample(folder, policy):
 
 
 def test_a_transform_sees_and_changes_columns(folder):
-    written(folder, "logits", array(folder, LOGITS), split="train")
+    write_logits(folder)
     found = read(
         folder,
         "logits",
@@ -269,7 +273,7 @@ def test_a_rerun_writes_only_what_is_missing_and_other_values_need_another_name(
 
 
 def test_a_column_of_another_version_of_the_set_is_refused(folder):
-    written(folder, "logits", array(folder, LOGITS), split="train")
+    write_logits(folder)
     storage = open_storage(str(folder))
     publish(
         storage,

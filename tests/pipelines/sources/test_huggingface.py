@@ -242,8 +242,7 @@ def test_the_same_files_in_a_bucket_give_the_same(tmp_path, storage: Storage):
     path = write(
         tmp_path / "here/data/train.parquet", [row(number) for number in range(9)], batch_size=2
     )
-    with storage.writer("data/train.parquet") as out:
-        out.write(path.read_bytes())
+    storage.write("data/train.parquet", path.read_bytes())
     theirs, ours = MemorySpool(), MemorySpool()
     assert read(HuggingFace(storage), theirs) == read(opened(tmp_path / "here"), ours)
     assert theirs.data == ours.data

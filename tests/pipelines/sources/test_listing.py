@@ -145,8 +145,7 @@ def test_a_cell_may_be_as_long_as_a_line(images):
 
 def test_an_image_may_be_elsewhere_by_its_path_or_url(images, tmp_path_factory):
     storage = open_storage("memory://listing-test/folder")
-    with storage.writer("x.png") as writer:
-        writer.write(b"1234")
+    storage.write("x.png", b"1234")
     folder, url = tmp_path_factory.mktemp("elsewhere"), "memory://listing-test/folder/x.png"
     rows = [[f"{images}/a/1.png", "cat"], [url, "cat"]]
     near, far = read(opened(write_csv(folder / "list.csv", ["path", "label"], rows)))

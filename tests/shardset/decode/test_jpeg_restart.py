@@ -11,10 +11,10 @@ from PIL import Image
 
 from shardset.decode import jpeg
 from shardset.decode.crops import Box
-from shardset.decode.image import ImageSpec, decode, decode_into, draws
+from shardset.decode.image import ImageSpec, decode
 from shardset.decode.jpeg_restart import cut, grid_of, head
 from shardset.errors import UndecodableImage
-from tests.shardset.decode.test_image import busy
+from tests.shardset.decode.test_image import busy, one
 
 SPEC = ImageSpec(size=24)
 BLOCKS = {"4:2:0": (16, 16), "4:2:2": (8, 16), "4:4:4": (8, 8), "grey": (8, 8)}
@@ -37,12 +37,6 @@ def window_of_whole(data, size, box, least):
     return image[inside.top : inside.top + inside.height, inside.left : inside.left + inside.width]
 
 
-def crop(data, spec, row):
-    out = np.zeros((spec.size, spec.size, 3), np.uint8)
-    decode_into(out, data, spec, draws(spec, 5, 1, np.array([row]), np.array([1]))[0])
-    return out
-
-
 @pytest.mark.parametrize("kind", BLOCKS)
 @pytest.mark.parametrize("size", SIZES)
 def test_random_crops_have_the_same_pixels_with_restarts_and_without(kind, size):
@@ -52,7 +46,7 @@ def test_random_crops_have_the_same_pixels_with_restarts_and_without(kind, size)
         assert np.array_equal(decode(whole), decode(parts))
         for spec in (SPEC, ImageSpec(size=8), ImageSpec(size=160), ImageSpec(size=1)):
             for row in range(12):
-                assert np.array_equal(crop(whole, spec, row), crop(parts, spec, row))
+                assert np.array_equal(one(whole, spec, row=row), one(parts, spec, row=row))
 
 
 @settings(deadline=None)
@@ -70,18 +64,6 @@ def test_every_window_at_every_reduction_has_the_pixels_of_the_whole(data):
     found = jpeg.decode_window(image, grid_of(image), box, least)
     if found is not None:
         assert np.array_equal(found, window_of_whole(image, size, box, least))
-
-
-@pytest.mark.parametrize("kind", ["4:2:0", "4:2:2"])
-@pytest.mark.parametrize(("left", "least"), [(50, 52), (51, 52), (4, 13)])
-def test_a_part_of_a_few_columns_has_the_pixels_of_the_whole(kind, left, least):
-    image, size = restarted(kind, (64, 52)), (64, 52)
-    for top in range(0, 60, 7):
-        box = Box(top, left, 4, 1)
-        found = jpeg.decode_window(image, grid_of(image), box, (least, least))
-        assert found is None or np.array_equal(
-            found, window_of_whole(image, size, box, (least, least))
-        )
 
 
 @given(st.integers(1, 200), st.integers(1, 200), st.data())
@@ -115,14 +97,16 @@ def test_the_head_of_a_jpeg_that_is_cut_is_not_taken():
     data = restarted("4:2:0", (256, 256), 0)[:-100]
     assert head(data, grid_of(data), 90) is None
     with pytest.raises(UndecodableImage, match="truncated"):
-        crop(data, ImageSpec(size=8), 3)
+        one(data, ImageSpec(size=8))
 
 
 def test_a_jpeg_that_is_turned_has_the_same_crops_with_restarts_and_without():
     exif = Image.Exif()
     exif[274] = 6
     whole, parts = (restarted("4:2:0", run=run, exif=exif) for run in (0, 1))
-    assert all(np.array_equal(crop(whole, SPEC, row), crop(parts, SPEC, row)) for row in range(5))
+    assert all(
+        np.array_equal(one(whole, SPEC, row=row), one(parts, SPEC, row=row)) for row in range(5)
+    )
 
 
 @pytest.mark.parametrize(
@@ -162,6 +146,6 @@ def test_a_damaged_jpeg_decodes_or_is_refused(data):
     for _ in range(3):
         image[data.draw(st.integers(0, len(image) - 1))] = data.draw(st.integers(0, 255))
     try:
-        assert crop(bytes(image), SPEC, data.draw(st.integers(0, 50))).shape == (24, 24, 3)
+        assert one(bytes(image), SPEC, row=data.draw(st.integers(0, 50))).shape == (24, 24, 3)
     except UndecodableImage:
         return

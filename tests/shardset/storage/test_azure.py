@@ -1,10 +1,7 @@
 """Azure, as azurite speaks it: what every storage promises, a set that is written and read."""
 
-import numpy as np
 import pytest
 
-import shardset
-from pipelines.check.verify import verify
 from shardset.errors import ConfigError
 from shardset.storage.open import open_storage
 from shardset.testing import StorageTests
@@ -50,14 +47,3 @@ def test_without_an_account_the_error_says_which_variable_names_it(storage, monk
         match=r"^az://container: .*Account must be specified; check AZURE_STORAGE_ACCOUNT",
     ):
         storage.stat("a")
-
-
-def test_a_set_is_written_read_and_verified(root):
-    with shardset.Writer(root, samples_per_shard=10) as writer:
-        for number in range(40):
-            writer.write(image=np.full((8, 8, 3), number, np.uint8), label=number % 3)
-    batches = shardset.Stream(root, "train", batch_size=8, image_size=8)
-    assert sorted(int(image.max()) for batch in batches for image in batch["image"]) == list(
-        range(40)
-    )
-    assert verify(root, deep=True).ok

@@ -60,15 +60,6 @@ def test_an_answer_that_is_none_is_asked_for_again(far, answer):
     assert 2 <= far.num_reads() <= 3
 
 
-def test_a_read_goes_on_at_the_byte_reached(far):
-    far.store(BIG)
-    far.proxy.script = in_turn(Fault("truncate", at=200_000), when=is_read)
-    assert far.storage.read("a", 1000, 900_000) == BIG[1000:900_000]
-    headers = far.proxy.seen[-1].headers
-    last = headers.get("range") or headers["x-ms-range"]
-    assert 1000 < int(last.removeprefix("bytes=").partition("-")[0]) <= 201_000
-
-
 @pytest.mark.parametrize("num_bytes", [100_000, len(BIG)])
 def test_a_drip_is_asked_for_again_at_the_byte_reached_and_said(far, num_bytes, caplog):
     far.store(BIG)

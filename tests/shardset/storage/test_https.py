@@ -105,13 +105,6 @@ def test_without_a_strong_etag_a_changed_file_is_seen_by_time_and_size(server, s
         storage.read("a", 3, 5, generation=generation)
 
 
-def test_a_known_etag_is_demanded(server, storage, origin):
-    put(origin, "a")
-    generation = storage.stat("a").generation
-    storage.read("a", 3, 5, generation=generation)
-    assert server.seen[-1][1]["If-Match"] == generation
-
-
 def test_redirects_are_followed_and_no_credentials_with_them(
     server, storage, origin, tmp_path, monkeypatch
 ):

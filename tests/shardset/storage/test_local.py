@@ -21,7 +21,6 @@ from tests.makers.objects import (
     in_child,
     names,
     put,
-    write_and_raise,
 )
 
 
@@ -84,16 +83,6 @@ def test_threads_can_read_more_files_than_are_kept_open(disk):
         )
     assert found == [b"%03d" % (number % 100) for number in range(1000)]
     assert len(os.listdir("/proc/self/fd")) <= before + 64
-
-
-def test_a_writer_leaves_no_temporary(disk):
-    put(disk, "train/a")
-    put(disk, "train/a", if_generation=ABSENT)
-    with pytest.raises(PreconditionFailed):
-        put(disk, "train/a", b"other", if_generation=ABSENT)
-    with pytest.raises(KeyError), disk.writer("train/b") as writer:
-        write_and_raise(writer, BIG, KeyError)
-    assert all_files(disk.root) == ["train/a"]
 
 
 def test_a_killed_writer_leaves_nothing_that_is_listed(disk):

@@ -38,16 +38,6 @@ def test_a_conflict_with_a_write_under_way_is_tried_again(behind_proxy, proxy):
     assert behind_proxy.read("a") == HELLO
 
 
-@pytest.mark.parametrize("status", [301, 400, 403])
-def test_a_refusal_is_said_at_once(behind_proxy, proxy, clock, status):
-    proxy.script = lambda seen: Fault(
-        "status", status=status, put=b"<Message>not like this</Message>"
-    )
-    with pytest.raises(StorageError, match=r"/a: .*check the name, AWS_ENDPOINT_URL, AWS_REGION"):
-        behind_proxy.read("a")
-    assert clock.pauses == []
-
-
 def test_a_process_that_was_forked_after_its_parent_used_s3_is_told_how_to_start_it(storage):
     put(storage, "a")
     kind, text = in_child(lambda: None, lambda: storage.read("a"))

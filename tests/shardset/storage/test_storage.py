@@ -51,19 +51,16 @@ def test_its_url_opens_it_again(storage):
 def test_a_forked_process_reads_while_its_parent_does(storage):
     put(storage, "a", BIG)
     assert storage.read("a", 1, 100) == BIG[1:100]
-    results = multiprocessing.get_context("fork").SimpleQueue()
-    child = multiprocessing.get_context("fork").Process(
-        target=lambda: results.put(
-            [storage.read("a", start, start + 50_000) for start in range(0, 1_000_000, 50_000)]
-        )
-    )
+    spans = [(start, start + 50_000) for start in range(0, 1_000_000, 50_000)]
+
+    def read():
+        return [storage.read("a", *span) for span in spans]
+
+    fork = multiprocessing.get_context("fork")
+    results = fork.SimpleQueue()
+    child = fork.Process(target=lambda: results.put(read()))
     child.start()
-    ours = [storage.read("a", start, start + 50_000) for start in range(0, 1_000_000, 50_000)]
-    assert (
-        results.get()
-        == ours
-        == [BIG[start : start + 50_000] for start in range(0, 1_000_000, 50_000)]
-    )
+    assert results.get() == read() == [BIG[start:stop] for start, stop in spans]
     child.join()
 
 
