@@ -66,11 +66,6 @@ class Pipeline:
         self._decoding: queue.Queue[_Item[_Decoding]] = queue.Queue(max(1, source.spec.prefetch))
         self._threads = self._make_threads()
 
-    @property
-    def num_bytes_read(self) -> int:
-        """Bytes of samples read from storage so far."""
-        return self._reader.num_bytes_read
-
     def __enter__(self) -> "Pipeline":
         for thread in self._threads:
             thread.start()

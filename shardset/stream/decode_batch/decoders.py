@@ -54,18 +54,9 @@ class BatchDecoder:
 
         Raises what prevents that.
         """
-        num_slots, cache = len(step.slots.ids), self._writer.cache
+        num_slots = len(step.slots.ids)
         if step.pending is None:
-            assert cache is not None, "only cached samples need no bytes"
-            return self.submit(
-                partial(
-                    cache.crop_into,
-                    step.batch["image"],
-                    np.arange(num_slots),
-                    step.slots.ids,
-                    step.drawn,
-                )
-            )
+            return self.submit(partial(self._writer.put_cached, step, np.arange(num_slots)))
         futures: list[Future[None]] = []
         for start, stop in even_slices(num_slots, self._num_slices):
             samples = self._writer.read(step, start, stop)
@@ -113,7 +104,7 @@ class BatchDecoder:
             step.batch["image"][slots] = worker.images_NHWC[numbers]
         else:
             cache.mark_filled(numbers, step.labels[slots])
-            cache.crop_into(step.batch["image"], slots, numbers, step.drawn[slots])
+            self._writer.put_cached(step, slots)
         self._writer.pass_through(step, list(itertools.compress(samples, done)))
         return list(itertools.compress(samples, ~done))
 

@@ -100,6 +100,18 @@ class SlotWriter:
             for slot, contents in samples:
                 values[slot] = value_of(contents[at])
 
+    def put_cached(self, step: PlannedStep, slots: np.ndarray) -> None:
+        """Crops cached images into their slots."""
+        assert self.spec.image is not None
+        assert self.cache is not None
+        self.spec.image.crop.put_many(
+            step.batch["image"],
+            slots,
+            self.cache.images_NHWC,
+            step.slots.ids[slots],
+            step.drawn[slots],
+        )
+
     def images(self, samples: Sequence[StoredContents]) -> list[bytes]:
         """The encoded images of samples; empty where one has none."""
         if len(self._image_columns) == 1:
