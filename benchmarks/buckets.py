@@ -31,10 +31,11 @@ def read(url: str) -> tuple[float, float, int]:
     stream = shardset.Stream(url, "train", batch_size=50, image=None, fields=("jpg",))
     for _ in stream:
         pass
-    before, began, spent = stream.num_bytes_read, time.perf_counter(), time.process_time()
+    began, spent = time.perf_counter(), time.process_time()
     for _ in stream:
         pass
-    return time.perf_counter() - began, time.process_time() - spent, stream.num_bytes_read - before
+    num_bytes = stream.split.num_tar_bytes
+    return time.perf_counter() - began, time.process_time() - spent, num_bytes
 
 
 def main() -> None:

@@ -20,8 +20,8 @@ import numpy as np
 from benchmarks import environment
 from benchmarks.measuring import numbers
 from shardset.checksum import crc32c_of, crc32c_text
-from shardset.format import naming
-from shardset.format.index import index_dtype, index_to_bytes
+from shardset.format import naming, table
+from shardset.format.index import index_dtype
 from shardset.format.manifest import IndexFile, Shard, Split
 from shardset.format.shards import StoredShards, pattern_of
 from shardset.format.tar import BLOCK, END
@@ -96,7 +96,7 @@ def made(num_samples: int, shard_size: int, mean_bytes: int) -> tuple[OneIndexSt
     rows[".png"]["offset"], rows[".png"]["num_bytes"] = rows["offset"] + BLOCK, mean_bytes
     rows[".cls"]["offset"], rows[".cls"]["num_bytes"] = rows["offset"] + step - BLOCK, 1
     num_shards = num_samples // shard_size
-    storage = OneIndexStorage(index_to_bytes(rows))
+    storage = OneIndexStorage(table.to_bytes(rows))
     index_crc32c = crc32c_text(crc32c_of(storage.index))
     shards = [
         Shard(

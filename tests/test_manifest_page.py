@@ -17,9 +17,9 @@ PAGE = (golden.REPOSITORY / "docs/manifest.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(python|console)\n(.*?)```", PAGE, re.DOTALL)
 
 
-@pytest.mark.parametrize("record", manifests.schema()["$defs"])
+@pytest.mark.parametrize("record", golden.schema()["$defs"])
 def test_every_field_of_the_manifest_is_explained(record):
-    for name in manifests.schema()["$defs"][record]["properties"]:
+    for name in golden.schema()["$defs"][record]["properties"]:
         assert f"`{name}`" in PAGE
 
 

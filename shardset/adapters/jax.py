@@ -28,8 +28,8 @@ class GlobalBatches(StreamAdapter):
     those of this process. The axis may be Auto or Explicit. Without jax_enable_x64, JAX holds `id`
     and `label` as 32-bit numbers.
 
-    Raises ConfigError unless the stream's rank and world_size are those of JAX and the global batch
-    divides.
+    Raises ConfigError unless the stream's rank and world_size are those of JAX, and JAX's own
+    ValueError for an axis that the mesh lacks, or over which the global batch does not divide.
     """
 
     def __init__(self, stream: Stream, mesh: Mesh, axis: str = "data") -> None:
@@ -42,7 +42,12 @@ class GlobalBatches(StreamAdapter):
                 f"the stream reads for rank {own[0]} of {own[1]}, but this is process {here[0]} of"
                 f" {here[1]} of JAX; pass rank=jax.process_index(), world_size=jax.process_count()"
             )
-        _check_mesh(stream, mesh, axis)
+        is_narrow = jax.dtypes.canonicalize_dtype(np.int64) != np.int64
+        if is_narrow and stream.split.num_samples > np.iinfo(np.int32).max:
+            raise ConfigError(
+                f"ids reach {stream.split.num_samples - 1}, more than the 32 bits of JAX hold; set"
+                " jax_enable_x64"
+            )
         super().__init__(stream)
         self.sharding = NamedSharding(mesh, PartitionSpec(axis))
 
@@ -54,24 +59,3 @@ class GlobalBatches(StreamAdapter):
             return value
         shape = (self.stream.order.global_batch_size, *value.shape[1:])
         return jax.make_array_from_process_local_data(self.sharding, value, shape)
-
-
-def _check_mesh(stream: Stream, mesh: Mesh, axis: str) -> None:
-    if axis not in mesh.shape:
-        raise ConfigError(
-            f"the mesh has no axis {axis!r}, only {', '.join(map(str, mesh.shape))}; name one of"
-            " them"
-        )
-    if stream.order.global_batch_size % mesh.shape[axis]:
-        raise ConfigError(
-            f"a global batch of {stream.order.global_batch_size} does not divide over"
-            f" {mesh.shape[axis]} devices of axis {axis!r}; use a multiple"
-        )
-    if (
-        jax.dtypes.canonicalize_dtype(np.int64) != np.int64
-        and stream.split.num_samples > np.iinfo(np.int32).max
-    ):
-        raise ConfigError(
-            f"ids reach {stream.split.num_samples - 1}, more than the 32 bits of JAX hold; set"
-            " jax_enable_x64"
-        )

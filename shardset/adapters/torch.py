@@ -80,35 +80,29 @@ class _Shared(NamedTuple):
 
     epoch: torch.Tensor
     """Where an iteration begins that has no place."""
-    start_step: torch.Tensor
     num_chosen: torch.Tensor
     """How often an epoch was chosen."""
     num_chosen_before: torch.Tensor
     """How often one was when workers began last."""
 
-    def begin_with(self, epoch: int, start_step: int = 0) -> None:
-        """Chooses where an iteration begins that has no place."""
-        self.epoch.fill_(epoch)
-        self.start_step.fill_(start_step)
-
 
 class StepDataset(IterableDataset[dict[str, Any]]):
     """The steps of a stream, divided among DataLoader workers; the base of the datasets below.
 
-    The first iteration gives `epoch` from `start_step` on, each further one the next epoch, after a
-    `break` too. Workers that a DataLoader starts anew for each epoch all begin with the first: call
-    `set_epoch` before, as with a DistributedSampler. `state_dict` and `load_state_dict` are what
-    StatefulDataLoader calls in each worker.
+    The first iteration gives `epoch`, each further one the next epoch, after a `break` too. Workers
+    that a DataLoader starts anew for each epoch all begin with the first: call `set_epoch` before,
+    as with a DistributedSampler. `state_dict` and `load_state_dict` are what StatefulDataLoader
+    calls in each worker.
 
-    Raises ConfigError for a `start_step` that no epoch has.
+    Raises ConfigError for a stream without a batch.
     """
 
-    def __init__(self, stream: Stream, epoch: int = 0, start_step: int = 0) -> None:
+    def __init__(self, stream: Stream, epoch: int = 0) -> None:
         super().__init__()
-        stream.steps_from(start_step)  # raises here instead of in a worker
+        stream.steps_from(0)  # raises here instead of in a worker
         stream.check_same()
         self.stream = stream
-        self._shared = _Shared(*torch.tensor([epoch, start_step, 0, _NEVER]).share_memory_())
+        self._shared = _Shared(*torch.tensor([epoch, 0, _NEVER]).share_memory_())
         self._place: _Place | None = None
         self._begun, self._num_seen = False, 0
 
@@ -128,7 +122,7 @@ class StepDataset(IterableDataset[dict[str, Any]]):
         """Has the next iteration give this epoch, in all workers; a state that was loaded resumes
         in its epoch.
         """
-        self._shared.begin_with(require_int("epoch", epoch))
+        self._shared.epoch.fill_(require_int("epoch", epoch))
         self._shared.num_chosen.add_(1)
 
     def state_dict(self) -> dict[str, Any]:
@@ -163,7 +157,7 @@ class StepDataset(IterableDataset[dict[str, Any]]):
         self._begun, self._num_seen = False, int(self._shared.num_chosen)
         # For workers that start later: a loader that was saved after its loop drops those that
         # loaded the state.
-        self._shared.begin_with(epoch + 1)
+        self._shared.epoch.fill_(epoch + 1)
         self._shared.num_chosen_before.fill_(_NEVER)
 
     def _batch_sizes(self) -> list[int]:
@@ -171,7 +165,7 @@ class StepDataset(IterableDataset[dict[str, Any]]):
 
     def _start(self) -> _Place:
         """Where an iteration begins that has no place."""
-        epoch, start_step, num_chosen, num_chosen_before = map(int, self._shared)
+        epoch, num_chosen, num_chosen_before = map(int, self._shared)
         worker = _which_worker()
         if get_worker_info() is not None and worker[0] == 0 and self._place is None:
             if num_chosen == num_chosen_before:
@@ -179,7 +173,7 @@ class StepDataset(IterableDataset[dict[str, Any]]):
                     "new workers read epoch %d again; call set_epoch before each epoch", epoch
                 )
             self._shared.num_chosen_before.fill_(num_chosen)
-        return _Place(epoch, start_step + worker[0], 0, worker)
+        return _Place(epoch, worker[0], 0, worker)
 
     def _next_place(self) -> _Place:
         """Where the next iteration begins."""
@@ -188,7 +182,6 @@ class StepDataset(IterableDataset[dict[str, Any]]):
         if place is None or (is_chosen and (self._begun or int(self._shared.epoch) != place.epoch)):
             return self._start()
         if self._begun:
-            self._shared.start_step.fill_(0)
             return _Place(place.epoch + 1, worker[0], 0, worker)
         if place.worker != worker:
             raise ConfigError(
@@ -216,7 +209,7 @@ class StepDataset(IterableDataset[dict[str, Any]]):
         if get_worker_info() is None:
             self._place = None
             if int(self._shared.num_chosen) == self._num_seen:
-                self._shared.begin_with(epoch + 1)
+                self._shared.epoch.fill_(epoch + 1)
 
 
 def _which_worker() -> tuple[int, int]:
@@ -233,8 +226,8 @@ class BatchDataset(StepDataset):
     """
 
     def __len__(self) -> int:
-        """Batches of an epoch; of the first one from `start_step` on."""
-        return len(self.stream) - int(self._shared.start_step)
+        """Batches of an epoch."""
+        return len(self.stream)
 
     def items(self, batch: Batch) -> Sequence[dict[str, Any]]:
         return [as_tensors(batch)]
@@ -245,17 +238,16 @@ class SampleDataset(StepDataset):
     bytes by field.
 
     The stream must have `image=None`, `fields` and `with_key=True`. Pads are left out, so replicas
-    may differ by one sample in the last row. Raises ConfigError for another stream, and for a
-    `start_step` that no epoch has.
+    may differ by one sample in the last row. Raises ConfigError for another stream.
     """
 
-    def __init__(self, stream: Stream, epoch: int = 0, start_step: int = 0) -> None:
+    def __init__(self, stream: Stream, epoch: int = 0) -> None:
         if stream.spec.image is not None or not stream.spec.with_key or not stream.spec.fields:
             raise ConfigError(
                 "samples need a stream of bytes; use Stream(image=None, fields=(...),"
                 " with_key=True)"
             )
-        super().__init__(stream, epoch, start_step)
+        super().__init__(stream, epoch)
 
     def items(self, batch: Batch) -> Sequence[dict[str, Any]]:
         return [self._sample(batch, slot) for slot in np.flatnonzero(batch["weight"]).tolist()]

@@ -4,7 +4,6 @@ later epochs decode nothing.
 
 import numpy as np
 
-from shardset.decode.crops import Crop
 from shardset.decode.image import ImageSpec
 from shardset.decode.workers import SharedImages
 
@@ -13,21 +12,16 @@ class MemoryCache:
     """Decoded images of one size by id, for a crop that does not resize them.
 
     Any thread may put images; a batch is taken only when all of it is there. With `shared`, worker
-    processes may put images there too. A copy in another process (pickled) is empty.
+    processes may put images there too.
     """
 
-    def __init__(
-        self, num_samples: int, size: int, crop: Crop, shared: SharedImages | None = None
-    ) -> None:
-        self.size, self.crop, self._shared = size, crop, shared
+    def __init__(self, num_samples: int, size: int, shared: SharedImages | None = None) -> None:
+        self.size = size
         self.images_NHWC = (
             shared.images_NHWC if shared else np.zeros((num_samples, size, size, 3), dtype=np.uint8)
         )
         self.labels = np.zeros(num_samples, dtype=np.int64)
         self.filled = np.zeros(num_samples, dtype=bool)
-
-    def __reduce__(self) -> tuple[type["MemoryCache"], tuple[int, int, Crop, SharedImages | None]]:
-        return MemoryCache, (len(self.filled), self.size, self.crop, self._shared)
 
     @staticmethod
     def num_bytes(num_samples: int, spec: ImageSpec) -> int | None:
@@ -57,9 +51,3 @@ class MemoryCache:
     def holds(self, ids: np.ndarray) -> bool:
         """Whether all of them are there."""
         return bool(self.filled[ids].all())
-
-    def crop_into(
-        self, out: np.ndarray, slots: np.ndarray, ids: np.ndarray, drawn: np.ndarray
-    ) -> None:
-        """Puts the crops that `decode_into` would make into `out[slots]`, uint8 RGB."""
-        self.crop.put_many(out, slots, self.images_NHWC, ids, drawn)

@@ -65,16 +65,13 @@ class SharedImages:
     """Images in memory that a process with `fd` can open too: uint8 [n, size, size, 3], black at
     first.
 
-    A copy in another process (pickled) is black again; a forked one shares the memory.
+    A forked process shares the memory.
     """
 
     def __init__(self, num_images: int, size: int) -> None:
         self.fd = os.memfd_create("shardset-images")
         os.ftruncate(self.fd, num_images * 3 * size**2)
         self.images_NHWC = _map_images(self.fd, size)
-
-    def __reduce__(self) -> tuple[type["SharedImages"], tuple[int, ...]]:
-        return SharedImages, self.images_NHWC.shape[:2]
 
     def __del__(self) -> None:
         os.close(self.fd)
@@ -168,8 +165,8 @@ class WorkerPool:
 
     With `kept`, workers write whole images there, each at its own number. Without it, they crop by
     `spec` into buffers of `num_images` images, which the next request overwrites. A worker is lent
-    out once it has loaded its libraries; `start` replaces lost ones. A copy in another process
-    (pickled or forked) starts its own.
+    out once it has loaded its libraries; `start` replaces lost ones. A forked
+    process starts its own.
     """
 
     def __init__(
@@ -187,11 +184,6 @@ class WorkerPool:
         )
         self._own = PerProcess(_Workers)
         weakref.finalize(self, _end_all, self._own)
-
-    def __reduce__(
-        self,
-    ) -> tuple[type["WorkerPool"], tuple["ImageSpec", int, int, SharedImages | None]]:
-        return WorkerPool, (self.spec, self.num_processes, self.num_images, self.kept)
 
     def start(self) -> None:
         """Starts the missing workers of this process: all at first, later those that were lost."""

@@ -61,7 +61,7 @@ def stored_dtype(fields: tuple[str, ...], num_samples: int, num_bytes: int) -> n
 def index_array(rows: Sequence[tuple[Any, ...]], fields: Sequence[str]) -> np.ndarray:
     """The index of rows that hold the columns before the fields, then (offset, size) of each field.
 
-    A row may leave out its last fields, which become (0, 0). `index_to_bytes` fills in the checks.
+    A row may leave out its last fields, which become (0, 0). `table.to_bytes` fills in the checks.
     """
     key_bytes = max((len(row[len(_HEAD)]) for row in rows), default=1)
     width = len(_HEAD) + 1 + len(fields)
@@ -77,11 +77,6 @@ def with_fields(index: np.ndarray, fields: Sequence[str]) -> np.ndarray:
     return full
 
 
-def index_to_bytes(index: np.ndarray) -> bytes:
-    """An index as the bytes of a table."""
-    return table.to_bytes(index)
-
-
 def index_from_bytes(data: bytes, where: str) -> np.ndarray:
     """The rows of an index; raises DamagedShard unless `data` is as long as a table and has the
     header of an index.
@@ -91,18 +86,14 @@ def index_from_bytes(data: bytes, where: str) -> np.ndarray:
     """
     text = data[10 : 10 + int.from_bytes(data[8:10], "little")]
     key, shape = _KEY_COLUMN.search(text), _SHAPE.search(text)
-    if key is None or shape is None:
-        raise DamagedShard(f"{where}: not a shard index; rebuild the shard with --only-shards")
     fields = [name.decode("ascii") for name in dict.fromkeys(_FIELD_COLUMN.findall(text))]
-    dtype, num_samples = index_dtype(fields, int(key[1])), int(shape[1])
+    dtype = index_dtype(fields, int(key[1]) if key else 1)
+    num_samples = int(shape[1]) if shape else 0
     header = table.header(dtype, num_samples)
-    if not data.startswith(header):
+    if not data.startswith(header) or len(data) != table.num_bytes(dtype, num_samples):
         raise DamagedShard(
-            f"{where}: its columns are not those of a shard index; build the set again"
-        )
-    if len(data) != len(header) + num_samples * dtype.itemsize:
-        raise DamagedShard(
-            f"{where}: {len(data)} bytes do not hold {num_samples} samples; rebuild the shard"
+            f"{where}: these {len(data)} bytes are not a shard index; rebuild the shard with"
+            " --only-shards, or build the set again if another version wrote it"
         )
     return np.frombuffer(data, dtype, offset=len(header)).copy()
 

@@ -180,12 +180,6 @@ def hash_of_key(key: str) -> int:
     return hash_text(key, key=0) >> 32
 
 
-@prepared
-class _Version(msgspec.Struct):
-    kind: Any = None
-    version: Any = None
-
-
 def seal(manifest: Manifest) -> Manifest:
     """The manifest with its digest filled in: the sha256 of its canonical JSON with an empty
     digest.
@@ -212,11 +206,13 @@ def parse(data: bytes, where: str = naming.MANIFEST) -> Manifest:
     Its shards can be read only once it is `opened`.
     """
     try:
-        _check_version(data, where)
         manifest = msgspec.json.decode(data, type=Manifest, dec_hook=shards_of)
         check(manifest, where)
     except msgspec.ValidationError as error:
-        raise ManifestError(f"{where}: {error}; restore or rebuild the shard set") from error
+        raise ManifestError(
+            f"{where}: {error}; expected a shardset manifest of version {VERSION}: restore or"
+            " rebuild the shard set, or upgrade shardset if a newer one wrote it"
+        ) from error
     except JSON_ERRORS as error:
         raise ManifestError(
             f"{where}: not valid JSON ({error}); the file is damaged, restore or rebuild it"
@@ -435,20 +431,6 @@ def files_of(*named_by: Manifest) -> set[str]:
     return lists.union((group.table for group in groups), tars, map(naming.index_path, tars))
 
 
-def schema() -> dict[str, Any]:
-    """The JSON Schema of a manifest.
-
-    Only `check` compares records with each other (sums, digest).
-    """
-    (manifest, _), parts = msgspec.json.schema_components(
-        [Manifest, list[Group]],
-        ref_template="#/$defs/{name}",
-        schema_hook=lambda kind: {"type": "array", "items": {"$ref": "#/$defs/Group"}},
-    )
-    dialect = "https://json-schema.org/draft/2020-12/schema"
-    return {"$schema": dialect, **manifest, "$defs": parts}
-
-
 def check(manifest: Manifest, where: str = naming.MANIFEST) -> None:
     """Raises ManifestError unless counts add up, paths stay inside, labels are 0..n-1 and the
     digest fits.
@@ -473,24 +455,6 @@ def shards_of(kind: type, groups: Any) -> StoredShards:
     except msgspec.ValidationError as error:
         where = "at `$.splits[...].groups"  # msgspec knows only the rest
         raise msgspec.ValidationError(str(error).replace("at `$", where)) from error
-
-
-def _check_version(data: bytes, where: str) -> None:
-    """Raises ManifestError unless the kind and the version are those of a manifest."""
-    try:
-        head = msgspec.json.decode(data, type=_Version)
-    except msgspec.ValidationError:
-        msgspec.json.decode(data)  # no object: is it JSON at all?
-        head = _Version()
-    if head.kind != KIND:
-        raise ManifestError(
-            f'{where}: not a shardset manifest: expected an object with "kind": "{KIND}"'
-        )
-    if head.version != VERSION:
-        raise ManifestError(
-            f"{where}: version is {head.version!r}, expected {VERSION}; upgrade shardset if it is"
-            " newer"
-        )
 
 
 def _problems(manifest: Manifest, where: str) -> Iterator[str]:

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from shardset.checksum import crc32c_of, crc32c_text
 from shardset.format import naming, table
-from shardset.format.index import index_to_bytes
 from shardset.format.manifest import Split
 from shardset.format.shards import (
     SHARD_DTYPE,
@@ -64,7 +63,7 @@ def write_index(
     path: str, builder: TarBuilder, rows: NDArray[np.void], writer: OpenWriter
 ) -> WrittenShard:
     """Writes the index of the tar that a builder has finished, and returns what both are."""
-    index, index_path = index_to_bytes(rows), naming.index_path(path)
+    index, index_path = table.to_bytes(rows), naming.index_path(path)
     with writer(index_path) as out:
         out.write(index)
     shard = Shard(

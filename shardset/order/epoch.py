@@ -306,12 +306,8 @@ def _check(order: Order) -> None:
             f" {per_row * max(1, round(size / per_row))}, or"
             f" {default_lanes(max(1, size // repeats))} lanes"
         )
-    if order.seed is not None and (
-        isinstance(order.seed, bool) or not isinstance(order.seed, int | np.integer)
-    ):
-        raise ConfigError(
-            f"seed is {order.seed!r}, expected a whole number, or None for the stored order"
-        )
+    if order.seed is not None:
+        require_int("seed", order.seed)
     if order.seed is None and order.window:
         raise ConfigError(
             f"the stored order (seed None) moves nothing, but w is {order.window}; use w = 0"

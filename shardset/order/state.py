@@ -34,10 +34,6 @@ class OrderState(
     block_size: StateCount = msgspec.field(name="q")
     window: StateCount = msgspec.field(name="w")
 
-    def to_json(self) -> str:
-        """One line of JSON; `states_from_json` gives the same state back."""
-        return msgspec.json.encode(self, enc_hook=operator.index).decode("ascii")
-
 
 ORDER_NAMES = ("num_lanes", "block_size", "window")
 """What a state holds of an order whose numbers follow from the first run: L, q and w."""
@@ -47,7 +43,7 @@ States = OrderState | list[OrderState]
 
 
 def states_from_json(text: str | bytes) -> States:
-    """A state, or those of a mixture, from the JSON of `states_to_json`; raises ConfigError for
+    """A state, or those of a mixture, from JSON; raises ConfigError for
     anything else.
     """
     return _decode(text, States)  # type: ignore[arg-type]

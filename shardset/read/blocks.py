@@ -18,9 +18,10 @@ from shardset.errors import DamagedShard, ShardsetError
 from shardset.order.blocks import RangeReads
 from shardset.order.epoch import Order, Slots
 from shardset.read.addresses import SampleAddress, SampleAddresses
+from shardset.read.disk_cache import CachedReader
 from shardset.read.indexes import ShardTable
 from shardset.read.pending import Contents, PendingSamples, SampleReader
-from shardset.read.remote import RangeReader
+from shardset.read.remote import RemoteReader
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +37,11 @@ class BlockSampleReader(SampleReader):
     """
 
     def __init__(
-        self, order: Order, table: ShardTable, reader: RangeReader, budget_bytes: int
+        self,
+        order: Order,
+        table: ShardTable,
+        reader: RemoteReader | CachedReader,
+        budget_bytes: int,
     ) -> None:
         self.order = order
         self.table = table
@@ -51,10 +56,6 @@ class BlockSampleReader(SampleReader):
         self._first_taken = threading.Event()
         self._begun = False
         self._lock = threading.Lock()
-
-    @property
-    def num_bytes_read(self) -> int:
-        return self.reader.num_bytes_read
 
     def prepare(self, epoch: int, slots: Slots) -> None:
         """See SampleReader.

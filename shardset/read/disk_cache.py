@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from shardset.errors import ConfigError
 from shardset.format.manifest import Split
 from shardset.read.indexes import ShardTable
-from shardset.read.remote import NUM_FETCHERS, RangeReader
+from shardset.read.remote import NUM_FETCHERS, RemoteReader
 from shardset.read.threads import Threads
 from shardset.storage.local import Descriptor
 from shardset.storage.open import local_folder
@@ -125,15 +125,12 @@ class CachedReader:
     them.
     """
 
-    def __init__(self, reader: RangeReader, table: ShardTable, cache: BlockCache) -> None:
+    def __init__(self, reader: RemoteReader, table: ShardTable, cache: BlockCache) -> None:
         self.reader, self.table, self.cache = reader, table, cache
         self._threads = Threads("shardset-cache", NUM_FETCHERS)
 
-    @property
-    def num_bytes_read(self) -> int:
-        return self.reader.num_bytes_read
-
     def submit(self, shard: int, start: int, stop: int, *, fresh: bool = False) -> Future[bytes]:
+        """Requests all bytes [start, stop) of a shard; `fresh` bypasses the cache."""
         return self._threads.call(partial(self._read, shard, start, stop, fresh))
 
     def close(self) -> None:

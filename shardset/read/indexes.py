@@ -166,8 +166,6 @@ class ShardTable:
         self.split = split
         self.with_keys = with_keys
         self.budget_bytes = budget_bytes
-        self.num_bytes_read = 0
-        """Bytes of indexes that were read."""
         self.reads_rows = by_rows and storage.is_remote and split.max_index_bytes > LARGE_BYTES
         """Whether the rows of some indexes may be read without the others."""
         self._held: OrderedDict[int, ShardIndex] = OrderedDict()
@@ -347,7 +345,7 @@ class ShardTable:
             records = read_index(self.storage, listed)
         except NotFound as error:
             raise DamagedShard(str(error)) from error
-        return self._keep(shard, self._index_of(shard, records, listed.index.num_bytes))
+        return self._keep(shard, self._index_of(shard, records))
 
     def _read_groups(self, shard: int, held: ShardIndex | None, missing: Positions) -> ShardIndex:
         """What is held of an index, with the missing groups of its rows."""
@@ -363,7 +361,7 @@ class ShardTable:
                 groups.start * ROWS_AT_ONCE, min(groups.stop * ROWS_AT_ONCE, listed.num_samples)
             )
             records = self._read_rows(shard, wanted)
-            index = index.extended(groups, self._index_of(shard, records, records.nbytes))
+            index = index.extended(groups, self._index_of(shard, records))
         return self._keep(shard, index)
 
     def _read_rows(self, shard: int, positions: Sequence[int]) -> Rows:
@@ -373,10 +371,8 @@ class ShardTable:
         except NotFound as error:
             raise DamagedShard(str(error)) from error
 
-    def _index_of(self, shard: int, records: Rows, num_bytes: int) -> ShardIndex:
-        """What is kept of records for which `num_bytes` were read."""
-        with self._lock():
-            self.num_bytes_read += num_bytes
+    def _index_of(self, shard: int, records: Rows) -> ShardIndex:
+        """What is kept of records."""
         split = self.split
         rows = rows_of_index(records, split.shards[shard], split, self.storage.url)
         return ShardIndex(rows, records["key"].copy() if self.with_keys else None)

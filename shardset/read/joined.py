@@ -19,10 +19,6 @@ class JoinedReader(SampleReader):
     def __init__(self, tables: Sequence[ShardTable], readers: Sequence[SampleReader]) -> None:
         self._tables, self._readers = tables, readers
 
-    @property
-    def num_bytes_read(self) -> int:
-        return sum(reader.num_bytes_read for reader in self._readers)
-
     def prepare(self, epoch: int, slots: Slots) -> None:
         for reader in self._readers:
             reader.prepare(epoch, slots)

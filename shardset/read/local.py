@@ -26,9 +26,6 @@ class LocalSampleReader(SampleReader):
     `mmap` would save half a microsecond, but a file cut meanwhile would raise SIGBUS.
     """
 
-    num_bytes_read = 0
-    """See SampleReader. A lower bound, because threads add to it without a lock."""
-
     def __init__(self, table: ShardTable) -> None:
         self.table = table
         self.file = lru_cache(MAX_OPEN_FILES)(partial(_ShardFile, table))
@@ -54,8 +51,8 @@ class LocalPendingSamples(PendingSamples):
 
     def contents(self, start: int, stop: int) -> Iterator[Contents]:
         # A small sample takes a few microseconds, so local names replace attributes in the loop.
-        reader, pread, verified, fields = self.reader, os.pread, self._verified, self._fields
-        file_of = reader.file
+        pread, verified, fields = os.pread, self._verified, self._fields
+        file_of = self.reader.file
         samples = zip(
             self._shards[start:stop], self.starts[start:stop], self.sizes[start:stop], strict=True
         )
@@ -64,7 +61,6 @@ class LocalPendingSamples(PendingSamples):
                 file = file_of(shard)
             except ShardsetError as error:
                 raise self.located(number, error) from error
-            reader.num_bytes_read += size
             try:
                 if size > SMALL_BYTES:
                     ranges = [

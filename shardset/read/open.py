@@ -6,7 +6,7 @@ from shardset.read.disk_cache import BlockCache, CachedReader
 from shardset.read.indexes import ShardTable
 from shardset.read.local import LocalSampleReader
 from shardset.read.pending import SampleReader
-from shardset.read.remote import RangeReader, RemoteReader
+from shardset.read.remote import RemoteReader
 
 
 def open_sample_reader(
@@ -19,7 +19,8 @@ def open_sample_reader(
     """
     if not table.storage.is_remote:
         return LocalSampleReader(table)
-    reader: RangeReader = RemoteReader(table)
+    remote = RemoteReader(table)
+    reader: RemoteReader | CachedReader = remote
     if cache is not None:
-        reader = CachedReader(reader, table, cache)
+        reader = CachedReader(remote, table, cache)
     return BlockSampleReader(order, table, reader, budget_bytes)

@@ -96,11 +96,6 @@ class SampleReader(ABC):
     One thread requests them, in the order of the steps; any thread may take them.
     """
 
-    @property
-    @abstractmethod
-    def num_bytes_read(self) -> int:
-        """Bytes received from storage so far, without indexes."""
-
     def prepare(self, epoch: int, slots: Slots) -> None:  # noqa: B027
         """Reads what the addresses of several steps need, before anything asks for these; arrays
         [steps, n].

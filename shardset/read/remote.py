@@ -8,7 +8,6 @@ from collections import Counter, deque
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 from shardset.errors import DamagedShard, NotFound, StorageError, TransientError
 from shardset.read.indexes import ShardTable
@@ -28,20 +27,6 @@ NUM_TIMES = 256
 MIN_TIMES = 20
 
 
-class RangeReader(Protocol):
-    """Reads byte ranges of shards that begin and end with a sample."""
-
-    @property
-    def num_bytes_read(self) -> int:
-        """Bytes received from storage so far."""
-
-    def submit(self, shard: int, start: int, stop: int, *, fresh: bool = False) -> Future[bytes]:
-        """Requests all bytes [start, stop) of a shard; `fresh` bypasses caches."""
-
-    def close(self) -> None:
-        """Stops all threads and cancels pending reads."""
-
-
 class RemoteReader:
     """Reads ranges of shards from storage, one request each; the answers must be of the objects in
     the manifest.
@@ -53,7 +38,6 @@ class RemoteReader:
 
     def __init__(self, table: ShardTable, num_fetchers: int = NUM_FETCHERS) -> None:
         self.table = table
-        self.num_bytes_read = 0
         self.hedges = HedgePolicy()
         self._lock = threading.Lock()
         self._running: set[_RangeRead] = set()
@@ -66,7 +50,7 @@ class RemoteReader:
         self._monitor.start()
 
     def submit(self, shard: int, start: int, stop: int, *, fresh: bool = True) -> Future[bytes]:
-        """See RangeReader; here every read is fresh."""
+        """Requests all bytes [start, stop) of a shard; here every read is fresh."""
         read = _RangeRead(shard, start, stop)
         with self._lock:
             self._running.add(read)
@@ -75,7 +59,7 @@ class RemoteReader:
         return read.result
 
     def close(self) -> None:
-        """See RangeReader. A thread that waits for storage stops after its read."""
+        """Cancels pending reads. A thread that waits for storage stops after its read."""
         self._fetchers.close()  # first, so that no further read begins
         self._closed.set()
         self._monitor.join()
@@ -104,7 +88,6 @@ class RemoteReader:
         read.started = read.started or begun
         data = _listed_range(self.table, read.shard, read.start, read.stop)
         with self._lock:
-            self.num_bytes_read += len(data)
             self.hedges.note(read.size_class, time.monotonic() - begun)
         return data
 

@@ -19,14 +19,18 @@ anything.
 CLIMBING = frozenset(("", ".", ".."))
 """No part of a name is one of these: they would lead out of the folder."""
 
+_NO_LINKS = (
+    "the file system has no hard links, which create-only-if-absent needs; choose another"
+    " folder, or the gs:// address of a bucket that is mounted there"
+)
 _ADVICE = {
     errno.EACCES: (
         "no permission; run as a user who may, or change the mode of the file and of the folders"
         " above it"
     ),
     errno.EPERM: (
-        "the system does not permit it; check owner, attributes (lsattr) and what the file system"
-        " supports"
+        "the system does not permit it; check owner and attributes (lsattr); if the file system has"
+        " no hard links, which create-only-if-absent needs, choose another folder"
     ),
     errno.ENOSPC: "the disk is full; free some space or choose another folder, then run again",
     errno.EDQUOT: (
@@ -43,10 +47,8 @@ _ADVICE = {
     errno.ELOOP: "the symbolic links run in a circle; remove one of them",
     errno.ENAMETOOLONG: "the name is too long for this file system; choose a shorter one",
     errno.EMFILE: "too many open files; raise the limit (ulimit -n)",
-    errno.EOPNOTSUPP: (
-        "the file system has no hard links, which create-only-if-absent needs; choose another"
-        " folder, or the gs:// address of a bucket that is mounted there"
-    ),
+    errno.ENOSYS: _NO_LINKS,
+    errno.EOPNOTSUPP: _NO_LINKS,
 }
 
 

@@ -31,7 +31,6 @@ from shardset.storage.base import (
 )
 from shardset.storage.gcs_http import (
     BROKEN,
-    Body,
     BucketFacts,
     ListingPage,
     StoredObject,
@@ -45,6 +44,8 @@ T = TypeVar("T")
 
 SPOOL_BYTES = 16 << 20
 PAGE_SIZE = 1000
+# urllib3 gives each of these the connect timeout; a mebibyte is too much for a slow line
+_SENT_AT_ONCE = 1 << 16
 _STAT_FIELDS = "kind,name,size,generation,crc32c"
 _CRC32C = re.compile("crc32c=([^, ]+)")  # in `crc32c=yZRlqg==,md5=...`
 
@@ -258,24 +259,29 @@ class _GcsWriter:
         # random for each attempt, so that no content can contain it
         boundary = f"shardset-{secrets.token_hex(16)}"
         tail = f"\r\n--{boundary}--\r\n".encode()
+        head = self._head(boundary)
+        length = str(len(head) + self._num_bytes + len(tail))
         response = send(
             self._bucket.retry,
             "POST",
             f"/upload{_bucket_path(self._bucket.bucket)}/o",
             self._where,
             params={"uploadType": "multipart", "fields": _STAT_FIELDS} | condition,
-            headers={"Content-Type": f"multipart/related; boundary={boundary}"},
-            body=Body(
-                self._head(boundary),
-                self._file,
-                self._num_bytes,
-                self._where,
-                self._bucket.retry,
-                tail,
-            ),
+            headers={
+                "Content-Type": f"multipart/related; boundary={boundary}",
+                "Content-Length": length,
+            },
+            body=partial(self._body, head, tail),
         )
         stored = json_object(self._bucket.retry, response, self._where, StoredObject)
         _check_name(self._full, self._where, stored)
+
+    def _body(self, head: bytes, tail: bytes) -> Iterator[bytes]:
+        yield head
+        self._file.seek(0)
+        pieces = iter(partial(self._file.read, _SENT_AT_ONCE), b"")
+        yield from self._bucket.retry.paced(pieces, self._where)
+        yield tail
 
     def _head(self, boundary: str) -> bytes:
         kind = mimetypes.guess_type(self._full)[0] or "application/octet-stream"

@@ -9,12 +9,12 @@ ms a MB (emulator on the same machine).
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType, SimpleNamespace
-from typing import IO, Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlencode, urlsplit
 
 import google.auth
@@ -50,8 +50,6 @@ T = TypeVar("T")
 
 _POOL = 64  # connections, for GcsStorage.reads_at_once and all else that a process does
 _PROBE_TIMEOUT_S = 1.0
-# urllib3 gives each of these the connect timeout; a mebibyte is too much for a slow line
-_SENT_AT_ONCE = 1 << 16
 BROKEN = (urllib3.exceptions.HTTPError, TransportError, ConnectionError, TimeoutError)
 """Exceptions of a broken connection, while a request is sent or its response is read."""
 
@@ -69,32 +67,32 @@ def send(
     *,
     params: Mapping[str, str] = MappingProxyType({}),
     headers: Mapping[str, str] = MappingProxyType({}),
-    body: "Body | None" = None,
+    body: Callable[[], Iterator[bytes] | None] = lambda: None,
 ) -> urllib3.BaseHTTPResponse:
     """The response to one request, its body unread; raises TransientError if another try may help,
     or StorageError.
 
-    Takes half the processor time of requests, whose connections it uses.
+    `body` makes the pieces of the body, once for each try. Takes half the processor time of
+    requests, whose connections it uses.
     """
     connection = _connect(os.environ.get("STORAGE_EMULATOR_HOST", ""))
     # pays where the bucket has the requester pay
     if payer := os.environ.get("GOOGLE_CLOUD_QUOTA_PROJECT"):
         params = {**params, "userProject": payer}
     target = f"{connection.target}{path}" + (f"?{urlencode(params)}" if params else "")
-    length = {} if body is None else {"Content-Length": str(len(body))}
     token_request = partial(connection.token_request, timeout=policy.stall_timeout_s)
 
     refreshes_left = 2
     while True:
         try:
-            sent = {**connection.headers, **headers, **length}
+            sent = {**connection.headers, **headers}
             connection.credentials.before_request(
                 token_request, method, connection.base_url + path, sent
             )
             response = connection.pool.urlopen(
                 method,
                 target,
-                body=body,
+                body=body(),
                 headers=sent,
                 timeout=urllib3.Timeout(
                     connect=policy.connect_timeout_s, read=policy.stall_timeout_s
@@ -123,28 +121,6 @@ def send(
             raise kind(
                 f"{where}: {connection.who} could not authenticate ({explain(error)}); {_LOGIN}"
             ) from error
-
-
-@dataclass(frozen=True, slots=True)
-class Body:
-    """The body of an upload: has a length, and can be sent again for a retry."""
-
-    head: bytes
-    file: IO[bytes]
-    num_bytes: int
-    where: str
-    policy: RetryPolicy
-    tail: bytes
-
-    def __len__(self) -> int:
-        return len(self.head) + self.num_bytes + len(self.tail)
-
-    def __iter__(self) -> Iterator[bytes]:
-        yield self.head
-        self.file.seek(0)
-        pieces = iter(partial(self.file.read, _SENT_AT_ONCE), b"")
-        yield from self.policy.paced(pieces, self.where)
-        yield self.tail
 
 
 _CHECK_ENVIRONMENT = (

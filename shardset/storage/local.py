@@ -310,7 +310,7 @@ class _LocalWriter:
             return
         if generation == self._if_generation:
             with suppress(FileExistsError):
-                _link(self._temporary, self._path)
+                os.link(self._temporary, self._path)
                 return
             facts = _stat_or_none(self._path)
         num_bytes = os.path.getsize(self._temporary)
@@ -336,19 +336,6 @@ def _refuse_other_kinds(path: str) -> None:
         raise StorageError(
             f"{path}: this is a device, pipe or socket, expected a file; choose another name"
         )
-
-
-def _link(path: str, name: str) -> None:
-    """A second name for a file; EOPNOTSUPP on file systems without hard links, such as FAT or a
-    mounted bucket.
-    """
-    try:
-        os.link(path, name)
-    except OSError as error:
-        # not a lack of permission: the folder takes files
-        if error.errno in (errno.EPERM, errno.ENOSYS):
-            raise OSError(errno.EOPNOTSUPP, "no hard links", name) from error
-        raise
 
 
 def _create_locked(path: str) -> BinaryIO:

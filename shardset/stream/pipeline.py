@@ -4,7 +4,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import TypeAlias, TypeVar
 
@@ -31,18 +31,10 @@ ROOM_POLL_S = 0.005
 
 T = TypeVar("T")
 
+_Decoding: TypeAlias = tuple[PlannedStep, Sequence[Future[None]]]
+"""A step whose batch is full when the futures are done."""
 _Item: TypeAlias = T | BaseException | None
 """What a thread passes on: a value, the failure that ended it, or None at the end."""
-
-
-@dataclass(frozen=True, slots=True)
-class _DecodingBatch:
-    """A batch that is full when its futures are done."""
-
-    epoch: int
-    step: int
-    batch: Batch
-    futures: Sequence[Future[None]]
 
 
 def _open_reader(source: StreamSource) -> SampleReader:
@@ -71,15 +63,8 @@ class Pipeline:
         if spec.transform is not None or (spec.image is not None and spec.image.flip == "pixels"):
             self._decoder = DecodeAndFinish(self._decoder, spec, self._stopped)
         self._planned: queue.Queue[_Item[PlannedStep]] = queue.Queue(READ_AHEAD)
-        self._decoding: queue.Queue[_Item[_DecodingBatch]] = queue.Queue(
-            max(1, source.spec.prefetch)
-        )
+        self._decoding: queue.Queue[_Item[_Decoding]] = queue.Queue(max(1, source.spec.prefetch))
         self._threads = self._make_threads()
-
-    @property
-    def num_bytes_read(self) -> int:
-        """Bytes of samples read from storage so far."""
-        return self._reader.num_bytes_read
 
     def __enter__(self) -> "Pipeline":
         for thread in self._threads:
@@ -93,10 +78,10 @@ class Pipeline:
         self._decoder.close()
 
     def __iter__(self) -> Iterator[tuple[int, int, Batch]]:
-        for decoding in self._received(self._decoding):
-            for future in decoding.futures:
+        for step, futures in self._received(self._decoding):
+            for future in futures:
                 future.result()
-            yield decoding.epoch, decoding.step, decoding.batch
+            yield step.epoch, step.step, step.batch
 
     def stop(self) -> None:
         """Ends all threads, and fails the reads that they wait for."""
@@ -138,9 +123,9 @@ class Pipeline:
 
         return threading.Thread(target=run, name=f"shardset-{name}", daemon=True)
 
-    def _begin(self, step: PlannedStep) -> _DecodingBatch:
-        batch = empty_batch(self._source, step)
-        return _DecodingBatch(step.epoch, step.step, batch, self._decoder.begin(batch, step))
+    def _begin(self, step: PlannedStep) -> _Decoding:
+        step = replace(step, batch=empty_batch(self._source, step))
+        return step, self._decoder.begin(step)
 
     def _wait_for_budget(self) -> None:
         """Waits while the budget is used up and a planned step can still free memory."""

@@ -26,8 +26,6 @@ from shardset.read.open import open_sample_reader
 from shardset.read.pending import PendingSamples, SampleReader
 from shardset.stream.spec import SetUrl, load_set
 
-NUM_NEAR = 3
-
 
 @dataclass(frozen=True)
 class Sample:
@@ -115,7 +113,7 @@ class SampleSet:
     def __contains__(self, index: object) -> bool:
         """Whether there is a sample of this number or key."""
         if isinstance(index, str):
-            return self._find(index)[1]
+            return self._find(index) is not None
         return isinstance(index, int | np.integer) and -len(self) <= int(index) < len(self)
 
     def __enter__(self) -> Self:
@@ -137,23 +135,14 @@ class SampleSet:
         return [info.name for info in self.manifest.classes]
 
     def id_of(self, key: str) -> int:
-        """The id of a key; the first call reads all indexes of the split.
-
-        Raises KeyError naming the nearest keys.
-        """
-        at, is_there = self._find(key)
-        keys, ids = self._keys_and_ids
-        if is_there:
-            return int(ids[at])
-        near = [
-            near.decode("ascii", "replace")
-            for near in keys[max(0, at - 1) : at + NUM_NEAR - 1].tolist()
-        ]
-        raise KeyError(
-            f"no sample of split {self.split_name!r} has the key {key!r}; near it are"
-            f" {', '.join(near)}; `python -m pipelines inspect` finds the key of an original name"
-            " by --name"
-        )
+        """The id of a key; the first call reads all indexes of the split. Raises KeyError."""
+        found = self._find(key)
+        if found is None:
+            raise KeyError(
+                f"no sample of split {self.split_name!r} has the key {key!r}; `python -m pipelines"
+                " inspect` finds the key of an original name by --name"
+            )
+        return found
 
     def close(self) -> None:
         """Ends the threads that read from a bucket; a later access starts new ones."""
@@ -165,11 +154,11 @@ class SampleSet:
     def _close_with_set(self) -> None:
         weakref.finalize(self, _close_later, self._reader).atexit = False
 
-    def _find(self, key: str) -> tuple[int, bool]:
-        keys = self._keys_and_ids[0]
+    def _find(self, key: str) -> int | None:
+        keys, ids = self._keys_and_ids
         wanted = key.encode("ascii", "replace")
         at = int(np.searchsorted(keys, np.bytes_(wanted)))
-        return at, at < len(keys) and keys[at] == wanted
+        return int(ids[at]) if at < len(keys) and keys[at] == wanted else None
 
     @cached_property
     def _keys_and_ids(self) -> tuple[NDArray[np.bytes_], NDArray[np.int64]]:

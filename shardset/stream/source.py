@@ -127,7 +127,7 @@ def open_decode_aids(source: StreamSource) -> DecodeAids:
     )
     if source.memory.cache:
         kept = SharedImages(num_images, spec.image.size) if has_workers else None
-        cache = MemoryCache(num_images, spec.image.size, spec.image.crop, kept)
+        cache = MemoryCache(num_images, spec.image.size, kept)
     if not has_workers:
         return DecodeAids(cache)
     return DecodeAids(

@@ -129,11 +129,6 @@ class StreamSpec(OrderOptions):
                 f"num_threads is {self.num_threads} and prefetch {self.prefetch}, expected at least"
                 " 1 and 0"
             )
-        if self.transform is not None and not callable(self.transform):
-            raise ConfigError(
-                f"transform is {self.transform!r}, expected a function of (row, rng) that returns"
-                " the row"
-            )
         slots, size = self.slots, self.global_batch_size
         if slots.step != 1 or not 0 <= slots.start <= slots.stop <= size:
             raise ConfigError(

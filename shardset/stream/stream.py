@@ -46,9 +46,6 @@ class Stream:
     with `image=None` nothing is decoded. `rank` and `world_size` default to one process; they are
     required where the environment or torch.distributed says that there are several.
 
-    `num_bytes_read` counts the bytes of samples that finished runs asked of storage, without
-    indexes.
-
     Raises ConfigError where the options do not fit, ManifestError where there is no whole shard
     set.
     """
@@ -78,7 +75,6 @@ class Stream:
             image=choose_image(image, image_size, seed),
             **options,
         )
-        self.num_bytes_read = 0
         self._asked = spec
         self._owner = os.getpid()
         self._running: set[Pipeline] = set()
@@ -252,7 +248,6 @@ class Stream:
                 yield from pipeline
         finally:
             self._running.discard(pipeline)
-            self.num_bytes_read += pipeline.num_bytes_read
 
     def stop(self) -> None:
         """Stops all running iterations; safe to call from any thread.
@@ -271,7 +266,11 @@ class Stream:
         self.aids = DecodeAids()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_running": set()}
+        return {**self.__dict__, "_running": set(), "aids": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.aids = open_decode_aids(self.source)
 
 
 class StreamAdapter(ABC):

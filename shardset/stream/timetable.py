@@ -2,18 +2,21 @@
 epoch.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
 from shardset.errors import ConfigError
 from shardset.format.catalog import read_names
-from shardset.format.manifest import LoadedSet, Shard, Split
+from shardset.format.manifest import LoadedSet, Split
 from shardset.order.epoch import Order
-from shardset.read.indexes import read_index, read_rows
+from shardset.read.addresses import SampleAddresses
+from shardset.read.indexes import ShardTable
 
 THREADS = 16
 
@@ -78,11 +81,6 @@ class Timetable:
         """The steps of the run that train on a sample, in order; pads, which count nowhere, are
         left out.
         """
-        if not 0 <= sample_id < self.split.num_samples:
-            raise ConfigError(
-                f"no id {sample_id} in split {self.split_name!r}, which has 0 to"
-                f" {self.split.num_samples - 1}"
-            )
         order, repeats = self.order, self.order.augment_repeats
         for epoch in range(self.num_epochs):
             rows, lanes = order.find(epoch, np.array([sample_id]))
@@ -94,46 +92,43 @@ class Timetable:
 
     def samples(self, ids: np.ndarray) -> list[TimetableSample]:
         """Samples by id, in the order of `ids`; reads the rows of their shards' indexes."""
-        shards, _ = self.order.slots_of(ids)
-        by_shard = {shard: np.unique(ids[shards == shard]) for shard in np.unique(shards).tolist()}
+        shards, positions = self.order.slots_of(ids)
+        found = self._table().addresses(shards, positions)
+        labels = self.loaded.part(self.split_name).labels_of(ids, found.labels).tolist()
         with ThreadPoolExecutor(THREADS) as threads:
-            found = threads.map(self._samples_of_shard, by_shard, by_shard.values())
-            by_id = {sample.id: sample for samples in found for sample in samples}
-        return [by_id[sample_id] for sample_id in ids.tolist()]
+            named = threads.map(partial(self._names, found), np.unique(shards).tolist())
+            names = dict(chain.from_iterable(named))
+        columns = (
+            ids.tolist(),
+            found.keys or (),
+            map(names.get, range(len(ids))),
+            labels,
+            map(self.loaded.manifest.class_name, labels),
+            (self.split.shards[shard].path for shard in shards.tolist()),
+            positions.tolist(),
+        )
+        return list(map(TimetableSample, *columns))
 
     def id_of(self, key: str) -> int:
         """The id of a key; raises ConfigError if the split has none.
 
-        Reads indexes of the split until it finds it.
+        Reads all indexes of the split.
         """
-        wanted = key.encode("ascii", "replace")
+        found = np.flatnonzero(self._table().keys() == key.encode("ascii", "replace"))
+        if not len(found):
+            raise ConfigError(
+                f"no sample of split {self.split_name!r} has the key {key!r}; `python -m pipelines"
+                " inspect` finds samples in all splits, by key and by name"
+            )
+        return found.item(0)
 
-        def ids(shard: Shard) -> list[int]:
-            keys = read_index(self.loaded.storage, shard)["key"]
-            return (shard.first_id + np.flatnonzero(keys == wanted)).tolist()
+    def _table(self) -> ShardTable:
+        return ShardTable(self.loaded.storage, self.split, with_keys=True)
 
-        with ThreadPoolExecutor(THREADS) as threads:
-            for found in threads.map(ids, self.split.shards):
-                if found:
-                    threads.shutdown(wait=False, cancel_futures=True)
-                    return found[0]
-        raise ConfigError(
-            f"no sample of split {self.split_name!r} has the key {key!r}; `python -m pipelines"
-            " inspect` finds samples in all splits, by key and by name"
-        )
-
-    def _samples_of_shard(self, number: int, ids: np.ndarray) -> list[TimetableSample]:
-        manifest, part = self.loaded.manifest, self.loaded.part(self.split_name)
-        shard = self.split.shards[number]
-        positions = (ids - self.order.first_ids[number]).tolist()
-        rows = read_rows(self.loaded.storage, shard, self.split.index_fields(number), positions)
-        labels = part.labels_of(ids, rows["label"])
-        known = read_names(self.loaded.storage, shard, rows["key"], positions)
-        names: Sequence[str | None] = known or [None] * len(positions)
-        classes = map(manifest.class_name, labels.tolist())
-        keys = [key.decode("ascii", "replace") for key in rows["key"].tolist()]
-        found = zip(ids.tolist(), keys, names, labels.tolist(), classes, strict=True)
-        return [
-            TimetableSample(*sample, shard.path, position)
-            for sample, position in zip(found, positions, strict=True)
-        ]
+    def _names(self, found: SampleAddresses, shard: int) -> Iterator[tuple[int, str]]:
+        """The samples of a shard by number in `found`, with their names in the raw input."""
+        numbers = np.flatnonzero(found.shards == shard)
+        keys = np.array(found.keys)[numbers].astype(bytes)
+        positions = found.positions[numbers].tolist()
+        known = read_names(self.loaded.storage, self.split.shards[shard], keys, positions)
+        return zip(numbers.tolist(), known or [], strict=False)

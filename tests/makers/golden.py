@@ -9,13 +9,14 @@ again:
 
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.manifest import ClassInfo, Manifest, Provenance, Quarantine, Split
-from shardset.format.shards import StoredShards
+from shardset.format.shards import Group, StoredShards
 from shardset.format.tar import StoredSample
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
@@ -77,9 +78,23 @@ def shard_set_files() -> dict[str, bytes]:
     return _read_all(storage)
 
 
+def schema() -> dict[str, Any]:
+    """The JSON Schema of a manifest.
+
+    Only `check` compares records with each other (sums, digest).
+    """
+    (manifest, _), parts = msgspec.json.schema_components(
+        [Manifest, list[Group]],
+        ref_template="#/$defs/{name}",
+        schema_hook=lambda kind: {"type": "array", "items": {"$ref": "#/$defs/Group"}},
+    )
+    dialect = "https://json-schema.org/draft/2020-12/schema"
+    return {"$schema": dialect, **manifest, "$defs": parts}
+
+
 def schema_file() -> bytes:
     """`docs/manifest.schema.json`."""
-    return json.dumps(manifests.schema(), indent=1, sort_keys=True).encode() + b"\n"
+    return json.dumps(schema(), indent=1, sort_keys=True).encode() + b"\n"
 
 
 def _read_all(storage: Storage) -> dict[str, bytes]:

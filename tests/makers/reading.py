@@ -6,10 +6,32 @@ import numpy as np
 
 from shardset.order.epoch import Order
 from shardset.order.lanes import rank_part
+from shardset.read import remote
 from shardset.storage.base import Stat
 from shardset.storage.memory import MemoryStorage
 
 NUM_SAMPLES = 60
+
+
+class BytesRead:
+    """Counts the bytes of shards that come from buckets while its block runs."""
+
+    def __enter__(self):
+        self._sizes, self._read = [], remote._listed_range
+        remote._listed_range = self._count
+        return self
+
+    def __exit__(self, *exc):
+        remote._listed_range = self._read
+
+    def _count(self, *wanted):
+        data = self._read(*wanted)
+        self._sizes.append(len(data))
+        return data
+
+    @property
+    def total(self):
+        return sum(self._sizes)
 
 
 @dataclass

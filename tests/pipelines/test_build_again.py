@@ -179,7 +179,7 @@ def test_overwrite_leaves_what_the_replaced_set_does_not_list(raw, tmp_path):
 
 def test_overwrite_leaves_a_manifest_that_is_not_ours(raw, tmp_path):
     add(tmp_path / "out", "manifest.json", b'{"name": "an app"}')
-    with pytest.raises(ManifestError, match="not a shardset manifest"):
+    with pytest.raises(ManifestError, match="expected a shardset manifest"):
         build(config_of(raw, tmp_path / "out", overwrite=True), HERE)
     assert (tmp_path / "out" / "manifest.json").read_bytes() == b'{"name": "an app"}'
 

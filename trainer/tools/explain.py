@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shardset.errors import ConfigError, NotFound, printable
-from shardset.order.state import states_from_json
+from shardset.order.state import states_from_json, values_of_state
 from shardset.program import count
 from shardset.storage.base import Storage
 from shardset.storage.checked import read_small
@@ -192,7 +192,7 @@ def _json_of(timetable: Timetable, answer: Explanation) -> str:
     about = {
         "manifest": timetable.loaded.storage.url,
         "split": timetable.split_name,
-        "order": json.loads(state.to_json()),
+        "order": values_of_state(state),
     }
     return json.dumps(about | answer.numbers | {"rows": answer.rows})
 

@@ -14,7 +14,6 @@ from shardset.decode.workers import Worker, WorkerPool
 from shardset.stream.decode_batch.slots import SlotWriter, StoredContents, slots_of
 from shardset.stream.decode_batch.steps import PlannedStep
 from shardset.stream.source import StreamSource
-from shardset.stream.spec import Batch
 
 SLICES_PER_THREAD = 4
 
@@ -50,37 +49,26 @@ class BatchDecoder:
         """Whether jobs run in other threads than the calling one."""
         return self._pool is not None
 
-    def begin(self, batch: Batch, step: PlannedStep) -> Sequence[Future[None]]:
-        """Begins to decode a batch, which is full when all futures are done.
+    def begin(self, step: PlannedStep) -> Sequence[Future[None]]:
+        """Begins to decode the batch of a step, which is full when all futures are done.
 
         Raises what prevents that.
         """
-        num_slots, cache = len(step.slots.ids), self._writer.cache
+        num_slots = len(step.slots.ids)
         if step.pending is None:
-            assert cache is not None, "only cached samples need no bytes"
-            return self.submit(
-                partial(
-                    cache.crop_into,
-                    batch["image"],
-                    np.arange(num_slots),
-                    step.slots.ids,
-                    step.drawn,
-                )
-            )
+            return self.submit(partial(self._writer.put_cached, step, np.arange(num_slots)))
         futures: list[Future[None]] = []
         for start, stop in even_slices(num_slots, self._num_slices):
-            samples = self._writer.read(batch, step, start, stop)
+            samples = self._writer.read(step, start, stop)
             if self._workers is None and self._pool is not None:
-                futures += self.submit(partial(self._writer.write, batch, step, samples))
+                futures += self.submit(partial(self._writer.write, step, samples))
                 continue
-            rest = self._writer.write_undecoded(batch, step, list(samples))
+            rest = self._writer.write_undecoded(step, list(samples))
             if self._workers is None:
-                self._writer.write(batch, step, rest)
+                self._writer.write(step, rest)
             elif rest:
                 self._workers.start()
-                futures += self.submit(
-                    partial(self._decode_in_workers, self._workers, batch, step, rest)
-                )
+                futures += self.submit(partial(self._decode_in_workers, self._workers, step, rest))
         return futures
 
     def submit(self, job: Callable[[], None]) -> Sequence[Future[None]]:
@@ -96,16 +84,16 @@ class BatchDecoder:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _decode_in_workers(
-        self, workers: WorkerPool, batch: Batch, step: PlannedStep, samples: list[StoredContents]
+        self, workers: WorkerPool, step: PlannedStep, samples: list[StoredContents]
     ) -> None:
         """Decodes a slice by an idle worker, and the rest in this thread."""
         with workers.idle() as worker:
             if worker is not None and not self._writer.stopped.is_set():
-                samples = self._decode_by(worker, batch, step, samples)
-        self._writer.write(batch, step, samples)
+                samples = self._decode_by(worker, step, samples)
+        self._writer.write(step, samples)
 
     def _decode_by(
-        self, worker: Worker, batch: Batch, step: PlannedStep, samples: list[StoredContents]
+        self, worker: Worker, step: PlannedStep, samples: list[StoredContents]
     ) -> list[StoredContents]:
         """Decodes what a worker can decode; returns the samples that it can't."""
         slots, cache = slots_of(samples), self._writer.cache
@@ -113,11 +101,11 @@ class BatchDecoder:
         done = worker.decode(self._writer.images(samples), step.drawn[slots], numbers)
         slots, numbers = slots[done], numbers[done]
         if cache is None:
-            batch["image"][slots] = worker.images_NHWC[numbers]
+            step.batch["image"][slots] = worker.images_NHWC[numbers]
         else:
             cache.mark_filled(numbers, step.labels[slots])
-            cache.crop_into(batch["image"], slots, numbers, step.drawn[slots])
-        self._writer.pass_through(batch, list(itertools.compress(samples, done)))
+            self._writer.put_cached(step, slots)
+        self._writer.pass_through(step, list(itertools.compress(samples, done)))
         return list(itertools.compress(samples, ~done))
 
 

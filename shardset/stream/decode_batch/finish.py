@@ -5,6 +5,7 @@ caller's transform.
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -36,10 +37,11 @@ class DecodeAndFinish:
         self._num_slices = spec.num_decode_threads if decoder.has_threads else 1
         self.submit, self.close = decoder.submit, decoder.close
 
-    def begin(self, batch: Batch, step: PlannedStep) -> Sequence[Future[None]]:
+    def begin(self, step: PlannedStep) -> Sequence[Future[None]]:
         """See BatchDecoder."""
-        rows = dict(batch)
-        filled = self._decoder.begin(rows, step)
+        rows, batch = dict(step.batch), step.batch
+        step = replace(step, batch=rows)
+        filled = self._decoder.begin(step)
         columns = None
         if self._spec.transform is not None:
             for name in rows.keys() - KEPT_NAMES:
@@ -49,15 +51,12 @@ class DecodeAndFinish:
         # The jobs wait for what was submitted before them. The threads take jobs in that order, so
         # none waits for ever.
         for start, stop in even_slices(len(step.slots.ids), self._num_slices):
-            futures += self.submit(
-                partial(self._finish, filled, rows, columns, step, range(start, stop))
-            )
+            futures += self.submit(partial(self._finish, filled, columns, step, range(start, stop)))
         return futures
 
     def _finish(
         self,
         filled: Iterable[Future[None]],
-        rows: Batch,
         columns: "StackedRows | None",
         step: PlannedStep,
         slots: range,
@@ -65,14 +64,13 @@ class DecodeAndFinish:
         for future in filled:
             future.result()
         if self._spec.image is not None and self._spec.image.flip == "pixels":
-            mirror(rows["image"], [slot for slot in slots if step.drawn[slot, 0] < 0.5])
+            mirror(step.batch["image"], [slot for slot in slots if step.drawn[slot, 0] < 0.5])
         if columns is not None and self._spec.transform is not None:
-            self._transform(self._spec.transform, rows, columns, step, slots)
+            self._transform(self._spec.transform, columns, step, slots)
 
     def _transform(
         self,
         transform: RowTransform,
-        rows: Batch,
         columns: "StackedRows",
         step: PlannedStep,
         slots: range,
@@ -86,7 +84,7 @@ class DecodeAndFinish:
         for slot, key in zip(slots, keys.tolist(), strict=True):
             if self._stopped.is_set():
                 return
-            row = row_of(rows, slot)
+            row = row_of(step.batch, slot)
             try:
                 columns.put(slot, row, transform(dict(row), generator.at(key)))
             except Exception as error:

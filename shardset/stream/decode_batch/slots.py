@@ -16,7 +16,6 @@ from shardset.format.images import FIELD_OF_EXTENSION, stored_png
 from shardset.read.pending import Contents
 from shardset.stream.decode_batch.steps import PlannedStep
 from shardset.stream.source import StreamSource
-from shardset.stream.spec import Batch
 
 StoredContents = tuple[int, Contents]
 """A slot and the stored fields of its sample."""
@@ -45,9 +44,7 @@ class SlotWriter:
         self._image_columns = [at for at, name in enumerate(fields) if name in FIELD_OF_EXTENSION]
         self._stored_png_size = _stored_png_size(source.spec.image)
 
-    def read(
-        self, batch: Batch, step: PlannedStep, start: int, stop: int
-    ) -> Iterator[StoredContents]:
+    def read(self, step: PlannedStep, start: int, stop: int) -> Iterator[StoredContents]:
         """The slots [start, stop) with their stored fields, without damaged samples, which are
         handled here.
         """
@@ -61,29 +58,29 @@ class SlotWriter:
                     yield slot, contents
                     slot += 1
             except DamagedShard as error:
-                self._handle_bad_sample(batch, step, slot, error)
+                self._handle_bad_sample(step, slot, error)
                 slot += 1
 
-    def write(self, batch: Batch, step: PlannedStep, samples: Iterable[StoredContents]) -> None:
+    def write(self, step: PlannedStep, samples: Iterable[StoredContents]) -> None:
         """Writes samples into their slots; treats one that is no image as `bad_samples` says."""
         assert step.pending is not None
         for slot, contents in samples:
             if self.stopped.is_set():
                 return
             try:
-                self._write_sample(batch, slot, contents, step.drawn[slot])
+                self._write_sample(step, slot, contents)
             except UndecodableImage as error:
-                self._handle_bad_sample(batch, step, slot, step.pending.located(slot, error))
+                self._handle_bad_sample(step, slot, step.pending.located(slot, error))
 
     def write_undecoded(
-        self, batch: Batch, step: PlannedStep, samples: list[StoredContents]
+        self, step: PlannedStep, samples: list[StoredContents]
     ) -> list[StoredContents]:
         """Writes all at once the samples that need no decoder; returns the others.
 
         Those are stored PNGs of the wanted size, and every sample where no image is decoded.
         """
         if self.spec.image is None:
-            self.pass_through(batch, samples)
+            self.pass_through(step, samples)
             return []
         if self._stored_png_size is None:
             return samples
@@ -92,16 +89,28 @@ class SlotWriter:
         )
         if not done.any():
             return samples
-        self._put_whole(batch, step, slots_of(samples)[done], pixels)
-        self.pass_through(batch, list(itertools.compress(samples, done)))
+        self._put_whole(step, slots_of(samples)[done], pixels)
+        self.pass_through(step, list(itertools.compress(samples, done)))
         return list(itertools.compress(samples, ~done))
 
-    def pass_through(self, batch: Batch, samples: Sequence[StoredContents]) -> None:
+    def pass_through(self, step: PlannedStep, samples: Sequence[StoredContents]) -> None:
         """Copies the fields that the stream passes through, and the columns."""
         for name, at, value_of in self._columns:
-            values = batch[name]
+            values = step.batch[name]
             for slot, contents in samples:
                 values[slot] = value_of(contents[at])
+
+    def put_cached(self, step: PlannedStep, slots: np.ndarray) -> None:
+        """Crops cached images into their slots."""
+        assert self.spec.image is not None
+        assert self.cache is not None
+        self.spec.image.crop.put_many(
+            step.batch["image"],
+            slots,
+            self.cache.images_NHWC,
+            step.slots.ids[slots],
+            step.drawn[slots],
+        )
 
     def images(self, samples: Sequence[StoredContents]) -> list[bytes]:
         """The encoded images of samples; empty where one has none."""
@@ -116,13 +125,13 @@ class SlotWriter:
             None,
         )
 
-    def _write_sample(self, batch: Batch, slot: int, contents: Contents, drawn: np.ndarray) -> None:
+    def _write_sample(self, step: PlannedStep, slot: int, contents: Contents) -> None:
         """Raises UndecodableImage without the place of the sample."""
-        self.pass_through(batch, [(slot, contents)])
+        self.pass_through(step, [(slot, contents)])
         spec = self.spec.image
         if spec is None:
             return
-        image, row = self._image(contents), batch["image"][slot]
+        image, row, drawn = self._image(contents), step.batch["image"][slot], step.drawn[slot]
         if image is None:
             stored = [name for name, one in zip(self._fields, contents, strict=False) if one]
             raise UndecodableImage(f"it has no image among {stored}")
@@ -135,12 +144,10 @@ class SlotWriter:
             decoded_bytes=spec.decoded_bytes,
             upright=spec.upright,
         )
-        self.cache.put(batch["id"].item(slot), pixels, batch["label"].item(slot))
+        self.cache.put(step.slots.ids[slot], pixels, step.labels[slot])
         spec.crop.region(pixels.shape[:2], spec.size, drawn).put(row, pixels)
 
-    def _put_whole(
-        self, batch: Batch, step: PlannedStep, slots: np.ndarray, pixels: np.ndarray
-    ) -> None:
+    def _put_whole(self, step: PlannedStep, slots: np.ndarray, pixels: np.ndarray) -> None:
         """Crops images of the wanted size, uint8 [n, size, size, 3], and keeps them if there is a
         cache.
         """
@@ -148,18 +155,16 @@ class SlotWriter:
         if self.cache is not None:
             self.cache.put(step.slots.ids[slots], pixels, step.labels[slots])
         self.spec.image.crop.put_many(
-            batch["image"], slots, pixels, np.arange(len(slots)), step.drawn[slots]
+            step.batch["image"], slots, pixels, np.arange(len(slots)), step.drawn[slots]
         )
 
-    def _handle_bad_sample(
-        self, batch: Batch, step: PlannedStep, slot: int, error: ShardsetError
-    ) -> None:
+    def _handle_bad_sample(self, step: PlannedStep, slot: int, error: ShardsetError) -> None:
         if self.spec.bad_samples == "raise":
             raise error
         _log.warning("epoch %d step %d slot %d: masked: %s", step.epoch, step.step, slot, error)
-        batch["weight"][slot] = 0
-        if "image" in batch:
-            batch["image"][slot] = 0
+        step.batch["weight"][slot] = 0
+        if "image" in step.batch:
+            step.batch["image"][slot] = 0
 
 
 def slots_of(samples: Sequence[StoredContents]) -> np.ndarray:

@@ -4,7 +4,7 @@ crops.
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -27,7 +27,7 @@ class PlannedStep:
     """One step: its slots, the draws of their crops and their labels.
 
     `pending` are the samples that are being read; None where all of them come from the memory
-    cache.
+    cache. `batch` is filled while it is decoded.
     """
 
     epoch: int
@@ -36,6 +36,7 @@ class PlannedStep:
     pending: PendingSamples | None
     drawn: np.ndarray
     labels: np.ndarray
+    batch: Batch = field(default_factory=dict)
 
 
 class StepPlanner:

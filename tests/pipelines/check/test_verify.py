@@ -19,8 +19,8 @@ from pipelines.report.collect import collect
 from shardset.checksum import crc32c_text
 from shardset.errors import ManifestError
 from shardset.format import manifest as manifests
-from shardset.format import naming
-from shardset.format.index import index_dtype, index_from_bytes, index_to_bytes
+from shardset.format import naming, table
+from shardset.format.index import index_dtype, index_from_bytes
 from shardset.format.manifest import IndexFile, Manifest
 from shardset.format.shards import StoredShards
 from shardset.storage.base import Storage
@@ -88,7 +88,7 @@ def change_index(storage: Storage, manifest: Manifest, column: str, value: objec
     """The same with one value of its second row changed."""
     index = _index(storage)
     index[column][1] = value
-    put_index(storage, manifest, index_to_bytes(index))
+    put_index(storage, manifest, table.to_bytes(index))
 
 
 @pytest.mark.parametrize(
@@ -228,14 +228,14 @@ SAMPLE = f"{FIRST}, sample train-000001"
             "1 rows do not fit their checks, the first is row 3;",
         ),
         (
-            lambda s, m: put_index(s, m, index_to_bytes(_index(s)[:-1])),
+            lambda s, m: put_index(s, m, table.to_bytes(_index(s)[:-1])),
             naming.index_path(FIRST),
             "lists 3 samples, the manifest says 4",
         ),
         (
-            lambda s, m: put_index(s, m, index_to_bytes(_with_float_labels(_index(s)))),
+            lambda s, m: put_index(s, m, table.to_bytes(_with_float_labels(_index(s)))),
             naming.index_path(FIRST),
-            "not those of a shard index",
+            "are not a shard index",
         ),
         (lambda s, m: change_shard(s, m, sha256="0" * 64), FIRST, "its SHA-256 is"),
         (
@@ -337,7 +337,7 @@ def test_an_undecodable_image_with_right_checksums_is_found_by_the_deep_look_onl
 def test_indexes_are_read_by_many_threads_at_once():
     # CPython 3.11 fails to build a syntax tree where the collector lets another thread build one
     # meanwhile.
-    index = index_to_bytes(np.zeros(3, dtype=index_dtype(["jpg", "cls", "json"], 20)))
+    index = table.to_bytes(np.zeros(3, dtype=index_dtype(["jpg", "cls", "json"], 20)))
     thresholds = gc.get_threshold()
     gc.callbacks.append(lambda *_: sum(range(2000)))
     gc.set_threshold(50)

@@ -11,26 +11,14 @@ from shardset.stream.stream import Stream
 from tests.shardset.adapters.conftest import RAW
 
 
-@pytest.mark.parametrize(("workers", "start"), [(0, 2), (1, 0), (3, 2)])
-def test_a_loader_with_any_number_of_workers_gives_the_streams_batches_in_order(
-    make, workers, start
-):
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_a_loader_with_any_number_of_workers_gives_the_streams_batches_in_order(make, workers):
     stream = make()
-    dataset = BatchDataset(stream, epoch=2, start_step=start)
-    assert len(dataset) == len(stream) - start
+    dataset = BatchDataset(stream, epoch=2)
     found = list(DataLoader(dataset, batch_size=None, num_workers=workers))
-    assert len(found) == len(stream) - start
-    for batch, expected in zip(found, stream.epoch(2, start), strict=True):
+    assert len(found) == len(dataset) == len(stream)
+    for batch, expected in zip(found, stream.epoch(2), strict=True):
         assert all(torch.equal(batch[name], torch.from_numpy(expected[name])) for name in expected)
-
-
-@pytest.mark.parametrize("make_dataset", [BatchDataset, SampleDataset])
-def test_a_start_that_no_epoch_has_is_refused(make, make_dataset):
-    stream = make(**RAW)
-    assert list(make_dataset(stream, 0, len(stream))) == []
-    for start in (-1, len(stream) + 1):
-        with pytest.raises(ConfigError, match=f"step {start} of an epoch"):
-            make_dataset(stream, 0, start)
 
 
 @pytest.mark.slow

@@ -104,15 +104,14 @@ def test_a_split_is_found_by_its_name_or_the_others_are_named():
     [
         (b"", "not valid JSON"),
         (GOLDEN[:-40], "not valid JSON"),
-        (b"[" * 200_000, "recursion"),
-        (b'{"kind":"shardset","version":1,"x":' + b'{"x":' * 200_000, "recursion"),
-        (b"[]", 'expected an object with "kind": "shardset"'),
-        (b'{"kind": "wids", "version": 1}', 'expected an object with "kind": "shardset"'),
-        (b'{"kind": "shardset"}', "version is None, expected 1"),
+        (b"[" * 200_000, "expected a shardset manifest"),
         (
-            b'{"kind": "shardset", "version": 2}',
-            "version is 2, expected 1; upgrade shardset if it is newer",
+            b'{"kind":"shardset","version":1,"x":' + b'{"x":' * 200_000,
+            "expected a shardset manifest",
         ),
+        (b"[]", "expected a shardset manifest of version 1"),
+        (b'{"kind": "wids", "version": 1}', "'wids' .*kind.*expected a shardset manifest"),
+        (b'{"kind": "shardset", "version": 2}', "2 .*version.*upgrade shardset if a newer one"),
     ],
 )
 def test_what_is_no_manifest_of_this_version_is_refused(data, sentence):
@@ -242,11 +241,7 @@ def test_a_cut_or_a_patch_anywhere_is_refused_or_means_the_same(start, stop, pat
 
 
 def test_the_published_schema_is_the_one_of_the_code():
-    found = json.loads(golden.SCHEMA.read_bytes())
-    assert found == manifests.schema(), (
-        f"docs/manifest.schema.json is not schema(); {golden.REGENERATE}"
-    )
-    assert golden.SCHEMA.read_bytes() == golden.schema_file()
+    assert golden.SCHEMA.read_bytes() == golden.schema_file(), golden.REGENERATE
 
 
 def validator() -> jsonschema.Draft202012Validator:

@@ -25,7 +25,6 @@ from shardset.format.index import (
     index_dtype,
     index_fields,
     index_from_bytes,
-    index_to_bytes,
 )
 from shardset.format.naming import is_key
 from shardset.format.tar import (
@@ -223,9 +222,9 @@ def test_an_index_has_room_for_the_names_of_many_fields():
     index = np.zeros(
         1, index_dtype([f"a-long-field-{number:03d}" for number in range(MAX_FIELDS)], 83)
     )
-    assert index_from_bytes(index_to_bytes(index), "here").dtype == index.dtype
+    assert index_from_bytes(table.to_bytes(index), "here").dtype == index.dtype
     with pytest.raises(ValueError, match="too big"):
-        index_to_bytes(
+        table.to_bytes(
             np.zeros(1, index_dtype([f"a-long-field-{number}" for number in range(1200)], 83))
         )
 
@@ -234,7 +233,7 @@ def test_an_index_has_room_for_the_names_of_many_fields():
 @given(samples)
 def test_an_index_is_read_back_and_is_an_ordinary_npy_file(found):
     _, index = shard_of(found, ["jpg", "cls"])
-    data = index_to_bytes(index)
+    data = table.to_bytes(index)
     for again in (index_from_bytes(data, "here"), np.load(io.BytesIO(data), allow_pickle=False)):
         assert again.dtype == index.dtype
         assert again.tobytes() == table.sealed(index).tobytes()
@@ -247,6 +246,7 @@ def npy(array: np.ndarray) -> bytes:
 
 
 GOOD = index_dtype(["jpg", "cls"], 8)
+CODE = b"__import__('os').abort() or ('key', '|S8') 'shape': (2,)"
 
 
 def other(*changes: tuple[int, tuple]) -> np.ndarray:
@@ -267,29 +267,17 @@ def other(*changes: tuple[int, tuple]) -> np.ndarray:
         npy(other((3, ("class", "<i8")))),
         npy(other((8, (".cls", [("num_bytes", "<u8"), ("offset", "<u8")])))),
         npy(other((9, ("check", "<u8")))),
+        b"\x93NUMPY\x01\x00" + len(CODE).to_bytes(2, "little") + CODE,
+        # a claim of more samples than there are bytes
+        npy(np.zeros(1, GOOD)).replace(b"(1,), }           ", b"(999999999999,), }"),
         # a development version's
         npy(np.zeros(2, [(name, GOOD[name]) for name in GOOD.names[:-1]])),
         npy(np.zeros((2, 2), GOOD)),
     ],
 )
 def test_what_is_no_index_is_refused(data):
-    with pytest.raises(
-        DamagedShard, match=r"here: (not a shard index|its columns are not those of a shard index)"
-    ):
+    with pytest.raises(DamagedShard, match=r"here: these \d+ bytes are not a shard index"):
         index_from_bytes(data, "here")
-
-
-def test_a_header_that_would_run_code_is_refused():
-    text = b"__import__('os').abort() or ('key', '|S8') 'shape': (2,)"
-    with pytest.raises(DamagedShard, match="its columns"):
-        index_from_bytes(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text, "here")
-
-
-def test_a_claim_of_more_samples_than_there_are_bytes_is_refused_without_making_room_for_them():
-    with pytest.raises(DamagedShard, match=r"bytes do not hold 999999999999 samples"):
-        index_from_bytes(
-            npy(np.zeros(1, GOOD)).replace(b"(1,), }           ", b"(999999999999,), }"), "here"
-        )
 
 
 def test_every_cut_of_an_index_is_refused():

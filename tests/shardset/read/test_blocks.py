@@ -73,8 +73,9 @@ def test_before_a_readers_first_batch_only_its_own_samples_and_the_indexes_of_th
     assert len(list(pending.contents(0, len(slots.ids)))) == len(slots.ids)
     touched = {address.shard for address in addresses}
     assert 0 < len(touched) < len(split.shards)
-    assert table.num_bytes_read == sum(split.shards[shard].index.num_bytes for shard in touched)
-    assert reads.num_bytes_read == sum(address.stop - address.start for address in addresses)
+    in_shards = [(start, stop) for name, start, stop, _ in storage.reads if name.endswith(".tar")]
+    assert sorted(in_shards) == sorted(address[2:] for address in addresses)
+    assert len(storage.reads) == len(in_shards) + len(touched)
     reads.close()
 
 

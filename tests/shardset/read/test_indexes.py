@@ -147,7 +147,6 @@ def test_indexes_that_are_missing_are_asked_for_at_the_same_time(recorded):
     assert addresses.labels.tolist() == [
         (20 * (number % 3) + number // 3) % 10 for number in range(60)
     ]
-    assert table.num_bytes_read == sum(shard.index.num_bytes for shard in split.shards)
 
 
 def test_indexes_that_are_large_together_are_read_one_after_the_other(recorded, monkeypatch):

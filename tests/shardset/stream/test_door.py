@@ -197,7 +197,6 @@ def test_images_that_come_mirrored_are_those_of_flip(shards):
         ({"batch_size": 2.5}, "batch_size is 2.5, expected a whole number"),
         ({"rank": 1}, "rank is 1 and world_size is None, expected .* give both"),
         ({"world_size": 2}, "rank is None and world_size is 2, expected .* give both"),
-        ({"transform": 3}, "transform is 3, expected a function"),
     ],
 )
 def test_arguments_that_contradict_each_other_are_named(shards, options, message):

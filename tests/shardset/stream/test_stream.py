@@ -1,7 +1,6 @@
 import _thread
 import itertools
 import logging
-import pickle
 import re
 import threading
 
@@ -16,7 +15,7 @@ from shardset.errors import ConfigError, UndecodableImage
 from shardset.format.tar import StoredSample
 from shardset.storage.open import open_storage
 from shardset.stream.stream import Stream
-from tests.makers.reading import RecordingStorage, same, together
+from tests.makers.reading import BytesRead, RecordingStorage, same, together
 from tests.makers.shardset import (
     encode,
     image_sample,
@@ -158,13 +157,12 @@ def test_later_epochs_come_from_the_cache_with_the_same_order_crops_and_flips(sh
         )
 
 
-def test_a_cache_keeps_no_image_of_another_size_and_travels_empty():
-    cache = MemoryCache(4, 8, PadCrop(1))
+def test_a_cache_keeps_no_image_of_another_size():
+    cache = MemoryCache(4, 8)
     cache.put(0, pixels(0, 9, 8), 3)
     cache.put(1, pixels(1, 8, 8), 5)
     assert not cache.holds(np.array([0, 1]))
     assert cache.holds(np.array([1, 1]))
-    assert not pickle.loads(pickle.dumps(cache)).filled.any()
 
 
 @pytest.mark.parametrize(("before", "after"), [(5, 7), (7, 1)])
@@ -468,11 +466,12 @@ def test_an_epoch_reads_hardly_more_than_is_stored_in_any_world_that_divides_the
     streams = [
         make(many, image=None, fields=("png",), rank=rank, **options) for rank in range(world)
     ]
-    ids = [
-        id_
-        for stream in streams
-        for batch in stream.epoch(0)
-        for id_ in batch["id"][batch["weight"] == 1]
-    ]
+    with BytesRead() as count:
+        ids = [
+            id_
+            for stream in streams
+            for batch in stream.epoch(0)
+            for id_ in batch["id"][batch["weight"] == 1]
+        ]
     assert sorted(ids) == list(range(2000))
-    assert sum(stream.num_bytes_read for stream in streams) <= 1.05 * streams[0].split.num_tar_bytes
+    assert count.total <= 1.05 * streams[0].split.num_tar_bytes
