@@ -340,7 +340,7 @@ def test_stamps_are_stored_as_they_came_and_the_stream_puts_them_on_the_backgrou
 
 def test_stamps_that_are_resized_keep_their_shapes_and_count_as_repaired(build):
     output, said = build(
-        "--resize", "shorter=8", "--image-format", "jpg", "--background", "#00ff00"
+        "--resize-shorter", "8", "--image-format", "jpg", "--background", "#00ff00"
     )
     assert "fixed: 4 x alpha-to-background" in said
     manifest = manifests.load(str(output)).manifest
