@@ -10,19 +10,19 @@ import gc
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.console import Console
 
-from pipelines.config import SIZES, AdoptConfig, BuildConfig, ColumnConfig
-from pipelines.images.options import IMAGE_FLAGS, ImageOptions
+from pipelines.config import SIZES, AdoptConfig, BareNumbers, BuildConfig, ColumnConfig
+from pipelines.images.options import ImageOptions
 from pipelines.parsers import parser
 from pipelines.terminal import on_standard_output, quiet_workers
 from shardset.errors import ConfigError
 from shardset.program import count, run_program, run_verb
+from shardset.settings import record_of, texts_of
 
 if TYPE_CHECKING:
     from pipelines.estimate.stored import StoredSet
@@ -70,6 +70,10 @@ def _refuse_unknown(args: argparse.Namespace, unknown: Sequence[str]) -> None:
 
 def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     with quiet_workers(show=args.debug) as console:
+        if args.verb == "append":
+            config = _append_config(args)
+        else:
+            config = record_of(BuildConfig, args, image=record_of(ImageOptions, args))
         from pipelines.runners import fork_server
 
         if fork_server.may_be_needed(beam_flags):
@@ -79,7 +83,6 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
         from pipelines import build, summary
         from pipelines.runners import progress
 
-        config = _append_config(args) if args.verb == "append" else _build_config(args)
         if args.report:
             # early, so that a missing library does not fail a finished build
             from pipelines.report import page
@@ -115,8 +118,7 @@ def _publish(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
             "column": (ColumnConfig, column.column),
         }
         kind, run = verbs[args.verb]
-        config = kind(**{field.name: getattr(args, field.name) for field in fields(kind)})
-        manifest = run(config, beam_flags, console.print)
+        manifest = run(record_of(kind, args), beam_flags, console.print)
     answer = {f"samples of {name}": split.num_samples for name, split in manifest.splits.items()}
     answer |= {
         "quarantined": manifest.quarantine.count,
@@ -133,21 +135,13 @@ def _publish(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     return 0
 
 
-def _build_config(args: argparse.Namespace) -> BuildConfig:
-    return _config(args, ImageOptions(**{name: getattr(args, name) for name in IMAGE_FLAGS}))
-
-
 def _append_config(args: argparse.Namespace) -> BuildConfig:
     """An append stores images as the build of the set did."""
     from pipelines.write import replace
 
     options = replace.newest_of(args.output)[0].provenance.options
-    return _config(args, msgspec.convert(options.get("image", {}), ImageOptions))
-
-
-def _config(args: argparse.Namespace, image: ImageOptions) -> BuildConfig:
-    names = {field.name for field in fields(BuildConfig)} - {"image"}
-    return BuildConfig(**{name: getattr(args, name) for name in names}, image=image)
+    image = msgspec.convert(options.get("image", {}), ImageOptions)
+    return record_of(BuildConfig, args, image=image, append=args.append or "none")
 
 
 def _verify(args: argparse.Namespace, _: Sequence[str]) -> int:
@@ -240,8 +234,7 @@ def _catalog(args: argparse.Namespace, _: Sequence[str]) -> int:
 def _view(args: argparse.Namespace, _: Sequence[str]) -> int:
     from pipelines.sets import view
 
-    choice = view.Choice(**{field.name: getattr(args, field.name) for field in fields(view.Choice)})
-    made = view.make_view(args.output, args.of, choice)
+    made = view.make_view(args.output, args.of, record_of(view.Choice, args))
     counts = {name: part.selection.num_kept for name, part in made.splits.items()}
     listed = ", ".join(f"{name} {number:,}" for name, number in counts.items())
     facts = {"view": args.output, "num_samples": counts, **msgspec.to_builtins(made.head)}
@@ -257,9 +250,7 @@ def _estimate(args: argparse.Namespace, _: Sequence[str]) -> int:
     from pipelines.estimate import estimate, reading
 
     stored = _stored_set(args)
-    how = reading.Reading(
-        **{field.name: getattr(args, field.name) for field in fields(reading.Reading)}
-    )
+    how = record_of(reading.Reading, args)
     found = estimate.estimate(stored, stored.name_of_split(args.split), how)
     if args.json:
         print(json.dumps(estimate.to_json(found)))
@@ -274,22 +265,15 @@ def _stored_set(args: argparse.Namespace) -> "StoredSet":
     """
     from pipelines.estimate import stored
 
-    if args.samples and args.mean_bytes is None:
-        raise ConfigError("--samples needs --mean-bytes too; see the examples of `estimate --help`")
-    if not args.samples:
-        for name in ("mean_bytes", "classes", *SIZES):
-            if getattr(args, name) != args.verb_parser.get_default(name):
-                flag = "--" + name.replace("_", "-")
-                raise ConfigError(
-                    f"{flag} goes with --samples; an existing set has its sizes, so leave it out"
-                )
+    if args.samples is None:
+        for name in texts_of(args, ("mean_bytes", "classes", *SIZES)):
+            raise ConfigError(
+                f"--{name.replace('_', '-')} goes with --samples; an existing set has its sizes, so"
+                " leave it out"
+            )
         return stored.from_manifest(args.manifest)
-    config = BuildConfig(
-        source="", input="", output="", **{name: getattr(args, name) for name in SIZES}
-    )
-    return stored.from_numbers(
-        config, args.samples, mean_bytes=args.mean_bytes, num_classes=args.classes or 1
-    )
+    config = record_of(BuildConfig, args, source="", input="", output="")
+    return stored.from_numbers(config, record_of(BareNumbers, args))
 
 
 VERBS = {

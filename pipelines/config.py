@@ -1,15 +1,16 @@
 """What a build is asked to do, complete and checked before anything runs."""
 
+import sys
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pipelines import arguments
-from pipelines.arguments import Merge
+from msgspec import Meta
+
 from pipelines.holdout import Holdout
 from pipelines.images.options import CMYK_TO_RGB, ImageOptions, Verify
 from shardset.errors import ConfigError
-from shardset.settings import setting
+from shardset.settings import Count, check, required, setting
 
 Balance = Literal["none", "stratified"]
 Remainder = Literal["spread", "drop", "pad"]
@@ -31,7 +32,30 @@ _NOT_IN_BYTES = (
 )
 
 
-_BY_SPLIT: dict[str, Any] = {"action": Merge, "type": arguments.numbers, "metavar": "N"}
+_BY_SPLIT: dict[str, Any] = {"metavar": "N"}
+
+Shards = frozenset[tuple[str, int]]
+
+_MAX_RANGE = 1_000_000
+"""Limit of one range of --only-shards: it becomes a set in memory."""
+
+
+def shard_numbers(text: str) -> Shards:
+    """`train:0,4-7;test:1` as (split, shard number) pairs. Raises ConfigError."""
+    shards: set[tuple[str, int]] = set()
+    for listed in text.split(";"):
+        split, _, ranges = listed.partition(":")
+        for piece in ranges.split(","):
+            first, _, last = piece.partition("-")
+            last = last or first
+            is_range = split and first.isdigit() and last.isdigit()
+            if not is_range or not 0 <= int(last) - int(first) < _MAX_RANGE:
+                raise ConfigError(
+                    f"--only-shards {text}: expected SPLIT:NUMBERS;..., for example train:0,4-7 (a"
+                    f" range ascends, at most {_MAX_RANGE} long)"
+                )
+            shards |= {(split, number) for number in range(int(first), int(last) + 1)}
+    return frozenset(shards)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +75,6 @@ class Sizing:
             )
         if self.repeat != 1 and self.target_samples is not None:
             raise ConfigError("--repeat and --target-samples say the same twice; give one of them")
-        for name in ("num_shards", "samples_per_shard", "repeat", "target_samples"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(
-                    f"--{name.replace('_', '-')} is {value}, expected a whole number from 1"
-                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,56 +84,56 @@ class BuildConfig:
     `num_shards` and `samples_per_shard` map a split to its number; "" stands for every other split.
     """
 
-    source: str
-    input: str
-    output: str
-    num_shards: dict[str, int] = setting(
+    source: str = required(
+        "format of the raw input: cifar10, cifar100, folder, hf, imagenet, listing, shardset or"
+        " webdataset"
+    )
+    input: str = required("what that source reads: local, gs://, s3:// or az://", metavar="PATH")
+    output: str = required("the shard set's folder: local, gs://, s3:// or az://", metavar="URL")
+    num_shards: dict[str, Count] = setting(
         {}, "shards of each split; or give --samples-per-shard", **_BY_SPLIT
     )
-    samples_per_shard: dict[str, int] = setting(
+    samples_per_shard: dict[str, Count] = setting(
         {}, "default: about 128 MiB a shard; up to 4 shards of 100 samples or more", **_BY_SPLIT
     )
-    target_samples: dict[str, int] = setting(
+    target_samples: dict[str, Count] = setting(
         {}, "store N samples, repeating where there are fewer", **_BY_SPLIT
     )
-    repeat: dict[str, int] = setting({}, "store every sample N times", **_BY_SPLIT)
+    repeat: dict[str, Count] = setting({}, "store every sample N times", **_BY_SPLIT)
     remainder: Remainder = setting(
         "spread", "what does not divide evenly: spread, drop, or pad with repeats"
     )
     balance: Balance = setting(
         "none", "stratified: the same class mix in every shard, within one sample"
     )
-    seed: int = setting(0, "seed of the order in which samples are stored")
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = setting(
+        0, "seed of the order in which samples are stored"
+    )
     holdout: dict[str, float] = setting(
         {},
         "move this fraction of each class, at least one image of two, into its own split by the"
         " keys of the samples",
-        action=Merge,
-        type=arguments.fractions,
         metavar="SPLIT=FRACTION",
     )
     verify: Verify = setting("decode", "how to check each image; only decode finds truncated ones")
-    max_bad_fraction: float = setting(
+    max_bad_fraction: Annotated[float, Meta(ge=0, le=1)] = setting(
         0.01, "fail if more than this of a split, and more than 10 samples, are bad; 0: if any is"
     )
     image: ImageOptions = field(default_factory=ImageOptions)
     overwrite: bool = setting(
         False, "replace the shard set at the output, or restart an unfinished build"
     )
-    only_shards: frozenset[tuple[str, int]] = setting(
+    only_shards: Shards = setting(
         frozenset(),
         "write only these; in a finished set, repair those that are missing or damaged",
-        action=Merge,
-        type=arguments.shard_numbers,
+        read=shard_numbers,
+        action="append",
         metavar="SPLIT:0,4-7",
     )
-    class_depth: int = setting(
-        1, "folder: the first N folders name the class", type=arguments.positive
-    )
+    class_depth: Count = setting(1, "folder: the first N folders name the class")
     path_column: str | None = setting(
         None,
         "listing, hf: the column of the images (default: path, image, file, ...)",
-        names=("--path-column", "--image-column"),
         metavar="NAME",
     )
     label_column: str | None = setting(
@@ -127,18 +145,12 @@ class BuildConfig:
     append: Known | None = setting(
         None,
         "name: skip samples whose name (key) the set has; none (default): store them again",
-        names=("--skip-known",),
-        choices=get_args(Known),
+        flag="--skip-known",
     )
 
     def __post_init__(self) -> None:
-        if not 0 <= self.max_bad_fraction <= 1:
-            raise ConfigError(
-                f"--max-bad-fraction is {self.max_bad_fraction}, expected a fraction from 0 to 1"
-            )
+        check(self)
         Holdout(self.holdout, self.seed)
-        if not 0 <= self.seed < 2**63:
-            raise ConfigError(f"--seed is {self.seed}, expected a whole number from 0 to 2**63 - 1")
         if self.image.jpeg_restart and self.verify != "decode":
             raise ConfigError(
                 "--jpeg-restart would make a cut JPEG look whole, so it needs --verify decode"
@@ -194,7 +206,7 @@ class AdoptConfig:
     it.
     """
 
-    input: str
+    input: str = required("a folder of tars, one tar, or a pattern", metavar="PATH")
     output: str | None = setting(
         None, "the folder of the manifest: that of the tars (default) or above it", metavar="URL"
     )
@@ -209,9 +221,26 @@ class ColumnConfig:
 
     set: str
     name: str
-    source: str
+    source: str = required(
+        ".npy: a row a sample, by id; .parquet: by key; a set of tars: by key",
+        flag="--from",
+        metavar="PATH",
+    )
     split: str | None = setting(
         None, "the only split that has values (default: all)", metavar="NAME"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BareNumbers:
+    """Images that a set would be built of, by split; "" stands for train."""
+
+    samples: dict[str, Count] = setting({}, "number of images, or SPLIT=N,SPLIT=N", metavar="N")
+    mean_bytes: Annotated[float, Meta(ge=1, le=sys.float_info.max)] | None = setting(
+        None, "mean bytes of an image as it will be stored"
+    )
+    classes: Count = setting(
+        1, "number of classes of --samples; by default there are no labels to mix"
     )
 
 

@@ -1,18 +1,15 @@
 """The parsers of the command line: flags, their defaults and their help."""
 
 import argparse
-from dataclasses import fields
 
-from pipelines import arguments
-from pipelines.arguments import Merge
-from pipelines.config import INPUT_FLAGS, SIZES, AdoptConfig, BuildConfig, ColumnConfig
+from pipelines.config import INPUT_FLAGS, SIZES, AdoptConfig, BareNumbers, BuildConfig, ColumnConfig
 from pipelines.estimate.reading import Reading
-from pipelines.images.options import IMAGE_FLAGS, ImageOptions
+from pipelines.images.options import ImageOptions
 from pipelines.sets.view import Choice
 from shardset.program import Parser, program_parser
 from shardset.settings import add_flags
 
-SIZES_TITLE = "sizes (a number, or SPLIT=NUMBER,SPLIT=NUMBER)"
+SIZES_TITLE = "sizes"
 EXIT_CODES = (
     "exit codes: 0 done; 1 failed, or the data is damaged; 2 wrong command line; 130 stopped by"
     " Ctrl-C"
@@ -54,10 +51,11 @@ stopped, give the same command again.
 
 ESTIMATE_EPILOG = f"""\
 examples:
-  python -m pipelines estimate gs://bucket/imagenet --global-batch-size 4096 --world 32 --hosts 4
+  python -m pipelines estimate gs://bucket/imagenet --global-batch-size 4096 --num-replicas 32 \\
+      --num-hosts 4
   python -m pipelines estimate --samples train=1281167,validation=50000 --mean-bytes 110000 \\
-      --classes 1000 --num-shards train=640,validation=50 --global-batch-size 4096 --world 32 \\
-      --hosts 4
+      --classes 1000 --num-shards train=640,validation=50 --global-batch-size 4096 \\
+      --num-replicas 32 --num-hosts 4
 
 Sizes, order, steps and memory come from the code that builds and trains; docs/estimate.md explains
 every number. Numbers that a run would refuse are printed as `refused`, and the exit code is 2.
@@ -143,10 +141,7 @@ def parser() -> argparse.ArgumentParser:
     )
     text = "Reads each tar once, and writes an index beside it and a manifest; copies nothing."
     adopt = verb("adopt", "make a shard set of tars that others made, where they are", text)
-    adopt.add_argument(
-        "--input", required=True, metavar="PATH", help="a folder of tars, one tar, or a pattern"
-    )
-    add_flags(adopt.add_argument_group("what becomes of them"), AdoptConfig, ("output", "split"))
+    add_flags(adopt, AdoptConfig)
     text = (
         "Writes columns/NAME/ below the set: tars with its keys and cuts, read by"
         " Stream(columns=...)."
@@ -156,14 +151,7 @@ def parser() -> argparse.ArgumentParser:
     column.add_argument(
         "name", metavar="NAME", help="the name of the column: up to 12 of a-z, 0-9, _ and -"
     )
-    column.add_argument(
-        "--from",
-        dest="source",
-        required=True,
-        metavar="PATH",
-        help=".npy: a row a sample, by id; .parquet: by key; a set of tars: by key",
-    )
-    add_flags(column.add_argument_group("which values"), ColumnConfig, ("split",))
+    add_flags(column, ColumnConfig)
     text = "Compares sizes and checksums of every file; with --deep every sample too."
     verify = verb("verify", "compare a shard set with its manifest", text)
     _add_manifest(verify)
@@ -202,22 +190,13 @@ def _add_view(view: Parser) -> None:
     view.add_argument(
         "--of", required=True, metavar="SET", help="the set, or a view to choose from"
     )
-    add_flags(
-        view.add_argument_group("choices, applied in this order"),
-        Choice,
-        [one.name for one in fields(Choice)],
-    )
+    add_flags(view.add_argument_group("choices, applied in this order"), Choice)
 
 
 def add_build(build: Parser) -> None:
     """Adds the flags of a build."""
     where = build.add_argument_group("what and where")
-    where.add_argument(
-        "--output",
-        required=True,
-        metavar="URL",
-        help="the shard set's folder: local, gs://, s3:// or az://",
-    )
+    add_flags(where, BuildConfig, ("output",))
     _add_input(build, where)
     add_flags(where, BuildConfig, ("overwrite",))
     where.add_argument(
@@ -234,8 +213,7 @@ def add_build(build: Parser) -> None:
     where.add_argument("--report", action=argparse.BooleanOptionalAction, default=True,
                        help="write report.html, a page about the set")  # fmt: skip
     image = build.add_argument_group("images (default: stored byte for byte)")
-    add_flags(image, ImageOptions, IMAGE_FLAGS)
-    build.set_defaults(append=None)
+    add_flags(image, ImageOptions)
 
 
 def _add_set(verb: Parser) -> None:
@@ -250,23 +228,12 @@ def _add_append(append: Parser) -> None:
     where.add_argument(
         "--overwrite", action="store_true", help="start over an append that was stopped"
     )
-    append.set_defaults(append="none", dry_run=False, wait=True, report=False, catalog=False)
+    append.set_defaults(dry_run=False, wait=True, report=False, catalog=False)
 
 
 def _add_input(build: Parser, where: argparse._ArgumentGroup) -> None:
     """The flags of whatever turns raw files into shards."""
-    text = (
-        "format of the raw input: cifar10, cifar100, folder, hf, imagenet, listing, shardset or"
-        " webdataset"
-    )
-    where.add_argument("--source", required=True, help=text)
-    where.add_argument(
-        "--input",
-        required=True,
-        metavar="PATH",
-        help="what that source reads: local, gs://, s3:// or az://",
-    )
-    add_flags(where, BuildConfig, (*INPUT_FLAGS, "only_shards"))
+    add_flags(where, BuildConfig, ("source", "input", *INPUT_FLAGS, "only_shards"))
     add_flags(build.add_argument_group(SIZES_TITLE), BuildConfig, (*SIZES, "seed"))
     add_flags(build.add_argument_group("bad input"), BuildConfig, ("verify", "max_bad_fraction"))
 
@@ -337,14 +304,9 @@ def _add_estimate(estimate: Parser) -> None:
         nargs="?",
         help="the manifest of an existing set, or its folder",
     )
-    one.add_argument("--samples", action=Merge, type=arguments.numbers, default={}, metavar="N",
-                     help="number of images, or SPLIT=N,SPLIT=N")  # fmt: skip
-    raw.add_argument(
-        "--mean-bytes", type=float, metavar="N", help="mean bytes of an image as it will be stored"
-    )
-    raw.add_argument("--classes", type=arguments.positive, metavar="N",
-                     help="number of classes of --samples (default: no labels to mix)")  # fmt: skip
+    add_flags(one, BareNumbers, ("samples",))
+    add_flags(raw, BareNumbers, ("mean_bytes", "classes"))
     add_flags(estimate.add_argument_group(SIZES_TITLE), BuildConfig, SIZES)
     how = estimate.add_argument_group("how it is read")
     how.add_argument("--split", help="default: train, or the first by name")
-    add_flags(how, Reading, [field.name for field in fields(Reading)])
+    add_flags(how, Reading)

@@ -85,7 +85,7 @@ def _parameter(name: str, flag: argparse.Action) -> dict[str, Any]:
             "paramType": "ENUM",
             "enumOptions": [{"value": choice} for choice in flag.choices],
         }
-    return facts | {"paramType": "NUMBER" if flag.type in (int, float) else "TEXT"}
+    return facts | {"paramType": "TEXT"}
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 lines and checks.
 
 A field made by `setting` carries its help line, and what is special about its flag. Its type
-carries its limits, as `msgspec.Meta`.
+carries its limits, as `msgspec.Meta`, and says how its text is read.
 """
 
 import argparse
@@ -14,19 +14,23 @@ import shutil
 import sys
 import textwrap
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import inspect
+from msgspec import Meta, inspect
 
 from shardset.errors import ConfigError
 from shardset.program import did_you_mean
 
 Default = typing.TypeVar("Default")
 Record = typing.TypeVar("Record")
+
+Count = Annotated[int, Meta(ge=1)]
+Size = Annotated[int, Meta(ge=0)]
 
 HELP_COLUMN = 38
 _LIMITS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
@@ -35,56 +39,105 @@ _NO_LIMIT = (None, sys.float_info.max)
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting: its name (`optimizer.momentum`), the type of its field, and its help line."""
+    """One setting: its name (`optimizer.momentum`), the type of its field, its default, its help
+    line, and what is special about its flag.
+    """
 
     key: str
     hint: Any
+    default: Any
     help: str
+    options: Mapping[str, Any]
 
     @property
-    def is_switch(self) -> bool:
-        """Whether it is true or false (or none), so that its flag takes no value."""
-        return set(typing.get_args(self.hint) or [self.hint]) <= {bool, type(None)}
+    def flag(self) -> str:
+        """Its flag: the name of its field, unless the field says another."""
+        name = self.key.rpartition(".")[2].replace("_", "-")
+        return str(self.options.get("flag", f"--{name}"))
 
     @property
     def expected(self) -> str:
         """What it accepts, in words."""
         return _in_words(inspect.type_info(self.hint))
 
-    def convert(self, value: Any, *, strict: bool = True) -> Any:
-        """The value as the field holds it; reads text unless `strict`. Raises ConfigError."""
+    def convert(self, value: Any, *, text: str | None = None, strict: bool = True) -> Any:
+        """The value, from this text, as the field holds it. Raises ConfigError.
+
+        Unless `strict`, it may be the text of a number.
+        """
         try:
             return msgspec.convert(value, self.hint, strict=strict)
         except msgspec.ValidationError as error:
-            given = ":".join(map(str, value)) if isinstance(value, list | tuple) else value
+            given = value if text is None else text
             raise ConfigError(f"{self.key} is {given}, expected {self.expected}") from error
 
     def parse(self, text: str) -> Any:
-        """The value that a text means: `none`, A:B, or what the type of the field reads.
+        """The value that a text means, by the type of the field. Raises ConfigError.
+
+        `none` is None where the field may be, A:B a tuple, `a=1,b=2` values by name.
+        """
+        if read := self.options.get("read"):
+            return read(text)
+        hints = (self.hint, *typing.get_args(self.hint))
+        if type(None) in hints and text.lower() == "none":
+            return None
+        origins = [typing.get_origin(hint) for hint in hints]
+        if dict in origins:
+            return self.convert(self._pairs(text), text=text)
+        value = text.split(":") if tuple in origins else text
+        return self.convert(value, text=text, strict=False)
+
+    def _pairs(self, text: str) -> dict[str, Any]:
+        """`a=1,b=[0.9,0.95],c=text` as values by name; a value without one has the name "".
 
         Raises ConfigError.
         """
-        if text.lower() == "none":
-            return self.convert(None)
-        origins = [typing.get_origin(option) for option in (self.hint, *typing.get_args(self.hint))]
-        if dict in origins:
-            return self.convert(self._pairs(text))
-        is_tuple = tuple in origins
-        return self.convert(text.split(":") if is_tuple else text, strict=False)
+        pairs = [part.rpartition("=") for part in re.split(r"[,;](?![^\[]*\])", text)]
+        values = {name: _plain_value(value) for name, _, value in pairs}
+        if len(values) < len(pairs):
+            raise ConfigError(f"{self.key} is {text}, expected one value for each name")
+        return values
 
-    def _pairs(self, text: str) -> dict[str, Any]:
-        """`a=1,b=[0.9,0.95],c=text` as values by name. Raises ConfigError."""
-        pairs = [part.partition("=") for part in re.split(r",(?![^\[]*\])", text)]
-        if not all(name.isidentifier() and equals for name, equals, _ in pairs):
-            raise ConfigError(f"{self.key} is {text}, expected {self.expected}")
-        return {name: _plain_value(value) for name, _, value in pairs}
+    def add_to(self, group: argparse._ActionsContainer, *, shows_default: bool) -> None:
+        """Adds its flag to a parser. What it means is read later, by `texts_of` and `parse`."""
+        hints = (self.hint, *typing.get_args(self.hint))
+        origins = {typing.get_origin(hint): typing.get_args(hint) for hint in hints}
+        options: dict[str, Any] = {"metavar": self.flag.rpartition("-")[2].upper()}
+        notes = [self.expected]
+        if bool in hints:
+            options, notes = {"action": argparse.BooleanOptionalAction}, []
+        elif typing.Literal in origins:
+            options, notes = {"choices": origins[typing.Literal]}, []
+        elif dict in origins:
+            options["action"] = "append"
+        if shows_default and type(self.default) in (int, float, str):
+            notes.append(f"default {self.default}")
+        noted = "; ".join(note for note in notes if not note.startswith("text"))
+        options |= {
+            "dest": self.key,
+            "default": None,
+            "required": self.default is dataclasses.MISSING,
+            "help": f"{self.help} ({noted})" if noted else self.help,
+            **self.options,
+        }
+        options.pop("read", None)
+        group.add_argument(options.pop("flag", self.flag), **options)
 
 
-def setting(default: Default, help: str, **flag: Any) -> Default:
+def setting(
+    default: Default,
+    help: str,
+    *,
+    read: Callable[[str], Default] | None = None,
+    **flag: Any,
+) -> Default:
     """A field of a frozen dataclass, with its help line, and with arguments that `add_flags` passes
-    on.
+    on; `flag` names the flag otherwise than the field.
+
+    Its text is read by its type, or by `read`.
     """
-    metadata = {"help": help, "flag": flag}
+    options = flag | ({"read": read} if read else {})
+    metadata = {"help": help, "options": options}
     if isinstance(default, dict):
         return typing.cast(
             Default, dataclasses.field(default_factory=default.copy, metadata=metadata)
@@ -92,49 +145,62 @@ def setting(default: Default, help: str, **flag: Any) -> Default:
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def add_flags(group: argparse._ArgumentGroup, kind: type, names: Iterable[str]) -> None:
-    """Adds the flags of these fields of a record type to a parser, each with the default and help
-    line of its field.
+def required(help: str, **flag: Any) -> Any:
+    """A field like those of `setting`, without a default."""
+    return setting(dataclasses.MISSING, help, **flag)
 
-    A bool is `--name` and `--no-name`, a Literal a choice. What `setting` was given besides goes to
-    `add_argument`; its `names` replace `--name`.
+
+def add_flags(
+    group: argparse._ActionsContainer,
+    kind: type,
+    names: Iterable[str] = (),
+    *,
+    shows_default: bool = True,
+) -> None:
+    """Adds the flags of these settings of a record type to a parser; of all that have a help line
+    if none is named.
     """
-    hints = typing.get_type_hints(kind, include_extras=True)
-    fields = {field.name: field for field in dataclasses.fields(kind)}
-    for name in names:
-        field, hint, options = fields[name], hints[name], dict[str, Any]()
-        factory = field.default_factory
-        default = field.default if factory is dataclasses.MISSING else factory()
-        if hint is bool:
-            options = {"action": argparse.BooleanOptionalAction}
-        elif typing.get_origin(hint) is typing.Literal:
-            options = {"choices": typing.get_args(hint)}
-        elif hint in (int, float):
-            options = {"type": hint, "metavar": "N"}
-        is_shown = isinstance(default, int | float | str) and not isinstance(default, bool)
-        help = field.metadata["help"] + (f" (default {default})" if is_shown else "")
-        options |= {"dest": name, "default": default, "help": help, **field.metadata["flag"]}
-        group.add_argument(*options.pop("names", (f"--{name.replace('_', '-')}",)), **options)
+    settings = settings_of(kind)
+    for name in names or [key for key, one in settings.items() if one.help]:
+        settings[name].add_to(group, shows_default=shows_default)
 
 
-def settings_of(kind: type) -> dict[str, Setting]:
-    """All settings of a record type by name.
+def texts_of(args: argparse.Namespace, names: Iterable[str]) -> dict[str, str]:
+    """What the parsed flags of these settings say: text by name, without those not given."""
+    given = {name: getattr(args, name, None) for name in names}
+    return {
+        name: ";".join(value) if isinstance(value, list) else value_text(value)
+        for name, value in given.items()
+        if value is not None
+    }
 
-    Those of inner records have a dot: `optimizer.learning_rate`.
-    """
+
+def record_of(kind: Callable[..., Record], args: argparse.Namespace, **others: Any) -> Record:
+    """The record that parsed flags mean, with `others` as they are. Raises ConfigError."""
+    record = typing.cast(type, kind)
+    return kind(**parsed(record, texts_of(args, settings_of(record))) | others)
+
+
+def _settings_of(kind: type) -> Mapping[str, Setting]:
     settings: dict[str, Setting] = {}
     hints = typing.get_type_hints(kind, include_extras=True)
     for field in dataclasses.fields(kind):
         name, hint = field.name, hints[field.name]
         if dataclasses.is_dataclass(hint):
             inner = settings_of(typing.cast(type, hint)).values()
-            settings |= {
-                f"{name}.{one.key}": Setting(f"{name}.{one.key}", one.hint, one.help)
-                for one in inner
-            }
+            own = [dataclasses.replace(one, key=f"{name}.{one.key}") for one in inner]
         else:
-            settings[name] = Setting(name, hint, field.metadata["help"])
+            said = {"help": "", "options": {}, **field.metadata}
+            has_factory = field.default_factory is not dataclasses.MISSING
+            own = [Setting(name, hint, None if has_factory else field.default, **said)]
+        settings |= {one.key: one for one in own}
     return settings
+
+
+settings_of: Callable[[type], Mapping[str, Setting]] = cache(_settings_of)
+"""All settings of a record type by name. Those of inner records have a dot:
+`optimizer.learning_rate`.
+"""
 
 
 def values_of(record: object) -> dict[str, Any]:
@@ -250,6 +316,10 @@ def _in_words(info: inspect.Type) -> str:
                 if len(types) == 2
                 else "three numbers, for example 0.5:0.5:0.5"
             )
+        case inspect.DictType(value_type=inspect.IntType() as number):
+            return f"N or SPLIT=N,SPLIT=N, each {_in_words(number)}"
+        case inspect.DictType(value_type=inspect.FloatType()):
+            return "SPLIT=SHARE,SPLIT=SHARE, for example test=0.1"
         case inspect.DictType():
             return "NAME=VALUE, several with commas, for example a=0.1,b=[0.9,0.95],"
         case inspect.BoolType():

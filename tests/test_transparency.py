@@ -240,7 +240,7 @@ def test_stamps_that_are_resized_keep_their_shapes_and_count_as_repaired(tmp_pat
         add(tmp_path / "raw", f"stamp/{number}.png", saved(shape, "PNG"))
     add(tmp_path / "raw", "stamp/photo.png", odd_images.png())
     where = ["--source=folder", f"--input={tmp_path}/raw", f"--output={tmp_path}/out", *HERE]
-    options = ["--resize=shorter=8", "--image-format=jpg", "--background=#00ff00"]
+    options = ["--resize-shorter=8", "--image-format=jpg", "--background=#00ff00"]
     assert pipelines.main(["build", *where, "--num-shards=1", "--no-report", *options]) == 0
     manifest = manifests.load(str(tmp_path / "out")).manifest
     assert manifest.fixes == {"alpha-to-background": 3}

@@ -16,7 +16,7 @@ from shardset.format.images import background as backgrounds
 from shardset.format.images.limits import DECODED_BYTES
 from shardset.order.budget import BUDGET_BYTES
 from shardset.prepared import prepared
-from shardset.settings import setting
+from shardset.settings import Count, Size, setting
 from shardset.storage.base import Storage
 from shardset.storage.checked import read_small
 from shardset.storage.open import is_address
@@ -26,12 +26,10 @@ DEFAULT_CLASSES = 1000
 
 Strategy = Literal["auto", "spmd", "replica", "ddp", "single"]
 Precision = Literal["fp32", "bf16", "fp16"]
-Count = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 Amount = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
 Share = Annotated[float, Meta(ge=0, lt=1)]
 Positive = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
-Size = Annotated[int, Meta(ge=0)]
 Part = Annotated[float, Meta(gt=0, le=1)]
 Filter = Literal["area", "bilinear", "bicubic", "lanczos"]
 TrainCrop = Literal["random", "pad", "center"]
@@ -44,7 +42,8 @@ Weights = dict[int, float]
 0.
 """
 
-Kwargs = dict[str, bool | int | float | str | list[float]]
+Name = Annotated[str, Meta(pattern=r"^[^\W\d]\w*$")]
+Kwargs = dict[Name, bool | int | float | str | list[float]]
 
 _WEIGHTS = re.compile(r"\d+(\.\d+)?(,\d+(\.\d+)?@\d+)*")
 
@@ -87,7 +86,9 @@ def check_addresses(config: "TrainConfig") -> None:
 class ModelConfig:
     """The network. A GroupNorm, which replaces a BatchNorm, has at most 32 groups."""
 
-    name: str = setting("resnet50", "a timm model, or module:function called with num_classes")
+    name: str = setting(
+        "resnet50", "a timm model, or module:function called with num_classes", flag="--model"
+    )
     stem: Literal["imagenet", "cifar"] = setting(
         "imagenet", "cifar: one 3x3 convolution, for images of about 32 pixels"
     )
@@ -96,7 +97,10 @@ class ModelConfig:
     )
     num_classes: Count | None = setting(None, "number of classes; none takes it from the manifest")
     pretrained: str | None = setting(
-        None, "weights to start from: timm (downloads its own) or a file; none: random"
+        None,
+        "weights to start from: timm (downloads its own) or a file; none: random",
+        nargs="?",
+        const="timm",
     )
     freeze: bool = setting(
         False, "train the last layer only; the others keep their weights and statistics"
@@ -114,7 +118,7 @@ class ImageConfig:
     An evaluation resizes the shorter side and takes the centre.
     """
 
-    size: Count = setting(224, "width and height in pixels")
+    size: Count = setting(224, "width and height in pixels", flag="--image-size")
     train_crop: TrainCrop = setting(
         "random", "random: resized crop; pad: window of the padded image; center: as evaluated"
     )
@@ -169,11 +173,13 @@ class OptimizerConfig:
     """The optimizer, made by timm's factory."""
 
     name: str = setting("sgd", "an optimizer of timm's factory")
-    learning_rate: Amount = setting(0.1, "peak learning rate for the whole global batch")
+    learning_rate: Amount = setting(
+        0.1, "peak learning rate for the whole global batch", flag="--lr"
+    )
     weight_decay: Amount = setting(1e-4, "weight decay; biases and norms have none")
     momentum: Share = setting(0.9, "momentum of the optimizer, if it has one")
     head_learning_rate: Positive | None = setting(
-        None, "peak learning rate of the last layer; none: that of all"
+        None, "peak learning rate of the last layer; none: that of all", flag="--head-lr"
     )
     layer_decay: Part | None = setting(
         None, "each layer's learning rate as a share of that of the layer above it"
@@ -226,6 +232,8 @@ class TrainConfig:
         None,
         "train on several sets, SET=WEIGHT;SET=WEIGHT, each with its share of every batch; "
         "WEIGHT,WEIGHT@STEP changes it at a step; evaluates on manifest, by default the first",
+        action="append",
+        metavar="SET=WEIGHT",
     )
     run_dir: str = setting("run", "folder for checkpoints and logs: local, gs://, s3:// or az://")
     train_split: str = setting("train", "split to train on")
@@ -283,7 +291,9 @@ class TrainConfig:
         BUDGET_BYTES, "memory of each of a host's two streams, training and evaluation"
     )
     num_decode_threads: Count | None = setting(
-        None, "decoding threads of each process; none: its share of the cores"
+        None,
+        "decoding threads of each process; none: its share of the cores",
+        flag="--decode-threads",
     )
     num_lanes: Count | None = setting(
         None, "lanes (docs/order.md); none follows the batch, the hosts and budget_bytes"

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardset.program import Parser, nearest
-from shardset.settings import assignments, parsed, settings_of, value_text, with_values
+from shardset.settings import (
+    add_flags,
+    assignments,
+    parsed,
+    settings_of,
+    texts_of,
+    with_values,
+)
 from trainer import recipes
 from trainer.config import TrainConfig, mixed_sets
 
@@ -45,18 +52,7 @@ GROUPS = {
 `--set KEY=VALUE` changes any setting.
 """
 
-_NAMES = {
-    "model.name": "--model",
-    "image.size": "--image-size",
-    "optimizer.learning_rate": "--lr",
-    "optimizer.head_learning_rate": "--head-lr",
-    "num_decode_threads": "--decode-threads",
-}
-FLAGS = {
-    key: _NAMES.get(key, f"--{key.rpartition('.')[2].replace('_', '-')}")
-    for keys in GROUPS.values()
-    for key in keys
-}
+FLAGS = {key: settings_of(TrainConfig)[key].flag for keys in GROUPS.values() for key in keys}
 """The flag of each setting that has one."""
 
 EVALUATION = FLAGS.keys() - set(GROUPS["training"])
@@ -113,22 +109,9 @@ def add_config_flags(
 
     Without a recipe the settings are those of `base`.
     """
-    settings = settings_of(TrainConfig)
     for title, names in GROUPS.items():
-        group = verb.add_argument_group(title)
-        for key in (name for name in names if name in keys):
-            one = settings[key]
-            options: dict[str, Any] = {
-                "help": f"{one.help} ({one.expected})",
-                "metavar": FLAGS[key].rsplit("-", 1)[-1].upper(),
-            }
-            if one.is_switch:
-                options = {"help": one.help, "action": argparse.BooleanOptionalAction}
-            elif key == "mix":
-                options |= {"action": "append", "metavar": "SET=WEIGHT"}
-            elif key == "model.pretrained":
-                options |= {"nargs": "?", "const": "timm"}
-            group.add_argument(FLAGS[key], dest=key, default=None, **options)
+        if named := [key for key in names if key in keys]:
+            add_flags(verb.add_argument_group(title), TrainConfig, named, shows_default=False)
     known = ", ".join(recipes.RECIPES)
     verb.add_argument("--recipe", help=f"settings to start from: {known}; without one they {base}")
     text = "change any setting; `train --help` lists all of them"
@@ -137,11 +120,7 @@ def add_config_flags(
 
 def config_flags(options: argparse.Namespace) -> ConfigFlags:
     """What the parsed flags say."""
-    given = {key: value for key in FLAGS if (value := getattr(options, key, None)) is not None}
-    values = {
-        key: ";".join(value) if isinstance(value, list) else value_text(value)
-        for key, value in given.items()
-    }
+    values = texts_of(options, FLAGS)
     return ConfigFlags(recipe=options.recipe, values=values, changes=options.set)
 
 

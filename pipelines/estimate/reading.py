@@ -6,51 +6,42 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from pipelines import arguments
-from shardset.errors import ConfigError
 from shardset.order.budget import BUDGET_BYTES, OrderOptions
 from shardset.order.epoch import LastBatch, Order
-from shardset.settings import setting
+from shardset.settings import Count, Size, check, setting
 
 NUM_MEASURED, MEASURED_EVERY = 11, 100
 MEASURED_READS = 100_000
-
-_COUNT: dict[str, Any] = {"type": arguments.positive, "metavar": "N"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     """Who reads a split, and how. Where L, q or w is None, the trainer's default applies."""
 
-    global_batch_size: int = setting(256, "samples of a step over all replicas", **_COUNT)
-    num_replicas: int = setting(1, "number of replicas", names=("--world",), **_COUNT)
-    num_hosts: int = setting(1, "number of hosts that they run on", names=("--hosts",), **_COUNT)
+    global_batch_size: Count = setting(256, "samples of a step over all replicas")
+    num_replicas: Count = setting(1, "number of replicas")
+    num_hosts: Count = setting(1, "number of hosts that they run on")
     strategy: Literal["spmd", "replica", "ddp", "single"] = setting(
         "spmd", "who reads: hosts (spmd), replicas (replica, ddp), one (single)"
     )
-    num_lanes: int | None = setting(None, "L; default: as the trainer chooses", **_COUNT)
-    block_size: int | None = setting(None, "q; default: as the trainer chooses", **_COUNT)
-    window: int | None = setting(None, "w; default: as the trainer chooses", type=int, metavar="N")
+    num_lanes: Count | None = setting(None, "L; default: as the trainer chooses")
+    block_size: Count | None = setting(None, "q; default: as the trainer chooses")
+    window: Size | None = setting(None, "w; default: as the trainer chooses")
     last_batch: LastBatch = setting("pad", "pad a batch that is not full, or drop it")
-    image_size: int = setting(224, "decoded images are N x N; 0 decodes nothing")
-    crop_padding: int | None = setting(
+    image_size: Size = setting(224, "decoded images are N x N; 0 decodes nothing", metavar="N")
+    crop_padding: Size | None = setting(
         None,
         "train_crop=pad with N pixels: small images stay decoded where they fit",
-        type=int,
         metavar="N",
     )
-    budget_bytes: int = setting(BUDGET_BYTES, "bytes of memory of one reader", **_COUNT)
+    budget_bytes: Count = setting(BUDGET_BYTES, "bytes of memory of one reader")
 
     def __post_init__(self) -> None:
-        if min(self.image_size, self.crop_padding or 0) < 0:
-            raise ConfigError(
-                f"--image-size is {self.image_size} and --crop-padding is {self.crop_padding},"
-                " expected pixels from 0"
-            )
+        check(self)
 
     @property
     def num_readers(self) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from pipelines.config import BuildConfig
+from pipelines.config import BareNumbers, BuildConfig
 from pipelines.plan import layout
 from pipelines.plan.layout import SplitPlan
 from pipelines.plan.splits import refuse_unknown_splits
@@ -83,21 +83,16 @@ def from_manifest(url: str) -> StoredSet:
     return StoredSet(title=url, splits=splits, num_classes=len(manifest.classes))
 
 
-def from_numbers(
-    config: BuildConfig, num_samples: Mapping[str, int], *, mean_bytes: float, num_classes: int
-) -> StoredSet:
-    """The set that `build` would make of `num_samples` images of `mean_bytes`, by split; "" stands
-    for train.
-    """
-    if not 1 <= mean_bytes < float("inf"):
-        raise ConfigError(
-            f"--mean-bytes is {mean_bytes:g}, expected the mean size of an image in bytes, from 1"
-        )
-    if {"", "train"} <= num_samples.keys():
+def from_numbers(config: BuildConfig, numbers: BareNumbers) -> StoredSet:
+    """The set that `build` would make of these images. Raises ConfigError."""
+    mean_bytes, num_classes = numbers.mean_bytes, numbers.classes
+    if mean_bytes is None:
+        raise ConfigError("--samples needs --mean-bytes too; see the examples of `estimate --help`")
+    if {"", "train"} <= numbers.samples.keys():
         raise ConfigError(
             "--samples names the split train twice; a number without a name is for train"
         )
-    counts = {name or "train": count for name, count in sorted(num_samples.items())}
+    counts = {name or "train": count for name, count in sorted(numbers.samples.items())}
     refuse_unknown_splits(
         config.num_shards | config.samples_per_shard | config.target_samples | config.repeat,
         sorted(counts),

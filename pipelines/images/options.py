@@ -1,32 +1,23 @@
 """The image options of a build, and what follows from them before an image is decoded."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from pipelines import arguments
+from msgspec import Meta
+
 from shardset.errors import ConfigError
-from shardset.format.images import MAX_PIXELS, limits
+from shardset.format.images import MAX_PIXELS
 from shardset.format.images import background as backgrounds
 from shardset.format.images.background import WHITE, Background
 from shardset.format.images.limits import DECODED_BYTES
 from shardset.format.manifest import Manifest
-from shardset.settings import setting
+from shardset.settings import Count, check, setting
 
 Verify = Literal["decode", "header", "none"]
 ImageFormat = Literal["keep", "jpg", "png", "ppm", "webp"]
 
 CMYK_TO_RGB = "cmyk-to-rgb"
 """The fix of a CMYK image, which is written anew."""
-
-IMAGE_FLAGS = (
-    "resize_shorter",
-    "quality",
-    "image_format",
-    "background",
-    "decoded_bytes",
-    "jpeg_restart",
-)
-"""The options that have a flag."""
 
 _REWRITTEN_AS = {
     "gif": "png",
@@ -50,57 +41,35 @@ class ImageOptions:
     part that a crop needs. Re-encoded transparent images are put on `background`.
     """
 
-    resize_shorter: int | None = setting(
-        None,
-        "shrink images until their shorter side is N",
-        names=("--resize",),
-        type=arguments.shorter_side,
-        metavar="shorter=N",
+    resize_shorter: Count | None = setting(
+        None, "shrink images until their shorter side has so many pixels", metavar="N"
     )
-    quality: int = setting(95, "quality of re-encoded JPEG and WebP, 1 to 100")
+    quality: Annotated[int, Meta(ge=1, le=100)] = setting(95, "quality of re-encoded JPEG and WebP")
     image_format: ImageFormat = setting(
         "keep", "convert images to this format; keep leaves each in its own"
     )
-    max_pixels: int = MAX_PIXELS
+    max_pixels: Annotated[int, Meta(ge=1, le=MAX_PIXELS)] = MAX_PIXELS
     jpeg_restart: bool = setting(
         False, "rewrite JPEGs without loss, so that readers decode only what a crop needs"
     )
     background: Background = setting(
         WHITE,
         "behind transparent pixels when re-encoding: white (default), black, #rrggbb",
-        type=arguments.background,
+        read=backgrounds.parse,
         metavar="COLOUR",
     )
-    decoded_bytes: int = setting(
-        DECODED_BYTES,
-        "bytes of memory of the images that a worker decodes at once",
-        type=arguments.positive,
+    decoded_bytes: Count = setting(
+        DECODED_BYTES, "bytes of memory of the images that a worker decodes at once"
     )
 
     def __post_init__(self) -> None:
-        if self.resize_shorter is not None and self.resize_shorter < 1:
-            raise ConfigError(
-                f"resize shorter={self.resize_shorter}: expected at least 1 pixel, for example"
-                " shorter=256"
-            )
-        if not 1 <= self.quality <= 100:
-            raise ConfigError(f"quality {self.quality}: expected 1 to 100, for example 95")
-        if self.image_format not in ("keep", "jpg", "png", "ppm", "webp"):
-            raise ConfigError(
-                f"image format {self.image_format!r}: expected keep, jpg, png, ppm or webp"
-            )
-        if not 1 <= self.max_pixels <= MAX_PIXELS:
-            raise ConfigError(
-                f"max_pixels {self.max_pixels}: expected 1 to {MAX_PIXELS}, the limit of the"
-                " decoder"
-            )
-        limits.check(self.decoded_bytes)
+        check(self)
         backgrounds.check(self.background)
         if self.background != WHITE and not self.reencodes:
             raise ConfigError(
-                "--background is for images that are re-encoded, and none is; add --resize or"
-                " --image-format, or set image.background in training, which puts stored images"
-                " on it"
+                "--background is for images that are re-encoded, and none is; add"
+                " --resize-shorter or --image-format, or set image.background in training, which"
+                " puts stored images on it"
             )
 
     @property

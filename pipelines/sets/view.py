@@ -9,8 +9,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from pipelines import arguments
-from pipelines.arguments import Merge
 from pipelines.sets.keys import read_keys, refuse_unknown
 from shardset.errors import ConfigError, DamagedShard, PreconditionFailed, brought_by
 from shardset.format import manifest as manifests
@@ -18,7 +16,7 @@ from shardset.format.manifest import LoadedSet, View
 from shardset.format.naming import is_split
 from shardset.format.view import ViewHead, ViewRows, read_view, relative_parent, view_to_bytes
 from shardset.order.permutation import derive_key, hash64
-from shardset.settings import setting
+from shardset.settings import Count, setting
 from shardset.storage.base import ABSENT
 from shardset.storage.open import open_file
 
@@ -42,13 +40,14 @@ class Choice:
     keys: str | None = setting(None, "a text with a key a line", **_FILE)
     drop_keys: str | None = setting(None, "all but the keys in a text", **_FILE)
     drop_duplicates: bool = setting(False, "of samples with the same image, the first")
-    per_class: int | None = setting(
-        None, "at most N samples of each class, at random", type=arguments.positive, metavar="N"
+    per_class: Count | None = setting(
+        None, "at most N samples of each class, at random", metavar="N"
     )
     split: dict[str, float] = setting(
-        {}, "splits of the view and their shares, at random, as train=0.9,val=0.1",
-        action=Merge, type=arguments.fractions, metavar="SPLIT=SHARE,...",
-    )  # fmt: skip
+        {},
+        "splits of the view and their shares, at random, as train=0.9,val=0.1",
+        metavar="SPLIT=SHARE,...",
+    )
 
     @property
     def words(self) -> str:

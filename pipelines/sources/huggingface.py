@@ -404,9 +404,9 @@ def _image_column(schema: pa.Schema, wanted: str | None, where: str) -> str:
         raise SourceError(
             f"{where}: images are in the columns {', '.join(images)}"
             + (
-                f", not in {column}; correct --image-column"
+                f", not in {column}; correct --path-column"
                 if column
-                else "; choose one by --image-column"
+                else "; choose one by --path-column"
             )
         )
     return column

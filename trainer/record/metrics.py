@@ -193,8 +193,8 @@ def advice(input_wait_percent: float) -> str | None:
     return (
         f"input-bound: steps waited {input_wait_percent:.0f} % of the time for data. Compare with"
         " `python -m trainer bench-input`; store smaller images (`python -m pipelines build"
-        " --resize`), use a machine with more CPU cores per device, or read from a bucket in the"
-        " same region"
+        " --resize-shorter`), use a machine with more CPU cores per device, or read from a"
+        " bucket in the same region"
     )
 
 

@@ -189,7 +189,9 @@ def check_rate(
     text += f" {count(num_hosts, 'host')}; wanted {wanted or 0:,.0f} images/s"
     if total >= (wanted or 0):
         return CheckResult("decode rate", "pass", text)
-    advice = "the devices will wait; smaller stored images (`--resize`), more or larger hosts"
+    advice = (
+        "the devices will wait; smaller stored images (`--resize-shorter`), more or larger hosts"
+    )
     return CheckResult("decode rate", "fail", text, f"{advice}; see docs/decoding.md")
 
 

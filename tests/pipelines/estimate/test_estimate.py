@@ -14,7 +14,7 @@ import pytest
 
 from pipelines import cli
 from pipelines.build import build
-from pipelines.config import BuildConfig
+from pipelines.config import BareNumbers, BuildConfig
 from pipelines.estimate.estimate import Estimate, estimate
 from pipelines.estimate.reading import Reading, classes_expected, classes_in
 from pipelines.estimate.stored import from_manifest, from_numbers
@@ -35,7 +35,8 @@ def numbers(
     """What is estimated from bare numbers; `reading` changes how they are read."""
     reading = sizing.pop("reading", Reading(global_batch_size=4096, num_replicas=32, num_hosts=4))
     config = BuildConfig(source="", input="", output="", **sizing)
-    stored = from_numbers(config, {"": samples}, mean_bytes=mean_bytes, num_classes=classes)
+    bare = BareNumbers(samples={"": samples}, mean_bytes=mean_bytes, classes=classes)
+    stored = from_numbers(config, bare)
     return estimate(stored, "train", reading)
 
 
@@ -151,7 +152,8 @@ def built(tmp_path_factory) -> BuildConfig:
 
 def test_numbers_foresee_what_a_build_makes(built):
     mean_bytes = np.mean([path.stat().st_size for path in Path(built.input).rglob("*.*")])
-    numbers = from_numbers(built, {"train": 50}, mean_bytes=mean_bytes, num_classes=2)
+    bare = BareNumbers(samples={"train": 50}, mean_bytes=mean_bytes, classes=2)
+    numbers = from_numbers(built, bare)
     foreseen, made = numbers.splits["train"], from_manifest(built.output).splits["train"]
     assert foreseen.shard_sizes == made.shard_sizes
     assert foreseen.plan.num_dropped == made.plan.num_dropped
@@ -175,7 +177,7 @@ def test_a_stream_has_the_steps_and_the_memory_that_were_foreseen(built, num_rea
     assert foreseen.memory in [stream.memory for stream in streams]
 
 
-FOUR = ["--global-batch-size", "4096", "--world", "4", "--hosts", "4"]
+FOUR = ["--global-batch-size", "4096", "--num-replicas", "4", "--num-hosts", "4"]
 BARE = ["--samples", "train=1281167,validation=50000", "--mean-bytes=110000", "--classes=1000"]
 
 
@@ -188,7 +190,7 @@ def run(capsys: pytest.CaptureFixture[str], words: Sequence[str]) -> tuple[int, 
 def test_the_page_fits_80_columns_and_says_what_matters(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     sizes = ["--num-shards", "train=640,validation=50", "--remainder", "pad"]
-    world = ["--global-batch-size", "4096", "--world", "32", "--hosts", "4"]
+    world = ["--global-batch-size", "4096", "--num-replicas", "32", "--num-hosts", "4"]
     code, page, _ = run(capsys, [*BARE, *sizes, *world])
     assert code == 0
     assert max(map(len, page.splitlines())) <= 80
@@ -226,8 +228,11 @@ def test_a_manifest_is_enough_without_anything_else_of_the_set(built, tmp_path, 
     [
         (["memory://empty/folder"], "no manifest there"),
         (["--samples", "100"], "--samples needs --mean-bytes too"),
-        (["--samples", "100", "--mean-bytes", "0.5"], "--mean-bytes is 0.5"),
-        (["--samples", "100", "--mean-bytes", "nan"], "--mean-bytes is nan"),
+        (
+            ["--samples", "100", "--mean-bytes", "0.5"],
+            "mean_bytes is 0.5, expected finite float >= 1",
+        ),
+        (["--samples", "100", "--mean-bytes", "nan"], "mean_bytes is nan"),
         (["--samples", "5,train=7", "--mean-bytes", "9"], "names the split train twice"),
         (["--samples", "a/b=7", "--mean-bytes", "9"], "'a/b' can't name a split"),
         (["somewhere", "--classes", "7"], "--classes goes with --samples"),
@@ -235,8 +240,8 @@ def test_a_manifest_is_enough_without_anything_else_of_the_set(built, tmp_path, 
         ([*BARE, "--split", "test"], "no split 'test'; there are train, validation"),
         (["--samples", "5", "--mean-bytes", "9", "--num-shards", "6"], "can't fill 6 shard(s)"),
         ([*BARE, "--num-lanes", "7"], "is not a multiple of 7 lanes"),
-        ([*BARE, "--window", "-1"], "w is -1"),
-        ([*BARE, "--image-size", "-1"], "--image-size is -1"),
+        ([*BARE, "--window", "-1"], "window is -1"),
+        ([*BARE, "--image-size", "-1"], "image_size is -1"),
     ],
 )
 def test_a_wrong_command_line_is_one_sentence_and_code_2_and_an_empty_folder_1(

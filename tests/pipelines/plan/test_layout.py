@@ -205,7 +205,6 @@ def test_apportioned_shares_add_up_and_are_within_one_of_exact(total, weights):
     [
         ({"num_shards": 3, "samples_per_shard": 2}, "--num-shards and --samples-per-shard"),
         ({"repeat": 2, "target_samples": 5}, "--repeat and --target-samples"),
-        ({"num_shards": 0}, "--num-shards is 0"),
     ],
 )
 def test_sizes_that_contradict_each_other_are_refused(asked, sentence):

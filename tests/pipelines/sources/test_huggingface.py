@@ -319,12 +319,12 @@ def test_files_of_several_data_sets_or_with_other_classes_are_refused(tmp_path):
         (
             {"a": Image(), "b": Image(), "label": Value("int64")},
             {},
-            "the columns a, b; choose one by --image-column",
+            "the columns a, b; choose one by --path-column",
         ),
         (
             FEATURES,
             {"image_column": "label"},
-            "in the columns image, not in label; correct --image-column",
+            "in the columns image, not in label; correct --path-column",
         ),
         (
             FEATURES,
