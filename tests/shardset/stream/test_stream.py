@@ -4,6 +4,7 @@ import logging
 import pickle
 import re
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,8 +16,7 @@ from shardset.decode.memory_cache import MemoryCache
 from shardset.errors import ConfigError, UndecodableImage
 from shardset.format.tar import StoredSample
 from shardset.storage.open import open_storage
-from shardset.stream.stream import Stream
-from tests.makers.reading import RecordingStorage, same, together
+from tests.makers.reading import RecordingStorage, same, stream_of, together
 from tests.makers.shardset import (
     encode,
     image_sample,
@@ -41,17 +41,7 @@ def shards(location):
     return new_set(samples, location, num_shards=4)
 
 
-def make(url, **options):
-    choices = {
-        "global_batch_size": 12,
-        "rank": 0,
-        "world_size": 1,
-        "seed": 7,
-        "image": PADDED,
-        "num_threads": 2,
-    }
-    split = options.pop("split", "train")
-    return Stream(url, split, **{**choices, "block_size": 5, "window": 6, **options})
+make = partial(stream_of, global_batch_size=12, image=PADDED)
 
 
 def test_an_epoch_holds_every_sample_once_with_its_own_label_and_pixels(shards):
@@ -81,17 +71,6 @@ def test_a_batch_has_the_documented_arrays(shards):
     }
 
 
-@pytest.mark.parametrize("world", [5, 12])
-def test_the_replicas_of_any_world_see_the_same_global_batches(shards, world):
-    whole = list(make(shards).epoch(1))
-    parts = [
-        list(make(shards, rank=rank, world_size=world, num_threads=1).epoch(1))
-        for rank in range(world)
-    ]
-    for step, expected in enumerate(whole):
-        assert same(together([part[step] for part in parts]), expected)
-
-
 REPEATED = {
     "augment_repeats": 3,
     "transform": lambda row, rng: {**row, "drawn": rng.integers(1 << 30)},
@@ -115,6 +94,8 @@ def test_a_repeated_sample_is_augmented_anew_in_each_slot_of_its_batch(shards):
 
 
 DRAWN = {
+    "the batches": {},
+    "an evaluation": {**REPEATED, "augment_repeats": 1, "seed": None, "window": 0, "image": WHOLE},
     "repeats": REPEATED,
     "repeats without a window": {**REPEATED, "window": 0},
     "augmentations": {
@@ -125,17 +106,20 @@ DRAWN = {
 }
 
 
+@pytest.mark.parametrize("world", [5, 12])
 @pytest.mark.parametrize("options", DRAWN.values(), ids=DRAWN)
-def test_all_that_is_drawn_for_an_image_is_the_same_in_any_world_and_after_a_resume(
-    shards, options
+def test_batches_and_all_that_is_drawn_are_the_same_in_any_world_that_resumes_another(
+    shards, options, world
 ):
     whole = list(make(shards, **options).epoch(1))
+    saved = make(shards, rank=6, world_size=7, **options).state(1, 3)
     parts = [
-        make(shards, rank=rank, world_size=5, num_threads=1, **options).epoch(1, 3)
-        for rank in range(5)
+        make(shards, rank=rank, world_size=world, num_threads=1, **options) for rank in range(world)
     ]
-    for expected, *found in zip(whole[3:], *parts, strict=True):
-        assert same(together(found), expected)
+    steps = zip(*(part.epoch(*part.load_state_dict(saved)) for part in parts), strict=True)
+    assert all(
+        same(together(found), expected) for found, expected in zip(steps, whole[3:], strict=True)
+    )
 
 
 def test_threads_change_nothing(shards):
@@ -144,10 +128,10 @@ def test_threads_change_nothing(shards):
     assert all(same(one, other) for one, other in zip(once, again, strict=True))
 
 
-@pytest.mark.parametrize("repeats", [1, 3])
-def test_later_epochs_come_from_the_cache_with_the_same_order_crops_and_flips(shards, repeats):
-    cached = make(shards, augment_repeats=repeats)
-    fresh = make(shards, augment_repeats=repeats, budget_bytes=300_000, window=6)
+@pytest.mark.parametrize("options", [{}, REPEATED], ids=["plain", "repeated, transformed"])
+def test_later_epochs_come_from_the_cache_with_all_that_is_drawn(shards, options):
+    cached = make(shards, **options)
+    fresh = make(shards, budget_bytes=300_000, **options)
     assert cached.aids.cache is not None
     assert fresh.aids.cache is None
     list(cached.epoch(0))
@@ -165,18 +149,6 @@ def test_a_cache_keeps_no_image_of_another_size_and_travels_empty():
     assert not cache.holds(np.array([0, 1]))
     assert cache.holds(np.array([1, 1]))
     assert not pickle.loads(pickle.dumps(cache)).filled.any()
-
-
-@pytest.mark.parametrize(("before", "after"), [(5, 7), (7, 1)])
-def test_any_number_of_replicas_resumes_where_another_number_stopped(shards, before, after):
-    whole = list(make(shards).epoch(0))
-    saved = make(shards, rank=before - 1, world_size=before).state(0, 4)
-    streams = [make(shards, rank=rank, world_size=after) for rank in range(after)]
-    steps = zip(*(stream.epoch(*stream.load_state_dict(saved)) for stream in streams), strict=True)
-    assert all(
-        same(together(list(step)), expected)
-        for step, expected in zip(steps, whole[4:], strict=True)
-    )
 
 
 def test_epochs_go_on_across_the_border_with_the_same_batches(shards):

@@ -1,5 +1,7 @@
 """A view where a set is taken: streams, single samples, mixtures, and what is read for it."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -9,8 +11,7 @@ from shardset.decode.image import ImageSpec
 from shardset.errors import ConfigError
 from shardset.format.manifest import LoadedSet
 from shardset.stream.mixture import MixedStream, Share
-from shardset.stream.stream import Stream
-from tests.makers.reading import RecordingStorage, same, together
+from tests.makers.reading import RecordingStorage, same, stream_of, together
 from tests.makers.shardset import pixels
 from tests.makers.views import NUM_TRAIN, put_view, small_set
 
@@ -28,16 +29,7 @@ def view(request, tmp_path_factory):
     return url, put_view(url, loaded, id=KEPT, label=LABELS, weight=[0.5] * len(KEPT)), loaded
 
 
-def make(url, split="train", **options):
-    choices = {
-        "global_batch_size": 4,
-        "rank": 0,
-        "world_size": 1,
-        "seed": 7,
-        "image": WHOLE,
-        "num_threads": 2,
-    }
-    return Stream(url, split, **{**choices, "block_size": 5, "window": 6, **options})
+make = partial(stream_of, global_batch_size=4, image=WHOLE)
 
 
 @pytest.mark.parametrize("image", [WHOLE, ImageSpec(size=16, crop=PadCrop(2), flip=True)])
