@@ -82,6 +82,11 @@ def same(one, other):
     )
 
 
+def all_same(some, others):
+    """Whether two iterables have the same batches or rows."""
+    return all(same(one, other) for one, other in zip(some, others, strict=True))
+
+
 def together(batches):
     """The parts of one global batch as one, or the batches of an epoch."""
     return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}

@@ -16,7 +16,7 @@ import shardset
 from shardset.decode.crops import CenterCrop, RandomResizedCrop
 from shardset.decode.image import ImageSpec
 from shardset.errors import ConfigError
-from tests.makers.reading import same
+from tests.makers.reading import all_same, same
 from tests.makers.shardset import jpeg_samples, new_set
 
 ROOT = Path(__file__).parents[3]
@@ -35,10 +35,6 @@ def shards(location):
 
 def make(url, split="train", **options):
     return shardset.Stream(url, split, **{"batch_size": 8, "image_size": 16, **options})
-
-
-def all_same(some, others):
-    return all(same(one, other) for one, other in zip(some, others, strict=True))
 
 
 def test_the_short_spellings_mean_what_the_exact_ones_do(shards):

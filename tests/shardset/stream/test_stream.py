@@ -16,7 +16,7 @@ from shardset.decode.memory_cache import MemoryCache
 from shardset.errors import ConfigError, UndecodableImage
 from shardset.format.tar import StoredSample
 from shardset.storage.open import open_storage
-from tests.makers.reading import RecordingStorage, same, stream_of, together
+from tests.makers.reading import RecordingStorage, all_same, same, stream_of, together
 from tests.makers.shardset import (
     encode,
     image_sample,
@@ -117,15 +117,13 @@ def test_batches_and_all_that_is_drawn_are_the_same_in_any_world_that_resumes_an
         make(shards, rank=rank, world_size=world, num_threads=1, **options) for rank in range(world)
     ]
     steps = zip(*(part.epoch(*part.load_state_dict(saved)) for part in parts), strict=True)
-    assert all(
-        same(together(found), expected) for found, expected in zip(steps, whole[3:], strict=True)
-    )
+    assert all_same(map(together, steps), whole[3:])
 
 
 def test_threads_change_nothing(shards):
     once = list(make(shards, num_threads=1, prefetch=1).epoch(2))
     again = list(make(shards, num_threads=5, prefetch=4).epoch(2))
-    assert all(same(one, other) for one, other in zip(once, again, strict=True))
+    assert all_same(once, again)
 
 
 @pytest.mark.parametrize("options", [{}, REPEATED], ids=["plain", "repeated, transformed"])
@@ -137,9 +135,7 @@ def test_later_epochs_come_from_the_cache_with_all_that_is_drawn(shards, options
     list(cached.epoch(0))
     cached.source.table.addresses = None  # nothing is looked up any more
     for epoch in (1, 2):
-        assert all(
-            same(one, two) for one, two in zip(cached.epoch(epoch), fresh.epoch(epoch), strict=True)
-        )
+        assert all_same(cached.epoch(epoch), fresh.epoch(epoch))
 
 
 def test_a_cache_keeps_no_image_of_another_size_and_travels_empty():
@@ -156,7 +152,7 @@ def test_epochs_go_on_across_the_border_with_the_same_batches(shards):
     found = list(itertools.islice(stream.epochs(0, 7), 4))
     assert [(epoch, step) for epoch, step, _ in found] == [(0, 7), (0, 8), (1, 0), (1, 1)]
     expected = [*stream.epoch(0, 7), *itertools.islice(stream.epoch(1), 2)]
-    assert all(same(batch, other) for (_, _, batch), other in zip(found, expected, strict=True))
+    assert all_same([batch for _, _, batch in found], expected)
 
 
 def test_epochs_differ_in_order_and_in_crops(shards):
@@ -370,10 +366,7 @@ def test_numbers_of_numpy_are_as_good_as_python_s(shards):
         "num_threads": 1,
     }
     small = make(shards, **{name: np.uint8(number) for name, number in numbers.items()})
-    pairs = zip(
-        small.epoch(np.uint8(1), np.int8(2)), make(shards, **numbers).epoch(1, 2), strict=True
-    )
-    assert all(same(one, other) for one, other in pairs)
+    assert all_same(small.epoch(np.uint8(1), np.int8(2)), make(shards, **numbers).epoch(1, 2))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from shardset.decode.image import ImageSpec
 from shardset.errors import ConfigError
 from shardset.format.manifest import LoadedSet
 from shardset.stream.mixture import MixedStream, Share
-from tests.makers.reading import RecordingStorage, same, stream_of, together
+from tests.makers.reading import RecordingStorage, all_same, stream_of, together
 from tests.makers.shardset import pixels
 from tests.makers.views import NUM_TRAIN, put_view, small_set
 
@@ -53,7 +53,7 @@ def test_a_stream_of_a_view_has_its_samples_labels_and_weights(view, image):
 def test_a_view_of_all_samples_has_the_batches_of_its_set(view):
     url, _, loaded = view
     of_all = put_view(url, loaded, id=list(range(NUM_TRAIN)))
-    assert all(same(*pair) for pair in zip(make(of_all).epoch(2), make(url).epoch(2), strict=True))
+    assert all_same(make(of_all).epoch(2), make(url).epoch(2))
 
 
 def test_a_run_resumes_on_its_view_only(view):

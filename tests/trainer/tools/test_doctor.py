@@ -9,9 +9,9 @@ import pytest
 
 from shardset.errors import StorageError
 from shardset.format import manifest as manifests
-from shardset.program import FAILED, OK, USAGE
+from shardset.program import FAILED, OK
 from shardset.storage.open import open_storage
-from tests.makers.training import shard_set
+from tests.makers.training import shard_set, tiny_flags
 from tests.makers.web import WebServer
 from trainer import cli as command
 from trainer.runtime import xla
@@ -91,20 +91,15 @@ def test_a_check_says_what_it_found_and_unless_it_passed_what_to_do(result, stat
     assert text in str(result)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return shard_set(tmp_path_factory.mktemp("set"))
-
-
-def test_every_file_of_the_manifest_has_its_size(folder):
-    manifest = manifests.load(folder)[0]
-    sizes = doctor.expected_sizes(manifest)
-    found = doctor.check_manifest(manifest, sizes | {"manifest.json": 1})
+def test_every_file_of_the_manifest_has_its_size(manifest):
+    loaded = manifests.load(manifest)[0]
+    sizes = doctor.expected_sizes(loaded)
+    found = doctor.check_manifest(loaded, sizes | {"manifest.json": 1})
     assert found.status == "pass"
     assert "train 52 in 4 shards" in found.found
-    for name in ("train/train-000001.tar", manifest.split("val").shards[0].index.path):
+    for name in ("train/train-000001.tar", loaded.split("val").shards[0].index.path):
         for wrong in ({**sizes, name: sizes[name] - 1}, {k: sizes[k] for k in sizes if k != name}):
-            found = doctor.check_manifest(manifest, wrong)
+            found = doctor.check_manifest(loaded, wrong)
             assert (found.status, found.found) == (
                 "fail",
                 f"1 of 16 files are missing or of another size, such as {name}",
@@ -112,12 +107,6 @@ def test_every_file_of_the_manifest_has_its_size(folder):
 
 
 # --- the whole ------------------------------------------------------------------------------------
-
-
-def flags(manifest: str, run_dir: str) -> list[str]:
-    settings = ("image.size=8", "image.train_crop=pad", "image.eval_resize=8")
-    words = ["--manifest", manifest, "--run-dir", run_dir, "--strategy", "single"]
-    return [*words, "--global-batch-size", "8", *(f"--set={setting}" for setting in settings)]
 
 
 @pytest.fixture
@@ -151,10 +140,10 @@ def known_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "devices", lambda _: devices("cpu", None))
 
 
-def test_a_set_on_disk_end_to_end(examined, folder, tmp_path):
+def test_a_set_on_disk_end_to_end(examined, manifest, tmp_path):
     cache = ["--set", f"cache_dir={tmp_path / 'cache'}", "--set", "cache_bytes=1000000"]
     words = [
-        *flags(folder, str(tmp_path / "not" / "yet" / "run")),
+        *tiny_flags(manifest, tmp_path / "not" / "yet" / "run"),
         *cache,
         "--want-images-per-second",
         "0.001",
@@ -173,47 +162,34 @@ def test_a_set_on_disk_end_to_end(examined, folder, tmp_path):
 def test_a_set_on_a_web_server_is_compared_file_by_file(examined, tmp_path):
     shard_set(tmp_path / "set")
     with WebServer(tmp_path) as server:
-        code, found, _ = examined(*flags(f"{server.url}/set", str(tmp_path / "run")))
+        code, found, _ = examined(*tiny_flags(f"{server.url}/set", tmp_path / "run"))
         assert code == OK, found
         assert "all 16 files there" in found["manifest"]["found"]
         (tmp_path / "set/train/train-000002.tar").unlink()
-        code, found, _ = examined(*flags(f"{server.url}/set", str(tmp_path / "run")))
+        code, found, _ = examined(*tiny_flags(f"{server.url}/set", tmp_path / "run"))
     assert code == FAILED
-    assert (
-        found["manifest"]["found"]
-        == "1 of 16 files are missing or of another size, such as train/train-000002.tar"
-    )
+    assert found["manifest"]["found"].startswith("1 of 16 files are missing")
+    assert "decode rate" not in found
 
 
 @pytest.mark.slow
 @pytest.mark.gcs
-def test_a_set_in_a_bucket_end_to_end(examined, folder, gcs_root):
-    source, target = open_storage(folder), open_storage(f"{gcs_root}/set")
+def test_a_set_in_a_bucket_end_to_end(examined, manifest, gcs_root):
+    source, target = open_storage(manifest), open_storage(f"{gcs_root}/set")
     for stat in source.list():
         with target.writer(stat.name) as writer:
             writer.write(source.read(stat.name))
-    code, found, _ = examined(*flags(f"{gcs_root}/set", f"{gcs_root}/run"))
+    code, found, _ = examined(*tiny_flags(f"{gcs_root}/set", f"{gcs_root}/run"))
     assert code == OK, found
     assert "unknown" in found["bucket bucket"]["found"]
     assert found["manifest"]["status"] == "pass"
     assert list(open_storage(f"{gcs_root}/run").list()) == []
-    target.delete("train/train-000002.tar")
-    code, found, errors = examined(*flags(f"{gcs_root}/set", f"{gcs_root}/run"))
-    assert code == FAILED
-    assert (
-        "1 of 16 files are missing or of another size, such as train/train-000002.tar"
-        in found["manifest"]["found"]
-    )
-    assert "1 of " in errors
-    assert "decode rate" not in found
 
 
 @pytest.mark.usefixtures("known_devices")
 def test_what_is_wrong_fails_with_code_1_and_says_how_much(examined, tmp_path):
     (tmp_path / "file").write_text("")
-    code, found, errors = examined(
-        *flags(str(tmp_path / "nothing"), str(tmp_path / "file" / "run"))
-    )
+    code, found, errors = examined(*tiny_flags(tmp_path / "nothing", tmp_path / "file" / "run"))
     assert code == FAILED
     failed = {check for check, finding in found.items() if finding["status"] == "fail"}
     assert failed == {"run folder", "manifest"}
@@ -231,23 +207,16 @@ def test_damage_that_only_decoding_shows_is_a_failure(examined, tmp_path):
         data = bytearray(shard.read_bytes())
         data[600:640] = bytes(40)
         shard.write_bytes(data)
-    code, found, _ = examined(*flags(damaged, str(tmp_path / "run")))
+    code, found, _ = examined(*tiny_flags(damaged, tmp_path / "run"))
     assert code == FAILED
     assert found["manifest"]["status"] == "pass"
     assert found["decode rate"]["status"] == "fail"
 
 
-@pytest.mark.usefixtures("known_devices")
-def test_settings_that_do_not_suit_the_data_are_a_failure(examined, folder, tmp_path):
-    code, found, _ = examined(*flags(folder, str(tmp_path)), "--set", "eval_split=test")
-    assert code == FAILED
-    assert "eval_split is 'test'" in found["decode rate"]["found"]
-
-
 @pytest.mark.slow
-def test_a_run_folder_tells_its_configuration(examined, folder, tmp_path, capsys):
-    run_dir, model = str(tmp_path / "run"), ["--model", "trainer.model:tiny_resnet"]
-    assert command.main(["train", *flags(folder, run_dir), *model, "--epochs", "1"]) == OK
+def test_a_run_folder_tells_its_configuration(examined, manifest, tmp_path, capsys):
+    run_dir = str(tmp_path / "run")
+    assert command.main(["train", *tiny_flags(manifest, run_dir), "--epochs", "1"]) == OK
     capsys.readouterr()
     code, found, _ = examined("--run-dir", run_dir)
     assert code == OK
@@ -261,18 +230,3 @@ def test_lines_for_people_end_with_a_count(capsys):
         capsys.readouterr().out
         == "pass  a: fine\nwarn  b: so so\n      look\n1 pass, 1 warn, 0 fail\n"
     )
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--set", "epoch=1"], "did you mean"),
-        (["--run-dir", "damaged"], "damaged/config.json: not JSON"),
-    ],
-)
-def test_wrong_usage_is_code_2(words, message, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "damaged").mkdir()
-    (tmp_path / "damaged" / "config.json").write_text("{")
-    assert command.main(["doctor", *words]) == USAGE
-    assert message in capsys.readouterr().err
