@@ -9,6 +9,7 @@ from shardset.order.lanes import rank_part
 from shardset.read import remote
 from shardset.storage.base import Stat
 from shardset.storage.memory import MemoryStorage
+from shardset.stream.stream import Stream
 
 NUM_SAMPLES = 60
 
@@ -103,6 +104,17 @@ def same(one, other):
     )
 
 
+def all_same(some, others):
+    """Whether two iterables have the same batches or rows."""
+    return all(same(one, other) for one, other in zip(some, others, strict=True))
+
+
 def together(batches):
     """The parts of one global batch as one, or the batches of an epoch."""
     return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+
+
+def stream_of(url, split="train", **options):
+    """A stream of one replica with small blocks, unless the options say otherwise."""
+    choices = {"rank": 0, "world_size": 1, "seed": 7, "block_size": 5, "window": 6}
+    return Stream(url, split, **{**choices, "num_threads": 2, **options})

@@ -12,7 +12,7 @@ from typing import Any
 
 from shardset.settings import value_text, values_of
 from shardset.storage.open import open_storage
-from tests.makers.shardset import png_samples, write_shard_set
+from tests.makers.shardset import new_set, png_samples
 from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 from trainer.record.run_folder import METRICS
 
@@ -29,8 +29,7 @@ def shard_set(folder: Path, *, size: int = 8) -> str:
         "train": png_samples("train", NUM_TRAIN, size=size),
         "val": png_samples("val", NUM_EVAL, size=size),
     }
-    write_shard_set(open_storage(str(folder)), samples, num_shards=4)
-    return str(folder)
+    return new_set(samples, folder, num_shards=4)
 
 
 def tiny_config(manifest: str | None, run_dir: Path | str, **changes: Any) -> TrainConfig:
@@ -56,6 +55,13 @@ def arguments(config: TrainConfig, verb: str = "train", program: str = "trainer"
     values = values_of(config)
     known = [f"--set={key}={value_text(value)}" for key, value in values.items() if key != "recipe"]
     return ["-m", program, verb, *known]
+
+
+def tiny_flags(manifest, run_dir):
+    """The flags of a tiny run as a user writes them."""
+    return f"""--manifest {manifest} --run-dir {run_dir} --strategy single --global-batch-size 8
+        --model trainer.model:tiny_resnet --set image.size=8 --set image.train_crop=pad
+        --set image.eval_resize=8 --set log_every_steps=1""".split()
 
 
 def trainer(

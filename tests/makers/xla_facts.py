@@ -13,7 +13,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainer.config import ModelConfig, TrainConfig
+from shardset.errors import ConfigError
+from tests.makers.models import batch_of
+from trainer.config import ModelConfig, OptimizerConfig, RegularizeConfig
+from trainer.model.augment import mix_of
+from trainer.model.learner import Learner
+from trainer.recipes import digits_smoke
+from trainer.runtime.base import Single
+from trainer.runtime.launch import running
+from trainer.runtime.optimizers import STATIC_OPTIMIZERS
+from trainer.runtime.xla import Spmd
+
+SMALL, NORMED = (f"tests.makers.xla_facts:{name}" for name in ("small", "Normed"))
 
 STEP_RATES = (0.02, 0.05, 0.0, 0.1)
 """Learning rates that move the weights by about their size, so that their rounding hides nothing.
@@ -22,33 +33,19 @@ torch_xla has constants for 0, and the optimizers for 0.1.
 """
 
 
-def small(num_classes: int) -> nn.Module:
-    """A model that compiles in a second."""
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(192, 16), nn.LayerNorm(16), nn.ReLU(), nn.Linear(16, num_classes)
-    )
-
-
-def grouped(num_classes: int) -> nn.Module:
-    """The same with a GroupNorm."""
-    norm = nn.GroupNorm(4, 16)
+def small(num_classes, grouped=False):
+    """A model that compiles in a second, with a GroupNorm if asked for."""
+    norm = nn.GroupNorm(4, 16) if grouped else nn.LayerNorm(16)
     return nn.Sequential(
         nn.Flatten(), nn.Linear(192, 16), norm, nn.ReLU(), nn.Linear(16, num_classes)
     )
 
 
-def normed(num_classes: int) -> nn.Module:
-    """A model whose statistics are of eight values of each pass."""
-    return Normed(num_classes)
-
-
-def normed_over_all(num_classes: int) -> nn.Module:
-    """A model whose statistics are means over all batches."""
-    return Normed(num_classes, momentum=None)
-
-
 class Normed(nn.Module):
-    """A layer, a norm that is called by keyword, and the head."""
+    """A layer, a norm that is called by keyword, and the head.
+
+    The statistics are of eight values of each pass; without momentum they are means of all batches.
+    """
 
     def __init__(self, num_classes: int, momentum: float | None = 0.1) -> None:
         super().__init__()
@@ -64,8 +61,6 @@ class Normed(nn.Module):
 def main() -> None:
     """Prints the facts."""
     os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES="4")
-    from trainer.runtime.launch import running
-
     with running("spmd", "fp32") as spmd:
         facts = {
             **_placing(spmd),
@@ -106,13 +101,7 @@ def _steps(spmd: Any) -> dict[str, list[float]]:
     """For each way to learn: the graphs it compiled, and how far its weights end from those of
     plain torch.
     """
-    from trainer.config import OptimizerConfig, RegularizeConfig
-    from trainer.recipes import digits_smoke
-    from trainer.runtime.optimizers import STATIC_OPTIMIZERS
-
-    base = replace(
-        digits_smoke(), model=ModelConfig(name="tests.makers.xla_facts:small"), global_batch_size=16
-    )
+    base = replace(digits_smoke(), model=ModelConfig(name=SMALL), global_batch_size=16)
     ways = {
         name: replace(base, optimizer=OptimizerConfig(name=name, weight_decay=0.01))
         for name in STATIC_OPTIMIZERS
@@ -127,13 +116,13 @@ def _steps(spmd: Any) -> dict[str, list[float]]:
     ways["two passes"] = replace(base, accumulate=2)
     ways["statistics"] = replace(
         ways["two passes"],
-        model=ModelConfig(name="tests.makers.xla_facts:normed"),
+        model=ModelConfig(name=NORMED),
         regularize=RegularizeConfig(ema_decay=0.9),
     )
     ways["everything"] = replace(
         ways["adamw"],
         optimizer=OptimizerConfig(name="adamw", weight_decay=0.01, kwargs={"eps": 0.001}),
-        model=ModelConfig(name="tests.makers.xla_facts:grouped"),
+        model=ModelConfig(name=SMALL, kwargs={"grouped": True}),
         accumulate=2,
         regularize=RegularizeConfig(ema_decay=0.9, clip_norm=0.1, mixup=0.4, cutmix=1.0),
     )
@@ -142,26 +131,16 @@ def _steps(spmd: Any) -> dict[str, list[float]]:
 
 def _refusal(spmd: Any) -> str:
     """What is said of a norm that averages over all batches."""
-    from shardset.errors import ConfigError
-    from trainer.model.learner import Learner
-    from trainer.recipes import digits_smoke
-
-    config = replace(
-        digits_smoke(), model=ModelConfig(name="tests.makers.xla_facts:normed_over_all")
-    )
+    model = ModelConfig(name=NORMED, kwargs={"momentum": None})
     try:
-        Learner(spmd, config, 10, None)
+        Learner(spmd, replace(digits_smoke(), model=model), 10, None)
     except ConfigError as error:
         return str(error)
     return ""
 
 
-def _step(spmd: Any, config: TrainConfig) -> list[float]:
+def _step(spmd, config):
     """The graphs, and the distance of the weights from those of plain torch at the end."""
-    from trainer.model.augment import mix_of
-    from trainer.model.learner import Learner
-    from trainer.runtime.base import Single
-
     spmd.graphs.clear()
     states = []
     for runtime in (spmd, Single("fp32")):
@@ -185,14 +164,9 @@ def _distance(left: torch.Tensor, right: torch.Tensor) -> float:
     return ((left - right).abs().max() / right.abs().max()).item()
 
 
-def _batch(size: int, seed: int) -> dict[str, torch.Tensor]:
-    draw = torch.Generator().manual_seed(seed)
-    return {
-        "image": torch.randint(0, 256, (size, 8, 8, 3), generator=draw, dtype=torch.uint8),
-        "label": torch.randint(0, 10, (size,), generator=draw),
-        "weight": torch.ones(size),
-        "flip": torch.zeros(size, dtype=torch.bool),
-    }
+def _batch(size, seed):
+    flip = torch.zeros(size, dtype=torch.bool)
+    return {**batch_of(size, classes=10, seed=seed), "flip": flip}
 
 
 def _part_of_a_pod() -> list[int]:
@@ -200,8 +174,6 @@ def _part_of_a_pod() -> list[int]:
     whose random numbers it draws.
     """
     import torch_xla.runtime as xr
-
-    from trainer.runtime.xla import Spmd
 
     before = xr.process_index, xr.process_count
     xr.process_index, xr.process_count = lambda: 3, lambda: 4

@@ -1,11 +1,11 @@
-from collections.abc import Iterator
-
 import pytest
 import torch
 
+from tests.makers.training import shard_set
 
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
     """Tiny layers on several threads mostly wait for each other, and sums depend on the number of
     threads.
     """
@@ -13,3 +13,9 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def manifest(tmp_path_factory):
+    """The URL of a set that no test changes."""
+    return shard_set(tmp_path_factory.mktemp("set"))

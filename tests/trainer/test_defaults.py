@@ -13,7 +13,7 @@ from shardset.program import OK, USAGE
 from shardset.settings import values_of, with_values
 from shardset.storage.open import open_storage
 from shardset.stream.stream import Stream
-from tests.makers.shardset import encode, image_sample, pixels, png_samples, write_shard_set
+from tests.makers.shardset import encode, image_sample, new_set, pixels, png_samples
 from tests.makers.training import losses, shard_set, tiny_config
 from trainer import cli as command
 from trainer import config as configs
@@ -24,8 +24,6 @@ from trainer.data.survey import SetFacts, survey
 from trainer.defaults import choose, resolve
 from trainer.flags import ConfigFlags
 from trainer.runtime.machine import Machine
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 GIB = 1 << 30
 LAPTOP = Machine(device="cpu", name="CPU", precision="fp32", num_processes=1, host_bytes=16 * GIB)
@@ -175,8 +173,7 @@ def test_a_look_at_a_set_finds_size_and_colour(tmp_path: Path) -> None:
         name: [image_sample(name, serial, grey, "png", 2) for serial in range(4)]
         for name in ("train", "val")
     }
-    write_shard_set(open_storage(str(tmp_path / "large")), samples)
-    found = survey(manifests.load(str(tmp_path / "large")), "train")
+    found = survey(manifests.load(new_set(samples)), "train")
     assert (found.side, found.is_uniform, found.is_grey) == (80, False, True)
 
 
@@ -189,86 +186,52 @@ def test_a_recipe_stays_as_it_is_but_for_what_another_image_size_scales() -> Non
 
 
 def test_a_bare_command_trains_and_its_run_folder_is_enough_to_resume_with_what_was_chosen(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["train", "--manifest", shard_set(tmp_path / "set"), "--run-dir", str(tmp_path / "run")]
+    manifest, tmp_path, capsys
+):
     # Few steps, on one device: compiling would take longer than the run.
-    words += ["--strategy", "single", "--set", "log_every_steps=1"]
-    assert (
-        command.main(
-            [
-                *words,
-                "--epochs",
-                "2",
-                "--global-batch-size",
-                "26",
-                "--lr",
-                "0.01",
-                "--max-steps",
-                "3",
-            ]
-        )
-        == OK
-    )
+    words = f"""train --manifest {manifest} --strategy single --set log_every_steps=1 --epochs 2
+        --global-batch-size 26 --lr 0.01 --run-dir""".split()
+    run = str(tmp_path / "run")
+    assert command.main([*words, run, "--max-steps", "3"]) == OK
     printed = capsys.readouterr().out
     assert "chosen for 52 images of 8 pixels in 10 classes" in printed
     assert re.search(r"^  --image-size 8$", printed, flags=re.M)
     assert "{" not in printed
-    first = configs.recorded(open_storage(str(tmp_path / "run")))
-    assert (first.recipe, first.model.name, first.image.size) == (
-        "auto",
-        "trainer.model:tiny_resnet",
-        8,
-    )
-    assert command.main(["train", "--run-dir", str(tmp_path / "run"), "--strategy", "single"]) == OK
-    again = configs.recorded(open_storage(str(tmp_path / "run")))
+    first = configs.recorded(open_storage(run))
+    assert (first.recipe, first.model.name) == ("auto", "trainer.model:tiny_resnet")
+    assert first.image.size == 8
+    assert command.main(["train", "--run-dir", run, "--strategy", "single"]) == OK
+    again = configs.recorded(open_storage(run))
     assert "chosen" not in capsys.readouterr().out
     assert again == replace(first, max_steps=None)
-    assert len(losses(tmp_path / "run")) == 4
-    whole = [*words[:4], str(tmp_path / "whole"), *words[5:]]
-    assert (
-        command.main([*whole, "--epochs", "2", "--global-batch-size", "26", "--lr", "0.01"]) == OK
-    )
-    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+    assert len(losses(run)) == 4
+    assert command.main([*words, str(tmp_path / "whole")]) == OK
+    assert losses(run) == losses(tmp_path / "whole")
 
 
-def set_of(folder: Path, *splits: str) -> str:
-    write_shard_set(
-        open_storage(str(folder)), {name: png_samples(name, 52, size=8) for name in splits}
-    )
-    return str(folder)
+def set_of(*splits):
+    return new_set({name: png_samples(name, 52, size=8) for name in splits})
 
 
 def test_a_set_with_val_and_test_trains_without_a_flag_and_says_on_what_it_evaluates(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    three = set_of(tmp_path / "three", "test", "train", "val")
-    words = [
-        "train",
-        "--manifest",
-        three,
-        "--strategy",
-        "single",
-        "--epochs",
-        "1",
-        "--max-steps",
-        "1",
-    ]
-    assert command.main([*words, "--run-dir", str(tmp_path / "run")]) == OK
+    three = set_of("test", "train", "val")
+    words = f"train --manifest {three} --strategy single --epochs 1 --max-steps 1 --run-dir"
+    assert command.main([*words.split(), str(tmp_path / "run")]) == OK
     printed = capsys.readouterr().out
     note = "note: evaluates on 'val', not on 'test'; --set eval_split=test changes that\n"
     assert printed.index("chosen for 52 images") < printed.index(note)
     assert defaults.note(tiny_config(three, "run", eval_split="test")) == ""
-    assert defaults.note(tiny_config(set_of(tmp_path / "two", "train", "test"), "run")) == ""
+    assert defaults.note(tiny_config(set_of("train", "test"), "run")) == ""
 
 
-def test_a_run_without_a_recipe_parses_its_manifest_once(tmp_path: Path) -> None:
-    url = shard_set(tmp_path / "set")
-    config, _ = resolve(flags(manifest=url, run_dir=str(tmp_path / "run")))
+def test_a_run_without_a_recipe_parses_its_manifest_once(manifest, tmp_path):
+    config, _ = resolve(flags(manifest=manifest, run_dir=str(tmp_path / "run")))
     data = open_data(config, 0, 1)
     for stream in (data.train, data.evaluation):
         assert isinstance(stream, Stream)
-        assert stream.manifest is load_once(url).manifest
+        assert stream.manifest is load_once(manifest).manifest
 
 
 @pytest.mark.parametrize(
@@ -283,6 +246,8 @@ def test_a_run_without_a_recipe_parses_its_manifest_once(tmp_path: Path) -> None
             "--debug; write it after the verb: python -m trainer report --debug ...",
         ),
         (["report", "run", "--batch-size", "3"], "unrecognized arguments: --batch-size 3\n"),
+        (["trian"], "invalid choice: 'trian'"),
+        ([], "required"),
     ],
 )
 def test_a_flag_that_is_nearly_one_is_named(

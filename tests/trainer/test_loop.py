@@ -19,7 +19,7 @@ from shardset.errors import ConfigError
 from shardset.program import OK
 from shardset.storage.open import open_storage
 from shardset.stream.stream import Stream
-from tests.makers.shardset import encode, image_sample, pixels, write_shard_set
+from tests.makers.shardset import encode, image_sample, new_set, pixels
 from tests.makers.training import (
     BATCH,
     NUM_EVAL,
@@ -46,24 +46,18 @@ from trainer.model.build import tiny_resnet
 from trainer.model.learner import Learner
 from trainer.record import checkpoint
 from trainer.record.checkpoint import new_state_name
+from trainer.record.loss_files import losses_name
 from trainer.record.run_folder import from_anywhere, log_name
 from trainer.runtime.base import Single, Step
 from trainer.runtime.launch import launch, running
 from trainer.supervise import preemption, run_lock
-
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(scope="module")
-def manifest(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return shard_set(tmp_path_factory.mktemp("set"))
 
 
 @pytest.fixture(scope="module")
 def undisturbed(manifest: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run from beginning to end."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    run(tiny_config(manifest, folder))
+    run(tiny_config(manifest, folder, record_losses=True))
     return folder
 
 
@@ -158,7 +152,9 @@ def test_a_run_takes_every_sample_once_in_an_epoch_and_an_evaluation_and_leaves_
         range(2 * STEPS)
     )
     written = (undisturbed / "config.json").read_text()
-    assert configs.from_dict(json.loads(written)) == tiny_config(manifest, undisturbed)
+    assert configs.from_dict(json.loads(written)) == tiny_config(
+        manifest, undisturbed, record_losses=True
+    )
     assert written in (undisturbed / "logs/host-000.log").read_text()
     assert list((undisturbed / "tensorboard").iterdir())
     assert newest_state(undisturbed)["step"] == 2 * STEPS
@@ -170,8 +166,7 @@ def test_a_run_that_waits_for_data_says_so_and_what_to_change(tmp_path: Path) ->
         split: [image_sample(split, serial, large, "png", 10) for serial in range(16)]
         for split in ("train", "val")
     }
-    write_shard_set(open_storage(str(tmp_path / "set")), samples, num_shards=2)
-    run(tiny_config(str(tmp_path / "set"), tmp_path, epochs=1))
+    run(tiny_config(new_set(samples, num_shards=2), tmp_path, epochs=1))
     assert read_records(tmp_path, "epoch")[0]["input_wait_percent"] > 10
     assert "input-bound: steps waited" in (tmp_path / "logs/host-000.log").read_text()
 
@@ -234,7 +229,7 @@ def test_an_evaluation_equals_a_plain_loop_to_the_last_sample(
 def test_a_run_in_two_pieces_has_the_losses_of_a_run_in_one_bit_for_bit(
     manifest: str, undisturbed: Path, tmp_path: Path, cut: int
 ) -> None:
-    config = tiny_config(manifest, tmp_path)
+    config = tiny_config(manifest, tmp_path, record_losses=True)
     run(replace(config, max_steps=cut))
     assert len(losses(tmp_path)) == cut
     run(config)
@@ -247,6 +242,8 @@ def test_a_run_in_two_pieces_has_the_losses_of_a_run_in_one_bit_for_bit(
         for folder in (tmp_path, undisturbed)
     )
     assert one == whole
+    for name in map(losses_name, range(2)):
+        assert (tmp_path / name).read_bytes() == (undisturbed / name).read_bytes()
     left, right = (newest_state(folder)["model"] for folder in (tmp_path, undisturbed))
     assert all(torch.equal(left[name], right[name]) for name in right)
 

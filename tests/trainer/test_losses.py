@@ -15,7 +15,7 @@ from shardset.format.manifest import load
 from shardset.program import OK
 from shardset.storage.open import open_storage
 from tests.makers.documented import REPOSITORY
-from tests.makers.training import NUM_EVAL, NUM_TRAIN, STEPS, read_records, shard_set, tiny_config
+from tests.makers.training import NUM_EVAL, NUM_TRAIN, read_records, tiny_config
 from trainer import cli as command
 from trainer import loop
 from trainer.config import ImageConfig, RegularizeConfig, TrainConfig
@@ -24,14 +24,7 @@ from trainer.record.evaluation import lines_by_class
 from trainer.record.loss_files import losses_name, read_losses
 from trainer.runtime.launch import launch
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 Epoch = tuple[np.ndarray, np.ndarray, np.ndarray]
-
-
-@pytest.fixture(scope="module")
-def manifest(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return shard_set(tmp_path_factory.mktemp("set"))
 
 
 @pytest.fixture(scope="module")
@@ -58,19 +51,6 @@ def test_an_epoch_has_a_row_a_sample_that_adds_up_to_what_the_log_says(recorded:
         assert losses.dtype == np.float32
         assert losses.mean() == pytest.approx(record["loss"], rel=1e-6)
         assert top1.mean() == pytest.approx(record["top1"])
-
-
-@pytest.mark.parametrize("cut", [3, STEPS, STEPS + 2])
-def test_a_run_in_two_pieces_neither_loses_nor_repeats_a_row(
-    manifest: str, recorded: Path, tmp_path: Path, cut: int
-) -> None:
-    config = tiny_config(manifest, tmp_path, record_losses=True)
-    train(replace(config, max_steps=cut))
-    train(config)
-    for epoch in range(2):
-        assert (tmp_path / losses_name(epoch)).read_bytes() == (
-            recorded / losses_name(epoch)
-        ).read_bytes()
 
 
 def test_recording_changes_no_loss(manifest: str, recorded: Path, tmp_path: Path) -> None:

@@ -12,44 +12,20 @@ import pytest
 from shardset.program import FAILED, INTERRUPTED, OK, PREEMPTED, USAGE
 from shardset.storage.open import open_storage
 from shardset.version import __version__
-from tests.makers.shardset import png_samples, write_shard_set
-from tests.makers.training import losses, shard_set
+from tests.makers.shardset import new_set, png_samples
+from tests.makers.training import losses, tiny_flags
 from trainer import cli as command
 from trainer.recipes import RECIPES
 from trainer.record import checkpoint
-
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(scope="module")
-def manifest(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return shard_set(tmp_path_factory.mktemp("set"))
-
-
-def tiny(manifest: str, run_dir: Path) -> list[str]:
-    settings = ("image.size=8", "image.train_crop=pad", "image.eval_resize=8", "log_every_steps=1")
-    flags = [
-        "--manifest",
-        manifest,
-        "--run-dir",
-        str(run_dir),
-        "--strategy",
-        "single",
-        "--global-batch-size",
-        "8",
-    ]
-    return [
-        *flags,
-        "--model",
-        "trainer.model:tiny_resnet",
-        *(f"--set={setting}" for setting in settings),
-    ]
 
 
 def test_a_run_by_command_line(
     manifest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command.main(["train", *tiny(manifest, tmp_path), "--epochs", "1", "--seed", "3"]) == OK
+    assert (
+        command.main(["train", *tiny_flags(manifest, tmp_path), "--epochs", "1", "--seed", "3"])
+        == OK
+    )
     printed = capsys.readouterr().out
     assert re.search(
         r"^epoch 1/1: loss .*; val: loss [0-9.]+, accuracy [0-9.]+$", printed, flags=re.M
@@ -66,12 +42,11 @@ def test_a_run_by_command_line(
 def test_an_evaluation_needs_neither_a_split_to_train_on_nor_to_write_in_the_run_folder(
     manifest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, other = tmp_path / "run", open_storage(str(tmp_path / "other"))
-    assert command.main(["train", *tiny(manifest, run), "--epochs", "1"]) == OK
-    write_shard_set(other, {"test": png_samples("test", 12, size=8)})
+    run, other = tmp_path / "run", new_set({"test": png_samples("test", 12, size=8)})
+    assert command.main(["train", *tiny_flags(manifest, run), "--epochs", "1"]) == OK
     (run / "worst.json").mkdir()  # a file can't take its place
     capsys.readouterr()
-    assert command.main(["evaluate", "--run-dir", str(run), "--manifest", other.url]) == OK
+    assert command.main(["evaluate", "--run-dir", str(run), "--manifest", other]) == OK
     shown = capsys.readouterr().out
     assert re.search(r"^step 7: test accuracy .* 12 samples", shown)
     note = r"^note: the samples of highest loss are not kept \(.*worst\.json: .*\)$"
@@ -81,18 +56,16 @@ def test_an_evaluation_needs_neither_a_split_to_train_on_nor_to_write_in_the_run
 def test_bench_input_counts_real_samples(
     manifest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command.main(["bench-input", *tiny(manifest, tmp_path)]) == OK
+    assert command.main(["bench-input", *tiny_flags(manifest, tmp_path)]) == OK
     assert capsys.readouterr().out.startswith("52 samples in 7 steps")
 
 
 @pytest.mark.parametrize("verb", ["train", "bench-input"])
 def test_a_budget_that_is_too_small_is_refused_with_one_that_is_enough(
-    verb: str, manifest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert command.main([verb, *tiny(manifest, tmp_path), "--set", "budget_bytes=1000"]) in (
-        FAILED,
-        USAGE,
-    )
+    verb, manifest, tmp_path, capsys
+):
+    words = [verb, *tiny_flags(manifest, tmp_path), "--set", "budget_bytes=1000"]
+    assert command.main(words) in (FAILED, USAGE)
     assert "raise budget_bytes to 1048576 (1 MiB: --set" in "".join(capsys.readouterr())
 
 
@@ -138,7 +111,7 @@ def test_a_bucket_that_cannot_be_read_is_named(
     flag: str, manifest: str, tmp_path: Path, gcs_root: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = gcs_root.replace("gs://bucket", "gs://no-such-bucket")
-    assert command.main(["train", *tiny(manifest, tmp_path), flag, url]) == FAILED
+    assert command.main(["train", *tiny_flags(manifest, tmp_path), flag, url]) == FAILED
     errors = capsys.readouterr().err
     assert url in errors
     assert errors.count("\n") == 1
@@ -165,7 +138,7 @@ def interrupted(words: list[str], has_begun: Callable[[], bool]) -> tuple[int, s
 def test_ctrl_c_ends_a_training_with_code_130_and_one_sentence_and_the_same_command_resumes(
     strategy: str, manifest: str, tmp_path: Path
 ) -> None:
-    words = ["train", *tiny(manifest, tmp_path), "--epochs", "1000"]
+    words = ["train", *tiny_flags(manifest, tmp_path), "--epochs", "1000"]
     code, errors = interrupted(
         [*words, "--strategy", strategy],
         lambda: bool(checkpoint.steps(open_storage(str(tmp_path)))),
@@ -205,7 +178,7 @@ def test_a_signal_before_the_first_step_ends_as_one_after_it(
     library: str, signal_name: str, code: int, said: str, manifest: str, tmp_path: Path
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(SIGNAL.format(library=library, signal=signal_name))
-    words = ["-m", "trainer", "train", *tiny(manifest, tmp_path / "run"), "--max-steps", "1"]
+    words = ["-m", "trainer", "train", *tiny_flags(manifest, tmp_path / "run"), "--max-steps", "1"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.getcwd()])}
     run = [sys.executable, *words]
     done = subprocess.run(run, capture_output=True, text=True, env=environment)
@@ -217,15 +190,6 @@ def test_a_signal_before_the_first_step_ends_as_one_after_it(
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="--manifest"):
         command.main(["train", "--strategy", "single", "--debug", "--run-dir", str(tmp_path)])
-
-
-@pytest.mark.parametrize("arguments", [["train", "--epoch", "3"], ["trian"], []])
-def test_unknown_flags_and_commands_are_usage_errors(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as exit_code:
-        command.main(arguments)
-    assert exit_code.value.code == USAGE
 
 
 def test_the_old_bfloat16_switch_is_refused_with_what_replaces_it(

@@ -13,8 +13,6 @@ from trainer.loop import train
 from trainer.model import build
 from trainer.runtime.base import Single
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 TINY_VIT = {"img_size": 32, "patch_size": 16, "depth": 1, "embed_dim": 24, "num_heads": 2}
 
 

@@ -6,14 +6,14 @@ from absl import flags
 
 from shardset.adapters.grain import StreamIterDataset
 from shardset.errors import ConfigError
-from tests.makers.reading import same
+from tests.makers.reading import all_same
 
 
 def test_the_batches_are_those_of_the_stream(make):
     dataset = StreamIterDataset(make(), num_epochs=2)
     assert isinstance(dataset, grain.IterDataset)
     expected = itertools.chain(make().epoch(0), make().epoch(1))
-    assert all(same(batch, other) for batch, other in zip(dataset, expected, strict=True))
+    assert all_same(dataset, expected)
 
 
 @pytest.mark.parametrize("stage", ["map", "filter", "batch", "window_shuffle"])

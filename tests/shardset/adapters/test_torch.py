@@ -8,6 +8,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from shardset.adapters.torch import BatchDataset, SampleDataset, TensorStream
 from shardset.errors import ConfigError
 from shardset.stream.stream import Stream
+from tests.makers.reading import all_same
 from tests.shardset.adapters.conftest import RAW
 
 
@@ -54,31 +55,12 @@ def test_samples_of_a_decoding_stream_are_refused(make):
 # --- without a DataLoader -------------------------------------------------------------------------
 
 
-def same(one, other):
-    return one.keys() == other.keys() and all(
-        (
-            torch.equal(one[name], other[name])
-            if isinstance(one[name], torch.Tensor)
-            else one[name] == other[name]
-        )
-        for name in one
-    )
-
-
-def all_same(some, others):
-    return all(same(one, other) for one, other in zip(some, others, strict=True))
-
-
-def tensors(batches):
-    return [{name: torch.from_numpy(value) for name, value in batch.items()} for batch in batches]
-
-
 def test_a_tensor_stream_gives_the_streams_batches_epoch_after_epoch(make):
     loader = TensorStream(make())
     for epoch in range(2):
         found = list(loader)
         assert len(found) == len(loader) == 7
-        assert all_same(found, tensors(make().epoch(epoch)))
+        assert all_same(found, make().epoch(epoch))
         assert all(tensor.is_pinned() == torch.cuda.is_available() for tensor in found[0].values())
     batches, again = iter(loader), TensorStream(make())
     next(batches)
@@ -104,7 +86,7 @@ def test_a_chosen_epoch_reaches_all_workers(make, persistent):
     loader = DataLoader(dataset, batch_size=None, num_workers=2, persistent_workers=persistent)
     for epoch in (0, 1, 5, 5):
         dataset.set_epoch(epoch)
-        assert all_same(loader, tensors(make().epoch(epoch)))
+        assert all_same(loader, make().epoch(epoch))
 
 
 @pytest.mark.slow
@@ -134,7 +116,7 @@ def test_a_loaded_position_outranks_the_epoch_of_the_constructor(make, workers, 
     dataset.set_epoch(4)
     assert len(list(loader)) == 7
     again.load_state_dict(loader.state_dict())
-    assert all_same(again, tensors(make().epoch(5)))
+    assert all_same(again, make().epoch(5))
 
 
 def test_after_a_break_the_next_epoch_begins_and_a_state_saved_there_too(make):
@@ -144,7 +126,7 @@ def test_after_a_break_the_next_epoch_begins_and_a_state_saved_there_too(make):
     begun = iter(dataset)
     again.load_state_dict(dataset.state_dict())
     again.set_epoch(1)  # as frameworks do before each epoch; it is the epoch of the state
-    expected = tensors(make().epoch(1))
+    expected = list(make().epoch(1))
     assert all_same(begun, expected)
     assert all_same(again, expected)
 

@@ -17,8 +17,7 @@ import pytest
 from shardset.errors import ConfigError
 from shardset.format.manifest import load
 from shardset.read.disk_cache import BlockCache, DiskCache
-from shardset.stream.stream import Stream
-from tests.makers.reading import BytesRead
+from tests.makers.reading import BytesRead, stream_of
 from tests.makers.shardset import new_set, png_samples
 
 NUM_SAMPLES, NUM_SHARDS = 80, 4
@@ -36,16 +35,9 @@ def url():
 
 
 def opened(url, folder, num_bytes=1 << 20, **options):
-    choices = {
-        "global_batch_size": 10,
-        "rank": 0,
-        "world_size": 1,
-        "seed": 3,
-        "block_size": 4,
-        "window": 3,
-    }
+    choices = {"global_batch_size": 10, "seed": 3, "block_size": 4, "window": 3}
     cache = DiskCache(folder=str(folder), num_bytes=num_bytes)
-    return Stream(url, "train", image=None, fields=("png",), disk_cache=cache, **choices | options)
+    return stream_of(url, image=None, fields=("png",), disk_cache=cache, **choices | options)
 
 
 def read(stream, epoch=0):

@@ -12,13 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardset.errors import DamagedShard, TransientError
-from shardset.format.manifest import LoadedSet, Split, load
+from shardset.format.manifest import Split, load
 from shardset.format.tar import StoredSample
 from shardset.read.blocks import BlockSampleReader
 from shardset.read.indexes import ROWS_AT_ONCE, ShardTable
 from shardset.read.remote import RemoteReader
 from shardset.storage.open import open_storage
-from shardset.stream.stream import Stream
 from tests.makers.reading import RecordingStorage, addresses_of, order_of, rank_slots
 from tests.makers.shardset import new_set, put
 
@@ -26,14 +25,11 @@ SIZE = 2200
 ROW_BYTES = 84
 
 
-def samples_of(num_samples: int, num_bytes: int = 8) -> list[StoredSample]:
+def samples_of(num_samples):
     return [
         StoredSample(
             key=f"train-{number:06d}",
-            fields=(
-                ("bin", number.to_bytes(8, "little") * (num_bytes // 8)),
-                ("cls", b"%d" % (number % 10)),
-            ),
+            fields=(("bin", number.to_bytes(8, "little")), ("cls", b"%d" % (number % 10))),
             label=number % 10,
             source=number,
         )
@@ -41,25 +37,17 @@ def samples_of(num_samples: int, num_bytes: int = 8) -> list[StoredSample]:
     ]
 
 
-def made(
-    num_samples: int, num_shards: int, num_bytes: int = 8
-) -> tuple[RecordingStorage, Split, LoadedSet]:
-    url = new_set(samples_of(num_samples, num_bytes), num_shards=num_shards)
-    manifest, storage, _ = load(url)
-    recorded = RecordingStorage(storage)
-    return recorded, manifest.split("train"), LoadedSet(manifest, recorded)
-
-
 @pytest.fixture(scope="module")
-def shared() -> tuple[RecordingStorage, Split, LoadedSet]:
+def shared():
     """A set of three shards with large indexes, for tests that change nothing."""
-    return made(3 * SIZE, 3)
+    manifest, storage, _ = load(new_set(samples_of(3 * SIZE), num_shards=3))
+    return RecordingStorage(storage), manifest.split("train")
 
 
 @pytest.fixture
 def large(shared) -> tuple[RecordingStorage, Split]:
     """A copy of that set, to be damaged."""
-    storage, split, _ = shared
+    storage, split = shared
     copy = open_storage(f"memory://{uuid.uuid4().hex}/set")
     for stat in storage.inner.list():
         put(copy, stat.name, storage.inner.read(stat.name))
@@ -102,7 +90,7 @@ BORDERS = [
     )
 )
 def test_rows_read_alone_are_those_of_whole_indexes(shared, wanted):
-    storage, split, _ = shared
+    storage, split = shared
     shards, positions = (np.array(column) for column in zip(*wanted, strict=True))
     few, whole = (
         ShardTable(storage, split, with_keys=True, by_rows=by_rows) for by_rows in (True, False)
@@ -214,19 +202,3 @@ def test_the_rows_of_blocks_are_read_together_after_the_first_batch(large):
         assert [int.from_bytes(each[0], "little") for each in contents] == slots.ids.tolist()
     assert sum(name.endswith(".npy") for name in names(storage)) == num_read
     reads.close()
-
-
-def test_a_stream_that_reads_rows_gives_the_batches_of_one_that_reads_whole_indexes(
-    shared, monkeypatch
-):
-    loaded, found = shared[2], []
-    for large_bytes in (1 << 17, 1 << 30):
-        monkeypatch.setattr("shardset.read.indexes.LARGE_BYTES", large_bytes)
-        stream = Stream(loaded, "train", batch_size=600, image=None, fields=("bin",))
-        found.append(
-            [
-                (batch["id"].tolist(), batch["label"].tolist(), batch["bin"])
-                for _, _, batch in stream.run(iter([(0, range(len(stream))), (1, range(3, 6))]))
-            ]
-        )
-    assert found[0] == found[1]

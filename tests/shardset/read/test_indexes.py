@@ -125,25 +125,16 @@ def test_an_index_is_read_once_while_it_fits_its_budget(recorded):
     assert len(storage.reads) == 6
 
 
-def test_samples_that_are_asked_for_together_need_each_index_once(recorded):
+def test_indexes_that_are_missing_are_asked_for_once_and_at_the_same_time(recorded):
     storage, split = recorded
+    together = threading.Barrier(3)
+    storage.before = lambda number, name: together.wait(30)
     table = ShardTable(storage, split, budget_bytes=1)
     addresses = table.addresses(np.arange(60) % 3, np.arange(60) // 3)
     assert len(storage.reads) == 3
     assert [address[:2] for address in addresses] == [
         (number % 3, number // 3) for number in range(60)
     ]
-    assert addresses.labels.tolist() == [
-        (20 * (number % 3) + number // 3) % 10 for number in range(60)
-    ]
-
-
-def test_indexes_that_are_missing_are_asked_for_at_the_same_time(recorded):
-    storage, split = recorded
-    together = threading.Barrier(3)
-    storage.before = lambda number, name: together.wait(30)
-    table = ShardTable(storage, split)
-    addresses = table.addresses(np.arange(60) % 3, np.arange(60) // 3)
     assert addresses.labels.tolist() == [
         (20 * (number % 3) + number // 3) % 10 for number in range(60)
     ]

@@ -1,6 +1,7 @@
 import itertools
 import math
 import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,12 +21,19 @@ def urls():
     return [new_set(png_samples("train", size, size=8)) for size in (40, 90, 25)]
 
 
-def make(urls, weights=(3, 2, 1), **options):
+def mixed_of(urls, weights, **options):
     shares = [Share(url, "train", weight) for url, weight in zip(urls, weights, strict=True)]
-    choices = {"global_batch_size": 24, "rank": 0, "world_size": 1, "seed": 7, "num_lanes": 12}
-    return MixedStream(
-        shares, image=ImageSpec(size=8, crop=PadCrop(1)), num_threads=1, **{**choices, **options}
-    )
+    choices = {"rank": 0, "world_size": 1, "seed": 7, "num_threads": 1}
+    return MixedStream(shares, **{**choices, **options})
+
+
+make = partial(
+    mixed_of,
+    weights=(3, 2, 1),
+    image=ImageSpec(size=8, crop=PadCrop(1)),
+    global_batch_size=24,
+    num_lanes=12,
+)
 
 
 def take(mixed, count, start=0):
@@ -40,17 +48,6 @@ def test_every_batch_holds_the_exact_quotas(urls):
         assert np.bincount(batch["source"]).tolist() == [12, 8, 4]
         assert (batch["weight"] == 1).all()
         assert batch["image"].shape == (24, 8, 8, 3)
-
-
-@pytest.mark.parametrize("world", [3, 24])
-def test_the_replicas_of_any_world_see_the_same_batches(urls, world):
-    whole = take(make(urls), 5)
-    parts = [take(make(urls, rank=rank, world_size=world), 5) for rank in range(world)]
-    for step, expected in enumerate(whole):
-        for name in expected:
-            assert np.array_equal(
-                np.concatenate([part[step][name] for part in parts]), expected[name]
-            )
 
 
 def test_a_shard_set_repeats_no_sample_before_its_epoch_ends(urls):
@@ -76,9 +73,9 @@ def test_states_of_other_shares_are_refused_by_what_they_follow_from(urls, optio
 
 
 def test_states_of_another_number_of_shard_sets_are_refused(urls):
-    states = make(urls[:2], (1, 1), global_batch_size=16, num_lanes=8).state(3)
+    states = make(urls[:2], weights=(1, 1), global_batch_size=16, num_lanes=8).state(3)
     with pytest.raises(ConfigError, match="2 states for 3 shard sets"):
-        make(urls, (1, 1, 1)).load_state(states)
+        make(urls, weights=(1, 1, 1)).load_state(states)
 
 
 @given(st.lists(st.floats(0.5, 9), min_size=1, max_size=8), st.integers(200, 256))
@@ -126,10 +123,9 @@ def larger():
     return [new_set(png_samples("train", 40, size=8)) for _ in range(2)]
 
 
-def make_larger(urls, **options):
-    choices = {"global_batch_size": 32, "rank": 0, "world_size": 1, "seed": 7, "num_lanes": 16}
-    shares = [Share(urls[0], "train", 1), Share(urls[1], "train", 3)]
-    return MixedStream(shares, image=ImageSpec(size=224), num_threads=1, **{**choices, **options})
+make_larger = partial(
+    mixed_of, weights=(1, 3), image=ImageSpec(size=224), global_batch_size=32, num_lanes=16
+)
 
 
 def named_budget(urls, **options):
@@ -168,25 +164,22 @@ def wide():
     return [new_set(samples), new_set(samples[:600])]
 
 
-def make_wide(urls, *, world=1, rank=0, weights=(3, 1), **options):
-    shares = [Share(url, "train", weight) for url, weight in zip(urls, weights, strict=True)]
-    choices = {"global_batch_size": 1024, "seed": 7, "image": None, "num_threads": 1, **options}
-    return MixedStream(shares, rank=rank, world_size=world, **choices)
+make_wide = partial(mixed_of, weights=(3, 1), image=None, global_batch_size=1024)
 
 
 @pytest.mark.parametrize("world", [1, 320, 1024])
 def test_a_mixture_has_the_lanes_that_a_stream_has_on_as_many_replicas(wide, world):
-    assert sum(make_wide(wide, world=world).lanes) == default_lanes(1024, world)
+    assert sum(make_wide(wide, world_size=world).lanes) == default_lanes(1024, world)
 
 
 @pytest.mark.parametrize(("there", "here"), [(1, 512), (1024, 5)])
 def test_a_mixture_goes_on_in_its_recorded_order_on_any_world(wide, there, here):
-    mixed = make_wide(wide, world=there, rank=there - 1)
+    mixed = make_wide(wide, world_size=there, rank=there - 1)
     saved = mixed.state(3)
     recorded = make_wide(wide, num_lanes=sum(mixed.lanes))
     expected = take(recorded, 2, start=3)
     for rank in (0, here - 1):
-        again = make_wide(wide, world=here, rank=rank)
+        again = make_wide(wide, world_size=here, rank=rank)
         assert again.load_state(saved) == 3
         assert again.state(3) == saved
         slots = rank_part(1024, rank, here)
@@ -198,13 +191,13 @@ def test_a_mixture_goes_on_in_its_recorded_order_on_any_world(wide, there, here)
 def test_a_mixture_s_window_follows_what_a_replica_holds(wide):
     options = {"global_batch_size": 64, "num_lanes": 16, "block_size": 8, "budget_bytes": 4 << 20}
     windows = [
-        [stream.order.window for stream in make_wide(wide, world=n, **options).streams]
+        [stream.order.window for stream in make_wide(wide, world_size=n, **options).streams]
         for n in (1, 4, 16)
     ]
     assert windows[0] < windows[1] < windows[2]
     assert windows[0][0] < windows[1][0] < windows[2][0]
     for rank in range(16):
-        streams = make_wide(wide, world=16, rank=rank, **options).streams
+        streams = make_wide(wide, world_size=16, rank=rank, **options).streams
         assert [stream.order.window for stream in streams] == windows[2]
         assert sum(stream.memory.total for stream in streams) <= 4 << 20
 
@@ -213,7 +206,7 @@ def test_a_mixture_with_more_replicas_than_lanes_is_warned_once_of_what_they_rea
     wide, caplog
 ):
     for rank in range(3):
-        make_wide(wide, world=8, rank=rank, num_lanes=4)
+        make_wide(wide, world_size=8, rank=rank, num_lanes=4)
     (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
     assert (
         "8 readers share the 4 lanes of this order, so they read up to 2.00 times" in record.message
@@ -222,5 +215,5 @@ def test_a_mixture_with_more_replicas_than_lanes_is_warned_once_of_what_they_rea
 
 
 def test_a_mixture_of_repeated_samples_has_lanes_for_them(wide):
-    mixed = make_wide(wide, global_batch_size=1536, world=1024, augment_repeats=3)
+    mixed = make_wide(wide, global_batch_size=1536, world_size=1024, augment_repeats=3)
     assert sum(mixed.lanes) == 512

@@ -3,6 +3,7 @@ import itertools
 import logging
 import re
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,8 +15,14 @@ from shardset.decode.memory_cache import MemoryCache
 from shardset.errors import ConfigError, UndecodableImage
 from shardset.format.tar import StoredSample
 from shardset.storage.open import open_storage
-from shardset.stream.stream import Stream
-from tests.makers.reading import BytesRead, RecordingStorage, same, together
+from tests.makers.reading import (
+    BytesRead,
+    RecordingStorage,
+    all_same,
+    same,
+    stream_of,
+    together,
+)
 from tests.makers.shardset import (
     encode,
     image_sample,
@@ -40,17 +47,7 @@ def shards(location):
     return new_set(samples, location, num_shards=4)
 
 
-def make(url, **options):
-    choices = {
-        "global_batch_size": 12,
-        "rank": 0,
-        "world_size": 1,
-        "seed": 7,
-        "image": PADDED,
-        "num_threads": 2,
-    }
-    split = options.pop("split", "train")
-    return Stream(url, split, **{**choices, "block_size": 5, "window": 6, **options})
+make = partial(stream_of, global_batch_size=12, image=PADDED)
 
 
 def test_an_epoch_holds_every_sample_once_with_its_own_label_and_pixels(shards):
@@ -80,17 +77,6 @@ def test_a_batch_has_the_documented_arrays(shards):
     }
 
 
-@pytest.mark.parametrize("world", [5, 12])
-def test_the_replicas_of_any_world_see_the_same_global_batches(shards, world):
-    whole = list(make(shards).epoch(1))
-    parts = [
-        list(make(shards, rank=rank, world_size=world, num_threads=1).epoch(1))
-        for rank in range(world)
-    ]
-    for step, expected in enumerate(whole):
-        assert same(together([part[step] for part in parts]), expected)
-
-
 REPEATED = {
     "augment_repeats": 3,
     "transform": lambda row, rng: {**row, "drawn": rng.integers(1 << 30)},
@@ -114,6 +100,8 @@ def test_a_repeated_sample_is_augmented_anew_in_each_slot_of_its_batch(shards):
 
 
 DRAWN = {
+    "the batches": {},
+    "an evaluation": {**REPEATED, "augment_repeats": 1, "seed": None, "window": 0, "image": WHOLE},
     "repeats": REPEATED,
     "repeats without a window": {**REPEATED, "window": 0},
     "augmentations": {
@@ -124,37 +112,36 @@ DRAWN = {
 }
 
 
+@pytest.mark.parametrize("world", [5, 12])
 @pytest.mark.parametrize("options", DRAWN.values(), ids=DRAWN)
-def test_all_that_is_drawn_for_an_image_is_the_same_in_any_world_and_after_a_resume(
-    shards, options
+def test_batches_and_all_that_is_drawn_are_the_same_in_any_world_that_resumes_another(
+    shards, options, world
 ):
     whole = list(make(shards, **options).epoch(1))
+    saved = make(shards, rank=6, world_size=7, **options).state(1, 3)
     parts = [
-        make(shards, rank=rank, world_size=5, num_threads=1, **options).epoch(1, 3)
-        for rank in range(5)
+        make(shards, rank=rank, world_size=world, num_threads=1, **options) for rank in range(world)
     ]
-    for expected, *found in zip(whole[3:], *parts, strict=True):
-        assert same(together(found), expected)
+    steps = zip(*(part.epoch(*part.load_state_dict(saved)) for part in parts), strict=True)
+    assert all_same(map(together, steps), whole[3:])
 
 
 def test_threads_change_nothing(shards):
     once = list(make(shards, num_threads=1, prefetch=1).epoch(2))
     again = list(make(shards, num_threads=5, prefetch=4).epoch(2))
-    assert all(same(one, other) for one, other in zip(once, again, strict=True))
+    assert all_same(once, again)
 
 
-@pytest.mark.parametrize("repeats", [1, 3])
-def test_later_epochs_come_from_the_cache_with_the_same_order_crops_and_flips(shards, repeats):
-    cached = make(shards, augment_repeats=repeats)
-    fresh = make(shards, augment_repeats=repeats, budget_bytes=300_000, window=6)
+@pytest.mark.parametrize("options", [{}, REPEATED], ids=["plain", "repeated, transformed"])
+def test_later_epochs_come_from_the_cache_with_all_that_is_drawn(shards, options):
+    cached = make(shards, **options)
+    fresh = make(shards, budget_bytes=300_000, **options)
     assert cached.aids.cache is not None
     assert fresh.aids.cache is None
     list(cached.epoch(0))
     cached.source.table.addresses = None  # nothing is looked up any more
     for epoch in (1, 2):
-        assert all(
-            same(one, two) for one, two in zip(cached.epoch(epoch), fresh.epoch(epoch), strict=True)
-        )
+        assert all_same(cached.epoch(epoch), fresh.epoch(epoch))
 
 
 def test_a_cache_keeps_no_image_of_another_size():
@@ -165,24 +152,12 @@ def test_a_cache_keeps_no_image_of_another_size():
     assert cache.holds(np.array([1, 1]))
 
 
-@pytest.mark.parametrize(("before", "after"), [(5, 7), (7, 1)])
-def test_any_number_of_replicas_resumes_where_another_number_stopped(shards, before, after):
-    whole = list(make(shards).epoch(0))
-    saved = make(shards, rank=before - 1, world_size=before).state(0, 4)
-    streams = [make(shards, rank=rank, world_size=after) for rank in range(after)]
-    steps = zip(*(stream.epoch(*stream.load_state_dict(saved)) for stream in streams), strict=True)
-    assert all(
-        same(together(list(step)), expected)
-        for step, expected in zip(steps, whole[4:], strict=True)
-    )
-
-
 def test_epochs_go_on_across_the_border_with_the_same_batches(shards):
     stream = make(shards)
     found = list(itertools.islice(stream.epochs(0, 7), 4))
     assert [(epoch, step) for epoch, step, _ in found] == [(0, 7), (0, 8), (1, 0), (1, 1)]
     expected = [*stream.epoch(0, 7), *itertools.islice(stream.epoch(1), 2)]
-    assert all(same(batch, other) for (_, _, batch), other in zip(found, expected, strict=True))
+    assert all_same([batch for _, _, batch in found], expected)
 
 
 def test_epochs_differ_in_order_and_in_crops(shards):
@@ -396,10 +371,7 @@ def test_numbers_of_numpy_are_as_good_as_python_s(shards):
         "num_threads": 1,
     }
     small = make(shards, **{name: np.uint8(number) for name, number in numbers.items()})
-    pairs = zip(
-        small.epoch(np.uint8(1), np.int8(2)), make(shards, **numbers).epoch(1, 2), strict=True
-    )
-    assert all(same(one, other) for one, other in pairs)
+    assert all_same(small.epoch(np.uint8(1), np.int8(2)), make(shards, **numbers).epoch(1, 2))
 
 
 @pytest.mark.parametrize(

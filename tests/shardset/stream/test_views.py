@@ -1,5 +1,7 @@
 """A view where a set is taken: streams, single samples, mixtures, and what is read for it."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -9,8 +11,7 @@ from shardset.decode.image import ImageSpec
 from shardset.errors import ConfigError
 from shardset.format.manifest import LoadedSet
 from shardset.stream.mixture import MixedStream, Share
-from shardset.stream.stream import Stream
-from tests.makers.reading import RecordingStorage, same, together
+from tests.makers.reading import RecordingStorage, all_same, stream_of, together
 from tests.makers.shardset import pixels
 from tests.makers.views import NUM_TRAIN, put_view, small_set
 
@@ -28,16 +29,7 @@ def view(request, tmp_path_factory):
     return url, put_view(url, loaded, id=KEPT, label=LABELS, weight=[0.5] * len(KEPT)), loaded
 
 
-def make(url, split="train", **options):
-    choices = {
-        "global_batch_size": 4,
-        "rank": 0,
-        "world_size": 1,
-        "seed": 7,
-        "image": WHOLE,
-        "num_threads": 2,
-    }
-    return Stream(url, split, **{**choices, "block_size": 5, "window": 6, **options})
+make = partial(stream_of, global_batch_size=4, image=WHOLE)
 
 
 @pytest.mark.parametrize("image", [WHOLE, ImageSpec(size=16, crop=PadCrop(2), flip=True)])
@@ -61,7 +53,7 @@ def test_a_stream_of_a_view_has_its_samples_labels_and_weights(view, image):
 def test_a_view_of_all_samples_has_the_batches_of_its_set(view):
     url, _, loaded = view
     of_all = put_view(url, loaded, id=list(range(NUM_TRAIN)))
-    assert all(same(*pair) for pair in zip(make(of_all).epoch(2), make(url).epoch(2), strict=True))
+    assert all_same(make(of_all).epoch(2), make(url).epoch(2))
 
 
 def test_a_run_resumes_on_its_view_only(view):

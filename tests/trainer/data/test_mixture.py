@@ -14,7 +14,7 @@ from shardset.errors import ConfigError
 from shardset.format import manifest as manifests
 from shardset.program import OK
 from shardset.storage.open import open_storage
-from tests.makers.shardset import png_samples, write_shard_set
+from tests.makers.shardset import new_set, png_samples
 from tests.makers.training import losses, read_records, shard_set, tiny_config
 from trainer import cli as command
 from trainer import loop
@@ -26,8 +26,6 @@ from trainer.record.loss_files import read_losses
 from trainer.record.run_folder import from_anywhere
 from trainer.runtime.launch import launch
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 NUM_OTHERS = 90
 STEPS = 17
 """Steps of an epoch: 142 samples in batches of 8."""
@@ -37,8 +35,7 @@ STEPS = 17
 def mix(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Two sets, of which the second has one, then two, then all of four shares."""
     folder = tmp_path_factory.mktemp("sets")
-    others = {"train": png_samples("other", NUM_OTHERS, size=8)}
-    write_shard_set(open_storage(str(folder / "b")), others, num_shards=3)
+    new_set(png_samples("other", NUM_OTHERS, size=8), folder / "b", num_shards=3)
     return f"{shard_set(folder / 'a')}=3,2@5,0@24;{folder / 'b'}=1,2@5"
 
 
@@ -148,17 +145,8 @@ def test_the_flags_of_a_mixture_mean_its_first_set_where_nothing_else_is_evaluat
     mix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sets = [word for one in mix.split(";") for word in ("--mix", one)]
-    words = [
-        "train",
-        *sets,
-        "--run-dir",
-        str(tmp_path),
-        "--max-steps",
-        "2",
-        "--global-batch-size",
-        "8",
-    ]
-    assert command.main(words) == OK
+    words = f"train --run-dir {tmp_path} --max-steps 2 --global-batch-size 8".split()
+    assert command.main([*words, *sets]) == OK
     assert "chosen for 142 " in capsys.readouterr().out
     written = json.loads((tmp_path / "config.json").read_text())
     assert (written["mix"], written["manifest"]) == (mix, mix.partition("=")[0])
@@ -173,8 +161,8 @@ def test_the_flags_of_a_mixture_mean_its_first_set_where_nothing_else_is_evaluat
 def test_sets_whose_classes_differ_are_refused_with_the_difference(
     mix: str, tmp_path: Path
 ) -> None:
-    samples = {"train": png_samples("train", 9, size=8, num_classes=3)}
-    write_shard_set(open_storage(str(tmp_path)), samples, num_shards=1, num_classes=3)
+    samples = png_samples("train", 9, size=8, num_classes=3)
+    new_set(samples, tmp_path, num_shards=1, num_classes=3)
     with pytest.raises(
         ConfigError, match=rf"{tmp_path} has other classes than .*/a \(\['class 3', "
     ):

@@ -1,6 +1,7 @@
 """The arithmetic of a step against the same written down plainly."""
 
 import io
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardset.errors import ConfigError
+from tests.makers import models as makers
 from tests.makers.training import tiny_config
 from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, RegularizeConfig, TrainConfig
 from trainer.errors import CheckpointError, TrainingError
@@ -19,8 +21,6 @@ from trainer.model.augment import Normalize
 from trainer.model.learner import Learner
 from trainer.record import checkpoint_state
 from trainer.runtime.base import Single
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 CLASSES = 5
 PLAIN = OptimizerConfig(name="momentum", learning_rate=1.0, weight_decay=0.0, momentum=0.0)
@@ -91,13 +91,7 @@ def learner_of(**changes: Any) -> Learner:
     return Learner(Single("fp32"), config_of(**changes), CLASSES, None)
 
 
-def batch_of(size: int, *, seed: int = 0) -> Batch:
-    draw = torch.Generator().manual_seed(seed)
-    return {
-        "image": torch.randint(0, 256, (size, 4, 4, 3), generator=draw, dtype=torch.uint8),
-        "label": torch.randint(0, CLASSES, (size,), generator=draw),
-        "weight": torch.ones(size),
-    }
+batch_of = partial(makers.batch_of, size=4, classes=CLASSES)
 
 
 def mixing(size: int, *, seed: int = 0) -> Batch:
@@ -296,9 +290,11 @@ def test_a_buffer_that_a_layer_replaces_is_averaged_and_a_counter_is_copied() ->
     assert (averaged["mean"], averaged["count"]) == (0.5 * (0.5 * 0.5 + 0.5 * 2) + 0.5 * 3, 3)
 
 
-@pytest.mark.parametrize("name", ["sgd", "lamb", "lookahead_momentum"])
+@pytest.mark.parametrize("name", ["sgd", "adamw", "lamb", "lookahead_momentum"])
 def test_an_optimizer_resumes_as_if_it_had_not_stopped(name: str) -> None:
-    optimizer = OptimizerConfig(name=name, learning_rate=0.01, weight_decay=0.01)
+    optimizer = OptimizerConfig(
+        name=name, learning_rate=0.01, head_learning_rate=0.1, weight_decay=0.01
+    )
     config = config_of(
         model=ModelConfig(name="trainer.model:tiny_resnet", norm="group"), optimizer=optimizer
     )

@@ -13,8 +13,9 @@ from timm.loss import BinaryCrossEntropy
 from torch import nn
 
 from shardset.errors import ConfigError
-from tests.makers.plain_loop import Batch, plain_run
-from tests.makers.training import read_records, shard_set, tiny_config
+from tests.makers.models import FLAT, batch_of
+from tests.makers.plain_loop import plain_run
+from tests.makers.training import read_records, tiny_config
 from trainer import loop
 from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, RegularizeConfig, TrainConfig
 from trainer.data.splits import open_data
@@ -22,8 +23,6 @@ from trainer.model import augment, build
 from trainer.model.learner import Learner
 from trainer.model.losses import Partners, losses_of
 from trainer.runtime.base import Single
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 CLASSES = 5
 STEPS = 8
@@ -45,23 +44,11 @@ def config_of(**changes: Any) -> TrainConfig:
     return tiny_config(None, "run", **changes)
 
 
-def batches(config: TrainConfig, size: int = 8) -> list[Batch]:
-    draw = torch.Generator().manual_seed(1)
-    mix = augment.mix_of(config)
-    found = []
+def batches(config):
+    mix, found = augment.mix_of(config), []
     for step in range(STEPS):
-        labels = torch.randint(0, CLASSES, (size,), generator=draw)
-        batch = mix({"label": labels.numpy()}, 0, step)
-        found.append(
-            {
-                "image": torch.randint(
-                    0, 256, (size, 16, 16, 3), generator=draw, dtype=torch.uint8
-                ),
-                "label": labels,
-                "weight": torch.ones(size),
-                **({"mix": torch.from_numpy(batch["mix"])} if "mix" in batch else {}),
-            }
-        )
+        whole = mix(batch_of(8, size=16, classes=CLASSES, seed=step), 0, step)
+        found.append({name: torch.as_tensor(value) for name, value in whole.items()})
     return found
 
 
@@ -148,11 +135,6 @@ def test_an_argument_that_is_not_taken_is_refused_by_name(
 # --- whole runs -----------------------------------------------------------------------------------
 
 
-def flat(num_classes: int) -> nn.Module:
-    """Without norms, which make much of a rounding where an image has hardly any contrast left."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, num_classes))
-
-
 PIXELS = ImageConfig(
     size=8, train_crop="pad", eval_resize=8, auto_augment="rand-m9-mstd0.5-inc1", erase=0.5
 )
@@ -166,7 +148,7 @@ SMALL_VIT = ModelConfig(
         "proj_drop_rate": 0.2,
     },
 )
-FLAT = ModelConfig(name=f"{__name__}:flat")
+FLAT = ModelConfig(name=FLAT)
 WAYS: dict[str, dict[str, Any]] = {
     "augmented, repeated": {
         "image": replace(PIXELS, augment_repeats=3),
@@ -186,11 +168,6 @@ WAYS: dict[str, dict[str, Any]] = {
         "regularize": RegularizeConfig(ema_decay=0.9),
     },
 }
-
-
-@pytest.fixture(scope="module")
-def manifest(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return shard_set(tmp_path_factory.mktemp("set"))
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -8,13 +8,12 @@ from safetensors.torch import save_file
 from torch import nn
 
 from shardset.errors import ConfigError
+from tests.makers.models import FLAT, batch_of
 from tests.makers.training import tiny_config
 from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, TrainConfig
 from trainer.model import build, pretrained
 from trainer.model.learner import Learner
 from trainer.runtime.base import Single
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 TINY = "trainer.model:tiny_resnet"
 
@@ -132,15 +131,6 @@ def config_of(**changes: Any) -> TrainConfig:
     return tiny_config(None, "run", **{"model": ModelConfig(name=TINY), **changes})
 
 
-def batch_of(size: int) -> dict[str, torch.Tensor]:
-    draw = torch.Generator().manual_seed(0)
-    return {
-        "image": torch.randint(0, 256, (size, 8, 8, 3), generator=draw, dtype=torch.uint8),
-        "label": torch.randint(0, 5, (size,), generator=draw),
-        "weight": torch.ones(size),
-    }
-
-
 def moves(learner: Learner, rate: float) -> dict[str, float]:
     before = {name: value.clone() for name, value in learner.net.state_dict().items()}
     learner.train_step(batch_of(8), rate, key=1)
@@ -157,13 +147,9 @@ def test_a_frozen_backbone_moves_neither_weights_nor_statistics() -> None:
 
 
 def test_a_model_that_does_not_name_its_head_can_not_be_frozen() -> None:
-    config = config_of(model=ModelConfig(name=f"{__name__}:flat", freeze=True))
+    config = config_of(model=ModelConfig(name=FLAT, freeze=True))
     with pytest.raises(ConfigError, match="get_classifier"):
         Learner(Single("fp32"), config, 5, None)
-
-
-def flat(num_classes: int) -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(192, num_classes))
 
 
 PLAIN = OptimizerConfig(name="momentum", learning_rate=0.1, weight_decay=0.0, momentum=0.0)
@@ -179,17 +165,6 @@ def test_the_head_learns_at_its_own_rate_and_the_schedule_moves_both() -> None:
     )
     assert scaled["fc.weight"] == pytest.approx(5 * plain["fc.weight"], rel=1e-3)
     assert scaled["conv1.weight"] == pytest.approx(plain["conv1.weight"], rel=1e-6)
-
-
-def test_fine_tuning_resumes_exactly_where_it_stopped() -> None:
-    optimizer = OptimizerConfig(name="adamw", learning_rate=0.01, head_learning_rate=0.1)
-    config = config_of(optimizer=optimizer)
-    state, losses = None, []
-    for keys in (range(4), range(2), range(2, 4)):
-        learner = Learner(Single("fp32"), config, 5, state if keys.start else None)
-        losses += [learner.train_step(batch_of(8), 0.01, key)[0].item() for key in keys]
-        state = learner.state()
-    assert losses[:4] == losses[4:]
 
 
 def test_a_checkpoint_needs_the_file_no_longer(tmp_path: Path) -> None:

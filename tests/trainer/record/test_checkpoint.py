@@ -120,20 +120,19 @@ def test_the_processes_of_a_machine_read_a_checkpoint_from_a_bucket_once(
     assert newest(door)[1]["step"] == 5
 
 
-@pytest.mark.parametrize("damage", ["cut", "flip", "gone"])
-def test_a_damaged_checkpoint_is_passed_over_with_a_warning(storage: Storage, damage: str) -> None:
+@pytest.mark.parametrize("damage", ["cut", "flip"])
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning(storage, damage):
     saved(storage, 5, 12)
     name = state_of(storage, 12)
     data = bytearray(storage.read(name))
     data[len(data) // 2] ^= 1
-    storage.delete(name)
-    if damage != "gone":
-        put(storage, name, bytes(data) if damage == "flip" else bytes(data[:-100]))
-    warnings: list[str] = []
+    put(storage, name, bytes(data) if damage == "flip" else bytes(data[:-100]))
+    warnings = []
     found = checkpoint.newest(storage, warnings.append)
-    assert found is not None
     assert (found[0].step, found[1]["step"]) == (5, 5)
     assert re.fullmatch(".*step-000000012.*", *warnings)
+    storage.delete(name)
+    assert checkpoint.newest(storage, warnings.append)[0].step == 5
 
 
 @pytest.mark.parametrize("damaged", ["state", "mark"])

@@ -23,6 +23,7 @@ from torch import nn
 from shardset.program import FAILED, OK, PREEMPTED, USAGE
 from shardset.storage.open import open_storage
 from tests.faulty_proxy import Fault, FaultyProxy
+from tests.makers.models import FLAT
 from tests.makers.ports import free_port
 from tests.makers.training import (
     NUM_EVAL,
@@ -33,7 +34,6 @@ from tests.makers.training import (
     largest_difference,
     losses,
     read_records,
-    shard_set,
     tiny_config,
     trainer,
     when,
@@ -74,11 +74,6 @@ START_S = 300
 """What a busy machine may take to import torch: a process waits for the others from then on."""
 
 
-@pytest.fixture(scope="module")
-def manifest(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return shard_set(tmp_path_factory.mktemp("set"))
-
-
 def succeed(config: TrainConfig, **how: Any) -> str:
     """Runs the trainer in a process of its own; returns its output."""
     code, output = finish(trainer(config, **how))
@@ -90,10 +85,10 @@ def in_json(config: TrainConfig) -> str:
     return json.dumps(configs.to_dict(config))
 
 
-def script(name: str, *arguments: str, environment: dict[str, str] | None = None) -> str:
+def script(name, *arguments):
     done = subprocess.run(
         [sys.executable, "-m", name, *arguments],
-        capture_output=True, text=True, timeout=900, env=clean_environment() | (environment or {}),
+        capture_output=True, text=True, timeout=900, env=clean_environment(),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -195,14 +190,9 @@ def test_a_run_moves_between_strategies_and_world_sizes_in_mid_epoch(
     assert alone.partition("class: mistakes")[2] in together
 
 
-def flat(num_classes: int) -> nn.Module:
-    """Without norms, which make much of a rounding where an image has hardly any contrast left."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, num_classes))
-
-
 @pytest.mark.nightly
 def test_mixed_images_are_the_same_under_every_strategy(manifest: str, tmp_path: Path) -> None:
-    model, regularize = ModelConfig(name=f"{PLACE}:flat"), RegularizeConfig(mixup=0.4, cutmix=1.0)
+    model, regularize = ModelConfig(name=FLAT), RegularizeConfig(mixup=0.4, cutmix=1.0)
     base = tiny_config(manifest, "run", epochs=1, model=model, regularize=regularize)
     run = {name: replace(base, run_dir=str(tmp_path / name)) for name in ("single", "spmd")}
     succeed(run["single"])

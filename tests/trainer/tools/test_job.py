@@ -80,11 +80,9 @@ def test_a_command_of_the_documentation_prints_a_jobset_that_fits_the_schema(lin
 @pytest.mark.parametrize(
     ("compute_type", "label", "topology", "hosts", "chips"),
     [
-        ("v5e-8", "tpu-v5-lite-podslice", "2x4", 1, 8),
         ("v5litepod-16", "tpu-v5-lite-podslice", "4x4", 4, 4),
         ("v5p-8", "tpu-v5p-slice", "2x2x2", 2, 4),
         ("v6e-1", "tpu-v6e-slice", "1x1", 1, 1),
-        ("v6e-16", "tpu-v6e-slice", "4x4", 4, 4),
         ("v6e-256", "tpu-v6e-slice", "16x16", 64, 4),
         ("tpu7x-64", "tpu7x", "4x4x4", 16, 4),
     ],
@@ -181,10 +179,7 @@ def test_a_value_with_quotes_and_lines_stays_one_value(capsys):
             "--compute-type v6e-12: expected v6e- and one of 1, 4, 8, 16, 32, 64, 128, 256 chips",
         ),
         ("h100-80gb-12", "--compute-type h100-80gb-12: expected one of v5e, "),
-        ("h100-80gb", "--compute-type h100-80gb: expected one of v5e, v5p, v6e, tpu7x, l4, "),
         ("v3-32", "--compute-type v3-32: expected one of v5e, v5p, v6e, "),
-        ("l4-0", "--compute-type l4-0: expected one of v5e, "),
-        ("h100-80gb-800000", "or of GPUs 1, 2, 4, 8, 16"),
         (f"l4-{'8' * 5000}", "or of GPUs 1, 2, 4, 8, 16"),
     ],
 )

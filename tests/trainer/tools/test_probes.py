@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from shardset.errors import ConfigError, NotFound, StorageError, TransientError
-from tests.makers import ports
+from tests.makers.ports import free_port
 from tests.makers.training import shard_set, tiny_config
 from trainer.tools import probes
 
@@ -42,11 +42,6 @@ def server(answers: dict[str, str], headers: dict[str, str]) -> Iterator[str]:
         running.shutdown()
 
 
-@pytest.fixture
-def free_port() -> int:
-    return ports.free_port()
-
-
 def test_zone_and_workers_come_from_the_metadata_server(monkeypatch):
     root = "/computeMetadata/v1/instance"
     answers = {f"{root}/zone": "projects/1/zones/us-central2-b"}
@@ -58,20 +53,20 @@ def test_zone_and_workers_come_from_the_metadata_server(monkeypatch):
         assert probes.metadata("attributes/nothing") is None
 
 
-def test_without_googles_metadata_server_nothing_is_known(monkeypatch, free_port):
+def test_without_googles_metadata_server_nothing_is_known(monkeypatch):
     with server({"/computeMetadata/v1/instance/zone": "mars-1"}, {}) as of_another_cloud:
-        for address in (of_another_cloud, f"127.0.0.1:{free_port}"):
+        for address in (of_another_cloud, f"127.0.0.1:{free_port()}"):
             monkeypatch.setenv("GCE_METADATA_HOST", address)
             assert probes.zone() is None
             assert probes.workers() == []
 
 
-def test_open_ports_closed_ones_and_unknown_hosts_are_told_apart(free_port):
+def test_open_ports_closed_ones_and_unknown_hosts_are_told_apart():
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        opened = listening.getsockname()[1]
-        assert probes.ports(["127.0.0.1"], [opened, free_port]) == {
+        opened, closed = listening.getsockname()[1], free_port()
+        assert probes.ports(["127.0.0.1"], [opened, closed]) == {
             f"127.0.0.1:{opened}": "open",
-            f"127.0.0.1:{free_port}": "closed",
+            f"127.0.0.1:{closed}": "closed",
         }
     assert probes.ports(["no-such-host.invalid"], [8471], timeout_s=0.2) == {
         "no-such-host.invalid:8471": "filtered"
@@ -103,22 +98,11 @@ def test_a_run_folder_is_written_and_left_as_it_was(tmp_path):
 
 
 @pytest.mark.gcs
-def test_a_bucket_says_where_it_is_or_why_not(gcs_root, monkeypatch, free_port):
+def test_a_bucket_says_where_it_is_or_why_not(gcs_root, monkeypatch):
     assert isinstance(probes.bucket_location("bucket"), str)
     assert isinstance(probes.bucket_location("no-such-bucket"), NotFound)
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{free_port}")
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{free_port()}")
     assert isinstance(probes.bucket_location("bucket", timeout_s=0.5), TransientError)
-
-
-@pytest.mark.slow
-def test_devices_are_looked_at_in_a_process_of_their_own(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    devices = probes.devices("single")
-    assert isinstance(devices, probes.Devices), devices
-    expected = probes.Devices(
-        strategy="single", kind="cpu", platform=None, num_hosts=1, num_devices=1
-    )
-    assert devices == expected
 
 
 def test_devices_that_do_not_come_up_are_given_up():

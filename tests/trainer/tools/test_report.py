@@ -12,23 +12,13 @@ from shardset.errors import ConfigError
 from shardset.program import USAGE
 from shardset.settings import with_values
 from shardset.storage.open import open_storage
+from tests.makers.records import EVALUATION, FINAL, STEP
 from trainer import cli as command
 from trainer import config as configs
 from trainer import recipes
 from trainer.record.metrics import EpochRecord, EvalRecord, FinalRecord, StepRecord
 from trainer.tools import report
 
-STEP = StepRecord(
-    device="cpu",
-    epoch=0,
-    step=0,
-    global_step=0,
-    loss=2.0,
-    top1=0.1,
-    rate=90.0,
-    global_rate=80.0,
-    learning_rate=0.1,
-)
 EPOCH = EpochRecord(
     device="cpu",
     epoch=0,
@@ -43,19 +33,6 @@ EPOCH = EpochRecord(
     busy_percent=60.0,
     compilations=2,
     rate_per_device=21.25,
-)
-EVALUATION = EvalRecord(
-    split="val", epoch=0, global_step=10, samples=20, loss=1.2, top1=0.55, top5=0.9, seconds=0.5
-)
-FINAL = FinalRecord(
-    split="val",
-    accuracy=0.55,
-    best_accuracy=0.55,
-    best_epoch=0,
-    epochs=1,
-    global_step=10,
-    seconds=130.0,
-    seconds_to_target=None,
 )
 KINDS = {StepRecord: "step", EpochRecord: "epoch", EvalRecord: "eval", FinalRecord: "final"}
 
@@ -77,9 +54,10 @@ def whole() -> list[Any]:
     return [*steps(0, 10), EPOCH, EVALUATION, FINAL]
 
 
-def folder(path: Path, lines: list[str]) -> Path:
+def folder(path, records):
     """A run folder as the trainer leaves it, without logs and checkpoints."""
     path.mkdir(parents=True, exist_ok=True)
+    lines = [one if isinstance(one, str) else line(one) for one in records]
     (path / "metrics.jsonl").write_text("".join(f"{one}\n" for one in lines))
     (path / "config.json").write_text(configs.to_json(recipes.digits_smoke()))
     return path
@@ -94,9 +72,7 @@ def sentences(run: report.RunRecord) -> list[str]:
 
 
 def test_the_page_shows_curves_epochs_evaluations_and_settings(tmp_path):
-    run, where, num_bytes = report.write(
-        str(folder(tmp_path / "run", [line(one) for one in whole()]))
-    )
+    run, where, num_bytes = report.write(str(folder(tmp_path / "run", whole())))
     assert where == f"{tmp_path / 'run'}/report.html"
     text = (tmp_path / "run/report.html").read_text()
     assert len(text.encode()) == num_bytes
@@ -126,14 +102,14 @@ def test_the_page_shows_curves_epochs_evaluations_and_settings(tmp_path):
 
 def test_after_a_resume_the_last_record_of_a_step_counts(tmp_path):
     again = steps(6, 10, loss=5.0)
-    path = folder(tmp_path / "run", [line(one) for one in [*steps(0, 10), *again, EPOCH]])
+    path = folder(tmp_path / "run", [*steps(0, 10), *again, EPOCH])
     run = read(path)
     assert [one.global_step for one in run.steps] == list(range(10))
     assert [one.loss for one in run.steps[6:]] == [one.loss for one in again]
 
 
 def test_a_run_that_goes_on_is_not_called_finished(tmp_path):
-    run = read(folder(tmp_path / "run", [line(one) for one in [*whole(), *steps(11, 14)]]))
+    run = read(folder(tmp_path / "run", [*whole(), *steps(11, 14)]))
     assert run.final is None
     assert "The run has not ended: it is running, or was stopped at step 13." in sentences(run)
 
@@ -143,7 +119,7 @@ def test_a_run_that_goes_on_is_not_called_finished(tmp_path):
     ['{"kind": "step", "global_st', "[1]", '{"kind": "other", "global_step": 3}', "\x00"],
 )
 def test_a_damaged_line_is_counted_and_left_out(tmp_path, bad):
-    run = read(folder(tmp_path / "run", [line(STEP), bad, line(EPOCH)]))
+    run = read(folder(tmp_path / "run", [STEP, bad, EPOCH]))
     assert (len(run.steps), len(run.epochs), run.num_damaged) == (1, 1, 1)
     assert "1 line is damaged in metrics.jsonl and left out." in sentences(run)
 
@@ -151,7 +127,7 @@ def test_a_damaged_line_is_counted_and_left_out(tmp_path, bad):
 def test_a_loss_that_is_no_number_is_left_out_of_the_curve(tmp_path):
     path = folder(
         tmp_path / "run",
-        [line(one) for one in [STEP, replace(STEP, global_step=1, loss=float("nan"))]],
+        [STEP, replace(STEP, global_step=1, loss=float("nan"))],
     )
     plot = report.render(read(path)).split(b"<svg")[1].split(b"</svg>")[0]
     assert b"<polyline" in plot
@@ -159,7 +135,7 @@ def test_a_loss_that_is_no_number_is_left_out_of_the_curve(tmp_path):
 
 
 def test_names_from_a_configuration_can_not_become_markup(tmp_path):
-    path = folder(tmp_path / "run", [line(STEP)])
+    path = folder(tmp_path / "run", [STEP])
     config = with_values(recipes.digits_smoke(), {"model.name": "<script>x</script>"})
     (path / "config.json").write_text(configs.to_json(config))
     assert "<script" not in report.render(read(path)).decode()
@@ -184,7 +160,7 @@ def test_a_folder_that_is_no_run_is_a_wrong_command_line(tmp_path, capsys, made,
 
 def test_a_page_never_replaces_a_file_of_somebody_else_unless_forced(tmp_path):
     run, theirs = (
-        str(folder(tmp_path / "run", [line(one) for one in whole()])),
+        str(folder(tmp_path / "run", whole())),
         tmp_path / "notes.html",
     )
     theirs.write_text("notes")
@@ -196,6 +172,7 @@ def test_a_page_never_replaces_a_file_of_somebody_else_unless_forced(tmp_path):
 
 
 def test_the_page_shows_the_rate_of_a_device(tmp_path):
-    run = read(folder(tmp_path, [line(one) for one in whole()]))
+    epoch = replace(EPOCH, rate_per_device=21.25)
+    run = read(folder(tmp_path, [*steps(0, 10), epoch, EVALUATION, FINAL]))
     shown = {name: value for name, value, _ in report._tiles(run)}
     assert shown["samples/s per device"] == "21.2"

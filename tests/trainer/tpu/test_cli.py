@@ -4,7 +4,6 @@ in which words.
 
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -171,7 +170,7 @@ def test_train_hands_the_flags_of_the_trainer_to_every_worker_and_prints_what_it
         (home / "shardset-tpu/train.log").write_text("of the last training\n")
     flags = [
         "--recipe=cifar10_resnet18",
-        "--manifest=gs://bucket/it's",
+        "--manifest=gs://bucket/it's $HOME `x`; rm \"ä",
         "--run-dir=gs://bucket/run",
         "--epochs=3",
     ]
@@ -228,11 +227,6 @@ def test_a_training_outlives_the_connection_until_it_is_stopped(cloud, tpu, numb
     ("words", "message"),
     [
         (["--fake-data"], "--run-dir run: expected an address"),
-        (
-            ["--run-dir=gs://bucket/run", "--mix=gs://bucket/a=1", "--mix=b=1"],
-            "--mix b: expected an address",
-        ),
-        ([*RUN, "--resume=runs/old"], "--resume runs/old: expected an address"),
         ([*RUN, "--set=epoch=1"], "did you mean 'epochs'"),
         ([*RUN, "--env=A"], "NAME=VALUE"),
     ],
@@ -288,10 +282,3 @@ def test_a_missing_gcloud_is_one_clear_line(tpu, monkeypatch, tmp_path):
     code, _, errors = tpu("train", *RUN)
     assert code == FAILED
     assert last(errors).startswith("CloudError: gcloud is not installed")
-
-
-@pytest.mark.parametrize("text", ["it's", 'a "b"', "$HOME `x`; rm -rf *", "two\nlines", "ä \\ &"])
-def test_arguments_of_the_trainer_reach_it_whole_through_the_worker_s_shell(tpu, text):
-    (line,) = tpu("train", *RUN, f"--model={text}", "--dry-run")[1].rsplit("\n", 1)[:1]
-    (word,) = [word for word in shlex.split(line) if word.startswith("--command=")]
-    assert f"--model={text}" in shlex.split(word.removeprefix("--command="))

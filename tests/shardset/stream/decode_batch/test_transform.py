@@ -5,7 +5,7 @@ decoded.
 import numpy as np
 import pytest
 
-from shardset.decode.crops import CenterCrop, PadCrop
+from shardset.decode.crops import CenterCrop
 from shardset.decode.image import ImageSpec
 from shardset.errors import ConfigError
 from shardset.stream.decode_batch.finish import KeyedGenerator
@@ -83,17 +83,6 @@ def test_a_transform_may_change_the_image_in_place(shards):
         assert batch.keys() == plain.keys()
 
 
-@pytest.mark.parametrize("seed", [0, None])
-def test_the_randomness_of_a_sample_does_not_depend_on_who_reads_it(shards, seed):
-    whole = by_id(make(shards, noisy, seed=seed).epoch(1))
-    options = {"seed": seed, "world_size": 4, "batch_size": 3, "num_threads": 1}
-    parts = by_id(
-        batch for rank in range(4) for batch in make(shards, noisy, rank=rank, **options).epoch(1)
-    )
-    assert whole.keys() == parts.keys()
-    assert all(np.array_equal(value, parts[key]) for key, value in whole.items())
-
-
 def test_the_randomness_differs_between_samples_epochs_and_seeds(shards):
     batches = [
         batch
@@ -137,17 +126,6 @@ def test_a_generator_that_is_set_to_a_key_is_a_new_one_of_that_key(key):
             rng.integers(10, size=3, dtype=np.uint32)  # leaves half a number behind
         assert np.array_equal(again.normal(size=5), fresh.normal(size=5))
         assert again.integers(10, dtype=np.uint32) == fresh.integers(10, dtype=np.uint32)
-
-
-def test_later_epochs_from_the_memory_cache_are_transformed_too(tmp_path):
-    new_set(png_samples("train", NUM_TRAIN), tmp_path)
-    cached, fresh = (
-        make(str(tmp_path), noisy, image=ImageSpec(size=32, crop=PadCrop(2))) for _ in range(2)
-    )
-    list(cached.epoch(0))
-    cached.source.table.addresses = None  # nothing is looked up any more
-    for batch, expected in zip(cached.epoch(1), fresh.epoch(1), strict=True):
-        assert all(np.array_equal(batch[name], expected[name]) for name in expected)
 
 
 def test_fields_and_keys_reach_a_transform(shards):
