@@ -148,8 +148,8 @@ def _verify(args: argparse.Namespace, _: Sequence[str]) -> int:
     from pipelines.check import verify
     from pipelines.runners import progress
 
-    with progress.verifying(Console(stderr=True)) as show:
-        report = verify.verify(args.manifest, deep=args.deep, progress=show)
+    show = progress.verifying(Console(stderr=True))
+    report = verify.verify(args.manifest, deep=args.deep, progress=show)
     print(verify.to_json(report) if args.json else verify.render(report))
     return 1 if report.problems else 0
 

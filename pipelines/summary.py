@@ -1,17 +1,14 @@
 """The summary of a build: what it read, what it wrote, and how fast."""
 
-from collections.abc import Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rich.box import SIMPLE_HEAD
+import msgspec
 from rich.console import Console
-from rich.table import Table
 
 from pipelines.config import BuildConfig
 from pipelines.plan import files, paths
-from pipelines.plan.layout import SplitPlan
 from pipelines.plan.records import BuildFile
+from pipelines.split_table import of_plan, split_table
 from pipelines.terminal import plain
 from shardset.program import count
 from shardset.storage.open import open_storage
@@ -22,13 +19,10 @@ if TYPE_CHECKING:  # Beam takes a second to import, and `estimate` draws its tab
 
 def show(config: BuildConfig, result: "Result", console: Console) -> None:
     """Prints a table of the splits and a few sentences."""
-    plans = [split for _, split in sorted(result.plan.splits.items())]
-    title, stored = (
-        f"{config.source}: {config.input} → {config.output}",
-        stored_bytes(config, result),
-    )
-    plans = [replace(plan, num_bytes=stored.get(plan.name, plan.num_bytes)) for plan in plans]
-    console.print(split_table(title, plans, "MB each" if stored else "input MB each"))
+    stored = stored_bytes(config, result)
+    splits = [of_plan(plan, stored.get(name)) for name, plan in sorted(result.plan.splits.items())]
+    title = f"{config.source}: {config.input} → {config.output}"
+    console.print(split_table(title, splits, "size" if stored else "input size"))
     for line in sentences(config, result):
         console.print(plain(line), highlight=False)
 
@@ -45,37 +39,6 @@ def stored_bytes(config: BuildConfig, result: "Result") -> dict[str, int]:
         name: sum(stat.num_bytes for stat in output.list(folder) if stat.name.endswith(".tar"))
         for name, folder in folders.items()
     }
-
-
-def split_table(title: str, plans: Iterable[SplitPlan], size: str = "MB each") -> Table:
-    """A row for each split with its samples and shards,
-    without the columns that are 0 everywhere.
-    """
-    plans = list(plans)
-    table = Table(
-        title=plain(title, style="table.title"),
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-    )
-    table.add_column("split", no_wrap=True, overflow="fold")
-    columns = ["raw", "stored", "shards", "samples each", size]
-    optional = [
-        name
-        for name in ("dropped", "repeats")
-        if any(getattr(plan, f"num_{name}") for plan in plans)
-    ]
-    for column in [*columns, *optional]:
-        table.add_column(column, justify="right", no_wrap=True)
-    for plan in plans:
-        small, remainder = divmod(plan.num_stored, plan.num_shards)
-        each = f"{small:,}" if not remainder else f"{small:,} or {small + 1:,}"
-        table.add_row(
-            plan.name, f"{plan.num_source:,}", f"{plan.num_stored:,}", f"{plan.num_shards:,}", each,
-            f"{plan.num_bytes / plan.num_shards / 1e6:,.1f}",
-            *(f"{getattr(plan, f'num_{name}'):,}" for name in optional),
-        )  # fmt: skip
-    return table
 
 
 def sentences(config: BuildConfig, result: "Result") -> list[str]:
@@ -123,13 +86,7 @@ def to_json(config: BuildConfig, result: "Result") -> dict[str, Any]:
         "digest": result.published.digest if result.published else None,
         "version": result.published.number if result.published else None,
         "splits": {
-            name: {
-                "num_source_samples": split.num_source,
-                "num_samples": split.num_stored,
-                "num_shards": split.num_shards,
-                "num_dropped": split.num_dropped,
-                "num_repeats": split.num_repeats,
-            }
+            name: msgspec.to_builtins(of_plan(split))
             for name, split in sorted(result.plan.splits.items())
         },
         "quarantined": result.plan.num_rejected,

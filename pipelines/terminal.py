@@ -52,7 +52,7 @@ def quiet_workers(*, show: bool) -> Iterator[Console]:
         os.dup2(log.fileno(), 2)
         try:
             yield Console(file=terminal)
-        except ShardsetError:
+        except (ShardsetError, KeyboardInterrupt):
             raise
         except BaseException:
             log.seek(0)

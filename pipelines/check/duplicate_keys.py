@@ -7,30 +7,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from shardset.format.manifest import Shard
-from shardset.order.permutation import hash64
 from shardset.read.indexes import read_index
 from shardset.storage.base import Storage
-
-_KEY_WORDS = 13  # 104 bytes: a member name has at most 100
-
-
-def hash_keys(keys: np.ndarray) -> np.ndarray:
-    """A 64-bit hash of each key, uint64; `keys` is the key column of an index, bytes strings of any
-    width.
-
-    The plan hashes Arrow columns of Unicode texts, before keys are shortened to what a tar can
-    hold. One function for both would copy every key; the two hashes are never compared.
-    """
-    if not len(keys):
-        return np.zeros(0, dtype=np.uint64)
-    # One width for all: each index stores its keys as wide as its longest one.
-    words = (
-        np.ascontiguousarray(keys.astype(f"S{8 * _KEY_WORDS}"))
-        .view("<u8")
-        .reshape(len(keys), _KEY_WORDS)
-    )
-    hashes: np.ndarray = hash64(*words.T)
-    return hashes
 
 
 def duplicate_keys(

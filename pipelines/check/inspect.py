@@ -10,12 +10,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from pipelines import split_table
 from pipelines.check.problems import read_quarantine
 from shardset.errors import ConfigError
 from shardset.format import manifest as manifests
 from shardset.format.catalog import read_names
 from shardset.format.index import index_fields
-from shardset.format.manifest import LoadedSet, Manifest, Shard, Split
+from shardset.format.manifest import LoadedSet, Manifest, Shard
 from shardset.read.indexes import read_index
 from shardset.storage.base import Storage
 
@@ -24,16 +25,17 @@ NO_NAMES = (
     " another build or version, and no catalogue has them"
 )
 _OLDER = "older versions have it as long as they are left: `log SET` lists them, SET@N is one"
+_SHARD_FIELDS = ("path", "num_samples", "num_bytes", "first_id")
 _THREADS = 8
 _MAX_REASONS = 20
 """An error lists this many entries of the quarantine list."""
 
 
-class SampleInfo(msgspec.Struct, frozen=True, kw_only=True, rename={"byte_ranges": "places"}):
+class SampleInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One stored sample. `name` is its name in the raw input, None if nothing has it.
 
     `id` counts over the split, `position` in the shard. `byte_ranges` maps a field to (offset,
-    bytes) in the tar; the JSON of `inspect` calls it `places`.
+    bytes) in the tar.
     """
 
     split: str
@@ -134,7 +136,7 @@ def overview(
         "digest": manifest.digest,
         "source": manifest.provenance.source,
         "seed": manifest.seed,
-        "splits": [_split_row(name, one) for name, one in splits.items()],
+        "splits": split_table.of_set(splits),
         "classes": [
             {"label": info.label, "name": info.name, "wnid": info.wnid}
             | {"counts": {name: counts[info.label] for name, counts in totals.items()}}
@@ -142,12 +144,8 @@ def overview(
             if label in (None, info.label)
         ],
         "shards": [
-            {"split": name, "number": number, "path": shard.path}
-            | {
-                "num_samples": shard.num_samples,
-                "num_bytes": shard.num_bytes,
-                "first_id": shard.first_id,
-            }
+            {"split": name, "number": number}
+            | {field: getattr(shard, field) for field in _SHARD_FIELDS}
             for name, one in splits.items()
             for number, shard in enumerate(one.shards)
         ],
@@ -155,28 +153,6 @@ def overview(
         "fixes": manifest.fixes,
         "notes": manifest.provenance.notes,
         "label": label,
-    }
-
-
-def _split_row(name: str, split: Split) -> dict[str, Any]:
-    same = (
-        "num_samples",
-        "num_shards",
-        "mean_bytes",
-        "fields",
-        "num_source_samples",
-        "num_dropped",
-        "num_repeats",
-    )
-    sizes = {
-        "smallest": min(split.shard_sizes, default=0),
-        "largest": max(split.shard_sizes, default=0),
-    }
-    return {
-        "name": name,
-        "num_bytes": split.num_tar_bytes,
-        **sizes,
-        **{field: getattr(split, field) for field in same},
     }
 
 

@@ -4,13 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 
 from pipelines.check.inspect import NO_NAMES, SampleInfo
+from pipelines.split_table import split_table, table
 from pipelines.terminal import plain
-
-MAX_ROWS = 20
-"""Longer tables are cut on a terminal, with a note; the JSON is complete."""
 
 
 def render(answer: dict[str, Any] | Sequence[SampleInfo]) -> RenderableType:
@@ -21,38 +18,19 @@ def render(answer: dict[str, Any] | Sequence[SampleInfo]) -> RenderableType:
 def render_overview(overview: dict[str, Any]) -> RenderableType:
     """The overview as tables: splits, classes, shards, and lines for the rest."""
     splits = overview["splits"]
-    optional = [
-        name for name in ("dropped", "repeats") if any(row[f"num_{name}"] for row in splits)
-    ]
     tables = [
-        _table(
-            "splits",
-            ["split", "samples", "shards", "per shard", "bytes", "mean", *optional, "fields"],
-            [
-                (
-                    row["name"],
-                    row["num_samples"],
-                    row["num_shards"],
-                    spread(row["smallest"], row["largest"]),
-                    row["num_bytes"],
-                    round(row["mean_bytes"]),
-                    *(row[f"num_{name}"] for name in optional),
-                    " ".join(row["fields"]),
-                )
-                for row in splits
-            ],
-        ),
-        _table(
+        split_table("splits", splits),
+        table(
             "classes",
-            ["label", "name", "wnid", *(row["name"] for row in splits)],
+            ["label#", "name", "wnid", *(f"{split.name}#" for split in splits)],
             [
                 (row["label"], row["name"], row["wnid"] or "", *row["counts"].values())
                 for row in overview["classes"]
             ],
         ),
-        _table(
+        table(
             "shards",
-            ["split", "shard", "path", "samples", "bytes", "first id"],
+            ["split", "shard#", "path", "samples#", "bytes#", "first id#"],
             [tuple(row.values()) for row in overview["shards"]],
         ),
     ]
@@ -70,11 +48,6 @@ def render_overview(overview: dict[str, Any]) -> RenderableType:
     return Group(first, *tables, *others)
 
 
-def spread(smallest: int, largest: int) -> str:
-    """Samples of a shard: `500`, or `499 to 500`."""
-    return f"{smallest:,}" if smallest == largest else f"{smallest:,} to {largest:,}"
-
-
 def render_samples(samples: Sequence[SampleInfo]) -> RenderableType:
     """Samples as a table; a single sample as a table of everything known about it."""
     if len(samples) == 1:
@@ -84,12 +57,12 @@ def render_samples(samples: Sequence[SampleInfo]) -> RenderableType:
          sum(num_bytes for _, num_bytes in s.byte_ranges.values()))
         for s in samples
     ]  # fmt: skip
-    table = _table(
+    found = table(
         "samples",
-        ["split", "shard", "position", "key", "name", "label", "class", "bytes"],
+        ["split", "shard#", "position#", "key", "name", "label#", "class", "bytes#"],
         rows,
     )
-    return table if all(s.name is not None for s in samples) else Group(table, NO_NAMES)
+    return found if all(s.name is not None for s in samples) else Group(found, NO_NAMES)
 
 
 def _sample_table(sample: SampleInfo) -> RenderableType:
@@ -116,35 +89,4 @@ def _sample_table(sample: SampleInfo) -> RenderableType:
             for field, (offset, size) in sample.byte_ranges.items()
         ),
     ]
-    return _table("sample", ["", ""], facts, len(facts))
-
-
-def _table(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], max_rows: int | None = None
-) -> Table:
-    max_rows = max_rows or MAX_ROWS
-    caption = (
-        f"... and {len(rows) - max_rows:,} more (all of them with --json)"
-        if len(rows) > max_rows
-        else None
-    )
-    table = Table(
-        title=title,
-        title_justify="left",
-        caption=caption,
-        caption_justify="left",
-        show_header=any(columns),
-    )
-    for number, name in enumerate(columns):
-        # Where names are folded and a number still does not fit, it ends with an ellipsis: never
-        # another number.
-        is_number = bool(rows) and isinstance(rows[0][number], int)
-        table.add_column(
-            name,
-            justify="right" if is_number else "left",
-            overflow="ellipsis" if is_number else "fold",
-            no_wrap=is_number,
-        )
-    for row in rows[:max_rows]:
-        table.add_row(*(f"{cell:,}" if isinstance(cell, int) else plain(cell) for cell in row))
-    return table
+    return table("sample", ["", ""], facts, len(facts))

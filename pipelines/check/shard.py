@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.check.duplicate_keys import hash_keys
 from pipelines.check.problems import Problem, problem_of
 from pipelines.images.check import examine
 from pipelines.images.options import ImageOptions
+from pipelines.plan import tables
 from shardset.checksum import crc32c_of
 from shardset.errors import DamagedShard, StorageError, UndecodableImage
 from shardset.format import table
@@ -116,13 +116,13 @@ def _checked_index(task: ShardTask, findings: ShardFindings) -> np.ndarray | Non
         findings.problems.append(problem_of(path, error))
         return None
     findings.num_bytes += task.shard.index.num_bytes
-    if task.is_own:  # others may use a key in several tars
-        findings.key_hashes = hash_keys(index["key"])
     if len(wrong := np.flatnonzero(index["check"] != table.checks(index))):
         findings.add(
             path,
             f"{len(wrong)} rows do not fit their checks, the first is row {wrong[0]}; {_REBUILD}",
         )
+    elif task.is_own:  # others may use a key in several tars
+        findings.key_hashes = tables.hash_keys(index["key"].astype(str).tolist())
     return index
 
 

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from pipelines import summary
 from pipelines.estimate.reading import (
     Mixing,
     Reading,
@@ -19,6 +19,7 @@ from pipelines.estimate.reading import (
     steps_of,
 )
 from pipelines.estimate.stored import StoredSet, StoredSplit
+from pipelines.split_table import split_table
 from shardset.errors import ConfigError
 from shardset.order.budget import DEFAULT_WINDOW, Memory, fit_memory, fit_order
 from shardset.order.epoch import Order
@@ -55,7 +56,7 @@ def estimate(stored: StoredSet, split: str, reading: Reading) -> Estimate:
     order = fit_order(
         stored_split.shard_sizes,
         reading.order_options,
-        stored_bytes=stored_split.plan.num_bytes,
+        stored_bytes=stored_split.numbers.num_bytes,
         view=stored_split.view,
     )
     memory, steps, refusal = None, steps_of(order), ""
@@ -74,7 +75,7 @@ def estimate(stored: StoredSet, split: str, reading: Reading) -> Estimate:
         steps=steps,
         mixing=mixing_of(order, stored.num_classes) if stored.num_classes > 1 else None,
         amplification=amplification,
-        read_bytes=round(amplification * stored_split.mean_bytes * order.num_samples),
+        read_bytes=round(amplification * stored_split.numbers.mean_bytes * order.num_samples),
         memory=memory,
         advice=[*_advice(stored_split, order, reading, steps)],
         refusal=refusal,
@@ -99,18 +100,16 @@ def _memory_of(stored: StoredSplit, order: Order, reading: Reading) -> Memory:
         reading.order_options,
         # the largest share
         rank_part(order.global_batch_size, reading.num_readers - 1, reading.num_readers),
-        stored_bytes=stored.plan.num_bytes,
+        stored_bytes=stored.numbers.num_bytes,
         image_bytes=image_bytes,
-        cache_bytes=stored.plan.num_stored * image_bytes if keeps_images else None,
+        cache_bytes=stored.numbers.num_samples * image_bytes if keeps_images else None,
     )
 
 
 def show(found: Estimate, console: Console) -> None:
     """Prints the splits, what reading one of them takes, advice, and what was assumed."""
     console.print(
-        summary.split_table(
-            found.stored.title, [split.plan for split in found.stored.splits.values()]
-        )
+        split_table(found.stored.title, [split.numbers for split in found.stored.splits.values()])
     )
     reading = found.reading
     replicas, hosts = count(reading.num_replicas, "replica"), count(reading.num_hosts, "host")
@@ -155,7 +154,7 @@ def _rows(found: Estimate) -> Iterator[tuple[str, str]]:
                 " order of a build comes near"
             ),
         )
-    mean = stored.splits[found.split].mean_bytes
+    mean = stored.splits[found.split].numbers.mean_bytes
     yield (
         "stored",
         f"{decimal(stored.num_bytes)} in all splits; {mean:,.0f} bytes a sample in its tar",
@@ -185,7 +184,9 @@ def to_json(found: Estimate) -> dict[str, Any]:
     stored, memory, order, reading = found.stored, found.memory, found.order, found.reading
     return {
         "assumption": stored.assumption or None,
-        "splits": {name: _split_json(split) for name, split in stored.splits.items()},
+        "splits": {
+            name: msgspec.to_builtins(split.numbers) for name, split in stored.splits.items()
+        },
         "num_classes": stored.num_classes,
         "split": found.split,
         "reading": asdict(reading) | {"num_readers": reading.num_readers},
@@ -200,21 +201,6 @@ def to_json(found: Estimate) -> dict[str, Any]:
     }
 
 
-def _split_json(split: StoredSplit) -> dict[str, Any]:
-    plan = split.plan
-    return {
-        "num_source_samples": plan.num_source,
-        "num_samples": plan.num_stored,
-        "num_shards": plan.num_shards,
-        "num_dropped": plan.num_dropped,
-        "num_repeats": plan.num_repeats,
-        "smallest_shard": min(split.shard_sizes),
-        "largest_shard": max(split.shard_sizes),
-        "tar_bytes": plan.num_bytes,
-        "mean_bytes": split.mean_bytes,
-    }
-
-
 def _advice(stored: StoredSplit, order: Order, reading: Reading, steps: Steps) -> Iterator[str]:
     """A sentence or two for each number worth changing."""
     if not stored.is_mixed:
@@ -224,7 +210,7 @@ def _advice(stored: StoredSplit, order: Order, reading: Reading, steps: Steps) -
             " number of `shuffle`. Raise --num-lanes or --window, or mix once: `build --source"
             " webdataset`."
         )
-    total, count = stored.plan.num_stored, stored.plan.num_shards
+    total, count = stored.numbers.num_samples, stored.numbers.num_shards
     small, left = divmod(total, count)
     if left and max(stored.shard_sizes) - min(stored.shard_sizes) <= 1:
         yield (

@@ -1,13 +1,13 @@
 """The sizes of a shard set, from its manifest or from bare numbers; reads no sample."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 from pipelines.config import BareNumbers, BuildConfig
 from pipelines.plan import layout
-from pipelines.plan.layout import SplitPlan
 from pipelines.plan.splits import refuse_unknown_splits
+from pipelines.split_table import SplitNumbers, of_plan, of_set
 from shardset.errors import ConfigError
 from shardset.format import manifest as manifests
 from shardset.format import naming
@@ -17,19 +17,14 @@ from shardset.order.selection import Selection
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSplit:
-    """One split: its plan with the bytes of its tars, the samples in each shard, its view, and
+    """One split: its numbers, the samples in each shard, its view, and
     whether the tars are mixed.
     """
 
-    plan: SplitPlan
+    numbers: SplitNumbers
     shard_sizes: Sequence[int]
     view: Selection | None = None
     is_mixed: bool = True
-
-    @property
-    def mean_bytes(self) -> float:
-        """Mean bytes of a sample in its tar, with headers and padding."""
-        return self.plan.num_bytes / self.plan.num_stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +39,7 @@ class StoredSet:
     @property
     def num_bytes(self) -> int:
         """Bytes of all tars."""
-        return sum(split.plan.num_bytes for split in self.splits.values())
+        return sum(split.numbers.num_bytes for split in self.splits.values())
 
     def name_of_split(self, wanted: str | None) -> str:
         """The split to read: the one asked for, else `train`, else the first.
@@ -62,22 +57,12 @@ def from_manifest(url: str) -> StoredSet:
     loaded = manifests.load(url)
     manifest = loaded.manifest
     splits = {}
-    for name, split in sorted(manifest.splits.items()):
-        plan = SplitPlan(
-            name=name,
-            num_source=split.num_source_samples,
-            num_stored=split.num_samples,
-            num_shards=split.num_shards,
-            num_dropped=split.num_dropped,
-            num_repeats=split.num_repeats,
-            num_bytes=split.num_tar_bytes,
-            fields=split.fields,
-            strata={},
-        )
-        splits[name] = StoredSplit(
-            plan=plan,
+    for numbers in of_set(dict(sorted(manifest.splits.items()))):
+        split = manifest.splits[numbers.name]
+        splits[numbers.name] = StoredSplit(
+            numbers=numbers,
             shard_sizes=split.shard_sizes,
-            view=loaded.part(name).selection,
+            view=loaded.part(numbers.name).selection,
             is_mixed=all("mixed" in group.promises for group in split.groups),
         )
     return StoredSet(title=url, splits=splits, num_classes=len(manifest.classes))
@@ -130,6 +115,6 @@ def _planned_split(
     sample_bytes = mean_bytes + 3.5 * BLOCK
     tar_bytes = round(sample_bytes * plan.num_stored) + len(END) * plan.num_shards
     return StoredSplit(
-        plan=replace(plan, num_bytes=tar_bytes),
+        numbers=of_plan(plan, tar_bytes),
         shard_sizes=[plan.shard_size(number) for number in range(plan.num_shards)],
     )

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipelines.config import Known
@@ -96,7 +95,7 @@ def write_known(files: PlanFiles, base: Manifest) -> None:
     output, opened = files.output, manifests.opened(files.output, base)
 
     def hashes(shard: Shard) -> Hashes:
-        return _hash_keys(read_index(output, shard)["key"].astype(str).tolist())
+        return tables.hash_keys(read_index(output, shard)["key"].astype(str).tolist())
 
     found = np.concatenate([*in_order(output, opened.shards, hashes)])
     files.write(paths.KNOWN_KEYS, np.unique(found).tobytes())
@@ -133,15 +132,11 @@ def _renamed(row: UnitRow, base: str) -> UnitRow:
     return msgspec.structs.replace(row, key=key)
 
 
-def _hash_keys(keys: Sequence[str]) -> Hashes:
-    return tables.hash_keys(pa.array(keys, pa.string()))
-
-
 def _taken(files: PlanFiles, keys: Sequence[str]) -> NDArray[np.bool_]:
     """Whether the set has each of these keys."""
     with _reading:
         if files.build not in _read:
             _read[files.build] = np.frombuffer(files.read(paths.KNOWN_KEYS), np.uint64)
-    known, hashes = _read[files.build], _hash_keys(keys)
+    known, hashes = _read[files.build], tables.hash_keys(keys)
     places = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
     return np.equal(known[places], hashes)

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from pipelines.plan import paths
 from pipelines.plan.files import START_OVER, PlanFiles
@@ -94,7 +95,7 @@ def unit_table(rows: Sequence[UnitRow], rejected: Sequence[QuarantineEntry]) -> 
     columns = {
         "split": [row.split for row in rows],
         "label": [row.label for row in rows],
-        "key_hash": hash_keys(pa.array([row.key for row in rows], pa.string())),
+        "key_hash": hash_keys([row.key for row in rows]),
         "row": list(map(_encode, rows)),
     }
     metadata = {_REJECTED: msgspec.json.encode(rejected)}
@@ -122,11 +123,6 @@ def concat(tables: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 def take(table: pa.RecordBatch, row: np.ndarray) -> pa.RecordBatch:
     """The rows with these numbers, in this order; the numbers are not checked."""
     return pc.take(table, pa.array(row), boundscheck=False)
-
-
-def slices(table: pa.RecordBatch, bounds: Sequence[int]) -> Iterator[pa.RecordBatch]:
-    """The rows between neighbouring `bounds`, without a copy."""
-    return (table.slice(start, stop - start) for start, stop in pairwise(bounds))
 
 
 def runs_of(values: np.ndarray) -> Iterator[tuple[int, int, int]]:
@@ -205,10 +201,11 @@ def digest_of(rows: Iterable[UnitRow]) -> str:
     return hasher.hexdigest()
 
 
-def hash_keys(key: pa.Array) -> np.ndarray:
+def hash_keys(keys: Sequence[str]) -> NDArray[np.uint64]:
     """A 64-bit hash of each key, to find equal keys."""
-    if not len(key):
+    if not keys:
         return np.zeros(0, np.uint64)
+    key = pa.array(keys, pa.string())
     num_bytes = pc.binary_length(key).to_numpy()
     num_words = max(1, -(-int(num_bytes.max()) // _WORD_BYTES))
     padded = pc.ascii_rpad(key, num_words * _WORD_BYTES, "\0")
@@ -218,7 +215,7 @@ def hash_keys(key: pa.Array) -> np.ndarray:
     for position, word in enumerate(words.reshape(len(key), num_words).T):
         # Padding must not count: another unit may pad its keys to more words.
         total += hash64(position, word) * (word != 0)
-    hashes: np.ndarray = hash64(num_bytes, total)
+    hashes: NDArray[np.uint64] = hash64(num_bytes, total)
     return hashes
 
 

@@ -9,14 +9,14 @@ from typing import Any
 
 from rich.filesize import decimal
 
+from pipelines import split_table
 from pipelines.check.problems import lines_of
-from pipelines.check.render import spread
 from pipelines.config import BuildConfig
 from pipelines.report import alike
 from pipelines.report.collect import MAX_GROUP_SHOWN, MAX_SHOWN, ReportData, collect
 from shardset.errors import ConfigError, ShardsetError
 from shardset.format import manifest as manifests
-from shardset.format.manifest import Manifest, Split
+from shardset.format.manifest import Manifest
 from shardset.html import page
 from shardset.html.page import Finding, Picture, clip
 from shardset.html.plots import Bars
@@ -113,7 +113,7 @@ def render(data: ReportData) -> bytes:
     num_shards = sum(split.num_shards for split in splits.values())
     num_bytes = sum(split.num_tar_bytes for split in splits.values())
     num_classes = len(manifest.classes)
-    columns = _split_columns(splits)
+    columns = split_table.columns(split_table.of_set(splits))
     titles = ["Summary", *["Damage"] * bool(data.damage)]
     titles += ["Images", "Duplicates", "Numbers", "Bad input", "Provenance"]
     return page.render(
@@ -159,24 +159,6 @@ def render(data: ReportData) -> bytes:
             for name, value in sorted(manifest.provenance.options.items())
         ],
     )
-
-
-def _split_columns(splits: Mapping[str, Split]) -> dict[str, list[Any]]:
-    """The columns of the table of splits, without those that are 0 everywhere."""
-    each = splits.values()
-    columns: dict[str, list[Any]] = {
-        "split": list(splits),
-        "samples#": [split.num_samples for split in each],
-        "shards#": [split.num_shards for split in each],
-        "samples a shard#": [spread(min(s.shard_sizes), max(s.shard_sizes)) for s in each],
-        "size#": [decimal(split.num_tar_bytes) for split in each],
-        "mean sample#": [decimal(round(split.mean_bytes)) for split in each],
-        "raw samples#": [split.num_source_samples for split in each],
-        "dropped#": [split.num_dropped for split in each],
-        "repeats#": [split.num_repeats for split in each],
-        "fields": [" ".join(split.fields) for split in each],
-    }
-    return {name: values for name, values in columns.items() if any(values)}
 
 
 def _class_bars(manifest: Manifest) -> Bars:

@@ -28,7 +28,6 @@ HARNESS_THREADS = 4
 own number is 12 or more, and each holds a unit of input (40 MiB), or a shard that it writes.
 """
 
-_REGION = re.compile(r"[a-z]+-[a-z]+[0-9]+")
 _BUCKET = re.compile(r"gs://([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])(/.*)?")
 
 
@@ -66,7 +65,6 @@ def check(
     location may be hidden.
     """
     cloud = options.view_as(GoogleCloudOptions)
-    _check_region(cloud.region)
     _check_package(options)
     _bucket_of(
         "--input",
@@ -113,14 +111,6 @@ def started(options: PipelineOptions, result: Any) -> str:
         f"the job continues at {page}; {threads} threads in each worker process"
         " (--number_of_worker_harness_threads)"
     )
-
-
-def _check_region(region: str | None) -> None:
-    if not _REGION.fullmatch(region or ""):
-        raise ConfigError(
-            f"--region {region}: expected a region, not a zone: that of the bucket, such as"
-            " europe-west4"
-        )
 
 
 def _check_package(options: PipelineOptions) -> None:

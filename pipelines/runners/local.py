@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing.process import BaseProcess
-from types import FrameType
 from typing import Any
 
 from apache_beam.portability import python_urns
@@ -107,8 +106,7 @@ def local_workers() -> Iterator[None]:
     group = WorkerGroup()
     WorkerHandler.register_environment(python_urns.SUBPROCESS_SDK, bytes)(partial(_Worker, group))
     try:
-        with _ended_by_ctrl_c(group):
-            yield
+        yield
     except RuntimeError as error:  # Beam may notice the closed connection before we notice the exit
         code = group.first_failure(_EXIT_PATIENCE_S)
         if code is None:
@@ -116,27 +114,6 @@ def local_workers() -> Iterator[None]:
         raise ShardsetError(group.record_exit(code)) from error
     finally:
         group.end()
-
-
-@contextmanager
-def _ended_by_ctrl_c(group: WorkerGroup) -> Iterator[None]:
-    """Ends the workers first on Ctrl-C; otherwise both sides would report lost connections."""
-    previous = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(previous):
-        yield
-        return
-
-    def end_workers(number: int, frame: FrameType | None) -> None:
-        report, threads_of_beam = threading.excepthook, set(threading.enumerate())
-        threading.excepthook = lambda args: None if args.thread in threads_of_beam else report(args)
-        group.end()
-        previous(number, frame)
-
-    signal.signal(signal.SIGINT, end_workers)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
 
 
 class _Worker(SubprocessSdkWorkerHandler):

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from pipelines.check.verify import ShowProgress
 from pipelines.plan import files, paths
@@ -89,19 +88,17 @@ def _line(output: Storage, num_units: int, writes: bool, seconds: float) -> str:
     )
 
 
-@contextmanager
-def verifying(console: Console) -> Iterator[ShowProgress]:
-    """A progress bar of verified shards; shows nothing without a terminal."""
-    columns = [
-        TextColumn("verify shards"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-    ]
-    with Progress(
-        *columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal
-    ) as bars:
-        task = bars.add_task("verify shards", total=None, rate="")
-        yield lambda done, total, num_bytes: bars.update(
-            task, completed=done, total=total, rate=f"{num_bytes / 1e6:,.0f} MB"
-        )
+def verifying(console: Console) -> ShowProgress:
+    """Prints how many shards are verified, every few seconds; nothing without a terminal."""
+    progress, started = BuildProgress(console), time.monotonic()
+    shown = started
+
+    def show(done: int, total: int, num_bytes: int) -> None:
+        nonlocal shown
+        now = time.monotonic()
+        if console.is_terminal and now - shown >= progress.interval_s:
+            shown = now
+            rate = num_bytes / 1e6 / (now - started)
+            progress.print(f"verified {done}/{total} shards, {rate:,.0f} MB/s")
+
+    return show

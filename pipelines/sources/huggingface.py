@@ -10,8 +10,8 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any, ClassVar, NamedTuple
 
@@ -44,6 +44,7 @@ from pipelines.sources.formats.spilled_list import Entry, SpilledList
 from shardset.errors import ConfigError, SourceError
 from shardset.format.labels import NO_LABEL
 from shardset.format.naming import SPLIT_NAMES, is_split
+from shardset.read.threads import results_in_order
 from shardset.storage.base import Stat, Storage
 
 ROWS_PER_UNIT = 1_000
@@ -84,18 +85,20 @@ class HuggingFace:
         the others.
         """
         files = self._files()
-        rows, without_rows, found, num_rows = (
-            SpilledList(),
-            list[Unit](),
-            dict[Label, str](),
-            Counter[str](),
-        )
+        rows, without_rows = SpilledList(), list[Unit]()
+        found, num_rows = dict[Label, str](), Counter[str]()
         table: ImageTable | None = None
-        for file, (own, row_groups, labels_and_paths) in zip(
-            files, self._scan_all(files), strict=True
-        ):
+        scans = (partial(self._scan, file) for file in files)
+        # so that the rows of few files wait in memory
+        scanned = results_in_order("hf-survey", _SURVEY_THREADS, scans)
+        for file, (own, row_groups, labels_and_paths) in zip(files, scanned, strict=True):
             table = table or own
-            table.refuse_other(own, f"{self.input.url}/{file.stat.name}")
+            if table != own:
+                raise SourceError(
+                    f"{self.input.url}/{file.stat.name}: it has {own!s:.300}, the first file"
+                    f" {table!s:.300}; expected files of one data set: name one file or folder as"
+                    " input"
+                )
             for number, (label, path) in enumerate(labels_and_paths, num_rows[file.split]):
                 if label not in found:
                     found[label] = f"split {file.split}, row {number}"
@@ -192,19 +195,10 @@ class HuggingFace:
             )
         return files
 
-    def _scan_all(
-        self, files: Sequence["_File"]
-    ) -> Iterator[tuple["ImageTable", list[int], list[Entry]]]:
-        """The schema of each file, the numbers of rows in its row groups, and the label and path of
+    def _scan(self, file: "_File") -> tuple["ImageTable", list[int], list[Entry]]:
+        """The schema of a file, the numbers of rows in its row groups, and the label and path of
         each row.
         """
-        remaining = iter(files)
-        with ThreadPoolExecutor(_SURVEY_THREADS) as threads:
-            # so that the rows of few files wait in memory
-            while some := list(islice(remaining, _SURVEY_THREADS)):
-                yield from threads.map(self._scan, some)
-
-    def _scan(self, file: "_File") -> tuple["ImageTable", list[int], list[Entry]]:
         where = f"{self.input.url}/{file.stat.name}"
         with RangeFile(self.input, file.stat, _SURVEY_WINDOW, twice=True) as opened:
             footer = parquet.open_parquet(opened, where)
@@ -220,14 +214,11 @@ class HuggingFace:
                 row_groups=row_groups,
                 batch_size=_LABELS_AT_ONCE,
             )
-            return (
-                table,
-                sizes,
-                [
-                    table.label_and_path(record, f"{where}: row {number}")
-                    for number, record in enumerate(records)
-                ],
-            )
+            rows = [
+                table.label_and_path(record, f"{where}: row {number}")
+                for number, record in enumerate(records)
+            ]
+            return table, sizes, rows
 
 
 class _File(NamedTuple):
@@ -363,16 +354,6 @@ class ImageTable:
         label = record.get(self.columns.label)
         path = (record.get(self.columns.path) or {}).get("path") if self.has_paths else None
         return [label_in(label, where), path or ""]
-
-    def refuse_other(self, other: "ImageTable", where: str) -> None:
-        """Raises SourceError if another file has other columns or classes."""
-        for what in ("columns", "names", "extra"):
-            mine, its = getattr(self, what), getattr(other, what)
-            if mine != its:
-                raise SourceError(
-                    f"{where}: its {what} are {its!s:.200}, those of the first file {mine!s:.200};"
-                    " expected files of one data set: name one file or folder as input"
-                )
 
     def notes(self) -> Iterator[str]:
         """Sentences on the columns that were taken, and on those that were not."""

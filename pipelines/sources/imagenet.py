@@ -118,16 +118,10 @@ def _survey_archives(storage: Storage, stats: dict[str, Stat]) -> Survey:
         )
     inner_tars, strays = _inner_tars(storage, train)
     labels = _labels(inner_tars, synsets, f"{storage.url}/{TRAIN_TAR}")
-    units = _labelled(inner_tars, labels)
-    notes = _notes_on_classes(labels, synsets) + _stray_notes(
-        strays, f"in {TRAIN_TAR} that are no nNNNNNNNN.tar"
-    )
+    units, notes = _labelled(inner_tars, labels), _notes_on_classes(labels, synsets) + strays
     if validation:
-        units.append(
-            _validation_unit(
-                {"split": VALIDATION, "tar": asdict(validation)}, labels, synsets, notes
-            )
-        )
+        unit = {"split": VALIDATION, "tar": asdict(validation)}
+        units.append(_validation_unit(unit, labels, synsets, notes))
     else:
         notes.append(f"no {VALIDATION_TAR}: only split {TRAIN}")
     return Survey(
@@ -139,7 +133,7 @@ def _survey_archives(storage: Storage, stats: dict[str, Stat]) -> Survey:
 
 
 def _inner_tars(storage: Storage, train: Stat) -> tuple[_Classes, list[str]]:
-    """The inner tars; the names of whatever else is in the outer tar."""
+    """The inner tars, and sentences on what else is in the outer tar."""
     units: _Classes = []
     strays: list[str] = []
     with RangeFile(storage, train, SCATTERED_BYTES) as file:
@@ -159,7 +153,7 @@ def _inner_tars(storage: Storage, train: Stat) -> tuple[_Classes, list[str]]:
             f"{storage.url}/{TRAIN_TAR}: holds no nNNNNNNNN.tar; fetch the training images of Task"
             " 1 and 2"
         )
-    return units, strays
+    return units, _stray_notes(strays, f"in {TRAIN_TAR} that are no nNNNNNNNN.tar")
 
 
 def _in_tar(storage: Storage, unit: Unit) -> Iterator[_Found]:
@@ -193,27 +187,19 @@ def _survey_tree(storage: Storage, root: str) -> Survey:
 
 def _class_folders(storage: Storage, prefix: str, split: str) -> tuple[_Classes, list[str]]:
     """The class folders below `prefix`, and sentences on what else is there."""
-    counts: Counter[str] = Counter()
-    strays: list[str] = []
-    num_others = 0
+    counts, strays = Counter[str](), list[str]()
     for stat in _visible(storage, prefix):
         wnid, slash, _ = stat.name[len(prefix) :].partition("/")
-        if objects.extension(stat.name) not in FIELD_OF_EXTENSION:
-            num_others += 1
-        elif slash and WNID.fullmatch(wnid):
+        is_image = objects.extension(stat.name) in FIELD_OF_EXTENSION
+        if is_image and slash and WNID.fullmatch(wnid):
             counts[wnid] += 1
         else:
             strays.append(objects.printable(stat.name))
-    notes = (
-        [f"{prefix}: left out {num_others} files that are no images by name"] if num_others else []
-    )
-    units = (
-        {"split": split, "prefix": f"{prefix}{wnid}/", "num_files": counts[wnid]}
-        for wnid in sorted(counts)
-    )
-    return list(zip(sorted(counts), units, strict=True)), notes + _stray_notes(
-        strays, "in no folder nNNNNNNNN"
-    )
+    classes = [
+        (wnid, {"split": split, "prefix": f"{prefix}{wnid}/", "num_files": number})
+        for wnid, number in sorted(counts.items())
+    ]
+    return classes, _stray_notes(strays, f"in {prefix} that are no images in folders nNNNNNNNN")
 
 
 def _visible(storage: Storage, prefix: str) -> Iterator[Stat]:

@@ -1,12 +1,14 @@
 """Existing WebDataset tars (PAX, GNU or USTAR), with all their fields."""
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import groupby, product
+from posixpath import commonprefix
 from tarfile import TarInfo
 from typing import Any, BinaryIO, ClassVar, NamedTuple
 
@@ -158,7 +160,7 @@ def tars_below(storage: Storage) -> list[Stat]:
 def tars_named(storage: Storage, names: Iterable[str]) -> list[Stat]:
     """The tars of these names; SourceError for those that are missing."""
     wanted = list(names)
-    stats = {stat.name: stat for stat in storage.list(common_start(wanted))}
+    stats = {stat.name: stat for stat in storage.list(commonprefix(wanted))}
     if missing := [name for name in wanted if name not in stats]:
         first = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
         raise SourceError(
@@ -175,39 +177,35 @@ def _refuse_compressed(url: str) -> None:
         )
 
 
-def _expand(pattern: str) -> list[str]:
+def _expand(pattern: str) -> Iterator[str]:
     """`a{1..2}{x,y}` as a1x, a1y, a2x, a2y; raises ConfigError for braces that say neither."""
-    braces = _BRACES.search(pattern)
-    if not braces:
-        return [pattern]
-    before, body, after = pattern[: braces.start()], braces[1], pattern[braces.end() :]
-    choices: Sequence[int | str] = body.split(",")
-    width = 0
+    parts = _BRACES.split(pattern)  # texts, and between them the bodies of braces
+    choices = [_choices(part, pattern) if at % 2 else [part] for at, part in enumerate(parts)]
+    if not 0 < math.prod(map(len, choices)) <= MAX_EXPANDED:
+        raise ConfigError(
+            f"{pattern}: none or too many names, expected 1 to {MAX_EXPANDED}; give the folder"
+            " instead"
+        )
+    return map("".join, product(*choices))
+
+
+def _choices(body: str, pattern: str) -> list[str]:
     if numbers := _RANGE.fullmatch(body):
-        choices = range(int(numbers[1]), int(numbers[2]) + 1)
+        first, last = map(int, numbers.groups())
         width = len(numbers[1]) if numbers[1].startswith("0") else 0
-    elif len(choices) == 1:
-        raise ConfigError(
-            f"{pattern}: {{{body}}} is neither a range {{000..009}} nor a list {{a,b}}; a folder"
-            " can't be called so: rename it"
-        )
-    rests = _expand(after)
-    if not 0 < len(choices) * len(rests) <= MAX_EXPANDED:
-        raise ConfigError(
-            f"{pattern}: {len(choices) * len(rests)} names, expected 1 to {MAX_EXPANDED}; give the"
-            " folder instead"
-        )
-    return [before + str(choice).zfill(width) + rest for choice in choices for rest in rests]
-
-
-def common_start(names: list[str]) -> str:
-    """What all names begin with."""
-    first, last = min(names), max(names)
-    return next((first[:at] for at in range(len(first)) if first[at] != last[at : at + 1]), first)
+        # with one too many for those that are refused anyway
+        last = min(last, first + MAX_EXPANDED)
+        return [str(number).zfill(width) for number in range(first, last + 1)]
+    if "," in body:
+        return body.split(",")
+    raise ConfigError(
+        f"{pattern}: {{{body}}} is neither a range {{000..009}} nor a list {{a,b}}; a folder can't"
+        " be called so: rename it"
+    )
 
 
 def _common_folder(urls: list[str]) -> str:
-    folder, slash, _ = common_start(urls).rpartition("/")
+    folder, slash, _ = commonprefix(urls).rpartition("/")
     remote = any(map(is_address, urls))
     if (remote and not is_address(folder)) or (
         not slash and any(url.startswith("/") for url in urls)

@@ -124,7 +124,8 @@ class ShardWriter:
 def _references(table: pa.RecordBatch) -> Iterator[tuple[UnitRow, int, int, int]]:
     """Each row with its duplicate number, its source number and its copy number."""
     # In chunks: the Python objects of a whole shard take many times the memory of its table.
-    for chunk in tables.slices(table, [*range(0, len(table), _CHUNK_ROWS), len(table)]):
+    for start in range(0, len(table), _CHUNK_ROWS):
+        chunk = table.slice(start, _CHUNK_ROWS)
         numbers = (tables.values(chunk[name]) for name in ("occurrence", "source", "copy"))
         yield from zip(tables.rows_of(chunk), *numbers, strict=True)
 

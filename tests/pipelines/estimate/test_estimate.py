@@ -54,7 +54,7 @@ def test_imagenet_in_1024_shards_by_hand():
     dropped = numbers(reading=replace(found.reading, last_batch="drop")).steps
     assert (dropped.num_steps, dropped.num_pads, dropped.num_left_out) == (312, 0, 3215)
     # 512 header + 110,000 + about 256 padding + 1,024 for the label; 4 MiB / 111,793 = 37.5
-    assert split.mean_bytes == pytest.approx(111_792, abs=2)
+    assert split.numbers.mean_bytes == pytest.approx(111_792, abs=2)
     assert (found.order.num_lanes, found.order.block_size) == (256, 37)
     assert "drop leaves out 143 (1,281,024 = 1,024 x 1,251)" in advice(found)
     assert "pad repeats 881 (1,282,048 = 1,024 x 1,252)" in advice(found)
@@ -156,9 +156,9 @@ def test_numbers_foresee_what_a_build_makes(built):
     numbers = from_numbers(built, bare)
     foreseen, made = numbers.splits["train"], from_manifest(built.output).splits["train"]
     assert foreseen.shard_sizes == made.shard_sizes
-    assert foreseen.plan.num_dropped == made.plan.num_dropped
-    assert foreseen.plan.num_repeats == made.plan.num_repeats
-    assert foreseen.plan.num_bytes == pytest.approx(made.plan.num_bytes, rel=0.15)
+    assert foreseen.numbers.num_dropped == made.numbers.num_dropped
+    assert foreseen.numbers.num_repeats == made.numbers.num_repeats
+    assert foreseen.numbers.num_bytes == pytest.approx(made.numbers.num_bytes, rel=0.15)
 
 
 @pytest.mark.parametrize("num_readers", [1, 2, 4])
@@ -212,7 +212,7 @@ def test_the_numbers_come_as_json_too(capsys):
         "num_pads": 881,
         "num_left_out": 0,
     }
-    assert found["read_bytes"] == found["splits"]["train"]["tar_bytes"]
+    assert found["read_bytes"] == found["splits"]["train"]["num_bytes"]
     assert found["assumption"].startswith("images are JPEGs")
 
 

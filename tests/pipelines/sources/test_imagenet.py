@@ -242,9 +242,8 @@ def test_what_is_in_no_class_folder_or_no_image_is_counted_and_hidden_files_are_
     survey, samples, rejected = everything(source_of(tmp_path, files))
     assert (len(samples), rejected) == (len(maker.images()), [])
     assert survey.notes[1:] == [
-        "train/: left out 1 files that are no images by name",
-        "left out 1 files in no folder nNNNNNNNN, such as train/cat.jpg",
-        "left out 1 files in no folder nNNNNNNNN, such as val/x/dog.png",
+        "left out 2 files in train/ that are no images in folders nNNNNNNNN, such as train/cat.jpg",
+        "left out 1 files in val/ that are no images in folders nNNNNNNNN, such as val/x/dog.png",
     ]
 
 
