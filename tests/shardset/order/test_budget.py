@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardset.errors import ConfigError
-from shardset.order.budget import BUDGET_BYTES, OrderOptions, fit_memory, fit_order
+from shardset.order.budget import BUDGET_BYTES, READ_AHEAD, OrderOptions, fit_memory, fit_order
 from shardset.order.lanes import rank_part
 
 SHARD_SIZES, STORED_BYTES = [1252] * 1024, 1024 * 1252 * 111_000
@@ -79,6 +79,20 @@ def test_what_a_reader_holds_is_within_its_budget_or_refused(world, budget):
         assert world < 32
     else:
         assert 0 < memory.total <= budget
+
+
+def test_what_the_budget_leaves_is_read_ahead():
+    mean = STORED_BYTES / sum(SHARD_SIZES)
+    roomy, tight = (memory_of(world=8, budget_bytes=size, window=3) for size in (1 << 40, 1 << 30))
+    held = 256 // 8 * (37 + 3) * mean
+    assert roomy.raw == pytest.approx(held + (1 + READ_AHEAD) * 4096 // 8 * mean, rel=0.01)
+    assert held < tight.raw <= roomy.raw
+
+
+@pytest.mark.parametrize("name", ["num_lanes", "block_size", "augment_repeats"])
+def test_a_number_that_no_order_has_is_refused(name):
+    with pytest.raises(ConfigError, match=f"{name} is 0, expected at least 1"):
+        options_of(**{name: 0})
 
 
 @pytest.mark.parametrize(("cache", "kept"), [(None, 0), (1 << 20, 1 << 20), (BUDGET_BYTES, 0)])
