@@ -200,7 +200,7 @@ def _json_of(timetable: Timetable, answer: Explanation) -> str:
 def _show(answer: Explanation) -> None:
     table = Table(*next(iter(answer.rows), {}), caption_justify="left")
     for column in table.columns:
-        column.overflow = "fold"
+        column.overflow, column.no_wrap = "fold", column.header == "key"
     for row in answer.rows[:MAX_ROWS]:
         table.add_row(*_cells(row))
     if len(answer.rows) > MAX_ROWS:
