@@ -118,6 +118,7 @@ USED = [
     ),
 ]
 OF_PYTHON = {
+    "_ActionsContainer",
     "_ArgumentGroup",
     "_SubParsersAction",
     "_Unpickler",

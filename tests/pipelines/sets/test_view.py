@@ -206,7 +206,7 @@ def test_the_verbs_take_a_view(tmp_path, capsys):
     assert 1 <= found["amplification"] <= 1.3
     assert cli.main(["export", view, "--to", "wids"]) == 2
     shown = inspect.inspect(view)
-    assert {row["name"]: row["num_samples"] for row in shown["splits"]} == said["num_samples"] | {
+    assert {row.name: row.num_samples for row in shown["splits"]} == said["num_samples"] | {
         "test": 20
     }
     assert sum(sum(one["counts"].values()) for one in shown["classes"]) == 62

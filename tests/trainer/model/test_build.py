@@ -39,7 +39,7 @@ def test_the_group_norm_swap_leaves_no_batch_norm(name: str) -> None:
     ("config", "message"),
     [
         (ModelConfig(name="resnt18"), "near it: .*resnet18"),
-        (ModelConfig(name="resnet18.no_such_tag"), "Invalid pretrained tag .*; leave the tag"),
+        (ModelConfig(name="resnet18.no_such_tag"), "Invalid pretrained tag .*; leave a tag"),
         (ModelConfig(name="no.such.module:function"), "importable"),
         (ModelConfig(name="trainer.model:nothing"), "importable"),
         (ModelConfig(name="trainer.model.build:set_training"), "num_classes"),

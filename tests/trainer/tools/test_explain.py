@@ -185,7 +185,7 @@ def test_the_page_s_commands_and_its_example_run(recorded, tmp_path, monkeypatch
             ["--key", "train-00000"],
             "has the key 'train-00000'; `python -m pipelines inspect` finds",
         ),
-        (["--id", "52"], "which has 0 to 51"),
+        (["--id", "52"], "ids reach 52 to 52, expected 0 to 51"),
     ],
 )
 def test_what_can_t_be_asked_is_a_wrong_command_line(recorded, words, message, capsys):
