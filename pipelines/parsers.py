@@ -30,7 +30,8 @@ sources, and what --input is for each:
                       file, filename, ..., class, category, ...; else --path-column,
                       --label-column) and optionally split, key, others
   shardset            a shard set, or a view of one (a .parquet file), which becomes its own set
-  webdataset          a folder of tars, one tar, or a pattern such as 'gs://bucket/train-{{000000..000099}}.tar'
+  webdataset          a folder of tars, one tar, or a pattern such as
+                      'gs://bucket/train-{{000000..000099}}.tar'
 
 examples:
   python -m pipelines build --source folder --input photos --holdout test=0.1 --output shards

@@ -18,7 +18,9 @@ _QUERY = re.compile(r"(\w://[^\s?]*\?)[^\s\"']+")  # which signs an address
 
 
 def masked(text: str) -> str:
-    """The text with `***` for user, password, keys and query of addresses: `http://***@host/a?***`."""
+    """The text with `***` for user, password, keys and query of addresses, such as
+    `http://***@host/a?***`.
+    """
     for secret, shown in ((_USER, "***@"), (_KEYS, "***"), (_QUERY, r"\1***")):
         text = secret.sub(shown, text)
     return text

@@ -106,7 +106,8 @@ def started(options: PipelineOptions, result: Any) -> str:
     )
     if cloud.template_location:
         return f"the job is in {cloud.template_location}, from where Dataflow starts it"
-    page = f"https://console.cloud.google.com/dataflow/jobs/{cloud.region}/{result.job_id()}?project={cloud.project}"
+    where = f"{cloud.region}/{result.job_id()}?project={cloud.project}"
+    page = f"https://console.cloud.google.com/dataflow/jobs/{where}"
     return (
         f"the job continues at {page}; {threads} threads in each worker process"
         " (--number_of_worker_harness_threads)"

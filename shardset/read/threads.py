@@ -87,7 +87,7 @@ def outcome_of(call: Callable[[], T]) -> T | BaseException:
     """What `call` returns or raises."""
     try:
         return call()
-    except BaseException as error:  # noqa: BLE001 - handed to `settle`, which raises it to all who wait
+    except BaseException as error:  # noqa: BLE001 - `settle` raises it to all who wait
         return error
 
 

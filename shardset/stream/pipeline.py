@@ -116,7 +116,7 @@ class Pipeline:
             try:
                 for item in produce():
                     self._send(out, item)
-            except BaseException as error:  # noqa: BLE001 - raised again in the thread that iterates
+            except BaseException as error:  # noqa: BLE001 - the iterating thread raises it
                 self._send(out, error)
             else:
                 self._send(out, None)

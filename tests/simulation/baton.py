@@ -256,7 +256,7 @@ class Baton:
                 task.result = function()
         except Over:
             pass
-        except BaseException as error:  # noqa: BLE001 - a thread of the product must not end by an error
+        except BaseException as error:  # noqa: BLE001 - no thread may end by an error
             if not self._is_over:
                 self._give_up(
                     error if isinstance(error, Failed) or task.name == "main" else _uncaught(error)

@@ -26,7 +26,8 @@ class SpilledList:
         self._entries_per_write = entries_per_write
         self._where = f"the temporary folder {tempfile.gettempdir()}"
         with os_errors_as_storage_errors(self._where):
-            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # closed, and so removed, with the list
+            # closed, and so removed, with the list
+            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
         self._stops = [0]
         self._last: list[Entry] = []
         self._num_entries = 0
