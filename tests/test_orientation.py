@@ -21,7 +21,7 @@ from shardset.settings import with_values
 from tests.makers import odd_images
 from tests.makers.odd_images import ORIENTATION, encoded
 from tests.makers.training import tiny_config
-from tests.shardset.decode.test_image import one
+from tests.shardset.decode.test_crops import one
 from trainer.data.splits import eval_spec, train_spec
 
 SIZE = (52, 37)

@@ -20,8 +20,9 @@ with brought_by("webdataset"):
     import webdataset
 
     from shardset.adapters.torch import SampleDataset
+    from shardset.format.manifest import SetUrl, load_set
     from shardset.stream.defaults import DEFAULT_SEED
-    from shardset.stream.spec import SetUrl, StreamOptions, load_set
+    from shardset.stream.spec import StreamOptions
     from shardset.stream.stream import Stream
 
 ROW_SIZE = 64

@@ -4,6 +4,7 @@
 """
 
 import hashlib
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -257,6 +258,15 @@ class LoadedSet(NamedTuple):
     def stored_split(self, split: str) -> str:
         """The split of the whole set that a split is of."""
         return split if self.view is None or split not in self.view.splits else self.view.head.split
+
+
+SetUrl = str | os.PathLike[str] | LoadedSet
+"""A manifest or its folder, a view, or the set that `shardset.load` returned."""
+
+
+def load_set(url: SetUrl) -> LoadedSet:
+    """The set at a URL; that itself if it is loaded already."""
+    return url if isinstance(url, LoadedSet) else load(os.fspath(url))
 
 
 def load(url: str) -> LoadedSet:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from shardset.checksum import crc32c_text
 from shardset.errors import DamagedShard, ManifestError, NotFound
 from shardset.format import naming, table
+from shardset.prepared import prepared
 from shardset.storage.base import Storage
 
 SHARD_DTYPE: Final = np.dtype(
@@ -78,6 +79,7 @@ class Shard(Record, frozen=True, kw_only=True):
     index: IndexFile
 
 
+@prepared
 class Group(Record, frozen=True, kw_only=True):
     """Shards that were written together: their names as a brace pattern, and the table that
     describes them.

@@ -21,12 +21,13 @@ from typing import Any
 import numpy as np
 
 from shardset.errors import BudgetTooSmall, ConfigError, require_int
+from shardset.format.manifest import SetUrl
 from shardset.order.budget import BUDGET_BYTES, MIB
 from shardset.order.lanes import check_world, default_lanes, lanes_of_reader, rank_part
 from shardset.order.permutation import derive_key
 from shardset.order.state import OrderState, state_from_values
 from shardset.stream.source import warn_of_shared_lanes
-from shardset.stream.spec import Batch, SetUrl
+from shardset.stream.spec import Batch
 from shardset.stream.stream import Stream
 
 

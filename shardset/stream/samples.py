@@ -18,13 +18,12 @@ from numpy.typing import NDArray
 
 from shardset.errors import ConfigError, UndecodableImage, brought_by
 from shardset.format.images import FIELD_OF_EXTENSION
-from shardset.format.manifest import LoadedSet
+from shardset.format.manifest import LoadedSet, SetUrl, load_set
 from shardset.order.epoch import Order
 from shardset.per_process import PerProcess
 from shardset.read.indexes import ShardTable
 from shardset.read.open import open_sample_reader
 from shardset.read.pending import PendingSamples, SampleReader
-from shardset.stream.spec import SetUrl, load_set
 
 
 @dataclass(frozen=True)

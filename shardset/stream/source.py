@@ -11,7 +11,7 @@ from shardset.decode.workers import SharedImages, WorkerPool
 from shardset.errors import ConfigError
 from shardset.format.columns import BATCH_NAMES, StoredColumn, open_column
 from shardset.format.images import FIELD_OF_EXTENSION
-from shardset.format.manifest import LoadedSet, Manifest, Split
+from shardset.format.manifest import LoadedSet, Manifest, Split, load_set
 from shardset.format.view import ViewSplit
 from shardset.order.budget import Memory, fit_memory, fit_order
 from shardset.order.epoch import Order
@@ -20,7 +20,7 @@ from shardset.read.addresses import SampleAddresses
 from shardset.read.disk_cache import BlockCache
 from shardset.read.indexes import ShardTable
 from shardset.read.local import SMALL_BYTES
-from shardset.stream.spec import StreamSpec, load_set
+from shardset.stream.spec import StreamSpec
 
 _log = logging.getLogger(__name__)
 

@@ -9,8 +9,7 @@ import numpy as np
 
 from shardset.decode.image import ImageSpec
 from shardset.errors import ConfigError, require_int
-from shardset.format import manifest as manifests
-from shardset.format.manifest import LoadedSet
+from shardset.format.manifest import LoadedSet, SetUrl
 from shardset.order.budget import PREFETCH, OrderOptions
 from shardset.order.epoch import LastBatch
 from shardset.order.lanes import check_world, rank_part
@@ -33,20 +32,12 @@ Batch = dict[str, Any]
 shapes and types.
 """
 
-SetUrl = str | os.PathLike[str] | LoadedSet
-"""A manifest or its folder, a view, or the set that `shardset.load` returned."""
-
 BadSamples = Literal["raise", "mask"]
 
 RowTransform = Callable[[dict[str, Any], np.random.Generator], Mapping[str, Any]]
 """The caller's own change of a row: gets it and its random numbers, returns what goes into the
 batch.
 """
-
-
-def load_set(url: SetUrl) -> LoadedSet:
-    """The set at a URL; that itself if it is loaded already."""
-    return url if isinstance(url, LoadedSet) else manifests.load(os.fspath(url))
 
 
 class StreamOptions(TypedDict, total=False):

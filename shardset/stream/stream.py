@@ -20,12 +20,13 @@ from typing import Any, NoReturn, Self, Unpack
 
 from shardset.errors import ConfigError, require_int
 from shardset.format import manifest as manifests
+from shardset.format.manifest import SetUrl
 from shardset.order.state import ORDER_NAMES, OrderState, state_from_values, values_of_state
 from shardset.stream.decode_batch.steps import Spans
 from shardset.stream.defaults import DEFAULT_SEED, ImageChoice, choose_global_batch, choose_image
 from shardset.stream.pipeline import Pipeline
 from shardset.stream.source import DecodeAids, StreamSource, open_decode_aids, open_source
-from shardset.stream.spec import Batch, SetUrl, StreamOptions, StreamSpec
+from shardset.stream.spec import Batch, StreamOptions, StreamSpec
 from shardset.stream.world import check_same, refuse_copies, refuse_second_division, which_process
 
 _log = logging.getLogger(__name__)

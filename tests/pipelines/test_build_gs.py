@@ -1,5 +1,8 @@
-"""Every source reads from gs:// what it reads from disk, and gives the same bytes."""
+"""Every source reads import shutil
+import shutil
+from gs:// what it reads from disk, and gives the same bytes."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
@@ -30,7 +33,10 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_inputs(tmp_path_factory.mktemp("raw"))
     for name, data in python_files(cifar100(rows=3)).items():
         add(folder, f"cifar-100-python/{name}", data)
-    build(config_of(folder / "photos", folder / "set"), HERE)
+    build(config_of(folder / "photos", folder / "built"), HERE)
+    for tar in (folder / "built").rglob("*.tar"):
+        add(folder, f"set/{tar.parent.name}/{tar.name}", tar.read_bytes())
+    shutil.rmtree(folder / "built")
     return folder
 
 

@@ -14,7 +14,7 @@ from shardset.decode.crops import Box
 from shardset.decode.image import ImageSpec, decode
 from shardset.decode.jpeg_restart import cut, grid_of, head
 from shardset.errors import UndecodableImage
-from tests.shardset.decode.test_image import busy, one
+from tests.shardset.decode.test_crops import busy, one
 
 SPEC = ImageSpec(size=24)
 BLOCKS = {"4:2:0": (16, 16), "4:2:2": (8, 16), "4:4:4": (8, 8), "grey": (8, 8)}
