@@ -1,6 +1,4 @@
-"""Every source reads import shutil
-import shutil
-from gs:// what it reads from disk, and gives the same bytes."""
+"""Every source reads from gs:// what it reads from disk, and gives the same bytes."""
 
 import shutil
 from dataclasses import replace
