@@ -213,7 +213,7 @@ def test_a_training_outlives_the_connection_until_it_is_stopped(cloud, tpu, numb
     os.killpg(process.pid, number)  # as a terminal does
     output = finish(process)[1]
     if number == signal.SIGINT:
-        assert "the training continues" in last(output)
+        assert "training on the TPU continues" in last(output)
     code, _, errors = tpu("train", *RUN)
     assert code == FAILED
     assert errors.count("a training runs here already") == 2
