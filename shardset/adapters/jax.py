@@ -28,8 +28,8 @@ class GlobalBatches(StreamAdapter):
     those of this process. The axis may be Auto or Explicit. Without jax_enable_x64, JAX holds `id`
     and `label` as 32-bit numbers.
 
-    Raises ConfigError unless the stream's rank and world_size are those of JAX, and JAX's own
-    ValueError for an axis that the mesh lacks, or over which the global batch does not divide.
+    Raises ConfigError unless the stream's rank and world_size are those of JAX, and the global
+    batch divides over an axis of the mesh.
     """
 
     def __init__(self, stream: Stream, mesh: Mesh, axis: str = "data") -> None:
@@ -41,6 +41,17 @@ class GlobalBatches(StreamAdapter):
             raise ConfigError(
                 f"the stream reads for rank {own[0]} of {own[1]}, but this is process {here[0]} of"
                 f" {here[1]} of JAX; pass rank=jax.process_index(), world_size=jax.process_count()"
+            )
+        if axis not in mesh.shape:
+            raise ConfigError(
+                f"the mesh has no axis {axis!r}, only {', '.join(map(str, mesh.shape))}; name one"
+                " of them"
+            )
+        size = stream.order.global_batch_size
+        if size % mesh.shape[axis]:
+            raise ConfigError(
+                f"a global batch of {size} does not divide over {mesh.shape[axis]} devices of axis"
+                f" {axis!r}; use a multiple"
             )
         is_narrow = jax.dtypes.canonicalize_dtype(np.int64) != np.int64
         if is_narrow and stream.split.num_samples > np.iinfo(np.int32).max:
