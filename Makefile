@@ -10,7 +10,7 @@ CHECK := import sys; sys.version_info >= (3, 11) or sys.exit(f'{sys.executable} 
 	expected 3.11 or newer; name one: make PYTHON=python3.11')
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check fmt fmt-check lint types unit slow nightly test-torch emulator azurite flink peers frameworks torch torchtpu flink-up flink-down dataflow docs bench clean
+.PHONY: help env demo test check fmt fmt-check lint types unit slow nightly emulator azurite flink peers frameworks torch torchtpu flink-up flink-down dataflow docs bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1|/' | column -t -s '|'
@@ -57,11 +57,7 @@ unit: env
 	$(PY) -m pytest -q -n auto -m "not slow and not nightly and not gcs" $(FAST) $(NOT_FAST)
 
 slow: env emulator  ## the slow suites: kills, damage, strategies, README commands
-	$(PY) -m pytest -q -n auto -m "slow and not nightly" --ignore=tests/torch
-
-test-torch: torch  ## with the newest torch: the steps of the learner, and a run that changes torch
-	.tools/torch-venv/bin/python -m pytest -q -n auto -m "not slow and not nightly" tests/trainer/model/test_learner.py
-	$(PY) -m pytest -q -n auto -m slow tests/torch
+	$(PY) -m pytest -q -n auto -m "slow and not nightly"
 
 nightly: env emulator azurite flink peers frameworks torch torchtpu  ## Flink, other readers, notebooks, browsers, benchmarks, long waits, TorchTPU, the trainer with the newest torch
 	$(PY) -m pytest -q -n auto -m nightly

@@ -22,7 +22,7 @@ from tests.makers.training import (
 )
 from trainer.config import ModelConfig, OptimizerConfig, Strategy
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 TOLERANCE = 1e-5
 """Between versions over 21 steps: their kernels add up in another order."""
