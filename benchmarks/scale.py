@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import msgspec
@@ -393,8 +393,8 @@ def put_group(files: PlanFiles, plan: SplitPlan, num_batches: int) -> tuple[list
     placed = tables.from_columns(tables.PLACEMENT, columns)
     bounds = np.linspace(0, len(line), num_batches + 1).astype(int).tolist()
     parts = []
-    for number, piece in enumerate(tables.slices(placed, bounds)):
-        name = paths.slice_path("references", number)
+    for number, (start, stop) in enumerate(pairwise(bounds)):
+        name, piece = paths.slice_path("references", number), placed.slice(start, stop - start)
         parts += write_slices(files, name, [(0, tables.placements_to_bytes(piece))])
     return [part for _, part in parts], len(line)
 
