@@ -47,8 +47,7 @@ def change(spoilt: dict[str, Any], path: str, new: object) -> None:
     holder[last] = new
 
 
-def test_the_golden_manifest_is_frozen():
-    assert golden.shard_set_files()["manifest.json"] == GOLDEN, golden.REGENERATE
+def test_the_digest_of_the_golden_manifest_is_frozen():
     frozen = "42dad5d1bfab4a9400be265650e4914d6d94d544fe3042c30d5a715eaab22625"
     assert parse(GOLDEN).digest == frozen, golden.REGENERATE
 

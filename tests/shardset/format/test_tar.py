@@ -38,24 +38,8 @@ from shardset.format.tar import (
     sample_members,
 )
 from tests.makers import golden
-from tests.makers.tars import plain, special, tar_bytes, tar_of
+from tests.makers.tars import special, tar_bytes, tar_of
 
-FROZEN = {
-    "train/train-000000.tar": "9b6d4c88654313ed8022413439be4e6277d5c50acb63656cc3576758736404a1",
-    "train/train-000000.idx.npy": (
-        "b7a51df7c1280dfe24d8ffbdb17f3bcc58e1a8f92020c8f844438ce9701e32d1"
-    ),
-    "train/train-000001.tar": "bbddcb4a372170b3cfa3752de2b9487f406d71bc2097e3fb33bb77705ba53623",
-    "train/train-000001.idx.npy": (
-        "a000249e3fcd6d0ecc9310d227fe26cce3730f3a91837615672a46225cc79ac1"
-    ),
-    "validation/validation-000000.tar": (
-        "105d61ba7d725ab65bc7c7c407aa97c1d5f8196f6ef0ed432c56a9f4cecc9731"
-    ),
-    "validation/validation-000000.idx.npy": (
-        "c2cad3ee16b62e73e9e99c01f5ae764e579c1348b41d62b2c706294f93fa9937"
-    ),
-}
 SHARD = golden.FOLDER / "train/train-000000.tar"
 SMALL = (golden.FOLDER / "validation/validation-000000.tar").read_bytes()
 SMALL_INDEX = (golden.FOLDER / "validation/validation-000000.idx.npy").read_bytes()
@@ -111,11 +95,11 @@ def with_checksum(block: bytes) -> bytes:
 # ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", FROZEN)
-def test_tar_and_index_bytes_are_frozen(name):
+@pytest.mark.parametrize("name", golden.shard_set_files())
+def test_every_file_of_the_golden_set_is_frozen(name):
+    # The digest of its manifest is frozen too, and that names the checksums of all others.
     made, kept = golden.shard_set_files()[name], (golden.FOLDER / name).read_bytes()
     assert made == kept, golden.REGENERATE
-    assert hashlib.sha256(kept).hexdigest() == FROZEN[name], golden.REGENERATE
 
 
 def gnu_tar(*arguments: str, folder: Path = golden.FOLDER) -> bytes:
@@ -132,24 +116,6 @@ def test_the_bytes_are_those_of_gnu_tar(tmp_path):
     facts = ["--owner=0", "--group=0", "--numeric-owner", "--mode=0644", "--mtime=@0"]
     made = gnu_tar("-c", "--format=ustar", "-b", "1", *facts, *files_of(SAMPLES), folder=tmp_path)
     assert made == SHARD.read_bytes()
-
-
-def from_python(info: tarfile.TarInfo) -> bytes:
-    """Python's USTAR header; it leaves the device numbers of a file empty where GNU tar and we
-    write zeros.
-    """
-    block = info.tobuf(tarfile.USTAR_FORMAT)
-    assert block[329:345] == bytes(16)
-    return with_checksum(block[:329] + 2 * b"0000000\0" + block[345:])
-
-
-@settings(deadline=None)
-@given(samples)
-def test_the_bytes_are_those_of_python_s_ustar_writer_with_device_numbers(found):
-    parts = []
-    for name, content in files_of(found).items():
-        parts += [from_python(plain(name, content)), content, bytes(-len(content) % BLOCK)]
-    assert shard_of(found)[0] == b"".join([*parts, END])
 
 
 @pytest.mark.parametrize(("name", "num_bytes"), [(b"k" * 101, 1), (b"a.jpg", 8**11)])
