@@ -32,10 +32,20 @@ def scheme():
 
 
 @pytest.mark.gcs
-def test_an_emulator_may_be_named_without_a_scheme(gcs_root, gcs_emulator, monkeypatch):
-    put(open_storage(gcs_root), "a")
+def test_an_emulator_may_be_named_without_a_scheme(read_a, gcs_emulator, monkeypatch):
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_emulator.removeprefix("http://"))
-    assert open_storage(gcs_root).read("a") == HELLO
+    assert read_a() == HELLO
+
+
+READ = ("nothing", repr(HELLO))
+"""What `in_child` says of a good `read_a`."""
+
+
+@pytest.fixture
+def read_a(gcs_root):
+    """Reads the object `a`, which is stored."""
+    put(open_storage(gcs_root), "a")
+    return lambda: open_storage(gcs_root).read("a")
 
 
 class Google:
@@ -76,20 +86,16 @@ def google(tmp_path, proxy):
 
 
 @pytest.mark.gcs
-def test_without_credentials_it_is_anonymous_after_one_short_look(gcs_root, google, proxy):
-    put(open_storage(gcs_root), "a")
-    assert in_child(google.prepare, lambda: open_storage(gcs_root).read("a")) == (
-        "nothing",
-        repr(HELLO),
-    )
+def test_without_credentials_it_is_anonymous_after_one_short_look(read_a, google, proxy):
+    assert in_child(google.prepare, read_a) == READ
     assert google.num_probes() == 1
     assert "authorization" not in proxy.seen[-1].headers
 
 
 @pytest.mark.gcs
-def test_an_anonymous_user_who_is_refused_is_told_so(gcs_root, google, proxy):
+def test_an_anonymous_user_who_is_refused_is_told_so(read_a, google, proxy):
     proxy.script = lambda seen: Fault("status", status=401)
-    kind, text = in_child(google.prepare, lambda: open_storage(gcs_root).read("a"))
+    kind, text = in_child(google.prepare, read_a)
     assert kind == "StorageError"
     assert "401: an anonymous user (no Google credentials were found) may not do this" in text
 
@@ -97,13 +103,14 @@ def test_an_anonymous_user_who_is_refused_is_told_so(gcs_root, google, proxy):
 @pytest.mark.gcs
 @pytest.mark.parametrize("content", [None, "not json"])
 def test_broken_credentials_are_an_error_and_not_anonymous(
-    gcs_root, google, proxy, tmp_path, content
+    read_a, google, proxy, tmp_path, content
 ):
+    proxy.seen.clear()
     path = tmp_path / "credentials.json"
     if content is not None:
         path.write_text(content)
     prepare = functools.partial(google.prepare, GOOGLE_APPLICATION_CREDENTIALS=str(path))
-    kind, text = in_child(prepare, lambda: open_storage(gcs_root).read("a"))
+    kind, text = in_child(prepare, read_a)
     assert kind == "StorageError"
     assert "Google credentials are broken" in text
     assert proxy.seen == []
@@ -173,15 +180,11 @@ def as_service_account(google, tmp_path):
 
 
 @pytest.mark.gcs
-def test_application_default_credentials_are_used(gcs_root, google, proxy, as_service_account):
-    put(open_storage(gcs_root), "a")
+def test_application_default_credentials_are_used(read_a, google, proxy, as_service_account):
     proxy.seen.clear()
-    assert as_service_account(lambda: open_storage(gcs_root).read("a"), b"{}") == (
-        "nothing",
-        repr(HELLO),
-    )
+    assert as_service_account(read_a, b"{}") == READ
     proxy.script = lambda seen: Fault("status", status=403)
-    kind, text = as_service_account(lambda: open_storage(gcs_root).read("a"))
+    kind, text = as_service_account(read_a)
     assert {seen.headers["authorization"] for seen in proxy.seen} == {"Bearer secret"}
     assert kind == "StorageError"
     assert "403: me@project.iam.gserviceaccount.com may not do this" in text
@@ -189,10 +192,9 @@ def test_application_default_credentials_are_used(gcs_root, google, proxy, as_se
 
 
 @pytest.mark.gcs
-def test_a_read_whose_token_was_refused_goes_on_with_a_new_one(gcs_root, proxy, as_service_account):
-    put(open_storage(gcs_root), "a")
+def test_a_read_whose_token_was_refused_goes_on_with_a_new_one(read_a, proxy, as_service_account):
     proxy.script = in_turn(*[Fault("status", status=401)] * 2, when=is_media)
-    assert as_service_account(lambda: open_storage(gcs_root).read("a")) == ("nothing", repr(HELLO))
+    assert as_service_account(read_a) == READ
     assert sum(map(is_media, proxy.seen)) == 3
 
 
@@ -255,15 +257,11 @@ def test_an_address_of_a_server_that_is_none_is_named_without_its_password(varia
 
 
 @pytest.mark.gcs
-def test_objects_are_read_through_the_proxy_that_the_environment_names(
-    gcs_root, gcs_emulator, proxy
-):
-    put(open_storage(gcs_root), "a")
-
+def test_objects_are_read_through_the_proxy_that_the_environment_names(read_a, gcs_emulator, proxy):
     def prepare():
         os.environ.update(STORAGE_EMULATOR_HOST=gcs_emulator, http_proxy=proxy.url, no_proxy="")
 
-    assert in_child(prepare, lambda: open_storage(gcs_root).read("a")) == ("nothing", repr(HELLO))
+    assert in_child(prepare, read_a) == READ
     assert [seen.path.startswith(gcs_emulator) for seen in proxy.seen if is_media(seen)] == [True]
 
 
