@@ -208,8 +208,7 @@ class ShardTable:
         """The whole index of a shard; raises DamagedShard if it is missing or differs from the
         manifest.
         """
-        held = self._find(shard)
-        return self._read_whole(shard) if held is None or held.places is not None else held
+        return self._index_with(shard, np.arange(self.split.shards.sizes[shard]))
 
     def indexes(
         self, shards: Sequence[int], positions: Sequence[Positions]
@@ -220,7 +219,7 @@ class ShardTable:
         Of a large index in a bucket it reads the rows of these samples, up to a quarter of the
         index; then all of it.
         """
-        self.split.load(shards)
+        self.split.shards.load(np.array(shards, np.int64))
         with self._lock():
             held = list(map(self._held.get, shards))
         sizes = filter(None, map(self._num_bytes_to_read, shards, held, positions))
@@ -284,12 +283,6 @@ class ShardTable:
         )
         return results_in_order("shardset-index", num_threads, calls)
 
-    def _find(self, shard: int) -> ShardIndex | None:
-        with self._lock():
-            if shard in self._held:
-                self._held.move_to_end(shard)
-            return self._held.get(shard)
-
     def _keep(self, shard: int, found: ShardIndex) -> ShardIndex:
         with self._lock():
             before = self._held.pop(shard, None)
@@ -307,17 +300,17 @@ class ShardTable:
         """The groups of rows to read for some samples, in order; None if the index is to be read
         whole.
         """
-        if held and held.places is None:
+        places = None if held is None else held.places
+        if held and places is None:
             return _NO_GROUPS
         listed = self.split.shards[shard]
         if not self.reads_rows or listed.index.num_bytes <= LARGE_BYTES:
             return None
+        if places is None:
+            places = _no_places(listed)
         groups = np.unique(positions // ROWS_AT_ONCE)
-        num_held = 0
-        if held and held.places is not None:
-            groups = groups[held.places[groups] < 0]
-            num_held = int(np.count_nonzero(held.places >= 0))
-        is_much = num_held + len(groups) > WHOLE_FROM * _num_groups(listed)
+        groups = groups[places[groups] < 0]
+        is_much = np.count_nonzero(places >= 0) + len(groups) > WHOLE_FROM * len(places)
         return None if is_much and len(groups) else groups
 
     def _num_bytes_to_read(self, shard: int, held: ShardIndex | None, positions: Positions) -> int:
@@ -326,12 +319,15 @@ class ShardTable:
         if missing is not None and not len(missing):
             return 0  # without a look at the list of shards, which takes longer
         listed = self.split.shards[shard]
-        share = 1.0 if missing is None else len(missing) / _num_groups(listed)
+        share = 1.0 if missing is None else len(missing) / len(_no_places(listed))
         return int(share * listed.index.num_bytes)
 
     def _index_with(self, shard: int, positions: Positions) -> ShardIndex:
         """The index of a shard, with the rows of some samples."""
-        held = self._find(shard)
+        with self._lock():
+            held = self._held.get(shard)
+            if held:
+                self._held.move_to_end(shard)
         missing = self._missing(shard, held, positions)
         if missing is None:
             return self._read_whole(shard)
@@ -353,7 +349,7 @@ class ShardTable:
         index = held or ShardIndex(
             np.empty(0, row_dtype(self.split)),
             np.empty(0, "S1") if self.with_keys else None,
-            np.full(_num_groups(listed), -1),
+            _no_places(listed),
         )
         for run in np.split(missing, np.flatnonzero(np.diff(missing) > 1) + 1):
             groups = range(run.item(0), run.item(-1) + 1)
@@ -378,5 +374,6 @@ class ShardTable:
         return ShardIndex(rows, records["key"].copy() if self.with_keys else None)
 
 
-def _num_groups(shard: Shard) -> int:
-    return -(-shard.num_samples // ROWS_AT_ONCE)
+def _no_places(shard: Shard) -> Positions:
+    """The `places` of an index of which nothing has been read."""
+    return np.full(-(-shard.num_samples // ROWS_AT_ONCE), -1)

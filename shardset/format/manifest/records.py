@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
-import numpy as np
 
 from shardset.errors import ManifestError
 from shardset.format import naming
@@ -74,12 +73,6 @@ class Split(Record, frozen=True, kw_only=True):
         the split later.
         """
         return self.shards.group_of(shard).fields or self.fields
-
-    def load(self, shards: Sequence[int]) -> None:
-        """Reads the table rows of some shards at the same time, before they are asked for one by
-        one.
-        """
-        self.shards.load(np.array(shards, np.int64))
 
 
 class Quarantine(Record, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ import uuid
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from shardset.errors import ManifestError
@@ -90,7 +91,7 @@ def test_of_many_equal_shards_a_reader_reads_the_rows_that_it_touches():
         2 * MANY + 3,
         f"{MANY - 1:064x}",
     )
-    split.load([0, 1, ROWS_AT_ONCE, MANY - 1, MANY // 2])
+    split.shards.load(np.array([0, 1, ROWS_AT_ONCE, MANY - 1, MANY // 2]))
     assert [split.shards[number].num_bytes for number in (4, 5, MANY // 2)] == [3, 2, 2]
     sizes = [stop - start for name, start, stop, _ in storage.reads if name == TABLE]
     assert sorted(sizes) == [size * ROWS_AT_ONCE * SHARD_DTYPE.itemsize for size in (1, 1, 2)]
