@@ -76,17 +76,17 @@ def pages_of_three(behind_proxy, monkeypatch):
 
 
 NO_ANSWERS = {
-    "empty": Fault("answer", status=200),
+    "empty": Fault("status", status=200),
     "cut": Fault("shorten", at=60),
-    "416": Fault("answer", status=416, put=b"<html>the range is not satisfiable</html>"),
-    "{}": Fault("answer", status=200, put=b"{}"),
+    "416": Fault("status", status=416, put=b"<html>the range is not satisfiable</html>"),
+    "{}": Fault("status", status=200, put=b"{}"),
     "another object": Fault(
-        "answer", status=200, put=b'{"kind":"storage#object","name":"x","generation":"1"}'
+        "status", status=200, put=b'{"kind":"storage#object","name":"x","generation":"1"}'
     ),
-    "deep": Fault("answer", status=200, put=b"[" * 100_000),
-    "nothing more": Fault("answer", status=204),
+    "deep": Fault("status", status=200, put=b"[" * 100_000),
+    "nothing more": Fault("status", status=204),
     "no size": Fault(
-        "answer", status=200, put=b'{"kind":"storage#object","name":"a","generation":"1"}'
+        "status", status=200, put=b'{"kind":"storage#object","name":"a","generation":"1"}'
     ),
 }
 """What may come in place of an answer."""
@@ -139,15 +139,15 @@ def test_another_page_of_a_list_is_not_taken(pages_of_three, proxy):
     first = json.dumps(
         {"kind": "storage#objects", "items": listed, "nextPageToken": "again"}
     ).encode()
-    proxy.script = in_turn(None, Fault("answer", status=200, put=first), when=is_listing)
+    proxy.script = in_turn(None, Fault("status", status=200, put=first), when=is_listing)
     assert names(pages_of_three) == TEN
-    proxy.script = in_turn(None, *[Fault("answer", status=200, put=first)] * 1000, when=is_listing)
+    proxy.script = in_turn(None, *[Fault("status", status=200, put=first)] * 1000, when=is_listing)
     with pytest.raises(TransientError, match="another page of the list, by its object"):
         names(pages_of_three)
 
 
 def test_a_list_that_leads_to_its_own_page_for_ever_is_an_error(pages_of_three, proxy):
-    page = Fault("answer", status=200, put=b'{"kind": "storage#objects", "nextPageToken": "again"}')
+    page = Fault("status", status=200, put=b'{"kind": "storage#objects", "nextPageToken": "again"}')
     proxy.script = lambda seen: page if is_listing(seen) else None
     with pytest.raises(TransientError, match="another page of the list, by its page token"):
         names(pages_of_three)

@@ -5,10 +5,8 @@ import itertools
 import json
 import os
 import socket
-import threading
 from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 import requests
@@ -22,7 +20,7 @@ from shardset.errors import StorageError, TransientError
 from shardset.storage import gcs_http
 from shardset.storage.open import open_storage
 from shardset.storage.retry import RetryPolicy, while_someone_waits
-from tests.faulty_proxy import Fault, in_turn, is_media
+from tests.faulty_proxy import Fault, FaultyProxy, in_turn, is_media
 from tests.makers.objects import HELLO, in_child, names, put
 
 
@@ -135,33 +133,14 @@ def service_account(path, token_uri):
 TOKEN = b'{"access_token": "secret", "expires_in": 3600, "token_type": "Bearer"}'
 
 
-class TokenServer(BaseHTTPRequestHandler):
-    """Answers each request by the next of `server.first`,
-    and by a token when there are none left.
-    """
-
-    def do_POST(self):
-        body = self.server.first.pop() if self.server.first else TOKEN
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def do_GET(self):
-        self.do_POST()
-
-    def log_message(self, *_):
-        pass
-
-
 @contextmanager
 def token_server(*first):
-    with HTTPServer(("127.0.0.1", 0), TokenServer) as server:
-        server.first = list(first)
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    """The address of a server that answers these bytes, then a token each time."""
+    bodies = itertools.chain(first, itertools.repeat(TOKEN))
+    kind = (("Content-Type", "application/json"),)
+    with FaultyProxy("http://nowhere") as server:
+        server.script = lambda seen: Fault("status", status=200, put=next(bodies), headers=kind)
+        yield server.url
 
 
 @pytest.fixture
