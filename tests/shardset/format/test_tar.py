@@ -215,57 +215,24 @@ GOOD = index_dtype(["jpg", "cls"], 8)
 CODE = b"__import__('os').abort() or ('key', '|S8') 'shape': (2,)"
 
 
-def other(*changes: tuple[int, tuple]) -> np.ndarray:
-    columns = [(name, GOOD[name]) for name in GOOD.names]
-    for place, column in changes:
-        columns[place] = column
-    return np.zeros(2, np.dtype(columns))
-
-
 @pytest.mark.parametrize(
     "data",
     [
         b"",
+        SMALL_INDEX[:-1],
         npy(np.array([{"label": 1}, None], dtype=object)),
         npy(np.zeros(2, [("key", "S8")])),
-        npy(other((3, ("label", "O")))),
-        npy(other((3, ("label", "<i4")))),
-        npy(other((3, ("class", "<i8")))),
-        npy(other((8, (".cls", [("num_bytes", "<u8"), ("offset", "<u8")])))),
-        npy(other((9, ("check", "<u8")))),
-        b"\x93NUMPY\x01\x00" + len(CODE).to_bytes(2, "little") + CODE,
-        # a claim of more samples than there are bytes
-        npy(np.zeros(1, GOOD)).replace(b"(1,), }           ", b"(999999999999,), }"),
         # a development version's
         npy(np.zeros(2, [(name, GOOD[name]) for name in GOOD.names[:-1]])),
         npy(np.zeros((2, 2), GOOD)),
+        b"\x93NUMPY\x01\x00" + len(CODE).to_bytes(2, "little") + CODE,
+        # a claim of more samples than there are bytes
+        npy(np.zeros(1, GOOD)).replace(b"(1,), }           ", b"(999999999999,), }"),
     ],
 )
 def test_what_is_no_index_is_refused(data):
     with pytest.raises(DamagedShard, match=r"here: these \d+ bytes are not a shard index"):
         index_from_bytes(data, "here")
-
-
-def test_every_cut_of_an_index_is_refused():
-    for stop in range(len(SMALL_INDEX)):
-        with pytest.raises(DamagedShard):
-            index_from_bytes(SMALL_INDEX[:stop], "here")
-    with pytest.raises(DamagedShard):
-        index_from_bytes(SMALL_INDEX + b"\0", "here")
-
-
-def test_every_flipped_bit_in_the_header_of_an_index_is_refused_or_renames_a_field():
-    # What a field is called only the manifest's CRC32C of the index can tell; every number must
-    # stay what it was.
-    index = index_from_bytes(SMALL_INDEX, "here")
-    for place in range(len(SMALL_INDEX) - index.nbytes):
-        for bit in range(8):
-            try:
-                again = index_from_bytes(flipped(SMALL_INDEX, place, bit), "here")
-            except DamagedShard:
-                continue
-            assert again.tobytes() == index.tobytes()
-            assert again.dtype.names[:6] == index.dtype.names[:6]
 
 
 # --- damage ---------------------------------------------------------------------------------------
