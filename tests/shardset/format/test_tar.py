@@ -296,32 +296,20 @@ def test_tars_that_our_writer_does_not_write_are_refused(data):
         list(members(data, "here"))
 
 
-@pytest.mark.parametrize("size", [b"-0000001000", b"0_000000010"])
-def test_a_forged_size_is_refused_and_can_t_lead_backwards(size):
-    block = header(b"a.jpg", 8)
-    forged = with_checksum(block[:124] + size + block[135:])
-    with pytest.raises(DamagedShard, match="header at byte 0 has no valid size"):
-        list(members(forged + bytes(BLOCK) + END, "here"))
-
-
 @pytest.mark.parametrize(
-    ("place", "forged"), [(100, b"0000755"), (136, b"00000000001"), (156, b"5"), (265, b"root")]
+    ("place", "forged", "said"),
+    [
+        (100, b"0000755", "is not what was written for b'a"),  # its mode
+        (136, b"00000000001", "is not what was written for b'a"),  # its time
+        (156, b"5", "is not what was written for b'a"),  # its kind
+        (265, b"root", "is not what was written for b'a"),  # its owner
+        (124, b"-0000001000", "has no valid size"),  # which would lead backwards
+        (124, b"0_000000010", "has no valid size"),
+    ],
 )
-def test_a_header_with_another_mode_time_kind_or_owner_is_refused_even_if_its_checksum_fits(
-    place, forged
-):
-    block = header(b"a.jpg", 0)
+def test_a_forged_header_is_refused_even_if_its_checksum_fits(place, forged, said):
+    block = header(b"a.jpg", 8)
     other = with_checksum(block[:place] + forged + block[place + len(forged) :])
     assert tarfile.TarInfo.frombuf(other, "utf-8", "strict").name == "a.jpg"
-    with pytest.raises(DamagedShard, match=r"is not what was written for b'a\.jpg'"):
-        list(members(other + END, "here"))
-
-
-def test_neighbours_with_one_key_are_one_sample():
-    places = [("a", "jpg"), ("a", "cls"), ("b", "cls"), ("c/a", "jpg"), ("c/a", "seg.png")]
-    found = sample_members(TarMember(key, field, 0, 0, 0) for key, field in places)
-    assert [[member.field for member in group] for group in found] == [
-        ["jpg", "cls"],
-        ["cls"],
-        ["jpg", "seg.png"],
-    ]
+    with pytest.raises(DamagedShard, match=f"header at byte 0 {said}"):
+        list(members(other + bytes(BLOCK) + END, "here"))
