@@ -7,12 +7,12 @@ compared with its own check; from a quarter of the index on, all of it.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,9 +51,9 @@ ROWS_AT_ONCE: Final = 64
 WHOLE_FROM: Final = 0.25
 """From this share of its rows on, an index is read whole: one request instead of many more."""
 
-_NO_GROUPS: Final = np.zeros(0, np.int64)
+CUT: Final = "the shard is cut or replaced, fetch or rebuild it"
 
-T = TypeVar("T")
+_NO_GROUPS: Final = np.zeros(0, np.int64)
 
 
 def read_index(storage: Storage, shard: Shard) -> Rows:
@@ -199,10 +199,7 @@ class ShardTable:
         """Raises DamagedShard unless the stored shard has the size of the manifest."""
         expected = self.split.shards[shard].num_bytes
         if num_bytes != expected:
-            raise DamagedShard(
-                f"{self.url(shard)}: {num_bytes} bytes, expected {expected}; the shard is cut or"
-                " replaced, fetch or rebuild it"
-            )
+            raise DamagedShard(f"{self.url(shard)}: {num_bytes} bytes, expected {expected}; {CUT}")
 
     def index(self, shard: int) -> ShardIndex:
         """The whole index of a shard; raises DamagedShard if it is missing or differs from the
@@ -222,10 +219,14 @@ class ShardTable:
         self.split.shards.load(np.array(shards, np.int64))
         with self._lock():
             held = list(map(self._held.get, shards))
-        sizes = filter(None, map(self._num_bytes_to_read, shards, held, positions))
-        return self._concurrently(
-            list(sizes), map(partial, repeat(self._index_with), shards, positions)
-        )
+        sizes = list(filter(None, map(self._num_bytes_to_read, shards, held, positions)))
+        # A local disk answers faster than threads start.
+        if len(sizes) < 2 or not self.storage.is_remote:
+            return map(self._index_with, shards, positions)
+        num_fitting = MAX_BYTES_IN_FLIGHT * len(sizes) // sum(sizes)
+        num_threads = max(1, min(NUM_INDEX_READERS, len(sizes), num_fitting))
+        calls = map(partial, repeat(self._index_with), shards, positions)
+        return results_in_order("shardset-index", num_threads, calls)
 
     def keys(self) -> NDArray[np.bytes_]:
         """The keys of all samples, by id; for a table with keys."""
@@ -270,18 +271,6 @@ class ShardTable:
                 keys[group] = index.keys[numbers].astype(str)
         names = keys.tolist() if self.with_keys else None
         return SampleAddresses(rows.view(dtype), shards, positions, names)
-
-    def _concurrently(self, sizes: Sequence[int], calls: Iterable[Callable[[], T]]) -> Iterator[T]:
-        """The results of some calls in their order,
-        of which those of `sizes` read that many bytes.
-        """
-        # A local disk answers faster than threads start.
-        if len(sizes) < 2 or not self.storage.is_remote:
-            return (call() for call in calls)
-        num_threads = max(
-            1, min(NUM_INDEX_READERS, len(sizes), MAX_BYTES_IN_FLIGHT * len(sizes) // sum(sizes))
-        )
-        return results_in_order("shardset-index", num_threads, calls)
 
     def _keep(self, shard: int, found: ShardIndex) -> ShardIndex:
         with self._lock():

@@ -9,11 +9,10 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from functools import partial
 
-from shardset.errors import DamagedShard, NotFound, StorageError, TransientError
-from shardset.read.indexes import ShardTable
+from shardset.errors import NotFound
+from shardset.read.indexes import CUT, ShardTable
 from shardset.read.threads import Threads, outcome_of, settle
-from shardset.storage.base import Stat
-from shardset.storage.checked import read_twice
+from shardset.storage.checked import read_range
 
 NUM_FETCHERS = 32
 HEDGE_AFTER = 0.95
@@ -159,26 +158,10 @@ def _listed_range(table: ShardTable, shard: int, start: int, stop: int) -> bytes
     has its name.
     """
     listed = table.split.shards[shard]
-
-    def is_listed(answer: tuple[bytes, Stat]) -> bool:
-        return answer[1].num_bytes == listed.num_bytes and answer[1].crc32c in (None, listed.crc32c)
-
     try:
-        data, stat = read_twice(
-            lambda: table.storage.read_with_stat(listed.path, start, stop), is_listed
-        )
+        return read_range(
+            table.storage, listed.path, start, stop,
+            num_bytes=listed.num_bytes, crc32c=listed.crc32c, advice=CUT,
+        )  # fmt: skip
     except NotFound as error:
         raise table.missing(shard) from error
-    except TransientError:
-        raise
-    except StorageError:
-        # a shard that was cut lacks the range
-        table.check_size(shard, table.storage.stat(listed.path).num_bytes)
-        raise
-    table.check_size(shard, stat.num_bytes)
-    if stat.crc32c not in (None, listed.crc32c):
-        raise DamagedShard(
-            f"{table.url(shard)}: crc32c is {stat.crc32c}, expected {listed.crc32c}; "
-            "another object is there, fetch or rebuild the shard"
-        )
-    return data

@@ -11,7 +11,7 @@ import secrets
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import IO, ClassVar, TypeVar
 from urllib.parse import quote
@@ -211,14 +211,15 @@ class _GcsWriter:
     if_generation: str | None
     num_bytes: int = 0
     crc: int = 0
+    file: IO[bytes] = field(init=False)
 
     def __post_init__(self) -> None:
         self.where = f"{self.bucket.url}/{self.full}"
         spooled = f"{self.where}, in the temporary folder {tempfile.gettempdir()}"
         self._spool_errors = os_errors_as_storage_errors(spooled)
-        self.file: IO[bytes] = tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES)
 
     def __enter__(self) -> ObjectWriter:
+        self.file = tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES)
         return self
 
     def write(self, data: bytes | memoryview) -> None:
@@ -252,9 +253,7 @@ class _GcsWriter:
             accept_identical_object(stored, self.num_bytes, crc32c_text(self.crc), self.where)
 
     def _upload(self) -> None:
-        condition = (
-            {} if self.if_generation is None else {"ifGenerationMatch": self.if_generation}
-        )
+        condition = {} if self.if_generation is None else {"ifGenerationMatch": self.if_generation}
         # random for each attempt, so that no content can contain it
         boundary = f"shardset-{secrets.token_hex(16)}"
         tail = f"\r\n--{boundary}--\r\n".encode()
@@ -284,7 +283,9 @@ class _GcsWriter:
 
     def _head(self, boundary: str) -> bytes:
         kind = mimetypes.guess_type(self.full)[0] or "application/octet-stream"
-        facts = json.dumps({"name": self.full, "contentType": kind, "crc32c": crc32c_text(self.crc)})
+        facts = json.dumps(
+            {"name": self.full, "contentType": kind, "crc32c": crc32c_text(self.crc)}
+        )
         return (
             f"--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{facts}\r\n"
             f"--{boundary}\r\nContent-Type: {kind}\r\n\r\n"
