@@ -27,34 +27,3 @@ from shardset.format.manifest.records import (
 )
 from shardset.format.manifest.sealing import check, parse, seal, shards_of, to_json
 from shardset.format.shards import IndexFile, Shard
-
-__all__ = [
-    "KIND",
-    "VERSION",
-    "ClassInfo",
-    "IndexFile",
-    "LoadedSet",
-    "Manifest",
-    "Provenance",
-    "Quarantine",
-    "SetUrl",
-    "Shard",
-    "Split",
-    "View",
-    "check",
-    "files_of",
-    "hash_of_key",
-    "load",
-    "load_set",
-    "load_whole",
-    "older",
-    "older_with",
-    "opened",
-    "parse",
-    "read",
-    "read_head",
-    "seal",
-    "shards_of",
-    "to_json",
-    "with_view",
-]
