@@ -5,6 +5,7 @@ column, `check`, is the CRC32C of the other bytes of the row and of its number a
 header follows from the columns and the number of rows, so it is compared, never parsed.
 """
 
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import count
 from typing import Any, Final
@@ -18,6 +19,9 @@ from shardset.storage.checked import read_range
 
 CHECK: Final = ("check", "<u4")
 """The last column of every table."""
+
+ROWS_AT_ONCE: Final = 64
+"""Neighbours that are read together, 4 to 6 KB: little more than a small image takes in its tar."""
 
 MAGIC: Final = b"\x93NUMPY\x01\x00"
 _ALIGNMENT = 64
@@ -70,6 +74,14 @@ def checks(rows: Rows, first: int = 0) -> NDArray[np.uint32]:
 def to_bytes(rows: Rows) -> bytes:
     """A whole table, with the checks of its rows."""
     return header(rows.dtype, len(rows)) + sealed(rows).tobytes()
+
+
+def runs_of_groups(groups: NDArray[np.int64], num_rows: int) -> Iterator[range]:
+    """The rows of some groups of neighbours, in order: a range for each run of groups."""
+    for run in np.split(groups, np.flatnonzero(np.diff(groups) > 1) + 1):
+        if len(run):
+            stop = (run.item(-1) + 1) * ROWS_AT_ONCE
+            yield range(run.item(0) * ROWS_AT_ONCE, min(stop, num_rows))
 
 
 def read_rows(

@@ -13,7 +13,8 @@ import pytest
 from shardset.errors import ManifestError
 from shardset.format import manifest as manifests
 from shardset.format.manifest import IndexFile, Manifest, Shard, load
-from shardset.format.shards import ROWS_AT_ONCE, SHARD_DTYPE, WHOLE_ROWS, StoredShards
+from shardset.format.shards import SHARD_DTYPE, WHOLE_ROWS, StoredShards
+from shardset.format.table import ROWS_AT_ONCE
 from shardset.storage.base import Storage
 from shardset.storage.memory import MemoryStorage
 from shardset.storage.open import open_storage

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from shardset.errors import DamagedShard, TransientError
 from shardset.format.manifest import Split, load
+from shardset.format.table import ROWS_AT_ONCE
 from shardset.format.tar import StoredSample
 from shardset.read.blocks import BlockSampleReader
-from shardset.read.indexes import ROWS_AT_ONCE, ShardTable
+from shardset.read.indexes import ShardTable
 from shardset.read.remote import RemoteReader
 from shardset.storage.open import open_storage
 from tests.makers.reading import RecordingStorage, addresses_of, order_of, rank_slots
