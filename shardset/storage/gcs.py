@@ -81,7 +81,7 @@ class GcsStorage(ServedFolder):
         headers = {"Accept-Encoding": "gzip"}
         if (start, stop) != (0, None):
             headers["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
-        params = {"alt": "media"} | ({"ifGenerationMatch": generation} if generation else {})
+        params = {"alt": "media"} | _only_if(generation)
         response = send(self.retry, "GET", path, where, params=params, headers=headers)
         try:
             with in_time(self.retry, response, where):
@@ -98,7 +98,7 @@ class GcsStorage(ServedFolder):
 
     def _delete(self, name: str, generation: str | None) -> bool:
         where, path = f"{self.url}/{name}", self._path(self._full(name))
-        condition = {} if generation is None else {"ifGenerationMatch": generation}
+        condition = _only_if(generation)
         with closing(send(self.retry, "DELETE", path, where, params=condition)) as response:
             return response.status == 204
 
@@ -170,6 +170,10 @@ class GcsStorage(ServedFolder):
 
 def _bucket_path(bucket: str) -> str:
     return f"/storage/v1/b/{quote(bucket, safe='')}"
+
+
+def _only_if(generation: str | None) -> dict[str, str]:
+    return {} if generation is None else {"ifGenerationMatch": generation}
 
 
 def _described(response: urllib3.BaseHTTPResponse, name: str, where: str) -> Answer:
@@ -253,7 +257,7 @@ class _GcsWriter:
             accept_identical_object(stored, self.num_bytes, crc32c_text(self.crc), self.where)
 
     def _upload(self) -> None:
-        condition = {} if self.if_generation is None else {"ifGenerationMatch": self.if_generation}
+        condition = _only_if(self.if_generation)
         # random for each attempt, so that no content can contain it
         boundary = f"shardset-{secrets.token_hex(16)}"
         tail = f"\r\n--{boundary}--\r\n".encode()
