@@ -18,7 +18,6 @@ from shardset.format.table import ROWS_AT_ONCE
 from shardset.storage.base import Storage
 from shardset.storage.memory import MemoryStorage
 from shardset.storage.open import open_storage
-from tests.makers.once import DamagesOnce
 from tests.makers.reading import RecordingStorage
 from tests.makers.shardset import png_samples, put, replace_shards, write_shard_set
 
@@ -103,14 +102,6 @@ def test_the_table_of_unequal_shards_is_read_at_once():
     storage = many([2, 3, 2])
     assert manifests.read(storage).split("train").shard_sizes == [2, 3, 2]
     assert [name for name, *_ in storage.reads] == ["manifest.json", TABLE]
-
-
-def test_a_table_that_is_damaged_on_its_way_is_read_again(storage):
-    once = DamagesOnce(storage)
-    assert [*manifests.read(once).split("train").shards] == [
-        *manifests.read(storage).split("train").shards
-    ]
-    assert once.damaged == ["manifest.json", TABLE]
 
 
 @pytest.mark.parametrize("is_equal", [True, False])
