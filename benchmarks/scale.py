@@ -44,8 +44,8 @@ from pipelines.sources.base import Extent
 from pipelines.sources.folder import Folder
 from pipelines.write.commit import Committer
 from shardset.format import naming
-from shardset.format.frame import frame
 from shardset.format.manifest import ClassInfo, IndexFile, Shard
+from shardset.format.originals import frame
 from shardset.format.write import WrittenShard
 from shardset.order.permutation import derive_key, hash64, permute
 from shardset.storage.base import ObjectWriter, Stat

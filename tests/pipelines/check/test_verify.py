@@ -351,7 +351,7 @@ def test_damage_that_comes_once_is_no_problem(deep, monkeypatch):
     storage = DamagesOnce(fresh())
     manifest = sound(storage.inner)
     quarantine(storage.inner, manifest, b'{"name": "a.jpg", "split": "train", "reason": "cut"}')
-    monkeypatch.setattr(manifests, "open_storage", lambda url: storage)
+    monkeypatch.setattr(manifests.loading, "open_storage", lambda url: storage)
     assert verify(storage.url, deep=deep).problems == ()
     tables = {group.table for split in manifest.splits.values() for group in split.groups}
     assert {*listed(manifest), *tables, naming.MANIFEST, manifest.quarantine.path} == set(

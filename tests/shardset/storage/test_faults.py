@@ -43,7 +43,7 @@ def test_a_read_survives_a_fault(far, fault, span):
 
 
 NO_ANSWERS = {
-    "empty": Fault("answer", status=200),
+    "empty": Fault("status", status=200),
     "no content": Fault("shorten", at=0),
     "short": Fault("shorten", at=1000),
     "another range": Fault("replace", find=b"bytes 50000-", put=b"bytes 40000-"),
