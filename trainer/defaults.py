@@ -17,7 +17,7 @@ from shardset.storage.open import open_storage
 from trainer import config as configs
 from trainer.config import TrainConfig, mixed_sets
 from trainer.flags import FLAGS, ConfigFlags
-from trainer.record import run_folder
+from trainer.run_folder import names
 from trainer.runtime.machine import Machine, machine
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def resolve(flags: ConfigFlags) -> tuple[TrainConfig, str]:
     if flags.recipe is None and not given.get("fake_data"):
         run_dir = str(given.get("run_dir", TrainConfig().run_dir))
         folder = open_storage(run_dir)
-        if run_folder.steps(folder):
+        if names.steps(folder):
             recorded = configs.recorded(folder)
             same = strategy_on(machine()) if recorded.recipe == NAME else {}
             config = flags.config(configs.continued(recorded, run_dir), same)

@@ -25,15 +25,15 @@ from trainer.data.splits import Data, SampleDigest, Step, check_epoch, open_data
 from trainer.errors import CheckpointError, Preempted
 from trainer.model import augment, schedule
 from trainer.model.learner import Learner, step_key
-from trainer.record import checkpoint
-from trainer.record.checkpoint_state import CheckpointState, Position, position_of
-from trainer.record.loggers import start_wandb
-from trainer.record.loss_files import losses_file, losses_name
-from trainer.record.metrics import RunLog, check_evaluation
-from trainer.record.run_folder import RunFolder
-from trainer.record.telemetry import PROFILE, Telemetry
+from trainer.run_folder import checkpoint
+from trainer.run_folder.checkpoint_state import CheckpointState, Position, position_of
+from trainer.run_folder.upload import RunFolder
 from trainer.runtime.base import Runtime
-from trainer.supervise.preemption import METADATA, PreemptionNotice
+from trainer.runtime.preemption import METADATA, PreemptionNotice
+from trainer.telemetry.counts import PROFILE, Telemetry
+from trainer.telemetry.loggers import start_wandb
+from trainer.telemetry.losses import losses_file, losses_name
+from trainer.telemetry.metrics import RunLog, check_evaluation
 
 OpenData = Callable[[TrainConfig, int, int], Data]
 

@@ -19,7 +19,7 @@ from trainer.config import TrainConfig
 from trainer.errors import PeerLost
 from trainer.runtime import launch, xla
 from trainer.runtime.base import Runtime
-from trainer.supervise.heartbeat import HeartbeatClient, HeartbeatTiming
+from trainer.runtime.heartbeat import HeartbeatClient, HeartbeatTiming
 
 NUM_HOSTS = 2
 PATIENT = HeartbeatTiming(join_s=600.0)

@@ -44,13 +44,13 @@ from trainer.data.splits import open_data, steps_of, synthetic_data
 from trainer.errors import CheckpointError, EpochMismatch, NotFinite, Preempted
 from trainer.model.build import tiny_resnet
 from trainer.model.learner import Learner
-from trainer.record import checkpoint
-from trainer.record.checkpoint import new_state_name
-from trainer.record.loss_files import losses_name
-from trainer.record.run_folder import from_anywhere, log_name
+from trainer.run_folder import checkpoint, lock
+from trainer.run_folder.checkpoint import new_state_name
+from trainer.run_folder.names import from_anywhere, log_name
+from trainer.runtime import preemption
 from trainer.runtime.base import Single, Step
 from trainer.runtime.launch import launch, running
-from trainer.supervise import preemption, run_lock
+from trainer.telemetry.losses import losses_name
 
 
 @pytest.fixture(scope="module")
@@ -644,7 +644,7 @@ def test_a_run_folder_in_a_bucket_holds_what_a_local_one_does(
         checkpoint.folder_of(2 * STEPS) + "commit.json",
     } <= names
     assert any(name.startswith("tensorboard/events") for name in names)
-    assert run_lock.HOLDER not in names
+    assert lock.HOLDER not in names
 
 
 # --- refusals -------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from tests.makers.shardset import new_set, png_samples
 from tests.makers.training import losses, tiny_flags
 from trainer import cli as command
 from trainer.recipes import RECIPES
-from trainer.record import checkpoint
+from trainer.run_folder import checkpoint
 
 
 def test_a_run_by_command_line(

@@ -14,8 +14,8 @@ from tests.makers.views import put_view
 from trainer import loop
 from trainer.cli import main
 from trainer.data.splits import open_data, steps_of
-from trainer.record.loss_files import read_losses
 from trainer.runtime.launch import running
+from trainer.telemetry.losses import read_losses
 from trainer.tools.explain import explain_sample, explain_step, opened, timetable_of
 
 KEPT = [id_ for id_ in range(52) if id_ % 5]

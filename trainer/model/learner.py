@@ -21,7 +21,7 @@ from trainer.data import rows
 from trainer.errors import CheckpointError, memory_errors
 from trainer.model import augment, build
 from trainer.model.losses import Partners, losses_of
-from trainer.record.checkpoint_state import LearnerState
+from trainer.run_folder.checkpoint_state import LearnerState
 from trainer.runtime.base import Runtime, TensorBatch
 from trainer.runtime.optimizers import options_for
 

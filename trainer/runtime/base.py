@@ -22,8 +22,8 @@ from torch.utils._pytree import tree_map_only
 from shardset.errors import ConfigError
 from trainer.config import Precision
 from trainer.runtime import cuda, optimizers, torchtpu
+from trainer.runtime.heartbeat import Address, HeartbeatClient
 from trainer.runtime.machine import check_precision
-from trainer.supervise.heartbeat import Address, HeartbeatClient
 
 TensorBatch = cuda.TensorBatch
 """`image`, `label` and `weight`, and where used `flip` and `mix`.

@@ -21,8 +21,7 @@ from trainer.errors import PeerLost
 from trainer.runtime import torchtpu, xla
 from trainer.runtime.base import Runtime, Single
 from trainer.runtime.distributed import Ddp
-from trainer.runtime.machine import REFUSED
-from trainer.supervise.heartbeat import (
+from trainer.runtime.heartbeat import (
     AGAIN,
     PORT,
     TIMING,
@@ -31,7 +30,8 @@ from trainer.supervise.heartbeat import (
     HeartbeatServer,
     HeartbeatTiming,
 )
-from trainer.supervise.preemption import relay
+from trainer.runtime.machine import REFUSED
+from trainer.runtime.preemption import relay
 
 Worker = Callable[[Runtime, TrainConfig], None]
 

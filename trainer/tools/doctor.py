@@ -12,8 +12,7 @@ from shardset.program import count
 from shardset.storage.open import bucket_of, is_region
 from trainer.config import TrainConfig
 from trainer.errors import TrainingError
-from trainer.runtime import machine
-from trainer.supervise import heartbeat
+from trainer.runtime import heartbeat, machine
 from trainer.tools import probes
 from trainer.tools.probes import Devices, PortState
 

@@ -27,7 +27,7 @@ from trainer import config as configs
 from trainer.config import TrainConfig
 from trainer.data.mixture import Mixture
 from trainer.data.splits import open_data
-from trainer.record.loss_files import read_losses
+from trainer.telemetry.losses import read_losses
 
 MAX_ROWS = 40
 """The most rows of a table on a terminal. JSON holds everything."""

@@ -19,7 +19,7 @@ from trainer.errors import CheckpointError, TrainingError
 from trainer.model import build
 from trainer.model.augment import Normalize
 from trainer.model.learner import Learner
-from trainer.record import checkpoint_state
+from trainer.run_folder import checkpoint_state
 from trainer.runtime.base import Single
 
 CLASSES = 5

@@ -49,9 +49,9 @@ from trainer.config import (
 )
 from trainer.data.device_feed import ON_DEVICE
 from trainer.data.splits import open_data
-from trainer.record import checkpoint
-from trainer.record.loss_files import read_losses
+from trainer.run_folder import checkpoint
 from trainer.runtime.optimizers import STATIC_OPTIMIZERS
+from trainer.telemetry.losses import read_losses
 
 pytestmark = pytest.mark.slow
 

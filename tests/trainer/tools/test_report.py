@@ -16,7 +16,7 @@ from tests.makers.records import EVALUATION, FINAL, STEP
 from trainer import cli as command
 from trainer import config as configs
 from trainer import recipes
-from trainer.record.metrics import EpochRecord, EvalRecord, FinalRecord, StepRecord
+from trainer.telemetry.metrics import EpochRecord, EvalRecord, FinalRecord, StepRecord
 from trainer.tools import report
 
 EPOCH = EpochRecord(

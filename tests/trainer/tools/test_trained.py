@@ -19,7 +19,7 @@ from trainer import loop
 from trainer.config import ImageConfig, ModelConfig, RegularizeConfig
 from trainer.data.splits import open_data
 from trainer.errors import CheckpointError
-from trainer.record import checkpoint
+from trainer.run_folder import checkpoint
 from trainer.runtime.base import Single
 from trainer.tools import export, trained
 from trainer.tools.predict import probabilities

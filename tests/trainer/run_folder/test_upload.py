@@ -8,8 +8,8 @@ from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 from tests.faulty_proxy import Fault, FaultyProxy
 from tests.makers.doors import told
-from trainer.record import run_folder
-from trainer.record.run_folder import RunFolder
+from trainer.run_folder import upload
+from trainer.run_folder.upload import RunFolder
 
 
 def test_files_of_a_run_are_in_its_storage_when_it_closes(storage: Storage) -> None:
@@ -35,12 +35,12 @@ def test_growing_files_take_no_more_of_the_network_the_longer_a_run_is() -> None
     (folder.local / "once").write_bytes(bytes(8 << 20))
     for sent in (16 << 20, (8 << 20) + 1):
         folder.flush()
-        assert folder.pause_s == sent / run_folder.UPLOAD_BYTES_PER_S
+        assert folder.pause_s == sent / upload.UPLOAD_BYTES_PER_S
         with (folder.local / "metrics.jsonl").open("ab") as file:
             file.write(b"1")
     (folder.local / "metrics.jsonl").write_bytes(b"")
     folder.flush()
-    assert folder.pause_s == run_folder.UPLOAD_EVERY_S
+    assert folder.pause_s == upload.UPLOAD_EVERY_S
     folder.close()
 
 

@@ -13,8 +13,9 @@ from shardset.errors import ConfigError
 from shardset.storage.memory import MemoryStorage
 from tests.makers.records import EVALUATION, FINAL, STEP
 from trainer.data.rows import Totals, sums_of
-from trainer.record import metrics, run_folder
-from trainer.record.metrics import (
+from trainer.run_folder import names
+from trainer.telemetry import metrics
+from trainer.telemetry.metrics import (
     Rates,
     RunLog,
 )
@@ -103,15 +104,15 @@ def test_merged_logs_are_in_the_order_of_time_and_an_entry_of_several_lines_stay
         ConfigError,
         match=f"{storage.url}: no logs/host-000.log there, expected the folder of a run",
     ):
-        run_folder.merged_logs(storage)
+        names.merged_logs(storage)
     for host in (0, 1):
         entries = [
             f"2026-01-01T00:00:0{moment + host} trainer: {{\n }},\n}}\n" for moment in (1, 3)
         ]
-        with storage.writer(run_folder.log_name(host)) as writer:
+        with storage.writer(names.log_name(host)) as writer:
             writer.write("".join(entries).encode())
     texts = ("trainer: {", " },", "}")
-    assert run_folder.merged_logs(storage) == [
+    assert names.merged_logs(storage) == [
         f"2026-01-01T00:00:0{moment} host-00{(moment - 1) % 2} {text}"
         for moment in (1, 2, 3, 4)
         for text in texts

@@ -24,8 +24,8 @@ from shardset.prepared import prepared
 from shardset.storage.base import os_errors_as_storage_errors
 from trainer.data.rows import Totals
 from trainer.errors import EpochMismatch, NotFinite
-from trainer.record.loggers import open_events
-from trainer.record.run_folder import LOGS, METRICS, log_name
+from trainer.run_folder.names import LOGS, METRICS, log_name
+from trainer.telemetry.loggers import open_events
 
 SMOOTHING = 0.4
 """Weight of the newest interval in a moving average."""

@@ -12,7 +12,7 @@ from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 from tests.makers.doors import told
 from trainer.errors import RunTaken
-from trainer.supervise.run_lock import (
+from trainer.run_folder.lock import (
     HOLDER,
     Holder,
     Lease,
@@ -163,7 +163,7 @@ def test_a_lease_of_a_killed_process_of_this_machine_is_taken_at_once(bucket):
 
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     code = (
-        f"from trainer.supervise.run_lock import *; held = acquire_run_lock({str(tmp_path)!r},"
+        f"from trainer.run_folder.lock import *; held = acquire_run_lock({str(tmp_path)!r},"
         " print); print(1)"
     )
     words = [sys.executable, "-uc", f"{code}; time.sleep(600)"]

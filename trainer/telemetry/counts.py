@@ -15,8 +15,9 @@ from trainer.data.device_feed import DeviceBatch, DeviceFeed
 from trainer.data.rows import OUTCOME, SUMS, Totals
 from trainer.data.splits import DIGEST_MASK, Data, SampleDigest
 from trainer.errors import NotFinite
-from trainer.record.checkpoint_state import CheckpointState, Position
-from trainer.record.metrics import (
+from trainer.run_folder.checkpoint_state import CheckpointState, Position
+from trainer.runtime.base import Runtime
+from trainer.telemetry.metrics import (
     EpochRecord,
     EvalRecord,
     FinalRecord,
@@ -25,7 +26,6 @@ from trainer.record.metrics import (
     StepRecord,
     advice,
 )
-from trainer.runtime.base import Runtime
 
 PROFILE = "profile"
 """The folder for traces in the run folder."""

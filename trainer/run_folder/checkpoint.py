@@ -35,9 +35,9 @@ from shardset.storage.open import open_storage
 from shardset.stream.world import num_local_processes
 from trainer.config import ORDER, TrainConfig
 from trainer.errors import CheckpointError, NotFinite, RunTaken
-from trainer.record.checkpoint_state import CheckpointState, decode, encode
-from trainer.record.run_folder import CHECKPOINTS, COMMIT, folder_of, step_of, steps, steps_among
-from trainer.supervise.run_lock import UNRIVALLED, RunLock
+from trainer.run_folder.checkpoint_state import CheckpointState, decode, encode
+from trainer.run_folder.lock import UNRIVALLED, RunLock
+from trainer.run_folder.names import CHECKPOINTS, COMMIT, folder_of, step_of, steps, steps_among
 
 FORMAT = 3
 

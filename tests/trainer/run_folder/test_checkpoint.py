@@ -20,7 +20,7 @@ from shardset.storage.memory import MemoryStorage
 from shardset.storage.open import open_storage
 from tests.makers.doors import told
 from trainer.errors import CheckpointError
-from trainer.record import checkpoint, checkpoint_state
+from trainer.run_folder import checkpoint, checkpoint_state
 
 IDENTITY = {"manifest digest": "abc", "model": "resnet18", "seed": 0}
 
