@@ -43,7 +43,7 @@ from trainer.data.device_feed import DeviceFeed
 from trainer.data.splits import open_data
 from trainer.model.learner import Learner
 from trainer.recipes import digits_smoke
-from trainer.record.run_folder import log_name
+from trainer.run_folder.names import log_name
 from trainer.runtime.launch import running
 
 ACCURACIES = (0.9, 0.95, 0.97)

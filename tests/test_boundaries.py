@@ -47,7 +47,7 @@ DOORS = {
     "timm": ["trainer/*"],
     "torch_xla": ["trainer/runtime/xla.py"],
     "onnx": ["trainer/tools/export.py"],
-    "wandb": ["trainer/record/loggers.py"],
+    "wandb": ["trainer/telemetry/loggers.py"],
     "webdataset": ["trainer/*", "shardset/adapters/webdataset.py"],
     "jinja2": ["shardset/html/page.py"],
 }
@@ -57,10 +57,10 @@ FLOORS = {
     "pipelines": ["images", "config", "sources", "plan", "write", "build", "sets", "cli"],
     "trainer": [
         "config",
-        "supervise",
+        "run_folder",
         "runtime",
         "data",
-        "record",
+        "telemetry",
         "model",
         "run",
         "loop",

@@ -297,7 +297,7 @@ def _job(options: argparse.Namespace) -> None:
 
 
 def _merge_logs(options: argparse.Namespace) -> None:
-    from trainer.record.run_folder import merged_logs
+    from trainer.run_folder.names import merged_logs
 
     _check_run_dir(options.run_dir)
     for line in merged_logs(open_storage(options.run_dir)):

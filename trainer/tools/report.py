@@ -22,8 +22,9 @@ from shardset.storage.checked import read_small
 from shardset.storage.open import open_storage
 from trainer import config as configs
 from trainer.config import TrainConfig
-from trainer.record.evaluation import WORST, Worst
-from trainer.record.metrics import (
+from trainer.run_folder.names import METRICS
+from trainer.telemetry.evaluation import WORST, Worst
+from trainer.telemetry.metrics import (
     EpochRecord,
     EvalRecord,
     FinalRecord,
@@ -31,7 +32,6 @@ from trainer.record.metrics import (
     StepRecord,
     advice,
 )
-from trainer.record.run_folder import METRICS
 
 MAX_ROWS = 200
 
