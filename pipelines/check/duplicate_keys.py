@@ -13,7 +13,7 @@ from shardset.storage.base import Storage
 
 def duplicate_keys(
     storage: Storage, shards: Sequence[Shard], key_hashes: Sequence[np.ndarray]
-) -> Iterator[tuple[Shard, bytes, Shard]]:
+) -> Iterator[tuple[Shard, str, Shard]]:
     """(shard, key, shard that has it first) for each key that occurs again; `key_hashes` has one
     array per shard.
     """
@@ -29,5 +29,5 @@ def duplicate_keys(
         keys = read_index(storage, shard)["key"][ids - first_id].tolist() if len(ids) else []
         for key in keys:
             if key in first:
-                yield shard, key, first[key]
+                yield shard, key.decode("ascii", "replace"), first[key]
             first.setdefault(key, shard)

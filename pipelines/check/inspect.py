@@ -3,8 +3,7 @@ original name.
 """
 
 import re
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -12,6 +11,7 @@ import numpy as np
 
 from pipelines import split_table
 from pipelines.check.problems import read_quarantine
+from pipelines.plan.files import in_order
 from shardset.errors import ConfigError
 from shardset.format import manifest as manifests
 from shardset.format.catalog import read_names
@@ -26,7 +26,6 @@ NO_NAMES = (
 )
 _OLDER = "older versions have it as long as they are left: `log SET` lists them, SET@N is one"
 _SHARD_FIELDS = ("path", "num_samples", "num_bytes", "first_id")
-_THREADS = 8
 _MAX_REASONS = 20
 """An error lists this many entries of the quarantine list."""
 
@@ -68,10 +67,6 @@ def inspect(
     """
     loaded = manifests.load(url)
     manifest, storage, view = loaded
-    if split is not None and split not in manifest.splits:
-        raise ConfigError(
-            f"no split {split!r} in this shard set; it has {', '.join(sorted(manifest.splits))}"
-        )
     label = None if class_name is None else find_label(manifest, class_name)
     wanted, split = split, None if split is None else loaded.stored_split(split)
     whole = loaded.without_view().manifest
@@ -186,8 +181,7 @@ def samples_of_shard(
             f" {len(shards) - 1}"
         )
     index = read_index(storage, shards[number])
-    names = read_names(storage, shards[number], index["key"])
-    return [_sample(manifest, split, number, index, row, names) for row in range(len(index))]
+    return _samples(storage, manifest, split, number, index, range(len(index)))
 
 
 def find_key(
@@ -208,10 +202,9 @@ def find_key(
         rows = [
             row for row in candidates if own_or_copy(index["key"][row].decode("ascii", "replace"))
         ]
-        names = read_names(storage, shard, index["key"]) if rows else None
-        return [_sample(manifest, name, number, index, row, names) for row in rows]
+        return _samples(storage, manifest, name, number, index, rows)
 
-    samples = _over_shards(manifest, split, in_shard)
+    samples = _over_shards(storage, manifest, split, in_shard)
     if not samples:
         advice = "look at some keys with --shard 0, or search by --name"
         if manifests.hash_of_key(key) in manifest.forgotten:
@@ -241,12 +234,12 @@ def find_name(
         rows = [row for row, found in enumerate(names) if f"/{found}".endswith(f"/{name}")]
         if not rows:
             return []
-        index = read_index(storage, shard)
-        if read_names(storage, shard, index["key"]) is None:
+        samples = _samples(storage, manifest, split_name, number, read_index(storage, shard), rows)
+        if samples[0].name is None:
             raise ConfigError(f"{storage.url}: {NO_NAMES}, for {shard.path}; search by --key")
-        return [_sample(manifest, split_name, number, index, row, names) for row in rows]
+        return samples
 
-    samples = _over_shards(manifest, split, in_shard)
+    samples = _over_shards(storage, manifest, split, in_shard)
     if not samples:
         unknown = (
             f"no sample was made from {name!r}, and {manifest.quarantine.path} does not list it;"
@@ -279,7 +272,10 @@ def _why_rejected(storage: Storage, manifest: Manifest, name: str, split: str | 
 
 
 def _over_shards(
-    manifest: Manifest, split: str | None, in_shard: Callable[[str, int, Shard], list[SampleInfo]]
+    storage: Storage,
+    manifest: Manifest,
+    split: str | None,
+    in_shard: Callable[[str, int, Shard], list[SampleInfo]],
 ) -> list[SampleInfo]:
     names = list(manifest.splits) if split is None else [split]
     tasks = [
@@ -287,38 +283,39 @@ def _over_shards(
         for name in names
         for number, shard in enumerate(manifest.split(name).shards)
     ]
-    with ThreadPoolExecutor(_THREADS) as threads:
-        return [
-            sample
-            for samples in threads.map(lambda task: in_shard(*task), tasks)
-            for sample in samples
-        ]
+    found = in_order(storage, tasks, lambda task: in_shard(*task))
+    return [sample for samples in found for sample in samples]
 
 
-def _sample(
+def _samples(
+    storage: Storage,
     manifest: Manifest,
     split: str,
     number: int,
     index: np.ndarray,
-    row: int,
-    names: list[str] | None,
-) -> SampleInfo:
-    shard, record = manifest.splits[split].shards[number], index[row]
-    label = int(record["label"])
-    ranges = {field: record[f".{field}"].item() for field in index_fields(index)}
-    return SampleInfo(
-        split=split,
-        shard=shard.path,
-        number=number,
-        position=row,
-        id=shard.first_id + row,
-        key=record["key"].decode("ascii", "replace"),
-        name=names[row] if names else None,
-        label=label,
-        class_name=manifest.class_name(label),
-        source=int(record["source"]),
-        copy=int(record["copy"]),
-        byte_ranges={
-            field: offset_size for field, offset_size in ranges.items() if offset_size != (0, 0)
-        },
-    )
+    rows: Sequence[int],
+) -> list[SampleInfo]:
+    """The samples in some rows of the index of a shard."""
+    shard, samples = manifest.splits[split].shards[number], []
+    names = read_names(storage, shard, index["key"]) if rows else None
+    for row in rows:
+        record = index[row]
+        label = int(record["label"])
+        ranges = {field: record[f".{field}"].item() for field in index_fields(index)}
+        samples.append(
+            SampleInfo(
+                split=split,
+                shard=shard.path,
+                number=number,
+                position=row,
+                id=shard.first_id + row,
+                key=record["key"].decode("ascii", "replace"),
+                name=names[row] if names else None,
+                label=label,
+                class_name=manifest.class_name(label),
+                source=int(record["source"]),
+                copy=int(record["copy"]),
+                byte_ranges={field: found for field, found in ranges.items() if found != (0, 0)},
+            )
+        )
+    return samples

@@ -103,11 +103,10 @@ def verify(url: str, *, deep: bool, progress: ShowProgress | None = None) -> Ver
         repeated = duplicate_keys(
             storage, [task.shard for task in tasks], [one.key_hashes for one in checked]
         )
-        for shard, key, first in repeated:
-            name = key.decode("ascii", "replace")
-            problems.append(
-                Problem(shard.path, f"has a sample {name} as {first.path} has; rebuild the set")
-            )
+        problems += [
+            Problem(shard.path, f"has a sample {key} as {first.path} has; rebuild the set")
+            for shard, key, first in repeated
+        ]
     return VerifyReport(
         url=url,
         digest=manifest.digest,

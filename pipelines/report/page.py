@@ -4,7 +4,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 from rich.filesize import decimal
@@ -19,7 +19,6 @@ from shardset.format import manifest as manifests
 from shardset.format.manifest import Manifest
 from shardset.html import page
 from shardset.html.page import Finding, Picture, clip
-from shardset.html.plots import Bars
 from shardset.program import count
 
 IMAGES = 100_000
@@ -132,9 +131,14 @@ def render(data: ReportData) -> bytes:
         findings=list(findings(data)),
         split_columns=list(columns),
         split_rows=list(zip(*columns.values(), strict=True)),
-        class_bars=_class_bars(manifest),
+        class_rows=[
+            (
+                f"{info.label} {info.name} {info.wnid or ''}",
+                [split.class_totals[info.label] for split in splits.values()],
+            )
+            for info in manifest.classes[:MAX_CLASSES]
+        ],
         class_sheets=[_sheet(data, label, samples) for label, samples in data.by_class.items()],
-        image_text=_image_text(data),
         sizes=list(_sizes(data)),
         duplicates=[
             (
@@ -148,7 +152,7 @@ def render(data: ReportData) -> bytes:
             (f"{pair.alike:.3f} alike", _captioned(data, [pair.left, pair.right]), 0)
             for pair in data.near_duplicates[:MAX_SHOWN]
         ],
-        damage=[(each.where, each.sentence) for each in data.damage[:MAX_ROWS]],
+        damage=[astuple(each) for each in data.damage[:MAX_ROWS]],
         reasons=_reasons(data.rejected),
         rejected=[
             [entry.get(name, "") for name in ("name", "split", "reason")]
@@ -159,17 +163,6 @@ def render(data: ReportData) -> bytes:
             for name, value in sorted(manifest.provenance.options.items())
         ],
     )
-
-
-def _class_bars(manifest: Manifest) -> Bars:
-    rows = [
-        (
-            f"{info.label} {info.name} {info.wnid or ''}",
-            [split.class_totals[info.label] for split in manifest.splits.values()],
-        )
-        for info in manifest.classes[:MAX_CLASSES]
-    ]
-    return Bars("Samples of each class", "class", list(manifest.splits), rows)
 
 
 def _reasons(rejected: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, int]]:
@@ -205,16 +198,6 @@ def _spread(group: alike.DuplicateGroup) -> str:
     kinds = ["under different labels"] * (group.num_labels > 1)
     kinds += ["in several splits"] * (group.num_splits > 1)
     return f"{count(len(group.samples), 'sample')} {' and '.join(kinds) or 'in one split'}"
-
-
-def _image_text(data: ReportData) -> str:
-    num_images = len(data.catalog.originals())
-    if not num_images:
-        return "No sample has an image."
-    text = f"{count(len(data.images), 'image')} of {num_images:,} were decoded."
-    if data.num_chosen < num_images:
-        text += " They are a fixed random choice; python -m pipelines report --images N decodes N."
-    return text
 
 
 def _sizes(data: ReportData) -> Iterator[tuple[str, int, str, int, int, int]]:
