@@ -11,7 +11,7 @@ from rich.console import Console
 
 from pipelines import cli, split_table
 from pipelines.check import inspect, render
-from shardset.errors import ConfigError, DamagedShard, NotFound
+from shardset.errors import ConfigError, DamagedShard, ManifestError, NotFound
 from shardset.format import naming
 from shardset.format.manifest import ClassInfo, Manifest
 from shardset.format.tar import StoredSample
@@ -230,7 +230,7 @@ def test_questions_without_an_answer_are_refused(capsys):
         inspect.samples_of_shard(storage, manifest, "val", 2)
     with pytest.raises(ConfigError, match="add --split train or --split val"):
         inspect.inspect(storage.url, shard=0)
-    with pytest.raises(ConfigError, match="no split 'test' in this shard set; it has train, val"):
+    with pytest.raises(ManifestError, match="no split 'test' in this shard set; it has train, val"):
         inspect.inspect(storage.url, split="test")
     with pytest.raises(SystemExit, match="2"):
         cli.main(["inspect", storage.url, "--key", "a", "--shard", "0"])

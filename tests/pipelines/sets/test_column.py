@@ -2,7 +2,6 @@
 the samples.
 """
 
-import io
 import shutil
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
@@ -16,30 +15,27 @@ import pytest
 import webdataset
 
 from pipelines import cli
-from pipelines.check.verify import verify
 from pipelines.config import ColumnConfig
 from pipelines.sets.column import column
 from pipelines.sources.values import open_values
 from shardset import Stream
 from shardset.errors import ConfigError, DamagedShard, ManifestError, SourceError
 from shardset.format import manifest as manifests
+from shardset.format.columns import npy
 from shardset.storage.open import open_storage
-from tests.makers.built import HERE
-from tests.makers.shardset import png_samples, publish, write_shard_set
+from tests.makers.built import HERE, manifest_of, verified
+from tests.makers.shardset import new_set, png_samples, publish
 from tests.makers.tars import tar_bytes
 
 NUM = {"train": 30, "val": 10}
+SAMPLES = {name: png_samples(name, num) for name, num in NUM.items()}
 KEYS = [f"{split}-{serial:06d}" for split, count in NUM.items() for serial in range(count)]
 LOGITS = np.random.default_rng(1).normal(size=(NUM["train"], 1000)).astype(np.float16)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    write_shard_set(
-        open_storage(str(tmp_path)),
-        {name: png_samples(name, num) for name, num in NUM.items()},
-        num_shards=3,
-    )
+    new_set(SAMPLES, tmp_path, num_shards=3)
     return tmp_path
 
 
@@ -99,18 +95,15 @@ def read(
 )
 def test_a_thousand_logits_come_with_each_sample(folder, options):
     manifest = write_logits(folder)
-    assert manifest.provenance.source_digest == manifests.load(str(folder)).manifest.digest
-    assert verify(f"{folder}/columns/logits", deep=True).ok
-    found = read(folder, "logits", **options)
-    check_logits(found)
+    assert manifest.provenance.source_digest == manifest_of(folder).digest
+    verified(f"{folder}/columns/logits")
+    check_logits(read(folder, "logits", **options))
 
 
 @pytest.mark.parametrize("where", ["memory", pytest.param("gs", marks=pytest.mark.gcs)])
 def test_a_set_that_is_not_on_a_disk_has_columns_too(where, request, tmp_path):
     url = "memory://columns" if where == "memory" else request.getfixturevalue("gcs_root")
-    write_shard_set(
-        open_storage(url), {name: png_samples(name, num) for name, num in NUM.items()}, num_shards=3
-    )
+    new_set(SAMPLES, url, num_shards=3)
     written(url, "logits", array(tmp_path, LOGITS), split="train")
     check_logits(read(url, "logits"))
 
@@ -144,7 +137,7 @@ def test_a_table_in_any_order_gives_values_by_key_and_what_it_lacks_is_nan_or_em
 
 def test_tars_of_others_give_values_once_they_are_adopted(folder, tmp_path):
     members = [
-        (f"{key}.emb.npy", _npy(np.full((2, 2), number, np.int16)))
+        (f"{key}.emb.npy", npy(np.full((2, 2), number, np.int16)))
         for number, key in enumerate(KEYS)
     ]
     with pytest.raises(ManifestError, match="no manifest there"):
@@ -177,7 +170,7 @@ def test_a_set_of_tars_of_others_has_columns_where_their_names_leave_room(folder
     others = adopted(tmp_path, tar_bytes([("./a b/0.txt", b"x"), ("./a b/1.txt", b"y")]))
     np.save(tmp_path / "two.npy", np.ones((2, 3), np.float32))
     written(others, "two", tmp_path / "two.npy")
-    assert verify(f"{others}/columns/two", deep=True).ok
+    verified(f"{others}/columns/two")
     with Stream(str(others), "t", batch_size=2, columns=("two",), image=None) as stream:
         assert next(iter(stream))["two"].shape == (2, 3)
     (others / "manifest.json").unlink()
@@ -273,11 +266,8 @@ def test_a_rerun_writes_only_what_is_missing_and_other_values_need_another_name(
 
 def test_a_column_of_another_version_of_the_set_is_refused(folder):
     write_logits(folder)
-    storage = open_storage(str(folder))
-    publish(
-        storage,
-        msgspec.structs.replace(manifests.load(str(folder)).manifest, fixes={"renamed-png": 1}),
-    )
+    changed = msgspec.structs.replace(manifest_of(folder), fixes={"renamed-png": 1})
+    publish(open_storage(str(folder)), changed)
     with pytest.raises(ManifestError, match=r"a column of set .* write it again"):
         read(folder, "logits")
 
@@ -317,9 +307,9 @@ def test_tables_that_do_not_fit_are_refused(columns, message, folder):
 
 
 def test_what_is_no_table_or_array_is_said(folder):
-    for name, error in (("x.npy", SourceError), ("x.parquet", SourceError)):
+    for name in ("x.npy", "x.parquet"):
         (folder / name).write_bytes(b"no such file")
-        with pytest.raises(error, match=name):
+        with pytest.raises(SourceError, match=name):
             written(folder, "x", folder / name, split="train")
     with pytest.raises(ConfigError, match="expected a name of"):
         written(folder, "Logits", folder / "x.npy")
@@ -335,28 +325,8 @@ def test_names_of_columns_are_those_of_a_batch(folder):
         read(folder, "none")
 
 
-def test_the_command_writes_a_column(folder, capsys):
-    array(folder, LOGITS)
-    assert (
-        cli.main(
-            [
-                "column",
-                str(folder),
-                "logits",
-                "--from",
-                f"{folder}/values.npy",
-                "--split",
-                "train",
-                *HERE,
-            ]
-        )
-        == 0
-    )
-    assert "num_values: 30" in capsys.readouterr().out
+def test_the_command_writes_a_column(folder, said):
+    source = array(folder, LOGITS)
+    found = said("column", folder, "logits", "--from", source, "--split", "train", *HERE)
+    assert "num_values: 30" in found
     assert read(folder, "logits")
-
-
-def _npy(value: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    np.save(file, value)
-    return file.getvalue()

@@ -5,7 +5,6 @@ names elsewhere.
 import json
 import re
 import shutil
-from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
@@ -13,21 +12,18 @@ import pytest
 from pipelines.build import build
 from pipelines.check import inspect
 from pipelines.check.verify import verify
-from pipelines.cli import main
 from pipelines.config import ColumnConfig
 from pipelines.export.write import export
 from pipelines.sets.column import column
-from pipelines.sets.compact import compact, lines
-from shardset.errors import ConfigError, StorageError
+from pipelines.sets.compact import lines
+from shardset.errors import ConfigError
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.storage.local import LocalStorage
-from tests.makers.built import HERE, config_of
-from tests.makers.folders import write_class_folders, write_images
+from tests.makers.built import DAY, HERE, append_of, config_of, forget, manifest_of, verified
+from tests.makers.folders import write_class_folders
 from tests.makers.stored import samples_of
 
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
-NONE = timedelta(0)
 A, B, TWIN, BAD = (f"train/{name}" for name in ("cat/000", "cat/001", "dog/twin", "dog/003"))
 
 
@@ -56,10 +52,6 @@ def stored(made, tmp_path):
     return shutil.copytree(made, tmp_path / "set")
 
 
-def forget(folder, *keys, **options):
-    return compact(str(folder), keys, **{"grace": NONE, "now": NOW} | options)
-
-
 def hits(folder, data):
     """The files that have these bytes."""
     files = {
@@ -71,47 +63,13 @@ def hits(folder, data):
 def loose(folder):
     """The files that neither a version nor a plan names."""
     loaded = manifests.load(str(folder))
-    known = {naming.MANIFEST, *manifests.files_of(loaded.manifest)}
-    known = known.union(*map(manifests.files_of, manifests.older(loaded.storage)))
-    names = (
-        {stat.name for stat in loaded.storage.list()}
-        - known
-        - set(map(naming.references_of, known))
-    )
+    known = manifests.files_of(loaded.manifest, *manifests.older(loaded.storage))
+    known |= {naming.MANIFEST, *map(naming.references_of, known)}
     return {
         name
-        for name in names
+        for name in hits(folder, b"") - known
         if name.startswith("plan/shards/") or not name.startswith(("plan/", "versions/"))
     }
-
-
-def after(number, patched, act):
-    """Calls `act` in place of each change of a local disk after the first ones."""
-    left = [number]
-
-    def counted(method):
-        def call(*args, **options):
-            left[0] -= 1
-            if left[0] < 0:
-                act()
-            return method(*args, **options)
-
-        return call
-
-    for name in ("writer", "delete"):
-        patched.setattr(LocalStorage, name, counted(getattr(LocalStorage, name)))
-
-
-def stopped(number, folder, *keys):
-    """A compaction whose storage refuses all changes after the first ones."""
-
-    def stop():
-        raise StorageError("refused")
-
-    with pytest.MonkeyPatch.context() as patched:
-        after(number, patched, stop)
-        with pytest.raises(StorageError):
-            forget(folder, *keys)
 
 
 @pytest.mark.parametrize(
@@ -134,21 +92,18 @@ def stopped(number, folder, *keys):
     ],
 )
 def test_a_list_of_keys_is_read_as_any_editor_writes_it_and_what_names_no_sample_is_refused(
-    stored, tmp_path, capsys, data, found
+    stored, tmp_path, said, data, found
 ):
     (tmp_path / "keys").write_bytes(data)
-    before = hits(stored, b"")
-    code = main(["compact", str(stored), "--drop-keys", str(tmp_path / "keys")])
-    said = capsys.readouterr()
+    before, words = hits(stored, b""), ("compact", stored, "--drop-keys", tmp_path / "keys")
     if isinstance(found, str):
-        assert code == (2 if "no key" in found else 1)
-        assert re.search(found, said.err)
+        assert re.search(found, said(*words, code=2 if "no key" in found else 1))
         assert hits(stored, b"") == before
         return
-    assert said.out.startswith(f"version 2: {found} samples dropped")
-    view = ["view", str(tmp_path / "v.parquet"), "--of", f"{stored}@1", "--from-split", "train"]
-    assert main([*view, "--keys", str(tmp_path / "keys")]) == 0
-    assert manifests.load(view[1]).part("train").selection.num_kept == found
+    assert said(*words).startswith(f"version 2: {found} samples dropped")
+    chosen = "--from-split", "train", "--keys", tmp_path / "keys"
+    view = said("view", tmp_path / "v.parquet", "--of", f"{stored}@1", *chosen)
+    assert f"train {found};" in view
 
 
 def test_a_list_that_grows_may_name_what_was_forgotten_before(stored):
@@ -168,21 +123,18 @@ def test_a_list_that_grows_may_name_what_was_forgotten_before(stored):
 
 
 def test_a_split_may_be_emptied_but_not_the_set(stored, tmp_path):
-    keys = [*samples_of(stored, manifests.load(str(stored)).manifest, "val")]
-    every = [*keys, *samples_of(stored, manifests.load(str(stored)).manifest, "train")]
+    keys, others = (samples_of(stored, manifest_of(stored), name) for name in ("val", "train"))
     before = hits(stored, b"")
     with pytest.raises(ConfigError, match="no sample would be left; remove the set instead"):
-        forget(stored, *every)
+        forget(stored, *keys, *others)
     assert hits(stored, b"") == before
     assert forget(stored, A, *keys).num_samples == 25
-    manifest = manifests.load(str(stored)).manifest
+    manifest = manifest_of(stored)
     assert manifest.splits.keys() == {"train"}
     assert manifest.provenance.notes[-1] == "version 2: 25 samples dropped, none left in val"
     assert not loose(stored) | hits(stored, b"val/cat/00")
-    more = write_images(tmp_path / "more", ["val/cat/a.png", "val/dog/b.png"])
-    build(config_of(more, stored, num_shards={"": 1}, append="none"), HERE)
-    assert manifests.load(str(stored)).manifest.split("val").num_samples == 2
-    assert verify(str(stored), deep=True).problems == ()
+    build(append_of(stored, tmp_path / "more", "val/cat/a.png", "val/dog/b.png"), HERE)
+    assert verified(stored).split("val").num_samples == 2
 
 
 def test_the_same_image_under_another_key_is_named(stored):
@@ -193,15 +145,13 @@ def test_the_same_image_under_another_key_is_named(stored):
 
 
 def test_side_files_that_name_what_is_gone_are_listed_and_removed_when_asked_for(
-    stored, tmp_path, capsys
+    stored, tmp_path, said
 ):
     np.save(tmp_path / "values.npy", np.zeros((24, 2), np.float32))
     source = str(tmp_path / "values.npy")
     column(ColumnConfig(set=str(stored), name="old", source=source, split="val"), HERE)
     export(str(stored), ["wids"])
-    listed = {
-        shard.path: shard.num_samples for shard in manifests.load(str(stored)).manifest.shards
-    }
+    listed = {shard.path: shard.num_samples for shard in manifest_of(stored).shards}
     for path in listed:
         (stored / f"{path}.idx").write_bytes(b"")
     (stored / ".nv-meta").mkdir()  # as Energon's tool indexes a set
@@ -209,30 +159,23 @@ def test_side_files_that_name_what_is_gone_are_listed_and_removed_when_asked_for
     (stored / ".nv-meta/index.sqlite").write_text(f"val/cat/000 {BAD}")
     (stored / "wids-other.json").write_text('["gs://bucket/elsewhere/x-000000.tar"]')
     (tmp_path / "keys").write_text(f"val/cat/000\n{BAD}\n")
-    words = ["compact", str(stored), "--drop-keys", str(tmp_path / "keys"), "--grace", "0"]
+    words = "compact", stored, "--drop-keys", tmp_path / "keys", "--grace", 0
     sides = [".nv-meta/", "columns/old/", "wids-train.json", "wids-val.json"]
-    assert forget(stored, "val/cat/000", BAD, grace=timedelta(1)).side_files == sides
-    assert main(words) == 0
+    assert forget(stored, "val/cat/000", BAD, grace=DAY).side_files == sides
     named = f"may still name dropped samples: {', '.join(sides)}; --side-files"
-    assert named in capsys.readouterr().out
+    assert named in said(*words)
     assert hits(stored, BAD.encode()) == {".nv-meta/index.sqlite"}
-    assert main([*words, "--side-files"]) == 0
-    assert "may still name" not in capsys.readouterr().out
+    assert "may still name" not in said(*words, "--side-files")
     assert not hits(stored, b"val/cat/000") | hits(stored, BAD.encode())
-    tars = {
-        naming.index_path(name.removesuffix(".idx"))
-        for name in hits(stored, b"")
-        if name.endswith(".idx")
-    }
-    assert tars <= hits(stored, b"")  # those of removed tars went with them
-    assert not {name for name in hits(stored, b"") if name.startswith("columns/")}
-    assert (stored / "wids-other.json").exists()
-    assert manifests.load(str(stored)).manifest.quarantine.count == 0
-    assert verify(str(stored), deep=True).problems == ()
+    left = hits(stored, b"")
+    assert all((f"{tar}.idx" in left) == (tar in left) for tar in listed)
+    assert not hits(stored / "columns", b"")
+    assert "wids-other.json" in left
+    assert verified(stored).quarantine.count == 0
 
 
 def test_verify_names_tars_that_no_version_lists_in_any_folder_of_a_split(stored):
-    forget(stored, B, grace=timedelta(1))
+    forget(stored, B, grace=DAY)
     for path in (
         "train-00aa11bb/train-000000.tar",
         "train-x/train-000000.tar",
@@ -245,31 +188,32 @@ def test_verify_names_tars_that_no_version_lists_in_any_folder_of_a_split(stored
         assert [problem.where for problem in found] == ["train-00aa11bb/train-000000.tar"]
 
 
-def test_only_the_newest_version_of_a_set_that_is_no_view_is_changed(stored, tmp_path, capsys):
-    view = str(tmp_path / "v.parquet")
-    (tmp_path / "keys").write_text(f"{A}\n")
-    keys = str(tmp_path / "keys")
-    assert main(["view", view, "--of", str(stored), "--from-split", "train", "--keys", keys]) == 0
-    forget(stored, B, grace=timedelta(1))
+def test_only_the_newest_version_of_a_set_that_is_no_view_is_changed(stored, tmp_path, said):
+    view, keys = tmp_path / "v.parquet", tmp_path / "keys"
+    keys.write_text(f"{A}\n")
+    said("view", view, "--of", stored, "--from-split", "train", "--keys", keys)
+    forget(stored, B, grace=DAY)
     for url, words in (
         (view, "a view has no shards of its own"),
         (f"{stored}@1", "only the newest version can be"),
     ):
-        append = ["append", url, "--source", "folder", "--input", str(tmp_path)]
-        for verb in (append, ["compact", url, "--drop-keys", keys]):
-            assert main(verb) == 2
-            assert words in capsys.readouterr().err
+        assert words in said("append", url, "--source", "folder", "--input", tmp_path, code=2)
+        assert words in said("compact", url, "--drop-keys", keys, code=2)
 
 
-def test_marks_go_with_a_set_that_is_replaced(stored, raw):
-    stopped(6, stored, A)
+def test_what_a_stopped_compaction_wrote_goes_with_a_set_that_is_replaced(stored, raw, tmp_path):
+    done = shutil.copytree(stored, tmp_path / "done")
+    forget(done, A, grace=DAY)
+    not_yet = shutil.ignore_patterns("manifest.json", "versions")
+    shutil.copytree(done, stored, ignore=not_yet, dirs_exist_ok=True)
+    assert loose(stored)
     build(config_of(raw, stored, num_shards={"": 2}, max_bad_fraction=0.5, overwrite=True), HERE)
     assert not loose(stored)
 
 
 def test_a_removal_that_was_stopped_after_a_quarantine_list_is_finished(stored):
-    forget(stored, A, BAD, grace=timedelta(1))
+    forget(stored, A, BAD, grace=DAY)
     (stored / "quarantine.jsonl").unlink()  # the list of version 1, whose manifest goes last
     assert forget(stored, A, BAD).removed
-    assert verify(str(stored), deep=True).problems == ()
+    verified(stored)
     assert not list(manifests.older(LocalStorage(str(stored))))
