@@ -30,15 +30,15 @@ read.
 
 _ROW = np.dtype(
     [
-        *(
-            ("shard", "i4"),
-            ("position", "i4"),
-            ("split", "i4"),
-            ("label", "i8"),
-            ("copy", "i4"),
-            ("random", "u8"),
-        ),
-        *(("image_start", "i8"), ("image_bytes", "i8"), ("image_crc32c", "u4")),
+        ("shard", "i4"),
+        ("position", "i4"),
+        ("split", "i4"),
+        ("label", "i8"),
+        ("copy", "i4"),
+        ("random", "u8"),
+        ("image_start", "i8"),
+        ("image_bytes", "i8"),
+        ("image_crc32c", "u4"),
     ]
 )
 """One sample.
@@ -141,16 +141,15 @@ def ranks(values: np.ndarray) -> np.ndarray:
 def read_images(
     storage: Storage, catalog: Catalog, samples: np.ndarray, use: Callable[[bytes], T]
 ) -> tuple[dict[int, T], list[Problem]]:
-    """The results of `use` for the images of rows, and what is damaged or does not decode.
+    """The results of `use` for the images of ascending rows, and what is damaged or does not
+    decode.
 
     Calls `use` in threads.
 
     Neighbours are read together, and an image that is not that of the index a second time.
     """
-    rows = catalog.rows[samples]
-    order = np.lexsort((rows["image_start"], rows["shard"]))
-    ends = np.flatnonzero(np.diff(rows["shard"][order])) + 1
-    by_shard = [group.tolist() for group in np.split(samples[order], ends) if len(group)]
+    ends = np.flatnonzero(np.diff(catalog.rows["shard"][samples])) + 1
+    by_shard = [group.tolist() for group in np.split(samples, ends) if len(group)]
     results: dict[int, T] = {}
     damage: list[Problem] = []
     with ThreadPoolExecutor(THREADS) as threads:
@@ -165,7 +164,7 @@ def read_images(
 def _read_shard(
     storage: Storage, catalog: Catalog, samples: list[int], use: Callable[[bytes], T]
 ) -> tuple[dict[int, T], list[Problem]]:
-    """See `read_images`, for rows of one shard in the order of their images."""
+    """See `read_images`, for rows of one shard."""
     rows, path = catalog.rows[samples], catalog.path(samples[0])
     starts, checksums = rows["image_start"].tolist(), rows["image_crc32c"].tolist()
     ranges = list(zip(starts, (rows["image_start"] + rows["image_bytes"]).tolist(), strict=True))

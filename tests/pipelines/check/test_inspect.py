@@ -13,15 +13,14 @@ from pipelines.check import inspect, render
 from shardset.errors import ConfigError, DamagedShard, ManifestError, NotFound
 from shardset.format import manifest as manifests
 from shardset.format import naming
-from shardset.format.manifest import ClassInfo, Manifest
+from shardset.format.manifest import ClassInfo, LoadedSet
 from shardset.format.tar import StoredSample
-from shardset.storage.base import Storage
 from tests.makers.shardset import new_set, png_samples, publish, put, quarantine, references
 
 NAME = "raw/{}/bild {}.PNG"
 
 
-def made(*, with_plan: bool = True) -> tuple[Storage, Manifest]:
+def made(*, with_plan: bool = True) -> LoadedSet:
     """Splits train (7 samples, the last a copy of the first) and val (4), two shards each, four
     classes.
     """
@@ -39,7 +38,7 @@ def made(*, with_plan: bool = True) -> tuple[Storage, Manifest]:
             mine = found[shard.first_id : shard.first_id + shard.num_samples]
             names = [NAME.format(split, sample.source) for sample in mine]
             put(storage, naming.references_path(split, number), references(mine, names))
-    return storage, manifest
+    return LoadedSet(manifest, storage)
 
 
 def shown(renderable: object, width: int = 240) -> str:
@@ -49,7 +48,7 @@ def shown(renderable: object, width: int = 240) -> str:
 
 
 def test_the_overview_counts_splits_shards_and_classes():
-    storage, manifest = made()
+    manifest, storage, _ = made()
     found = inspect.overview(manifest, storage.url)
     splits = [(one.name, one.num_samples, one.smallest, one.largest) for one in found["splits"]]
     assert splits == [("train", 7, 3, 4), ("val", 4, 2, 2)]
@@ -64,38 +63,38 @@ def test_the_overview_counts_splits_shards_and_classes():
 
 
 def test_the_samples_of_a_shard_are_in_order_with_their_names_and_byte_ranges():
-    storage, manifest = made()
-    samples = inspect.samples_of_shard(storage, manifest, "train", 1)
+    loaded = made()
+    samples = inspect.samples_of_shard(loaded, "train", 1)
     first = [(s.position, s.id, s.key) for s in samples[:2]]
     assert first == [(0, 3, "train-000003"), (1, 4, "train-000004")]
     assert [s.name for s in samples] == [NAME.format("train", n) for n in (3, 4, 5, 0)]
-    tar = storage.read(samples[2].shard)
+    tar = loaded.storage.read(samples[2].shard)
     offset, size = samples[2].byte_ranges["cls"]
     assert tar[offset : offset + size] == str(samples[2].label).encode()
     assert samples[2].class_name == f"cat {samples[2].label}"
 
 
 def test_a_sample_and_its_copies_are_found_by_key_and_from_its_name_back():
-    storage, manifest = made()
-    (by_key,) = inspect.find_key(storage, manifest, "train-000004")
+    loaded = made()
+    (by_key,) = inspect.find_key(loaded, "train-000004")
     assert by_key.name == NAME.format("train", 4)
-    assert inspect.find_name(storage, manifest, by_key.name) == [by_key]
-    copies = inspect.find_key(storage, manifest, "train-000000")
+    assert inspect.find_name(loaded, by_key.name) == [by_key]
+    copies = inspect.find_key(loaded, "train-000000")
     assert [(s.key, s.copy) for s in copies] == [("train-000000", 0), ("train-000000@1", 1)]
-    assert inspect.find_name(storage, manifest, NAME.format("train", 0)) == copies
-    assert inspect.find_key(storage, manifest, "train-000000@1") == copies[1:]
+    assert inspect.find_name(loaded, NAME.format("train", 0)) == copies
+    assert inspect.find_key(loaded, "train-000000@1") == copies[1:]
     for key in ("caf\udce9", "ü", "train-00000"):
         with pytest.raises(ConfigError, match="no sample has the key"):
-            inspect.find_key(storage, manifest, key)
+            inspect.find_key(loaded, key)
 
 
 def test_the_last_part_of_a_name_suffices_and_part_of_a_part_does_not():
-    storage, manifest = made()
+    loaded = made()
     for split, keys in ((None, ["train-000002", "val-000002"]), ("val", ["val-000002"])):
-        found = inspect.find_name(storage, manifest, "bild 2.PNG", split=split)
+        found = inspect.find_name(loaded, "bild 2.PNG", split=split)
         assert [sample.key for sample in found] == keys
     with pytest.raises(ConfigError, match=r"no sample was made from '2\.PNG'"):
-        inspect.find_name(storage, manifest, "2.PNG")
+        inspect.find_name(loaded, "2.PNG")
 
 
 def entry(name: str, reason: str) -> bytes:
@@ -106,10 +105,9 @@ def entry(name: str, reason: str) -> bytes:
 def test_the_name_of_a_quarantined_file_is_found_with_the_reason_and_another_is_said_to_be_unknown(
     with_plan,
 ):
-    storage, manifest = made(with_plan=with_plan)
-    manifest = quarantine(
-        storage, manifest, entry("cat/uncut.png", "no"), entry("cat/cut.png", "is cut at byte 3")
-    )
+    manifest, storage, _ = made(with_plan=with_plan)
+    lines = entry("cat/uncut.png", "no"), entry("cat/cut.png", "is cut at byte 3")
+    loaded = LoadedSet(quarantine(storage, manifest, *lines), storage)
     unknown = "does not list it; check the spelling" if with_plan else "names are not available"
     known = (
         r"no sample was made from '{}'; .*\.jsonl says why: cat/cut\.png \(split train\): is cut"
@@ -121,36 +119,37 @@ def test_the_name_of_a_quarantined_file_is_found_with_the_reason_and_another_is_
         ("cut.png", "val", unknown),
     ):
         with pytest.raises(ConfigError, match=message):
-            inspect.find_name(storage, manifest, asked, split=split)
+            inspect.find_name(loaded, asked, split=split)
     storage.delete(naming.quarantine_path())
-    assert not with_plan or inspect.find_name(storage, manifest, NAME.format("train", 1))
+    assert not with_plan or inspect.find_name(loaded, NAME.format("train", 1))
     with pytest.raises(NotFound, match=r"quarantine\.jsonl"):
-        inspect.find_name(storage, manifest, "cut.png")
+        inspect.find_name(loaded, "cut.png")
 
 
 def test_without_the_plan_keys_are_found_and_names_are_said_to_be_gone():
-    storage, manifest = made(with_plan=False)
-    (sample,) = inspect.find_key(storage, manifest, "val-000003")
+    loaded = made(with_plan=False)
+    (sample,) = inspect.find_key(loaded, "val-000003")
     assert sample.name is None
-    for samples in ([sample], inspect.samples_of_shard(storage, manifest, "val", 0)):
+    for samples in ([sample], inspect.samples_of_shard(loaded, "val", 0)):
         assert inspect.NO_NAMES in shown(render.render_samples(samples))
     with pytest.raises(ConfigError, match="original names are not available"):
-        inspect.find_name(storage, manifest, "bild 2.PNG")
+        inspect.find_name(loaded, "bild 2.PNG")
 
 
 def test_the_plan_of_another_build_names_nothing_and_a_damaged_one_is_an_error():
-    storage, manifest = made()
-    put(storage, naming.references_path("val", 0), storage.read(naming.references_path("val", 1)))
-    assert [s.name for s in inspect.samples_of_shard(storage, manifest, "val", 0)] == [None, None]
+    loaded = made()
+    plan, other = (naming.references_path("val", number) for number in (0, 1))
+    put(loaded.storage, plan, loaded.storage.read(other))
+    assert [s.name for s in inspect.samples_of_shard(loaded, "val", 0)] == [None, None]
     with pytest.raises(ConfigError, match="of another build"):
-        inspect.find_name(storage, manifest, "bild 3.PNG", split="val")
-    put(storage, naming.references_path("val", 0), b"no arrow file at all")
+        inspect.find_name(loaded, "bild 3.PNG", split="val")
+    put(loaded.storage, plan, b"no arrow file at all")
     with pytest.raises(DamagedShard, match=r"plan/shards/val-000000\.arrow: not a plan"):
-        inspect.samples_of_shard(storage, manifest, "val", 0)
+        inspect.samples_of_shard(loaded, "val", 0)
 
 
 def test_a_class_is_found_by_label_name_or_wnid_if_there_is_one():
-    _, manifest = made()
+    manifest = made().manifest
     assert {inspect.find_label(manifest, wanted) for wanted in ("2", "cat 2", "n00002")} == {2}
     with pytest.raises(ConfigError, match="no class 'dog' among the 4"):
         inspect.find_label(manifest, "dog")
@@ -161,7 +160,7 @@ def test_a_class_is_found_by_label_name_or_wnid_if_there_is_one():
 
 def test_the_verb_prints_tables(said, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    storage, _ = made()
+    storage = made().storage
     text = said("inspect", storage.url)
     facts = "train/train-000001.tar", "cat 3", "n00003", "3 to 4", "cmyk-to-rgb 3", "quarantined: 0"
     assert all(fact in text for fact in facts)
@@ -182,13 +181,13 @@ def test_the_verb_prints_tables(said, monkeypatch):
     ],
 )
 def test_the_verb_prints_json(said, flags, keys):
-    words = "inspect", made()[0].url, "--json"
+    words = "inspect", made().storage.url, "--json"
     assert [sample["key"] for sample in json.loads(said(*words, *flags))] == keys
     assert len(json.loads(said(*words))["classes"]) == 4
 
 
 def test_questions_without_an_answer_are_refused(capsys):
-    storage, _ = made()
+    storage = made().storage
     for asked, message in (
         ({"split": "val", "shard": 2}, "no shard 2 in split 'val': it has 2, numbered 0 to 1"),
         ({"shard": 0}, "add --split train or --split val"),
@@ -203,7 +202,7 @@ def test_questions_without_an_answer_are_refused(capsys):
 
 @pytest.mark.parametrize(("width", "whole"), [(60, True), (40, False)])
 def test_a_narrow_terminal_folds_names_and_never_shows_another_number(width, whole):
-    overview = inspect.overview(made()[1], "") | {"classes": [], "shards": []}
+    overview = inspect.overview(made().manifest, "") | {"classes": [], "shards": []}
     sizes = {"num_samples": 1281167, "num_shards": 1024, "smallest": 1252, "largest": 1252}
     sizes |= {"num_bytes": 147897477120, "fields": ["jpg"]}
     row = replace(overview["splits"][0], name="validation", **sizes)
@@ -223,11 +222,12 @@ def test_lines_to_another_program_are_not_folded(said, monkeypatch):
 def test_a_hostile_name_neither_styles_nor_moves_the_terminal_nor_breaks_the_line_of_an_error(
     said,
 ):
-    storage, manifest = made()
+    loaded = made()
+    manifest, storage, _ = loaded
     names = ["[bold red]\x1b[2J", "a\rb"]
     samples = [StoredSample(key=f"val-00000{n}", fields=(), label=n, source=n) for n in range(2)]
     put(storage, naming.references_path("val", 0), references(samples, names))
-    found = inspect.samples_of_shard(storage, manifest, "val", 0)
+    found = inspect.samples_of_shard(loaded, "val", 0)
     assert [sample.name for sample in found] == names
     text = shown(render.render_samples(found))
     assert all(part in text for part in ("[bold red]\\x1b[2J", "a\\rb"))
