@@ -18,7 +18,7 @@ from shardset.errors import ConfigError, ShardsetError
 from shardset.format import manifest as manifests
 from shardset.format.manifest import Manifest
 from shardset.html import page
-from shardset.html.page import Finding, Picture, clip
+from shardset.html.page import Picture, clip
 from shardset.program import count
 
 IMAGES = 100_000
@@ -102,9 +102,6 @@ def to_json(written: WrittenPage) -> dict[str, Any]:
     }
 
 
-# --- what the template shows ----------------------------------------------------------------------
-
-
 def render(data: ReportData) -> bytes:
     """The page as UTF-8."""
     manifest, splits = data.manifest, data.manifest.splits
@@ -128,7 +125,12 @@ def render(data: ReportData) -> bytes:
         sections=[(title.split()[0].lower(), title) for title in titles],
         closing="Made from the set alone: the same set and limits give the same page, "
         "without scripts or links.",
-        findings=list(findings(data)),
+        first_three=_first_three,
+        flat=[data.catalog.key(sample) for sample, image in data.images.items() if image.flat],
+        empty_classes={
+            name: [info.name for info in manifest.classes if not split.class_totals[info.label]]
+            for name, split in splits.items()
+        },
         split_columns=list(columns),
         split_rows=list(zip(*columns.values(), strict=True)),
         class_rows=[
@@ -216,86 +218,8 @@ def _sizes(data: ReportData) -> Iterator[tuple[str, int, str, int, int, int]]:
             yield name, len(sizes), most, sides[0], sides[len(sides) // 2], sides[-1]
 
 
-# --- the summary: what is fine, and what needs attention ------------------------------------------
-
-
-def findings(data: ReportData) -> Iterator[Finding]:
-    """One sentence per finding, in the order of the page."""
-    if data.damage:
-        places = count(len(data.damage), "place")
-        text = f"{places} could not be read; python -m pipelines verify --deep checks all."
-        yield Finding("bad", text, "damage")
-    else:
-        yield Finding("good", f"{count(data.num_chosen, 'image')} decoded; all checksums match.")
-    yield from _images(data)
-    yield from _duplicates(data)
-    yield from _classes(data.manifest)
-    if num_rejected := data.manifest.quarantine.count:
-        rejected = count(num_rejected, "raw sample is", "raw samples are")
-        yield Finding("note", f"{rejected} in quarantine: unusable, so left out.", "bad")
-    else:
-        yield Finding("good", "No raw sample was rejected.")
-    if left_out := data.catalog.num_left_out:
-        text = (
-            f"The set is so large that only some shards were read; {count(left_out, 'sample')} are"
-            " not in them."
-        )
-        yield Finding("note", text)
-
-
 def _class_name(manifest: Manifest, label: int) -> str:
     return manifest.class_name(label) or "no label"
-
-
-def _duplicates(data: ReportData) -> Iterator[Finding]:
-    groups = data.duplicates
-    if not groups:
-        yield Finding("good", "No two samples have the same image.")
-    if conflicting := sum(group.num_labels > 1 for group in groups):
-        text = f"{count(conflicting, 'image has', 'images have')} more than one label."
-        yield Finding("bad", text, "duplicates")
-    if across := sum(group.num_splits > 1 for group in groups):
-        text = "in several splits: evaluation meets what was trained on."
-        yield Finding("bad", f"{count(across, 'image is', 'images are')} {text}", "duplicates")
-    if inside := sum(group.num_splits == group.num_labels == 1 for group in groups):
-        text = "stored more than once in a split, under one label."
-        yield Finding("note", f"{count(inside, 'image is', 'images are')} {text}", "duplicates")
-    if pairs := len(data.near_duplicates):
-        text = "much like an image of another split."
-        yield Finding("note", f"{count(pairs, 'image looks', 'images look')} {text}", "duplicates")
-
-
-def _classes(manifest: Manifest) -> Iterator[Finding]:
-    for name, split in manifest.splits.items():
-        totals = enumerate(split.class_totals)
-        empty = [_class_name(manifest, label) for label, number in totals if not number]
-        if empty and len(empty) < len(split.class_totals):
-            text = (
-                f"Split {name} has no sample of {count(len(empty), 'class', 'classes')}:"
-                f" {_first_three(empty)}"
-            )
-            yield Finding("note", text, "numbers")
-
-
-def _images(data: ReportData) -> Iterator[Finding]:
-    images = data.images.values()
-    if flat := [data.catalog.key(sample) for sample, image in data.images.items() if image.flat]:
-        subject = count(len(flat), "decoded image is", "decoded images are")
-        yield Finding("note", f"{subject} nearly a single colour: {_first_three(flat)}", "images")
-    if transparent := sum(image.transparent for image in images):
-        subject = count(transparent, "decoded image has", "decoded images have")
-        text = (
-            "transparency; the stream puts them on white, or on image.background; other readers "
-            "may ignore it and show the colours beneath."
-        )
-        yield Finding("note", f"{subject} {text}", "images")
-    if turned := sum(image.turned for image in images):
-        subject = count(turned, "decoded image is", "decoded images are")
-        text = (
-            "stored turned, with an EXIF orientation; the stream turns them upright, other readers "
-            "may not."
-        )
-        yield Finding("note", f"{subject} {text}", "images")
 
 
 def _first_three(names: list[str]) -> str:

@@ -13,7 +13,6 @@ from pipelines import cli
 from pipelines.check.verify import verify
 from pipelines.report import collect
 from pipelines.report import page as report
-from pipelines.report.page import findings
 from shardset.errors import ConfigError
 from shardset.format import manifest as manifests
 from shardset.format import naming
@@ -65,7 +64,8 @@ def collected(storage: Storage, manifest: Manifest, max_images: int = 1000) -> c
 
 
 def sentences(data: collect.ReportData) -> list[str]:
-    return [finding.text for finding in findings(data)]
+    """The summary of the page."""
+    return re.findall(r'class="mark">[^<]*</span><span>([^<]*?) ?<', text_of(data))
 
 
 def text_of(data: collect.ReportData) -> str:
