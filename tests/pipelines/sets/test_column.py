@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 import webdataset
 
-from pipelines import cli
-from pipelines.config import ColumnConfig
+from pipelines.config import AdoptConfig, ColumnConfig
+from pipelines.sets.adopt import adopt
 from pipelines.sets.column import column
 from pipelines.sources.values import open_values
 from shardset import Stream
@@ -23,7 +23,7 @@ from shardset.errors import ConfigError, DamagedShard, ManifestError, SourceErro
 from shardset.format import manifest as manifests
 from shardset.format.columns import npy
 from shardset.storage.open import open_storage
-from tests.makers.built import HERE, manifest_of, verified
+from tests.makers.built import HERE, add, manifest_of, verified
 from tests.makers.shardset import new_set, png_samples, publish
 from tests.makers.tars import tar_bytes
 
@@ -67,12 +67,10 @@ def check_logits(found: dict[int, list[object]]) -> None:
 
 def adopted(folder: Path, *tars: bytes) -> Path:
     """A set of tars of others."""
-    others = folder / "others"
-    others.mkdir(exist_ok=True)
     for number, tar in enumerate(tars):
-        (others / f"t-{number}.tar").write_bytes(tar)
-    assert cli.main(["adopt", "--input", str(others), *HERE]) == 0
-    return others
+        add(folder / "others", f"t-{number}.tar", tar)
+    adopt(AdoptConfig(input=str(folder / "others")), HERE)
+    return folder / "others"
 
 
 def read(
@@ -118,20 +116,15 @@ def test_a_table_in_any_order_gives_values_by_key_and_what_it_lacks_is_nan_or_em
     assert manifest.provenance.options["num_values"] == 34
     written(folder, "caption", table(folder, key=keys, caption=pa.array(texts, pa.large_string())))
     categories = pa.array(texts).dictionary_encode()  # as pandas writes a categorical
-    written(
-        folder,
-        "category",
-        table(folder, key=pa.array(keys).dictionary_encode(), category=categories),
-    )
+    coded = table(folder, key=pa.array(keys).dictionary_encode(), category=categories)
+    written(folder, "category", coded)
     for split, first in (("train", 0), ("val", NUM["train"])):
-        for id_, [vector, caption, category] in read(
-            folder, "vector", "caption", "category", split=split
-        ).items():
+        found = read(folder, "vector", "caption", "category", split=split)
+        for id_, [vector, caption, category] in found.items():
             number = first + id_
             assert vector.dtype == np.float32
-            assert np.array_equal(
-                vector, [number, 1] if number in chosen[1:] else [np.nan] * 2, equal_nan=True
-            )
+            expected = [number, 1] if number in chosen[1:] else [np.nan] * 2
+            assert np.array_equal(vector, expected, equal_nan=True)
             assert caption == category == (f"number {number}".encode() if number in chosen else b"")
 
 
@@ -145,11 +138,8 @@ def test_tars_of_others_give_values_once_they_are_adopted(folder, tmp_path):
     others = adopted(tmp_path, tar_bytes(members[:25]), tar_bytes(members[25:]))
     written(folder, "emb", others)
     for split, first in (("train", 0), ("val", NUM["train"])):
-        found = read(folder, "emb", split=split)
-        assert all(
-            (values[0] == first + id_).all() and values[0].shape == (2, 2)
-            for id_, values in found.items()
-        )
+        for id_, [value] in read(folder, "emb", split=split).items():
+            assert np.array_equal(value, np.full((2, 2), first + id_))
 
 
 def test_a_number_a_sample_is_a_column_too(folder):
@@ -191,10 +181,7 @@ def test_webdataset_joins_a_column_by_key(folder):
     tars = [f"{folder}/columns/logits/train/train-{number:06d}.tar" for number in range(3)]
     samples = list(webdataset.WebDataset(tars, shardshuffle=False).decode())
     assert [sample["__key__"] for sample in samples] == KEYS[: NUM["train"]]
-    assert all(
-        np.array_equal(sample["logits.npy"], row)
-        for sample, row in zip(samples, LOGITS, strict=True)
-    )
+    assert np.array_equal([sample["logits.npy"] for sample in samples], LOGITS)
 
 
 def test_an_unread_column_is_not_opened_and_a_read_one_changes_no_order(folder):
@@ -216,13 +203,11 @@ def test_a_damaged_value_is_a_damaged_sample(folder, policy):
     data = bytearray(path.read_bytes())
     data[700] ^= 1  # of the first value
     path.write_bytes(data)
-    with Stream(
-        str(folder), "train", batch_size=30, image=None, columns=("logits",), bad_samples=policy
-    ) as stream:
+    options = {"batch_size": 30, "image": None, "columns": ("logits",), "bad_samples": policy}
+    where = r"columns/logits/train/train-000001.tar: sample 'train-000010'"
+    with Stream(str(folder), "train", **options) as stream:
         if policy == "raise":
-            with pytest.raises(
-                DamagedShard, match=r"columns/logits/train/train-000001.tar: sample 'train-000010'"
-            ):
+            with pytest.raises(DamagedShard, match=where):
                 list(stream)
             return
         [batch] = stream
@@ -233,15 +218,8 @@ def test_a_damaged_value_is_a_damaged_sample(folder, policy):
 
 def test_a_transform_sees_and_changes_columns(folder):
     write_logits(folder)
-    found = read(
-        folder,
-        "logits",
-        transform=lambda row, rng: row | {"logits": row["logits"][:3].astype(np.float32)},
-    )
-    assert all(
-        np.array_equal(values[0], LOGITS[id_, :3].astype(np.float32))
-        for id_, values in found.items()
-    )
+    found = read(folder, "logits", transform=lambda row, rng: row | {"logits": row["logits"][:3]})
+    assert all(np.array_equal(values[0], LOGITS[id_, :3]) for id_, values in found.items())
 
 
 def test_a_rerun_writes_only_what_is_missing_and_other_values_need_another_name(folder):
@@ -253,11 +231,8 @@ def test_a_rerun_writes_only_what_is_missing_and_other_values_need_another_name(
     (folder / "columns/logits/manifest.json").unlink()
     (folder / "columns/logits/train/train-000001.idx.npy").unlink()
     assert written(folder, "logits", source, split="train") == first
-    assert [path.stat().st_mtime_ns == time for path, time in zip(tars, times, strict=True)] == [
-        True,
-        False,
-        True,
-    ]
+    same = [path.stat().st_mtime_ns == time for path, time in zip(tars, times, strict=True)]
+    assert same == [True, False, True]
     array(folder, LOGITS + 1)
     with pytest.raises(ConfigError, match="finished before, from other input"):
         written(folder, "logits", source, split="train")
