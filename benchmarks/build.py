@@ -10,7 +10,6 @@ the tables of `build.md` from all its lines, so remove that file first. With --a
 compares builds from class folders by this checkout and by another one, whole processes.
 """
 
-import argparse
 import itertools
 import json
 import os
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import environment, inputs, peers_write, report
-from benchmarks.measuring import Run, compare, watch
+from benchmarks.measuring import Run, compare, parser_of, watch
 
 FIFTH = 0.2
 SOURCES = {"folders": "folder", "imagenet": "imagenet"}
@@ -129,9 +128,7 @@ def against(other: Path, scale: float, repeats: int, folder: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures and writes the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--scale", type=float, default=1.0, help="of the inputs' sizes (see above)")
     parser.add_argument(
         "--only", default="", metavar="PART,...", help="contestants with that in their name"

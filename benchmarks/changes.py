@@ -6,7 +6,6 @@ docs/versions.md, adopt.md.
 Whole processes, medians; the images are JPEGs of 112 KB in class folders.
 """
 
-import argparse
 import shutil
 import sys
 import tempfile
@@ -17,14 +16,12 @@ from statistics import median
 import shardset
 from benchmarks import inputs
 from benchmarks.environment import REPOSITORY, today
-from benchmarks.measuring import Run, of_checkout, watch
+from benchmarks.measuring import Run, of_checkout, parser_of, watch
 
 
 def main() -> None:
     """Prints a table of what each change wrote and took."""
-    flags = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    flags = parser_of(__doc__)
     flags.add_argument("--images", type=int, default=4_000)
     flags.add_argument("--rounds", type=int, default=5)
     flags.add_argument(

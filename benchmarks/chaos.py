@@ -12,7 +12,6 @@ state counts no more, as after a checkpoint. Every sample's key and bytes are co
 stored.
 """
 
-import argparse
 import json
 import multiprocessing
 import os
@@ -29,6 +28,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import environment
+from benchmarks.measuring import parser_of
 from shardset.format.manifest import load
 from shardset.order.epoch import Order
 from shardset.storage.open import open_storage
@@ -240,9 +240,7 @@ def run(
 
 def main() -> None:
     """Runs one pod and prints what became of it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--readers", dest="max_readers", type=int, default=40, help="most readers of a life"
     )

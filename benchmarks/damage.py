@@ -7,7 +7,6 @@ the wire both read the GCS emulator through a proxy that breaks one request, or 
 one shard; webdataset opens `http:` URLs with curl, as it does by itself.
 """
 
-import argparse
 import contextlib
 import os
 import re
@@ -20,6 +19,7 @@ from pathlib import Path
 import webdataset
 
 from benchmarks.environment import show
+from benchmarks.measuring import parser_of
 from shardset.format.tar import TarMember, members
 from shardset.storage.open import open_storage
 from tests.conftest import BUCKET, emulator
@@ -186,9 +186,7 @@ def table(rows: Sequence[Row]) -> str:
 
 def main() -> None:
     """Prints both tables, or writes them into the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--write", type=Path, metavar="PAGE")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

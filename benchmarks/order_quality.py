@@ -9,7 +9,6 @@ stores them permuted, so real batches are better than these. Every order is a fu
 number of an epoch to all of its ids in turn.
 """
 
-import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.environment import show
+from benchmarks.measuring import parser_of
 from pipelines.estimate.reading import classes_in
 from shardset.order.epoch import Order
 
@@ -221,9 +221,7 @@ def table() -> str:
 
 def main() -> None:
     """Prints the table, or replaces the one between the marks of a page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--write", type=Path)
     show({"order": table()}, parser.parse_args().write)
 

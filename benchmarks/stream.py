@@ -14,7 +14,6 @@ that does nothing and by one with a device. With --against it only compares an e
 of this checkout with one of another, whole processes, in turns.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -36,7 +35,7 @@ from sklearn.datasets import load_sample_images
 import shardset.storage.gcs  # noqa: F401 - no import is measured
 from benchmarks import environment, reading, stream_page
 from benchmarks.far import relay
-from benchmarks.measuring import compare, cpu_s, family, of_checkout, proportional_bytes
+from benchmarks.measuring import compare, cpu_s, family, of_checkout, parser_of, proportional_bytes
 from benchmarks.reading import BATCH, WORKERS, Contestant, Data
 from pipelines.images.jpeg_restart import add_restart_markers
 from shardset.decode.crops import PadCrop
@@ -411,9 +410,7 @@ def main() -> None:
     if sys.argv[1:2] == ["--one"]:
         reading.main(OURS, sys.argv[2:])
         return
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--kind", choices=[*KINDS, "abc"], help="default: jpeg, then png")
     parser.add_argument("--samples", type=int)
     parser.add_argument("--rounds", type=int, default=5)

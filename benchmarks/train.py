@@ -27,6 +27,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.measuring import parser_of
 from examples.demo import commands, write_digits
 from shardset.storage.open import open_storage
 from tests.makers.shardset import jpeg_samples, write_shard_set
@@ -51,9 +52,7 @@ ACCURACIES = (0.9, 0.95, 0.97)
 
 def main() -> None:
     """Prints one table in Markdown."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("what", choices=["ratio", "cost", "accuracy", "losses"])
     parser.add_argument("--strategy", default="single")
     parser.add_argument("--model", default="resnet50")

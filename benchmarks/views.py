@@ -8,7 +8,6 @@ bucket for, at the size of ImageNet, with the samples of the view chosen at rand
 this machine and nine tenths of it.
 """
 
-import argparse
 import io
 import json
 import statistics
@@ -24,6 +23,7 @@ from PIL import Image
 import shardset
 from benchmarks import environment
 from benchmarks.manifest import SETS, plan_of, write
+from benchmarks.measuring import parser_of
 from shardset.format import manifest as manifests
 from shardset.format.view import ViewHead, ViewRows, view_to_bytes
 from shardset.order.budget import OrderOptions, fit_order
@@ -152,9 +152,7 @@ SHOW = {"open": show_open, "reads": show_reads, "rate": show_rate}
 
 def main() -> None:
     """Shows the chosen parts, all by default."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("part", nargs="*", choices=[[], *SHOW], default=[])
     args = parser.parse_args()
     print(f"{environment.machine()}, commit {environment.commit()}")

@@ -7,7 +7,6 @@ Each round has other wrong labels and another seed. Prints a table in Markdown; 
 the samples with wrong labels were left out by what was planted.
 """
 
-import argparse
 import contextlib
 import io
 import tempfile
@@ -17,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from sklearn.datasets import load_digits
 
+from benchmarks.measuring import parser_of
 from shardset import Writer
 from shardset.storage.open import open_storage
 from tests.makers.training import read_records
@@ -30,9 +30,7 @@ NUM_TEST = 360
 
 def main() -> None:
     """Prints a line a round."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--share", type=float, default=0.02, help="share of training labels that are made wrong"
     )
