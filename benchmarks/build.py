@@ -42,30 +42,24 @@ def contestants(kind: str, folder: Path, output: Path, peers: str) -> list[Conte
     """The contestants for an input of that kind."""
     script = str(Path(peers_write.__file__))
     places = [kind, str(folder), str(output)]
-    ours = [
-        "-m",
-        "pipelines",
-        "build",
-        "--source",
-        SOURCES[kind],
-        "--input",
-        places[1],
-        "--output",
-        places[2],
-    ]
-    ours += ["--no-report", "--num-shards", str(peers_write.NUM_SHARDS)]
+    options = f"--source {SOURCES[kind]} --input {folder} --output {output} --no-report"
+    ours = [sys.executable, "-m", "pipelines", "build", *options.split()]
+    ours += ["--num-shards", str(peers_write.NUM_SHARDS), "--verify"]
+    tar = ["tar", "cf", f"{output}/all.tar", "-C", str(folder), "."]
+    tools = {
+        "webdataset ShardWriter": "webdataset",
+        "MosaicML MDSWriter": "mds",
+        "LitData optimize": "litdata",
+        "pool of TarWriters, unshuffled": "pool",
+    }
     return [
-        Contestant(report.PLAIN, "ours", [sys.executable, *ours, "--verify", "none"], True),
-        Contestant(report.CHECKED, "ours", [sys.executable, *ours, "--verify", "decode"], True),
-        Contestant("webdataset ShardWriter", "peer", [peers, script, "webdataset", *places], True),
-        Contestant("MosaicML MDSWriter", "peer", [peers, script, "mds", *places], True),
-        Contestant("LitData optimize", "peer", [peers, script, "litdata", *places], True),
-        Contestant(
-            "pool of TarWriters, unshuffled", "peer", [peers, script, "pool", *places], False
+        Contestant(report.PLAIN, "ours", [*ours, "none"], True),
+        Contestant(report.CHECKED, "ours", [*ours, "decode"], True),
+        *(
+            Contestant(name, "peer", [peers, script, tool, *places], tool != "pool")
+            for name, tool in tools.items()
         ),
-        Contestant(
-            "tar cf", "limit", ["tar", "cf", f"{output}/all.tar", "-C", str(folder), "."], False
-        ),
+        Contestant("tar cf", "limit", tar, False),
         Contestant(report.DECODING, "limit", [sys.executable, script, "decode", *places], False),
     ]
 

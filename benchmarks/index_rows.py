@@ -7,11 +7,8 @@ index, so that a thousand million samples fit into memory. The first batch is th
 reader; the rows after it are planned as a running stream plans them.
 """
 
-import io
 import itertools
-from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -31,46 +28,32 @@ from shardset.order.epoch import Order
 from shardset.order.lanes import rank_part
 from shardset.read.addresses import stops_of
 from shardset.read.indexes import ShardTable
-from shardset.storage.base import ObjectWriter, Stat, Storage
+from shardset.storage.base import Stat
+from shardset.storage.memory import MemoryStorage
 from shardset.stream.decode_batch.steps import growing_slices
 
 MIN_BATCH = 1024
+INDEX = naming.index_path(naming.shard_path("train", "train", 0))
 PER_READER = 4
 NUM_ROWS = 1500
 """Rows of each lane that are planned after the first batch: about three blocks."""
 
 
-@dataclass
-class OneIndexStorage:
-    """A bucket in which all shards have the same index; counts what is asked of it."""
+@dataclass(frozen=True)
+class OneIndexStorage(MemoryStorage):
+    """A bucket in which all shards have the index of the first; `asked` are the bytes of each
+    read.
+    """
 
-    index: bytes
-    table: bytes = b""
-    num_reads: int = 0
-    num_bytes: int = 0
-    url: str = "memory://one-index"
-    is_remote: bool = True
-    reads_at_once: int = 16
+    asked: list[int] = field(default_factory=list)
 
-    def read(
-        self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None
-    ) -> bytes:
-        """As `Storage.read`."""
-        data = self._data(name)
-        found = data[start : len(data) if stop is None else stop]
-        self.num_reads += 1
-        self.num_bytes += len(found)
-        return found
-
-    def read_with_stat(
-        self, name: str, start: int = 0, stop: int | None = None
+    def _read(
+        self, name: str, start: int, stop: int | None, generation: str | None
     ) -> tuple[bytes, Stat]:
-        """As `Storage.read_with_stat`."""
-        stat = Stat(name=name, num_bytes=len(self._data(name)), generation="1", crc32c=None)
-        return self.read(name, start, stop), stat
-
-    def _data(self, name: str) -> bytes:
-        return self.index if name.endswith(".idx.npy") else self.table
+        stored = INDEX if name.endswith(".idx.npy") else name
+        found = super()._read(stored, start, stop, generation)
+        self.asked.append(len(found[0]))
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,12 +80,13 @@ def made(num_samples: int, shard_size: int, mean_bytes: int) -> tuple[OneIndexSt
     rows[".png"]["offset"], rows[".png"]["num_bytes"] = rows["offset"] + BLOCK, mean_bytes
     rows[".cls"]["offset"], rows[".cls"]["num_bytes"] = rows["offset"] + step - BLOCK, 1
     num_shards = num_samples // shard_size
-    storage = OneIndexStorage(table.to_bytes(rows))
-    index = {"index_bytes": len(storage.index), "crc32c": crc32c_text(crc32c_of(storage.index))}
+    storage = OneIndexStorage(f"one-index-{num_samples}-{shard_size}")
+    content = table.to_bytes(rows)
+    storage.write(INDEX, content)
+    index = {"index_bytes": len(content), "crc32c": crc32c_text(crc32c_of(content))}
     num_bytes = step * shard_size + len(END)
-    out = io.BytesIO()
     split = write_split(
-        lambda _: nullcontext(cast(ObjectWriter, out)),
+        storage.writer,
         [
             WrittenShard(
                 shard_of(number, shard_size, num_bytes=num_bytes, **index), ["png", "cls"], 0
@@ -116,11 +100,8 @@ def made(num_samples: int, shard_size: int, mean_bytes: int) -> tuple[OneIndexSt
         plan_digest="0" * 64,
         promises=[],
     )
-    storage.table = out.getvalue()
-    split = msgspec.structs.replace(
-        split, shards=StoredShards(split.groups, cast(Storage, storage))
-    )
-    return storage, split
+    shards = StoredShards(split.groups, storage)
+    return storage, msgspec.structs.replace(split, shards=shards)
 
 
 def order_of(split: Split, world_size: int) -> Order:
@@ -135,10 +116,10 @@ def measure(
 ) -> Reading:
     """What one reader of them reads, from the middle of the batch."""
     part = rank_part(order.global_batch_size, world_size // 2, world_size)
-    table = ShardTable(cast(Storage, storage), split, by_rows=by_rows)
-    storage.num_reads = storage.num_bytes = 0
+    table = ShardTable(storage, split, by_rows=by_rows)
+    storage.asked.clear()
     own = _look_up(table, order, order.slots(0, range(1), part.start, part.stop).ids)
-    first_gets, first_indexes = storage.num_reads, storage.num_bytes
+    first_gets, first_indexes = len(storage.asked), sum(storage.asked)
     num_steps = min(-(-NUM_ROWS // order.rows_per_step), order.num_batches)
     blocks: dict[int, int] = {}
     for start, stop in growing_slices(range(num_steps), steps_at_once(order)):
@@ -161,8 +142,8 @@ def measure(
         first_gets=first_gets,
         num_blocks=len(blocks),
         block_bytes=sum(blocks.values()),
-        later_indexes=storage.num_bytes - first_indexes,
-        later_gets=storage.num_reads - first_gets,
+        later_indexes=sum(storage.asked) - first_indexes,
+        later_gets=len(storage.asked) - first_gets,
     )
 
 
