@@ -20,13 +20,12 @@ from pipelines import parsers
 from shardset.errors import ShardsetError, brought_by
 from shardset.format.columns import npy
 from shardset.storage.open import open_storage
+from tests.makers.documented import REPOSITORY, start
 from tests.makers.folders import write_class_folders
 from tests.makers.shardset import image_sample, write_shard_set
 from tests.makers.tars import tar_bytes
 from tests.makers.training import NUM_TRAIN, shard_set
 from trainer import cli
-
-REPOSITORY = Path(__file__).parent.parent
 
 HIDE = """
 import sys
@@ -98,13 +97,7 @@ def run_without(hidden: set[str], folder: Path, *words: str) -> subprocess.Compl
     (folder / "hide").mkdir(exist_ok=True)
     (folder / "hide/sitecustomize.py").write_text(HIDE.format(hidden=hidden))
     path = os.pathsep.join([str(folder / "hide"), str(REPOSITORY)])
-    return subprocess.run(
-        [sys.executable, "-m", *words],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path},
-    )
+    return start([sys.executable, "-m", *words], folder, PYTHONPATH=path)
 
 
 @pytest.mark.parametrize(

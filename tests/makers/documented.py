@@ -73,19 +73,20 @@ def run_all(commands: Iterable[str], place: Path, replaced: Mapping[str, str]) -
     return [run(words_of(command, replaced), place) for command in commands]
 
 
-def run(words: list[str], place: Path) -> str:
-    """What a command prints; fails with its last lines if it fails."""
+def start(words: list[str], place: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A command that has ended; its Python imports from this repository."""
     path = f"{SCRIPTS}:{os.environ['PATH']}"
     # Two threads each are enough where several tests run at once.
-    environment = {
-        **os.environ,
-        "PATH": path,
-        "OMP_NUM_THREADS": "2",
-        "PYTHONPATH": str(REPOSITORY),
-    }
-    done = subprocess.run(
+    own = {"PATH": path, "OMP_NUM_THREADS": "2", "PYTHONPATH": str(REPOSITORY)}
+    environment = {**os.environ, **own, **variables}
+    return subprocess.run(
         words, cwd=place, capture_output=True, text=True, timeout=600, env=environment
     )
+
+
+def run(words: list[str], place: Path, **variables: str) -> str:
+    """What a command prints; fails with its last lines if it fails."""
+    done = start(words, place, **variables)
     assert done.returncode == 0, (
         f"{shlex.join(words)}\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
     )
