@@ -71,22 +71,11 @@ def check_views(order, world, later_world, stop):
         assert sorted(seen) == kept
 
 
-worlds = st.sampled_from(WORLDS)
-
-
-@given(views(), worlds, worlds, st.integers(0, 99))
-@settings(max_examples=40, deadline=None)
-def test_a_view_gives_each_of_its_samples_once_in_the_same_batches_at_any_world_size(
-    order, world, later, stop
-):
-    check_views(order, world, later, stop)
-
-
-@pytest.mark.nightly
-@given(views(), worlds, worlds, st.integers(0, 99))
-@settings(max_examples=2000, deadline=None)
-def test_two_thousand_views_are_exact(order, world, later, stop):
-    check_views(order, world, later, stop)
+@pytest.mark.parametrize("num_views", [40, pytest.param(2000, marks=pytest.mark.nightly)])
+def test_a_view_gives_each_of_its_samples_once_in_the_same_batches_at_any_world_size(num_views):
+    worlds = st.sampled_from(WORLDS)
+    check = given(views(), worlds, worlds, st.integers(0, 99))(check_views)
+    settings(max_examples=num_views, deadline=None)(check)()
 
 
 @given(views(), st.integers(0, 3))
@@ -114,8 +103,7 @@ def test_the_reads_of_a_view_bring_each_sample_once_and_few_others(order, epoch)
     positions = np.arange(order.num_samples)
     lanes = ((positions + 1) * order.num_lanes - 1) // order.num_samples
     reads, ids = order.reads_of(epoch, lanes, positions), order.ids(epoch, positions)
-    shards = np.searchsorted(order.first_ids, ids, side="right") - 1
-    within = ids - order.first_ids[shards]
+    shards, within = order.slots_of(ids)
     assert np.array_equal(reads.shard, shards)
     assert ((reads.start <= within) & (within < reads.stop)).all()
     assert ((reads.first <= positions) & (positions < reads.first + reads.num_samples)).all()
