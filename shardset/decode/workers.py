@@ -10,6 +10,7 @@ little else, because an epoch of small images is over in seconds: OpenCV and Pil
 when an image needs them.
 """
 
+import io
 import itertools
 import mmap
 import os
@@ -24,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -311,7 +312,7 @@ def work(given: str) -> None:
             _send(stream, task.decode(images_NHWC, numbers, contents, drawn).tobytes())
 
 
-def _send(stream: BinaryIO, value: Any) -> None:
+def _send(stream: io.BufferedRWPair, value: Any) -> None:
     pickle.dump(value, stream, pickle.HIGHEST_PROTOCOL)
     stream.flush()
 
