@@ -19,7 +19,7 @@ from statistics import median
 import shardset
 from benchmarks.measuring import in_process, parser_of
 from tests.conftest import BUCKET, emulator, moto, s3_environment
-from tests.makers.shardset import image_sample, write_shard_set
+from tests.makers.shardset import image_sample, new_set
 from tests.makers.web import WebServer
 
 SAMPLE_BYTES = 110_000  # a picture of ImageNet
@@ -64,7 +64,7 @@ def main() -> None:
             "s3://": f"s3://{BUCKET}/set",
         }
         for url in places.values():
-            write_shard_set(shardset.open_storage(url), {"train": samples}, num_shards=4)
+            new_set(samples, url, num_shards=4)
         with WebServer(f"{folder}/web") as web:
             places["https://"] = web.url
             found: dict[str, list[list[float]]] = {place: [] for place in places}

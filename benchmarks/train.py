@@ -29,8 +29,7 @@ from typing import Any
 
 from benchmarks.measuring import parser_of
 from examples.demo import commands, write_digits
-from shardset.storage.open import open_storage
-from tests.makers.shardset import jpeg_samples, write_shard_set
+from tests.makers.shardset import jpeg_samples, new_set
 from tests.makers.training import finish, read_records, trainer
 from trainer.config import (
     DEFAULT_CLASSES,
@@ -261,8 +260,7 @@ def seconds_to(run_dir: Path, evaluated: Sequence[dict[str, Any]], share: float)
 def real_data(folder: Path, num_samples: int) -> str:
     """A shard set of ImageNet-sized JPEGs."""
     samples = jpeg_samples("train", num_samples, height=400, width=500)
-    write_shard_set(open_storage(str(folder)), {"train": samples, "val": jpeg_samples("val", 8)})
-    return str(folder)
+    return new_set({"train": samples, "val": jpeg_samples("val", 8)}, folder)
 
 
 if __name__ == "__main__":
