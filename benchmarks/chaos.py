@@ -6,10 +6,10 @@ python -m benchmarks.chaos [--max-readers 40] [--lives 10] [--samples 6000] [--b
 
 Up to `--max-readers` processes stream one shard set from a GCS emulator. In each life of the run
 their number is another: all, then one less, then any; most do not divide the batch. A life ends at
-a random moment, also while it starts: its readers are killed, as a lost host ends a training, and the
-next life resumes from the last state that the run recorded in the bucket. What was read after that
-state counts no more, as after a checkpoint. Every sample's key and bytes are compared with what was
-stored.
+a random moment, also while it starts: its readers are killed, as a lost host ends a training, and
+the next life resumes from the last state that the run recorded in the bucket. What was read after
+that state counts no more, as after a checkpoint. Every sample's key and bytes are compared with
+what was stored.
 """
 
 import json

@@ -60,9 +60,9 @@ def emulator(log: Path) -> Iterator[str]:
     """
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    flags = "-backend=memory -scheme=http -host=127.0.0.1 -log-level=warn".split()  # noqa: SIM905
-    address = [f"-port={port}", f"-public-host=127.0.0.1:{port}", f"-external-url={url}"]
-    with serving([emulator_binary(), *flags, *address], log):
+    address = f"-host=127.0.0.1 -port={port} -public-host=127.0.0.1:{port} -external-url={url}"
+    flags = f"-backend=memory -scheme=http -log-level=warn {address}"
+    with serving([emulator_binary(), *flags.split()], log):
         create_bucket(url, BUCKET)
         yield url
 

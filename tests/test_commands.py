@@ -46,28 +46,6 @@ def test_every_verb_and_every_flag_has_a_line_of_help(program):
 
 
 @pytest.mark.parametrize(
-    ("words", "library"),
-    [
-        ("pipelines build --source folder --input in --output out", "apache_beam"),
-        ("trainer train --recipe digits_smoke --fake-data --run-dir run", "torch"),
-    ],
-)
-def test_a_library_that_is_not_installed_is_named_with_the_extra_that_brings_it(
-    words, library, tmp_path
-):
-    program = words.split()[0]
-    code = (
-        f"import sys; sys.modules[{library!r}] = None; from {program}.__main__ import program;"
-        " program()"
-    )
-    done = start([sys.executable, "-c", code, *words.split()[1:]], tmp_path)
-    assert done.returncode == 1
-    assert f"the library {library} is not installed" in done.stderr
-    assert f"pip install 'shardset[{program}]'" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize(
     ("program", "redirected", "shown"),
     [("pipelines", "", "shards \\u2192 tars\n"), ("trainer", ">&-", "")],
 )

@@ -15,6 +15,7 @@ from shardset.order.epoch import Order
 from shardset.order.selection import Selection
 from shardset.order.state import values_of_state
 from tests.makers.reading import rank_slots
+from tests.shardset.order.test_epoch import orders
 
 WORLDS = (1, 2, 3, 8, 64)
 
@@ -22,22 +23,12 @@ WORLDS = (1, 2, 3, 8, 64)
 @st.composite
 def views(draw):
     """An order over a random view of a random split; views keep 1 to 100 % of it."""
-    sizes = draw(st.lists(st.integers(1, 80), min_size=1, max_size=6))
-    share, chance = (
-        draw(st.sampled_from([0.01, 0.1, 0.5, 0.9, 0.99, 1])),
-        draw(st.randoms(use_true_random=False)),
-    )
-    kept = [id_ for id_ in range(sum(sizes)) if chance.random() < share] or [sum(sizes) - 1]
-    lanes, items = draw(st.integers(1, 12)), draw(st.integers(1, 6))
-    return Order(
-        shard_sizes=sizes,
-        seed=draw(st.integers(0, 2**64)),
-        global_batch_size=lanes * items,
-        num_lanes=lanes,
-        block_size=draw(st.integers(1, 20)),
-        window=draw(st.integers(0, 70)),
-        view=Selection.of(np.array(kept), sum(sizes), "digest"),
-    )
+    order = draw(orders())
+    size = sum(order.shard_sizes)
+    share = draw(st.sampled_from([0.01, 0.1, 0.5, 0.9, 0.99, 1]))
+    chance = draw(st.randoms(use_true_random=False))
+    kept = [id_ for id_ in range(size) if chance.random() < share] or [size - 1]
+    return replace(order, view=Selection.of(np.array(kept), size, "digest"))
 
 
 def ids_of(order):
