@@ -6,9 +6,17 @@ import sys
 import pytest
 
 from shardset.format import manifest as manifests
-from tests.makers.documented import REPOSITORY, commands_of, run, run_all, write_inputs
+from tests.makers.documented import (
+    REPOSITORY,
+    commands_of,
+    page,
+    python_of,
+    run,
+    run_all,
+    write_inputs,
+)
 
-README = (REPOSITORY / "README.md").read_text()
+README = page("README.md")
 # those: test_buckets.py
 COMMANDS = [command for command in commands_of("README.md") if "s3://" not in command]
 # These two are what CI itself runs, and need a cloud project.
@@ -28,7 +36,7 @@ def test_every_data_command_of_the_readme_works_in_its_order(tmp_path):
     assert len(ELSEWHERE) == 3
     of_data = [command for command in COMMANDS if command not in {*ELSEWHERE, *OF_TRAINER}]
     run_all(of_data, tmp_path, SMALLER)
-    writer, stream, reader = re.findall(r"```python\n(.*?)```", README, flags=re.S)
+    writer, stream, reader = python_of(README)
     run([sys.executable, "-c", writer], tmp_path)
     assert manifests.load(str(tmp_path / "written")).manifest.split("train").num_samples == 10
     assert "3 steps an epoch" in run([sys.executable, "-c", stream], tmp_path)
