@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from msgspec.structs import asdict
@@ -41,9 +41,8 @@ from pipelines.sources.formats.records import (
     usual_name,
 )
 from pipelines.sources.formats.spilled_list import Entry, SpilledList
-from shardset.errors import ConfigError, SourceError
+from shardset.errors import SourceError
 from shardset.format.labels import NO_LABEL
-from shardset.format.naming import SPLIT_NAMES, is_split
 from shardset.read.threads import results_in_order
 from shardset.storage.base import Stat, Storage
 
@@ -77,8 +76,6 @@ class HuggingFace:
     image_column: str | None = None
     label_column: str | None = None
     rows_per_unit: int = ROWS_PER_UNIT
-
-    name: ClassVar[str] = "hf"
 
     def survey(self) -> Survey:
         """Reads the labels and paths of all rows; raises SourceError if a file is damaged or unlike
@@ -166,15 +163,9 @@ class HuggingFace:
                 f"{self.input.url}: no {self.file or '*.parquet'} there; found"
                 f" {objects.first_names(self.input)}; give the folder of Parquet files, or one"
                 " file; `to_parquet` of the library datasets writes one"
-                + objects.advice_in(self.input, self.name)
+                + objects.advice_in(self.input, "hf")
             )
         url = self.input.url
-        for file in files:
-            if not is_split(file.split):
-                raise SourceError(
-                    f"{url}/{file.stat.name}: {file.split!r} can't name a split ({SPLIT_NAMES});"
-                    " rename the file"
-                )
         folders = sorted({file.folder for file in files})
         if len(folders) > 1:
             raise SourceError(
@@ -182,12 +173,8 @@ class HuggingFace:
                 f" {', '.join(folder or '.' for folder in folders[:5])}; name the folder of one as"
                 " input"
             )
-        splits = sorted({file.split for file in files})
-        if self.holdout and len(splits) > 1:
-            raise ConfigError(
-                f"{url}: --holdout with files that are splits already ({', '.join(splits)}); leave"
-                " --holdout out, or name one file as input"
-            )
+        splits = {file.split for file in files}
+        self.holdout.check_unsplit(url, splits if len(splits) > 1 else ())
         return files
 
     def _is_read(self, name: str) -> bool:

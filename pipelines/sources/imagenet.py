@@ -6,7 +6,6 @@ Nothing is unpacked: a sample of the archives is a byte range of the outer tar.
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 from msgspec.structs import asdict
 
@@ -64,8 +63,6 @@ class ImageNet:
     """
 
     input: Storage
-
-    name: ClassVar[str] = "imagenet"
 
     def survey(self) -> Survey:
         """The units of the archives or folders; raises SourceError if there are neither, listing

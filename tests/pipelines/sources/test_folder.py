@@ -4,6 +4,7 @@ from itertools import product
 import pytest
 from torchvision.datasets import ImageFolder
 
+from pipelines.build import build
 from pipelines.config import BuildConfig
 from pipelines.holdout import Holdout
 from pipelines.sources import open_source
@@ -12,7 +13,7 @@ from pipelines.sources.folder import Folder
 from shardset.errors import ConfigError, ShardsetError, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.storage.open import open_storage
-from tests.makers.built import add
+from tests.makers.built import HERE, add
 from tests.makers.folders import write_class_folders, write_images
 from tests.makers.images import image_bytes
 from tests.makers.spools import read
@@ -145,9 +146,7 @@ def test_every_class_is_in_every_split_of_a_holdout(tmp_path):
 
 def test_a_holdout_of_folders_that_are_splits_already_is_refused(tmp_path):
     write_class_folders(tmp_path, ["a"], 1, splits=["train", "test"])
-    with pytest.raises(
-        ConfigError, match=r"splits already, such as test/a/000\.png; leave --holdout out"
-    ):
+    with pytest.raises(ConfigError, match=r"splits already \(test, train\); leave --holdout out"):
         opened(tmp_path, holdout=Holdout({"test": 0.1})).survey()
 
 
@@ -163,12 +162,20 @@ def test_a_holdout_of_folders_that_are_splits_already_is_refused(tmp_path):
         (["train2017/1.png", "Val2017/1.png"], "class folders look like splits, such as Val2017"),
         ([f"x/d/{name}/a/1.png" for name in ("train", "extra", "dev")], "below .*, such as dev"),
         (["train/1.png", "test/1.png", "extra/1.png"], "class folders .*, such as test"),
-        (["my split/cat/1.png", "train/cat/1.png"], "my split: .* where a split is expected"),
     ],
 )
 def test_another_layout_is_an_error_with_an_example(tmp_path, paths, message):
     with pytest.raises(SourceError, match=message):
         opened(write_images(tmp_path, paths)).survey()
+
+
+def test_a_folder_that_can_not_name_a_split_ends_the_build(tmp_path):
+    raw = write_images(tmp_path / "raw", ["my split/cat/1.png", "train/cat/1.png"])
+    config = BuildConfig(source="folder", input=str(raw), output=str(tmp_path / "out"))
+    with pytest.raises(
+        SourceError, match=r"my split/cat/1\.png: 'my split' can't name a split; use"
+    ):
+        build(config, HERE)
 
 
 def test_a_folder_without_images_is_an_error_that_says_what_is_there(tmp_path):

@@ -247,7 +247,8 @@ def test_a_holdout_of_files_that_are_splits_is_refused(tmp_path):
     for split in ("train", "test"):
         write(tmp_path / f"{split}.parquet", [row(0)])
     with pytest.raises(
-        ConfigError, match=r"splits already \(test, train\); leave --holdout out, or name one file"
+        ConfigError,
+        match=r"splits already \(test, train\); leave --holdout out, or",
     ):
         opened(tmp_path, holdout=Holdout({"val": 0.1})).survey()
 
