@@ -85,23 +85,16 @@ class Folder:
         units = spilled_units(entries(), self.entries_per_unit)
         num_loose = len(listed.images) - seen.total()
         loose = [name for folder, name in listed.folders.items() if label_of[folder] == NO_LABEL]
+        notes = [*_others_notes(listed)]
+        if loose:
+            notes.append(f"left out {num_loose} images in no class folder, such as {loose[0]}")
+        notes += layout.nesting_notes(listed.folders)
+        if len(names) == 1 and (advice := self._advice):
+            notes.append(f"{names[0]} is the only class{advice}")
         return Survey(
             units=units,
             classes=class_infos(names),
-            notes=[
-                *_others_notes(listed),
-                *(
-                    f"left out {num_loose} images in no class folder, such as {name}"
-                    for name in loose[:1]
-                ),
-                *layout.nesting_notes(listed.folders),
-                *(
-                    [f"{names[0]} is the only class{advice}"]
-                    if len(names) == 1 and (advice := self._advice)
-                    else []
-                ),
-                *self.holdout.notes(seen, names),
-            ],
+            notes=[*notes, *self.holdout.notes(seen, names)],
             num_bytes=listed.num_bytes,
         )
 
