@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from pipelines import cli as pipelines
 from pipelines.images.check import examine
 from pipelines.images.encode import encode, thumbnail_of
 from pipelines.images.options import ImageOptions
@@ -18,6 +19,7 @@ from shardset.decode.crops import CenterCrop, PadCrop, RandomResizedCrop
 from shardset.decode.image import ImageSpec, decode, decode_into
 from shardset.decode.workers import DecodeWhole
 from shardset.errors import ConfigError
+from shardset.format import manifest as manifests
 from shardset.format.images.background import (
     check,
     flattened,
@@ -28,7 +30,9 @@ from shardset.format.images.background import (
     rgb_pixels,
 )
 from tests.makers import odd_images
+from tests.makers.built import HERE, add
 from tests.makers.odd_images import encoded, png_chunk, png_of
+from tests.makers.stored import samples_of
 
 SIZE = (24, 16)
 
@@ -213,3 +217,14 @@ def test_a_colour_is_named_or_written_in_hexadecimal_and_is_of_use():
         check("red-ish")
     with pytest.raises(ConfigError, match="--background is for images that are re-encoded"):
         ImageOptions(background=(0, 0, 0))
+
+
+def test_a_build_stores_images_on_the_background_that_it_is_told(tmp_path):
+    add(tmp_path / "raw", "stamp/1.png", encoded(Image.new("LA", SIZE, (9, 0)), "PNG"))
+    where = ["--source=folder", f"--input={tmp_path}/raw", f"--output={tmp_path}/out", *HERE]
+    options = ["--image-format=ppm", "--background=#00ff00", "--no-report"]
+    assert pipelines.main(["build", *where, *options]) == 0
+    manifest = manifests.load(str(tmp_path / "out")).manifest
+    assert manifest.fixes == {"alpha-to-background": 1}
+    [fields] = samples_of(tmp_path / "out", manifest, "train").values()
+    assert (decode(fields["ppm"]) == (0, 255, 0)).all()
