@@ -221,7 +221,7 @@ BUILDS = {
     "is in the input": "folder --input photos --output photos/shards",
     "another shard set": "folder --input photos --holdout test=0.2 --output shards",
     "can't fill": "folder --input photos --num-shards 100",
-    "with folders that are splits": "folder --input sp --holdout test=0.1",
+    "--holdout with splits already": "folder --input sp --holdout test=0.1",
     "columns a, b": "listing --input odd.csv",
     "none of its 2 images": "listing --input moved.csv",
     "all numbers or all names": "listing --input mixed.csv",

@@ -1,4 +1,4 @@
-"""The worked example of docs/sources.md does what the page says."""
+"""docs/sources.md lists all sources, and its worked example does what the page says."""
 
 import importlib.util
 import io
@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from pipelines.config import SOURCES
+from pipelines.sources import OPENERS
 from pipelines.sources.base import RawSample, Rejected
 from shardset.errors import SourceError
 from shardset.storage.open import open_storage
@@ -19,6 +21,11 @@ from tests.makers.spools import MemorySpool
 
 PAGE = Path(__file__).parents[3] / "docs" / "sources.md"
 ROWS = {"train": 5, "t10k": 3}
+
+
+def test_the_page_has_every_source_that_can_be_opened():
+    cells = re.findall(r"^\| (\[?`.*?) \|", PAGE.read_text(), re.M)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(cells))) == [*SOURCES] == [*OPENERS]
 
 
 @pytest.fixture(scope="module")
