@@ -10,6 +10,7 @@ import pytest
 
 import shardset
 from pipelines import build as builds
+from pipelines.begin import prepare
 from pipelines.build import build
 from pipelines.check import inspect
 from pipelines.check.verify import verify
@@ -137,7 +138,7 @@ def test_an_append_follows_a_compaction_of_all_that_the_last_one_added(stored, t
 
 def test_an_append_that_meets_a_compaction_is_refused_and_nothing_is_lost(stored, tmp_path):
     more = write_images(tmp_path / "more", ["train/cat/a.png", "train/dog/b.png"])
-    prepared = builds.prepare(
+    prepared = prepare(
         config_of(more, stored, num_shards={"": 1}, append="none"), LocalStorage(str(stored))
     )
     with pytest.raises(ConfigError, match="unfinished build or append"):
