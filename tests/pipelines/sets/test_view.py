@@ -196,10 +196,11 @@ def test_the_verbs_take_a_view(tmp_path, capsys):
     assert cli.main(["view", view, "--of", url, "--split", "train=0.5,val=0.2", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["num_samples"], said["parent"]) == ({"train": 30, "val": 12}, "set")
-    assert cli.main(["verify", view, "--deep"]) == 0
     assert cli.main(["report", view, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["num_images_decoded"] == 62
+    assert json.loads(capsys.readouterr().out)["num_images_decoded"] == 62
     assert (tmp_path / "v.html").stat().st_size
+    assert cli.main(["verify", view, "--deep"]) == 0
+    capsys.readouterr()
     assert cli.main(["estimate", view, "--split", "val", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["steps"]["num_last"] == 12
