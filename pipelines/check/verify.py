@@ -1,7 +1,6 @@
 """Verifies a whole shard set: each shard, and all of them against the manifest and the folders."""
 
 import hashlib
-import json
 import multiprocessing
 import os
 import re
@@ -10,7 +9,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 
 from pipelines.check.problems import Problem, check_quarantine, lines_of, problem_of
@@ -114,23 +112,18 @@ def verify(url: str, *, deep: bool, progress: ShowProgress | None = None) -> Ver
     )
 
 
-def render(report: VerifyReport, *, max_problems: int = 100) -> str:
+def lines(report: VerifyReport, *, max_problems: int = 100) -> list[str]:
     """The report as lines for a terminal: the first `max_problems` problems, then one line that
     sums up.
     """
-    lines = lines_of(report.problems, max_problems, " (all of them with --json)")
+    problems = lines_of(report.problems, max_problems, " (all of them with --json)")
     outcome = count(len(report.problems), "problem") if report.problems else "no problem"
     images = f", {report.num_images:,} images decoded" if report.deep else ""
     read = (
         f"{report.num_shards:,} shards, {report.num_samples:,} samples, {report.num_bytes:,} bytes"
         f" read{images}"
     )
-    return "\n".join([*lines, f"verified {read}: {outcome}"])
-
-
-def to_json(report: VerifyReport) -> str:
-    """The report as one JSON object with all problems, and `ok`."""
-    return json.dumps({"ok": report.ok, **msgspec.to_builtins(report)}, indent=1)
+    return [*problems, f"verified {read}: {outcome}"]
 
 
 def _check_all(tasks: list[ShardTask], progress: ShowProgress | None) -> list[ShardFindings]:

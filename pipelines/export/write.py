@@ -64,11 +64,11 @@ def export(
     return exported
 
 
-def render(exported: Sequence[ExportedFile]) -> str:
+def lines(exported: Sequence[ExportedFile]) -> list[str]:
     """A line for each file."""
-    return "\n".join(
+    return [
         f"{file.format}: {file.path}, {file.num_bytes:,} bytes, {file.outcome}" for file in exported
-    )
+    ]
 
 
 def _prefix(url: str, output: str, name: str) -> str:

@@ -12,6 +12,7 @@ import pytest
 
 import shardset
 from pipelines import build as builds
+from pipelines.begin import prepare
 from pipelines.build import build
 from pipelines.check import inspect
 from pipelines.check.verify import verify
@@ -135,7 +136,7 @@ def test_an_append_follows_a_compaction_of_all_that_the_last_one_added(grown, tm
 
 def test_an_append_that_meets_a_compaction_is_refused_and_nothing_is_lost(grown, tmp_path):
     config = append_of(grown, tmp_path / "more", "train/cat/a.png", "train/dog/b.png")
-    prepared = builds.prepare(config, LocalStorage(str(grown)))
+    prepared = prepare(config, LocalStorage(str(grown)))
     with pytest.raises(ConfigError, match="unfinished build or append"):
         forget(grown, CAT)
     shutil.move(grown / "plan", tmp_path / "plan")  # as if it had looked before the append began
