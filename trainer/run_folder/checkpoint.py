@@ -427,9 +427,10 @@ class CheckpointWriter:
         for name in sorted(doomed, key=lambda name: not name.endswith(COMMIT)):
             self._lock.confirm()
             self._storage.delete(name, generation=found[name])
-            if not self._storage.is_remote:
-                with suppress(OSError):  # still has files
-                    Path(self._storage.url, name).parent.rmdir()
+        if not self._storage.is_remote:  # a disk keeps the folders of what was deleted
+            for folder in Path(self._storage.url).glob(f"{CHECKPOINTS}step-*/"):
+                with suppress(OSError):  # it has files
+                    folder.rmdir()
 
 
 def new_state_name() -> str:
