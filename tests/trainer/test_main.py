@@ -105,18 +105,6 @@ def test_errors_are_one_line_and_have_their_exit_code(
     assert errors.count("\n") == 1
 
 
-@pytest.mark.gcs
-@pytest.mark.parametrize("flag", ["--manifest", "--run-dir"])
-def test_a_bucket_that_cannot_be_read_is_named(
-    flag: str, manifest: str, tmp_path: Path, gcs_root: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    url = gcs_root.replace("gs://bucket", "gs://no-such-bucket")
-    assert command.main(["train", *tiny_flags(manifest, tmp_path), flag, url]) == FAILED
-    errors = capsys.readouterr().err
-    assert url in errors
-    assert errors.count("\n") == 1
-
-
 def interrupted(words: list[str], has_begun: Callable[[], bool]) -> tuple[int, str]:
     """Exit code and stderr of a command that gets a Ctrl-C once it has begun."""
     program = subprocess.Popen(

@@ -1,7 +1,6 @@
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,9 +13,10 @@ from shardset.errors import ConfigError, ManifestError
 from shardset.format.manifest import load
 from shardset.order.selection import Selection
 from tests.makers.shardset import new_set, png_samples
-from tests.makers.training import NUM_EVAL, NUM_TRAIN, STEPS, tiny_config
+from tests.makers.training import NUM_TRAIN, STEPS, tiny_config
 from tests.makers.views import put_view
 from trainer.config import ImageConfig, ModelConfig, TrainConfig
+from trainer.data import splits
 from trainer.data.splits import (
     DIGEST_MASK,
     Data,
@@ -25,7 +25,6 @@ from trainer.data.splits import (
     complete_epoch,
     open_data,
     steps_of,
-    synthetic_data,
 )
 from trainer.errors import EpochMismatch
 
@@ -55,13 +54,17 @@ def test_samples_out_of_the_view_are_neither_expected_nor_among_the_weights(mani
     assert [data.weight_of_step(step, 8) for step in (0, 5, 6)] == [8, 8, 2]
 
 
+@pytest.fixture(autouse=True)
+def few_synthetic_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(splits, "NUM_SAMPLES", NUM_TRAIN)
+
+
 def opened(
     manifest: str, num_hosts: int, *, fake: bool, **changes: Any
 ) -> tuple[TrainConfig, list[Data]]:
     """The data of each host of a run, from a shard set or synthetic."""
     config = tiny_config(None if fake else manifest, "run", fake_data=fake, **changes)
-    open_part = partial(synthetic_data, num_samples=NUM_TRAIN) if fake else open_data
-    return config, [open_part(config, host, num_hosts) for host in range(num_hosts)]
+    return config, [open_data(config, host, num_hosts) for host in range(num_hosts)]
 
 
 @pytest.mark.parametrize(("hosts", "fake"), [(1, False), (4, False), (4, True)])
@@ -122,17 +125,10 @@ def test_steps_continue_from_anywhere_and_over_epochs(manifest: str, start: int,
     assert found == [divmod(step, STEPS) for step in range(start, stop)]
 
 
-def test_the_sizes_come_from_the_manifest_and_a_model_may_have_more_classes(manifest: str) -> None:
-    data = open_data(tiny_config(manifest, "run"), 0, 1)
-    assert (data.num_classes, data.num_eval_samples, data.expected(0).samples) == (
-        10,
-        NUM_EVAL,
-        NUM_TRAIN,
-    )
-    assert (
-        open_data(tiny_config(manifest, "run", model=ModelConfig(num_classes=12)), 0, 1).num_classes
-        == 12
-    )
+def test_classes_come_from_the_manifest_and_a_model_may_have_more(manifest: str) -> None:
+    for classes, expected in (None, 10), (12, 12):
+        config = tiny_config(manifest, "run", model=ModelConfig(num_classes=classes))
+        assert open_data(config, 0, 1).num_classes == expected
 
 
 def test_the_budget_of_a_run_is_that_of_both_streams_and_makes_their_order(manifest: str) -> None:

@@ -161,6 +161,7 @@ WAYS: dict[str, dict[str, Any]] = {
         "regularize": RegularizeConfig(mixup=0.4, cutmix=1.0, label_smoothing=0.1),
     },
     "mixup or cutmix": {"regularize": RegularizeConfig(mixup=0.4, cutmix=1.0)},
+    "clipped": {"regularize": RegularizeConfig(clip_norm=0.5, label_smoothing=0.1)},
     "units and paths dropped": {"model": SMALL_VIT, "precision": "bf16"},
     "computed again, in passes, averaged": {
         "model": ModelConfig(name="resnet10t", norm="group", checkpoint_activations=True),
@@ -198,23 +199,6 @@ def test_activations_that_are_computed_again_change_nothing() -> None:
     # BatchNorm's statistics among them, which a second forward pass would move twice.
     expected, found = plain[1].state()["model"], other[1].state()["model"]
     assert all(torch.equal(found[name], value) for name, value in expected.items())
-
-
-def test_activations_that_are_computed_again_are_not_kept() -> None:
-    found = []
-    for checkpoint in (False, True):
-        net = build.build(ModelConfig(name="resnet10t"), CLASSES, 0)
-        build.checkpoint_activations(
-            net, ModelConfig(checkpoint_activations=checkpoint), torch.device("cpu")
-        )
-        saved: list[int] = []
-        with torch.autograd.graph.saved_tensors_hooks(
-            lambda tensor, saved=saved: (saved.append(tensor.nbytes), tensor)[1],
-            lambda tensor: tensor,
-        ):
-            net(torch.zeros(2, 3, 64, 64))
-        found.append(sum(saved))
-    assert found[1] < 0.6 * found[0]
 
 
 class NoBlocks(nn.Module):

@@ -94,6 +94,7 @@ def test_the_page_shows_curves_epochs_evaluations_and_settings(tmp_path):
         "val, top-5",
         "optimizer.learning_rate",
         "2 min",
+        "21.2",
     ):
         assert wanted in text
     assert sentences(run)[0] == "The run has ended after 10 steps."
@@ -169,10 +170,3 @@ def test_a_page_never_replaces_a_file_of_somebody_else_unless_forced(tmp_path):
     assert theirs.read_text() == "notes"
     report.write(run, str(theirs), force=True)
     report.write(run, str(theirs))
-
-
-def test_the_page_shows_the_rate_of_a_device(tmp_path):
-    epoch = replace(EPOCH, rate_per_device=21.25)
-    run = read(folder(tmp_path, [*steps(0, 10), epoch, EVALUATION, FINAL]))
-    shown = {name: value for name, value, _ in report._tiles(run)}
-    assert shown["samples/s per device"] == "21.2"
