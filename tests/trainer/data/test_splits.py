@@ -67,29 +67,25 @@ def opened(
     return config, [open_data(config, host, num_hosts) for host in range(num_hosts)]
 
 
-@pytest.mark.parametrize(("hosts", "fake"), [(1, False), (4, False), (4, True)])
-def test_the_weights_of_every_step_of_all_hosts_are_known(
-    manifest: str, hosts: int, fake: bool
+@pytest.mark.parametrize(
+    ("hosts", "repeats", "fake"), [(1, 1, False), (4, 1, False), (2, 3, False), (2, 3, True)]
+)
+def test_an_epoch_of_all_hosts_has_the_samples_and_the_weights_that_are_expected(
+    manifest: str, hosts: int, repeats: int, fake: bool
 ) -> None:
-    config, data = opened(manifest, hosts, fake=fake)
-    parts = [
-        [batch["weight"].sum() for _, _, batch in steps_of(one.train, 0, STEPS)] for one in data
-    ]
-    found = [data[0].weight_of_step(step, config.global_batch_size) for step in range(STEPS)]
-    assert found == np.sum(parts, axis=0).tolist() == [8] * (STEPS - 1) + [4]
-
-
-@pytest.mark.parametrize(("repeats", "fake"), [(1, False), (3, False), (3, True)])
-def test_an_epoch_of_all_hosts_is_what_is_expected(manifest: str, fake: bool, repeats: int) -> None:
     image = ImageConfig(size=8, train_crop="pad", eval_resize=8, augment_repeats=repeats)
-    _, data = opened(manifest, 2, fake=fake, global_batch_size=6, image=image)
-    seen = SampleDigest()
+    config, data = opened(manifest, hosts, fake=fake, global_batch_size=6, image=image)
+    num_steps, seen = -(-repeats * NUM_TRAIN // 6), SampleDigest()
+    weights = np.zeros(num_steps)
     for one in data:
-        for _, _, batch in steps_of(one.train, 0, len(one.train)):
+        assert len(one.train) == num_steps
+        for _, step, batch in steps_of(one.train, 0, num_steps):
             seen = seen.add(batch["id"][batch["weight"] > 0])
+            weights[step] += batch["weight"].sum()
     check_epoch(0, data[0].expected(0), seen)
-    assert seen.samples == repeats * NUM_TRAIN
-    assert [len(one.train) for one in data] == [-(-repeats * NUM_TRAIN // 6)] * 2
+    assert seen.samples == repeats * NUM_TRAIN == weights.sum()
+    size = config.global_batch_size
+    assert weights.tolist() == [data[0].weight_of_step(step, size) for step in range(num_steps)]
 
 
 class Cut:

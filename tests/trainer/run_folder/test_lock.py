@@ -1,13 +1,12 @@
 import subprocess
 import sys
-import time
 import uuid
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from shardset.errors import ConfigError, NotFound
+from shardset.errors import ConfigError
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 from tests.makers.doors import told
@@ -95,16 +94,6 @@ def test_a_lease_that_nobody_renews_is_taken_after_a_while(
         f"is held by {'process 7 on elsewhere' if content is None else 'another process'}"
         in heard[0]
     )
-
-
-def test_a_lease_is_renewed_and_removed_at_the_end(bucket: Storage) -> None:
-    held = take(bucket)
-    first = bucket.stat(HOLDER).generation
-    while bucket.stat(HOLDER).generation == first:
-        time.sleep(BEAT_S)
-    held.close()
-    with pytest.raises(NotFound):
-        bucket.stat(HOLDER)
 
 
 def test_a_hold_of_a_young_lease_is_kept_without_a_request_and_an_old_one_is_renewed(
