@@ -48,21 +48,19 @@ def choose(
     facts: "SetFacts", machine: Machine, given: Mapping[str, Any], input_of: InputOf
 ) -> Settings:
     """The settings that were not given."""
-    settings = _with(given, _model(facts, machine, given))
-    of_model = input_settings(settings, settings["model.name"], input_of)
-    settings = _with(settings, of_model or _size(facts, machine))
-    settings = _with(
-        settings,
-        _crop(facts, settings) | steps_of(facts.num_samples, settings, machine.num_processes),
-    )
-    settings = _with(settings, _optimizer(settings))
-    settings = _with(settings, _memory(machine))
+    settings = dict(given)
+
+    def add(others: Settings) -> None:
+        for key, value in others.items():
+            settings.setdefault(key, value)
+
+    add(_model(facts, machine, given))
+    add(input_settings(settings, settings["model.name"], input_of) or _size(facts, machine))
+    add(_crop(facts, settings))
+    add(steps_of(facts.num_samples, settings, machine.num_processes))
+    add(_optimizer(settings))
+    add(_memory(machine))
     return {"recipe": NAME} | {key: value for key, value in settings.items() if key not in given}
-
-
-def _with(settings: Mapping[str, Any], others: Settings) -> Settings:
-    """The settings and those of the others that are not there."""
-    return dict(settings) | {key: value for key, value in others.items() if key not in settings}
 
 
 def input_settings(given: Mapping[str, Any], model: str, input_of: InputOf) -> Settings:

@@ -94,9 +94,7 @@ class Run:
         state = self._load_checkpoint()
         for text in doubts_about(self.config, self.data, self._rate_at, state):
             self._log.note(f"note: {text}")
-        self.learner = Learner(
-            self.runtime, self.config, self.data.num_classes, state, self.data.class_names
-        )
+        self.learner = Learner(self.runtime, self.config, self.data.num_classes, state)
         self._restore(state)
         order = order_of(self.data.train, 0, 0)
         self._folder.write_records(

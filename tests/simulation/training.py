@@ -137,9 +137,7 @@ class ChainLearner:
     committed: ClassVar[set[int]]
     """The steps whose checkpoints were ever committed."""
 
-    def __init__(
-        self, runtime: Host, config: TrainConfig, num_classes: int, state: Any, class_names: object
-    ) -> None:
+    def __init__(self, runtime: Host, config: TrainConfig, num_classes: int, state: Any) -> None:
         assert state is None or state["step"] in self.committed, (
             "a run resumes at what was not committed"
         )
