@@ -80,21 +80,13 @@ def input_settings(given: Mapping[str, Any], model: str, input_of: InputOf) -> S
 def _model(facts: "SetFacts", machine: Machine, settings: Mapping[str, Any]) -> Settings:
     side = min(facts.side, settings.get("image.size", facts.side))
     is_pretrained = settings.get("model.pretrained") is not None
+    is_tiny = side <= TINY_SIDE and not is_pretrained
+    is_large = side > SMALL_SIDE and (is_pretrained or facts.num_samples >= MANY_SAMPLES)
     if machine.device == "cpu":
-        name = (
-            "trainer.model:tiny_resnet" if side <= TINY_SIDE and not is_pretrained else "resnet18"
-        )
+        name = "trainer.model:tiny_resnet" if is_tiny else "resnet18"
     else:
-        name = (
-            "resnet50"
-            if side > SMALL_SIDE and (is_pretrained or facts.num_samples >= MANY_SAMPLES)
-            else "resnet18"
-        )
-    has_small_stem = (
-        name == "resnet18" == settings.get("model.name", name)
-        and side <= TINY_SIDE
-        and not is_pretrained
-    )
+        name = "resnet50" if is_large else "resnet18"
+    has_small_stem = is_tiny and name == "resnet18" == settings.get("model.name", name)
     return {"model.name": name, "model.stem": "cifar" if has_small_stem else "imagenet"}
 
 

@@ -88,12 +88,10 @@ def check_versions(installed: Mapping[str, str | None], num_chips: int) -> Check
     """
     plain = {name: (version or "").partition("+")[0] for name, version in installed.items()}
     torch, xla = (plain[name].split(".")[:2] for name in ("torch", "torch_xla"))
-    backends = [name for name in ("torch_xla", "torch_tpu") if plain[name]]
     problems = {
-        "torch_xla and torch_tpu need different versions of torch: keep one": len(backends) > 1,
         "torch_xla must be of the same version as torch": xla not in ([""], torch),
         "a TPU needs libtpu, and torch_xla or torch_tpu": num_chips
-        and not (backends and plain["libtpu"]),
+        and not (plain["libtpu"] and (plain["torch_xla"] or plain["torch_tpu"])),
     }
     text = ", ".join(f"{name} {version or 'missing'}" for name, version in installed.items())
     for problem, is_there in problems.items():

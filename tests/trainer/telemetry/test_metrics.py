@@ -15,10 +15,8 @@ from tests.makers.records import EVALUATION, FINAL, STEP
 from trainer.data.rows import Totals, sums_of
 from trainer.run_folder import names
 from trainer.telemetry import metrics
-from trainer.telemetry.metrics import (
-    Rates,
-    RunLog,
-)
+from trainer.telemetry.counts import SMOOTHING, Rates
+from trainer.telemetry.metrics import RunLog
 
 
 @given(st.integers(1, 40), st.integers(0, 40), st.integers(2, 12), st.integers(0, 1000))
@@ -47,7 +45,7 @@ def test_rates_leave_out_what_comes_before_a_mark() -> None:
     rates.start = 500.0
     rates.add(60, 503.0)
     assert (rates.samples, rates.seconds, rates.global_rate) == (70, 4.0, 17.5)
-    assert rates.rate == pytest.approx(metrics.SMOOTHING * 20 + (1 - metrics.SMOOTHING) * 10)
+    assert rates.rate == pytest.approx(SMOOTHING * 20 + (1 - SMOOTHING) * 10)
 
 
 def test_a_step_line_has_the_fields_of_the_original_by_name() -> None:

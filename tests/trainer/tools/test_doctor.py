@@ -48,7 +48,7 @@ def bucket(location: str | StorageError, zone: str | None) -> CheckResult:
         (versions(0, libtpu=None), "pass", "libtpu missing"),
         (versions(0, torch_xla=None), "pass", "torch_xla missing"),
         (versions(4, **TORCHTPU), "pass", "torch_tpu 0.2.0"),
-        (versions(4, **TORCHTPU | {"torch_xla": "2.9.0"}), "fail", "keep one"),
+        (versions(4, **TORCHTPU | {"torch_xla": "2.9.0"}), "fail", "same version as torch"),
         (versions(4, torch_xla=None), "fail", "a TPU needs libtpu, and"),
         (versions(0, torch="2.90.0"), "fail", "same version as torch"),
         (
