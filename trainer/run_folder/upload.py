@@ -33,8 +33,8 @@ class RunFolder:
     def __init__(self, url: str, host: int = 0, lock: RunLock = UNRIVALLED) -> None:
         self._host, self._lock = host, lock
         self.storage: Storage = open_storage(url).on_retry(lock.keep)
-        self._temporary = tempfile.mkdtemp(prefix="run-") if self.storage.is_remote else None
-        self.local = Path(self._temporary or url)
+        self._is_remote = self.storage.is_remote
+        self.local = Path(tempfile.mkdtemp(prefix="run-") if self._is_remote else url)
         (self.local / LOGS).mkdir(parents=True, exist_ok=True)
         self._sent: dict[Path, tuple[int, int]] = {}
         self._error: ShardsetError | None = None
@@ -42,7 +42,7 @@ class RunFolder:
         self._uploading = threading.Lock()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="run folder", daemon=True)
-        if self._temporary:
+        if self._is_remote:
             for name in (log_name(host), METRICS) if host == 0 else (log_name(host),):
                 with suppress(NotFound), os_errors_as_storage_errors(str(self.local / name)):
                     (self.local / name).write_bytes(self.storage.read(name))
@@ -71,7 +71,7 @@ class RunFolder:
 
     def flush(self) -> None:
         """Copies what has changed since the last copy; does nothing for a local run."""
-        if self._temporary is not None:
+        if self._is_remote:
             self._upload()
 
     def close(self) -> None:
@@ -79,7 +79,7 @@ class RunFolder:
 
         If that fails, raises the error, names the local folder, and keeps it.
         """
-        if self._temporary is None:
+        if not self._is_remote:
             return
         self._closing.set()
         self._thread.join()
@@ -91,7 +91,7 @@ class RunFolder:
             if isinstance(self._error, RunTaken):
                 advice = f"its last logs are in {self.local}"
             raise type(self._error)(f"{self._error}; {advice}") from self._error
-        shutil.rmtree(self._temporary)
+        shutil.rmtree(self.local)
 
     def _run(self) -> None:
         while not self._closing.wait(self.pause_s):

@@ -167,12 +167,12 @@ def explain_losses(
     """The samples of highest mean loss over all epochs whose losses a run has recorded, worst
     first.
     """
-    sums, times = np.zeros(timetable.split.num_samples), np.zeros(timetable.split.num_samples)
-    num_epochs = 0
+    num_samples, num_epochs = timetable.split.num_samples, 0
+    sums, times = np.zeros(num_samples), np.zeros(num_samples)
     for ids, losses, _ in read_losses(folder, source):
         num_epochs += 1
-        np.add.at(sums, ids, losses)
-        np.add.at(times, ids, 1)
+        sums += np.bincount(ids, losses, num_samples)
+        times += np.bincount(ids, minlength=num_samples)
     if not num_epochs:
         raise ConfigError(f"{folder.url}: no losses there; train with --record-losses")
     means = np.where(times, sums / np.maximum(times, 1), -np.inf)
