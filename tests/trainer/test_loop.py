@@ -42,7 +42,7 @@ from trainer.config import (
     TrainConfig,
 )
 from trainer.data import splits
-from trainer.data.splits import open_data, steps_of
+from trainer.data.splits import open_data
 from trainer.errors import CheckpointError, EpochMismatch, NotFinite, Preempted
 from trainer.model.build import tiny_resnet
 from trainer.model.learner import Learner
@@ -51,7 +51,7 @@ from trainer.run_folder.checkpoint import new_state_name
 from trainer.run_folder.names import from_anywhere, log_name
 from trainer.runtime import preemption
 from trainer.runtime.base import Single, Step
-from trainer.runtime.launch import launch, running
+from trainer.runtime.launch import launch
 from trainer.telemetry.losses import losses_name
 
 
@@ -184,28 +184,6 @@ def test_the_live_line_has_a_rate_once_one_is_known(
     ]
     assert re.fullmatch(r"epoch 1/\d+ step 1/\d+ loss [0-9.]+", shown[0])
     assert all("samples/s, 0:0" in line and " 0 samples/s" not in line for line in shown[1:3])
-
-
-def test_an_evaluation_equals_a_plain_loop_to_the_last_sample(
-    manifest: str, undisturbed: Path
-) -> None:
-    config = tiny_config(manifest, undisturbed)
-    stream = open_data(config, 0, 1).evaluation
-    with running("single", "fp32") as here:
-        learner = Learner(here, config, 10, newest_state(undisturbed))
-        hits, loss, count = 0, 0.0, 0
-        learner.net.eval()
-        for _, _, batch in steps_of(stream, 0, len(stream)):
-            real = batch["weight"] > 0
-            images, labels = (torch.from_numpy(batch[name][real]) for name in ("image", "label"))
-            with torch.no_grad():
-                logits = learner.net(learner._normalize(images))
-            hits += int((logits.argmax(1) == labels).sum())
-            loss += nn.functional.cross_entropy(logits, labels, reduction="sum").item()
-            count += len(labels)
-    record = read_records(undisturbed, "eval")[-1]
-    assert (count, round(record["top1"] * count)) == (NUM_EVAL, hits)
-    assert record["loss"] == pytest.approx(loss / count, abs=1e-5)
 
 
 # --- going on -------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
@@ -25,10 +26,11 @@ from tests.makers.training import shard_set, tiny_config
 from trainer.agreement import check_agreement, check_batch_size, facts_of
 from trainer.config import TrainConfig
 from trainer.data.splits import open_data
+from trainer.errors import PeerLost
 from trainer.runtime import torchtpu, xla
 from trainer.runtime.base import Runtime, Single, replica_key
 from trainer.runtime.distributed import Ddp
-from trainer.runtime.launch import choose, launch
+from trainer.runtime.launch import choose, launch, watched_launcher
 
 
 class Threads(Single):
@@ -131,6 +133,15 @@ def test_processes_that_would_know_nothing_of_each_other_are_refused(
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match=r"2 processes.*all of the data"):
         launch(tiny_config(None, "run", strategy="spmd"), never)
+
+
+def test_a_process_of_replicas_that_is_lost_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(xla.HEARTBEAT_ADDRESS, "")
+    with (
+        pytest.raises(PeerLost, match="a process of this host ended; its error is above"),
+        watched_launcher(["127.0.0.1"], 0),
+    ):
+        raise BrokenProcessPool
 
 
 @pytest.fixture

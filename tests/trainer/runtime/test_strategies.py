@@ -4,7 +4,6 @@ Each process starts torch anew: minutes in all.
 """
 
 import json
-import os
 import re
 import shutil
 import signal
@@ -398,45 +397,9 @@ def test_a_run_that_stands_still_ends_with_a_traceback_of_where(
     assert "in forward" in output
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("strategy", ["spmd", "replica"])
-def test_when_a_process_of_one_host_is_lost_all_hosts_name_it_and_end(
-    manifest: str, tmp_path: Path, strategy: Strategy
-) -> None:
-    both = [
-        tiny_config(manifest, tmp_path / f"{host}", epochs=50_000, strategy=strategy)
-        for host in range(2)
-    ]
-    port = free_port()
-    hosts = [
-        python("tests.makers.hosts", str(port), str(host), in_json(one))
-        for host, one in enumerate(both)
-    ]
-    for host, process in enumerate(hosts):
-        when(tmp_path / f"{host}/metrics.jsonl", lambda found: len(found) > 3, process)
-    lost = hosts[1].pid if strategy == "spmd" else replicas_of(hosts[1].pid)[0]
-    os.kill(lost, signal.SIGKILL)
-    for host, process in enumerate(hosts):
-        code, output = finish(process, timeout_s=120 + START_S)
-        if host == 0:
-            told = f"PeerLost: another process of this run died: process 1 (pid {lost} on "
-            assert (code, told in output) == (FAILED, True), output
-        elif strategy == "replica":
-            assert "PeerLost: a process of this host ended" in output.splitlines()[-1]
-    assert "another process of this run died" in (tmp_path / "0/logs/host-000.log").read_text()
-
-
 def python(name: str, *arguments: str) -> subprocess.Popen[str]:
     """A module of the tests in a process of its own, which a test ends."""
     return subprocess.Popen(
         [sys.executable, "-m", name, *arguments],
         env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
-
-
-def replicas_of(launcher: int) -> list[int]:
-    """The processes that torch_xla started, without that which looks after their semaphores."""
-    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
-    return [
-        int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]

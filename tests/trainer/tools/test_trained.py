@@ -8,11 +8,12 @@ import onnxruntime
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import nll_loss
 
 from shardset.program import FAILED, OK, USAGE
 from shardset.storage.open import open_storage
 from tests.makers.shardset import encode, pixels
-from tests.makers.training import shard_set, tiny_config
+from tests.makers.training import NUM_EVAL, read_records, shard_set, tiny_config
 from trainer import cli as command
 from trainer import config as configs
 from trainer import loop
@@ -59,14 +60,18 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_run_gives_the_model_that_its_evaluation_measured(run: str) -> None:
+def test_a_run_gives_the_model_that_its_evaluation_measured_to_the_last_sample(run: str) -> None:
     model = trained.opened(run)
     data = open_data(configs.recorded(open_storage(run)), 0, 1)
-    correct = 0
+    correct, loss = 0, 0.0
     for _, _, batch in data.evaluation.run(iter([(0, range(len(data.evaluation)))])):
-        best = probabilities(model, batch["image"]).argmax(1).numpy()
-        correct += int(((best == batch["label"]) * batch["weight"]).sum())
-    assert correct / data.num_eval_samples == model.facts.accuracy
+        found, labels = probabilities(model, batch["image"]), torch.from_numpy(batch["label"])
+        real = torch.from_numpy(batch["weight"] > 0)
+        correct += int((found.argmax(1) == labels)[real].sum())
+        loss += nll_loss(found.log()[real], labels[real], reduction="sum").item()
+    [record] = read_records(run, "eval")
+    assert correct / NUM_EVAL == model.facts.accuracy == record["top1"]
+    assert loss / NUM_EVAL == pytest.approx(record["loss"], abs=1e-5)
     assert model.facts.classes == [f"class {label}" for label in range(10)]
 
 
