@@ -45,15 +45,6 @@ def test_a_lost_repeated_or_strange_sample_is_an_error(ids: list[int]) -> None:
         check_epoch(3, complete_epoch(Selection(4)), SampleDigest().add(np.array(ids)))
 
 
-def test_samples_out_of_the_view_are_neither_expected_nor_among_the_weights(manifest: str) -> None:
-    ids = Selection(6, np.array([1, 4]))
-    assert complete_epoch(ids) == SampleDigest().add(np.array([5, 0, 2, 3]))
-    data = replace(
-        open_data(tiny_config(manifest, "run"), 0, 1), train_ids=Selection(NUM_TRAIN - 2)
-    )
-    assert [data.weight_of_step(step, 8) for step in (0, 5, 6)] == [8, 8, 2]
-
-
 @pytest.fixture(autouse=True)
 def few_synthetic_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(splits, "NUM_SAMPLES", NUM_TRAIN)
