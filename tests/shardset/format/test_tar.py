@@ -195,16 +195,6 @@ def test_an_index_has_room_for_the_names_of_many_fields():
         )
 
 
-@settings(deadline=None)
-@given(samples)
-def test_an_index_is_read_back_and_is_an_ordinary_npy_file(found):
-    _, index = shard_of(found, ["jpg", "cls"])
-    data = table.to_bytes(index)
-    for again in (index_from_bytes(data, "here"), np.load(io.BytesIO(data), allow_pickle=False)):
-        assert again.dtype == index.dtype
-        assert again.tobytes() == table.sealed(index).tobytes()
-
-
 def npy(array: np.ndarray) -> bytes:
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=True)
