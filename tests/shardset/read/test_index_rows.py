@@ -5,7 +5,6 @@ through.
 import pickle
 import uuid
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -19,6 +18,7 @@ from shardset.read.blocks import BlockSampleReader
 from shardset.read.indexes import ShardTable
 from shardset.read.remote import RemoteReader
 from shardset.storage.open import open_storage
+from tests.makers.once import DamagesOnce
 from tests.makers.reading import RecordingStorage, addresses_of, order_of, rank_slots
 from tests.makers.shardset import new_set, put
 from tests.shardset.read.conftest import at
@@ -54,14 +54,6 @@ def large(shared) -> tuple[RecordingStorage, Split]:
     for stat in storage.inner.list():
         put(copy, stat.name, storage.inner.read(stat.name))
     return RecordingStorage(copy), split
-
-
-class WithoutChecksums(RecordingStorage):
-    """As a disk or a web server, which do not know the CRC32C of an object."""
-
-    def read_with_stat(self, name, start=0, stop=None):
-        data, stat = super().read_with_stat(name, start, stop)
-        return data, msgspec.structs.replace(stat, crc32c=None)
 
 
 def flip(storage: RecordingStorage, name: str, place: int) -> None:
@@ -143,7 +135,8 @@ def test_a_damaged_row_is_an_error_of_its_index_and_its_neighbours_are_read(larg
     flip(storage, name, len(storage.inner.read(name)) - ROW_BYTES * SIZE + place)
     with pytest.raises(DamagedShard, match=r"000001.idx.npy: crc32c is"):
         at(ShardTable(storage, split), (1, 3))
-    table = ShardTable(WithoutChecksums(storage.inner), split)
+    # a storage that keeps no checksums, as a disk or a web server
+    table = ShardTable(DamagesOnce(storage.inner, turn=99), split)
     assert len(at(table, (1, 3 * ROWS_AT_ONCE - 1), (1, 4 * ROWS_AT_ONCE))) == 2
     with pytest.raises(
         DamagedShard,
