@@ -3,6 +3,7 @@
 import pytest
 
 from shardset.format.originals import NUM_BYTES, frame, open_frame
+from tests.makers.objects import flipped
 
 BUILD = "0123456789abcdef"
 DATA = b'{"a": 1}\n'
@@ -18,10 +19,8 @@ def test_content_and_build_come_back(build, content):
 def test_no_bit_flips_unseen():
     whole = DATA + frame(BUILD, DATA)
     for bit in range(8 * len(whole)):
-        flipped = bytearray(whole)
-        flipped[bit // 8] ^= 1 << bit % 8
         with pytest.raises(ValueError, match=r"^its "):
-            open_frame(bytes(flipped))
+            open_frame(flipped(whole, bit // 8, 1 << bit % 8))
 
 
 def test_no_cut_is_unseen():

@@ -38,6 +38,7 @@ from shardset.format.tar import (
     sample_members,
 )
 from tests.makers import golden
+from tests.makers.objects import flipped
 from tests.makers.tars import special, tar_bytes, tar_of
 
 SHARD = golden.FOLDER / "train/train-000000.tar"
@@ -228,10 +229,6 @@ def test_what_is_no_index_is_refused(data):
 # --- damage ---------------------------------------------------------------------------------------
 
 
-def flipped(data: bytes, place: int, bit: int) -> bytes:
-    return data[:place] + bytes([data[place] ^ 1 << bit]) + data[place + 1 :]
-
-
 def check(data: bytes, index: np.ndarray) -> None:
     """Raises DamagedShard unless `data` is a shard with the contents that `index` lists."""
     groups = list(sample_members(members(data, "here")))
@@ -245,7 +242,7 @@ def test_every_flipped_bit_of_a_shard_is_found():
     for place in range(len(SMALL)):
         for bit in range(8):
             with pytest.raises(DamagedShard):
-                check(flipped(SMALL, place, bit), index)
+                check(flipped(SMALL, place, 1 << bit), index)
 
 
 @settings(deadline=None)

@@ -18,9 +18,10 @@ from shardset.read.blocks import BlockSampleReader
 from shardset.read.indexes import ShardTable
 from shardset.read.remote import RemoteReader
 from shardset.storage.open import open_storage
+from tests.makers.objects import flipped, put
 from tests.makers.once import DamagesOnce
 from tests.makers.reading import RecordingStorage, addresses_of, order_of, rank_slots
-from tests.makers.shardset import new_set, put
+from tests.makers.shardset import new_set
 from tests.shardset.read.conftest import at
 
 SIZE = 2200
@@ -54,12 +55,6 @@ def large(shared) -> tuple[RecordingStorage, Split]:
     for stat in storage.inner.list():
         put(copy, stat.name, storage.inner.read(stat.name))
     return RecordingStorage(copy), split
-
-
-def flip(storage: RecordingStorage, name: str, place: int) -> None:
-    data = bytearray(storage.inner.read(name))
-    data[place] ^= 4
-    put(storage.inner, name, bytes(data))
 
 
 def names(storage: RecordingStorage) -> list[str]:
@@ -132,7 +127,8 @@ def test_rows_beyond_the_budget_are_read_again(large):
 def test_a_damaged_row_is_an_error_of_its_index_and_its_neighbours_are_read(large, place):
     storage, split = large
     name = split.shards[1].index.path
-    flip(storage, name, len(storage.inner.read(name)) - ROW_BYTES * SIZE + place)
+    data = storage.inner.read(name)
+    put(storage.inner, name, flipped(data, len(data) - ROW_BYTES * SIZE + place, 4))
     with pytest.raises(DamagedShard, match=r"000001.idx.npy: crc32c is"):
         at(ShardTable(storage, split), (1, 3))
     # a storage that keeps no checksums, as a disk or a web server

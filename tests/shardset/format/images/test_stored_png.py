@@ -9,6 +9,7 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image
 
 from shardset.format.images import stored_png
+from tests.makers.objects import flipped
 
 SIDES = st.integers(1, 40)
 PICTURES = st.tuples(st.integers(1, 4), SIDES, SIDES).flatmap(
@@ -65,7 +66,7 @@ def test_other_files_are_left_alone():
 
 def test_a_changed_byte_anywhere_is_seen():
     [file] = stored_png.stored(np.full((1, 5, 4, 3), 7, np.uint8))
-    changed = [file[:at] + bytes([file[at] ^ 1]) + file[at + 1 :] for at in range(len(file))]
+    changed = [flipped(file, at) for at in range(len(file))]
     assert not stored_png.pixels(changed, 5, 4)[0].any()
 
 
