@@ -121,8 +121,3 @@ def test_another_table_is_refused_where_the_storage_knows_checksums():
     storage.delete("t.npy")
     with pytest.raises(NotFound):
         read(storage, range(3))
-
-
-def test_a_header_beyond_64_kib_is_refused():
-    with pytest.raises(ValueError, match="too big"):
-        table.header(np.dtype([("x" * 70_000, "<u8"), table.CHECK]), 1)
