@@ -214,7 +214,7 @@ def _export(args: argparse.Namespace, _: Sequence[str]) -> int:
 def _report(args: argparse.Namespace, _: Sequence[str]) -> int:
     from pipelines.report import page
 
-    written = page.write(args.manifest, args.output, max_images=args.images, force=args.force)
+    written = page.write(args.manifest, args.output, max_images=args.images)
     print(json.dumps(page.to_json(written)) if args.json else "\n".join(page.summary(written)))
     return 1 if written.data.damage else 0
 

@@ -277,11 +277,6 @@ def _add_report(report: Parser) -> None:
     _add_manifest(report)
     report.add_argument("--output", metavar="FILE", help="default: report.html beside the manifest")
     report.add_argument(
-        "--force",
-        action="store_true",
-        help="replace any file at --output, even one that is no page",
-    )
-    report.add_argument(
         "--images",
         type=int,
         default=100_000,

@@ -44,20 +44,18 @@ class WrittenPage:
     num_bytes: int
 
 
-def write(
-    url: str, output: str | None = None, *, max_images: int = IMAGES, force: bool = False
-) -> WrittenPage:
+def write(url: str, output: str | None = None, *, max_images: int = IMAGES) -> WrittenPage:
     """Makes the page of the set at `url` (manifest or folder) or of a view, and stores it.
 
     Raises ManifestError without a valid manifest; ConfigError if the page would replace anything
-    but a page, without `force`. The page itself names any other damage.
+    but a page. The page itself names any other damage.
     """
     if max_images < 0:
         raise ConfigError(f"--images is {max_images}, expected a whole number from 0")
     loaded = manifests.load(url)
     if loaded.view is not None:
         output = output or url.removesuffix(".parquet") + ".html"
-    target, name = page.output_of(loaded.storage, output, force=force)
+    target, name = page.output_of(loaded.storage, output)
     data = collect(loaded, max_images=max_images)
     content = render(data)
     target.write(name, content)

@@ -72,11 +72,10 @@ def render(package: str, template: str, **values: Any) -> bytes:
     )
 
 
-def output_of(storage: Storage, output: str | None, *, force: bool) -> tuple[Storage, str]:
+def output_of(storage: Storage, output: str | None) -> tuple[Storage, str]:
     """The folder and name of a page: the file `output`, or `report.html` in `storage`.
 
-    Raises ConfigError if the page would replace anything but a page or an empty file, unless
-    forced.
+    Raises ConfigError if the page would replace anything but a page or an empty file.
     """
     target, name = (storage, naming.REPORT) if output is None else open_file(output)
     try:
@@ -85,11 +84,10 @@ def output_of(storage: Storage, output: str | None, *, force: bool) -> tuple[Sto
     except NotFound:
         # a folder or a device
         is_ours = target.is_remote or not os.path.exists(f"{target.url}/{name}")
-    if is_ours or force:
+    if is_ours:
         return target, name
     raise ConfigError(
-        f"{target.url}/{name}: not a page of shardset; choose another --output, or replace it with"
-        " --force"
+        f"{target.url}/{name}: not a page of shardset; choose another --output, or remove it first"
     )
 
 
