@@ -11,8 +11,8 @@ from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 
-from pipelines.check.duplicate_keys import duplicate_keys
 from pipelines.check.problems import Problem, check_quarantine, lines_of, problem_of
 from pipelines.check.shard import ShardFindings, ShardTask, check_shard
 from pipelines.images.options import options_to_read
@@ -21,6 +21,7 @@ from shardset.errors import ConfigError, DamagedShard, StorageError
 from shardset.format import manifest as manifests
 from shardset.format.manifest import Manifest
 from shardset.program import count
+from shardset.read.indexes import read_index
 from shardset.storage.base import Storage
 from shardset.storage.checked import read_object
 
@@ -100,13 +101,7 @@ def verify(url: str, *, deep: bool, progress: ShowProgress | None = None) -> Ver
     ]
     if deep:
         problems += _split_problems(manifest, tasks, checked)
-        repeated = duplicate_keys(
-            storage, [task.shard for task in tasks], [one.key_hashes for one in checked]
-        )
-        problems += [
-            Problem(shard.path, f"has a sample {key} as {first.path} has; rebuild the set")
-            for shard, key, first in repeated
-        ]
+        problems += _repeated_keys(tasks, checked)
     return VerifyReport(
         url=url,
         digest=manifest.digest,
@@ -231,3 +226,21 @@ def _split_problems(
                     f"split {name}",
                     f"holds {found} {what}, the manifest says {expected}; rebuild the set",
                 )
+
+
+def _repeated_keys(tasks: list[ShardTask], checked: list[ShardFindings]) -> Iterator[Problem]:
+    """The keys that occur again: by their hashes first, so that a billion keys fit the memory."""
+    hashes = np.concatenate([np.zeros(0, np.uint64), *(one.key_hashes for one in checked)])
+    _, inverse, counts = np.unique(hashes, return_inverse=True, return_counts=True)
+    # Equal hashes prove nothing yet: the keys of these samples are read and compared.
+    suspects = np.flatnonzero(counts[inverse] > 1)
+    first_ids = np.cumsum([0, *(len(one.key_hashes) for one in checked)])
+    by_shard = np.split(suspects, np.searchsorted(suspects, first_ids[1:]))
+    first: dict[str, str] = {}
+    for task, first_id, ids in zip(tasks, first_ids, by_shard, strict=False):
+        keys = read_index(task.storage, task.shard)["key"][ids - first_id] if len(ids) else ids
+        for key in keys.astype(str).tolist():
+            if key in first:
+                text = f"has a sample {key} as {first[key]} has; rebuild the set"
+                yield Problem(task.shard.path, text)
+            first.setdefault(key, task.shard.path)
