@@ -9,7 +9,6 @@ import base64
 import io
 import os
 import unicodedata
-from importlib import resources
 from typing import Any, NamedTuple
 
 import jinja2
@@ -55,12 +54,9 @@ def render(package: str, template: str, **values: Any) -> bytes:
 
     `template` is a file of `package` that extends `page.html`; it gets `values`.
     """
-    sources = {
-        name: _text("shardset.html", f"templates/{name}")
-        for name in ("page.html", "parts.html", "page.css")
-    }
+    folders = jinja2.PackageLoader("shardset.html"), jinja2.PackageLoader(package, "")
     environment = jinja2.Environment(
-        loader=jinja2.DictLoader({**sources, template: _text(package, template)}),
+        loader=jinja2.ChoiceLoader(folders),
         autoescape=lambda name: name is None or name.endswith(".html"),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -114,7 +110,3 @@ def _shown(letter: str) -> str:
     # ideographic space.
     is_shown = letter.isprintable() or unicodedata.category(letter) == "Zs"
     return letter if is_shown else "\N{REPLACEMENT CHARACTER}"
-
-
-def _text(package: str, name: str) -> str:
-    return resources.files(package).joinpath(name).read_text(encoding="utf-8")
