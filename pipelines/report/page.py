@@ -103,13 +103,7 @@ def to_json(written: WrittenPage) -> dict[str, Any]:
 def render(data: ReportData) -> bytes:
     """The page as UTF-8."""
     manifest, splits = data.manifest, data.manifest.splits
-    num_samples = sum(split.num_samples for split in splits.values())
-    num_shards = sum(split.num_shards for split in splits.values())
-    num_bytes = sum(split.num_tar_bytes for split in splits.values())
-    num_classes = len(manifest.classes)
     columns = split_table.columns(split_table.of_set(splits))
-    titles = ["Summary", *["Damage"] * bool(data.damage)]
-    titles += ["Images", "Duplicates", "Numbers", "Bad input", "Provenance"]
     return page.render(
         "pipelines.report",
         "report.html",
@@ -117,12 +111,7 @@ def render(data: ReportData) -> bytes:
         manifest=manifest,
         max_rows=MAX_ROWS,
         min_alike=alike.MIN_ALIKE,
-        title=f"Shard set from {manifest.provenance.source}",
-        subtitle=f"{count(num_samples, 'sample')} of {count(num_classes, 'class', 'classes')} in "
-        f"{count(num_shards, 'shard')}, {decimal(num_bytes)}, digest {manifest.digest[:16]}",
-        sections=[(title.split()[0].lower(), title) for title in titles],
-        closing="Made from the set alone: the same set and limits give the same page, "
-        "without scripts or links.",
+        num_bytes=decimal(sum(split.num_tar_bytes for split in splits.values())),
         first_three=_first_three,
         flat=[data.catalog.key(sample) for sample, image in data.images.items() if image.flat],
         empty_classes={
