@@ -67,6 +67,9 @@ def inspect(
     """
     loaded = manifests.load(url)
     splits, whole = loaded.manifest.splits, loaded.without_view()
+    if split is not None and split not in splits:
+        has = ", ".join(sorted(splits))
+        raise ConfigError(f"no split {split!r} in this shard set; it has {has}")
     label = None if class_name is None else find_label(loaded.manifest, class_name)
     stored = None if split is None else loaded.stored_split(split)
     if key is not None:
@@ -131,7 +134,7 @@ def overview(
         "seed": manifest.seed,
         "splits": split_table.of_set(splits),
         "classes": [
-            {"label": info.label, "name": info.name, "wnid": info.wnid}
+            msgspec.structs.asdict(info)
             | {"counts": {name: counts[info.label] for name, counts in totals.items()}}
             for info in manifest.classes
             if label in (None, info.label)
