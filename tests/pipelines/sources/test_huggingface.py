@@ -4,6 +4,7 @@ the hub holds.
 
 import json
 import shutil
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def write_plain(path: Path, rows: list[dict[str, Any]], schema: pa.Schema, **opt
 def test_every_row_of_a_data_set_becomes_a_sample_with_its_bytes_and_the_name_of_its_class(
     tmp_path,
 ):
-    rows = [row(number) for number in range(10)]
+    rows = [*map(row, range(10))]
     write(tmp_path / "data/train-00000-of-00002.parquet", rows[:6])
     write(tmp_path / "data/train-00001-of-00002.parquet", rows[6:8])
     write(tmp_path / "data/test-00000-of-00001.parquet", rows[8:])
@@ -196,7 +197,7 @@ def test_the_names_of_files_tell_the_splits(tmp_path, files, splits):
 
 
 def test_a_unit_is_a_run_of_row_groups_and_is_json(tmp_path):
-    path = write(tmp_path / "train.parquet", [row(number) for number in range(25)], batch_size=4)
+    path = write(tmp_path / "train.parquet", [*map(row, range(25))], batch_size=4)
     assert pq.ParquetFile(path).num_row_groups == 7
     source = opened(tmp_path, rows_per_unit=10)
     units = json.loads(json.dumps(list(source.survey().units)))
@@ -212,9 +213,7 @@ def test_a_unit_is_a_run_of_row_groups_and_is_json(tmp_path):
 
 
 def test_the_same_files_in_a_bucket_give_the_same(tmp_path, storage: Storage):
-    path = write(
-        tmp_path / "here/data/train.parquet", [row(number) for number in range(9)], batch_size=2
-    )
+    path = write(tmp_path / "here/data/train.parquet", [*map(row, range(9))], batch_size=2)
     storage.write("data/train.parquet", path.read_bytes())
     theirs, ours = MemorySpool(), MemorySpool()
     assert read(HuggingFace(storage), theirs) == read(opened(tmp_path / "here"), ours)
@@ -227,20 +226,15 @@ def test_the_same_files_in_a_bucket_give_the_same(tmp_path, storage: Storage):
 def test_a_holdout_is_by_class_and_does_not_change_as_rows_are_added_or_files_cut_otherwise(
     tmp_path,
 ):
-    rows = [row(number) for number in range(120)]
+    rows = [*map(row, range(120))]
     holdout = Holdout({"test": 0.2}, seed=1)
     write(tmp_path / "one/train-00000-of-00001.parquet", rows[:100])
-    before = {
-        sample.key: sample.split for sample in read(opened(tmp_path / "one", holdout=holdout))
-    }
+    before = {s.key: s.split for s in read(opened(tmp_path / "one", holdout=holdout))}
     for number, some in enumerate([rows[:30], rows[30:]]):
         write(tmp_path / f"two/train-{number:05d}-of-00002.parquet", some)
     samples = read(opened(tmp_path / "two", holdout=holdout))
-    assert {(s.label, s.split) for s in samples} == {
-        (label, name) for label in range(3) for name in ("train", "test")
-    }
-    after = {sample.key: sample.split for sample in samples}
-    assert {key: after[key] for key in before} == before
+    assert {(s.label, s.split) for s in samples} == {*product(range(3), ("train", "test"))}
+    assert before.items() <= {s.key: s.split for s in samples}.items()
 
 
 def test_a_holdout_of_files_that_are_splits_is_refused(tmp_path):
@@ -313,15 +307,8 @@ def test_columns_that_do_not_tell_are_an_error(tmp_path, features, columns, mess
 
 
 def test_damage_of_an_image_that_has_a_checksum_is_an_error(tmp_path):
-    rows = [{**row(number), "label": CLASSES[number % 3]} for number in range(20)]
-    schema = pa.schema([("image", IMAGE), ("label", pa.string())])
-    options = {
-        "write_page_checksum": True,
-        "write_statistics": False,
-        "use_dictionary": False,
-        "compression": "none",
-    }
-    path = write_plain(tmp_path / "train.parquet", rows, schema, row_group_size=5, **options)
+    rows = [*map(row, range(20))]
+    path = write(tmp_path / "train.parquet", rows, batch_size=5, write_page_checksum=True)
     data = bytearray(path.read_bytes())
     data[data.index(image_bytes(7)) + 40] ^= 1
     path.write_bytes(data)

@@ -1,6 +1,7 @@
 import datetime
 import json
 from dataclasses import replace
+from itertools import product
 
 import pandas
 import pyarrow as pa
@@ -162,10 +163,7 @@ def test_an_image_may_be_elsewhere_by_its_path_or_url(images, tmp_path_factory):
     folder, url = tmp_path_factory.mktemp("elsewhere"), "memory://listing-test/folder/x.png"
     rows = [[f"{images}/a/1.png", "cat"], [url, "cat"]]
     near, far = read(opened(write_csv(folder / "list.csv", ["path", "label"], rows)))
-    assert (near.fields["png"].object, near.key) == (
-        f"{images}/a/1.png",
-        f"{images}/a/1".lstrip("/"),
-    )
+    assert (near.name, near.key) == (f"{images}/a/1.png", f"{images}/a/1".lstrip("/"))
     assert near.fields["png"].num_bytes == (images / "a/1.png").stat().st_size
     assert far.fields["png"] == Extent(url, storage.stat("x.png").generation, 0, 4)
     assert far.key == "listing-test/folder/x"
@@ -246,12 +244,15 @@ def parquet_of(folder, columns: dict, **options) -> Listing:
 
 
 def test_csv_jsonl_and_parquet_say_the_same(images):
-    rows = [
-        {"path": "a/1.png", "label": "dog", "split": "test", "key": "k1", "age": 7, "size": 1.5},
-        {"path": "a/2.jpg", "label": "cat", "split": None, "key": None, "age": None, "size": 2.0},
-        {"path": "3.ppm", "label": "dog", "split": "train", "key": "k3", "age": 9, "size": 0.25},
-    ]
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    columns = {
+        "path": ["a/1.png", "a/2.jpg", "3.ppm"],
+        "label": ["dog", "cat", "dog"],
+        "split": ["test", None, "train"],
+        "key": ["k1", None, "k3"],
+        "age": [7, None, 9],
+        "size": [1.5, 2.0, 0.25],
+    }
+    rows = pa.table(columns).to_pylist()
     expected = read(jsonl_of(images, *rows))
     assert [(s.split, s.key, s.label, s.image) for s in expected] == [
         ("test", "k1", 1, "png"),
@@ -265,13 +266,9 @@ def test_csv_jsonl_and_parquet_say_the_same(images):
 
 
 def test_numbers_in_parquet_are_labels_and_other_values_are_written_as_json_has_them(images):
-    values = {
-        "day": [datetime.date(2024, 5, 17)],
-        "ratio": [float("nan")],
-        "tags": [["a"]],
-        "box": [{"x": 1}],
-    }
-    [sample] = read(parquet_of(images, {"image": ["3.ppm"], "target": [3], **values}))
+    row = {"image": "3.ppm", "target": 3, "day": datetime.date(2024, 5, 17)}
+    row |= {"ratio": float("nan"), "tags": ["a"], "box": {"x": 1}}
+    [sample] = read(parquet_of(images, {name: [value] for name, value in row.items()}))
     assert sample.label == 3
     assert sample.fields["json"] == b'{"box":{"x":1},"day":"2024-05-17","ratio":null,"tags":["a"]}'
 
@@ -301,13 +298,10 @@ def test_a_holdout_goes_by_the_key_and_gives_every_class_every_split(images):
     path = write_jsonl(images / "list.jsonl", rows)
     holdout = Holdout({"test": 0.001}, seed=1)
     samples = read(opened(path, holdout=holdout))
-    assert {(s.label, s.split) for s in samples} == {
-        (n, split) for n in range(4) for split in ("train", "test")
-    }
+    assert {(s.label, s.split) for s in samples} == {*product(range(4), ("train", "test"))}
     write_jsonl(path, reversed(rows))
-    assert {s.key: s.split for s in read(opened(path, holdout=holdout))} == {
-        s.key: s.split for s in samples
-    }
+    again = read(opened(path, holdout=holdout))
+    assert {(s.key, s.split) for s in again} == {(s.key, s.split) for s in samples}
 
 
 def test_a_holdout_of_a_listing_with_splits_is_refused(images):
