@@ -17,7 +17,6 @@ from datasets import ClassLabel, Dataset, Features, Image, Value, disable_progre
 from pipelines.holdout import Holdout
 from pipelines.sources.huggingface import HuggingFace
 from shardset.errors import ConfigError, SourceError
-from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 from tests.makers.images import image_bytes
 from tests.makers.spools import MemorySpool, read
@@ -210,14 +209,6 @@ def test_a_unit_is_a_run_of_row_groups_and_is_json(tmp_path):
     assert [sample.key for sample in read(source)] == [
         f"train/{number:03d}" for number in range(25)
     ]
-
-
-def test_the_same_files_in_a_bucket_give_the_same(tmp_path, storage: Storage):
-    path = write(tmp_path / "here/data/train.parquet", [*map(row, range(9))], batch_size=2)
-    storage.write("data/train.parquet", path.read_bytes())
-    theirs, ours = MemorySpool(), MemorySpool()
-    assert read(HuggingFace(storage), theirs) == read(opened(tmp_path / "here"), ours)
-    assert theirs.data == ours.data
 
 
 # --- holdout
