@@ -24,7 +24,6 @@ from tests.makers.spools import MemorySpool, read
 CLASSES = ["cat", "dog", "emu"]
 FEATURES = {"image": Image(), "label": ClassLabel(names=CLASSES)}
 NUMBER = Value("int64")
-IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 disable_progress_bars()
 
@@ -51,10 +50,9 @@ def write(
     return path
 
 
-def write_plain(path: Path, rows: list[dict[str, Any]], schema: pa.Schema, **options) -> Path:
-    """A file without the metadata of datasets."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(rows, schema=schema), path, **options)
+def write_plain(path: Path, rows: list[dict[str, Any]], **options) -> Path:
+    """A file without the features of datasets."""
+    pq.write_table(pa.Table.from_pylist(rows, **options), path)
     return path
 
 
@@ -76,9 +74,8 @@ def test_every_row_of_a_data_set_becomes_a_sample_with_its_bytes_and_the_name_of
     ]
     assert samples[8].name == "data/train-00001-of-00002.parquet/0/006.png"
     assert [info.name for info in source.survey().classes] == CLASSES
-    assert [spool.content(sample.fields["png"]) for sample in samples[2:]] == [
-        image_bytes(n) for n in range(8)
-    ]
+    contents = [spool.content(sample.fields["png"]) for sample in samples[2:]]
+    assert contents == [*map(image_bytes, range(8))]
     took, missing = source.survey().notes
     assert took.startswith("took the images from column 'image' and the labels from 'label'; ")
     assert missing == "split test has no images of 1 class: dog"
@@ -135,30 +132,30 @@ def test_a_row_without_a_label_has_none(tmp_path):
     "kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())]
 )
 def test_labels_of_text_are_names_of_classes(tmp_path, kind):
-    schema = pa.schema([("image", IMAGE), ("class", kind)])
+    schema = pa.schema([("image", pa.struct({"bytes": pa.binary()})), ("class", kind)])
     names = ["dog", "cat", "dog", None]
     rows = [{"image": row(number)["image"], "class": name} for number, name in enumerate(names)]
-    source = opened(write_plain(tmp_path / "train.parquet", rows, schema).parent)
+    source = opened(write_plain(tmp_path / "train.parquet", rows, schema=schema).parent)
     assert [info.name for info in source.survey().classes] == ["cat", "dog"]
     assert [sample.label for sample in read(source)] == [1, 0, 1, -1]
 
 
 def test_numbers_without_names_and_a_column_of_bare_bytes_will_do(tmp_path):
-    schema = pa.schema([("img", pa.binary()), ("target", pa.int8())])
     rows = [{"img": image_bytes(number), "target": label} for number, label in enumerate([2, 0])]
-    source, spool = opened(write_plain(tmp_path / "x.parquet", rows, schema).parent), MemorySpool()
-    assert [(s.label, s.split, spool.content(s.fields["img"])) for s in read(source, spool)] == [
-        (2, "train", image_bytes(0)),
-        (0, "train", image_bytes(1)),
-    ]
+    source, spool = opened(write_plain(tmp_path / "x.parquet", rows).parent), MemorySpool()
+    for number, sample in enumerate(read(source, spool)):
+        assert (sample.label, sample.split) == (rows[number]["target"], "train")
+        assert spool.content(sample.fields["img"]) == image_bytes(number)
     assert [info.name for info in source.survey().classes] == ["0", "1", "2"]
 
 
 def test_bad_rows_are_rejected_in_their_place(tmp_path):
-    schema = pa.schema([("image", IMAGE), ("label", pa.int64())], metadata={"huggingface": _info()})
+    feature = {"names": CLASSES, "_type": "ClassLabel"}
+    metadata = {"huggingface": json.dumps({"info": {"features": {"label": feature}}})}
     lost = {"image": {"bytes": None, "path": "/x/2.png"}, "label": 1}
     rows = [row(0), row(1) | {"label": 7}, lost, {"image": None, "label": 0}, row(4)]
-    samples = read(opened(write_plain(tmp_path / "train.parquet", rows, schema).parent))
+    path = write_plain(tmp_path / "train.parquet", rows, metadata=metadata)
+    samples = read(opened(path.parent))
     assert [getattr(sample, "reason", sample.name) for sample in samples] == [
         "train.parquet/0/000.png",
         "label 7, expected 0 to 2",
@@ -167,10 +164,6 @@ def test_bad_rows_are_rejected_in_their_place(tmp_path):
         "train.parquet/4/004.png",
     ]
     assert [sample.name for sample in samples][3] == "train.parquet/3"
-
-
-def _info() -> str:
-    return json.dumps({"info": {"features": {"label": {"names": CLASSES, "_type": "ClassLabel"}}}})
 
 
 # --- files and splits
@@ -206,9 +199,8 @@ def test_a_unit_is_a_run_of_row_groups_and_is_json(tmp_path):
         ([6, 7], 24, 1),
     ]
     assert len(source.survey().units) == 3
-    assert [sample.key for sample in read(source)] == [
-        f"train/{number:03d}" for number in range(25)
-    ]
+    keys = [sample.key for sample in read(source)]
+    assert keys == [f"train/{number:03d}" for number in range(25)]
 
 
 # --- holdout
@@ -308,10 +300,8 @@ def test_damage_of_an_image_that_has_a_checksum_is_an_error(tmp_path):
 
 
 def test_metadata_that_means_nothing_is_passed_over(tmp_path):
-    schema = pa.schema(
-        [("image", IMAGE), ("label", pa.int64())], metadata={"huggingface": b'{"info": null}'}
-    )
-    write_plain(tmp_path / "train.parquet", [row(1)], schema)
+    metadata = {"huggingface": b'{"info": null}'}
+    write_plain(tmp_path / "train.parquet", [row(1)], metadata=metadata)
     assert [sample.label for sample in read(opened(tmp_path))] == [1]
 
 
