@@ -28,7 +28,6 @@ from tests.makers.spools import MemorySpool
 from tests.makers.spools import read as samples_of
 
 PYTHON10, ARCHIVE10 = "cifar-10-batches-py", "cifar-10-python.tar.gz"
-PYTHON100, ARCHIVE100 = "cifar-100-python", "cifar-100-python.tar.gz"
 
 
 def opened(kind, path, **options) -> Source:
@@ -52,16 +51,13 @@ def expect_same_pictures(source, batches: list[Batch]):
 
 
 @pytest.mark.parametrize(
-    ("kind", "batches", "archive", "folder", "names"),
-    [
-        (Cifar10, cifar10(3), ARCHIVE10, PYTHON10, CIFAR10_CLASSES),
-        (Cifar100, cifar100(3), ARCHIVE100, PYTHON100, FINE_CLASSES),
-    ],
+    ("kind", "batches", "names"),
+    [(Cifar10, cifar10(3), CIFAR10_CLASSES), (Cifar100, cifar100(3), FINE_CLASSES)],
 )
-def test_archive_and_folder_agree(tmp_path, kind, batches, archive, folder, names):
+def test_archive_and_folder_agree(tmp_path, kind, batches, names):
     files = python_files(batches)
-    packed = opened(kind, write_archive(tmp_path / archive, files, folder))
-    extracted = opened(kind, put(tmp_path / folder, files))
+    packed = opened(kind, write_archive(tmp_path / "a.tgz", files, kind.folder))
+    extracted = opened(kind, put(tmp_path / kind.folder, files))
     (samples, spool), (same, other) = read(packed), read(extracted)
     assert (samples, spool.data) == (same, other.data)
     for source in (packed, extracted):
@@ -128,14 +124,9 @@ def test_input_without_the_files_is_an_error_that_names_what_is_there_and_what_i
 def test_a_missing_batch_is_an_error_that_lists_found_and_expected(tmp_path):
     files = python_files(cifar10(1))
     del files["data_batch_3"], files["batches.meta"]
-    for path in (
-        write_archive(tmp_path / "a.tar.gz", files, PYTHON10),
-        put(tmp_path / "b", files),
-    ):
-        with pytest.raises(
-            SourceError,
-            match=r"found data_batch_1, .*test_batch of .*expected data_batch_3, batches\.meta",
-        ):
+    says = r"found data_batch_1, .*test_batch of .*expected data_batch_3, batches\.meta"
+    for path in (write_archive(tmp_path / "a.tgz", files, PYTHON10), put(tmp_path / "b", files)):
+        with pytest.raises(SourceError, match=says):
             opened(Cifar10, path).survey()
 
 
