@@ -74,7 +74,8 @@ def test_other_files_and_hidden_files_are_counted_in_notes(tmp_path):
     source = opened(tmp_path)
     assert [sample.name for sample in read(source)] == ["cat/1.png"]
     others, hidden, only = source.survey().notes
-    assert others.startswith("left out 4 other files (1 without extension, 1 .csv, 2 .txt), which")
+    counts = "left out 4 other files (1 without extension, 1 .csv, 2 .txt)"
+    assert others == f"{counts}, which are in no image format that is read"
     assert hidden == "left out 4 hidden files"
     assert only.startswith("cat is the only class; cat/labels.csv looks like a table: if it lists")
 
