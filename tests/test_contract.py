@@ -122,17 +122,9 @@ def by_the_trainer_s_stream(
     stored = built.manifest.split(split).fields
     for rank in range(world_size):
         stream = Stream(
-            str(built.folder),
-            split,
-            global_batch_size=4,
-            rank=rank,
-            world_size=world_size,
-            seed=seed,
-            image=None,
-            fields=stored,
-            with_key=True,
-            num_threads=2,
-        )
+            str(built.folder), split, global_batch_size=4, rank=rank, world_size=world_size,
+            seed=seed, image=None, fields=stored, with_key=True, num_threads=2,
+        )  # fmt: skip
         for batch in stream.epoch(0):
             for slot in np.flatnonzero(batch["weight"]):
                 assert batch["key"][slot] not in found
@@ -197,22 +189,13 @@ def test_a_set_may_be_moved_as_a_whole(built, tmp_path):
 def test_estimate_refuses_the_budget_that_the_trainer_refuses_and_names_the_same_that_is_enough(
     built, capsys
 ):
-    reading = ["--global-batch-size", "4", "--image-size", "256"]
-    assert (
-        pipelines.main(["estimate", str(built.folder), *reading, "--budget-bytes", "1000000"]) == 2
-    )
+    estimate = f"estimate {built.folder} --global-batch-size 4 --image-size 256 --budget-bytes "
+    assert pipelines.main(f"{estimate} 1000000".split()) == 2
     estimated = re.findall(r"--budget-bytes (\d+)", " ".join(capsys.readouterr().out.split()))
-    flags = [
-        "--global-batch-size",
-        "4",
-        "--set",
-        "image.size=256",
-        "--set",
-        "image.eval_resize=256",
-    ]
-    words = ["bench-input", "--manifest", str(built.folder), *flags]
-    assert trainer.main([*words, "--set", "budget_bytes=1000000"]) == 2
+    size = "--global-batch-size 4 --set image.size=256 --set image.eval_resize=256"
+    bench = f"bench-input --manifest {built.folder} {size} --set budget_bytes="
+    assert trainer.main(f"{bench}1000000".split()) == 2
     (enough,) = re.findall(r"--set budget_bytes=(\d+)", capsys.readouterr().err)
     assert [*map(int, estimated)] == [int(enough)]
-    assert trainer.main([*words, "--set", f"budget_bytes={enough}"]) == 0
-    assert pipelines.main(["estimate", str(built.folder), *reading, "--budget-bytes", enough]) == 0
+    assert trainer.main(f"{bench}{enough}".split()) == 0
+    assert pipelines.main(f"{estimate} {enough}".split()) == 0
