@@ -23,6 +23,8 @@ from trainer import recipes
 from trainer.config import TrainConfig
 
 REPOSITORY = Path(__file__).parent.parent
+# where the README, which PyPI shows too, finds the pages
+ON_GITHUB = "https://github.com/shardset/shardset/blob/main/docs"
 PACKAGES = (shardset, pipelines, trainer)
 
 
@@ -52,6 +54,8 @@ def from_root(name: str) -> str:
     text = re.sub(r"\[([^]]*)\]\((LICENSE|benchmarks[^)]*|examples[^)]*)\)", r"\1", text)
     for page in ("CONTRIBUTING.md", "CHANGELOG.md"):
         text = text.replace(f"]({page})", f"]({page.lower()})")
+    # docs/dev is not in the site: links there stay absolute
+    text = re.sub(rf"\]\({ON_GITHUB}/(?!dev/)", "](", text)
     return text.replace("](docs/", "](").replace('src="docs/', 'src="')
 
 
