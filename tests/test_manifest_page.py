@@ -1,4 +1,4 @@
-"""docs/manifest.md says what the code does: every field is explained, every example runs."""
+"""docs/reference/format.md is right: every field is explained, every example runs."""
 
 import re
 import shutil
@@ -13,7 +13,7 @@ from shardset.format.naming import MAX_FIELD_BYTES, MAX_KEY_BYTES
 from shardset.format.shards import SHARD_DTYPE
 from tests.makers import golden
 
-PAGE = (golden.REPOSITORY / "docs/manifest.md").read_text(encoding="utf-8")
+PAGE = (golden.REPOSITORY / "docs/reference/format.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(python|console)\n(.*?)```", PAGE, re.DOTALL)
 
 

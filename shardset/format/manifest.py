@@ -1,6 +1,6 @@
 """The manifest of a shard set: its records, what they must say about each other, and its JSON.
 
-`docs/manifest.md` explains each field, `docs/manifest.schema.json` is the same for programs.
+`docs/reference/format.md` explains each field; `docs/manifest.schema.json` is for programs.
 """
 
 import hashlib

@@ -13,7 +13,7 @@ from pipelines.cli import main
 from scripts import flink
 from tests.makers.documented import REPOSITORY, commands_of, run
 
-PAGES = ["docs/dataflow.md", "docs/flink.md", "docs/resume.md"]
+PAGES = ["docs/dataflow.md", "docs/flink.md", "docs/explanation/resume.md"]
 
 
 def words_after_build(command: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""docs/damage.md says what happens: both columns, for all damage on disk."""
+"""docs/explanation/checked.md says what happens: both columns, for all damage on disk."""
 
 from benchmarks.damage import LOCAL, local_rows
 from tests.conftest import REPOSITORY
@@ -12,7 +12,7 @@ def beginning(cell):
 
 def test_the_table_of_damage_on_disk_is_what_happens(tmp_path):
     write(str(tmp_path / "whole"))
-    lines = (REPOSITORY / "docs" / "damage.md").read_text().splitlines()
+    lines = (REPOSITORY / "docs/explanation/checked.md").read_text().splitlines()
     cells = [line.strip("| ").split(" | ") for line in lines if line.count(" | ") == 2]
     rows = {damage: (stream, peer) for damage, stream, peer in cells}
     found = local_rows(tmp_path / "whole")

@@ -1,4 +1,4 @@
-"""The Python lines of docs/stream.md, run in their order as they stand."""
+"""The Python lines of docs/explanation/reader.md, run in their order as they stand."""
 
 import re
 import uuid
@@ -8,7 +8,7 @@ import pytest
 
 from tests.makers.shardset import jpeg_samples, new_set
 
-PAGE = Path(__file__).parents[3] / "docs" / "stream.md"
+PAGE = Path(__file__).parents[3] / "docs/explanation/reader.md"
 
 
 @pytest.fixture
