@@ -9,10 +9,9 @@ from shardset.format import manifest as manifests
 from tests.makers.documented import REPOSITORY, commands_of, run, run_all, write_inputs
 
 README = (REPOSITORY / "README.md").read_text()
-# those: test_buckets.py
-COMMANDS = [command for command in commands_of("README.md") if "s3://" not in command]
-# These two are what CI itself runs, and need a cloud project.
-ELSEWHERE = [c for c in COMMANDS if c.startswith("make ") or "DataflowRunner" in c]
+COMMANDS = commands_of("README.md")
+# These two are what CI itself runs.
+ELSEWHERE = [c for c in COMMANDS if c.startswith("make ")]
 OF_TRAINER = [command for command in COMMANDS if " trainer " in command]
 # Minutes at the size that the README states; here with smaller numbers.
 SMALLER = {
