@@ -16,6 +16,8 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from pipelines import cli as pipelines_program
+from scripts.api import api_page
+from scripts.limits import limits_page
 from shardset import settings
 from trainer import cli as trainer_program
 from trainer import recipes
@@ -33,6 +35,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "changelog.md": from_root("CHANGELOG.md"),
         "reference/commands.md": commands_page(),
         "reference/recipes.md": recipes_page(),
+        "reference/api.md": api_page(),
+        "reference/limits.md": limits_page(),
     }
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
