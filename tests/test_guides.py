@@ -73,7 +73,7 @@ def steps_of(text: str) -> list[tuple[str, str]]:
 def section_of(title: str) -> str:
     """One section of the page about migrating."""
     return (
-        (REPOSITORY / "docs/migrate.md").read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
+        (REPOSITORY / "docs/how-to/migrate.md").read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
     )
 
 
@@ -94,11 +94,11 @@ def peers_python() -> str:
 @pytest.mark.nightly
 def test_every_command_of_the_first_hour_works_in_its_order(tmp_path: Path) -> None:
     write_inputs(tmp_path)
-    printed = run_all(commands_of("docs/start.md"), tmp_path, SHORTER)
+    printed = run_all(commands_of("docs/tutorials/quickstart.md"), tmp_path, SHORTER)
     assert any("photos/cat/000.png: " in text for text in printed)
     (loop,) = [
         text
-        for kind, text in steps_of((REPOSITORY / "docs/start.md").read_text())
+        for kind, text in steps_of((REPOSITORY / "docs/tutorials/quickstart.md").read_text())
         if kind == "python"
     ]
     assert "steps an epoch" in run([sys.executable, "-c", loop], tmp_path)
@@ -212,15 +212,15 @@ def test_the_recipe_for_each_other_form_of_input_gives_all_its_samples(
 
 
 def test_the_page_about_migrating_has_no_section_that_is_not_run() -> None:
-    text = (REPOSITORY / "docs/migrate.md").read_text()
+    text = (REPOSITORY / "docs/how-to/migrate.md").read_text()
     assert re.findall(r"^## (.*)$", text, flags=re.M) == [ANY_LOOP, *SECTIONS, *FORMS]
     assert not steps_of(text.split("\n## ")[0])
 
 
-# --- docs/troubleshooting.md: each message is one that the code gives -----------------------------
+# --- docs/how-to/help.md: each message is one that the code gives -----------------------------
 
 MESSAGES: list[str] = re.findall(
-    r"```text\n(.*?)\n```", (REPOSITORY / "docs/troubleshooting.md").read_text(), flags=re.S
+    r"```text\n(.*?)\n```", (REPOSITORY / "docs/how-to/help.md").read_text(), flags=re.S
 )
 # What the rest of these need (a run, a second process, a bucket) takes seconds each; their own
 # tests provoke them.

@@ -1,4 +1,4 @@
-"""Each recipe of docs/frameworks.md, as it stands there: every sample of every epoch is trained on
+"""Each recipe of docs/how-to/frameworks.md, as it stands there: every sample of every epoch is trained on
 once.
 """
 
@@ -15,7 +15,8 @@ from shardset.storage.open import open_storage
 from tests.makers.documented import REPOSITORY
 from tests.makers.shardset import png_samples, write_shard_set
 
-PAGE = (REPOSITORY / "docs/frameworks.md").read_text()
+PAGE = (REPOSITORY / "docs/how-to/frameworks.md").read_text()
+PAGE = PAGE[PAGE.index("## Lightning") : PAGE.index("## NVIDIA DALI")]
 RECIPES = dict(re.findall(r"^## (.*?)\n.*?```python\n(.*?)```", PAGE, flags=re.S | re.M))
 NUM_SAMPLES = 48
 ALONE, TORCHRUN = [], ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]

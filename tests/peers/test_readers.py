@@ -1,5 +1,5 @@
 """The tars load in other libraries with the exported files, sample for sample, by the lines of
-docs/export.md.
+docs/how-to/other-readers.md.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from tests.makers.stored import samples_of
 
 pytestmark = pytest.mark.nightly
 
-PAGE = (venvs.REPOSITORY / "docs/export.md").read_text(encoding="utf-8")
+PAGE = (venvs.REPOSITORY / "docs/how-to/other-readers.md").read_text(encoding="utf-8")
 BLOCKS = dict(
     zip(
         ["webdataset", "wids", "timm_list", "timm", "energon", "dali", "hf"],
@@ -181,7 +181,7 @@ def test_dali_takes_the_batches_of_a_stream_by_the_lines_of_the_page(interpreter
         {"train": jpeg_samples("train", 64, height=40, width=50)},
     )
     page = (
-        (venvs.REPOSITORY / "docs/your-own-loop.md")
+        (venvs.REPOSITORY / "docs/how-to/frameworks.md")
         .read_text(encoding="utf-8")
         .partition("## NVIDIA DALI")[2]
     )

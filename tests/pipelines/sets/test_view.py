@@ -257,7 +257,7 @@ def test_the_page_of_views_works_as_it_stands(tmp_path, monkeypatch, capsys):
     small_set(str(tmp_path))
     (tmp_path / "set").rename(tmp_path / "shards")
     monkeypatch.chdir(tmp_path)
-    for command in commands_of("docs/views.md"):
+    for command in commands_of("docs/how-to/select.md"):
         _, _, program, *words = shlex.split(command)
         if program == "pipelines":
             words += (
@@ -265,8 +265,9 @@ def test_the_page_of_views_works_as_it_stands(tmp_path, monkeypatch, capsys):
             )
             assert cli.main(words) == 0
     assert load("small").part("val").selection.num_kept == 12
-    [lines] = re.findall(
-        r"```python\n(.*?)```", (REPOSITORY / "docs/views.md").read_text(), flags=re.S
-    )
-    exec(lines, {})
+    page = (REPOSITORY / "docs/how-to/select.md").read_text()
+    balance, by_hand = re.findall(r"```python\n(.*?)```", page, flags=re.S)
+    exec(balance, {})
+    assert capsys.readouterr().out.splitlines()[-1] == "[0 0 0 0 1 1 1 1]"
+    exec(by_hand, {})
     assert capsys.readouterr().out.splitlines()[-1] == "3 3 0"

@@ -1,4 +1,4 @@
-"""The worked example of docs/sources.md does what the page says."""
+"""The worked example of docs/dev/sources.md does what the page says."""
 
 import importlib.util
 import io
@@ -17,7 +17,7 @@ from shardset.storage.open import open_storage
 from tests.makers.imagenet import put
 from tests.makers.spools import MemorySpool
 
-PAGE = Path(__file__).parents[3] / "docs" / "sources.md"
+PAGE = Path(__file__).parents[3] / "docs/dev/sources.md"
 ROWS = {"train": 5, "t10k": 3}
 
 

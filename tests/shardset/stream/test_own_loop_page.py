@@ -1,8 +1,8 @@
-"""The Python lines of docs/your-own-loop.md, run in their order as they stand, with smaller batches
+"""The Python lines of docs/how-to/loop.md and of the adapters in frameworks.md, run in their order as they stand, with smaller batches
 and images.
 
 They run in a process of their own: JAX starts threads, which the forks of later tests would not
-survive. Those for DALI, at the end of the page, need another library: tests/peers runs them.
+survive. Those for DALI need another library: tests/peers runs them.
 """
 
 import re
@@ -15,7 +15,7 @@ import pytest
 from tests.makers.shardset import jpeg_samples, new_set
 
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "your-own-loop.md"
+PAGES = [ROOT / "docs/how-to" / name for name in ("loop.md", "frameworks.md")]
 SMALLER = {
     "gs://bucket/photos": "photos",
     "batch_size=256": "batch_size=16",
@@ -43,11 +43,8 @@ def test_the_lines_of_the_page_work(tmp_path):
         "val": jpeg_samples("val", 21),
     }
     new_set(samples, tmp_path / "photos")
-    lines = "\n".join(
-        re.findall(
-            r"```python\n(.*?)```", PAGE.read_text().partition("## NVIDIA DALI")[0], flags=re.S
-        )
-    )
+    text = "".join(page.read_text().partition("## Lightning")[0] for page in PAGES)
+    lines = "\n".join(re.findall(r"```python\n(.*?)```", text, flags=re.S))
     for written, run in SMALLER.items():
         assert written in lines
         lines = lines.replace(written, run)
