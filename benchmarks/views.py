@@ -91,7 +91,7 @@ def cost(order: Order) -> tuple[int, int]:
 
 
 def show_reads() -> None:
-    """The table of docs/views.md."""
+    """A table of what views cost to read."""
     num_samples, num_shards, _ = SETS["imagenet-1k"]
     sizes = [
         num_samples // num_shards + (number < num_samples % num_shards)

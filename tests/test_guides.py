@@ -73,7 +73,10 @@ def steps_of(text: str) -> list[tuple[str, str]]:
 def section_of(title: str) -> str:
     """One section of the page about migrating."""
     return (
-        (REPOSITORY / "docs/how-to/migrate.md").read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
+        (REPOSITORY / "docs/how-to/migrate.md")
+        .read_text()
+        .split(f"\n## {title}\n")[1]
+        .split("\n## ")[0]
     )
 
 

@@ -1,5 +1,5 @@
-"""Each recipe of docs/how-to/frameworks.md, as it stands there: every sample of every epoch is trained on
-once.
+"""Each recipe of docs/how-to/frameworks.md, as it stands there: every sample of every epoch is
+trained on once.
 """
 
 import os

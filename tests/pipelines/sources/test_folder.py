@@ -100,7 +100,7 @@ def test_other_files_and_hidden_files_are_counted_in_notes(tmp_path):
 FLAT = ["a_1.png", "b_2.png"]
 ADVISED = {
     "photos.zip": (["photos.zip"], "folder", "an archive: unpack it"),
-    "mnist": (["mnist/train-images-idx3-ubyte.gz"], "hf", "arrays: docs/migrate.md"),
+    "mnist": (["mnist/train-images-idx3-ubyte.gz"], "hf", "arrays: docs/how-to/migrate.md"),
     "photos.csv": (["photos.csv"], "folder", "read it by --source listing"),
     "parquet": (["parquet/a.parquet"], "folder", "read by --source hf"),
     "tars": (["tars/a.tar"], "hf", "read by --source webdataset"),
@@ -108,7 +108,7 @@ ADVISED = {
     "flat": (
         [f"flat/{name}" for name in FLAT],
         "folder",
-        "whose names hold the labels are listed as docs/migrate.md",
+        "whose names hold the labels are listed as docs/how-to/migrate.md",
     ),
     "yolo": (
         ["yolo/images/train/1.png", "yolo/labels/train/1.txt"],

@@ -1,5 +1,5 @@
-"""The Python lines of docs/how-to/loop.md and of the adapters in frameworks.md, run in their order as they stand, with smaller batches
-and images.
+"""The Python lines of docs/how-to/loop.md and of the adapters in frameworks.md, run in their order
+as they stand, with smaller batches and images.
 
 They run in a process of their own: JAX starts threads, which the forks of later tests would not
 survive. Those for DALI need another library: tests/peers runs them.
