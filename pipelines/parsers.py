@@ -59,7 +59,8 @@ examples:
       --num-replicas 32 --num-hosts 4
 
 Sizes, order, steps and memory come from the code that builds and trains; docs/how-to/check.md
-explains every number. Numbers that a run would refuse are printed as `refused`, and the exit code is 2.
+explains every number. Numbers that a run would refuse are printed as `refused`, and the exit code
+is 2.
 For raw files, `build --dry-run --verify none` prints how they would divide, from names and sizes
 where those tell it.
 
