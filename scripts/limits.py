@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterable
 from importlib import metadata
 from typing import Any
 
+from pipelines.config import BuildConfig
+from shardset import settings
 from shardset.storage.retry import RetryPolicy, policy_of_process, while_someone_waits
+from trainer.config import TrainConfig
 
 Show = Callable[[Any], str]
 
@@ -34,6 +37,11 @@ def count(value: int) -> str:
     return f"{value:,}"
 
 
+SETTINGS: dict[str, tuple[str, Show]] = {
+    "stall_timeout_s": ("time without a step after which a run ends", seconds),
+    "log_every_steps": ("steps between two lines of the log", count),
+    "keep_checkpoints": ("checkpoints that are kept, with the best one", count),
+}
 BUILD: list[tuple[str, str, Show]] = [
     ("size of a shard, without `--num-shards`", "pipelines.plan.layout:TARGET_SHARD_BYTES", size),
     ("bad images that pass in a small split", "pipelines.plan.summaries:ALLOWED_BAD", count),
@@ -127,13 +135,22 @@ def limits_page() -> str:
             "Exit codes", ["code", "meaning"], ((str(found(at)), text) for at, text in EXIT_CODES)
         ),
         "A shell reports a process that was killed by signal N as 128 + N, such as 137.",
-        constants("Builds", BUILD),
+        constants(
+            "Builds",
+            BUILD,
+            [
+                (
+                    "bad images of a split",
+                    percent(settings.settings_of(BuildConfig)["max_bad_fraction"].default),
+                )
+            ],
+        ),
         constants("Format", FORMAT),
         constants("Images", IMAGES),
         "[Image formats](images.md#limits) has the memory per format.",
         constants("Reading", READER),
         storage(),
-        constants("Runs", RUNS),
+        constants("Runs", RUNS, run_settings()),
         libraries(),
     ]
     return "\n\n".join(parts) + "\n"
@@ -155,11 +172,19 @@ def table(title: str, heads: list[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join([f"## {title}", "", head, "|" + "---|" * len(heads), *lines])
 
 
-def constants(title: str, rows: list[tuple[str, str, Show]]) -> str:
+def constants(
+    title: str, rows: list[tuple[str, str, Show]], more: Iterable[tuple[str, str]] = ()
+) -> str:
     """A section with one constant per row."""
-    return table(
-        title, ["limit or default", "value"], ((text, show(found(at))) for text, at, show in rows)
-    )
+    values = [*more, *((text, show(found(at))) for text, at, show in rows)]
+    return table(title, ["limit or default", "value"], values)
+
+
+def run_settings() -> Iterable[tuple[str, str]]:
+    """Defaults of settings of a run."""
+    known = settings.settings_of(TrainConfig)
+    for key, (text, show) in SETTINGS.items():
+        yield f"{text}, `{key}`", show(known[key].default)
 
 
 def storage() -> str:
@@ -185,12 +210,16 @@ def libraries() -> str:
         name, version = re.split(r"(?<=[\w\]])(?=[<>=])", library.strip() + "=", maxsplit=1)
         extra = re.search(r"extra == .(\w+)", marker)
         key = (re.sub(r"\[.*", "", name).lower(), version.rstrip("="))
-        extras.setdefault(key, []).append(f"[{extra[1]}]" if extra else "")
+        extras.setdefault(key, []).append(extra[1] if extra else "")
     for library in LIBRARIES:
         rows += [
-            (name, " ".join(by), version)
+            (
+                name,
+                " ".join(f"`[{one}]`" for one in dict.fromkeys(by) if one != "dev" and one),
+                version,
+            )
             for (name, version), by in extras.items()
             if name == library
         ]
-    cells = ((name, by and f"`{by}`", f"`{version}`") for name, by, version in rows)
+    cells = ((name, by, f"`{version}`") for name, by, version in rows)
     return table("Versions", ["library", "extra", "allowed"], cells)

@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import yaml
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -40,9 +39,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     }
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
-    for name in re.findall(r": ([\w/-]+\.md)", yaml.safe_dump(config.nav)):
-        if name not in files.src_uris:  # not written yet
-            files.append(File.generated(config, name, content=f"# {Path(name).stem}\n"))
     return files
 
 
