@@ -78,7 +78,7 @@ flink: env  ## Flink and Beam's runner for it from Maven Central (152 MB, once; 
 peers: env  ## other readers and writers (wids, Energon, DALI, MosaicML, ...) for the slow tests (2 GB)
 	$(PY) -m scripts.venvs peers
 
-frameworks: env  ## the frameworks of docs/how-to/frameworks.md for the nightly tests (900 MB)
+frameworks: env  ## the frameworks of examples/frameworks for the nightly tests (900 MB)
 	$(PY) -m scripts.venvs frameworks
 
 torch: env  ## the newest torch that the trainer is tested with, in .tools/torch-venv (5 GB)

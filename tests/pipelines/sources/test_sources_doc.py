@@ -1,36 +1,20 @@
-"""The worked example of docs/dev/sources.md does what the page says."""
+"""The worked example of docs/dev/sources.md reads MNIST."""
 
-import importlib.util
 import io
-import re
 import struct
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from examples.mnist_source import Mnist
 from pipelines.sources.base import RawSample, Rejected
 from shardset.errors import SourceError
 from shardset.storage.open import open_storage
 from tests.makers.imagenet import put
 from tests.makers.spools import MemorySpool
 
-PAGE = Path(__file__).parents[3] / "docs/dev/sources.md"
 ROWS = {"train": 5, "t10k": 3}
-
-
-@pytest.fixture(scope="module")
-def mnist(tmp_path_factory):
-    [code] = re.findall(r"^```python\n(\"\"\"MNIST.*?)^```$", PAGE.read_text(), re.S | re.M)
-    path = tmp_path_factory.mktemp("example") / "mnist_of_the_docs.py"
-    path.write_text(code)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module.Mnist
-    del sys.modules[path.stem]
 
 
 def digits(prefix: str) -> tuple[np.ndarray, np.ndarray]:
@@ -64,8 +48,8 @@ def everything(source) -> tuple[list[RawSample | Rejected], MemorySpool]:
     return [entry for unit in source.survey().units for entry in source.index(unit, spool)], spool
 
 
-def test_the_example_gives_every_digit_with_its_label(mnist, tmp_path):
-    found, spool = everything(mnist(open_storage(str(put(tmp_path, files())))))
+def test_the_example_gives_every_digit_with_its_label(tmp_path):
+    found, spool = everything(Mnist(open_storage(str(put(tmp_path, files())))))
     for prefix, split in (("train", "train"), ("t10k", "test")):
         images, labels = digits(prefix)
         samples = [sample for sample in found if sample.split == split]
@@ -90,6 +74,6 @@ LABELS = "train-labels-idx1-ubyte"
         ({}, "no train-images-idx3-ubyte; fetch it"),
     ],
 )
-def test_the_example_refuses_files_that_are_missing_cut_or_do_not_fit(mnist, tmp_path, found, says):
+def test_the_example_refuses_files_that_are_missing_cut_or_do_not_fit(tmp_path, found, says):
     with pytest.raises(SourceError, match=says):
-        everything(mnist(open_storage(str(put(tmp_path, found)))))
+        everything(Mnist(open_storage(str(put(tmp_path, found)))))
