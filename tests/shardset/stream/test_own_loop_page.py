@@ -43,7 +43,7 @@ def test_the_lines_of_the_page_work(tmp_path):
         "val": jpeg_samples("val", 21),
     }
     new_set(samples, tmp_path / "photos")
-    text = "".join(page.read_text().partition("## Lightning")[0] for page in PAGES)
+    text = "".join(page.read_text().partition("## Training frameworks")[0] for page in PAGES)
     lines = "\n".join(re.findall(r"```python\n(.*?)```", text, flags=re.S))
     for written, run in SMALLER.items():
         assert written in lines
