@@ -48,9 +48,10 @@ types: env
 
 FAST := tests/test_boundaries.py $(addprefix tests/shardset/,test_checksum.py format order storage html read decode) \
 	$(addprefix tests/pipelines/,plan/test_layout.py plan/test_tables.py plan/test_paths.py sources write export) \
-	$(addprefix tests/trainer/,test_config.py data model record)
+	$(addprefix tests/trainer/,test_config.py data model run_folder telemetry)
 # Those that start processes or servers, or train, take seconds each.
-NOT_FAST := $(addprefix --ignore=tests/,shardset/decode/test_workers.py trainer/record/test_loggers.py \
+NOT_FAST := $(addprefix --ignore=tests/,shardset/decode/test_workers.py trainer/telemetry/test_loggers.py \
+	trainer/run_folder/test_lock.py \
 	trainer/model/test_learner.py trainer/model/test_options.py trainer/data/test_mixture.py) \
 	--ignore-glob='tests/shardset/storage/test_gcs_*' --ignore=tests/shardset/storage/test_s3.py
 unit: env

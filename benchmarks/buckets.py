@@ -8,19 +8,18 @@ readers share the machine: compare the processor time of the readers; the rates 
 servers give.
 """
 
-import argparse
+import json
 import os
 import random
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from statistics import median
 
 import shardset
+from benchmarks.measuring import in_process, parser_of
 from tests.conftest import BUCKET, emulator, moto, s3_environment
-from tests.makers.shardset import image_sample, write_shard_set
+from tests.makers.shardset import image_sample, new_set
 from tests.makers.web import WebServer
 
 SAMPLE_BYTES = 110_000  # a picture of ImageNet
@@ -34,21 +33,19 @@ def read(url: str) -> tuple[float, float, int]:
     began, spent = time.perf_counter(), time.process_time()
     for _ in stream:
         pass
-    num_bytes = stream.split.num_tar_bytes
-    return time.perf_counter() - began, time.process_time() - spent, num_bytes
+    ended, used = time.perf_counter(), time.process_time()
+    return ended - began, used - spent, stream.split.num_tar_bytes
 
 
 def main() -> None:
     """Writes the set to each place, reads all in turns, prints a table of medians."""
-    flags = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    flags = parser_of(__doc__)
     flags.add_argument("--samples", type=int, default=1000)
     flags.add_argument("--rounds", type=int, default=3)
     flags.add_argument("--one", help="read this address and print the three numbers")
     asked = flags.parse_args()
     if asked.one:
-        print(*read(asked.one))
+        print(json.dumps(read(asked.one)))
         return
     chance = random.Random(1)
     samples = [
@@ -67,16 +64,13 @@ def main() -> None:
             "s3://": f"s3://{BUCKET}/set",
         }
         for url in places.values():
-            write_shard_set(shardset.open_storage(url), {"train": samples}, num_shards=4)
+            new_set(samples, url, num_shards=4)
         with WebServer(f"{folder}/web") as web:
             places["https://"] = web.url
             found: dict[str, list[list[float]]] = {place: [] for place in places}
             for _ in range(asked.rounds):
                 for place, url in places.items():
-                    words = [sys.executable, "-m", "benchmarks.buckets", "--one", url]
-                    found[place].append(
-                        [*map(float, subprocess.check_output(words, text=True).split())]
-                    )
+                    found[place].append(in_process("benchmarks.buckets", "--one", url))
     print("| | MB/s | samples/s | reader's CPU ms per MB |\n|---|---|---|---|")
     for place, runs in found.items():
         rate, cpu = (

@@ -11,7 +11,6 @@ only
 compares builds from class folders by this checkout and by another one, whole processes.
 """
 
-import argparse
 import itertools
 import json
 import os
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import environment, inputs, peers_write, report
-from benchmarks.measuring import Run, compare, watch
+from benchmarks.measuring import Run, compare, parser_of, watch
 
 FIFTH = 0.2
 SOURCES = {"folders": "folder", "imagenet": "imagenet"}
@@ -44,30 +43,24 @@ def contestants(kind: str, folder: Path, output: Path, peers: str) -> list[Conte
     """The contestants for an input of that kind."""
     script = str(Path(peers_write.__file__))
     places = [kind, str(folder), str(output)]
-    ours = [
-        "-m",
-        "pipelines",
-        "build",
-        "--source",
-        SOURCES[kind],
-        "--input",
-        places[1],
-        "--output",
-        places[2],
-    ]
-    ours += ["--no-report", "--num-shards", str(peers_write.NUM_SHARDS)]
+    options = f"--source {SOURCES[kind]} --input {folder} --output {output} --no-report"
+    ours = [sys.executable, "-m", "pipelines", "build", *options.split()]
+    ours += ["--num-shards", str(peers_write.NUM_SHARDS), "--verify"]
+    tar = ["tar", "cf", f"{output}/all.tar", "-C", str(folder), "."]
+    tools = {
+        "webdataset ShardWriter": "webdataset",
+        "MosaicML MDSWriter": "mds",
+        "LitData optimize": "litdata",
+        "pool of TarWriters, unshuffled": "pool",
+    }
     return [
-        Contestant(report.PLAIN, "ours", [sys.executable, *ours, "--verify", "none"], True),
-        Contestant(report.CHECKED, "ours", [sys.executable, *ours, "--verify", "decode"], True),
-        Contestant("webdataset ShardWriter", "peer", [peers, script, "webdataset", *places], True),
-        Contestant("MosaicML MDSWriter", "peer", [peers, script, "mds", *places], True),
-        Contestant("LitData optimize", "peer", [peers, script, "litdata", *places], True),
-        Contestant(
-            "pool of TarWriters, unshuffled", "peer", [peers, script, "pool", *places], False
+        Contestant(report.PLAIN, "ours", [*ours, "none"], True),
+        Contestant(report.CHECKED, "ours", [*ours, "decode"], True),
+        *(
+            Contestant(name, "peer", [peers, script, tool, *places], tool != "pool")
+            for name, tool in tools.items()
         ),
-        Contestant(
-            "tar cf", "limit", ["tar", "cf", f"{output}/all.tar", "-C", str(folder), "."], False
-        ),
+        Contestant("tar cf", "limit", tar, False),
         Contestant(report.DECODING, "limit", [sys.executable, script, "decode", *places], False),
     ]
 
@@ -130,9 +123,7 @@ def against(other: Path, scale: float, repeats: int, folder: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures and writes the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--scale", type=float, default=1.0, help="of the inputs' sizes (see above)")
     parser.add_argument(
         "--only", default="", metavar="PART,...", help="contestants with that in their name"

@@ -6,7 +6,6 @@ docs/how-to/versions.md.
 Whole processes, medians; the images are JPEGs of 112 KB in class folders.
 """
 
-import argparse
 import shutil
 import sys
 import tempfile
@@ -17,14 +16,12 @@ from statistics import median
 import shardset
 from benchmarks import inputs
 from benchmarks.environment import REPOSITORY, today
-from benchmarks.measuring import Run, of_checkout, watch
+from benchmarks.measuring import Run, of_checkout, parser_of, watch
 
 
 def main() -> None:
     """Prints a table of what each change wrote and took."""
-    flags = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    flags = parser_of(__doc__)
     flags.add_argument("--images", type=int, default=4_000)
     flags.add_argument("--rounds", type=int, default=5)
     flags.add_argument(
@@ -50,8 +47,8 @@ def one_round(folder: Path, num_images: int) -> dict[str, float]:
     first, more, out, tars, keys = (
         folder / name for name in ("first", "more", "set", "tars", "keys.txt")
     )
-    for kind, number in ((first, num_images), (more, num_images // 100)):
-        inputs.make("folders", kind, number)
+    inputs.make("folders", first, num_images)
+    inputs.make("folders", more, num_images // 100)
     # its classes are the first of the set, its names are others
     for path in [*more.rglob("*.JPEG")]:
         path.rename(path.with_stem(f"more-{path.stem}"))
@@ -62,20 +59,14 @@ def one_round(folder: Path, num_images: int) -> dict[str, float]:
         found[f"{what}, s"] = run.seconds
         return run
 
-    def pipelines(*words: str) -> list[str]:
-        return [sys.executable, "-m", "pipelines", *words]
+    def pipelines(command: str) -> list[str]:
+        return [sys.executable, "-m", "pipelines", *command.split()]
 
-    sizes = ["--samples-per-shard", str(num_images // 10), "--no-report"]
-    built = timed(
-        "build",
-        pipelines(
-            "build", "--source", "folder", "--input", str(first), "--output", str(out), *sizes
-        ),
-    )
+    sizes = f"--samples-per-shard {num_images // 10} --no-report"
+    build = f"build --source folder --input {first} --output {out} {sizes}"
+    built = timed("build", pipelines(build))
     before = _files(out)
-    appended = timed(
-        "append", pipelines("append", str(out), "--source", "folder", "--input", str(more))
-    )
+    appended = timed("append", pipelines(f"append {out} --source folder --input {more}"))
     after = _files(out)
     new_images = sum(path.stat().st_size for path in more.rglob("*.JPEG"))
     changed = {
@@ -90,16 +81,14 @@ def one_round(folder: Path, num_images: int) -> dict[str, float]:
     shards = shardset.load(str(out)).manifest.split("train").shards
     with shardset.open(str(out), "train") as samples:
         keys.write_text("".join(f"{samples[shards[number].first_id].key}\n" for number in (1, 3)))
-    timed(
-        "compact, two samples of two shards",
-        pipelines("compact", str(out), "--drop-keys", str(keys)),
-    )
+    compact = pipelines(f"compact {out} --drop-keys {keys}")
+    timed("compact, two samples of two shards", compact)
     tars.mkdir()
     for number, shard in enumerate(shards):
         shutil.copy(out / shard.path, tars / f"t-{number:06d}.tar")
     names = [str(path) for path in sorted(tars.iterdir())]
     read = timed("reading the tars once", ["sh", "-c", 'cat "$@" > /dev/null', "cat", *names], tars)
-    adopted = timed("adopt the same tars", pipelines("adopt", "--input", str(tars)), tars)
+    adopted = timed("adopt the same tars", pipelines(f"adopt --input {tars}"), tars)
     found["adopt, CPU s"], found["adopt, tars in MB"] = adopted.cpu_s, read.num_bytes / 1e6
     shutil.rmtree(folder)
     return found

@@ -1,18 +1,17 @@
 """A pod whose hosts are lost and come back: is every sample still in exactly one global batch of an
 epoch?
 
-python -m benchmarks.chaos [--readers 40] [--lives 10] [--samples 6000] [--batch 240] [--epochs 2]
-[--seed 1]
+python -m benchmarks.chaos [--max-readers 40] [--lives 10] [--samples 6000] [--batch 240]
+[--epochs 2] [--seed 1]
 
-Up to `--readers` processes stream one shard set from a GCS emulator. In each life of the run their
-number is another: all, then one less, then any; most do not divide the batch. A life ends at a
-random moment, also while it starts: its readers are killed, as a lost host ends a training, and the
-next life resumes from the last state that the run recorded in the bucket. What was read after that
-state counts no more, as after a checkpoint. Every sample's key and bytes are compared with what was
-stored.
+Up to `--max-readers` processes stream one shard set from a GCS emulator. In each life of the run
+their number is another: all, then one less, then any; most do not divide the batch. A life ends at
+a random moment, also while it starts: its readers are killed, as a lost host ends a training, and
+the next life resumes from the last state that the run recorded in the bucket. What was read after
+that state counts no more, as after a checkpoint. Every sample's key and bytes are compared with
+what was stored.
 """
 
-import argparse
 import json
 import multiprocessing
 import os
@@ -29,12 +28,11 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import environment
-from shardset.format.manifest import load
-from shardset.order.epoch import Order
+from benchmarks.measuring import parser_of
 from shardset.storage.open import open_storage
 from shardset.stream.stream import Stream
 from tests.conftest import BUCKET, emulator
-from tests.makers.shardset import png_samples, put, write_shard_set
+from tests.makers.shardset import new_set, png_samples
 
 SPLIT, SEED, STATE = "train", 7, "run/state.json"
 MAX_STEPS_A_LIFE = 6
@@ -91,18 +89,7 @@ class Outcome:
 def read(pod: Pod, rank: int, world_size: int, state: str | None, out: Connection) -> None:
     """One reader: sends its part of each step from a state to the end of the run."""
     os.environ["STORAGE_EMULATOR_HOST"] = pod.server
-    stream = Stream(
-        pod.url,
-        SPLIT,
-        global_batch_size=pod.batch,
-        rank=rank,
-        world_size=world_size,
-        seed=SEED,
-        image=None,
-        fields=("png",),
-        with_key=True,
-        num_threads=1,
-    )
+    stream = stream_of(pod, rank, world_size)
     first, start = stream.load_state_dict(json.loads(state)) if state else (0, 0)
     spans = (
         (epoch, range(start if epoch == first else 0, len(stream)))
@@ -114,6 +101,14 @@ def read(pod: Pod, rank: int, world_size: int, state: str | None, out: Connectio
         ]
         state = json.dumps(stream.state(epoch, step + 1))
         out.send(Part((epoch, step), batch["id"], contents, state))
+
+
+def stream_of(pod: Pod, rank: int, world_size: int) -> Stream:
+    """The stream of one reader."""
+    return Stream(
+        pod.url, SPLIT, global_batch_size=pod.batch, rank=rank, world_size=world_size, seed=SEED,
+        image=None, fields=("png",), with_key=True, num_threads=1,
+    )  # fmt: skip
 
 
 def content_of(key: str, data: bytes | memoryview) -> int:
@@ -167,15 +162,9 @@ def check(pod: Pod, recorded: dict[Step, np.ndarray], state: str, num_samples: i
     """Raises NotExactlyOnce unless the recorded batches are those of the order, each sample once an
     epoch.
     """
-    saved = json.loads(state)
-    order = Order(
-        shard_sizes=[shard.num_samples for shard in load(pod.url).manifest.split(SPLIT).shards],
-        seed=SEED,
-        global_batch_size=pod.batch,
-        num_lanes=saved["L"],
-        block_size=saved["q"],
-        window=saved["w"],
-    )
+    stream = stream_of(pod, 0, 1)
+    stream.load_state_dict(json.loads(state))
+    order = stream.order
     for epoch in range(pod.epochs):
         seen = []
         for step in range(order.num_batches):
@@ -206,12 +195,9 @@ def run(
     pod = Pod(
         server=server, url=f"gs://{BUCKET}/chaos-{seed}-{os.getpid()}", batch=batch, epochs=epochs
     )
-    storage, made, draw = (
-        open_storage(pod.url),
-        png_samples(SPLIT, samples, size=8),
-        random.Random(seed),
-    )
-    write_shard_set(storage, {SPLIT: made}, num_shards=max(1, samples // 100))
+    storage, draw = open_storage(pod.url), random.Random(seed)
+    made = png_samples(SPLIT, samples, size=8)
+    new_set(made, pod.url, num_shards=max(1, samples // 100))
     stored = [content_of(sample.key, sample.fields[0][1]) for sample in made]
     worlds: list[int] = []
     recorded: dict[Step, np.ndarray] = {}
@@ -228,7 +214,7 @@ def run(
                 if number % RECORDED_EVERY == 0 or number == left:
                     if twice := fresh.keys() & recorded.keys():
                         raise NotExactlyOnce(f"steps {sorted(twice)} were recorded twice")
-                    put(storage, STATE, parts[0].state_after.encode())
+                    storage.write(STATE, parts[0].state_after.encode())
                     state = storage.read(STATE).decode()
                     recorded |= fresh
                     fresh = {}
@@ -240,17 +226,16 @@ def run(
 
 def main() -> None:
     """Runs one pod and prints what became of it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--readers", dest="max_readers", type=int, default=40, help="most readers of a life"
-    )
-    parser.add_argument("--lives", type=int, default=10, help="lives that are killed")
-    parser.add_argument("--samples", type=int, default=6000)
-    parser.add_argument("--batch", type=int, default=240)
-    parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=1)
+    parser = parser_of(__doc__)
+    for name, default in (
+        ("max-readers", 40),
+        ("lives", 10),
+        ("samples", 6000),
+        ("batch", 240),
+        ("epochs", 2),
+        ("seed", 1),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default, help="default: %(default)s")
     args = parser.parse_args()
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, emulator(Path(folder, "log")) as server:

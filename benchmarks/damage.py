@@ -7,19 +7,19 @@ the wire both read the GCS emulator through a proxy that breaks one request, or 
 one shard; webdataset opens `http:` URLs with curl, as it does by itself.
 """
 
-import argparse
 import contextlib
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import webdataset
 
 from benchmarks.environment import show
+from benchmarks.measuring import parser_of
 from shardset.format.tar import TarMember, members
 from shardset.storage.open import open_storage
 from tests.conftest import BUCKET, emulator
@@ -40,14 +40,7 @@ IN_SAMPLE, IN_TAR = 60, 572
 """The same byte of an image, for a reader of ranges and for a reader of whole tars."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A kind of damage, and the results of both readers."""
-
-    damage: str
-    stream: str
-    webdataset: str
-
+HEAD = "| damage | the stream | webdataset |\n|---|---|---|\n"
 
 LOCAL: dict[str, Callable[[Path], None]] = {
     "nothing": lambda copy: None,
@@ -81,24 +74,23 @@ WIRE: dict[str, Sequence[Fault]] = {
 }
 
 
-def local_rows(whole: Path) -> list[Row]:
-    """Damage on disk."""
-    rows = []
+def local_table(whole: Path) -> str:
+    """Damage on disk, and the results of both readers."""
+    table = HEAD
     for name, damage in LOCAL.items():
         with tempfile.TemporaryDirectory() as folder:
             copy = Path(shutil.copytree(whole, Path(folder, "set")))
             truth = _truth(copy)
             damage(copy)
-            rows.append(
-                Row(name, _ours(str(copy)), _theirs([str(copy / FIRST), str(copy / SHARD)], truth))
-            )
-    return rows
+            theirs = _theirs([str(copy / FIRST), str(copy / SHARD)], truth)
+            table += f"| {name} | {_ours(str(copy))} | {theirs} |\n"
+    return table
 
 
-def wire_rows(whole: Path, server: str) -> list[Row]:
-    """Damage in transfer."""
+def wire_table(whole: Path, server: str) -> str:
+    """Damage in transfer, and the results of both readers."""
     os.environ["STORAGE_EMULATOR_HOST"] = server
-    url, truth, rows = f"gs://{BUCKET}/set", _truth(whole), []
+    url, truth, table = f"gs://{BUCKET}/set", _truth(whole), HEAD
     source, storage = open_storage(str(whole)), open_storage(url)
     for found in source.list():
         put(storage, found.name, source.read(found.name))
@@ -112,15 +104,13 @@ def wire_rows(whole: Path, server: str) -> list[Row]:
             proxy.script = _broken(
                 [replace(one, at=IN_TAR) if one.kind == "flip" else one for one in faults]
             )
-            rows.append(Row(name, ours, _theirs(urls, truth)))
+            table += f"| {name} | {ours} | {_theirs(urls, truth)} |\n"
         proxy.script = lambda seen: None
         data = bytearray(storage.read(SHARD))
         data[_member(whole).offset + 60] ^= 8
         put(storage, SHARD, bytes(data))
-        rows.append(
-            Row("object replaced by another of the same size", _ours(url), _theirs(urls, truth))
-        )
-    return rows
+        name = "object replaced by another of the same size"
+        return table + f"| {name} | {_ours(url)} | {_theirs(urls, truth)} |\n"
 
 
 def _broken(faults: Sequence[Fault]) -> Callable:
@@ -178,23 +168,15 @@ def _short(said: str) -> str:
     return f"`{said}`"
 
 
-def table(rows: Sequence[Row]) -> str:
-    """The rows in Markdown."""
-    lines = [f"| {row.damage} | {row.stream} | {row.webdataset} |" for row in rows]
-    return "\n".join(["| damage | the stream | webdataset |", "|---|---|---|", *lines, ""])
-
-
 def main() -> None:
     """Prints both tables, or writes them into the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--write", type=Path, metavar="PAGE")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         whole = Path(write(str(Path(folder, "whole"))))
         with emulator(Path(folder, "log")) as server:
-            tables = {"local": table(local_rows(whole)), "wire": table(wire_rows(whole, server))}
+            tables = {"local": local_table(whole), "wire": wire_table(whole, server)}
     show(tables, options.write)
 
 

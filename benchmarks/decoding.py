@@ -6,7 +6,6 @@ level of deflate.
 One thread; the best of `--repeats` runs, because other work on the machine only ever adds.
 """
 
-import argparse
 import io
 import time
 import timeit
@@ -19,6 +18,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.environment import show
+from benchmarks.measuring import parser_of
 from benchmarks.reading import Data
 from benchmarks.stream import samples_of
 from pipelines.images import jpeg_restart
@@ -123,9 +123,7 @@ def _best_s(job: Callable[[], object], repeats: int) -> float:
 
 def main() -> None:
     """Prints the tables, or writes them into the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--write", type=Path)
     options = parser.parse_args()

@@ -8,8 +8,6 @@ fake data take turns in it, and the first turn of each does not count. `--scale 
 on a CPU, to test this script.
 """
 
-import argparse
-import json
 import os
 import shlex
 import statistics
@@ -21,10 +19,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from benchmarks import environment, inputs
-from benchmarks.gpu_case import CLASSES, Case, Timing
+from benchmarks.gpu_case import CLASSES, Case, Scale, Timing
+from benchmarks.measuring import in_process, parser_of
 from trainer.config import (
     ImageConfig,
     ModelConfig,
@@ -38,24 +38,6 @@ PACKAGES = ["torch", "timm", "numpy"]
 
 MODES = ("default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune")
 """The modes of torch.compile; the second and the last record CUDA graphs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scale:
-    """The sizes of all cases.
-
-    `steps` and `warmup` are those of a turn; a turn of the warm-up is not counted.
-    """
-
-    num_images: int
-    resnet: str
-    vit: str
-    size: int
-    batch: int
-    steps: int
-    warmup: int
-    rounds: int
-
 
 SCALES = {
     "full": Scale(
@@ -98,18 +80,9 @@ class Place:
         output = self.folder / "set"
         if not (output / "manifest.json").exists():
             inputs.make("folders", self.raw.parent, self.scale.num_images)
-            words = [
-                "build",
-                "--source",
-                "folder",
-                "--input",
-                str(self.raw),
-                "--output",
-                str(output),
-            ]
-            call(
-                [sys.executable, "-m", "pipelines", *words, "--holdout", "val=0.05", "--no-report"]
-            )
+            words = f"--source folder --input {self.raw} --output {output} --holdout val=0.05"
+            build = [sys.executable, "-m", "pipelines", "build", *words.split(), "--no-report"]
+            subprocess.run(build, check=True, stdout=sys.stderr)
         return str(output)
 
     def case(
@@ -137,7 +110,7 @@ class Place:
         )
         return Case(
             name=model + note, config=replace(config, **changes), is_real=is_real, modes=modes,
-            steps=scale.steps, warmup=scale.warmup, rounds=scale.rounds,
+            scale=scale,
         )  # fmt: skip
 
 
@@ -148,46 +121,27 @@ def cases(place: Place) -> list[Case]:
     The first two in all modes of torch.compile too, and at a small batch, where CUDA graphs may
     save most.
     """
-    adamw = OptimizerConfig(name="adamw", learning_rate=1e-3, weight_decay=1e-4)
+    vit = {"optimizer": OptimizerConfig(name="adamw", learning_rate=1e-3, weight_decay=1e-4)}
     averaged = RegularizeConfig(label_smoothing=0.1, ema_decay=0.9999)
     scale = place.scale
+    small = {**vit, "global_batch_size": scale.batch // 4}
     return [
         place.case(scale.resnet, is_real=True, modes=MODES),
-        place.case(scale.vit, optimizer=adamw, modes=MODES),
-        place.case(
-            scale.vit,
-            ", small batch",
-            optimizer=adamw,
-            modes=MODES,
-            global_batch_size=scale.batch // 4,
-        ),
+        place.case(scale.vit, modes=MODES, **vit),
+        place.case(scale.vit, ", small batch", modes=MODES, **small),
         place.case(scale.resnet, ", averages, two passes", regularize=averaged, accumulate=2),
     ]
 
 
 def run_case(case: Case) -> list[Timing]:
     """The timings of a case, plain and in each mode, from a fresh process."""
-    printed = call([sys.executable, "-m", "benchmarks.gpu_case", case.to_json()])
-    return [Timing(**one) for one in json.loads(printed.splitlines()[-1])]
+    return [Timing(**one) for one in in_process("benchmarks.gpu_case", case.to_json())]
 
 
 def rate_of_timm(place: Place) -> float:
     """Images a second of timm's way on the same files, in a fresh process."""
-    scale = place.scale
-    values = {
-        "folder": str(place.raw),
-        "model": scale.resnet,
-        "batch": scale.batch,
-        "size": scale.size,
-    }
-    values |= {"steps": scale.steps, "warmup": scale.warmup}
-    return float(
-        json.loads(
-            call([sys.executable, "-m", "benchmarks.timm_loop", json.dumps(values)]).splitlines()[
-                -1
-            ]
-        )
-    )
+    scale = msgspec.json.encode(place.scale).decode()
+    return float(in_process("benchmarks.timm_loop", str(place.raw), scale))
 
 
 def devices_row(place: Place, number: int) -> str:
@@ -200,28 +154,12 @@ def devices_row(place: Place, number: int) -> str:
         strategy="ddp",
         global_batch_size=number * place.scale.batch,
     )
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={number}"]
-    printed = call([sys.executable, *launcher, "-m", "benchmarks.gpu_devices", case.to_json()])
-    found = json.loads(printed.splitlines()[-1])
+    launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={number}"]
+    found = in_process(*launcher, "-m", "benchmarks.gpu_case", case.to_json())
     rate = sum(statistics.median(one["rates"]) for one in found)
     contexts = "; ".join(",".join(map(str, one["contexts"])) or "none" for one in found)
     decoders = ", ".join(str(one["decoders"]) for one in found)
     return f"| {number} | {rate:,.0f} | {rate / number:,.0f} | {decoders} | {contexts} |"
-
-
-def call(words: Sequence[str]) -> str:
-    """What a command prints; its errors go to those of this script.
-
-    Ends this script if it fails.
-    """
-    # Threads that spin while they wait would take the time of those that decode.
-    variables = {**os.environ, "OMP_WAIT_POLICY": "passive"}
-    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, env=variables)
-    if done.returncode:
-        raise SystemExit(
-            f"{shlex.join(words)[:300]} ended with code {done.returncode}\n{done.stdout[-3000:]}"
-        )
-    return done.stdout
 
 
 HEAD = (
@@ -268,9 +206,7 @@ def facts(arguments: Sequence[str]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures all cases, prints each when it is done, and writes the page."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--scale", choices=SCALES, default="full")
     parser.add_argument(
         "--folder",
@@ -281,6 +217,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(given)
     if args.scale == "full" and not torch.cuda.is_available():
         parser.error("there is no CUDA device; `--scale tiny` runs without one")
+    # Threads that spin while they wait would take the time of those that decode.
+    os.environ["OMP_WAIT_POLICY"] = "passive"
     lines = [facts(given), HEAD]
     print("\n".join(lines), flush=True)
     with tempfile.TemporaryDirectory(prefix="gpu-") as temporary:

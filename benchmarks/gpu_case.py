@@ -1,6 +1,8 @@
-"""Steps of one model, timed plain and in each mode of torch.compile: a process of `benchmarks.gpu`.
+"""Steps of one model, timed plain and in each mode of torch.compile: a process of `benchmarks.gpu`,
+or, with strategy `ddp`, one of its processes for each device.
 
 python -m benchmarks.gpu_case CASE_JSON
+torchrun --nproc-per-node 8 -m benchmarks.gpu_case CASE_JSON
 """
 
 import gc
@@ -11,13 +13,15 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
+import msgspec
 import torch
 from torch import _inductor as inductor
 
 from benchmarks.train import kinds_of
 from shardset.stream.spec import Batch
-from trainer.config import TrainConfig, from_dict, to_dict
+from trainer.config import TrainConfig
 from trainer.data.device_feed import DeviceFeed
 from trainer.data.splits import BatchSource, open_data
 from trainer.model.learner import Learner
@@ -28,9 +32,24 @@ CLASSES = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """A model whose steps are timed: `rounds` turns of `steps` after `warmup` steps; a first turn
+class Scale:
+    """The sizes of all cases: `rounds` turns of `steps` after `warmup` steps, and a first turn that
     does not count.
+    """
+
+    num_images: int
+    resnet: str
+    vit: str
+    size: int
+    batch: int
+    steps: int
+    warmup: int
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A model whose steps are timed.
 
     Fake data and, with `is_real`, the shard set of the config take turns. `modes` are those of
     torch.compile: `reduce-overhead` records CUDA graphs.
@@ -39,18 +58,12 @@ class Case:
     name: str
     config: TrainConfig
     is_real: bool
-    modes: Sequence[str] = ("default",)
-    steps: int
-    warmup: int
-    rounds: int
+    modes: Sequence[str]
+    scale: Scale
 
     def to_json(self) -> str:
         """The case as an argument of this module."""
-        values = {
-            name: getattr(self, name)
-            for name in ("name", "is_real", "modes", "steps", "warmup", "rounds")
-        }
-        return json.dumps({**values, "config": to_dict(self.config)})
+        return msgspec.json.encode(self).decode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +87,16 @@ class Timing:
 
 
 def main() -> None:
-    """Prints the timings as JSON."""
-    values = json.loads(sys.argv[1])
-    case = Case(**{**values, "config": from_dict(values["config"])})
+    """Prints what was measured as JSON: the timings, or what each process of `ddp` found."""
+    case = msgspec.json.decode(sys.argv[1], type=Case)
     if not torch.cuda.is_available():
         Single.compile_backend = "aot_eager"  # makes no kernels, which would need a C++ compiler
     with started(case.config.strategy, case.config) as runtime:
+        if case.config.strategy == "ddp":
+            texts = runtime.gather_texts(json.dumps(of_one_process(case, runtime)))
+            if runtime.is_master:
+                print(f"[{','.join(texts)}]")
+            return
         timings = [measure(case, runtime, "no")]
         for mode in case.modes:
             torch.compiler.reset()  # what an earlier mode compiled
@@ -88,40 +105,57 @@ def main() -> None:
         print(json.dumps([asdict(one) for one in timings]))
 
 
+def of_one_process(case: Case, runtime: Runtime) -> dict[str, Any]:
+    """The images a second of this process in each turn, the devices that it has a context on, and
+    its decoders.
+    """
+    stream: Any = open_data(case.config, runtime.host, runtime.num_hosts).train
+    learner = Learner(runtime, case.config, CLASSES, None)
+    rates = [
+        turn(learner, runtime, stream, number, case.scale)[0]
+        for number in range(case.scale.rounds + 1)
+    ]
+    runtime.sum_hosts([0])  # all have taken their steps: the contexts that they open are there
+    decoders = stream.spec.num_decode_threads
+    return {"rates": rates[1:], "decoders": decoders, "contexts": contexts()}
+
+
+def contexts() -> list[int]:
+    """The CUDA devices on which this process has a context, each of which takes about half a
+    gigabyte.
+    """
+    # Asking by other functions would open one.
+    has_context = torch._C._cuda_hasPrimaryContext
+    return [number for number in range(torch.cuda.device_count()) if has_context(number)]
+
+
 def measure(case: Case, runtime: Runtime, mode: str) -> Timing:
     """One learner, its turns, and what it needs besides time."""
     config = replace(case.config, compile=mode != "no")
-    streams = {
-        "fake": (
-            open_data(
-                replace(config, manifest=None, fake_data=True), runtime.host, runtime.num_hosts
-            ).train
-        )
-    }
+    configs = {"fake": replace(config, manifest=None, fake_data=True)}
     if case.is_real:
-        streams["real"] = open_data(config, runtime.host, runtime.num_hosts).train
+        configs["real"] = config
+    streams = {
+        kind: open_data(one, runtime.host, runtime.num_hosts).train for kind, one in configs.items()
+    }
     gc.collect()  # what earlier learners had
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     learner = Learner(runtime, config, CLASSES, None)
     began = time.perf_counter()
-    turn(learner, runtime, streams["fake"], 0, num_steps=1)
+    turn(learner, runtime, streams["fake"], 0, replace(case.scale, steps=1, warmup=0))
     first_step_s = time.perf_counter() - began
     rates: dict[str, list[float]] = {kind: [] for kind in streams}
-    waits = []
-    for number in range(case.rounds + 1):
+    waits: dict[str, list[float]] = {kind: [] for kind in streams}
+    for number in range(case.scale.rounds + 1):
         for kind in (one for one in kinds_of(number) if one in streams):
-            steps = case.warmup + case.steps
-            rate, wait = turn(
-                learner, runtime, streams[kind], number, num_steps=steps, warmup=case.warmup
-            )
+            rate, wait = turn(learner, runtime, streams[kind], number, case.scale)
             if number:
                 rates[kind].append(rate)
-                waits += [wait] * (kind == "real" or not case.is_real)
-    num_host_waits = host_waits(
-        lambda: turn(learner, runtime, streams["fake"], 0, num_steps=case.steps)
-    )
+                waits[kind].append(wait)
+    unwarmed = replace(case.scale, warmup=0)
+    num_host_waits = host_waits(lambda: turn(learner, runtime, streams["fake"], 0, unwarmed))
     began = time.perf_counter()
     learner.state()
     state_s = time.perf_counter() - began
@@ -129,7 +163,7 @@ def measure(case: Case, runtime: Runtime, mode: str) -> Timing:
         name=case.name,
         mode=mode,
         rates=rates,
-        wait_percent=100 * statistics.median(waits),
+        wait_percent=100 * statistics.median(waits["real" if case.is_real else "fake"]),
         first_step_s=first_step_s,
         peak_mib=torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else 0,
         num_host_waits=num_host_waits,
@@ -138,22 +172,17 @@ def measure(case: Case, runtime: Runtime, mode: str) -> Timing:
 
 
 def turn(
-    learner: Learner,
-    runtime: Runtime,
-    stream: BatchSource,
-    epoch: int,
-    *,
-    num_steps: int,
-    warmup: int = 0,
+    learner: Learner, runtime: Runtime, stream: BatchSource, epoch: int, scale: Scale
 ) -> tuple[float, float]:
     """(images a second, share of the time that was spent waiting for data) of the steps after the
     warm-up.
     """
     rows: list[torch.Tensor] = []
     began, waited, num_images = time.perf_counter(), 0.0, 0
-    with DeviceFeed(repeated(stream, epoch, num_steps), runtime.to_device, stream.stop) as feed:
+    batches = repeated(stream, epoch, scale.warmup + scale.steps)
+    with DeviceFeed(batches, runtime.to_device, stream.stop) as feed:
         for number, fed in enumerate(feed):
-            if number == warmup and rows:
+            if number == scale.warmup and rows:
                 runtime.fetch(rows)
                 rows, began, waited, num_images = [], time.perf_counter(), feed.wait_s, 0
             torch.compiler.cudagraph_mark_step_begin()

@@ -7,22 +7,19 @@ index, so that a thousand million samples fit into memory. The first batch is th
 reader; the rows after it are planned as a running stream plans them.
 """
 
-import argparse
-import io
-from collections.abc import Iterator
-from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import cast
+import itertools
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
 
 from benchmarks import environment
-from benchmarks.measuring import numbers
+from benchmarks.measuring import numbers, parser_of
+from benchmarks.scale import shard_of
 from shardset.checksum import crc32c_of, crc32c_text
 from shardset.format import naming, table
 from shardset.format.index import index_dtype
-from shardset.format.manifest import IndexFile, Shard, Split
+from shardset.format.manifest import Split
 from shardset.format.shards import StoredShards, pattern_of
 from shardset.format.tar import BLOCK, END
 from shardset.format.write import WrittenShard, write_split
@@ -31,45 +28,32 @@ from shardset.order.epoch import Order
 from shardset.order.lanes import rank_part
 from shardset.read.addresses import stops_of
 from shardset.read.indexes import ShardTable
-from shardset.storage.base import ObjectWriter, Stat, Storage
+from shardset.storage.base import Stat
+from shardset.storage.memory import MemoryStorage
+from shardset.stream.decode_batch.steps import growing_slices
 
 MIN_BATCH = 1024
+INDEX = naming.index_path(naming.shard_path("train", "train", 0))
 PER_READER = 4
 NUM_ROWS = 1500
 """Rows of each lane that are planned after the first batch: about three blocks."""
 
 
-@dataclass
-class OneIndexStorage:
-    """A bucket in which all shards have the same index; counts what is asked of it."""
+@dataclass(frozen=True)
+class OneIndexStorage(MemoryStorage):
+    """A bucket in which all shards have the index of the first; `asked` are the bytes of each
+    read.
+    """
 
-    index: bytes
-    table: bytes = b""
-    num_reads: int = 0
-    num_bytes: int = 0
-    url: str = "memory://one-index"
-    is_remote: bool = True
-    reads_at_once: int = 16
+    asked: list[int] = field(default_factory=list)
 
-    def read(
-        self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None
-    ) -> bytes:
-        """As `Storage.read`."""
-        data = self._data(name)
-        found = data[start : len(data) if stop is None else stop]
-        self.num_reads += 1
-        self.num_bytes += len(found)
-        return found
-
-    def read_with_stat(
-        self, name: str, start: int = 0, stop: int | None = None
+    def _read(
+        self, name: str, start: int, stop: int | None, generation: str | None
     ) -> tuple[bytes, Stat]:
-        """As `Storage.read_with_stat`."""
-        stat = Stat(name=name, num_bytes=len(self._data(name)), generation="1", crc32c=None)
-        return self.read(name, start, stop), stat
-
-    def _data(self, name: str) -> bytes:
-        return self.index if name.endswith(".idx.npy") else self.table
+        stored = INDEX if name.endswith(".idx.npy") else name
+        found = super()._read(stored, start, stop, generation)
+        self.asked.append(len(found[0]))
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,26 +80,19 @@ def made(num_samples: int, shard_size: int, mean_bytes: int) -> tuple[OneIndexSt
     rows[".png"]["offset"], rows[".png"]["num_bytes"] = rows["offset"] + BLOCK, mean_bytes
     rows[".cls"]["offset"], rows[".cls"]["num_bytes"] = rows["offset"] + step - BLOCK, 1
     num_shards = num_samples // shard_size
-    storage = OneIndexStorage(table.to_bytes(rows))
-    index_crc32c = crc32c_text(crc32c_of(storage.index))
-    shards = [
-        Shard(
-            path=(path := naming.shard_path("train", "train", number)),
-            num_samples=shard_size,
-            num_bytes=step * shard_size + len(END),
-            crc32c="AAAAAA==",
-            sha256="0" * 64,
-            first_id=number * shard_size,
-            index=IndexFile(
-                path=naming.index_path(path), num_bytes=len(storage.index), crc32c=index_crc32c
-            ),
-        )
-        for number in range(num_shards)
-    ]
-    out = io.BytesIO()
+    storage = OneIndexStorage(f"one-index-{num_samples}-{shard_size}")
+    content = table.to_bytes(rows)
+    storage.write(INDEX, content)
+    index = {"index_bytes": len(content), "crc32c": crc32c_text(crc32c_of(content))}
+    num_bytes = step * shard_size + len(END)
     split = write_split(
-        lambda _: nullcontext(cast(ObjectWriter, out)),
-        [WrittenShard(shard, ["png", "cls"], 0) for shard in shards],
+        storage.writer,
+        [
+            WrittenShard(
+                shard_of(number, shard_size, num_bytes=num_bytes, **index), ["png", "cls"], 0
+            )
+            for number in range(num_shards)
+        ],
         pattern=pattern_of("train", "train", num_shards),
         table_path=naming.table_path("train"),
         class_totals=[],
@@ -123,11 +100,8 @@ def made(num_samples: int, shard_size: int, mean_bytes: int) -> tuple[OneIndexSt
         plan_digest="0" * 64,
         promises=[],
     )
-    storage.table = out.getvalue()
-    split = msgspec.structs.replace(
-        split, shards=StoredShards(split.groups, cast(Storage, storage))
-    )
-    return storage, split
+    shards = StoredShards(split.groups, storage)
+    return storage, msgspec.structs.replace(split, shards=shards)
 
 
 def order_of(split: Split, world_size: int) -> Order:
@@ -142,14 +116,14 @@ def measure(
 ) -> Reading:
     """What one reader of them reads, from the middle of the batch."""
     part = rank_part(order.global_batch_size, world_size // 2, world_size)
-    table = ShardTable(cast(Storage, storage), split, by_rows=by_rows)
-    storage.num_reads = storage.num_bytes = 0
+    table = ShardTable(storage, split, by_rows=by_rows)
+    storage.asked.clear()
     own = _look_up(table, order, order.slots(0, range(1), part.start, part.stop).ids)
-    first_gets, first_indexes = storage.num_reads, storage.num_bytes
+    first_gets, first_indexes = len(storage.asked), sum(storage.asked)
     num_steps = min(-(-NUM_ROWS // order.rows_per_step), order.num_batches)
     blocks: dict[int, int] = {}
-    for steps in _slices(num_steps, steps_at_once(order)):
-        slots = order.slots(0, steps, part.start, part.stop)
+    for start, stop in growing_slices(range(num_steps), steps_at_once(order)):
+        slots = order.slots(0, range(start, stop), part.start, part.stop)
         real = slots.weights > 0
         reads = order.reads_of(
             0, np.broadcast_to(slots.lanes, real.shape)[real], slots.positions[real]
@@ -158,34 +132,25 @@ def measure(
             table.load(reads)
         _look_up(table, order, slots.ids[real])
         for first, once in zip(*np.unique(reads.first, return_index=True), strict=True):
-            start, stop = table.byte_range(
+            begin, end = table.byte_range(
                 reads.shard.item(once), reads.start.item(once), reads.stop.item(once)
             )
-            blocks[int(first)] = stop - start
+            blocks[int(first)] = end - begin
     return Reading(
         first_samples=own,
         first_indexes=first_indexes,
         first_gets=first_gets,
         num_blocks=len(blocks),
         block_bytes=sum(blocks.values()),
-        later_indexes=storage.num_bytes - first_indexes,
-        later_gets=storage.num_reads - first_gets,
+        later_indexes=sum(storage.asked) - first_indexes,
+        later_gets=len(storage.asked) - first_gets,
     )
 
 
 def _look_up(table: ShardTable, order: Order, ids: np.ndarray) -> int:
     """The bytes of some samples, whose index rows are read."""
-    ids = ids.ravel()
-    shards = np.searchsorted(order.first_ids, ids, side="right") - 1
-    found = table.addresses(shards, ids - order.first_ids[shards])
+    found = table.addresses(*order.slots_of(ids.ravel()))
     return int((stops_of(found.rows) - found.rows["start"]).sum())
-
-
-def _slices(num_steps: int, at_once: int) -> Iterator[range]:
-    start, size = 0, 1
-    while start < num_steps:
-        yield range(start, min(num_steps, start + size))
-        start, size = start + size, min(2 * size, at_once)
 
 
 def row(
@@ -205,42 +170,27 @@ def row(
 
 def main() -> None:
     """Measures all sets and numbers of readers, and prints the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--n", type=numbers, default=(1_280_000, 10**9), help="numbers of samples, with commas"
-    )
-    parser.add_argument(
-        "--size", type=numbers, default=(2000, 20_000), help="samples of a shard, with commas"
-    )
-    parser.add_argument(
-        "--world", type=numbers, default=(1, 8, 512), help="numbers of readers, with commas"
-    )
+    parser = parser_of(__doc__)
+    for flag, default, shown in (
+        ("--n", (1_280_000, 10**9), "numbers of samples, with commas"),
+        ("--size", (2000, 20_000), "samples of a shard, with commas"),
+        ("--world", (1, 8, 512), "numbers of readers, with commas"),
+    ):
+        parser.add_argument(flag, type=numbers, default=default, help=shown)
     parser.add_argument("--bytes", type=int, default=2265, help="bytes of an image")
     args = parser.parse_args()
     print(f"{environment.machine()}, commit {environment.commit()}\n")
     print(
         "| samples | a shard | readers | indexes | first batch, MB | its indexes, MB | all, times"
-        " the batch ",
-        end="",
+        " the batch | requests for indexes | blocks after it | requests for indexes a block | their"
+        f" bytes a byte |\n|{'---|' * 11}"
     )
-    print(
-        "| requests for indexes | blocks after it | requests for indexes a block | their bytes a"
-        " byte |"
-    )
-    print(f"|{'---|' * 11}")
-    for num_samples in args.n:
-        for shard_size in args.size:
-            storage, split = made(num_samples, shard_size, args.bytes)
-            for world_size in args.world:
-                order = order_of(split, world_size)
-                for by_rows in (False, True):
-                    reading = measure(storage, split, order, world_size, by_rows=by_rows)
-                    print(
-                        row(num_samples, shard_size, world_size, reading, by_rows=by_rows),
-                        flush=True,
-                    )
+    for num_samples, shard_size in itertools.product(args.n, args.size):
+        storage, split = made(num_samples, shard_size, args.bytes)
+        for world_size, by_rows in itertools.product(args.world, (False, True)):
+            order = order_of(split, world_size)
+            reading = measure(storage, split, order, world_size, by_rows=by_rows)
+            print(row(num_samples, shard_size, world_size, reading, by_rows=by_rows), flush=True)
 
 
 if __name__ == "__main__":

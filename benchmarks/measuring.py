@@ -1,14 +1,18 @@
 """Runs a command and measures it from outside: time, CPU time, memory of the largest process."""
 
+import argparse
+import json
 import os
 import select
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 LOOK_S = 0.5
 """Between two looks at all processes, whose dozens of threads cost milliseconds each time."""
@@ -26,6 +30,19 @@ class Run:
     cpu_s: float
     peak_bytes: int
     num_bytes: int
+
+
+def parser_of(text: str | None) -> argparse.ArgumentParser:
+    """A parser whose help begins with the text of a module, as it is written."""
+    raw = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(description=text, formatter_class=raw)
+
+
+def in_process(*words: str) -> Any:
+    """What `python -m` these words prints in its last line, as JSON."""
+    command = [sys.executable, "-m", *words]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def watch(words: Sequence[str], output: Path, log: Path, environment: Mapping[str, str]) -> Run:

@@ -9,15 +9,14 @@ stores them permuted, so real batches are better than these. Every order is a fu
 number of an epoch to all of its ids in turn.
 """
 
-import argparse
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.environment import show
+from benchmarks.measuring import parser_of
 from pipelines.estimate.reading import classes_in
 from shardset.order.epoch import Order
 
@@ -28,25 +27,19 @@ Ids = NDArray[np.int64]
 Epochs = Callable[[int], Ids]
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One line of a table: means over batches; `held` is the share of the data that all readers
-    hold.
+HEAD = (
+    "| order | batch | classes in a batch | neighbours meet | pairs meet again | held in memory |\n"
+    "|---|---|---|---|---|---|\n"
+)
+
+
+def measured(name: str, epochs: Epochs, held: float, batch: int = 1024) -> str:
+    """The row of an order, from eleven batches of its first epoch; `held` is the share of the data
+    that all readers hold.
 
     `neighbours` counts samples that are stored side by side and meet in a batch, `again` pairs of a
     batch that meet in one of the next epoch; both for each that would by chance.
     """
-
-    name: str
-    batch: int
-    classes: float
-    neighbours: float
-    again: float
-    held: float
-
-
-def measured(name: str, epochs: Epochs, held: float, batch: int = 1024) -> Row:
-    """The row of an order, from eleven batches of its first epoch."""
     num_steps = NUM_SAMPLES // batch
     first = epochs(0)
     every = min(100, num_steps // (NUM_BATCHES + 1))  # those of `estimate`
@@ -56,14 +49,13 @@ def measured(name: str, epochs: Epochs, held: float, batch: int = 1024) -> Row:
     step_of, next_step_of = np.empty((2, NUM_SAMPLES), np.int64)
     step_of[first] = next_step_of[epochs(1)] = np.arange(NUM_SAMPLES) // batch
     chance = (batch - 1) / (NUM_SAMPLES - 1)
-    return Row(
-        name=name,
-        batch=batch,
-        classes=classes_in(batches, NUM_SAMPLES, NUM_CLASSES),
-        neighbours=float(np.mean(step_of[1:] == step_of[:-1])) / chance,
-        again=float(np.mean([_pairs(next_step_of[ids]) for ids in batches]))
-        / (chance * batch * (batch - 1) / 2),
-        held=min(1.0, held),
+    classes = classes_in(batches, NUM_SAMPLES, NUM_CLASSES)
+    neighbours = np.mean(step_of[1:] == step_of[:-1]) / chance
+    pairs = np.mean([_pairs(next_step_of[ids]) for ids in batches])
+    again = pairs / (chance * batch * (batch - 1) / 2)
+    return (
+        f"| {name} | {batch:,} | {classes:.0f} | {neighbours:.1f}x | {again:.2f}x |"
+        f" {100 * min(1.0, held):.1f} % |\n"
     )
 
 
@@ -73,16 +65,22 @@ def _pairs(groups: Ids) -> int:
     return int((counts * (counts - 1) // 2).sum())
 
 
-def sizes() -> list[int]:
-    """Samples of each shard, at most one apart."""
-    cuts = [NUM_SAMPLES * number // NUM_SHARDS for number in range(NUM_SHARDS + 1)]
-    return np.diff(cuts).tolist()
+def shards() -> list[Ids]:
+    """The ids of each shard; their numbers are at most one apart."""
+    cuts = [NUM_SAMPLES * number // NUM_SHARDS for number in range(1, NUM_SHARDS)]
+    return np.split(np.arange(NUM_SAMPLES), cuts)
 
 
-def ours(lanes: int, window: int, *, block: int = 38, batch: int = 1024, note: str = "") -> Row:
+def in_turns(lines: list[Ids]) -> Ids:
+    """One of each line after the other."""
+    turns = np.concatenate([np.arange(len(line)) for line in lines])
+    return np.concatenate(lines)[np.argsort(turns, kind="stable")]
+
+
+def ours(lanes: int, window: int, *, block: int = 38, batch: int = 1024, note: str = "") -> str:
     """The row of one choice of L, q and w."""
     order = Order(
-        shard_sizes=sizes(),
+        shard_sizes=[len(shard) for shard in shards()],
         seed=1,
         global_batch_size=batch,
         num_lanes=lanes,
@@ -102,7 +100,7 @@ def ours(lanes: int, window: int, *, block: int = 38, batch: int = 1024, note: s
     return measured(f"q = {block}, w = {window}, {lanes:,} lanes{note}", ids, held, batch)
 
 
-def uniform(batch: int = 1024) -> Row:
+def uniform(batch: int = 1024) -> str:
     """The row of a permutation of all samples."""
     name = "every sample anywhere (a random read for each; Grain on ArrayRecord)"
     return measured(
@@ -110,23 +108,22 @@ def uniform(batch: int = 1024) -> Row:
     )
 
 
-def buffered(size: int, readers: int, note: str = "") -> Row:
+def buffered(size: int, readers: int, note: str = "") -> str:
     """The row of shuffled shards read in turn by `readers` through a shuffle buffer each, as plain
     tar readers do.
     """
 
     def ids(epoch: int) -> Ids:
         draw = np.random.default_rng(epoch)
-        starts = np.concatenate([[0], np.cumsum(sizes())])
         lines = np.array_split(draw.permutation(NUM_SHARDS), readers)
-        shuffled = [
-            _through_buffer(
-                np.concatenate([np.arange(starts[s], starts[s + 1]) for s in line]), size, draw
-            )
-            for line in lines
-        ]
-        turns = np.concatenate([np.arange(len(line)) for line in shuffled])
-        return np.concatenate(shuffled)[np.argsort(turns, kind="stable")]
+        return in_turns(
+            [
+                _through_buffer(np.concatenate([stored[s] for s in line]), size, draw)
+                for line in lines
+            ]
+        )
+
+    stored = shards()
 
     plural = "" if readers == 1 else "s"
     return measured(
@@ -145,28 +142,24 @@ def _through_buffer(line: Ids, size: int, draw: np.random.Generator) -> Ids:
     return out
 
 
-def expanded(range_of_shard: int, nodes: int, note: str = "") -> Row:
+def expanded(range_of_shard: int, nodes: int, note: str = "") -> str:
     """The row of MosaicML Streaming's py1e: each sample of a shuffled shard moves anywhere in a
     range around it.
 
     The ranges are 0.75 to 1.25 times `range_of_shard` long; samples stay in their canonical node,
     shards too.
     """
-    starts = np.concatenate([[0], np.cumsum(sizes())])
+    stored = shards()
     nodes_of_run = np.array_split(np.random.default_rng(7).permutation(NUM_SHARDS), nodes)
 
     def ids(epoch: int) -> Ids:
         draw = np.random.default_rng(100 + epoch)
-        lines = [
-            _expand(
-                [np.arange(starts[s], starts[s + 1]) for s in draw.permutation(own)],
-                range_of_shard,
-                draw,
-            )
-            for own in nodes_of_run
-        ]
-        turns = np.concatenate([np.arange(len(line)) for line in lines])
-        return np.concatenate(lines)[np.argsort(turns, kind="stable")]
+        return in_turns(
+            [
+                _expand([stored[s] for s in draw.permutation(own)], range_of_shard, draw)
+                for own in nodes_of_run
+            ]
+        )
 
     held = nodes * range_of_shard / NUM_SAMPLES
     return measured(
@@ -185,8 +178,8 @@ def _expand(shards: list[Ids], range_of_shard: int, draw: np.random.Generator) -
     return line[np.argsort(places)]
 
 
-def rows() -> list[Row]:
-    """All rows of the page."""
+def rows() -> list[str]:
+    """All rows of the page, in Markdown."""
     held = 256 * (38 + 256)
     return [
         uniform(),
@@ -206,26 +199,11 @@ def rows() -> list[Row]:
     ]  # fmt: skip
 
 
-def table() -> str:
-    """The table in Markdown."""
-    head = (
-        "| order | batch | classes in a batch | neighbours meet | pairs meet again | held in memory"
-        " |\n|---|---|---|---|---|---|\n"
-    )
-    return head + "".join(
-        f"| {row.name} | {row.batch:,} | {row.classes:.0f} | {row.neighbours:.1f}x |"
-        f" {row.again:.2f}x | {100 * row.held:.1f} % |\n"
-        for row in rows()
-    )
-
-
 def main() -> None:
     """Prints the table, or replaces the one between the marks of a page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--write", type=Path)
-    show({"order": table()}, parser.parse_args().write)
+    show({"order": HEAD + "".join(rows())}, parser.parse_args().write)
 
 
 if __name__ == "__main__":

@@ -226,40 +226,28 @@ def _collated(samples: list[Any]) -> Any:
     return default_collate(samples)
 
 
-CONTESTANTS: dict[str, Contestant] = {
-    "webdataset, as documented": webdataset_reader(documented),
-    "webdataset, tuned": webdataset_reader(tuned),
-    "MosaicML Streaming, as documented": streaming_reader(documented),
-    "MosaicML Streaming, tuned": streaming_reader(tuned),
-    "LitData, as documented": litdata_reader(documented),
-    "LitData, tuned": litdata_reader(tuned),
-    "Grain on files, as documented": grain_reader(documented),
-    "Grain on files, tuned": grain_reader(tuned),
-    "ImageFolder, as documented": image_folder(documented),
-    "ImageFolder, tuned": image_folder(tuned),
-    "webdataset, bytes only": webdataset_bytes,
+READERS: dict[str, tuple[str, Callable[[Callable[[Data], Callable]], Contestant]]] = {
+    "webdataset": ("webdataset", webdataset_reader),
+    "MosaicML Streaming": ("streaming", streaming_reader),
+    "LitData": ("litdata", litdata_reader),
+    "Grain on files": ("grain", grain_reader),
+    "ImageFolder": ("torchvision.datasets", image_folder),
 }
+"""The library of each reader, imported before it is measured, and what makes it."""
 
-LIBRARIES = {
-    "webdataset": ("webdataset", "torchvision.transforms"),
-    "MosaicML Streaming": ("streaming", "torchvision.transforms"),
-    "LitData": ("litdata", "torchvision.transforms"),
-    "Grain on files, as documented": ("grain", "torchvision.transforms"),
-    "Grain on files, tuned": ("grain",),
-    "ImageFolder": ("torchvision.datasets",),
-}
-"""What the process of a contestant has imported before it is measured, by the beginning of its
-name.
-"""
+DECODERS = {"as documented": documented, "tuned": tuned}
 
 
 if __name__ == "__main__":
     os.environ["OMP_NUM_THREADS"] = "1"
-    if sys.argv[1] == "convert":
+    name = sys.argv[1]
+    if name == "convert":
         convert(Data(**json.loads(sys.argv[2])))
     else:
-        for beginning, modules in LIBRARIES.items():
-            if sys.argv[1].startswith(beginning):
-                for module in modules:
-                    importlib.import_module(module)
-        main(CONTESTANTS, sys.argv[1:])
+        reader, _, how = name.partition(", ")
+        library, make = READERS[reader]
+        importlib.import_module(library)
+        if name != "Grain on files, tuned":  # which needs no torch
+            importlib.import_module("torchvision.transforms")
+        contestant = make(DECODERS[how]) if how in DECODERS else webdataset_bytes
+        main({name: contestant}, sys.argv[1:])

@@ -132,10 +132,13 @@ def _as_record(sample: Sample) -> dict:
 def pool(kind: str, folder: str, output: str) -> None:
     """Stretches of the list, each written as one tar by a process of a pool."""
     samples = LISTINGS[kind](folder)
-    size = -(-len(samples) // NUM_SHARDS)
-    stretches = [samples[start : start + size] for start in range(0, len(samples), size)]
+    stretches = _cut(samples, -(-len(samples) // NUM_SHARDS))
     with ProcessPoolExecutor(NUM_PROCESSES) as workers:
         list(workers.map(_write_stretch, stretches, range(NUM_SHARDS), [output] * NUM_SHARDS))
+
+
+def _cut(samples: list[Sample], size: int) -> list[list[Sample]]:
+    return [samples[start : start + size] for start in range(0, len(samples), size)]
 
 
 def _write_stretch(samples: list[Sample], number: int, output: str) -> None:
@@ -150,14 +153,8 @@ def decode(kind: str, folder: str, output: str) -> None:
     """Reads every image and decodes it with Pillow at an eighth of its size, for which all of a
     JPEG's data is read.
     """
-    samples = LISTINGS[kind](folder)
     with ProcessPoolExecutor(NUM_PROCESSES) as workers:
-        list(
-            workers.map(
-                _decode_stretch,
-                [samples[start : start + 100] for start in range(0, len(samples), 100)],
-            )
-        )
+        list(workers.map(_decode_stretch, _cut(LISTINGS[kind](folder), 100)))
 
 
 def _decode_stretch(samples: list[Sample]) -> None:

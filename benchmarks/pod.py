@@ -12,8 +12,6 @@ its readers, in the order of all of them.
 import argparse
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -22,7 +20,7 @@ from typing import cast
 import numpy as np
 
 from benchmarks import environment
-from benchmarks.measuring import numbers, peak_bytes_of
+from benchmarks.measuring import in_process, numbers, parser_of, peak_bytes_of
 from shardset.order.budget import OrderOptions, fit_order, held_bytes
 from shardset.order.epoch import Order
 from shardset.order.lanes import rank_part
@@ -125,8 +123,7 @@ def _reads(order: Order, rank: int, world_size: int, num_steps: int) -> tuple[in
 
 def run_point(*numbers: int) -> Point:
     """`measure` of these arguments, in a fresh process."""
-    words = [sys.executable, "-m", "benchmarks.pod", "--one", *map(str, numbers)]
-    return Point(**json.loads(subprocess.run(words, check=True, stdout=subprocess.PIPE).stdout))
+    return Point(**in_process("benchmarks.pod", "--one", *map(str, numbers)))
 
 
 def table(points: list[Point]) -> str:
@@ -150,9 +147,7 @@ def _row(point: Point) -> str:
 
 def main() -> None:
     """Measures all points and prints or writes the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--n", type=numbers, default=SIZES, help="numbers of samples, separated by commas"
     )

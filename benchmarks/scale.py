@@ -8,19 +8,16 @@ group alone are run on a few of them, because one is as large as another; the co
 references says on how many. What sees all units or all shards is run in full.
 """
 
-import argparse
+import itertools
 import json
 import os
 import pickle
 import re
 import resource
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
 from typing import Any
 
 import msgspec
@@ -28,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from benchmarks.measuring import numbers
+from benchmarks.measuring import in_process, numbers, parser_of
 from pipelines.config import BuildConfig, Sizing
 from pipelines.plan import layout, paths, summaries, tables
 from pipelines.plan.assign import assign_batch, plan_group
@@ -44,8 +41,8 @@ from pipelines.sources.base import Extent
 from pipelines.sources.folder import Folder
 from pipelines.write.commit import Committer
 from shardset.format import naming
-from shardset.format.frame import frame
 from shardset.format.manifest import ClassInfo, IndexFile, Shard
+from shardset.format.originals import frame
 from shardset.format.write import WrittenShard
 from shardset.order.permutation import derive_key, hash64, permute
 from shardset.storage.base import ObjectWriter, Stat
@@ -55,6 +52,7 @@ from shardset.storage.memory import MemoryStorage
 UNIT_SAMPLES = 10_000
 SAMPLE_BYTES = 100_000
 NUM_CLASSES = 1_000
+DIGEST = "0" * 64
 SIZES = (100_000, 1_000_000, 10_000_000)
 A_BUILD = BuildFile(tool="", options={}, survey="", num_units=0, suffix="", classes=None, notes=[])
 SOME_UNITS = 20
@@ -82,16 +80,12 @@ class Step:
         return self.num_refs / self.seconds
 
 
-def plan_of(n: int) -> SplitPlan:
-    """One split of `n` samples of 100 KB in shards of the default size."""
+def plan_of(n: int, num_shards: int | None = None) -> SplitPlan:
+    """One split of `n` samples of 100 KB, in shards of the default size or in so many."""
     return plan_split(
-        "train",
-        {0: n},
-        num_bytes=n * SAMPLE_BYTES,
-        fields=["jpg", "cls"],
-        sizing=Sizing(),
-        balance="none",
-    )
+        "train", {0: n}, num_bytes=n * SAMPLE_BYTES, fields=["jpg", "cls"],
+        sizing=Sizing(num_shards=num_shards), balance="none",
+    )  # fmt: skip
 
 
 def num_units(n: int) -> int:
@@ -106,13 +100,8 @@ def unit_rows(unit: int) -> list[UnitRow]:
 
 def _row(unit: int, row: int) -> UnitRow:
     name = f"n{unit:08d}/n{unit:08d}_{row}"
-    image = Extent(
-        "train.tar",
-        "1700000000000000",
-        (unit * UNIT_SAMPLES + row) * (SAMPLE_BYTES + 512),
-        SAMPLE_BYTES,
-        row,
-    )
+    start = (unit * UNIT_SAMPLES + row) * (SAMPLE_BYTES + 512)
+    image = Extent("train.tar", "1700000000000000", start, SAMPLE_BYTES, row)
     return UnitRow(
         split="train", name=f"{name}.JPEG", key=name, label=unit % NUM_CLASSES, fix="",
         content=Content("jpg", [("jpg", image), ("cls", b"%03d" % (unit % NUM_CLASSES))]),
@@ -203,10 +192,7 @@ def commit_all(n: int) -> tuple[int, int, int]:
     plan = plan_file(plan_of(n), num_units(n))
     split = plan.splits["train"]
     with tempfile.TemporaryDirectory() as folder:
-        files = made_files(lambda number: _record(split, number), folder)
-        committer = Committer(
-            files, BuildConfig(source="folder", input="synthetic", output=folder), A_BUILD
-        )
+        committer = committer_of(split, folder)
         started()
         committer.write_manifest(
             plan, {"train": dict.fromkeys(range(NUM_CLASSES), n // NUM_CLASSES)}
@@ -267,10 +253,7 @@ def run_step(name: str, n: int) -> Step:
 
 def measure(name: str, n: int) -> Step:
     """One step in a process of its own, so that no step inherits the peak of another."""
-    words = [sys.executable, "-m", "benchmarks.scale", "--n", str(n), "--step", name]
-    return Step(
-        **json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
-    )
+    return Step(**in_process("benchmarks.scale", "--n", str(n), "--step", name))
 
 
 def report(sizes: Sequence[int]) -> Iterator[str]:
@@ -295,9 +278,7 @@ def report(sizes: Sequence[int]) -> Iterator[str]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints the table, or with --step one step as JSON."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--n", default=",".join(map(str, SIZES)), help="numbers of samples, separated by commas"
     )
@@ -310,22 +291,29 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(line, flush=True)
 
 
-def _record(split: SplitPlan, number: int) -> ShardRecord:
-    """What a worker reports of a shard."""
-    path, size = naming.shard_path("train", "train", number), split.shard_size(number)
-    index = IndexFile(path=naming.index_path(path), num_bytes=150 * size, crc32c="AAAAAA==")
-    shard = Shard(
-        path=path,
-        num_samples=size,
-        num_bytes=size * SAMPLE_BYTES,
-        crc32c="AAAAAA==",
-        sha256=f"{number:064x}",
-        first_id=0,
-        index=index,
-    )
-    return ShardRecord(
-        plan_digest="", written=WrittenShard(shard, ["jpg", "cls"], size * SAMPLE_BYTES)
-    )
+def committer_of(split: SplitPlan, folder: str) -> Committer:
+    """What publishes a set in a folder; the records of its shards are made when they are read."""
+
+    def record(number: int) -> ShardRecord:
+        size = split.shard_size(number)
+        shard = shard_of(number, size, num_bytes=size * SAMPLE_BYTES, index_bytes=90 * size)
+        written = WrittenShard(shard, ["jpg", "cls"], shard.num_bytes)
+        return ShardRecord(plan_digest=DIGEST, written=written)
+
+    config = BuildConfig(source="folder", input="synthetic", output=folder)
+    return Committer(made_files(record, folder), config, A_BUILD)
+
+
+def shard_of(
+    number: int, size: int, *, num_bytes: int, index_bytes: int, crc32c: str = "AAAAAA=="
+) -> Shard:
+    """What a manifest says of a shard; `crc32c` is that of its index."""
+    path = naming.shard_path("train", "train", number)
+    index = IndexFile(path=naming.index_path(path), num_bytes=index_bytes, crc32c=crc32c)
+    return Shard(
+        path=path, num_samples=size, num_bytes=num_bytes, crc32c="AAAAAA==",
+        sha256=f"{number:064x}", first_id=0, index=index,
+    )  # fmt: skip
 
 
 def files_of(n: int) -> PlanFiles:
@@ -335,14 +323,13 @@ def files_of(n: int) -> PlanFiles:
     return files
 
 
-def plan_file(split: SplitPlan, units: int) -> PlanFile:
+def plan_file(split: SplitPlan, units: int, num_classes: int = NUM_CLASSES) -> PlanFile:
     """A plan with one split."""
-    classes = [ClassInfo(label=label, name=str(label)) for label in range(NUM_CLASSES)]
     return PlanFile(
-        digest="",
-        source_digest="",
-        num_classes=NUM_CLASSES,
-        classes=classes,
+        digest=DIGEST,
+        source_digest=DIGEST,
+        num_classes=num_classes,
+        classes=[ClassInfo(label=label, name=f"class {label}") for label in range(num_classes)],
         splits={split.name: split},
         fixes={},
         num_rejected=0,
@@ -393,9 +380,9 @@ def put_group(files: PlanFiles, plan: SplitPlan, num_batches: int) -> tuple[list
     placed = tables.from_columns(tables.PLACEMENT, columns)
     bounds = np.linspace(0, len(line), num_batches + 1).astype(int).tolist()
     parts = []
-    for number, piece in enumerate(tables.slices(placed, bounds)):
-        name = paths.slice_path("references", number)
-        parts += write_slices(files, name, [(0, tables.placements_to_bytes(piece))])
+    for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
+        piece = tables.placements_to_bytes(placed.slice(start, stop - start))
+        parts += write_slices(files, paths.slice_path("references", number), [(0, piece)])
     return [part for _, part in parts], len(line)
 
 
@@ -434,7 +421,7 @@ class _Listing(MemoryStorage):
             for label in range(NUM_CLASSES)
             for row in range(each)
         )
-        for name in islice(names, self.num_files):
+        for name in itertools.islice(names, self.num_files):
             yield Stat(
                 name=name, num_bytes=SAMPLE_BYTES, generation="1700000000000000", crc32c=None
             )

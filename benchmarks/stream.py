@@ -14,7 +14,6 @@ that does nothing and by one with a device. With --against it only compares an e
 of this checkout with one of another, whole processes, in turns.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -36,10 +35,10 @@ from sklearn.datasets import load_sample_images
 import shardset.storage.gcs  # noqa: F401 - no import is measured
 from benchmarks import environment, reading, stream_page
 from benchmarks.far import relay
-from benchmarks.measuring import compare, cpu_s, family, of_checkout, proportional_bytes
+from benchmarks.measuring import compare, cpu_s, family, of_checkout, parser_of, proportional_bytes
 from benchmarks.reading import BATCH, WORKERS, Contestant, Data
 from pipelines.images.jpeg_restart import add_restart_markers
-from shardset.decode.crops import PadCrop
+from shardset.decode.crops import PadCrop, RandomResizedCrop
 from shardset.decode.image import ImageSpec, decode, decode_into, draws
 from shardset.format.images import stored_png
 from shardset.format.tar import StoredSample
@@ -80,13 +79,8 @@ def make_data(kind: str, folder: Path, num_samples: int, *, for_all: bool = True
             write_shard_set(
                 open_storage(str(folder / "rewritten")), {"train": rewritten}, num_shards=NUM_SHARDS
             )
-            words = [
-                environment.peers_python(),
-                "-m",
-                "benchmarks.peers_read",
-                "convert",
-                json.dumps(asdict(data)),
-            ]
+            words = [environment.peers_python(), "-m", "benchmarks.peers_read", "convert"]
+            words.append(json.dumps(asdict(data)))
             subprocess.run(words, check=True, cwd=REPOSITORY, stdout=subprocess.DEVNULL)
         (folder / "made").write_text("")
     return data
@@ -121,19 +115,18 @@ def _rewritten(sample: StoredSample, kind: str) -> StoredSample:
 
 
 def _photo(photo: np.ndarray, draw: np.random.Generator) -> bytes:
-    top, left = draw.integers(0, photo.shape[0] - 375), draw.integers(0, photo.shape[1] - 500)
-    noisy = photo[top : top + 375, left : left + 500] + draw.integers(-10, 11, (375, 500, 3))
+    noisy = _window(photo, 375, 500, draw) + draw.integers(-10, 11, (375, 500, 3))
     return encode(np.clip(noisy, 0, 255).astype(np.uint8), "jpeg", quality=95)
 
 
 def _thumbnail(photo: np.ndarray, draw: np.random.Generator) -> bytes:
-    top, left = draw.integers(0, photo.shape[0] - 100), draw.integers(0, photo.shape[1] - 100)
-    return encode(
-        cv2.resize(
-            photo[top : top + 100, left : left + 100], (32, 32), interpolation=cv2.INTER_AREA
-        ),
-        "png",
-    )
+    window = _window(photo, 100, 100, draw)
+    return encode(cv2.resize(window, (32, 32), interpolation=cv2.INTER_AREA), "png")
+
+
+def _window(photo: np.ndarray, height: int, width: int, draw: np.random.Generator) -> np.ndarray:
+    top, left = draw.integers(0, np.subtract(photo.shape[:2], (height, width))).tolist()
+    return photo[top : top + height, left : left + width]
 
 
 # --- our side and the limits ----------------------------------------------------------------------
@@ -141,23 +134,15 @@ def _thumbnail(photo: np.ndarray, draw: np.random.Generator) -> bytes:
 
 def spec_of(data: Data) -> ImageSpec:
     """How training images are cropped and resized."""
-    return (
-        ImageSpec(size=224, flip=True)
-        if data.kind == "jpeg"
-        else ImageSpec(size=32, crop=PadCrop(4), flip=True)
-    )
+    crop = RandomResizedCrop() if data.kind == "jpeg" else PadCrop(4)
+    return ImageSpec(size=data.size, crop=crop, flip=True)
 
 
 def stream_of(url: str, data: Data, **options: Any) -> Stream:
     """The stream as the documentation shows it."""
-    choices = {
-        "global_batch_size": BATCH,
-        "rank": 0,
-        "world_size": 1,
-        "seed": 1,
-        "image": spec_of(data),
-    }
-    return Stream(url, "train", **choices | options)
+    return Stream(
+        url, "train", **{"batch_size": BATCH, "seed": 1, "image": spec_of(data)} | options
+    )
 
 
 def ours(data: Data) -> Iterator[int]:
@@ -198,17 +183,19 @@ def ours_remote(data: Data) -> Iterator[int]:
 
 def ours_bytes(data: Data) -> Iterator[int]:
     """Checked bytes, not decoded, shuffled."""
-    return _epochs(
-        stream_of(f"{data.folder}/shards", data, image=None, fields=(data.field,)), 0, data.passes
-    )
+    stream = stream_of(f"{data.folder}/shards", data, **bytes_of(data))
+    return _epochs(stream, 0, data.passes)
 
 
 def ours_bytes_remote(data: Data) -> Iterator[int]:
     """The same from a distant server."""
-    stream = stream_of(
-        f"gs://{BUCKET}/shards", data, num_lanes=16, image=None, fields=(data.field,)
-    )
+    stream = stream_of(f"gs://{BUCKET}/shards", data, num_lanes=16, **bytes_of(data))
     return _epochs(stream, 0, data.passes)
+
+
+def bytes_of(data: Data) -> dict[str, Any]:
+    """The options of a stream of encoded images."""
+    return {"image": None, "fields": (data.field,)}
 
 
 def _epochs(stream: Stream, first: int, stop: int) -> Iterator[int]:
@@ -260,12 +247,8 @@ OURS: dict[str, Contestant] = {
     "reading alone, kept for a batch": reading_batches,
 }
 KINDS = {
-    "jpeg": [
-        name
-        for name in OURS
-        if name not in ("shardset, later epochs", "shardset, PNGs not compressed")
-    ],
-    "png": [name for name in OURS if name != "shardset, --jpeg-restart"],
+    "jpeg": [name for name in OURS if not name.endswith(("later epochs", "not compressed"))],
+    "png": [name for name in OURS if not name.endswith("--jpeg-restart")],
 }
 ABC = {"A": "ImageFolder, tuned", "B": "shardset", "C": "shardset, from gs:// (50 ms, 200 MB/s)"}
 """Local files, local shards, far shards."""
@@ -353,14 +336,8 @@ def measure_abc(data: Data, rounds: int) -> Iterator[dict[str, Any]]:
                     found = run(name, data, host, device_s if loop == "device" else 0.0)
                     if (letter, device_s) == ("B", 0.0):
                         device_s = BATCH / (BUSY_DEVICE * found["rate_after"])
-                    yield {
-                        "kind": "abc",
-                        "loop": loop,
-                        "letter": letter,
-                        "name": name,
-                        "device_s": device_s,
-                        **found,
-                    }
+                    told = {"kind": "abc", "loop": loop, "letter": letter, "name": name}
+                    yield {**told, "device_s": device_s, **found}
 
 
 EPOCH = """
@@ -369,7 +346,7 @@ import shardset
 url, size = sys.argv[1:]
 crop = {"crop": shardset.PadCrop(4)} if size == "32" else {}
 image = shardset.ImageSpec(size=int(size), flip=True, **crop)
-world = {"global_batch_size": 256, "rank": 0, "world_size": 1}
+world = {"global_batch_size": 256, "rank": 0, "world_size": 1}  # also of older checkouts
 stream = shardset.Stream(url, "train", seed=1, image=image, **world)
 for batch in stream.epoch(0):
     pass
@@ -387,21 +364,11 @@ def against(other: Path, data: Data, rounds: int, folder: Path) -> None:
         {"this checkout": REPOSITORY, str(other): other}.items()
     ):
         url = str(folder / f"set-{number}")
-        words = [
-            "pipelines",
-            "build",
-            "--source",
-            "folder",
-            "--input",
-            f"{data.folder}/files",
-            "--output",
-            url,
-        ]
-        words += ["--num-shards", str(NUM_SHARDS), "--no-report"]
+        options = f"--output {url} --num-shards {NUM_SHARDS} --no-report"
+        build = f"build --source folder --input {data.folder}/files {options}"
         environ = {**os.environ, **of_checkout(checkout)}
-        subprocess.run(
-            [sys.executable, "-m", *words], check=True, env=environ, stdout=subprocess.DEVNULL
-        )
+        words = [sys.executable, "-m", "pipelines", *build.split()]
+        subprocess.run(words, check=True, env=environ, stdout=subprocess.DEVNULL)
         commands[name] = ([sys.executable, "-c", EPOCH, url, str(data.size)], checkout)
     compare(f"{data.num_samples} {data.kind} images", commands, rounds, folder)
 
@@ -411,9 +378,7 @@ def main() -> None:
     if sys.argv[1:2] == ["--one"]:
         reading.main(OURS, sys.argv[2:])
         return
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--kind", choices=[*KINDS, "abc"], help="default: jpeg, then png")
     parser.add_argument("--samples", type=int)
     parser.add_argument("--rounds", type=int, default=5)
@@ -449,15 +414,11 @@ def main() -> None:
             folder = (options.folder or Path(temporary)) / kind
             folder.mkdir(parents=True, exist_ok=True)
             if kind == "abc":
-                lines = measure_abc(
-                    make_data("jpeg", folder, num_samples, for_all=False), options.rounds
-                )
+                data = make_data("jpeg", folder, num_samples, for_all=False)
+                lines = measure_abc(data, options.rounds)
             else:
-                names = [
-                    name
-                    for name in [*KINDS[kind], *PEERS]
-                    if not options.only or name in options.only
-                ]
+                only = options.only or [*KINDS[kind], *PEERS]
+                names = [name for name in [*KINDS[kind], *PEERS] if name in only]
                 lines = measure(make_data(kind, folder, num_samples), names, options.rounds)
             with options.results.open("a") as out:
                 for line in lines:

@@ -18,23 +18,23 @@ from timm.data import create_dataset, create_loader
 from timm.optim import create_optimizer_v2
 
 
-def rate(folder: str, model: str, batch: int, size: int, steps: int, warmup: int) -> float:
-    """Images a second after the warm-up, from class folders."""
+def rate(folder: str, scale: dict[str, Any]) -> float:
+    """Images a second after the warm-up, from class folders, at a scale of `benchmarks.gpu`."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     is_cuda = device.type == "cuda"
     torch.backends.cudnn.benchmark = True
     if is_cuda:
         torch.set_float32_matmul_precision("high")
-    batches = batches_of(folder, batch, size, device)
-    net: Any = timm.create_model(model, num_classes=len(os.listdir(folder)))
+    batches = batches_of(folder, scale["batch"], scale["size"], device)
+    net: Any = timm.create_model(scale["resnet"], num_classes=len(os.listdir(folder)))
     net = net.to(device, memory_format=torch.channels_last)
     optimizer = create_optimizer_v2(net, opt="sgd", lr=0.01, momentum=0.9, weight_decay=5e-5)
     if is_cuda:
         net = torch.compile(net)
     loss_of = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
     started = 0.0
-    for step in range(warmup + steps):
-        if step == warmup:
+    for step in range(scale["warmup"] + scale["steps"]):
+        if step == scale["warmup"]:
             synchronize(device)
             started = time.perf_counter()
         images, labels = next(batches)
@@ -44,7 +44,7 @@ def rate(folder: str, model: str, batch: int, size: int, steps: int, warmup: int
         optimizer.step()
         optimizer.zero_grad()
     synchronize(device)
-    return steps * batch / (time.perf_counter() - started)
+    return scale["steps"] * scale["batch"] / (time.perf_counter() - started)
 
 
 def batches_of(
@@ -68,4 +68,4 @@ def synchronize(device: torch.device) -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(rate(**json.loads(sys.argv[1]))))
+    print(json.dumps(rate(sys.argv[1], json.loads(sys.argv[2]))))

@@ -16,7 +16,6 @@ cores, which would count as processor time of a sample.
 import argparse
 import math
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,11 +24,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+from benchmarks.measuring import parser_of
 from examples.demo import commands, write_digits
-from shardset.storage.open import open_storage
-from tests.makers.shardset import jpeg_samples, write_shard_set
+from tests.makers.shardset import jpeg_samples, new_set
 from tests.makers.training import finish, read_records, trainer
 from trainer.config import (
     DEFAULT_CLASSES,
@@ -43,7 +43,7 @@ from trainer.data.device_feed import DeviceFeed
 from trainer.data.splits import open_data
 from trainer.model.learner import Learner
 from trainer.recipes import digits_smoke
-from trainer.record.run_folder import log_name
+from trainer.run_folder.names import log_name
 from trainer.runtime.launch import running
 
 ACCURACIES = (0.9, 0.95, 0.97)
@@ -51,9 +51,7 @@ ACCURACIES = (0.9, 0.95, 0.97)
 
 def main() -> None:
     """Prints one table in Markdown."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("what", choices=["ratio", "cost", "accuracy", "losses"])
     parser.add_argument("--strategy", default="single")
     parser.add_argument("--model", default="resnet50")
@@ -133,7 +131,11 @@ def ratio_table(config: TrainConfig, folder: Path, rounds: int) -> str:
             real, fake = turns["real"][-1], turns["fake"][-1]
             text = f"round {number}: {real.rate:.3f} of {fake.rate:.3f} samples/s"
             print(text + " (warm-up)" * (number == 0), file=sys.stderr, flush=True)
-    return ratio_lines(turns["real"][1:], turns["fake"][1:])
+    counted = {kind: found[1:] for kind, found in turns.items()}
+    rates = {kind: [turn.rate for turn in found] for kind, found in counted.items()}
+    costs = {kind: [turn.cpu_ms for turn in found] for kind, found in counted.items()}
+    rows = compared("samples/s", rates) + compared("CPU ms a sample", costs)
+    return "\n".join([HEAD, *rows])
 
 
 def kinds_of(number: int) -> tuple[str, str]:
@@ -151,33 +153,20 @@ def turn_of(learner: Learner, feed: DeviceFeed) -> Turn:
     return Turn(time.perf_counter() - before[0], time.process_time() - before[1], num_samples)
 
 
-def ratio_lines(real: Sequence[Turn], fake: Sequence[Turn]) -> str:
-    """The table; a ratio is that of the medians, beside it that of each pair."""
-    rates = [turn.rate for turn in real], [turn.rate for turn in fake]
-    costs = [turn.cpu_ms for turn in real], [turn.cpu_ms for turn in fake]
-    return rows_of(
-        ("real, samples/s", statistics.median(rates[0]), rates[0], 2),
-        ("fake, samples/s", statistics.median(rates[1]), rates[1], 2),
-        ("real / fake", *quotients(*rates), 3),
-        ("real, CPU ms a sample", statistics.median(costs[0]), costs[0], 1),
-        ("fake, CPU ms a sample", statistics.median(costs[1]), costs[1], 1),
-        ("fake / real", *quotients(costs[1], costs[0]), 3),
-    )
+HEAD = "| | of medians | each turn |\n|---|---|---|"
 
 
-def rows_of(*rows: tuple[str, float, Sequence[float], int]) -> str:
-    """A table of rows (name, median, each turn, digits)."""
-    lines = (
+def compared(what: str, named: dict[str, Sequence[float]], digits: int = 2) -> list[str]:
+    """A row for each of two kinds of turns, and one for their ratio: that of the medians, beside it
+    that of each pair.
+    """
+    (left, ours), (right, theirs) = named.items()
+    rows = [(f"{name}, {what}", median(each), each, digits) for name, each in named.items()]
+    pairs = [a / b for a, b in zip(ours, theirs, strict=True)]
+    rows.append((f"{left} / {right}", median(ours) / median(theirs), pairs, 3))
+    return [
         f"| {name} | {middle:.{digits}f} | {', '.join(f'{one:.{digits}f}' for one in each)} |"
         for name, middle, each, digits in rows
-    )
-    return "\n".join(["| | of medians | each turn |", "|---|---|---|", *lines])
-
-
-def quotients(left: Sequence[float], right: Sequence[float]) -> tuple[float, list[float]]:
-    """The ratio of the medians, and that of each pair."""
-    return statistics.median(left) / statistics.median(right), [
-        a / b for a, b in zip(left, right, strict=True)
     ]
 
 
@@ -198,23 +187,15 @@ def cost_table(config: TrainConfig, folder: Path, rounds: int) -> str:
             input_ms.append(1000 * (time.process_time() - before) / samples)
             with DeviceFeed(iter(batches), runtime.to_device) as feed:
                 step_ms.append(turn_of(learner, feed).cpu_ms)
-    left, right = statistics.median(input_ms), statistics.median(step_ms)
-    return (
-        "| part | CPU ms a sample (median) | each round |\n|---|---|---|\n"
-        f"| input | {left:.2f} | {', '.join(f'{one:.2f}' for one in input_ms)} |\n"
-        f"| step | {right:.2f} | {', '.join(f'{one:.2f}' for one in step_ms)} |\n\n"
-        f"step / (step + input) {right / (right + left):.4f}"
-    )
+    parts = {"input": input_ms, "step": step_ms}
+    return "\n".join([HEAD, *compared("CPU ms a sample", parts)])
 
 
 def digits_set(folder: Path) -> str:
     """The demo's shard set."""
     raw = write_digits(folder / "raw")
-    subprocess.run(
-        [sys.executable, "-m", *commands("digits", raw, folder)[0]],
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
+    build = [sys.executable, "-m", *commands("digits", raw, folder)[0]]
+    subprocess.run(build, check=True, stdout=subprocess.DEVNULL)
     return str(folder / "shards")
 
 
@@ -229,22 +210,18 @@ def losses_table(manifest: str, strategy: Strategy, folder: Path, rounds: int) -
     """User and system time of the digits recipe with and without --record-losses, in turns, and
     their ratio.
     """
-    seconds: dict[bool, list[float]] = {True: [], False: []}
+    seconds: dict[str, list[float]] = {"with losses": [], "without": []}
     for number in range(rounds):
-        for records in (True, False) if number % 2 else (False, True):
+        for kind in sorted(seconds, reverse=number % 2 == 0):
             config = replace(
-                digits_smoke(), manifest=manifest, strategy=strategy, record_losses=records
-            )
+                digits_smoke(), manifest=manifest, strategy=strategy,
+                run_dir=str(folder / f"{kind}-{number}"), record_losses=kind == "with losses",
+            )  # fmt: skip
             before = os.times()
-            whole_run(replace(config, run_dir=str(folder / f"run{number}-{records}")))
+            whole_run(config)
             after = os.times()
-            seconds[records].append(sum(after[2:4]) - sum(before[2:4]))
-    left, right = seconds[True], seconds[False]
-    return rows_of(
-        ("with losses, CPU s", statistics.median(left), left, 1),
-        ("without, CPU s", statistics.median(right), right, 1),
-        ("with / without", *quotients(left, right), 3),
-    )
+            seconds[kind].append(sum(after[2:4]) - sum(before[2:4]))
+    return "\n".join([HEAD, *compared("CPU s", seconds, 1)])
 
 
 def accuracy_table(manifest: str, strategy: Strategy, folder: Path, rounds: int) -> str:
@@ -283,8 +260,7 @@ def seconds_to(run_dir: Path, evaluated: Sequence[dict[str, Any]], share: float)
 def real_data(folder: Path, num_samples: int) -> str:
     """A shard set of ImageNet-sized JPEGs."""
     samples = jpeg_samples("train", num_samples, height=400, width=500)
-    write_shard_set(open_storage(str(folder)), {"train": samples, "val": jpeg_samples("val", 8)})
-    return str(folder)
+    return new_set({"train": samples, "val": jpeg_samples("val", 8)}, folder)
 
 
 if __name__ == "__main__":

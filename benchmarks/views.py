@@ -8,8 +8,6 @@ bucket for, at the size of ImageNet, with the samples of the view chosen at rand
 this machine and nine tenths of it.
 """
 
-import argparse
-import io
 import json
 import statistics
 import subprocess
@@ -19,16 +17,17 @@ import time
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 import shardset
 from benchmarks import environment
 from benchmarks.manifest import SETS, plan_of, write
+from benchmarks.measuring import parser_of
 from shardset.format import manifest as manifests
 from shardset.format.view import ViewHead, ViewRows, view_to_bytes
 from shardset.order.budget import OrderOptions, fit_order
 from shardset.order.epoch import Order
 from shardset.order.selection import Selection
+from tests.makers.shardset import jpeg_samples, new_set
 
 NUM_KEPT = 10**7
 KEPT = (0.99, 0.9, 0.5, 0.1, 0.01)
@@ -93,10 +92,8 @@ def cost(order: Order) -> tuple[int, int]:
 def show_reads() -> None:
     """A table of what views cost to read."""
     num_samples, num_shards, _ = SETS["imagenet-1k"]
-    sizes = [
-        num_samples // num_shards + (number < num_samples % num_shards)
-        for number in range(num_shards)
-    ]
+    cuts = [num_samples * number // num_shards for number in range(num_shards + 1)]
+    sizes = np.diff(cuts).tolist()
     print(
         "kept | " + " | ".join(f"{size:,} bytes a sample: bytes, requests" for size in SAMPLE_BYTES)
     )
@@ -121,16 +118,9 @@ def show_rate() -> None:
     """Samples a second from a set and from nine tenths of it, one after the other,
     several times.
     """
-    random = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
-        with shardset.Writer(f"{folder}/set", samples_per_shard=1000) as writer:
-            for _ in range(NUM_IMAGES):
-                pixels = Image.fromarray(random.integers(0, 256, (8, 8, 3), np.uint8)).resize(
-                    (128, 128)
-                )
-                pixels.save(out := io.BytesIO(), "JPEG")
-                writer.write(image=out.getvalue(), label=0)
-        ids = np.flatnonzero(random.random(NUM_IMAGES) < 0.9)
+        new_set(jpeg_samples("train", NUM_IMAGES, height=128, width=128), f"{folder}/set")
+        ids = np.flatnonzero(np.random.default_rng(0).random(NUM_IMAGES) < 0.9)
         urls = {"set": f"{folder}/set", "view": write_view(Path(folder), ids)}
         rates: dict[str, list[float]] = {name: [] for name in urls}
         for run in range(NUM_RUNS + 1):
@@ -152,9 +142,7 @@ SHOW = {"open": show_open, "reads": show_reads, "rate": show_rate}
 
 def main() -> None:
     """Shows the chosen parts, all by default."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("part", nargs="*", choices=[[], *SHOW], default=[])
     args = parser.parse_args()
     print(f"{environment.machine()}, commit {environment.commit()}")

@@ -7,16 +7,16 @@ Each round has other wrong labels and another seed. Prints a table in Markdown; 
 the samples with wrong labels were left out by what was planted.
 """
 
-import argparse
 import contextlib
-import io
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from sklearn.datasets import load_digits
 
+from benchmarks.measuring import parser_of
 from shardset import Writer
 from shardset.storage.open import open_storage
 from tests.makers.training import read_records
@@ -30,9 +30,7 @@ NUM_TEST = 360
 
 def main() -> None:
     """Prints a line a round."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--share", type=float, default=0.02, help="share of training labels that are made wrong"
     )
@@ -57,14 +55,10 @@ def one_round(folder: Path, share: float, number: int) -> list[str]:
     num_train = len(labels) - NUM_TEST
     wrong = draw.choice(num_train, round(share * num_train), replace=False)
     labels[wrong] = (labels[wrong] + draw.integers(1, 10, len(wrong))) % 10
-    everything = np.ones(num_train, bool)
-    before, worst = trained(
-        folder / "all", images, labels, everything, number, num_worst=len(wrong)
-    )
-    kept, clean = everything.copy(), everything.copy()
-    kept[worst], clean[wrong] = False, False
-    after, _ = trained(folder / "kept", images, labels, kept, number)
-    best, _ = trained(folder / "clean", images, labels, clean, number)
+    train = partial(trained, folder, images, labels, number, num_worst=len(wrong))
+    before, worst = train(left_out=[])
+    after, _ = train(left_out=worst)
+    best, _ = train(left_out=wrong.tolist())
     found = len(np.intersect1d(worst, wrong))
     return [
         str(number + 1),
@@ -78,27 +72,24 @@ def trained(
     folder: Path,
     images: np.ndarray,
     labels: np.ndarray,
-    kept: np.ndarray,
     seed: int,
-    num_worst: int = 0,
+    num_worst: int,
+    left_out: list[int],
 ) -> tuple[float, list[int]]:
-    """The accuracy after a run on the kept training images,
-    and its worst samples by their number.
+    """The accuracy after a run without some of the training images, and its worst samples by their
+    number.
     """
+    folder = Path(tempfile.mkdtemp(dir=folder))
     with Writer(folder / "set", samples_per_shard=500) as writer:
-        for number, (image, label) in enumerate(zip(images, labels, strict=True)):
-            if number >= len(kept) or kept[number]:
-                split = "train" if number < len(kept) else "test"
-                writer.write(image=image, label=int(label), key=f"{number:04d}", split=split)
+        for number in np.setdiff1d(np.arange(len(labels)), left_out).tolist():
+            split = "train" if number < len(labels) - NUM_TEST else "test"
+            label = int(labels[number])
+            writer.write(image=images[number], label=label, key=f"{number:04d}", split=split)
     config = replace(
-        digits_smoke(),
-        manifest=str(folder / "set"),
-        run_dir=str(folder / "run"),
-        seed=seed,
-        strategy="single",
-        record_losses=True,
-    )
-    with contextlib.redirect_stdout(io.StringIO()):
+        digits_smoke(), manifest=str(folder / "set"), run_dir=str(folder / "run"), seed=seed,
+        strategy="single", record_losses=True,
+    )  # fmt: skip
+    with contextlib.redirect_stdout(None):
         launch(config, loop.train)
     accuracy = read_records(folder / "run", "eval")[-1]["top1"]
     timetable = explain.timetable_of(*explain.opened(str(folder / "run")))

@@ -48,17 +48,7 @@ def commands(data: str, raw: Path, folder: Path) -> list[list[str]]:
     source = ["folder", "--holdout", "test=0.2"] if data == "digits" else ["cifar10"]
     recipe = "digits_smoke" if data == "digits" else "cifar10_resnet18"
     return [
-        [
-            "pipelines",
-            "build",
-            "--source",
-            source[0],
-            "--input",
-            str(raw),
-            *source[1:],
-            "--output",
-            shards,
-        ],
+        ["pipelines", "build", "--input", str(raw), "--output", shards, "--source", *source],
         ["pipelines", "verify", shards, "--deep"],
         ["pipelines", "inspect", shards],
         ["trainer", "train", "--recipe", recipe, "--manifest", shards, "--run-dir", run],
@@ -104,16 +94,8 @@ def main() -> int:
     print(f"\nthe set: {folder / 'shards' / 'report.html'}\nthe run: {folder / 'run.html'}")
     images = sorted(raw.rglob("*.png"))
     if images:
-        predict = [
-            "python",
-            "-m",
-            "trainer",
-            "predict",
-            "--from",
-            str(folder / "run"),
-            str(images[0]),
-        ]
-        print(f"next: source .venv/bin/activate && {shlex.join(predict)}")
+        of_run = shlex.join(["--from", str(folder / "run"), str(images[0])])
+        print(f"next: source .venv/bin/activate && python -m trainer predict {of_run}")
     return 0
 
 

@@ -56,28 +56,19 @@ def steps(
     digits = Step(
         "write the digits", [python, "-c", WRITE_DIGITS, str(folder / "pictures")], REPOSITORY
     )
-    build = [
-        "build",
-        "--source",
-        "folder",
-        "--input",
-        str(pictures or "pictures"),
-        "--output",
-        "shards",
-    ]
-    train = [
-        "train",
-        "--manifest",
-        "shards",
-        "--run-dir",
-        "run",
-        *(["--epochs", str(epochs)] if epochs else []),
-    ]
+    build = ["build", "--source", "folder", "--output", "shards", "--holdout", "test=0.1"]
+    train = ["trainer", "train", "--manifest", "shards", "--run-dir", "run"]
+    if epochs:
+        train += ["--epochs", str(epochs)]
     return [
         *([] if skip_install else install),
         *([] if pictures else [digits]),
-        Step("build", [python, "-m", "pipelines", *build, "--holdout", "test=0.1"], folder),
-        Step("train", [python, "-m", "trainer", *train], folder),
+        Step(
+            "build",
+            [python, "-m", "pipelines", *build, "--input", str(pictures or "pictures")],
+            folder,
+        ),
+        Step("train", [python, "-m", *train], folder),
     ]
 
 

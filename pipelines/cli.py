@@ -21,7 +21,7 @@ from pipelines.images.options import ImageOptions
 from pipelines.parsers import parser
 from pipelines.terminal import on_standard_output, quiet_workers
 from shardset.errors import ConfigError
-from shardset.program import count, run_program, run_verb
+from shardset.program import FAILED, OK, USAGE, count, run_program, run_verb
 from shardset.settings import record_of, texts_of
 
 if TYPE_CHECKING:
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 WITH_BEAM = ("build", "append", "adopt", "column")
 """The verbs that take the flags of Beam too."""
-
-REFUSED = 2
-"""The exit code of `estimate` for numbers that a run would refuse, as for a wrong command line."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -90,8 +87,7 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
         gc.enable()
         if not args.wait:
             job = build.submit(config, beam_flags)
-            print(json.dumps({"job": job}) if args.json else job)
-            return 0
+            return _show(args, {"job": job}, [job])
         run = build.dry_run if args.dry_run else build.build
         result = run(config, beam_flags, progress.BuildProgress(console))
     if result.published and args.catalog:
@@ -100,12 +96,11 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
         catalog.write_catalog(config.output)
     report = page.after_build(config) if result.published and args.report else None
     if args.json:
-        print(json.dumps({**summary.to_json(config, result), "report": report}))
-        return 0
+        return _show(args, {**summary.to_json(config, result), "report": report})
     summary.show(config, result, on_standard_output())
     if report:
         print(f"report: {report}")
-    return 0
+    return OK
 
 
 def _publish(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
@@ -127,12 +122,7 @@ def _publish(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     }
     if manifest.provenance.notes:
         answer["note"] = "; ".join(manifest.provenance.notes)
-    print(
-        _json(answer)
-        if args.json
-        else "\n".join(f"{name}: {value}" for name, value in answer.items())
-    )
-    return 0
+    return _show(args, answer, [f"{name}: {value}" for name, value in answer.items()])
 
 
 def _append_config(args: argparse.Namespace) -> BuildConfig:
@@ -150,8 +140,8 @@ def _verify(args: argparse.Namespace, _: Sequence[str]) -> int:
 
     show = progress.verifying(Console(stderr=True))
     report = verify.verify(args.manifest, deep=args.deep, progress=show)
-    print(verify.to_json(report) if args.json else verify.render(report))
-    return 1 if report.problems else 0
+    answer = {"ok": report.ok, **msgspec.to_builtins(report)}
+    return _show(args, answer, verify.lines(report), FAILED if report.problems else OK)
 
 
 def _versions(args: argparse.Namespace, _: Sequence[str]) -> int:
@@ -177,12 +167,15 @@ def _versions(args: argparse.Namespace, _: Sequence[str]) -> int:
             side_files=args.side_files,
         )
         lines = compact.lines(found)
-    print(_json(found) if args.json else "\n".join(lines))
-    return 0
+    return _show(args, found, lines)
 
 
-def _json(result: object) -> str:
-    return json.dumps(msgspec.to_builtins(result), indent=1)
+def _show(
+    args: argparse.Namespace, answer: object, lines: Sequence[str] = (), code: int = OK
+) -> int:
+    """Prints what a verb found, as JSON or in these lines; returns its exit code."""
+    print(json.dumps(msgspec.to_builtins(answer), indent=1) if args.json else "\n".join(lines))
+    return code
 
 
 def _inspect(args: argparse.Namespace, _: Sequence[str]) -> int:
@@ -197,38 +190,32 @@ def _inspect(args: argparse.Namespace, _: Sequence[str]) -> int:
         class_name=args.class_name,
     )
     if args.json:
-        print(_json(answer))
-    else:
-        on_standard_output().print(render.render(answer))
-    return 0
+        return _show(args, answer)
+    on_standard_output().print(render.render(answer))
+    return OK
 
 
 def _export(args: argparse.Namespace, _: Sequence[str]) -> int:
     from pipelines.export import write
 
     exported = write.export(args.manifest, args.to, output=args.output, overwrite=args.overwrite)
-    print(_json(exported) if args.json else write.render(exported))
-    return 0
+    return _show(args, exported, write.lines(exported))
 
 
 def _report(args: argparse.Namespace, _: Sequence[str]) -> int:
     from pipelines.report import page
 
-    written = page.write(args.manifest, args.output, max_images=args.images, force=args.force)
-    print(json.dumps(page.to_json(written)) if args.json else "\n".join(page.summary(written)))
-    return 1 if written.data.damage else 0
+    written = page.write(args.manifest, args.output, max_images=args.images)
+    code = FAILED if written.data.damage else OK
+    return _show(args, page.to_json(written), page.summary(written), code)
 
 
 def _catalog(args: argparse.Namespace, _: Sequence[str]) -> int:
     from pipelines.sets import catalog
 
     written = catalog.write_catalog(args.manifest)
-    print(
-        json.dumps({"written": written})
-        if args.json
-        else f"catalogue: {count(len(written), 'file')} written"
-    )
-    return 0
+    line = f"catalogue: {count(len(written), 'file')} written"
+    return _show(args, {"written": written}, [line])
 
 
 def _view(args: argparse.Namespace, _: Sequence[str]) -> int:
@@ -238,12 +225,7 @@ def _view(args: argparse.Namespace, _: Sequence[str]) -> int:
     counts = {name: part.selection.num_kept for name, part in made.splits.items()}
     listed = ", ".join(f"{name} {number:,}" for name, number in counts.items())
     facts = {"view": args.output, "num_samples": counts, **msgspec.to_builtins(made.head)}
-    print(
-        json.dumps(facts)
-        if args.json
-        else f"view {args.output}: {listed}; digest {made.head.digest[:12]}"
-    )
-    return 0
+    return _show(args, facts, [f"view {args.output}: {listed}; digest {made.head.digest[:12]}"])
 
 
 def _estimate(args: argparse.Namespace, _: Sequence[str]) -> int:
@@ -252,11 +234,11 @@ def _estimate(args: argparse.Namespace, _: Sequence[str]) -> int:
     stored = _stored_set(args)
     how = record_of(reading.Reading, args)
     found = estimate.estimate(stored, stored.name_of_split(args.split), how)
+    code = USAGE if found.refusal else OK  # for numbers that a run would refuse
     if args.json:
-        print(json.dumps(estimate.to_json(found)))
-    else:
-        estimate.show(found, Console())
-    return REFUSED if found.refusal else 0
+        return _show(args, estimate.to_json(found), code=code)
+    estimate.show(found, Console())
+    return code
 
 
 def _stored_set(args: argparse.Namespace) -> "StoredSet":

@@ -17,8 +17,39 @@ Remainder = Literal["spread", "drop", "pad"]
 Known = Literal["none", "name"]
 """The samples of an input that an append skips because the set has their name."""
 
-INPUT_FLAGS = ("holdout", "class_depth", "path_column", "label_column")
-"""The options that decide which samples a source has."""
+SOURCES = {
+    "cifar10": (
+        "the published .tar.gz (Python version), or the folder with it or its extracted files"
+    ),
+    "cifar100": "the same of CIFAR-100",
+    "folder": (
+        "SPLIT/CLASS/file, or CLASS/file with --holdout test=0.1; an image in any folder below"
+        " CLASS is of that class, unless --class-depth 2 makes classes of CLASS/SUBCLASS"
+    ),
+    "hf": "the Parquet files of a Hugging Face image dataset: their folder, or one file",
+    "imagenet": (
+        "a folder with ILSVRC2012_img_train.tar, _img_val.tar and _devkit_t12.tar.gz; the Kaggle"
+        " tree; or class folders train/WNID/, validation/WNID/"
+    ),
+    "listing": (
+        "a CSV, TSV, JSONL or Parquet file with the columns path, label (or image, file, filename,"
+        " ..., class, category, ...; else --path-column, --label-column) and optionally split, key,"
+        " others"
+    ),
+    "shardset": "a shard set, or a view of one (a .parquet file), which becomes its own set",
+    "webdataset": (
+        "a folder of tars, one tar, or a pattern such as 'gs://bucket/train-{000000..000099}.tar'"
+    ),
+}
+"""What --input is for each source. `pipelines.sources` opens them."""
+
+INPUT_OPTIONS = {
+    "holdout": ("folder", "hf", "listing"),
+    "class_depth": ("folder",),
+    "path_column": ("hf", "listing"),
+    "label_column": ("hf", "listing"),
+}
+"""The options that decide which samples a source has, with the sources that take them."""
 
 SIZES = ("num_shards", "samples_per_shard", "remainder", "balance", "repeat", "target_samples")
 """The options that decide the sizes of shards."""
@@ -84,10 +115,7 @@ class BuildConfig:
     `num_shards` and `samples_per_shard` map a split to its number; "" stands for every other split.
     """
 
-    source: str = required(
-        "format of the raw input: cifar10, cifar100, folder, hf, imagenet, listing, shardset or"
-        " webdataset"
-    )
+    source: str = required(f"format of the raw input: {', '.join(SOURCES)}")
     input: str = required("what that source reads: local, gs://, s3:// or az://", metavar="PATH")
     output: str = required("the shard set's folder: local, gs://, s3:// or az://", metavar="URL")
     num_shards: dict[str, Count] = setting(

@@ -61,6 +61,14 @@ class Holdout:
     def __bool__(self) -> bool:
         return bool(self.fractions)
 
+    def check_unsplit(self, where: str, splits: Collection[str]) -> None:
+        """Raises ConfigError if something is to be held out of an input with these splits."""
+        if self and splits:
+            raise ConfigError(
+                f"{where}: --holdout with splits already ({', '.join(sorted(splits)[:5])}); leave"
+                " --holdout out, or name one of them as input"
+            )
+
     def split_of(self, key: str, label: Label | None = None) -> str:
         """The split of a sample of that class.
 

@@ -1,8 +1,17 @@
 """The parsers of the command line: flags, their defaults and their help."""
 
 import argparse
+import textwrap
 
-from pipelines.config import INPUT_FLAGS, SIZES, AdoptConfig, BareNumbers, BuildConfig, ColumnConfig
+from pipelines.config import (
+    INPUT_OPTIONS,
+    SIZES,
+    SOURCES,
+    AdoptConfig,
+    BareNumbers,
+    BuildConfig,
+    ColumnConfig,
+)
 from pipelines.estimate.reading import Reading
 from pipelines.images.options import ImageOptions
 from pipelines.sets.view import Choice
@@ -15,23 +24,16 @@ EXIT_CODES = (
     " Ctrl-C"
 )
 
+_SOURCES = "\n".join(
+    textwrap.fill(
+        text, 98, initial_indent=f"  {name:<12}", subsequent_indent=" " * 14, break_on_hyphens=False
+    )
+    for name, text in SOURCES.items()
+)
+
 BUILD_EPILOG = f"""\
 sources, and what --input is for each:
-  cifar10, cifar100   the published .tar.gz (Python version), or the folder with it or
-                      its extracted files
-  imagenet            a folder with ILSVRC2012_img_train.tar, _img_val.tar and
-                      _devkit_t12.tar.gz; the Kaggle tree; or class folders train/WNID/,
-                      validation/WNID/
-  folder              SPLIT/CLASS/file, or CLASS/file with --holdout test=0.1; an image in any
-                      folder below CLASS is of that class, unless --class-depth 2 makes classes of
-                      CLASS/SUBCLASS
-  hf                  the Parquet files of a Hugging Face image dataset: their folder, or one file
-  listing             a CSV, TSV, JSONL or Parquet file with the columns path, label (or image,
-                      file, filename, ..., class, category, ...; else --path-column,
-                      --label-column) and optionally split, key, others
-  shardset            a shard set, or a view of one (a .parquet file), which becomes its own set
-  webdataset          a folder of tars, one tar, or a pattern such as
-                      'gs://bucket/train-{{000000..000099}}.tar'
+{_SOURCES}
 
 examples:
   python -m pipelines build --source folder --input photos --holdout test=0.1 --output shards
@@ -235,7 +237,7 @@ def _add_append(append: Parser) -> None:
 
 def _add_input(build: Parser, where: argparse._ArgumentGroup) -> None:
     """The flags of whatever turns raw files into shards."""
-    add_flags(where, BuildConfig, ("source", "input", *INPUT_FLAGS, "only_shards"))
+    add_flags(where, BuildConfig, ("source", "input", *INPUT_OPTIONS, "only_shards"))
     add_flags(build.add_argument_group(SIZES_TITLE), BuildConfig, (*SIZES, "seed"))
     add_flags(build.add_argument_group("bad input"), BuildConfig, ("verify", "max_bad_fraction"))
 
@@ -277,11 +279,6 @@ def _add_export(export: Parser) -> None:
 def _add_report(report: Parser) -> None:
     _add_manifest(report)
     report.add_argument("--output", metavar="FILE", help="default: report.html beside the manifest")
-    report.add_argument(
-        "--force",
-        action="store_true",
-        help="replace any file at --output, even one that is no page",
-    )
     report.add_argument(
         "--images",
         type=int,

@@ -58,26 +58,24 @@ def emulator(log: Path) -> Iterator[str]:
     """The URL of a fake-gcs-server with one empty bucket; it runs as long as the block and keeps
     all in memory.
     """
-    address = f"127.0.0.1:{free_port()}"
-    command = [
-        emulator_binary(),
-        "-backend=memory",
-        "-scheme=http",
-        "-host=127.0.0.1",
-        "-log-level=warn",
-    ]
-    command += [
-        f"-port={address.rpartition(':')[2]}",
-        f"-public-host={address}",
-        f"-external-url=http://{address}",
-    ]
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    address = f"-host=127.0.0.1 -port={port} -public-host=127.0.0.1:{port} -external-url={url}"
+    flags = f"-backend=memory -scheme=http -log-level=warn {address}"
+    with serving([emulator_binary(), *flags.split()], log):
+        create_bucket(url, BUCKET)
+        yield url
+
+
+@contextmanager
+def serving(command: list[str], log: Path) -> Iterator[None]:
+    """Runs a server as long as the block."""
     with (
         log.open("wb") as output,
         subprocess.Popen(command, stdout=output, stderr=output) as server,
     ):
         try:
-            create_bucket(f"http://{address}", BUCKET)
-            yield f"http://{address}"
+            yield
         finally:
             server.terminate()
 
@@ -109,16 +107,9 @@ def moto(log: Path) -> Iterator[str]:
     memory.
     """
     port = free_port()
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", f"{port}"]
-    with (
-        log.open("wb") as output,
-        subprocess.Popen(command, stdout=output, stderr=output) as server,
-    ):
-        try:
-            send_when_up(urllib.request.Request(f"http://127.0.0.1:{port}/{BUCKET}", method="PUT"))
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            server.terminate()
+    with serving([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", f"{port}"], log):
+        send_when_up(urllib.request.Request(f"http://127.0.0.1:{port}/{BUCKET}", method="PUT"))
+        yield f"http://127.0.0.1:{port}"
 
 
 @pytest.fixture
@@ -138,15 +129,10 @@ def s3_environment(url: str) -> dict[str, str]:
 @pytest.fixture(params=["memory", "local", pytest.param("gs", marks=pytest.mark.gcs), "s3"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     """An empty storage of each kind in turn."""
-    if request.param in ("gs", "s3"):
-        return open_storage(
-            request.getfixturevalue({"gs": "gcs_root", "s3": "s3_root"}[request.param])
-        )
-    return open_storage(
-        f"memory://{uuid.uuid4().hex}/in/side"
-        if request.param == "memory"
-        else str(tmp_path / "root")
-    )
+    if root := {"gs": "gcs_root", "s3": "s3_root"}.get(request.param):
+        return open_storage(request.getfixturevalue(root))
+    memory = f"memory://{uuid.uuid4().hex}/in/side"
+    return open_storage(memory if request.param == "memory" else str(tmp_path / "root"))
 
 
 def emulator_binary() -> str:

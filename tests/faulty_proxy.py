@@ -15,12 +15,9 @@ every n-th or random requests. `delay_s` makes every answer late (a far-away buc
 Kinds of faults (`at` counts bytes of the answer's body, or of the request's body for the two about
 uploads):
 
-    status        answers `status` at once, with `put` and `headers` if given; the request is not
-                  passed on
-    answer        the same, with `put` and nothing else, be it empty
+    status        answers `status` at once, with `put` and `headers`; the request is not passed on
     reset         not passed on; the connection is reset
     lose          passed on and carried out, but the answer is lost: the connection is reset
-    instead       passed on and carried out, but `status` and `put` are answered
     shorten       the answer's body ends after `at` bytes, and its headers say so
     truncate      the answer's headers are whole, its body ends after `at` bytes, the connection is
                   closed
@@ -63,7 +60,7 @@ class Fault:
 @dataclass(frozen=True, slots=True)
 class Seen:
     """A request as it arrived: its number (from 0), method, path with query, headers (lower-case
-    names), body size.
+    names).
 
     `start` is the beginning of the body, in which an upload names its object.
     """
@@ -72,7 +69,6 @@ class Seen:
     method: str
     path: str
     headers: dict[str, str]
-    num_bytes: int
     start: bytes = b""
 
 
@@ -140,7 +136,7 @@ class FaultyProxy:
     def decide(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Fault | None:
         """Notes a request and asks the script about it."""
         with self._lock:
-            seen = Seen(len(self.seen), method, path, headers, len(body), body[:_STARTS_WITH])
+            seen = Seen(len(self.seen), method, path, headers, body[:_STARTS_WITH])
             self.seen.append(seen)
             return self.script(seen)
 
@@ -178,12 +174,10 @@ class _Handler(BaseHTTPRequestHandler):
         proxy = self.server.proxy
         headers = {name.lower(): value for name, value in self.headers.items()}
         body = self.rfile.read(int(headers.get("content-length", 0)))
-        fault = proxy.decide(self.command, self.path, headers, body) or Fault("status", status=0)
+        fault = proxy.decide(self.command, self.path, headers, body) or Fault("none")
         time.sleep(proxy.delay_s)
-        if fault.kind == "status" and fault.status:
-            self._answer(fault.status, list(fault.headers), fault.put or b"the proxy was told to")
-        elif fault.kind == "answer":
-            self._answer(fault.status, [], fault.put)
+        if fault.kind == "status":
+            self._answer(fault.status, list(fault.headers), fault.put)
         elif fault.kind == "reset":
             self._reset()
         elif fault.kind == "cut_upload":
@@ -214,8 +208,6 @@ class _Handler(BaseHTTPRequestHandler):
         data = answer.read()
         if fault.kind == "lose":
             self._reset()
-        elif fault.kind == "instead":
-            self._answer(fault.status, [], fault.put)
         elif fault.kind == "shorten":
             self._answer(answer.status, found, data[: fault.at])
         elif fault.kind == "replace":

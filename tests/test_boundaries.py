@@ -5,7 +5,6 @@ heavy library.
 import ast
 import itertools
 import re
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -15,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parent.parent
+from tests.makers.documented import REPOSITORY, run
+
 PACKAGES = ("shardset", "pipelines", "trainer")
 FILES = sorted(
     str(path.relative_to(REPOSITORY))
@@ -47,7 +47,7 @@ DOORS = {
     "timm": ["trainer/*"],
     "torch_xla": ["trainer/runtime/xla.py"],
     "onnx": ["trainer/tools/export.py"],
-    "wandb": ["trainer/record/loggers.py"],
+    "wandb": ["trainer/telemetry/loggers.py"],
     "webdataset": ["trainer/*", "shardset/adapters/webdataset.py"],
     "jinja2": ["shardset/html/page.py"],
 }
@@ -57,10 +57,10 @@ FLOORS = {
     "pipelines": ["images", "config", "sources", "plan", "write", "build", "sets", "cli"],
     "trainer": [
         "config",
-        "supervise",
+        "run_folder",
         "runtime",
         "data",
-        "record",
+        "telemetry",
         "model",
         "run",
         "loop",
@@ -310,10 +310,7 @@ def test_a_read_of_the_environment_at_import_would_be_seen():
 def imported_after(code: str) -> set[str]:
     """The modules that a fresh interpreter has loaded after running `code`."""
     script = f"{code}\nimport sys\nprint(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=True
-    )
-    return set(done.stdout.split())
+    return set(run([sys.executable, "-c", script], REPOSITORY).split())
 
 
 def importing_all_of(package: str) -> str:

@@ -1,31 +1,24 @@
 """The two programs as a shell sees them: names, versions."""
 
 import argparse
-import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
 
 from pipelines import parsers as pipelines
 from shardset.version import __version__
+from tests.makers.documented import REPOSITORY, SCRIPTS, run, start
 from trainer import cli as trainer
 
-REPOSITORY = Path(__file__).parent.parent
-SCRIPTS = Path(sysconfig.get_path("scripts"))
 PROGRAMS = ["shardset-pipelines", "shardset-trainer"]
-
-
-def run(words: list[str]) -> str:
-    return subprocess.run(words, check=True, capture_output=True, text=True).stdout
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_an_installed_program_says_its_version(program):
-    assert run([str(SCRIPTS / program), "--version"]) == f"shardset {__version__}\n"
+    assert run([str(SCRIPTS / program), "--version"], REPOSITORY) == f"shardset {__version__}\n"
 
 
 def parsers_of(parser):
@@ -53,47 +46,15 @@ def test_every_verb_and_every_flag_has_a_line_of_help(program):
 
 
 @pytest.mark.parametrize(
-    ("words", "library"),
-    [
-        ("pipelines build --source folder --input in --output out", "apache_beam"),
-        ("trainer train --recipe digits_smoke --fake-data --run-dir run", "torch"),
-    ],
-)
-def test_a_library_that_is_not_installed_is_named_with_the_extra_that_brings_it(
-    words, library, tmp_path
-):
-    program = words.split()[0]
-    start = (
-        f"import sys; sys.modules[{library!r}] = None; from {program}.__main__ import program;"
-        " program()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", start, *words.split()[1:]],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-    )
-    assert done.returncode == 1
-    assert f"the library {library} is not installed" in done.stderr
-    assert f"pip install 'shardset[{program}]'" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize(
     ("program", "redirected", "shown"),
     [("pipelines", "", "shards \\u2192 tars\n"), ("trainer", ">&-", "")],
 )
 def test_what_standard_output_can_not_take_does_not_end_a_program(program, redirected, shown):
-    start = (
+    code = (
         f"import {program}.cli as it; it.main = lambda: print('shards → tars') or 0; it.program()"
     )
-    done = subprocess.run(
-        ["sh", "-c", f'exec "$0" -c "$1" {redirected}', sys.executable, start],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONIOENCODING": "ascii"},
-    )
+    words = ["sh", "-c", f'exec "$0" -c "$1" {redirected}', sys.executable, code]
+    done = start(words, REPOSITORY, PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stdout, done.stderr) == (0, shown, "")
 
 

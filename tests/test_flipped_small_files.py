@@ -28,8 +28,9 @@ from tests.makers.doors import changing
 from tests.makers.shardset import put
 from trainer import config as configs
 from trainer.errors import CheckpointError
-from trainer.record import checkpoint, checkpoint_state, loss_files
-from trainer.record.checkpoint import CommitMark
+from trainer.run_folder import checkpoint, checkpoint_state
+from trainer.run_folder.checkpoint import CommitMark
+from trainer.telemetry import losses
 from trainer.tools import explain, report
 from trainer.tools.trained import _classes_of
 
@@ -40,7 +41,7 @@ MARK = CommitMark(
     num_bytes=len(STATE), crc32c="AAAAAA==",
 )  # fmt: skip
 OUTCOMES = np.zeros(50, [("id", "<i8"), ("loss", "<f4"), ("label", "<i8"), ("predicted", "<i8")])
-LOSSES = loss_files.losses_name(0)
+LOSSES = losses.losses_name(0)
 
 READS: dict[str, Callable[[Storage], Any]] = {
     versions.tag_path("paper"): versions.tags,
@@ -48,9 +49,7 @@ READS: dict[str, Callable[[Storage], Any]] = {
     "v.parquet": lambda s: [
         rows.ids.tolist() for rows in view.read_view(s, "v.parquet")[1].values()
     ],
-    LOSSES: lambda s: [
-        [column.tolist() for column in epoch] for epoch in loss_files.read_losses(s)
-    ],
+    LOSSES: lambda s: [[column.tolist() for column in epoch] for epoch in losses.read_losses(s)],
     "commit.json": lambda s: checkpoint._read_commit(s, "commit.json"),
     configs.CLASSES: lambda s: _classes_of(s, configs.TrainConfig(recipe="x", manifest="y")),
     configs.ORDER: lambda s: explain.read_small(s, configs.ORDER),
@@ -71,7 +70,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Storage:
         parent=".", parent_digest=digest, split="train", digest=view.view_digest(digest, rows)
     )
     put(storage, "v.parquet", view.view_to_bytes(head, rows))
-    put(storage, LOSSES, loss_files.losses_file(OUTCOMES, is_mixture=False))
+    put(storage, LOSSES, losses.losses_file(OUTCOMES, is_mixture=False))
     put(storage, "commit.json", checkpoint.msgspec.json.encode(MARK))
     put(storage, configs.CLASSES, b'["cat", "dog"]')
     put(storage, configs.ORDER, b"{}\n")

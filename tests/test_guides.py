@@ -3,12 +3,14 @@ run as it stands.
 """
 
 import json
+import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -21,11 +23,9 @@ from pipelines.cli import main as pipelines
 from scripts import venvs
 from shardset.errors import ShardsetError, missing_library
 from shardset.format import manifest as manifests
-from shardset.format.tar import StoredSample
-from shardset.storage.open import open_storage
-from tests.makers.documented import REPOSITORY, commands_of, run, run_all, write_inputs
+from tests.makers.documented import page, python_of, run, run_all, steps_of, write_inputs
 from tests.makers.folders import write_class_folders, write_images
-from tests.makers.shardset import pixels, png_samples, write_shard_set
+from tests.makers.shardset import new_set, pixels, png_samples
 from tests.makers.stored import samples_of
 from trainer.cli import main as trainer
 from trainer.errors import TrainingError, memory_errors
@@ -65,19 +65,20 @@ SLOW_LOOPS = {"torch": pytest.mark.slow, "litdata": pytest.mark.nightly}
 LOOPS = ["loop", "datasets", *(pytest.param(name, marks=mark) for name, mark in SLOW_LOOPS.items())]
 
 
-def steps_of(text: str) -> list[tuple[str, str]]:
-    """The blocks of a page that can be run, in their order: ("console" or "python", their text)."""
-    return re.findall(r"```(console|python)\n(.*?)```", text, flags=re.S)
-
-
 def section_of(title: str) -> str:
     """One section of the page about migrating."""
-    return (
-        (REPOSITORY / "docs/how-to/migrate.md")
-        .read_text()
-        .split(f"\n## {title}\n")[1]
-        .split("\n## ")[0]
-    )
+    return page("docs/how-to/migrate.md").split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def run_steps(text: str, place: Path, replaced: Mapping[str, str] | None = None) -> list[str]:
+    """What each command and each block of Python of a text prints, run in their order."""
+    printed = []
+    for kind, step in steps_of(text):
+        if kind == "console":
+            printed += run_all(map(str.strip, step.splitlines()), place, replaced or {})
+        else:
+            printed.append(run(python_for(step), place))
+    return printed
 
 
 def python_for(code: str) -> list[str]:
@@ -97,14 +98,9 @@ def peers_python() -> str:
 @pytest.mark.nightly
 def test_every_command_of_the_first_hour_works_in_its_order(tmp_path: Path) -> None:
     write_inputs(tmp_path)
-    printed = run_all(commands_of("docs/tutorials/quickstart.md"), tmp_path, SHORTER)
-    assert any("photos/cat/000.png: " in text for text in printed)
-    (loop,) = [
-        text
-        for kind, text in steps_of((REPOSITORY / "docs/tutorials/quickstart.md").read_text())
-        if kind == "python"
-    ]
-    assert "steps an epoch" in run([sys.executable, "-c", loop], tmp_path)
+    printed = "".join(run_steps(page("docs/tutorials/quickstart.md"), tmp_path, SHORTER))
+    assert "photos/cat/000.png: " in printed
+    assert "steps an epoch" in printed
 
 
 @pytest.mark.parametrize(
@@ -127,13 +123,8 @@ def test_each_way_of_migrating_works_in_its_order(title: str, tmp_path: Path) ->
         )
     if title == "MosaicML Streaming":
         run([peers_python(), "-c", WRITE_MDS], tmp_path)
-    steps = steps_of(section_of(title))
-    assert [kind for kind, _ in steps].count("python") >= 2
-    for kind, text in steps:
-        if kind == "console":
-            run_all(text.splitlines(), tmp_path, {})
-        else:
-            run(python_for(text), tmp_path)
+    assert len(python_of(section_of(title))) >= 2
+    run_steps(section_of(title), tmp_path)
 
 
 @pytest.mark.parametrize("name", LOOPS)
@@ -151,7 +142,7 @@ def test_each_loop_gives_the_writer_all_its_samples(name: str, tmp_path: Path) -
         for path in sorted((tmp_path / "pictures").rglob("*.png"))
     ]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "photos.parquet")
-    [code] = [text for _, text in steps_of(section_of(ANY_LOOP)) if f"shards-from-{name}" in text]
+    [code] = [text for text in python_of(section_of(ANY_LOOP)) if f"shards-from-{name}" in text]
     run(python_for(code), tmp_path)
     manifest = manifests.load(str(tmp_path / f"shards-from-{name}")).manifest
     split = manifest.split("train")
@@ -189,13 +180,8 @@ def test_the_recipe_for_each_other_form_of_input_gives_all_its_samples(
     title: str, tmp_path: Path
 ) -> None:
     write_forms(tmp_path)
-    (_, code), *commands = steps_of(section_of(title))
-    run([sys.executable, "-c", code], tmp_path)
-    run_all([command.strip() for _, command in commands], tmp_path, {})
-    output = (
-        tmp_path
-        / re.findall(r"shards-from-\w+", code + "".join(command for _, command in commands))[0]
-    )
+    run_steps(section_of(title), tmp_path)
+    [output] = tmp_path.glob("shards-from-*")
     manifest = manifests.load(str(output)).manifest
     assert sum(split.num_samples for split in manifest.splits.values()) == 12
     assert len(manifest.classes) == {"Flat folders": 2, "Arrays": 3}.get(title, 0)
@@ -205,26 +191,19 @@ def test_the_recipe_for_each_other_form_of_input_gives_all_its_samples(
             for split in manifest.splits
             for fields in samples_of(output, manifest, split).values()
         ]
-        assert max(json.loads(each["json"])["boxes"] for each in fields)[0] == [
-            2,
-            0.5,
-            0.5,
-            0.1,
-            0.2,
-        ]
+        boxes = max(json.loads(each["json"])["boxes"] for each in fields)
+        assert boxes[0] == [2, 0.5, 0.5, 0.1, 0.2]
 
 
 def test_the_page_about_migrating_has_no_section_that_is_not_run() -> None:
-    text = (REPOSITORY / "docs/how-to/migrate.md").read_text()
+    text = page("docs/how-to/migrate.md")
     assert re.findall(r"^## (.*)$", text, flags=re.M) == [ANY_LOOP, *SECTIONS, *FORMS]
     assert not steps_of(text.split("\n## ")[0])
 
 
 # --- docs/how-to/help.md: each message is one that the code gives -----------------------------
 
-MESSAGES: list[str] = re.findall(
-    r"```text\n(.*?)\n```", (REPOSITORY / "docs/how-to/help.md").read_text(), flags=re.S
-)
+MESSAGES: list[str] = re.findall(r"```text\n(.*?)\n```", page("docs/how-to/help.md"), flags=re.S)
 # What the rest of these need (a run, a second process, a bucket) takes seconds each; their own
 # tests provoke them.
 ELSEWHERE = (
@@ -240,7 +219,7 @@ BUILDS = {
     "is in the input": "folder --input photos --output photos/shards",
     "another shard set": "folder --input photos --holdout test=0.2 --output shards",
     "can't fill": "folder --input photos --num-shards 100",
-    "with folders that are splits": "folder --input sp --holdout test=0.1",
+    "--holdout with splits already": "folder --input sp --holdout test=0.1",
     "columns a, b": "listing --input odd.csv",
     "none of its 2 images": "listing --input moved.csv",
     "all numbers or all names": "listing --input mixed.csv",
@@ -294,88 +273,70 @@ def test_every_message_of_building_and_training_is_what_the_programs_print(
         assert message_with(words) in capsys.readouterr().err.replace(f"{tmp_path}/", "")
 
 
-def test_every_message_of_reading_is_what_the_stream_raises(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    samples: dict[str, Sequence[StoredSample]] = {
-        "test": png_samples("test", 8),
-        "train": png_samples("train", 40),
-    }
-    write_shard_set(open_storage("shards"), samples)
-
-    def stream(
-        url: str = "shards", split: str = "train", *, batch_size: int = 8, **given: Any
-    ) -> shardset.Stream:
-        return shardset.Stream(url, split, batch_size=batch_size, image_size=32, **given)
-
-    def as_one_of_two() -> None:
-        monkeypatch.setenv("WORLD_SIZE", "2")
-        try:
-            stream()
-        finally:
-            monkeypatch.delenv("WORLD_SIZE")
-
-    saved = stream().state_dict()
-    provoked: dict[str, Callable[[], object]] = {
-        "nowhere": lambda: stream("nowhere"),
-        "no split 'val'": lambda: stream(split="val"),
-        "WORLD_SIZE is 2": as_one_of_two,
-        "stream[0]": lambda: stream()[0],
-        "a global batch of 10": lambda: shardset.Stream(
-            "shards", "train", global_batch_size=10, rank=0, world_size=11, image_size=32
-        ),
-        "BudgetTooSmall": lambda: stream(budget_bytes=1000),
-        "from that state": lambda: stream(seed=1).load_state_dict(saved),
-    }
-    for words, act in provoked.items():
-        with pytest.raises(ShardsetError) as caught:
-            act()
-        assert f"{type(caught.value).__name__}: {caught.value}".startswith(message_with(words)), (
-            words
-        )
+def stream(url: str = "shards", split: str = "train", **given: Any) -> shardset.Stream:
+    size = {} if "global_batch_size" in given else {"batch_size": 8}
+    return shardset.Stream(url, split, image_size=32, **size, **given)
 
 
-def test_the_messages_about_libraries_and_memory_are_those_of_the_programs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sys, "executable", "/usr/bin/python3")
-    error = ModuleNotFoundError(name="apache_beam")
-    said = f"ModuleNotFoundError: {missing_library(error, 'pipelines')}"
-    assert said.startswith(message_with("the library apache_beam"))
-    with pytest.raises(TrainingError) as caught, memory_errors():
-        raise torch.OutOfMemoryError(
-            "CUDA out of memory. Tried to allocate 392.00 MiB.\nGPU 0 has ..."
-        )
-    assert f"TrainingError: {caught.value}".startswith(message_with("memory is too small"))
+@mock.patch.dict(os.environ, WORLD_SIZE="2")
+def one_of_two() -> None:
+    stream()
 
 
-def test_a_flipped_bit_gives_the_message_of_the_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_shard_set(open_storage("shards"), {"train": png_samples("train", 8)})
-    tar = tmp_path / "shards/train/train-000000.tar"
+def of_another_seed() -> None:
+    stream(seed=1).load_state_dict(stream().state_dict())
+
+
+def damaged() -> None:
+    tar = Path("shards/train/train-000000.tar")
     content = bytearray(tar.read_bytes())
     content[content.find(b"IDAT") + 6] ^= 1
     tar.write_bytes(content)
-    with pytest.raises(ShardsetError) as caught:
-        list(shardset.Stream("shards", "train", batch_size=8, image_size=32))
-    numbers = r"'[^']*'|\b[0-9a-f]{8}\b|\d+"
+    list(stream())
+
+
+@mock.patch.object(sys, "executable", "/usr/bin/python3")
+def without_beam() -> None:
+    raise ModuleNotFoundError(missing_library(ModuleNotFoundError(name="apache_beam"), "pipelines"))
+
+
+def out_of_memory() -> None:
+    said = "CUDA out of memory. Tried to allocate 392.00 MiB.\nGPU 0 has ..."
+    with memory_errors():
+        raise torch.OutOfMemoryError(said)
+
+
+READS: dict[str, Callable[[], object]] = {
+    "nowhere": lambda: stream("nowhere"),
+    "no split 'val'": lambda: stream(split="val"),
+    "WORLD_SIZE is 2": one_of_two,
+    "stream[0]": lambda: stream()[0],
+    "a global batch of 10": lambda: stream(global_batch_size=10, rank=0, world_size=11),
+    "BudgetTooSmall": lambda: stream(budget_bytes=1000),
+    "from that state": of_another_seed,
+    "DamagedShard": damaged,
+    "the library apache_beam": without_beam,
+    "memory is too small": out_of_memory,
+}
+
+
+@pytest.mark.parametrize("words", READS)
+def test_every_message_of_reading_is_what_is_raised(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(text: str) -> str:
+        """A message of damage without its numbers, which follow from the samples."""
+        return re.sub(r"'[^']*'|\b[0-9a-f]{8}\b|\d+", "#", text) if act is damaged else text
+
+    monkeypatch.chdir(tmp_path)
+    new_set({"test": png_samples("test", 8), "train": png_samples("train", 40)}, "shards")
+    act = READS[words]
+    with pytest.raises((ShardsetError, TrainingError, ModuleNotFoundError)) as caught:
+        act()
     found = f"{type(caught.value).__name__}: {caught.value}".replace(f"{tmp_path}/", "")
-    assert re.sub(numbers, "#", found) == re.sub(numbers, "#", message_with("DamagedShard"))
+    assert told(found).startswith(told(message_with(words)))
 
 
 def test_no_message_of_the_page_goes_without_a_test() -> None:
-    tested = [
-        *BUILDS,
-        *RUNS,
-        *ELSEWHERE,
-        "nowhere",
-        "no split 'val'",
-        "WORLD_SIZE is 2",
-        "stream[0]",
-    ]
-    tested += ["the library apache_beam", "memory is too small"]
-    tested += ["a global batch of 10", "BudgetTooSmall", "from that state", "DamagedShard"]
+    tested = [*BUILDS, *RUNS, *ELSEWHERE, *READS]
     assert sorted(map(message_with, tested)) == sorted(MESSAGES)

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -12,9 +11,10 @@ from shardset.format.index import index_dtype
 from shardset.format.naming import MAX_FIELD_BYTES, MAX_KEY_BYTES
 from shardset.format.shards import SHARD_DTYPE
 from tests.makers import golden
+from tests.makers.documented import page, start, steps_of
 
-PAGE = (golden.REPOSITORY / "docs/reference/format.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```(python|console)\n(.*?)```", PAGE, re.DOTALL)
+PAGE = page("docs/reference/format.md")
+BLOCKS = steps_of(PAGE)
 
 
 @pytest.mark.parametrize("record", golden.schema()["$defs"])
@@ -48,10 +48,7 @@ def test_the_limits_are_those_of_the_code():
 def test_every_example_runs_on_the_golden_set(tmp_path, language, code):
     shutil.copytree(golden.FOLDER, tmp_path / "shards")
     command = [sys.executable, "-c", code] if language == "python" else ["sh", "-e", "-c", code]
-    path = {"PYTHONPATH": str(golden.REPOSITORY), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=path, capture_output=True, text=True, check=False
-    )
+    done = start(command, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout
 

@@ -21,8 +21,7 @@ from tests.makers.shardset import put
 from trainer import cli as program
 from trainer import config as configs
 from trainer.errors import CheckpointError
-from trainer.record import checkpoint
-from trainer.supervise import run_lock
+from trainer.run_folder import checkpoint, lock
 from trainer.tools import explain, report
 
 DEEP = 100_000 * b"["
@@ -74,7 +73,7 @@ def test_a_file_that_must_be_read_is_named(
 
 @EITHER
 def test_what_may_be_damaged_is_left_out(folder: Storage, data: bytes):
-    assert [quarantine_entry(data), report._record_of(data), run_lock._read(data)] == [
+    assert [quarantine_entry(data), report._record_of(data), lock._read(data)] == [
         None,
         None,
         None,

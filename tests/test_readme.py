@@ -6,9 +6,17 @@ import sys
 import pytest
 
 from shardset.format import manifest as manifests
-from tests.makers.documented import REPOSITORY, commands_of, run, run_all, write_inputs
+from tests.makers.documented import (
+    REPOSITORY,
+    commands_of,
+    page,
+    python_of,
+    run,
+    run_all,
+    write_inputs,
+)
 
-README = (REPOSITORY / "README.md").read_text()
+README = page("README.md")
 COMMANDS = commands_of("README.md")
 # These two are what CI itself runs.
 ELSEWHERE = [c for c in COMMANDS if c.startswith("make ")]
@@ -27,7 +35,7 @@ def test_every_data_command_of_the_readme_works_in_its_order(tmp_path):
     assert len(ELSEWHERE) == 2
     of_data = [command for command in COMMANDS if command not in {*ELSEWHERE, *OF_TRAINER}]
     run_all(of_data, tmp_path, SMALLER)
-    stream, others = re.findall(r"```python\n(.*?)```", README, flags=re.S)
+    stream, others = python_of(README)
     assert "3 steps an epoch" in run([sys.executable, "-c", stream], tmp_path)
     assert run([sys.executable, "-c", others], tmp_path).strip()
     assert manifests.load(str(tmp_path / "written")).manifest.split("train").num_samples == 10

@@ -20,13 +20,12 @@ from pipelines import parsers
 from shardset.errors import ShardsetError, brought_by
 from shardset.format.columns import npy
 from shardset.storage.open import open_storage
+from tests.makers.documented import REPOSITORY, start
 from tests.makers.folders import write_class_folders
 from tests.makers.shardset import image_sample, write_shard_set
 from tests.makers.tars import tar_bytes
 from tests.makers.training import NUM_TRAIN, shard_set
 from trainer import cli
-
-REPOSITORY = Path(__file__).parent.parent
 
 HIDE = """
 import sys
@@ -98,13 +97,7 @@ def run_without(hidden: set[str], folder: Path, *words: str) -> subprocess.Compl
     (folder / "hide").mkdir(exist_ok=True)
     (folder / "hide/sitecustomize.py").write_text(HIDE.format(hidden=hidden))
     path = os.pathsep.join([str(folder / "hide"), str(REPOSITORY)])
-    return subprocess.run(
-        [sys.executable, "-m", *words],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path},
-    )
+    return start([sys.executable, "-m", *words], folder, PYTHONPATH=path)
 
 
 @pytest.mark.parametrize(
@@ -224,12 +217,21 @@ def test_an_extra_alone_in_a_fresh_environment_has_all_that_its_commands_import(
     check_commands(extra, lambda *words: run([home / "bin/python", "-m", *words]))
 
 
-def test_a_hidden_library_is_hidden_from_a_program_and_its_workers(tmp_path):
-    done = run_without(
-        {"apache_beam"}, tmp_path, "pipelines", "build", "--source=x", "--input=y", "--output=z"
-    )
-    assert "the library apache_beam is not installed" in done.stderr
-    assert "pip install 'shardset[pipelines]'" in done.stderr
+@pytest.mark.parametrize(
+    ("words", "library"),
+    [
+        ("pipelines build --source folder --input in --output out", "apache_beam"),
+        ("trainer train --recipe digits_smoke --fake-data --run-dir run", "torch"),
+    ],
+)
+def test_a_library_that_is_not_installed_is_named_with_the_extra_that_brings_it(
+    words, library, tmp_path
+):
+    done = run_without({library}, tmp_path, *words.split())
+    assert done.returncode == 1
+    assert f"the library {library} is not installed" in done.stderr
+    assert f"pip install 'shardset[{words.split()[0]}]'" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_stream_of_bytes_needs_no_opencv(tmp_path):

@@ -3,7 +3,7 @@
 import sys
 from typing import NoReturn
 
-from trainer.supervise import preemption
+from trainer.runtime import preemption
 
 
 def program() -> NoReturn:

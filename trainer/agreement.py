@@ -14,10 +14,10 @@ from shardset.settings import values_of
 from trainer.config import ModelConfig, TrainConfig, from_dict, mixed_sets
 from trainer.data.splits import Data, order_of
 from trainer.model.schedule import Schedule
-from trainer.record.checkpoint import differences_of
-from trainer.record.checkpoint_state import CheckpointState
+from trainer.run_folder.checkpoint import differences_of
+from trainer.run_folder.checkpoint_state import CheckpointState
+from trainer.run_folder.lock import UNRIVALLED, RunLock, acquire_run_lock, run_lock_of
 from trainer.runtime.base import Runtime
-from trainer.supervise.run_lock import UNRIVALLED, RunLock, acquire_run_lock, run_lock_of
 
 
 def check_batch_size(config: TrainConfig, runtime: Runtime) -> None:

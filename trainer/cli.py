@@ -166,7 +166,6 @@ def _add_report(verbs: "Verbs") -> None:
     verb = _add_verb(verbs, "report", _make_report, text)
     verb.add_argument("run_dir", metavar="RUN", help=RUN_DIR_HELP)
     verb.add_argument("--output", metavar="FILE", help="default: report.html in the run folder")
-    verb.add_argument("--force", action="store_true", help="replace any file at --output")
 
 
 def _add_export(verbs: "Verbs") -> None:
@@ -297,7 +296,7 @@ def _job(options: argparse.Namespace) -> None:
 
 
 def _merge_logs(options: argparse.Namespace) -> None:
-    from trainer.record.run_folder import merged_logs
+    from trainer.run_folder.names import merged_logs
 
     _check_run_dir(options.run_dir)
     for line in merged_logs(open_storage(options.run_dir)):
@@ -310,7 +309,7 @@ def _make_report(options: argparse.Namespace) -> None:
     from trainer.tools import report
 
     _check_run_dir(options.run_dir)
-    run, url, num_bytes = report.write(options.run_dir, options.output, force=options.force)
+    run, url, num_bytes = report.write(options.run_dir, options.output)
     print(f"report: {url} ({decimal(num_bytes)}, {count(run.last_step, 'step')})")
 
 

@@ -106,9 +106,6 @@ class ModelConfig:
         False, "train the last layer only; the others keep their weights and statistics"
     )
     kwargs: Kwargs | None = setting(None, "further arguments of the model")
-    checkpoint_activations: bool = setting(
-        False, "keep few activations: less memory, about a third slower"
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,9 +177,6 @@ class OptimizerConfig:
     momentum: Share = setting(0.9, "momentum of the optimizer, if it has one")
     head_learning_rate: Positive | None = setting(
         None, "peak learning rate of the last layer; none: that of all", flag="--head-lr"
-    )
-    layer_decay: Part | None = setting(
-        None, "each layer's learning rate as a share of that of the layer above it"
     )
     kwargs: Kwargs | None = setting(None, "further arguments of the optimizer")
 

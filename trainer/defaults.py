@@ -17,7 +17,7 @@ from shardset.storage.open import open_storage
 from trainer import config as configs
 from trainer.config import TrainConfig, mixed_sets
 from trainer.flags import FLAGS, ConfigFlags
-from trainer.record import run_folder
+from trainer.run_folder import names
 from trainer.runtime.machine import Machine, machine
 
 if TYPE_CHECKING:
@@ -48,21 +48,19 @@ def choose(
     facts: "SetFacts", machine: Machine, given: Mapping[str, Any], input_of: InputOf
 ) -> Settings:
     """The settings that were not given."""
-    settings = _with(given, _model(facts, machine, given))
-    of_model = input_settings(settings, settings["model.name"], input_of)
-    settings = _with(settings, of_model or _size(facts, machine))
-    settings = _with(
-        settings,
-        _crop(facts, settings) | steps_of(facts.num_samples, settings, machine.num_processes),
-    )
-    settings = _with(settings, _optimizer(settings))
-    settings = _with(settings, _memory(machine))
+    settings = dict(given)
+
+    def add(others: Settings) -> None:
+        for key, value in others.items():
+            settings.setdefault(key, value)
+
+    add(_model(facts, machine, given))
+    add(input_settings(settings, settings["model.name"], input_of) or _size(facts, machine))
+    add(_crop(facts, settings))
+    add(steps_of(facts.num_samples, settings, machine.num_processes))
+    add(_optimizer(settings))
+    add(_memory(machine))
     return {"recipe": NAME} | {key: value for key, value in settings.items() if key not in given}
-
-
-def _with(settings: Mapping[str, Any], others: Settings) -> Settings:
-    """The settings and those of the others that are not there."""
-    return dict(settings) | {key: value for key, value in others.items() if key not in settings}
 
 
 def input_settings(given: Mapping[str, Any], model: str, input_of: InputOf) -> Settings:
@@ -82,21 +80,13 @@ def input_settings(given: Mapping[str, Any], model: str, input_of: InputOf) -> S
 def _model(facts: "SetFacts", machine: Machine, settings: Mapping[str, Any]) -> Settings:
     side = min(facts.side, settings.get("image.size", facts.side))
     is_pretrained = settings.get("model.pretrained") is not None
+    is_tiny = side <= TINY_SIDE and not is_pretrained
+    is_large = side > SMALL_SIDE and (is_pretrained or facts.num_samples >= MANY_SAMPLES)
     if machine.device == "cpu":
-        name = (
-            "trainer.model:tiny_resnet" if side <= TINY_SIDE and not is_pretrained else "resnet18"
-        )
+        name = "trainer.model:tiny_resnet" if is_tiny else "resnet18"
     else:
-        name = (
-            "resnet50"
-            if side > SMALL_SIDE and (is_pretrained or facts.num_samples >= MANY_SAMPLES)
-            else "resnet18"
-        )
-    has_small_stem = (
-        name == "resnet18" == settings.get("model.name", name)
-        and side <= TINY_SIDE
-        and not is_pretrained
-    )
+        name = "resnet50" if is_large else "resnet18"
+    has_small_stem = is_tiny and name == "resnet18" == settings.get("model.name", name)
     return {"model.name": name, "model.stem": "cifar" if has_small_stem else "imagenet"}
 
 
@@ -191,7 +181,7 @@ def resolve(flags: ConfigFlags) -> tuple[TrainConfig, str]:
     if flags.recipe is None and not given.get("fake_data"):
         run_dir = str(given.get("run_dir", TrainConfig().run_dir))
         folder = open_storage(run_dir)
-        if run_folder.steps(folder):
+        if names.steps(folder):
             recorded = configs.recorded(folder)
             same = strategy_on(machine()) if recorded.recipe == NAME else {}
             config = flags.config(configs.continued(recorded, run_dir), same)

@@ -69,6 +69,6 @@ def memory_errors() -> Iterator[None]:
             raise
         raise TrainingError(
             f"memory is too small for a step ({first_line(error)}); raise --set accumulate= (the"
-            " same batches in more passes), set model.checkpoint_activations=true, or give a"
-            " smaller --global-batch-size, --image-size or --model"
+            " same batches in more passes), or give a smaller --global-batch-size, --image-size or"
+            " --model"
         ) from error

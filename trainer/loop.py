@@ -14,11 +14,11 @@ from trainer.data.device_feed import DeviceFeed
 from trainer.data.rows import Totals
 from trainer.data.splits import BatchSource, load_once, open_data, open_evaluation, steps_of
 from trainer.model.learner import Learner
-from trainer.record import checkpoint
-from trainer.record.evaluation import WORST, lines_by_class, worst_of
-from trainer.record.metrics import check_evaluation
 from trainer.run import OpenData, Run
+from trainer.run_folder import checkpoint
 from trainer.runtime.base import Runtime
+from trainer.telemetry.evaluation import WORST, lines_by_class, worst_of
+from trainer.telemetry.metrics import check_evaluation
 
 FETCH_EVERY = 16
 """Evaluation steps between two fetches from the device, each of which also asks whether to stop."""

@@ -91,61 +91,6 @@ def imagenet_resnet50() -> TrainConfig:
     )
 
 
-def imagenet_resnet50_a3() -> TrainConfig:
-    """ImageNet in 100 epochs at 160 pixels, evaluated at 224. Published: 78.1 %, not run here.
-
-    Procedure A3 of "ResNet strikes back" (arXiv:2110.00476), as in mmpretrain's
-    resnet50_8xb256-rsb-a3-100e_in1k.py; the accuracy is timm's for resnet50.a3_in1k. There,
-    training crops are bicubic too, and the cosine ends at 1e-6.
-    """
-    return TrainConfig(
-        recipe="imagenet_resnet50_a3",
-        epochs=100,
-        global_batch_size=2048,
-        precision="bf16",
-        log_every_steps=50,
-        image=ImageConfig(
-            size=160,
-            eval_size=224,
-            eval_resize=236,
-            eval_interpolation="bicubic",
-            auto_augment="rand-m6-mstd0.5-inc1",
-        ),
-        optimizer=OptimizerConfig(name="lamb", learning_rate=8e-3, weight_decay=0.02),
-        regularize=RegularizeConfig(loss="bce", bce_threshold=0.2, mixup=0.1, cutmix=1.0),
-    )
-
-
-def imagenet_vit_s16() -> TrainConfig:
-    """ImageNet in 90 epochs with a ViT-S/16. Published: 76.5 %, not run here.
-
-    From big_vision/configs/vit_s16_i1k.py of github.com/google-research/big_vision
-    (arXiv:2205.01580). Its weight decay of 1e-4 is not multiplied by the rate, so it is 0.1 here.
-    There, crops are 5 to 100 % of an image (here 8), positions are sines (here learned), and the
-    head has a second layer.
-    """
-    return TrainConfig(
-        recipe="imagenet_vit_s16",
-        epochs=90,
-        global_batch_size=1024,
-        precision="bf16",
-        log_every_steps=50,
-        model=ModelConfig(
-            name="vit_small_patch16_224",
-            kwargs={
-                "class_token": False,
-                "global_pool": "avg",
-                "fc_norm": False,
-                "weight_init": "jax",
-            },
-        ),
-        image=ImageConfig(auto_augment="rand-m10-n2-p1", mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)),
-        optimizer=OptimizerConfig(name="adamw", learning_rate=1e-3, weight_decay=0.1),
-        schedule=ScheduleConfig(warmup_epochs=8.0),
-        regularize=RegularizeConfig(mixup=0.2, clip_norm=1.0),
-    )
-
-
 RECIPES: dict[str, Callable[[], TrainConfig]] = {
     function.__name__: function
     for function in (
@@ -154,8 +99,6 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
         cifar10_resnet18,
         cifar10_resnet50,
         imagenet_resnet50,
-        imagenet_resnet50_a3,
-        imagenet_vit_s16,
     )
 }
 

@@ -25,15 +25,15 @@ from trainer.data.splits import Data, SampleDigest, Step, check_epoch, open_data
 from trainer.errors import CheckpointError, Preempted
 from trainer.model import augment, schedule
 from trainer.model.learner import Learner, step_key
-from trainer.record import checkpoint
-from trainer.record.checkpoint_state import CheckpointState, Position, position_of
-from trainer.record.loggers import start_wandb
-from trainer.record.loss_files import losses_file, losses_name
-from trainer.record.metrics import RunLog, check_evaluation
-from trainer.record.run_folder import RunFolder
-from trainer.record.telemetry import PROFILE, Telemetry
+from trainer.run_folder import checkpoint
+from trainer.run_folder.checkpoint_state import CheckpointState, Position, position_of
+from trainer.run_folder.upload import RunFolder
 from trainer.runtime.base import Runtime
-from trainer.supervise.preemption import METADATA, PreemptionNotice
+from trainer.runtime.preemption import METADATA, PreemptionNotice
+from trainer.telemetry.counts import PROFILE, Telemetry
+from trainer.telemetry.loggers import start_wandb
+from trainer.telemetry.losses import losses_file, losses_name
+from trainer.telemetry.metrics import RunLog, check_evaluation
 
 OpenData = Callable[[TrainConfig, int, int], Data]
 
@@ -94,9 +94,7 @@ class Run:
         state = self._load_checkpoint()
         for text in doubts_about(self.config, self.data, self._rate_at, state):
             self._log.note(f"note: {text}")
-        self.learner = Learner(
-            self.runtime, self.config, self.data.num_classes, state, self.data.class_names
-        )
+        self.learner = Learner(self.runtime, self.config, self.data.num_classes, state)
         self._restore(state)
         order = order_of(self.data.train, 0, 0)
         self._folder.write_records(

@@ -3,8 +3,7 @@ original name.
 """
 
 import re
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -12,6 +11,7 @@ import numpy as np
 
 from pipelines import split_table
 from pipelines.check.problems import read_quarantine
+from pipelines.plan.files import in_order
 from shardset.errors import ConfigError
 from shardset.format import manifest as manifests
 from shardset.format.catalog import read_names
@@ -26,7 +26,6 @@ NO_NAMES = (
 )
 _OLDER = "older versions have it as long as they are left: `log SET` lists them, SET@N is one"
 _SHARD_FIELDS = ("path", "num_samples", "num_bytes", "first_id")
-_THREADS = 8
 _MAX_REASONS = 20
 """An error lists this many entries of the quarantine list."""
 
@@ -67,32 +66,29 @@ def inspect(
     or a label). Raises ConfigError if there is no such split, class, shard or sample.
     """
     loaded = manifests.load(url)
-    manifest, storage, view = loaded
-    if split is not None and split not in manifest.splits:
-        raise ConfigError(
-            f"no split {split!r} in this shard set; it has {', '.join(sorted(manifest.splits))}"
-        )
-    label = None if class_name is None else find_label(manifest, class_name)
-    wanted, split = split, None if split is None else loaded.stored_split(split)
-    whole = loaded.without_view().manifest
+    splits, whole = loaded.manifest.splits, loaded.without_view()
+    if split is not None and split not in splits:
+        has = ", ".join(sorted(splits))
+        raise ConfigError(f"no split {split!r} in this shard set; it has {has}")
+    label = None if class_name is None else find_label(loaded.manifest, class_name)
+    stored = None if split is None else loaded.stored_split(split)
     if key is not None:
-        samples = find_key(storage, whole, key, split=split)
+        samples = find_key(whole, key, split=stored)
     elif name is not None:
-        samples = find_name(storage, whole, name, split=split)
+        samples = find_name(whole, name, split=stored)
     elif shard is not None:
-        if split is None and len(manifest.splits) > 1:
-            names = " or --split ".join(sorted(manifest.splits))
+        if split is None and len(splits) > 1:
+            names = " or --split ".join(sorted(splits))
             raise ConfigError(f"every split has its own shards; add --split {names}")
-        samples = samples_of_shard(storage, whole, split or next(iter(whole.splits)), shard)
+        samples = samples_of_shard(whole, stored or next(iter(whole.manifest.splits)), shard)
     else:
-        return overview(counted(loaded), url, split=wanted, label=label)
-    if view is not None:
-        splits = [wanted] if wanted else [*manifest.splits]
+        return overview(counted(loaded), url, split=split, label=label)
+    if loaded.view is not None:
         samples = [
             each
-            for each_split in splits
+            for wanted in ([split] if split else splits)
             for one in samples
-            for each in _in_view(loaded, each_split, one)
+            for each in _in_view(loaded, wanted, one)
         ]
     return [sample for sample in samples if label in (None, sample.label)]
 
@@ -138,7 +134,7 @@ def overview(
         "seed": manifest.seed,
         "splits": split_table.of_set(splits),
         "classes": [
-            {"label": info.label, "name": info.name, "wnid": info.wnid}
+            msgspec.structs.asdict(info)
             | {"counts": {name: counts[info.label] for name, counts in totals.items()}}
             for info in manifest.classes
             if label in (None, info.label)
@@ -175,24 +171,19 @@ def find_label(manifest: Manifest, wanted: str) -> int:
     )
 
 
-def samples_of_shard(
-    storage: Storage, manifest: Manifest, split: str, number: int
-) -> list[SampleInfo]:
+def samples_of_shard(loaded: LoadedSet, split: str, number: int) -> list[SampleInfo]:
     """The samples of one shard in position order; raises ConfigError, NotFound or DamagedShard."""
-    shards = manifest.split(split).shards
+    shards = loaded.manifest.split(split).shards
     if not 0 <= number < len(shards):
         raise ConfigError(
             f"no shard {number} in split {split!r}: it has {len(shards)}, numbered 0 to"
             f" {len(shards) - 1}"
         )
-    index = read_index(storage, shards[number])
-    names = read_names(storage, shards[number], index["key"])
-    return [_sample(manifest, split, number, index, row, names) for row in range(len(index))]
+    index = read_index(loaded.storage, shards[number])
+    return _samples(loaded, split, number, index, range(len(index)))
 
 
-def find_key(
-    storage: Storage, manifest: Manifest, key: str, *, split: str | None = None
-) -> list[SampleInfo]:
+def find_key(loaded: LoadedSet, key: str, *, split: str | None = None) -> list[SampleInfo]:
     """The sample with that key, and its copies (`KEY@2`); reads the indexes.
 
     Raises ConfigError if there is none.
@@ -200,7 +191,7 @@ def find_key(
     own_or_copy = re.compile(rf"{re.escape(key)}(@[0-9]+)?").fullmatch
 
     def in_shard(name: str, number: int, shard: Shard) -> list[SampleInfo]:
-        index = read_index(storage, shard)
+        index = read_index(loaded.storage, shard)
         # Only the few keys with this beginning are decoded: a shard may hold a million.
         candidates = np.flatnonzero(
             np.char.startswith(index["key"], key.encode("utf-8", "surrogateescape"))
@@ -208,27 +199,25 @@ def find_key(
         rows = [
             row for row in candidates if own_or_copy(index["key"][row].decode("ascii", "replace"))
         ]
-        names = read_names(storage, shard, index["key"]) if rows else None
-        return [_sample(manifest, name, number, index, row, names) for row in rows]
+        return _samples(loaded, name, number, index, rows)
 
-    samples = _over_shards(manifest, split, in_shard)
+    samples = _over_shards(loaded, split, in_shard)
     if not samples:
         advice = "look at some keys with --shard 0, or search by --name"
-        if manifests.hash_of_key(key) in manifest.forgotten:
+        if manifests.hash_of_key(key) in loaded.manifest.forgotten:
             advice = f"`compact` dropped it; {_OLDER}"
         raise ConfigError(f"no sample has the key {key!r}; {advice}")
     return samples
 
 
-def find_name(
-    storage: Storage, manifest: Manifest, name: str, *, split: str | None = None
-) -> list[SampleInfo]:
+def find_name(loaded: LoadedSet, name: str, *, split: str | None = None) -> list[SampleInfo]:
     """All samples made from the raw sample of that original name, or of a name that ends with `/`
     and it.
 
     Shards whose names are not left (see `read_names`) are left out. Raises ConfigError if no sample
     is found, with the reason if the raw sample was rejected or names are gone.
     """
+    manifest, storage, _ = loaded
     without_names = []
 
     def in_shard(split_name: str, number: int, shard: Shard) -> list[SampleInfo]:
@@ -241,12 +230,12 @@ def find_name(
         rows = [row for row, found in enumerate(names) if f"/{found}".endswith(f"/{name}")]
         if not rows:
             return []
-        index = read_index(storage, shard)
-        if read_names(storage, shard, index["key"]) is None:
+        samples = _samples(loaded, split_name, number, read_index(storage, shard), rows)
+        if samples[0].name is None:
             raise ConfigError(f"{storage.url}: {NO_NAMES}, for {shard.path}; search by --key")
-        return [_sample(manifest, split_name, number, index, row, names) for row in rows]
+        return samples
 
-    samples = _over_shards(manifest, split, in_shard)
+    samples = _over_shards(loaded, split, in_shard)
     if not samples:
         unknown = (
             f"no sample was made from {name!r}, and {manifest.quarantine.path} does not list it;"
@@ -279,46 +268,41 @@ def _why_rejected(storage: Storage, manifest: Manifest, name: str, split: str | 
 
 
 def _over_shards(
-    manifest: Manifest, split: str | None, in_shard: Callable[[str, int, Shard], list[SampleInfo]]
+    loaded: LoadedSet, split: str | None, in_shard: Callable[[str, int, Shard], list[SampleInfo]]
 ) -> list[SampleInfo]:
-    names = list(manifest.splits) if split is None else [split]
     tasks = [
         (name, number, shard)
-        for name in names
-        for number, shard in enumerate(manifest.split(name).shards)
+        for name in (loaded.manifest.splits if split is None else [split])
+        for number, shard in enumerate(loaded.manifest.split(name).shards)
     ]
-    with ThreadPoolExecutor(_THREADS) as threads:
-        return [
-            sample
-            for samples in threads.map(lambda task: in_shard(*task), tasks)
-            for sample in samples
-        ]
+    found = in_order(loaded.storage, tasks, lambda task: in_shard(*task))
+    return [sample for samples in found for sample in samples]
 
 
-def _sample(
-    manifest: Manifest,
-    split: str,
-    number: int,
-    index: np.ndarray,
-    row: int,
-    names: list[str] | None,
-) -> SampleInfo:
-    shard, record = manifest.splits[split].shards[number], index[row]
-    label = int(record["label"])
-    ranges = {field: record[f".{field}"].item() for field in index_fields(index)}
-    return SampleInfo(
-        split=split,
-        shard=shard.path,
-        number=number,
-        position=row,
-        id=shard.first_id + row,
-        key=record["key"].decode("ascii", "replace"),
-        name=names[row] if names else None,
-        label=label,
-        class_name=manifest.class_name(label),
-        source=int(record["source"]),
-        copy=int(record["copy"]),
-        byte_ranges={
-            field: offset_size for field, offset_size in ranges.items() if offset_size != (0, 0)
-        },
-    )
+def _samples(
+    loaded: LoadedSet, split: str, number: int, index: np.ndarray, rows: Sequence[int]
+) -> list[SampleInfo]:
+    """The samples in some rows of the index of a shard."""
+    shard, samples = loaded.manifest.splits[split].shards[number], []
+    names = read_names(loaded.storage, shard, index["key"]) if rows else None
+    for row in rows:
+        record = index[row]
+        label = int(record["label"])
+        ranges = {field: record[f".{field}"].item() for field in index_fields(index)}
+        samples.append(
+            SampleInfo(
+                split=split,
+                shard=shard.path,
+                number=number,
+                position=row,
+                id=shard.first_id + row,
+                key=record["key"].decode("ascii", "replace"),
+                name=names[row] if names else None,
+                label=label,
+                class_name=loaded.manifest.class_name(label),
+                source=int(record["source"]),
+                copy=int(record["copy"]),
+                byte_ranges={field: found for field, found in ranges.items() if found != (0, 0)},
+            )
+        )
+    return samples

@@ -82,24 +82,21 @@ def check_shard(task: ShardTask) -> ShardFindings:
 
 
 def _check_object(storage: Storage, file: Shard | IndexFile, findings: ShardFindings) -> None:
-    try:
-        stat = read_twice(
-            lambda: storage.stat(file.path),
-            lambda stat: stat.num_bytes == file.num_bytes and stat.crc32c in (None, file.crc32c),
-        )
-        crc32c = stat.crc32c
+    def look() -> tuple[int, str | None]:
+        stat = storage.stat(file.path)
         # An object of another size is wrong anyway; reading it would only take time.
-        if crc32c is None and stat.num_bytes == file.num_bytes:
-            crc32c = read_twice(
-                lambda: stored_crc32c(storage, file.path, file.num_bytes),
-                lambda crc32c: crc32c == file.crc32c,
-            )
-            findings.num_bytes += file.num_bytes
+        if stat.crc32c or stat.num_bytes != file.num_bytes:
+            return stat.num_bytes, stat.crc32c
+        findings.num_bytes += file.num_bytes
+        return stat.num_bytes, stored_crc32c(storage, file.path, file.num_bytes)
+
+    try:
+        num_bytes, crc32c = read_twice(look, lambda found: found == (file.num_bytes, file.crc32c))
     except StorageError as error:
         findings.problems.append(problem_of(file.path, error))
         return
-    if stat.num_bytes != file.num_bytes:
-        findings.add(file.path, f"{stat.num_bytes} bytes, expected {file.num_bytes}; {_REBUILD}")
+    if num_bytes != file.num_bytes:
+        findings.add(file.path, f"{num_bytes} bytes, expected {file.num_bytes}; {_REBUILD}")
     elif crc32c != file.crc32c:
         findings.add(
             file.path,

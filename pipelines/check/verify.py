@@ -1,7 +1,6 @@
 """Verifies a whole shard set: each shard, and all of them against the manifest and the folders."""
 
 import hashlib
-import json
 import multiprocessing
 import os
 import re
@@ -10,9 +9,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
-import msgspec
+import numpy as np
 
-from pipelines.check.duplicate_keys import duplicate_keys
 from pipelines.check.problems import Problem, check_quarantine, lines_of, problem_of
 from pipelines.check.shard import ShardFindings, ShardTask, check_shard
 from pipelines.images.options import options_to_read
@@ -21,6 +19,7 @@ from shardset.errors import ConfigError, DamagedShard, StorageError
 from shardset.format import manifest as manifests
 from shardset.format.manifest import Manifest
 from shardset.program import count
+from shardset.read.indexes import read_index
 from shardset.storage.base import Storage
 from shardset.storage.checked import read_object
 
@@ -100,14 +99,7 @@ def verify(url: str, *, deep: bool, progress: ShowProgress | None = None) -> Ver
     ]
     if deep:
         problems += _split_problems(manifest, tasks, checked)
-        repeated = duplicate_keys(
-            storage, [task.shard for task in tasks], [one.key_hashes for one in checked]
-        )
-        for shard, key, first in repeated:
-            name = key.decode("ascii", "replace")
-            problems.append(
-                Problem(shard.path, f"has a sample {name} as {first.path} has; rebuild the set")
-            )
+        problems += _repeated_keys(tasks, checked)
     return VerifyReport(
         url=url,
         digest=manifest.digest,
@@ -120,23 +112,18 @@ def verify(url: str, *, deep: bool, progress: ShowProgress | None = None) -> Ver
     )
 
 
-def render(report: VerifyReport, *, max_problems: int = 100) -> str:
+def lines(report: VerifyReport, *, max_problems: int = 100) -> list[str]:
     """The report as lines for a terminal: the first `max_problems` problems, then one line that
     sums up.
     """
-    lines = lines_of(report.problems, max_problems, " (all of them with --json)")
+    problems = lines_of(report.problems, max_problems, " (all of them with --json)")
     outcome = count(len(report.problems), "problem") if report.problems else "no problem"
     images = f", {report.num_images:,} images decoded" if report.deep else ""
     read = (
         f"{report.num_shards:,} shards, {report.num_samples:,} samples, {report.num_bytes:,} bytes"
         f" read{images}"
     )
-    return "\n".join([*lines, f"verified {read}: {outcome}"])
-
-
-def to_json(report: VerifyReport) -> str:
-    """The report as one JSON object with all problems, and `ok`."""
-    return json.dumps({"ok": report.ok, **msgspec.to_builtins(report)}, indent=1)
+    return [*problems, f"verified {read}: {outcome}"]
 
 
 def _check_all(tasks: list[ShardTask], progress: ShowProgress | None) -> list[ShardFindings]:
@@ -232,3 +219,21 @@ def _split_problems(
                     f"split {name}",
                     f"holds {found} {what}, the manifest says {expected}; rebuild the set",
                 )
+
+
+def _repeated_keys(tasks: list[ShardTask], checked: list[ShardFindings]) -> Iterator[Problem]:
+    """The keys that occur again: by their hashes first, so that a billion keys fit the memory."""
+    hashes = np.concatenate([np.zeros(0, np.uint64), *(one.key_hashes for one in checked)])
+    _, inverse, counts = np.unique(hashes, return_inverse=True, return_counts=True)
+    # Equal hashes prove nothing yet: the keys of these samples are read and compared.
+    suspects = np.flatnonzero(counts[inverse] > 1)
+    first_ids = np.cumsum([0, *(len(one.key_hashes) for one in checked)])
+    by_shard = np.split(suspects, np.searchsorted(suspects, first_ids[1:]))
+    first: dict[str, str] = {}
+    for task, first_id, ids in zip(tasks, first_ids, by_shard, strict=False):
+        keys = read_index(task.storage, task.shard)["key"][ids - first_id] if len(ids) else ids
+        for key in keys.astype(str).tolist():
+            if key in first:
+                text = f"has a sample {key} as {first[key]} has; rebuild the set"
+                yield Problem(task.shard.path, text)
+            first.setdefault(key, task.shard.path)

@@ -9,25 +9,14 @@ sample.
 
 import json
 import re
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 import yaml
 
 from shardset.errors import ConfigError
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.manifest import Manifest
-
-
-class Format(NamedTuple):
-    """What makes the files of a reader from a manifest and the prefix that leads to its tars.
-
-    `takes_urls`: whether the reader takes URLs of tars, not only paths relative to its files.
-    """
-
-    files: Callable[[Manifest, str], Iterator[tuple[str, bytes]]]
-    takes_urls: bool
-
 
 _NUMBER = re.compile(r"[0-9]+\.tar$")
 _SPLIT = re.compile(r"\w+", re.ASCII)
@@ -104,4 +93,8 @@ def _features_of(manifest: Manifest) -> list[dict[str, Any]] | None:
     return [{"name": name, "dtype": kind} for name, kind in types.items()]
 
 
-FORMATS = {"wids": Format(wids_files, takes_urls=True), "hf": Format(hf_files, takes_urls=False)}
+FORMATS = {"wids": wids_files, "hf": hf_files}
+"""What makes the files of a reader from a manifest and the prefix that leads to its tars."""
+
+TAKE_URLS = ("wids",)
+"""The readers that take URLs of tars, not only paths relative to their files."""

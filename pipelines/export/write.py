@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pipelines.export.formats import FORMATS
+from pipelines.export.formats import FORMATS, TAKE_URLS
 from shardset.errors import ConfigError, NotFound
 from shardset.format import manifest as manifests
 from shardset.storage.base import ABSENT, Storage
@@ -40,7 +40,7 @@ def export(
     target = storage if output is None else open_storage(output)
     exported, contents = [], []
     for name in formats:
-        for path, content in FORMATS[name].files(manifest, _prefix(storage.url, target.url, name)):
+        for path, content in FORMATS[name](manifest, _prefix(storage.url, target.url, name)):
             exported.append(
                 ExportedFile(
                     format=name,
@@ -64,11 +64,11 @@ def export(
     return exported
 
 
-def render(exported: Sequence[ExportedFile]) -> str:
+def lines(exported: Sequence[ExportedFile]) -> list[str]:
     """A line for each file."""
-    return "\n".join(
+    return [
         f"{file.format}: {file.path}, {file.num_bytes:,} bytes, {file.outcome}" for file in exported
-    )
+    ]
 
 
 def _prefix(url: str, output: str, name: str) -> str:
@@ -77,7 +77,7 @@ def _prefix(url: str, output: str, name: str) -> str:
     """
     if output == url:
         return ""
-    if is_address(url) and FORMATS[name].takes_urls:
+    if is_address(url) and name in TAKE_URLS:
         return f"{url}/"
     if not (is_address(url) or is_address(output)):
         # a link's .. is its target's

@@ -11,7 +11,6 @@ compared too.
 
 import io
 import re
-import struct
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
@@ -22,9 +21,9 @@ from PIL import Image
 
 from shardset.errors import ConfigError
 
-_SOF0, _SOS, _ADOBE, _EOI = 0xC0, 0xDA, 0xEE, b"\xff\xd9"
-_PLAIN_SEGMENTS = frozenset({0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)})
-"""Tables, the restart interval, comments and application segments."""
+_EOI = b"\xff\xd9"
+_BROKEN = (OSError, SyntaxError, ValueError)
+"""What Pillow raises for a JPEG that it can't read."""
 
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7]")
 _ROWS_COMPARED = 256
@@ -70,37 +69,19 @@ def add_restart_markers(jpeg: bytes, *, segment_pixels: tuple[int, int] = SEGMEN
 
 
 def is_plain(jpeg: bytes) -> bool:
-    """Whether a JPEG is baseline and grey or YCbCr, with one scan and nothing after it."""
-    at, num_colours, has_adobe = 2, 0, False
-    while at + 4 <= len(jpeg):
-        first_byte, kind, size = struct.unpack_from(">BBH", jpeg, at)
-        body = jpeg[at + 4 : at + 2 + size]
-        if first_byte != 0xFF or len(body) != size - 2:
-            return False
-        if kind == _SOF0 and not num_colours and body[:1] == b"\x08" and len(body) > 5:
-            num_colours = body[5]
-            if body[6::3] != b"\1\2\3"[:num_colours] or num_colours not in (1, 3):
-                return False
-        elif kind == _ADOBE:
-            has_adobe = has_adobe or body[:5] == b"Adobe"
-        elif kind == _SOS:
-            # A baseline scan of all components: coefficients 0 to 63, no successive approximation.
-            colours = b"\1\2\3"[:num_colours]
-            is_whole = (
-                len(body) == 4 + 2 * num_colours
-                and body[-3:] == b"\0\x3f\0"
-                and body[1:-3:2] == colours
-            )
-            return (
-                num_colours > 0
-                and is_whole
-                and not has_adobe
-                and _ends_with_its_scan(jpeg, at + 2 + size)
-            )
-        elif kind not in _PLAIN_SEGMENTS:
-            return False
-        at += 2 + size
-    return False
+    """Whether a JPEG is sequential and grey or YCbCr, with one scan and nothing after it."""
+    try:
+        with _opened(jpeg) as image:
+            ids, scan = bytes(layer[0] for layer in image.layer), image.fp.tell()
+    except _BROKEN:
+        return False
+    head = jpeg[scan - 4 - 2 * len(ids) : scan]  # number and ids of components, coefficients
+    return (
+        ids in (b"\1", b"\1\2\3")
+        and (head[0], head[1:-3:2], head[-3:]) == (len(ids), ids, b"\0\x3f\0")
+        and not {"adobe", "progressive"} & image.info.keys()
+        and _ends_with_its_scan(jpeg, scan)
+    )
 
 
 def libraries() -> dict[str, str]:
@@ -132,10 +113,7 @@ def _ends_with_its_scan(jpeg: bytes, start: int) -> bool:
 
 def _same_pixels(before: bytes, after: bytes) -> bool:
     try:
-        with (
-            Image.open(io.BytesIO(before), formats=["JPEG"]) as one,
-            Image.open(io.BytesIO(after), formats=["JPEG"]) as two,
-        ):
+        with _opened(before) as one, _opened(after) as two:
             one.load()
             two.load()
             if (one.mode, one.size) != (two.mode, two.size):
@@ -143,8 +121,12 @@ def _same_pixels(before: bytes, after: bytes) -> bool:
             tops = range(0, one.height, _ROWS_COMPARED)
             boxes = [(0, top, one.width, min(top + _ROWS_COMPARED, one.height)) for top in tops]
             return all(one.crop(box).tobytes() == two.crop(box).tobytes() for box in boxes)
-    except (OSError, SyntaxError, ValueError):
+    except _BROKEN:
         return False
+
+
+def _opened(jpeg: bytes) -> Any:
+    return Image.open(io.BytesIO(jpeg), formats=["JPEG"])
 
 
 def _equal(before: list[np.ndarray], after: list[np.ndarray]) -> bool:

@@ -17,7 +17,7 @@ import msgspec
 from pipelines.plan import paths
 from shardset.errors import ConfigError, ManifestError, NotFound, PreconditionFailed, SourceError
 from shardset.format import naming
-from shardset.format.frame import Framed, frame, open_frame
+from shardset.format.originals import Framed, frame, open_frame
 from shardset.prepared import JSON_ERRORS, prepared
 from shardset.read.threads import results_in_order
 from shardset.storage.base import ABSENT, ObjectWriter, Storage, stat_or_none

@@ -72,8 +72,6 @@ def similar_pairs(greys: np.ndarray, splits: np.ndarray) -> list[SimilarPair]:
     keeps them; other pictures of the same layout do not. Compares every image with every other:
     50,000 x 10,000 take a few seconds.
     """
-    if not len(greys):
-        return []
     levels = greys.astype(np.float32)
     steps = np.concatenate(
         [np.diff(levels, axis=axis).reshape(len(levels), -1) for axis in (2, 1)], axis=1
@@ -90,8 +88,9 @@ def similar_pairs(greys: np.ndarray, splits: np.ndarray) -> list[SimilarPair]:
             rows = left[start : start + ROWS_AT_ONCE]
             cosines = np.round(units[rows] @ others, 4)
             best, alike = cosines.argmax(axis=1), cosines.max(axis=1)
-            for number in np.flatnonzero(alike >= MIN_ALIKE).tolist():
-                pairs.append(
-                    SimilarPair(int(rows[number]), int(right[best[number]]), float(alike[number]))
-                )
+            for row, other, cosine in zip(
+                rows.tolist(), right[best].tolist(), alike.tolist(), strict=True
+            ):
+                if cosine >= MIN_ALIKE:
+                    pairs.append(SimilarPair(row, other, cosine))
     return sorted(pairs, key=lambda pair: (-pair.alike, pair.left))

@@ -30,15 +30,15 @@ read.
 
 _ROW = np.dtype(
     [
-        *(
-            ("shard", "i4"),
-            ("position", "i4"),
-            ("split", "i4"),
-            ("label", "i8"),
-            ("copy", "i4"),
-            ("random", "u8"),
-        ),
-        *(("image_start", "i8"), ("image_bytes", "i8"), ("image_crc32c", "u4")),
+        ("shard", "i4"),
+        ("position", "i4"),
+        ("split", "i4"),
+        ("label", "i8"),
+        ("copy", "i4"),
+        ("random", "u8"),
+        ("image_start", "i8"),
+        ("image_bytes", "i8"),
+        ("image_crc32c", "u4"),
     ]
 )
 """One sample.
@@ -81,55 +81,50 @@ def open_catalog(
     loaded: LoadedSet, *, max_samples: int = MAX_SAMPLES
 ) -> tuple[Catalog, list[Problem]]:
     """The catalog of a set or view, and the indexes that are damaged or missing."""
-    manifest, storage = loaded.manifest, loaded.storage
+    manifest = loaded.manifest
     num_samples = sum(split.num_samples for split in manifest.splits.values())
     step = max(1, -(-num_samples // max_samples))
-    names = list(manifest.splits)
     # By the number within the split, so that every split keeps some shards.
     wanted = [
-        (number, shard)
-        for number, split in enumerate(manifest.splits.values())
+        (number, name, shard)
+        for number, (name, split) in enumerate(manifest.splits.items())
         for shard in split.shards[::step]
     ]
-
-    def read(split: int, shard: Shard) -> tuple[Shard, np.ndarray, np.ndarray] | Problem:
-        try:
-            index = read_index(storage, shard)
-        except (DamagedShard, StorageError) as error:
-            return problem_of(shard.index.path, error)
-        rows, part = rows_of_index(index, split, shard.first_id), loaded.part(names[split])
-        ids = shard.first_id + rows["position"].astype(np.int64)
-        is_taken = part.selection.has(ids)
-        rows = rows[is_taken]
-        rows["label"] = part.labels_of(ids[is_taken], rows["label"])
-        return shard, index["key"].copy(), rows
-
     with ThreadPoolExecutor(THREADS) as threads:
-        outcomes = list(threads.map(lambda each: read(*each), wanted))
+        outcomes = list(threads.map(lambda each: _rows_of(loaded, *each), wanted))
     found = [each for each in outcomes if not isinstance(each, Problem)]
     for number, (_, _, rows) in enumerate(found):
         rows["shard"] = number
     catalog = Catalog(
-        splits=names,
+        splits=list(manifest.splits),
         shards=[shard for shard, _, _ in found],
         keys=[keys for _, keys, _ in found],
         rows=np.concatenate([np.zeros(0, _ROW), *(rows for _, _, rows in found)]),
-        num_left_out=num_samples - sum(shard.num_samples for _, shard in wanted),
+        num_left_out=num_samples - sum(shard.num_samples for *_, shard in wanted),
     )
     return catalog, [each for each in outcomes if isinstance(each, Problem)]
 
 
-def rows_of_index(index: np.ndarray, split: int, first_id: int) -> np.ndarray:
-    """The catalog's rows of the samples of a shard; their `shard` is still missing."""
-    rows = np.zeros(len(index), _ROW)
-    rows["split"], rows["position"] = split, np.arange(len(index))
+def _rows_of(
+    loaded: LoadedSet, number: int, split: str, shard: Shard
+) -> tuple[Shard, np.ndarray, np.ndarray] | Problem:
+    """A shard of the split of that number, its keys, and the rows of those samples that the set or
+    view has; the `shard` of the rows is still missing.
+    """
+    try:
+        index = read_index(loaded.storage, shard)
+    except (DamagedShard, StorageError) as error:
+        return problem_of(shard.index.path, error)
+    part, ids = loaded.part(split), shard.first_id + np.arange(len(index))
+    rows, is_taken = np.zeros(len(index), _ROW), part.selection.has(ids)
+    rows["split"], rows["position"] = number, np.arange(len(index))
     for name in ("label", "copy", "image_crc32c"):
         rows[name] = index[name]
-    rows["random"] = hash64(
-        derive_key(0, "report"), rows["split"], first_id + np.arange(len(index))
-    )
+    rows["random"] = hash64(derive_key(0, "report"), rows["split"], ids)
     rows["image_start"], rows["image_bytes"] = first_images(index)
-    return rows
+    rows = rows[is_taken]
+    rows["label"] = part.labels_of(ids[is_taken], rows["label"])
+    return shard, index["key"].copy(), rows
 
 
 def ranks(values: np.ndarray) -> np.ndarray:
@@ -141,16 +136,15 @@ def ranks(values: np.ndarray) -> np.ndarray:
 def read_images(
     storage: Storage, catalog: Catalog, samples: np.ndarray, use: Callable[[bytes], T]
 ) -> tuple[dict[int, T], list[Problem]]:
-    """The results of `use` for the images of rows, and what is damaged or does not decode.
+    """The results of `use` for the images of ascending rows, and what is damaged or does not
+    decode.
 
     Calls `use` in threads.
 
     Neighbours are read together, and an image that is not that of the index a second time.
     """
-    rows = catalog.rows[samples]
-    order = np.lexsort((rows["image_start"], rows["shard"]))
-    ends = np.flatnonzero(np.diff(rows["shard"][order])) + 1
-    by_shard = [group.tolist() for group in np.split(samples[order], ends) if len(group)]
+    ends = np.flatnonzero(np.diff(catalog.rows["shard"][samples])) + 1
+    by_shard = [group.tolist() for group in np.split(samples, ends) if len(group)]
     results: dict[int, T] = {}
     damage: list[Problem] = []
     with ThreadPoolExecutor(THREADS) as threads:
@@ -165,7 +159,7 @@ def read_images(
 def _read_shard(
     storage: Storage, catalog: Catalog, samples: list[int], use: Callable[[bytes], T]
 ) -> tuple[dict[int, T], list[Problem]]:
-    """See `read_images`, for rows of one shard in the order of their images."""
+    """See `read_images`, for rows of one shard."""
     rows, path = catalog.rows[samples], catalog.path(samples[0])
     starts, checksums = rows["image_start"].tolist(), rows["image_crc32c"].tolist()
     ranges = list(zip(starts, (rows["image_start"] + rows["image_bytes"]).tolist(), strict=True))

@@ -4,7 +4,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 from rich.filesize import decimal
@@ -18,8 +18,7 @@ from shardset.errors import ConfigError, ShardsetError
 from shardset.format import manifest as manifests
 from shardset.format.manifest import Manifest
 from shardset.html import page
-from shardset.html.page import Finding, Picture, clip
-from shardset.html.plots import Bars
+from shardset.html.page import Picture, clip
 from shardset.program import count
 
 IMAGES = 100_000
@@ -45,20 +44,18 @@ class WrittenPage:
     num_bytes: int
 
 
-def write(
-    url: str, output: str | None = None, *, max_images: int = IMAGES, force: bool = False
-) -> WrittenPage:
+def write(url: str, output: str | None = None, *, max_images: int = IMAGES) -> WrittenPage:
     """Makes the page of the set at `url` (manifest or folder) or of a view, and stores it.
 
     Raises ManifestError without a valid manifest; ConfigError if the page would replace anything
-    but a page, without `force`. The page itself names any other damage.
+    but a page. The page itself names any other damage.
     """
     if max_images < 0:
         raise ConfigError(f"--images is {max_images}, expected a whole number from 0")
     loaded = manifests.load(url)
     if loaded.view is not None:
         output = output or url.removesuffix(".parquet") + ".html"
-    target, name = page.output_of(loaded.storage, output, force=force)
+    target, name = page.output_of(loaded.storage, output)
     data = collect(loaded, max_images=max_images)
     content = render(data)
     target.write(name, content)
@@ -103,19 +100,10 @@ def to_json(written: WrittenPage) -> dict[str, Any]:
     }
 
 
-# --- what the template shows ----------------------------------------------------------------------
-
-
 def render(data: ReportData) -> bytes:
     """The page as UTF-8."""
     manifest, splits = data.manifest, data.manifest.splits
-    num_samples = sum(split.num_samples for split in splits.values())
-    num_shards = sum(split.num_shards for split in splits.values())
-    num_bytes = sum(split.num_tar_bytes for split in splits.values())
-    num_classes = len(manifest.classes)
     columns = split_table.columns(split_table.of_set(splits))
-    titles = ["Summary", *["Damage"] * bool(data.damage)]
-    titles += ["Images", "Duplicates", "Numbers", "Bad input", "Provenance"]
     return page.render(
         "pipelines.report",
         "report.html",
@@ -123,18 +111,23 @@ def render(data: ReportData) -> bytes:
         manifest=manifest,
         max_rows=MAX_ROWS,
         min_alike=alike.MIN_ALIKE,
-        title=f"Shard set from {manifest.provenance.source}",
-        subtitle=f"{count(num_samples, 'sample')} of {count(num_classes, 'class', 'classes')} in "
-        f"{count(num_shards, 'shard')}, {decimal(num_bytes)}, digest {manifest.digest[:16]}",
-        sections=[(title.split()[0].lower(), title) for title in titles],
-        closing="Made from the set alone: the same set and limits give the same page, "
-        "without scripts or links.",
-        findings=list(findings(data)),
+        num_bytes=decimal(sum(split.num_tar_bytes for split in splits.values())),
+        first_three=_first_three,
+        flat=[data.catalog.key(sample) for sample, image in data.images.items() if image.flat],
+        empty_classes={
+            name: [info.name for info in manifest.classes if not split.class_totals[info.label]]
+            for name, split in splits.items()
+        },
         split_columns=list(columns),
         split_rows=list(zip(*columns.values(), strict=True)),
-        class_bars=_class_bars(manifest),
+        class_rows=[
+            (
+                f"{info.label} {info.name} {info.wnid or ''}",
+                [split.class_totals[info.label] for split in splits.values()],
+            )
+            for info in manifest.classes[:MAX_CLASSES]
+        ],
         class_sheets=[_sheet(data, label, samples) for label, samples in data.by_class.items()],
-        image_text=_image_text(data),
         sizes=list(_sizes(data)),
         duplicates=[
             (
@@ -148,7 +141,7 @@ def render(data: ReportData) -> bytes:
             (f"{pair.alike:.3f} alike", _captioned(data, [pair.left, pair.right]), 0)
             for pair in data.near_duplicates[:MAX_SHOWN]
         ],
-        damage=[(each.where, each.sentence) for each in data.damage[:MAX_ROWS]],
+        damage=[astuple(each) for each in data.damage[:MAX_ROWS]],
         reasons=_reasons(data.rejected),
         rejected=[
             [entry.get(name, "") for name in ("name", "split", "reason")]
@@ -159,17 +152,6 @@ def render(data: ReportData) -> bytes:
             for name, value in sorted(manifest.provenance.options.items())
         ],
     )
-
-
-def _class_bars(manifest: Manifest) -> Bars:
-    rows = [
-        (
-            f"{info.label} {info.name} {info.wnid or ''}",
-            [split.class_totals[info.label] for split in manifest.splits.values()],
-        )
-        for info in manifest.classes[:MAX_CLASSES]
-    ]
-    return Bars("Samples of each class", "class", list(manifest.splits), rows)
 
 
 def _reasons(rejected: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, int]]:
@@ -207,16 +189,6 @@ def _spread(group: alike.DuplicateGroup) -> str:
     return f"{count(len(group.samples), 'sample')} {' and '.join(kinds) or 'in one split'}"
 
 
-def _image_text(data: ReportData) -> str:
-    num_images = len(data.catalog.originals())
-    if not num_images:
-        return "No sample has an image."
-    text = f"{count(len(data.images), 'image')} of {num_images:,} were decoded."
-    if data.num_chosen < num_images:
-        text += " They are a fixed random choice; python -m pipelines report --images N decodes N."
-    return text
-
-
 def _sizes(data: ReportData) -> Iterator[tuple[str, int, str, int, int, int]]:
     """For each split: its decoded images, their most frequent size, and their shorter sides."""
     split_of = data.catalog.rows["split"]
@@ -233,86 +205,8 @@ def _sizes(data: ReportData) -> Iterator[tuple[str, int, str, int, int, int]]:
             yield name, len(sizes), most, sides[0], sides[len(sides) // 2], sides[-1]
 
 
-# --- the summary: what is fine, and what needs attention ------------------------------------------
-
-
-def findings(data: ReportData) -> Iterator[Finding]:
-    """One sentence per finding, in the order of the page."""
-    if data.damage:
-        places = count(len(data.damage), "place")
-        text = f"{places} could not be read; python -m pipelines verify --deep checks all."
-        yield Finding("bad", text, "damage")
-    else:
-        yield Finding("good", f"{count(data.num_chosen, 'image')} decoded; all checksums match.")
-    yield from _images(data)
-    yield from _duplicates(data)
-    yield from _classes(data.manifest)
-    if num_rejected := data.manifest.quarantine.count:
-        rejected = count(num_rejected, "raw sample is", "raw samples are")
-        yield Finding("note", f"{rejected} in quarantine: unusable, so left out.", "bad")
-    else:
-        yield Finding("good", "No raw sample was rejected.")
-    if left_out := data.catalog.num_left_out:
-        text = (
-            f"The set is so large that only some shards were read; {count(left_out, 'sample')} are"
-            " not in them."
-        )
-        yield Finding("note", text)
-
-
 def _class_name(manifest: Manifest, label: int) -> str:
     return manifest.class_name(label) or "no label"
-
-
-def _duplicates(data: ReportData) -> Iterator[Finding]:
-    groups = data.duplicates
-    if not groups:
-        yield Finding("good", "No two samples have the same image.")
-    if conflicting := sum(group.num_labels > 1 for group in groups):
-        text = f"{count(conflicting, 'image has', 'images have')} more than one label."
-        yield Finding("bad", text, "duplicates")
-    if across := sum(group.num_splits > 1 for group in groups):
-        text = "in several splits: evaluation meets what was trained on."
-        yield Finding("bad", f"{count(across, 'image is', 'images are')} {text}", "duplicates")
-    if inside := sum(group.num_splits == group.num_labels == 1 for group in groups):
-        text = "stored more than once in a split, under one label."
-        yield Finding("note", f"{count(inside, 'image is', 'images are')} {text}", "duplicates")
-    if pairs := len(data.near_duplicates):
-        text = "much like an image of another split."
-        yield Finding("note", f"{count(pairs, 'image looks', 'images look')} {text}", "duplicates")
-
-
-def _classes(manifest: Manifest) -> Iterator[Finding]:
-    for name, split in manifest.splits.items():
-        totals = enumerate(split.class_totals)
-        empty = [_class_name(manifest, label) for label, number in totals if not number]
-        if empty and len(empty) < len(split.class_totals):
-            text = (
-                f"Split {name} has no sample of {count(len(empty), 'class', 'classes')}:"
-                f" {_first_three(empty)}"
-            )
-            yield Finding("note", text, "numbers")
-
-
-def _images(data: ReportData) -> Iterator[Finding]:
-    images = data.images.values()
-    if flat := [data.catalog.key(sample) for sample, image in data.images.items() if image.flat]:
-        subject = count(len(flat), "decoded image is", "decoded images are")
-        yield Finding("note", f"{subject} nearly a single colour: {_first_three(flat)}", "images")
-    if transparent := sum(image.transparent for image in images):
-        subject = count(transparent, "decoded image has", "decoded images have")
-        text = (
-            "transparency; the stream puts them on white, or on image.background; other readers "
-            "may ignore it and show the colours beneath."
-        )
-        yield Finding("note", f"{subject} {text}", "images")
-    if turned := sum(image.turned for image in images):
-        subject = count(turned, "decoded image is", "decoded images are")
-        text = (
-            "stored turned, with an EXIF orientation; the stream turns them upright, other readers "
-            "may not."
-        )
-        yield Finding("note", f"{subject} {text}", "images")
 
 
 def _first_three(names: list[str]) -> str:

@@ -41,14 +41,14 @@ def adopt(
         storage, "adopt", tasks, make, beam_flags, (config.input, num_bytes), show
     )
     contents = [
-        (task.split, record.written.shard) for task, record in zip(tasks, records, strict=True)
+        (task.split, task.path, record.written.shard.sha256)
+        for task, record in zip(tasks, records, strict=True)
     ]
-    digest = digest_of([(split, shard.path, shard.sha256) for split, shard in contents])
     fields = Counter[str]()
     for record in records:
         fields.update(record.fields)
     checked_fields(config.input, fields)
-    return tar_sets.publish(storage, "adopt", tasks, records, digest, promises=[])
+    return tar_sets.publish(storage, "adopt", tasks, records, digest_of(contents), promises=[])
 
 
 def index(storage: Storage, task: Task) -> TarRecord:

@@ -13,13 +13,12 @@ from pipelines.plan.files import in_order
 from shardset.errors import ConfigError, UndecodableImage
 from shardset.format import manifest as manifests
 from shardset.format import naming
-from shardset.format.catalog import FOOTER, SCHEMA, read_rows
+from shardset.format.catalog import FOOTER, SCHEMA, read_names, read_rows
 from shardset.format.images import format_of
 from shardset.format.images.orientation import orientation_of, upright_size
 from shardset.format.images.pillow import opened
 from shardset.format.index import first_images, index_fields
 from shardset.format.manifest import LoadedSet, Shard
-from shardset.format.originals import read_origins
 from shardset.format.parquet import table_to_bytes
 from shardset.prepared import JSON_ERRORS
 from shardset.read.indexes import read_index
@@ -64,15 +63,8 @@ def _write(loaded: LoadedSet, shard: Shard, options: ImageOptions) -> str | None
     if read_rows(storage, shard) is not None:
         return None
     index = read_index(storage, shard)
-    tar = memoryview(
-        read_object(
-            storage,
-            shard.path,
-            shard.num_bytes,
-            shard.crc32c,
-            "rebuild the shard with --only-shards",
-        )
-    )
+    advice = "rebuild the shard with --only-shards"
+    tar = memoryview(read_object(storage, shard.path, shard.num_bytes, shard.crc32c, advice))
     labels = index["label"].tolist()
     starts, lengths = first_images(index)
     sizes = [
@@ -80,16 +72,16 @@ def _write(loaded: LoadedSet, shard: Shard, options: ImageOptions) -> str | None
         for start, size in zip(starts.tolist(), lengths.tolist(), strict=True)
     ]
     texts = index[".json"].tolist() if "json" in index_fields(index) else [(0, 0)] * len(index)
-    origins = read_origins(storage, shard.path, index["key"])
+    widths, heights = zip(*sizes, strict=True)
     columns: dict[str, Any] = {
         "id": shard.first_id + np.arange(len(index)),
         "key": index["key"].astype(str),
         "label": labels,
         "class": [manifest.class_name(label) or None for label in labels],
-        "width": [width for width, _ in sizes],
-        "height": [height for _, height in sizes],
+        "width": widths,
+        "height": heights,
         "bytes": lengths,
-        "source": [origin.name for origin in origins] if origins else [None] * len(index),
+        "source": read_names(storage, shard, index["key"]) or [None] * len(index),
         "json": [
             _json(bytes(tar[start : start + size])) if size else None for start, size in texts
         ],

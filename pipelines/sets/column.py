@@ -35,12 +35,11 @@ def column(
     """
     _open.cache_clear()
     parent, splits, output, values, digest = _open(config)
-    shards = [
-        (name, number, shard)
+    tasks = [
+        Task(name, shard.path, digest, number)
         for name, split in splits.items()
         for number, shard in enumerate(split.shards)
     ]
-    tasks = [Task(name, shard.path, digest, number) for name, number, shard in shards]
     source = config.source, values.num_bytes
     records = tar_sets.ensure(
         output, SOURCE, tasks, partial(write, config), beam_flags, source, show
@@ -108,10 +107,8 @@ def _checked(
     config: ColumnConfig, num_samples: int, records: Sequence[TarRecord]
 ) -> dict[str, object]:
     """What the manifest says about the values; ConfigError if they don't fit."""
-    found, kinds = (
-        sum(record.num_values for record in records),
-        sorted({kind for one in records for kind in one.kinds}),
-    )
+    found = sum(record.num_values for record in records)
+    kinds = sorted({kind for one in records for kind in one.kinds})
     if not found:
         raise ConfigError(
             f"{config.source}: no sample of the set has a value there; compare its keys with"

@@ -175,10 +175,8 @@ def _same_images(storage: Storage, newest: Manifest, dropped: Sequence[np.ndarra
 
 def _images_of(index: np.ndarray) -> np.ndarray:
     """The CRC32C and the size of each sample's first image as one number; 0 if it has none."""
-    sizes = first_images(index)[1].astype(np.uint64)
-    numbers: np.ndarray = index["image_crc32c"].astype(np.uint64) * 2**32 + sizes % 2**32
-    numbers[sizes == 0] = 0
-    return numbers
+    numbers: np.ndarray = index["image_crc32c"] * np.uint64(2**32)
+    return numbers + first_images(index)[1].astype(np.uint64)
 
 
 def _rewritten(storage: Storage, name: str, split: Split, folder: str, dropped: Dropped) -> Split:

@@ -144,15 +144,14 @@ def publish(
     splits: dict[str, list[Split]] = {}
     for split, pattern, group in _groups(tasks, records):
         parts = splits.setdefault(split, [])
-        labels = Counter[int]()
-        for record in group:
-            labels.update(record.labels)
         part = write_split(
             output.writer,
             [record.written for record in group],
             pattern=pattern,
             table_path=naming.table_path(f"{split}/{len(parts)}" if parts else split),
-            class_totals=[labels[label] for label in range(num_classes)],
+            class_totals=[
+                sum(record.labels.get(label, 0) for record in group) for label in range(num_classes)
+            ],
             plan_digest=source_digest,
             promises=promises,
         )

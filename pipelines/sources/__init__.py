@@ -1,10 +1,9 @@
-"""The sources by name. A new one is a module of its own and one line in SOURCES."""
+"""Opens the sources that `pipelines.config` lists. A new one is a module, and a line in both."""
 
 from collections.abc import Callable
-from dataclasses import fields
 from functools import partial
-from typing import TYPE_CHECKING
 
+from pipelines.config import INPUT_OPTIONS, SOURCES, BuildConfig
 from pipelines.holdout import Holdout
 from pipelines.sources.base import Source
 from pipelines.sources.cifar import Cifar10, Cifar100
@@ -20,25 +19,22 @@ from shardset.format import manifest as manifests
 from shardset.storage.base import Storage
 from shardset.storage.open import open_file, open_storage
 
-if TYPE_CHECKING:
-    from pipelines.config import BuildConfig
 
-
-def _cifar(kind: type[Cifar10] | type[Cifar100], config: "BuildConfig") -> Source:
+def _cifar(kind: type[Cifar10] | type[Cifar100], config: BuildConfig) -> Source:
     return kind(*kind.find(config.input), "ppm" if config.image.image_format == "ppm" else "png")
 
 
-def _table(kind: type[HuggingFace] | type[Listing], config: "BuildConfig") -> Source:
+def _table(kind: type[HuggingFace] | type[Listing], config: BuildConfig) -> Source:
     is_file = kind is Listing or config.input.endswith(".parquet")
     storage, file = open_file(config.input) if is_file else (open_storage(config.input), "")
     return kind(storage, file, _holdout(config), config.path_column, config.label_column)
 
 
-def _holdout(config: "BuildConfig") -> Holdout:
+def _holdout(config: BuildConfig) -> Holdout:
     return Holdout(config.holdout, config.seed)
 
 
-SOURCES: dict[str, Callable[["BuildConfig"], Source]] = {
+OPENERS: dict[str, Callable[[BuildConfig], Source]] = {
     "cifar10": partial(_cifar, Cifar10),
     "cifar100": partial(_cifar, Cifar100),
     "folder": lambda config: Folder(
@@ -51,22 +47,15 @@ SOURCES: dict[str, Callable[["BuildConfig"], Source]] = {
     "webdataset": lambda config: WebDataset(*find_tars(config.input)),
 }
 
-OPTIONS = {
-    "holdout": ("folder", "hf", "listing"),
-    "class_depth": ("folder",),
-    "path_column": ("hf", "listing"),
-    "label_column": ("hf", "listing"),
-}
-"""The options that only some sources take, by field of the configuration."""
 
-
-def open_source(config: "BuildConfig") -> Source:
+def open_source(config: BuildConfig) -> Source:
     """The source that a configuration names, over its input; raises ConfigError or SourceError."""
     if config.source not in SOURCES:
         raise ConfigError(f"no source {config.source!r}; there are {', '.join(sorted(SOURCES))}")
-    defaults = {field.name: field.default for field in fields(config)} | {"holdout": {}}
-    for option, takers in OPTIONS.items():
-        if getattr(config, option) != defaults[option] and config.source not in takers:
+    plain = BuildConfig(source=config.source, input=config.input, output=config.output)
+    for option, takers in INPUT_OPTIONS.items():
+        is_given = getattr(config, option) != getattr(plain, option)
+        if is_given and config.source not in takers:
             flag = f"--{option.replace('_', '-')}"
             raise ConfigError(
                 f"{flag} has no meaning for {config.source}, only for {' and '.join(takers)}; leave"
@@ -75,10 +64,10 @@ def open_source(config: "BuildConfig") -> Source:
     # which say themselves what files they take
     if not config.source.startswith(("cifar", "shardset", "webdataset")):
         refuse_file(config.input, config.source)
-    return SOURCES[config.source](config)
+    return OPENERS[config.source](config)
 
 
-def input_folder(config: "BuildConfig") -> Storage | None:
+def input_folder(config: BuildConfig) -> Storage | None:
     """The folder with nothing but raw input; None if --input names files, and for tars, which may
     be a shard set.
     """

@@ -143,11 +143,6 @@ class Source(Protocol):
     """
 
     @property
-    def name(self) -> str:
-        """The format's name, as the user types it."""
-        ...
-
-    @property
     def input(self) -> Storage:
         """The folder of the extents' objects."""
         ...

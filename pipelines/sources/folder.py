@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import ClassVar
 
 from pipelines.holdout import Holdout, Label
 from pipelines.sources import objects
@@ -22,10 +21,9 @@ from pipelines.sources.base import (
     class_infos,
 )
 from pipelines.sources.formats.spilled_list import Entry, SpilledList, spilled_units
-from shardset.errors import ConfigError, SourceError
+from shardset.errors import SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.labels import NO_LABEL
-from shardset.format.naming import SPLIT_NAMES, is_split
 from shardset.storage.base import Stat, Storage
 
 ENTRIES_PER_UNIT = 1_000
@@ -54,8 +52,6 @@ class Folder:
     holdout: Holdout = field(default_factory=Holdout)
     class_depth: int = 1
     entries_per_unit: int = ENTRIES_PER_UNIT
-
-    name: ClassVar[str] = "folder"
 
     def survey(self) -> Survey:
         """Lists everything once.
@@ -87,32 +83,18 @@ class Folder:
                     yield [name, num_bytes, generation, label, split]
 
         units = spilled_units(entries(), self.entries_per_unit)
-        splits = {split for split, _ in seen}
-        for split in sorted(splits):
-            if not is_split(split):
-                raise SourceError(
-                    f"{self.input.url}/{split}: this folder is where a split is expected; rename it"
-                    f" to {SPLIT_NAMES}"
-                )
         num_loose = len(listed.images) - seen.total()
         loose = [name for folder, name in listed.folders.items() if label_of[folder] == NO_LABEL]
+        notes = [*_others_notes(listed)]
+        if loose:
+            notes.append(f"left out {num_loose} images in no class folder, such as {loose[0]}")
+        notes += layout.nesting_notes(listed.folders)
+        if len(names) == 1 and (advice := self._advice):
+            notes.append(f"{names[0]} is the only class{advice}")
         return Survey(
             units=units,
             classes=class_infos(names),
-            notes=[
-                *_others_notes(listed),
-                *(
-                    f"left out {num_loose} images in no class folder, such as {name}"
-                    for name in loose[:1]
-                ),
-                *layout.nesting_notes(listed.folders),
-                *(
-                    [f"{names[0]} is the only class{advice}"]
-                    if len(names) == 1 and (advice := self._advice)
-                    else []
-                ),
-                *self.holdout.notes(seen, names),
-            ],
+            notes=[*notes, *self.holdout.notes(seen, names)],
             num_bytes=listed.num_bytes,
         )
 
@@ -129,7 +111,7 @@ class Folder:
 
     @property
     def _advice(self) -> str:
-        return objects.advice_in(self.input, self.name)
+        return objects.advice_in(self.input, "folder")
 
     def _layout(self, listed: "_Listed") -> "_Layout":
         where = self.input.url
@@ -141,13 +123,7 @@ class Folder:
             )
         tops = {folder.partition("/")[0] for folder in listed.folders} - {*listed.folders}
         layout = _Layout(any(map(_SPLIT_NAME.fullmatch, tops)), self.class_depth)
-        if layout.has_splits and self.holdout:
-            example = next(folder for folder in sorted(listed.folders) if layout.class_of(folder))
-            raise ConfigError(
-                f"{where}: --holdout with folders that are splits already, such as"
-                f" {listed.folders[example]}; leave --holdout out, or name one of the split folders"
-                " as input"
-            )
+        self.holdout.check_unsplit(where, tops if layout.has_splits else ())
         return layout
 
     def _check_classes(self, layout: "_Layout", listed: "_Listed", names: list[str]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from msgspec.structs import asdict
@@ -41,9 +41,8 @@ from pipelines.sources.formats.records import (
     usual_name,
 )
 from pipelines.sources.formats.spilled_list import Entry, SpilledList
-from shardset.errors import ConfigError, SourceError
+from shardset.errors import SourceError
 from shardset.format.labels import NO_LABEL
-from shardset.format.naming import SPLIT_NAMES, is_split
 from shardset.read.threads import results_in_order
 from shardset.storage.base import Stat, Storage
 
@@ -77,8 +76,6 @@ class HuggingFace:
     image_column: str | None = None
     label_column: str | None = None
     rows_per_unit: int = ROWS_PER_UNIT
-
-    name: ClassVar[str] = "hf"
 
     def survey(self) -> Survey:
         """Reads the labels and paths of all rows; raises SourceError if a file is damaged or unlike
@@ -159,27 +156,16 @@ class HuggingFace:
         """Raises SourceError for files that can't be one data set, ConfigError for a holdout of
         several splits.
         """
-        stats = [
-            stat for stat in self.input.list(self.file) if stat.name == self.file or not self.file
-        ]
-        if not self.file:
-            visible = (stat for stat in stats if not objects.is_hidden(stat.name))
-            stats = [stat for stat in visible if objects.extension(stat.name) == "parquet"]
-        if not stats:
+        listed = self.input.list(self.file)
+        files = [_file(stat) for stat in listed if self._is_read(stat.name)]
+        if not files:
             raise SourceError(
                 f"{self.input.url}: no {self.file or '*.parquet'} there; found"
                 f" {objects.first_names(self.input)}; give the folder of Parquet files, or one"
                 " file; `to_parquet` of the library datasets writes one"
-                + objects.advice_in(self.input, self.name)
+                + objects.advice_in(self.input, "hf")
             )
-        files = [_File(stat, *_split_and_folder(stat.name)) for stat in stats]
         url = self.input.url
-        for file in files:
-            if not is_split(file.split):
-                raise SourceError(
-                    f"{url}/{file.stat.name}: {file.split!r} can't name a split ({SPLIT_NAMES});"
-                    " rename the file"
-                )
         folders = sorted({file.folder for file in files})
         if len(folders) > 1:
             raise SourceError(
@@ -187,13 +173,14 @@ class HuggingFace:
                 f" {', '.join(folder or '.' for folder in folders[:5])}; name the folder of one as"
                 " input"
             )
-        splits = sorted({file.split for file in files})
-        if self.holdout and len(splits) > 1:
-            raise ConfigError(
-                f"{url}: --holdout with files that are splits already ({', '.join(splits)}); leave"
-                " --holdout out, or name one file as input"
-            )
+        splits = {file.split for file in files}
+        self.holdout.check_unsplit(url, splits if len(splits) > 1 else ())
         return files
+
+    def _is_read(self, name: str) -> bool:
+        if self.file:
+            return name == self.file
+        return objects.extension(name) == "parquet" and not objects.is_hidden(name)
 
     def _scan(self, file: "_File") -> tuple["ImageTable", list[int], list[Entry]]:
         """The schema of a file, the numbers of rows in its row groups, and the label and path of
@@ -239,23 +226,16 @@ def _sample(
 ) -> RawSample | Rejected:
     label, split, key = row
     image = record[table.columns.path]
-    content, path = (
-        (image, "")
-        if isinstance(image, bytes | None)
-        else (image["bytes"], image.get("path") or "")
-    )
+    whole = image if isinstance(image, dict) else {"bytes": image}
+    content, path, reason = whole["bytes"], whole.get("path"), ""
     name = f"{name}/{path}" if path else name
-    if not content:
-        reason = (
-            f"its image has no bytes, only the path {path}; write the data set with its images"
-            if path
-            else "empty"
-        )
-        return Rejected(name=name, split=split, reason=reason)
     if not NO_LABEL <= label < num_classes:
-        return Rejected(
-            name=name, split=split, reason=f"label {label}, expected 0 to {num_classes - 1}"
-        )
+        reason = f"label {label}, expected 0 to {num_classes - 1}"
+    if not content:
+        lost = f"its image has no bytes, only the path {path}; write the data set with its images"
+        reason = lost if path else "empty"
+    if reason:
+        return Rejected(name=name, split=split, reason=reason)
     extra = {column: parquet.json_value(record[column]) for column in table.extra}
     return objects.image_sample(
         name,
@@ -282,22 +262,21 @@ def _units(file: _File, row_groups: Sequence[int], rows_per_unit: int) -> Iterat
             start, first_row, num_rows = number, first_row + num_rows, 0
 
 
-def _split_and_folder(name: str) -> tuple[str, str]:
-    """The split that a file's name tells, and the folder of its data set.
+def _file(stat: Stat) -> _File:
+    """A file with the split and the folder that its name tells.
 
     `data/train-00000-of-00002.parquet`, `data/train.parquet` and `data/train/0000.parquet` are
     files of split `train` of the data set `data`.
     """
-    folder, _, last = name.rpartition("/")
+    folder, _, last = stat.name.rpartition("/")
     stem = objects.without_extension(last)
     if shard := _SHARD_NAME.fullmatch(stem):
-        return shard[1], folder
-    if word := _SPLIT_WORD.search(stem):
-        return word[0].lower(), folder
+        return _File(stat, shard[1], folder)
     parent, _, inner = folder.rpartition("/")
-    if word := _SPLIT_WORD.search(inner):
-        return word[0].lower(), parent
-    return REST, folder
+    for text, place in ((stem, folder), (inner, parent)):
+        if word := _SPLIT_WORD.search(text):
+            return _File(stat, word[0].lower(), place)
+    return _File(stat, REST, folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,10 +307,8 @@ class ImageTable:
         columns = choose_columns(schema.names, _image_column(schema, image, where), label, where)
         rest = [name for name in schema.names if name not in (columns.path, columns.label)]
         extra = [name for name in rest if not parquet.holds_bytes(schema.field(name).type)]
-        names, image_type = (
-            features.get(columns.label, {}).get("names"),
-            schema.field(columns.path).type,
-        )
+        names = features.get(columns.label, {}).get("names")
+        image_type = schema.field(columns.path).type
         return cls(
             columns=columns,
             names=tuple(map(str, names)) if isinstance(names, list) else (),

@@ -6,7 +6,6 @@ Nothing is unpacked: a sample of the archives is a byte range of the outer tar.
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 from msgspec.structs import asdict
 
@@ -50,6 +49,9 @@ _Found = tuple[str, Extent | None, str | None]
 _Classes = list[tuple[str, Unit]]
 """The wnid of each class, and the unit of its images, without its label."""
 
+_Noted = tuple[list[Unit], list[str]]
+"""Units, and sentences on what is not among them."""
+
 
 @dataclass(frozen=True, slots=True)
 class ImageNet:
@@ -62,31 +64,23 @@ class ImageNet:
 
     input: Storage
 
-    name: ClassVar[str] = "imagenet"
-
     def survey(self) -> Survey:
         """The units of the archives or folders; raises SourceError if there are neither, listing
         what was expected.
         """
-        if archives := self.archives():
-            return read_twice(lambda: _survey_archives(self.input, archives))
+        names = (TRAIN_TAR, VALIDATION_TAR, DEVKIT)
+        archives = {name: stat for name in names if (stat := stat_or_none(self.input, name))}
+        if TRAIN_TAR in archives:
+            return read_twice(lambda: _survey(self.input, archives, ""))
         for root in (KAGGLE_ROOT, ""):
             if objects.has_prefix(self.input, f"{root}{TRAIN}/"):
-                return _survey_tree(self.input, root)
+                return _survey(self.input, {}, root)
         raise SourceError(
             f"{self.input.url}: no ImageNet there: expected {TRAIN_TAR} (with {VALIDATION_TAR} and"
             f" {DEVKIT}), or Kaggle's {KAGGLE_ROOT}{TRAIN}/nNNNNNNNN/ (with {MAPPING} and"
             f" {SOLUTION}), or {TRAIN}/nNNNNNNNN/ and val/nNNNNNNNN/; found"
             f" {objects.first_names(self.input)}"
         )
-
-    def archives(self) -> dict[str, Stat]:
-        """The published archives that are there, by name;
-        none if the training images are a tree.
-        """
-        names = (TRAIN_TAR, VALIDATION_TAR, DEVKIT)
-        stats = {name: stat for name in names if (stat := stat_or_none(self.input, name))}
-        return stats if TRAIN_TAR in stats else {}
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
         """The samples of one inner tar, one class folder or all validation images; raises
@@ -104,40 +98,83 @@ class ImageNet:
                 )
 
 
+def _survey(storage: Storage, archives: dict[str, Stat], root: str) -> Survey:
+    """What the archives say, or else the tree below `root`."""
+    synsets = _synsets(storage)
+    if archives:
+        where = f"{storage.url}/{TRAIN_TAR}"
+        classes, strays = _inner_tars(storage, archives[TRAIN_TAR], where)
+    else:
+        where = f"{storage.url}/{root}{TRAIN}"
+        classes, strays = _class_folders(storage, f"{root}{TRAIN}/", TRAIN)
+    if not classes:
+        raise SourceError(
+            f"{where}: holds no nNNNNNNNN; fetch the training images of Task 1 and 2, or use"
+            " `folder` for other class names"
+        )
+    labels = _labels(classes, synsets, where)
+    truth = {number: labels.get(wnid, _LEFT_OUT) for number, wnid in synsets.truth.items()}
+    validation, notes = (
+        _archived_validation(storage, archives, truth)
+        if archives
+        else _tree_validation(storage, root, labels, truth)
+    )
+    return Survey(
+        units=_labelled(classes, labels) + validation,
+        classes=[
+            ClassInfo(label=label, name=synsets.names.get(wnid, wnid), wnid=wnid)
+            for wnid, label in labels.items()
+        ],
+        notes=_notes_on_classes(labels, synsets) + strays + notes,
+        objects={name: stat.num_bytes for name, stat in archives.items()},
+    )
+
+
+def _archived_validation(
+    storage: Storage, archives: dict[str, Stat], truth: dict[int, int]
+) -> _Noted:
+    if tar := archives.get(VALIDATION_TAR):
+        return _numbered({"tar": asdict(tar)}, truth, f"{storage.url}/{tar.name}", DEVKIT)
+    return [], [f"no {VALIDATION_TAR}: only split {TRAIN}"]
+
+
+def _tree_validation(
+    storage: Storage, root: str, labels: dict[str, int], truth: dict[int, int]
+) -> _Noted:
+    prefixes = (f"{root}{name}/" for name in ("val", VALIDATION))
+    prefix = next((one for one in prefixes if objects.has_prefix(storage, one)), None)
+    if prefix is None:
+        return [], [f"no {root}val/: only split {TRAIN}"]
+    if objects.has_prefix(storage, f"{prefix}ILSVRC2012_val_"):
+        return _numbered({"prefix": prefix}, truth, f"{storage.url}/{prefix}", SOLUTION)
+    folders, strays = _class_folders(storage, prefix, VALIDATION)
+    units, num_images = _labelled(folders, labels), sum(unit["num_files"] for _, unit in folders)
+    num_left_out = num_images - sum(unit["num_files"] for unit in units)
+    return units, _left_out(num_left_out, num_images) + strays
+
+
+def _numbered(place: Unit, truth: dict[int, int], where: str, table: str) -> _Noted:
+    """All validation images, with the label of each number, _LEFT_OUT or _UNKNOWN."""
+    if not truth:
+        raise SourceError(
+            f"{where}: images without class folders and no {table} with their labels; put it into"
+            " the input folder, or sort them into folders nNNNNNNNN"
+        )
+    labels = [truth.get(number, _UNKNOWN) for number in range(1, max(truth) + 1)]
+    unit = {"split": VALIDATION, **place, "labels": labels}
+    return [unit], _left_out(labels.count(_LEFT_OUT), len(truth))
+
+
 # The archives: a tar of 1,000 tars, a tar of 50,000 images, and the devkit with the labels of
 # these.
 
 
-def _survey_archives(storage: Storage, stats: dict[str, Stat]) -> Survey:
-    train, validation = stats[TRAIN_TAR], stats.get(VALIDATION_TAR)
-    synsets = _synsets(storage)
-    if validation and not synsets.truth:
-        raise SourceError(
-            f"{storage.url}: {VALIDATION_TAR} without {DEVKIT}, which holds its labels; put it"
-            " there too"
-        )
-    inner_tars, strays = _inner_tars(storage, train)
-    labels = _labels(inner_tars, synsets, f"{storage.url}/{TRAIN_TAR}")
-    units, notes = _labelled(inner_tars, labels), _notes_on_classes(labels, synsets) + strays
-    if validation:
-        unit = {"split": VALIDATION, "tar": asdict(validation)}
-        units.append(_validation_unit(unit, labels, synsets, notes))
-    else:
-        notes.append(f"no {VALIDATION_TAR}: only split {TRAIN}")
-    return Survey(
-        units=units,
-        classes=_classes(labels, synsets),
-        notes=notes,
-        objects={name: stat.num_bytes for name, stat in stats.items()},
-    )
-
-
-def _inner_tars(storage: Storage, train: Stat) -> tuple[_Classes, list[str]]:
+def _inner_tars(storage: Storage, train: Stat, where: str) -> tuple[_Classes, list[str]]:
     """The inner tars, and sentences on what else is in the outer tar."""
     units: _Classes = []
     strays: list[str] = []
     with RangeFile(storage, train, SCATTERED_BYTES) as file:
-        for member in walk(file, f"{storage.url}/{TRAIN_TAR}"):
+        for member in walk(file, where):
             wnid = member.name.rpartition("/")[2].removesuffix(".tar")
             if reject_reason(member) or not WNID.fullmatch(wnid):
                 strays.append(member.name)
@@ -148,11 +185,6 @@ def _inner_tars(storage: Storage, train: Stat) -> tuple[_Classes, list[str]]:
                 "stop": member.offset_data + member.size,
             }
             units.append((wnid, {"split": TRAIN, "tar": asdict(train), **place}))
-    if not units:
-        raise SourceError(
-            f"{storage.url}/{TRAIN_TAR}: holds no nNNNNNNNN.tar; fetch the training images of Task"
-            " 1 and 2"
-        )
     return units, _stray_notes(strays, f"in {TRAIN_TAR} that are no nNNNNNNNN.tar")
 
 
@@ -169,20 +201,6 @@ def _in_tar(storage: Storage, unit: Unit) -> Iterator[_Found]:
 
 # The tree: one folder per class; Kaggle's validation images are in one folder, with a table of
 # their labels.
-
-
-def _survey_tree(storage: Storage, root: str) -> Survey:
-    synsets = _synsets(storage)
-    folders, strays = _class_folders(storage, f"{root}{TRAIN}/", TRAIN)
-    if not folders:
-        raise SourceError(
-            f"{storage.url}/{root}{TRAIN}: no folder nNNNNNNNN in it; for other class names use"
-            " `folder`"
-        )
-    labels = _labels(folders, synsets, f"{storage.url}/{root}{TRAIN}")
-    notes = _notes_on_classes(labels, synsets) + strays
-    units = _labelled(folders, labels) + _tree_validation(storage, root, labels, synsets, notes)
-    return Survey(units=units, classes=_classes(labels, synsets), notes=notes)
 
 
 def _class_folders(storage: Storage, prefix: str, split: str) -> tuple[_Classes, list[str]]:
@@ -204,30 +222,6 @@ def _class_folders(storage: Storage, prefix: str, split: str) -> tuple[_Classes,
 
 def _visible(storage: Storage, prefix: str) -> Iterator[Stat]:
     return (stat for stat in storage.list(prefix) if not objects.is_hidden(stat.name))
-
-
-def _tree_validation(
-    storage: Storage, root: str, labels: dict[str, int], synsets: Synsets, notes: list[str]
-) -> list[Unit]:
-    prefix = next(
-        (p for name in ("val", VALIDATION) if objects.has_prefix(storage, p := f"{root}{name}/")),
-        None,
-    )
-    if prefix is None:
-        notes.append(f"no {root}val/: only split {TRAIN}")
-        return []
-    if objects.has_prefix(storage, f"{prefix}ILSVRC2012_val_"):
-        if not synsets.truth:
-            raise SourceError(
-                f"{storage.url}/{prefix}: images without class folders and no {SOLUTION} with their"
-                f" labels; put it into {storage.url}, or sort them into folders nNNNNNNNN"
-            )
-        return [_validation_unit({"split": VALIDATION, "prefix": prefix}, labels, synsets, notes)]
-    folders, strays = _class_folders(storage, prefix, VALIDATION)
-    units, num_images = _labelled(folders, labels), sum(unit["num_files"] for _, unit in folders)
-    notes += _left_out(num_images - sum(unit["num_files"] for unit in units), num_images)
-    notes += strays
-    return units
 
 
 def _in_folder(storage: Storage, unit: Unit) -> Iterator[_Found]:
@@ -274,13 +268,6 @@ def _labels(classes: _Classes, synsets: Synsets, where: str) -> dict[str, int]:
     return {wnid: label for label, wnid in enumerate(sorted(present))}
 
 
-def _classes(labels: dict[str, int], synsets: Synsets) -> list[ClassInfo]:
-    return [
-        ClassInfo(label=label, name=synsets.names.get(wnid, wnid), wnid=wnid)
-        for wnid, label in labels.items()
-    ]
-
-
 def _notes_on_classes(labels: dict[str, int], synsets: Synsets) -> list[str]:
     if not synsets.names:
         return [f"no {DEVKIT} and no {MAPPING}: classes are named by their wnids"]
@@ -290,16 +277,6 @@ def _notes_on_classes(labels: dict[str, int], synsets: Synsets) -> list[str]:
             f" {len(labels) - 1}"
         ]
     return []
-
-
-def _validation_unit(
-    kind: Unit, labels: dict[str, int], synsets: Synsets, notes: list[str]
-) -> Unit:
-    """All validation images, with the label of each number, _LEFT_OUT or _UNKNOWN."""
-    label_of = {number: labels.get(wnid, _LEFT_OUT) for number, wnid in synsets.truth.items()}
-    of_number = [label_of.get(number, _UNKNOWN) for number in range(1, max(label_of) + 1)]
-    notes += _left_out(of_number.count(_LEFT_OUT), len(synsets.truth))
-    return {**kind, "labels": of_number}
 
 
 def _left_out(num_left_out: int, num_samples: int) -> list[str]:

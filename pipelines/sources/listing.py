@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import ClassVar
 
 from pipelines.holdout import Holdout
 from pipelines.sources.base import (
@@ -46,7 +45,6 @@ from pipelines.sources.objects import (
 )
 from shardset.errors import ConfigError, SourceError
 from shardset.format.labels import NO_LABEL
-from shardset.format.naming import SPLIT_NAMES, is_split
 from shardset.storage.base import Stat, Storage, join, stat_or_none
 from shardset.storage.open import is_absolute, open_file
 
@@ -89,8 +87,6 @@ class Listing:
     path_column: str | None = None
     label_column: str | None = None
     entries_per_unit: int = ENTRIES_PER_UNIT
-
-    name: ClassVar[str] = "listing"
 
     def __post_init__(self) -> None:
         if extension(self.file) not in READERS:
@@ -186,10 +182,8 @@ class Listing:
                 raise SourceError(
                     f"{where}: a label, but {table.header} has none; give all rows a label, or none"
                 )
-            if self.holdout and split:
-                raise ConfigError(
-                    f"{where}: --holdout with a listing that has splits; leave one of the two out"
-                )
+            if split:
+                self.holdout.check_unsplit(where, [split])
             # Wherever the listing is, and however its paths are spelled, an image is held out or
             # not.
             decisive = key or key_of(self._name_below(path) if self.holdout else path)
@@ -242,8 +236,6 @@ def _row(record: Record, columns: Columns, where: str) -> tuple[str, Label, str,
     """The checked path, label, split, key and other columns; texts may be empty."""
     path = _check_path(_text(record, columns.path, where), where)
     split, key = _text(record, "split", where), _text(record, "key", where)
-    if split and not is_split(split):
-        raise SourceError(f"{where}: split {split!r}, expected {SPLIT_NAMES}")
     extra = {
         name: value
         for name, value in record.items()

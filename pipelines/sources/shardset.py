@@ -5,7 +5,6 @@ classes.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -38,8 +37,6 @@ class ExistingSet:
 
     url: str
     input: Storage
-
-    name: ClassVar[str] = "shardset"
 
     def survey(self) -> Survey:
         """The tars that hold samples; raises SourceError for a set whose tars are not there."""

@@ -8,7 +8,7 @@ import re
 import struct
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import IO, Any
 
 import numpy as np
@@ -42,8 +42,8 @@ class Synsets:
     its number.
     """
 
-    names: Mapping[str, str] = field(default_factory=dict)
-    truth: Mapping[int, str] = field(default_factory=dict)
+    names: Mapping[str, str]
+    truth: Mapping[int, str]
 
 
 def read_devkit(file: IO[bytes], where: str) -> Synsets:

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import groupby, product
 from posixpath import commonprefix
 from tarfile import TarInfo
-from typing import Any, BinaryIO, ClassVar, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from msgspec.structs import asdict
 
@@ -40,7 +40,7 @@ from shardset.errors import ConfigError, SourceError
 from shardset.format import manifest as manifests
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.labels import MAX_LABEL, NO_LABEL, plain_label
-from shardset.format.naming import MANIFEST, SPLIT_NAMES, is_field, is_split, split_member
+from shardset.format.naming import MANIFEST, is_field, split_member
 from shardset.storage.base import Stat, Storage
 from shardset.storage.open import is_address, open_storage
 
@@ -98,16 +98,18 @@ class WebDataset:
     input: Storage
     tars: tuple[str, ...] = ()
 
-    name: ClassVar[str] = "webdataset"
-
     def survey(self) -> Survey:
         """The tars with their splits; raises SourceError naming those that are missing."""
         if not self.tars and any(stat.name == MANIFEST for stat in self.input.list(MANIFEST)):
             _refuse_shard_set(self.input)
         tars = tars_named(self.input, self.tars) if self.tars else tars_below(self.input)
+        for tar in tars:
+            refuse_odd_name(self.input, tar.name)
         splits = {tar.name: split_in(tar.name) for tar in tars}
         return Survey(
-            units=[_unit(self.input, tar, splits[tar.name] or DEFAULT_SPLIT) for tar in tars],
+            units=[
+                {"tar": asdict(tar), "split": splits[tar.name] or DEFAULT_SPLIT} for tar in tars
+            ],
             classes=None,
             notes=[] if all(splits.values()) else [_NO_SPLIT],
             objects={tar.name: tar.num_bytes for tar in tars},
@@ -118,13 +120,6 @@ class WebDataset:
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
         """The samples of one tar in its order; raises SourceError if the tar is damaged."""
         yield from samples_of(self.input, Stat(**unit["tar"]), unit["split"])
-
-
-def _unit(storage: Storage, tar: Stat, split: str) -> Unit:
-    refuse_odd_name(storage, tar.name)
-    if not is_split(split):
-        raise SourceError(f"{tar.name}: {split!r} can't name a split ({SPLIT_NAMES}); rename it")
-    return {"tar": asdict(tar), "split": split}
 
 
 def split_in(tar: str) -> str:

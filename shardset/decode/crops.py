@@ -70,9 +70,8 @@ class Crop(ABC):
         """The number of draws per slot; 0 if it takes the same window every time."""
         return 0
 
-    def check(self, size: int) -> None:
+    def check(self, size: int) -> None:  # noqa: B027 - most crops fill rows of any size
         """Raises ConfigError if it can't fill a row of that size."""
-        return None
 
     @abstractmethod
     def region(self, image_size: tuple[int, int], size: int, drawn: np.ndarray) -> Region:
@@ -97,7 +96,7 @@ class Crop(ABC):
         drawn: np.ndarray,
     ) -> None:
         """Crops image `ids[n]` into `out[slots[n]]`; all images have the size of a row."""
-        raise NotImplementedError
+        out[slots] = images_NHWC[ids]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,16 +178,6 @@ class CenterCrop(Crop):
 
     def keeps_size(self, size: int) -> bool:
         return self.resize == size
-
-    def put_many(
-        self,
-        out: np.ndarray,
-        slots: np.ndarray,
-        images_NHWC: np.ndarray,
-        ids: np.ndarray,
-        drawn: np.ndarray,
-    ) -> None:
-        out[slots] = images_NHWC[ids]
 
 
 @dataclass(frozen=True, slots=True)

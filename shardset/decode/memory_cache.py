@@ -4,7 +4,6 @@ later epochs decode nothing.
 
 import numpy as np
 
-from shardset.decode.image import ImageSpec
 from shardset.decode.workers import SharedImages
 
 
@@ -22,17 +21,6 @@ class MemoryCache:
         )
         self.labels = np.zeros(num_samples, dtype=np.int64)
         self.filled = np.zeros(num_samples, dtype=bool)
-
-    @staticmethod
-    def num_bytes(num_samples: int, spec: ImageSpec) -> int | None:
-        """Memory for that many images; None if they are not kept.
-
-        They are kept for a random crop that does not resize. Evaluation sees each image once, so it
-        keeps none.
-        """
-        if not (spec.crop.num_draws and spec.crop.keeps_size(spec.size)):
-            return None
-        return num_samples * 3 * spec.size**2
 
     def put(self, ids: int | np.ndarray, images_NHWC: np.ndarray, labels: int | np.ndarray) -> None:
         """Keeps one image or several of one size; ignores those of another size than the wanted

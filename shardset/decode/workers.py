@@ -10,13 +10,13 @@ little else, because an epoch of small images is over in seconds: OpenCV and Pil
 when an image needs them.
 """
 
+import io
 import itertools
 import mmap
 import os
 import pickle
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,14 +37,6 @@ from shardset.per_process import PerProcess
 if TYPE_CHECKING:
     from shardset.decode.image import ImageSpec
 
-_READY = b"+"
-_REQUEST = struct.Struct("=QQQ")
-"""The head of a request: number of images, draws per image, bytes of all images.
-
-The bytes, the draws, the numbers of the images in shared memory and their sizes follow. The answer
-is a bool per image: whether it was decoded.
-"""
-
 _NO_ALGEBRA = {"OPENBLAS_NUM_THREADS": "1"}
 """Keeps NumPy from starting threads of its own, which would be a third of a worker's start."""
 
@@ -52,7 +44,7 @@ _COMMAND = (
     sys.executable,
     "-P",
     "-c",
-    "import sys; from shardset.decode.workers import work; work(sys.argv[1:])",
+    "import sys; from shardset.decode.workers import work; work(sys.argv[1])",
 )
 """-P, because the working folder, which would come first otherwise, may hold another `shardset.py`.
 """
@@ -229,18 +221,13 @@ class Worker:
     def __init__(self, images: SharedImages, task: DecodeWhole | DecodeCrops) -> None:
         self.images_NHWC, self._images, self._task = images.images_NHWC, images, task
         self._socket, theirs = socket.socketpair()
-        self._answers = self._socket.makefile("rb")
-        words = [
-            str(theirs.fileno()),
-            str(images.fd),
-            str(self.images_NHWC.shape[1]),
-            pickle.dumps(task).hex(),
-        ]
+        self._stream = self._socket.makefile("rwb")
+        given = theirs.fileno(), images.fd, self.images_NHWC.shape[1], task
         paths = sys.path if _ROOT in sys.path else [_ROOT, *sys.path]
         # In a session of its own, so that Ctrl-C or a signal to the group reaches the stream's
         # process only.
         self.process = subprocess.Popen(
-            [*_COMMAND, *words],
+            [*_COMMAND, pickle.dumps(given).hex()],
             pass_fds=[theirs.fileno(), images.fd],
             env=os.environ | _NO_ALGEBRA | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
             start_new_session=True,
@@ -254,15 +241,13 @@ class Worker:
         """Whether it has loaded its libraries; does not wait. Raises DecoderLost."""
         if not self._ready:
             try:
-                answer = self._socket.recv(len(_READY), socket.MSG_DONTWAIT)
+                self._socket.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK)
             except BlockingIOError:
                 return False
-            except OSError as error:
+            except ConnectionError as error:
                 raise self._lost() from error
-            if answer != _READY:
-                raise self._lost()
-            self._ready = True
-        return True
+            self._ready = self._answer()
+        return self._ready
 
     def decode(
         self, contents: Sequence[bytes], drawn: np.ndarray, numbers: np.ndarray
@@ -273,21 +258,25 @@ class Worker:
         Raises DecoderLost.
         """
         drawn = drawn if isinstance(self._task, DecodeCrops) else drawn[:, :0]
-        sizes = np.array([len(content) for content in contents], np.int64)
-        try:
-            self._socket.sendall(_REQUEST.pack(*drawn.shape, int(sizes.sum())))
-            rest = drawn.tobytes(), numbers.astype(np.int64).tobytes(), sizes.tobytes()
-            self._socket.sendall(b"".join([*contents, *rest]))
-            return np.frombuffer(_receive(self._answers, len(contents)), np.bool_)
-        except OSError as error:
-            raise self._lost() from error
+        sizes = list(map(len, contents))
+        return np.frombuffer(self._answer(numbers, sizes, b"".join(contents), drawn), np.bool_)
 
     def end(self) -> None:
         """Kills the process; it has nothing to clean up."""
         self.process.kill()
         self.process.wait()
-        self._answers.close()
+        with suppress(OSError):  # what was not sent is lost with it
+            self._stream.close()
         self._socket.close()
+
+    def _answer(self, *request: Any) -> Any:
+        """What the process says next, after a request if there is one."""
+        try:
+            if request:
+                _send(self._stream, request)
+            return pickle.load(self._stream)
+        except (OSError, EOFError, pickle.UnpicklingError) as error:
+            raise self._lost() from error
 
     def _lost(self) -> DecoderLost:
         self.is_lost = True
@@ -301,46 +290,36 @@ class Worker:
         )
 
 
-def work(words: Sequence[str]) -> None:
-    """The program of a worker process, `SOCKET IMAGES SIZE TASK`: does the task until the socket is
-    closed.
+def work(given: str) -> None:
+    """The program of a worker process: says that it is ready, and does the task until the
+    connection is closed.
     """
     # a run that is told to stop takes its last batches first
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    task: DecodeWhole | DecodeCrops = pickle.loads(bytes.fromhex(words[3]))
-    images_NHWC = _map_images(int(words[1]), int(words[2]))
-    connection = socket.socket(fileno=int(words[0]))
-    with connection, connection.makefile("rb") as requests, suppress(ConnectionError):
-        connection.sendall(_READY)
+    task: DecodeWhole | DecodeCrops
+    fd, images_fd, size, task = pickle.loads(bytes.fromhex(given))
+    images_NHWC = _map_images(images_fd, size)
+    with (
+        socket.socket(fileno=fd) as connection,
+        suppress(ConnectionError, EOFError, pickle.UnpicklingError),
+        connection.makefile("rwb") as stream,
+    ):
+        _send(stream, True)
         while True:
-            connection.sendall(task.decode(images_NHWC, *_receive_request(requests)).tobytes())
+            numbers, sizes, content, drawn = pickle.load(stream)
+            ends = itertools.accumulate(sizes, initial=0)
+            contents = [content[start:end] for start, end in itertools.pairwise(ends)]
+            _send(stream, task.decode(images_NHWC, numbers, contents, drawn).tobytes())
+
+
+def _send(stream: io.BufferedRWPair, value: Any) -> None:
+    pickle.dump(value, stream, pickle.HIGHEST_PROTOCOL)
+    stream.flush()
 
 
 def _map_images(fd: int, size: int) -> np.ndarray:
     """The images of `size` behind a file descriptor: uint8 [n, size, size, 3]."""
     return np.frombuffer(mmap.mmap(fd, 0), np.uint8).reshape(-1, size, size, 3)
-
-
-def _receive_request(requests: BinaryIO) -> tuple[np.ndarray, list[bytes], np.ndarray]:
-    """The numbers of the next images, their bytes and their draws, float64 [n, m]."""
-    num_images, num_draws, num_bytes = _REQUEST.unpack(_receive(requests, _REQUEST.size))
-    content = _receive(requests, num_bytes + 8 * num_images * (num_draws + 2))
-    drawn = np.frombuffer(content, np.float64, num_images * num_draws, num_bytes).reshape(
-        num_images, num_draws
-    )
-    numbers, sizes = np.frombuffer(
-        content, np.int64, 2 * num_images, num_bytes + drawn.nbytes
-    ).reshape(2, num_images)
-    ends = np.cumsum(sizes).tolist()
-    return numbers, [content[start:end] for start, end in itertools.pairwise([0, *ends])], drawn
-
-
-def _receive(stream: BinaryIO, num_bytes: int) -> bytes:
-    """That many bytes; raises ConnectionError if the other side has ended."""
-    content = stream.read(num_bytes)
-    if len(content) < num_bytes:
-        raise ConnectionResetError
-    return content
 
 
 def _end_all(own: PerProcess[_Workers]) -> None:

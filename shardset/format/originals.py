@@ -1,20 +1,28 @@
 """The names of samples in the raw input, from the plan beside the manifest, as long as that is
 kept.
 
-The plan's tables are Arrow IPC streams, in files with a frame.
+The plan's tables are Arrow IPC streams, in files with a frame: a line behind the content with the
+build's digest, the length, and the CRC32C of the content and the line before it. Readers of JSON or
+Arrow that stop at its end read such a file too.
 """
 
 import io
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
+from shardset.checksum import crc32c_of
 from shardset.errors import DamagedShard, NotFound
 from shardset.format import naming
-from shardset.format.frame import open_frame
 from shardset.storage.base import Storage
+
+_MARK = b"\nshardset "
+_BUILD_BYTES, _LENGTH_BYTES, _CRC_BYTES = 16, 16, 8
+NUM_BYTES = len(_MARK) + _BUILD_BYTES + 1 + _LENGTH_BYTES + 1 + _CRC_BYTES + 1
+"""What a frame adds to a file."""
 
 REFERENCE = pa.schema(
     [("row", pa.binary()), ("occurrence", pa.int32()), ("source", pa.int64()), ("copy", pa.int32())]
@@ -22,6 +30,32 @@ REFERENCE = pa.schema(
 """One stored sample in the plan of a shard: its raw sample as MessagePack (which begins with an
 Origin), how many samples before it wanted the same key, its serial, and the number of this copy.
 """
+
+
+class Framed(NamedTuple):
+    """The content of a file, and the digest of the build that it belongs to."""
+
+    build: str
+    content: memoryview
+
+
+def frame(build: str, content: bytes | memoryview) -> bytes:
+    """The line to put behind the content of a file of that build; `build` has at most 16 letters
+    and digits.
+    """
+    line = b"%s%s %016x " % (_MARK, build.encode().rjust(_BUILD_BYTES, b"-"), len(content))
+    return b"%s%08x\n" % (line, crc32c_of(content, line))
+
+
+def open_frame(data: bytes) -> Framed:
+    """The content and its build; raises ValueError, which says what is wrong with the bytes."""
+    content, end = memoryview(data)[:-NUM_BYTES], data[-NUM_BYTES:]
+    if len(end) < NUM_BYTES or not end.startswith(_MARK):
+        raise ValueError(f"its {len(data)} bytes don't end with a length and a CRC32C")
+    build = end[len(_MARK) : len(_MARK) + _BUILD_BYTES].lstrip(b"-").decode("ascii", "replace")
+    if end != frame(build, content):
+        raise ValueError("its length and CRC32C are not those of its bytes")
+    return Framed(build, content)
 
 
 class Origin(msgspec.Struct, frozen=True, array_like=True, gc=False):

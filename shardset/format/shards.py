@@ -34,9 +34,6 @@ SHARD_DTYPE: Final = np.dtype(
 )
 """The row of a shard. Its paths follow from its number, its first id from the shards before it."""
 
-ROWS_AT_ONCE: Final = 64
-"""Neighbours that are read together, about 4 KB."""
-
 WHOLE_ROWS: Final = 2048
 """A table of up to so many rows, 140 KB, is read whole."""
 
@@ -277,16 +274,9 @@ class StoredShards(Sequence[Shard]):
 
 def _runs(missing: NDArray[np.int64], num_rows: int) -> Iterator[range]:
     """The ranges of rows to read for those that are missing."""
-    if num_rows <= WHOLE_ROWS:
-        if len(missing):
-            yield range(num_rows)
-        return
-    blocks = np.unique(missing // ROWS_AT_ONCE)
-    for run in np.split(blocks, np.flatnonzero(np.diff(blocks) > 1) + 1):
-        if len(run):
-            yield range(
-                run.item(0) * ROWS_AT_ONCE, min((run.item(-1) + 1) * ROWS_AT_ONCE, num_rows)
-            )
+    if num_rows > WHOLE_ROWS:
+        return table.runs_of_groups(np.unique(missing // table.ROWS_AT_ONCE), num_rows)
+    return iter([range(num_rows)] if len(missing) else [])
 
 
 def _parts(pattern: str) -> tuple[str, str, str, str]:

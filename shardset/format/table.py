@@ -5,6 +5,7 @@ column, `check`, is the CRC32C of the other bytes of the row and of its number a
 header follows from the columns and the number of rows, so it is compared, never parsed.
 """
 
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import count
 from typing import Any, Final
@@ -13,12 +14,14 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from shardset.errors import DamagedShard, StorageError, TransientError
-from shardset.storage.base import Stat, Storage
-from shardset.storage.checked import read_twice
+from shardset.storage.base import Storage
+from shardset.storage.checked import read_range
 
 CHECK: Final = ("check", "<u4")
 """The last column of every table."""
+
+ROWS_AT_ONCE: Final = 64
+"""Neighbours that are read together, 4 to 6 KB: little more than a small image takes in its tar."""
 
 MAGIC: Final = b"\x93NUMPY\x01\x00"
 _ALIGNMENT = 64
@@ -73,6 +76,14 @@ def to_bytes(rows: Rows) -> bytes:
     return header(rows.dtype, len(rows)) + sealed(rows).tobytes()
 
 
+def runs_of_groups(groups: NDArray[np.int64], num_rows: int) -> Iterator[range]:
+    """The rows of some groups of neighbours, in order: a range for each run of groups."""
+    for run in np.split(groups, np.flatnonzero(np.diff(groups) > 1) + 1):
+        if len(run):
+            stop = (run.item(-1) + 1) * ROWS_AT_ONCE
+            yield range(run.item(0) * ROWS_AT_ONCE, min(stop, num_rows))
+
+
 def read_rows(
     storage: Storage,
     name: str,
@@ -85,35 +96,18 @@ def read_rows(
 ) -> Rows:
     """The rows `wanted` of a stored table of `num_rows`, each compared with its check.
 
-    Asks a second time if the object has another size than the table, another CRC32C than `crc32c`
-    where the storage knows it, or if a row is wrong. Raises DamagedShard with `advice` if the
-    second answer is wrong too, and the errors of Storage.read.
+    Reads and raises as `read_range` does.
     """
-    expected, start = num_bytes(dtype, num_rows), len(header(dtype, num_rows))
+    start = len(header(dtype, num_rows))
     first, stop = (start + number * dtype.itemsize for number in (wanted.start, wanted.stop))
 
-    def problem(answer: tuple[bytes, Stat]) -> str:
-        data, stat = answer
-        if stat.num_bytes != expected or len(data) != stop - first:
-            return f"{stat.num_bytes} bytes, expected {expected}"
-        if stat.crc32c not in (None, crc32c):
-            return f"its crc32c is {stat.crc32c}, expected {crc32c}"
+    def wrong_row(data: bytes) -> str:
         rows = np.frombuffer(data, dtype)
         wrong = np.flatnonzero(rows["check"] != checks(rows, wanted.start))
         return f"row {wanted.start + wrong.item(0)} does not fit its check" if len(wrong) else ""
 
-    try:
-        answer = read_twice(
-            lambda: storage.read_with_stat(name, first, stop), lambda found: not problem(found)
-        )
-    except TransientError:
-        raise
-    except StorageError:  # a table that was cut lacks the range
-        if (stored := storage.stat(name).num_bytes) != expected:
-            raise DamagedShard(
-                f"{storage.url}/{name}: {stored} bytes, expected {expected}; {advice}"
-            ) from None
-        raise
-    if what := problem(answer):
-        raise DamagedShard(f"{storage.url}/{name}: {what}; {advice}")
-    return np.frombuffer(answer[0], dtype)
+    data = read_range(
+        storage, name, first, stop,
+        num_bytes=num_bytes(dtype, num_rows), crc32c=crc32c, advice=advice, problem_of=wrong_row,
+    )  # fmt: skip
+    return np.frombuffer(data, dtype)

@@ -9,7 +9,6 @@ import base64
 import io
 import os
 import unicodedata
-from importlib import resources
 from typing import Any, NamedTuple
 
 import jinja2
@@ -55,12 +54,9 @@ def render(package: str, template: str, **values: Any) -> bytes:
 
     `template` is a file of `package` that extends `page.html`; it gets `values`.
     """
-    sources = {
-        name: _text("shardset.html", f"templates/{name}")
-        for name in ("page.html", "parts.html", "page.css")
-    }
+    folders = jinja2.PackageLoader("shardset.html"), jinja2.PackageLoader(package, "")
     environment = jinja2.Environment(
-        loader=jinja2.DictLoader({**sources, template: _text(package, template)}),
+        loader=jinja2.ChoiceLoader(folders),
         autoescape=lambda name: name is None or name.endswith(".html"),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -72,11 +68,10 @@ def render(package: str, template: str, **values: Any) -> bytes:
     )
 
 
-def output_of(storage: Storage, output: str | None, *, force: bool) -> tuple[Storage, str]:
+def output_of(storage: Storage, output: str | None) -> tuple[Storage, str]:
     """The folder and name of a page: the file `output`, or `report.html` in `storage`.
 
-    Raises ConfigError if the page would replace anything but a page or an empty file, unless
-    forced.
+    Raises ConfigError if the page would replace anything but a page or an empty file.
     """
     target, name = (storage, naming.REPORT) if output is None else open_file(output)
     try:
@@ -85,11 +80,10 @@ def output_of(storage: Storage, output: str | None, *, force: bool) -> tuple[Sto
     except NotFound:
         # a folder or a device
         is_ours = target.is_remote or not os.path.exists(f"{target.url}/{name}")
-    if is_ours or force:
+    if is_ours:
         return target, name
     raise ConfigError(
-        f"{target.url}/{name}: not a page of shardset; choose another --output, or replace it with"
-        " --force"
+        f"{target.url}/{name}: not a page of shardset; choose another --output, or remove it first"
     )
 
 
@@ -116,7 +110,3 @@ def _shown(letter: str) -> str:
     # ideographic space.
     is_shown = letter.isprintable() or unicodedata.category(letter) == "Zs"
     return letter if is_shown else "\N{REPLACEMENT CHARACTER}"
-
-
-def _text(package: str, name: str) -> str:
-    return resources.files(package).joinpath(name).read_text(encoding="utf-8")

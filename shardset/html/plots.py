@@ -1,10 +1,11 @@
-"""Pure: curves and bars as the geometry that `templates/parts.html` draws."""
+"""Pure: curves as the geometry that `templates/parts.html` draws."""
 
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 from typing import NamedTuple
+
+import numpy as np
 
 WIDTH, HEIGHT = 380, 240
 """Small enough that letters of 12 units stay readable when a phone shrinks the plot to its width.
@@ -46,20 +47,6 @@ class Plot(NamedTuple):
     x_marks: list[Mark]
     y_marks: list[Mark]
     curves: dict[str, Curve]
-
-
-class Bars(NamedTuple):
-    """A table of counts with stacked bars: each row has a label and a count for each series."""
-
-    caption: str
-    label: str
-    series: list[str]
-    rows: list[tuple[str, list[int]]]
-
-    @property
-    def largest(self) -> int:
-        """The largest sum of a row, at least 1."""
-        return max((sum(counts) for _, counts in self.rows), default=0) or 1
 
 
 def curves(title: str, series: Mapping[str, Sequence[Point]], *, x_label: str) -> Plot:
@@ -120,15 +107,8 @@ def thinned(points: Sequence[Point], most: int = MAX_POINTS) -> list[Point]:
     """At most that many points: means of neighbours, and the last point itself."""
     if len(points) <= most:
         return list(points)
-    size = math.ceil((len(points) - 1) / (most - 1))
-    groups = [
-        points[start : min(start + size, len(points) - 1)]
-        for start in range(0, len(points) - 1, size)
-    ]
-    return [
-        *((fmean(x for x, _ in group), fmean(y for _, y in group)) for group in groups),
-        points[-1],
-    ]
+    groups = np.array_split(points[:-1], most - 1)
+    return [*((x, y) for x, y in (group.mean(axis=0).tolist() for group in groups)), points[-1]]
 
 
 def _course(name: str, points: Sequence[Point]) -> str:

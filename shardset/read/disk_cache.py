@@ -18,16 +18,14 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shardset.errors import ConfigError
 from shardset.format.manifest import Split
@@ -36,8 +34,6 @@ from shardset.read.remote import NUM_FETCHERS, RemoteReader
 from shardset.read.threads import Threads
 from shardset.storage.local import Descriptor
 from shardset.storage.open import local_folder
-
-T = TypeVar("T")
 
 MAX_OPEN_FILES = 256
 _LOCK = "lock"
@@ -68,56 +64,19 @@ class BlockCache:
         self.spec, self.split = spec, split
         names = "\n".join(group.table_sha256 for group in split.groups)
         digest = hashlib.sha256(names.encode("ascii")).hexdigest()[:32]
-        self._folder = Path(spec.folder) / digest
-        self._uncached: set[int] = set()
+        self.folder = Path(spec.folder) / digest
         largest = split.max_tar_bytes + max(split.shard_sizes)
         if spec.num_bytes < largest:
             raise ConfigError(
                 f"a cache of {spec.num_bytes} bytes holds not one shard of {largest} bytes; raise"
                 " its num_bytes, or leave the cache out"
             )
-        self._set_in_use = _claim(self._folder, spec.num_bytes)
-        self._file_of = lru_cache(MAX_OPEN_FILES)(
-            partial(_open, self._folder, spec.num_bytes, split)
-        )
+        self._set_in_use = _claim(self.folder, spec.num_bytes)
+        self.file_of = lru_cache(MAX_OPEN_FILES)(partial(_open, self.folder, spec.num_bytes, split))
+        """The file of a shard; None if the budget has no room for it."""
 
     def __reduce__(self) -> tuple[type["BlockCache"], tuple[DiskCache, Split]]:
         return BlockCache, (self.spec, self.split)
-
-    def missing(self, shard: int, first: int, last: int) -> tuple[int, int] | None:
-        """The range of samples to fetch so that all of [first, last) are cached;
-        None if they are.
-        """
-        is_absent = self._use(
-            shard, lambda file: ~file.present(first, last), np.ones(last - first, dtype=bool)
-        )
-        absent = np.flatnonzero(is_absent).tolist()
-        return (first + absent[0], first + absent[-1] + 1) if absent else None
-
-    def read(self, shard: int, start: int, stop: int) -> bytes:
-        """The bytes [start, stop) of a shard; fewer if the file was cut or can't be read."""
-        return self._use(shard, lambda file: os.pread(file.fd, stop - start, start), b"")
-
-    def put(self, shard: int, first: int, last: int, start: int, data: bytes) -> None:
-        """Caches the samples [first, last), whose bytes begin at `start`; does nothing for an
-        uncached shard.
-        """
-        self._use(shard, lambda file: file.put(first, last, start, data), None)
-
-    def _use(self, shard: int, call: "Callable[[_CacheFile], T]", otherwise: T) -> T:
-        """The result of `call`; `otherwise` without a file, and for good if the disk fails."""
-        if shard in self._uncached:
-            return otherwise
-        try:
-            file = self._file_of(shard)
-            if file is not None:
-                return call(file)
-        except OSError as error:
-            _log.warning(
-                "%s: %s; shard %d is read from its storage from now on", self._folder, error, shard
-            )
-        self._uncached.add(shard)
-        return otherwise
 
 
 class CachedReader:
@@ -127,6 +86,7 @@ class CachedReader:
 
     def __init__(self, reader: RemoteReader, table: ShardTable, cache: BlockCache) -> None:
         self.reader, self.table, self.cache = reader, table, cache
+        self._uncached: set[int] = set()
         self._threads = Threads("shardset-cache", NUM_FETCHERS)
 
     def submit(self, shard: int, start: int, stop: int, *, fresh: bool = False) -> Future[bytes]:
@@ -138,21 +98,33 @@ class CachedReader:
         self._threads.close()
 
     def _read(self, shard: int, start: int, stop: int, fresh: bool) -> bytes:
+        if shard not in self._uncached:
+            try:
+                if file := self.cache.file_of(shard):
+                    return self._through(file, shard, start, stop, fresh)
+            except OSError as error:
+                folder = self.cache.folder
+                _log.warning(
+                    "%s: %s; shard %d is read from its storage from now on", folder, error, shard
+                )
+            self._uncached.add(shard)
+        return self.reader.submit(shard, start, stop).result()
+
+    def _through(self, file: "_CacheFile", shard: int, start: int, stop: int, fresh: bool) -> bytes:
         """The bytes [start, stop) from the cache, those that it lacks from the other reader."""
         index = self.table.index(shard)
         first, last = np.searchsorted(index.rows["start"], [start, stop]).tolist()
-        missing = (first, last) if fresh else self.cache.missing(shard, first, last)
+        missing = (first, last) if fresh else file.missing(first, last)
         if missing is None:
-            data = self.cache.read(shard, start, stop)
+            data = file.read(start, stop)
             if len(data) == stop - start:
                 return data
             missing = first, last  # the file was cut since its flags were read
         first, last = missing
         fetch_start, fetch_stop = index.byte_range(first, last)
         data = self.reader.submit(shard, fetch_start, fetch_stop).result()
-        self.cache.put(shard, first, last, fetch_start, data)
-        before = self.cache.read(shard, start, fetch_start)
-        return before + data + self.cache.read(shard, fetch_stop, stop)
+        file.put(first, last, fetch_start, data)
+        return file.read(start, fetch_start) + data + file.read(fetch_stop, stop)
 
 
 class _CacheFile(Descriptor):
@@ -163,11 +135,20 @@ class _CacheFile(Descriptor):
         self.num_bytes = num_bytes
         os.ftruncate(self.fd, size)
 
-    def present(self, first: int, last: int) -> NDArray[np.bool_]:
-        flags = os.pread(self.fd, last - first, self.num_bytes + first)
-        return np.frombuffer(flags.ljust(last - first, b"\0"), dtype=bool)
+    def missing(self, first: int, last: int) -> tuple[int, int] | None:
+        """The range of samples to fetch so that all of [first, last) are cached; None if they
+        are.
+        """
+        flags = os.pread(self.fd, last - first, self.num_bytes + first).ljust(last - first, b"\0")
+        absent = flags.find(b"\0")
+        return (first + absent, first + flags.rfind(b"\0") + 1) if absent >= 0 else None
+
+    def read(self, start: int, stop: int) -> bytes:
+        """The bytes [start, stop) of a shard; fewer if the file was cut."""
+        return os.pread(self.fd, stop - start, start)
 
     def put(self, first: int, last: int, start: int, data: bytes) -> None:
+        """Keeps the samples [first, last), whose bytes begin at `start`."""
         # The flags come last: whoever sees them may read the bytes. A full disk takes a part of
         # them, then no more.
         if os.pwrite(self.fd, data, start) == len(data):

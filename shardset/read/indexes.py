@@ -7,12 +7,11 @@ compared with its own check; from a quarter of the index on, all of it.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +20,7 @@ from shardset.errors import DamagedShard, NotFound, ShardsetError
 from shardset.format import table
 from shardset.format.index import index_from_bytes, stored_dtype
 from shardset.format.manifest import Shard, Split
+from shardset.format.table import ROWS_AT_ONCE
 from shardset.order.blocks import RangeReads
 from shardset.order.budget import INDEX_BUDGET_BYTES
 from shardset.per_process import PerProcess
@@ -44,16 +44,10 @@ MAX_BYTES_IN_FLIGHT: Final = 16 << 20
 LARGE_BYTES: Final = 128 << 10
 """An index of more bytes, which is one of more than about 1,500 samples, is read by its rows."""
 
-ROWS_AT_ONCE: Final = 64
-"""Neighbours that are read together, about 6 KB: little more than a small image takes in its tar.
-"""
-
 WHOLE_FROM: Final = 0.25
 """From this share of its rows on, an index is read whole: one request instead of many more."""
 
-_NO_GROUPS: Final = np.zeros(0, np.int64)
-
-T = TypeVar("T")
+CUT: Final = "the shard is cut or replaced, fetch or rebuild it"
 
 
 def read_index(storage: Storage, shard: Shard) -> Rows:
@@ -111,41 +105,39 @@ def _reading(storage: Storage, shard: Shard) -> Iterator[str]:
         ) from error
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class ShardIndex:
-    """The rows of a shard's index that have been read, and on request the keys of their samples.
-
-    `places` is where each group of rows begins in `rows`, -1 if it is missing; None if all rows
-    are there, in order.
+    """The rows of a shard's index, and on request the keys of their samples, by position; those
+    that have not been read are of no meaning, and take no memory.
     """
 
-    rows: Rows
-    keys: NDArray[np.bytes_] | None
-    places: Positions | None = None
+    def __init__(self, num_samples: int, dtype: np.dtype[np.void]) -> None:
+        self.rows = np.empty(num_samples, dtype)
+        self.keys: NDArray[np.bytes_] | None = None
+        self.is_read = np.zeros(-(-num_samples // ROWS_AT_ONCE), bool)
+        """Of each group of rows that are read together."""
+        self.is_whole = False
 
     @property
     def num_bytes(self) -> int:
         """Memory in use."""
-        return self.rows.nbytes + (0 if self.keys is None else self.keys.nbytes)
+        num_rows = min(len(self.rows), ROWS_AT_ONCE * int(self.is_read.sum()))
+        return num_rows * (self.rows.itemsize + (0 if self.keys is None else self.keys.itemsize))
 
-    def numbers(self, positions: Positions) -> Positions:
-        """The places in `rows` of samples whose rows have been read."""
-        if self.places is None:
-            return positions
-        return self.places[positions // ROWS_AT_ONCE] + positions % ROWS_AT_ONCE
+    def put(self, wanted: range, rows: Rows, keys: NDArray[np.bytes_] | None) -> None:
+        """Keeps what has been read of some groups."""
+        part = slice(wanted.start, wanted.stop)
+        self.rows[part] = rows
+        if keys is not None:
+            if self.keys is None:
+                self.keys = np.empty(len(self.rows), keys.dtype)
+            self.keys[part] = keys
+        self.is_read[wanted.start // ROWS_AT_ONCE : -(-wanted.stop // ROWS_AT_ONCE)] = True
+        self.is_whole = bool(self.is_read.all())
 
     def byte_range(self, first: int, last: int) -> tuple[int, int]:
         """The bytes [start, stop) that hold the samples [first, last)."""
-        ends = self.rows[self.numbers(np.array([first, last - 1]))]
+        ends = self.rows[[first, last - 1]]
         return ends["start"].item(0), stops_of(ends).item(1)
-
-    def extended(self, groups: range, other: "ShardIndex") -> "ShardIndex":
-        """These rows, then those of further groups of the same shard."""
-        assert self.places is not None
-        places = self.places.copy()
-        places[groups] = len(self.rows) + ROWS_AT_ONCE * np.arange(len(groups))
-        keys = None if self.keys is None else np.concatenate([self.keys, other.keys])
-        return ShardIndex(np.concatenate([self.rows, other.rows]), keys, places)
 
 
 class ShardTable:
@@ -182,7 +174,7 @@ class ShardTable:
     def describe(self, address: SampleAddress) -> str:
         """A sample's shard, key and offset: the beginning of every message about a sample."""
         try:
-            [row] = self._read_rows(address.shard, [address.position])
+            [row] = self._read(address.shard, [address.position])
             sample = f"sample {row['key'].decode('ascii')!r}"
         except ShardsetError:  # the message is about another failure; a lost index must not hide it
             sample = f"sample number {address.position}"
@@ -199,17 +191,13 @@ class ShardTable:
         """Raises DamagedShard unless the stored shard has the size of the manifest."""
         expected = self.split.shards[shard].num_bytes
         if num_bytes != expected:
-            raise DamagedShard(
-                f"{self.url(shard)}: {num_bytes} bytes, expected {expected}; the shard is cut or"
-                " replaced, fetch or rebuild it"
-            )
+            raise DamagedShard(f"{self.url(shard)}: {num_bytes} bytes, expected {expected}; {CUT}")
 
     def index(self, shard: int) -> ShardIndex:
         """The whole index of a shard; raises DamagedShard if it is missing or differs from the
         manifest.
         """
-        held = self._find(shard)
-        return self._read_whole(shard) if held is None or held.places is not None else held
+        return self._index_with(shard, np.arange(self.split.shards.sizes[shard]))
 
     def indexes(
         self, shards: Sequence[int], positions: Sequence[Positions]
@@ -220,13 +208,16 @@ class ShardTable:
         Of a large index in a bucket it reads the rows of these samples, up to a quarter of the
         index; then all of it.
         """
-        self.split.load(shards)
-        with self._lock():
-            held = list(map(self._held.get, shards))
-        sizes = filter(None, map(self._num_bytes_to_read, shards, held, positions))
-        return self._concurrently(
-            list(sizes), map(partial, repeat(self._index_with), shards, positions)
-        )
+        self.split.shards.load(np.array(shards, np.int64))
+        if not self.storage.is_remote:  # a local disk answers faster than threads start
+            return map(self._index_with, shards, positions)
+        sizes = list(filter(None, map(self._num_bytes_to_read, shards, positions)))
+        num_fitting = MAX_BYTES_IN_FLIGHT * len(sizes) // max(1, sum(sizes))
+        num_threads = min(NUM_INDEX_READERS, len(sizes), num_fitting)
+        if num_threads < 2:
+            return map(self._index_with, shards, positions)
+        calls = map(partial, repeat(self._index_with), shards, positions)
+        return results_in_order("shardset-index", num_threads, calls)
 
     def keys(self) -> NDArray[np.bytes_]:
         """The keys of all samples, by id; for a table with keys."""
@@ -265,118 +256,69 @@ class ShardTable:
             shards[order[group_starts]].tolist(), [positions[group] for group in groups]
         )
         for group, index in zip(groups, indexes, strict=True):
-            numbers = index.numbers(positions[group])
-            rows[group] = index.rows.view(rows.dtype)[numbers]
+            rows[group] = index.rows.view(rows.dtype)[positions[group]]
             if index.keys is not None:
-                keys[group] = index.keys[numbers].astype(str)
+                keys[group] = index.keys[positions[group]].astype(str)
         names = keys.tolist() if self.with_keys else None
         return SampleAddresses(rows.view(dtype), shards, positions, names)
 
-    def _concurrently(self, sizes: Sequence[int], calls: Iterable[Callable[[], T]]) -> Iterator[T]:
-        """The results of some calls in their order,
-        of which those of `sizes` read that many bytes.
-        """
-        # A local disk answers faster than threads start.
-        if len(sizes) < 2 or not self.storage.is_remote:
-            return (call() for call in calls)
-        num_threads = max(
-            1, min(NUM_INDEX_READERS, len(sizes), MAX_BYTES_IN_FLIGHT * len(sizes) // sum(sizes))
-        )
-        return results_in_order("shardset-index", num_threads, calls)
-
-    def _find(self, shard: int) -> ShardIndex | None:
+    def _find(self, shard: int) -> ShardIndex:
+        """What is held of an index; at first nothing."""
         with self._lock():
-            if shard in self._held:
-                self._held.move_to_end(shard)
-            return self._held.get(shard)
+            index = self._held.get(shard)
+            if index is None:
+                num_samples = int(self.split.shards.sizes[shard])
+                index = self._held[shard] = ShardIndex(num_samples, row_dtype(self.split))
+            self._held.move_to_end(shard)
+        return index
 
-    def _keep(self, shard: int, found: ShardIndex) -> ShardIndex:
-        with self._lock():
-            before = self._held.pop(shard, None)
-            if before and before.places is None and found.places is not None:
-                found = before  # another thread has read all of it meanwhile
-            self._held[shard] = found
-            self._held_bytes += found.num_bytes - (before.num_bytes if before else 0)
-            while self._held_bytes > self.budget_bytes and len(self._held) > 1:
-                self._held_bytes -= self._held.popitem(last=False)[1].num_bytes
-        return found
-
-    def _missing(
-        self, shard: int, held: ShardIndex | None, positions: Positions
-    ) -> Positions | None:
-        """The groups of rows to read for some samples, in order; None if the index is to be read
-        whole.
-        """
-        if held and held.places is None:
-            return _NO_GROUPS
-        listed = self.split.shards[shard]
-        if not self.reads_rows or listed.index.num_bytes <= LARGE_BYTES:
-            return None
+    def _missing(self, shard: int, index: ShardIndex, positions: Positions) -> list[range]:
+        """The rows to read of an index, for those of some samples."""
+        if index.is_whole:
+            return []
+        whole = range(len(index.rows))
+        if not self.reads_rows or self.split.shards[shard].index.num_bytes <= LARGE_BYTES:
+            return [whole]
         groups = np.unique(positions // ROWS_AT_ONCE)
-        num_held = 0
-        if held and held.places is not None:
-            groups = groups[held.places[groups] < 0]
-            num_held = int(np.count_nonzero(held.places >= 0))
-        is_much = num_held + len(groups) > WHOLE_FROM * _num_groups(listed)
-        return None if is_much and len(groups) else groups
+        groups = groups[~index.is_read[groups]]
+        if index.is_read.sum() + len(groups) > WHOLE_FROM * len(index.is_read):
+            return [whole] if len(groups) else []
+        return [*table.runs_of_groups(groups, whole.stop)]
 
-    def _num_bytes_to_read(self, shard: int, held: ShardIndex | None, positions: Positions) -> int:
+    def _num_bytes_to_read(self, shard: int, positions: Positions) -> int:
         """How many bytes `_index_with` will read, about."""
-        missing = self._missing(shard, held, positions)
-        if missing is not None and not len(missing):
+        index = self._find(shard)
+        num_rows = sum(map(len, self._missing(shard, index, positions)))
+        if not num_rows:
             return 0  # without a look at the list of shards, which takes longer
-        listed = self.split.shards[shard]
-        share = 1.0 if missing is None else len(missing) / _num_groups(listed)
-        return int(share * listed.index.num_bytes)
+        listed: Shard = self.split.shards[shard]
+        return listed.index.num_bytes * num_rows // len(index.rows)
 
     def _index_with(self, shard: int, positions: Positions) -> ShardIndex:
         """The index of a shard, with the rows of some samples."""
-        held = self._find(shard)
-        missing = self._missing(shard, held, positions)
-        if missing is None:
-            return self._read_whole(shard)
-        return held if held and not len(missing) else self._read_groups(shard, held, missing)
+        index = self._find(shard)
+        for wanted in self._missing(shard, index, positions):
+            # Read outside the lock, so that threads read several indexes at a time; two may read
+            # the same one.
+            self._keep(shard, index, wanted, self._read(shard, wanted))
+        return index
 
-    def _read_whole(self, shard: int) -> ShardIndex:
-        # Read outside the lock, so that threads read several indexes at a time; two may read the
-        # same one.
+    def _read(self, shard: int, wanted: Sequence[int]) -> Rows:
+        """Rows of the index of a shard, as they are stored."""
         listed = self.split.shards[shard]
         try:
-            records = read_index(self.storage, listed)
-        except NotFound as error:
-            raise DamagedShard(str(error)) from error
-        return self._keep(shard, self._index_of(shard, records))
-
-    def _read_groups(self, shard: int, held: ShardIndex | None, missing: Positions) -> ShardIndex:
-        """What is held of an index, with the missing groups of its rows."""
-        listed = self.split.shards[shard]
-        index = held or ShardIndex(
-            np.empty(0, row_dtype(self.split)),
-            np.empty(0, "S1") if self.with_keys else None,
-            np.full(_num_groups(listed), -1),
-        )
-        for run in np.split(missing, np.flatnonzero(np.diff(missing) > 1) + 1):
-            groups = range(run.item(0), run.item(-1) + 1)
-            wanted = range(
-                groups.start * ROWS_AT_ONCE, min(groups.stop * ROWS_AT_ONCE, listed.num_samples)
-            )
-            records = self._read_rows(shard, wanted)
-            index = index.extended(groups, self._index_of(shard, records))
-        return self._keep(shard, index)
-
-    def _read_rows(self, shard: int, positions: Sequence[int]) -> Rows:
-        fields = self.split.index_fields(shard)
-        try:
-            return read_rows(self.storage, self.split.shards[shard], fields, positions)
+            if len(wanted) == listed.num_samples:
+                return read_index(self.storage, listed)
+            return read_rows(self.storage, listed, self.split.index_fields(shard), wanted)
         except NotFound as error:
             raise DamagedShard(str(error)) from error
 
-    def _index_of(self, shard: int, records: Rows) -> ShardIndex:
-        """What is kept of records."""
-        split = self.split
-        rows = rows_of_index(records, split.shards[shard], split, self.storage.url)
-        return ShardIndex(rows, records["key"].copy() if self.with_keys else None)
-
-
-def _num_groups(shard: Shard) -> int:
-    return -(-shard.num_samples // ROWS_AT_ONCE)
+    def _keep(self, shard: int, index: ShardIndex, wanted: range, records: Rows) -> None:
+        rows = rows_of_index(records, self.split.shards[shard], self.split, self.storage.url)
+        with self._lock():
+            before = index.num_bytes
+            index.put(wanted, rows, records["key"] if self.with_keys else None)
+            if self._held.get(shard) is index:
+                self._held_bytes += index.num_bytes - before
+            while self._held_bytes > self.budget_bytes and len(self._held) > 1:
+                self._held_bytes -= self._held.popitem(last=False)[1].num_bytes

@@ -10,8 +10,7 @@ from shardset.errors import NotFound, ShardsetError, StorageError
 from shardset.read.addresses import SampleAddresses
 from shardset.read.indexes import ShardTable
 from shardset.read.pending import Contents, PendingSamples, SampleReader
-from shardset.storage.base import os_errors_as_storage_errors
-from shardset.storage.local import Descriptor
+from shardset.storage.local import OpenFile
 
 SMALL_BYTES = 1 << 14
 """Up to this size a sample is one read, from which its fields are copied; beyond it, each field is
@@ -28,7 +27,7 @@ class LocalSampleReader(SampleReader):
 
     def __init__(self, table: ShardTable) -> None:
         self.table = table
-        self.file = lru_cache(MAX_OPEN_FILES)(partial(_ShardFile, table))
+        self.file = lru_cache(MAX_OPEN_FILES)(partial(_open, table))
 
     def read_single(self, addresses: SampleAddresses) -> PendingSamples:
         return LocalPendingSamples(self, addresses)
@@ -77,13 +76,10 @@ class LocalPendingSamples(PendingSamples):
             yield verified(number, contents)
 
 
-class _ShardFile(Descriptor):
-    """An open shard."""
-
-    def __init__(self, table: ShardTable, shard: int) -> None:
-        try:
-            with os_errors_as_storage_errors(table.url(shard)):
-                super().__init__(table.url(shard), os.O_RDONLY)
-        except NotFound as error:
-            raise table.missing(shard) from error
-        table.check_size(shard, os.fstat(self.fd).st_size)
+def _open(table: ShardTable, shard: int) -> OpenFile:
+    try:
+        file = OpenFile(table.url(shard))
+    except NotFound as error:
+        raise table.missing(shard) from error
+    table.check_size(shard, file.facts.st_size)
+    return file

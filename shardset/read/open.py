@@ -20,7 +20,5 @@ def open_sample_reader(
     if not table.storage.is_remote:
         return LocalSampleReader(table)
     remote = RemoteReader(table)
-    reader: RemoteReader | CachedReader = remote
-    if cache is not None:
-        reader = CachedReader(remote, table, cache)
+    reader = remote if cache is None else CachedReader(remote, table, cache)
     return BlockSampleReader(order, table, reader, budget_bytes)

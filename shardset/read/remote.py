@@ -5,15 +5,15 @@ late ones hedged.
 import threading
 import time
 from collections import Counter, deque
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from shardset.errors import DamagedShard, NotFound, StorageError, TransientError
-from shardset.read.indexes import ShardTable
-from shardset.read.threads import Threads, outcome_of, settle
-from shardset.storage.base import Stat
-from shardset.storage.checked import read_twice
+from shardset.errors import NotFound
+from shardset.read.indexes import CUT, ShardTable
+from shardset.read.threads import Threads
+from shardset.storage.checked import read_range
 
 NUM_FETCHERS = 32
 HEDGE_AFTER = 0.95
@@ -55,7 +55,7 @@ class RemoteReader:
         with self._lock:
             self._running.add(read)
             self.hedges.num_reads[read.size_class] += 1
-            self._attempt(read, self._fetchers)
+        self._ask(read, self._fetchers)
         return read.result
 
     def close(self) -> None:
@@ -67,21 +67,19 @@ class RemoteReader:
         with self._lock:
             running = list(self._running)
         for read in running:
-            settle(read.result, CancelledError())
+            _settle(read.result, CancelledError())
 
-    def _attempt(self, read: "_RangeRead", threads: Threads) -> None:
-        """Asks once more for a range; call it with the lock."""
-        read.attempts += 1
-        threads.submit(partial(self._run, read), read.result)
+    def _ask(self, read: "_RangeRead", threads: Threads) -> None:
+        threads.call(partial(self._read, read)).add_done_callback(partial(self._note, read))
 
-    def _run(self, read: "_RangeRead") -> None:
-        outcome = outcome_of(partial(self._read, read))
+    def _note(self, read: "_RangeRead", attempt: Future[bytes]) -> None:
+        error = attempt.exception()
         with self._lock:
             read.attempts -= 1
-            if isinstance(outcome, BaseException) and read.attempts:
+            if error and read.attempts:
                 return  # the other attempt may still bring the bytes
             self._running.discard(read)
-        settle(read.result, outcome)
+        _settle(read.result, error or attempt.result())
 
     def _read(self, read: "_RangeRead") -> bytes:
         begun = time.monotonic()
@@ -93,17 +91,21 @@ class RemoteReader:
 
     def _hedge_late_reads(self) -> None:
         while not self._closed.wait(MIN_HEDGE_S / 2):
-            with self._lock:  # until each hedge is counted as an attempt
+            with self._lock:
                 now, limits = time.monotonic(), self.hedges.limits_s()
-                for read in self._running:
-                    if (
-                        read.attempts == 1
-                        and read.started
-                        and now - read.started > limits.get(read.size_class, float("inf"))
-                        and not self.table.storage.is_throttled
-                        and self.hedges.take(read.size_class)
-                    ):
-                        self._attempt(read, self._hedgers)
+                late = [
+                    read
+                    for read in self._running
+                    if read.attempts == 1
+                    and read.started
+                    and now - read.started > limits.get(read.size_class, float("inf"))
+                    and not self.table.storage.is_throttled
+                    and self.hedges.take(read.size_class)
+                ]
+                for read in late:
+                    read.attempts += 1
+            for read in late:
+                self._ask(read, self._hedgers)
 
 
 class HedgePolicy:
@@ -145,7 +147,7 @@ class _RangeRead:
     start: int
     stop: int
     result: Future[bytes] = field(default_factory=Future)
-    attempts: int = 0
+    attempts: int = 1
     started: float = 0.0
 
     @property
@@ -154,31 +156,23 @@ class _RangeRead:
         return (self.stop - self.start).bit_length()
 
 
+def _settle(future: Future[bytes], outcome: bytes | BaseException) -> None:
+    with suppress(InvalidStateError):  # the other attempt has done so
+        if isinstance(outcome, BaseException):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
+
+
 def _listed_range(table: ShardTable, shard: int, start: int, stop: int) -> bytes:
     """The bytes [start, stop) of a shard; raises DamagedShard if another object than the manifest's
     has its name.
     """
     listed = table.split.shards[shard]
-
-    def is_listed(answer: tuple[bytes, Stat]) -> bool:
-        return answer[1].num_bytes == listed.num_bytes and answer[1].crc32c in (None, listed.crc32c)
-
     try:
-        data, stat = read_twice(
-            lambda: table.storage.read_with_stat(listed.path, start, stop), is_listed
-        )
+        return read_range(
+            table.storage, listed.path, start, stop,
+            num_bytes=listed.num_bytes, crc32c=listed.crc32c, advice=CUT,
+        )  # fmt: skip
     except NotFound as error:
         raise table.missing(shard) from error
-    except TransientError:
-        raise
-    except StorageError:
-        # a shard that was cut lacks the range
-        table.check_size(shard, table.storage.stat(listed.path).num_bytes)
-        raise
-    table.check_size(shard, stat.num_bytes)
-    if stat.crc32c not in (None, listed.crc32c):
-        raise DamagedShard(
-            f"{table.url(shard)}: crc32c is {stat.crc32c}, expected {listed.crc32c}; "
-            "another object is there, fetch or rebuild the shard"
-        )
-    return data

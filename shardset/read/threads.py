@@ -4,7 +4,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import CancelledError, Future, InvalidStateError
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ class Threads:
     """
 
     def __init__(self, name: str, num_threads: int) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], None], Future[Any]] | None] = (
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = (
             queue.SimpleQueue()
         )
         self._closed = False
@@ -30,19 +30,13 @@ class Threads:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, job: Callable[[], None], future: Future[Any]) -> None:
-        """Runs `job`, which settles `future`, on the next free thread; raises CancelledError after
-        `close`.
-        """
-        with self._lock:
-            if self._closed:
-                raise CancelledError
-            self._jobs.put((job, future))
-
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Calls `function` on the next free thread; raises CancelledError after `close`."""
         future: Future[T] = Future()
-        self.submit(lambda: settle(future, outcome_of(function)), future)
+        with self._lock:
+            if self._closed:
+                raise CancelledError
+            self._jobs.put((function, future))
         return future
 
     def close(self) -> None:
@@ -52,7 +46,7 @@ class Threads:
         with suppress(queue.Empty):
             while True:
                 if job := self._jobs.get_nowait():
-                    settle(job[1], CancelledError())
+                    job[1].set_exception(CancelledError())
         for _ in self._threads:
             self._jobs.put(None)
 
@@ -63,8 +57,12 @@ class Threads:
 
     def _work(self) -> None:
         while job := self._jobs.get():
-            job[0]()
-            del job  # an idle thread must not keep the bytes of its last job alive
+            function, future = job
+            try:
+                future.set_result(function())
+            except BaseException as error:  # noqa: BLE001 - it is raised to all who wait
+                future.set_exception(error)
+            del job, function, future  # an idle thread must not keep the bytes of its last job
 
 
 def results_in_order(name: str, num_threads: int, calls: Iterable[Callable[[], T]]) -> Iterator[T]:
@@ -81,20 +79,3 @@ def results_in_order(name: str, num_threads: int, calls: Iterable[Callable[[], T
     finally:
         threads.close()
         threads.join()
-
-
-def outcome_of(call: Callable[[], T]) -> T | BaseException:
-    """What `call` returns or raises."""
-    try:
-        return call()
-    except BaseException as error:  # noqa: BLE001 - `settle` raises it to all who wait
-        return error
-
-
-def settle(future: Future[T], outcome: T | BaseException) -> None:
-    """Sets the result or exception of a future, unless it has one already."""
-    with suppress(InvalidStateError):
-        if isinstance(outcome, BaseException):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)

@@ -89,24 +89,20 @@ class Storage(Protocol):
         """The folder as a user types it, without a trailing slash; an absolute path unless
         `is_remote`.
         """
-        ...
 
     @property
     def is_remote(self) -> bool:
         """Whether the objects are not files of this machine: they have no path, no lock and nothing
         to sync.
         """
-        ...
 
     @property
     def is_shared(self) -> bool:
         """Whether other processes see the same objects."""
-        ...
 
     @property
     def reads_at_once(self) -> int:
         """How many concurrent reads pay off: 1 where a read does not wait for a network."""
-        ...
 
     @property
     def is_throttled(self) -> bool:
@@ -117,7 +113,6 @@ class Storage(Protocol):
 
     def stat(self, name: str) -> Stat:
         """The facts about an object; raises NotFound."""
-        ...
 
     def read(
         self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None
@@ -128,7 +123,6 @@ class Storage(Protocol):
         Raises StorageError for a range that ends after the object. With `generation`, raises
         PreconditionFailed or NotFound if the object was replaced or deleted.
         """
-        ...
 
     def read_with_stat(
         self, name: str, start: int = 0, stop: int | None = None
@@ -145,7 +139,6 @@ class Storage(Protocol):
 
         Lists nothing for a folder that does not exist.
         """
-        ...
 
     def writer(self, name: str, *, if_generation: str | None = None) -> ObjectWriter:
         """Creates or replaces an object atomically.
@@ -155,7 +148,6 @@ class Storage(Protocol):
         If another one is stored, the end of the block raises PreconditionFailed, unless it has the
         same size and CRC32C: then a retry or another worker wrote the same bytes, which is success.
         """
-        ...
 
     def write(self, name: str, data: bytes, *, if_generation: str | None = None) -> None:
         """A `writer` that gets all bytes at once."""
@@ -164,7 +156,6 @@ class Storage(Protocol):
 
     def delete(self, name: str, *, generation: str | None = None) -> None:
         """Deletes an object, or only that generation of it; does nothing if it is absent."""
-        ...
 
     def sweep(self) -> None:
         """Deletes the temporary files of killed writers; keeps those of living ones.

@@ -8,7 +8,7 @@ from functools import reduce
 from typing import TypeVar
 
 from shardset.checksum import crc32c_of, crc32c_text, extend_crc32c
-from shardset.errors import DamagedShard, SourceError, TransientError
+from shardset.errors import DamagedShard, SourceError, StorageError, TransientError
 from shardset.storage.base import Storage
 
 T = TypeVar("T")
@@ -85,6 +85,47 @@ def read_object(storage: Storage, name: str, num_bytes: int, crc32c: str, advice
         f" {crc32c}; {advice}",
         data,
     )
+
+
+def read_range(
+    storage: Storage,
+    name: str,
+    start: int,
+    stop: int,
+    *,
+    num_bytes: int,
+    crc32c: str,
+    advice: str,
+    problem_of: Callable[[bytes], str] = lambda data: "",
+) -> bytes:
+    """The bytes [start, stop) of an object of the manifest, with its size and, where the storage
+    knows it, its CRC32C; reads them a second time if they differ.
+
+    `problem_of` says what else may be wrong with the bytes. Raises DamagedShard with `advice` if
+    the second read is wrong too, and the errors of Storage.read.
+    """
+
+    def read() -> bytes:
+        data, stat = storage.read_with_stat(name, start, stop)
+        if stat.num_bytes != num_bytes or len(data) != stop - start:
+            raise damage(f"{stat.num_bytes} bytes, expected {num_bytes}")
+        if stat.crc32c not in (None, crc32c):
+            raise damage(f"crc32c is {stat.crc32c}, expected {crc32c}")
+        if problem := problem_of(data):
+            raise damage(problem)
+        return data
+
+    def damage(problem: str) -> DamagedShard:
+        return DamagedShard(f"{storage.url}/{name}: {problem}; {advice}")
+
+    try:
+        return read_twice(read, error=DamagedShard)
+    except TransientError:
+        raise
+    except StorageError:  # an object that was cut lacks the range
+        if (stored := storage.stat(name).num_bytes) != num_bytes:
+            raise damage(f"{stored} bytes, expected {num_bytes}") from None
+        raise
 
 
 def facts_of(data: bytes) -> tuple[int, str]:

@@ -11,7 +11,7 @@ import secrets
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import IO, ClassVar, TypeVar
 from urllib.parse import quote
@@ -81,7 +81,7 @@ class GcsStorage(ServedFolder):
         headers = {"Accept-Encoding": "gzip"}
         if (start, stop) != (0, None):
             headers["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
-        params = {"alt": "media"} | ({"ifGenerationMatch": generation} if generation else {})
+        params = {"alt": "media"} | _only_if(generation)
         response = send(self.retry, "GET", path, where, params=params, headers=headers)
         try:
             with in_time(self.retry, response, where):
@@ -98,7 +98,7 @@ class GcsStorage(ServedFolder):
 
     def _delete(self, name: str, generation: str | None) -> bool:
         where, path = f"{self.url}/{name}", self._path(self._full(name))
-        condition = {} if generation is None else {"ifGenerationMatch": generation}
+        condition = _only_if(generation)
         with closing(send(self.retry, "DELETE", path, where, params=condition)) as response:
             return response.status == 204
 
@@ -172,6 +172,10 @@ def _bucket_path(bucket: str) -> str:
     return f"/storage/v1/b/{quote(bucket, safe='')}"
 
 
+def _only_if(generation: str | None) -> dict[str, str]:
+    return {} if generation is None else {"ifGenerationMatch": generation}
+
+
 def _described(response: urllib3.BaseHTTPResponse, name: str, where: str) -> Answer:
     """An answer with bytes of an object, as its headers describe it; raises TransientError if they
     do not.
@@ -197,6 +201,7 @@ def _check_name(full: str, where: str, item: StoredObject) -> None:
         raise TransientError(f"{where}: the answer is about another object, {item.name!r}")
 
 
+@dataclass
 class _GcsWriter:
     """Collects the bytes and their CRC32C, then sends them in one request that the server accepts
     or refuses whole.
@@ -205,67 +210,64 @@ class _GcsWriter:
     object appears, an aborted body was never sent, and a retry can't join halves of two attempts.
     """
 
-    _file: IO[bytes]
+    bucket: GcsStorage
+    full: str
+    if_generation: str | None
+    num_bytes: int = 0
+    crc: int = 0
+    file: IO[bytes] = field(init=False)
 
-    def __init__(self, bucket: GcsStorage, full: str, if_generation: str | None) -> None:
-        self._bucket = bucket
-        self._full = full
-        self._where = f"{bucket.url}/{full}"
-        self._if_generation = if_generation
-        self._num_bytes = 0
-        self._crc = 0
-        spooled = f"{self._where}, in the temporary folder {tempfile.gettempdir()}"
+    def __post_init__(self) -> None:
+        self.where = f"{self.bucket.url}/{self.full}"
+        spooled = f"{self.where}, in the temporary folder {tempfile.gettempdir()}"
         self._spool_errors = os_errors_as_storage_errors(spooled)
 
     def __enter__(self) -> ObjectWriter:
-        self._file = tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES)
+        self.file = tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES)
         return self
 
     def write(self, data: bytes | memoryview) -> None:
-        self._num_bytes += len(data)
-        self._crc = extend_crc32c(self._crc, data)
+        self.num_bytes += len(data)
+        self.crc = extend_crc32c(self.crc, data)
         with self._spool_errors:
-            self._file.write(data)
+            self.file.write(data)
 
     def __exit__(self, *exc: object) -> None:
         try:
             if exc[0] is None:
                 with self._spool_errors:
-                    self._file.flush()
+                    self.file.flush()
                 self._commit()
         finally:
             # on a full disk, closing complains about bytes that nobody wants any more
             with suppress(OSError):
-                self._file.close()
+                self.file.close()
 
     def _commit(self) -> None:
-        self._crc32c = crc32c_text(self._crc)
         try:
             # saves an upload that the server would refuse at its end
-            if self._if_generation is not None:
-                stored = stat_or_none(self._bucket, self._full)
+            if self.if_generation is not None:
+                stored = stat_or_none(self.bucket, self.full)
                 check_generation(
-                    stored.generation if stored else ABSENT, self._if_generation, self._where
+                    stored.generation if stored else ABSENT, self.if_generation, self.where
                 )
-            self._bucket.persist(self._upload)
+            self.bucket.persist(self._upload)
         except PreconditionFailed:
-            stored = stat_or_none(self._bucket, self._full)
-            accept_identical_object(stored, self._num_bytes, self._crc32c, self._where)
+            stored = stat_or_none(self.bucket, self.full)
+            accept_identical_object(stored, self.num_bytes, crc32c_text(self.crc), self.where)
 
     def _upload(self) -> None:
-        condition = (
-            {} if self._if_generation is None else {"ifGenerationMatch": self._if_generation}
-        )
+        condition = _only_if(self.if_generation)
         # random for each attempt, so that no content can contain it
         boundary = f"shardset-{secrets.token_hex(16)}"
         tail = f"\r\n--{boundary}--\r\n".encode()
         head = self._head(boundary)
-        length = str(len(head) + self._num_bytes + len(tail))
+        length = str(len(head) + self.num_bytes + len(tail))
         response = send(
-            self._bucket.retry,
+            self.bucket.retry,
             "POST",
-            f"/upload{_bucket_path(self._bucket.bucket)}/o",
-            self._where,
+            f"/upload{_bucket_path(self.bucket.bucket)}/o",
+            self.where,
             params={"uploadType": "multipart", "fields": _STAT_FIELDS} | condition,
             headers={
                 "Content-Type": f"multipart/related; boundary={boundary}",
@@ -273,19 +275,21 @@ class _GcsWriter:
             },
             body=partial(self._body, head, tail),
         )
-        stored = json_object(self._bucket.retry, response, self._where, StoredObject)
-        _check_name(self._full, self._where, stored)
+        stored = json_object(self.bucket.retry, response, self.where, StoredObject)
+        _check_name(self.full, self.where, stored)
 
     def _body(self, head: bytes, tail: bytes) -> Iterator[bytes]:
         yield head
-        self._file.seek(0)
-        pieces = iter(partial(self._file.read, _SENT_AT_ONCE), b"")
-        yield from self._bucket.retry.paced(pieces, self._where)
+        self.file.seek(0)
+        pieces = iter(partial(self.file.read, _SENT_AT_ONCE), b"")
+        yield from self.bucket.retry.paced(pieces, self.where)
         yield tail
 
     def _head(self, boundary: str) -> bytes:
-        kind = mimetypes.guess_type(self._full)[0] or "application/octet-stream"
-        facts = json.dumps({"name": self._full, "contentType": kind, "crc32c": self._crc32c})
+        kind = mimetypes.guess_type(self.full)[0] or "application/octet-stream"
+        facts = json.dumps(
+            {"name": self.full, "contentType": kind, "crc32c": crc32c_text(self.crc)}
+        )
         return (
             f"--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{facts}\r\n"
             f"--{boundary}\r\nContent-Type: {kind}\r\n\r\n"

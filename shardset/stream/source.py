@@ -91,14 +91,14 @@ def open_source(spec: StreamSpec) -> StreamSource:
     order = fit_order(split.shard_sizes, spec, stored_bytes=stored_bytes, view=view.selection)
     if spec.part is None:  # a mixture warns for all of its sets
         warn_of_shared_lanes(order.num_lanes, spec.global_batch_size, spec.rank, spec.world_size)
-    kept = None if spec.fields or spec.columns or spec.with_key else spec.image
+    image_bytes = 3 * spec.image.size**2 if spec.image else 0
     memory = fit_memory(
         order,
         spec,
         spec.slots,
         stored_bytes=stored_bytes + sum(column.split.num_tar_bytes for column in columns),
-        image_bytes=3 * spec.image.size**2 if spec.image else 0,
-        cache_bytes=MemoryCache.num_bytes(split.num_samples, kept) if kept else None,
+        image_bytes=image_bytes,
+        cache_bytes=split.num_samples * image_bytes if spec.keeps_images else None,
         prefetch=spec.prefetch,
     )
     # The disk cache looks up samples by their place in a shard, for which it needs whole indexes.

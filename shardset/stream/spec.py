@@ -148,6 +148,18 @@ class StreamSpec(OrderOptions):
         )
 
     @property
+    def keeps_images(self) -> bool:
+        """Whether decoded images may be kept: for a random crop that does not resize, where nothing
+        else is read.
+
+        Evaluation sees each image once, so it keeps none.
+        """
+        image = self.image
+        if image is None or self.fields or self.columns or self.with_key:
+            return False
+        return image.crop.num_draws > 0 and image.crop.keeps_size(image.size)
+
+    @property
     def num_decode_threads(self) -> int:
         """Threads that decode: `num_threads`, or one for each core that is this process's share."""
         return self.num_threads or num_own_cores()

@@ -1,6 +1,5 @@
 """The timed way from nothing to a prediction."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -9,14 +8,13 @@ import pytest
 
 from examples.demo import write_digits
 from examples.ten_minutes import StepFailed, predict
-from tests.makers.documented import REPOSITORY
+from tests.makers.documented import REPOSITORY, start
 from tests.makers.folders import write_class_folders
 
 
 def ten_minutes(*words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "2"}
     command = [sys.executable, "-m", "examples.ten_minutes", "--skip-install", *words]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=REPOSITORY)
+    return start(command, REPOSITORY)
 
 
 @pytest.mark.nightly

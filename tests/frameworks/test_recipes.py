@@ -12,7 +12,7 @@ import pytest
 
 from scripts import venvs
 from shardset.storage.open import open_storage
-from tests.makers.documented import REPOSITORY
+from tests.makers.documented import REPOSITORY, start
 from tests.makers.shardset import png_samples, write_shard_set
 
 PROGRAMS = (REPOSITORY / "examples/frameworks").glob("*.py")
@@ -145,10 +145,11 @@ def test_every_recipe_is_run() -> None:
 def test_a_recipe_trains_on_each_sample_once_an_epoch(
     name: str, python: str, tmp_path: Path
 ) -> None:
-    start, model, num_epochs = CASES[name]
+    words, model, num_epochs = CASES[name]
     write_recipe(name, model, tmp_path)
     for _ in range(2 // num_epochs):  # a recipe of one epoch goes on where its checkpoint is
-        run([python, *start, "recipe.py"], tmp_path)
+        done = start_recipe([python, *words], tmp_path)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     seen = seen_in(tmp_path)
     assert Counter(label for labels in seen for label in labels) == dict.fromkeys(
         range(NUM_SAMPLES), 2
@@ -169,7 +170,7 @@ def test_accelerate_may_not_divide_a_share_again(python: str, tmp_path: Path) ->
         "TensorStream(stream)", loader
     )
     (tmp_path / "recipe.py").write_text(recipe)
-    done = start([python, *TORCHRUN, "recipe.py"], tmp_path)
+    done = start_recipe([python, *TORCHRUN], tmp_path)
     assert done.returncode != 0
     assert "DataLoaderDispatcher divides batches among the processes" in done.stderr
 
@@ -187,15 +188,9 @@ def write_recipe(name: str, model: str, folder: Path) -> None:
     (folder / "recipe.py").write_text((MANY_CORES if name == "ray" else "") + recipe)
 
 
-def start(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+def start_recipe(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(folder), str(REPOSITORY)])
-    environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": path}
-    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
-
-
-def run(words: list[str], folder: Path) -> None:
-    done = start(words, folder)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    return start([*words, "recipe.py"], folder, **ENVIRONMENT, PYTHONPATH=path)
 
 
 def seen_in(folder: Path) -> list[list[int]]:

@@ -1,16 +1,22 @@
-"""Builds in this process, and their manifests."""
+"""Builds in this process, appends and compactions of what they made, and its manifests."""
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from pipelines.build import build
+from pipelines.check.verify import verify
 from pipelines.config import BuildConfig
 from pipelines.plan import paths
+from pipelines.sets.compact import Compacted, compact
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.manifest import Manifest
 from tests.makers import planned
+from tests.makers.folders import write_images
 
 HERE = ["--direct_running_mode=in_memory"]
+NOW, DAY = datetime(2026, 1, 1, tzinfo=UTC), timedelta(1)
 
 
 def config_of(raw: Path | str, output: Path | str, **options: object) -> BuildConfig:
@@ -32,6 +38,27 @@ def built(config: BuildConfig) -> Manifest:
     assert published is not None
     assert published.digest == manifest.digest
     return manifest
+
+
+def manifest_of(folder: Path | str) -> Manifest:
+    """The manifest of the set at an address."""
+    return manifests.load(str(folder)).manifest
+
+
+def verified(folder: Path | str) -> Manifest:
+    """The same of a set in which the deep verification finds nothing."""
+    assert verify(str(folder), deep=True).problems == ()
+    return manifest_of(folder)
+
+
+def append_of(output: Path | str, raw: Path, *images: str) -> BuildConfig:
+    """An append of these images, which are written to `raw`, as one more shard."""
+    return config_of(write_images(raw, images), output, num_shards={"": 1}, append="none")
+
+
+def forget(folder: Path | str, *keys: str, **options: Any) -> Compacted:
+    """Compacts a set at NOW, without waiting, unless the options say more."""
+    return compact(str(folder), keys, **{"grace": timedelta(0), "now": NOW} | options)
 
 
 def unfinished(raw: Path, output: Path, tool: str | None = None) -> BuildConfig:

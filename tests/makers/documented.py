@@ -16,10 +16,25 @@ REPOSITORY = Path(__file__).parent.parent.parent
 SCRIPTS = Path(sys.executable).parent
 
 
-def commands_of(page: str) -> list[str]:
+def page(name: str, *, stop: str | None = None) -> str:
+    """The text of a page of the repository, perhaps up to some words."""
+    return (REPOSITORY / name).read_text().partition(stop or "\0")[0]
+
+
+def steps_of(text: str) -> list[tuple[str, str]]:
+    """The blocks of a text that can be run, in their order: ("console" or "python", their text)."""
+    return re.findall(r"```(console|python)\n(.*?)```", text, flags=re.S)
+
+
+def commands_of(name: str) -> list[str]:
     """The lines of all console blocks of a page of the repository."""
-    blocks = re.findall(r"```console\n(.*?)```", (REPOSITORY / page).read_text(), flags=re.S)
-    return [line for block in blocks for line in block.splitlines()]
+    steps = steps_of(page(name))
+    return [line for kind, text in steps if kind == "console" for line in text.splitlines()]
+
+
+def python_of(text: str) -> list[str]:
+    """All Python blocks of a text."""
+    return [code for kind, code in steps_of(text) if kind == "python"]
 
 
 def shown(start: str) -> list[str]:
@@ -58,19 +73,20 @@ def run_all(commands: Iterable[str], place: Path, replaced: Mapping[str, str]) -
     return [run(words_of(command, replaced), place) for command in commands]
 
 
-def run(words: list[str], place: Path) -> str:
-    """What a command prints; fails with its last lines if it fails."""
+def start(words: list[str], place: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A command that has ended; its Python imports from this repository."""
     path = f"{SCRIPTS}:{os.environ['PATH']}"
     # Two threads each are enough where several tests run at once.
-    environment = {
-        **os.environ,
-        "PATH": path,
-        "OMP_NUM_THREADS": "2",
-        "PYTHONPATH": str(REPOSITORY),
-    }
-    done = subprocess.run(
+    own = {"PATH": path, "OMP_NUM_THREADS": "2", "PYTHONPATH": str(REPOSITORY)}
+    environment = {**os.environ, **own, **variables}
+    return subprocess.run(
         words, cwd=place, capture_output=True, text=True, timeout=600, env=environment
     )
+
+
+def run(words: list[str], place: Path, **variables: str) -> str:
+    """What a command prints; fails with its last lines if it fails."""
+    done = start(words, place, **variables)
     assert done.returncode == 0, (
         f"{shlex.join(words)}\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
     )

@@ -2,7 +2,7 @@
 
 import gzip
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,7 +77,7 @@ def pack_devkit(meta_mat: bytes, truth: bytes) -> bytes:
     return gzip.compress(tar_bytes(files), mtime=0)
 
 
-def meta(do_compression: bool = True) -> bytes:
+def meta(do_compression: bool = True, synsets: Sequence[tuple[object, ...]] = SYNSETS) -> bytes:
     """`meta.mat`: a MATLAB structure array `synsets` with the columns of the published one that
     matter.
     """
@@ -87,7 +87,7 @@ def meta(do_compression: bool = True) -> bytes:
         ("words", object),
         ("num_children", object),
     ]
-    table = np.array([tuple(row) for row in SYNSETS], dtype=columns).reshape(-1, 1)
+    table = np.array(synsets, dtype=columns).reshape(-1, 1)
     buffer = io.BytesIO()
     savemat(buffer, {"synsets": table}, do_compression=do_compression)
     return buffer.getvalue()

@@ -59,9 +59,11 @@ def png_chunk(kind: bytes, content: bytes) -> bytes:
     )
 
 
-def png_of(width: int, height: int, *chunks: bytes, bits: int = 8) -> bytes:
-    """A grey PNG of any claimed size, made of the given chunks between its header and its end."""
-    header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, 0, 0, 0, 0))
+def png_of(width: int, height: int, *chunks: bytes, bits: int = 8, colour: int = 0) -> bytes:
+    """A PNG of any claimed size, made of the given chunks between its header and its end; grey
+    unless another type of colour is given.
+    """
+    header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + header + b"".join(chunks) + png_chunk(b"IEND", b"")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, one_hot
 
 from trainer.config import TrainConfig
 from trainer.data.splits import open_data
@@ -39,20 +39,12 @@ def plain_run(
         optimizer.zero_grad()
         loss.backward()
         if regularize.clip_norm:
-            clip(net, regularize.clip_norm)
+            nn.utils.clip_grad_norm_(net.parameters(), regularize.clip_norm)
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.step()
         losses.append(loss.item())
     return losses
-
-
-def clip(net: nn.Module, longest: float) -> None:
-    """Shortens the gradient of all weights together."""
-    gradients = [weight.grad for weight in net.parameters() if weight.grad is not None]
-    length = torch.cat([gradient.flatten() for gradient in gradients]).norm().item()
-    for gradient in gradients:
-        gradient *= min(1.0, longest / (length + 1e-6))
 
 
 def batches_of(config: TrainConfig) -> Iterator[Batch]:
@@ -75,9 +67,7 @@ def images_and_targets(
         [one.flip(2) if flip else one for one, flip in zip(images, batch["flip"], strict=True)]
     )
     smoothing = config.regularize.label_smoothing
-    targets = torch.full((len(images), num_classes), smoothing / num_classes)
-    for row, label in enumerate(batch["label"].tolist()):
-        targets[row, label] += 1 - smoothing
+    targets = (1 - smoothing) * one_hot(batch["label"], num_classes) + smoothing / num_classes
     if "mix" in batch:
         for start in range(config.accumulate):
             # samples of one pass are mixed with each other

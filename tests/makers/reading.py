@@ -77,8 +77,7 @@ def order_of(split, **options):
 
 
 def addresses_of(table, order, ids):
-    shards = np.searchsorted(order.first_ids, ids, side="right") - 1
-    return table.addresses(shards, ids - order.first_ids[shards])
+    return table.addresses(*order.slots_of(ids))
 
 
 def rank_slots(order, epoch, step, rank, world):

@@ -1,6 +1,6 @@
 """What a run writes down of itself."""
 
-from trainer.record.metrics import EvalRecord, FinalRecord, StepRecord
+from trainer.telemetry.metrics import EvalRecord, FinalRecord, StepRecord
 
 STEP = StepRecord(
     device="cpu",

@@ -16,7 +16,6 @@ import pyarrow as pa
 from PIL import Image
 
 from shardset.format import naming
-from shardset.format.frame import frame
 from shardset.format.manifest import (
     ClassInfo,
     Manifest,
@@ -28,7 +27,7 @@ from shardset.format.manifest import (
     seal,
     to_json,
 )
-from shardset.format.originals import REFERENCE, table_to_bytes
+from shardset.format.originals import REFERENCE, frame, table_to_bytes
 from shardset.format.shards import pattern_of
 from shardset.format.tar import StoredSample
 from shardset.format.write import WrittenShard, class_counts, write_shard, write_split

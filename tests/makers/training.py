@@ -14,7 +14,7 @@ from shardset.settings import value_text, values_of
 from shardset.storage.open import open_storage
 from tests.makers.shardset import new_set, png_samples
 from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
-from trainer.record.run_folder import METRICS
+from trainer.run_folder.names import METRICS
 
 NUM_TRAIN = 52
 NUM_EVAL = 21

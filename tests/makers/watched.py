@@ -13,7 +13,7 @@ import time
 from contextlib import ExitStack
 
 from trainer.errors import NotFinite, PeerLost, Preempted
-from trainer.supervise import heartbeat
+from trainer.runtime import heartbeat
 
 BEAT_S, GRACE_S, LATER_S = 0.2, 2.0, 4.0
 JOIN_S, ALONE_S = 600.0, 3.0

@@ -106,12 +106,6 @@ def _steps(spmd: Any) -> dict[str, list[float]]:
         name: replace(base, optimizer=OptimizerConfig(name=name, weight_decay=0.01))
         for name in STATIC_OPTIMIZERS
     }
-    ways["averages, clipping"] = replace(
-        base, regularize=RegularizeConfig(ema_decay=0.9, clip_norm=0.5)
-    )
-    ways["mixing, smoothing"] = replace(
-        base, regularize=RegularizeConfig(mixup=0.2, label_smoothing=0.1)
-    )
     ways["binary"] = replace(base, regularize=RegularizeConfig(loss="bce", label_smoothing=0.1))
     ways["two passes"] = replace(base, accumulate=2)
     ways["statistics"] = replace(
@@ -124,7 +118,9 @@ def _steps(spmd: Any) -> dict[str, list[float]]:
         optimizer=OptimizerConfig(name="adamw", weight_decay=0.01, kwargs={"eps": 0.001}),
         model=ModelConfig(name=SMALL, kwargs={"grouped": True}),
         accumulate=2,
-        regularize=RegularizeConfig(ema_decay=0.9, clip_norm=0.1, mixup=0.4, cutmix=1.0),
+        regularize=RegularizeConfig(
+            ema_decay=0.9, clip_norm=0.1, mixup=0.4, cutmix=1.0, label_smoothing=0.1
+        ),
     )
     return {name: _step(spmd, config) for name, config in ways.items()}
 

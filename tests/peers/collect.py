@@ -42,7 +42,7 @@ def webdataset(names: dict) -> Iterator[dict]:
 
 def wids(names: dict) -> Iterator[dict]:
     samples = names["samples"]
-    assert isinstance(samples[0][".png"], Image.Image)
+    assert any(isinstance(value, Image.Image) for value in samples[0].values())
     samples.transformations = []
     for number in range(len(samples)):
         sample = {name.removeprefix("."): value for name, value in samples[number].items()}

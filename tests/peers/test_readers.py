@@ -23,20 +23,15 @@ from scripts import venvs
 from shardset.format import manifest as manifests
 from shardset.format.manifest import Manifest
 from shardset.format.tar import StoredSample
-from shardset.storage.open import open_storage
-from tests.makers.shardset import encode, jpeg_samples, pixels, png_samples, write_shard_set
+from tests.makers.documented import page, python_of, run
+from tests.makers.shardset import encode, jpeg_samples, new_set, pixels, png_samples
 from tests.makers.stored import samples_of
 
 pytestmark = pytest.mark.nightly
 
-PAGE = (venvs.REPOSITORY / "docs/how-to/other-readers.md").read_text(encoding="utf-8")
-BLOCKS = dict(
-    zip(
-        ["webdataset", "wids", "timm_list", "timm", "energon", "dali", "hf"],
-        re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL),
-        strict=True,
-    )
-)
+PAGE = page("docs/how-to/other-readers.md")
+READERS = ["webdataset", "wids", "timm_list", "timm", "energon", "dali", "hf"]
+BLOCKS = dict(zip(READERS, python_of(PAGE), strict=True))
 GIVES = {
     "webdataset": {"key", "label", "image"},
     "wids": {"key", "label", "image"},
@@ -81,7 +76,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory, interpreter: str) -> Expo
         for n, (key, copy) in enumerate(odd)
     ]
     samples = {"train": train, "test": jpeg_samples("test", 8, height=16, width=12)}
-    write_shard_set(open_storage(str(place / "shards")), samples, num_shards=3)
+    new_set(samples, place / "shards", num_shards=3)
     export(str(place / "shards"), list(FORMATS))
     subprocess.run([sys.executable, "-c", BLOCKS["timm_list"]], cwd=place, check=True)
     (prepare,) = re.findall(r"```console\n(energon .*?)```", PAGE, re.DOTALL)
@@ -176,18 +171,8 @@ print("two epochs")
 
 
 def test_dali_takes_the_batches_of_a_stream_by_the_lines_of_the_page(interpreter, tmp_path):
-    write_shard_set(
-        open_storage(str(tmp_path / "shards")),
-        {"train": jpeg_samples("train", 64, height=40, width=50)},
-    )
-    page = (
-        (venvs.REPOSITORY / "docs/how-to/frameworks.md")
-        .read_text(encoding="utf-8")
-        .partition("## NVIDIA DALI")[2]
-    )
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    new_set(jpeg_samples("train", 64, height=40, width=50), tmp_path / "shards")
+    (code,) = python_of(page("docs/how-to/frameworks.md").partition("## NVIDIA DALI")[2])
     code = code.replace('device="mixed"', 'device="cpu"').replace("device_id=0", "device_id=None")
-    start = f"import sys; sys.path.insert(0, {str(venvs.REPOSITORY)!r})\nimport shardset\n"
-    words = [interpreter, "-c", start + code + OF_TWO_EPOCHS]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout.endswith("two epochs\n"), done.stderr
+    said = run([interpreter, "-c", "import shardset\n" + code + OF_TWO_EPOCHS], tmp_path)
+    assert said.endswith("two epochs\n")

@@ -1,13 +1,15 @@
-"""Beam inspects a step of each kind once: a build of a few images in this process takes half the
-time.
+"""Runs verbs in this process, where Beam inspects a step of each kind once: a build of a few images
+takes half the time.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 from apache_beam.transforms import userstate
+
+from pipelines import cli
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -21,3 +23,16 @@ def quick_beam() -> Iterator[None]:
 
     with patch.object(userstate, "get_dofn_specs", specs):
         yield
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs a verb, which must end with `code`, and returns what it printed, an error if nothing."""
+
+    def run(*words: object, code: int = 0) -> str:
+        capsys.readouterr()
+        ended, printed = cli.main([*map(str, words)]), capsys.readouterr()
+        assert ended == code, printed.err
+        return printed.out or printed.err
+
+    return run

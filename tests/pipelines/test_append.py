@@ -9,6 +9,7 @@ import pytest
 
 import shardset
 from pipelines import build as builds
+from pipelines.begin import prepare
 from pipelines.build import build
 from pipelines.check import inspect
 from pipelines.check.verify import verify
@@ -150,7 +151,7 @@ def test_older_versions_are_not_read_to_append_or_verify(old, more, monkeypatch)
         "read_head",
         lambda storage, name, *rest: (read.append(name), head(storage, name))[1],
     )
-    builds.prepare(append_of(more, old, seed=1), LocalStorage(str(old)))
+    prepare(append_of(more, old, seed=1), LocalStorage(str(old)))
     verify(str(old), deep=False)
     assert {*read} <= {naming.MANIFEST, versions.path(1), versions.path(299)}
 
@@ -158,12 +159,12 @@ def test_older_versions_are_not_read_to_append_or_verify(old, more, monkeypatch)
 def test_an_append_that_meets_an_unfinished_one_is_not_told_of_another_output(old, more):
     build(append_of(more, old, only_shards=frozenset({("train", 0)})), HERE)
     with pytest.raises(ConfigError, match="its own options, or --overwrite to start over"):
-        builds.prepare(append_of(more, old, seed=3), LocalStorage(str(old)))
+        prepare(append_of(more, old, seed=3), LocalStorage(str(old)))
 
 
 def test_of_two_appends_at_once_one_wins_and_a_published_version_stays(old, more):
     first, second = (
-        builds.prepare(append_of(more, old, seed=seed), LocalStorage(str(old))) for seed in (1, 2)
+        prepare(append_of(more, old, seed=seed), LocalStorage(str(old))) for seed in (1, 2)
     )
     with pytest.raises(
         ManifestError, match=r"another build.* or append again when that one is done"
@@ -178,7 +179,7 @@ def test_an_append_is_not_withdrawn_because_another_one_builds_on_it(old, more, 
 
     def followed(storage, base, manifest):
         publish(storage, base, manifest)
-        builds.prepare(append_of(more, old, seed=2), LocalStorage(str(old)))
+        prepare(append_of(more, old, seed=2), LocalStorage(str(old)))
 
     monkeypatch.setattr(history, "publish", followed)
     with pytest.raises(ManifestError, match="another build"):

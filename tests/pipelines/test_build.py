@@ -18,6 +18,7 @@ from PIL import Image
 
 from pipelines import build as builds
 from pipelines import cli as command
+from pipelines.begin import prepare
 from pipelines.build import build
 from pipelines.check.verify import verify
 from pipelines.config import BuildConfig
@@ -126,7 +127,7 @@ def test_many_classes_do_not_travel_with_the_plan(tmp_path):
     listing = write_jsonl(images / "all.jsonl", [{"path": "a.png", "label": 9_999}])
     config = config_of(listing, tmp_path / "out", source="listing", num_shards={"": 1})
     assert len(built(config).classes) == 10_000
-    prepared = builds.prepare(config, open_storage(config.output))
+    prepared = prepare(config, open_storage(config.output))
     plan, *_ = plan_step(
         prepared.files, config, prepared.file, None, range(prepared.units.num_units)
     )

@@ -12,6 +12,7 @@ import PIL
 import pytest
 
 from pipelines import build as builds
+from pipelines.begin import prepare
 from pipelines.build import build
 from pipelines.check.verify import verify
 from pipelines.config import BuildConfig
@@ -318,7 +319,7 @@ def test_a_damaged_plan_is_named_and_what_the_message_says_helps(raw, tmp_path):
 
 def test_an_input_that_changes_while_it_is_written_fails_the_build(raw, tmp_path):
     config = config_of(raw, tmp_path / "out")
-    prepared = builds.prepare(config, open_storage(config.output))
+    prepared = prepare(config, open_storage(config.output))
     (raw / "test" / "cat" / "000.png").write_bytes(odd_images.png(99))
     with pytest.raises(ChangedInput, match=r"test/cat/000\.png: not the object that was planned"):
         builds.run(prepared, options.beam_options(HERE, prepared.files.output))

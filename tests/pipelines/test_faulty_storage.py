@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pipelines import build as builds
+from pipelines.begin import prepare
 from pipelines.build import build
 from pipelines.config import BuildConfig
 from pipelines.plan import paths
@@ -87,7 +88,7 @@ def config_of(raw, output):
 
 def build_with(policy, raw, output):
     """A build whose workers keep to that policy."""
-    prepared = builds.prepare(config_of(raw, output), replace(open_storage(output), retry=policy))
+    prepared = prepare(config_of(raw, output), replace(open_storage(output), retry=policy))
     source = replace(prepared.source, input=replace(prepared.source.input, retry=policy))
     return builds.run(
         replace(prepared, source=source), options.beam_options(HERE, prepared.files.output)

@@ -47,6 +47,10 @@ def stock(folder: Path) -> dict[str, dict[str, bytes]]:
     return {one["__key__"]: {name: one[name] for name in one if name[0] != "_"} for one in samples}
 
 
+def quarantined(place: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (place / "quarantine.jsonl").read_text().splitlines()]
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_a_member_without_a_key_ends_no_sample_and_is_listed(way, tmp_path):
     files = [*chain(*map(sample, range(20))), ("20.png", PNG), ("Thumbs", b"x"), ("20.cls", b"2")]
@@ -54,23 +58,20 @@ def test_a_member_without_a_key_ends_no_sample_and_is_listed(way, tmp_path):
     place, manifest = published(way, tmp_path, files)
     assert {one.key: one.fields for one in shardset.open(str(place), "t")} == stock(tmp_path)
     assert manifest.split("t").class_totals == [7, 7, 7]
-    listed = [
-        json.loads(line)["name"] for line in (place / "quarantine.jsonl").read_text().splitlines()
-    ]
-    assert sorted(listed) == sorted(f"t-0.tar/{name}" for name, _ in files if name[0] in ".T")
+    listed = sorted(entry["name"] for entry in quarantined(place))
+    assert listed == sorted(f"t-0.tar/{name}" for name, _ in files if name[0] in ".T")
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_both_halves_of_a_sample_are_quarantined(way, tmp_path):
     late = [("05.cls", b"2"), ("09.cls", b"0")]
-    files = [
-        member for number in range(30) for member in sample(number) if member not in late
-    ] + late
+    members = chain(*map(sample, range(30)))
+    files = [*(member for member in members if member not in late), *late]
     place, manifest = published(way, tmp_path, files)
     assert sorted(one.key for one in shardset.open(str(place), "t")) == sorted(
         stock(tmp_path).keys() - {"05", "09"}
     )
-    entries = [json.loads(line) for line in (place / "quarantine.jsonl").read_text().splitlines()]
+    entries = quarantined(place)
     assert sorted(entry["name"][8:] for entry in entries) == [
         "05.cls",
         "05.png",
@@ -87,7 +88,7 @@ def test_both_halves_of_a_sample_are_quarantined(way, tmp_path):
 def test_too_many_halves_are_refused_and_never_with_the_advice_to_allow_more(
     way, num_late, tmp_path
 ):
-    whole = [member for number in range(num_late, 30) for member in sample(number)]
+    whole = chain(*map(sample, range(num_late, 30)))
     images, labels = zip(*map(sample, range(num_late)), strict=True)
     bad = [(f"bad{number}.png", b"<html>") for number in range(6)] if num_late < 30 else []
     with pytest.raises(ShardsetError, match="tar --sort=name") as error:
@@ -126,22 +127,11 @@ def test_samples_without_a_label_are_counted_with_what_was_looked_for(way, what,
 
 def test_the_summary_and_the_plan_say_that_labels_are_missing(tmp_path, capsys):
     (tmp_path / "t-0.tar").write_bytes(tar_bytes([("0.png", PNG)]))
-    words = [
-        "--source",
-        "webdataset",
-        "--input",
-        f"{tmp_path}/t-0.tar",
-        "--output",
-        f"{tmp_path}/out",
-        *HERE,
-    ]
-    for more in (["--dry-run"], ["--no-report"]):
-        assert cli.main(["build", *words, *more]) == 0
-        assert "note: 1 of 1 samples have no label; looked for" in capsys.readouterr().out.replace(
-            "\n", " "
-        )
-    assert cli.main(["adopt", "--input", f"{tmp_path}/t-0.tar", *HERE]) == 0
-    assert "note: 1 of 1 samples have no label; looked for" in capsys.readouterr().out
+    tar, note = f"--input={tmp_path}/t-0.tar", "note: 1 of 1 samples have no label; looked for"
+    build_words = ["build", "--source=webdataset", f"--output={tmp_path}/out", "--no-report"]
+    for words in ([*build_words, "--dry-run"], build_words, ["adopt"]):
+        assert cli.main([*words, tar, *HERE]) == 0
+        assert note in capsys.readouterr().out.replace("\n", " ")
 
 
 VIEWS = [f"cam{number}.png" for number in range(3)]

@@ -13,10 +13,9 @@ from google.cloud.dataflow_v1beta3.types import TemplateMetadata
 
 from pipelines import template
 from pipelines.cli import main
-from pipelines.config import BuildConfig
+from pipelines.config import SOURCES, BuildConfig
 from pipelines.images.options import ImageOptions
 from pipelines.parsers import parser
-from pipelines.sources import SOURCES
 
 PARAMETERS = {parameter["name"]: parameter for parameter in template.metadata()["parameters"]}
 NEEDED = ["--source=folder", "--input=gs://bucket/raw", "--output=gs://bucket/out"]

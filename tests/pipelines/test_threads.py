@@ -10,6 +10,7 @@ from itertools import groupby
 import pytest
 
 from pipelines import build as builds
+from pipelines.begin import prepare
 from pipelines.config import BuildConfig
 from pipelines.pipeline import keys_step
 from pipelines.plan import paths
@@ -31,7 +32,7 @@ def planned(tmp_path_factory):
     )
     output = open_storage(f"memory://{uuid.uuid4().hex}")
     config = BuildConfig(source="folder", input=str(folder), output=output.url, num_shards={"": 2})
-    prepared = builds.prepare(config, output)
+    prepared = prepare(config, output)
     builds.run(
         prepared,
         runner_options.beam_options(["--direct_running_mode=in_memory"], output),

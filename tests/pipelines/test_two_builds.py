@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from pipelines import build as builds
+from pipelines.begin import prepare
 from pipelines.check.verify import verify
 from pipelines.plan import paths
 from pipelines.runners import options as runner_options
@@ -32,7 +33,7 @@ def raw(tmp_path_factory):
 
 
 def run(config, output):
-    prepared = builds.prepare(config, output)
+    prepared = prepare(config, output)
     builds.run(prepared, runner_options.beam_options(HERE, output))
     replacing.remove_slices(prepared.files)
 
@@ -61,7 +62,7 @@ def test_a_shard_of_unknown_origin_is_refused_and_its_removal_helps(raw, storage
 
 def test_builds_that_differ_are_told_their_options_or_their_input_and_nothing_else(raw, storage):
     config = config_of(raw, storage.url, max_bad_fraction=0.2)
-    builds.prepare(config, storage)
+    prepare(config, storage)
     others = {
         r"seed was 0 and is 1": {"seed": 1},
         r"num_shards was [^;]* and is [^;]*; seed was 0 and is 1": {
@@ -74,4 +75,4 @@ def test_builds_that_differ_are_told_their_options_or_their_input_and_nothing_el
         with pytest.raises(
             ConfigError, match=rf"already holds an unfinished build \({differences}\); finish"
         ):
-            builds.prepare(replace(config, **options), storage)
+            prepare(replace(config, **options), storage)

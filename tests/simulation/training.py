@@ -34,13 +34,13 @@ from trainer.data.rows import SUMS
 from trainer.data.splits import Data
 from trainer.errors import EpochMismatch, NotFinite
 from trainer.loop import train
-from trainer.record import metrics
-from trainer.record.checkpoint import CommitMark
-from trainer.record.checkpoint_state import decode
-from trainer.record.run_folder import CHECKPOINTS, COMMIT, folder_of
+from trainer.run_folder import lock
+from trainer.run_folder.checkpoint import CommitMark
+from trainer.run_folder.checkpoint_state import decode
+from trainer.run_folder.names import CHECKPOINTS, COMMIT, folder_of
 from trainer.runtime.base import Single
-from trainer.supervise import run_lock
-from trainer.supervise.preemption import PreemptionNotice
+from trainer.runtime.preemption import PreemptionNotice
+from trainer.telemetry import metrics
 
 RUN = "bucket/run/"
 NUM_SAMPLES, BATCH, EPOCHS, MOST_HOSTS = 20, 8, 3, 4
@@ -137,9 +137,7 @@ class ChainLearner:
     committed: ClassVar[set[int]]
     """The steps whose checkpoints were ever committed."""
 
-    def __init__(
-        self, runtime: Host, config: TrainConfig, num_classes: int, state: Any, class_names: object
-    ) -> None:
+    def __init__(self, runtime: Host, config: TrainConfig, num_classes: int, state: Any) -> None:
         assert state is None or state["step"] in self.committed, (
             "a run resumes at what was not committed"
         )
@@ -288,7 +286,7 @@ class Training:
             patch.object(
                 metrics, "_now", lambda: self.baton.wall_clock.isoformat(timespec="microseconds")
             ),
-            patch.object(run_lock, "_machine", lambda: f"machine of {os.getpid()}"),
+            patch.object(lock, "_machine", lambda: f"machine of {os.getpid()}"),
             contextlib.redirect_stdout(io.StringIO()),
             contextlib.redirect_stderr(io.StringIO()),
             self.bucket.reached(),
@@ -378,9 +376,9 @@ class Training:
     def _watch(self, name: str, old: Object | None, new: Object | None) -> None:
         own = name.removeprefix(RUN)
         start = self._start_of(self.bucket.author)
-        if own == run_lock.HOLDER:
+        if own == lock.HOLDER:
             age_s = self.baton.now - self._renewed
-            if old is not None and start != self._holders[-1] and age_s < run_lock.PATIENCE_S:
+            if old is not None and start != self._holders[-1] and age_s < lock.PATIENCE_S:
                 self.baton.fail(
                     f"start {start} took the lease that start {self._holders[-1]} renewed"
                     f" {age_s:.0f} s ago"

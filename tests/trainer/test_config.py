@@ -1,12 +1,14 @@
 from typing import Any
 
 import pytest
+from torch import nn
 
 from shardset.errors import ConfigError
 from shardset.settings import assignments, settings_of, value_text, values_of, with_values
 from trainer import config as configs
 from trainer import recipes
 from trainer.config import TrainConfig
+from trainer.model import build
 
 
 def changed(*texts: str) -> TrainConfig:
@@ -23,6 +25,16 @@ def test_every_recipe_knows_its_name_and_survives_json(name: str) -> None:
 def test_an_unknown_recipe_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(ConfigError, match="did you mean 'cifar10_resnet18'"):
         recipes.recipe("cifar10_resnet81")
+
+
+def test_the_settings_of_imagenet_are_those_of_the_paper() -> None:
+    plain = recipes.imagenet_resnet50()
+    assert plain.optimizer.learning_rate / plain.global_batch_size * 256 == pytest.approx(0.1)
+    assert plain.global_batch_size // 32 == 128  # for each core of a v3-32
+    assert all(
+        group["nesterov"]
+        for group in build.optimizer(plain.optimizer, nn.Linear(2, 2)).param_groups
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,13 @@
-import functools
+import itertools
 import json
 import multiprocessing
 import os
 import re
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,17 +41,18 @@ from trainer.config import (
     ScheduleConfig,
     TrainConfig,
 )
-from trainer.data.splits import open_data, steps_of, synthetic_data
+from trainer.data import splits
+from trainer.data.splits import open_data
 from trainer.errors import CheckpointError, EpochMismatch, NotFinite, Preempted
 from trainer.model.build import tiny_resnet
 from trainer.model.learner import Learner
-from trainer.record import checkpoint
-from trainer.record.checkpoint import new_state_name
-from trainer.record.loss_files import losses_name
-from trainer.record.run_folder import from_anywhere, log_name
+from trainer.run_folder import checkpoint
+from trainer.run_folder.checkpoint import new_state_name
+from trainer.run_folder.names import from_anywhere, log_name
+from trainer.runtime import preemption
 from trainer.runtime.base import Single, Step
-from trainer.runtime.launch import launch, running
-from trainer.supervise import preemption, run_lock
+from trainer.runtime.launch import launch
+from trainer.telemetry.losses import losses_name
 
 
 @pytest.fixture(scope="module")
@@ -140,14 +142,10 @@ def dropout_model(num_classes: int) -> nn.Module:
 def test_a_run_takes_every_sample_once_in_an_epoch_and_an_evaluation_and_leaves_all_in_its_folder(
     manifest: str, undisturbed: Path
 ) -> None:
-    assert [record["samples"] for record in read_records(undisturbed, "epoch")] == [
-        NUM_TRAIN,
-        NUM_TRAIN,
-    ]
-    assert [record["samples"] for record in read_records(undisturbed, "eval")] == [
-        NUM_EVAL,
-        NUM_EVAL,
-    ]
+    epochs, evaluations = (read_records(undisturbed, kind) for kind in ("epoch", "eval"))
+    assert [record["samples"] for record in epochs] == [NUM_TRAIN] * 2
+    assert [record["samples"] for record in evaluations] == [NUM_EVAL] * 2
+    assert all(one["rate_per_device"] == one["reduced_global_rate"] for one in epochs)
     assert [record["global_step"] for record in read_records(undisturbed, "step")] == list(
         range(2 * STEPS)
     )
@@ -186,40 +184,6 @@ def test_the_live_line_has_a_rate_once_one_is_known(
     ]
     assert re.fullmatch(r"epoch 1/\d+ step 1/\d+ loss [0-9.]+", shown[0])
     assert all("samples/s, 0:0" in line and " 0 samples/s" not in line for line in shown[1:3])
-
-
-def test_a_run_says_its_accuracy_and_the_rate_of_a_device(
-    manifest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run(tiny_config(manifest, tmp_path, epochs=2))
-    accuracy = read_records(tmp_path, "eval")[-1]["top1"]
-    assert capsys.readouterr().out.splitlines()[-1].startswith(f"val accuracy {accuracy:.4f} (best")
-    for epoch in read_records(tmp_path, "epoch"):
-        assert epoch["rate_per_device"] == epoch["reduced_global_rate"]
-
-
-def test_an_evaluation_equals_a_plain_loop_to_the_last_sample(
-    manifest: str, undisturbed: Path
-) -> None:
-    config = tiny_config(manifest, undisturbed)
-    stream = open_data(config, 0, 1).evaluation
-    with running("single", "fp32") as here:
-        learner = Learner(here, config, 10, newest_state(undisturbed))
-        hits, loss, count = 0, 0.0, 0
-        learner.net.eval()
-        for _, _, batch in steps_of(stream, 0, len(stream)):
-            for image, label, weight in zip(
-                batch["image"], batch["label"], batch["weight"], strict=True
-            ):
-                if weight:
-                    with torch.no_grad():
-                        logits = learner.net(learner._normalize(torch.from_numpy(image)[None]))
-                    hits += int(logits.argmax() == label)
-                    loss += nn.functional.cross_entropy(logits, torch.tensor([label])).item()
-                    count += 1
-    record = read_records(undisturbed, "eval")[-1]
-    assert (count, round(record["top1"] * count)) == (NUM_EVAL, hits)
-    assert record["loss"] == pytest.approx(loss / count, abs=1e-5)
 
 
 # --- going on -------------------------------------------------------------------------------------
@@ -467,6 +431,40 @@ def test_sigterm_saves_and_the_same_command_goes_on(
     assert len(read_records(tmp_path, "eval")) == 2
 
 
+class OutOfReach:
+    """A stream whose bucket answers no more after step 3; then the run is asked to stop."""
+
+    def __init__(self, stream: Any, runtime: Single) -> None:
+        self._stream, self._runtime, self.stopped = stream, runtime, threading.Event()
+
+    def __len__(self) -> int:
+        return len(self._stream)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def stop(self) -> None:
+        self.stopped.set()
+
+    def run(self, spans: Iterator[tuple[int, range]]) -> Iterator[Any]:
+        yield from itertools.islice(self._stream.run(spans), 3)
+        while self._runtime.heartbeat._state.step != 3:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+        self.stopped.wait()
+
+
+def test_a_run_whose_data_is_out_of_reach_ends_when_it_is_told_to(
+    manifest: str, tmp_path: Path
+) -> None:
+    config, alone = tiny_config(manifest, tmp_path), Single("fp32")
+    data = open_data(config, 0, 1)
+    data = replace(data, train=OutOfReach(data.train, alone))
+    with pytest.raises(Preempted, match="saved at step 3"):
+        loop.train(alone, config, open_data=lambda *_: data)
+    assert newest_state(tmp_path)["step"] == len(losses(tmp_path)) == 3
+
+
 def test_an_evaluation_that_is_not_a_number_is_neither_logged_nor_saved_nor_a_target(
     manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -618,48 +616,17 @@ def test_what_a_kill_leaves_of_a_checkpoint_goes_when_the_run_goes_on(
     child.join()
     left = tmp_path / checkpoint.folder_of(9)
     assert [path.stat().st_size for path in left.iterdir()] == [1 << 20]
-    (tmp_path / "checkpoints/mine").mkdir()
     run(replace(config, max_steps=4))
     assert not left.exists()
-    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
-    assert names == ["mine", "step-000000003", "step-000000004"]
-
-
-# --- run folders in a bucket ----------------------------------------------------------------------
-
-
-@pytest.mark.gcs
-def test_a_run_folder_in_a_bucket_holds_what_a_local_one_does(
-    manifest: str, undisturbed: Path, gcs_root: str
-) -> None:
-    config = tiny_config(manifest, f"{gcs_root}/run")
-    run(replace(config, max_steps=STEPS + 2))
-    run(config)
-    assert losses(config.run_dir) == losses(undisturbed)
-    names = {stat.name for stat in open_storage(config.run_dir).list()}
-    assert {
-        "config.json",
-        "metrics.jsonl",
-        "logs/host-000.log",
-        checkpoint.folder_of(2 * STEPS) + "commit.json",
-    } <= names
-    assert any(name.startswith("tensorboard/events") for name in names)
-    assert run_lock.HOLDER not in names
 
 
 # --- refusals -------------------------------------------------------------------------------------
 
 
-def test_fake_data_takes_the_same_path(tmp_path: Path) -> None:
-    config = tiny_config(
-        None,
-        tmp_path,
-        fake_data=True,
-        epochs=1,
-        model=ModelConfig(name="trainer.model:tiny_resnet", num_classes=3),
-    )
-    data = functools.partial(synthetic_data, num_samples=20, num_eval_samples=9)
-    loop.train(Single("fp32"), config, open_data=data)
+def test_fake_data_takes_the_same_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(splits, "NUM_SAMPLES", 20)
+    monkeypatch.setattr(splits, "NUM_EVAL_SAMPLES", 9)
+    run(tiny_config(None, tmp_path, fake_data=True, epochs=1))
     assert read_records(tmp_path, "eval")[0]["samples"] == 9
     assert read_records(tmp_path, "epoch")[0]["samples"] == 20
 

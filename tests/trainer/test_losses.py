@@ -20,9 +20,9 @@ from trainer import cli as command
 from trainer import loop
 from trainer.config import ImageConfig, RegularizeConfig, TrainConfig
 from trainer.data.rows import OUTCOME, ids_as_floats
-from trainer.record.evaluation import lines_by_class
-from trainer.record.loss_files import losses_name, read_losses
 from trainer.runtime.launch import launch
+from trainer.telemetry.evaluation import lines_by_class
+from trainer.telemetry.losses import losses_name, read_losses
 
 Epoch = tuple[np.ndarray, np.ndarray, np.ndarray]
 

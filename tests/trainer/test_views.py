@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from shardset.errors import ConfigError
@@ -13,9 +14,9 @@ from tests.makers.training import read_records, shard_set, tiny_config
 from tests.makers.views import put_view
 from trainer import loop
 from trainer.cli import main
-from trainer.data.splits import open_data, steps_of
-from trainer.record.loss_files import read_losses
+from trainer.data.splits import SampleDigest, open_data, steps_of
 from trainer.runtime.launch import running
+from trainer.telemetry.losses import read_losses
 from trainer.tools.explain import explain_sample, explain_step, opened, timetable_of
 
 KEPT = [id_ for id_ in range(52) if id_ % 5]
@@ -47,7 +48,7 @@ def test_a_run_trains_on_a_view_and_is_explained(view: str, tmp_path: Path) -> N
         explain_sample(timetable, 5)
 
 
-def test_losses_are_divided_by_the_number_of_samples_and_evaluation_counts_each_once(
+def test_an_epoch_has_the_samples_of_the_view_and_losses_are_divided_by_their_number(
     view: str,
 ) -> None:
     data = open_data(tiny_config(view, "run", eval_split="train"), 0, 1)
@@ -55,6 +56,7 @@ def test_losses_are_divided_by_the_number_of_samples_and_evaluation_counts_each_
     assert [data.weight_of_step(step, 8) for step in (0, 4, 5)] == [8, 8, 1]
     assert sum(batch["weight"].sum() for batch in batches) == 2 * len(KEPT)
     assert data.num_eval_samples == len(KEPT)
+    assert data.expected(0) == SampleDigest().add(np.array(KEPT))
 
 
 def test_losses_of_a_view_have_the_ids_of_its_split_and_the_worst_are_its_samples(

@@ -323,14 +323,7 @@ class SyntheticStream:
                 )
 
 
-def synthetic_data(
-    config: TrainConfig,
-    host: int,
-    num_hosts: int,
-    *,
-    num_samples: int = NUM_SAMPLES,
-    num_eval_samples: int = NUM_EVAL_SAMPLES,
-) -> Data:
+def synthetic_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
     """Data of the shapes in the config that costs no time: a run on it shows the highest possible
     rate.
     """
@@ -344,17 +337,17 @@ def synthetic_data(
     )
     return Data(
         train=stream(
-            num_samples=num_samples,
+            num_samples=NUM_SAMPLES,
             augment_repeats=config.image.augment_repeats,
             image_size=config.image.size,
         ),
-        evaluation=stream(num_samples=num_eval_samples, image_size=config.image.size_in_evaluation),
+        evaluation=stream(num_samples=NUM_EVAL_SAMPLES, image_size=config.image.size_in_evaluation),
         num_classes=num_classes,
         manifest_digest=SYNTHETIC_DIGEST,
         eval_split=SYNTHETIC_DIGEST,
-        train_ids=Selection(num_samples),
+        train_ids=Selection(NUM_SAMPLES),
         augment_repeats=config.image.augment_repeats,
-        num_eval_samples=num_eval_samples,
+        num_eval_samples=NUM_EVAL_SAMPLES,
     )
 
 

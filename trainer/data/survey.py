@@ -1,6 +1,5 @@
 """A look at the first training images, for runs whose settings follow from the shard set."""
 
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median_low
@@ -8,12 +7,10 @@ from statistics import median_low
 from shardset.decode.image import decode, image_size
 from shardset.errors import ConfigError, UndecodableImage
 from shardset.format.manifest import LoadedSet
-from shardset.stream.samples import Sample, SampleSet
+from shardset.stream.samples import SampleSet
 
 NUM_IMAGES = 64
 """Images to look at. A shard holds a random mix of its split, so the first ones stand for all."""
-AT_ONCE = 16
-"""Images that are read together, and so are in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +35,7 @@ def survey(loaded: LoadedSet, split_name: str) -> SetFacts:
     """
     sizes, is_grey = [], True
     with SampleSet(loaded, split_name) as samples:
-        for sample in _first(samples):
+        for sample in samples.__getitems__(range(min(NUM_IMAGES, len(samples)))):
             with suppress(UndecodableImage):
                 pixels = decode(sample.bytes, (32, 32))
                 sizes.append(image_size(sample.bytes))
@@ -56,9 +53,3 @@ def survey(loaded: LoadedSet, split_name: str) -> SetFacts:
         is_uniform=set(sizes) == {(side, side)},
         is_grey=is_grey,
     )
-
-
-def _first(samples: SampleSet) -> Iterator[Sample]:
-    """The first samples of a split, a few at a time."""
-    for start in range(0, min(NUM_IMAGES, len(samples)), AT_ONCE):
-        yield from samples.__getitems__(range(start, min(start + AT_ONCE, len(samples))))

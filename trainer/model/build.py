@@ -5,8 +5,7 @@ GroupNorm.
 import importlib
 import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
@@ -31,9 +30,7 @@ _building = threading.Lock()
 # Weights come from the generator of the process, and replicas can be threads of one process.
 
 
-def build(
-    config: ModelConfig, num_classes: int, seed: int, class_names: Sequence[str] = ()
-) -> nn.Module:
+def build(config: ModelConfig, num_classes: int, seed: int) -> nn.Module:
     """A model on the CPU in float32, the same weights for the same seed on every host.
 
     Raises ConfigError for an unknown name, or a stem or weights that do not fit the model.
@@ -47,7 +44,7 @@ def build(
         if config.norm == "group":
             _swap_norms(model)
     if config.pretrained not in (None, pretrained.TIMM):
-        pretrained.load_file(model, str(config.pretrained), class_names)
+        pretrained.load_file(model, str(config.pretrained))
     return model
 
 
@@ -60,41 +57,6 @@ def freeze(model: nn.Module, config: ModelConfig) -> None:
         model.requires_grad_(False)
         for head in pretrained.heads_of(model, config.name):
             head.requires_grad_(True)
-
-
-def checkpoint_activations(model: Any, config: ModelConfig, device: torch.device) -> None:
-    """Has the model compute activations again in the backward pass, if the config says so.
-
-    Raises ConfigError.
-    """
-    if not config.checkpoint_activations:
-        return
-    if device.type == "xla":
-        raise ConfigError(
-            "model.checkpoint_activations needs CUDA or a CPU: torch's function does not know XLA"
-        )
-    try:
-        model.set_grad_checkpointing(True)
-    except (AttributeError, AssertionError) as error:
-        raise ConfigError(
-            f"model {config.name!r} can't compute its activations again; leave"
-            " model.checkpoint_activations out, or give it a method"
-            " set_grad_checkpointing(enable), as timm's have"
-        ) from error
-
-
-@contextmanager
-def unchanged_statistics(model: nn.Module) -> Iterator[None]:
-    """BatchNorm layers compute as before, but do not move their statistics a second time."""
-    norms = [one for one in model.modules() if isinstance(one, _BatchNorm)]
-    before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
-    for norm in norms:
-        norm.momentum, norm.num_batches_tracked = 0.0, None
-    try:
-        yield
-    finally:
-        for norm, (momentum, count) in zip(norms, before, strict=True):
-            norm.momentum, norm.num_batches_tracked = momentum, count
 
 
 def set_training(model: nn.Module, config: ModelConfig) -> None:
@@ -124,9 +86,6 @@ def optimizer(
             f"optimizer {config.name!r}: it needs second derivatives, which a step here does not"
             " compute; use another"
         )
-    options = dict(of_device or {})
-    if config.layer_decay is not None:
-        options["layer_decay"] = config.layer_decay
     try:
         made = create_optimizer_v2(
             model,
@@ -134,7 +93,7 @@ def optimizer(
             lr=config.learning_rate,
             weight_decay=config.weight_decay,
             momentum=config.momentum,
-            **{**options, **(config.kwargs or {})},
+            **{**(of_device or {}), **(config.kwargs or {})},
         )
     except (ValueError, AssertionError, TypeError) as error:
         raise ConfigError(

@@ -6,7 +6,6 @@ import copy
 import itertools
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +20,7 @@ from trainer.data import rows
 from trainer.errors import CheckpointError, memory_errors
 from trainer.model import augment, build
 from trainer.model.losses import Partners, losses_of
-from trainer.record.checkpoint_state import LearnerState
+from trainer.run_folder.checkpoint_state import LearnerState
 from trainer.runtime.base import Runtime, TensorBatch
 from trainer.runtime.optimizers import options_for
 
@@ -43,21 +42,19 @@ class Learner:
         config: TrainConfig,
         num_classes: int,
         state: LearnerState | None,
-        class_names: Sequence[str] = (),
     ) -> None:
         self._runtime = runtime
         self._config = config
         self._num_classes = num_classes
         # A checkpoint holds all weights, so none are downloaded again.
         fresh = config.model if state is None else replace(config.model, pretrained=None)
-        net = build.build(fresh, num_classes, config.seed, class_names)
+        net = build.build(fresh, num_classes, config.seed)
         self._normalize = augment.Normalize(config.image.mean, config.image.std)
         for size in sorted({config.image.size, config.image.size_in_evaluation}):
             build.check_size(config.model, num_classes, size)
         build.freeze(net, config.model)
         if config.sync_batch_norm:
             net = runtime.synchronize_norms(net)
-        build.checkpoint_activations(net, config.model, runtime.device)
         ema = copy.deepcopy(net) if config.regularize.ema_decay else None
         if state is not None:
             _load_weights(net, ema, state, config.model.name)
@@ -185,12 +182,7 @@ class Learner:
         # Replicas average their gradients: times their number that is the sum, over the weight of
         # the whole batch.
         loss = (losses * batch["weight"]).sum() * self._runtime.num_replicas / total
-        with (
-            build.unchanged_statistics(self.net)
-            if self._config.model.checkpoint_activations
-            else nullcontext()
-        ):
-            torch.autograd.backward(self._scaler.scale(loss))
+        torch.autograd.backward(self._scaler.scale(loss))
         return _seen(batch, losses.detach(), logits.detach())
 
     def _row(self, sums: torch.Tensor, outcomes: list[torch.Tensor]) -> torch.Tensor:

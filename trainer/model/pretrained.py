@@ -3,7 +3,6 @@ and the images that they were trained on.
 """
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,13 +92,10 @@ def check(config: ModelConfig) -> None:
         )
 
 
-def load_file(model: nn.Module, path: str, class_names: Sequence[str] = ()) -> None:
-    """Loads the weights of a file; those of a last layer for other classes stay out.
+def load_file(model: nn.Module, path: str) -> None:
+    """Loads the weights of a file; those of a last layer for another number of classes stay out.
 
     Raises ConfigError.
-
-    Other classes: another number of them, or other names where both the caller and the file's
-    `model.json` say theirs.
     """
     weights = _weights_in(path)
     own = model.state_dict()
@@ -107,16 +103,10 @@ def load_file(model: nn.Module, path: str, class_names: Sequence[str] = ()) -> N
     heads = tuple(
         f"{name}." for name, module in model.named_modules() if any(module is one for one in layers)
     )
-    facts = _facts_beside(path)
-    has_other_names = bool(class_names and facts and facts.classes != list(class_names))
     wanted = {
         name: value
         for name, value in weights.items()
-        if not (
-            name in own
-            and name.startswith(heads)
-            and (has_other_names or value.shape != own[name].shape)
-        )
+        if not (name in own and name.startswith(heads) and value.shape != own[name].shape)
     }
     try:
         left = model.load_state_dict(wanted, strict=False)

@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
@@ -22,8 +21,8 @@ from torch.utils._pytree import tree_map_only
 from shardset.errors import ConfigError
 from trainer.config import Precision
 from trainer.runtime import cuda, optimizers, torchtpu
+from trainer.runtime.heartbeat import Address, HeartbeatClient
 from trainer.runtime.machine import check_precision
-from trainer.supervise.heartbeat import Address, HeartbeatClient
 
 TensorBatch = cuda.TensorBatch
 """`image`, `label` and `weight`, and where used `flip` and `mix`.
@@ -60,11 +59,8 @@ class Runtime:
                 " scale gradients, which float16 needs; use --precision bf16 or fp32"
             )
         if self.device.type == "cuda":
-            capability, name = (
-                torch.cuda.get_device_capability(self.device),
-                torch.cuda.get_device_name(self.device),
-            )
-            check_precision(precision, capability, name)
+            capability = torch.cuda.get_device_capability(self.device)
+            check_precision(precision, capability, torch.cuda.get_device_name(self.device))
         self.graphs: dict[str, int] = {}
         self.heartbeat = HeartbeatClient()
         self.is_cloud = self.device.type == torchtpu.DEVICE_TYPE
@@ -332,12 +328,11 @@ class Runtime:
                 f"host numbers from 0 on are taken by {counts} processes, expected one each; this"
                 f" one has {self.host}; two of the same number would train on the same data"
             )
-        width = 4 * max(1, -(-max(sizes) // 4))  # sums of 32-bit numbers fit every runtime
-        numbers = np.frombuffer(data.ljust(width, b"\0"), dtype="<u4").tolist()
+        width = max(1, *sizes)
         # Each host adds zeros in the places of the others, so the sums are the texts one after the
         # other.
-        sums = self.sum_hosts([number * is_own for is_own in one_hot for number in numbers])
-        texts = np.array(sums, dtype="<u4").tobytes()
+        own = data.ljust(width, b"\0")
+        texts = bytes(self.sum_hosts([byte * is_own for is_own in one_hot for byte in own]))
         return [
             texts[width * host : width * host + size].decode() for host, size in enumerate(sizes)
         ]

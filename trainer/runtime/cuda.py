@@ -8,7 +8,6 @@ import shutil
 import sysconfig
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,16 +45,8 @@ def compile_obstacle(device: torch.device) -> str | None:
 
 
 class CopiedBatch(dict[str, torch.Tensor]):
-    """A batch whose copies to the device have begun. `copied` is the event of their end."""
+    """A batch of which copies have begun. `copied` is the event of their end."""
 
-    copied: Any
-
-
-@dataclass(slots=True)
-class _PinnedBuffers:
-    """Pinned memory of one batch, by field. It is free again after `copied`."""
-
-    tensors: TensorBatch = field(default_factory=dict)
     copied: Any = None
 
 
@@ -70,7 +61,7 @@ class PinnedCopies:
     def __init__(self, device: torch.device, cuda: Any = torch.cuda) -> None:
         self._device, self._cuda = device, cuda  # its streams and events are not typed
         self._stream, self._reads = cuda.Stream(device), cuda.Stream(device)
-        self._buffers = [_PinnedBuffers() for _ in range(NUM_BUFFERS)]
+        self._buffers = [CopiedBatch() for _ in range(NUM_BUFFERS)]  # free after `copied`
         self._lock = threading.Lock()  # training and evaluation have a thread each
 
     def start(self, batch: TensorBatch) -> CopiedBatch:
@@ -88,9 +79,9 @@ class PinnedCopies:
                 buffers.copied.synchronize()
             copies = CopiedBatch()
             for name, tensor in batch.items():
-                pinned = buffers.tensors.get(name)
+                pinned = buffers.get(name)
                 if pinned is None or (pinned.shape, pinned.dtype) != (tensor.shape, tensor.dtype):
-                    pinned = buffers.tensors[name] = self._pinned_like(tensor)
+                    pinned = buffers[name] = self._pinned_like(tensor)
                 copies[name] = self._copy(pinned.copy_(tensor))
             copies.copied = buffers.copied = self._cuda.Event()
             copies.copied.record(self._stream)

@@ -21,7 +21,7 @@ from trainer.config import Precision
 from trainer.errors import PeerLost, first_line
 from trainer.runtime import torchtpu
 from trainer.runtime.base import Runtime, Step
-from trainer.supervise.heartbeat import AGAIN, Address, HeartbeatServer
+from trainer.runtime.heartbeat import AGAIN, Address, HeartbeatServer
 
 BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "cpu": "gloo", "tpu": torchtpu.BACKEND}
 """The back ends of torch.distributed for each type of device.

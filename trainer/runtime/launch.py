@@ -21,8 +21,7 @@ from trainer.errors import PeerLost
 from trainer.runtime import torchtpu, xla
 from trainer.runtime.base import Runtime, Single
 from trainer.runtime.distributed import Ddp
-from trainer.runtime.machine import REFUSED
-from trainer.supervise.heartbeat import (
+from trainer.runtime.heartbeat import (
     AGAIN,
     PORT,
     TIMING,
@@ -31,7 +30,8 @@ from trainer.supervise.heartbeat import (
     HeartbeatServer,
     HeartbeatTiming,
 )
-from trainer.supervise.preemption import relay
+from trainer.runtime.machine import REFUSED
+from trainer.runtime.preemption import relay
 
 Worker = Callable[[Runtime, TrainConfig], None]
 
@@ -99,7 +99,10 @@ def started(strategy: str, config: TrainConfig) -> Iterator[Runtime]:
         )
         runtime = exits.enter_context(running(strategy, config.precision))
         runtime.heartbeat = HeartbeatClient(replace(TIMING, join_s=config.join_timeout_s))
-        exits.enter_context(watched(runtime))
+        address = runtime.heartbeat_address(exits)
+        exits.enter_context(runtime.heartbeat)  # from here on the loss of one process ends all
+        if address is not None:
+            runtime.heartbeat.start(address, runtime.host, runtime.num_hosts)
         runtime.join(config.stall_timeout_s)
         faulthandler.cancel_dump_traceback_later()
         yield runtime
@@ -119,17 +122,6 @@ def running(strategy: str, precision: Precision) -> Iterator[Runtime]:
         runtime.close()
 
 
-@contextmanager
-def watched(runtime: Runtime) -> Iterator[None]:
-    """While the block runs, the loss of one process ends all others."""
-    with ExitStack() as exits:
-        address = runtime.heartbeat_address(exits)
-        exits.enter_context(runtime.heartbeat)
-        if address is not None:
-            runtime.heartbeat.start(address, runtime.host, runtime.num_hosts)
-        yield
-
-
 # --- replicas -------------------------------------------------------------------------------------
 
 
@@ -143,7 +135,7 @@ def _launch_replicas(config: TrainConfig, worker: Worker) -> None:
         )
     timing = replace(TIMING, join_s=config.join_timeout_s)
     workers, own = xla.tpu_workers() if device == "TPU" else (["127.0.0.1"], 0)
-    with tempfile.TemporaryDirectory() as folder, watched_launcher(workers, own, timing=timing):
+    with tempfile.TemporaryDirectory() as folder, watched_launcher(workers, own, timing):
         relay(Path(folder) / "asked to stop")
         # Not an ignored SIGINT, as in the background of a script.
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -159,11 +151,12 @@ def run_replica(index: int, worker: Worker, config: TrainConfig) -> None:
 
 @contextmanager
 def watched_launcher(
-    workers: Sequence[str], own: int, *, port: int = PORT, timing: HeartbeatTiming = TIMING
+    workers: Sequence[str], own: int, timing: HeartbeatTiming = TIMING
 ) -> Iterator[None]:
     """Starts the heartbeat server on the first worker, to which the replicas of every worker
     connect. The loss of one ends all of them.
     """
+    port = PORT
     with ExitStack() as exits:
         if own == 0:
             address = Address("", port) if len(workers) > 1 else Address(workers[0], 0)

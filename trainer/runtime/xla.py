@@ -23,7 +23,7 @@ from shardset.errors import ConfigError
 from trainer.config import Precision
 from trainer.runtime import optimizers
 from trainer.runtime.base import Runtime, Step, TensorBatch, moved, replica_key
-from trainer.supervise.heartbeat import PORT, Address, HeartbeatServer
+from trainer.runtime.heartbeat import PORT, Address, HeartbeatServer
 
 HEARTBEAT_ADDRESS = "TRAINER_HUB"
 """Environment variable in which a launcher gives its replicas the heartbeat server:

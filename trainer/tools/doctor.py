@@ -12,8 +12,7 @@ from shardset.program import count
 from shardset.storage.open import bucket_of, is_region
 from trainer.config import TrainConfig
 from trainer.errors import TrainingError
-from trainer.runtime import machine
-from trainer.supervise import heartbeat
+from trainer.runtime import heartbeat, machine
 from trainer.tools import probes
 from trainer.tools.probes import Devices, PortState
 
@@ -89,12 +88,10 @@ def check_versions(installed: Mapping[str, str | None], num_chips: int) -> Check
     """
     plain = {name: (version or "").partition("+")[0] for name, version in installed.items()}
     torch, xla = (plain[name].split(".")[:2] for name in ("torch", "torch_xla"))
-    backends = [name for name in ("torch_xla", "torch_tpu") if plain[name]]
     problems = {
-        "torch_xla and torch_tpu need different versions of torch: keep one": len(backends) > 1,
         "torch_xla must be of the same version as torch": xla not in ([""], torch),
         "a TPU needs libtpu, and torch_xla or torch_tpu": num_chips
-        and not (backends and plain["libtpu"]),
+        and not (plain["libtpu"] and (plain["torch_xla"] or plain["torch_tpu"])),
     }
     text = ", ".join(f"{name} {version or 'missing'}" for name, version in installed.items())
     for problem, is_there in problems.items():

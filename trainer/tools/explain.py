@@ -27,7 +27,7 @@ from trainer import config as configs
 from trainer.config import TrainConfig
 from trainer.data.mixture import Mixture
 from trainer.data.splits import open_data
-from trainer.record.loss_files import read_losses
+from trainer.telemetry.losses import read_losses
 
 MAX_ROWS = 40
 """The most rows of a table on a terminal. JSON holds everything."""
@@ -97,9 +97,7 @@ def opened(url: str) -> tuple[TrainConfig, Stream | Mixture]:
             f"{folder.url}/{configs.ORDER}: can't be read ({error.__cause__}); restore it"
         ) from error
     train = open_data(replace(config, cache_dir=None, cache_bytes=None), 0, 1).train
-    is_mixed = isinstance(train, Mixture)
-    if not isinstance(train, Stream | Mixture) or is_mixed != isinstance(state, list):
-        raise ConfigError(f"{folder.url}: {configs.RECORD} and {configs.ORDER} are of two runs")
+    assert isinstance(train, Stream | Mixture), "a run on fake data records no order"
     train.load_state_dict(state)
     return config, train
 
@@ -169,12 +167,12 @@ def explain_losses(
     """The samples of highest mean loss over all epochs whose losses a run has recorded, worst
     first.
     """
-    sums, times = np.zeros(timetable.split.num_samples), np.zeros(timetable.split.num_samples)
-    num_epochs = 0
+    num_samples, num_epochs = timetable.split.num_samples, 0
+    sums, times = np.zeros(num_samples), np.zeros(num_samples)
     for ids, losses, _ in read_losses(folder, source):
         num_epochs += 1
-        np.add.at(sums, ids, losses)
-        np.add.at(times, ids, 1)
+        sums += np.bincount(ids, losses, num_samples)
+        times += np.bincount(ids, minlength=num_samples)
     if not num_epochs:
         raise ConfigError(f"{folder.url}: no losses there; train with --record-losses")
     means = np.where(times, sums / np.maximum(times, 1), -np.inf)

@@ -22,8 +22,9 @@ from shardset.storage.checked import read_small
 from shardset.storage.open import open_storage
 from trainer import config as configs
 from trainer.config import TrainConfig
-from trainer.record.evaluation import WORST, Worst
-from trainer.record.metrics import (
+from trainer.run_folder.names import METRICS
+from trainer.telemetry.evaluation import WORST, Worst
+from trainer.telemetry.metrics import (
     EpochRecord,
     EvalRecord,
     FinalRecord,
@@ -31,7 +32,6 @@ from trainer.record.metrics import (
     StepRecord,
     advice,
 )
-from trainer.record.run_folder import METRICS
 
 MAX_ROWS = 200
 
@@ -56,19 +56,17 @@ class RunRecord:
     worst: Worst
 
 
-def write(
-    url: str, output: str | None = None, *, force: bool = False
-) -> tuple[RunRecord, str, int]:
+def write(url: str, output: str | None = None) -> tuple[RunRecord, str, int]:
     """Writes the page of the run folder at `url`.
 
     Returns the run, the address of the page, and its size.
 
-    Raises ConfigError if metrics.jsonl holds no record or another file is damaged, and without
-    `force` if the page would replace a file that is not such a page.
+    Raises ConfigError if metrics.jsonl holds no record or another file is damaged, or if the
+    page would replace a file that is not such a page.
     """
     storage = open_storage(url)
     run = read(storage)
-    target, name = page.output_of(storage, output, force=force)
+    target, name = page.output_of(storage, output)
     data = render(run)
     with target.writer(name) as writer:
         writer.write(data)

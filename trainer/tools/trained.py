@@ -20,7 +20,7 @@ from trainer.config import CLASSES, DEFAULT_CLASSES, TrainConfig, read_json
 from trainer.errors import CheckpointError, first_line
 from trainer.model import build
 from trainer.model.pretrained import SIDECAR, ModelFacts
-from trainer.record import checkpoint
+from trainer.run_folder import checkpoint
 
 WEIGHTS = "model.safetensors"
 

@@ -7,6 +7,7 @@ import argparse
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from trainer.errors import CloudError, Preempted
 from trainer.flags import add_config_flags, config_flags
 
 Command = tuple[str, ...]
+CommandsOf = Callable[[argparse.Namespace], list[Command]]
 
 FOLDER = "~/shardset-tpu"
 """The folder for all files on a TPU VM."""
@@ -50,39 +52,39 @@ def register(verbs: Any) -> None:
         "tpu", help="the Cloud TPU API, v2 to v6e: TPU VMs by gcloud", allow_abbrev=False
     )
     verbs_of_tpu = top.add_subparsers(required=True, metavar="VERB")
-    added: dict[Any, argparse.ArgumentParser] = {}
+    added: dict[CommandsOf, argparse.ArgumentParser] = {}
+
+    def flag(name: str, text: str, *of: CommandsOf, **options: Any) -> None:
+        for commands_of in of or VERBS:
+            added[commands_of].add_argument(name, help=text, **options)
+
     for commands_of, text in VERBS.items():
         verb = verbs_of_tpu.add_parser(
             commands_of.__name__, help=text, description=text, allow_abbrev=False
         )
-        verb.add_argument("name", help="name of the TPU VM")
-        verb.add_argument("--zone", required=True, help="zone, for example europe-west4-a")
-        verb.add_argument("--project", help="project (default: that of gcloud)")
-        text = "further flag of gcloud, for example --gcloud=--internal-ip"
-        verb.add_argument("--gcloud", action="append", default=[], metavar="FLAG", help=text)
-        verb.add_argument("--dry-run", action="store_true", help="only print the commands")
-        verb.add_argument("--debug", action="store_true", help="show tracebacks")
         verb.set_defaults(command=_run, commands_of=commands_of)
         added[commands_of] = verb
+    flag("name", "name of the TPU VM")
+    flag("--zone", "zone, for example europe-west4-a", required=True)
+    flag("--project", "project (default: that of gcloud)")
+    text = "further flag of gcloud, for example --gcloud=--internal-ip"
+    flag("--gcloud", text, action="append", default=[], metavar="FLAG")
+    flag("--dry-run", "only print the commands", action="store_true")
+    flag("--debug", "show tracebacks", action="store_true")
     text = "type, for example v6e-16, v5litepod-16 (v5e), v4-32"
-    added[create].add_argument("--accelerator-type", required=True, help=text)
+    flag("--accelerator-type", text, create, required=True)
     text = "runtime version (default: Google's for PyTorch on this generation)"
-    added[create].add_argument("--runtime-version", help=text)
-    text = "cheaper, and may be preempted at any time"
-    added[create].add_argument("--spot", action="store_true", help=text)
-    text = "wheel to install (default: built from this source tree)"
-    added[setup].add_argument("--wheel", type=Path, help=text)
+    flag("--runtime-version", text, create)
+    flag("--spot", "cheaper, and may be preempted at any time", create, action="store_true")
+    flag("--wheel", "wheel to install (default: built from this source tree)", setup, type=Path)
     text = "set an environment variable on the workers"
-    added[train].add_argument("--env", action="append", default=[], metavar="N=VALUE", help=text)
+    flag("--env", text, train, action="append", default=[], metavar="N=VALUE")
     add_config_flags(added[train])
-    for verb in (added[setup], added[train]):
-        text = "xla (torch_xla, the default) or torchtpu, which never ran on a TPU here"
-        verb.add_argument("--backend", choices=sorted(BACKENDS), default="xla", help=text)
-    for verb in (added[ssh], added[logs]):
-        verb.add_argument("--worker", default="all", help="number of a worker (default: all)")
-    added[ssh].add_argument("--command", dest="shell_command", help="command; without one, a shell")
-    text = "continue with new lines until Ctrl-C"
-    added[logs].add_argument("--follow", action="store_true", help=text)
+    text = "xla (torch_xla, the default) or torchtpu, which never ran on a TPU here"
+    flag("--backend", text, setup, train, choices=sorted(BACKENDS), default="xla")
+    flag("--worker", "number of a worker (default: all)", ssh, logs, default="all")
+    flag("--command", "command; without one, a shell", ssh, dest="shell_command")
+    flag("--follow", "continue with new lines until Ctrl-C", logs, action="store_true")
 
 
 def create(options: argparse.Namespace) -> list[Command]:
@@ -169,7 +171,7 @@ def delete(options: argparse.Namespace) -> list[Command]:
     return [_gcloud(options, "delete", options.name, "--quiet"), _gcloud(options, "list"), disks]
 
 
-VERBS = {
+VERBS: dict[CommandsOf, str] = {
     create: "create a TPU VM or a slice",
     setup: "build this project's wheel and install it on all workers",
     train: "run `python -m trainer train` on all workers and print their output",

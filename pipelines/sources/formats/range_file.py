@@ -51,11 +51,8 @@ class Ranges(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self.position = {
-            io.SEEK_SET: 0,
-            io.SEEK_CUR: self.position,
-            io.SEEK_END: self.stat.num_bytes,
-        }[whence] + offset
+        starts = (0, self.position, self.stat.num_bytes)  # of SEEK_SET, SEEK_CUR and SEEK_END
+        self.position = starts[whence] + offset
         return self.position
 
     def readinto(self, buffer: "WriteableBuffer") -> int:

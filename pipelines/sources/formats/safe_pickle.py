@@ -19,20 +19,20 @@ MAX_BYTES = 512 << 20
 _MAX_TEXT = 1024
 
 _NUMPY = (
-    ("numpy.core.multiarray", "_reconstruct"),
-    ("numpy._core.multiarray", "_reconstruct"),
-    ("numpy", "ndarray"),
-    ("numpy", "dtype"),
+    "numpy.core.multiarray._reconstruct",
+    "numpy._core.multiarray._reconstruct",
+    "numpy.ndarray",
+    "numpy.dtype",
 )
-_INSTRUCTIONS = (
-    *("PROTO", "FRAME", "MARK", "STOP", "NONE", "NEWTRUE", "NEWFALSE"),
-    *("BININT", "BININT1", "BININT2", "BINSTRING", "SHORT_BINSTRING"),
-    *("BINBYTES", "SHORT_BINBYTES", "BINUNICODE", "SHORT_BINUNICODE"),
-    *("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"),
-    *("EMPTY_LIST", "APPEND", "APPENDS", "SETITEM", "SETITEMS"),
-    *("GLOBAL", "STACK_GLOBAL", "REDUCE"),
-    *("BINPUT", "LONG_BINPUT", "MEMOIZE", "BINGET", "LONG_BINGET"),
-)
+_INSTRUCTIONS = """
+    PROTO FRAME MARK STOP NONE NEWTRUE NEWFALSE
+    BININT BININT1 BININT2 BINSTRING SHORT_BINSTRING
+    BINBYTES SHORT_BINBYTES BINUNICODE SHORT_BINUNICODE
+    EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3
+    EMPTY_LIST APPEND APPENDS SETITEM SETITEMS
+    GLOBAL STACK_GLOBAL REDUCE
+    BINPUT LONG_BINPUT MEMOIZE BINGET LONG_BINGET
+"""
 _BROKEN = (pickle.UnpicklingError, EOFError, AttributeError, LookupError, TypeError, ValueError)
 """What the unpickler raises for bytes that are not a whole pickle."""
 
@@ -97,11 +97,12 @@ class _Unpickler(pickle._Unpickler):
         self._where, self._bytes_to_make = where, len(data)
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in _NUMPY:
+        whole = f"{module}.{name}"
+        if whole in _NUMPY:
             return _Made
-        if (module, name) == ("_codecs", "encode"):
+        if whole == "_codecs.encode":
             return self._encode
-        raise _refused(self._where, f"the name {module}.{name}")
+        raise _refused(self._where, f"the name {whole}")
 
     def _encode(self, text: str, encoding: str) -> bytes:
         """How Python 3 writes bytes for Python 2: each from a text of its own in the file."""
@@ -127,7 +128,7 @@ class _Unpickler(pickle._Unpickler):
         **{
             ord(opcode.code): pickle._Unpickler.dispatch[ord(opcode.code)]
             for opcode in pickletools.opcodes
-            if opcode.name in _INSTRUCTIONS
+            if opcode.name in _INSTRUCTIONS.split()
         },
         ord(pickle.EMPTY_DICT): _make_fields,
         ord(pickle.BUILD): _set_state,

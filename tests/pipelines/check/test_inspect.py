@@ -1,7 +1,6 @@
 """Looking into a shard set: tables, a sample by key, by original name and back."""
 
 import io
-import itertools
 import json
 import re
 
@@ -12,47 +11,34 @@ from rich.console import Console
 from pipelines import cli, split_table
 from pipelines.check import inspect, render
 from shardset.errors import ConfigError, DamagedShard, NotFound
+from shardset.format import manifest as manifests
 from shardset.format import naming
-from shardset.format.manifest import ClassInfo, Manifest
+from shardset.format.manifest import ClassInfo, LoadedSet
 from shardset.format.tar import StoredSample
-from shardset.storage.base import Storage
-from shardset.storage.open import open_storage
-from tests.makers.shardset import png_samples, publish, put, quarantine, references, write_shard_set
+from tests.makers.shardset import new_set, png_samples, publish, put, quarantine, references
 
-_counter = itertools.count()
 NAME = "raw/{}/bild {}.PNG"
 
 
-def made(*, with_plan: bool = True) -> tuple[Storage, Manifest]:
+def made(*, with_plan: bool = True) -> LoadedSet:
     """Splits train (7 samples, the last a copy of the first) and val (4), two shards each, four
     classes.
     """
-    storage = open_storage(f"memory://inspect-{next(_counter)}/set")
     samples = {
-        "train": png_samples("train", 7, size=8, num_classes=4),
-        "val": png_samples("val", 4, size=8, num_classes=4),
+        name: png_samples(name, number, size=8, num_classes=4)
+        for name, number in (("train", 7), ("val", 4))
     }
-    samples["train"][6] = _copy(samples["train"][0])
-    manifest = write_shard_set(storage, samples, num_shards=2, num_classes=4)
+    first = samples["train"][0]
+    samples["train"][6] = replace(first, key=naming.copy_key(first.key, 1), copy=1)
+    manifest, storage, _ = manifests.load(new_set(samples, num_classes=4))
     classes = [ClassInfo(label=n, name=f"cat {n}", wnid=f"n0000{n}") for n in range(4)]
     manifest = publish(storage, replace(manifest, classes=classes, fixes={"cmyk-to-rgb": 3}))
-    if with_plan:
-        for split, found in samples.items():
-            _write_plan(storage, manifest, split, found)
-    return storage, manifest
-
-
-def _copy(sample: StoredSample) -> StoredSample:
-    return replace(sample, key=naming.copy_key(sample.key, 1), copy=1)
-
-
-def _write_plan(
-    storage: Storage, manifest: Manifest, split: str, samples: list[StoredSample]
-) -> None:
-    for number, shard in enumerate(manifest.splits[split].shards):
-        mine = samples[shard.first_id : shard.first_id + shard.num_samples]
-        names = [NAME.format(split, sample.source) for sample in mine]
-        put(storage, naming.references_path(split, number), references(mine, names))
+    for split, found in samples.items() if with_plan else ():
+        for number, shard in enumerate(manifest.splits[split].shards):
+            mine = found[shard.first_id : shard.first_id + shard.num_samples]
+            names = [NAME.format(split, sample.source) for sample in mine]
+            put(storage, naming.references_path(split, number), references(mine, names))
+    return LoadedSet(manifest, storage)
 
 
 def shown(renderable: object, width: int = 240) -> str:
@@ -62,11 +48,9 @@ def shown(renderable: object, width: int = 240) -> str:
 
 
 def test_the_overview_counts_splits_shards_and_classes():
-    storage, manifest = made()
+    manifest, storage, _ = made()
     found = inspect.overview(manifest, storage.url)
-    splits = [
-        (split.name, split.num_samples, split.smallest, split.largest) for split in found["splits"]
-    ]
+    splits = [(one.name, one.num_samples, one.smallest, one.largest) for one in found["splits"]]
     assert splits == [("train", 7, 3, 4), ("val", 4, 2, 2)]
     counts = [row["counts"] for row in found["classes"]]
     assert counts == [{"train": train, "val": 1} for train in (3, 2, 1, 1)]
@@ -79,44 +63,38 @@ def test_the_overview_counts_splits_shards_and_classes():
 
 
 def test_the_samples_of_a_shard_are_in_order_with_their_names_and_byte_ranges():
-    storage, manifest = made()
-    samples = inspect.samples_of_shard(storage, manifest, "train", 1)
-    assert [(s.position, s.id, s.key) for s in samples[:2]] == [
-        (0, 3, "train-000003"),
-        (1, 4, "train-000004"),
-    ]
+    loaded = made()
+    samples = inspect.samples_of_shard(loaded, "train", 1)
+    first = [(s.position, s.id, s.key) for s in samples[:2]]
+    assert first == [(0, 3, "train-000003"), (1, 4, "train-000004")]
     assert [s.name for s in samples] == [NAME.format("train", n) for n in (3, 4, 5, 0)]
-    tar = storage.read(samples[2].shard)
+    tar = loaded.storage.read(samples[2].shard)
     offset, size = samples[2].byte_ranges["cls"]
     assert tar[offset : offset + size] == str(samples[2].label).encode()
     assert samples[2].class_name == f"cat {samples[2].label}"
 
 
 def test_a_sample_and_its_copies_are_found_by_key_and_from_its_name_back():
-    storage, manifest = made()
-    (by_key,) = inspect.find_key(storage, manifest, "train-000004")
+    loaded = made()
+    (by_key,) = inspect.find_key(loaded, "train-000004")
     assert by_key.name == NAME.format("train", 4)
-    assert inspect.find_name(storage, manifest, by_key.name) == [by_key]
-    copies = inspect.find_key(storage, manifest, "train-000000")
+    assert inspect.find_name(loaded, by_key.name) == [by_key]
+    copies = inspect.find_key(loaded, "train-000000")
     assert [(s.key, s.copy) for s in copies] == [("train-000000", 0), ("train-000000@1", 1)]
-    assert inspect.find_name(storage, manifest, NAME.format("train", 0)) == copies
-    assert inspect.find_key(storage, manifest, "train-000000@1") == copies[1:]
+    assert inspect.find_name(loaded, NAME.format("train", 0)) == copies
+    assert inspect.find_key(loaded, "train-000000@1") == copies[1:]
     for key in ("caf\udce9", "ü", "train-00000"):
         with pytest.raises(ConfigError, match="no sample has the key"):
-            inspect.find_key(storage, manifest, key)
+            inspect.find_key(loaded, key)
 
 
 def test_the_last_part_of_a_name_suffices_and_part_of_a_part_does_not():
-    storage, manifest = made()
-    assert [s.key for s in inspect.find_name(storage, manifest, "bild 2.PNG")] == [
-        "train-000002",
-        "val-000002",
-    ]
-    assert [s.key for s in inspect.find_name(storage, manifest, "bild 2.PNG", split="val")] == [
-        "val-000002"
-    ]
+    loaded = made()
+    for split, keys in ((None, ["train-000002", "val-000002"]), ("val", ["val-000002"])):
+        found = inspect.find_name(loaded, "bild 2.PNG", split=split)
+        assert [sample.key for sample in found] == keys
     with pytest.raises(ConfigError, match=r"no sample was made from '2\.PNG'"):
-        inspect.find_name(storage, manifest, "2.PNG")
+        inspect.find_name(loaded, "2.PNG")
 
 
 def entry(name: str, reason: str) -> bytes:
@@ -127,56 +105,51 @@ def entry(name: str, reason: str) -> bytes:
 def test_the_name_of_a_quarantined_file_is_found_with_the_reason_and_another_is_said_to_be_unknown(
     with_plan,
 ):
-    storage, manifest = made(with_plan=with_plan)
-    manifest = quarantine(
-        storage, manifest, entry("cat/uncut.png", "no"), entry("cat/cut.png", "is cut at byte 3")
+    manifest, storage, _ = made(with_plan=with_plan)
+    lines = entry("cat/uncut.png", "no"), entry("cat/cut.png", "is cut at byte 3")
+    loaded = LoadedSet(quarantine(storage, manifest, *lines), storage)
+    unknown = "does not list it; check the spelling" if with_plan else "names are not available"
+    known = (
+        r"no sample was made from '{}'; .*\.jsonl says why: cat/cut\.png \(split train\): is cut"
     )
-    for name in ("cat/cut.png", "cut.png"):
-        expected = (
-            rf"no sample was made from '{name}'; quarantine\.jsonl says why: cat/cut\.png \(split"
-            r" train\): is cut"
-        )
-        with pytest.raises(ConfigError, match=expected):
-            inspect.find_name(storage, manifest, name)
-    unknown = (
-        "quarantine.jsonl does not list it; check the spelling"
-        if with_plan
-        else "names are not available"
-    )
-    for asked, split in (("other.png", None), ("cut.png", "val")):
-        with pytest.raises(ConfigError, match=unknown):
-            inspect.find_name(storage, manifest, asked, split=split)
+    for asked, split, message in (
+        ("cat/cut.png", None, known.format("cat/cut.png")),
+        ("cut.png", None, known.format("cut.png")),
+        ("other.png", None, unknown),
+        ("cut.png", "val", unknown),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            inspect.find_name(loaded, asked, split=split)
     storage.delete(naming.quarantine_path())
-    assert not with_plan or inspect.find_name(storage, manifest, NAME.format("train", 1))
+    assert not with_plan or inspect.find_name(loaded, NAME.format("train", 1))
     with pytest.raises(NotFound, match=r"quarantine\.jsonl"):
-        inspect.find_name(storage, manifest, "cut.png")
+        inspect.find_name(loaded, "cut.png")
 
 
 def test_without_the_plan_keys_are_found_and_names_are_said_to_be_gone():
-    storage, manifest = made(with_plan=False)
-    (sample,) = inspect.find_key(storage, manifest, "val-000003")
+    loaded = made(with_plan=False)
+    (sample,) = inspect.find_key(loaded, "val-000003")
     assert sample.name is None
-    assert inspect.NO_NAMES in shown(render.render_samples([sample]))
-    assert inspect.NO_NAMES in shown(
-        render.render_samples(inspect.samples_of_shard(storage, manifest, "val", 0))
-    )
+    for samples in ([sample], inspect.samples_of_shard(loaded, "val", 0)):
+        assert inspect.NO_NAMES in shown(render.render_samples(samples))
     with pytest.raises(ConfigError, match="original names are not available"):
-        inspect.find_name(storage, manifest, "bild 2.PNG")
+        inspect.find_name(loaded, "bild 2.PNG")
 
 
 def test_the_plan_of_another_build_names_nothing_and_a_damaged_one_is_an_error():
-    storage, manifest = made()
-    put(storage, naming.references_path("val", 0), storage.read(naming.references_path("val", 1)))
-    assert [s.name for s in inspect.samples_of_shard(storage, manifest, "val", 0)] == [None, None]
+    loaded = made()
+    plan, other = (naming.references_path("val", number) for number in (0, 1))
+    put(loaded.storage, plan, loaded.storage.read(other))
+    assert [s.name for s in inspect.samples_of_shard(loaded, "val", 0)] == [None, None]
     with pytest.raises(ConfigError, match="of another build"):
-        inspect.find_name(storage, manifest, "bild 3.PNG", split="val")
-    put(storage, naming.references_path("val", 0), b"no arrow file at all")
+        inspect.find_name(loaded, "bild 3.PNG", split="val")
+    put(loaded.storage, plan, b"no arrow file at all")
     with pytest.raises(DamagedShard, match=r"plan/shards/val-000000\.arrow: not a plan"):
-        inspect.samples_of_shard(storage, manifest, "val", 0)
+        inspect.samples_of_shard(loaded, "val", 0)
 
 
 def test_a_class_is_found_by_label_name_or_wnid_if_there_is_one():
-    _, manifest = made()
+    manifest = made().manifest
     assert {inspect.find_label(manifest, wanted) for wanted in ("2", "cat 2", "n00002")} == {2}
     with pytest.raises(ConfigError, match="no class 'dog' among the 4"):
         inspect.find_label(manifest, "dog")
@@ -185,25 +158,16 @@ def test_a_class_is_found_by_label_name_or_wnid_if_there_is_one():
         inspect.find_label(replace(manifest, classes=alike), "crane")
 
 
-def test_the_verb_prints_tables(capsys, monkeypatch):
+def test_the_verb_prints_tables(said, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    storage, _ = made()
-    assert cli.main(["inspect", storage.url]) == 0
-    text = capsys.readouterr().out
+    storage = made().storage
+    text = said("inspect", storage.url)
+    facts = "train/train-000001.tar", "cat 3", "n00003", "3 to 4", "cmyk-to-rgb 3", "quarantined: 0"
+    assert all(fact in text for fact in facts)
+    assert "cat 3" not in said("inspect", storage.url, "--class", "cat 1")
     monkeypatch.setattr(split_table, "MAX_ROWS", 3)
-    samples = render.render_samples(inspect.inspect(storage.url, split="train", shard=1))
-    assert "... and 1 more (all of them with --json)" in shown(samples)
-    for expected in (
-        "train/train-000001.tar",
-        "cat 3",
-        "n00003",
-        "3 to 4",
-        "cmyk-to-rgb 3",
-        "quarantined: 0",
-    ):
-        assert expected in text
-    assert cli.main(["inspect", storage.url, "--class", "cat 1"]) == 0
-    assert "cat 3" not in capsys.readouterr().out
+    samples = said("inspect", storage.url, "--split", "train", "--shard", 1)
+    assert "... and 1 more (all of them with --json)" in samples
 
 
 @pytest.mark.parametrize(
@@ -216,22 +180,21 @@ def test_the_verb_prints_tables(capsys, monkeypatch):
         (["--name=bild 3.PNG", "--split=train"], ["train-000003"]),
     ],
 )
-def test_the_verb_prints_json(capsys, flags, keys):
-    storage, _ = made()
-    assert cli.main(["inspect", storage.url, "--json", *flags]) == 0
-    assert [sample["key"] for sample in json.loads(capsys.readouterr().out)] == keys
-    assert cli.main(["inspect", storage.url, "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["classes"]) == 4
+def test_the_verb_prints_json(said, flags, keys):
+    words = "inspect", made().storage.url, "--json"
+    assert [sample["key"] for sample in json.loads(said(*words, *flags))] == keys
+    assert len(json.loads(said(*words))["classes"]) == 4
 
 
 def test_questions_without_an_answer_are_refused(capsys):
-    storage, manifest = made()
-    with pytest.raises(ConfigError, match="no shard 2 in split 'val': it has 2, numbered 0 to 1"):
-        inspect.samples_of_shard(storage, manifest, "val", 2)
-    with pytest.raises(ConfigError, match="add --split train or --split val"):
-        inspect.inspect(storage.url, shard=0)
-    with pytest.raises(ConfigError, match="no split 'test' in this shard set; it has train, val"):
-        inspect.inspect(storage.url, split="test")
+    storage = made().storage
+    for asked, message in (
+        ({"split": "val", "shard": 2}, "no shard 2 in split 'val': it has 2, numbered 0 to 1"),
+        ({"shard": 0}, "add --split train or --split val"),
+        ({"split": "test"}, "no split 'test' in this shard set; it has train, val"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            inspect.inspect(storage.url, **asked)
     with pytest.raises(SystemExit, match="2"):
         cli.main(["inspect", storage.url, "--key", "a", "--shard", "0"])
     assert "not allowed with argument --key" in capsys.readouterr().err
@@ -239,41 +202,37 @@ def test_questions_without_an_answer_are_refused(capsys):
 
 @pytest.mark.parametrize(("width", "whole"), [(60, True), (40, False)])
 def test_a_narrow_terminal_folds_names_and_never_shows_another_number(width, whole):
-    overview = inspect.overview(made()[1], "")
+    overview = inspect.overview(made().manifest, "") | {"classes": [], "shards": []}
     sizes = {"num_samples": 1281167, "num_shards": 1024, "smallest": 1252, "largest": 1252}
-    row = replace(
-        overview["splits"][0], name="validation", fields=["jpg"], num_bytes=147897477120, **sizes
-    )
-    text = shown(
-        render.render_overview({**overview, "splits": [row], "classes": [], "shards": []}), width
-    )
+    sizes |= {"num_bytes": 147897477120, "fields": ["jpg"]}
+    row = replace(overview["splits"][0], name="validation", **sizes)
+    text = shown(render.render_overview(overview | {"splits": [row]}), width)
     numbers = re.findall(r"[\d,.…]{5,}", text.partition("classes")[0])
     expected = ["1,281,167", "1,024", "1,252", "147.9"]
     assert (numbers == expected) == whole
     assert all(number in expected or number.endswith("…") for number in numbers)
 
 
-def test_lines_to_another_program_are_not_folded(capsys, monkeypatch):
+def test_lines_to_another_program_are_not_folded(said, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
-    storage = open_storage(f"memory://inspect-{'long' * 40}/set")
-    write_shard_set(storage, {"train": png_samples("train", 2, size=8)}, num_shards=1)
-    cli.main(["inspect", storage.url])
-    assert capsys.readouterr().out.startswith(f"{storage.url}: from ")
+    url = new_set(png_samples("train", 2, size=8), f"memory://inspect-{'long' * 40}/set")
+    assert said("inspect", url).startswith(f"{url}: from ")
 
 
 def test_a_hostile_name_neither_styles_nor_moves_the_terminal_nor_breaks_the_line_of_an_error(
-    capsys,
+    said,
 ):
-    storage, manifest = made()
+    loaded = made()
+    manifest, storage, _ = loaded
     names = ["[bold red]\x1b[2J", "a\rb"]
     samples = [StoredSample(key=f"val-00000{n}", fields=(), label=n, source=n) for n in range(2)]
     put(storage, naming.references_path("val", 0), references(samples, names))
-    found = inspect.samples_of_shard(storage, manifest, "val", 0)
+    found = inspect.samples_of_shard(loaded, "val", 0)
     assert [sample.name for sample in found] == names
     text = shown(render.render_samples(found))
     assert all(part in text for part in ("[bold red]\\x1b[2J", "a\\rb"))
     assert "\x1b[2J" not in text
     classes = [*manifest.classes[:3], ClassInfo(label=3, name="[red]a\n\x1b[2Jb")]
     publish(storage, replace(manifest, classes=classes))
-    assert cli.main(["inspect", storage.url, "--class", "owl"]) == 2
-    assert capsys.readouterr().err.endswith(r"cat 2, [red]a\n\x1b[2Jb, ...)" + "\n")
+    refused = said("inspect", storage.url, "--class", "owl", code=2)
+    assert refused.endswith(r"cat 2, [red]a\n\x1b[2Jb, ...)" + "\n")

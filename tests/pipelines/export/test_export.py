@@ -1,13 +1,11 @@
 """Side files of other readers, without those readers (tests/peers has them)."""
 
-import itertools
 import json
 import re
 
 import pytest
 import yaml
 
-from pipelines import cli
 from pipelines.check.verify import verify
 from pipelines.export.formats import FORMATS
 from pipelines.export.write import ExportedFile, export
@@ -16,21 +14,14 @@ from shardset.format import manifest as manifests
 from shardset.format.manifest import Manifest
 from shardset.format.tar import StoredSample
 from shardset.storage.base import Storage
-from shardset.storage.open import open_storage
-from tests.makers.shardset import jpeg_samples, png_samples, put, write_shard_set
-
-_counter = itertools.count()
+from tests.makers.shardset import jpeg_samples, new_set, png_samples, put, write_shard_set
 
 
 def made(**changes: object) -> tuple[Storage, Manifest]:
     """Splits train (11 PNGs, 3 shards of 3 and 4) and test (5 JPEGs) in memory."""
-    storage = open_storage(f"memory://export-{next(_counter)}/set")
-    samples = {
-        "train": png_samples("train", 11, size=8),
-        "test": jpeg_samples("test", 5, height=16, width=16),
-    }
-    write_shard_set(storage, samples | changes, num_shards=3)
-    return storage, manifests.load(storage.url)[0]
+    samples = {"train": png_samples("train", 11, size=8), "test": jpeg_samples("test", 5)}
+    manifest, storage, _ = manifests.load(new_set(samples | changes, num_shards=3))
+    return storage, manifest
 
 
 def content_of(storage: Storage) -> dict[str, bytes]:
@@ -97,16 +88,14 @@ def test_a_file_in_the_way_stays_unless_it_may_be_replaced():
 
 
 def test_relative_paths_lead_back_from_another_folder_and_from_behind_a_link(tmp_path):
-    manifest = write_shard_set(
-        open_storage(str(tmp_path / "set")), {"train": png_samples("train", 4, size=8)}
-    )
+    url = new_set(png_samples("train", 4, size=8), tmp_path / "set")
     (tmp_path / "scratch" / "me").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "scratch" / "me")
     before = sorted((tmp_path / "set").iterdir())
     for output in (tmp_path / "for" / "them", tmp_path / "link" / "for"):
-        export(str(tmp_path / "set"), list(FORMATS), output=str(output))
+        export(url, list(FORMATS), output=str(output))
         listed = json.loads((output / "wids-train.json").read_text())["shardlist"]
-        for entry, shard in zip(listed, manifest.split("train").shards, strict=True):
+        for entry, shard in zip(listed, manifests.load(url).manifest.shards, strict=True):
             stored = (tmp_path / "set" / shard.path).read_bytes()
             assert (output / entry["url"]).read_bytes() == stored
     assert sorted((tmp_path / "set").iterdir()) == before
@@ -117,9 +106,9 @@ def test_wids_gets_urls_of_remote_tars_and_others_say_that_nothing_leads_there(t
     with pytest.raises(ConfigError, match="hf takes relative paths"):
         export(storage.url, ["wids", "hf"], output=str(tmp_path))
     assert list(tmp_path.iterdir()) == []
-    write_shard_set(open_storage(str(tmp_path)), {"train": png_samples("train", 4, size=8)})
+    local = new_set(png_samples("train", 4, size=8), tmp_path)
     with pytest.raises(ConfigError, match="none leads from memory://elsewhere/x to"):
-        export(str(tmp_path), ["wids"], output="memory://elsewhere/x")
+        export(local, ["wids"], output="memory://elsewhere/x")
     export(storage.url, ["wids"], output=str(tmp_path))
     listed = json.loads((tmp_path / "wids-train.json").read_text())["shardlist"]
     assert [entry["url"] for entry in listed] == [
@@ -133,18 +122,11 @@ def test_a_split_s_name_that_a_reader_misreads_is_refused():
         export(storage.url, ["hf"])
 
 
-def test_the_command_says_what_it_wrote_and_refuses_an_unknown_format(capsys):
-    storage, _ = made()
-    assert cli.main(["export", storage.url, "--to", "wids,hf"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(",")[0] for line in lines] == [
-        "wids: wids-test.json",
-        "wids: wids-train.json",
-        "hf: README.md",
-    ]
-    assert cli.main(["export", storage.url, "--to", "hf", "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)
+def test_the_command_says_what_it_wrote_and_refuses_an_unknown_format(said):
+    words = "export", made()[0].url, "--to"
+    files = [line.partition(",")[0] for line in said(*words, "wids,hf").splitlines()]
+    assert files == ["wids: wids-test.json", "wids: wids-train.json", "hf: README.md"]
+    (found,) = json.loads(said(*words, "hf", "--json"))
     assert ExportedFile(**found).outcome == "unchanged"
     for names in ("wids,parquet", ""):
-        assert cli.main(["export", storage.url, "--to", names]) == 2
-        assert "there are wids, hf" in capsys.readouterr().err
+        assert "there are wids, hf" in said(*words, names, code=2)

@@ -2,7 +2,6 @@
 
 import io
 import pickle
-import zlib
 from dataclasses import replace
 
 import numpy as np
@@ -39,9 +38,7 @@ def stored(name: str, options: ImageOptions = PLAIN) -> tuple[str, bytes]:
 
 def difference(first: Image.Image, second: Image.Image) -> float:
     """Mean absolute difference of two images of one mode and size, in grey levels."""
-    return float(
-        np.abs(np.asarray(first, dtype=np.int64) - np.asarray(second, dtype=np.int64)).mean()
-    )
+    return float(np.abs(np.asarray(first, int) - np.asarray(second, int)).mean())
 
 
 def test_a_reason_survives_the_way_between_processes():
@@ -72,20 +69,10 @@ def test_a_png_named_jpeg_keeps_its_bytes_under_its_own_extension_unless_jpegs_a
 def test_an_image_above_the_limit_is_refused_from_its_header_alone_and_one_at_the_limit_is_not():
     with pytest.raises(UndecodableImage, match="too many pixels"):
         examine(odd_images.bomb()[:64], field="png", verify="header", options=PLAIN)
-    width, height = odd_images.SIZE
-    examine(
-        odd_images.png(),
-        field="png",
-        verify="decode",
-        options=ImageOptions(max_pixels=width * height),
-    )
+    data, most = odd_images.png(), odd_images.SIZE[0] * odd_images.SIZE[1]
+    examine(data, field="png", verify="decode", options=ImageOptions(max_pixels=most))
     with pytest.raises(UndecodableImage, match="48 x 32, at most 1535"):
-        examine(
-            odd_images.png(),
-            field="png",
-            verify="header",
-            options=ImageOptions(max_pixels=width * height - 1),
-        )
+        examine(data, field="png", verify="header", options=ImageOptions(max_pixels=most - 1))
 
 
 @pytest.mark.parametrize("name", ["truncated jpeg", "truncated png", "jpeg with a zeroed tail"])
@@ -99,11 +86,9 @@ def test_truncation_is_found_by_decoding_only(name):
 @given(st.integers(0, 400))
 @settings(max_examples=40, deadline=None)
 def test_a_jpeg_or_png_cut_anywhere_is_refused(missing):
-    for data, extension in ((odd_images.jpeg(), "jpg"), (odd_images.png(), "png")):
+    for data in (odd_images.jpeg(), odd_images.png()):
         with pytest.raises(UndecodableImage):
-            examine(
-                data[: len(data) - 1 - missing], field=extension, verify="decode", options=PLAIN
-            )
+            examine(data[: -1 - missing], field="", verify="decode", options=PLAIN)
 
 
 def test_the_shorter_side_becomes_the_wanted_one_and_the_picture_stays():
@@ -112,7 +97,7 @@ def test_the_shorter_side_becomes_the_wanted_one_and_the_picture_stays():
     assert (field, opened(small).size) == ("jpg", (341, 256))
     data = odd_images.encoded(odd_images.picture(size=(1200, 800)), "JPEG", quality=95)
     small = opened(encode(data, "jpg", "", ImageOptions(resize_shorter=32))[1])
-    assert difference(small, odd_images.picture(size=(48, 32))) < 4
+    assert difference(small, odd_images.picture()) < 4
 
 
 @pytest.mark.parametrize("shorter", [None, 8, 32])
@@ -168,9 +153,7 @@ def test_an_image_with_a_longer_side_than_its_format_has_is_refused_unless_it_is
 
 def wide(width: int) -> bytes:
     """A PNG of `width` x 8 pixels."""
-    return odd_images.png_of(
-        width, 8, odd_images.png_chunk(b"IDAT", zlib.compress(bytes((width + 1) * 8)))
-    )
+    return odd_images.encoded(Image.new("L", (width, 8)), "PNG")
 
 
 def test_comments_and_profiles_are_not_carried_into_a_reencoded_image_nor_broken_exif():

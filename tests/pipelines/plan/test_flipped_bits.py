@@ -8,6 +8,7 @@ import uuid
 import pytest
 
 from pipelines import build as builds
+from pipelines.begin import prepare
 from pipelines.check.verify import verify
 from pipelines.config import BuildConfig
 from pipelines.plan import paths
@@ -69,7 +70,7 @@ def made(raw, storage, seed=0):
         seed=seed,
         overwrite=bool(seed),
     )
-    prepared = builds.prepare(config, storage)
+    prepared = prepare(config, storage)
     builds.run(prepared, options.beam_options(HERE, storage))
     replace.remove_slices(prepared.files)
     return files_of(storage.url)

@@ -4,7 +4,6 @@ and that other programs open it.
 
 import json
 import shutil
-import uuid
 
 import numpy as np
 import pandas
@@ -20,7 +19,7 @@ from shardset.format.tar import StoredSample
 from shardset.order.epoch import Order
 from shardset.storage.open import open_storage
 from shardset.stream.timetable import Timetable
-from tests.makers.shardset import encode, pixels, put, references, write_shard_set
+from tests.makers.shardset import encode, new_set, pixels, put, references
 
 BASE = ["id", "key", "label", "class", "width", "height", "bytes", "source", "json"]
 
@@ -31,10 +30,12 @@ def sample(number, *, info=None, image=True, label=1):
     return StoredSample(key=f"s{number}", fields=tuple(fields), label=label, source=number)
 
 
-def write_set(folder, samples):
-    storage = open_storage(folder)
-    write_shard_set(storage, {"train": samples}, num_shards=2)
-    return storage
+def with_names(url, samples):
+    """A set in two shards, with the plan that says what its samples were called."""
+    new_set(samples, url)
+    for number, part in enumerate((samples[:2], samples[2:])):
+        names = references(part, [f"raw/{one.key}.png" for one in part])
+        put(open_storage(url), references_path("train", number), names)
 
 
 def test_a_row_is_a_sample_in_the_order_of_its_tar(tmp_path):
@@ -45,41 +46,15 @@ def test_a_row_is_a_sample_in_the_order_of_its_tar(tmp_path):
         sample(2, info=[1], image=False, label=-1),
         sample(3),
     ]
-    storage = write_set(str(tmp_path), samples)
-    for number in (0, 1):
-        part = samples[2 * number : 2 * number + 2]
-        put(
-            storage,
-            references_path("train", number),
-            references(part, [f"raw/{one.key}.png" for one in part]),
-        )
-    assert write_catalog(str(tmp_path)) == [
-        "train/train-000000.parquet",
-        "train/train-000001.parquet",
-    ]
-    first = parquet.read_table(tmp_path / "train" / "train-000000.parquet")
+    with_names(str(tmp_path), samples)
+    files = ["train/train-000000.parquet", "train/train-000001.parquet"]
+    assert write_catalog(str(tmp_path)) == files
+    first = parquet.read_table(tmp_path / files[0])
     assert first.column_names == BASE
-    assert first.drop_columns("bytes").to_pylist() == [
-        {
-            "id": 0,
-            "key": "s0",
-            "label": 1,
-            "class": "class 1",
-            "width": 10,
-            "height": 8,
-            "source": "raw/s0.png",
-            "json": '{"artist": "A", "year": 1900, "tags": ["x"]}',
-        },
-        {
-            "id": 1,
-            "key": "s1",
-            "label": 1,
-            "class": "class 1",
-            "width": 11,
-            "height": 8,
-            "source": "raw/s1.png",
-            "json": None,
-        },
+    info = '{"artist": "A", "year": 1900, "tags": ["x"]}'
+    assert [[*row.values()] for row in first.drop_columns("bytes").to_pylist()] == [
+        [0, "s0", 1, "class 1", 10, 8, "raw/s0.png", info],
+        [1, "s1", 1, "class 1", 11, 8, "raw/s1.png", None],
     ]
     whole = read_catalog(load(str(tmp_path)), "train")
     assert whole["id"].to_pylist() == [0, 1, 2, 3]
@@ -87,19 +62,15 @@ def test_a_row_is_a_sample_in_the_order_of_its_tar(tmp_path):
     assert whole["class"].to_pylist() == ["class 1", "class 1", None, "class 1"]
     assert whole["bytes"].to_pylist()[2] == 0
     assert whole["json"].to_pylist()[2:] == ["[1]", None]
-    read = pandas.concat(map(pandas.read_parquet, sorted((tmp_path / "train").glob("*.parquet"))))
+    read = pandas.concat(pandas.read_parquet(tmp_path / name) for name in files)
     assert read.groupby("class").size().to_dict() == {"class 1": 3}
 
 
 def test_a_file_of_another_tar_or_a_damaged_one_is_made_anew(tmp_path):
-    url = str(tmp_path)
-    write_set(url, [sample(number) for number in range(4)])
+    url = new_set([*map(sample, range(4))], tmp_path)
     assert len(write_catalog(url)) == 2
     assert write_catalog(url) == []
-    for path in (tmp_path / "train").iterdir():
-        if path.suffix != ".parquet":
-            path.unlink()
-    write_set(url, [sample(number + 5) for number in range(4)])
+    new_set([*map(sample, range(5, 9))], tmp_path)
     with pytest.raises(
         ConfigError, match=r"train/train-000000\.tar: no catalogue of this tar is beside it"
     ):
@@ -111,8 +82,8 @@ def test_a_file_of_another_tar_or_a_damaged_one_is_made_anew(tmp_path):
 
 
 def test_a_damaged_tar_gets_no_catalogue():
-    url = f"memory://{uuid.uuid4().hex}/set"
-    storage = write_set(url, [sample(number) for number in range(4)])
+    url = new_set([*map(sample, range(4))])
+    storage = open_storage(url)
     data = storage.read("train/train-000001.tar")
     put(storage, "train/train-000001.tar", data[:700] + b"!" + data[701:])
     with pytest.raises(DamagedShard, match=r"train-000001\.tar.*--only-shards"):
@@ -120,15 +91,8 @@ def test_a_damaged_tar_gets_no_catalogue():
 
 
 def test_names_come_from_the_catalogue_where_it_is_and_no_plan_is_needed(tmp_path):
-    url, samples = str(tmp_path), [sample(number, label=number % 2) for number in range(4)]
-    storage = write_set(url, samples)
-    for number in (0, 1):
-        part = samples[2 * number : 2 * number + 2]
-        put(
-            storage,
-            references_path("train", number),
-            references(part, [f"raw/{one.key}.png" for one in part]),
-        )
+    url = str(tmp_path)
+    with_names(url, [*map(sample, range(4))])
     write_catalog(url)
     shutil.rmtree(tmp_path / "plan")
     assert [(one.key, one.name) for one in inspect(url, name="s2.png")] == [("s2", "raw/s2.png")]

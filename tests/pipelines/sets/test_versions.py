@@ -2,31 +2,28 @@
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pipelines.build import build
-from pipelines.cli import main
-from pipelines.config import BuildConfig
 from pipelines.sets import versions as verbs
 from shardset.errors import ConfigError, ManifestError
 from shardset.format import manifest as manifests
 from shardset.format import versions
 from tests.makers import documented
-from tests.makers.built import HERE, config_of
-from tests.makers.folders import write_class_folders, write_images
+from tests.makers.built import HERE, append_of, config_of, manifest_of
+from tests.makers.folders import write_class_folders, write_csv, write_images
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """Three versions: pictures of cats and dogs, an owl, and a further cat."""
     folder = tmp_path_factory.mktemp("versions")
-    raws = [write_class_folders(folder / "raw", ["cat", "dog"], 10, splits=["train", "val"])]
-    raws += [write_images(folder / name, [f"train/{name}/x{name}.png"]) for name in ("owl", "cat")]
-    for raw, known in zip(raws, (None, "none", "none"), strict=True):
-        build(config_of(raw, folder / "set", num_shards={"": 1}, append=known), HERE)
+    raw = write_class_folders(folder / "raw", ["cat", "dog"], 10, splits=["train", "val"])
+    build(config_of(raw, folder / "set", num_shards={"": 1}), HERE)
+    for name in ("owl", "cat"):
+        build(append_of(folder / "set", folder / name, f"train/{name}/x{name}.png"), HERE)
     return folder / "set"
 
 
@@ -36,7 +33,7 @@ def three(made, tmp_path):
 
 
 def number_of(address):
-    return manifests.load(address).manifest.number
+    return manifest_of(address).number
 
 
 def test_an_address_names_a_version_by_number_or_tag(three):
@@ -100,61 +97,43 @@ def test_a_folder_whose_name_ends_like_a_version_is_opened_as_it_is(three):
         manifests.load(f"{three}/me@work")
 
 
-def test_a_view_of_an_older_version_opens_whatever_was_appended(three, tmp_path):
+def test_a_view_of_an_older_version_opens_whatever_was_appended(three, tmp_path, said):
     out = str(tmp_path / "cats.parquet")
-    (tmp_path / "keys").write_text("train/cat/001\n")
-    assert main(["view", out, "--of", f"{three}@1", "--keys", str(tmp_path / "keys")]) == 0
+    said("view", out, "--of", f"{three}@1", "--per-class", 1)
     assert manifests.load(out).without_view().manifest.number == 1
     (Path(three) / versions.path(1)).unlink()
     with pytest.raises(ConfigError, match="is a view of the set with digest"):
         manifests.load(out)
 
 
-def test_the_log_lists_versions_with_their_samples_and_tags(three, capsys):
+def test_the_log_lists_versions_with_their_samples_and_tags(three, said):
     verbs.tag(f"{three}@2", "paper")
-    assert main(["log", three]) == 0
-    found = [line.split()[:2] + line.split()[3:] for line in capsys.readouterr().out.splitlines()]
+    found = [line.split()[:2] + line.split()[3:] for line in said("log", three).splitlines()]
     assert found == [
         ["version", "3", "train", "22,", "val", "20"],
         ["version", "2", "train", "21,", "val", "20", "@paper"],
         ["version", "1", "train", "20,", "val", "20"],
     ]
-    assert main(["log", three, "--json"]) == 0
-    assert [entry["tags"] for entry in json.loads(capsys.readouterr().out)] == [[], ["paper"], []]
+    entries = json.loads(said("log", three, "--json"))
+    assert [entry["tags"] for entry in entries] == [[], ["paper"], []]
 
 
-def test_a_difference_names_what_came_went_moved_and_changed(three, tmp_path, capsys):
-    assert main(["diff", f"{three}@1", three]) == 0
-    assert (
-        capsys.readouterr().out
-        == "train, cat: 1 added\ntrain, owl: 1 added\n2 samples of both sets differ\n"
-    )
+def test_a_difference_names_what_came_went_moved_and_changed(three, tmp_path, said):
+    changes = "train, cat: 1 added\ntrain, owl: 1 added\n2 samples of both sets differ\n"
+    assert said("diff", f"{three}@1", three) == changes
     assert [sample.kind for sample in verbs.diff(three, f"{three}@2")] == ["removed"]
     assert verbs.diff_lines(verbs.diff(three, three)) == ["the same samples"]
-    raw = write_class_folders(tmp_path / "raw", ["cat", "dog"], 10, splits=["train", "val"])
-    keys = {"train/cat/000.png": "cat", "train/cat/001.png": "dog", "val/dog/000.png": "dog"}
-    rows = [
-        f"{path},{name},{path.split('/')[0]},{path[:3]}-{number}"
-        for number, (path, name) in enumerate(keys.items())
-    ]
-    (raw / "list.csv").write_text("\n".join(["path,label,split,key", *rows]))
-    listing = BuildConfig(source="listing", input=str(raw / "list.csv"), output=str(tmp_path / "a"))
-    build(listing, HERE)
-    (raw / "list.csv").write_text(
-        "\n".join(["path,label,split,key", rows[0], rows[1].replace("dog", "cat"), rows[2]])
-    )
-    (raw / "val/dog/000.png").write_bytes((raw / "val/dog/001.png").read_bytes())
-    build(replace(listing, output=str(tmp_path / "b")), HERE)
-    assert main(["diff", str(tmp_path / "a"), str(tmp_path / "b"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == [
-        {
-            "kind": "relabelled",
-            "split": "train",
-            "key": "tra-1",
-            "old_class": "dog",
-            "new_class": "cat",
-        },
-        {"kind": "changed", "split": "val", "key": "val-2", "old_class": "dog", "new_class": "dog"},
+    raw = write_images(tmp_path / "raw", ["0.png", "1.png", "3.png"])
+    for name, dog, image in (("a", "dog", "1.png"), ("b", "cat", "3.png")):
+        shutil.copy(raw / image, raw / "2.png")
+        rows = [(0, "cat", "train"), (1, dog, "train"), (2, "dog", "val"), (3, "dog", "train")]
+        listing = [(f"{number}.png", label, split, f"k{number}") for number, label, split in rows]
+        source = write_csv(raw / "list.csv", ["path", "label", "split", "key"], listing)
+        build(config_of(source, tmp_path / name, source="listing", num_shards={"": 1}), HERE)
+    found = json.loads(said("diff", tmp_path / "a", tmp_path / "b", "--json"))
+    assert [[*sample.values()] for sample in found] == [
+        ["relabelled", "train", "k1", "dog", "cat"],
+        ["changed", "val", "k2", "dog", "dog"],
     ]
 
 
@@ -176,4 +155,4 @@ def test_the_commands_of_the_page_run_as_they_stand(tmp_path):
     assert said[3] == "the same samples\n"
     assert "2 samples dropped" in said[4]
     assert "not reached: object versions" in said[5]
-    assert manifests.load(str(tmp_path / "shards")).manifest.number == 3
+    assert number_of(str(tmp_path / "shards")) == 3

@@ -2,26 +2,25 @@
 
 import io
 import json
-import re
 import shlex
 import uuid
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 from pyarrow import parquet
 
 import shardset
-from pipelines import cli
 from pipelines.check import inspect
 from pipelines.sets.catalog import write_catalog
 from pipelines.sets.view import Choice, make_view
 from shardset.errors import ConfigError, ShardsetError
 from shardset.format.manifest import load
-from shardset.format.tar import StoredSample
-from shardset.storage.open import open_file, open_storage
-from tests.makers.documented import REPOSITORY, commands_of
-from tests.makers.shardset import png_samples, put, write_shard_set
+from shardset.storage.open import open_file
+from tests.makers.built import HERE
+from tests.makers.documented import commands_of, page, python_of
+from tests.makers.shardset import new_set, png_samples, put
 from tests.makers.views import NUM_TRAIN, put_view, small_set
 
 
@@ -38,17 +37,20 @@ def made(whole, **choice):
     return load(address)
 
 
-def text(whole, *lines):
-    address = f"{whole[0].rpartition('/')[0]}/{uuid.uuid4().hex[:8]}.txt"
-    put(*open_file(address), "\n".join(map(str, lines)).encode() + b"\n")
+def file(data):
+    """The address of a file."""
+    address = f"memory://files/{uuid.uuid4().hex}"
+    put(*open_file(address), data)
     return address
 
 
-def table(whole, **columns):
+def text(*lines):
+    return file("\n".join(lines).encode() + b"\n")
+
+
+def table(**columns):
     parquet.write_table(pa.table(columns), out := io.BytesIO())
-    address = f"{whole[0].rpartition('/')[0]}/{uuid.uuid4().hex[:8]}.parquet"
-    put(*open_file(address), out.getvalue())
-    return address
+    return file(out.getvalue())
 
 
 def ids_of(view, split="train"):
@@ -57,17 +59,15 @@ def ids_of(view, split="train"):
 
 
 def test_ids_come_from_a_parquet_file_with_labels(whole):
-    view = made(
-        whole, ids=table(whole, id=[9, 3], label=[0, 1], loss=[0.5, 0.25]), from_split="test"
-    )
+    view = made(whole, ids=table(id=[9, 3], label=[0, 1], loss=[0.5, 0.25]), from_split="test")
     assert (ids_of(view, "test"), view.part("test").labels.tolist()) == ([3, 9], [1, 0])
     assert (view.view.head.parent, view.view.head.reason[:4]) == ("../set", "ids ")
-    view = made(whole, ids=table(whole, id=[9, 3, 4], split=["a", "a", "b"]))
+    view = made(whole, ids=table(id=[9, 3, 4], split=["a", "a", "b"]))
     assert [ids_of(view, split) for split in "ab"] == [[3, 9], [4]]
 
 
 def test_keys_are_taken_or_dropped(whole):
-    keys = text(whole, "train-000007", "train-000050")
+    keys = text("train-000007", "train-000050")
     assert ids_of(made(whole, keys=keys)) == [7, 50]
     assert ids_of(made(whole, drop_keys=keys)) == [
         id_ for id_ in range(NUM_TRAIN) if id_ not in (7, 50)
@@ -90,47 +90,34 @@ def test_a_view_of_a_view_keeps_its_labels_and_weights(whole):
     first = put_view(
         url, loaded, id=[1, 2, 3, 4], label=[5, 5, 5, 6], weight=[1.0, 2, 3, 4], split=[*"abba"]
     )
-    view = made(whole, of=first, ids=table(whole, id=[2]), from_split="b")
-    assert (
-        ids_of(view),
-        view.part("train").weights.tolist(),
-        view.part("train").labels.tolist(),
-    ) == ([2], [2], [5])
-    per_class = made(whole, of=first, per_class=1, from_split="b")
-    assert len(ids_of(per_class)) == 1
+    view = made(whole, of=first, ids=table(id=[2]), from_split="b")
+    part = view.part("train")
+    assert (ids_of(view), part.weights.tolist(), part.labels.tolist()) == ([2], [2], [5])
+    assert len(ids_of(made(whole, of=first, per_class=1, from_split="b"))) == 1
     assert len(ids_of(made(whole, of=first, per_class=3, from_split="test"), "test")) == 20
-    with pytest.raises(ConfigError, match="1 of its ids are not in the split, such as 1"):
-        made(whole, of=first, ids=table(whole, id=[1, 2]), from_split="b")
-    with pytest.raises(ConfigError, match="make it a view, then choose from that"):
-        made(whole, of=first, ids=table(whole, id=[2], label=[3]), from_split="b")
+    for columns, message in (
+        ({"id": [1, 2]}, "1 of its ids are not in the split, such as 1"),
+        ({"id": [2], "label": [3]}, "make it a view, then choose from that"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            made(whole, of=first, ids=table(**columns), from_split="b")
 
 
 def test_of_samples_with_one_image_the_first_is_kept():
-    url = f"memory://{uuid.uuid4().hex}/set"
-    samples = png_samples("train", 6, size=8)
-    samples[4] = StoredSample(key="copy", fields=samples[1].fields, label=3, source=4)
-    samples[5] = StoredSample(key="text", fields=(("txt", b"no image"),), label=-1, source=5)
-    samples.append(
-        StoredSample(key="text-2", fields=(("txt", b"none either"),), label=-1, source=6)
-    )
-    write_shard_set(open_storage(url), {"train": samples}, num_shards=2)
-    assert ids_of(made((url, None), drop_duplicates=True)) == [0, 1, 2, 3, 5, 6]
+    samples = png_samples("train", 7, size=8)
+    samples[4] = replace(samples[4], fields=samples[1].fields)
+    for number in (5, 6):
+        samples[number] = replace(samples[number], fields=(("txt", b"no image"),))
+    assert ids_of(made((new_set(samples), None), drop_duplicates=True)) == [0, 1, 2, 3, 5, 6]
 
 
 def test_sql_chooses_by_the_catalogue(whole):
     pytest.importorskip("duckdb")
     with pytest.raises(ConfigError, match="python -m pipelines catalog"):
         made(small_set(), where="label = 3")
-    assert cli.main(["catalog", whole[0]]) == 0
-    assert ids_of(made(whole, where="label = 3 or key = 'train-000008'")) == [
-        3,
-        8,
-        13,
-        23,
-        33,
-        43,
-        53,
-    ]
+    write_catalog(whole[0])
+    found = ids_of(made(whole, where="label = 3 or key = 'train-000008'"))
+    assert found == sorted([8, *range(3, NUM_TRAIN, 10)])
     with pytest.raises(
         ConfigError, match=r"FROM clause! Candidate .*; columns are id, key, label, class, width"
     ):
@@ -168,8 +155,7 @@ def test_sql_is_one_expression_that_reads_no_files_and_changes_nothing(whole, tm
 )
 def test_a_choice_that_names_what_is_not_there_is_refused(whole, choice, words):
     named = {
-        name: text(whole, *value) if isinstance(value, list) else value
-        for name, value in choice.items()
+        name: text(*value) if isinstance(value, list) else value for name, value in choice.items()
     }
     with pytest.raises(ShardsetError, match=words):
         made(whole, **named)
@@ -177,38 +163,30 @@ def test_a_choice_that_names_what_is_not_there_is_refused(whole, choice, words):
 
 def test_a_view_never_replaces_another_one(whole):
     address = f"{whole[0]}-kept.parquet"
-    for number, refused in ((1, False), (1, False), (2, True)):
-        choice = Choice(per_class=number)
-        if refused:
-            with pytest.raises(ConfigError, match="a file of this name is there, and a view"):
-                make_view(address, whole[0], choice)
-        else:
-            make_view(address, whole[0], choice)
+    for number in (1, 1):
+        make_view(address, whole[0], Choice(per_class=number))
+    with pytest.raises(ConfigError, match="a file of this name is there, and a view"):
+        make_view(address, whole[0], Choice(per_class=2))
     with pytest.raises(ConfigError, match=r"call it .*/views\.parquet"):
         make_view("memory://x/views/", whole[0], Choice(per_class=1))
 
 
-def test_the_verbs_take_a_view(tmp_path, capsys):
+def test_the_verbs_take_a_view(tmp_path, said):
     url, loaded = small_set(str(tmp_path))
-    assert cli.main(["report", put_view(url, loaded, id=[0, 1], label=[3, 3])]) == 0
-    capsys.readouterr()
+    said("report", put_view(url, loaded, id=[0, 1], label=[3, 3]))
     view = str(tmp_path / "v.parquet")
-    assert cli.main(["view", view, "--of", url, "--split", "train=0.5,val=0.2", "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert (said["num_samples"], said["parent"]) == ({"train": 30, "val": 12}, "set")
-    assert cli.main(["verify", view, "--deep"]) == 0
-    assert cli.main(["report", view, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["num_images_decoded"] == 62
+    head = json.loads(said("view", view, "--of", url, "--split", "train=0.5,val=0.2", "--json"))
+    assert (head["num_samples"], head["parent"]) == ({"train": 30, "val": 12}, "set")
+    said("verify", view, "--deep")
+    assert json.loads(said("report", view, "--json"))["num_images_decoded"] == 62
     assert (tmp_path / "v.html").stat().st_size
-    assert cli.main(["estimate", view, "--split", "val", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(said("estimate", view, "--split", "val", "--json"))
     assert found["steps"]["num_last"] == 12
     assert 1 <= found["amplification"] <= 1.3
-    assert cli.main(["export", view, "--to", "wids"]) == 2
+    said("export", view, "--to", "wids", code=2)
     shown = inspect.inspect(view)
-    assert {row.name: row.num_samples for row in shown["splits"]} == said["num_samples"] | {
-        "test": 20
-    }
+    counts = {row.name: row.num_samples for row in shown["splits"]}
+    assert counts == head["num_samples"] | {"test": 20}
     assert sum(sum(one["counts"].values()) for one in shown["classes"]) == 62
     [sample] = inspect.inspect(view, key=f"train-{ids_of(load(view), 'val')[0]:06d}")
     assert sample.split == "val"
@@ -216,29 +194,16 @@ def test_the_verbs_take_a_view(tmp_path, capsys):
     assert sorted(one.id for part in in_train for one in part) == ids_of(load(view))
 
 
-def test_a_build_makes_a_view_a_set_of_its_own(tmp_path):
+def test_a_build_makes_a_view_a_set_of_its_own(tmp_path, said):
     url, loaded = small_set(str(tmp_path))
     view = put_view(
         url, loaded, id=[3, 17, 18, 19, 40], label=[7, 7, -1, 9, 0], split=["val", *["train"] * 4]
     )
-    words = [
-        "build",
-        "--source",
-        "shardset",
-        "--input",
-        view,
-        "--output",
-        str(tmp_path / "own"),
-        "--num-shards",
-        "1",
-    ]
-    assert cli.main([*words, "--catalog", "--no-report", "--direct_running_mode=in_memory"]) == 0
+    source = "--source", "shardset", "--input", view, "--num-shards", 1
+    said("build", *source, "--output", tmp_path / "own", "--catalog", "--no-report", *HERE)
     own = load(str(tmp_path / "own"))
-    assert {name: split.num_samples for name, split in own.manifest.splits.items()} == {
-        "test": 20,
-        "train": 4,
-        "val": 1,
-    }
+    counts = {name: split.num_samples for name, split in own.manifest.splits.items()}
+    assert counts == {"test": 20, "train": 4, "val": 1}
     assert [info.name for info in own.manifest.classes] == [
         info.name for info in loaded.manifest.classes
     ]
@@ -253,20 +218,16 @@ def test_a_build_makes_a_view_a_set_of_its_own(tmp_path):
     assert parquet.read_table(tmp_path / "own" / "train" / "train-000000.parquet").num_rows == 4
 
 
-def test_the_page_of_views_works_as_it_stands(tmp_path, monkeypatch, capsys):
+def test_the_page_of_views_works_as_it_stands(tmp_path, monkeypatch, said, capsys):
     small_set(str(tmp_path))
     (tmp_path / "set").rename(tmp_path / "shards")
     monkeypatch.chdir(tmp_path)
     for command in commands_of("docs/how-to/select.md"):
         _, _, program, *words = shlex.split(command)
         if program == "pipelines":
-            words += (
-                ["--no-report", "--direct_running_mode=in_memory"] if words[0] == "build" else []
-            )
-            assert cli.main(words) == 0
+            said(*words, *["--no-report", *HERE] * (words[0] == "build"))
     assert load("small").part("val").selection.num_kept == 12
-    page = (REPOSITORY / "docs/how-to/select.md").read_text()
-    balance, by_hand = re.findall(r"```python\n(.*?)```", page, flags=re.S)
+    balance, by_hand = python_of(page("docs/how-to/select.md"))
     exec(balance, {})
     assert capsys.readouterr().out.splitlines()[-1] == "[0 0 0 0 1 1 1 1]"
     exec(by_hand, {})

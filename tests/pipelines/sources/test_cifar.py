@@ -2,7 +2,6 @@ import gzip
 import io
 import json
 import os
-import pickle
 
 import numpy as np
 import pytest
@@ -44,15 +43,11 @@ def read(source):
 
 def expect_same_pictures(source, batches: list[Batch]):
     samples, spool = read(source)
-    wanted = [
-        (batch.pixels(row), batch.labels[row])
-        for batch in batches
-        for row in range(len(batch.data))
-    ]
-    assert [sample.label for sample in samples] == [label for _, label in wanted]
-    for sample, (pixels, _) in zip(samples, wanted, strict=True):
+    rows = [(batch, row) for batch in batches for row in range(len(batch.data))]
+    for sample, (batch, row) in zip(samples, rows, strict=True):
         image = Image.open(io.BytesIO(spool.content(sample.fields[sample.image])))
-        assert np.array_equal(np.asarray(image), pixels)
+        assert np.array_equal(np.asarray(image), batch.pixels(row))
+        assert sample.label == batch.labels[row]
     return samples
 
 
@@ -81,24 +76,18 @@ def test_the_coarse_label_of_cifar100_goes_into_json_and_cifar10_has_none(tmp_pa
     coarse = [label for batch in cifar100(3) for label in batch.coarse]
     expected = [{"coarse_label": label, "coarse_name": COARSE_CLASSES[label]} for label in coarse]
     assert [json.loads(sample.fields["json"]) for sample in samples] == expected
-    assert (
-        samples[0].fields["json"]
-        == json.dumps(expected[0], sort_keys=True, separators=(",", ":")).encode()
-    )
+    assert samples[0].fields["json"].startswith(b'{"coarse_label":')
     samples, _ = read(opened(Cifar10, write_folder(tmp_path / "10", python_files(cifar10(1)))))
     assert [list(sample.fields) for sample in samples] == [["png"]] * 6
 
 
 def test_keys_tell_batch_and_row_and_names_the_original_file_name_where_there_is_one(tmp_path):
     samples, _ = read(opened(Cifar10, write_folder(tmp_path / PYTHON10, python_files(cifar10(2)))))
-    keys, names = [sample.key for sample in samples], [sample.name for sample in samples]
+    keys, names = zip(*((sample.key, sample.name) for sample in samples), strict=True)
     assert (keys[0], keys[2], keys[-1]) == ("train-1-00000", "train-2-00000", "test-00001")
     assert all(map(naming.is_key, keys))
     # The maker gives rows 0 and 1 the same file name.
-    assert names[:2] == [
-        "data_batch_1/picture_s_000001.png#0",
-        "data_batch_1/picture_s_000001.png#1",
-    ]
+    assert names[:2] == tuple(f"data_batch_1/picture_s_000001.png#{row}" for row in (0, 1))
     assert len(set(keys)) == len(set(names)) == len(samples)
 
 
@@ -163,13 +152,9 @@ def test_a_flipped_bit_in_a_picture_is_found_by_the_survey_and_by_a_unit(tmp_pat
     with pytest.raises(SourceError, match="CRC"):
         source.survey()
     damaged = opened(Cifar10, path)
-    pinned = damaged.input.stat("a.tar.gz").generation
+    unit["object"]["generation"] = damaged.input.stat("a.tar.gz").generation
     with pytest.raises(SourceError, match="CRC"):
-        list(
-            damaged.index(
-                {**unit, "object": {**unit["object"], "generation": pinned}}, MemorySpool()
-            )
-        )
+        list(damaged.index(unit, MemorySpool()))
 
 
 def test_paths_in_an_archive_are_never_used_as_paths_and_no_batch_is_there_twice(tmp_path):
@@ -182,21 +167,11 @@ def test_paths_in_an_archive_are_never_used_as_paths_and_no_batch_is_there_twice
         opened(Cifar10, path).survey()
 
 
-class Touch:
-    """Makes a file when it is unpickled."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return (os.system, (f"touch {self.path}",))
-
-
 @pytest.mark.parametrize("victim", ["data_batch_2", "batches.meta"])
 def test_a_malicious_pickle_is_refused_by_name_and_does_not_run(tmp_path, victim):
-    evil = pickle.dumps({"data": Touch(tmp_path / "ran")})
+    evil = b"cos\nsystem\n(S'touch %s/ran'\ntR." % os.fsencode(tmp_path)
     path = write_folder(tmp_path / "in", {**python_files(cifar10(1)), victim: evil})
-    with pytest.raises(SourceError, match=rf"{victim}: the pickle holds the name posix\.system"):
+    with pytest.raises(SourceError, match=rf"{victim}: the pickle holds the name os\.system"):
         read(opened(Cifar10, path))
     assert not (tmp_path / "ran").exists()
 
@@ -220,10 +195,7 @@ def batch_value(**changes):
         (batch_value(labels=["1", "2"]), "no list 'labels' of the right type"),
         (batch_value(filenames=["a.png"]), "1 filenames for 2 pictures"),
         (batch_value(filenames=[1, 2]), "no list 'filenames' of the right type"),
-        (
-            batch_value(data=np.zeros((2, 3073), np.uint8)),
-            r"shape \(2, 3073\), expected \[rows, 3072\]",
-        ),
+        (batch_value(data=np.zeros((2, 7), np.uint8)), r"shape \(2, 7\), expected \[rows, 3072\]"),
         ([1, 2], "a pickled list, expected a dict"),
         (batch_value(labels=[1, [1]]), "the pickle holds a value of type list"),
     ],

@@ -1,8 +1,10 @@
 import os
+from itertools import product
 
 import pytest
 from torchvision.datasets import ImageFolder
 
+from pipelines.build import build
 from pipelines.config import BuildConfig
 from pipelines.holdout import Holdout
 from pipelines.sources import open_source
@@ -11,6 +13,7 @@ from pipelines.sources.folder import Folder
 from shardset.errors import ConfigError, ShardsetError, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.storage.open import open_storage
+from tests.makers.built import HERE, add
 from tests.makers.folders import write_class_folders, write_images
 from tests.makers.images import image_bytes
 from tests.makers.spools import read
@@ -27,10 +30,9 @@ def test_class_folders_give_labels_in_name_order_and_one_split(tmp_path):
         (1, "dog"),
         (2, "émeu"),
     ]
+    names = [f"{name}/00{n}.png" for name in ("Cat", "dog", "émeu") for n in (0, 1)]
     assert [(sample.name, sample.label, sample.split) for sample in read(source)] == [
-        (f"{name}/{n:03d}.png", label, "train")
-        for label, name in enumerate(["Cat", "dog", "émeu"])
-        for n in (0, 1)
+        (name, number // 2, "train") for number, name in enumerate(names)
     ]
 
 
@@ -55,9 +57,6 @@ def test_a_sample_is_called_by_its_path_and_pinned_to_what_the_survey_saw(tmp_pa
     stat = source.input.stat("cat/n01.tar.1.png")
     assert (sample.key, sample.name) == ("cat/n01.tar.1", "cat/n01.tar.1.png")
     assert sample.fields == {"png": Extent(sample.name, stat.generation, 0, stat.num_bytes)}
-    assert source.input.read(
-        sample.name, 0, stat.num_bytes, generation=stat.generation
-    ) == image_bytes(0)
 
 
 def test_every_image_extension_counts_in_any_case_and_also_of_an_empty_file(tmp_path):
@@ -73,15 +72,8 @@ def test_every_image_extension_counts_in_any_case_and_also_of_an_empty_file(tmp_
 
 def test_other_files_and_hidden_files_are_counted_in_notes(tmp_path):
     write_images(tmp_path, ["cat/1.png", ".git/2.png", "cat/.3.png", "cat/.thumbs/4.png"])
-    for name in (
-        "readme.txt",
-        "cat/labels.csv",
-        "cat/deep/er/notes.txt",
-        "cat/LICENSE",
-        ".DS_Store",
-    ):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("x")
+    for name in ("a.txt", "cat/labels.csv", "cat/deep/er/b.txt", "cat/LICENSE", ".DS_Store"):
+        add(tmp_path, name, b"x")
     source = opened(tmp_path)
     assert [sample.name for sample in read(source)] == ["cat/1.png"]
     assert source.survey().notes == [
@@ -97,7 +89,6 @@ def test_other_files_and_hidden_files_are_counted_in_notes(tmp_path):
     ]
 
 
-FLAT = ["a_1.png", "b_2.png"]
 ADVISED = {
     "photos.zip": (["photos.zip"], "folder", "an archive: unpack it"),
     "mnist": (["mnist/train-images-idx3-ubyte.gz"], "hf", "arrays: docs/how-to/migrate.md"),
@@ -105,11 +96,7 @@ ADVISED = {
     "parquet": (["parquet/a.parquet"], "folder", "read by --source hf"),
     "tars": (["tars/a.tar"], "hf", "read by --source webdataset"),
     "pictures": (["pictures/cat/1.png"], "webdataset", "class folders are --source folder"),
-    "flat": (
-        [f"flat/{name}" for name in FLAT],
-        "folder",
-        "whose names hold the labels are listed as docs/how-to/migrate.md",
-    ),
+    "flat": (["flat/a_1.png"], "folder", "whose names hold the labels are listed as docs/how-to"),
     "yolo": (
         ["yolo/images/train/1.png", "yolo/labels/train/1.txt"],
         "folder",
@@ -128,13 +115,11 @@ def test_input_of_another_form_gets_a_sentence_that_names_the_way(tmp_path, name
     files, source, sentence = ADVISED[name]
     write_images(tmp_path, [file for file in files if file.endswith(".png")])
     for file in files:
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / file).touch()
+        if not file.endswith(".png"):
+            add(tmp_path, file, b"")
+    config = BuildConfig(source=source, input=str(tmp_path / name), output="unused")
     try:
-        survey = open_source(
-            BuildConfig(source=source, input=str(tmp_path / name), output="unused")
-        ).survey()
-        said = " ".join(survey.notes)
+        said = " ".join(open_source(config).survey().notes)
     except ShardsetError as error:
         said = str(error)
     assert sentence in said
@@ -155,17 +140,13 @@ def test_every_class_is_in_every_split_of_a_holdout(tmp_path):
     write_images(tmp_path, ["rare/1.png", "a/deep/er/1.png"])
     source = opened(tmp_path, holdout=Holdout({"test": 0.1}, seed=3))
     seen = {(sample.label, sample.split) for sample in read(source)}
-    assert seen == {(label, split) for label in range(3) for split in ("train", "test")} | {
-        (3, "train")
-    }
+    assert seen == {*product(range(3), ("train", "test")), (3, "train")}
     assert "split test has no images of 1 class: rare" in source.survey().notes
 
 
 def test_a_holdout_of_folders_that_are_splits_already_is_refused(tmp_path):
     write_class_folders(tmp_path, ["a"], 1, splits=["train", "test"])
-    with pytest.raises(
-        ConfigError, match=r"splits already, such as test/a/000\.png; leave --holdout out"
-    ):
+    with pytest.raises(ConfigError, match=r"splits already \(test, train\); leave --holdout out"):
         opened(tmp_path, holdout=Holdout({"test": 0.1})).survey()
 
 
@@ -175,31 +156,12 @@ def test_a_holdout_of_folders_that_are_splits_already_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("paths", "message"),
     [
-        (
-            ["1.png", "2.png"],
-            r"found images such as 1\.png; expected images as SPLIT/CLASS/file or CLASS/file",
-        ),
-        (
-            ["x/train/cat/1.png"],
-            "folders below the classes look like splits, such as train; .*name the folder with",
-        ),
-        (
-            ["cat/train/1.png", "dog/test/1.png"],
-            "look like splits, such as test; .*move the splits above",
-        ),
+        (["1.png", "2.png"], r"found images such as 1\.png; expected images as SPLIT/CLASS/file"),
+        (["x/train/cat/1.png"], "below the classes look like splits, such as train; .*name the"),
+        (["cat/train/1.png", "dog/test/1.png"], "such as test; .*move the splits above"),
         (["train2017/1.png", "Val2017/1.png"], "class folders look like splits, such as Val2017"),
-        (
-            ["x/d/d/train/a/1.png", "x/d/d/extra/a/1.png", "x/d/d/dev/a/1.png"],
-            "below the classes .*, such as dev",
-        ),
-        (
-            ["train/1.png", "test/1.png", "extra/1.png"],
-            "class folders look like splits, such as test",
-        ),
-        (
-            ["my split/cat/1.png", "train/cat/1.png"],
-            "my split: this folder is where a split is expected; rename it",
-        ),
+        ([f"x/d/{name}/a/1.png" for name in ("train", "extra", "dev")], "below .*, such as dev"),
+        (["train/1.png", "test/1.png", "extra/1.png"], "class folders .*, such as test"),
     ],
 )
 def test_another_layout_is_an_error_with_an_example(tmp_path, paths, message):
@@ -207,16 +169,22 @@ def test_another_layout_is_an_error_with_an_example(tmp_path, paths, message):
         opened(write_images(tmp_path, paths)).survey()
 
 
+def test_a_folder_that_can_not_name_a_split_ends_the_build(tmp_path):
+    raw = write_images(tmp_path / "raw", ["my split/cat/1.png", "train/cat/1.png"])
+    config = BuildConfig(source="folder", input=str(raw), output=str(tmp_path / "out"))
+    with pytest.raises(
+        SourceError, match=r"my split/cat/1\.png: 'my split' can't name a split; use"
+    ):
+        build(config, HERE)
+
+
 def test_a_folder_without_images_is_an_error_that_says_what_is_there(tmp_path):
     for path in (tmp_path, tmp_path / "absent"):
         with pytest.raises(SourceError, match="no files there; expected images as"):
             opened(path).survey()
-    (tmp_path / "cat").mkdir()
-    (tmp_path / "cat" / "1.heic").write_text("x")
-    with pytest.raises(
-        SourceError,
-        match=r"only 1 other files \(1 \.heic\) there; expected .* \(jpg, jpeg, jpe, jfif",
-    ):
+    add(tmp_path, "cat/1.heic", b"x")
+    found = r"only 1 other files \(1 \.heic\) there; expected .* \(jpg, jpeg, jpe, jfif"
+    with pytest.raises(SourceError, match=found):
         opened(tmp_path).survey()
 
 
@@ -237,14 +205,13 @@ def test_a_class_folder_that_would_lose_all_its_images_is_an_error(
     tmp_path, lost, content, kept, folder
 ):
     write_images(tmp_path, [kept])
-    (tmp_path / lost).parent.mkdir(parents=True)
-    (tmp_path / lost).write_bytes(content)
+    add(tmp_path, lost, content)
     with pytest.raises(
         SourceError,
         match=rf"/{folder}: this class has no image by its name, but files such as {lost};",
     ):
         opened(tmp_path).survey()
-    (tmp_path / lost).write_bytes(b"notes")  # or a readme, or annotations: no class
+    add(tmp_path, lost, b"notes")  # or a readme, or annotations: no class
     assert [sample.name for sample in read(opened(tmp_path))] == [kept]
 
 
@@ -268,10 +235,9 @@ NESTED = [
 def test_everything_below_a_folder_is_of_its_class_as_torchvision_has_it(tmp_path):
     source = opened(write_images(tmp_path, NESTED))
     theirs = ImageFolder(str(tmp_path))
-    expected = {
+    assert classes(source) == {
         os.path.relpath(path, tmp_path): theirs.classes[label] for path, label in theirs.samples
     }
-    assert classes(source) == expected
     assert {sample.split for sample in read(source)} == {"train"}
     assert source.survey().notes == [
         "images in folders below a class folder are of its class: those in animals/birds of class"
@@ -281,12 +247,10 @@ def test_everything_below_a_folder_is_of_its_class_as_torchvision_has_it(tmp_pat
 
 def test_a_class_depth_makes_classes_of_deeper_folders_and_counts_from_the_split(tmp_path):
     write_images(tmp_path / "one", NESTED)
-    assert sorted({*classes(opened(tmp_path / "one", class_depth=2)).values()}) == [
-        *("animals", "animals/birds", "plants", "plants/trees")
-    ]
-    write_images(
-        tmp_path / "two", [f"{split}/{name}" for split in ("train", "val") for name in NESTED]
-    )
+    named = classes(opened(tmp_path / "one", class_depth=2))
+    assert {*named.values()} == {"animals", "animals/birds", "plants", "plants/trees"}
+    for split in ("train", "val"):
+        write_images(tmp_path / "two" / split, NESTED)
     source = opened(tmp_path / "two", class_depth=2)
     assert classes(source)["val/animals/birds/sea/3.png"] == "animals/birds"
     assert {sample.split for sample in read(source)} == {"train", "val"}

@@ -52,12 +52,16 @@ def test_a_csv_row_becomes_a_pinned_sample(images):
     )
 
 
-@pytest.mark.parametrize(
-    "make",
-    [csv_of, lambda folder, *rows: jsonl_of(folder, *({"path": p, "label": n} for p, n in rows))],
-)
-def test_numbers_are_labels_as_they_are_and_name_the_classes(images, make):
-    source = make(images, ["3.ppm", 2], ["a/1.png", 0])
+def labelled(folder, kind, paths, labels):
+    rows = zip(paths, labels, strict=True)
+    if kind == "csv":
+        return csv_of(folder, *rows)
+    return jsonl_of(folder, *({"path": path, "label": label} for path, label in rows))
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_numbers_are_labels_as_they_are_and_name_the_classes(images, kind):
+    source = labelled(images, kind, ["3.ppm", "a/1.png"], [2, 0])
     survey = source.survey()
     assert [sample.label for sample in read(source)] == [2, 0]
     assert [(info.label, info.name) for info in survey.classes] == [(0, "0"), (1, "1"), (2, "2")]
@@ -66,17 +70,29 @@ def test_numbers_are_labels_as_they_are_and_name_the_classes(images, make):
 
 @pytest.mark.parametrize(
     ("name", "delimiter"),
-    [("list.csv", ";"), ("list.csv", "\t"), ("list.tsv", "\t"), ("list.tsv", ",")],
+    [
+        ("list.csv", ","),
+        ("list.csv", ";"),
+        ("list.csv", "\t"),
+        ("list.tsv", ","),
+        ("list.tsv", "\t"),
+    ],
 )
-def test_a_spreadsheet_may_separate_cells_by_semicolons_or_tabs(images, name, delimiter):
-    rows = [["path", "label", "note"], ["a/1.png", '"cat; or, dog"', "1,5"], ["3.ppm", "ant", ""]]
-    if delimiter == ",":
-        rows[1][2] = '"1,5"'
+def test_a_listing_may_be_as_spreadsheets_and_windows_write_it(images, name, delimiter):
+    rows = [
+        ["path", "label", "note"],
+        [],
+        ['"a/1.png"', '"a ""cat""; or, dog"', '"1,5"'],
+        ["3.ppm", "ant", '"two\r\nlines"'],
+    ]
     text = "\ufeff" + "".join(delimiter.join(row) + "\r\n" for row in rows)
     (images / name).write_bytes(text.encode())
     source = opened(images / name)
-    assert [info.name for info in source.survey().classes] == ["ant", "cat; or, dog"]
-    assert [sample.fields["json"] for sample in read(source)] == [b'{"note":"1,5"}', b'{"note":""}']
+    assert [info.name for info in source.survey().classes] == ['a "cat"; or, dog', "ant"]
+    assert [(sample.name, sample.fields["json"]) for sample in read(source)] == [
+        ("a/1.png", b'{"note":"1,5"}'),
+        ("3.ppm", b'{"note":"two\\r\\nlines"}'),
+    ]
 
 
 def test_white_space_around_a_label_and_a_name_of_a_column_is_ignored(images):
@@ -125,13 +141,10 @@ def test_a_name_in_another_unicode_form_is_named_as_such(tmp_path):
 @pytest.mark.parametrize("make", ["csv", "jsonl", "parquet"])
 def test_a_whole_number_is_a_label_as_text_or_float_and_an_empty_cell_is_none(images, make):
     labels = [10.0, None, 2.0] if make == "parquet" else ["\t10 ", "", " 2.00"]
-    rows = [["3.ppm", label] for label in labels]
-    if make == "csv":
-        source = csv_of(images, *rows)
-    elif make == "jsonl":
-        source = jsonl_of(images, *({"path": path, "label": label} for path, label in rows))
-    else:
+    if make == "parquet":
         source = parquet_of(images, {"path": ["3.ppm"] * 3, "label": labels})
+    else:
+        source = labelled(images, make, ["3.ppm"] * 3, labels)
     assert [sample.label for sample in read(source)] == [10, -1, 2]
     assert source.survey().looked_for == "numbers and names in column 'label'"
 
@@ -172,20 +185,6 @@ def test_units_are_pieces_of_the_listing_and_an_image_that_is_not_there_is_rejec
     assert [first.name, third.name] == ["a/1.png", "3.ppm"]
 
 
-# --- how listings are written
-
-
-def test_a_byte_order_mark_blank_lines_quotes_and_windows_line_ends_are_fine(images):
-    text = (
-        '\ufeffpath,label,note\r\n\r\n"a/1.png","a ""cat"", young","two\r\nlines"\r\n3.ppm,b,x\r\n'
-    )
-    (images / "list.csv").write_bytes(text.encode())
-    samples = read(opened(images / "list.csv"))
-    assert [sample.name for sample in samples] == ["a/1.png", "3.ppm"]
-    assert samples[0].fields["json"] == b'{"note":"two\\r\\nlines"}'
-    assert opened(images / "list.csv").survey().classes[0].name == 'a "cat", young'
-
-
 # --- columns
 
 
@@ -205,11 +204,11 @@ def test_columns_with_usual_names_are_taken_and_named(images, columns, path, lab
     assert (sample.name, source.survey().classes[0].name) == ("3.ppm", "cat")
     others = {column: "other" for column in columns if column not in row}
     assert json.loads(sample.fields.get("json", b"{}")) == others
-    took = (
-        f"took the images from column {path!r} and the labels from {label!r}; --path-column and"
-        " --label-column name others"
+    took = f"took the images from column {path!r} and the labels from {label!r}; --path-column and"
+    notes = source.survey().notes
+    assert [note.startswith(took) for note in notes] == [True] * (
+        (path, label) != ("path", "label")
     )
-    assert source.survey().notes == ([] if (path, label) == ("path", "label") else [took])
 
 
 def test_any_columns_can_be_named(images):
@@ -281,13 +280,10 @@ def test_numbers_in_parquet_are_labels_and_other_values_are_written_as_json_has_
     ("columns", "message"),
     [
         (
-            {"path": ["3.ppm", "a/1.png"], "label": [1.0, 1.5]},
-            r"row 2: label 1.5, expected a number from 0 to 1000000",
+            {"path": ["3.ppm"] * 2, "label": [1.0, 1.5]},
+            "row 2: label 1.5, expected a number from 0",
         ),
-        (
-            {"path": ["3.ppm"], "label": ["x"], "raw": [b"1"]},
-            "column raw holds bytes; read images .* --source hf",
-        ),
+        ({"path": ["3.ppm"], "raw": [b"1"]}, "column raw holds bytes; read images .* --source hf"),
         ({"path": [{"bytes": b"1", "path": "x"}], "label": [1]}, "column path holds bytes"),
         ({"where": ["3.ppm"]}, "the schema: columns where; expected"),
     ],
@@ -318,11 +314,8 @@ def test_a_holdout_of_a_listing_with_splits_is_refused(images):
     path = write_csv(
         images / "list.csv", ["path", "label", "split"], [["3.ppm", 0, ""], ["a/1.png", 0, "train"]]
     )
-    with pytest.raises(ConfigError, match="line 3: --holdout with a listing that has splits"):
+    with pytest.raises(ConfigError, match="line 3: --holdout with splits already \\(train\\)"):
         opened(path, holdout=Holdout({"test": 0.5})).survey()
-
-
-# --- images elsewhere
 
 
 @pytest.mark.parametrize(
@@ -346,33 +339,16 @@ def test_an_option_of_other_sources_is_refused(tmp_path, source, option, takers)
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"path": "", "label": 1}, "line 2: path '', expected that of an image"),
-        (
-            {"path": "../x.png", "label": 1},
-            "line 2: path '../x.png' climbs out of the listing's folder",
-        ),
-        (
-            {"path": "a/../../x.png", "label": 1},
-            "line 2: path 'a/../../x.png' climbs out of the listing's folder",
-        ),
-        ({"path": "a\0b", "label": 1}, "line 2: path"),
-        ({"path": 3, "label": 1}, "line 2: path is 3, expected a text"),
-        ({"path": "ftp://x/y.png", "label": 1}, "line 2: .*ftp.* is not known"),
-        ({"path": "x.png", "label": True}, "line 2: label True"),
-        ({"path": "x.png", "label": -2}, "line 2: label -2, expected a number from 0 to 1000000"),
-        ({"path": "x.png", "label": 1, "split": "a b"}, "line 2: split 'a b', expected letters"),
-        ({"path": "x.png", "label": 1, "key": 5}, "line 2: key is 5, expected a text"),
-        (["x.png", 1], "line 2: a list, expected an object with path and label"),
-    ],
-)
-def test_a_malformed_jsonl_row_is_an_error_with_its_line(images, row, message):
-    with pytest.raises(SourceError, match=rf"list\.jsonl: {message}"):
-        jsonl_of(images, {"path": "3.ppm", "label": 0}, row).survey()
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
+        ({"path": "", "label": 1}, "path '', expected that of an image"),
+        ({"path": "../x.png", "label": 1}, "path '../x.png' climbs out of the listing's folder"),
+        ({"path": "a/../../x.png", "label": 1}, "path 'a/../../x.png' climbs out"),
+        ({"path": "a\0b", "label": 1}, "path"),
+        ({"path": 3, "label": 1}, "path is 3, expected a text"),
+        ({"path": "ftp://x/y.png", "label": 1}, ".*ftp.* is not known"),
+        ({"path": "x.png", "label": True}, "label True"),
+        ({"path": "x.png", "label": -2}, "label -2, expected a number from 0 to 1000000"),
+        ({"path": "x.png", "label": 1, "key": 5}, "key is 5, expected a text"),
+        (["x.png", 1], "a list, expected an object with path and label"),
         (b"{", "not JSON"),
         (b'{"path": "a", "label": NaN}', "not JSON .*not JSON compliant"),
         (b'{"path": "\\ud800", "label": 1}', "not JSON .*surrogates not allowed"),
@@ -380,9 +356,10 @@ def test_a_malformed_jsonl_row_is_an_error_with_its_line(images, row, message):
         (b"x" * (MAX_LINE_BYTES + 1), "has more than 1048576 bytes"),
     ],
 )
-def test_a_line_that_is_no_json_is_an_error_with_its_line(images, line, message):
-    (images / "list.jsonl").write_bytes(b'{"path": "3.ppm", "label": 1}\n' + line)
-    with pytest.raises(SourceError, match=rf"list\.jsonl: line 2.*{message}"):
+def test_a_malformed_jsonl_row_is_an_error_with_its_line(images, row, message):
+    line = row if isinstance(row, bytes) else json.dumps(row).encode()
+    (images / "list.jsonl").write_bytes(b'{"path": "3.ppm", "label": 0}\n' + line)
+    with pytest.raises(SourceError, match=rf"list\.jsonl: line 2:? {message}"):
         opened(images / "list.jsonl").survey()
 
 
@@ -390,44 +367,26 @@ def test_a_line_that_is_no_json_is_an_error_with_its_line(images, line, message)
     ("text", "message"),
     [
         ("path,label\nx.png\n", "line 2: 1 cells, expected 2"),
-        (
-            "path;label\na/1.png;cat;dog\n",
-            "line 2: 3 cells, expected 2 as in the header; does a cell with ';'",
-        ),
+        ("path;label\n3.ppm;cat;dog\n", "line 2: 3 cells, .* does a cell with ';'"),
         (f"path,label\n3.ppm,{'9' * 5000}\n", "line 2: label 9999"),
         ('path,label\n"a"x,1\n', "line 2: not CSV"),
-        (
-            "path,kind\n3.ppm,1\n",
-            "line 1: columns path, kind; none is called label; .* --label-column",
-        ),
-        (
-            "where,label\n3.ppm,1\n",
-            "line 1: columns where, label; expected a header with path and label",
-        ),
+        ("path,kind\n3.ppm,1\n", "line 1: columns path, kind; none is .* --label-column"),
+        ("where,label\n3.ppm,1\n", "line 1: columns where, label; expected a header with path"),
         ("path,label,label\n3.ppm,1,1\n", "line 1: columns path, label, label"),
         ("", r"line 1: columns \(none\)"),
-        (
-            ",path,label\n0,3.ppm,1\n",
-            r"line 1: the first column has no name, .* pandas writes; .*index=False",
-        ),
-        (
-            f'path,label\n"{"x" * MAX_LINE_BYTES}\ny",1\n',
-            "line 2.* leave out columns of long texts",
-        ),
+        (",path,label\n0,3.ppm,1\n", "line 1: the first .* no name, .* pandas .*index=False"),
+        (f'path,label\n"{"x" * MAX_LINE_BYTES}\ny",1\n', "line 2.* columns of long texts"),
         ("path,label\n", "no rows, expected one for each image"),
+        (
+            "path,label\n3.ppm,1\n3.ppm,cat\n3.ppm,2\n3.ppm,dog",
+            "label 1 in line 2 is a number and 'cat' in line 3 a name",
+        ),
     ],
 )
 def test_a_malformed_csv_is_an_error_with_its_line(images, text, message):
     (images / "list.csv").write_text(text)
     with pytest.raises(SourceError, match=rf"list\.csv: {message}"):
         opened(images / "list.csv").survey()
-
-
-def test_numbers_and_names_together_are_an_error_that_shows_one_of_each(images):
-    with pytest.raises(
-        SourceError, match="label 1 in line 2 is a number and 'cat' in line 3 a name"
-    ):
-        csv_of(images, ["3.ppm", 1], ["3.ppm", "cat"], ["3.ppm", 2], ["3.ppm", "dog"]).survey()
 
 
 def test_a_listing_that_is_not_there_or_of_another_kind_is_an_error(tmp_path):

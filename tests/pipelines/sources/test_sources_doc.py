@@ -1,6 +1,7 @@
-"""The worked example of docs/dev/sources.md reads MNIST."""
+"""docs/how-to/build.md lists all sources, and the example of docs/dev/sources.md reads MNIST."""
 
 import io
+import re
 import struct
 
 import numpy as np
@@ -8,13 +9,21 @@ import pytest
 from PIL import Image
 
 from examples.mnist_source import Mnist
+from pipelines.config import SOURCES
+from pipelines.sources import OPENERS
 from pipelines.sources.base import RawSample, Rejected
 from shardset.errors import SourceError
 from shardset.storage.open import open_storage
+from tests.makers.documented import page
 from tests.makers.imagenet import put
 from tests.makers.spools import MemorySpool
 
 ROWS = {"train": 5, "t10k": 3}
+
+
+def test_the_page_has_every_source_that_can_be_opened():
+    cells = re.findall(r"^\| (\[?`.*?) \|", page("docs/how-to/build.md"), re.M)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(cells))) == [*SOURCES] == [*OPENERS]
 
 
 def digits(prefix: str) -> tuple[np.ndarray, np.ndarray]:

@@ -4,14 +4,13 @@ import tarfile
 import pytest
 
 from pipelines.plan.index import fields_of
-from pipelines.sources.base import Extent, RawSample, Rejected, Survey
 from pipelines.sources.webdataset import WebDataset, find_tars
 from shardset.errors import ConfigError, SourceError
 from shardset.storage.open import open_storage
 from tests.makers.imagenet import put
 from tests.makers.odd_images import LFS_POINTER, jpeg
 from tests.makers.shardset import png_samples, write_shard_set
-from tests.makers.spools import read
+from tests.makers.spools import contents, everything
 from tests.makers.tars import tar_bytes
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
@@ -28,24 +27,9 @@ def members(first: int, stop: int) -> dict[str, bytes]:
     }
 
 
-def everything(source: WebDataset) -> tuple[Survey, list[RawSample], list[Rejected]]:
-    found = read(source)
-    samples = [entry for entry in found if isinstance(entry, RawSample)]
-    return source.survey(), samples, [entry for entry in found if isinstance(entry, Rejected)]
-
-
 def one_tar(tmp_path, data: bytes) -> WebDataset:
     put(tmp_path, {"train-000000.tar": data})
     return WebDataset(*find_tars(str(tmp_path / "train-000000.tar")))
-
-
-def fields(source: WebDataset, sample: RawSample) -> dict[str, bytes]:
-    def stored(content: Extent | bytes) -> bytes:
-        if isinstance(content, bytes):
-            return content
-        return source.input.read(content.object, content.offset, content.offset + content.num_bytes)
-
-    return {field: stored(content) for field, content in sample.fields.items()}
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -62,7 +46,7 @@ def test_samples_come_in_order_with_labels_and_bytes(tmp_path, format):
     assert [(s.key, s.split, s.label, s.image) for s in samples] == [
         (f"{number:04d}", "train", number % 3, "jpg") for number in range(8)
     ]
-    assert [fields(source, s) for s in samples] == [
+    assert [contents(source, s) for s in samples] == [
         {"jpg": jpeg(n), "cls": b"%d" % (n % 3)} for n in range(8)
     ]
     assert samples[0].name == "train/train-0.tar/0000"
@@ -72,64 +56,44 @@ def test_all_fields_are_kept_in_member_order_under_lower_case_names_and_long_tex
     tmp_path,
 ):
     long, longer = b" " * 9000 + b"{}", b"n" * 9000
-    files = {
-        "a/x.TXT": b"hi",
-        "a/x.seg.png": b"s",
-        "a/x.JPEG": b"j",
-        "a/x.npy": longer,
-        "a/x.json": long,
-    }
+    files = {"a/x.TXT": b"hi", "a/x.seg.png": b"s", "a/x.JPEG": b"j"}
+    files |= {"a/x.npy": longer, "a/x.json": long}
     source = one_tar(tmp_path, tar_bytes({**files, "a/x.cls": b" 7\n"}))
     _, [sample], _ = everything(source)
-    assert list(fields(source, sample).items()) == [
-        *(
-            ("txt", b"hi"),
-            ("seg.png", b"s"),
-            ("jpeg", b"j"),
-            ("npy", longer),
-            ("json", long),
-            ("cls", b"7"),
-        )
+    assert list(contents(source, sample).items()) == [
+        *zip(("txt", "seg.png", "jpeg", "npy", "json"), files.values(), strict=True),
+        ("cls", b"7"),
     ]
     assert (sample.key, sample.image, sample.label) == ("a/x", "jpeg", 7)
-    assert {field for field, content in sample.fields.items() if isinstance(content, bytes)} == {
-        "txt",
-        "cls",
-    }
+    in_memory = [field for field, held in sample.fields.items() if isinstance(held, bytes)]
+    assert in_memory == ["txt", "cls"]
 
 
 @pytest.mark.parametrize(
     ("files", "label"),
     [
-        ({"x.jpg": b"j"}, -1),
-        ({"x.jpg": b"j", "x.json": b'{"label": 4}'}, 4),
-        ({"x.txt": b"t" * 4097, "x.json": b'{"label": 3}' + b" " * 9000}, 3),
-        *(
-            ({"x.jpg": b"j", "x.json": json.encode()}, -1)
-            for json in ('{"label": true}', '{"label": "cat"}', "[3]")
-        ),
-        *(
-            ({"x.jpg": b"j", "x.json": b'{"label": %s}' % text}, 3)
-            for text in (b'"3"', b"3.0", b'null, "cls": 3')
-        ),
-        *(
-            ({"x.jpg": b"j", "x.label": text}, label)
-            for text, label in ((b"3\n", 3), (b"cat", -1), (b"\xff\xd8", -1))
-        ),
-        ({"x.jpg": b"j", "x.cls": b"3.0"}, 3),
-        ({"x.json": b'{"label": 4}', "x.cls": b"5"}, 5),
-        ({"x.jpg": b"j", "x.cls": b" 07 "}, 7),
-        ({"x.jpg": b"j", "x.cls": b" -1 "}, -1),
+        ({}, -1),
+        ({"json": b'{"label": 4}'}, 4),
+        ({"txt": b"t" * 4097, "json": b'{"label": 3}' + b" " * 9000}, 3),
+        *(({"json": json}, -1) for json in (b'{"label": true}', b'{"label": "cat"}', b"[3]")),
+        *(({"json": b'{"label": %s}' % text}, 3) for text in (b'"3"', b"3.0", b'null, "cls": 3')),
+        ({"label": b"3\n"}, 3),
+        *(({"label": text}, -1) for text in (b"cat", b"\xff\xd8")),
+        ({"cls": b"3.0"}, 3),
+        ({"json": b'{"label": 4}', "cls": b"5"}, 5),
+        ({"cls": b" 07 "}, 7),
+        ({"cls": b" -1 "}, -1),
     ],
 )
 def test_a_label_comes_from_cls_then_from_json_and_cls_says_it_in_bare_digits(
     tmp_path, files, label
 ):
-    _, [sample], _ = everything(one_tar(tmp_path, tar_bytes(files)))
+    members = {f"x.{field}": content for field, content in {"jpg": b"j", **files}.items()}
+    _, [sample], _ = everything(one_tar(tmp_path, tar_bytes(members)))
     assert sample.label == label
     found = dict(fields_of(sample))
     assert found.get("cls") == (b"%d" % label if label >= 0 else None)
-    assert {*found, "cls"} == {name.partition(".")[2] for name in files} | {"cls"}
+    assert {*found, "cls"} == {"jpg", "cls", *files}
 
 
 @pytest.mark.parametrize(
@@ -181,17 +145,9 @@ def test_the_split_is_the_folder_or_the_name_before_the_number(tmp_path, tar, sp
 @pytest.mark.parametrize(
     ("pattern", "url", "names"),
     [
-        (
-            "/d/train-{000009..000011}.tar",
-            "/d",
-            ["train-000009.tar", "train-000010.tar", "train-000011.tar"],
-        ),
-        ("/d/x{8..10}.tar", "/d", ["x8.tar", "x9.tar", "x10.tar"]),
-        (
-            "memory://b/{train,val}/{a,b}.tar",
-            "memory://b",
-            ["train/a.tar", "train/b.tar", "val/a.tar", "val/b.tar"],
-        ),
+        ("/d/train-{009..010}.tar", "/d", ["train-009.tar", "train-010.tar"]),
+        ("/d/x{9..10}.tar", "/d", ["x9.tar", "x10.tar"]),
+        ("memory://b/{c,d}/{a,b}.tar", "memory://b", ["c/a.tar", "c/b.tar", "d/a.tar", "d/b.tar"]),
         ("/d/a.tar::/d/e/b.tar::/d/a.tar", "/d", ["a.tar", "e/b.tar"]),
         ("/d/one.tar", "/d", ["one.tar"]),
         ("/a.tar::/b.tar", "/", ["a.tar", "b.tar"]),
@@ -204,17 +160,17 @@ def test_an_input_may_be_a_folder_a_tar_a_brace_pattern_or_a_list(pattern, url, 
 
 
 @pytest.mark.parametrize(
-    "pattern",
+    ("pattern", "message"),
     [
-        "/d/{x}.tar",
-        "/d/{5..3}.tar",
-        "/d/{0..999999999}.tar",
-        "/d/{0..99999}{0..99999}{0..99999}.tar",
-        "memory://a/x.tar::memory://b/y.tar",
+        ("/d/{x}.tar", "neither a range .*; a folder can.t be called so: rename it"),
+        ("/d/{5..3}.tar", "none or too many names"),
+        ("/d/{0..999999999}.tar", "none or too many names"),
+        ("/d/{0..99999}{0..99999}{0..99999}.tar", "none or too many names"),
+        ("memory://a/x.tar::memory://b/y.tar", "no folder in common"),
     ],
 )
-def test_a_pattern_that_names_no_tars_is_refused(pattern):
-    with pytest.raises(ConfigError):
+def test_a_pattern_that_names_no_tars_is_refused(pattern, message):
+    with pytest.raises(ConfigError, match=message):
         find_tars(pattern)
 
 
@@ -227,15 +183,13 @@ def test_a_pattern_that_names_no_tars_is_refused(pattern):
             r"1 of 1 tars are missing: train-\?.tar; .* patterns, and \* and \? are not",
         ),
         ("empty", r"no \*\.tar below it \(1 other files\)"),
-        ("odd", "'my data' can't name a split"),
     ],
 )
-def test_tars_that_are_not_there_or_name_no_split_are_an_error(tmp_path, pattern, message):
+def test_tars_that_are_not_there_are_an_error(tmp_path, pattern, message):
     put(
         tmp_path,
         {"train-0.tar": tar_bytes({}), "train-2.tar": tar_bytes({}), "empty/cat.jpg": b"1"},
     )
-    put(tmp_path / "odd", {"my data/x-0.tar": tar_bytes({})})
     with pytest.raises(SourceError, match=message):
         WebDataset(*find_tars(str(tmp_path / pattern))).survey()
 
@@ -243,10 +197,6 @@ def test_tars_that_are_not_there_or_name_no_split_are_an_error(tmp_path, pattern
 def test_other_files_and_compressed_and_cut_tars_are_an_error_that_says_what_to_do(tmp_path):
     with pytest.raises(SourceError, match="gunzip"):
         find_tars("/d/train-{0..3}.tar.gz")
-    with pytest.raises(
-        ConfigError, match=r"neither a range .*; a folder can.t be called so: rename it"
-    ):
-        find_tars("/d/a{b}c")
     put(tmp_path, {"train-0.tar.gz": gzip.compress(tar_bytes({}))})
     with pytest.raises(SourceError, match="gunzip"):
         WebDataset(*find_tars(str(tmp_path))).survey()

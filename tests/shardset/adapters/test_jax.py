@@ -2,14 +2,11 @@
 it starts.
 """
 
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+from tests.makers import documented
 
 START = """
 import itertools, sys
@@ -30,16 +27,9 @@ mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType[sys.argv
 
 def run(shards, code, axis_type="Auto"):
     """What Python prints in a process with four devices."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
-    }
+    devices = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
     words = [sys.executable, "-c", START + code, shards, axis_type]
-    done = subprocess.run(words, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return documented.run(words, documented.REPOSITORY, **devices)
 
 
 @pytest.mark.parametrize("axis_type", ["Auto", "Explicit"])

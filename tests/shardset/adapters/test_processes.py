@@ -2,14 +2,13 @@
 whose streams are the same or differ.
 """
 
-import os
-import socket
-import subprocess
 import sys
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.makers.documented import run
+from tests.makers.ports import free_port
 from tests.makers.shardset import new_set, png_samples
 
 TORCH = """
@@ -54,27 +53,15 @@ DIFFERENCES = (
 @pytest.mark.parametrize("library", [TORCH, JAX])
 def test_processes_whose_streams_differ_are_told_what_differs(shards, tmp_path, library):
     new_set(png_samples("train", 48, size=8), tmp_path, num_shards=3)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(Path(__file__).parents[3]),
-        "JAX_PLATFORMS": "cpu",
-    }
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", library + MAKE, shards, str(rank), address, str(tmp_path)],
-            env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    done = [process.communicate(timeout=240) for process in running]
-    for said, _ in done:
-        lines = [
-            line
-            for line in said.splitlines()
-            if line.startswith(("same", "processes read differently: "))
-        ]
-        assert [line == "same" for line in lines] == [True, False, False, False], done
-    assert all(name in done[0][0] for name in DIFFERENCES), done
+    address = f"tcp://127.0.0.1:{free_port()}"
+
+    def said_by(rank):
+        words = [sys.executable, "-c", library + MAKE, shards, str(rank), address, str(tmp_path)]
+        return run(words, tmp_path, JAX_PLATFORMS="cpu")
+
+    with ThreadPoolExecutor() as both:
+        said = list(both.map(said_by, range(2)))
+    for text in said:
+        lines = [line for line in text.splitlines() if line.startswith(("same", "processes read"))]
+        assert [line == "same" for line in lines] == [True, False, False, False], said
+    assert all(name in said[0] for name in DIFFERENCES), said

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shardset.format.frame import NUM_BYTES, frame, open_frame
+from shardset.format.originals import NUM_BYTES, frame, open_frame
 
 BUILD = "0123456789abcdef"
 DATA = b'{"a": 1}\n'

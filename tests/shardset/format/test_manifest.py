@@ -4,7 +4,6 @@ its own sentence.
 
 import hashlib
 import json
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -22,7 +21,6 @@ from tests.makers import golden
 from tests.makers.shardset import put
 
 GOLDEN = (golden.FOLDER / "manifest.json").read_bytes()
-DIGITS = [place for place, byte in enumerate(GOLDEN) if chr(byte).isdigit()]
 
 
 def value() -> dict[str, Any]:
@@ -47,8 +45,7 @@ def change(spoilt: dict[str, Any], path: str, new: object) -> None:
     holder[last] = new
 
 
-def test_the_golden_manifest_is_frozen():
-    assert golden.shard_set_files()["manifest.json"] == GOLDEN, golden.REGENERATE
+def test_the_digest_of_the_golden_manifest_is_frozen():
     frozen = "42dad5d1bfab4a9400be265650e4914d6d94d544fe3042c30d5a715eaab22625"
     assert parse(GOLDEN).digest == frozen, golden.REGENERATE
 
@@ -227,12 +224,6 @@ def test_a_wrong_digest_is_refused():
         parse(json.dumps(spoilt).encode())
 
 
-def test_any_other_digit_anywhere_is_refused():
-    for place in DIGITS:
-        with pytest.raises(ManifestError):
-            parse(GOLDEN[:place] + bytes([GOLDEN[place] ^ 1]) + GOLDEN[place + 1 :])
-
-
 @settings(deadline=None)
 @given(st.integers(0, len(GOLDEN)), st.integers(0, len(GOLDEN)), st.binary(max_size=4))
 def test_a_cut_or_a_patch_anywhere_is_refused_or_means_the_same(start, stop, patch):
@@ -244,29 +235,9 @@ def test_the_published_schema_is_the_one_of_the_code():
     assert golden.SCHEMA.read_bytes() == golden.schema_file(), golden.REGENERATE
 
 
-def validator() -> jsonschema.Draft202012Validator:
+def test_the_golden_manifest_fits_the_published_schema():
     schema = json.loads(golden.SCHEMA.read_bytes())
     jsonschema.Draft202012Validator.check_schema(schema)
-    return jsonschema.Draft202012Validator(schema)
-
-
-def test_the_golden_manifest_fits_the_published_schema():
-    validator().validate(value())
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda manifest: manifest.pop("fixes"),
-        lambda manifest: manifest.update(version=2),
-        lambda manifest: manifest.update(speed=1),
-        lambda manifest: manifest["splits"]["train"]["groups"][0].update(table_crc32c="AAAA"),
-    ],
-)
-def test_the_published_schema_refuses_what_is_no_manifest(
-    spoil: Callable[[dict[str, Any]], object],
-):
-    spoilt = value()
-    spoil(spoilt)
+    jsonschema.Draft202012Validator(schema).validate(value())
     with pytest.raises(jsonschema.ValidationError):
-        validator().validate(spoilt)
+        jsonschema.Draft202012Validator(schema).validate({**value(), "version": 2})

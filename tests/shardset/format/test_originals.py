@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from shardset.errors import DamagedShard
 from shardset.format import naming
-from shardset.format.frame import frame
-from shardset.format.originals import Origin, read_origins, stored_key, table_to_bytes
+from shardset.format.originals import Origin, frame, read_origins, stored_key, table_to_bytes
 from shardset.format.tar import StoredSample
 from shardset.storage.memory import MemoryStorage
 from tests.makers.shardset import put, references

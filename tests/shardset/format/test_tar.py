@@ -38,24 +38,8 @@ from shardset.format.tar import (
     sample_members,
 )
 from tests.makers import golden
-from tests.makers.tars import plain, special, tar_bytes, tar_of
+from tests.makers.tars import special, tar_bytes, tar_of
 
-FROZEN = {
-    "train/train-000000.tar": "9b6d4c88654313ed8022413439be4e6277d5c50acb63656cc3576758736404a1",
-    "train/train-000000.idx.npy": (
-        "b7a51df7c1280dfe24d8ffbdb17f3bcc58e1a8f92020c8f844438ce9701e32d1"
-    ),
-    "train/train-000001.tar": "bbddcb4a372170b3cfa3752de2b9487f406d71bc2097e3fb33bb77705ba53623",
-    "train/train-000001.idx.npy": (
-        "a000249e3fcd6d0ecc9310d227fe26cce3730f3a91837615672a46225cc79ac1"
-    ),
-    "validation/validation-000000.tar": (
-        "105d61ba7d725ab65bc7c7c407aa97c1d5f8196f6ef0ed432c56a9f4cecc9731"
-    ),
-    "validation/validation-000000.idx.npy": (
-        "c2cad3ee16b62e73e9e99c01f5ae764e579c1348b41d62b2c706294f93fa9937"
-    ),
-}
 SHARD = golden.FOLDER / "train/train-000000.tar"
 SMALL = (golden.FOLDER / "validation/validation-000000.tar").read_bytes()
 SMALL_INDEX = (golden.FOLDER / "validation/validation-000000.idx.npy").read_bytes()
@@ -111,11 +95,11 @@ def with_checksum(block: bytes) -> bytes:
 # ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", FROZEN)
-def test_tar_and_index_bytes_are_frozen(name):
+@pytest.mark.parametrize("name", golden.shard_set_files())
+def test_every_file_of_the_golden_set_is_frozen(name):
+    # The digest of its manifest is frozen too, and that names the checksums of all others.
     made, kept = golden.shard_set_files()[name], (golden.FOLDER / name).read_bytes()
     assert made == kept, golden.REGENERATE
-    assert hashlib.sha256(kept).hexdigest() == FROZEN[name], golden.REGENERATE
 
 
 def gnu_tar(*arguments: str, folder: Path = golden.FOLDER) -> bytes:
@@ -132,24 +116,6 @@ def test_the_bytes_are_those_of_gnu_tar(tmp_path):
     facts = ["--owner=0", "--group=0", "--numeric-owner", "--mode=0644", "--mtime=@0"]
     made = gnu_tar("-c", "--format=ustar", "-b", "1", *facts, *files_of(SAMPLES), folder=tmp_path)
     assert made == SHARD.read_bytes()
-
-
-def from_python(info: tarfile.TarInfo) -> bytes:
-    """Python's USTAR header; it leaves the device numbers of a file empty where GNU tar and we
-    write zeros.
-    """
-    block = info.tobuf(tarfile.USTAR_FORMAT)
-    assert block[329:345] == bytes(16)
-    return with_checksum(block[:329] + 2 * b"0000000\0" + block[345:])
-
-
-@settings(deadline=None)
-@given(samples)
-def test_the_bytes_are_those_of_python_s_ustar_writer_with_device_numbers(found):
-    parts = []
-    for name, content in files_of(found).items():
-        parts += [from_python(plain(name, content)), content, bytes(-len(content) % BLOCK)]
-    assert shard_of(found)[0] == b"".join([*parts, END])
 
 
 @pytest.mark.parametrize(("name", "num_bytes"), [(b"k" * 101, 1), (b"a.jpg", 8**11)])
@@ -249,57 +215,24 @@ GOOD = index_dtype(["jpg", "cls"], 8)
 CODE = b"__import__('os').abort() or ('key', '|S8') 'shape': (2,)"
 
 
-def other(*changes: tuple[int, tuple]) -> np.ndarray:
-    columns = [(name, GOOD[name]) for name in GOOD.names]
-    for place, column in changes:
-        columns[place] = column
-    return np.zeros(2, np.dtype(columns))
-
-
 @pytest.mark.parametrize(
     "data",
     [
         b"",
+        SMALL_INDEX[:-1],
         npy(np.array([{"label": 1}, None], dtype=object)),
         npy(np.zeros(2, [("key", "S8")])),
-        npy(other((3, ("label", "O")))),
-        npy(other((3, ("label", "<i4")))),
-        npy(other((3, ("class", "<i8")))),
-        npy(other((8, (".cls", [("num_bytes", "<u8"), ("offset", "<u8")])))),
-        npy(other((9, ("check", "<u8")))),
-        b"\x93NUMPY\x01\x00" + len(CODE).to_bytes(2, "little") + CODE,
-        # a claim of more samples than there are bytes
-        npy(np.zeros(1, GOOD)).replace(b"(1,), }           ", b"(999999999999,), }"),
         # a development version's
         npy(np.zeros(2, [(name, GOOD[name]) for name in GOOD.names[:-1]])),
         npy(np.zeros((2, 2), GOOD)),
+        b"\x93NUMPY\x01\x00" + len(CODE).to_bytes(2, "little") + CODE,
+        # a claim of more samples than there are bytes
+        npy(np.zeros(1, GOOD)).replace(b"(1,), }           ", b"(999999999999,), }"),
     ],
 )
 def test_what_is_no_index_is_refused(data):
     with pytest.raises(DamagedShard, match=r"here: these \d+ bytes are not a shard index"):
         index_from_bytes(data, "here")
-
-
-def test_every_cut_of_an_index_is_refused():
-    for stop in range(len(SMALL_INDEX)):
-        with pytest.raises(DamagedShard):
-            index_from_bytes(SMALL_INDEX[:stop], "here")
-    with pytest.raises(DamagedShard):
-        index_from_bytes(SMALL_INDEX + b"\0", "here")
-
-
-def test_every_flipped_bit_in_the_header_of_an_index_is_refused_or_renames_a_field():
-    # What a field is called only the manifest's CRC32C of the index can tell; every number must
-    # stay what it was.
-    index = index_from_bytes(SMALL_INDEX, "here")
-    for place in range(len(SMALL_INDEX) - index.nbytes):
-        for bit in range(8):
-            try:
-                again = index_from_bytes(flipped(SMALL_INDEX, place, bit), "here")
-            except DamagedShard:
-                continue
-            assert again.tobytes() == index.tobytes()
-            assert again.dtype.names[:6] == index.dtype.names[:6]
 
 
 # --- damage ---------------------------------------------------------------------------------------
@@ -363,32 +296,20 @@ def test_tars_that_our_writer_does_not_write_are_refused(data):
         list(members(data, "here"))
 
 
-@pytest.mark.parametrize("size", [b"-0000001000", b"0_000000010"])
-def test_a_forged_size_is_refused_and_can_t_lead_backwards(size):
-    block = header(b"a.jpg", 8)
-    forged = with_checksum(block[:124] + size + block[135:])
-    with pytest.raises(DamagedShard, match="header at byte 0 has no valid size"):
-        list(members(forged + bytes(BLOCK) + END, "here"))
-
-
 @pytest.mark.parametrize(
-    ("place", "forged"), [(100, b"0000755"), (136, b"00000000001"), (156, b"5"), (265, b"root")]
+    ("place", "forged", "said"),
+    [
+        (100, b"0000755", "is not what was written for b'a"),  # its mode
+        (136, b"00000000001", "is not what was written for b'a"),  # its time
+        (156, b"5", "is not what was written for b'a"),  # its kind
+        (265, b"root", "is not what was written for b'a"),  # its owner
+        (124, b"-0000001000", "has no valid size"),  # which would lead backwards
+        (124, b"0_000000010", "has no valid size"),
+    ],
 )
-def test_a_header_with_another_mode_time_kind_or_owner_is_refused_even_if_its_checksum_fits(
-    place, forged
-):
-    block = header(b"a.jpg", 0)
+def test_a_forged_header_is_refused_even_if_its_checksum_fits(place, forged, said):
+    block = header(b"a.jpg", 8)
     other = with_checksum(block[:place] + forged + block[place + len(forged) :])
     assert tarfile.TarInfo.frombuf(other, "utf-8", "strict").name == "a.jpg"
-    with pytest.raises(DamagedShard, match=r"is not what was written for b'a\.jpg'"):
-        list(members(other + END, "here"))
-
-
-def test_neighbours_with_one_key_are_one_sample():
-    places = [("a", "jpg"), ("a", "cls"), ("b", "cls"), ("c/a", "jpg"), ("c/a", "seg.png")]
-    found = sample_members(TarMember(key, field, 0, 0, 0) for key, field in places)
-    assert [[member.field for member in group] for group in found] == [
-        ["jpg", "cls"],
-        ["cls"],
-        ["jpg", "seg.png"],
-    ]
+    with pytest.raises(DamagedShard, match=f"header at byte 0 {said}"):
+        list(members(other + bytes(BLOCK) + END, "here"))

@@ -15,6 +15,7 @@ from shardset.order.epoch import Order
 from shardset.order.selection import Selection
 from shardset.order.state import values_of_state
 from tests.makers.reading import rank_slots
+from tests.shardset.order.test_epoch import orders
 
 WORLDS = (1, 2, 3, 8, 64)
 
@@ -22,22 +23,12 @@ WORLDS = (1, 2, 3, 8, 64)
 @st.composite
 def views(draw):
     """An order over a random view of a random split; views keep 1 to 100 % of it."""
-    sizes = draw(st.lists(st.integers(1, 80), min_size=1, max_size=6))
-    share, chance = (
-        draw(st.sampled_from([0.01, 0.1, 0.5, 0.9, 0.99, 1])),
-        draw(st.randoms(use_true_random=False)),
-    )
-    kept = [id_ for id_ in range(sum(sizes)) if chance.random() < share] or [sum(sizes) - 1]
-    lanes, items = draw(st.integers(1, 12)), draw(st.integers(1, 6))
-    return Order(
-        shard_sizes=sizes,
-        seed=draw(st.integers(0, 2**64)),
-        global_batch_size=lanes * items,
-        num_lanes=lanes,
-        block_size=draw(st.integers(1, 20)),
-        window=draw(st.integers(0, 70)),
-        view=Selection.of(np.array(kept), sum(sizes), "digest"),
-    )
+    order = draw(orders())
+    size = sum(order.shard_sizes)
+    share = draw(st.sampled_from([0.01, 0.1, 0.5, 0.9, 0.99, 1]))
+    chance = draw(st.randoms(use_true_random=False))
+    kept = [id_ for id_ in range(size) if chance.random() < share] or [size - 1]
+    return replace(order, view=Selection.of(np.array(kept), size, "digest"))
 
 
 def ids_of(order):
@@ -71,22 +62,11 @@ def check_views(order, world, later_world, stop):
         assert sorted(seen) == kept
 
 
-worlds = st.sampled_from(WORLDS)
-
-
-@given(views(), worlds, worlds, st.integers(0, 99))
-@settings(max_examples=40, deadline=None)
-def test_a_view_gives_each_of_its_samples_once_in_the_same_batches_at_any_world_size(
-    order, world, later, stop
-):
-    check_views(order, world, later, stop)
-
-
-@pytest.mark.nightly
-@given(views(), worlds, worlds, st.integers(0, 99))
-@settings(max_examples=2000, deadline=None)
-def test_two_thousand_views_are_exact(order, world, later, stop):
-    check_views(order, world, later, stop)
+@pytest.mark.parametrize("num_views", [40, pytest.param(2000, marks=pytest.mark.nightly)])
+def test_a_view_gives_each_of_its_samples_once_in_the_same_batches_at_any_world_size(num_views):
+    worlds = st.sampled_from(WORLDS)
+    check = given(views(), worlds, worlds, st.integers(0, 99))(check_views)
+    settings(max_examples=num_views, deadline=None)(check)()
 
 
 @given(views(), st.integers(0, 3))
@@ -114,8 +94,7 @@ def test_the_reads_of_a_view_bring_each_sample_once_and_few_others(order, epoch)
     positions = np.arange(order.num_samples)
     lanes = ((positions + 1) * order.num_lanes - 1) // order.num_samples
     reads, ids = order.reads_of(epoch, lanes, positions), order.ids(epoch, positions)
-    shards = np.searchsorted(order.first_ids, ids, side="right") - 1
-    within = ids - order.first_ids[shards]
+    shards, within = order.slots_of(ids)
     assert np.array_equal(reads.shard, shards)
     assert ((reads.start <= within) & (within < reads.stop)).all()
     assert ((reads.first <= positions) & (positions < reads.first + reads.num_samples)).all()

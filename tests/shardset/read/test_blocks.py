@@ -52,11 +52,11 @@ def test_any_order_can_be_read_from_any_step_by_any_world_and_nothing_is_kept(
 
 
 def test_before_a_readers_first_batch_only_its_own_samples_and_the_indexes_of_their_shards_are_read(
-    recorded,
+    recorded, table, reader
 ):
     storage, split = recorded
-    table, order = ShardTable(storage, split), order_of(split)
-    reads = BlockSampleReader(order, table, RemoteReader(table), 1 << 20)
+    order = order_of(split)
+    reads = BlockSampleReader(order, table, reader, 1 << 20)
     slots = rank_slots(order, 0, 0, 0, 3)
     addresses = addresses_of(table, order, slots.ids)
     pending = reads.read_step(0, slots, addresses)
@@ -66,13 +66,11 @@ def test_before_a_readers_first_batch_only_its_own_samples_and_the_indexes_of_th
     in_shards = [(start, stop) for name, start, stop, _ in storage.reads if name.endswith(".tar")]
     assert sorted(in_shards) == sorted(address[2:] for address in addresses)
     assert len(storage.reads) == len(in_shards) + len(touched)
-    reads.close()
 
 
-def test_what_blocks_hold_counts_against_the_budget_until_it_is_taken(recorded):
-    storage, split = recorded
-    table, order = ShardTable(storage, split), order_of(split)
-    reads = BlockSampleReader(order, table, RemoteReader(table), 1)
+def test_what_blocks_hold_counts_against_the_budget_until_it_is_taken(table, reader):
+    order = order_of(table.split)
+    reads = BlockSampleReader(order, table, reader, 1)
     assert reads.within_budget()
     slots = order.batch(0, 0)
     addresses = addresses_of(table, order, slots.ids)
@@ -87,21 +85,18 @@ def test_what_blocks_hold_counts_against_the_budget_until_it_is_taken(recorded):
     assert reads.held_bytes == sum(sizes[2:])
     list(pending.contents(2, len(slots.ids)))
     assert reads.within_budget()
-    reads.close()
 
 
-def test_an_error_of_storage_is_raised_with_shard_key_and_offset(recorded):
-    storage, split = recorded
-    table, order = ShardTable(storage, split), order_of(split)
+def test_an_error_of_storage_is_raised_with_shard_key_and_offset(recorded, table, reader):
+    order = order_of(table.split)
 
     def fail(number, name):
         if name.endswith(".tar"):
             raise TransientError("no answer after 5 tries")
 
-    storage.before = fail
-    reads = BlockSampleReader(order, table, RemoteReader(table), 1 << 20)
+    recorded[0].before = fail
+    reads = BlockSampleReader(order, table, reader, 1 << 20)
     with pytest.raises(
         TransientError, match=r"train-00000\d.tar: sample 'train-0000\d\d' at byte \d+: no answer"
     ):
         read_epoch(reads, table, order)
-    reads.close()

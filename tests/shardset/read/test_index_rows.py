@@ -13,13 +13,15 @@ from hypothesis import strategies as st
 
 from shardset.errors import DamagedShard, TransientError
 from shardset.format.manifest import Split, load
+from shardset.format.table import ROWS_AT_ONCE
 from shardset.format.tar import StoredSample
 from shardset.read.blocks import BlockSampleReader
-from shardset.read.indexes import ROWS_AT_ONCE, ShardTable
+from shardset.read.indexes import ShardTable
 from shardset.read.remote import RemoteReader
 from shardset.storage.open import open_storage
 from tests.makers.reading import RecordingStorage, addresses_of, order_of, rank_slots
 from tests.makers.shardset import new_set, put
+from tests.shardset.read.conftest import at
 
 SIZE = 2200
 ROW_BYTES = 84
@@ -120,7 +122,7 @@ def test_from_a_quarter_of_its_rows_on_an_index_is_read_whole(large):
     storage, split = large
     table = ShardTable(storage, split)
     for group in range(12):
-        table.addresses(np.array([0]), np.array([3 * group * ROWS_AT_ONCE]))
+        at(table, (0, 3 * group * ROWS_AT_ONCE))
     assert names(storage) == 9 * [split.shards[0].index.path]
     assert [stop for _, _, stop, _ in storage.reads].count(None) == 1
     assert storage.reads[-1][2] is None
@@ -130,7 +132,7 @@ def test_rows_beyond_the_budget_are_read_again(large):
     storage, split = large
     table = ShardTable(storage, split, budget_bytes=4)
     for shard in (0, 0, 1, 0):
-        table.addresses(np.array([shard]), np.array([5]))
+        at(table, (shard, 5))
     assert names(storage) == [split.shards[shard].index.path for shard in (0, 1, 0)]
 
 
@@ -139,18 +141,15 @@ def test_a_damaged_row_is_an_error_of_its_index_and_its_neighbours_are_read(larg
     storage, split = large
     name = split.shards[1].index.path
     flip(storage, name, len(storage.inner.read(name)) - ROW_BYTES * SIZE + place)
-    with pytest.raises(DamagedShard, match=r"000001.idx.npy: its crc32c is"):
-        ShardTable(storage, split).addresses(np.array([1]), np.array([3]))
+    with pytest.raises(DamagedShard, match=r"000001.idx.npy: crc32c is"):
+        at(ShardTable(storage, split), (1, 3))
     table = ShardTable(WithoutChecksums(storage.inner), split)
-    assert (
-        len(table.addresses(np.array([1, 1]), np.array([3 * ROWS_AT_ONCE - 1, 4 * ROWS_AT_ONCE])))
-        == 2
-    )
+    assert len(at(table, (1, 3 * ROWS_AT_ONCE - 1), (1, 4 * ROWS_AT_ONCE))) == 2
     with pytest.raises(
         DamagedShard,
         match=r"000001.idx.npy: row [0-9]+ .* the index of shard train/train-000001.tar is",
     ):
-        table.addresses(np.array([1]), np.array([3 * ROWS_AT_ONCE + 5]))
+        at(table, (1, 3 * ROWS_AT_ONCE + 5))
 
 
 @pytest.mark.parametrize("what", ["cut", "gone", "another"])
@@ -165,15 +164,16 @@ def test_an_index_that_is_not_the_one_of_the_manifest_is_an_error(large, what):
     with pytest.raises(
         DamagedShard, match=r"000001.idx.npy: .*the index of shard train/train-000001.tar is"
     ):
-        ShardTable(storage, split).addresses(np.array([1]), np.array([7]))
+        at(ShardTable(storage, split), (1, 7))
 
 
 def test_a_copy_in_another_process_reads_for_itself(large):
     storage, split = large
     table = ShardTable(storage.inner, split)
-    wanted = np.array([1, 0, 2]), np.array([3, 4, 2100])
-    expected = table.addresses(*wanted).rows.tobytes()
-    assert pickle.loads(pickle.dumps(table)).addresses(*wanted).rows.tobytes() == expected
+    found, again = (
+        at(one, (1, 3), (0, 4), (2, 2100)) for one in (table, pickle.loads(pickle.dumps(table)))
+    )
+    assert found.rows.tobytes() == again.rows.tobytes()
 
 
 def test_a_bucket_that_does_not_answer_is_no_damage(large):
@@ -185,7 +185,7 @@ def test_a_bucket_that_does_not_answer_is_no_damage(large):
 
     storage.before = fail
     with pytest.raises(TransientError):
-        ShardTable(storage, split).addresses(np.array([1]), np.array([7]))
+        at(ShardTable(storage, split), (1, 7))
 
 
 def test_the_rows_of_blocks_are_read_together_after_the_first_batch(large):

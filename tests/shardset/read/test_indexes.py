@@ -16,6 +16,7 @@ from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 from tests.makers.once import DamagesOnce
 from tests.makers.shardset import png_samples, put, write_shard_set
+from tests.shardset.read.conftest import at
 
 _counter = itertools.count()
 
@@ -26,27 +27,16 @@ def made() -> tuple[Storage, Shard]:
     return storage, manifest.split("train").shards[0]
 
 
-def test_rows_are_those_of_the_whole_index_in_the_order_asked_for():
+def test_only_the_rows_that_are_asked_for_are_read_and_in_their_order():
     storage, shard = made()
     whole = read_index(storage, shard)
-    for positions in ([0], [59], [7, 3, 3, 40], list(range(60))):
-        assert (
-            read_rows(storage, shard, ["png", "cls"], positions).tolist()
-            == whole[positions].tolist()
-        )
-
-
-def test_only_the_rows_that_are_asked_for_are_read():
-    storage, shard = made()
     # What is not asked for may be gone: zeros in place of the header and the rows before and after.
-    data, item = storage.read(shard.index.path), read_index(storage, shard).itemsize
+    data, item = storage.read(shard.index.path), whole.itemsize
     first, last = len(data) - 40 * item, len(data) - 37 * item
-    wanted = read_rows(storage, shard, ["png", "cls"], [20, 22]).tolist()
     put(storage, shard.index.path, bytes(first) + data[first:last] + bytes(len(data) - last))
-    assert (
-        read_rows(DamagesOnce(storage, turn=9), shard, ["png", "cls"], [20, 22]).tolist() == wanted
-    )
-    with pytest.raises(DamagedShard, match="its crc32c is"):
+    found = read_rows(DamagesOnce(storage, turn=9), shard, ["png", "cls"], [22, 20, 20])
+    assert found.tolist() == whole[[22, 20, 20]].tolist()
+    with pytest.raises(DamagedShard, match="crc32c is"):
         read_rows(storage, shard, ["png", "cls"], [20, 22])
 
 
@@ -77,9 +67,7 @@ def test_a_whole_index_is_compared_with_the_manifest(place):
 
 def test_a_table_knows_every_sample(recorded):
     storage, split = recorded
-    addresses = ShardTable(storage, split, with_keys=True).addresses(
-        np.array([1, 0]), np.array([4, 7])
-    )
+    addresses = at(ShardTable(storage, split, with_keys=True), (1, 4), (0, 7))
     assert (addresses.keys, addresses.labels.tolist()) == (["train-000024", "train-000007"], [4, 7])
     address = addresses[0]
     data = storage.read(split.shards[1].path, address.start, address.stop)
@@ -87,15 +75,12 @@ def test_a_table_knows_every_sample(recorded):
     assert data.endswith(b"4")
 
 
-def test_a_table_names_a_sample_though_it_keeps_no_keys(recorded):
-    storage, split = recorded
-    table = ShardTable(storage, split)
-    addresses = table.addresses(np.array([1]), np.array([4]))
+def test_a_table_names_a_sample_though_it_keeps_no_keys(table):
+    addresses = at(table, (1, 4))
     assert addresses.keys is None
-    url = f"{storage.url}/train/train-000001.tar"
-    assert (
-        table.describe(addresses[0]) == f"{url}: sample 'train-000024' at byte {addresses[0].start}"
-    )
+    [address] = addresses
+    shard = f"{table.storage.url}/train/train-000001.tar"
+    assert table.describe(address) == f"{shard}: sample 'train-000024' at byte {address.start}"
 
 
 def test_an_index_holds_four_bytes_a_number_and_eight_where_they_are_needed(recorded, monkeypatch):
@@ -112,9 +97,8 @@ def test_an_index_holds_four_bytes_a_number_and_eight_where_they_are_needed(reco
     )
 
 
-def test_an_index_is_read_once_while_it_fits_its_budget(recorded):
+def test_an_index_is_read_once_while_it_fits_its_budget(recorded, table):
     storage, split = recorded
-    table = ShardTable(storage, split)
     for _ in range(3):
         for shard in range(3):
             table.index(shard)
@@ -140,39 +124,35 @@ def test_indexes_that_are_missing_are_asked_for_once_and_at_the_same_time(record
     ]
 
 
-def test_indexes_that_are_large_together_are_read_one_after_the_other(recorded, monkeypatch):
-    storage, split = recorded
+def test_indexes_that_are_large_together_are_read_one_after_the_other(table, monkeypatch):
+    storage, split = table.storage, table.split
     threads = set()
     storage.before = lambda number, name: threads.add(threading.get_ident())
     monkeypatch.setattr(
         "shardset.read.indexes.MAX_BYTES_IN_FLIGHT", 2 * split.shards[0].index.num_bytes - 1
     )
-    table = ShardTable(storage, split)
-    table.addresses(np.array([2, 0, 1]), np.array([0, 0, 0]))
+    at(table, (2, 0), (0, 0), (1, 0))
     assert len(threads) == 1
     assert len(storage.reads) == 3
 
 
-def test_of_several_indexes_the_damaged_one_is_named_and_no_thread_is_left(recorded):
-    storage, split = recorded
+def test_of_several_indexes_the_damaged_one_is_named_and_no_thread_is_left(table):
+    storage, split = table.storage, table.split
     before = set(threading.enumerate())
     name = split.shards[1].index.path
     put(storage.inner, name, storage.inner.read(name)[:-1] + b"x")
-    table = ShardTable(storage, split)
     with pytest.raises(
         DamagedShard,
         match=r"train-000001.idx.npy: .* the index of shard train/train-000001.tar is damaged",
     ):
-        table.addresses(np.array([0, 1, 2]), np.array([0, 0, 0]))
+        at(table, (0, 0), (1, 0), (2, 0))
     assert set(threading.enumerate()) <= before
     assert len(storage.reads) == 4  # the damaged one a second time
 
 
-def test_a_sample_whose_index_is_gone_is_named_by_its_number(recorded):
-    storage, split = recorded
-    table = ShardTable(storage, split)
-    [address] = table.addresses(np.array([1]), np.array([4]))
-    storage.inner.delete(split.shards[1].index.path)
+def test_a_sample_whose_index_is_gone_is_named_by_its_number(table):
+    [address] = at(table, (1, 4))
+    table.storage.inner.delete(table.split.shards[1].index.path)
     assert table.describe(address).endswith(
         f"train-000001.tar: sample number 4 at byte {address.start}"
     )

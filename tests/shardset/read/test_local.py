@@ -3,7 +3,6 @@
 import errno
 import os
 
-import numpy as np
 import pytest
 
 from shardset.errors import DamagedShard, StorageError
@@ -15,6 +14,7 @@ from shardset.read.local import SMALL_BYTES, LocalSampleReader
 from shardset.read.open import open_sample_reader
 from tests.makers.reading import order_of, read_epoch
 from tests.makers.shardset import new_set, png_samples
+from tests.shardset.read.conftest import at
 
 
 def table_of(folder):
@@ -30,9 +30,7 @@ def test_members_may_stand_in_another_order_than_the_columns_of_the_split(tmp_pa
     new_set(samples, tmp_path, num_shards=1)
     table = table_of(tmp_path)
     assert table.split.fields == ["jpg", "cls", "png"]
-    pending = LocalSampleReader(table).read_single(
-        table.addresses(np.array([0, 0]), np.array([1, 0]))
-    )
+    pending = LocalSampleReader(table).read_single(at(table, (0, 1), (0, 0)))
     assert [pending.take(0), pending.take(1)] == [[None, b"2", b"BB"], [b"A", b"1", None]]
 
 
@@ -44,7 +42,7 @@ def test_each_field_of_a_small_and_of_a_large_sample_is_what_was_stored(tmp_path
     )
     new_set([sample], tmp_path, num_shards=1)
     table = table_of(tmp_path)
-    addresses = table.addresses(np.array([0]), np.array([0]))
+    addresses = at(table, (0, 0))
     assert LocalSampleReader(table).read_single(addresses).take(0) == [content, b"", b"1"]
     path = tmp_path / "train" / "train-000000.tar"
     path.write_bytes(path.read_bytes().replace(content[-9:], b"different"))
@@ -55,7 +53,7 @@ def test_each_field_of_a_small_and_of_a_large_sample_is_what_was_stored(tmp_path
 def test_a_shard_that_the_system_does_not_open_is_no_damage(tmp_path, monkeypatch):
     new_set(png_samples("train", 6, size=8), tmp_path, num_shards=3)
     table = table_of(tmp_path)
-    pending = LocalSampleReader(table).read_single(table.addresses(np.array([1]), np.array([0])))
+    pending = LocalSampleReader(table).read_single(at(table, (1, 0)))
 
     def refuse(*_):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

@@ -7,20 +7,18 @@ from concurrent.futures import CancelledError
 import pytest
 
 from shardset.errors import DamagedShard, TransientError
-from shardset.read.indexes import ShardTable
 from shardset.read.remote import RemoteReader
 from tests.makers.reading import RecordingStorage
 from tests.makers.shardset import put
 
 
-def test_a_shard_that_is_written_again_with_its_own_bytes_is_read_on(recorded):
+def test_a_shard_that_is_written_again_with_its_own_bytes_is_read_on(recorded, reader):
     storage, split = recorded
-    reader, path = RemoteReader(ShardTable(storage, split)), split.shards[0].path
+    path = split.shards[0].path
     before = reader.submit(0, 0, 100).result()
     put(storage.inner, path, storage.inner.read(path))
     for _ in range(2):
         assert reader.submit(0, 0, 100).result() == before
-    reader.close()
 
 
 @pytest.mark.parametrize("was_read", [False, True])
@@ -34,9 +32,11 @@ def test_a_shard_that_is_written_again_with_its_own_bytes_is_read_on(recorded):
         (None, r"the shard can't be opened \(nothing is stored there\)"),
     ],
 )
-def test_a_shard_that_is_gone_or_another_object_is_refused(recorded, change, message, was_read):
+def test_a_shard_that_is_gone_or_another_object_is_refused(
+    recorded, reader, change, message, was_read
+):
     storage, split = recorded
-    reader, path = RemoteReader(ShardTable(storage, split)), split.shards[0].path
+    path = split.shards[0].path
     if was_read:
         assert len(reader.submit(0, 0, 100).result()) == 100
     if change:
@@ -45,21 +45,20 @@ def test_a_shard_that_is_gone_or_another_object_is_refused(recorded, change, mes
         storage.inner.delete(path)
     with pytest.raises(DamagedShard, match=f"train-000000.tar: {message}"):
         reader.submit(0, 0, 100).result()
-    reader.close()
 
 
-def reader_that_knows_its_times(storage, split):
+@pytest.fixture
+def experienced(reader):
     """It has read 1,000 bytes a hundred times, each time at once, and has hedged none."""
-    reader, size_class = RemoteReader(ShardTable(storage, split), 8), (1000).bit_length()
+    size_class = (1000).bit_length()
     reader.hedges.num_reads[size_class] = 100
     for _ in range(100):
         reader.hedges.note(size_class, 0.001)
     return reader
 
 
-def test_a_late_read_is_asked_for_again_and_the_first_answer_counts(recorded):
-    storage, split = recorded
-    reader, held = reader_that_knows_its_times(storage, split), threading.Event()
+def test_a_late_read_is_asked_for_again_and_the_first_answer_counts(recorded, experienced):
+    storage, held = recorded[0], threading.Event()
     asked = len(storage.reads)
 
     def hold(number, name):
@@ -67,14 +66,14 @@ def test_a_late_read_is_asked_for_again_and_the_first_answer_counts(recorded):
             held.wait(600)
 
     storage.before = hold
-    assert len(reader.submit(0, 0, 1000).result(timeout=300)) == 1000
-    assert reader.hedges.num_hedges.total() >= 1
+    assert len(experienced.submit(0, 0, 1000).result(timeout=300)) == 1000
+    assert experienced.hedges.num_hedges.total() >= 1
     held.set()
-    reader.close()
 
 
-def test_a_late_read_of_a_bucket_that_refuses_reads_is_not_asked_for_again(recorded):
-    storage, split = recorded
+def test_a_late_read_of_a_bucket_that_refuses_reads_is_not_asked_for_again(
+    recorded, table, experienced
+):
     looked, held = threading.Semaphore(0), threading.Event()
 
     class Refusing(RecordingStorage):
@@ -86,20 +85,16 @@ def test_a_late_read_of_a_bucket_that_refuses_reads_is_not_asked_for_again(recor
         @is_throttled.setter
         def is_throttled(self, value): ...
 
-    reader = reader_that_knows_its_times(
-        Refusing(storage.inner, before=lambda *_: held.wait(600)), split
-    )
-    result = reader.submit(0, 0, 1000)
+    table.storage = Refusing(recorded[0].inner, before=lambda *_: held.wait(600))
+    result = experienced.submit(0, 0, 1000)
     assert all(looked.acquire(timeout=300) for _ in range(3))
     held.set()
     assert len(result.result(timeout=300)) == 1000
-    assert reader.hedges.num_hedges.total() == 0
-    reader.close()
+    assert experienced.hedges.num_hedges.total() == 0
 
 
-def test_a_read_fails_only_when_its_hedge_failed_too(recorded):
-    storage, split = recorded
-    reader, held = reader_that_knows_its_times(storage, split), threading.Event()
+def test_a_read_fails_only_when_its_hedge_failed_too(recorded, experienced):
+    storage, held = recorded[0], threading.Event()
     asked = len(storage.reads)
 
     def break_first(number, name):
@@ -110,15 +105,13 @@ def test_a_read_fails_only_when_its_hedge_failed_too(recorded):
         time.sleep(0.05)
 
     storage.before = break_first
-    assert len(reader.submit(0, 0, 1000).result(timeout=300)) == 1000
-    reader.close()
+    assert len(experienced.submit(0, 0, 1000).result(timeout=300)) == 1000
 
 
-def test_closing_cancels_what_has_not_been_read(recorded):
-    storage, split = recorded
-    reader = RemoteReader(ShardTable(storage, split), 1)
+def test_closing_cancels_what_has_not_been_read(recorded, table):
+    storage, held = recorded[0], threading.Event()
+    reader = RemoteReader(table, 1)
     reader.submit(0, 0, 10).result()
-    held = threading.Event()
     storage.before = lambda number, name: held.wait(600)
     waiting = [reader.submit(0, 0, 10) for _ in range(5)]
     reader.close()

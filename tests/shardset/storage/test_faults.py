@@ -43,7 +43,7 @@ def test_a_read_survives_a_fault(far, fault, span):
 
 
 NO_ANSWERS = {
-    "empty": Fault("answer", status=200),
+    "empty": Fault("status", status=200),
     "no content": Fault("shorten", at=0),
     "short": Fault("shorten", at=1000),
     "another range": Fault("replace", find=b"bytes 50000-", put=b"bytes 40000-"),
@@ -139,8 +139,8 @@ def test_a_name_that_is_not_utf_8_is_refused_at_once(far, clock):
 @pytest.mark.parametrize("method", ["HEAD", "GET", "DELETE"])
 @schemes("gs", "s3", "az")
 def test_a_deletion_does_not_believe_one_false_404(far, is_pinned, method):
-    def is_asked(seen):
-        return seen.method == method
+    def is_asked(seen):  # Azure deletes by a batch of requests
+        return method == seen.method or method.encode() + b" /" in seen.start
 
     put(far.storage, "a")
     generation = far.storage.stat("a").generation if is_pinned else None

@@ -5,10 +5,8 @@ import itertools
 import json
 import os
 import socket
-import threading
 from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 import requests
@@ -22,7 +20,7 @@ from shardset.errors import StorageError, TransientError
 from shardset.storage import gcs_http
 from shardset.storage.open import open_storage
 from shardset.storage.retry import RetryPolicy, while_someone_waits
-from tests.faulty_proxy import Fault, in_turn, is_media
+from tests.faulty_proxy import Fault, FaultyProxy, in_turn, is_media
 from tests.makers.objects import HELLO, in_child, names, put
 
 
@@ -32,10 +30,20 @@ def scheme():
 
 
 @pytest.mark.gcs
-def test_an_emulator_may_be_named_without_a_scheme(gcs_root, gcs_emulator, monkeypatch):
-    put(open_storage(gcs_root), "a")
+def test_an_emulator_may_be_named_without_a_scheme(read_a, gcs_emulator, monkeypatch):
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_emulator.removeprefix("http://"))
-    assert open_storage(gcs_root).read("a") == HELLO
+    assert read_a() == HELLO
+
+
+READ = ("nothing", repr(HELLO))
+"""What `in_child` says of a good `read_a`."""
+
+
+@pytest.fixture
+def read_a(gcs_root):
+    """Reads the object `a`, which is stored."""
+    put(open_storage(gcs_root), "a")
+    return lambda: open_storage(gcs_root).read("a")
 
 
 class Google:
@@ -76,20 +84,16 @@ def google(tmp_path, proxy):
 
 
 @pytest.mark.gcs
-def test_without_credentials_it_is_anonymous_after_one_short_look(gcs_root, google, proxy):
-    put(open_storage(gcs_root), "a")
-    assert in_child(google.prepare, lambda: open_storage(gcs_root).read("a")) == (
-        "nothing",
-        repr(HELLO),
-    )
+def test_without_credentials_it_is_anonymous_after_one_short_look(read_a, google, proxy):
+    assert in_child(google.prepare, read_a) == READ
     assert google.num_probes() == 1
     assert "authorization" not in proxy.seen[-1].headers
 
 
 @pytest.mark.gcs
-def test_an_anonymous_user_who_is_refused_is_told_so(gcs_root, google, proxy):
+def test_an_anonymous_user_who_is_refused_is_told_so(read_a, google, proxy):
     proxy.script = lambda seen: Fault("status", status=401)
-    kind, text = in_child(google.prepare, lambda: open_storage(gcs_root).read("a"))
+    kind, text = in_child(google.prepare, read_a)
     assert kind == "StorageError"
     assert "401: an anonymous user (no Google credentials were found) may not do this" in text
 
@@ -97,13 +101,14 @@ def test_an_anonymous_user_who_is_refused_is_told_so(gcs_root, google, proxy):
 @pytest.mark.gcs
 @pytest.mark.parametrize("content", [None, "not json"])
 def test_broken_credentials_are_an_error_and_not_anonymous(
-    gcs_root, google, proxy, tmp_path, content
+    read_a, google, proxy, tmp_path, content
 ):
+    proxy.seen.clear()
     path = tmp_path / "credentials.json"
     if content is not None:
         path.write_text(content)
     prepare = functools.partial(google.prepare, GOOGLE_APPLICATION_CREDENTIALS=str(path))
-    kind, text = in_child(prepare, lambda: open_storage(gcs_root).read("a"))
+    kind, text = in_child(prepare, read_a)
     assert kind == "StorageError"
     assert "Google credentials are broken" in text
     assert proxy.seen == []
@@ -128,33 +133,14 @@ def service_account(path, token_uri):
 TOKEN = b'{"access_token": "secret", "expires_in": 3600, "token_type": "Bearer"}'
 
 
-class TokenServer(BaseHTTPRequestHandler):
-    """Answers each request by the next of `server.first`,
-    and by a token when there are none left.
-    """
-
-    def do_POST(self):
-        body = self.server.first.pop() if self.server.first else TOKEN
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def do_GET(self):
-        self.do_POST()
-
-    def log_message(self, *_):
-        pass
-
-
 @contextmanager
 def token_server(*first):
-    with HTTPServer(("127.0.0.1", 0), TokenServer) as server:
-        server.first = list(first)
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    """The address of a server that answers these bytes, then a token each time."""
+    bodies = itertools.chain(first, itertools.repeat(TOKEN))
+    kind = (("Content-Type", "application/json"),)
+    with FaultyProxy("http://nowhere") as server:
+        server.script = lambda seen: Fault("status", status=200, put=next(bodies), headers=kind)
+        yield server.url
 
 
 @pytest.fixture
@@ -173,15 +159,11 @@ def as_service_account(google, tmp_path):
 
 
 @pytest.mark.gcs
-def test_application_default_credentials_are_used(gcs_root, google, proxy, as_service_account):
-    put(open_storage(gcs_root), "a")
+def test_application_default_credentials_are_used(read_a, google, proxy, as_service_account):
     proxy.seen.clear()
-    assert as_service_account(lambda: open_storage(gcs_root).read("a"), b"{}") == (
-        "nothing",
-        repr(HELLO),
-    )
+    assert as_service_account(read_a, b"{}") == READ
     proxy.script = lambda seen: Fault("status", status=403)
-    kind, text = as_service_account(lambda: open_storage(gcs_root).read("a"))
+    kind, text = as_service_account(read_a)
     assert {seen.headers["authorization"] for seen in proxy.seen} == {"Bearer secret"}
     assert kind == "StorageError"
     assert "403: me@project.iam.gserviceaccount.com may not do this" in text
@@ -189,10 +171,9 @@ def test_application_default_credentials_are_used(gcs_root, google, proxy, as_se
 
 
 @pytest.mark.gcs
-def test_a_read_whose_token_was_refused_goes_on_with_a_new_one(gcs_root, proxy, as_service_account):
-    put(open_storage(gcs_root), "a")
+def test_a_read_whose_token_was_refused_goes_on_with_a_new_one(read_a, proxy, as_service_account):
     proxy.script = in_turn(*[Fault("status", status=401)] * 2, when=is_media)
-    assert as_service_account(lambda: open_storage(gcs_root).read("a")) == ("nothing", repr(HELLO))
+    assert as_service_account(read_a) == READ
     assert sum(map(is_media, proxy.seen)) == 3
 
 
@@ -255,15 +236,11 @@ def test_an_address_of_a_server_that_is_none_is_named_without_its_password(varia
 
 
 @pytest.mark.gcs
-def test_objects_are_read_through_the_proxy_that_the_environment_names(
-    gcs_root, gcs_emulator, proxy
-):
-    put(open_storage(gcs_root), "a")
-
+def test_objects_are_read_through_the_proxy_that_the_environment_names(read_a, gcs_emulator, proxy):
     def prepare():
         os.environ.update(STORAGE_EMULATOR_HOST=gcs_emulator, http_proxy=proxy.url, no_proxy="")
 
-    assert in_child(prepare, lambda: open_storage(gcs_root).read("a")) == ("nothing", repr(HELLO))
+    assert in_child(prepare, read_a) == READ
     assert [seen.path.startswith(gcs_emulator) for seen in proxy.seen if is_media(seen)] == [True]
 
 

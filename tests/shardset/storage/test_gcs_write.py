@@ -35,7 +35,7 @@ def test_an_upload_over_a_slow_line_has_the_time_it_takes():
     shard = io.BytesIO(bytes(96 << 20))
     policy = RetryPolicy(clock=lambda: shard.tell() / bytes_per_s)
     writer = gcs.GcsStorage("bucket", retry=policy).writer("a")
-    writer._file = shard
+    writer.file = shard
     pieces = [len(piece) for piece in writer._body(b"head", b"tail")]
     assert sum(pieces) > 96 << 20
     assert max(pieces) / bytes_per_s < policy.connect_timeout_s  # in which a piece has to be taken

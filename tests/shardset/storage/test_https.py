@@ -11,7 +11,7 @@ from shardset.storage.https import UnusableAnswer
 from shardset.storage.open import open_file, open_storage
 from shardset.storage.retry import RetryPolicy
 from shardset.testing import ReadOnlyStorageTests
-from tests.faulty_proxy import Fault, FaultyProxy
+from tests.faulty_proxy import Fault
 from tests.makers.objects import HELLO, Clock, put
 from tests.makers.web import WebServer
 
@@ -39,16 +39,8 @@ class TestHttpsStorage(ReadOnlyStorageTests):
 
 
 @pytest.fixture
-def proxy(server):
-    with FaultyProxy(server.url) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def behind_proxy(proxy):
-    clock = Clock()
-    policy = RetryPolicy(clock=clock, sleep=clock.sleep, stall_timeout_s=0.5)
-    return replace(open_storage(f"{proxy.url}/in/side"), retry=policy)
+def scheme():
+    return "https"
 
 
 @pytest.mark.parametrize(
@@ -167,20 +159,23 @@ def test_the_host_of_the_header_is_compared_in_any_case(server, origin, monkeypa
     assert server.seen[-1][1]["Authorization"] == "Bearer secret"
 
 
+NO_HEADERS = "Bearer s3cret", "127.0.0.1 Authorization: s3cret\n", "127.0.0.1 A: s3cret\r\nB: c"
+
+
 @pytest.mark.parametrize(
-    "text", ["Bearer s3cret", "127.0.0.1 Authorization: s3cret\n", "127.0.0.1 A: s3cret\r\nB: c"]
+    ("header", "netrc", "said"),
+    [
+        *((header, "", "is not `HOST NAME: VALUE`") for header in NO_HEADERS),
+        ("", "s3cret\n", "can't be read as netrc"),
+    ],
 )
-def test_a_header_in_another_form_is_refused_without_it(storage, monkeypatch, text):
-    monkeypatch.setenv("SHARDSET_HTTPS_HEADER", text)
-    with pytest.raises(ConfigError, match="is not `HOST NAME: VALUE`") as caught:
-        storage.read("a")
-    assert "s3cret" not in "".join(traceback.format_exception(caught.value))
-
-
-def test_a_netrc_that_is_none_is_refused_without_it(storage, tmp_path, monkeypatch):
-    (tmp_path / "netrc").write_text("s3cret\n")
+def test_credentials_in_another_form_are_refused_without_them(
+    storage, tmp_path, monkeypatch, header, netrc, said
+):
+    monkeypatch.setenv("SHARDSET_HTTPS_HEADER", header)
+    (tmp_path / "netrc").write_text(netrc)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    with pytest.raises(ConfigError, match="can't be read as netrc") as caught:
+    with pytest.raises(ConfigError, match=said) as caught:
         storage.read("a")
     assert "s3cret" not in "".join(traceback.format_exception(caught.value))
 

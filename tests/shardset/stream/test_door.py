@@ -3,11 +3,8 @@ world around.
 """
 
 import itertools
-import os
 import re
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,10 +13,10 @@ import shardset
 from shardset.decode.crops import CenterCrop, RandomResizedCrop
 from shardset.decode.image import ImageSpec
 from shardset.errors import ConfigError
+from tests.makers.documented import start
 from tests.makers.reading import all_same, same
 from tests.makers.shardset import jpeg_samples, new_set
 
-ROOT = Path(__file__).parents[3]
 NUM_TRAIN = 41
 
 
@@ -228,14 +225,7 @@ Stream("nowhere", "train", batch_size=8, image_size=16)
 
 
 def test_processes_that_torch_knows_of_must_be_named(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", DISTRIBUTED],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    done = start([sys.executable, "-c", DISTRIBUTED], tmp_path)
     assert "torch.distributed runs 3 processes" in done.stderr
 
 

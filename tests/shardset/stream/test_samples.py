@@ -2,12 +2,9 @@
 
 import gc
 import itertools
-import os
 import pickle
-import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +14,7 @@ import shardset
 from shardset.errors import ConfigError, DamagedShard, ManifestError, UndecodableImage
 from shardset.format.tar import StoredSample
 from shardset.storage.open import open_storage
+from tests.makers.documented import start
 from tests.makers.shardset import (
     encode,
     image_sample,
@@ -26,7 +24,6 @@ from tests.makers.shardset import (
     put,
 )
 
-ROOT = Path(__file__).parents[3]
 NUM_TRAIN = 31
 
 
@@ -86,12 +83,7 @@ def test_a_program_that_ends_with_open_shards_ends_silently(tmp_path):
         " shardset.open(stream.spec.manifest_url); samples[0]; sys.keep = samples, batches; import"
         " shardset.read.local; shardset.read.local.os = None"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    done = start([sys.executable, "-c", code], tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
 
 

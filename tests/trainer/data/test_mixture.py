@@ -22,9 +22,9 @@ from trainer.config import ImageConfig, TrainConfig, mixed_sets
 from trainer.data.mixture import ID_OF_SET, MAX_SETS, Mixture
 from trainer.data.splits import Data, SampleDigest, check_epoch, open_data, steps_of
 from trainer.errors import CheckpointError
-from trainer.record.loss_files import read_losses
-from trainer.record.run_folder import from_anywhere
+from trainer.run_folder.names import from_anywhere
 from trainer.runtime.launch import launch
+from trainer.telemetry.losses import read_losses
 
 NUM_OTHERS = 90
 STEPS = 17

@@ -1,7 +1,6 @@
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,9 +13,10 @@ from shardset.errors import ConfigError, ManifestError
 from shardset.format.manifest import load
 from shardset.order.selection import Selection
 from tests.makers.shardset import new_set, png_samples
-from tests.makers.training import NUM_EVAL, NUM_TRAIN, STEPS, tiny_config
+from tests.makers.training import NUM_TRAIN, STEPS, tiny_config
 from tests.makers.views import put_view
 from trainer.config import ImageConfig, ModelConfig, TrainConfig
+from trainer.data import splits
 from trainer.data.splits import (
     DIGEST_MASK,
     Data,
@@ -25,7 +25,6 @@ from trainer.data.splits import (
     complete_epoch,
     open_data,
     steps_of,
-    synthetic_data,
 )
 from trainer.errors import EpochMismatch
 
@@ -46,13 +45,9 @@ def test_a_lost_repeated_or_strange_sample_is_an_error(ids: list[int]) -> None:
         check_epoch(3, complete_epoch(Selection(4)), SampleDigest().add(np.array(ids)))
 
 
-def test_samples_out_of_the_view_are_neither_expected_nor_among_the_weights(manifest: str) -> None:
-    ids = Selection(6, np.array([1, 4]))
-    assert complete_epoch(ids) == SampleDigest().add(np.array([5, 0, 2, 3]))
-    data = replace(
-        open_data(tiny_config(manifest, "run"), 0, 1), train_ids=Selection(NUM_TRAIN - 2)
-    )
-    assert [data.weight_of_step(step, 8) for step in (0, 5, 6)] == [8, 8, 2]
+@pytest.fixture(autouse=True)
+def few_synthetic_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(splits, "NUM_SAMPLES", NUM_TRAIN)
 
 
 def opened(
@@ -60,33 +55,28 @@ def opened(
 ) -> tuple[TrainConfig, list[Data]]:
     """The data of each host of a run, from a shard set or synthetic."""
     config = tiny_config(None if fake else manifest, "run", fake_data=fake, **changes)
-    open_part = partial(synthetic_data, num_samples=NUM_TRAIN) if fake else open_data
-    return config, [open_part(config, host, num_hosts) for host in range(num_hosts)]
+    return config, [open_data(config, host, num_hosts) for host in range(num_hosts)]
 
 
-@pytest.mark.parametrize(("hosts", "fake"), [(1, False), (4, False), (4, True)])
-def test_the_weights_of_every_step_of_all_hosts_are_known(
-    manifest: str, hosts: int, fake: bool
+@pytest.mark.parametrize(
+    ("hosts", "repeats", "fake"), [(1, 1, False), (4, 1, False), (2, 3, False), (2, 3, True)]
+)
+def test_an_epoch_of_all_hosts_has_the_samples_and_the_weights_that_are_expected(
+    manifest: str, hosts: int, repeats: int, fake: bool
 ) -> None:
-    config, data = opened(manifest, hosts, fake=fake)
-    parts = [
-        [batch["weight"].sum() for _, _, batch in steps_of(one.train, 0, STEPS)] for one in data
-    ]
-    found = [data[0].weight_of_step(step, config.global_batch_size) for step in range(STEPS)]
-    assert found == np.sum(parts, axis=0).tolist() == [8] * (STEPS - 1) + [4]
-
-
-@pytest.mark.parametrize(("repeats", "fake"), [(1, False), (3, False), (3, True)])
-def test_an_epoch_of_all_hosts_is_what_is_expected(manifest: str, fake: bool, repeats: int) -> None:
     image = ImageConfig(size=8, train_crop="pad", eval_resize=8, augment_repeats=repeats)
-    _, data = opened(manifest, 2, fake=fake, global_batch_size=6, image=image)
-    seen = SampleDigest()
+    config, data = opened(manifest, hosts, fake=fake, global_batch_size=6, image=image)
+    num_steps, seen = -(-repeats * NUM_TRAIN // 6), SampleDigest()
+    weights = np.zeros(num_steps)
     for one in data:
-        for _, _, batch in steps_of(one.train, 0, len(one.train)):
+        assert len(one.train) == num_steps
+        for _, step, batch in steps_of(one.train, 0, num_steps):
             seen = seen.add(batch["id"][batch["weight"] > 0])
+            weights[step] += batch["weight"].sum()
     check_epoch(0, data[0].expected(0), seen)
-    assert seen.samples == repeats * NUM_TRAIN
-    assert [len(one.train) for one in data] == [-(-repeats * NUM_TRAIN // 6)] * 2
+    assert seen.samples == repeats * NUM_TRAIN == weights.sum()
+    size = config.global_batch_size
+    assert weights.tolist() == [data[0].weight_of_step(step, size) for step in range(num_steps)]
 
 
 class Cut:
@@ -122,17 +112,10 @@ def test_steps_continue_from_anywhere_and_over_epochs(manifest: str, start: int,
     assert found == [divmod(step, STEPS) for step in range(start, stop)]
 
 
-def test_the_sizes_come_from_the_manifest_and_a_model_may_have_more_classes(manifest: str) -> None:
-    data = open_data(tiny_config(manifest, "run"), 0, 1)
-    assert (data.num_classes, data.num_eval_samples, data.expected(0).samples) == (
-        10,
-        NUM_EVAL,
-        NUM_TRAIN,
-    )
-    assert (
-        open_data(tiny_config(manifest, "run", model=ModelConfig(num_classes=12)), 0, 1).num_classes
-        == 12
-    )
+def test_classes_come_from_the_manifest_and_a_model_may_have_more(manifest: str) -> None:
+    for classes, expected in (None, 10), (12, 12):
+        config = tiny_config(manifest, "run", model=ModelConfig(num_classes=classes))
+        assert open_data(config, 0, 1).num_classes == expected
 
 
 def test_the_budget_of_a_run_is_that_of_both_streams_and_makes_their_order(manifest: str) -> None:

@@ -69,6 +69,6 @@ def test_an_unknown_optimizer_is_refused() -> None:
 def test_each_layer_learns_slower_than_the_one_above_it() -> None:
     net = build.build(ModelConfig(name="resnet18"), 10, 0)
     names = {id(parameter): name for name, parameter in net.named_parameters()}
-    groups = build.optimizer(OptimizerConfig(layer_decay=0.5), net).param_groups
+    groups = build.optimizer(OptimizerConfig(kwargs={"layer_decay": 0.5}), net).param_groups
     scale = {names[id(one)]: group["lr_scale"] for group in groups for one in group["params"]}
     assert scale["fc.weight"] == 1 > scale["layer4.0.conv1.weight"] > scale["conv1.weight"]

@@ -19,7 +19,7 @@ from trainer.errors import CheckpointError, TrainingError
 from trainer.model import build
 from trainer.model.augment import Normalize
 from trainer.model.learner import Learner
-from trainer.record import checkpoint_state
+from trainer.run_folder import checkpoint_state
 from trainer.runtime.base import Single
 
 CLASSES = 5
@@ -47,12 +47,6 @@ class OneOfTwo(Single):
 
     def sum_replicas(self, tensor: torch.Tensor) -> torch.Tensor:
         pytest.fail("a step asked the other replicas")
-
-
-class Eager(Single):
-    """Compiles without a compiler of C++."""
-
-    compile_backend = "aot_eager"
 
 
 class NoSync(TorchDispatchMode):
@@ -160,68 +154,13 @@ def test_a_step_waits_for_no_number_of_the_device() -> None:
 def test_images_reach_the_model_in_channels_last_layout(
     fields: tuple[str, ...], passes: int
 ) -> None:
-    class Looking(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = linear(CLASSES)
-            self.seen: list[torch.Tensor] = []
-
-        def forward(self, images_NCHW: torch.Tensor) -> torch.Tensor:
-            self.seen.append(images_NCHW)
-            return self.net(images_NCHW)
-
-    learner = learner_of(accumulate=passes)
-    looking = learner._parallel = Looking()
+    learner, seen = learner_of(accumulate=passes), list[torch.Tensor]()
+    learner.net.register_forward_pre_hook(lambda net, images: seen.extend(images))
     batch = mixing(8) | {"flip": torch.arange(8) % 2 == 0}
-    learner.train_step(
-        {k: v for k, v in batch.items() if k in ("image", "label", "weight", *fields)}, 0.1, key=1
-    )
-    assert len(looking.seen) == passes
-    assert all(images.is_contiguous(memory_format=torch.channels_last) for images in looking.seen)
-
-
-@pytest.mark.parametrize("compile", [False, True])
-def test_steps_are_those_of_a_loop_that_knows_nothing_of_the_trainer(compile: bool) -> None:
-    learner = Learner(
-        Eager("fp32"),
-        config_of(
-            accumulate=2,
-            compile=compile,
-            optimizer=OptimizerConfig(name="sgd", weight_decay=0.0),
-            regularize=RegularizeConfig(label_smoothing=0.1, ema_decay=0.9, clip_norm=0.5),
-        ),
-        CLASSES,
-        None,
-    )
-    net = linear(CLASSES)
-    net.load_state_dict(learner.net.state_dict())
-    averaged = [parameter.detach().clone() for parameter in net.parameters()]
-    optimizer = torch.optim.SGD(net.parameters(), momentum=0.9, nesterov=True)
-    mean, std = (
-        255 * torch.tensor(one).view(3, 1, 1) for one in (ImageConfig().mean, ImageConfig().std)
-    )
-    for step in range(20):
-        batch = batch_of(8, seed=step)
-        real = 5 if step % 3 == 2 else 8
-        batch["weight"][real:] = 0
-        optimizer.param_groups[0]["lr"] = rate = 0.05 / (step + 1)
-        images = (batch["image"][:real].permute(0, 3, 1, 2) - mean) / std
-        loss = cross_entropy(net(images), batch["label"][:real], label_smoothing=0.1)
-        optimizer.zero_grad()
-        torch.autograd.backward(loss)
-        nn.utils.clip_grad_norm_(net.parameters(), 0.5)
-        optimizer.step()
-        averaged = [
-            0.9 * old + 0.1 * new.detach()
-            for old, new in zip(averaged, net.parameters(), strict=True)
-        ]
-        row = learner.train_step(batch, rate, key=step, weight=real)
-        assert row[0].item() / real == pytest.approx(loss.item(), abs=1e-6)
-    torch.testing.assert_close(weights(learner.net), weights(net), rtol=0, atol=1e-6)
-    found = torch.cat([one.flatten() for one in learner.state()["ema"].values()])
-    torch.testing.assert_close(
-        found, torch.cat([one.flatten() for one in averaged]), rtol=0, atol=1e-6
-    )
+    names = ("image", "label", "weight", *fields)
+    learner.train_step({name: batch[name] for name in names}, 0.1, key=1)
+    assert len(seen) == passes
+    assert all(images.is_contiguous(memory_format=torch.channels_last) for images in seen)
 
 
 def test_a_compiled_model_is_compiled_once_for_training_and_once_for_evaluation() -> None:

@@ -19,7 +19,7 @@ from tests.makers.training import read_records, tiny_config
 from trainer import loop
 from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, RegularizeConfig, TrainConfig
 from trainer.data.splits import open_data
-from trainer.model import augment, build
+from trainer.model import augment
 from trainer.model.learner import Learner
 from trainer.model.losses import Partners, losses_of
 from trainer.runtime.base import Single
@@ -54,15 +54,6 @@ def batches(config):
 
 def rate_at(step: int) -> float:
     return 0.002 * (step + 1)
-
-
-def learned(config: TrainConfig) -> tuple[list[float], Learner]:
-    learner = Learner(Single(config.precision), config, CLASSES, None)
-    rows = [
-        learner.train_step(batch, rate_at(step), key=2 * step)
-        for step, batch in enumerate(batches(config))
-    ]
-    return [float(row[0] / row[1]) for row in rows], learner
 
 
 def sgd(net: nn.Module) -> torch.optim.Optimizer:
@@ -161,9 +152,10 @@ WAYS: dict[str, dict[str, Any]] = {
         "regularize": RegularizeConfig(mixup=0.4, cutmix=1.0, label_smoothing=0.1),
     },
     "mixup or cutmix": {"regularize": RegularizeConfig(mixup=0.4, cutmix=1.0)},
+    "clipped": {"regularize": RegularizeConfig(clip_norm=0.5, label_smoothing=0.1)},
     "units and paths dropped": {"model": SMALL_VIT, "precision": "bf16"},
-    "computed again, in passes, averaged": {
-        "model": ModelConfig(name="resnet10t", norm="group", checkpoint_activations=True),
+    "in passes, averaged": {
+        "model": ModelConfig(name="resnet10t", norm="group"),
         "accumulate": 2,
         "regularize": RegularizeConfig(ema_decay=0.9),
     },
@@ -185,47 +177,3 @@ def test_the_steps_of_a_run_are_those_of_a_plain_loop(
     expected = plain_run(config, [record["learning_rate"] for record in records], sgd)
     assert [record["loss"] for record in records] == pytest.approx(expected, abs=TOLERANCE)
     assert len(records) == len(open_data(config, 0, 1).train)
-
-
-# --- activations that are computed again ----------------------------------------------------------
-
-
-def test_activations_that_are_computed_again_change_nothing() -> None:
-    model = ModelConfig(name="resnet10t", kwargs={"drop_rate": 0.2, "drop_path_rate": 0.3})
-    again = replace(model, checkpoint_activations=True)
-    plain, other = (learned(config_of(model=one, accumulate=2)) for one in (model, again))
-    assert plain[0] == other[0]
-    # BatchNorm's statistics among them, which a second forward pass would move twice.
-    expected, found = plain[1].state()["model"], other[1].state()["model"]
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
-
-
-def test_activations_that_are_computed_again_are_not_kept() -> None:
-    found = []
-    for checkpoint in (False, True):
-        net = build.build(ModelConfig(name="resnet10t"), CLASSES, 0)
-        build.checkpoint_activations(
-            net, ModelConfig(checkpoint_activations=checkpoint), torch.device("cpu")
-        )
-        saved: list[int] = []
-        with torch.autograd.graph.saved_tensors_hooks(
-            lambda tensor, saved=saved: (saved.append(tensor.nbytes), tensor)[1],
-            lambda tensor: tensor,
-        ):
-            net(torch.zeros(2, 3, 64, 64))
-        found.append(sum(saved))
-    assert found[1] < 0.6 * found[0]
-
-
-class NoBlocks(nn.Module):
-    def __init__(self, num_classes: int) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, num_classes)
-
-
-def test_a_model_that_can_not_compute_again_is_refused() -> None:
-    model = ModelConfig(name=f"{__name__}:NoBlocks", checkpoint_activations=True)
-    with pytest.raises(
-        ConfigError, match=r"can't compute its activations again.*set_grad_checkpointing"
-    ):
-        build.checkpoint_activations(build.build(model, CLASSES, 0), model, torch.device("cpu"))

@@ -1,7 +1,6 @@
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -10,7 +9,7 @@ from torch import nn
 from shardset.errors import ConfigError
 from tests.makers.models import FLAT, batch_of
 from tests.makers.training import tiny_config
-from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, TrainConfig
+from trainer.config import ModelConfig, OptimizerConfig, TrainConfig
 from trainer.model import build, pretrained
 from trainer.model.learner import Learner
 from trainer.runtime.base import Single
@@ -45,22 +44,6 @@ def test_weights_of_a_file_are_loaded_and_the_head_is_new_for_other_classes(
     assert torch.equal(same.state_dict()["fc.weight"], source.state_dict()["fc.weight"])
     assert torch.equal(net.state_dict()["conv1.weight"], source.state_dict()["conv1.weight"])
     assert torch.equal(net.state_dict()["fc.weight"], fresh.state_dict()["fc.weight"])
-
-
-def test_a_head_for_as_many_other_classes_is_new(tmp_path: Path) -> None:
-    source = built(3, seed=1)
-    config = ModelConfig(name=TINY, pretrained=write(tmp_path, "safetensors", source.state_dict()))
-    facts = pretrained.ModelFacts(
-        shardset="1", model=config, image=ImageConfig(), preparation="", step=0, accuracy=None,
-        classes=["cat", "dog", "owl"],
-    )  # fmt: skip
-    (tmp_path / "model.json").write_bytes(msgspec.json.encode(facts))
-    same, other = (
-        build.build(config, 3, 2, names) for names in (["cat", "dog", "owl"], ["ant", "bee", "fly"])
-    )
-    assert torch.equal(same.state_dict()["fc.weight"], source.state_dict()["fc.weight"])
-    assert torch.equal(other.state_dict()["fc.weight"], built(3, seed=2).state_dict()["fc.weight"])
-    assert torch.equal(other.state_dict()["conv1.weight"], source.state_dict()["conv1.weight"])
 
 
 class Dangerous:

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -5,6 +6,7 @@ import pytest
 from shardset.errors import ConfigError
 from trainer.config import Precision
 from trainer.runtime import machine
+from trainer.runtime.xla import CACHE, use_cache
 
 
 @pytest.mark.parametrize(("text", "expected"), [("1000", 1000), ("max", None)])
@@ -37,3 +39,29 @@ def test_processes_of_one_machine_share_its_memory(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("WORLD_SIZE", "8")
     shared = machine.machine()
     assert (shared.host_bytes, shared.num_processes) == (alone.host_bytes // 4, 8)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home of the user without a compile cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv(CACHE, "unset")
+
+
+@pytest.mark.usefixtures("home")
+def test_each_process_has_a_compile_cache_of_its_own(tmp_path: Path) -> None:
+    use_cache(3)
+    assert os.environ[CACHE] == str(tmp_path / "home/shardset/xla/process-003")
+    assert Path(os.environ[CACHE]).is_dir()
+
+
+@pytest.mark.usefixtures("home")
+def test_a_compile_cache_that_can_not_be_written_is_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "home").touch()
+    use_cache(0)
+    assert os.environ[CACHE] == "unset"
+    warning = capsys.readouterr().err
+    assert warning.startswith("warning: compile cache: ")
+    assert f"{tmp_path}/home" in warning

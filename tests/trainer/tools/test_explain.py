@@ -17,7 +17,6 @@ from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.tar import StoredSample
 from shardset.program import OK, USAGE
-from shardset.stream.stream import Stream
 from shardset.stream.timetable import Timetable
 from tests.makers.shardset import put, references
 from tests.makers.training import BATCH, NUM_TRAIN, STEPS, shard_set, tiny_config
@@ -28,7 +27,15 @@ from trainer.data.splits import open_data
 from trainer.runtime.base import Single
 from trainer.tools.explain import explain_sample, explain_step, opened, step_of, timetable_of
 
-Ids = dict[tuple[int, int], list[tuple[int, float]]]
+Seen = dict[tuple[int, int], list[tuple[int, int, float]]]
+"""The id, label and weight in each slot of each step."""
+
+
+NAMES = ("id", "label", "weight")
+
+
+def raw_name(id_: int) -> str:
+    return f"raw/{id_} <b>.png"
 
 
 def timetable_of_run(url: str) -> Timetable:
@@ -36,10 +43,8 @@ def timetable_of_run(url: str) -> Timetable:
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Ids]:
-    """The folder of a run of two epochs,
-    and the ids and weights that each of its steps trained on.
-    """
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Seen]:
+    """The folder of a run of two epochs, and what each of its steps trained on."""
     place = tmp_path_factory.mktemp("explained")
     url = shard_set(place / "shards")
     _write_names(url)
@@ -47,7 +52,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Ids]:
     loop.train(Single("fp32"), config)
     spans = iter([(epoch, range(STEPS)) for epoch in range(2)])
     seen = {
-        (epoch, step): list(zip(batch["id"].tolist(), batch["weight"].tolist(), strict=True))
+        (epoch, step): list(zip(*(batch[name].tolist() for name in NAMES), strict=True))
         for epoch, step, batch in open_data(config, 0, 1).train.run(spans)
     }
     return config.run_dir, seen
@@ -61,8 +66,8 @@ def _write_names(url: str) -> None:
         samples = [
             StoredSample(key=f"train-{row:06d}", fields=(), label=0, source=row) for row in ids
         ]
-        names = [f"raw/{row} <b>.png" for row in ids]
-        put(storage, naming.references_path("train", number), references(samples, names))
+        names = references(samples, [*map(raw_name, ids)])
+        put(storage, naming.references_path("train", number), names)
 
 
 def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
@@ -75,13 +80,16 @@ def test_every_step_and_sample_is_where_the_run_trained_on_it(recorded):
     timetable = timetable_of_run(run_dir)
     assert timetable.num_steps == len(seen) == 2 * STEPS
     visits = {
-        (*step, slot): id_ for step, slots in seen.items() for slot, (id_, _) in enumerate(slots)
+        (*step, slot): id_ for step, slots in seen.items() for slot, (id_, *_) in enumerate(slots)
     }
     pads = 0
     for global_step in range(2 * STEPS):
         found = explain_step(timetable, global_step)
         epoch, step = found.numbers["epoch"], found.numbers["step"]
-        assert [(row["id"], float(not row["pad"])) for row in found.rows] == seen[epoch, step]
+        rows = [(row["id"], row["label"], float(not row["pad"])) for row in found.rows]
+        assert rows == seen[epoch, step]
+        for row in found.rows:
+            assert (row["key"], row["name"]) == (f"train-{row['id']:06d}", raw_name(row["id"]))
         assert [row["slot"] for row in found.rows] == list(range(BATCH))
         assert global_step == step_of(f"{epoch + 1}:{step}", STEPS)
         pads += sum(row["pad"] for row in found.rows)
@@ -108,20 +116,6 @@ def test_the_repeats_of_a_sample_are_in_the_slots_that_the_stream_gives_them(rec
         visits = list(timetable.visits(sample_id))
         assert [ids[one.step][one.slot] for one in visits] == [sample_id] * len(visits)
         assert len({(one.step, one.slot) for one in visits}) == 3
-
-
-def test_samples_are_those_of_the_stream_by_key_and_label(recorded):
-    timetable = timetable_of_run(recorded[0])
-    stream = Stream(
-        timetable.loaded, "train", global_batch_size=BATCH, rank=0, world_size=1, seed=5,
-        image=None, with_key=True,
-    )  # fmt: skip
-    for step, batch in enumerate(stream.epoch(1)):
-        found = [sample for sample, _ in timetable.batch(STEPS + step)]
-        assert [sample.key for sample in found] == batch["key"]
-        assert [sample.label for sample in found] == batch["label"].tolist()
-        assert [sample.name for sample in found] == [f"raw/{sample.id} <b>.png" for sample in found]
-    assert step == STEPS - 1
 
 
 def test_a_key_leads_to_its_steps_and_each_step_to_the_key(recorded, capsys):

@@ -4,6 +4,7 @@ in which words.
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from shardset.program import FAILED, OK, PREEMPTED, USAGE
+from tests.makers.documented import commands_of, shown
 from tests.makers.training import finish
+from tests.trainer.tpu.fake_gcloud import parsed
 from trainer import cli as command
 from trainer.tpu import cli as tpu_cli
 
@@ -282,3 +285,23 @@ def test_a_missing_gcloud_is_one_clear_line(tpu, monkeypatch, tmp_path):
     code, _, errors = tpu("train", *RUN)
     assert code == FAILED
     assert last(errors).startswith("CloudError: gcloud is not installed")
+
+
+# --- the documentation ----------------------------------------------------------------------------
+
+START = "python -m trainer tpu "
+
+
+@pytest.mark.parametrize("line", shown(START))
+def test_a_command_of_the_documentation_makes_commands_that_gcloud_knows(line, capsys):
+    words = [word for word in shlex.split(line)[3:] if word != "--dry-run"]
+    assert command.main([*words, "--dry-run"]) == OK, capsys.readouterr().err
+    printed = [shlex.split(text) for text in capsys.readouterr().out.splitlines()]
+    of_gcloud = [parsed(words[1:]) for words in printed if words[0] == "gcloud"]
+    assert of_gcloud
+
+
+def test_the_page_shows_every_verb():
+    lines = [line for line in commands_of("docs/how-to/tpu.md") if line.startswith(START)]
+    verbs = {line.removeprefix(START).split()[0] for line in lines}
+    assert verbs == {"create", "setup", "train", "ssh", "logs", "delete"}

@@ -3,6 +3,7 @@ import io
 import tarfile
 import tracemalloc
 from contextlib import suppress
+from operator import attrgetter
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from tests.makers.tars import content_offset, plain, special, tar_bytes, tar_of
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 FILES = {"a.jpg": b"a" * 700, "b/c.jpg": b"", "d.jpg": b"d" * 512}
 SMALL = tar_bytes(FILES)
+FACTS = attrgetter("name", "offset_data", "size", "type")
 
 
 def contents(data: bytes, start: int = 0, stop: int | None = None) -> dict[str, bytes]:
@@ -24,12 +26,8 @@ def contents(data: bytes, start: int = 0, stop: int | None = None) -> dict[str, 
 
 def sparse() -> tuple[tarfile.TarInfo, bytes]:
     info = plain("hole.jpg", b"")
-    info.pax_headers = {
-        "GNU.sparse.major": "0",
-        "GNU.sparse.map": "0,0",
-        "GNU.sparse.size": "9",
-        "GNU.sparse.name": "x",
-    }
+    sparse = {"major": "0", "map": "0,0", "size": "9", "name": "x"}
+    info.pax_headers = {f"GNU.sparse.{name}": value for name, value in sparse.items()}
     return info, b""
 
 
@@ -56,19 +54,14 @@ def test_members_are_those_that_pythons_tarfile_finds(found, data):
             raw.write(special("a folder", tarfile.DIRTYPE).tobuf(format))
     raw.write(END)
     with tarfile.open(fileobj=io.BytesIO(raw.getvalue())) as archive:
-        expected = [
-            (one.name, one.offset_data, one.size, one.type) for one in archive if not one.isdir()
-        ]
-    members = walk(io.BytesIO(raw.getvalue()), "x.tar")
-    assert [(one.name, one.offset_data, one.size, one.type) for one in members] == expected
+        expected = [FACTS(one) for one in archive if not one.isdir()]
+    assert [*map(FACTS, walk(io.BytesIO(raw.getvalue()), "x.tar"))] == expected
 
 
 def test_a_name_that_is_not_utf8_stays_printable():
     raw = tar_bytes({"a~.jpg": b"1"})
-    header = raw[:BLOCK].replace(b"~", b"\xe4")
-    header = (
-        header[:148] + b"%06o\0 " % (sum(header[:148]) + sum(header[156:]) + 8 * 32) + header[156:]
-    )
+    header = bytearray(raw[:BLOCK].replace(b"~", b"\xe4"))
+    header[148:156] = b"%06o\0 " % (sum(header) - sum(header[148:156]) + 8 * 32)
     assert list(contents(header + raw[BLOCK:])) == ["a\\xe4.jpg"]
 
 
@@ -123,10 +116,7 @@ DAMAGED = {
         SMALL[: D - BLOCK] + b"?" * BLOCK + SMALL[D:],
         f"bad tar header at byte {D - BLOCK} ",
     ),
-    "a cut member": (
-        SMALL[: D + 5],
-        f"cut at byte {D + 5} inside 'd.jpg', which starts at byte {D} ",
-    ),
+    "a cut member": (SMALL[: D + 5], f"cut at byte {D + 5} inside 'd.jpg', .* at byte {D} "),
     "a block of zeros": (SMALL[:C] + bytes(BLOCK) + SMALL[C + BLOCK :], f"byte {C}"),
     "two blocks of zeros": (
         SMALL[:C] + bytes(2 * BLOCK) + SMALL[C + 2 * BLOCK :],
@@ -218,21 +208,15 @@ def test_a_changed_byte_of_a_compressed_tar_is_an_error_or_changes_nothing_and_a
     [
         (header(tarfile.REGTYPE, 1 << 40) + SMALL, "cut at byte 50000 inside 'x'"),
         (SMALL + bytes(100_000), "unpacks to more than 50000 bytes"),
-        (
-            header(tarfile.GNUTYPE_LONGNAME, 16 * MIB) + bytes(16 * MIB),
-            "extension headers are longer than 1048576",
-        ),
-        (
-            header(tarfile.XHDTYPE, 16 * MIB) + bytes(16 * MIB),
-            "extension headers are longer than 1048576",
+        *(
+            (header(kind, 16 * MIB) + bytes(16 * MIB), "extension headers are longer than 1048576")
+            for kind in (tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE)
         ),
     ],
 )
 def test_a_tar_that_unpacks_to_much_is_refused_before_it_is_read(tar, message):
-    data, limits = (
-        gzip.compress(tar, compresslevel=1),
-        {} if "extension" in message else {"max_bytes": 50_000},
-    )
+    data = gzip.compress(tar, compresslevel=1)
+    limits = {} if "extension" in message else {"max_bytes": 50_000}
     tracemalloc.start()
     with pytest.raises(SourceError, match=rf"x\.tgz: .*{message}"):
         unpacked(data, **limits)

@@ -35,9 +35,9 @@ from shardset.storage.open import open_storage
 from shardset.stream.world import num_local_processes
 from trainer.config import ORDER, TrainConfig
 from trainer.errors import CheckpointError, NotFinite, RunTaken
-from trainer.record.checkpoint_state import CheckpointState, decode, encode
-from trainer.record.run_folder import CHECKPOINTS, COMMIT, folder_of, step_of, steps, steps_among
-from trainer.supervise.run_lock import UNRIVALLED, RunLock
+from trainer.run_folder.checkpoint_state import CheckpointState, decode, encode
+from trainer.run_folder.lock import UNRIVALLED, RunLock
+from trainer.run_folder.names import CHECKPOINTS, COMMIT, folder_of, step_of, steps, steps_among
 
 FORMAT = 3
 
@@ -415,26 +415,22 @@ class CheckpointWriter:
         # One listing for what is kept and what is not: an outdated second one would doom what it
         # lacks.
         found = {stat.name: stat.generation for stat in self._storage.list(CHECKPOINTS)}
-        stored = {
-            name: generation for name, generation in found.items() if step_of(name) is not None
-        }
         states = {
             folder_of(mark.step) + mark.state: mark for mark in commits(self._storage, among=found)
         }
-        whole = [mark for name, mark in states.items() if name in stored]
+        whole = [mark for name, mark in states.items() if name in found]
         kept = {mark.step for mark in [*whole[-self._keep :], *filter(None, [best(whole)])]}
-        unmarked = {name for name in stored if _STATE.fullmatch(name) and name not in states}
-        doomed = [name for name in stored if step_of(name) not in kept or name in unmarked]
+        own = [name for name in found if step_of(name) is not None]
+        unmarked = {name for name in own if _STATE.fullmatch(name) and name not in states}
+        doomed = [name for name in own if step_of(name) not in kept or name in unmarked]
         # Commit marks first: a kill in between leaves a state without a mark, never the reverse.
         for name in sorted(doomed, key=lambda name: not name.endswith(COMMIT)):
             self._lock.confirm()
-            self._storage.delete(name, generation=stored[name])
-        # A disk, unlike a bucket, keeps the empty folders of deleted checkpoints.
-        for folder in (
-            () if self._storage.is_remote else Path(self._storage.url).glob(f"{CHECKPOINTS}*/")
-        ):
-            if step_of(f"{CHECKPOINTS}{folder.name}/") is not None and not any(folder.iterdir()):
-                folder.rmdir()
+            self._storage.delete(name, generation=found[name])
+        if not self._storage.is_remote:  # a disk keeps the folders of what was deleted
+            for folder in Path(self._storage.url).glob(f"{CHECKPOINTS}step-*/"):
+                with suppress(OSError):  # it has files
+                    folder.rmdir()
 
 
 def new_state_name() -> str:

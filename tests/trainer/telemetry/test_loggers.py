@@ -11,8 +11,8 @@ import pytest
 from shardset.errors import ConfigError
 from tests.makers.training import STEPS, read_records, shard_set, tiny_config
 from trainer import loop
-from trainer.record import loggers
 from trainer.runtime.base import Single
+from trainer.telemetry import loggers
 
 
 @pytest.mark.slow

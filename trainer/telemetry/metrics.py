@@ -1,5 +1,4 @@
-"""The metrics of a run: weighted accuracies, rates, and records for people, programs and
-TensorBoard.
+"""The records of a run, and where they go: lines for people, JSON for programs, TensorBoard.
 
 Every host appends to its own `logs/host-000.log`; the first one also writes `metrics.jsonl` and
 TensorBoard events. All of it goes to the local disk: nothing here waits for a network.
@@ -11,8 +10,6 @@ import json
 import math
 import shutil
 import sys
-import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
@@ -24,15 +21,10 @@ from shardset.prepared import prepared
 from shardset.storage.base import os_errors_as_storage_errors
 from trainer.data.rows import Totals
 from trainer.errors import EpochMismatch, NotFinite
-from trainer.record.loggers import open_events
-from trainer.record.run_folder import LOGS, METRICS, log_name
-
-SMOOTHING = 0.4
-"""Weight of the newest interval in a moving average."""
+from trainer.run_folder.names import LOGS, METRICS, log_name
+from trainer.telemetry.loggers import open_events
 
 INPUT_BOUND_PERCENT = 10.0
-
-# --- numbers --------------------------------------------------------------------------------------
 
 
 def check_evaluation(totals: Totals, num_samples: int) -> None:
@@ -47,43 +39,6 @@ def check_evaluation(totals: Totals, num_samples: int) -> None:
             " learning rate, or clip gradients with --set regularize.clip_norm=1; the same command"
             " resumes from the checkpoint before"
         )
-
-
-@dataclass(slots=True)
-class Rates:
-    """Samples a second: `rate` is a moving average over intervals, `global_rate` the average of
-    all.
-
-    An interval ends with `add` and begins at the `add` or `mark` before it; the time before a
-    `mark` does not count.
-    """
-
-    rate: float = 0.0
-    samples: int = 0
-    seconds: float = 0.0
-    start: float | None = None
-
-    @property
-    def global_rate(self) -> float:
-        """Samples a second over all intervals."""
-        return self.samples / self.seconds if self.seconds else 0.0
-
-    def mark(self) -> None:
-        """Begins an interval."""
-        self.start = time.perf_counter()
-
-    def add(self, samples: int, now: float) -> None:
-        """Ends an interval with so many samples and begins the next.
-
-        Without a begun interval they don't count.
-        """
-        start, self.start = self.start, now
-        if start is None or now <= start:
-            return
-        newest = samples / (now - start)
-        self.rate = SMOOTHING * newest + (1 - SMOOTHING) * self.rate if self.samples else newest
-        self.samples += samples
-        self.seconds += now - start
 
 
 # --- records --------------------------------------------------------------------------------------

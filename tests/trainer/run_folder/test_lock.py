@@ -1,18 +1,17 @@
 import subprocess
 import sys
-import time
 import uuid
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from shardset.errors import ConfigError, NotFound
+from shardset.errors import ConfigError
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 from tests.makers.doors import told
 from trainer.errors import RunTaken
-from trainer.supervise.run_lock import (
+from trainer.run_folder.lock import (
     HOLDER,
     Holder,
     Lease,
@@ -42,12 +41,6 @@ def leave_behind(storage: Storage, holder: Holder) -> None:
     """The lease of a run that was killed."""
     with storage.writer(HOLDER) as writer:
         writer.write(msgspec.json.encode(holder))
-
-
-def check_until_it_raises(held: RunLock) -> None:
-    while True:
-        held.check()
-        time.sleep(BEAT_S)
 
 
 @pytest.mark.parametrize("url", ["~/run", "gs:/bucket/run"])
@@ -103,37 +96,6 @@ def test_a_lease_that_nobody_renews_is_taken_after_a_while(
     )
 
 
-def test_a_lease_is_renewed_and_removed_at_the_end(bucket: Storage) -> None:
-    held = take(bucket)
-    first = bucket.stat(HOLDER).generation
-    while bucket.stat(HOLDER).generation == first:
-        time.sleep(BEAT_S)
-    held.close()
-    with pytest.raises(NotFound):
-        bucket.stat(HOLDER)
-
-
-@pytest.mark.parametrize("has_ended", [False, True])
-def test_a_run_that_lost_its_lease_is_told_and_leaves_the_new_one_alone(
-    bucket: Storage, has_ended: bool
-) -> None:
-    held = take(bucket)
-    taker = of_another_machine()
-    # Not by a plain write: a renewal in flight could follow it.
-    while stands(bucket).token != taker.token:
-        leave_behind(bucket, taker)
-        time.sleep(5 * BEAT_S)
-    if has_ended:
-        bucket.delete(HOLDER)
-    with pytest.raises(
-        RunTaken, match=r"process 7 on elsewhere|is gone: another run took the folder and has ended"
-    ):
-        check_until_it_raises(held)
-    held.close()
-    assert [stat.name for stat in bucket.list()] == ([] if has_ended else [HOLDER])
-    assert has_ended or stands(bucket) == taker
-
-
 def test_a_hold_of_a_young_lease_is_kept_without_a_request_and_an_old_one_is_renewed(
     bucket: Storage,
 ) -> None:
@@ -163,7 +125,7 @@ def test_a_lease_of_a_killed_process_of_this_machine_is_taken_at_once(bucket):
 
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     code = (
-        f"from trainer.supervise.run_lock import *; held = acquire_run_lock({str(tmp_path)!r},"
+        f"from trainer.run_folder.lock import *; held = acquire_run_lock({str(tmp_path)!r},"
         " print); print(1)"
     )
     words = [sys.executable, "-uc", f"{code}; time.sleep(600)"]

@@ -13,37 +13,28 @@ from shardset.errors import ConfigError
 from shardset.storage.memory import MemoryStorage
 from tests.makers.records import EVALUATION, FINAL, STEP
 from trainer.data.rows import Totals, sums_of
-from trainer.record import metrics, run_folder
-from trainer.record.metrics import (
-    Rates,
-    RunLog,
-)
+from trainer.run_folder import names
+from trainer.telemetry import metrics
+from trainer.telemetry.counts import SMOOTHING, Rates
+from trainer.telemetry.metrics import RunLog
 
 
 @given(st.integers(1, 40), st.integers(0, 40), st.integers(2, 12), st.integers(0, 1000))
-def test_weighted_counts_leave_out_the_pads(real: int, pads: int, classes: int, seed: int) -> None:
+@pytest.mark.parametrize("scale", [1e-6, 1 / 64, 1.0, 1e6])
+def test_weighted_means_leave_out_the_pads_whatever_the_scale_of_the_weights(
+    scale: float, real: int, pads: int, classes: int, seed: int
+) -> None:
     draw = torch.Generator().manual_seed(seed)
     logits = torch.randn(real + pads, classes, generator=draw)
     labels = torch.randint(0, classes, (real + pads,), generator=draw)
-    weights = torch.cat([torch.ones(real), torch.zeros(pads)])
+    weights = scale * torch.cat([torch.ones(real), torch.zeros(pads)])
     best = logits.topk(min(5, classes)).indices
     totals = Totals().add(sums_of(torch.ones(real + pads), best, labels, weights).unsqueeze(0))
     ranks = (logits > logits.gather(1, labels.unsqueeze(1))).sum(1)[:real]
     # over samples, however they lie in batches
-    assert totals.mean("top1") == int((ranks < 1).sum()) / real
-    assert totals == Totals(real, real, int((ranks < 1).sum()), int((ranks < 5).sum()))
-
-
-@pytest.mark.parametrize("scale", [1e-6, 1 / 64, 1.0, 1e6])
-def test_a_mean_does_not_depend_on_the_scale_of_the_weights(scale: float) -> None:
-    weights = scale * torch.tensor([1.0, 2.0, 5.0])
-    row = sums_of(
-        torch.tensor([4.0, 2.0, 0.0]), torch.tensor([[0, 1]] * 3), torch.tensor([0, 1, 0]), weights
-    )
-    totals = Totals().add(row.unsqueeze(0))
-    assert [totals.mean(name) for name in ("loss", "top1", "top5")] == pytest.approx(
-        [1.0, 0.75, 1.0]
-    )
+    shares = [int((ranks < most).sum()) / real for most in (1, 5)]
+    found = [totals.mean(name) for name in ("loss", "top1", "top5")]
+    assert found == pytest.approx([1.0, *shares], rel=1e-5)
     assert Totals().mean("loss") == 0
 
 
@@ -54,7 +45,7 @@ def test_rates_leave_out_what_comes_before_a_mark() -> None:
     rates.start = 500.0
     rates.add(60, 503.0)
     assert (rates.samples, rates.seconds, rates.global_rate) == (70, 4.0, 17.5)
-    assert rates.rate == pytest.approx(metrics.SMOOTHING * 20 + (1 - metrics.SMOOTHING) * 10)
+    assert rates.rate == pytest.approx(SMOOTHING * 20 + (1 - SMOOTHING) * 10)
 
 
 def test_a_step_line_has_the_fields_of_the_original_by_name() -> None:
@@ -103,15 +94,15 @@ def test_merged_logs_are_in_the_order_of_time_and_an_entry_of_several_lines_stay
         ConfigError,
         match=f"{storage.url}: no logs/host-000.log there, expected the folder of a run",
     ):
-        run_folder.merged_logs(storage)
+        names.merged_logs(storage)
     for host in (0, 1):
         entries = [
             f"2026-01-01T00:00:0{moment + host} trainer: {{\n }},\n}}\n" for moment in (1, 3)
         ]
-        with storage.writer(run_folder.log_name(host)) as writer:
+        with storage.writer(names.log_name(host)) as writer:
             writer.write("".join(entries).encode())
     texts = ("trainer: {", " },", "}")
-    assert run_folder.merged_logs(storage) == [
+    assert names.merged_logs(storage) == [
         f"2026-01-01T00:00:0{moment} host-00{(moment - 1) % 2} {text}"
         for moment in (1, 2, 3, 4)
         for text in texts

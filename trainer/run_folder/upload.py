@@ -1,109 +1,24 @@
-"""The run folder: the names of its files, and their copy in a bucket.
-
-Importing this needs no torch.
-"""
+"""A run folder as a process writes it, and its copy in a bucket. Importing this needs no torch."""
 
 import json
-import os
-import re
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
-from shardset.errors import ConfigError, NotFound, ShardsetError, TransientError
+from shardset.errors import NotFound, ShardsetError, TransientError
 from shardset.storage.base import ABSENT, Storage, os_errors_as_storage_errors
 from shardset.storage.open import open_storage
 from trainer import config as configs
 from trainer.config import TrainConfig
 from trainer.errors import RunTaken
-from trainer.supervise.run_lock import UNRIVALLED, RunLock
+from trainer.run_folder.lock import UNRIVALLED, RunLock
+from trainer.run_folder.names import LOGS, METRICS, from_anywhere, log_name, steps
 
-METRICS = "metrics.jsonl"
-LOGS = "logs/"
-CHECKPOINTS = "checkpoints/"
-COMMIT = "commit.json"
 UPLOAD_EVERY_S, UPLOAD_BYTES_PER_S = 30.0, 128 << 10
 """How often growing files are copied to a bucket; large ones, always whole, less often."""
-
-_LOG_NAME = re.compile(r"logs/host-(\d+)\.log")
-_TIME = re.compile(r"\d{4}-\d\d-\d\dT\S+")
-_IN_CHECKPOINT = re.compile(r"checkpoints/step-(\d{9}|[1-9]\d{9,})/")
-
-
-def folder_of(step: int) -> str:
-    """`checkpoints/step-000000123/`."""
-    return f"{CHECKPOINTS}step-{step:09d}/"
-
-
-def step_of(name: str) -> int | None:
-    """The step of the checkpoint that a file belongs to; None if it does not lie in a checkpoint
-    folder.
-    """
-    match = _IN_CHECKPOINT.match(name)
-    return int(match[1]) if match else None
-
-
-def steps(storage: Storage) -> list[int]:
-    """The steps of the checkpoints in a run folder that have a commit mark, damaged or not; oldest
-    first.
-    """
-    return steps_among(stat.name for stat in storage.list(CHECKPOINTS))
-
-
-def steps_among(names: Iterable[str]) -> list[int]:
-    """The steps whose commit marks are among some names; oldest first."""
-    return sorted(
-        step
-        for name in names
-        if (step := step_of(name)) is not None and name == folder_of(step) + COMMIT
-    )
-
-
-def log_name(host: int) -> str:
-    """`logs/host-000.log`."""
-    return f"{LOGS}host-{host:03d}.log"
-
-
-def merged_logs(storage: Storage) -> list[str]:
-    """The lines of all hosts' logs by time, each as `TIME host-000 TEXT`.
-
-    Raises ConfigError if there are no logs.
-
-    A line without a time takes that of the line before it.
-    """
-    logs = [
-        (match[1], stat.name)
-        for stat in storage.list(LOGS)
-        if (match := _LOG_NAME.fullmatch(stat.name))
-    ]
-    if not logs:
-        raise ConfigError(
-            f"{storage.url}: no {log_name(0)} there, expected the folder of a run; give the"
-            " --run-dir of `python -m trainer train`"
-        )
-    lines = []
-    for host, name in logs:
-        last = ""
-        for line in storage.read(name).decode("utf-8", "replace").splitlines():
-            moment, _, text = line.partition(" ")
-            if not _TIME.fullmatch(moment):
-                moment, text = last, line
-            last = moment
-            lines.append((moment, f"{moment} host-{host} {text}"))
-    return [line for _, line in sorted(lines, key=lambda pair: pair[0])]
-
-
-def from_anywhere(config: TrainConfig) -> TrainConfig:
-    """The config with absolute local paths, so that it can be read from any folder."""
-    urls = {name: getattr(config, name) for name in ("manifest", "cache_dir")}
-    local = {name: os.path.abspath(url) for name, url in urls.items() if url and "://" not in url}
-    sets = config.mix.split(";") if config.mix else []
-    mix = ";".join(one if "://" in one else os.path.abspath(one) for one in sets)
-    return replace(config, mix=mix or None, **local)
 
 
 class RunFolder:
@@ -118,8 +33,8 @@ class RunFolder:
     def __init__(self, url: str, host: int = 0, lock: RunLock = UNRIVALLED) -> None:
         self._host, self._lock = host, lock
         self.storage: Storage = open_storage(url).on_retry(lock.keep)
-        self._temporary = tempfile.mkdtemp(prefix="run-") if self.storage.is_remote else None
-        self.local = Path(self._temporary or url)
+        self._is_remote = self.storage.is_remote
+        self.local = Path(tempfile.mkdtemp(prefix="run-") if self._is_remote else url)
         (self.local / LOGS).mkdir(parents=True, exist_ok=True)
         self._sent: dict[Path, tuple[int, int]] = {}
         self._error: ShardsetError | None = None
@@ -127,7 +42,7 @@ class RunFolder:
         self._uploading = threading.Lock()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="run folder", daemon=True)
-        if self._temporary:
+        if self._is_remote:
             for name in (log_name(host), METRICS) if host == 0 else (log_name(host),):
                 with suppress(NotFound), os_errors_as_storage_errors(str(self.local / name)):
                     (self.local / name).write_bytes(self.storage.read(name))
@@ -156,7 +71,7 @@ class RunFolder:
 
     def flush(self) -> None:
         """Copies what has changed since the last copy; does nothing for a local run."""
-        if self._temporary is not None:
+        if self._is_remote:
             self._upload()
 
     def close(self) -> None:
@@ -164,7 +79,7 @@ class RunFolder:
 
         If that fails, raises the error, names the local folder, and keeps it.
         """
-        if self._temporary is None:
+        if not self._is_remote:
             return
         self._closing.set()
         self._thread.join()
@@ -176,7 +91,7 @@ class RunFolder:
             if isinstance(self._error, RunTaken):
                 advice = f"its last logs are in {self.local}"
             raise type(self._error)(f"{self._error}; {advice}") from self._error
-        shutil.rmtree(self._temporary)
+        shutil.rmtree(self.local)
 
     def _run(self) -> None:
         while not self._closing.wait(self.pause_s):

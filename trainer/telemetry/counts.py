@@ -4,7 +4,7 @@ import datetime
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -15,20 +15,60 @@ from trainer.data.device_feed import DeviceBatch, DeviceFeed
 from trainer.data.rows import OUTCOME, SUMS, Totals
 from trainer.data.splits import DIGEST_MASK, Data, SampleDigest
 from trainer.errors import NotFinite
-from trainer.record.checkpoint_state import CheckpointState, Position
-from trainer.record.metrics import (
+from trainer.run_folder.checkpoint_state import CheckpointState, Position
+from trainer.runtime.base import Runtime
+from trainer.telemetry.metrics import (
     EpochRecord,
     EvalRecord,
     FinalRecord,
-    Rates,
     RunLog,
     StepRecord,
     advice,
 )
-from trainer.runtime.base import Runtime
 
 PROFILE = "profile"
 """The folder for traces in the run folder."""
+
+
+SMOOTHING = 0.4
+"""Weight of the newest interval in a moving average."""
+
+
+@dataclass(slots=True)
+class Rates:
+    """Samples a second: `rate` is a moving average over intervals, `global_rate` the average of
+    all.
+
+    An interval ends with `add` and begins at the `add` or `mark` before it; the time before a
+    `mark` does not count.
+    """
+
+    rate: float = 0.0
+    samples: int = 0
+    seconds: float = 0.0
+    start: float | None = None
+
+    @property
+    def global_rate(self) -> float:
+        """Samples a second over all intervals."""
+        return self.samples / self.seconds if self.seconds else 0.0
+
+    def mark(self) -> None:
+        """Begins an interval."""
+        self.start = time.perf_counter()
+
+    def add(self, samples: int, now: float) -> None:
+        """Ends an interval with so many samples and begins the next.
+
+        Without a begun interval they don't count.
+        """
+        start, self.start = self.start, now
+        if start is None or now <= start:
+            return
+        newest = samples / (now - start)
+        self.rate = SMOOTHING * newest + (1 - SMOOTHING) * self.rate if self.samples else newest
+        self.samples += samples
+        self.seconds += now - start
 
 
 class Telemetry:

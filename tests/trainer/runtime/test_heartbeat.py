@@ -17,7 +17,7 @@ import pytest
 from shardset.errors import ConfigError
 from tests.makers.ports import free_port
 from tests.makers.watched import CAUGHT
-from trainer.supervise import heartbeat
+from trainer.runtime import heartbeat
 
 FAILED, PREEMPTED = 1, 3
 

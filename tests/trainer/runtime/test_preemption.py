@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.supervise import preemption
-from trainer.supervise.preemption import PreemptionNotice
+from trainer.runtime import preemption
+from trainer.runtime.preemption import PreemptionNotice
 
 
 class Metadata(http.server.BaseHTTPRequestHandler):

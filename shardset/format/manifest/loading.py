@@ -1,0 +1,231 @@
+"""Opens a set: its newest version, an older one, or a view of it."""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from shardset.errors import ConfigError, ManifestError, NotFound
+from shardset.format import naming, versions
+from shardset.format.manifest.records import Manifest
+from shardset.format.manifest.sealing import parse
+from shardset.format.shards import StoredShards
+from shardset.format.view import ViewHead, ViewRows, ViewSplit, address_from, read_view, view_digest
+from shardset.order.selection import Selection
+from shardset.storage.base import Storage
+from shardset.storage.checked import read_twice
+from shardset.storage.open import open_file, open_storage
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class View:
+    """A view of a set: what it says of itself, its splits, and the manifest of the whole set."""
+
+    head: ViewHead
+    splits: Mapping[str, ViewSplit]
+    whole: Manifest
+
+
+class LoadedSet(NamedTuple):
+    """A manifest and the storage that its paths are relative to: read once and handed on.
+
+    With a view, `manifest` has the view's splits. Each has the shards and totals of the whole split
+    that it is of.
+    """
+
+    manifest: Manifest
+    storage: Storage
+    view: View | None = None
+
+    def without_view(self) -> "LoadedSet":
+        """The whole set."""
+        return self if self.view is None else LoadedSet(self.view.whole, self.storage)
+
+    @property
+    def digest(self) -> str:
+        """The digest of the view, or that of the whole set."""
+        return self.manifest.digest if self.view is None else self.view.head.digest
+
+    def part(self, split: str) -> ViewSplit:
+        """What the view takes of a split; all of it without one."""
+        whole = ViewSplit(Selection(self.manifest.split(split).num_samples))
+        return whole if self.view is None else self.view.splits.get(split, whole)
+
+    def stored_split(self, split: str) -> str:
+        """The split of the whole set that a split is of."""
+        return split if self.view is None or split not in self.view.splits else self.view.head.split
+
+
+SetUrl = str | os.PathLike[str] | LoadedSet
+"""A manifest or its folder, a view, or the set that `shardset.load` returned."""
+
+
+def load_set(url: SetUrl) -> LoadedSet:
+    """The set at a URL; that itself if it is loaded already."""
+    return url if isinstance(url, LoadedSet) else load(os.fspath(url))
+
+
+def load(url: str) -> LoadedSet:
+    """The manifest at `url` (the file or its folder) and the storage that its paths are relative
+    to.
+
+    For a `.parquet`, the view in it and the set that it is of. `URL@TAG` and `URL@N` are an older
+    version of the set in a folder, unless a folder of that very name holds any file. Raises
+    ManifestError if there is no such set or version.
+    """
+    if url.endswith(".parquet"):
+        return _load_view(url)
+    storage, name = (
+        open_file(url) if url.endswith(".json") else (open_storage(url), naming.MANIFEST)
+    )
+    target = url if url.endswith(".json") else f"{url.rstrip('/')}/{name}"
+    try:
+        return LoadedSet(read(storage, name, target), storage)
+    except NotFound as error:
+        versioned = versions.split_address(url)
+        # A web server lists nothing.
+        if versioned and (
+            url.startswith("https://") or not any(True for _ in open_storage(url).list())
+        ):
+            return _load_version(*versioned)
+        raise ManifestError(
+            f"{target}: no manifest there, so no finished shard set; build one with `python -m"
+            " pipelines build`"
+        ) from error
+
+
+def _load_version(url: str, version: str) -> LoadedSet:
+    try:
+        newest = load_whole(url)
+    except ManifestError as error:
+        raise ManifestError(
+            f"{url}@{version}: no such folder; and as version {version!r} of {url}: {error}"
+        ) from error
+    storage, found = newest.storage, newest.manifest
+    number, digest = versions.resolve(storage, version)
+    if number < found.number:  # each was stored before the next one was published
+        try:
+            found = read(storage, versions.path(number))
+        except NotFound as error:
+            raise ManifestError(
+                f"{url}: version {number} was removed; `python -m pipelines log {url}` lists those"
+                " that are left"
+            ) from error
+    if found.number != number or digest not in (None, found.digest):
+        raise ManifestError(
+            f"{url}: has no version {version}; `python -m pipelines log {url}` lists those that"
+            " it has"
+        )
+    return LoadedSet(found, storage)
+
+
+def load_whole(url: str) -> LoadedSet:
+    """The set at `url`; raises ConfigError for a view, which has no files of its own."""
+    loaded = load(url)
+    if loaded.view is not None:
+        raise ConfigError(
+            f"{url}: a view has no shards of its own; name its set, or make the view one with"
+            " `python -m pipelines build --source shardset`"
+        )
+    return loaded
+
+
+def with_view(
+    loaded: LoadedSet, head: ViewHead, rows: Mapping[str, ViewRows], url: str
+) -> LoadedSet:
+    """A whole set with a view of it; raises ConfigError where the view does not fit."""
+    whole = loaded.manifest
+    if head.parent_digest != whole.digest:
+        raise ConfigError(
+            f"{url}: is a view of the set with digest {head.parent_digest[:12]}…, but"
+            f" {loaded.storage.url} has {whole.digest[:12]}…; name that set, or make the view again"
+        )
+    of, others = (
+        whole.split(head.split),
+        {name: one for name, one in whole.splits.items() if name != head.split},
+    )
+    if taken := rows.keys() & others.keys():
+        raise ConfigError(
+            f"{url}: the set has a split {min(taken)!r} already; give that of the view another name"
+        )
+    bounds = ("ids", 0, of.num_samples), ("labels", -1, len(whole.classes))
+    for part in rows.values():
+        for (what, least, end), found in zip(bounds, part, strict=False):
+            if found is not None and not least <= found.min() <= found.max() < end:
+                raise ConfigError(
+                    f"{url}: {what} reach {found.min()} to {found.max()}, expected {least} to"
+                    f" {end - 1}"
+                )
+    head = msgspec.structs.replace(head, digest=head.digest or view_digest(whole.digest, rows))
+    splits = {
+        name: ViewSplit(Selection.of(ids, of.num_samples, head.digest), labels, weights)
+        for name, (ids, labels, weights) in rows.items()
+    }
+    manifest = msgspec.structs.replace(whole, splits=dict.fromkeys(splits, of) | others)
+    return LoadedSet(manifest, loaded.storage, View(head=head, splits=splits, whole=whole))
+
+
+def _load_view(url: str) -> LoadedSet:
+    storage, name = open_file(url)
+    head, rows = read_view(storage, name)
+    if head is None:
+        raise ConfigError(
+            f"{url}: names no set in its footer; seal it with `python -m pipelines view OUT --of"
+            f" SET --ids {url}`"
+        )
+    if head.parent.endswith(".parquet"):
+        raise ConfigError(
+            f"{url}: names {head.parent!r}, a view, as its set; make it a view of the set itself"
+        )
+    whole = load_whole(address_from(storage.url, head.parent))
+    if whole.digest != head.parent_digest:  # of an older version, if that is left
+        found = older_with(whole.storage, head.parent_digest) or whole.manifest
+        whole = LoadedSet(opened(whole.storage, found), whole.storage)
+    return with_view(whole, head, rows, url)
+
+
+def read(storage: Storage, name: str = naming.MANIFEST, where: str | None = None) -> Manifest:
+    """The manifest of that name, with its shards; raises NotFound, or ManifestError for damage that
+    two reads found.
+    """
+    return opened(storage, read_head(storage, name, where))
+
+
+def read_head(storage: Storage, name: str = naming.MANIFEST, where: str | None = None) -> Manifest:
+    """The manifest of that name, as `parse` returns it: no table of shards is read.
+
+    Raises as `read` does.
+    """
+    where = where or f"{storage.url}/{name}"
+    return read_twice(lambda: parse(storage.read(name), where), error=ManifestError)
+
+
+def older(storage: Storage) -> Iterator[Manifest]:
+    """The manifests of the older versions, as `read_head` returns them, the newest first: stop once
+    you know enough.
+    """
+    numbers = filter(
+        None, (versions.number_of(stat.name) for stat in storage.list(versions.FOLDER))
+    )
+    for number in sorted(numbers, reverse=True):
+        yield read_head(storage, versions.path(number))
+
+
+def older_with(storage: Storage, digest: str) -> Manifest | None:
+    """The older version with that digest, its shards unread; None if it's gone or on the web."""
+    found = () if storage.url.startswith("https://") else older(storage)
+    return next((one for one in found if one.digest == digest), None)
+
+
+def opened(storage: Storage, manifest: Manifest) -> Manifest:
+    """A parsed manifest with its shards.
+
+    Reads the tables of unequal shards; raises ManifestError.
+    """
+    splits = {
+        name: msgspec.structs.replace(split, shards=StoredShards(split.groups, storage))
+        for name, split in manifest.splits.items()
+    }
+    return msgspec.structs.replace(manifest, splits=splits)

@@ -1,0 +1,166 @@
+"""The records of a manifest, which are its JSON.
+
+`docs/reference/format.md` explains each field; `docs/manifest.schema.json` is for programs.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+
+from shardset.errors import ManifestError
+from shardset.format import naming
+from shardset.format.shards import Count, Group, Positive, Record, Sha256, Shard, StoredShards
+from shardset.order.permutation import hash_text
+from shardset.prepared import prepared
+
+KIND: Final = "shardset"
+VERSION: Final = 1
+
+
+class ClassInfo(Record, frozen=True, kw_only=True):
+    """One class: its 0-based label, its name, and its WordNet id if it has one."""
+
+    label: Count
+    name: str
+    wnid: str | None = None
+
+
+class Split(Record, frozen=True, kw_only=True):
+    """All shards of one split, in id order.
+
+    `fields` are all that occur, in the order of the index's columns.
+
+    `shards` makes each shard when it is asked for; in the file they are `groups`. `class_totals`
+    has the samples of each class, by label.
+    """
+
+    num_samples: Count
+    num_source_samples: Count
+    num_dropped: Count
+    num_repeats: Count
+    num_content_bytes: Count
+    num_tar_bytes: Count
+    max_tar_bytes: Count
+    max_index_bytes: Count
+    fields: list[str]
+    class_totals: list[Count]
+    shards: StoredShards = msgspec.field(name="groups")
+
+    @property
+    def groups(self) -> Sequence[Group]:
+        """The groups of shards, whether their tables can be read or not."""
+        return self.shards.groups
+
+    @property
+    def num_shards(self) -> int:
+        """The number of shards."""
+        return sum(group.num_shards for group in self.groups)
+
+    @property
+    def mean_bytes(self) -> float:
+        """Mean content bytes of a sample, over all its fields and without tar headers."""
+        return self.num_content_bytes / max(1, self.num_samples)
+
+    @property
+    def shard_sizes(self) -> list[int]:
+        """The samples of each shard."""
+        sizes: list[int] = self.shards.sizes.tolist()
+        return sizes
+
+    def index_fields(self, shard: int) -> Sequence[str]:
+        """The fields in the index of a shard: those of its group, which may lack some that came to
+        the split later.
+        """
+        return self.shards.group_of(shard).fields or self.fields
+
+
+class Quarantine(Record, frozen=True, kw_only=True):
+    """How many raw samples were rejected, and the file that lists them with their reasons."""
+
+    count: Count
+    path: str
+
+
+class Provenance(Record, frozen=True, kw_only=True):
+    """Where the set comes from.
+
+    Nothing here depends on when, where or on how many machines it was built.
+
+    `appended` says the same of each append, in order.
+    """
+
+    tool: str
+    source: str
+    source_digest: Sha256
+    options: dict[str, Any]
+    libraries: dict[str, str]
+    notes: list[str]
+    appended: "list[Provenance]" = msgspec.field(default_factory=list)
+
+
+@prepared
+class Manifest(Record, frozen=True, kw_only=True):
+    """A shard set. Present means complete: it is written after everything it lists.
+
+    `version` is that of the format, `number` that of the set: a build makes 1, and each change adds
+    one. `forgotten` has a hash of each key that a compaction dropped.
+    """
+
+    kind: Literal["shardset"]
+    version: Literal[1]
+    digest: Sha256
+    number: Positive = 1
+    classes: list[ClassInfo]
+    splits: dict[str, Split]
+    quarantine: Quarantine
+    fixes: dict[str, Count]
+    provenance: Provenance
+    forgotten: list[Count] = msgspec.field(default_factory=list)
+
+    def class_name(self, label: int) -> str:
+        """The name of the class with that label; "" if there is none."""
+        return self.classes[label].name if 0 <= label < len(self.classes) else ""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether shardset wrote all tars; others wrote those that were adopted."""
+        return all(group.is_own for group in self.groups)
+
+    @property
+    def groups(self) -> list[Group]:
+        """The groups of all splits."""
+        return [group for split in self.splits.values() for group in split.groups]
+
+    @property
+    def shards(self) -> Iterator[Shard]:
+        """The shards of all splits, once it is `opened`."""
+        return (shard for split in self.splits.values() for shard in split.shards)
+
+    @property
+    def seed(self) -> int:
+        """The seed of the order in which the build stored the samples; of the first one, if shards
+        were added.
+        """
+        return next(iter(self.splits.values())).groups[0].seed
+
+    def split(self, name: str) -> Split:
+        """The split of that name; raises ManifestError naming those that exist."""
+        if name not in self.splits:
+            raise ManifestError(
+                f"no split {name!r} in this shard set; it has {', '.join(sorted(self.splits))}"
+            )
+        return self.splits[name]
+
+
+def hash_of_key(key: str) -> int:
+    """What is left of a forgotten key: 32 bits, which tell it from a mistyped one."""
+    return hash_text(key, key=0) >> 32
+
+
+def files_of(*named_by: Manifest) -> set[str]:
+    """The paths of all files that some manifests name; reads none."""
+    groups = [group for manifest in named_by for group in manifest.groups]
+    tars = [group.path(number) for group in groups for number in range(group.num_shards)]
+    lists = {manifest.quarantine.path for manifest in named_by}
+    return lists.union((group.table for group in groups), tars, map(naming.index_path, tars))

@@ -1,1 +1,0 @@
-"""What a run leaves: checkpoints, metrics, logs."""

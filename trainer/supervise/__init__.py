@@ -1,1 +1,0 @@
-"""Heartbeats, the run lock and signals."""

@@ -1,0 +1,1 @@
+"""What a run tells: records, lines, events, losses and what an evaluation finds."""
