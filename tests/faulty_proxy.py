@@ -40,6 +40,8 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
+from tests.makers.objects import flipped
+
 _STARTS_WITH = 1 << 10
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "date", "server"}
 
@@ -184,7 +186,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._cut_upload(headers, body[: fault.at])
         else:
             self._pass_on(
-                headers, _flipped(body, fault.at) if fault.kind == "flip_upload" else body, fault
+                headers, flipped(body, fault.at) if fault.kind == "flip_upload" else body, fault
             )
 
     do_GET = do_PUT = do_POST = do_DELETE = do_PATCH = do_HEAD = handle_any  # noqa: N815
@@ -215,7 +217,7 @@ class _Handler(BaseHTTPRequestHandler):
             found = [(name, value.replace(find, put)) for name, value in found]
             self._answer(answer.status, found, data.replace(fault.find, fault.put))
         elif fault.kind == "flip":
-            self._answer(answer.status, found, _flipped(data, fault.at))
+            self._answer(answer.status, found, flipped(data, fault.at))
         elif fault.kind in ("truncate", "reset_at", "stall"):
             self._answer(answer.status, found, data, until=fault.at)
             self._end(fault)
@@ -264,10 +266,6 @@ class _Handler(BaseHTTPRequestHandler):
     def _reset(self) -> None:
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close_connection = True
-
-
-def _flipped(data: bytes, at: int) -> bytes:
-    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
 
 FAULTS = [

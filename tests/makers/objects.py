@@ -13,6 +13,11 @@ from shardset.testing import put as put
 BIG = bytes(range(256)) * 4096  # 1 MiB
 
 
+def flipped(data, at, bit=1):
+    """The bytes with some bits of one of them flipped."""
+    return data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :]
+
+
 @contextmanager
 def file_size_limit(num_bytes):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

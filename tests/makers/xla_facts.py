@@ -44,7 +44,7 @@ def small(num_classes, grouped=False):
 class Normed(nn.Module):
     """A layer, a norm that is called by keyword, and the head.
 
-    The statistics are of eight values of each pass; without momentum they are means of all batches.
+    The statistics are of eight values of each pass.
     """
 
     def __init__(self, num_classes: int, momentum: float | None = 0.1) -> None:
@@ -56,6 +56,11 @@ class Normed(nn.Module):
         """The logits."""
         logits: torch.Tensor = self.head(self.norm(input=self.layer(images_NCHW.flatten(1))).relu())
         return logits
+
+
+def averaging(num_classes: int) -> nn.Module:
+    """A norm whose statistics are means of all batches."""
+    return Normed(num_classes, momentum=None)
 
 
 def main() -> None:
@@ -127,7 +132,7 @@ def _steps(spmd: Any) -> dict[str, list[float]]:
 
 def _refusal(spmd: Any) -> str:
     """What is said of a norm that averages over all batches."""
-    model = ModelConfig(name=NORMED, kwargs={"momentum": None})
+    model = ModelConfig(name="tests.makers.xla_facts:averaging")
     try:
         Learner(spmd, replace(digits_smoke(), model=model), 10, None)
     except ConfigError as error:

@@ -302,25 +302,16 @@ class SyntheticStream:
 
     def run(self, spans: Iterator[tuple[int, range]]) -> Iterator[tuple[int, int, Batch]]:
         """Yields (epoch, step, batch) for spans (epoch, steps), as a Stream does."""
-        part = rank_part(self.global_batch_size, self.rank, self.world_size)
-        per_host = len(part)
-        draw = np.random.default_rng(0)
-        image = draw.integers(
-            0, 256, (per_host, self.image_size, self.image_size, 3), dtype=np.uint8
-        )
-        label = draw.integers(0, self.num_classes, per_host, dtype=np.int64)
+        slots = np.array(rank_part(self.global_batch_size, self.rank, self.world_size))
+        draw, size = np.random.default_rng(0), self.image_size
+        image = draw.integers(0, 256, (len(slots), size, size, 3), dtype=np.uint8)
+        label = draw.integers(0, self.num_classes, len(slots), dtype=np.int64)
+        batch = {"image": image, "label": label, "flip": label % 2 == 0}
         for epoch, steps in spans:
             for step in steps:
-                ids = (
-                    step * self.global_batch_size + part.start + np.arange(per_host)
-                ) // self.augment_repeats
+                ids = (step * self.global_batch_size + slots) // self.augment_repeats
                 weight = (ids < self.num_samples).astype(np.float32)
-                flip, ids = label % 2 == 0, ids % self.num_samples
-                yield (
-                    epoch,
-                    step,
-                    {"image": image, "label": label, "flip": flip, "id": ids, "weight": weight},
-                )
+                yield epoch, step, {**batch, "id": ids % self.num_samples, "weight": weight}
 
 
 def synthetic_data(config: TrainConfig, host: int, num_hosts: int) -> Data:

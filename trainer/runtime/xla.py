@@ -120,8 +120,6 @@ class Xla(Runtime):
         return list(values) if self.num_hosts == 1 else self._begin_sum(values)()
 
     def ask_hosts(self, flag: bool) -> Callable[[], bool]:
-        if self.num_hosts == 1:
-            return lambda: flag
         sums = self._begin_sum([int(flag)])
         return lambda: sums()[0] > 0
 

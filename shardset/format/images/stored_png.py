@@ -81,11 +81,6 @@ def fits(height: int, width: int) -> bool:
     return 0 < height * (1 + 3 * width) <= MAX_BYTES
 
 
-def num_bytes(height: int, width: int) -> int:
-    """The size of such a file; raises ValueError for a picture of more than MAX_BYTES."""
-    return len(_template(height, width))
-
-
 @cache
 def _template(height: int, width: int) -> np.ndarray:
     """The file of a black picture, without its checksums."""

@@ -36,7 +36,7 @@ KINDS = {
     "references of a shard": naming.references_path("train", 1),
     "a record": paths.record_path("train", 1),
 }
-"""Of the frame of a file, tests/shardset/format/test_frame.py flips every bit."""
+"""Of the frame of a file, tests/shardset/format/test_originals.py flips every bit."""
 STAYING = {"the survey": "first", "the plan": "last"}
 
 

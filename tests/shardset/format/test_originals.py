@@ -1,4 +1,7 @@
-"""What a sample was called, from the plan of its shard; and which key it got."""
+"""What a sample was called, from the plan of its shard, and which key it got.
+
+A file of a plan says whose it is, how long, and its CRC32C; no bit of it can flip unseen.
+"""
 
 import itertools
 
@@ -10,10 +13,19 @@ from hypothesis import strategies as st
 
 from shardset.errors import DamagedShard
 from shardset.format import naming
-from shardset.format.originals import Origin, frame, read_origins, stored_key, table_to_bytes
+from shardset.format.originals import (
+    NUM_BYTES,
+    Origin,
+    frame,
+    open_frame,
+    read_origins,
+    stored_key,
+    table_to_bytes,
+)
 from shardset.format.tar import StoredSample
 from shardset.storage.memory import MemoryStorage
-from tests.makers.shardset import put, references
+from tests.makers.objects import flipped, put
+from tests.makers.shardset import references
 
 _counter = itertools.count()
 KEYS = ["a", "b/c", "b/c@1", "d"]
@@ -84,3 +96,38 @@ def test_keys_of_samples_whose_own_can_not_stay_are_frozen():
     # Those of every shard set that holds one. To change them, raise PLAN_VERSION.
     assert stored_key(Origin("train", "a b.JPEG", "a b", ""), 0, 0) == "k663rgqcex201b"
     assert stored_key(Origin("train", "a.jpg", "a", ""), 1, 2) == "km5avcd0j8m746@2"
+
+
+# --- the frame of a file of the plan --------------------------------------------------------------
+
+BUILD = "0123456789abcdef"
+DATA = b'{"a": 1}\n'
+
+
+@pytest.mark.parametrize("build", [BUILD, "", "7"])
+@pytest.mark.parametrize("content", [b"", DATA, b"\nshardset " * 9])
+def test_content_and_build_come_back(build, content):
+    found = open_frame(content + frame(build, content))
+    assert (found.build, bytes(found.content)) == (build, content)
+
+
+def test_no_bit_flips_unseen():
+    whole = DATA + frame(BUILD, DATA)
+    for bit in range(8 * len(whole)):
+        with pytest.raises(ValueError, match=r"^its "):
+            open_frame(flipped(whole, bit // 8, 1 << bit % 8))
+
+
+def test_no_cut_is_unseen():
+    whole = DATA + frame(BUILD, DATA)
+    for cut in [*range(len(whole))]:
+        with pytest.raises(ValueError, match=r"^its "):
+            open_frame(whole[:cut])
+        with pytest.raises(ValueError, match=r"^its "):
+            open_frame(whole[len(whole) - cut :])
+
+
+def test_the_frame_of_a_file_is_frozen():
+    # Of every plan that stands somewhere. To change it, raise PLAN_VERSION.
+    assert frame(BUILD, DATA) == b"\nshardset 0123456789abcdef 0000000000000009 b55b41b3\n"
+    assert len(frame("", b"")) == NUM_BYTES

@@ -5,7 +5,6 @@ through.
 import pickle
 import uuid
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -17,10 +16,11 @@ from shardset.format.table import ROWS_AT_ONCE
 from shardset.format.tar import StoredSample
 from shardset.read.blocks import BlockSampleReader
 from shardset.read.indexes import ShardTable
-from shardset.read.remote import RemoteReader
 from shardset.storage.open import open_storage
+from tests.makers.objects import flipped, put
+from tests.makers.once import DamagesOnce
 from tests.makers.reading import RecordingStorage, addresses_of, order_of, rank_slots
-from tests.makers.shardset import new_set, put
+from tests.makers.shardset import new_set
 from tests.shardset.read.conftest import at
 
 SIZE = 2200
@@ -47,27 +47,13 @@ def shared():
 
 
 @pytest.fixture
-def large(shared) -> tuple[RecordingStorage, Split]:
-    """A copy of that set, to be damaged."""
+def recorded(shared) -> tuple[RecordingStorage, Split]:
+    """A copy of that set, to be damaged, in place of the small one."""
     storage, split = shared
     copy = open_storage(f"memory://{uuid.uuid4().hex}/set")
     for stat in storage.inner.list():
         put(copy, stat.name, storage.inner.read(stat.name))
     return RecordingStorage(copy), split
-
-
-class WithoutChecksums(RecordingStorage):
-    """As a disk or a web server, which do not know the CRC32C of an object."""
-
-    def read_with_stat(self, name, start=0, stop=None):
-        data, stat = super().read_with_stat(name, start, stop)
-        return data, msgspec.structs.replace(stat, crc32c=None)
-
-
-def flip(storage: RecordingStorage, name: str, place: int) -> None:
-    data = bytearray(storage.inner.read(name))
-    data[place] ^= 4
-    put(storage.inner, name, bytes(data))
 
 
 def names(storage: RecordingStorage) -> list[str]:
@@ -104,9 +90,8 @@ def test_rows_read_alone_are_those_of_whole_indexes(shared, wanted):
         assert (found.keys, list(found)) == (expected.keys, list(expected))
 
 
-def test_the_rows_of_a_block_take_one_request(large):
-    storage, split = large
-    table = ShardTable(storage, split)
+def test_the_rows_of_a_block_take_one_request(recorded, table):
+    storage, split = recorded
     shards, positions = np.full(100, 1), np.arange(60, 160)
     table.addresses(shards, positions)
     [(name, start, stop, _)] = storage.reads
@@ -118,9 +103,8 @@ def test_the_rows_of_a_block_take_one_request(large):
     assert names(storage)[1:] == [split.shards[0].index.path]
 
 
-def test_from_a_quarter_of_its_rows_on_an_index_is_read_whole(large):
-    storage, split = large
-    table = ShardTable(storage, split)
+def test_from_a_quarter_of_its_rows_on_an_index_is_read_whole(recorded, table):
+    storage, split = recorded
     for group in range(12):
         at(table, (0, 3 * group * ROWS_AT_ONCE))
     assert names(storage) == 9 * [split.shards[0].index.path]
@@ -128,8 +112,8 @@ def test_from_a_quarter_of_its_rows_on_an_index_is_read_whole(large):
     assert storage.reads[-1][2] is None
 
 
-def test_rows_beyond_the_budget_are_read_again(large):
-    storage, split = large
+def test_rows_beyond_the_budget_are_read_again(recorded):
+    storage, split = recorded
     table = ShardTable(storage, split, budget_bytes=4)
     for shard in (0, 0, 1, 0):
         at(table, (shard, 5))
@@ -137,13 +121,15 @@ def test_rows_beyond_the_budget_are_read_again(large):
 
 
 @pytest.mark.parametrize("place", [3 * ROWS_AT_ONCE * ROW_BYTES, 4 * ROWS_AT_ONCE * ROW_BYTES - 1])
-def test_a_damaged_row_is_an_error_of_its_index_and_its_neighbours_are_read(large, place):
-    storage, split = large
+def test_a_damaged_row_is_an_error_of_its_index_and_its_neighbours_are_read(recorded, table, place):
+    storage, split = recorded
     name = split.shards[1].index.path
-    flip(storage, name, len(storage.inner.read(name)) - ROW_BYTES * SIZE + place)
+    data = storage.inner.read(name)
+    put(storage.inner, name, flipped(data, len(data) - ROW_BYTES * SIZE + place, 4))
     with pytest.raises(DamagedShard, match=r"000001.idx.npy: crc32c is"):
-        at(ShardTable(storage, split), (1, 3))
-    table = ShardTable(WithoutChecksums(storage.inner), split)
+        at(table, (1, 3))
+    # a storage that keeps no checksums, as a disk or a web server
+    table.storage = DamagesOnce(storage.inner, turn=99)
     assert len(at(table, (1, 3 * ROWS_AT_ONCE - 1), (1, 4 * ROWS_AT_ONCE))) == 2
     with pytest.raises(
         DamagedShard,
@@ -153,8 +139,8 @@ def test_a_damaged_row_is_an_error_of_its_index_and_its_neighbours_are_read(larg
 
 
 @pytest.mark.parametrize("what", ["cut", "gone", "another"])
-def test_an_index_that_is_not_the_one_of_the_manifest_is_an_error(large, what):
-    storage, split = large
+def test_an_index_that_is_not_the_one_of_the_manifest_is_an_error(recorded, table, what):
+    storage, split = recorded
     name = split.shards[1].index.path
     if what == "gone":
         storage.inner.delete(name)
@@ -164,20 +150,19 @@ def test_an_index_that_is_not_the_one_of_the_manifest_is_an_error(large, what):
     with pytest.raises(
         DamagedShard, match=r"000001.idx.npy: .*the index of shard train/train-000001.tar is"
     ):
-        at(ShardTable(storage, split), (1, 7))
+        at(table, (1, 7))
 
 
-def test_a_copy_in_another_process_reads_for_itself(large):
-    storage, split = large
-    table = ShardTable(storage.inner, split)
+def test_a_copy_in_another_process_reads_for_itself(table):
+    table.storage = table.storage.inner
     found, again = (
         at(one, (1, 3), (0, 4), (2, 2100)) for one in (table, pickle.loads(pickle.dumps(table)))
     )
     assert found.rows.tobytes() == again.rows.tobytes()
 
 
-def test_a_bucket_that_does_not_answer_is_no_damage(large):
-    storage, split = large
+def test_a_bucket_that_does_not_answer_is_no_damage(recorded, table):
+    storage, split = recorded
 
     def fail(number, read):
         if read == split.shards[1].index.path:
@@ -185,14 +170,13 @@ def test_a_bucket_that_does_not_answer_is_no_damage(large):
 
     storage.before = fail
     with pytest.raises(TransientError):
-        at(ShardTable(storage, split), (1, 7))
+        at(table, (1, 7))
 
 
-def test_the_rows_of_blocks_are_read_together_after_the_first_batch(large):
-    storage, split = large
+def test_the_rows_of_blocks_are_read_together_after_the_first_batch(recorded, table, reader):
+    storage, split = recorded
     order = order_of(split, block_size=512, window=256)
-    table = ShardTable(storage, split)
-    reads = BlockSampleReader(order, table, RemoteReader(table), 1 << 30)
+    reads = BlockSampleReader(order, table, reader, 1 << 30)
     for step in (0, 1):
         slots = rank_slots(order, 0, step, 0, 1)
         reads.prepare(0, slots)
@@ -201,4 +185,3 @@ def test_the_rows_of_blocks_are_read_together_after_the_first_batch(large):
         contents = list(reads.read_step(0, slots, addresses).contents(0, len(slots.ids)))
         assert [int.from_bytes(each[0], "little") for each in contents] == slots.ids.tolist()
     assert sum(name.endswith(".npy") for name in names(storage)) == num_read
-    reads.close()

@@ -14,8 +14,9 @@ from shardset.order.budget import INDEX_BYTES
 from shardset.read.indexes import ShardTable, read_index, read_rows
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
+from tests.makers.objects import flipped, put
 from tests.makers.once import DamagesOnce
-from tests.makers.shardset import png_samples, put, write_shard_set
+from tests.makers.shardset import png_samples, write_shard_set
 from tests.shardset.read.conftest import at
 
 _counter = itertools.count()
@@ -53,9 +54,8 @@ def test_an_index_of_another_size_than_its_fields_make_is_told_to_be_built_again
 @pytest.mark.parametrize("place", [0, 30, -1], ids=["header", "fields", "row"])
 def test_a_whole_index_is_compared_with_the_manifest(place):
     storage, shard = made()
-    data = bytearray(storage.read(shard.index.path))
-    data[place] ^= 1
-    put(storage, shard.index.path, bytes(data))
+    data = storage.read(shard.index.path)
+    put(storage, shard.index.path, flipped(data, place % len(data)))
     with pytest.raises(DamagedShard, match=r"idx\.npy: .* with crc32c .*, expected"):
         read_index(storage, shard)
     storage.delete(shard.index.path)

@@ -124,7 +124,8 @@ def test_connections_of_32_threads_are_kept(far, caplog):
     far.store(BIG)
     far.proxy.delay_s = 0.02
     with ThreadPoolExecutor(32) as pool:
-        list(pool.map(lambda start: far.storage.read("a", start, start + 10), range(200)))
+        found = list(pool.map(lambda start: far.storage.read("a", start, start + 10), range(200)))
+    assert found == [BIG[start : start + 10] for start in range(200)]
     assert "pool is full" not in caplog.text
     assert far.proxy.num_connections <= 40
 

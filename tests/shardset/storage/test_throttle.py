@@ -13,6 +13,7 @@ import pytest
 
 from shardset.errors import Throttled, TransientError
 from shardset.storage.retry import RetryPolicy, Throttle, persist
+from tests.makers.objects import Clock
 
 NUM_READERS, NUM_FETCHERS, SERVED_PER_S = 16, 32, 10
 """A 500th of 8,000 readers, and of the 5,000 reads a second that a bucket serves at first."""
@@ -122,24 +123,17 @@ def test_a_refusal_holds_back_every_thread_for_as_long_as_it_asks_for():
 
 
 def test_a_reader_that_is_refused_once_soon_reads_as_before():
-    world = World(until=1e9)
-    policy, throttle, first = (
-        RetryPolicy(clock=world.clock, sleep=world.sleep, jitter=lambda: 0),
-        Throttle(),
-        [1],
-    )
+    clock, throttle, refusals = Clock(), Throttle(), [Throttled("503")]
+    policy = RetryPolicy(clock=clock, sleep=clock.sleep, jitter=lambda: 0)
 
     def request():
-        world.sleep(LATENCY_S)
-        if first and first.pop():
-            raise Throttled("503")
+        clock.sleep(LATENCY_S)
+        if refusals:
+            raise refusals.pop()
 
-    def read():
-        for _ in range(400):
-            persist(policy, request, throttle)
-
-    world.run(read, 1, 1e9)
-    assert world.now < 400 * LATENCY_S + 3
+    for _ in range(400):
+        persist(policy, request, throttle)
+    assert clock.now < 400 * LATENCY_S + 3
 
 
 def test_pauses_of_two_readers_differ():

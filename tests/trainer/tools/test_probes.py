@@ -1,10 +1,8 @@
 """What the doctor sees of a machine, from real servers, files and processes."""
 
 import socket
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,53 +10,36 @@ import torch
 from shardset.errors import ConfigError, NotFound, StorageError, TransientError
 from tests.makers.ports import free_port
 from tests.makers.training import shard_set, tiny_config
+from tests.makers.web import WebServer
 from trainer.tools import probes
 
 ENDPOINTS = "t1v-n-0:uid0:10.130.0.10,t1v-n-1:uid1:10.130.0.11"
 
 
-@contextmanager
-def server(answers: dict[str, str], headers: dict[str, str]) -> Iterator[str]:
-    """A small HTTP server that knows some paths; yields `127.0.0.1:PORT`."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            known = self.path in answers
-            self.send_response_only(200 if known else 404)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.end_headers()
-            if known and self.command == "GET":
-                self.wfile.write(answers[self.path].encode())
-
-        do_HEAD = do_GET  # noqa: N815
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        threading.Thread(target=running.serve_forever, daemon=True).start()
-        yield f"127.0.0.1:{running.server_port}"
-        running.shutdown()
+@pytest.fixture
+def metadata(tmp_path: Path) -> Iterator[WebServer]:
+    """A server with the files of Google's metadata server, but without its header."""
+    place = tmp_path / "computeMetadata/v1/instance/attributes"
+    place.mkdir(parents=True)
+    (place / "worker-network-endpoints").write_text(ENDPOINTS)
+    (place.parent / "zone").write_text("projects/1/zones/us-central2-b")
+    with WebServer(tmp_path) as server:
+        yield server
 
 
-def test_zone_and_workers_come_from_the_metadata_server(monkeypatch):
-    root = "/computeMetadata/v1/instance"
-    answers = {f"{root}/zone": "projects/1/zones/us-central2-b"}
-    answers[f"{root}/attributes/worker-network-endpoints"] = ENDPOINTS
-    with server(answers, {"Metadata-Flavor": "Google"}) as address:
+def test_zone_and_workers_come_from_the_metadata_server(metadata, monkeypatch):
+    metadata.changed = {"Metadata-Flavor": "Google"}
+    monkeypatch.setenv("GCE_METADATA_HOST", metadata.url.removeprefix("http://"))
+    assert probes.zone() == "us-central2-b"
+    assert probes.workers() == ["10.130.0.10", "10.130.0.11"]
+    assert probes.metadata("attributes/nothing") is None
+
+
+def test_without_googles_metadata_server_nothing_is_known(metadata, monkeypatch):
+    for address in (metadata.url.removeprefix("http://"), f"127.0.0.1:{free_port()}"):
         monkeypatch.setenv("GCE_METADATA_HOST", address)
-        assert probes.zone() == "us-central2-b"
-        assert probes.workers() == ["10.130.0.10", "10.130.0.11"]
-        assert probes.metadata("attributes/nothing") is None
-
-
-def test_without_googles_metadata_server_nothing_is_known(monkeypatch):
-    with server({"/computeMetadata/v1/instance/zone": "mars-1"}, {}) as of_another_cloud:
-        for address in (of_another_cloud, f"127.0.0.1:{free_port()}"):
-            monkeypatch.setenv("GCE_METADATA_HOST", address)
-            assert probes.zone() is None
-            assert probes.workers() == []
+        assert probes.zone() is None
+        assert probes.workers() == []
 
 
 def test_open_ports_closed_ones_and_unknown_hosts_are_told_apart():
