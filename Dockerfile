@@ -1,4 +1,4 @@
-# The images of shardset; docs/containers.md says how to build and use them. Stages, for `docker build --target`:
+# The images of shardset; docs/how-to/clusters.md says how to build and use them. Stages, for `docker build --target`:
 #   beam      Beam workers, and the command that submits a build to them
 #   dataflow  the same on Dataflow, and the launcher of its flex template
 #   trainer   training (the default)

@@ -79,7 +79,7 @@ flink: env  ## Flink and Beam's runner for it from Maven Central (152 MB, once; 
 peers: env  ## other readers and writers (wids, Energon, DALI, MosaicML, ...) for the slow tests (2 GB)
 	$(PY) -m scripts.venvs peers
 
-frameworks: env  ## the frameworks of docs/frameworks.md for the nightly tests (900 MB)
+frameworks: env  ## the frameworks of examples/frameworks for the nightly tests (900 MB)
 	$(PY) -m scripts.venvs frameworks
 
 torch: env  ## the newest torch that the trainer is tested with, in .tools/torch-venv (5 GB)
@@ -95,7 +95,7 @@ flink-down:  ## stop it
 	$(PY) -m scripts.flink down
 
 OUTPUT ?= gs://$(BUCKET)/$(SOURCE)
-dataflow: env  ## build on Dataflow: PROJECT= REGION= BUCKET= INPUT= SOURCE= [OUTPUT= IMAGE= FLAGS=], see docs/dataflow.md
+dataflow: env  ## build on Dataflow: PROJECT= REGION= BUCKET= INPUT= SOURCE= [OUTPUT= IMAGE= FLAGS=], see docs/how-to/clusters.md
 	$(PY) -m pipelines build --source '$(SOURCE)' --input '$(INPUT)' --output '$(OUTPUT)' --runner DataflowRunner \
 		--project '$(PROJECT)' --region '$(REGION)' --temp_location 'gs://$(BUCKET)/dataflow' \
 		$(if $(IMAGE),--sdk_container_image '$(IMAGE)',--setup_file ./setup.py) $(FLAGS)

@@ -5,8 +5,9 @@ python -m benchmarks.build --against CHECKOUT [--scale S] [--repeats N] [--folde
 
 --scale 1 is 10,000 photographs. Every contestant runs on the whole input and on a fifth of it, each
 as a process of its own. The steady rate is that of the additional images in the additional time, so
-that it holds all work on images and no start-up. Adds to `docs/benchmarks/build.jsonl` and writes
-the tables of `build.md` from all its lines, so remove that file first. With --against it only
+that it holds all work on images and no start-up. Adds to `docs/dev/benchmarks/build.jsonl` and
+writes the tables of `build.md` from all its lines, so remove that file first. With --against it
+only
 compares builds from class folders by this checkout and by another one, whole processes.
 """
 
@@ -25,7 +26,7 @@ from benchmarks.measuring import Run, compare, parser_of, watch
 
 FIFTH = 0.2
 SOURCES = {"folders": "folder", "imagenet": "imagenet"}
-OUTPUT = environment.REPOSITORY / "docs" / "benchmarks" / "build"
+OUTPUT = environment.REPOSITORY / "docs/dev/benchmarks/build"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
 """What it costs to change a set: an append of 1 %, a compaction, adopting the same tars;
-docs/versions.md, adopt.md.
+docs/how-to/versions.md.
 
     python -m benchmarks.changes [--images 4000] [--rounds 5] [--folder /tmp]
 

@@ -1,6 +1,6 @@
-"""Compares the stream with plain webdataset on damaged sets and broken connections: docs/damage.md.
+"""Compares the stream with plain webdataset on damaged sets and broken connections.
 
-    python -m benchmarks.damage --write docs/damage.md
+    python -m benchmarks.damage --write docs/explanation/checked.md
 
 Each damage is done to a fresh copy of a set of 24 samples in two shards; both read one epoch. On
 the wire both read the GCS emulator through a proxy that breaks one request, or every request for

@@ -1,7 +1,7 @@
 """Measures decoding of training crops: JPEGs by the distance of their restart markers, PNGs by
 level of deflate.
 
-    python -m benchmarks.decoding --write docs/decoding.md
+    python -m benchmarks.decoding --write docs/dev/benchmarks/decoding.md
 
 One thread; the best of `--repeats` runs, because other work on the machine only ever adds.
 """

@@ -1,6 +1,6 @@
 """Measures the trainer on a CUDA device: rates and memory, beside timm's loop.
 
-    python -m benchmarks.gpu --write docs/benchmarks/gpu.md
+    python -m benchmarks.gpu --write docs/dev/benchmarks/gpu.md
     python -m benchmarks.gpu --scale tiny
 
 Makes JPEGs of about 110 KB and a shard set of them. Each case is a process of its own; real and

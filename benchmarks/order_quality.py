@@ -1,8 +1,8 @@
 """Measures how well the epoch order mixes.
 
-Prints the table of docs/order.md; `--write` replaces it there.
+Prints the table of docs/explanation/order.md; `--write` replaces it there.
 
-    python -m benchmarks.order_quality --write docs/order.md
+    python -m benchmarks.order_quality --write docs/explanation/order.md
 
 The worst case: 1,281,167 samples of 1,000 classes stored class by class in 640 shards. The build
 stores them permuted, so real batches are better than these. Every order is a function from the

@@ -4,7 +4,7 @@
     python -m benchmarks.stream --kind png --only "shardset, bytes only" \\
         --only "webdataset, bytes only"
     python -m benchmarks.stream --kind abc
-    python -m benchmarks.stream --write docs/benchmarks/stream.md
+    python -m benchmarks.stream --write docs/dev/benchmarks/stream.md
     python -m benchmarks.stream --against CHECKOUT [--kind jpeg|png] [--samples N] [--rounds N]
 
 Makes the images from a seed (110 KB JPEGs, or 2 KB PNGs of 32 x 32) in every reader's form, runs

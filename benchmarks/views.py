@@ -90,7 +90,7 @@ def cost(order: Order) -> tuple[int, int]:
 
 
 def show_reads() -> None:
-    """The table of docs/views.md."""
+    """A table of what views cost to read."""
     num_samples, num_shards, _ = SETS["imagenet-1k"]
     cuts = [num_samples * number // num_shards for number in range(num_shards + 1)]
     sizes = np.diff(cuts).tolist()

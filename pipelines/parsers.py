@@ -61,8 +61,9 @@ examples:
       --classes 1000 --num-shards train=640,validation=50 --global-batch-size 4096 \\
       --num-replicas 32 --num-hosts 4
 
-Sizes, order, steps and memory come from the code that builds and trains; docs/estimate.md explains
-every number. Numbers that a run would refuse are printed as `refused`, and the exit code is 2.
+Sizes, order, steps and memory come from the code that builds and trains; docs/how-to/check.md
+explains every number. Numbers that a run would refuse are printed as `refused`, and the exit code
+is 2.
 For raw files, `build --dry-run --verify none` prints how they would divide, from names and sizes
 where those tell it.
 

@@ -1,8 +1,11 @@
 """Screenshots of a page in headless Chromium: `python -m scripts.screenshots PAGE OUTPUT.png
 [--width 1280] [--dark]`.
 
-Debian's browser (`apt-get install chromium`) driven by playwright. docs/report.md says how its
-pictures were made.
+Debian's browser (`apt-get install chromium`) driven by playwright. The pictures of
+docs/how-to/check.md, after `make demo` and `python -m trainer report demo/digits/run`:
+
+    ... demo/digits/shards/report.html docs/images/report-set.png --width 1120 --height 1240
+    ... demo/digits/run/report.html docs/images/report-run.png --width 1120 --height 1240 --dark
 """
 
 import argparse

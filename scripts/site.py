@@ -4,26 +4,27 @@
 
 import argparse
 import inspect
-import pkgutil
+import os
+import posixpath
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
-import pipelines
-import shardset
-import trainer
 from pipelines import cli as pipelines_program
+from scripts.api import api_page
+from scripts.limits import limits_page
 from shardset import settings
 from trainer import cli as trainer_program
 from trainer import recipes
 from trainer.config import TrainConfig
 
 REPOSITORY = Path(__file__).parent.parent
-PACKAGES = (shardset, pipelines, trainer)
+ON_GITHUB = "https://github.com/shardset/shardset/blob/main/docs"
+LINK = re.compile(r"\]\(([^)\s:#]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -31,28 +32,44 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages = {
         "index.md": from_root("README.md"),
         "changelog.md": from_root("CHANGELOG.md"),
-        "contributing.md": from_root("CONTRIBUTING.md"),
         "reference/commands.md": commands_page(),
         "reference/recipes.md": recipes_page(),
-        **{f"reference/{package.__name__}.md": package_page(package) for package in PACKAGES},
+        "reference/api.md": api_page(),
+        "reference/limits.md": limits_page(),
     }
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
     return files
 
 
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Has links to files that the site leaves out lead to the repository."""
+    if page.file.generated_by:
+        page.edit_url = None
+    folder = posixpath.dirname(page.file.src_uri)
+
+    def linked(found: re.Match[str]) -> str:
+        path = posixpath.normpath(posixpath.join("docs", folder, found[1]))
+        outside = not path.startswith("docs/") or path.startswith("docs/dev")
+        if not outside or not os.path.lexists(REPOSITORY / path):
+            return found[0]
+        kind = "tree" if (REPOSITORY / path).is_dir() else "blob"
+        return f"]({config.repo_url}/{kind}/main/{path}{found[2] or ''})"
+
+    return LINK.sub(linked, markdown)
+
+
 def from_root(name: str) -> str:
     """A Markdown file of the repository's root, with its links as seen from docs/."""
     text = (REPOSITORY / name).read_text()
-    text = re.sub(
-        r"\]\((docs/)?decisions\)|\]\(docs/decisions\)",
-        "](decisions/0001-library-and-programs.md)",
-        text,
-    )
-    text = re.sub(r"\[([^]]*)\]\((LICENSE|benchmarks[^)]*|examples[^)]*)\)", r"\1", text)
-    for page in ("CONTRIBUTING.md", "CHANGELOG.md"):
-        text = text.replace(f"]({page})", f"]({page.lower()})")
-    return text.replace("](docs/", "](").replace('src="docs/', 'src="')
+    # Absolute for PyPI. Links to what the site leaves out (docs/dev) stay.
+    text = re.sub(rf"\]\({ON_GITHUB}/(?!dev/)", "](docs/", text)
+
+    def seen_from_docs(found: re.Match[str]) -> str:
+        path = found[1].removeprefix("docs/") if found[1].startswith("docs/") else f"../{found[1]}"
+        return f"]({'changelog.md' if found[1] == 'CHANGELOG.md' else path}{found[2] or ''})"
+
+    return LINK.sub(seen_from_docs, text).replace('src="docs/', 'src="')
 
 
 def commands_page() -> str:
@@ -86,10 +103,3 @@ def recipes_page() -> str:
     text += "\n## What the settings mean\n\n| setting | meaning | value |\n|---|---|---|\n"
     known = settings.settings_of(TrainConfig).values()
     return text + "".join(f"| `{one.key}` | {one.help} | {one.expected} |\n" for one in known)
-
-
-def package_page(package: ModuleType) -> str:
-    """The public names of all modules of a package, from their docstrings."""
-    found = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
-    names = [one.name for one in found if not one.name.rpartition(".")[2].startswith("_")]
-    return f"# {package.__name__}\n\n" + "".join(f"::: {name}\n\n" for name in sorted(names))

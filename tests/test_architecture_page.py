@@ -1,4 +1,4 @@
-"""What docs/architecture.md names is there: each path, and each `file:function`."""
+"""What docs/dev/architecture.md names is there: each path, and each `file:function`."""
 
 import ast
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).parent.parent
 NAMED = re.findall(
     r"`((?:shardset|pipelines|trainer|tests)/[\w/.]*)(?::([\w.]+))?`",
-    (REPOSITORY / "docs/architecture.md").read_text(),
+    (REPOSITORY / "docs/dev/architecture.md").read_text(),
 )
 
 

@@ -13,8 +13,8 @@ SMALL = ["--global-batch-size", "16", "--epochs", "2"]
 
 
 @pytest.mark.nightly
-def test_the_commands_of_the_readme_build_train_and_resume_on_s3(s3_root, tmp_path):
-    commands = [command for command in commands_of("README.md") if "s3://" in command]
+def test_the_commands_of_the_page_build_train_and_resume_on_s3(s3_root, tmp_path):
+    commands = [command for command in commands_of("docs/how-to/storage.md") if "s3://" in command]
     build, verify, train = (words_of(command, {"s3://my-bucket": s3_root}) for command in commands)
     place = write_inputs(tmp_path)
     assert "wrote 2 shards, 80 samples" in run(build, place)

@@ -49,7 +49,11 @@ def built(tmp_path_factory):
 def test_the_source_distribution_has_all_files_of_the_tree(built):
     tree, source, _ = built
     expected = files_of(tree, *FOLDERS) | set(FILES)
-    assert {"docs/stream.md", "tests/data/shardset/manifest.json", "shardset/py.typed"} < expected
+    assert {
+        "docs/explanation/reader.md",
+        "tests/data/shardset/manifest.json",
+        "shardset/py.typed",
+    } < expected
     found = {name for name in files_of(source, ".") if ".egg-info/" not in name}
     assert found - {"PKG-INFO", "setup.cfg"} == expected
 

@@ -67,7 +67,7 @@ LOOPS = ["loop", "datasets", *(pytest.param(name, marks=mark) for name, mark in 
 
 def section_of(title: str) -> str:
     """One section of the page about migrating."""
-    return page("docs/migrate.md").split(f"\n## {title}\n")[1].split("\n## ")[0]
+    return page("docs/how-to/migrate.md").split(f"\n## {title}\n")[1].split("\n## ")[0]
 
 
 def run_steps(text: str, place: Path, replaced: Mapping[str, str] | None = None) -> list[str]:
@@ -98,7 +98,7 @@ def peers_python() -> str:
 @pytest.mark.nightly
 def test_every_command_of_the_first_hour_works_in_its_order(tmp_path: Path) -> None:
     write_inputs(tmp_path)
-    printed = "".join(run_steps(page("docs/start.md"), tmp_path, SHORTER))
+    printed = "".join(run_steps(page("docs/tutorials/quickstart.md"), tmp_path, SHORTER))
     assert "photos/cat/000.png: " in printed
     assert "steps an epoch" in printed
 
@@ -196,16 +196,14 @@ def test_the_recipe_for_each_other_form_of_input_gives_all_its_samples(
 
 
 def test_the_page_about_migrating_has_no_section_that_is_not_run() -> None:
-    text = page("docs/migrate.md")
+    text = page("docs/how-to/migrate.md")
     assert re.findall(r"^## (.*)$", text, flags=re.M) == [ANY_LOOP, *SECTIONS, *FORMS]
     assert not steps_of(text.split("\n## ")[0])
 
 
-# --- docs/troubleshooting.md: each message is one that the code gives -----------------------------
+# --- docs/how-to/help.md: each message is one that the code gives -----------------------------
 
-MESSAGES: list[str] = re.findall(
-    r"```text\n(.*?)\n```", page("docs/troubleshooting.md"), flags=re.S
-)
+MESSAGES: list[str] = re.findall(r"```text\n(.*?)\n```", page("docs/how-to/help.md"), flags=re.S)
 # What the rest of these need (a run, a second process, a bucket) takes seconds each; their own
 # tests provoke them.
 ELSEWHERE = (

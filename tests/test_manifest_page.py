@@ -1,4 +1,4 @@
-"""docs/manifest.md says what the code does: every field is explained, every example runs."""
+"""docs/reference/format.md is right: every field is explained, every example runs."""
 
 import re
 import shutil
@@ -13,7 +13,7 @@ from shardset.format.shards import SHARD_DTYPE
 from tests.makers import golden
 from tests.makers.documented import page, start, steps_of
 
-PAGE = page("docs/manifest.md")
+PAGE = page("docs/reference/format.md")
 BLOCKS = steps_of(PAGE)
 
 

@@ -152,7 +152,7 @@ def _add_job(verbs: "Verbs") -> None:
     )
     verb.add_argument("--compute-type", required=True, metavar="NAME-COUNT", help=text)
     verb.add_argument(
-        "--image", required=True, help="container image of the trainer, see docs/containers.md"
+        "--image", required=True, help="container image of the trainer, see docs/how-to/clusters.md"
     )
     verb.add_argument("--name", default="train", help="name of the JobSet (default: train)")
     text = "Kueue's LocalQueue (default: multislice-queue, which Cluster Toolkit makes)"

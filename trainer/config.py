@@ -290,13 +290,15 @@ class TrainConfig:
         flag="--decode-threads",
     )
     num_lanes: Count | None = setting(
-        None, "lanes (docs/order.md); none follows the batch, the hosts and budget_bytes"
+        None,
+        "lanes (docs/explanation/order.md); none follows the batch, the hosts and budget_bytes",
     )
     block_size: Count | None = setting(
-        None, "samples of a read (docs/order.md); none makes reads of about 4 MiB"
+        None, "samples of a read (docs/explanation/order.md); none makes reads of about 4 MiB"
     )
     window: Size | None = setting(
-        None, "shuffle window (docs/order.md); none takes 256, or what budget_bytes holds"
+        None,
+        "shuffle window (docs/explanation/order.md); none takes 256, or what budget_bytes holds",
     )
     cache_dir: str | None = setting(
         None, "local folder for blocks from a bucket; goes with cache_bytes"

@@ -33,7 +33,7 @@ GREY_SIDE = 64
 SMALL_SIDE = 96
 MANY_SAMPLES, HUGE_SAMPLES = 20_000, 500_000
 LARGE_SIZE, LARGE_SIZE_CPU = 224, 128
-# of batches of 256, close to the best on two small sets (docs/log/train.md)
+# of batches of 256, close to the best on two small sets (docs/dev/log/train.md)
 RATE, FINE_TUNING_RATE = 3e-3, 2e-3
 FINE_TUNING_BATCH = 64  # smaller batches have its rate
 FINE_TUNING_STEPS = 500  # 10 epochs of a small set end before its last layer has learnt

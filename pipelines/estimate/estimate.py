@@ -143,7 +143,8 @@ def _rows(found: Estimate) -> Iterator[tuple[str, str]]:
     yield "steps", f"{steps.num_steps:,} an epoch{last}"
     yield (
         "order",
-        f"L = {order.num_lanes} lanes, q = {order.block_size}, w = {order.window} (docs/order.md)",
+        f"L = {order.num_lanes} lanes, q = {order.block_size}, w = {order.window}"
+        " (docs/explanation/order.md)",
     )
     if mixing := found.mixing:
         yield (

@@ -54,7 +54,7 @@ class Reading:
     def order_options(self) -> OrderOptions:
         """The options of the order of a run that reads so."""
         return OrderOptions(
-            # the one of the table in docs/order.md: how well an order mixes hardly depends on it
+            # as in docs/explanation/order.md: how well an order mixes hardly depends on it
             seed=1,
             global_batch_size=self.global_batch_size,
             world_size=self.num_readers,
@@ -84,7 +84,7 @@ class Steps:
 class Mixing:
     """Mean number of classes in a batch.
 
-    `worst` is for samples stored class by class, measured on the order as in docs/order.md.
+    `worst` is for samples stored class by class, measured as in docs/explanation/order.md.
     `uniform` is for batches drawn from the whole split; real batches come close to it, because a
     build permutes the samples.
     """

@@ -1,4 +1,4 @@
-"""`report.html`: a page about the contents of a shard set; docs/report.md explains it."""
+"""`report.html`: a page about the contents of a shard set; docs/how-to/check.md explains it."""
 
 import json
 import sys

@@ -118,7 +118,7 @@ def _check_job_server(options: PipelineOptions) -> None:
     except OSError as error:
         raise ConfigError(
             f"--job_endpoint {endpoint}: no server answers there ({error}); start the job server"
-            " (docs/flink.md)"
+            " (docs/how-to/clusters.md)"
         ) from error
 
 

@@ -2,7 +2,7 @@
 each unit on a worker.
 
 A source never touches Beam, never decodes an image and never decides where a sample goes.
-`docs/sources.md` shows how to write one.
+`docs/dev/sources.md` shows how to write one.
 
 Records that are made once per sample are msgspec.Structs: a frozen dataclass takes six times as
 long to make.

@@ -135,7 +135,8 @@ class Folder:
                 " classes"
                 + (
                     self._advice
-                    or "; images whose names hold the labels are listed as docs/migrate.md shows"
+                    or "; images whose names hold the labels are listed as"
+                    " docs/how-to/migrate.md shows"
                 )
             )
         self._refuse_lost_classes(layout, listed)

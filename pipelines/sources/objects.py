@@ -14,11 +14,11 @@ from shardset.storage.open import is_address
 UNKNOWN_FIELD = "img"
 """The field of an image whose path does not tell its format; the build corrects it by content."""
 
-_NOT_LABELS = "boxes are not labels; docs/migrate.md shows how to list them with the images"
+_NOT_LABELS = "boxes are not labels; docs/how-to/migrate.md shows how to list them with the images"
 _ADVICE = {
     r"\.(zip|7z|rar|tgz|tar\.(gz|bz2|xz|zst))": "an archive: unpack it and name the folder",
     r"\.(npy|npz|pt|pth|pkl|pickle|mat|h5|hdf5)|-idx\d-ubyte(\.gz)?": (
-        "arrays: docs/migrate.md shows how to write and list their images"
+        "arrays: docs/how-to/migrate.md shows how to write and list their images"
     ),
     r"(^|/)labels/.+\.txt": f"YOLO: {_NOT_LABELS}",
     r"(^|/)annotations/[^/]+\.json|\.coco\.json": f"COCO: {_NOT_LABELS}",

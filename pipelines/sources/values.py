@@ -57,7 +57,7 @@ def refused(config: ColumnConfig, found: object) -> ConfigError:
     """The error for values that can't make a column."""
     return ConfigError(
         f"{config.source}: holds {found}, which can't be the values of a column; see"
-        " docs/columns.md"
+        " docs/how-to/columns.md"
     )
 
 

@@ -2,8 +2,8 @@
 
 simplejpeg decodes JPEG (`jpeg`), kornia_rs and pyspng 8-bit PNG (`png`), Pillow everything else.
 Transparent pixels are put on a background whatever the decoder
-(`shardset.format.images.background`); `crops` fills the row. `docs/decoding.md` states how far the
-result may be from that of Pillow and torchvision.
+(`shardset.format.images.background`); `crops` fills the row. `docs/reference/images.md` states how
+far the result may be from that of Pillow and torchvision.
 """
 
 from contextlib import AbstractContextManager, nullcontext

@@ -2,7 +2,7 @@
 of the tar.
 
 It is made from the tar, so it is in no digest. Its footer names the SHA-256 of that tar, and its
-pages have checksums. docs/views.md explains its columns.
+pages have checksums. docs/how-to/select.md explains its columns.
 """
 
 from collections.abc import Sequence

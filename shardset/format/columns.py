@@ -2,7 +2,7 @@
 `columns/NAME/`.
 
 Such a set has the shards of its parent: the same numbers, sizes and keys, so a sample has the same
-place in both. Its manifest names the parent's digest. docs/columns.md describes it.
+place in both. Its manifest names the parent's digest. docs/how-to/columns.md describes it.
 """
 
 import io

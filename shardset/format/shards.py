@@ -105,8 +105,8 @@ class Group(Record, frozen=True, kw_only=True):
 
     @property
     def is_own(self) -> bool:
-        """Whether shardset wrote the tars, exactly as docs/manifest.md says; others wrote those
-        that were adopted.
+        """Whether shardset wrote the tars, exactly as docs/reference/format.md says; others wrote
+        those that were adopted.
         """
         return "reproducible" in self.promises
 

@@ -2,7 +2,7 @@
 write.
 
 Its columns are `id` and, where wanted, `label`, `weight` and `split`. The footer holds a ViewHead
-as JSON under `shardset.view`. docs/views.md explains both.
+as JSON under `shardset.view`. docs/how-to/select.md explains both.
 """
 
 import hashlib
@@ -117,7 +117,7 @@ def parse_view(data: bytes, where: str) -> tuple[ViewHead | None, dict[str, View
 
     def fail(reason: str) -> ManifestError:
         return ManifestError(
-            f"{where}: not a view ({reason}); docs/views.md says what its columns are"
+            f"{where}: not a view ({reason}); docs/how-to/select.md says what its columns are"
         )
 
     with parquet_errors(fail):

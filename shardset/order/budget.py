@@ -36,7 +36,7 @@ class OrderOptions:
     equal readers.
 
     `budget_bytes` is the memory of each of them; it chooses `num_lanes`, `block_size` and `window`
-    (L, q and w of docs/order.md) where they are None. `Order` says what the others mean.
+    (L, q and w of docs/explanation/order.md) if they are None. `Order` explains the others.
     """
 
     global_batch_size: int

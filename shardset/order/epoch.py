@@ -1,7 +1,7 @@
 """The epoch order: (epoch, step, slots) -> sample ids, weights and the reads that bring them.
 
 Pure integers, one function of (shard sizes, ids that are left out, seed, epoch, L, q, w), whatever
-the number of replicas, hosts or threads. `docs/order.md` explains it with a picture. The vectors in
+the number of replicas, hosts or threads. `docs/explanation/order.md` explains it. The vectors in
 `tests/shardset/order/test_epoch.py` fix the numbers; changing any of them raises
 `permutation.ORDER_VERSION`.
 """

@@ -28,8 +28,8 @@ _NUMBERS = (
 )
 
 Batch = dict[str, Any]
-"""One batch: arrays and lists by name, which the stream's options decide; docs/stream.md has their
-shapes and types.
+"""One batch: arrays and lists by name, which the stream's options decide; their shapes and types
+are in docs/explanation/reader.md.
 """
 
 BadSamples = Literal["raise", "mask"]
@@ -71,7 +71,7 @@ class StreamSpec(OrderOptions):
     evaluation: stored order, every sample once. `image=None` decodes nothing. `fields` pass through
     as lists of bytes (None where a sample has none). `columns` come along from `columns/NAME/` of
     the set: arrays [n, ...], or lists of bytes. `num_lanes`, `block_size` and `window` (L, q, w of
-    docs/order.md) are part of the order; a run that resumes has those of its state.
+    docs/explanation/order.md) are part of the order; a run that resumes has those of its state.
     `augment_repeats` is repeated augmentation: each sample takes so many slots of its batch, each
     with its own crop, flip and transform. `bad_samples` says what happens to a sample whose bytes
     are damaged or no image: `raise`, or `mask`, which gives a black image of weight 0. Slots never

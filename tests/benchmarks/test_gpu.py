@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import gpu
 
-PAGE = Path(gpu.__file__).parent.parent / "docs/benchmarks/gpu.md"
+PAGE = Path(gpu.__file__).parent.parent / "docs/dev/benchmarks/gpu.md"
 
 
 @pytest.mark.nightly

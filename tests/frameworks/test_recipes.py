@@ -1,5 +1,5 @@
-"""Each recipe of docs/frameworks.md, as it stands there: every sample of every epoch is trained on
-once.
+"""Each program of examples/frameworks, as it stands there: every sample of every epoch is trained
+on once. docs/how-to/frameworks.md lists them.
 """
 
 import os
@@ -15,8 +15,9 @@ from shardset.storage.open import open_storage
 from tests.makers.documented import REPOSITORY, start
 from tests.makers.shardset import png_samples, write_shard_set
 
-PAGE = (REPOSITORY / "docs/frameworks.md").read_text()
-RECIPES = dict(re.findall(r"^## (.*?)\n.*?```python\n(.*?)```", PAGE, flags=re.S | re.M))
+PROGRAMS = (REPOSITORY / "examples/frameworks").glob("*.py")
+RECIPES = {path.stem.removeprefix("with_"): path.read_text() for path in PROGRAMS}
+PAGE = (REPOSITORY / "docs/how-to/frameworks.md").read_text()
 NUM_SAMPLES = 48
 ALONE, TORCHRUN = [], ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
 
@@ -100,14 +101,14 @@ def loss_of(model, batch):
 )
 
 CASES = {  # how it is started, the module `my_model`, and the epochs of one start
-    "Lightning": (TORCHRUN, TORCH, 2),
-    "Accelerate": (TORCHRUN, TORCH, 1),
-    "Hugging Face Trainer": (TORCHRUN, TORCH, 2),
-    "Keras": (ALONE, KERAS, 2),
+    "lightning": (TORCHRUN, TORCH, 2),
+    "accelerate": (TORCHRUN, TORCH, 1),
+    "transformers": (TORCHRUN, TORCH, 2),
+    "keras": (ALONE, KERAS, 2),
     "fastai": (ALONE, FASTAI, 2),
-    "Flax NNX": (ALONE, FLAX, 2),
-    "Ray Train": (ALONE, TORCH, 2),
-    "torchtitan and torch.distributed.checkpoint": (TORCHRUN, TORCH, 1),
+    "flax": (ALONE, FLAX, 2),
+    "ray": (ALONE, TORCH, 2),
+    "dcp": (TORCHRUN, TORCH, 1),
 }
 # Accelerate and Hugging Face look for XLA where torch_xla is installed. Lightning looks for a TPU,
 # and fails if another test of this process has imported jax, which sets the first of the two TPU
@@ -135,7 +136,8 @@ def python() -> str:
 
 
 def test_every_recipe_is_run() -> None:
-    assert list(RECIPES) == list(CASES)
+    assert RECIPES.keys() == CASES.keys()
+    assert re.findall(r"/with_(\w+)\.py", PAGE) == list(CASES)
 
 
 @pytest.mark.nightly
@@ -159,7 +161,7 @@ def test_a_recipe_trains_on_each_sample_once_an_epoch(
 
 @pytest.mark.nightly
 def test_accelerate_may_not_divide_a_share_again(python: str, tmp_path: Path) -> None:
-    write_recipe("Accelerate", TORCH, tmp_path)
+    write_recipe("accelerate", TORCH, tmp_path)
     recipe = (tmp_path / "recipe.py").read_text()
     loader = (
         "accelerator.prepare(torch.utils.data.DataLoader(BatchDataset(stream), batch_size=None))"
@@ -183,7 +185,7 @@ def write_recipe(name: str, model: str, folder: Path) -> None:
     recipe = RECIPES[name].replace(
         'TrainingArguments("run", ', 'TrainingArguments("run", use_cpu=True, '
     )
-    (folder / "recipe.py").write_text((MANY_CORES if name == "Ray Train" else "") + recipe)
+    (folder / "recipe.py").write_text((MANY_CORES if name == "ray" else "") + recipe)
 
 
 def start_recipe(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:

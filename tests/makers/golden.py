@@ -1,8 +1,8 @@
 """The golden shard set of `tests/data/shardset/` and the published JSON Schema, made anew.
 
 They hold the format still. When a change of the format is meant, raise
-`shardset.format.manifest.VERSION` (or ORDER_VERSION), say so in docs/manifest.md, and write them
-again:
+`shardset.format.manifest.VERSION` (or ORDER_VERSION), say so in docs/reference/format.md, and
+write them again:
 
     python -m tests.makers.golden
 """

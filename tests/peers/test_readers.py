@@ -1,5 +1,5 @@
 """The tars load in other libraries with the exported files, sample for sample, by the lines of
-docs/export.md.
+docs/how-to/other-readers.md.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from tests.makers.stored import samples_of
 
 pytestmark = pytest.mark.nightly
 
-PAGE = page("docs/export.md")
+PAGE = page("docs/how-to/other-readers.md")
 READERS = ["webdataset", "wids", "timm_list", "timm", "energon", "dali", "hf"]
 BLOCKS = dict(zip(READERS, python_of(PAGE), strict=True))
 GIVES = {
@@ -172,7 +172,7 @@ print("two epochs")
 
 def test_dali_takes_the_batches_of_a_stream_by_the_lines_of_the_page(interpreter, tmp_path):
     new_set(jpeg_samples("train", 64, height=40, width=50), tmp_path / "shards")
-    (code,) = python_of(page("docs/your-own-loop.md").partition("## NVIDIA DALI")[2])
+    (code,) = python_of(page("docs/how-to/frameworks.md").partition("## NVIDIA DALI")[2])
     code = code.replace('device="mixed"', 'device="cpu"').replace("device_id=0", "device_id=None")
     said = run([interpreter, "-c", "import shardset\n" + code + OF_TWO_EPOCHS], tmp_path)
     assert said.endswith("two epochs\n")

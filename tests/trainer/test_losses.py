@@ -143,7 +143,7 @@ def test_an_evaluation_says_the_accuracy_of_each_class_and_the_page_shows_the_wo
 def test_the_page_leads_from_losses_to_a_view_without_the_worst_samples(
     recorded: Path, manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (REPOSITORY / "docs/losses.md").read_text()
+    page = (REPOSITORY / "docs/how-to/debug.md").read_text()
     [query] = re.findall(r"```sql\n(.*?)```", page, flags=re.S)
     [line] = re.findall(r"^python -m (pipelines view .*)$", page, flags=re.M)
     monkeypatch.chdir(tmp_path)

@@ -189,7 +189,7 @@ def check_rate(
     advice = (
         "the devices will wait; smaller stored images (`--resize-shorter`), more or larger hosts"
     )
-    return CheckResult("decode rate", "fail", text, f"{advice}; see docs/decoding.md")
+    return CheckResult("decode rate", "fail", text, f"{advice}; see docs/reference/images.md")
 
 
 def report(results: Iterator[CheckResult], *, as_json: bool) -> None:

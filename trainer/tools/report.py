@@ -1,6 +1,6 @@
 """`report.html` of a run: curves, epochs, evaluations and configuration on one page.
 
-See `docs/report.md`.
+See `docs/how-to/check.md`.
 """
 
 import json

@@ -218,6 +218,6 @@ def _run(options: argparse.Namespace) -> None:
             )
         if code:
             raise CloudError(
-                f"{' '.join(command[:5])}: ended with code {code}, see above; docs/tpu.md explains"
-                " the usual errors"
+                f"{' '.join(command[:5])}: ended with code {code}, see above;"
+                " docs/how-to/tpu.md explains the usual errors"
             )

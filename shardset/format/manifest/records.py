@@ -1,6 +1,6 @@
 """The records of a manifest, which are its JSON.
 
-`docs/manifest.md` explains each field, `docs/manifest.schema.json` is the same for programs.
+`docs/reference/format.md` explains each field; `docs/manifest.schema.json` is for programs.
 """
 
 from collections.abc import Iterator, Sequence

@@ -66,7 +66,7 @@ def test_mixing_is_the_figure_of_the_documentation(window):
     found = numbers(num_shards={"": 640}, reading=reading)
     row = re.search(
         rf"^\| q = 38, w = {window}, 256 lanes.*?\| (\d+) \|",
-        (DOCS / "order.md").read_text(),
+        (DOCS / "explanation/order.md").read_text(),
         re.MULTILINE,
     )
     # There the larger shards stand between the smaller ones, here before them, as the build numbers

@@ -148,7 +148,7 @@ def test_the_commands_of_the_page_run_as_they_stand(tmp_path):
     (tmp_path / "keys.txt").write_text("cat/001\nant/june2\n")
     said = [
         documented.run(documented.words_of(command, {"gs://bucket/set": "shards"}), tmp_path)
-        for command in documented.commands_of("docs/versions.md")
+        for command in documented.commands_of("docs/how-to/versions.md")
     ]
     assert "paper is version 2" in said[1]
     assert said[2].count("version") == 2

@@ -19,7 +19,7 @@ from shardset.errors import ConfigError, ShardsetError
 from shardset.format.manifest import load
 from shardset.storage.open import open_file
 from tests.makers.built import HERE
-from tests.makers.documented import REPOSITORY, commands_of
+from tests.makers.documented import commands_of, page, python_of
 from tests.makers.shardset import new_set, png_samples, put
 from tests.makers.views import NUM_TRAIN, put_view, small_set
 
@@ -222,11 +222,13 @@ def test_the_page_of_views_works_as_it_stands(tmp_path, monkeypatch, said, capsy
     small_set(str(tmp_path))
     (tmp_path / "set").rename(tmp_path / "shards")
     monkeypatch.chdir(tmp_path)
-    for command in commands_of("docs/views.md"):
+    for command in commands_of("docs/how-to/select.md"):
         _, _, program, *words = shlex.split(command)
         if program == "pipelines":
             said(*words, *["--no-report", *HERE] * (words[0] == "build"))
     assert load("small").part("val").selection.num_kept == 12
-    page = (REPOSITORY / "docs/views.md").read_text()
-    exec(page.partition("```python\n")[2].partition("```")[0], {})
+    balance, by_hand = python_of(page("docs/how-to/select.md"))
+    exec(balance, {})
+    assert capsys.readouterr().out.splitlines()[-1] == "[0 0 0 0 1 1 1 1]"
+    exec(by_hand, {})
     assert capsys.readouterr().out.splitlines()[-1] == "3 3 0"

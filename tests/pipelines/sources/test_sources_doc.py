@@ -1,43 +1,29 @@
-"""docs/sources.md lists all sources, and its worked example does what the page says."""
+"""docs/how-to/build.md lists all sources, and the example of docs/dev/sources.md reads MNIST."""
 
-import importlib.util
 import io
 import re
 import struct
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from examples.mnist_source import Mnist
 from pipelines.config import SOURCES
 from pipelines.sources import OPENERS
 from pipelines.sources.base import RawSample, Rejected
 from shardset.errors import SourceError
 from shardset.storage.open import open_storage
+from tests.makers.documented import page
 from tests.makers.imagenet import put
 from tests.makers.spools import MemorySpool
 
-PAGE = Path(__file__).parents[3] / "docs" / "sources.md"
 ROWS = {"train": 5, "t10k": 3}
 
 
 def test_the_page_has_every_source_that_can_be_opened():
-    cells = re.findall(r"^\| (\[?`.*?) \|", PAGE.read_text(), re.M)
+    cells = re.findall(r"^\| (\[?`.*?) \|", page("docs/how-to/build.md"), re.M)
     assert sorted(re.findall(r"`(\w+)`", " ".join(cells))) == [*SOURCES] == [*OPENERS]
-
-
-@pytest.fixture(scope="module")
-def mnist(tmp_path_factory):
-    [code] = re.findall(r"^```python\n(\"\"\"MNIST.*?)^```$", PAGE.read_text(), re.S | re.M)
-    path = tmp_path_factory.mktemp("example") / "mnist_of_the_docs.py"
-    path.write_text(code)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module.Mnist
-    del sys.modules[path.stem]
 
 
 def digits(prefix: str) -> tuple[np.ndarray, np.ndarray]:
@@ -71,8 +57,8 @@ def everything(source) -> tuple[list[RawSample | Rejected], MemorySpool]:
     return [entry for unit in source.survey().units for entry in source.index(unit, spool)], spool
 
 
-def test_the_example_gives_every_digit_with_its_label(mnist, tmp_path):
-    found, spool = everything(mnist(open_storage(str(put(tmp_path, files())))))
+def test_the_example_gives_every_digit_with_its_label(tmp_path):
+    found, spool = everything(Mnist(open_storage(str(put(tmp_path, files())))))
     for prefix, split in (("train", "train"), ("t10k", "test")):
         images, labels = digits(prefix)
         samples = [sample for sample in found if sample.split == split]
@@ -97,6 +83,6 @@ LABELS = "train-labels-idx1-ubyte"
         ({}, "no train-images-idx3-ubyte; fetch it"),
     ],
 )
-def test_the_example_refuses_files_that_are_missing_cut_or_do_not_fit(mnist, tmp_path, found, says):
+def test_the_example_refuses_files_that_are_missing_cut_or_do_not_fit(tmp_path, found, says):
     with pytest.raises(SourceError, match=says):
-        everything(mnist(open_storage(str(put(tmp_path, found)))))
+        everything(Mnist(open_storage(str(put(tmp_path, found)))))

@@ -1,4 +1,4 @@
-"""docs/damage.md says what happens: both columns, for all damage on disk."""
+"""docs/explanation/checked.md says what happens: both columns, for all damage on disk."""
 
 from benchmarks.damage import LOCAL, local_table
 from tests.conftest import REPOSITORY
@@ -17,5 +17,5 @@ def test_the_table_of_damage_on_disk_is_what_happens(tmp_path):
     write(str(tmp_path / "whole"))
     found = beginnings(local_table(tmp_path / "whole"))
     assert [*found] == ["damage", *LOCAL]
-    page = beginnings((REPOSITORY / "docs" / "damage.md").read_text())
+    page = beginnings((REPOSITORY / "docs/explanation/checked.md").read_text())
     assert found == {damage: page[damage] for damage in found}

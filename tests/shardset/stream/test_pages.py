@@ -1,7 +1,7 @@
 """The Python lines of two pages, run in their order as they stand, with smaller batches and images.
 
 They run in a process of their own: JAX starts threads, which the forks of later tests would not
-survive. The lines for DALI, at the end of a page, need another library: tests/peers runs them.
+survive. The lines for DALI need another library: tests/peers runs them.
 """
 
 import sys
@@ -20,6 +20,7 @@ OF_LOOP = """
 assert num_samples == 21
 assert again.state_dict() == again.state(1, 1)
 assert len(np.unique([next(part.epoch(0))["id"] for part in parts])) == 16
+assert next(iter(larger))["image"].shape == (16, 288, 288, 3)
 assert images_NHWC.shape == (16, 32, 32, 3)
 assert sample.id == 17
 assert image.shape == (40, 50, 3)
@@ -27,6 +28,7 @@ assert [row["is_even"] for row in rows].count(True) == 35
 assert state["epoch"] == 0
 assert isinstance(batch["image"], jax.Array) and batch["image"].shape == (16, 32, 32, 3)
 """
+FRAMEWORKS = "docs/how-to/frameworks.md"  # goes on where the page of loops ends
 BUCKET = "memory://bucket/shards"  # stands for the one in the cloud
 SMALLER = {
     "gs://bucket/photos": "photos",
@@ -35,9 +37,10 @@ SMALLER = {
     "image_size=224": "image_size=32",
 }
 PAGES = {
-    "stream": ({"shards": {"train": 900}, "others": {"train": 80}, BUCKET: {"train": 300}},
-               {"gs://bucket/shards": BUCKET}, OF_STREAM),
-    "your-own-loop": ({"photos": {"train": 70, "val": 21}}, SMALLER, OF_LOOP),
+    "explanation/reader": (
+        {"shards": {"train": 900}, "others": {"train": 80}, BUCKET: {"train": 300}},
+        {"gs://bucket/shards": BUCKET}, OF_STREAM),
+    "how-to/loop": ({"photos": {"train": 70, "val": 21}}, SMALLER, OF_LOOP),
 }  # fmt: skip
 WRITE_SETS = """
 from tests.makers.shardset import jpeg_samples, new_set
@@ -47,10 +50,13 @@ for url, sizes in {sets}.items():
 """
 
 
-@pytest.mark.parametrize("name", ["stream", pytest.param("your-own-loop", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["explanation/reader", pytest.param("how-to/loop", marks=pytest.mark.slow)]
+)
 def test_the_lines_of_the_page_work(name, tmp_path):
     sets, replaced, checks = PAGES[name]
-    lines = "".join(python_of(page(f"docs/{name}.md", stop="## NVIDIA DALI")))
+    adapters = "" if "reader" in name else page(FRAMEWORKS, stop="## NVIDIA DALI")
+    lines = "".join(python_of(page(f"docs/{name}.md") + adapters))
     for written, here in replaced.items():
         assert written in lines
         lines = lines.replace(written, here)

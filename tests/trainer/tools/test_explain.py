@@ -140,7 +140,7 @@ def test_tables_say_pads_and_names(recorded, capsys, monkeypatch):
     assert "originally raw/7 <b>.png" in capsys.readouterr().out
 
 
-PAGE = (Path(__file__).parents[3] / "docs/explain.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs/how-to/debug.md").read_text(encoding="utf-8")
 COMMANDS = [
     line
     for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)

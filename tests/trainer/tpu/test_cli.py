@@ -302,6 +302,6 @@ def test_a_command_of_the_documentation_makes_commands_that_gcloud_knows(line, c
 
 
 def test_the_page_shows_every_verb():
-    lines = [line for line in commands_of("docs/tpu.md") if line.startswith(START)]
+    lines = [line for line in commands_of("docs/how-to/tpu.md") if line.startswith(START)]
     verbs = {line.removeprefix(START).split()[0] for line in lines}
     assert verbs == {"create", "setup", "train", "ssh", "logs", "delete"}

@@ -1,0 +1,63 @@
+"""The page "Python API", made from the public names, the adapters and the errors."""
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import shardset
+from shardset.errors import ShardsetError
+
+REPOSITORY = Path(__file__).parent.parent
+API = {
+    "Read a dataset": "Stream Batch MixedStream Share DiskCache open SampleSet Sample",
+    "Images and augmentation": (
+        "ImageSpec RandomResizedCrop CenterCrop PadCrop"
+        " RandAugment TrivialAugment RandomErasing Chain"
+    ),
+    "Write a dataset": "Writer",
+    "Look at a dataset": "load LoadedSet Manifest Split Shard open_storage Storage",
+}
+"""The public names in the order of the page; those that are missing here come at the end."""
+API_HEAD = """\
+# Python API
+
+These names are public: `shardset.NAME`, the modules of `shardset.adapters`, and the errors of
+`shardset.errors`. Names and options that this page lists change only with a line in the
+[change log](../changelog.md). Everything else may change at any time.
+
+`pip install 'shardset[read]'` brings the decoders that `Stream` needs. `import shardset` imports
+neither torch nor Beam.
+"""
+
+
+def api_page() -> str:
+    """The public names of the library, its adapters, and the tree of its errors."""
+    text, groups = API_HEAD, {title: names.split() for title, names in API.items()}
+    named = [name for names in groups.values() for name in names]
+    public = [name for name in shardset.__all__ if name not in ("ShardsetError", "__version__")]
+    groups["More names"] = [name for name in public if name not in named]
+    for title, names in groups.items():
+        text += f"\n## {title}\n\n" if names else ""
+        text += "".join(
+            f"::: shardset.{home_of(name)}{name}\n\n" for name in names if name in public
+        )
+    modules = sorted(path.stem for path in (REPOSITORY / "shardset/adapters").glob("[a-z]*.py"))
+    text += "\n## Adapters\n\n"
+    text += "".join(f"::: shardset.adapters.{name}\n\n" for name in modules)
+    return text + "\n## Errors\n\n" + "\n".join(errors_below(ShardsetError, 0)) + "\n"
+
+
+def home_of(name: str) -> str:
+    """The module of a public name below `shardset`, with a dot after it."""
+    lazily = {name: module for module, names in shardset._READER.items() for name in names}
+    module = getattr(getattr(shardset, name), "__module__", "shardset").removeprefix("shardset")
+    return f"{lazily.get(name, module.lstrip('.'))}."
+
+
+def errors_below(error: type[ShardsetError], depth: int) -> Iterator[str]:
+    """A line per error of the library, below the one that it is a kind of."""
+    meaning = (inspect.getdoc(error) or "").split("\n\n")[0].replace("\n", " ")
+    yield f"{'    ' * depth}- `{error.__name__}`: {meaning}"
+    for kind in error.__subclasses__():
+        if kind.__module__ == "shardset.errors":
+            yield from errors_below(kind, depth + 1)
