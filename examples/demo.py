@@ -117,7 +117,7 @@ def main() -> int:
     images = sorted(raw.rglob("*.png"))
     if images:
         of_run = shlex.join(["--from", str(folder / "run"), str(images[0])])
-        print(f"next: source .venv/bin/activate && python -m trainer predict {of_run}")
+        print(f"next: source .venv/bin/activate && shardset predict {of_run}")
     return 0
 
 

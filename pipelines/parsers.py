@@ -37,13 +37,13 @@ sources, and what --input is for each:
 {_SOURCES}
 
 examples:
-  python -m pipelines build --source folder --input photos --holdout test=0.1 --output shards
-  python -m pipelines build --source listing --input birds.csv --label-column species \\
+  shardset build --source folder --input photos --holdout test=0.1 --output shards
+  shardset build --source listing --input birds.csv --label-column species \\
       --output shards
-  python -m pipelines build --source hf --input downloaded/food101 --output shards
-  python -m pipelines build --source imagenet --input /data/ilsvrc --output gs://bucket/imagenet \\
+  shardset build --source hf --input downloaded/food101 --output shards
+  shardset build --source imagenet --input /data/ilsvrc --output gs://bucket/imagenet \\
       --samples-per-shard train=1252,validation=1000 --remainder pad
-  python -m pipelines build --source cifar10 --input cifar-10-python.tar.gz --output shards \\
+  shardset build --source cifar10 --input cifar-10-python.tar.gz --output shards \\
       --target-samples train=1280000 --samples-per-shard train=2000
 
 Flags of Apache Beam (--runner, --project, --region, --temp_location, --direct_num_workers, ...)
@@ -55,9 +55,9 @@ stopped, give the same command again.
 
 ESTIMATE_EPILOG = f"""\
 examples:
-  python -m pipelines estimate gs://bucket/imagenet --global-batch-size 4096 --num-replicas 32 \\
+  shardset estimate gs://bucket/imagenet --global-batch-size 4096 --num-replicas 32 \\
       --num-hosts 4
-  python -m pipelines estimate --samples train=1281167,validation=50000 --mean-bytes 110000 \\
+  shardset estimate --samples train=1281167,validation=50000 --mean-bytes 110000 \\
       --classes 1000 --num-shards train=640,validation=50 --global-batch-size 4096 \\
       --num-replicas 32 --num-hosts 4
 

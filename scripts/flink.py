@@ -174,7 +174,7 @@ class Cluster:
         self.stop()
 
     def flags(self) -> list[str]:
-        """What `python -m pipelines build` needs to run on this cluster."""
+        """What `shardset build` needs to run on this cluster."""
         return [
             "--runner=FlinkRunner",
             f"--flink_master=localhost:{self.rest_port}",
@@ -315,9 +315,7 @@ def up(rest_port: int, pool_port: int) -> None:
         cluster.stop()
         raise
     (FOLDER / "run" / "pids.json").write_text(json.dumps(cluster.pids))
-    print(
-        f"http://localhost:{rest_port} is up; build on it with\n  python -m pipelines build ... \\"
-    )
+    print(f"http://localhost:{rest_port} is up; build on it with\n  shardset build ... \\")
     print("      " + " ".join(cluster.flags()))
 
 

@@ -2,7 +2,7 @@
 [--width 1280] [--dark]`.
 
 Debian's browser (`apt-get install chromium`) driven by playwright. The pictures of
-docs/how-to/check.md, after `make demo` and `python -m trainer report demo/digits/run`:
+docs/how-to/check.md, after `make demo` and `shardset report demo/digits/run`:
 
     ... demo/digits/shards/report.html docs/images/report-set.png --width 1120 --height 1240
     ... demo/digits/run/report.html docs/images/report-run.png --width 1120 --height 1240 --dark

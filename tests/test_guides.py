@@ -114,9 +114,7 @@ def test_each_way_of_migrating_works_in_its_order(title: str, tmp_path: Path) ->
     write_inputs(tmp_path)
     write_class_folders(tmp_path / "pictures", ["cat", "dog"], 12, splits=("train", "val"))
     if title == "webdataset":
-        build = (
-            "python -m pipelines build --source folder --input photos --output other --num-shards 2"
-        )
+        build = "shardset build --source folder --input photos --output other --num-shards 2"
         run_all([build], tmp_path, {})
         shutil.copytree(
             tmp_path / "other/train", tmp_path / "tars", ignore=shutil.ignore_patterns("*.npy")

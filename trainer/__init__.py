@@ -1,3 +1,3 @@
-"""Reads a shard set and trains on it, with plain PyTorch or PyTorch/XLA. `python -m trainer
---help`.
+"""Reads a shard set and trains on it, with plain PyTorch or PyTorch/XLA. `shardset
+train --help`.
 """

@@ -1,4 +1,4 @@
-"""`python -m trainer`: handles signals, then imports the rest, which takes a second or more."""
+"""`python -m trainer VERB`: handles signals, then imports the rest, which takes seconds."""
 
 import sys
 from typing import NoReturn

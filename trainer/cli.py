@@ -142,7 +142,7 @@ def _add_explain(verbs: "Verbs") -> None:
 def _add_job(verbs: "Verbs") -> None:
     text = "print a JobSet that runs `train` on GKE with Kueue, on TPUs or GPUs; nothing is applied"
     example = (
-        "example: python -m trainer job --compute-type v6e-16 --image IMAGE --manifest gs://B/set"
+        "example: shardset job --compute-type v6e-16 --image IMAGE --manifest gs://B/set"
         " --run-dir gs://B/r"
     )
     verb = _add_verb(verbs, "job", _job, text, example)
@@ -169,7 +169,7 @@ def _add_report(verbs: "Verbs") -> None:
 
 def _add_export(verbs: "Verbs") -> None:
     text = "write a trained model as files: weights, classes and how images are prepared"
-    example = "example: python -m trainer export run --output model --onnx"
+    example = "example: shardset export run --output model --onnx"
     verb = _add_verb(verbs, "export", _export_model, text, example)
     verb.add_argument("run_dir", metavar="RUN", help=RUN_DIR_HELP)
     verb.add_argument(
@@ -179,7 +179,7 @@ def _add_export(verbs: "Verbs") -> None:
 
 
 def _add_predict(verbs: "Verbs") -> None:
-    example = "example: python -m trainer predict --from run cat.jpg dog.png"
+    example = "example: shardset predict --from run cat.jpg dog.png"
     verb = _add_verb(verbs, "predict", _predict, epilog=example)
     verb.add_argument(
         "images",

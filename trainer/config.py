@@ -403,7 +403,7 @@ def not_a_run(folder: Storage, *names: str) -> ConfigError:
     """The error for a folder without these files of a run."""
     return ConfigError(
         f"{folder.url}: no {' and '.join(names)} there, expected the folder of a run; give the"
-        " --run-dir of `python -m trainer train`"
+        " --run-dir of `shardset train`"
     )
 
 

@@ -91,8 +91,7 @@ def _plan_splits(config: BuildConfig, total: UnitSummary) -> dict[str, SplitPlan
     names = sorted(split for split, count in total.splits.items() if count.num_samples)
     if not names:
         raise SourceError(
-            f"{config.input}: no sample found; see `python -m pipelines build --help` for what is"
-            " read"
+            f"{config.input}: no sample found; see `shardset build --help` for what is read"
         )
     refuse_unknown_splits(
         config.num_shards | config.samples_per_shard | config.target_samples | config.repeat, names

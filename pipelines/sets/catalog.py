@@ -52,7 +52,7 @@ def read_catalog(loaded: LoadedSet, split: str) -> pa.Table:
     ]:
         raise ConfigError(
             f"{loaded.storage.url}/{missing[0]}: no catalogue of this tar is beside it; make it"
-            f" with `python -m pipelines catalog {loaded.storage.url}`"
+            f" with `shardset catalog {loaded.storage.url}`"
         )
     return pa.concat_tables([table for table in tables if table is not None])
 

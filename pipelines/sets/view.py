@@ -1,4 +1,4 @@
-"""`python -m pipelines view`: chooses samples of a split and writes them down as a view; copies no
+"""`shardset view`: chooses samples of a split and writes them down as a view; copies no
 sample.
 """
 

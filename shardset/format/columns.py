@@ -93,7 +93,7 @@ def open_column(parent: LoadedSet, split: str, name: str) -> StoredColumn:
     if made.source != SOURCE or made.source_digest != digest:
         raise ManifestError(
             f"{storage.url}: a column of set {made.source_digest[:12]}…, this one is"
-            f" {digest[:12]}…; write it again with `python -m pipelines column`"
+            f" {digest[:12]}…; write it again with `shardset column`"
         )
     stored = manifest.split(parent.stored_split(split))
     sizes = parent.manifest.split(split).shard_sizes

@@ -80,7 +80,7 @@ def resolve(storage: Storage, version: str) -> tuple[int, str | None]:
     tag = read_tag(storage, version)
     if tag is None:
         raise ManifestError(
-            f"{storage.url}: no version has the tag {version!r}; `python -m pipelines log"
+            f"{storage.url}: no version has the tag {version!r}; `shardset log"
             f" {storage.url}` lists the tags"
         )
     return tag.version, tag.digest

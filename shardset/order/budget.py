@@ -1,6 +1,6 @@
 """The order and the memory of one reader of a split, from the options of a stream.
 
-Pure numbers: `shardset/stream` reads by them, `python -m pipelines estimate` shows them in advance.
+Pure numbers: `shardset/stream` reads by them, `shardset estimate` shows them in advance.
 L is `num_lanes`, q `block_size`, w `window`.
 """
 

@@ -138,8 +138,8 @@ class SampleSet:
         found = self._find(key)
         if found is None:
             raise KeyError(
-                f"no sample of split {self.split_name!r} has the key {key!r}; `python -m pipelines"
-                " inspect` finds the key of an original name by --name"
+                f"no sample of split {self.split_name!r} has the key {key!r}; `shardset inspect`"
+                " finds the key of an original name by --name"
             )
         return found
 

@@ -117,8 +117,8 @@ class Timetable:
         found = np.flatnonzero(self._table().keys() == key.encode("ascii", "replace"))
         if not len(found):
             raise ConfigError(
-                f"no sample of split {self.split_name!r} has the key {key!r}; `python -m pipelines"
-                " inspect` finds samples in all splits, by key and by name"
+                f"no sample of split {self.split_name!r} has the key {key!r}; `shardset inspect`"
+                " finds samples in all splits, by key and by name"
             )
         return found.item(0)
 

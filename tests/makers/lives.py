@@ -1,4 +1,4 @@
-"""Runs `python -m pipelines build` as a process of its own, and kills it."""
+"""Runs `shardset build` as a process of its own, and kills it."""
 
 import json
 import os

@@ -67,7 +67,7 @@ def merged_logs(storage: Storage) -> list[str]:
     if not logs:
         raise ConfigError(
             f"{storage.url}: no {log_name(0)} there, expected the folder of a run; give the"
-            " --run-dir of `python -m trainer train`"
+            " --run-dir of `shardset train`"
         )
     lines = []
     for host, name in logs:

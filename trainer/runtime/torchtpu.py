@@ -62,8 +62,8 @@ def check_environment(environment: Mapping[str, str]) -> None:
     if missing := [name for name in (ADDRESSES, TOPOLOGY) if name not in environment]:
         raise ConfigError(
             f"TorchTPU: {' and '.join(missing)} not set, which every process of a TPU needs; start"
-            " the run with `python -m trainer.tpu.processes ...`, which takes the flags of `python"
-            " -m trainer train`"
+            " the run with `python -m trainer.tpu.processes ...`, which takes the flags of"
+            " `shardset train`"
         )
 
 

@@ -147,7 +147,7 @@ def advice(input_wait_percent: float) -> str | None:
         return None
     return (
         f"input-bound: steps waited {input_wait_percent:.0f} % of the time for data. Compare with"
-        " `python -m trainer bench-input`; store smaller images (`python -m pipelines build"
+        " `shardset bench-input`; store smaller images (`shardset build"
         " --resize-shorter`), use a machine with more CPU cores per device, or read from a"
         " bucket in the same region"
     )

@@ -1,4 +1,4 @@
-"""`python -m trainer doctor`: checks this machine, its network and the data for a run."""
+"""`shardset doctor`: checks this machine, its network and the data for a run."""
 
 import json
 from collections import Counter
@@ -74,7 +74,7 @@ def _check_data(
         rate = probes.decode_rate(config)
         yield check_rate(rate, wanted_rate, num_hosts, config.global_batch_size)
     except ShardsetError as error:
-        advice = "change what the message names; `python -m pipelines verify` checks all files"
+        advice = "change what the message names; `shardset verify` checks all files"
         yield CheckResult(check, "fail", str(error), advice)
 
 

@@ -1,4 +1,4 @@
-"""`python -m trainer explain`: the samples of a step, the steps of a sample, or the samples of
+"""`shardset explain`: the samples of a step, the steps of a sample, or the samples of
 highest loss, from the folder of a run, the manifest and its indexes.
 
 People count epochs from 1, JSON from 0.

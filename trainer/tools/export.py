@@ -1,4 +1,4 @@
-"""`python -m trainer export`: a trained model as files that other programs load.
+"""`shardset export`: a trained model as files that other programs load.
 
 The ONNX graph takes normalised images, float32 [n, 3, size, size], and returns one number for each
 class. `model.json` says how images are prepared and what the classes are called.

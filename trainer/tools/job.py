@@ -1,4 +1,4 @@
-"""`python -m trainer job`: prints a JobSet that trains on GKE. It applies nothing."""
+"""`shardset job`: prints a JobSet that trains on GKE. It applies nothing."""
 
 import json
 import re

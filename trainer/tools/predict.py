@@ -1,4 +1,4 @@
-"""`python -m trainer predict`: the classes of images, prepared as an evaluation prepares them."""
+"""`shardset predict`: the classes of images, prepared as an evaluation prepares them."""
 
 import json
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Measures the machine and the network for `python -m trainer doctor`, which judges the answers.
+"""Measures the machine and the network for `shardset doctor`, which judges the answers.
 
 python -m trainer.tools.probes STRATEGY    print the devices of a run as JSON, in a process that can
 be killed

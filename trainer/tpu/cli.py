@@ -1,4 +1,4 @@
-"""`python -m trainer tpu VERB`: the Cloud TPU API (v2 to v6e), by gcloud, run or printed.
+"""`shardset tpu VERB`: the Cloud TPU API (v2 to v6e), by gcloud, run or printed.
 
 Every flag is in the reference documentation of gcloud (the GA commands of `gcloud compute tpus`).
 """
@@ -174,7 +174,7 @@ def delete(options: argparse.Namespace) -> list[Command]:
 VERBS: dict[CommandsOf, str] = {
     create: "create a TPU VM or a slice",
     setup: "build this project's wheel and install it on all workers",
-    train: "run `python -m trainer train` on all workers and print their output",
+    train: "run `shardset train` on all workers and print their output",
     ssh: "run a command on all workers at once, or open a shell on one",
     logs: "print the last lines of the logs of all workers",
     delete: "delete the TPU, then list what remains and costs money",

@@ -1,7 +1,7 @@
 """Runs on a TPU VM with TorchTPU: starts the trainer once for each chip, and passes on its exit
 code.
 
-    python -m trainer.tpu.processes ARGUMENTS    run `python -m trainer train ARGUMENTS` in one
+    python -m trainer.tpu.processes ARGUMENTS    run `shardset train ARGUMENTS` in one
     process for each chip
 
 torchrun starts such processes too, but turns their exit codes into its own. These say whether a run

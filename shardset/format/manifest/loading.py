@@ -110,13 +110,12 @@ def _load_version(url: str, version: str) -> LoadedSet:
             found = read(storage, versions.path(number))
         except NotFound as error:
             raise ManifestError(
-                f"{url}: version {number} was removed; `python -m pipelines log {url}` lists those"
+                f"{url}: version {number} was removed; `shardset log {url}` lists those"
                 " that are left"
             ) from error
     if found.number != number or digest not in (None, found.digest):
         raise ManifestError(
-            f"{url}: has no version {version}; `python -m pipelines log {url}` lists those that"
-            " it has"
+            f"{url}: has no version {version}; `shardset log {url}` lists those that it has"
         )
     return LoadedSet(found, storage)
 
@@ -127,7 +126,7 @@ def load_whole(url: str) -> LoadedSet:
     if loaded.view is not None:
         raise ConfigError(
             f"{url}: a view has no shards of its own; name its set, or make the view one with"
-            " `python -m pipelines build --source shardset`"
+            " `shardset build --source shardset`"
         )
     return loaded
 
@@ -172,7 +171,7 @@ def _load_view(url: str) -> LoadedSet:
     head, rows = read_view(storage, name)
     if head is None:
         raise ConfigError(
-            f"{url}: names no set in its footer; seal it with `python -m pipelines view OUT --of"
+            f"{url}: names no set in its footer; seal it with `shardset view OUT --of"
             f" SET --ids {url}`"
         )
     if head.parent.endswith(".parquet"):

@@ -56,7 +56,7 @@ def test_an_address_names_a_version_by_number_or_tag(three):
     ("end", "message"),
     [
         ("@4", "has no version 4"),
-        ("@paper", "no version has the tag 'paper'; `python -m pipelines log .*` lists the tags"),
+        ("@paper", "no version has the tag 'paper'; `shardset log .*` lists the tags"),
         ("@0", "no version has the tag '0'|no manifest there"),
         ("@../x", "no manifest there"),
     ],

@@ -113,7 +113,7 @@ def test_of_samples_with_one_image_the_first_is_kept():
 
 def test_sql_chooses_by_the_catalogue(whole):
     pytest.importorskip("duckdb")
-    with pytest.raises(ConfigError, match="python -m pipelines catalog"):
+    with pytest.raises(ConfigError, match="shardset catalog"):
         made(small_set(), where="label = 3")
     write_catalog(whole[0])
     found = ids_of(made(whole, where="label = 3 or key = 'train-000008'"))

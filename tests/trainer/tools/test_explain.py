@@ -177,7 +177,7 @@ def test_the_page_s_commands_and_its_example_run(recorded, tmp_path, monkeypatch
         (["--step", "1:x"], "EPOCH:STEP"),
         (
             ["--key", "train-00000"],
-            "has the key 'train-00000'; `python -m pipelines inspect` finds",
+            "has the key 'train-00000'; `shardset inspect` finds",
         ),
         (["--id", "52"], "ids reach 52 to 52, expected 0 to 51"),
     ],

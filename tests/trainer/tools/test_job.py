@@ -71,7 +71,7 @@ def test_every_compute_type_makes_a_jobset_that_fits_the_schema(compute_type):
     assert spec["parallelism"] * limit == int(compute_type.rpartition("-")[2])
 
 
-@pytest.mark.parametrize("line", shown("python -m trainer job "))
+@pytest.mark.parametrize("line", shown("shardset job "))
 def test_a_command_of_the_documentation_prints_a_jobset_that_fits_the_schema(line, capsys):
     assert cli.main(shlex.split(line)[3:]) == OK, capsys.readouterr().err
     jsonschema.validate(yaml.safe_load(capsys.readouterr().out), SCHEMA)

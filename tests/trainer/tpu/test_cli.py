@@ -289,7 +289,7 @@ def test_a_missing_gcloud_is_one_clear_line(tpu, monkeypatch, tmp_path):
 
 # --- the documentation ----------------------------------------------------------------------------
 
-START = "python -m trainer tpu "
+START = "shardset tpu "
 
 
 @pytest.mark.parametrize("line", shown(START))
