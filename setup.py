@@ -157,9 +157,6 @@ setup(
         "docs": DOCS,
     },
     entry_points={
-        "console_scripts": [
-            "shardset-pipelines = pipelines.__main__:program",
-            "shardset-trainer = trainer.__main__:program",
-        ]
+        "console_scripts": ["shardset = shardset.verbs:program"],
     },
 )

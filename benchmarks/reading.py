@@ -10,7 +10,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 BATCH, WORKERS = 256, 2
 
@@ -47,32 +47,16 @@ Contestant = Callable[[Data], Iterator[int]]
 """Gives the number of samples of each batch; a first 0 ends its preparations."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """Seconds to the first batch; samples a second of all that was read, its start too; CPU seconds
-    for 1,000.
+def one(contestant: Contestant, data: Data, device_s: float) -> dict[str, float]:
+    """An epoch (of a reader that does not decode, several): seconds to the first batch; samples a
+    second of all that was read, its start too; CPU seconds for 1,000.
 
     `rate_after` and `wait` leave out the first batch: samples a second, and the part of the time
-    spent waiting for a batch.
-    """
-
-    first_s: float
-    rate: float
-    rate_after: float
-    wait: float
-    cpu_s: float
-    num_samples: int
-
-
-def one(
-    contestants: dict[str, Contestant], name: str, data: Data, *, device_s: float = 0.0
-) -> Measured:
-    """An epoch (of a reader that does not decode, several).
-
-    After each batch a device works on it for `device_s`, in which the loop sleeps.
+    spent waiting for a batch. After each batch a device works on it for `device_s`, in which the
+    loop sleeps.
     """
     cpu, begun = _cpu_s(), time.perf_counter()
-    batches = contestants[name](data)
+    batches = contestant(data)
     num_first = next(batches)
     if not num_first:
         cpu, begun = _cpu_s(), time.perf_counter()
@@ -92,14 +76,14 @@ def one(
     del batches
     gc.collect()
     count, after = num_first + num_after, ended - begun - first
-    return Measured(
-        first_s=first,
-        rate=count / (ended - begun),
-        rate_after=num_after / after if num_after else 0.0,
-        wait=waited / after if num_after else 0.0,
-        cpu_s=1000 * (_cpu_s() - cpu) / count,
-        num_samples=count,
-    )
+    return {
+        "first_s": first,
+        "rate": count / (ended - begun),
+        "rate_after": num_after / after if num_after else 0.0,
+        "wait": waited / after if num_after else 0.0,
+        "cpu_s": 1000 * (_cpu_s() - cpu) / count,
+        "num_samples": count,
+    }
 
 
 def _work(seconds: float) -> None:
@@ -110,12 +94,8 @@ def _work(seconds: float) -> None:
 def main(contestants: dict[str, Contestant], words: list[str]) -> None:
     """`NAME DATA DEVICE_S`: prints the measurement as JSON."""
     name, data, device_s = words
-    print(
-        json.dumps(
-            asdict(one(contestants, name, Data(**json.loads(data)), device_s=float(device_s)))
-        ),
-        flush=True,
-    )
+    found = one(contestants[name], Data(**json.loads(data)), float(device_s))
+    print(json.dumps(found), flush=True)
 
 
 def _cpu_s() -> float:

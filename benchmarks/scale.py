@@ -202,29 +202,20 @@ def commit_all(n: int) -> tuple[int, int, int]:
 
 def survey_folder(n: int) -> tuple[int, int, int]:
     """The launching machine's listing of `n` files in class folders, until it can be written."""
-    source = Folder(_Listing(n))
+    source = Folder(_Listing("listing", num_files=n))
     started()
     with tempfile.TemporaryFile() as file:
         written = write_units(source.survey().units, file)
         return n, written.num_units, written.blocks[-1].stop
 
 
-STEPS: dict[str, Callable[[int], tuple[int, int, int]]] = {
-    "survey_folder": survey_folder,
-    "index_units": index_units,
-    "plan_all": plan_all,
-    "spread_batch": spread_batch,
-    "find_duplicates_in_bucket": find_duplicates_in_bucket,
-    "assign": assign,
-    "gather_group": gather_group,
-    "commit_all": commit_all,
-}
+PLANNING = (plan_all, spread_batch, find_duplicates_in_bucket, assign, gather_group)
+"""What is done with every reference once it is indexed."""
+
+STEPS = {step.__name__: step for step in (survey_folder, index_units, *PLANNING, commit_all)}
 """Each returns how many references it treated, and the number and bytes of all objects or elements
 of that kind.
 """
-
-PLANNING = ("plan_all", "spread_batch", "find_duplicates_in_bucket", "assign", "gather_group")
-"""What is done with every reference once it is indexed."""
 
 AT_MOST = {"survey_folder": 10_000_000}
 """Steps that treat every file, and not only a part of them, are measured up to here."""
@@ -267,7 +258,7 @@ def report(sizes: Sequence[int]) -> Iterator[str]:
         per_ref = 0.0
         for name in (name for name in STEPS if n <= AT_MOST.get(name, n)):
             step = measure(name, n)
-            per_ref += name in PLANNING and 1 / step.rate
+            per_ref += STEPS[name] in PLANNING and 1 / step.rate
             yield (
                 f"| {n:,} | {name} | {step.num_refs:,} | {step.rate:,.0f} |"
                 f" {step.added_bytes / 2**20:,.0f} | {step.num_objects:,} |"
@@ -407,12 +398,11 @@ def _summary(unit: int) -> UnitSummary:
     )
 
 
+@dataclass(frozen=True)
 class _Listing(MemoryStorage):
     """A storage that lists `num_files` files in 1,000 class folders and holds none."""
 
-    def __init__(self, num_files: int) -> None:
-        super().__init__("listing")
-        object.__setattr__(self, "num_files", num_files)
+    num_files: int = 0
 
     def list(self, prefix: str = "") -> Iterator[Stat]:
         each = -(-self.num_files // NUM_CLASSES)
@@ -427,24 +417,22 @@ class _Listing(MemoryStorage):
             )
 
 
+@dataclass(frozen=True)
 class _Made(MemoryStorage):
-    """A storage that holds nothing: what is read is made from the last number in its name; what is
-    written goes to a folder of the disk.
+    """A storage that holds nothing: what is read is made, as JSON, from the last number in its
+    name; what is written goes to a folder of the disk.
     """
 
-    def __init__(self, make: Callable[[int], bytes], folder: str) -> None:
-        super().__init__("made")
-        object.__setattr__(self, "make", make)
-        object.__setattr__(self, "folder", folder)
+    make: Callable[[int], Any] = int
+    folder: str = ""
 
     def read(
         self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None
     ) -> bytes:
-        return (
-            self.make(int(re.findall(r"[0-9]+", name)[-1]))
-            if name != paths.BUILD
-            else frame("", b"")
-        )
+        content = b""
+        if name != paths.BUILD:
+            content = msgspec.json.encode(self.make(int(re.findall(r"[0-9]+", name)[-1])))
+        return content + frame("", content)
 
     def writer(self, name: str, *, if_generation: str | None = None) -> ObjectWriter:
         return LocalStorage(self.folder).writer(name, if_generation=if_generation)
@@ -452,12 +440,7 @@ class _Made(MemoryStorage):
 
 def made_files(make: Callable[[int], Any], folder: str = "") -> PlanFiles:
     """The plan files of a build whose output holds, as JSON, what `make` gives for a number."""
-
-    def made(number: int) -> bytes:
-        content = msgspec.json.encode(make(number))
-        return content + frame("", content)
-
-    return PlanFiles(_Made(made, folder), build="")
+    return PlanFiles(_Made("made", make=make, folder=folder), build="")
 
 
 def _peak_bytes() -> int:

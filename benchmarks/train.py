@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from statistics import median
@@ -86,25 +86,6 @@ def config_of(args: argparse.Namespace, folder: Path) -> TrainConfig:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """The time of one kind of data in one round."""
-
-    seconds: float
-    cpu_s: float
-    num_samples: int
-
-    @property
-    def rate(self) -> float:
-        """Samples a second."""
-        return self.num_samples / self.seconds
-
-    @property
-    def cpu_ms(self) -> float:
-        """Processor time of a sample, over all threads."""
-        return 1000 * self.cpu_s / self.num_samples
-
-
 def ratio_table(config: TrainConfig, folder: Path, rounds: int) -> str:
     """What a sample takes with real and with fake data, in turns of `max_steps` in one process, and
     their ratios.
@@ -119,7 +100,8 @@ def ratio_table(config: TrainConfig, folder: Path, rounds: int) -> str:
         "real": open_data(replace(config, manifest=manifest), 0, 1).train,
         "fake": open_data(replace(config, fake_data=True), 0, 1).train,
     }
-    turns: dict[str, list[Turn]] = {kind: [] for kind in streams}
+    rates: dict[str, list[float]] = {kind: [] for kind in streams}
+    costs: dict[str, list[float]] = {kind: [] for kind in streams}
     with running("single", config.precision) as runtime:
         learner = Learner(runtime, config, DEFAULT_CLASSES, None)
         for number in range(rounds + 1):
@@ -127,13 +109,11 @@ def ratio_table(config: TrainConfig, folder: Path, rounds: int) -> str:
                 with DeviceFeed(
                     streams[kind].run(iter([(number, range(steps))])), runtime.to_device
                 ) as feed:
-                    turns[kind].append(turn_of(learner, feed))
-            real, fake = turns["real"][-1], turns["fake"][-1]
-            text = f"round {number}: {real.rate:.3f} of {fake.rate:.3f} samples/s"
-            print(text + " (warm-up)" * (number == 0), file=sys.stderr, flush=True)
-    counted = {kind: found[1:] for kind, found in turns.items()}
-    rates = {kind: [turn.rate for turn in found] for kind, found in counted.items()}
-    costs = {kind: [turn.cpu_ms for turn in found] for kind, found in counted.items()}
+                    rate, cpu_ms = turn_of(learner, feed)
+                if number:  # the first turns are a warm-up
+                    rates[kind].append(rate)
+                    costs[kind].append(cpu_ms)
+            print(f"round {number} of {rounds} is done", file=sys.stderr, flush=True)
     rows = compared("samples/s", rates) + compared("CPU ms a sample", costs)
     return "\n".join([HEAD, *rows])
 
@@ -143,14 +123,17 @@ def kinds_of(number: int) -> tuple[str, str]:
     return ("real", "fake") if number % 2 else ("fake", "real")
 
 
-def turn_of(learner: Learner, feed: DeviceFeed) -> Turn:
-    """All steps of a feed, as a run takes them; on a CPU each is done when it returns."""
+def turn_of(learner: Learner, feed: DeviceFeed) -> tuple[float, float]:
+    """Samples a second of all steps of a feed, as a run takes them, and the processor time of a
+    sample in ms, over all threads; on a CPU each step is done when it returns.
+    """
     before = time.perf_counter(), time.process_time()
     num_samples = 0
     for fed in feed:
         learner.train_step(fed.tensors, 0.0, fed.step)
         num_samples += len(fed.ids)
-    return Turn(time.perf_counter() - before[0], time.process_time() - before[1], num_samples)
+    seconds, cpu_s = time.perf_counter() - before[0], time.process_time() - before[1]
+    return num_samples / seconds, 1000 * cpu_s / num_samples
 
 
 HEAD = "| | of medians | each turn |\n|---|---|---|"
@@ -186,7 +169,7 @@ def cost_table(config: TrainConfig, folder: Path, rounds: int) -> str:
             samples = steps * config.global_batch_size
             input_ms.append(1000 * (time.process_time() - before) / samples)
             with DeviceFeed(iter(batches), runtime.to_device) as feed:
-                step_ms.append(turn_of(learner, feed).cpu_ms)
+                step_ms.append(turn_of(learner, feed)[1])
     parts = {"input": input_ms, "step": step_ms}
     return "\n".join([HEAD, *compared("CPU ms a sample", parts)])
 

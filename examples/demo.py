@@ -4,13 +4,16 @@
 """
 
 import argparse
+import hashlib
+import http.client
 import shlex
+import shutil
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
-from examples.download import download
-from shardset.errors import ShardsetError
+from shardset.errors import ShardsetError, SourceError, TransientError
 
 CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
 CIFAR10_MD5 = "c58f30108f718f92721af3b95e74349a"
@@ -37,9 +40,28 @@ def write_digits(folder: Path) -> Path:
 
 
 def fetch_cifar10(folder: Path) -> Path:
-    """The published archive of CIFAR-10 (170 MB), downloaded once."""
+    """The published archive of CIFAR-10, downloaded once.
+
+    Raises TransientError if the connection fails, SourceError if what came is another file.
+    """
+    path = folder / "cifar-10-python.tar.gz"
+    if path.exists():
+        return path
     folder.mkdir(parents=True, exist_ok=True)
-    return download(CIFAR10_URL, folder / "cifar-10-python.tar.gz", CIFAR10_MD5)
+    print(f"downloading {CIFAR10_URL} (170 MB)", flush=True)
+    part = path.with_name(path.name + ".part")
+    try:
+        with urllib.request.urlopen(CIFAR10_URL, timeout=60) as response, part.open("wb") as out:
+            shutil.copyfileobj(response, out)
+    except (OSError, http.client.HTTPException) as error:
+        raise TransientError(f"{CIFAR10_URL}: {error}; run it again") from error
+    with part.open("rb") as file:
+        found = hashlib.file_digest(file, "md5").hexdigest()
+    if found != CIFAR10_MD5:
+        raise SourceError(
+            f"{CIFAR10_URL}: MD5 is {found}, published is {CIFAR10_MD5}; run it again"
+        )
+    return part.rename(path)
 
 
 def commands(data: str, raw: Path, folder: Path) -> list[list[str]]:

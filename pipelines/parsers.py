@@ -17,6 +17,7 @@ from pipelines.images.options import ImageOptions
 from pipelines.sets.view import Choice
 from shardset.program import Parser, program_parser
 from shardset.settings import add_flags
+from shardset.verbs import HELP
 
 SIZES_TITLE = "sizes"
 EXIT_CODES = (
@@ -81,9 +82,9 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
 
-    def verb(name: str, text: str, description: str, epilog: str = EXIT_CODES) -> Parser:
+    def verb(name: str, description: str, epilog: str = EXIT_CODES) -> Parser:
         added = verbs.add_parser(
-            name, help=text, description=description, epilog=epilog, allow_abbrev=False,
+            name, help=HELP[name], description=description, epilog=epilog, allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )  # fmt: skip
         added.add_argument(
@@ -97,35 +98,29 @@ def parser() -> argparse.ArgumentParser:
         return added
 
     text = "Plans, writes, then commits: the manifest appears last, or not at all."
-    add_build(verb("build", "turn raw files into a shard set", text, BUILD_EPILOG))
+    add_build(verb("build", text, BUILD_EPILOG))
     text = (
         "Writes raw files as further shards, then publishes the next version; nothing that exists"
         " is touched."
     )
-    _add_append(verb("append", "add raw files to a shard set", text))
+    _add_append(verb("append", text))
     text = (
         "Names the newest version, or that of SET@N, for addresses such as gs://bucket/set@NAME; a"
         " name never moves."
     )
-    tag = verb("tag", "name a version of a shard set", text)
+    tag = verb("tag", text)
     _add_set(tag)
     tag.add_argument("name", metavar="NAME", help="letters, digits, ., _ and -; not only digits")
-    _add_set(
-        verb(
-            "log",
-            "list the versions of a shard set",
-            "Lists the versions of a set, the newest first.",
-        )
-    )
+    _add_set(verb("log", "Lists the versions of a set, the newest first."))
     text = (
         "Compares keys, classes and images of two sets or versions (gs://bucket/set@3), from their"
         " indexes."
     )
-    diff = verb("diff", "compare two versions of a shard set", text)
+    diff = verb("diff", text)
     diff.add_argument("old", metavar="OLD", help="a set, or SET@VERSION")
     diff.add_argument("new", metavar="NEW", help="a set, or SET@VERSION")
     text = "Writes the next version without some samples, and removes the old files later."
-    compact = verb("compact", "forget samples of a shard set", text)
+    compact = verb("compact", text)
     _add_set(compact)
     compact.add_argument(
         "--drop-keys", required=True, metavar="FILE", help="a text file with a key in each line"
@@ -144,20 +139,20 @@ def parser() -> argparse.ArgumentParser:
         help="also remove columns and side files of other readers with removed tars",
     )
     text = "Reads each tar once, and writes an index beside it and a manifest; copies nothing."
-    adopt = verb("adopt", "make a shard set of tars that others made, where they are", text)
+    adopt = verb("adopt", text)
     add_flags(adopt, AdoptConfig)
     text = (
         "Writes columns/NAME/ below the set: tars with its keys and cuts, read by"
         " Stream(columns=...)."
     )
-    column = verb("column", "give each sample of a set one more value", text)
+    column = verb("column", text)
     column.add_argument("set", metavar="SET", help="the manifest or its folder, local or gs://")
     column.add_argument(
         "name", metavar="NAME", help="the name of the column: up to 12 of a-z, 0-9, _ and -"
     )
     add_flags(column, ColumnConfig)
     text = "Compares sizes and checksums of every file; with --deep every sample too."
-    verify = verb("verify", "compare a shard set with its manifest", text)
+    verify = verb("verify", text)
     _add_manifest(verify)
     verify.add_argument(
         "--deep",
@@ -168,24 +163,23 @@ def parser() -> argparse.ArgumentParser:
         "Shows tables of splits, shards and classes; finds a sample by its key or its original"
         " name."
     )
-    _add_inspect(verb("inspect", "show what is in a shard set", text))
+    _add_inspect(verb("inspect", text))
     text = "Writes the side files of other readers, from the manifest and the indexes; never a tar."
-    _add_export(verb("export", "write the side files of other readers", text))
+    _add_export(verb("export", text))
     text = "Samples, shards, steps, mixing, memory and bytes, from a manifest or numbers."
-    short = "how a shard set divides and is read: steps, memory, bytes"
-    _add_estimate(verb("estimate", short, text, ESTIMATE_EPILOG))
+    _add_estimate(verb("estimate", text, ESTIMATE_EPILOG))
     text = (
         "Makes a page of totals, classes, sizes, contact sheets, duplicates, bad input and"
         " provenance."
     )
-    _add_report(verb("report", "make one HTML page about a shard set", text))
+    _add_report(verb("report", text))
     text = "Writes a Parquet file beside each tar, for DuckDB, Polars, pandas and `view --where`."
-    _add_manifest(verb("catalog", "write a catalogue of a shard set", text))
+    _add_manifest(verb("catalog", text))
     text = (
         "Writes chosen samples down as a view, which is taken wherever a shard set is; copies no"
         " sample."
     )
-    _add_view(verb("view", "choose samples of a shard set", text))
+    _add_view(verb("view", text))
     return top
 
 

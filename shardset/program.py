@@ -56,9 +56,8 @@ class Parser(argparse.ArgumentParser):
 
 def program_parser(module: str, **options: Any) -> Parser:
     """The top-level parser of a program, with `--version`; named as the shell called it."""
-    called = Path(sys.argv[0]).name
     parser = Parser(
-        prog=called if called == f"shardset-{module}" else f"python -m {module}",
+        prog="shardset" if Path(sys.argv[0]).name == "shardset" else f"python -m {module}",
         allow_abbrev=False,
         **options,
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.makers.documented import REPOSITORY, run
+from tests.makers.documented import REPOSITORY, lists_of_setup, run
 
 PACKAGES = ("shardset", "pipelines", "trainer")
 FILES = sorted(
@@ -256,15 +256,8 @@ def test_a_public_class_name_means_one_thing():
 def requirements() -> dict[str, set[str]]:
     """The distributions that each package, and a worker, may count on, from setup.py."""
     lists = {
-        node.targets[0].id: {
-            re.split(r"[\[<>=; ]", ast.literal_eval(spec))[0].lower()
-            for spec in node.value.elts
-            if not isinstance(spec, ast.Starred)
-        }
-        for node in tree_of("setup.py").body
-        if isinstance(node, ast.Assign)
-        and isinstance(node.targets[0], ast.Name)
-        and isinstance(node.value, ast.List)
+        name: {re.split(r"[\[<>=; ]", spec)[0].lower() for spec in specs}
+        for name, specs in lists_of_setup().items()
     }
     base, read = lists["BASE"], lists["BASE"] | lists["READ"]
     pipelines, trainer = base | lists["PIPELINES"] | lists["SQL"], read | lists["TRAINER"]

@@ -9,16 +9,55 @@ from pathlib import Path
 import pytest
 
 from pipelines import parsers as pipelines
+from shardset.verbs import HELP, OF_BOTH, program_of
 from shardset.version import __version__
 from tests.makers.documented import REPOSITORY, SCRIPTS, run, start
 from trainer import cli as trainer
 
-PROGRAMS = ["shardset-pipelines", "shardset-trainer"]
+SHARDSET = str(SCRIPTS / "shardset")
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_an_installed_program_says_its_version(program):
-    assert run([str(SCRIPTS / program), "--version"], REPOSITORY) == f"shardset {__version__}\n"
+def test_one_command_lists_every_verb_and_says_its_version():
+    assert run([SHARDSET, "--version"], REPOSITORY) == f"shardset {__version__}\n"
+    listed = {
+        line.split()[0] for line in run([SHARDSET], REPOSITORY).splitlines() if line[:2] == "  "
+    }
+    verbs = {
+        name
+        for parser in (pipelines.parser(), trainer.parser())
+        for action in parser._actions
+        if isinstance(action, argparse._SubParsersAction)
+        for name in action.choices
+    }
+    assert listed - {"shardset"} == verbs == HELP.keys()
+
+
+def test_a_verb_of_neither_program_is_refused():
+    done = start([SHARDSET, "biuld", "--json"], REPOSITORY)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert (
+        done.stderr == "shardset: no verb 'biuld', did you mean 'build'?; see `shardset --help`\n"
+    )
+
+
+def test_a_verb_of_both_programs_is_of_the_one_whose_folder_is_given(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.json").write_text("{}")
+    assert program_of("report", ["run"]) == "pipelines"
+    for verb in OF_BOTH:
+        assert program_of(verb, ["--output", "x", str(tmp_path / "run")]) == "trainer"
+        assert program_of(verb, [str(tmp_path), "--to", "hf"]) == "pipelines"
+    done = start([SHARDSET, "report", "ftp://host/set"], REPOSITORY)
+    assert done.returncode == 2
+    assert done.stderr.startswith("ConfigError: ftp://host/set: storage 'ftp' is not known")
+
+
+@pytest.mark.parametrize("verb", ["verify", "merge-logs"])
+def test_folders_with_the_names_of_the_programs_do_not_disturb(tmp_path, verb):
+    for name in ("trainer", "pipelines", "shardset"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise AssertionError('not this one')")
+    assert run([SHARDSET, verb, "--help"], tmp_path).startswith(f"usage: shardset {verb} ")
 
 
 def parsers_of(parser):

@@ -1,12 +1,11 @@
 """What the build writes, every reader reads: the same samples, byte for byte the raw files."""
 
 import io
-import os
 import re
 import subprocess
 import tarfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,15 +15,14 @@ from PIL import Image
 
 from pipelines import cli as pipelines
 from pipelines.build import build
-from pipelines.config import BuildConfig
 from shardset.decode.crops import CenterCrop
 from shardset.decode.image import ImageSpec
-from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.images import MAX_PIXELS
 from shardset.format.index import index_fields
 from shardset.format.manifest import Manifest
 from shardset.stream.stream import Stream
+from tests.makers.built import HERE, config_of, manifest_of
 from tests.makers.folders import write_images
 from trainer import cli as trainer
 
@@ -60,13 +58,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     raw = write_images(
         folder / "raw", [f"{split}/{name}" for split, names in NAMES.items() for name in names]
     )
-    sizes = {"train": 3, "test": 1}
-    config = BuildConfig(
-        source="folder", input=str(raw), output=str(folder / "set"), num_shards=sizes
-    )
-    build(config, ["--direct_running_mode=in_memory"])
-    manifest = manifests.load(str(folder / "set")).manifest
-    return Built(folder / "set", manifest, {split: expected(raw, split) for split in NAMES})
+    build(config_of(raw, folder / "set", num_shards={"train": 3, "test": 1}), HERE)
+    found = {split: expected(raw, split) for split in NAMES}
+    return Built(folder / "set", manifest_of(folder / "set"), found)
 
 
 def expected(raw: Path, split: str) -> Samples:
@@ -128,17 +122,9 @@ def by_the_trainer_s_stream(
     stored = built.manifest.split(split).fields
     for rank in range(world_size):
         stream = Stream(
-            str(built.folder),
-            split,
-            global_batch_size=4,
-            rank=rank,
-            world_size=world_size,
-            seed=seed,
-            image=None,
-            fields=stored,
-            with_key=True,
-            num_threads=2,
-        )
+            str(built.folder), split, global_batch_size=4, rank=rank, world_size=world_size,
+            seed=seed, image=None, fields=stored, with_key=True, num_threads=2,
+        )  # fmt: skip
         for batch in stream.epoch(0):
             for slot in np.flatnonzero(batch["weight"]):
                 assert batch["key"][slot] not in found
@@ -171,12 +157,8 @@ def test_evaluation_reads_in_stored_order_and_its_pixels_are_those_of_the_raw_fi
     (path,) = built.tars("test")
     with tarfile.open(path) as tar:
         stored = list(dict.fromkeys(naming.split_member(info.name)[0] for info in tar))
-    image = ImageSpec(size=8, crop=CenterCrop(8))
-    batches = list(
-        Stream(
-            str(built.folder), "test", batch_size=1, seed=None, image=image, with_key=True
-        ).epoch(0)
-    )
+    options = {"seed": None, "image": ImageSpec(size=8, crop=CenterCrop(8)), "with_key": True}
+    batches = list(Stream(str(built.folder), "test", batch_size=1, **options).epoch(0))
     assert [key for batch in batches for key in batch["key"]] == stored
     assert [id_ for batch in batches for id_ in batch["id"]] == list(range(len(stored)))
     for key, batch in zip(stored, batches, strict=True):
@@ -185,8 +167,9 @@ def test_evaluation_reads_in_stored_order_and_its_pixels_are_those_of_the_raw_fi
 
 
 def test_a_built_set_has_equal_shards_and_passes_the_deep_verification(built):
-    groups = [group for split in built.manifest.splits.values() for group in split.groups]
-    assert [group.promises for group in groups] == 2 * [["equal", "mixed", "reproducible"]]
+    assert [group.promises for group in built.manifest.groups] == 2 * [
+        ["equal", "mixed", "reproducible"]
+    ]
     assert pipelines.main(["verify", str(built.folder), "--deep"]) == 0
 
 
@@ -196,36 +179,23 @@ def test_the_pixel_limit_of_both_sides_is_that_of_pillow():
 
 
 def test_a_set_may_be_moved_as_a_whole(built, tmp_path):
-    moved = tmp_path / "elsewhere"
-    os.rename(built.folder, moved)
+    moved = replace(built, folder=built.folder.rename(tmp_path / "elsewhere"))
     try:
-        assert (
-            by_the_trainer_s_stream(Built(moved, built.manifest, {}), "test")
-            == built.expected["test"]
-        )
+        assert by_the_trainer_s_stream(moved, "test") == built.expected["test"]
     finally:
-        os.rename(moved, built.folder)
+        moved.folder.rename(built.folder)
 
 
 def test_estimate_refuses_the_budget_that_the_trainer_refuses_and_names_the_same_that_is_enough(
     built, capsys
 ):
-    reading = ["--global-batch-size", "4", "--image-size", "256"]
-    assert (
-        pipelines.main(["estimate", str(built.folder), *reading, "--budget-bytes", "1000000"]) == 2
-    )
+    estimate = f"estimate {built.folder} --global-batch-size 4 --image-size 256 --budget-bytes "
+    assert pipelines.main(f"{estimate} 1000000".split()) == 2
     estimated = re.findall(r"--budget-bytes (\d+)", " ".join(capsys.readouterr().out.split()))
-    flags = [
-        "--global-batch-size",
-        "4",
-        "--set",
-        "image.size=256",
-        "--set",
-        "image.eval_resize=256",
-    ]
-    words = ["bench-input", "--manifest", str(built.folder), *flags]
-    assert trainer.main([*words, "--set", "budget_bytes=1000000"]) == 2
+    size = "--global-batch-size 4 --set image.size=256 --set image.eval_resize=256"
+    bench = f"bench-input --manifest {built.folder} {size} --set budget_bytes="
+    assert trainer.main(f"{bench}1000000".split()) == 2
     (enough,) = re.findall(r"--set budget_bytes=(\d+)", capsys.readouterr().err)
     assert [*map(int, estimated)] == [int(enough)]
-    assert trainer.main([*words, "--set", f"budget_bytes={enough}"]) == 0
-    assert pipelines.main(["estimate", str(built.folder), *reading, "--budget-bytes", enough]) == 0
+    assert trainer.main(f"{bench}{enough}".split()) == 0
+    assert pipelines.main(f"{estimate} {enough}".split()) == 0

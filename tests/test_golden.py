@@ -59,12 +59,9 @@ def _imagenet(folder: Path) -> None:
 
 
 BUILDS = {
-    "cifar10": (
-        _cifar,
-        ["--num-shards", "train=4", "--num-shards", "test=2", "--repeat", "train=3"],
-    ),
-    "folder": (_folder, ["--num-shards", "2"]),
-    "imagenet": (_imagenet, ["--samples-per-shard", "3", "--seed", "7"]),
+    "cifar10": (_cifar, "--num-shards train=4 --num-shards test=2 --repeat train=3"),
+    "folder": (_folder, "--num-shards 2"),
+    "imagenet": (_imagenet, "--samples-per-shard 3 --seed 7"),
 }
 TARS = {
     "cifar10": "315b6db90068f621d5b890c82d4aa62c187885cbf525f5dbdb5b40dadd05e49a",
@@ -80,17 +77,9 @@ def golden_set(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Pat
     make, options = BUILDS[request.param]
     (tmp_path / "raw").mkdir()
     make(tmp_path / "raw")
-    words = [
-        "--source",
-        request.param,
-        "--input",
-        str(tmp_path / "raw"),
-        "--output",
-        str(tmp_path / "out"),
-    ]
-    assert (
-        cli.main(["build", *words, "--no-report", *options, "--direct_running_mode=in_memory"]) == 0
-    )
+    places = f"--source {request.param} --input {tmp_path}/raw --output {tmp_path}/out"
+    words = f"build {places} --no-report {options} --direct_running_mode=in_memory"
+    assert cli.main(words.split()) == 0
     return request.param, tmp_path / "out"
 
 
@@ -108,18 +97,8 @@ def test_a_run_that_is_resumed_by_other_numbers_of_processes_keeps_its_samples(g
     output = str(golden_set[1])
     state, trace = None, []
     for world_size, num_steps in [(1, 7), (3, 6), (2, 7)]:
-        streams = [
-            Stream(
-                output,
-                "train",
-                global_batch_size=8,
-                image=None,
-                fields=("png",),
-                rank=rank,
-                world_size=world_size,
-            )
-            for rank in range(world_size)
-        ]
+        options = {"global_batch_size": 8, "image": None, "world_size": world_size}
+        streams = [Stream(output, "train", rank=rank, **options) for rank in range(world_size)]
         for stream in streams:
             if state is not None:
                 stream.load_state_dict(state)

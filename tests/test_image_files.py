@@ -98,9 +98,9 @@ def build(tmp_path: Path, *words: str) -> tuple[str, set[str]]:
     folder.mkdir(parents=True, exist_ok=True)
     for number, file in enumerate(FILES.values()):
         (folder / f"{number}.{file.field}").write_bytes(file.data)
-    where = ["--source", "folder", "--input", str(tmp_path / "raw"), "--output", str(output)]
-    where += ["--max-bad-fraction", "0.5", "--direct_num_workers=1"]
-    assert pipelines.main(["build", *where, "--num-shards", "1", *words]) == 0
+    where = f"--source folder --input {tmp_path}/raw --output {output} --num-shards 1"
+    command = f"build {where} --max-bad-fraction 0.5 --direct_num_workers=1"
+    assert pipelines.main([*command.split(), *words]) == 0
     lines = (output / "quarantine.jsonl").read_text().splitlines()
     return str(output), {names(json.loads(line)["name"]) for line in lines}
 

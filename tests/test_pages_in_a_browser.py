@@ -1,22 +1,19 @@
 """Both pages in a real browser, at the widths of a telephone and a desk, light and dark."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from msgspec.structs import replace
 from playwright.sync_api import Browser
 
 from pipelines.report import page as set_report
 from scripts.screenshots import browser, opened
-from shardset.format import manifest as manifests
-from shardset.format import naming
 from shardset.format.manifest import Manifest
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
-from tests.makers.shardset import jpeg_samples, put, write_shard_set
+from tests.makers.shardset import jpeg_samples, publish, quarantine, write_shard_set
 from tests.trainer.tools.test_report import folder, line, whole
 from trainer.tools import report as run_report
 
@@ -57,17 +54,14 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def _with_everything(storage: Storage, manifest: Manifest) -> None:
     """Quarantine, a class with a long name, damage."""
-    entry = {"name": "cut.jpg", "split": "train", "reason": "truncated"}
-    put(storage, "quarantine.jsonl", f"{json.dumps(entry)}\n".encode() * 2)
-    values = json.loads(manifests.to_json(manifest))
-    values["quarantine"]["count"] = 2
-    values["classes"][3]["name"] = "averylongnamewithoutanyplacetobreakit" * 6
-    values["fixes"] = {"cmyk-to-rgb": 3}
-    values["provenance"]["options"] = {"image": {"quality": 95, "words": "x" * 200}}
-    sealed = manifests.seal(
-        msgspec.convert({**values, "digest": "0" * 64}, Manifest, dec_hook=manifests.shards_of)
-    )
-    put(storage, naming.MANIFEST, manifests.to_json(sealed))
+    line = b'{"name": "cut.jpg", "split": "train", "reason": "truncated"}'
+    manifest = quarantine(storage, manifest, line, line)
+    classes = [*manifest.classes]
+    classes[3] = replace(classes[3], name="averylongnamewithoutanyplacetobreakit" * 6)
+    options = {"image": {"quality": 95, "words": "x" * 200}}
+    provenance = replace(manifest.provenance, options=options)
+    fixes = {"cmyk-to-rgb": 3}
+    publish(storage, replace(manifest, classes=classes, fixes=fixes, provenance=provenance))
     storage.delete(manifest.splits["validation"].shards[7].path)
 
 

@@ -20,7 +20,7 @@ from pipelines import parsers
 from shardset.errors import ShardsetError, brought_by
 from shardset.format.columns import npy
 from shardset.storage.open import open_storage
-from tests.makers.documented import REPOSITORY, start
+from tests.makers.documented import REPOSITORY, lists_of_setup, start
 from tests.makers.folders import write_class_folders
 from tests.makers.shardset import image_sample, write_shard_set
 from tests.makers.tars import tar_bytes
@@ -48,10 +48,7 @@ sys.meta_path[:] = map(Hiding, sys.meta_path)
 
 def requirements(*extras: str) -> list[str]:
     """The distributions that setup.py names for the base and these extras."""
-    lists: dict[str, list[str]] = {}
-    text = (REPOSITORY / "setup.py").read_text()
-    exec(text[text.index("BASE = ") : text.index("setup(")], lists)
-    return [spec for name in ("BASE", *extras) for spec in lists[name]]
+    return [spec for name in ("BASE", *extras) for spec in lists_of_setup()[name]]
 
 
 def with_theirs(specs: Iterable[str]) -> set[str]:

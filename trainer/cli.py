@@ -13,6 +13,7 @@ from shardset.errors import ConfigError, DamagedShard, ManifestError, NotFound, 
 from shardset.program import OK, PREEMPTED, Parser, count, program_parser, run_program, run_verb
 from shardset.settings import help_text
 from shardset.storage.open import is_address, open_storage
+from shardset.verbs import HELP
 from trainer import defaults, recipes
 from trainer.config import RECORD, TrainConfig, check_addresses, not_a_run, recorded
 from trainer.errors import Preempted
@@ -74,20 +75,18 @@ def parser() -> Parser:
         "settings for --set KEY=VALUE, with their values in the recipe"
         f" `default`:\n{help_text(recipes.default())}"
     )
-    text = "train a model on a shard set, or resume the run in the run folder"
-    add_config_flags(_add_verb(verbs, "train", _train, text, settings + EXIT_CODES))
+    add_config_flags(_add_verb(verbs, "train", _train, epilog=settings + EXIT_CODES))
     text = "print the accuracy of a run folder's best checkpoint, or of --resume URL"
     add_config_flags(
         _add_verb(verbs, "evaluate", _evaluate, text), EVALUATION, "are those in the run folder"
     )
-    text = "read and decode as training does, without a model, and print the rate"
-    add_config_flags(_add_verb(verbs, "bench-input", _bench_input, text))
-    verb = _add_verb(verbs, "doctor", _doctor, "check whether this machine is ready for a run")
+    add_config_flags(_add_verb(verbs, "bench-input", _bench_input))
+    verb = _add_verb(verbs, "doctor", _doctor)
     add_config_flags(verb)
     text = "the rate that the whole run should read at"
     verb.add_argument("--want-images-per-second", type=float, metavar="N", help=text)
     verb.add_argument("--json", action="store_true", help="print the findings as JSON")
-    verb = _add_verb(verbs, "merge-logs", _merge_logs, "print the logs of all hosts by time")
+    verb = _add_verb(verbs, "merge-logs", _merge_logs)
     verb.add_argument("--run-dir", required=True, help=RUN_DIR_HELP)
     _add_explain(verbs)
     _add_job(verbs)
@@ -102,13 +101,13 @@ def _add_verb(
     verbs: "Verbs",
     name: str,
     command: Callable[[argparse.Namespace], None],
-    text: str,
+    text: str = "",
     epilog: str = EXIT_CODES,
 ) -> Parser:
     verb = verbs.add_parser(
         name,
-        help=text,
-        description=text,
+        help=HELP[name],
+        description=text or HELP[name],
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -180,14 +179,8 @@ def _add_export(verbs: "Verbs") -> None:
 
 
 def _add_predict(verbs: "Verbs") -> None:
-    text = "print the most probable classes of images"
-    verb = _add_verb(
-        verbs,
-        "predict",
-        _predict,
-        text,
-        "example: python -m trainer predict --from run cat.jpg dog.png",
-    )
+    example = "example: python -m trainer predict --from run cat.jpg dog.png"
+    verb = _add_verb(verbs, "predict", _predict, epilog=example)
     verb.add_argument(
         "images",
         nargs="+",

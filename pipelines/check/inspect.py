@@ -2,7 +2,6 @@
 original name.
 """
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from shardset.format import manifest as manifests
 from shardset.format.catalog import read_names
 from shardset.format.index import index_fields
 from shardset.format.manifest import LoadedSet, Manifest, Shard
+from shardset.format.write import class_counts
 from shardset.read.indexes import read_index
 from shardset.storage.base import Storage
 
@@ -103,7 +103,7 @@ def counted(loaded: LoadedSet) -> Manifest:
             [read_index(loaded.storage, shard)["label"] for shard in splits[name].shards]
         )
         labels = part.labels_of(part.rows.ids, stored[part.rows.ids])
-        totals = np.bincount(labels[labels >= 0], minlength=len(loaded.manifest.classes)).tolist()
+        totals = class_counts(labels, len(loaded.manifest.classes)).tolist()
         splits[name] = msgspec.structs.replace(
             splits[name], num_samples=len(labels), class_totals=totals
         )
@@ -188,17 +188,12 @@ def find_key(loaded: LoadedSet, key: str, *, split: str | None = None) -> list[S
 
     Raises ConfigError if there is none.
     """
-    own_or_copy = re.compile(rf"{re.escape(key)}(@[0-9]+)?").fullmatch
+    wanted = key.encode("utf-8", "surrogateescape")
 
     def in_shard(name: str, number: int, shard: Shard) -> list[SampleInfo]:
         index = read_index(loaded.storage, shard)
-        # Only the few keys with this beginning are decoded: a shard may hold a million.
-        candidates = np.flatnonzero(
-            np.char.startswith(index["key"], key.encode("utf-8", "surrogateescape"))
-        ).tolist()
-        rows = [
-            row for row in candidates if own_or_copy(index["key"][row].decode("ascii", "replace"))
-        ]
+        is_copy = np.char.startswith(index["key"], wanted + b"@") & (index["copy"] > 0)
+        rows = np.flatnonzero((index["key"] == wanted) | is_copy).tolist()
         return _samples(loaded, name, number, index, rows)
 
     samples = _over_shards(loaded, split, in_shard)

@@ -160,11 +160,10 @@ def _check_tar(task: ShardTask, index: np.ndarray | None, findings: ShardFinding
         }
         where = f"{shard.path}, sample {group[0].key}"
         findings.num_content_bytes += sum(map(len, contents.values()))
-        findings.add(where, *_field_problems(task, group, contents))
+        findings.num_images += sum(map(is_image_field, contents))
         if row is not None:
             findings.labels[row["label"]] += 1
-            findings.add(where, *_row_problems(task, group, contents, row))
-        findings.add(where, *_image_problems(task, contents, findings))
+        findings.add(where, *_sample_problems(task, group, contents, row))
     findings.num_samples = len(groups)
 
 
@@ -178,13 +177,24 @@ def _groups(path: str, tar: bytes, findings: ShardFindings) -> list[list[TarMemb
     return list(sample_members(walked))
 
 
-def _field_problems(
-    task: ShardTask, group: list[TarMember], contents: dict[str, bytes]
+def _sample_problems(
+    task: ShardTask,
+    group: list[TarMember],
+    contents: dict[str, bytes],
+    row: dict[str, Any] | None,
 ) -> Iterator[str]:
     if len(contents) != len(group):
         yield f"has a field twice: {', '.join(member.field for member in group)}; {_REBUILD}"
     for unknown in sorted(contents.keys() - set(task.fields)):
         yield f"has a field {unknown!r}, the manifest lists {', '.join(task.fields)}; {_REBUILD}"
+    if row is not None:
+        yield from _row_problems(task, group, contents, row)
+    for name in filter(is_image_field, contents):
+        field = name.rpartition(".")[2]
+        try:
+            examine(contents[name], field=field, verify="decode", options=task.image)
+        except UndecodableImage as error:
+            yield f"its {name} can't be decoded: {error}; build again with --verify decode"
 
 
 def _row_problems(
@@ -215,16 +225,3 @@ def _row_problems(
             f"the index says source {row['source']}, but the split has {task.num_source_samples};"
             f" {_REBUILD}"
         )
-
-
-def _image_problems(
-    task: ShardTask, contents: dict[str, bytes], findings: ShardFindings
-) -> Iterator[str]:
-    for name, content in contents.items():
-        if not is_image_field(name):
-            continue
-        findings.num_images += 1
-        try:
-            examine(content, field=name.rpartition(".")[2], verify="decode", options=task.image)
-        except UndecodableImage as error:
-            yield f"its {name} can't be decoded: {error}; build again with --verify decode"

@@ -92,8 +92,7 @@ def collect(loaded: LoadedSet, *, max_images: int, max_samples: int = MAX_SAMPLE
         np.array(sorted(shown), np.int64),
         lambda image: page.picture(thumbnail_of(image, _PICTURE_SIDE, options).pixels),
     )
-    listed = manifest.quarantine
-    rejected, damaged_list = check_quarantine(storage, listed) if listed.count else ([], [])
+    rejected, damaged_list = check_quarantine(storage, manifest.quarantine)
     return ReportData(
         manifest=manifest,
         catalog=catalog,

@@ -51,7 +51,7 @@ OPENERS: dict[str, Callable[[BuildConfig], Source]] = {
 def open_source(config: BuildConfig) -> Source:
     """The source that a configuration names, over its input; raises ConfigError or SourceError."""
     if config.source not in SOURCES:
-        raise ConfigError(f"no source {config.source!r}; there are {', '.join(sorted(SOURCES))}")
+        raise ConfigError(f"no source {config.source!r}; there are {', '.join(SOURCES)}")
     plain = BuildConfig(source=config.source, input=config.input, output=config.output)
     for option, takers in INPUT_OPTIONS.items():
         is_given = getattr(config, option) != getattr(plain, option)
@@ -71,8 +71,7 @@ def input_folder(config: BuildConfig) -> Storage | None:
     """The folder with nothing but raw input; None if --input names files, and for tars, which may
     be a shard set.
     """
-    if config.input.endswith((".parquet", ".tar.gz", ".tgz")):
-        return None
-    if config.source in ("listing", "shardset", "webdataset"):
+    is_file = config.input.endswith((".parquet", ".tar.gz", ".tgz"))
+    if is_file or config.source in ("listing", "shardset", "webdataset"):
         return None
     return open_storage(config.input)

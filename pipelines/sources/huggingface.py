@@ -108,7 +108,7 @@ class HuggingFace:
         names, refusal = list(table.names or ()), ""
         if not names:
             names, refusal = class_names(found, self.input.url)
-        labels = {name: label for label, name in enumerate(names)}
+        labels: dict[Label, int] = {name: label for label, name in enumerate(names)}
         holdout = (
             self.holdout.by_class(lambda: ((key, label) for label, _, key in rows))
             if names
@@ -116,10 +116,10 @@ class HuggingFace:
         )
         units, seen, remaining = SpilledList(1), set[tuple[str, int]](), iter(rows)
         for unit in without_rows:
-            entries: list[Entry] = []
-            for label, split, key in islice(remaining, unit["num_rows"]):
-                number = labels[label] if isinstance(label, str) else label
-                entries.append([number, holdout.split_of(key, label) if holdout else split, key])
+            entries = [
+                [labels.get(label, label), holdout.split_of(key, label) if holdout else split, key]
+                for label, split, key in islice(remaining, unit["num_rows"])
+            ]
             seen.update((split, number) for number, split, _ in entries)
             units.add({**unit, "num_classes": len(names), "rows": entries})
         return Survey(
@@ -190,16 +190,12 @@ class HuggingFace:
         with RangeFile(self.input, file.stat, _SURVEY_WINDOW, twice=True) as opened:
             footer = parquet.open_parquet(opened, where)
             table = ImageTable.of(footer.schema_arrow, self.image_column, self.label_column, where)
-            row_groups = range(footer.num_row_groups)
-            sizes = [footer.metadata.row_group(number).num_rows for number in row_groups]
+            metadata = footer.metadata
+            sizes = [metadata.row_group(n).num_rows for n in range(footer.num_row_groups)]
             if not table.leaves:
                 return table, sizes, [[NO_LABEL, ""]] * sum(sizes)
             records = parquet.records(
-                footer,
-                where,
-                columns=table.leaves,
-                row_groups=row_groups,
-                batch_size=_LABELS_AT_ONCE,
+                footer, where, columns=table.leaves, batch_size=_LABELS_AT_ONCE
             )
             rows = [
                 table.label_and_path(record, f"{where}: row {number}")

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from msgspec.structs import asdict
 
 from pipelines.sources import objects
-from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
+from pipelines.sources.base import UNREAD, Extent, RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.tar import (
     SCATTERED_BYTES,
-    crc32c_in_passing,
     header_window,
+    is_passed,
+    read_member,
     reject_reason,
     walk,
 )
@@ -27,6 +28,7 @@ from pipelines.sources.synsets import (
     read_mapping,
     read_solution,
 )
+from shardset.checksum import crc32c_of
 from shardset.errors import ChangedInput, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.manifest import ClassInfo
@@ -194,7 +196,9 @@ def _in_tar(storage: Storage, unit: Unit) -> Iterator[_Found]:
     where = f"{storage.url}/{path}" + (f" (from byte {start})" if start else "")
     with RangeFile(storage, tar, header_window(storage)) as file:
         for member in walk(file, where, start, unit.get("stop")):
-            reason, crc32c = reject_reason(member), crc32c_in_passing(file, member, storage)
+            reason, crc32c = reject_reason(member), UNREAD
+            if is_passed(member, storage):
+                crc32c = crc32c_of(read_member(file, member))
             extent = Extent(tar.name, tar.generation, member.offset_data, member.size, crc32c)
             yield f"{path}/{member.name}", None if reason else extent, reason
 

@@ -57,7 +57,8 @@ def read_devkit(file: IO[bytes], where: str) -> Synsets:
         raise SourceError(
             f"{where}: holds no {' and no '.join(missing)}; fetch the devkit of Task 1 and 2"
         )
-    wnids, names = _classes(contents[_META], f"{where}: {_META}")
+    leaves = _leaves(contents[_META], f"{where}: {_META}")
+    wnids = {number: wnid for number, wnid, _ in leaves}
     truth: dict[int, str] = {}
     for number, line in enumerate(contents[_TRUTH].decode("ascii", "replace").split(), start=1):
         if not line.isdecimal() or int(line) not in wnids:
@@ -66,7 +67,7 @@ def read_devkit(file: IO[bytes], where: str) -> Synsets:
                 f" {_META}; fetch it again"
             )
         truth[number] = wnids[int(line)]
-    return Synsets(names=names, truth=truth)
+    return Synsets(names={wnid: _first(words) for _, wnid, words in leaves}, truth=truth)
 
 
 def read_mapping(text: bytes, where: str) -> dict[str, str]:
@@ -108,8 +109,8 @@ def read_solution(text: bytes, where: str) -> dict[int, str]:
     return truth
 
 
-def _classes(mat: bytes, where: str) -> tuple[dict[int, str], dict[str, str]]:
-    """The wnids by ILSVRC2012_ID and the names by wnid, of the classes without children."""
+def _leaves(mat: bytes, where: str) -> list[tuple[int, str, str]]:
+    """The ILSVRC2012_ID, the wnid and the words of each class without children."""
     from scipy.io import loadmat  # not on the workers, which never read the devkit
 
     try:
@@ -124,9 +125,7 @@ def _classes(mat: bytes, where: str) -> tuple[dict[int, str], dict[str, str]]:
         ) from error
     if not rows or not all(WNID.fullmatch(wnid) for _, wnid, _ in rows):
         raise SourceError(f"{where}: its {len(rows)} classes are not all nNNNNNNNN; fetch it again")
-    return {number: wnid for number, wnid, _ in rows}, {
-        wnid: _first(words) for _, wnid, words in rows
-    }
+    return rows
 
 
 def _first(words: str) -> str:

@@ -168,13 +168,13 @@ class CenterCrop(Crop):
                 f" a shorter side of {self.resize}, more than {MAX_PIXELS}; crop it before it is"
                 " stored"
             )
-        resized = 3 * height * width
-        if (resample := INTERPOLATIONS[self.interpolation]) is None:
-            return Region(None, (height, width), partial(_put_centre, (height, width)), resized)
-        # Pillow copies the image, into 4 bytes a pixel, and resizes one dimension after the other.
-        copies = 4 * (image_size[0] * image_size[1] + image_size[0] * width + height * width)
+        num_bytes = 3 * height * width
+        if (resample := INTERPOLATIONS[self.interpolation]) is not None:
+            # Pillow copies the image, into 4 bytes a pixel, and resizes one dimension, then the
+            # other.
+            num_bytes += 4 * (math.prod(image_size) + image_size[0] * width + height * width)
         put = partial(_put_centre, (height, width), resample=resample)
-        return Region(None, (height, width), put, resized + copies)
+        return Region(None, (height, width), put, num_bytes)
 
     def keeps_size(self, size: int) -> bool:
         return self.resize == size
@@ -316,7 +316,7 @@ def _put_centre(
     resized: tuple[int, int],
     row: np.ndarray,
     pixels: np.ndarray,
-    resample: Image.Resampling | None = None,
+    resample: Image.Resampling | None,
 ) -> None:
     if resized != pixels.shape[:2]:
         if resample is None:

@@ -28,8 +28,10 @@ SCHEMA: Final = pa.schema(
         "class": "string",
         "width": "int32",
         "height": "int32",
+        "bytes": "int64",
+        "source": "string",
+        "json": "string",
     }
-    | {"bytes": "int64", "source": "string", "json": "string"}
 )
 """The same for all tars, since programs read their files as one table."""
 

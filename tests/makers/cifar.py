@@ -6,7 +6,6 @@ folder="cifar-10-batches-py")
 """
 
 import gzip
-import io
 import struct
 import tarfile
 from dataclasses import dataclass
@@ -14,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from tests.makers import tars
+from tests.makers.tars import plain, special
 
 CIFAR10_CLASSES = [
     "airplane",
@@ -86,14 +88,6 @@ def python_files(batches: list[Batch]) -> dict[str, bytes]:
     }
 
 
-def write_folder(folder: Path, files: dict[str, bytes]) -> Path:
-    """The files in a folder, which is made."""
-    folder.mkdir(parents=True)
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
-    return folder
-
-
 def write_archive(path: Path, files: dict[str, bytes], folder: str) -> Path:
     """The files under `folder/` in a gzipped tar, with the folder's own entry first."""
     path.write_bytes(gzip.compress(tar_of(files, folder), mtime=0))
@@ -102,16 +96,8 @@ def write_archive(path: Path, files: dict[str, bytes], folder: str) -> Path:
 
 def tar_of(files: dict[str, bytes], folder: str) -> bytes:
     """The files under `folder/` as an uncompressed tar."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        top = tarfile.TarInfo(folder)
-        top.type = tarfile.DIRTYPE
-        tar.addfile(top)
-        for name, content in files.items():
-            info = tarfile.TarInfo(f"{folder}/{name}")
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-    return buffer.getvalue()
+    inside = ((plain(f"{folder}/{name}", content), content) for name, content in files.items())
+    return tars.tar_of([(special(folder, tarfile.DIRTYPE), b""), *inside])
 
 
 def pickle_of(value: Any) -> bytes:

@@ -21,6 +21,14 @@ def page(name: str, *, stop: str | None = None) -> str:
     return (REPOSITORY / name).read_text().partition(stop or "\0")[0]
 
 
+def lists_of_setup() -> dict[str, list[str]]:
+    """The distributions that setup.py names for the base and for each extra, by its constants."""
+    lists: dict[str, list[str]] = {}
+    text = page("setup.py")
+    exec(text[text.index("BASE = ") : text.index("setup(\n")], lists)
+    return {name: specs for name, specs in lists.items() if isinstance(specs, list)}
+
+
 def steps_of(text: str) -> list[tuple[str, str]]:
     """The blocks of a text that can be run, in their order: ("console" or "python", their text)."""
     return re.findall(r"```(console|python)\n(.*?)```", text, flags=re.S)

@@ -8,20 +8,17 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from shardset.format.manifest import LoadedSet, load
-from shardset.storage.open import open_file, open_storage
-from tests.makers.shardset import png_samples, put, write_shard_set
+from shardset.storage.open import open_file
+from tests.makers.shardset import new_set, png_samples, put
 
 NUM_TRAIN, NUM_TEST = 60, 20
 
 
 def small_set(folder: str | None = None) -> tuple[str, LoadedSet]:
     """The address of a set with train and test, and the set; in memory unless `folder` is given."""
-    url = f"{folder or f'memory://{uuid.uuid4().hex}'}/set"
-    samples = {
-        "train": png_samples("train", NUM_TRAIN, size=16),
-        "test": png_samples("test", NUM_TEST, size=16),
-    }
-    write_shard_set(open_storage(url), samples, num_shards=4)
+    sizes = {"train": NUM_TRAIN, "test": NUM_TEST}
+    samples = {name: png_samples(name, number, size=16) for name, number in sizes.items()}
+    url = new_set(samples, folder and f"{folder}/set", num_shards=4)
     return url, load(url)
 
 

@@ -49,15 +49,16 @@ def records(
     where: str,
     *,
     columns: Sequence[str],
-    row_groups: Sequence[int],
     batch_size: int,
+    row_groups: Sequence[int] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """The rows of the row groups as Python values; `columns` may name leaves, as `image.path`.
+    """The rows of some row groups, or of all, as Python values; `columns` may name leaves, such as
+    `image.path`.
 
     Holds at most `batch_size` rows. Raises SourceError, with the row group and the column, for
     damage and for values that Python can't hold.
     """
-    for number in row_groups:
+    for number in range(file.num_row_groups) if row_groups is None else row_groups:
         place, num_rows = f"{where}: row group {number}", 0
         batches = file.iter_batches(
             batch_size, row_groups=[number], columns=list(columns), use_threads=False

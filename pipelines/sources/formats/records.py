@@ -146,10 +146,7 @@ def _read_parquet(file: IO[bytes], where: str) -> RecordTable:
 
 
 def _parquet_rows(table: ParquetFile, names: list[str], where: str) -> Iterator[tuple[str, Record]]:
-    row_groups = range(table.num_row_groups)
-    rows = parquet.records(
-        table, where, columns=names, row_groups=row_groups, batch_size=ROWS_PER_BATCH
-    )
+    rows = parquet.records(table, where, columns=names, batch_size=ROWS_PER_BATCH)
     for number, record in enumerate(rows, start=1):
         yield f"row {number}", {name: parquet.json_value(record[name]) for name in names}
 

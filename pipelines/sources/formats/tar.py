@@ -11,8 +11,6 @@ from typing import IO, Any, BinaryIO, cast
 
 from isal import igzip, isal_zlib
 
-from pipelines.sources.base import UNREAD
-from shardset.checksum import crc32c_of
 from shardset.errors import SourceError
 from shardset.format.images import other_file
 from shardset.storage.base import Storage
@@ -53,19 +51,10 @@ def header_window(storage: Storage) -> int:
     return _REMOTE_BYTES if storage.reads_at_once > 1 else SCATTERED_BYTES
 
 
-def crc32c_in_passing(file: BinaryIO, member: tarfile.TarInfo, storage: Storage) -> int:
-    """The CRC32C of the content of a member that the walk has just given; UNREAD if the walk would
-    not read it.
-
-    A bucket is read in windows, front to back, so the content comes along. Whoever reads it later
-    can compare.
-    """
-    return crc32c_of(read_member(file, member)) if is_passed(member, storage) else UNREAD
-
-
 def is_passed(member: tarfile.TarInfo, storage: Storage) -> bool:
-    """Whether the walk of a tar in a bucket reads the content of a member along with
-    the headers.
+    """Whether the walk of a tar in a bucket reads the content of a member along with the headers.
+
+    Then the source can give its CRC32C, and whoever reads it later can compare.
     """
     return storage.is_remote and member.size <= _REMOTE_BYTES and reject_reason(member) is None
 

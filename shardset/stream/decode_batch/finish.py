@@ -173,11 +173,7 @@ def row_of(batch: Batch, slot: int) -> dict[str, Any]:
 
 def _value(value: Any) -> Any:
     """Numbers, tensors and pictures as arrays or numbers; anything else as it is."""
-    return (
-        np.asarray(value)
-        if hasattr(value, "__array__") and not isinstance(value, np.ndarray)
-        else value
-    )
+    return np.asarray(value) if hasattr(value, "__array__") else value
 
 
 def _kind(value: Any) -> _Kind:

@@ -9,7 +9,16 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from pipelines import cli, split_table
-from pipelines.check import inspect, render
+from pipelines.check.inspect import (
+    NO_NAMES,
+    find_key,
+    find_label,
+    find_name,
+    inspect,
+    overview,
+    samples_of_shard,
+)
+from pipelines.check.render import render_overview, render_samples
 from shardset.errors import ConfigError, DamagedShard, NotFound
 from shardset.format import manifest as manifests
 from shardset.format import naming
@@ -49,7 +58,7 @@ def shown(renderable: object, width: int = 240) -> str:
 
 def test_the_overview_counts_splits_shards_and_classes():
     manifest, storage, _ = made()
-    found = inspect.overview(manifest, storage.url)
+    found = overview(manifest, storage.url)
     splits = [(one.name, one.num_samples, one.smallest, one.largest) for one in found["splits"]]
     assert splits == [("train", 7, 3, 4), ("val", 4, 2, 2)]
     counts = [row["counts"] for row in found["classes"]]
@@ -57,14 +66,14 @@ def test_the_overview_counts_splits_shards_and_classes():
     shards = [(row["split"], row["number"], row["first_id"]) for row in found["shards"]]
     assert shards == [("train", 0, 0), ("train", 1, 3), ("val", 0, 0), ("val", 1, 2)]
     assert found["fixes"] == {"cmyk-to-rgb": 3}
-    found = inspect.overview(manifest, storage.url, split="train", label=1)
+    found = overview(manifest, storage.url, split="train", label=1)
     assert [split.name for split in found["splits"]] == ["train"]
     assert [(row["label"], row["counts"]) for row in found["classes"]] == [(1, {"train": 2})]
 
 
 def test_the_samples_of_a_shard_are_in_order_with_their_names_and_byte_ranges():
     loaded = made()
-    samples = inspect.samples_of_shard(loaded, "train", 1)
+    samples = samples_of_shard(loaded, "train", 1)
     first = [(s.position, s.id, s.key) for s in samples[:2]]
     assert first == [(0, 3, "train-000003"), (1, 4, "train-000004")]
     assert [s.name for s in samples] == [NAME.format("train", n) for n in (3, 4, 5, 0)]
@@ -76,25 +85,25 @@ def test_the_samples_of_a_shard_are_in_order_with_their_names_and_byte_ranges():
 
 def test_a_sample_and_its_copies_are_found_by_key_and_from_its_name_back():
     loaded = made()
-    (by_key,) = inspect.find_key(loaded, "train-000004")
+    (by_key,) = find_key(loaded, "train-000004")
     assert by_key.name == NAME.format("train", 4)
-    assert inspect.find_name(loaded, by_key.name) == [by_key]
-    copies = inspect.find_key(loaded, "train-000000")
+    assert find_name(loaded, by_key.name) == [by_key]
+    copies = find_key(loaded, "train-000000")
     assert [(s.key, s.copy) for s in copies] == [("train-000000", 0), ("train-000000@1", 1)]
-    assert inspect.find_name(loaded, NAME.format("train", 0)) == copies
-    assert inspect.find_key(loaded, "train-000000@1") == copies[1:]
+    assert find_name(loaded, NAME.format("train", 0)) == copies
+    assert find_key(loaded, "train-000000@1") == copies[1:]
     for key in ("caf\udce9", "ü", "train-00000"):
         with pytest.raises(ConfigError, match="no sample has the key"):
-            inspect.find_key(loaded, key)
+            find_key(loaded, key)
 
 
 def test_the_last_part_of_a_name_suffices_and_part_of_a_part_does_not():
     loaded = made()
     for split, keys in ((None, ["train-000002", "val-000002"]), ("val", ["val-000002"])):
-        found = inspect.find_name(loaded, "bild 2.PNG", split=split)
+        found = find_name(loaded, "bild 2.PNG", split=split)
         assert [sample.key for sample in found] == keys
     with pytest.raises(ConfigError, match=r"no sample was made from '2\.PNG'"):
-        inspect.find_name(loaded, "2.PNG")
+        find_name(loaded, "2.PNG")
 
 
 def entry(name: str, reason: str) -> bytes:
@@ -119,43 +128,43 @@ def test_the_name_of_a_quarantined_file_is_found_with_the_reason_and_another_is_
         ("cut.png", "val", unknown),
     ):
         with pytest.raises(ConfigError, match=message):
-            inspect.find_name(loaded, asked, split=split)
+            find_name(loaded, asked, split=split)
     storage.delete(naming.quarantine_path())
-    assert not with_plan or inspect.find_name(loaded, NAME.format("train", 1))
+    assert not with_plan or find_name(loaded, NAME.format("train", 1))
     with pytest.raises(NotFound, match=r"quarantine\.jsonl"):
-        inspect.find_name(loaded, "cut.png")
+        find_name(loaded, "cut.png")
 
 
 def test_without_the_plan_keys_are_found_and_names_are_said_to_be_gone():
     loaded = made(with_plan=False)
-    (sample,) = inspect.find_key(loaded, "val-000003")
+    (sample,) = find_key(loaded, "val-000003")
     assert sample.name is None
-    for samples in ([sample], inspect.samples_of_shard(loaded, "val", 0)):
-        assert inspect.NO_NAMES in shown(render.render_samples(samples))
+    for samples in ([sample], samples_of_shard(loaded, "val", 0)):
+        assert NO_NAMES in shown(render_samples(samples))
     with pytest.raises(ConfigError, match="original names are not available"):
-        inspect.find_name(loaded, "bild 2.PNG")
+        find_name(loaded, "bild 2.PNG")
 
 
 def test_the_plan_of_another_build_names_nothing_and_a_damaged_one_is_an_error():
     loaded = made()
     plan, other = (naming.references_path("val", number) for number in (0, 1))
     put(loaded.storage, plan, loaded.storage.read(other))
-    assert [s.name for s in inspect.samples_of_shard(loaded, "val", 0)] == [None, None]
+    assert [s.name for s in samples_of_shard(loaded, "val", 0)] == [None, None]
     with pytest.raises(ConfigError, match="of another build"):
-        inspect.find_name(loaded, "bild 3.PNG", split="val")
+        find_name(loaded, "bild 3.PNG", split="val")
     put(loaded.storage, plan, b"no arrow file at all")
     with pytest.raises(DamagedShard, match=r"plan/shards/val-000000\.arrow: not a plan"):
-        inspect.samples_of_shard(loaded, "val", 0)
+        samples_of_shard(loaded, "val", 0)
 
 
 def test_a_class_is_found_by_label_name_or_wnid_if_there_is_one():
     manifest = made().manifest
-    assert {inspect.find_label(manifest, wanted) for wanted in ("2", "cat 2", "n00002")} == {2}
+    assert {find_label(manifest, wanted) for wanted in ("2", "cat 2", "n00002")} == {2}
     with pytest.raises(ConfigError, match="no class 'dog' among the 4"):
-        inspect.find_label(manifest, "dog")
+        find_label(manifest, "dog")
     alike = [replace(info, name="crane") for info in manifest.classes]
     with pytest.raises(ConfigError, match="all called 'crane'; give the label"):
-        inspect.find_label(replace(manifest, classes=alike), "crane")
+        find_label(replace(manifest, classes=alike), "crane")
 
 
 def test_the_verb_prints_tables(said, monkeypatch):
@@ -194,7 +203,7 @@ def test_questions_without_an_answer_are_refused(capsys):
         ({"split": "test"}, "no split 'test' in this shard set; it has train, val"),
     ):
         with pytest.raises(ConfigError, match=message):
-            inspect.inspect(storage.url, **asked)
+            inspect(storage.url, **asked)
     with pytest.raises(SystemExit, match="2"):
         cli.main(["inspect", storage.url, "--key", "a", "--shard", "0"])
     assert "not allowed with argument --key" in capsys.readouterr().err
@@ -202,11 +211,11 @@ def test_questions_without_an_answer_are_refused(capsys):
 
 @pytest.mark.parametrize(("width", "whole"), [(60, True), (40, False)])
 def test_a_narrow_terminal_folds_names_and_never_shows_another_number(width, whole):
-    overview = inspect.overview(made().manifest, "") | {"classes": [], "shards": []}
+    empty = overview(made().manifest, "") | {"classes": [], "shards": []}
     sizes = {"num_samples": 1281167, "num_shards": 1024, "smallest": 1252, "largest": 1252}
     sizes |= {"num_bytes": 147897477120, "fields": ["jpg"]}
-    row = replace(overview["splits"][0], name="validation", **sizes)
-    text = shown(render.render_overview(overview | {"splits": [row]}), width)
+    row = replace(empty["splits"][0], name="validation", **sizes)
+    text = shown(render_overview(empty | {"splits": [row]}), width)
     numbers = re.findall(r"[\d,.…]{5,}", text.partition("classes")[0])
     expected = ["1,281,167", "1,024", "1,252", "147.9"]
     assert (numbers == expected) == whole
@@ -227,9 +236,9 @@ def test_a_hostile_name_neither_styles_nor_moves_the_terminal_nor_breaks_the_lin
     names = ["[bold red]\x1b[2J", "a\rb"]
     samples = [StoredSample(key=f"val-00000{n}", fields=(), label=n, source=n) for n in range(2)]
     put(storage, naming.references_path("val", 0), references(samples, names))
-    found = inspect.samples_of_shard(loaded, "val", 0)
+    found = samples_of_shard(loaded, "val", 0)
     assert [sample.name for sample in found] == names
-    text = shown(render.render_samples(found))
+    text = shown(render_samples(found))
     assert all(part in text for part in ("[bold red]\\x1b[2J", "a\\rb"))
     assert "\x1b[2J" not in text
     classes = [*manifest.classes[:3], ClassInfo(label=3, name="[red]a\n\x1b[2Jb")]

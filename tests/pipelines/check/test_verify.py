@@ -54,6 +54,10 @@ def listed(manifest: Manifest) -> list[str]:
     return [path for shard in shards for path in (shard.path, shard.index.path)]
 
 
+def checked(storage: Storage, *, deep: bool = True) -> VerifyReport:
+    return verify(storage.url, deep=deep)
+
+
 def wheres(report: VerifyReport) -> set[str]:
     return {problem.where for problem in report.problems}
 
@@ -113,7 +117,7 @@ def test_images_are_decoded_with_the_memory_that_the_build_was_given(options, se
     provenance = replace(manifest.provenance, options={"image": options})
     publish(storage, replace(manifest, provenance=provenance))
     for problems in (
-        verify(storage.url, deep=True).problems,
+        checked(storage).problems,
         collect(manifests.load(storage.url), max_images=1).damage,
     ):
         assert [f"can't be decoded: {sentence}" in problem.sentence for problem in problems] == [
@@ -127,7 +131,7 @@ def test_a_sound_set_has_no_problem_and_is_read_once_if_at_all(deep, tmp_path):
         num_bytes = sum(storage.stat(path).num_bytes for path in listed(sound(storage)))
         put(storage, "train/README.txt", b"a file that is no tar")
         put(storage, "elsewhere/a.tar", b"nobody lists this folder")
-        report = verify(storage.url, deep=deep)
+        report = checked(storage, deep=deep)
         assert report.ok
         numbers = report.num_shards, report.num_samples, report.num_images
         assert numbers == (4, 13, 13 * deep)
@@ -143,7 +147,7 @@ def test_processes_find_what_threads_find_and_progress_ends_with_everything_done
     put(storage, SECOND, b"not a tar" * 100)
     in_threads = verify(storage.url, deep=True, progress=lambda *step: seen.append(step))
     monkeypatch.setattr(verification, "MIN_PROCESS_BYTES", 0)
-    assert verify(storage.url, deep=True) == in_threads
+    assert checked(storage) == in_threads
     assert not in_threads.ok
     assert [done for done, *_ in seen] == [1, 2, 3, 4]
     assert seen[-1] == (4, 4, in_threads.num_bytes)
@@ -181,7 +185,7 @@ def test_every_file_that_is_missing_changed_or_not_listed_is_named(deep):
         storage.delete(path)
     for path in {FIRST, *unlisted}:
         put(storage, path, b"left over")
-    report = verify(storage.url, deep=deep)
+    report = checked(storage, deep=deep)
     assert wheres(report) == {FIRST, *missing, *unlisted}
     for names, words in ((missing, "is missing"), (unlisted, "is in no version")):
         assert names == {one.where for one in report.problems if words in one.sentence}
@@ -194,8 +198,8 @@ def test_a_label_that_differs_from_the_cls_field_is_found_by_the_deep_look_only(
     # has no label, which is fine
     samples[5] = replace(samples[5], label=-1, fields=samples[5].fields[:1])
     write_shard_set(storage, {"train": samples})
-    assert verify(storage.url, deep=False).ok
-    report = verify(storage.url, deep=True)
+    assert checked(storage, deep=False).ok
+    report = checked(storage)
     assert wheres(report) == {f"{SECOND}, sample train-00000{number}" for number in (3, 4)}
     assert "the index says label 3, but its cls field is b'absent'" in sentences(report)
     assert "the index says label 7, but its cls field is b'4'" in sentences(report)
@@ -266,7 +270,7 @@ INDEX = naming.index_path(FIRST)
 def test_what_a_set_with_right_checksums_says_wrongly_is_a_problem(change, values, where, sentence):
     storage = fresh()
     change(storage, sound(storage), **values)
-    assert f"{where}: {sentence}" in sentences(verify(storage.url, deep=True))
+    assert f"{where}: {sentence}" in sentences(checked(storage))
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
@@ -276,8 +280,8 @@ def test_a_key_that_occurs_twice_is_a_problem_also_over_splits(split):
         samples[name][number] = replace(samples[name][number], key="again")
     storage = fresh()
     write_shard_set(storage, samples)
-    assert verify(storage.url, deep=False).ok
-    report = verify(storage.url, deep=True)
+    assert checked(storage, deep=False).ok
+    report = checked(storage)
     assert [p.sentence for p in report.problems] == [
         f"has a sample again as {FIRST} has; rebuild the set"
     ]
@@ -287,7 +291,7 @@ def test_equal_hashes_alone_are_not_duplicates(monkeypatch):
     monkeypatch.setattr(tables, "hash_keys", lambda keys: np.zeros(len(keys), np.uint64))
     storage = fresh()
     write_shard_set(storage, {"train": png_samples("train", 6, size=8)})
-    assert verify(storage.url, deep=True).ok
+    assert checked(storage).ok
 
 
 @pytest.mark.parametrize("name", ["truncated png", "empty", "html", "bomb"])
@@ -297,8 +301,8 @@ def test_an_undecodable_image_with_right_checksums_is_found_by_the_deep_look_onl
     samples[2] = image_sample("train", 2, BAD[name][1](), "png", 10)
     samples[3] = replace(samples[3], fields=(*samples[3].fields, ("mask.png", b"no image")))
     write_shard_set(storage, {"train": samples})
-    assert verify(storage.url, deep=False).ok
-    report = verify(storage.url, deep=True)
+    assert checked(storage, deep=False).ok
+    report = checked(storage)
     assert wheres(report) == {f"{SECOND}, sample train-000002", f"{SECOND}, sample train-000003"}
     assert f"its png can't be decoded: {BAD[name][2]}" in sentences(report)
     assert "its mask.png can't be decoded" in sentences(report)
@@ -311,7 +315,7 @@ def test_damage_that_comes_once_is_no_problem(deep, monkeypatch):
     manifest = sound(storage.inner)
     quarantine(storage.inner, manifest, b'{"name": "a.jpg", "split": "train", "reason": "cut"}')
     monkeypatch.setattr(manifests.loading, "open_storage", lambda url: storage)
-    assert verify(storage.url, deep=deep).problems == ()
+    assert checked(storage, deep=deep).problems == ()
     tables = {group.table for split in manifest.splits.values() for group in split.groups}
     assert {*listed(manifest), *tables, naming.MANIFEST, manifest.quarantine.path} == set(
         storage.damaged
@@ -321,22 +325,22 @@ def test_damage_that_comes_once_is_no_problem(deep, monkeypatch):
 def test_a_quarantine_list_that_does_not_fit_is_a_problem():
     storage = fresh()
     quarantine(storage, sound(storage), b"{}", b'["a.png"]')
-    report = verify(storage.url, deep=False)
+    report = checked(storage, deep=False)
     assert wheres(report) == {naming.quarantine_path()}
     assert "line 2 is not a JSON object" in sentences(report)
     put(storage, naming.quarantine_path(), b"")
-    assert "lists 0 samples, the manifest says 2" in sentences(verify(storage.url, deep=False))
+    assert "lists 0 samples, the manifest says 2" in sentences(checked(storage, deep=False))
 
 
 def test_the_report_reads_well_and_holds_everything():
     storage = fresh()
     with pytest.raises(ManifestError, match="no manifest there"):
-        verify(storage.url, deep=False)
+        checked(storage, deep=False)
     sound(storage)
-    assert lines(verify(storage.url, deep=True))[-1].endswith("13 images decoded: no problem")
+    assert lines(checked(storage))[-1].endswith("13 images decoded: no problem")
     storage.delete(FIRST)
     storage.delete(SECOND)
-    report = verify(storage.url, deep=False)
+    report = checked(storage, deep=False)
     text = lines(report, max_problems=1)
     assert text[0] == f"{FIRST}: is missing; restore it, or rebuild the shard with --only-shards"
     assert text[1] == "... and 1 more (all of them with --json)"

@@ -18,7 +18,8 @@ from scripts import flink
 from shardset.format import naming
 from shardset.storage.open import open_storage
 from tests.conftest import s3_environment
-from tests.makers.cifar import cifar10, python_files, write_folder
+from tests.makers import imagenet
+from tests.makers.cifar import cifar10, python_files
 from tests.makers.ports import free_port
 from tests.makers.shardset import put
 from tests.makers.stored import files_of
@@ -44,7 +45,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, s3_server: str) -> Iterato
 def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """CIFAR-10 of 200 training samples: six files, so six units to spread over the machines."""
     folder = tmp_path_factory.mktemp("raw") / "cifar-10-batches-py"
-    return write_folder(folder, python_files(cifar10(rows=40)))
+    return imagenet.put(folder, python_files(cifar10(rows=40)))
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ import pytest
 import webdataset
 
 import shardset
-from pipelines.build import build
 from pipelines.check.inspect import inspect
 from pipelines.config import AdoptConfig
 from pipelines.sets.adopt import adopt
@@ -20,7 +19,7 @@ from shardset.errors import ConfigError, SourceError
 from shardset.format import manifest as manifests
 from shardset.storage.local import LocalStorage
 from shardset.storage.open import open_storage
-from tests.makers.built import HERE, add, config_of, forget, verified
+from tests.makers.built import HERE, add, built, config_of, forget, verified
 from tests.makers.folders import write_images
 from tests.makers.images import image_bytes
 from tests.makers.shardset import png_samples, put, write_shard_set
@@ -323,8 +322,8 @@ def test_no_change_touches_adopted_tars(tmp_path):
     adopted(tmp_path)
     raw = write_images(tmp_path / "raw", ["train/a/0.png"])
     for change in (
-        lambda: build(config_of(raw, tmp_path, overwrite=True), HERE),
-        lambda: build(config_of(raw, tmp_path, append="none"), HERE),
+        lambda: built(config_of(raw, tmp_path, overwrite=True)),
+        lambda: built(config_of(raw, tmp_path, append="none")),
         lambda: forget(tmp_path, "a"),
     ):
         with pytest.raises(ConfigError, match="adopted: shardset neither changes nor removes them"):

@@ -13,7 +13,6 @@ import pytest
 import shardset
 from pipelines import build as builds
 from pipelines.begin import prepare
-from pipelines.build import build
 from pipelines.check import inspect
 from pipelines.check.verify import verify
 from pipelines.config import ColumnConfig
@@ -32,6 +31,7 @@ from tests.makers.built import (
     HERE,
     NOW,
     append_of,
+    built,
     config_of,
     forget,
     manifest_of,
@@ -48,9 +48,9 @@ def made_grown(tmp_path_factory):
     """Two versions: 60 samples and a copy of each in six shards, then two more in one."""
     folder = tmp_path_factory.mktemp("compact")
     raw = write_class_folders(folder / "raw", ["cat", "dog"], 30, splits=["train"])
-    build(config_of(raw, folder / "set", num_shards={"": 6}, repeat={"": 2}), HERE)
+    built(config_of(raw, folder / "set", num_shards={"": 6}, repeat={"": 2}))
     names = "train/cat/new0.jpg", "train/dog/new1.jpg"
-    build(append_of(folder / "set", folder / "more", *names), HERE)
+    built(append_of(folder / "set", folder / "more", *names))
     return folder / "set"
 
 
@@ -129,7 +129,7 @@ def test_a_reader_ends_on_its_version_and_tags_that_go_are_named(grown):
 
 def test_an_append_follows_a_compaction_of_all_that_the_last_one_added(grown, tmp_path):
     forget(grown, "train/cat/new0", grace=DAY)
-    build(append_of(grown, tmp_path / "more", "train/cat/a.png", "train/dog/b.png"), HERE)
+    built(append_of(grown, tmp_path / "more", "train/cat/a.png", "train/dog/b.png"))
     for version in (2, 3, 4):
         verified(f"{grown}@{version}")
 
@@ -198,7 +198,7 @@ def made(raw, tmp_path_factory):
     name of a sample.
     """
     folder = tmp_path_factory.mktemp("forget") / "set"
-    build(config_of(raw, folder, num_shards={"": 3}, max_bad_fraction=0.5), HERE)
+    built(config_of(raw, folder, num_shards={"": 3}, max_bad_fraction=0.5))
     return folder
 
 
@@ -288,7 +288,7 @@ def test_a_split_may_be_emptied_but_not_the_set(stored, tmp_path):
     assert manifest.splits.keys() == {"train"}
     assert manifest.provenance.notes[-1] == "version 2: 25 samples dropped, none left in val"
     assert not loose(stored) | hits(stored, b"val/cat/00")
-    build(append_of(stored, tmp_path / "more", "val/cat/a.png", "val/dog/b.png"), HERE)
+    built(append_of(stored, tmp_path / "more", "val/cat/a.png", "val/dog/b.png"))
     assert verified(stored).split("val").num_samples == 2
 
 
@@ -362,7 +362,7 @@ def test_what_a_stopped_compaction_wrote_goes_with_a_set_that_is_replaced(stored
     not_yet = shutil.ignore_patterns("manifest.json", "versions")
     shutil.copytree(done, stored, ignore=not_yet, dirs_exist_ok=True)
     assert loose(stored)
-    build(config_of(raw, stored, num_shards={"": 2}, max_bad_fraction=0.5, overwrite=True), HERE)
+    built(config_of(raw, stored, num_shards={"": 2}, max_bad_fraction=0.5, overwrite=True))
     assert not loose(stored)
 
 

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.build import build
 from pipelines.sets import versions as verbs
 from shardset.errors import ConfigError, ManifestError
 from shardset.format import manifest as manifests
 from shardset.format import versions
 from tests.makers import documented
-from tests.makers.built import HERE, append_of, config_of, manifest_of
+from tests.makers.built import append_of, built, config_of, manifest_of
 from tests.makers.folders import write_class_folders, write_csv, write_images
 
 
@@ -21,9 +20,9 @@ def made(tmp_path_factory):
     """Three versions: pictures of cats and dogs, an owl, and a further cat."""
     folder = tmp_path_factory.mktemp("versions")
     raw = write_class_folders(folder / "raw", ["cat", "dog"], 10, splits=["train", "val"])
-    build(config_of(raw, folder / "set", num_shards={"": 1}), HERE)
+    built(config_of(raw, folder / "set", num_shards={"": 1}))
     for name in ("owl", "cat"):
-        build(append_of(folder / "set", folder / name, f"train/{name}/x{name}.png"), HERE)
+        built(append_of(folder / "set", folder / name, f"train/{name}/x{name}.png"))
     return folder / "set"
 
 
@@ -73,12 +72,13 @@ def test_a_removed_version_and_a_damaged_or_strange_tag_are_named(three):
     (Path(three) / versions.path(1)).unlink()
     with pytest.raises(ManifestError, match=r"version 1 was removed; .* log"):
         manifests.load(f"{three}@draft")
-    (Path(three) / versions.tag_path("draft")).write_text('{"version": 2, "digest": "0"}')
-    with pytest.raises(ManifestError, match="has no version draft"):
-        manifests.load(f"{three}@draft")
-    (Path(three) / versions.tag_path("draft")).write_text("{}")
-    with pytest.raises(ManifestError, match=r"draft\.json: not a tag"):
-        manifests.load(f"{three}@draft")
+    for tag, message in (
+        ('{"version": 2, "digest": "0"}', "has no version draft"),
+        ("{}", r"draft\.json: not a tag"),
+    ):
+        (Path(three) / versions.tag_path("draft")).write_text(tag)
+        with pytest.raises(ManifestError, match=message):
+            manifests.load(f"{three}@draft")
 
 
 def test_a_folder_whose_name_ends_like_a_version_is_opened_as_it_is(three):
@@ -129,7 +129,7 @@ def test_a_difference_names_what_came_went_moved_and_changed(three, tmp_path, sa
         rows = [(0, "cat", "train"), (1, dog, "train"), (2, "dog", "val"), (3, "dog", "train")]
         listing = [(f"{number}.png", label, split, f"k{number}") for number, label, split in rows]
         source = write_csv(raw / "list.csv", ["path", "label", "split", "key"], listing)
-        build(config_of(source, tmp_path / name, source="listing", num_shards={"": 1}), HERE)
+        built(config_of(source, tmp_path / name, source="listing", num_shards={"": 1}))
     found = json.loads(said("diff", tmp_path / "a", tmp_path / "b", "--json"))
     assert [[*sample.values()] for sample in found] == [
         ["relabelled", "train", "k1", "dog", "cat"],
@@ -144,7 +144,7 @@ def test_the_commands_of_the_page_run_as_they_stand(tmp_path):
         tmp_path / "photos-june",
         [f"{name}/june{n}.jpg" for name in ("ant", "dog") for n in range(4)],
     )
-    build(config_of(tmp_path / "photos", tmp_path / "shards", num_shards={"": 1}), HERE)
+    built(config_of(tmp_path / "photos", tmp_path / "shards", num_shards={"": 1}))
     (tmp_path / "keys.txt").write_text("cat/001\nant/june2\n")
     said = [
         documented.run(documented.words_of(command, {"gs://bucket/set": "shards"}), tmp_path)

@@ -25,11 +25,8 @@ def opened(path, **options) -> Folder:
 
 def test_class_folders_give_labels_in_name_order_and_one_split(tmp_path):
     source = opened(write_class_folders(tmp_path, ["dog", "Cat", "émeu"], 2))
-    assert [(info.label, info.name) for info in source.survey().classes] == [
-        (0, "Cat"),
-        (1, "dog"),
-        (2, "émeu"),
-    ]
+    classes = [(info.label, info.name) for info in source.survey().classes]
+    assert classes == [*enumerate(("Cat", "dog", "émeu"))]
     names = [f"{name}/00{n}.png" for name in ("Cat", "dog", "émeu") for n in (0, 1)]
     assert [(sample.name, sample.label, sample.split) for sample in read(source)] == [
         (name, number // 2, "train") for number, name in enumerate(names)
@@ -76,17 +73,11 @@ def test_other_files_and_hidden_files_are_counted_in_notes(tmp_path):
         add(tmp_path, name, b"x")
     source = opened(tmp_path)
     assert [sample.name for sample in read(source)] == ["cat/1.png"]
-    assert source.survey().notes == [
-        (
-            "left out 4 other files (1 without extension, 1 .csv, 2 .txt), which are in no image"
-            " format that is read"
-        ),
-        "left out 4 hidden files",
-        (
-            "cat is the only class; cat/labels.csv looks like a table: if it lists images, read it"
-            " by --source listing"
-        ),
-    ]
+    others, hidden, only = source.survey().notes
+    counts = "left out 4 other files (1 without extension, 1 .csv, 2 .txt)"
+    assert others == f"{counts}, which are in no image format that is read"
+    assert hidden == "left out 4 hidden files"
+    assert only.startswith("cat is the only class; cat/labels.csv looks like a table: if it lists")
 
 
 ADVISED = {

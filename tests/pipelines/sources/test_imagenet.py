@@ -136,21 +136,15 @@ def test_a_class_that_the_devkit_does_not_know_is_an_error(tmp_path):
 
 
 def test_an_inner_tar_that_is_cut_is_named_with_its_offset(tmp_path):
-    images = maker.images()
-    inner = tar_bytes(
-        {f"{image.key}.JPEG": image.content for image in images if image.wnid == maker.WNIDS[1]}
-    )
-    files = {
-        TRAIN_TAR: tar_bytes(
-            {f"{maker.WNIDS[1]}.tar": inner[:2048], f"{maker.WNIDS[2]}.tar": tar_bytes({})}
-        )
-    }
+    first, second = maker.WNIDS[1:3]
+    inner = tar_bytes({"a.JPEG": bytes(3000)})
+    inner_tars = {f"{first}.tar": inner[:2048], f"{second}.tar": tar_bytes({})}
+    files = {TRAIN_TAR: tar_bytes(inner_tars)}
     source = source_of(tmp_path, files)
     units = source.survey().units
-    start = content_offset(files[TRAIN_TAR], f"{maker.WNIDS[1]}.tar")
-    with pytest.raises(
-        SourceError, match=rf"n01443537.tar \(from byte {start}\): cut at byte {start + 2048}"
-    ):
+    start = content_offset(files[TRAIN_TAR], f"{first}.tar")
+    says = rf"{first}\.tar \(from byte {start}\): cut at byte {start + 2048}"
+    with pytest.raises(SourceError, match=says):
         list(source.index(units[0], None))
     assert list(source.index(units[1], None)) == []
 
@@ -180,23 +174,15 @@ def test_validation_images_without_a_label_are_rejected(tmp_path):
     files = maker.kaggle(maker.images())
     lines = files["LOC_val_solution.csv"].splitlines(keepends=True)
     files["LOC_val_solution.csv"] = b"".join(line for line in lines if b"val_00000003" not in line)
-    _, _, rejected = everything(source_of(tmp_path / "gap", files))
-    assert [entry.reason for entry in rejected] == ["has no label in LOC_val_solution.csv"]
+    _, _, [rejected] = everything(source_of(tmp_path / "gap", files))
+    assert rejected.reason == "has no label in LOC_val_solution.csv"
     files = maker.archives(maker.images())
-    images = {
-        f"{image.key}.JPEG": image.content
-        for image in maker.images()
-        if image.split == "validation"
-    }
-    files[VALIDATION_TAR] = tar_bytes(
-        images | {"ILSVRC2012_val_00000008.JPEG": b"8", "cat.JPEG": b"c"}
-    )
+    images = {f"{one.key}.JPEG": one.content for one in maker.images() if one.split == "validation"}
+    odd = {"ILSVRC2012_val_00000008.JPEG": b"8", "cat.JPEG": b"c"}
+    files[VALIDATION_TAR] = tar_bytes(images | odd)
     _, samples, rejected = everything(source_of(tmp_path, files))
     assert sum(sample.split == "validation" for sample in samples) == len(maker.TRUTH)
-    assert [entry.name.rpartition("/")[2] for entry in rejected] == [
-        "ILSVRC2012_val_00000008.JPEG",
-        "cat.JPEG",
-    ]
+    assert [entry.name.rpartition("/")[2] for entry in rejected] == [*odd]
     assert all("with a number from 1 to 7: no label" in entry.reason for entry in rejected)
 
 

@@ -17,14 +17,10 @@ FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 
 
 def members(first: int, stop: int) -> dict[str, bytes]:
-    return {
-        name: content
-        for number in range(first, stop)
-        for name, content in [
-            (f"{number:04d}.jpg", jpeg(number)),
-            (f"{number:04d}.cls", b"%d" % (number % 3)),
-        ]
-    }
+    found = {}
+    for number in range(first, stop):
+        found |= {f"{number:04d}.jpg": jpeg(number), f"{number:04d}.cls": b"%d" % (number % 3)}
+    return found
 
 
 def one_tar(tmp_path, data: bytes) -> WebDataset:
@@ -34,21 +30,18 @@ def one_tar(tmp_path, data: bytes) -> WebDataset:
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_samples_come_in_order_with_labels_and_bytes(tmp_path, format):
-    tars = {
-        f"train/train-{shard}.tar": tar_bytes(members(4 * shard, 4 * shard + 4), format)
-        for shard in (0, 1)
-    }
-    put(tmp_path, {**tars, "train/._train-0.tar": b"a hidden resource fork"})
+    put(tmp_path, {"train/._train-0.tar": b"a hidden resource fork"})
+    for shard in (0, 1):
+        tar = tar_bytes(members(4 * shard, 4 * shard + 4), format)
+        put(tmp_path, {f"train/train-{shard}.tar": tar})
     source = WebDataset(*find_tars(str(tmp_path)))
     survey, samples, rejected = everything(source)
-    assert rejected == []
-    assert survey.classes is None
-    assert [(s.key, s.split, s.label, s.image) for s in samples] == [
-        (f"{number:04d}", "train", number % 3, "jpg") for number in range(8)
-    ]
-    assert [contents(source, s) for s in samples] == [
-        {"jpg": jpeg(n), "cls": b"%d" % (n % 3)} for n in range(8)
-    ]
+    assert (rejected, survey.classes) == ([], None)
+    for number, found in enumerate(samples):
+        expected = (f"{number:04d}", "train", number % 3, "jpg")
+        assert (found.key, found.split, found.label, found.image) == expected
+        assert contents(source, found) == {"jpg": jpeg(number), "cls": b"%d" % (number % 3)}
+    assert len(samples) == 8
     assert samples[0].name == "train/train-0.tar/0000"
 
 
@@ -195,23 +188,18 @@ def test_tars_that_are_not_there_are_an_error(tmp_path, pattern, message):
 
 
 def test_other_files_and_compressed_and_cut_tars_are_an_error_that_says_what_to_do(tmp_path):
-    with pytest.raises(SourceError, match="gunzip"):
-        find_tars("/d/train-{0..3}.tar.gz")
-    put(tmp_path, {"train-0.tar.gz": gzip.compress(tar_bytes({}))})
-    with pytest.raises(SourceError, match="gunzip"):
-        WebDataset(*find_tars(str(tmp_path))).survey()
-    with pytest.raises(SourceError, match="gunzip"):
-        everything(one_tar(tmp_path, gzip.compress(tar_bytes(members(0, 9)), mtime=0)))
+    put(tmp_path, {"train-0.tar.gz": b"1"})
+    for url in (str(tmp_path), "/d/train-{0..3}.tar.gz"):
+        with pytest.raises(SourceError, match="gunzip"):
+            WebDataset(*find_tars(url)).survey()
     for data, what in (
-        (LFS_POINTER, "a Git LFS pointer instead of a tar; run git lfs pull"),
-        (b"PK\3\4" + bytes(2000), "a ZIP archive instead of a tar; unpack it"),
-        (b"\n<!DOCTYPE html>", "HTML or XML instead of a tar; read it"),
-        (b"<html>" + bytes(2000), "HTML or XML instead of a tar; read it"),
+        (gzip.compress(tar_bytes(members(0, 9)), mtime=0), "gunzip"),
+        (LFS_POINTER, r"train-000000\.tar: a Git LFS pointer instead of a tar; run git lfs pull"),
+        (b"\n<!DOCTYPE html>", r"train-000000\.tar: HTML or XML instead of a tar; read it"),
+        (tar_bytes(members(0, 2))[:1500], r"train-000000\.tar: cut at byte 1500"),
     ):
-        with pytest.raises(SourceError, match=rf"train-000000\.tar: {what}"):
+        with pytest.raises(SourceError, match=what):
             everything(one_tar(tmp_path, data))
-    with pytest.raises(SourceError, match=r"train-000000\.tar: cut at byte 1500"):
-        everything(one_tar(tmp_path, tar_bytes(members(0, 2))[:1500]))
 
 
 def test_a_shard_set_is_left_to_its_own_source_and_a_manifest_of_another_kind_is_ignored(tmp_path):

@@ -1,5 +1,7 @@
 """A small shard set, and the streams over it whose batches every adapter must give."""
 
+from functools import partial
+
 import pytest
 
 from shardset.decode.crops import PadCrop
@@ -23,16 +25,6 @@ def shards(tmp_path_factory):
 @pytest.fixture
 def make(shards):
     """Makes a stream over the set."""
-    choices = {
-        "rank": 0,
-        "world_size": 1,
-        "image": ImageSpec(size=8, crop=PadCrop(1)),
-        "seed": 7,
-        "num_threads": 1,
-    }
-
-    def make(**options):
-        size = {} if "batch_size" in options else {"global_batch_size": 8}
-        return Stream(shards, "train", **{**choices, **size, **options})
-
-    return make
+    image = ImageSpec(size=8, crop=PadCrop(1))
+    choices = {"rank": 0, "world_size": 1, "image": image, "seed": 7, "num_threads": 1}
+    return partial(Stream, shards, "train", **choices, global_batch_size=8)

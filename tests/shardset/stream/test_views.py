@@ -62,7 +62,7 @@ def test_a_run_resumes_on_its_view_only(view):
     for _ in zip(range(2), stream, strict=False):
         pass
     state = stream.state_dict()
-    resumed = make(address, rank=0, world_size=1)
+    resumed = make(address)
     resumed.load_state_dict(state)
     assert [batch["id"].tolist() for batch in resumed] == expected[2:]
     for other, words in (
@@ -93,16 +93,14 @@ def test_single_samples_of_a_view_are_counted_in_it(view):
 def test_a_mixture_takes_views_and_resumes(view):
     url, address, _ = view
     shares = [Share(address, "train", 1), Share(url, "test", 1)]
-    mixed = MixedStream(
-        shares, global_batch_size=4, rank=0, world_size=1, seed=3, image=None, with_key=True
+    world = {"global_batch_size": 4, "rank": 0, "world_size": 1}
+    mixed, again = (
+        MixedStream(shares, seed=3, image=None, with_key=True, **world) for _ in range(2)
     )
     batches = mixed.batches()
     first = [next(batches)[1]["key"] for _ in range(4)]
     batches.close()
     assert {key for batch in first for key in batch[:2]} <= {f"train-{id_:06d}" for id_ in KEPT}
-    again = MixedStream(
-        shares, global_batch_size=4, rank=0, world_size=1, seed=3, image=None, with_key=True
-    )
     assert next(again.batches(again.load_state(mixed.state(3))))[1]["key"] == first[3]
 
 
