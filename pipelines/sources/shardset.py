@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-import msgspec
 import numpy as np
+from msgspec.structs import asdict, replace
 
 from pipelines.sources.base import RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.webdataset import LOOKED_FOR, samples_of, tars_named
@@ -49,16 +49,18 @@ class ExistingSet:
                 loaded.part(name).selection.num_before(np.cumsum([0, *split.shard_sizes]))
             )
             units += [
-                {"tar": msgspec.to_builtins(tars[shard.path]), "split": name}
-                | {"first_id": shard.first_id, "digest": loaded.digest}
+                {
+                    "tar": asdict(tars[shard.path]),
+                    "split": name,
+                    "first_id": shard.first_id,
+                    "digest": loaded.digest,
+                }
                 for shard, num_samples in zip(split.shards, in_shards.tolist(), strict=True)
                 if num_samples
             ]
-        notes = (
-            []
-            if loaded.view is None
-            else [f"made of a view of {whole.digest}: {loaded.view.head.reason}"]
-        )
+        notes = []
+        if loaded.view is not None:
+            notes.append(f"made of a view of {whole.digest}: {loaded.view.head.reason}")
         objects = {unit["tar"]["name"]: unit["tar"]["num_bytes"] for unit in units}
         return Survey(
             units=units,
@@ -81,7 +83,7 @@ class ExistingSet:
                 label = part.labels_of(ids, np.array([sample.label])).item()
                 # the build adds it
                 fields = {name: value for name, value in sample.fields.items() if name != "cls"}
-                sample = msgspec.structs.replace(sample, label=label, fields=fields)
+                sample = replace(sample, label=label, fields=fields)
             yield sample
 
 

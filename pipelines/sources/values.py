@@ -82,10 +82,8 @@ def open_values(config: ColumnConfig, split_sizes: Sequence[int]) -> Values:
         ) from error
     start, size = file.tell(), dtype.itemsize * math.prod(shape[1:])
     if [*split_sizes] != [*shape[:1]] or is_transposed or stat.num_bytes != start + shape[0] * size:
-        found = (
-            f"{dtype} {shape} in {'Fortran' if is_transposed else 'C'} order, {stat.num_bytes}"
-            " bytes"
-        )
+        order = "Fortran" if is_transposed else "C"
+        found = f"{dtype} {shape} in {order} order, {stat.num_bytes} bytes"
         raise refused(config, f"{found}, for {split_sizes} samples (choose one split by --split)")
 
     def read(rows: Sequence[int]) -> Sequence[Value]:
@@ -106,10 +104,9 @@ def _table(file: RangeFile, config: ColumnConfig) -> tuple[str, Read, dict[str, 
                 table = table.set_column(
                     at, table.schema.names[at], table.column(at).cast(kind.value_type)
                 )
-    types = {
-        name: str(kind) for name, kind in zip(table.schema.names, table.schema.types, strict=True)
-    }
-    name, kind = next(((name, kind) for name, kind in types.items() if name != "key"), ("", ""))
+    types = dict(zip(table.schema.names, map(str, table.schema.types), strict=True))
+    name = next((name for name in types if name != "key"), "")
+    kind = types.get(name, "")
     extension = {"string": "txt", "binary": "bin"}.get(kind.removeprefix("large_"), "npy")
     if len(types) != 2 or "key" not in types or (extension == "npy" and "list<" not in kind):
         raise refused(
@@ -118,8 +115,10 @@ def _table(file: RangeFile, config: ColumnConfig) -> tuple[str, Read, dict[str, 
     column = table.column(name).combine_chunks()
 
     def value(scalar: Any) -> Value:
-        if not scalar.is_valid or extension != "npy":
-            return scalar.as_buffer().to_pybytes() if scalar.is_valid else None
+        if not scalar.is_valid:
+            return None
+        if extension != "npy":
+            return bytes(scalar.as_buffer())
         return np.asarray(scalar.values.to_numpy(zero_copy_only=False))
 
     return (
