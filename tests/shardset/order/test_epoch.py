@@ -298,18 +298,6 @@ def test_lanes_read_the_stored_samples_once_and_cut_at_most_one_block_each(order
     assert sum(len(lane.shard) for lane in lanes) <= whole + order.num_lanes - 1
 
 
-@pytest.mark.parametrize("world", [1, 7, 256])
-def test_bytes_read_stay_within_the_bound(world):
-    order = make([100] * 40, global_batch_size=768, num_lanes=256, block_size=8, window=16)
-    starts = order.lane_starts(np.arange(order.num_lanes + 1))
-    read = sum(
-        int(starts[lanes.stop] - starts[lanes.start])
-        for lanes in (order.part_lanes(rank_part(768, rank, world)) for rank in range(world))
-    )
-    assert read <= order.num_samples * (1 + (world - 1) / order.num_lanes) + world
-    assert read == order.num_samples or order.num_lanes % world
-
-
 def test_epochs_differ_and_a_seed_plus_one_does_not_replay_them():
     first, second = epoch_of(make([30] * 4), 0)[0], epoch_of(make([30] * 4), 1)[0]
     other = epoch_of(make([30] * 4, seed=8), 0)[0]
