@@ -73,9 +73,8 @@ def similar_pairs(greys: np.ndarray, splits: np.ndarray) -> list[SimilarPair]:
     50,000 x 10,000 take a few seconds.
     """
     levels = greys.astype(np.float32)
-    steps = np.concatenate(
-        [np.diff(levels, axis=axis).reshape(len(levels), -1) for axis in (2, 1)], axis=1
-    )
+    shape = len(levels), SIDE * (SIDE - 1)
+    steps = np.concatenate([np.diff(levels, axis=axis).reshape(shape) for axis in (2, 1)], axis=1)
     units = steps / np.maximum(np.linalg.norm(steps, axis=1, keepdims=True), 1)
     bright = np.ptp(greys, axis=(1, 2)) >= MIN_CONTRAST
     members = sorted(

@@ -91,8 +91,8 @@ def load(url: str) -> LoadedSet:
         ):
             return _load_version(*versioned)
         raise ManifestError(
-            f"{target}: no manifest there, so no finished shard set; build one with `python -m"
-            " pipelines build`"
+            f"{target}: no manifest there, so no finished shard set; build one with"
+            " `shardset build`"
         ) from error
 
 
