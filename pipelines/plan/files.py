@@ -93,6 +93,10 @@ class PlanFiles:
         """A JSON record; raises the same errors as `read`."""
         return decode_record(self.output, name, self.read(name), kind)
 
+    def read_records(self, names: Iterable[str], kind: type[T]) -> Iterator[T]:
+        """The JSON record of each file, in order; raises the same errors as `read`."""
+        return in_order(self.output, names, lambda name: self.read_record(name, kind))
+
     def find(self, name: str) -> memoryview | None:
         """The content of a file; None if it is absent or of another build."""
         file = find(self.output, name)
