@@ -30,10 +30,9 @@ from pipelines.config import BuildConfig, Sizing
 from pipelines.plan import layout, paths, summaries, tables
 from pipelines.plan.assign import assign_batch, plan_group
 from pipelines.plan.duplicate_keys import KEY, find_duplicate_keys, spread_keys
-from pipelines.plan.files import PlanFiles
+from pipelines.plan.files import ByteRange, PlanFiles, write_slices
 from pipelines.plan.layout import SplitPlan, UnitOffset, plan_split
 from pipelines.plan.records import BuildFile, PlanFile, ShardRecord
-from pipelines.plan.slices import ByteRange, write_slices
 from pipelines.plan.summaries import SplitCount, UnitOffsets, UnitSummary, read_summaries, summarize
 from pipelines.plan.survey import write_units
 from pipelines.plan.tables import Content, UnitRow

@@ -22,10 +22,9 @@ from pipelines.plan import paths, tables
 from pipelines.plan.append import Addition
 from pipelines.plan.assign import Group, assign_batch, plan_group
 from pipelines.plan.duplicate_keys import find_duplicate_keys, spread_keys
-from pipelines.plan.files import PlanFiles
+from pipelines.plan.files import ByteRange, PlanFiles
 from pipelines.plan.index import index_unit
 from pipelines.plan.records import BuildFile, PlanFile
-from pipelines.plan.slices import ByteRange
 from pipelines.plan.splits import make_plan
 from pipelines.plan.summaries import UnitOffsets, read_summaries, unit_offsets
 from pipelines.plan.survey import UnitRef, WrittenUnits, units_in

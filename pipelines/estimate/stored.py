@@ -78,10 +78,7 @@ def from_numbers(config: BuildConfig, numbers: BareNumbers) -> StoredSet:
             "--samples names the split train twice; a number without a name is for train"
         )
     counts = {name or "train": count for name, count in sorted(numbers.samples.items())}
-    refuse_unknown_splits(
-        config.num_shards | config.samples_per_shard | config.target_samples | config.repeat,
-        sorted(counts),
-    )
+    refuse_unknown_splits(config, sorted(counts))
     return StoredSet(
         title=f"{sum(counts.values()):,} images of {mean_bytes:,.0f} bytes",
         splits={

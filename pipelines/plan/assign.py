@@ -12,10 +12,9 @@ import pyarrow.compute as pc
 
 from pipelines.plan import layout, paths, tables
 from pipelines.plan.duplicate_keys import duplicate_numbers
-from pipelines.plan.files import PlanFiles
+from pipelines.plan.files import ByteRange, PlanFiles, read_slices, write_slices
 from pipelines.plan.layout import Placements, SplitPlan
 from pipelines.plan.records import PlanFile
-from pipelines.plan.slices import ByteRange, read_slices, write_slices
 from pipelines.plan.summaries import UnitOffsets
 from shardset.format import naming
 from shardset.format.originals import REFERENCE

@@ -7,9 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from pipelines.plan import layout, paths, tables
-from pipelines.plan.files import PlanFiles
+from pipelines.plan.files import ByteRange, PlanFiles, read_slices, write_slices
 from pipelines.plan.records import PlanFile
-from pipelines.plan.slices import ByteRange, read_slices, write_slices
 
 KEY = np.dtype([("hash", "<u8"), ("unit", "<u4"), ("row", "<u4")])
 DUPLICATE = np.dtype([("unit", "<u4"), ("row", "<u4"), ("number", "<u4")])

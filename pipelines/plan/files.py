@@ -4,6 +4,11 @@ A whole file ends with a frame, which is checked before the file is used.
 
 The frame holds the digest of the build that wrote the file, the length and the CRC32C. Files that
 are read by range have no frame: the ByteRange, UnitRef or Extent holds the length and the CRC32C.
+
+The data between two steps is stored below `plan/slices/`, so that only byte ranges go through the
+runner. Each call of a step writes one object with a byte range for each receiver. Name and bytes
+depend only on the call's input, so a retry writes the same object. A receiver reads its byte range
+of each object.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +20,7 @@ from typing import TypeVar
 import msgspec
 
 from pipelines.plan import paths
+from shardset.checksum import extend_crc32c
 from shardset.errors import ConfigError, ManifestError, NotFound, PreconditionFailed, SourceError
 from shardset.format import naming
 from shardset.format.originals import Framed, frame, open_frame
@@ -23,6 +29,7 @@ from shardset.read.threads import results_in_order
 from shardset.storage.base import ABSENT, ObjectWriter, Storage, stat_or_none
 from shardset.storage.checked import read_twice
 
+K = TypeVar("K")
 R = TypeVar("R")
 T = TypeVar("T")
 
@@ -85,6 +92,10 @@ class PlanFiles:
     def read_record(self, name: str, kind: type[T]) -> T:
         """A JSON record; raises the same errors as `read`."""
         return decode_record(self.output, name, self.read(name), kind)
+
+    def read_records(self, names: Iterable[str], kind: type[T]) -> Iterator[T]:
+        """The JSON record of each file, in order; raises the same errors as `read`."""
+        return in_order(self.output, names, lambda name: self.read_record(name, kind))
 
     def find(self, name: str) -> memoryview | None:
         """The content of a file; None if it is absent or of another build."""
@@ -208,3 +219,50 @@ def another_build(output: Storage, name: str) -> ManifestError:
         f"{output.url}/{name}: another build began there meanwhile; build elsewhere, or append "
         "again when that one is done"
     )
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ByteRange:
+    """The bytes [start, stop) of one plan object, and their CRC32C when written."""
+
+    name: str
+    start: int
+    stop: int
+    crc32c: int
+
+
+def write_slices(
+    files: PlanFiles, name: str, slices: Iterable[tuple[K, bytes | memoryview]]
+) -> list[tuple[K, ByteRange]]:
+    """Writes the slices into one object; returns each receiver with its byte range."""
+    written, start = [], 0
+    with files.writer(name) as out:
+        for receiver, data in slices:
+            out.write(data)
+            written.append(
+                (receiver, ByteRange(name, start, start + len(data), extend_crc32c(0, data)))
+            )
+            start += len(data)
+    return written
+
+
+def read_range(output: Storage, byte_range: ByteRange) -> bytes:
+    """The bytes of a range; raises ConfigError if the length or CRC32C differs in two reads."""
+    name, start, stop = byte_range.name, byte_range.start, byte_range.stop
+
+    def read() -> bytes:
+        data = output.read(name, start, stop)
+        crc = extend_crc32c(0, data)
+        if (len(data), crc) != (stop - start, byte_range.crc32c):
+            raise ValueError(
+                f"bytes {start} to {stop} are {len(data)} with the CRC32C {crc:08x}, expected"
+                f" {byte_range.crc32c:08x}"
+            )
+        return data
+
+    return read_checked(output, name, read)
+
+
+def read_slices(output: Storage, byte_ranges: Iterable[ByteRange]) -> Iterator[bytes]:
+    """The bytes of each range, sorted by name: a runner delivers the ranges in any order."""
+    return in_order(output, sorted(byte_ranges), lambda byte_range: read_range(output, byte_range))

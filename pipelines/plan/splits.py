@@ -93,9 +93,7 @@ def _plan_splits(config: BuildConfig, total: UnitSummary) -> dict[str, SplitPlan
         raise SourceError(
             f"{config.input}: no sample found; see `shardset build --help` for what is read"
         )
-    refuse_unknown_splits(
-        config.num_shards | config.samples_per_shard | config.target_samples | config.repeat, names
-    )
+    refuse_unknown_splits(config, names)
     splits = {
         name: layout.plan_split(
             name,
@@ -111,9 +109,10 @@ def _plan_splits(config: BuildConfig, total: UnitSummary) -> dict[str, SplitPlan
     return splits
 
 
-def refuse_unknown_splits(wanted: Iterable[str], names: Sequence[str]) -> None:
+def refuse_unknown_splits(config: BuildConfig, names: Sequence[str]) -> None:
     """Raises ConfigError if a size is given for a split that the input does not have."""
-    unknown = sorted({*wanted} - {*names, ""})
+    sizes = config.num_shards | config.samples_per_shard | config.target_samples | config.repeat
+    unknown = sorted(sizes.keys() - {*names, ""})
     if unknown:
         raise ConfigError(
             f"sizes were given for split {unknown[0]!r}, but the input has {', '.join(names)}"

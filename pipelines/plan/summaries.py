@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from pipelines.images.check import marks_of
 from pipelines.plan import paths, tables
-from pipelines.plan.files import PlanFiles, decode_record
+from pipelines.plan.files import PlanFiles
 from pipelines.plan.layout import UnitOffset
 from pipelines.plan.tables import QuarantineEntry, UnitRow
 from pipelines.sources.base import APART, HIDDEN
@@ -117,9 +117,7 @@ def summarize(
 
 def read_summaries(files: PlanFiles, num_units: int) -> Iterator[UnitSummary]:
     """The summaries of all units, in unit order."""
-    names = list(map(paths.summary_path, range(num_units)))
-    for name, content in zip(names, files.read_each(names), strict=True):
-        yield decode_record(files.output, name, content, UnitSummary)
+    return files.read_records(map(paths.summary_path, range(num_units)), UnitSummary)
 
 
 def unit_offsets(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import IO
 
 from pipelines.plan import paths
-from pipelines.plan.slices import ByteRange, read_range
+from pipelines.plan.files import ByteRange, read_range
 from pipelines.sources.base import Unit
 from shardset.checksum import extend_crc32c
 from shardset.storage.base import Storage

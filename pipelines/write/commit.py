@@ -114,10 +114,9 @@ class Committer:
     def _written(self, plan: PlanFile, split: str) -> Iterator[WrittenShard]:
         """What the records of a split's shards say, in order, read one at a time."""
         numbers = range(plan.splits[split].num_shards)
-        contents = self.files.read_each(paths.record_path(split, number) for number in numbers)
-        for number, content in zip(numbers, contents, strict=True):
-            name = paths.record_path(split, number)
-            record = plan_files.decode_record(self.files.output, name, content, ShardRecord)
+        names = [paths.record_path(split, number) for number in numbers]
+        records = self.files.read_records(names, ShardRecord)
+        for name, record in zip(names, records, strict=True):
             if record.plan_digest != plan.digest:
                 raise plan_files.another_build(self.files.output, name)
             yield record.written

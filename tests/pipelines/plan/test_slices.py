@@ -6,8 +6,7 @@ import uuid
 
 import pytest
 
-from pipelines.plan.files import PlanFiles
-from pipelines.plan.slices import read_range, write_slices
+from pipelines.plan.files import PlanFiles, read_range, write_slices
 from shardset.checksum import crc32c_of
 from shardset.errors import ConfigError
 from shardset.storage.open import open_storage
