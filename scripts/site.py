@@ -17,7 +17,7 @@ from mkdocs.structure.pages import Page
 from pipelines import cli as pipelines_program
 from scripts.api import api_page
 from scripts.limits import limits_page
-from shardset import settings
+from shardset import settings, verbs
 from trainer import cli as trainer_program
 from trainer import recipes
 from trainer.config import TrainConfig
@@ -73,12 +73,10 @@ def from_root(name: str) -> str:
 
 
 def commands_page() -> str:
-    """The help of both programs and of all their verbs, with the exit codes that each of them
-    states.
-    """
-    text = "# Commands\n\nWhat `--help` prints, for each verb.\n"
+    """What `--help` prints, for `shardset` and each of its verbs."""
+    text = f"# Commands\n\n```text\n{verbs.help_text()}```\n"
     for program in (pipelines_program.parser(), trainer_program.parser()):
-        for title, parser in [(program.prog, program), *verbs_of(program)]:
+        for title, parser in verbs_of(program):
             text += f"\n## {title}\n\n```text\n{parser.format_help()}```\n"
     return text
 

@@ -56,8 +56,9 @@ class Parser(argparse.ArgumentParser):
 
 def program_parser(module: str, **options: Any) -> Parser:
     """The top-level parser of a program, with `--version`; named as the shell called it."""
+    is_module = Path(sys.argv[0]).parts[-2:] == (module, "__main__.py")
     parser = Parser(
-        prog="shardset" if Path(sys.argv[0]).name == "shardset" else f"python -m {module}",
+        prog=f"python -m {module}" if is_module else "shardset",
         allow_abbrev=False,
         **options,
     )

@@ -243,7 +243,7 @@ def test_a_run_without_a_recipe_parses_its_manifest_once(manifest, tmp_path):
         (["train", "--label-smoothing", "0.1"], "did you mean --set regularize.label_smoothing=?"),
         (
             ["--debug", "report", "run"],
-            "--debug; write it after the verb: python -m trainer report --debug ...",
+            "--debug; write it after the verb: shardset report --debug ...",
         ),
         (["report", "run", "--batch-size", "3"], "unrecognized arguments: --batch-size 3\n"),
         (["trian"], "invalid choice: 'trian'"),

@@ -18,7 +18,7 @@ PAGES = ["docs/how-to/clusters.md", "docs/dev/builds.md"]
 
 
 def words_after_build(command: str) -> list[str]:
-    """What follows `python -m pipelines`."""
+    """The words of a build, from its verb on."""
     words = shlex.split(command)
     return words[words.index("build") :]
 
