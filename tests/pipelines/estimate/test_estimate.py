@@ -5,7 +5,6 @@ in, its words.
 import json
 import re
 import shutil
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -181,30 +180,20 @@ FOUR = ["--global-batch-size", "4096", "--num-replicas", "4", "--num-hosts", "4"
 BARE = ["--samples", "train=1281167,validation=50000", "--mean-bytes=110000", "--classes=1000"]
 
 
-def run(capsys: pytest.CaptureFixture[str], words: Sequence[str]) -> tuple[int, str, str]:
-    code = cli.main(["estimate", *words])
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
-
-
-def test_the_page_fits_80_columns_and_says_what_matters(capsys, monkeypatch):
+def test_the_page_fits_80_columns_and_says_what_matters(said, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     sizes = ["--num-shards", "train=640,validation=50", "--remainder", "pad"]
     world = ["--global-batch-size", "4096", "--num-replicas", "32", "--num-hosts", "4"]
-    code, page, _ = run(capsys, [*BARE, *sizes, *world])
-    assert code == 0
+    page = said("estimate", *BARE, *sizes, *world)
     assert max(map(len, page.splitlines())) <= 80
     assert "…" not in page
     for words in ("1,281,280", "313 an epoch", "4 readers", "3.8 GB"):
         assert words in page
 
 
-def test_the_numbers_come_as_json_too(capsys):
-    code, text, _ = run(
-        capsys, [*BARE, "--num-shards", "train=1024,validation=50", "--json", *FOUR]
-    )
-    found = json.loads(text)
-    assert code == 0
+def test_the_numbers_come_as_json_too(said):
+    sizes = ["--num-shards", "train=1024,validation=50"]
+    found = json.loads(said("estimate", *BARE, *sizes, "--json", *FOUR))
     assert found["splits"]["train"]["num_shards"] == 1024
     assert found["steps"] == {
         "num_steps": 313,
@@ -216,10 +205,9 @@ def test_the_numbers_come_as_json_too(capsys):
     assert found["assumption"].startswith("images are JPEGs")
 
 
-def test_a_manifest_is_enough_without_anything_else_of_the_set(built, tmp_path, capsys):
+def test_a_manifest_is_enough_without_anything_else_of_the_set(built, tmp_path, said):
     shutil.copy(Path(built.output, "manifest.json"), tmp_path)
-    code, text, _ = run(capsys, [str(tmp_path), "--global-batch-size", "4", "--json"])
-    assert code == 0
+    text = said("estimate", tmp_path, "--global-batch-size", "4", "--json")
     assert json.loads(text)["steps"]["num_steps"] == 13
 
 
@@ -247,7 +235,7 @@ def test_a_manifest_is_enough_without_anything_else_of_the_set(built, tmp_path, 
 def test_a_wrong_command_line_is_one_sentence_and_code_2_and_an_empty_folder_1(
     words, message, capsys
 ):
-    code, page, errors = run(capsys, words)
-    assert (code, page) == (1 if words[0].startswith("memory") else 2, "")
-    assert message in errors
-    assert errors.count("\n") == 1
+    code, printed = cli.main(["estimate", *words]), capsys.readouterr()
+    assert (code, printed.out) == (1 if words[0].startswith("memory") else 2, "")
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
