@@ -41,7 +41,9 @@ _POM = f"""\
       <groupId>org.apache.beam</groupId><artifactId>beam-runners-flink-{FLINK_VERSION}</artifactId>
       <version>{RUNNER_VERSION}</version>
     </dependency>
-    <dependency><groupId>org.slf4j</groupId><artifactId>slf4j-simple</artifactId><version>1.7.30</version></dependency>
+    <dependency>
+      <groupId>org.slf4j</groupId><artifactId>slf4j-simple</artifactId><version>1.7.30</version>
+    </dependency>
   </dependencies>
 </project>
 """

@@ -25,7 +25,8 @@ from tests.simulation.baton import Baton, Process, Task, baton
 ATTEMPTS = 4
 CHANCE_OF_TWO = 0.1
 
-new_worker: Callable[[], Process] = lambda: baton().process("worker")  # noqa: E731 - replaced by a simulation
+# a simulation replaces these
+new_worker: Callable[[], Process] = lambda: baton().process("worker")  # noqa: E731
 new_job: Callable[[], Process] = lambda: baton().process("job")  # noqa: E731
 
 

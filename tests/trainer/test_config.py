@@ -48,10 +48,10 @@ def test_the_settings_of_imagenet_are_those_of_the_paper() -> None:
         ("regularize.ema_decay=none", "regularize.ema_decay", None),
         ("profile_steps=20:25", "profile_steps", (20, 25)),
         (
-            "model.kwargs=drop_path_rate=0.1,betas=[0.9,0.95],act_layer=gelu,qkv_bias=false,depth=2",
+            "model.kwargs=drop_rate=0.1,betas=[0.9,0.95],act_layer=gelu,qkv_bias=false,depth=2",
             "model.kwargs",
             {
-                "drop_path_rate": 0.1,
+                "drop_rate": 0.1,
                 "betas": [0.9, 0.95],
                 "act_layer": "gelu",
                 "qkv_bias": False,
