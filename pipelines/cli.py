@@ -71,6 +71,7 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
             config = _append_config(args)
         else:
             config = record_of(BuildConfig, args, image=record_of(ImageOptions, args))
+        _say_beam(console)
         from pipelines.runners import fork_server
 
         if fork_server.may_be_needed(beam_flags):
@@ -106,6 +107,7 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
 def _publish(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     """The verbs `adopt` and `column`."""
     with quiet_workers(show=args.debug) as console:
+        _say_beam(console)
         from pipelines.sets import adopt, column
 
         verbs: dict[str, Any] = {
@@ -123,6 +125,12 @@ def _publish(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     if manifest.provenance.notes:
         answer["note"] = "; ".join(manifest.provenance.notes)
     return _show(args, answer, [f"{name}: {value}" for name, value in answer.items()])
+
+
+def _say_beam(console: Console) -> None:
+    """Says what takes the next seconds, unless nobody waits."""
+    if console.is_terminal:
+        console.print("starting Apache Beam")
 
 
 def _append_config(args: argparse.Namespace) -> BuildConfig:

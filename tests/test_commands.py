@@ -1,6 +1,7 @@
 """The two programs as a shell sees them: names, versions."""
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -50,6 +51,21 @@ def test_a_verb_of_both_programs_is_of_the_one_whose_folder_is_given(tmp_path):
     done = start([SHARDSET, "report", "ftp://host/set"], REPOSITORY)
     assert done.returncode == 2
     assert done.stderr.startswith("ConfigError: ftp://host/set: storage 'ftp' is not known")
+
+
+@pytest.mark.parametrize(
+    ("words", "first"),
+    [
+        ("build --source folder --input nowhere --output out", "starting Apache Beam"),
+        ("evaluate --run-dir nowhere", "loading torch"),
+        ("build --source folder --input x --output y --num-shards 1 --samples-per-shard 2", "Con"),
+    ],
+)
+def test_a_terminal_is_told_first_what_takes_seconds(tmp_path, words, first):
+    ours, theirs = os.openpty()
+    subprocess.run([SHARDSET, *words.split()], cwd=tmp_path, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    assert os.read(ours, 1000).decode().startswith(first)
 
 
 @pytest.mark.parametrize("verb", ["verify", "merge-logs"])

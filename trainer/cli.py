@@ -51,6 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    if options.command in WITH_TORCH and sys.stderr.isatty() and os.environ.get("RANK", "0") == "0":
+        print("loading torch", file=sys.stderr)
     try:
         options.command(options)
     except Preempted as error:
@@ -323,6 +325,10 @@ def _predict(options: argparse.Namespace) -> None:
     predict.report(
         trained.opened(options.model), options.images, top=options.top, as_json=options.json
     )
+
+
+WITH_TORCH = (_train, _evaluate, _predict, _export_model, _bench_input, _doctor)
+"""The verbs that load torch, which takes seconds."""
 
 
 def _check_run_dir(run_dir: str) -> None:
