@@ -15,6 +15,7 @@ from pipelines.config import (
 from pipelines.estimate.reading import Reading
 from pipelines.images.options import ImageOptions
 from pipelines.sets.view import Choice
+from shardset.errors import DOCS
 from shardset.program import Parser, program_parser
 from shardset.settings import add_flags
 from shardset.verbs import HELP
@@ -61,7 +62,7 @@ examples:
       --classes 1000 --num-shards train=640,validation=50 --global-batch-size 4096 \\
       --num-replicas 32 --num-hosts 4
 
-Sizes, order, steps and memory come from the code that builds and trains; docs/how-to/check.md
+Sizes, order, steps and memory come from the code that builds and trains; {DOCS}/how-to/check.md
 explains every number. Numbers that a run would refuse are printed as `refused`, and the exit code
 is 2.
 For raw files, `build --dry-run --verify none` prints how they would divide, from names and sizes

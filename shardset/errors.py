@@ -33,6 +33,10 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
+DOCS = "https://github.com/shardset/shardset/blob/main/docs"
+"""What leads to a page that a message names."""
+
+
 class ShardsetError(Exception):
     """A failure that a user, a file or a network can cause; the root of the tree.
 

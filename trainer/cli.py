@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from shardset.errors import ConfigError, DamagedShard, ManifestError, NotFound, StorageError
+from shardset.errors import DOCS, ConfigError, DamagedShard, ManifestError, NotFound, StorageError
 from shardset.program import OK, PREEMPTED, Parser, count, program_parser, run_program, run_verb
 from shardset.settings import help_text
 from shardset.storage.open import is_address, open_storage
@@ -154,7 +154,9 @@ def _add_job(verbs: "Verbs") -> None:
     )
     verb.add_argument("--compute-type", required=True, metavar="NAME-COUNT", help=text)
     verb.add_argument(
-        "--image", required=True, help="container image of the trainer, see docs/how-to/clusters.md"
+        "--image",
+        required=True,
+        help=f"container image of the trainer, see {DOCS}/how-to/clusters.md",
     )
     verb.add_argument("--name", default="train", help="name of the JobSet (default: train)")
     text = "Kueue's LocalQueue (default: multislice-queue, which Cluster Toolkit makes)"

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from shardset import settings
 from shardset.decode import augment
-from shardset.errors import ConfigError
+from shardset.errors import DOCS, ConfigError
 from shardset.format.images import background as backgrounds
 from shardset.format.images.limits import DECODED_BYTES
 from shardset.order.budget import BUDGET_BYTES
@@ -291,14 +291,14 @@ class TrainConfig:
     )
     num_lanes: Count | None = setting(
         None,
-        "lanes (docs/explanation/order.md); none follows the batch, the hosts and budget_bytes",
+        f"lanes ({DOCS}/explanation/order.md); none follows the batch, the hosts and budget_bytes",
     )
     block_size: Count | None = setting(
-        None, "samples of a read (docs/explanation/order.md); none makes reads of about 4 MiB"
+        None, f"samples of a read ({DOCS}/explanation/order.md); none makes reads of about 4 MiB"
     )
     window: Size | None = setting(
         None,
-        "shuffle window (docs/explanation/order.md); none takes 256, or what budget_bytes holds",
+        f"shuffle window ({DOCS}/explanation/order.md); none takes 256, or what budget_bytes holds",
     )
     cache_dir: str | None = setting(
         None, "local folder for blocks from a bucket; goes with cache_bytes"

@@ -61,8 +61,8 @@ def _cause(error: Exception) -> errors.ShardsetError | None:
         return None
     else:
         sentence = (
-            f"the service did not take the job ({_gist(text)}); docs/how-to/clusters.md lists the"
-            " permissions"
+            f"the service did not take the job ({_gist(text)});"
+            f" {errors.DOCS}/how-to/clusters.md lists the permissions"
         )
     return errors.ShardsetError(f"{sentence}; run the same command again to resume")
 

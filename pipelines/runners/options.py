@@ -21,7 +21,7 @@ from apache_beam.options.pipeline_options_validator import PipelineOptionsValida
 from apache_beam.runners.runner import create_runner
 
 from pipelines.runners import dataflow
-from shardset.errors import ConfigError
+from shardset.errors import DOCS, ConfigError
 from shardset.storage.base import Storage
 
 _CONNECT_TIMEOUT_S = 10
@@ -118,7 +118,7 @@ def _check_job_server(options: PipelineOptions) -> None:
     except OSError as error:
         raise ConfigError(
             f"--job_endpoint {endpoint}: no server answers there ({error}); start the job server"
-            " (docs/how-to/clusters.md)"
+            f" ({DOCS}/how-to/clusters.md)"
         ) from error
 
 

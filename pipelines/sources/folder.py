@@ -21,7 +21,7 @@ from pipelines.sources.base import (
     class_infos,
 )
 from pipelines.sources.formats.spilled_list import Entry, SpilledList, spilled_units
-from shardset.errors import SourceError
+from shardset.errors import DOCS, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.labels import NO_LABEL
 from shardset.storage.base import Stat, Storage
@@ -136,7 +136,7 @@ class Folder:
                 + (
                     self._advice
                     or "; images whose names hold the labels are listed as"
-                    " docs/how-to/migrate.md shows"
+                    f" {DOCS}/how-to/migrate.md shows"
                 )
             )
         self._refuse_lost_classes(layout, listed)

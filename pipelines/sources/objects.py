@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 from pipelines.sources.base import Extent, RawSample
-from shardset.errors import ConfigError, SourceError
+from shardset.errors import DOCS, ConfigError, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.storage.base import Storage
 from shardset.storage.open import is_address
@@ -14,11 +14,13 @@ from shardset.storage.open import is_address
 UNKNOWN_FIELD = "img"
 """The field of an image whose path does not tell its format; the build corrects it by content."""
 
-_NOT_LABELS = "boxes are not labels; docs/how-to/migrate.md shows how to list them with the images"
+_NOT_LABELS = (
+    f"boxes are not labels; {DOCS}/how-to/migrate.md shows how to list them with the images"
+)
 _ADVICE = {
     r"\.(zip|7z|rar|tgz|tar\.(gz|bz2|xz|zst))": "an archive: unpack it and name the folder",
     r"\.(npy|npz|pt|pth|pkl|pickle|mat|h5|hdf5)|-idx\d-ubyte(\.gz)?": (
-        "arrays: docs/how-to/migrate.md shows how to write and list their images"
+        f"arrays: {DOCS}/how-to/migrate.md shows how to write and list their images"
     ),
     r"(^|/)labels/.+\.txt": f"YOLO: {_NOT_LABELS}",
     r"(^|/)annotations/[^/]+\.json|\.coco\.json": f"COCO: {_NOT_LABELS}",

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pipelines.config import ColumnConfig
 from pipelines.sources.formats.parquet import open_parquet, parquet_errors
 from pipelines.sources.formats.range_file import RangeFile
-from shardset.errors import ConfigError, SourceError
+from shardset.errors import DOCS, ConfigError, SourceError
 from shardset.format import manifest as manifests
 from shardset.storage.open import open_file
 from shardset.stream.samples import SampleSet
@@ -57,7 +57,7 @@ def refused(config: ColumnConfig, found: object) -> ConfigError:
     """The error for values that can't make a column."""
     return ConfigError(
         f"{config.source}: holds {found}, which can't be the values of a column; see"
-        " docs/how-to/columns.md"
+        f" {DOCS}/how-to/columns.md"
     )
 
 

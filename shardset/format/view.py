@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shardset.errors import ManifestError
+from shardset.errors import DOCS, ManifestError
 from shardset.format.naming import is_split
 from shardset.order.selection import Selection
 from shardset.prepared import prepared
@@ -117,7 +117,7 @@ def parse_view(data: bytes, where: str) -> tuple[ViewHead | None, dict[str, View
 
     def fail(reason: str) -> ManifestError:
         return ManifestError(
-            f"{where}: not a view ({reason}); docs/how-to/select.md says what its columns are"
+            f"{where}: not a view ({reason}); {DOCS}/how-to/select.md says what its columns are"
         )
 
     with parquet_errors(fail):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
-from shardset.errors import ShardsetError, StorageError
+from shardset.errors import DOCS, ShardsetError, StorageError
 from shardset.format.manifest import Manifest
 from shardset.program import count
 from shardset.storage.open import bucket_of, is_region
@@ -189,7 +189,7 @@ def check_rate(
     advice = (
         "the devices will wait; smaller stored images (`--resize-shorter`), more or larger hosts"
     )
-    return CheckResult("decode rate", "fail", text, f"{advice}; see docs/reference/images.md")
+    return CheckResult("decode rate", "fail", text, f"{advice}; see {DOCS}/reference/images.md")
 
 
 def report(results: Iterator[CheckResult], *, as_json: bool) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from shardset.errors import ConfigError
+from shardset.errors import DOCS, ConfigError
 from shardset.program import PREEMPTED
 from shardset.version import __version__
 from trainer.config import check_addresses
@@ -219,5 +219,5 @@ def _run(options: argparse.Namespace) -> None:
         if code:
             raise CloudError(
                 f"{' '.join(command[:5])}: ended with code {code}, see above;"
-                " docs/how-to/tpu.md explains the usual errors"
+                f" {DOCS}/how-to/tpu.md explains the usual errors"
             )

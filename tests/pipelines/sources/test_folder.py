@@ -82,12 +82,16 @@ def test_other_files_and_hidden_files_are_counted_in_notes(tmp_path):
 
 ADVISED = {
     "photos.zip": (["photos.zip"], "folder", "an archive: unpack it"),
-    "mnist": (["mnist/train-images-idx3-ubyte.gz"], "hf", "arrays: docs/how-to/migrate.md"),
+    "mnist": (
+        ["mnist/train-images-idx3-ubyte.gz"],
+        "hf",
+        "/docs/how-to/migrate.md shows how to write",
+    ),
     "photos.csv": (["photos.csv"], "folder", "read it by --source listing"),
     "parquet": (["parquet/a.parquet"], "folder", "read by --source hf"),
     "tars": (["tars/a.tar"], "hf", "read by --source webdataset"),
     "pictures": (["pictures/cat/1.png"], "webdataset", "class folders are --source folder"),
-    "flat": (["flat/a_1.png"], "folder", "whose names hold the labels are listed as docs/how-to"),
+    "flat": (["flat/a_1.png"], "folder", "whose names hold the labels are listed as https://"),
     "yolo": (
         ["yolo/images/train/1.png", "yolo/labels/train/1.txt"],
         "folder",

@@ -153,7 +153,7 @@ def test_a_file_without_a_footer_says_how_to_seal_it(whole):
     out = pa.BufferOutputStream()
     pa.parquet.write_table(pa.table({"id": [1]}), out)
     put(*open_file(address), out.getvalue().to_pybytes())
-    with pytest.raises(ConfigError, match="pipelines view OUT --of SET --ids"):
+    with pytest.raises(ConfigError, match="shardset view OUT --of SET --ids"):
         load(address)
 
 

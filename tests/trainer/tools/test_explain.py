@@ -154,8 +154,8 @@ def test_the_page_s_commands_and_its_example_run(recorded, tmp_path, monkeypatch
         (tmp_path / name).symlink_to(place / name)
     monkeypatch.chdir(tmp_path)
     for line in COMMANDS:
-        python, module, trainer, *words = shlex.split(line)
-        assert (python, module, trainer) == ("python", "-m", "trainer")
+        program, *words = shlex.split(line)
+        assert program == "shardset"
         assert command.main(words) == OK, line
     assert len(COMMANDS) == 2
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

@@ -73,7 +73,7 @@ def test_every_compute_type_makes_a_jobset_that_fits_the_schema(compute_type):
 
 @pytest.mark.parametrize("line", shown("shardset job "))
 def test_a_command_of_the_documentation_prints_a_jobset_that_fits_the_schema(line, capsys):
-    assert cli.main(shlex.split(line)[3:]) == OK, capsys.readouterr().err
+    assert cli.main(shlex.split(line)[1:]) == OK, capsys.readouterr().err
     jsonschema.validate(yaml.safe_load(capsys.readouterr().out), SCHEMA)
 
 

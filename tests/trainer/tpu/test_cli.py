@@ -294,7 +294,7 @@ START = "shardset tpu "
 
 @pytest.mark.parametrize("line", shown(START))
 def test_a_command_of_the_documentation_makes_commands_that_gcloud_knows(line, capsys):
-    words = [word for word in shlex.split(line)[3:] if word != "--dry-run"]
+    words = [word for word in shlex.split(line)[1:] if word != "--dry-run"]
     assert command.main([*words, "--dry-run"]) == OK, capsys.readouterr().err
     printed = [shlex.split(text) for text in capsys.readouterr().out.splitlines()]
     of_gcloud = [parsed(words[1:]) for words in printed if words[0] == "gcloud"]
