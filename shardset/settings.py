@@ -103,7 +103,7 @@ class Setting:
         hints = (self.hint, *typing.get_args(self.hint))
         origins = {typing.get_origin(hint): typing.get_args(hint) for hint in hints}
         options: dict[str, Any] = {"metavar": self.flag.rpartition("-")[2].upper()}
-        notes = [self.expected]
+        notes = [self.expected] if shows_default else []
         if bool in hints:
             options, notes = {"action": argparse.BooleanOptionalAction}, []
         elif typing.Literal in origins:
@@ -239,7 +239,8 @@ def parsed(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     for key in values:
         if key not in settings:
             raise ConfigError(
-                f"no setting {key!r}{did_you_mean(key, settings)}; `train --help` lists all of them"
+                f"no setting {key!r}{did_you_mean(key, settings)};"
+                " `train --help-settings` lists all"
             )
     return {
         key: settings[key].parse(value) if isinstance(value, str) else value

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from pipelines import parsers as pipelines
+from shardset.settings import settings_of
 from shardset.verbs import HELP, OF_BOTH, program_of
 from shardset.version import __version__
 from tests.makers.documented import REPOSITORY, SCRIPTS, run, start
 from trainer import cli as trainer
+from trainer.config import TrainConfig
 
 SHARDSET = str(SCRIPTS / "shardset")
 
@@ -31,6 +33,12 @@ def test_one_command_lists_every_verb_and_says_its_version():
         for name in action.choices
     }
     assert listed - {"shardset"} == verbs == HELP.keys()
+
+
+def test_the_help_of_training_is_short_and_its_settings_are_asked_for():
+    assert len(run([SHARDSET, "train", "--help"], REPOSITORY, COLUMNS="80").splitlines()) <= 70
+    listed = run([SHARDSET, "train", "--help-settings"], REPOSITORY)
+    assert all(f"  {key} = " in listed for key in settings_of(TrainConfig))
 
 
 def test_a_verb_of_neither_program_is_refused():

@@ -73,11 +73,12 @@ def parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     verbs = top.add_subparsers(required=True, metavar="COMMAND")
-    settings = (
-        "settings for --set KEY=VALUE, with their values in the recipe"
-        f" `default`:\n{help_text(recipes.default())}"
-    )
-    add_config_flags(_add_verb(verbs, "train", _train, epilog=settings + EXIT_CODES))
+    verb = _add_verb(verbs, "train", _train)
+    verb.usage = "%(prog)s --manifest SET [--run-dir DIR] [FLAG ...]"
+    add_config_flags(verb)
+    settings = f"settings for --set, as in the recipe `default`:\n{help_text(recipes.default())}"
+    text = "list all settings for --set and exit"
+    verb.add_argument("--help-settings", action="version", version=settings, help=text)
     text = "print the accuracy of a run folder's best checkpoint, or of --resume URL"
     add_config_flags(
         _add_verb(verbs, "evaluate", _evaluate, text), EVALUATION, "are those in the run folder"

@@ -86,9 +86,7 @@ def check_addresses(config: "TrainConfig") -> None:
 class ModelConfig:
     """The network. A GroupNorm, which replaces a BatchNorm, has at most 32 groups."""
 
-    name: str = setting(
-        "resnet50", "a timm model, or module:function called with num_classes", flag="--model"
-    )
+    name: str = setting("resnet50", "a timm model, or module:function(num_classes)", flag="--model")
     stem: Literal["imagenet", "cifar"] = setting(
         "imagenet", "cifar: one 3x3 convolution, for images of about 32 pixels"
     )
@@ -102,9 +100,7 @@ class ModelConfig:
         nargs="?",
         const="timm",
     )
-    freeze: bool = setting(
-        False, "train the last layer only; the others keep their weights and statistics"
-    )
+    freeze: bool = setting(False, "train the last layer only")
     kwargs: Kwargs | None = setting(None, "further arguments of the model")
 
 
@@ -176,7 +172,7 @@ class OptimizerConfig:
     weight_decay: Amount = setting(1e-4, "weight decay; biases and norms have none")
     momentum: Share = setting(0.9, "momentum of the optimizer, if it has one")
     head_learning_rate: Positive | None = setting(
-        None, "peak learning rate of the last layer; none: that of all", flag="--head-lr"
+        None, "learning rate of the last layer; none: --lr", flag="--head-lr"
     )
     kwargs: Kwargs | None = setting(None, "further arguments of the optimizer")
 
@@ -219,17 +215,15 @@ class TrainConfig:
     """
 
     recipe: str = setting("default", "the recipe that these settings started from")
-    manifest: str | None = setting(
-        None, "shard set: its folder or manifest.json, local or remote; none with fake_data"
-    )
+    manifest: str | None = setting(None, "shard set: its folder or manifest.json")
     mix: str | None = setting(
         None,
-        "train on several sets, SET=WEIGHT;SET=WEIGHT, each with its share of every batch; "
-        "WEIGHT,WEIGHT@STEP changes it at a step; evaluates on manifest, by default the first",
+        "several sets, each with its share of each batch; WEIGHT,WEIGHT@STEP changes it at a step;"
+        " evaluates on --manifest, by default the first",
         action="append",
         metavar="SET=WEIGHT",
     )
-    run_dir: str = setting("run", "folder for checkpoints and logs: local, gs://, s3:// or az://")
+    run_dir: str = setting("run", "folder or address for checkpoints and logs")
     train_split: str = setting("train", "split to train on")
     eval_split: str | None = setting(
         None, "split to evaluate on; none takes the only other split, or val before test"
@@ -238,12 +232,8 @@ class TrainConfig:
     epochs: Count = setting(90, "passes over the training split")
     global_batch_size: Count = setting(256, "samples per step over all replicas")
     accumulate: Count = setting(1, "forward and backward passes that each step is cut into")
-    max_steps: Count | None = setting(
-        None, "stop after this many steps, without changing the schedule"
-    )
-    target_accuracy: Part | None = setting(
-        None, "stop when the evaluation reaches this share, such as 0.76"
-    )
+    max_steps: Count | None = setting(None, "stop after so many steps; the schedule stays")
+    target_accuracy: Part | None = setting(None, "stop at this accuracy, such as 0.76")
     strategy: Strategy = setting("auto", "how to use the devices; start ddp with torchrun")
     precision: Precision = setting(
         "fp32", "bf16, fp16: compute in 16 bits where autocast does; fp16 scales the loss"
@@ -258,18 +248,12 @@ class TrainConfig:
     sync_batch_norm: bool = setting(
         False, "under ddp on CUDA devices, BatchNorm sees the global batch"
     )
-    resume: str = setting(
-        "auto", "auto, never, or the URL of a checkpoint or run folder to begin from"
-    )
-    fake_data: bool = setting(
-        False, "train on made-up images instead of a shard set: shows the highest possible rate"
-    )
+    resume: str = setting("auto", "auto, never, or a checkpoint or run to begin from")
+    fake_data: bool = setting(False, "made-up images: the highest rate possible")
     profile_steps: tuple[int, int] | None = setting(None, "trace these steps into RUN_DIR/profile")
     log_every_steps: Count = setting(10, "steps between two lines of the log")
     wandb: bool = setting(False, "send the numbers to Weights & Biases too")
-    record_losses: bool = setting(
-        False, "write the loss of each sample to RUN_DIR/losses, a Parquet file an epoch"
-    )
+    record_losses: bool = setting(False, "write the loss of each sample to RUN_DIR/losses")
     show_steps: bool = setting(False, "print step lines too, beside a line for each epoch")
     checkpoint_every_steps: Count | None = setting(
         None, "steps between two checkpoints; none saves after each epoch"
@@ -286,7 +270,7 @@ class TrainConfig:
     )
     num_decode_threads: Count | None = setting(
         None,
-        "decoding threads of each process; none: its share of the cores",
+        "decoding threads of each process; none: its cores",
         flag="--decode-threads",
     )
     num_lanes: Count | None = setting(

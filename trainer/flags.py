@@ -114,7 +114,7 @@ def add_config_flags(
             add_flags(verb.add_argument_group(title), TrainConfig, named, shows_default=False)
     known = ", ".join(recipes.RECIPES)
     verb.add_argument("--recipe", help=f"settings to start from: {known}; without one they {base}")
-    text = "change any setting; `train --help` lists all of them"
+    text = "change any setting; --help-settings of `train` lists all"
     verb.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=text)
 
 
@@ -126,11 +126,12 @@ def config_flags(options: argparse.Namespace) -> ConfigFlags:
 
 def near_miss(argument: str, verb: Parser) -> str:
     """A hint at the flag or setting that an unknown flag may have meant; empty if none is near."""
-    hint = verb.near_miss(argument)
-    if hint or "--set" not in verb.flags:
-        return hint
     name = argument.partition("=")[0].removeprefix("--").replace("-", "_")
     setting = nearest(name, settings_of(TrainConfig))
+    is_setting = setting and setting.rpartition(".")[2] == name
+    hint = "" if is_setting else verb.near_miss(argument)
+    if hint or "--set" not in verb.flags:
+        return hint
     flag = FLAGS.get(setting or "", f"--set {setting}=")
     return (
         f", did you mean {flag}?"

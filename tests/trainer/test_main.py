@@ -193,9 +193,7 @@ def test_help_says_what_there_is_without_torch_and_the_version_is_told(
 ) -> None:
     words = [sys.executable, "-X", "importtime", "-m", "trainer", "train", "--help"]
     done = subprocess.run(words, capture_output=True, text=True)
-    assert all(
-        name in done.stdout for name in [*RECIPES, "regularize.label_smoothing = 0.0", "exit codes"]
-    )
+    assert all(name in done.stdout for name in [*RECIPES, "exit codes"])
     assert not re.search(r"\| +torch(_xla)?$", done.stderr, flags=re.M)
     with pytest.raises(SystemExit):
         command.main(["--version"])
