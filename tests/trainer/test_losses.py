@@ -145,12 +145,12 @@ def test_the_page_leads_from_losses_to_a_view_without_the_worst_samples(
 ) -> None:
     page = (REPOSITORY / "docs/how-to/debug.md").read_text()
     [query] = re.findall(r"```sql\n(.*?)```", page, flags=re.S)
-    [line] = re.findall(r"^python -m (pipelines view .*)$", page, flags=re.M)
+    [line] = re.findall(r"^shardset (view .*)$", page, flags=re.M)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").symlink_to(recorded)
     pytest.importorskip("duckdb").execute(query.replace("1000", "5"))
     words = [{"photos": manifest}.get(word, word) for word in line.split()]
-    assert pipelines.main(words[1:]) == OK
+    assert pipelines.main(words) == OK
     means = sum(losses[np.argsort(ids)] for ids, losses, _ in epochs_of(recorded))
     kept = load("clean.parquet").part("train").selection
     assert sorted(set(range(NUM_TRAIN)) - set(kept.id_of(np.arange(kept.num_kept)))) == sorted(
