@@ -23,7 +23,8 @@ from benchmarks.train import kinds_of
 from shardset.stream.spec import Batch
 from trainer.config import TrainConfig
 from trainer.data.device_feed import DeviceFeed
-from trainer.data.splits import BatchSource, open_data
+from trainer.data.epochs import BatchSource
+from trainer.data.splits import open_data
 from trainer.model.learner import Learner
 from trainer.runtime.base import Runtime, Single
 from trainer.runtime.launch import started

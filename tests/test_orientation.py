@@ -22,7 +22,7 @@ from tests.makers import odd_images
 from tests.makers.odd_images import ORIENTATION, encoded
 from tests.makers.training import tiny_config
 from tests.shardset.decode.test_crops import one
-from trainer.data.splits import eval_spec, train_spec
+from trainer.data.preparation import eval_spec, train_spec
 
 SIZE = (52, 37)
 FILES = {

@@ -12,7 +12,8 @@ from typing import Any
 from shardset.errors import ConfigError
 from shardset.settings import values_of
 from trainer.config import ModelConfig, TrainConfig, from_dict, mixed_sets
-from trainer.data.splits import Data, order_of
+from trainer.data.epochs import order_of
+from trainer.data.splits import Data
 from trainer.model.schedule import Schedule
 from trainer.run_folder.checkpoint import differences_of
 from trainer.run_folder.checkpoint_state import CheckpointState

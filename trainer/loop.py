@@ -11,8 +11,9 @@ from shardset.storage.open import open_storage
 from trainer.agreement import check_batch_size, model_identity_of
 from trainer.config import TrainConfig
 from trainer.data.device_feed import DeviceFeed
+from trainer.data.epochs import BatchSource, steps_of
 from trainer.data.rows import Totals
-from trainer.data.splits import BatchSource, load_once, open_data, open_evaluation, steps_of
+from trainer.data.splits import load_once, open_data, open_evaluation
 from trainer.model.learner import Learner
 from trainer.run import OpenData, Run
 from trainer.run_folder import checkpoint

@@ -20,8 +20,9 @@ from trainer import config as configs
 from trainer.agreement import acquire_run_folder, check_batch_size, doubts_about, identity_of
 from trainer.config import TrainConfig
 from trainer.data.device_feed import DeviceBatch, DeviceFeed
+from trainer.data.epochs import SampleDigest, Step, check_epoch, order_of, steps_of
 from trainer.data.rows import Totals
-from trainer.data.splits import Data, SampleDigest, Step, check_epoch, open_data, order_of, steps_of
+from trainer.data.splits import Data, open_data
 from trainer.errors import CheckpointError, Preempted
 from trainer.model import augment, schedule
 from trainer.model.learner import Learner, step_key

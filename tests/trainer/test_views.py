@@ -14,7 +14,8 @@ from tests.makers.training import read_records, shard_set, tiny_config
 from tests.makers.views import put_view
 from trainer import loop
 from trainer.cli import main
-from trainer.data.splits import SampleDigest, open_data, steps_of
+from trainer.data.epochs import SampleDigest, steps_of
+from trainer.data.splits import open_data
 from trainer.runtime.launch import running
 from trainer.telemetry.losses import read_losses
 from trainer.tools.explain import explain_sample, explain_step, opened, timetable_of

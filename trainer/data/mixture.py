@@ -38,7 +38,7 @@ class Part(NamedTuple):
 
 
 class Mixture:
-    """The training batches of a run on several sets (see splits.BatchSource); `options` are those
+    """The training batches of a run on several sets (see epochs.BatchSource); `options` are those
     of MixedStream.
 
     An epoch has as many samples as all sets together, in whole batches. Where the weights change,

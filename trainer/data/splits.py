@@ -2,31 +2,23 @@
 or two synthetic ones.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial, reduce
-from typing import Any, Protocol
+from typing import Any
 
-import msgspec
 import numpy as np
 
-from shardset.decode.augment import Chain, RandomErasing, augmentation_of
-from shardset.decode.crops import CenterCrop, Crop, PadCrop, RandomResizedCrop
-from shardset.decode.image import ImageSpec
 from shardset.errors import ConfigError
 from shardset.format import manifest as manifests
-from shardset.format.images import background as backgrounds
 from shardset.format.manifest import LoadedSet, Manifest
-from shardset.order.lanes import rank_part
-from shardset.order.permutation import derive_key, hash64
 from shardset.order.selection import Selection
-from shardset.order.state import OrderState
 from shardset.read.disk_cache import DiskCache
-from shardset.stream.spec import Batch
 from shardset.stream.stream import Stream
-from trainer.config import DEFAULT_CLASSES, ImageConfig, TrainConfig, mixed_sets
+from trainer.config import DEFAULT_CLASSES, TrainConfig, mixed_sets
+from trainer.data.epochs import BatchSource, SampleDigest, complete_epoch
 from trainer.data.mixture import Mixture
-from trainer.errors import EpochMismatch
+from trainer.data.preparation import eval_spec, train_spec, train_transform
+from trainer.data.synthetic import SyntheticStream
 
 SYNTHETIC_DIGEST = "fake data"
 """The manifest digest in checkpoints of runs on synthetic data.
@@ -34,61 +26,12 @@ SYNTHETIC_DIGEST = "fake data"
 It is recorded, so it must never change.
 """
 
-DIGEST_MASK = (1 << 48) - 1
-"""48 bits, so that sums over hosts stay within the integers that every runtime can sum."""
 
 NUM_SAMPLES, NUM_EVAL_SAMPLES = 1_281_167, 50_000
 """Samples of a synthetic epoch and evaluation: those of ImageNet. `--max-steps` stops earlier."""
 
 TUNING_SPLITS = ("val", "validation", "valid", "dev")
 """The split to evaluate on while a run is tuned, where there is also one for the final test."""
-
-IDS_AT_ONCE = 1 << 16
-"""Ids that are hashed together: their hashes stay in the processor's cache, whatever the size of
-the split.
-"""
-
-_KEY = derive_key(0, "samples of an epoch")
-
-Step = tuple[int, int, dict[str, Any]]
-"""(epoch, step in the epoch, batch by field)."""
-
-
-class BatchSource(Protocol):
-    """A stream as the training loop uses it (see shardset/stream/stream.py)."""
-
-    def __len__(self) -> int: ...
-    def run(self, spans: Iterator[tuple[int, range]]) -> Iterator[tuple[int, int, Batch]]: ...
-    def state(self, epoch: int, step: int) -> Any: ...
-    def load_state_dict(self, state: Any) -> object: ...
-    def stop(self) -> None: ...
-
-
-def order_of(stream: BatchSource, epoch: int, step: int) -> str | None:
-    """The order of a stream at a position, as JSON; None for synthetic data."""
-    state = stream.state(epoch, step)
-    return None if state is None else msgspec.json.encode(state).decode()
-
-
-@dataclass(frozen=True, slots=True)
-class SampleDigest:
-    """The number of samples, and a digest of their ids: the sum of their hashes, in whatever order
-    they come.
-    """
-
-    samples: int = 0
-    digest: int = 0
-
-    def add(self, ids: np.ndarray) -> "SampleDigest":
-        """The digest of these samples and the samples with the ids."""
-        hashes = hash64(_KEY, np.asarray(ids, dtype=np.int64)) >> np.uint64(16)
-        digest = self.digest + int(hashes.sum(dtype=np.uint64))
-        return SampleDigest(self.samples + len(ids), digest & DIGEST_MASK)
-
-    @property
-    def text(self) -> str:
-        """The digest as 12 hexadecimal digits."""
-        return f"{self.digest:012x}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,85 +176,7 @@ def open_evaluation(config: TrainConfig, host: int, num_hosts: int) -> Data:
     return open_data(config, host, num_hosts)
 
 
-def eval_spec(image: ImageConfig) -> ImageSpec:
-    """How evaluation images are cropped and resized."""
-    return ImageSpec(
-        size=image.size_in_evaluation,
-        crop=CenterCrop(image.eval_resize, image.eval_interpolation),
-        flip=False,
-        background=backgrounds.parse(image.background),
-        decoded_bytes=image.decoded_bytes,
-        upright=image.upright,
-    )
-
-
-def train_spec(image: ImageConfig) -> ImageSpec:
-    """How training images are cropped and resized."""
-    evaluation = eval_spec(image)
-    crops: dict[str, Crop] = {
-        "random": RandomResizedCrop(),
-        "pad": PadCrop(image.pad),
-        "center": evaluation.crop,
-    }
-    return replace(evaluation, size=image.size, crop=crops[image.train_crop], flip=image.flip)
-
-
-def train_transform(image: ImageConfig) -> Chain | None:
-    """What happens to the pixels of a cropped training image; None leaves them alone.
-
-    Raises ConfigError.
-    """
-    steps: list[Any] = []
-    if image.auto_augment is not None:
-        steps.append(augmentation_of(image.auto_augment))
-    if image.erase:
-        steps.append(RandomErasing(probability=image.erase, mean=image.mean, std=image.std))
-    return Chain(tuple(steps)) if steps else None
-
-
 # --- without a shard set --------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SyntheticStream:
-    """Yields one random batch at every step.
-
-    The last step of an epoch is padded with samples of weight 0.
-    """
-
-    num_samples: int
-    global_batch_size: int
-    rank: int
-    world_size: int
-    image_size: int
-    num_classes: int
-    augment_repeats: int = 1
-
-    def __len__(self) -> int:
-        """The steps of an epoch."""
-        return -(-self.num_samples * self.augment_repeats // self.global_batch_size)
-
-    def state(self, epoch: int, step: int) -> None:
-        """None: there is no order to record."""
-
-    def load_state_dict(self, state: OrderState) -> None:
-        """Does nothing: there is no order to compare."""
-
-    def stop(self) -> None:
-        """Does nothing: the stream never waits."""
-
-    def run(self, spans: Iterator[tuple[int, range]]) -> Iterator[tuple[int, int, Batch]]:
-        """Yields (epoch, step, batch) for spans (epoch, steps), as a Stream does."""
-        slots = np.array(rank_part(self.global_batch_size, self.rank, self.world_size))
-        draw, size = np.random.default_rng(0), self.image_size
-        image = draw.integers(0, 256, (len(slots), size, size, 3), dtype=np.uint8)
-        label = draw.integers(0, self.num_classes, len(slots), dtype=np.int64)
-        batch = {"image": image, "label": label, "flip": label % 2 == 0}
-        for epoch, steps in spans:
-            for step in steps:
-                ids = (step * self.global_batch_size + slots) // self.augment_repeats
-                weight = (ids < self.num_samples).astype(np.float32)
-                yield epoch, step, {**batch, "id": ids % self.num_samples, "weight": weight}
 
 
 def synthetic_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
@@ -407,51 +272,3 @@ def _num_classes_of(config: TrainConfig, manifest: Manifest) -> int:
             "the shard set has no classes; it has images only, and this trainer needs labels"
         )
     return wanted or stored
-
-
-# --- has a run trained on what it should? ---------------------------------------------------------
-
-
-def complete_epoch(selection: Selection, repeats: int = 1) -> SampleDigest:
-    """The digest of a complete epoch over some ids, each of which it has so many times."""
-    once = SampleDigest()
-    for start in range(0, selection.num_kept, IDS_AT_ONCE):
-        numbers = np.arange(start, min(start + IDS_AT_ONCE, selection.num_kept))
-        once = once.add(selection.id_of(numbers))
-    return SampleDigest(once.samples * repeats, once.digest * repeats & DIGEST_MASK)
-
-
-def check_epoch(epoch: int, expected: SampleDigest, seen: SampleDigest) -> None:
-    """Raises EpochMismatch unless the run has trained on exactly the samples that are expected."""
-    if seen == expected:
-        return
-    raise EpochMismatch(
-        f"epoch {epoch + 1}: trained on {seen.samples} samples with key digest {seen.text}, "
-        f"expected {expected.samples} with {expected.text}: samples were lost or repeated; "
-        "don't trust this run, and report it with its logs"
-    )
-
-
-def steps_of(stream: BatchSource, start: int, stop: int) -> Iterator[Step]:
-    """Yields (epoch, step, batch) for the steps [start, stop) of a run, counted over epochs.
-
-    Prefetches across the end of an epoch. Raises EpochMismatch if the stream skips a step or ends
-    early.
-    """
-    due = start
-    size = len(stream)
-    epochs = range(start // size, -(-stop // size))
-    spans = (
-        (epoch, range(max(0, start - epoch * size), min(size, stop - epoch * size)))
-        for epoch in epochs
-    )
-    for epoch, step, batch in stream.run(spans):
-        if (epoch, step) != divmod(due, size):
-            raise EpochMismatch(
-                f"the stream yielded epoch {epoch + 1} step {step} where step {due} of the run"
-                " was due"
-            )
-        yield epoch, step, batch
-        due += 1
-    if due != stop:
-        raise EpochMismatch(f"the stream ended before step {due} of the run, expected {stop}")

@@ -12,8 +12,9 @@ import torch
 from shardset.program import count
 from trainer.config import TrainConfig
 from trainer.data.device_feed import DeviceBatch, DeviceFeed
+from trainer.data.epochs import DIGEST_MASK, SampleDigest
 from trainer.data.rows import OUTCOME, SUMS, Totals
-from trainer.data.splits import DIGEST_MASK, Data, SampleDigest
+from trainer.data.splits import Data
 from trainer.errors import NotFinite
 from trainer.run_folder.checkpoint_state import CheckpointState, Position
 from trainer.runtime.base import Runtime

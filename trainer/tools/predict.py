@@ -14,7 +14,7 @@ from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.program import count
 from shardset.storage.open import open_file
 from trainer.config import ImageConfig
-from trainer.data.splits import eval_spec
+from trainer.data.preparation import eval_spec
 from trainer.errors import TrainingError
 from trainer.model.augment import Normalize
 from trainer.tools.trained import TrainedModel

@@ -1,4 +1,3 @@
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -6,43 +5,16 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from shardset.errors import ConfigError, ManifestError
 from shardset.format.manifest import load
-from shardset.order.selection import Selection
 from tests.makers.shardset import new_set, png_samples
-from tests.makers.training import NUM_TRAIN, STEPS, tiny_config
+from tests.makers.training import NUM_TRAIN, tiny_config
 from tests.makers.views import put_view
 from trainer.config import ImageConfig, ModelConfig, TrainConfig
 from trainer.data import splits
-from trainer.data.splits import (
-    DIGEST_MASK,
-    Data,
-    SampleDigest,
-    check_epoch,
-    complete_epoch,
-    open_data,
-    steps_of,
-)
-from trainer.errors import EpochMismatch
-
-
-@given(st.permutations(range(30)), st.integers(0, 30))
-def test_a_count_does_not_depend_on_order_or_on_how_hosts_share_the_samples(
-    order: list[int], cut: int
-) -> None:
-    parts = [np.array(part, dtype=np.int64) for part in (order[:cut], order[cut:])]
-    assert SampleDigest().add(parts[0]).add(parts[1]) == complete_epoch(Selection(30))
-    digests = [SampleDigest().add(part).digest for part in parts]
-    assert sum(digests) & DIGEST_MASK == complete_epoch(Selection(30)).digest
-
-
-@pytest.mark.parametrize("ids", [[0, 1, 2], [0, 1, 2, 2]])
-def test_a_lost_repeated_or_strange_sample_is_an_error(ids: list[int]) -> None:
-    with pytest.raises(EpochMismatch, match="lost or repeated"):
-        check_epoch(3, complete_epoch(Selection(4)), SampleDigest().add(np.array(ids)))
+from trainer.data.epochs import SampleDigest, check_epoch, steps_of
+from trainer.data.splits import Data, open_data
 
 
 @pytest.fixture(autouse=True)
@@ -77,39 +49,6 @@ def test_an_epoch_of_all_hosts_has_the_samples_and_the_weights_that_are_expected
     assert seen.samples == repeats * NUM_TRAIN == weights.sum()
     size = config.global_batch_size
     assert weights.tolist() == [data[0].weight_of_step(step, size) for step in range(num_steps)]
-
-
-class Cut:
-    """A stream that ends early, as a loader that swallowed an error does."""
-
-    def __init__(self, steps: list[tuple[int, int]]) -> None:
-        self.steps = steps
-
-    def __len__(self) -> int:
-        return 4
-
-    def run(self, spans: Iterator[tuple[int, range]]) -> Iterator[tuple[int, int, dict[str, Any]]]:
-        return ((epoch, step, {}) for epoch, step in self.steps)
-
-    def stop(self) -> None: ...
-
-
-@pytest.mark.parametrize(
-    ("steps", "message"),
-    [([(0, 0), (0, 1)], "ended before step 2"), ([(0, 0), (0, 2)], "epoch 1 step 2 where step 1")],
-)
-def test_a_stream_that_ends_early_or_jumps_is_an_error(
-    steps: list[tuple[int, int]], message: str
-) -> None:
-    with pytest.raises(EpochMismatch, match=message):
-        list(steps_of(Cut(steps), 0, 8))
-
-
-@pytest.mark.parametrize(("start", "stop"), [(0, 14), (3, 5), (6, 8), (14, 14)])
-def test_steps_continue_from_anywhere_and_over_epochs(manifest: str, start: int, stop: int) -> None:
-    stream = open_data(tiny_config(manifest, "run"), 0, 1).train
-    found = [(epoch, step) for epoch, step, _ in steps_of(stream, start, stop)]
-    assert found == [divmod(step, STEPS) for step in range(start, stop)]
 
 
 def test_classes_come_from_the_manifest_and_a_model_may_have_more(manifest: str) -> None:
