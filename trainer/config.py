@@ -20,6 +20,7 @@ from shardset.settings import Count, Size, setting
 from shardset.storage.base import Storage
 from shardset.storage.checked import read_small
 from shardset.storage.open import is_address
+from shardset.verbs import RUN
 
 DEFAULT_CLASSES = 1000
 """Classes of a model where neither the config nor a manifest says how many."""
@@ -47,7 +48,7 @@ Kwargs = dict[Name, bool | int | float | str | list[float]]
 
 _WEIGHTS = re.compile(r"\d+(\.\d+)?(,\d+(\.\d+)?@\d+)*")
 
-RECORD, CLASSES, ORDER = "config.json", "classes.json", "order.json"
+RECORD, CLASSES, ORDER = RUN, "classes.json", "order.json"
 """The files of the run folder with the configuration, the names of the classes by label, and the
 order of training.
 """

@@ -27,12 +27,12 @@ def quick_beam() -> Iterator[None]:
 
 @pytest.fixture
 def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Runs a verb, which must end with `code`, and returns what it printed, an error if nothing."""
+    """Runs a verb, which must end with `code`, and returns what it printed, else its error."""
 
     def run(*words: object, code: int = 0) -> str:
         capsys.readouterr()
         ended, printed = cli.main([*map(str, words)]), capsys.readouterr()
         assert ended == code, printed.err
-        return printed.out or printed.err
+        return printed.out or (printed.err if code else "")
 
     return run
