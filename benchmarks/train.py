@@ -140,9 +140,7 @@ HEAD = "| | of medians | each turn |\n|---|---|---|"
 
 
 def compared(what: str, named: dict[str, Sequence[float]], digits: int = 2) -> list[str]:
-    """A row for each of two kinds of turns, and one for their ratio: that of the medians, beside it
-    that of each pair.
-    """
+    """A row for each of two kinds of turns, then their ratio: of the medians, and of each pair."""
     (left, ours), (right, theirs) = named.items()
     rows = [(f"{name}, {what}", median(each), each, digits) for name, each in named.items()]
     pairs = [a / b for a, b in zip(ours, theirs, strict=True)]

@@ -25,9 +25,15 @@ from tests.simulation.baton import Baton, Process, Task, baton
 ATTEMPTS = 4
 CHANCE_OF_TWO = 0.1
 
-# a simulation replaces these
-new_worker: Callable[[], Process] = lambda: baton().process("worker")  # noqa: E731
-new_job: Callable[[], Process] = lambda: baton().process("job")  # noqa: E731
+
+def new_worker() -> Process:
+    """The process of a worker; a simulation puts its own function here."""
+    return baton().process("worker")
+
+
+def new_job() -> Process:
+    """The process of a job; a simulation puts its own function here."""
+    return baton().process("job")
 
 
 class SimRunner(PipelineRunner):
