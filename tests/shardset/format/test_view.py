@@ -75,7 +75,7 @@ def test_the_digest_is_that_of_each_value_and_of_the_set():
 
 def test_any_program_can_write_a_view_of_some_samples_in_any_order(whole):
     url, loaded = whole
-    view = load(put_view(url, loaded, id=[7, 3, 50], label=[4, 8, 2], weight=[0.5, 1, 1]))
+    view = load(put_view(url, loaded, id=[3, 50, 7], label=[8, 2, 4], weight=[1, 1, 0.5]))
     assert view.manifest.splits.keys() == {"train", "test"}
     assert view.without_view().manifest == loaded.manifest
     assert [view.part(name).selection.num_kept for name in ("train", "test")] == [3, 20]
