@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shardset.read.disk_cache import DiskCache
     from shardset.stream.mixture import MixedStream, Share
     from shardset.stream.samples import Sample, SampleSet, open
-    from shardset.stream.spec import Batch
+    from shardset.stream.spec import Batch, StreamOptions
     from shardset.stream.stream import Stream
     from shardset.writer import Writer
 
@@ -48,6 +48,7 @@ __all__ = [
     "Split",
     "Storage",
     "Stream",
+    "StreamOptions",
     "TrivialAugment",
     "Writer",
     "__version__",
@@ -63,7 +64,7 @@ _READER = {
     "read.disk_cache": ("DiskCache",),
     "stream.mixture": ("MixedStream", "Share"),
     "stream.samples": ("Sample", "SampleSet", "open"),
-    "stream.spec": ("Batch",),
+    "stream.spec": ("Batch", "StreamOptions"),
     "stream.stream": ("Stream",),
     "writer": ("Writer",),
 }

@@ -2,7 +2,6 @@
 named images.
 """
 
-from types import EllipsisType
 from typing import Literal, get_args
 
 from shardset.decode.crops import CenterCrop, RandomResizedCrop
@@ -11,11 +10,9 @@ from shardset.errors import ConfigError, require_int
 
 DEFAULT_SEED = 0
 
-ImagePreset = Literal["train", "eval"]
-ImageChoice = ImageSpec | ImagePreset | EllipsisType | None
-"""An ImageSpec, the name of one, None to decode nothing; `...` means that the caller has not
-chosen.
-"""
+ImagePreset = Literal["auto", "train", "eval"]
+ImageChoice = ImageSpec | ImagePreset | None
+"""An ImageSpec, the name of one, None to decode nothing; `auto` is the one that suits the order."""
 
 _EVAL_SHARE = 0.875
 """The share of the shorter side that evaluation sees: timm's `crop_pct`."""
@@ -34,7 +31,7 @@ def preset(name: ImagePreset, size: int) -> ImageSpec:
 
 
 def choose_image(image: ImageChoice, image_size: int | None, seed: int | None) -> ImageSpec | None:
-    """The ImageSpec that the arguments mean; without `image` the preset that suits the order.
+    """The ImageSpec that the arguments mean; `auto` is the preset that suits the order.
 
     Raises ConfigError where they contradict each other or leave the size open.
     """
@@ -43,13 +40,13 @@ def choose_image(image: ImageChoice, image_size: int | None, seed: int | None) -
             f"image is {image!r}, expected 'train', 'eval', an ImageSpec, or None to decode nothing"
         )
     if image_size is None:
-        if image is ... or isinstance(image, str):
-            what = "" if image is ... else f" of image={image!r}"
+        if isinstance(image, str):
+            what = "" if image == "auto" else f" of image={image!r}"
             raise ConfigError(
                 f"the size{what} is missing; give image_size=224, or image=None to decode nothing"
             )
         return image
-    if image is ...:
+    if image == "auto":
         image = "eval" if seed is None else "train"
     if not isinstance(image, str):
         raise ConfigError(

@@ -16,7 +16,7 @@ import itertools
 import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -26,8 +26,9 @@ from shardset.order.budget import BUDGET_BYTES, MIB
 from shardset.order.lanes import check_world, default_lanes, lanes_of_reader, rank_part
 from shardset.order.permutation import derive_key
 from shardset.order.state import OrderState, state_from_values
+from shardset.stream.defaults import ImageChoice, choose_image
 from shardset.stream.source import warn_of_shared_lanes
-from shardset.stream.spec import Batch
+from shardset.stream.spec import Batch, MixedOptions, lists_options
 from shardset.stream.stream import Stream
 
 
@@ -68,6 +69,7 @@ class MixedStream:
     weight. Raises ConfigError where weights, lanes, batch and world do not fit.
     """
 
+    @lists_options
     def __init__(
         self,
         shares: Sequence[Share],
@@ -76,9 +78,11 @@ class MixedStream:
         rank: int,
         world_size: int,
         seed: int,
+        image_size: int | None = None,
+        image: ImageChoice = "auto",
         num_lanes: int | None = None,
         budget_bytes: int = BUDGET_BYTES,
-        **options: Any,
+        **options: Unpack[MixedOptions],
     ) -> None:
         rank, world_size = require_int("rank", rank), require_int("world_size", world_size)
         global_batch_size = require_int("global_batch_size", global_batch_size)
@@ -89,7 +93,7 @@ class MixedStream:
                 " Stream"
             )
         self._shares, self._seed, self._budget_bytes = shares, seed, budget_bytes
-        self._options = options
+        self._image, self._options = choose_image(image, image_size, seed), options
         self._global_batch_size, self._rank, self._world_size = global_batch_size, rank, world_size
         self._num_lanes = None if num_lanes is None else require_int("num_lanes", num_lanes)
         num_samples = max(1, global_batch_size // options.get("augment_repeats", 1))
@@ -152,6 +156,7 @@ class MixedStream:
             world_size=max(1, num_own // lanes_of_reader(sum(lanes), self._world_size)),
             part=range(*(min(max(slot - begin, 0), size) for slot in (part.start, part.stop))),
             seed=derive_key(self._seed, "mixture", number),
+            image=self._image,
             num_lanes=num_own,
             last_batch="drop",
             budget_bytes=self._budget_bytes // len(lanes),

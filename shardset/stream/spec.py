@@ -1,9 +1,10 @@
 """What a stream reads and how, checked where it is born."""
 
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Literal, TypedDict, TypeVar, get_args
 
 import numpy as np
 
@@ -32,6 +33,8 @@ Batch = dict[str, Any]
 are in docs/explanation/reader.md.
 """
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 BadSamples = Literal["raise", "mask"]
 
 RowTransform = Callable[[dict[str, Any], np.random.Generator], Mapping[str, Any]]
@@ -40,24 +43,36 @@ batch.
 """
 
 
-class StreamOptions(TypedDict, total=False):
-    """The options of a stream that have a default; `StreamSpec` says what they mean."""
+class MixedOptions(TypedDict, total=False):
+    """The options that a Stream and a MixedStream share; Stream says what they mean."""
 
-    part: range | None
     fields: Sequence[str]
     columns: Sequence[str]
     with_key: bool
-    num_lanes: int | None
     block_size: int | None
     window: int | None
-    last_batch: LastBatch
     augment_repeats: int
     bad_samples: BadSamples
     num_threads: int | None
     prefetch: int
-    budget_bytes: int
     disk_cache: DiskCache | None
     transform: RowTransform | None
+
+
+class StreamOptions(MixedOptions, total=False):
+    """The options of a Stream that have a default, for code that passes them on; Stream says what
+    they mean.
+
+    Example:
+        >>> import shardset
+        >>> options: shardset.StreamOptions = {"prefetch": 4, "fields": ("json",)}
+        >>> stream = shardset.Stream("photos", "train", batch_size=4, image_size=32, **options)
+    """
+
+    part: range | None
+    num_lanes: int | None
+    last_batch: LastBatch
+    budget_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,3 +178,23 @@ class StreamSpec(OrderOptions):
     def num_decode_threads(self) -> int:
         """Threads that decode: `num_threads`, or one for each core that is this process's share."""
         return self.num_threads or num_own_cores()
+
+
+def lists_options(function: F) -> F:
+    """Has `help` list the options behind `**options`, with their types and the defaults of
+    StreamSpec.
+    """
+    signature = inspect.signature(function)
+    *own, options = signature.parameters.values()
+    [kinds] = get_args(options.annotation)
+    listed = [
+        options.replace(
+            name=name,
+            kind=inspect.Parameter.KEYWORD_ONLY,
+            default=StreamSpec.__dataclass_fields__[name].default,
+            annotation=kind,
+        )
+        for name, kind in kinds.__annotations__.items()
+    ]
+    function.__signature__ = signature.replace(parameters=[*own, *listed])  # type: ignore[attr-defined]
+    return function

@@ -26,7 +26,7 @@ from shardset.stream.decode_batch.steps import Spans
 from shardset.stream.defaults import DEFAULT_SEED, ImageChoice, choose_global_batch, choose_image
 from shardset.stream.pipeline import Pipeline
 from shardset.stream.source import DecodeAids, StreamSource, open_decode_aids, open_source
-from shardset.stream.spec import Batch, StreamOptions, StreamSpec
+from shardset.stream.spec import Batch, StreamOptions, StreamSpec, lists_options
 from shardset.stream.world import check_same, refuse_copies, refuse_second_division, which_process
 
 _log = logging.getLogger(__name__)
@@ -51,6 +51,7 @@ class Stream:
     set.
     """
 
+    @lists_options
     def __init__(
         self,
         manifest_url: SetUrl,
@@ -62,7 +63,7 @@ class Stream:
         rank: int | None = None,
         world_size: int | None = None,
         seed: int | None = DEFAULT_SEED,
-        image: ImageChoice = ...,
+        image: ImageChoice = "auto",
         **options: Unpack[StreamOptions],
     ) -> None:
         rank, world_size = which_process(rank, world_size)
