@@ -181,20 +181,12 @@ class StreamSpec(OrderOptions):
 
 
 def lists_options(function: F) -> F:
-    """Has `help` list the options behind `**options`, with their types and the defaults of
+    """Has `help` list the options behind `**options`, with their types and defaults in
     StreamSpec.
     """
-    signature = inspect.signature(function)
+    signature, known = inspect.signature(function), inspect.signature(StreamSpec).parameters
     *own, options = signature.parameters.values()
-    [kinds] = get_args(options.annotation)
-    listed = [
-        options.replace(
-            name=name,
-            kind=inspect.Parameter.KEYWORD_ONLY,
-            default=StreamSpec.__dataclass_fields__[name].default,
-            annotation=kind,
-        )
-        for name, kind in kinds.__annotations__.items()
-    ]
-    function.__signature__ = signature.replace(parameters=[*own, *listed])  # type: ignore[attr-defined]
+    listed = [known[name] for name in get_args(options.annotation)[0].__annotations__]
+    shown = signature.replace(parameters=[*own, *listed])
+    function.__signature__ = shown  # type: ignore[attr-defined]
     return function
