@@ -1,15 +1,8 @@
 """Several shard sets in every batch, each with its exact share of the lanes.
 
-    shares = [Share("gs://bucket/photos", "train", 3), Share("gs://bucket/drawings", "train", 1)]
-    mixed = MixedStream(
-        shares, global_batch_size=256, rank=0, world_size=1, seed=7, image=ImageSpec(size=224)
-    )
-    for step, batch in mixed.batches():
-        batch["image"], batch["label"], batch["source"]  # 0: photos, 1: drawings
-
-Each shard set has epochs of its own length and starts the next one when one ends. Rows that not
-all lanes of a shard set can fill are left out of that epoch (the next epoch's order leaves out
-others), so quotas hold in every batch.
+Each shard set has epochs of its own length and starts the next one when one ends. Rows that not all
+lanes of a shard set can fill are left out of that epoch (the next epoch's order leaves out others),
+so quotas hold in every batch.
 """
 
 import itertools
@@ -34,7 +27,14 @@ from shardset.stream.stream import Stream
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A split of a shard set and its weight in the mixture."""
+    """A split of a shard set and its weight in the mixture.
+
+    Args:
+        manifest_url: The set, as in `Stream`.
+        split: The name of the split.
+        weight: Any positive number. The share of a set is its weight divided by the sum of all,
+            rounded to whole lanes.
+    """
 
     manifest_url: SetUrl
     split: str
@@ -62,11 +62,52 @@ def share_lanes(weights: Sequence[float], num_lanes: int) -> list[int]:
 
 
 class MixedStream:
-    """One replica's part of batches that hold every shard set's exact share of lanes; `options` are
-    those of Stream.
+    """One process's part of batches that hold the exact share of every shard set.
 
-    `budget_bytes` is for all shard sets together; each gets an equal part of it, whatever its
-    weight. Raises ConfigError where weights, lanes, batch and world do not fit.
+    Each set has epochs of its own length. The options after `budget_bytes` mean the same as in
+    `Stream`.
+
+    Args:
+        shares: The splits and their weights.
+        global_batch_size: Samples of all processes and all sets in a batch.
+        rank: The number of this process, from 0.
+        world_size: The number of processes.
+        seed: Determines the orders and all randomness.
+        image_size: Height and width of the images in pixels, for one of the presets of `image`.
+        image: A preset, an ImageSpec or None, as in `Stream`.
+        num_lanes: Lanes of all sets together, a divisor of the global batch size.
+        budget_bytes: Memory of this process for all sets together; each gets an equal part of it,
+            whatever its weight.
+        fields: See `Stream`.
+        columns: See `Stream`.
+        with_key: See `Stream`.
+        block_size: See `Stream`.
+        window: See `Stream`.
+        augment_repeats: See `Stream`.
+        bad_samples: See `Stream`.
+        num_threads: See `Stream`.
+        prefetch: See `Stream`.
+        disk_cache: See `Stream`.
+        transform: See `Stream`.
+
+    Attributes:
+        streams: The Stream of each set, in the order of the shares.
+        lanes: The number of lanes of each set.
+
+    Raises:
+        ConfigError: Weights, lanes, batch and world do not fit.
+        BudgetTooSmall: `budget_bytes` is too small; `enough` of the error would do.
+        ManifestError: There is no complete shard set or no such split.
+
+    Examples:
+        >>> from shardset import MixedStream, Share
+        >>> shares = [Share("shards", "train", 3), Share("others", "train", 1)]
+        >>> mixed = MixedStream(
+        ...     shares, global_batch_size=8, rank=0, world_size=1, seed=7, image_size=32
+        ... )
+        >>> step, batch = next(mixed.batches())
+        >>> batch["source"].tolist()
+        [0, 0, 0, 0, 0, 0, 1, 1]
     """
 
     @lists_options
@@ -172,14 +213,24 @@ class MixedStream:
 
     @property
     def fingerprint(self) -> str:
-        """What must be the same in all processes of a run: that of the stream of each shard set, in
-        their order.
-        """
+        """The fingerprints of the streams in their order: the same in all processes of a run."""
         return "; ".join(stream.fingerprint for stream in self.streams)
 
     def batches(self, start_step: int = 0) -> Generator[tuple[int, Batch], None, None]:
-        """(step, batch) for ever; a batch is that of a Stream with `source` (int64): the number of
-        the shard set.
+        """The batches from a step on, for ever.
+
+        Args:
+            start_step: The first step of the run, from 0.
+
+        Yields:
+            (step, Batch). The batch has the names of a Stream's: `image` uint8 [n, size, size, 3],
+            `label`, `weight`, `id`, ..., and `source` int64 [n], the number of the share. The
+            samples of a set are next to each other, and `id` and `label` are those of the set.
+
+        Raises:
+            DamagedShard: Stored bytes differ from their checksum.
+            UndecodableImage: The bytes of a sample are no image.
+            StorageError: The storage refused or failed, after retries.
         """
         numbered = [
             (number, stream) for number, stream in enumerate(self.streams) if stream.batch_size
@@ -196,14 +247,27 @@ class MixedStream:
                 run.close()
 
     def state(self, step: int) -> list[dict[str, Any]]:
-        """The state before a step: plain values for each shard set."""
+        """The state before a step.
+
+        Args:
+            step: The step of the run, from 0.
+
+        Returns:
+            The state of each set's Stream: numbers and strings by name.
+        """
         return [stream.state(*divmod(step, len(stream))) for stream in self.streams]
 
     def load_state(self, states: Sequence[Mapping[str, Any] | OrderState]) -> int:
-        """The step at which to continue, in the order of the states, whatever the number of
-        replicas was.
+        """Continues at a state, whatever the number of processes was.
 
-        Raises ConfigError naming what else differs.
+        Args:
+            states: The result of `state`.
+
+        Returns:
+            The step to give to `batches`.
+
+        Raises:
+            ConfigError: Sets, lanes, seed or order differ; the message names the difference.
         """
         saved = [state_from_values(state, OrderState) for state in states]
         if len(states) != len(self.streams):

@@ -44,7 +44,7 @@ batch.
 
 
 class MixedOptions(TypedDict, total=False):
-    """The options that a Stream and a MixedStream share; Stream says what they mean."""
+    """The options that a Stream and a MixedStream share; `Stream` says what they mean."""
 
     fields: Sequence[str]
     columns: Sequence[str]
@@ -60,13 +60,14 @@ class MixedOptions(TypedDict, total=False):
 
 
 class StreamOptions(MixedOptions, total=False):
-    """The options of a Stream that have a default, for code that passes them on; Stream says what
-    they mean.
+    """The options of a Stream that have a default, for code that passes them on.
 
-    Example:
+    `Stream` says what they mean.
+
+    Examples:
         >>> import shardset
-        >>> options: shardset.StreamOptions = {"prefetch": 4, "fields": ("json",)}
-        >>> stream = shardset.Stream("photos", "train", batch_size=4, image_size=32, **options)
+        >>> options: shardset.StreamOptions = {"prefetch": 4, "last_batch": "drop"}
+        >>> stream = shardset.Stream("shards", "train", batch_size=8, image_size=32, **options)
     """
 
     part: range | None
@@ -79,25 +80,9 @@ class StreamOptions(MixedOptions, total=False):
 class StreamSpec(OrderOptions):
     """One replica's (or host's) part of the batches of a split.
 
-    `manifest_url` may also be the set that `shardset.load` returned, so that several streams read
-    one manifest once.
-
-    `part` replaces the even share of `rank` by other slots of the global batch. `seed=None` is
-    evaluation: stored order, every sample once. `image=None` decodes nothing. `fields` pass through
-    as lists of bytes (None where a sample has none). `columns` come along from `columns/NAME/` of
-    the set: arrays [n, ...], or lists of bytes. `num_lanes`, `block_size` and `window` (L, q, w of
-    docs/explanation/order.md) are part of the order; a run that resumes has those of its state.
-    `augment_repeats` is repeated augmentation: each sample takes so many slots of its batch, each
-    with its own crop, flip and transform. `bad_samples` says what happens to a sample whose bytes
-    are damaged or no image: `raise`, or `mask`, which gives a black image of weight 0. Slots never
-    shift, and each case is logged.
-    `budget_bytes` limits the memory; small images (PadCrop) that all fit what remains of it are
-    decoded once in the life of the stream. `disk_cache` keeps what comes from a bucket on a local
-    disk. `transform(row, rng)` changes each row in the decoding threads: it gets a dict of the
-    row's values by name and returns one, whose values are stacked. `rng` depends on seed, epoch,
-    sample and repeat.
-
-    Raises ConfigError where the values do not fit.
+    `Stream` says what the options mean. `manifest_url` may also be the set that `shardset.load`
+    returned, so that several streams read one manifest once. Raises ConfigError where the values do
+    not fit.
     """
 
     manifest_url: SetUrl

@@ -33,22 +33,83 @@ _log = logging.getLogger(__name__)
 
 
 class Stream:
-    """The batches of a split, or one process's part of them; `StreamSpec` says what the options
-    mean.
+    """The batches of a split, or one process's part of them.
 
     Iterate over it for one epoch; each further iteration is the next epoch. `state_dict` and
     `load_state_dict` save and restore the position. `epoch`, `epochs` and `run` give the batches
-    that you name and leave the position alone.
+    that you name and leave the position alone. `Batch` lists the arrays of a batch.
 
-    `manifest_url` is the manifest or its folder, or a view. `batch_size` counts the samples of this
-    process in a batch, `global_batch_size` those of all processes: give one. `image_size` gives
-    square images of that size, cropped by the preset `image`: "train" or "eval", by default
-    "train", or "eval" in the stored order (`seed=None`). For anything else `image` is an ImageSpec;
-    with `image=None` nothing is decoded. `rank` and `world_size` default to one process; they are
-    required where the environment or torch.distributed says that there are several.
+    Args:
+        manifest_url: The folder of the set or its manifest, on disk or in a bucket;
+            `FOLDER@VERSION`; a view (`.parquet`); or the set that `shardset.load` returned.
+        split: The name of the split, such as "train".
+        batch_size: Samples of this process in a batch. Give this or `global_batch_size`.
+        image_size: Height and width of the images in pixels, for one of the presets of `image`.
+        global_batch_size: Samples of all processes in a batch.
+        rank: The number of this process, from 0. Give it with `world_size` if the environment or
+            torch.distributed says that there are several processes.
+        world_size: The number of processes; 1 by default.
+        seed: Determines the order and all randomness. None is for evaluation: the stored order,
+            each sample once, and nothing random.
+        image: "train" takes a random crop and mirrors half of the crops, "eval" takes the centre.
+            "auto" is "eval" if `seed` is None, else "train". An ImageSpec replaces both the preset
+            and `image_size`. None decodes nothing.
+        fields: Stored fields to add to the batch, such as ("json",).
+        columns: Columns to add to the batch, from `columns/NAME/` of the set.
+        with_key: Adds the keys of the samples to the batch.
+        block_size: Most neighbouring samples in one read; q in docs/explanation/order.md. It is
+            part of the order. None chooses it by the size of the samples.
+        window: How far a sample may move inside its lane, in samples; w in
+            docs/explanation/order.md. It is part of the order. None chooses it by `budget_bytes`.
+        augment_repeats: Slots that each sample takes in its batch, each with its own crop, flip and
+            transform (repeated augmentation).
+        bad_samples: "raise" ends the iteration at a sample whose bytes are damaged or no image.
+            "mask" gives a black image of weight 0 and logs the sample. Slots never shift.
+        num_threads: Threads that decode. None is one per core of this process's share.
+        prefetch: Decoded batches that wait for the loop.
+        disk_cache: Keeps what is read from a bucket on a local disk.
+        transform: Your change of each row, `transform(row, rng)`. It runs in the decoding threads.
+            `row` is a dict: `image` uint8 [size, size, 3], `label`, `id` and `weight` as numbers,
+            `key` as str, a field as bytes or None. `rng` is a NumPy generator that depends on seed,
+            epoch, sample and repeat. Return a dict: arrays and numbers of one shape and type are
+            stacked to [n, ...], other values become a list. `id` and `weight` keep their values.
+        part: Consecutive slots of the global batch, in place of the even share of `rank`.
+        num_lanes: Equal parts of an epoch that are read at the same time; L in
+            docs/explanation/order.md. It divides the global batch and is part of the order. None
+            chooses it by `budget_bytes`.
+        last_batch: "pad" fills the last batch of an epoch with samples of weight 0, "drop" leaves
+            out the rows that are not full.
+        budget_bytes: Memory of this process for stored bytes, batches and indexes. Small images
+            (PadCrop) that all fit into the rest of it are decoded once in the life of the stream.
 
-    Raises ConfigError where the options do not fit, ManifestError where there is no whole shard
-    set.
+    Attributes:
+        spec: The options as one record. `spec.slots` is the range of slots of this
+            process.
+        manifest: The Manifest of the set.
+        split: The Split that is read.
+        order: The order of an epoch: `order.num_samples`, `order.num_batches`, and `num_lanes`,
+            `block_size` and `window` as they were chosen.
+        memory: The most bytes that the stream holds, by purpose: `raw`, `decoded`, `indexes`,
+            `cache`, and their `total`.
+
+    Raises:
+        ConfigError: The options don't fit together, the set or the environment.
+        BudgetTooSmall: `budget_bytes` is too small; `enough` of the error would do.
+        ManifestError: There is no complete shard set, no such version or no such split.
+        StorageError: The storage refused or failed.
+
+    Examples:
+        >>> import shardset
+        >>> stream = shardset.Stream("shards", "train", batch_size=8, image_size=32)
+        >>> for batch in stream:  # one epoch; the next `for` is the next epoch
+        ...     loss = batch["weight"].sum()  # your step
+        >>> batch["image"].shape, batch["image"].dtype
+        ((8, 32, 32, 3), dtype('uint8'))
+        >>> saved = stream.state_dict()
+
+        >>> again = shardset.Stream("shards", "train", batch_size=8, image_size=32)
+        >>> again.load_state_dict(saved)
+        (1, 0)
     """
 
     @lists_options
@@ -101,8 +162,20 @@ class Stream:
         return self.order.num_batches
 
     def __iter__(self) -> Generator[Batch, None, None]:
-        """The batches of the epoch at which the stream is; after it, or after a `break`, those of
-        the next one.
+        """The batches of the epoch at which the stream is.
+
+        After its last batch, or after a `break`, the next iteration gives the next epoch.
+
+        Yields:
+            A Batch: `image` uint8 [n, size, size, 3], `label` int64 [n], `weight` float32 [n], `id`
+            int64 [n], and the names that the options add. n is `batch_size`.
+
+        Raises:
+            DamagedShard: Stored bytes differ from their checksum, at the batch that needs them.
+            UndecodableImage: The bytes of a sample are no image.
+            StorageError: The storage refused or failed, after retries.
+            DecoderLost: A decoding process died.
+            ConfigError: The stream is closed, or no epoch has a batch.
         """
         epoch, start_step = (self._position[0] + 1, 0) if self._is_begun else self._position
         self._position, self._is_begun = (epoch, start_step), True
@@ -113,7 +186,11 @@ class Stream:
         self._position, self._is_begun = (epoch + 1, 0), False
 
     def __getitem__(self, index: object) -> NoReturn:
-        """Raises ConfigError: a stream has batches in an order, and none by number."""
+        """Raises ConfigError: a stream has batches in an order, and none by number.
+
+        Raises:
+            ConfigError: Always; it names the ways to get batches and single samples.
+        """
         raise ConfigError(
             f"stream[{index!r}] was asked for, as a DataLoader does with a map-style dataset, but a"
             " stream gives whole batches in its order; iterate over it, use"
@@ -134,8 +211,9 @@ class Stream:
 
     @property
     def fingerprint(self) -> str:
-        """What must be the same in all processes of a run, as words `name=value`: set, split,
-        order, seed, batch.
+        """The values that must be the same in all processes of a run, as words `name=value`.
+
+        They are set, split, order, seed and batch.
         """
         here = self.order.state(0, 0, self.manifest.digest)
         own = ("split", "global_batch_size", "world_size", "last_batch", "augment_repeats")
@@ -145,11 +223,13 @@ class Stream:
         return " ".join(f"{name}={value}" for name, value in words.items())
 
     def check_same(self) -> None:
-        """Raises ConfigError if another process has another fingerprint; all processes must call
-        it.
+        """Compares the fingerprint with the other processes; all of them must call it.
 
-        Compares where torch.distributed or jax.distributed runs as many processes as the stream
-        has; adapters call it.
+        It compares where torch.distributed or jax.distributed runs as many processes as the stream
+        has. The adapters call it.
+
+        Raises:
+            ConfigError: Another process has another fingerprint.
         """
         check_same(self.fingerprint, self.spec.rank, self.spec.world_size)
 
@@ -159,21 +239,40 @@ class Stream:
         return [info.name for info in self.manifest.classes]
 
     def state_dict(self) -> dict[str, Any]:
-        """The position after the last batch that the iteration has given, whatever is prefetched:
-        plain values.
+        """The position after the last batch that the iteration has given, whatever is prefetched.
+
+        Returns:
+            Numbers and strings by name, for any checkpoint format; the same in all processes.
         """
         return self.state(*self._position)
 
     def state(self, epoch: int, step: int) -> dict[str, Any]:
-        """The position before a step, by the count of your loop, as `state_dict` gives it."""
+        """The position before a step, by the count of your loop, as `state_dict` gives it.
+
+        Args:
+            epoch: The number of the epoch, from 0.
+            step: The number of the batch in its epoch, from 0.
+
+        Returns:
+            Numbers and strings by name.
+        """
         return values_of_state(self.order.state(epoch, step, self.manifest.digest))
 
     def load_state_dict(self, state: Mapping[str, Any] | OrderState) -> tuple[int, int]:
-        """Has the next iteration continue at a position, on any number of processes; returns it as
-        (epoch, step).
+        """Has the next iteration continue at a position, on any number of processes.
 
-        Takes num_lanes, block_size and window from the state where the constructor was given none.
-        Raises ConfigError naming what else differs from this stream.
+        Uses `num_lanes`, `block_size` and `window` of the state where the constructor was given
+        none.
+
+        Args:
+            state: The result of `state_dict` or `state`.
+
+        Returns:
+            The position as (epoch, step).
+
+        Raises:
+            ConfigError: The state is of another set, split, seed or order; the message names the
+                difference. The stream keeps its position.
         """
         saved = state_from_values(state, OrderState)
         options = {
@@ -189,12 +288,20 @@ class Stream:
         return position
 
     def epoch(self, epoch: int, start_step: int = 0) -> Generator[Batch, None, None]:
-        """The batches of one epoch from a step on.
+        """The batches of one epoch from a step on; leaves the position of the stream alone.
 
-        `image` uint8 [n, size, size, 3], `label` int64, `weight` float32, `id` int64, with `flip`
-        in the spec `flip` bool, when asked `key` (list of str) and fields (lists of bytes). Raises
-        DamagedShard, StorageError or UndecodableImage, and at once ConfigError for a step that no
-        epoch has.
+        Args:
+            epoch: The number of the epoch, from 0.
+            start_step: The first batch, from 0 to `len(stream)`.
+
+        Yields:
+            A Batch, as the iteration over the stream does.
+
+        Raises:
+            ConfigError: No epoch has this step; raised at once.
+            DamagedShard: Stored bytes differ from their checksum, at the batch that needs them.
+            UndecodableImage: The bytes of a sample are no image.
+            StorageError: The storage refused or failed, after retries.
         """
         refuse_copies(self._owner)
         spans = [(require_int("epoch", epoch), self.steps_from(start_step))]
@@ -203,10 +310,19 @@ class Stream:
     def epochs(
         self, start_epoch: int = 0, start_step: int = 0
     ) -> Generator[tuple[int, int, Batch], None, None]:
-        """(epoch, step, batch) for ever; the next epoch is read and decoded while the current one
-        ends.
+        """The batches of all epochs from a position on, for ever.
 
-        Raises ConfigError for a step that no epoch has.
+        The next epoch is read and decoded while the current one ends.
+
+        Args:
+            start_epoch: The number of the first epoch, from 0.
+            start_step: The first batch in it, from 0 to `len(stream)`.
+
+        Yields:
+            (epoch, step, Batch).
+
+        Raises:
+            ConfigError: No epoch has this step.
         """
         refuse_copies(self._owner)
         start_epoch = require_int("epoch", start_epoch)
@@ -215,9 +331,16 @@ class Stream:
         return self.run(itertools.chain(first, rest))
 
     def steps_from(self, start_step: int) -> range:
-        """The steps of an epoch from one on, none from its end on.
+        """The steps of an epoch from one on; none from its end on.
 
-        Raises ConfigError for a step that no epoch has, and where no epoch has a step.
+        Args:
+            start_step: The first step, from 0 to `len(stream)`.
+
+        Returns:
+            The range from `start_step` to `len(stream)`.
+
+        Raises:
+            ConfigError: No epoch has this step, or an epoch has no step at all.
         """
         start_step = require_int("step", start_step)
         if not len(self):
@@ -234,11 +357,18 @@ class Stream:
         return range(start_step, len(self))
 
     def run(self, spans: Spans) -> Generator[tuple[int, int, Batch], None, None]:
-        """(epoch, step, batch) over some spans (epoch, steps), one after the other; steps may be
-        every n-th.
+        """The batches of the steps that you name.
 
-        Raises ConfigError for a step that no epoch has where its batch would be, as it raises all
-        else.
+        Args:
+            spans: Pairs (epoch, steps), read one after the other. `steps` is a range, which may
+                take every n-th step.
+
+        Yields:
+            (epoch, step, Batch).
+
+        Raises:
+            ConfigError: The stream is closed; or no epoch has a step, raised where its batch would
+                be.
         """
         if self._is_closed:
             raise ConfigError("the stream is closed; make a new one, or iterate inside its `with`")
@@ -260,8 +390,10 @@ class Stream:
             pipeline.stop()
 
     def close(self) -> None:
-        """Stops all running iterations for good, and frees the decoded images and the processes
-        that decode.
+        """Stops all running iterations for good.
+
+        Frees the decoded images and ends the processes that decode. `with Stream(...) as stream:`
+        calls it at the end of the block.
         """
         self._is_closed = True
         self.stop()
@@ -276,9 +408,7 @@ class Stream:
 
 
 class StreamAdapter(ABC):
-    """A stream whose batches are converted: iterate over it, save and restore it as you do the
-    stream.
-    """
+    """A stream whose batches are converted; iterate over it and save it like the stream."""
 
     def __init__(self, stream: Stream) -> None:
         stream.check_same()
@@ -287,14 +417,18 @@ class StreamAdapter(ABC):
 
     @abstractmethod
     def converted(self, batch: Batch) -> dict[str, Any]:
-        """What the adapter gives for a batch."""
+        """The adapter's form of a batch."""
 
     def __len__(self) -> int:
         """Batches of an epoch."""
         return len(self.stream)
 
     def __iter__(self) -> Generator[dict[str, Any], None, None]:
-        """The batches of one epoch; each further iteration is the next epoch."""
+        """The batches of one epoch, converted; each further iteration is the next epoch.
+
+        Yields:
+            A dict with the names of `Batch`.
+        """
         return (self.converted(batch) for batch in self.stream)
 
 
