@@ -52,7 +52,11 @@ class ConfigError(ShardsetError):
 
 
 class BudgetTooSmall(ConfigError):
-    """The memory budget is too small; `enough` bytes would do."""
+    """The memory budget is too small; `enough` bytes would do.
+
+    Attributes:
+        enough: A sufficient budget in bytes.
+    """
 
     def __init__(self, message: str, enough: int = 0) -> None:
         super().__init__(message)
@@ -86,8 +90,9 @@ class MissingLibrary(ShardsetError, ModuleNotFoundError):
 class UndecodableImage(SourceError):
     """The bytes give no image that can be a sample.
 
-    The build counts images by `reason`, which is short and stable; `detail` is for the reader of
-    the message.
+    Attributes:
+        reason: Short and stable: the build counts images by it.
+        detail: For the reader of the message.
     """
 
     def __init__(self, reason: str, detail: str = "") -> None:
@@ -120,8 +125,10 @@ class TransientError(StorageError):
 
 
 class Throttled(TransientError):
-    """The server refuses a request because there are too many (429, 503); it asks for a pause of
-    `retry_after_s`.
+    """The server refuses a request because there are too many (429, 503).
+
+    Attributes:
+        retry_after_s: The pause in seconds that it asks for.
     """
 
     def __init__(self, message: str, retry_after_s: float = 0.0) -> None:

@@ -30,18 +30,33 @@ from shardset.version import __version__
 
 
 class Writer:
-    """Writes a new shard set into `output`, a folder or a `gs://` address; the manifest appears
-    when the block ends.
+    """Writes a new shard set from your loop, in one process.
 
-        with shardset.Writer("shards", samples_per_shard=1000) as writer:
-            writer.write(image=pixels, label=3)
+    Use it in a `with` block: the manifest appears when the block ends, and an exception in the
+    block removes all that was written. Samples are stored in the order in which they come, so
+    shuffle sorted classes first; the last shard of a split may be smaller. It needs about 100 bytes
+    of memory per sample. Don't share it between threads.
 
-    Samples are stored in the order in which they come, so shuffle sorted classes first; the last
-    shard of a split may be smaller. `classes` names the labels 0, 1, ...; without it a label is its
-    own name, and may leave out at most 100,000 of the numbers below it that no sample had before.
-    An exception in the block removes everything that was written. Takes about 100 bytes of memory a
-    sample; not for several threads. Raises ConfigError if the folder holds a set, or what a stopped
-    writer left.
+    Args:
+        output: A new folder: a local path, an address such as `gs://bucket/prefix`, or a Storage.
+        samples_per_shard: Samples in a tar.
+        classes: The names of the labels 0, 1, ... Without it a label is its own name, and may leave
+            out at most 100,000 of the numbers below it that no sample had before.
+
+    Raises:
+        ConfigError: The folder holds a set, or files that a stopped writer left; or the block ends
+            without a sample.
+        StorageError: The storage refused or failed.
+
+    Examples:
+        >>> import numpy as np
+        >>> import shardset
+        >>> with shardset.Writer("new", classes=["dark", "light"]) as writer:
+        ...     for label in (0, 1):
+        ...         image = np.full((32, 32, 3), 255 * label, np.uint8)
+        ...         writer.write(image=image, label=label)
+        >>> shardset.open("new")[1].class_name
+        'light'
     """
 
     def __init__(
@@ -90,11 +105,18 @@ class Writer:
     ) -> None:
         """Adds a sample to a split.
 
-        `image` is an encoded image, stored byte for byte, or pixels, stored as PNG: uint8 [height,
-        width] or [height, width, 3]. `label` is a whole number from 0, also as text or float; None
-        if there is none. `key` is unique in all splits; by default it is the number of the sample.
-        Raises ConfigError for what can't be stored, and UndecodableImage for bytes that are no
-        whole image of a supported format; that sample is left out then, and others may follow.
+        Args:
+            image: An encoded image, stored byte for byte; or pixels, stored as PNG: uint8 [height,
+                width] or [height, width, 3].
+            label: A whole number from 0, also as text or float; None if there is none.
+            key: The name of the sample, unique in all splits; by default its number.
+            json: A value to store as JSON in the field `json`, or its bytes.
+            split: The name of the split.
+
+        Raises:
+            ConfigError: A value can't be stored.
+            UndecodableImage: The bytes are no complete image of a supported format. The sample is
+                left out, and others may follow.
         """
         key = f"{len(self._keys):09d}" if key is None else key
         where = f"sample {len(self._keys)} ({key!r})"

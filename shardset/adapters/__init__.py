@@ -1,1 +1,1 @@
-"""Doors to other loaders, each with one optional library."""
+"""A stream as other libraries take it; each module needs one optional library."""

@@ -1,10 +1,4 @@
-"""A stream as a Grain IterDataset of batches, with a state that Grain's and Orbax's checkpoints
-keep.
-
-iterator = iter(StreamIterDataset(stream).map(normalise))
-batch = next(iterator)
-iterator.get_state(), iterator.set_state(state)
-"""
+"""A stream as a Grain IterDataset, with a state that Grain's and Orbax's checkpoints keep."""
 
 import itertools
 from collections.abc import Iterator
@@ -20,10 +14,27 @@ with brought_by("grain"):
 
 
 class StreamIterDataset(grain.IterDataset[Batch]):
-    """The batches of a stream, epoch after epoch: for ever, or `num_epochs` of them.
+    """The batches of a stream, epoch after epoch.
 
     The next epoch is read while the last one ends. Later stages may be any that Grain has; the
-    stream decodes in threads, so none of `mp_prefetch` is needed.
+    stream decodes in threads, so `mp_prefetch` is not needed.
+
+    Args:
+        stream: The Stream.
+        num_epochs: The number of epochs; None for ever.
+
+    Raises:
+        ConfigError: `num_epochs` is less than 1, or another process has another stream.
+
+    Examples:
+        >>> import shardset
+        >>> from shardset.adapters.grain import StreamIterDataset
+        >>> stream = shardset.Stream("shards", "train", batch_size=8, image_size=32)
+        >>> batches = iter(StreamIterDataset(stream).map(lambda batch: batch["image"] / 255))
+        >>> next(batches).shape
+        (8, 32, 32, 3)
+        >>> state = batches.get_state()
+        >>> batches.set_state(state)
     """
 
     def __init__(self, stream: Stream, *, num_epochs: int | None = None) -> None:
@@ -34,7 +45,15 @@ class StreamIterDataset(grain.IterDataset[Batch]):
         self.stream, self.num_epochs = stream, num_epochs
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
-        """Raises ConfigError: `mp_prefetch` would divide the stream over its workers."""
+        """Raises ConfigError: `mp_prefetch` would divide the stream over its workers.
+
+        Args:
+            sl: The slice of a worker.
+            sequential_slice: Unused.
+
+        Raises:
+            ConfigError: Always.
+        """
         raise ConfigError(
             "mp_prefetch and other stages that divide a dataset can't divide a stream, whose"
             " batches are of all its samples; leave it out: the stream decodes in threads"
@@ -72,13 +91,22 @@ class StreamIterator(grain.DatasetIterator[Batch]):
         return batch
 
     def get_state(self) -> dict[str, Any]:
-        """The position after the last batch, at the end of an epoch the start of the next: plain
-        values.
+        """The position after the last batch; at the end of an epoch, the start of the next one.
+
+        Returns:
+            Numbers and strings by name.
         """
         return self._stream.state(*self._position)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continues there: see `Stream.load_state_dict`."""
+        """Continues at a position: see `Stream.load_state_dict`.
+
+        Args:
+            state: The result of `get_state`.
+
+        Raises:
+            ConfigError: The state is of another set, split, seed or order.
+        """
         self._position = self._stream.load_state_dict(state)
         self._batches = None
 

@@ -1,10 +1,4 @@
-"""A stream as global jax.Arrays over a mesh.
-
-mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-for batch in GlobalBatches(stream, mesh):
-    # [global batch, ...], divided over "data"
-    loss = train_step(params, batch["image"], batch["label"])
-"""
+"""A stream as global jax.Arrays over a mesh."""
 
 from typing import Any
 
@@ -21,15 +15,33 @@ with brought_by("jax"):
 
 
 class GlobalBatches(StreamAdapter):
-    """A stream whose arrays are the global batch, divided over an axis of a mesh; each process
-    brings its own part.
+    """A stream whose arrays are the global batch, divided over an axis of a mesh.
 
-    Iterate over it, save and restore it as you do the stream. Lists (keys, stored fields) stay
-    those of this process. The axis may be Auto or Explicit. Without jax_enable_x64, JAX holds `id`
-    and `label` as 32-bit numbers.
+    Each process brings its part. Iterate over it and save it like the stream. Arrays become
+    jax.Arrays whose first axis is the global batch: `image` uint8 [global batch, size, size, 3],
+    `label`, `weight` and `id` [global batch]. Lists (keys, stored fields) stay those of this
+    process. Without jax_enable_x64, JAX holds `id` and `label` as int32.
 
-    Raises ConfigError unless the stream's rank and world_size are those of JAX, and the global
-    batch divides over an axis of the mesh.
+    Args:
+        stream: The Stream, with `rank=jax.process_index()` and `world_size=jax.process_count()`.
+        mesh: The devices. The axis may be Auto or Explicit.
+        axis: The name of the axis of the mesh.
+
+    Raises:
+        ConfigError: Rank and world size are not those of JAX, the mesh has no such axis, the global
+            batch does not divide over it, or ids need more than 32 bits.
+
+    Examples:
+        >>> import jax
+        >>> import shardset
+        >>> from shardset.adapters.jax import GlobalBatches
+        >>> axis_types = (jax.sharding.AxisType.Auto,)
+        >>> mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=axis_types)
+        >>> stream = shardset.Stream("shards", "train", batch_size=8, image_size=32)
+        >>> for batch in GlobalBatches(stream, mesh):
+        ...     images_NHWC = batch["image"]
+        >>> images_NHWC.shape
+        (8, 32, 32, 3)
     """
 
     def __init__(self, stream: Stream, mesh: Mesh, axis: str = "data") -> None:
@@ -63,6 +75,11 @@ class GlobalBatches(StreamAdapter):
         self.sharding = NamedSharding(mesh, PartitionSpec(axis))
 
     def converted(self, batch: Batch) -> dict[str, Any]:
+        """The batch with global jax.Arrays.
+
+        Args:
+            batch: A batch of the stream.
+        """
         return {name: self._global(value) for name, value in batch.items()}
 
     def _global(self, value: Any) -> Any:

@@ -1,12 +1,5 @@
 """A stream as PyTorch tensors, by itself or behind a DataLoader.
 
-    for batch in TensorStream(stream):                                      # pinned where there is
-    a GPU
-        images_NHWC = batch["image"].to("cuda", non_blocking=True)
-
-    loader = StatefulDataLoader(BatchDataset(stream), batch_size=None)      # torchdata's, or
-    PyTorch's DataLoader
-
 A stream decodes in threads, so it needs no DataLoader; use one where a framework asks for it. Each
 of n workers takes every n-th step, so batches come in the same order with any number of workers,
 and each further worker reads the shards again. Samples come in the stream's order with no worker or
@@ -39,11 +32,27 @@ _log = logging.getLogger(__name__)
 
 
 class TensorStream(StreamAdapter):
-    """A stream whose batches hold tensors: iterate over it, save and restore it as you do the
-    stream.
+    """A stream whose batches hold tensors; iterate over it and save it like the stream.
 
-    `pin_memory` copies them to page-locked memory, from which a GPU fetches them while it computes;
-    by default where there is a CUDA device.
+    Arrays become tensors of the same shape and dtype: `image` uint8 [n, size, size, 3], `label` and
+    `id` int64 [n], `weight` float32 [n]. Lists stay lists.
+
+    Args:
+        stream: The Stream.
+        pin_memory: Copies the tensors to page-locked memory, from which a GPU fetches them while it
+            computes. None does it if there is a CUDA device.
+
+    Raises:
+        ConfigError: Another process has a stream with other options or another set.
+
+    Examples:
+        >>> import shardset
+        >>> from shardset.adapters.torch import TensorStream
+        >>> stream = shardset.Stream("shards", "train", batch_size=8, image_size=32)
+        >>> for batch in TensorStream(stream):
+        ...     images_NHWC = batch["image"]  # .to("cuda", non_blocking=True)
+        >>> images_NHWC.shape
+        torch.Size([8, 32, 32, 3])
     """
 
     def __init__(self, stream: Stream, *, pin_memory: bool | None = None) -> None:
@@ -51,6 +60,11 @@ class TensorStream(StreamAdapter):
         self.pin_memory = torch.cuda.is_available() if pin_memory is None else pin_memory
 
     def converted(self, batch: Batch) -> dict[str, Any]:
+        """The batch with tensors.
+
+        Args:
+            batch: A batch of the stream.
+        """
         return as_tensors(batch, pin_memory=self.pin_memory)
 
 
@@ -90,11 +104,16 @@ class StepDataset(IterableDataset[dict[str, Any]]):
     """The steps of a stream, divided among DataLoader workers; the base of the datasets below.
 
     The first iteration gives `epoch`, each further one the next epoch, after a `break` too. Workers
-    that a DataLoader starts anew for each epoch all begin with the first: call `set_epoch` before,
+    that a DataLoader starts again for each epoch all begin with the first: call `set_epoch` before,
     as with a DistributedSampler. `state_dict` and `load_state_dict` are what StatefulDataLoader
     calls in each worker.
 
-    Raises ConfigError for a stream without a batch.
+    Args:
+        stream: The Stream.
+        epoch: The number of the first epoch, from 0.
+
+    Raises:
+        ConfigError: The stream has no batch, or another process has another stream.
     """
 
     def __init__(self, stream: Stream, epoch: int = 0) -> None:
@@ -108,25 +127,42 @@ class StepDataset(IterableDataset[dict[str, Any]]):
 
     @abstractmethod
     def items(self, batch: Batch) -> Sequence[dict[str, Any]]:
-        """What the dataset makes of a batch."""
+        """The items that the dataset makes of a batch.
+
+        Args:
+            batch: A batch of the stream.
+        """
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         # Moves now and not with the first item: a state may be saved before that. A loader may drop
         # an iterator unused and make another one; so the place counts as left only once an item was
         # asked for.
+        """The items of an epoch that fall to this worker.
+
+        Yields:
+            An item, as `items` gives it.
+        """
         self._place = self._next_place()
         self._begun, self._num_seen = False, int(self._shared.num_chosen)
         return self._items_left(self._place)
 
     def set_epoch(self, epoch: int) -> None:
-        """Has the next iteration give this epoch, in all workers; a state that was loaded resumes
-        in its epoch.
+        """Has the next iteration give this epoch, in all workers.
+
+        A state that was loaded resumes in its epoch.
+
+        Args:
+            epoch: The number of the epoch, from 0.
         """
         self._shared.epoch.fill_(require_int("epoch", epoch))
         self._shared.num_chosen.add_(1)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of this worker, after the last item that it gave: plain values."""
+        """The position of this worker, after the last item that it gave.
+
+        Returns:
+            Numbers, strings, lists and dicts by name.
+        """
         place = self._place or self._start()
         state = self.stream.state(place.epoch, min(place.step, len(self.stream)))
         given = {
@@ -137,10 +173,16 @@ class StepDataset(IterableDataset[dict[str, Any]]):
         return {"stream": state, **given}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Has the next iteration continue there; gives nothing if it was saved at the end of an
-        epoch, before its loop.
+        """Has the next iteration continue at a position.
 
-        Raises ConfigError naming what differs: see `Stream.load_state_dict`.
+        It gives nothing if the state was saved at the end of an epoch, before its loop.
+
+        Args:
+            state: The result of `state_dict`.
+
+        Raises:
+            ConfigError: The state is of another set, order, batch size or number of workers; the
+                message names the difference.
         """
         saved = state_from_values(state, _StepState)
         sizes = self._batch_sizes()
@@ -221,8 +263,23 @@ def _which_worker() -> tuple[int, int]:
 
 
 class BatchDataset(StepDataset):
-    """The batches of a stream, arrays as tensors;
-    give it to a DataLoader with `batch_size=None`.
+    """The batches of a stream, arrays as tensors; give it to a DataLoader with `batch_size=None`.
+
+    Args:
+        stream: The Stream.
+        epoch: The number of the first epoch, from 0.
+
+    Raises:
+        ConfigError: The stream has no batch, or another process has another stream.
+
+    Examples:
+        >>> import shardset
+        >>> from shardset.adapters.torch import BatchDataset
+        >>> from torch.utils.data import DataLoader
+        >>> stream = shardset.Stream("shards", "train", batch_size=8, image_size=32)
+        >>> loader = DataLoader(BatchDataset(stream), batch_size=None)
+        >>> next(iter(loader))["label"].shape
+        torch.Size([8])
     """
 
     def __len__(self) -> int:
@@ -230,15 +287,35 @@ class BatchDataset(StepDataset):
         return len(self.stream)
 
     def items(self, batch: Batch) -> Sequence[dict[str, Any]]:
+        """One item: the batch with tensors.
+
+        Args:
+            batch: A batch of the stream.
+        """
         return [as_tensors(batch)]
 
 
 class SampleDataset(StepDataset):
-    """The samples of a stream as webdataset stages take them: `__key__`, `__url__`, `__id__` and
-    bytes by field.
+    """The samples of a stream as webdataset's stages take them.
 
-    The stream must have `image=None`, `fields` and `with_key=True`. Pads are left out, so replicas
-    may differ by one sample in the last row. Raises ConfigError for another stream.
+    Each is a dict: `__key__` (str), `__url__` (of its tar), `__id__` (int) and bytes by field. Pads
+    are left out, so processes may differ by one sample in the last row.
+
+    Args:
+        stream: A Stream with `image=None`, `fields` and `with_key=True`.
+        epoch: The number of the first epoch, from 0.
+
+    Raises:
+        ConfigError: The stream has other options, or no batch.
+
+    Examples:
+        >>> import shardset
+        >>> from shardset.adapters.torch import SampleDataset
+        >>> stream = shardset.Stream(
+        ...     "shards", "train", batch_size=8, image=None, fields=("cls",), with_key=True
+        ... )
+        >>> sorted(next(iter(SampleDataset(stream))))
+        ['__id__', '__key__', '__url__', 'cls']
     """
 
     def __init__(self, stream: Stream, epoch: int = 0) -> None:
@@ -250,6 +327,11 @@ class SampleDataset(StepDataset):
         super().__init__(stream, epoch)
 
     def items(self, batch: Batch) -> Sequence[dict[str, Any]]:
+        """The samples of a batch.
+
+        Args:
+            batch: A batch of the stream.
+        """
         return [self._sample(batch, slot) for slot in np.flatnonzero(batch["weight"]).tolist()]
 
     def _sample(self, batch: Batch, slot: int) -> dict[str, Any]:
@@ -262,8 +344,15 @@ class SampleDataset(StepDataset):
 
 
 def as_tensors(batch: Batch, *, pin_memory: bool = False) -> dict[str, Any]:
-    """The batch with tensors, which share memory with its arrays unless they are pinned; lists stay
-    lists.
+    """The batch with tensors in place of its arrays; lists stay lists.
+
+    Args:
+        batch: A batch of a stream.
+        pin_memory: Copies the tensors to page-locked memory; otherwise they share the memory of the
+            arrays.
+
+    Returns:
+        A dict with the same names.
     """
     tensors = {
         name: torch.from_numpy(each) for name, each in batch.items() if isinstance(each, np.ndarray)

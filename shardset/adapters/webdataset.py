@@ -1,8 +1,5 @@
 """A webdataset pipeline over a shard set, so that code written for webdataset keeps working.
 
-    dataset = pipeline("gs://bucket/photos", "train").decode("rgb8").to_tuple("jpg",
-    "cls").batched(64)
-
 The manifest takes the place of the list of tars: samples come verified and in the stream's order,
 divided exactly among processes and DataLoader workers, each once an epoch. They are shuffled
 already, so `.shuffle()` is not needed.
@@ -30,12 +27,15 @@ ROW_SIZE = 64
 
 
 class SamplePipeline(webdataset.DataPipeline, webdataset.FluidInterface):
-    """A DataPipeline whose first stage is a SampleDataset; `.decode()`, `.map()` and the others
-    return another one.
+    """A DataPipeline whose first stage is a SampleDataset; `pipeline` makes one.
 
-    `set_epoch`, `state_dict` and `load_state_dict` are those of the SampleDataset: the position is
-    that of the samples that later stages have taken, which is exact unless a stage holds some back,
-    as `shuffle` does.
+    `.decode()`, `.map()` and the other stages return another SamplePipeline. `set_epoch`,
+    `state_dict` and `load_state_dict` are those of the SampleDataset: the position is after the
+    samples that later stages have taken, which is exact unless a stage holds some back, as
+    `shuffle` does.
+
+    Args:
+        source: The first stage.
     """
 
     def __init__(self, source: SampleDataset) -> None:
@@ -55,8 +55,12 @@ class SamplePipeline(webdataset.DataPipeline, webdataset.FluidInterface):
         collation_fn: Callable[[list[Any]], Any] | None = webdataset.filters.default_collation_fn,
         partial: bool = True,
     ) -> "SamplePipeline":
-        """The batches of webdataset's `batched`, which takes one more sample before it gives a
-        batch; this doesn't.
+        """The batches of webdataset's `batched`, without its look-ahead of one sample.
+
+        Args:
+            batchsize: Samples in a batch.
+            collation_fn: Makes a batch of a list of samples; None leaves the list.
+            partial: Whether a last, smaller batch is given.
         """
         batches: SamplePipeline = self.compose(
             bound(_batched, size=batchsize, collate=collation_fn or list, keeps_last=partial)
@@ -64,7 +68,12 @@ class SamplePipeline(webdataset.DataPipeline, webdataset.FluidInterface):
         return batches
 
     def listed(self, batchsize: int, partial: bool = True) -> "SamplePipeline":
-        """Lists of samples."""
+        """Lists of samples.
+
+        Args:
+            batchsize: Samples in a list.
+            partial: Whether a last, shorter list is given.
+        """
         return self.batched(batchsize, None, partial)
 
 
@@ -78,11 +87,30 @@ def pipeline(
     epoch: int = 0,
     **options: Unpack[StreamOptions],
 ) -> SamplePipeline:
-    """The samples of a split as the first stage of a webdataset pipeline, with all fields unless
-    `fields` names some.
+    """The samples of a split as the first stage of a webdataset pipeline.
 
-    `seed=None` is the stored order. `rank` and `world_size` are those of Stream, and so are the
-    `options`.
+    Args:
+        manifest_url: The set, as in `Stream`.
+        split: The name of the split.
+        seed: Determines the order; None is the stored order.
+        rank: The number of this process, as in `Stream`.
+        world_size: The number of processes, as in `Stream`.
+        epoch: The number of the first epoch, from 0.
+        **options: Other options of `Stream`. `fields` are all fields of the split by default.
+
+    Returns:
+        A SamplePipeline of dicts: `__key__`, `__url__`, `__id__`, and bytes by field.
+
+    Raises:
+        ConfigError: The options don't fit.
+        ManifestError: There is no complete shard set or no such split.
+
+    Examples:
+        >>> from shardset.adapters.webdataset import pipeline
+        >>> samples = pipeline("shards", "train").decode("rgb8").to_tuple("jpg", "cls")
+        >>> image, label = next(iter(samples))
+        >>> image.shape, image.dtype
+        ((40, 50, 3), dtype('uint8'))
     """
     rank, world_size = which_process(rank, world_size)
     loaded = load_set(manifest_url)

@@ -39,11 +39,27 @@ _FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandAugment:
-    """`num_ops` random operations, each applied with `probability` and at a normal draw around
-    `magnitude` (0 to 10).
+    """Random operations on each image, with timm's magnitudes, operations and defaults.
 
-    The scale of the magnitude, the operations and the defaults are those of timm. torchvision's
-    magnitude of 9 is 3 here, and its probability 1. Changes `image` of a row in place.
+    torchvision's magnitude of 9 is 3 here, and its probability 1. Call it as the `transform` of a
+    stream, or in a Chain: it changes `image` of a row, uint8 [height, width, 3], in place.
+
+    Args:
+        num_ops: Operations that are drawn for each image.
+        magnitude: Strength of the operations, 0 to 10.
+        magnitude_std: Standard deviation of a normal draw around `magnitude`.
+        probability: With which each drawn operation is applied, 0 to 1.
+        increasing: Uses timm's operations whose effect grows with the magnitude (`inc1`).
+
+    Raises:
+        ConfigError: A value is out of range.
+
+    Examples:
+        >>> import shardset
+        >>> augment = shardset.RandAugment(magnitude=9, magnitude_std=0.5, increasing=True)
+        >>> stream = shardset.Stream(
+        ...     "shards", "train", batch_size=8, image_size=32, transform=augment
+        ... )
     """
 
     num_ops: int = 2
@@ -64,10 +80,18 @@ class RandAugment:
             )
 
     def __call__(self, row: Row, rng: np.random.Generator) -> Row:
+        """Changes `image` of a row, uint8 [height, width, 3], in place; returns the row."""
         return _apply(row, self.draw(rng))
 
     def draw(self, rng: np.random.Generator) -> list[Drawn]:
-        """The operations that an image gets."""
+        """The operations that an image gets.
+
+        Args:
+            rng: The random numbers of the row.
+
+        Returns:
+            (operation, level of 0 to 1, whether a signed level is negated) for each.
+        """
         table = operations.RAND_INCREASING if self.increasing else operations.RAND
         chosen = []
         for _ in range(self.num_ops):
@@ -85,17 +109,30 @@ class RandAugment:
 
 @dataclass(frozen=True, slots=True)
 class TrivialAugment:
-    """One random operation at a random strength: TrivialAugment in its wide form, which has nothing
-    to set.
+    """One random operation at a random strength: TrivialAugment in its wide form.
 
-    Changes `image` of a row in place.
+    It has nothing to set. It changes `image` of a row, uint8 [height, width, 3], in place.
+
+    Examples:
+        >>> import shardset
+        >>> stream = shardset.Stream(
+        ...     "shards", "train", batch_size=8, image_size=32, transform=shardset.TrivialAugment()
+        ... )
     """
 
     def __call__(self, row: Row, rng: np.random.Generator) -> Row:
+        """Changes `image` of a row, uint8 [height, width, 3], in place; returns the row."""
         return _apply(row, self.draw(rng))
 
     def draw(self, rng: np.random.Generator) -> list[Drawn]:
-        """The operation that an image gets."""
+        """The operation that an image gets.
+
+        Args:
+            rng: The random numbers of the row.
+
+        Returns:
+            A list of one (operation, level of 0 to 1, whether a signed level is negated).
+        """
         number, level = rng.integers(len(operations.TRIVIAL)), rng.integers(_TRIVIAL_LEVELS)
         return [
             (
@@ -110,9 +147,21 @@ class TrivialAugment:
 class RandomErasing:
     """Noise in a random box of an image, with a probability: timm's rule in its mode `pixel`.
 
-    The box takes a share of the area between the ends of `area`, with an aspect (height to width)
-    from `min_aspect` to its inverse. The noise has the mean and the standard deviation of each
-    colour. Changes `image` of a row in place.
+    It changes `image` of a row, uint8 [height, width, 3], in place.
+
+    Args:
+        probability: With which an image gets a box, 0 to 1.
+        area: The smallest and the largest share of the image's area that a box has.
+        min_aspect: The smallest aspect of a box, height to width; its inverse is the largest.
+        mean: Mean of the noise, by colour, 0 to 1.
+        std: Standard deviation of the noise, by colour, 0 to 1.
+
+    Examples:
+        >>> import shardset
+        >>> augment = shardset.RandomErasing(probability=0.25)
+        >>> stream = shardset.Stream(
+        ...     "shards", "train", batch_size=8, image_size=32, transform=augment
+        ... )
     """
 
     probability: float
@@ -122,6 +171,7 @@ class RandomErasing:
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
 
     def __call__(self, row: Row, rng: np.random.Generator) -> Row:
+        """Changes `image` of a row, uint8 [height, width, 3], in place; returns the row."""
         if rng.random() < self.probability:
             self._erase(row["image"], rng)
         return row
@@ -144,11 +194,25 @@ class RandomErasing:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Transforms of a row, one after the other, with one generator."""
+    """Transforms of a row, one after the other, with one generator.
+
+    Args:
+        transforms: Each is called as `transform(row, rng)` and returns the row for the next one.
+
+    Examples:
+        >>> import shardset
+        >>> def darker(row, rng):
+        ...     return {**row, "image": row["image"] // 2}
+        >>> augment = shardset.Chain((shardset.TrivialAugment(), darker))
+        >>> stream = shardset.Stream(
+        ...     "shards", "train", batch_size=8, image_size=32, transform=augment
+        ... )
+    """
 
     transforms: tuple[Callable[[Row, np.random.Generator], Mapping[str, Any]], ...]
 
     def __call__(self, row: Row, rng: np.random.Generator) -> Row:
+        """The row that the last transform returns."""
         for transform in self.transforms:
             row = dict(transform(row, rng))
         return row

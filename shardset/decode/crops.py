@@ -101,8 +101,19 @@ class Crop(ABC):
 
 @dataclass(frozen=True, slots=True)
 class RandomResizedCrop(Crop):
-    """A random window, resized: its area is a share of `scale`, its aspect one of `ratio`.
-    torchvision's rule.
+    """A random window of the image, resized: torchvision's rule.
+
+    Args:
+        scale: The smallest and the largest share of the image's area that a window has.
+        ratio: The smallest and the largest aspect of a window, width to height.
+
+    Raises:
+        ConfigError: A range is not (low, high) with 0 < low <= high.
+
+    Examples:
+        >>> import shardset
+        >>> crop = shardset.RandomResizedCrop(scale=(0.35, 1.0))
+        >>> spec = shardset.ImageSpec(size=224, crop=crop, flip="pixels")
     """
 
     scale: tuple[float, float] = (0.08, 1.0)
@@ -122,7 +133,7 @@ class RandomResizedCrop(Crop):
 
     @property
     def num_draws(self) -> int:
-        """See Crop: the position of the window, then the area and the aspect of each try."""
+        # the position of the window, then the area and the aspect of each try
         return 2 + 2 * NUM_TRIES
 
     def region(self, image_size: tuple[int, int], size: int, drawn: np.ndarray) -> Region:
@@ -137,8 +148,23 @@ class RandomResizedCrop(Crop):
 
 @dataclass(frozen=True, slots=True)
 class CenterCrop(Crop):
-    """The centre of the image, after its shorter side is resized to `resize` by one of
-    INTERPOLATIONS.
+    """The centre of the image, after its shorter side is resized.
+
+    An image that would become larger than the limit on pixels is an UndecodableImage.
+
+    Args:
+        resize: Length of the shorter side before the crop, in pixels; at least the size of the
+            result.
+        interpolation: "area" (OpenCV's averages), or "bilinear", "bicubic" or "lanczos" (Pillow's
+            filters, as torchvision and timm use them).
+
+    Raises:
+        ConfigError: `resize` is no whole number, or the interpolation is not known. ImageSpec
+            raises it for a `resize` below its size.
+
+    Examples:
+        >>> import shardset
+        >>> spec = shardset.ImageSpec(size=224, crop=shardset.CenterCrop(256, "bicubic"))
     """
 
     resize: int
@@ -182,8 +208,19 @@ class CenterCrop(Crop):
 
 @dataclass(frozen=True, slots=True)
 class PadCrop(Crop):
-    """A random window of the image with `padding` black pixels around it, not resized: for small
-    images.
+    """A random window of the image with black pixels around it, not resized: for small images.
+
+    An image that is too small to fill the result, even with the padding, is an UndecodableImage.
+
+    Args:
+        padding: Black pixels on each side.
+
+    Raises:
+        ConfigError: `padding` is no whole number of 0 or more.
+
+    Examples:
+        >>> import shardset
+        >>> spec = shardset.ImageSpec(size=32, crop=shardset.PadCrop(4), flip="pixels")
     """
 
     padding: int = 4
@@ -194,8 +231,7 @@ class PadCrop(Crop):
 
     @property
     def num_draws(self) -> int:
-        """See Crop: the position of the window."""
-        return 2
+        return 2  # the position of the window
 
     def region(self, image_size: tuple[int, int], size: int, drawn: np.ndarray) -> Region:
         return Region(None, (0, 0), partial(self._put, drawn))

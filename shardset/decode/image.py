@@ -45,11 +45,27 @@ _UNLIMITED: AbstractContextManager[None] = nullcontext()
 class ImageSpec:
     """What each image becomes: uint8 [size, size, 3], RGB.
 
-    With `flip=True`, batches say in `flip` (bool) which images the device must mirror; the pixels
-    come unmirrored. With `flip="pixels"` the pixels come mirrored, and nothing is left to the
-    device. Transparent images are put on `background`. `decoded_bytes` limits the memory of the
-    images that a process decodes at once; an image that needs more is undecodable. `upright` turns
-    images as their EXIF data say, before the crop.
+    Args:
+        size: Height and width of the result, in pixels.
+        crop: Which part of the image is taken: a RandomResizedCrop, CenterCrop or PadCrop.
+        flip: True: the batch says in `flip` (bool [n]) which images the device must mirror, and the
+            pixels come unmirrored. "pixels": half of the images come mirrored. False: none is.
+        background: The colour (red, green, blue), 0 to 255 each, that is put below transparent
+            pixels.
+        decoded_bytes: Limits the memory of the images that a process decodes at the same time. An
+            image that needs more is undecodable.
+        upright: Turns images as their EXIF data say, before the crop.
+
+    Raises:
+        ConfigError: A value is out of range, or the crop can't fill this size.
+
+    Examples:
+        >>> import shardset
+        >>> spec = shardset.ImageSpec(size=32, crop=shardset.CenterCrop(36), flip=True)
+        >>> stream = shardset.Stream("shards", "train", batch_size=8, image=spec)
+        >>> batch = next(iter(stream))
+        >>> batch["image"].shape, batch["flip"].shape
+        ((8, 32, 32, 3), (8,))
     """
 
     size: int

@@ -55,8 +55,12 @@ class Record(
 
 
 class IndexFile(Record, frozen=True, kw_only=True, gc=False):
-    """The index of a shard: path relative to the manifest, size, CRC32C (base64, as GCS reports
-    it).
+    """The index of a shard.
+
+    Attributes:
+        path: Relative to the manifest.
+        num_bytes: Its size.
+        crc32c: Its CRC32C in base64, as Google Cloud Storage reports it.
     """
 
     path: str
@@ -65,7 +69,17 @@ class IndexFile(Record, frozen=True, kw_only=True, gc=False):
 
 
 class Shard(Record, frozen=True, kw_only=True):
-    """One tar. `first_id` is the id of its first sample in the split."""
+    """One tar of a split.
+
+    Attributes:
+        path: Relative to the manifest.
+        num_samples: Samples in the tar.
+        num_bytes: The size of the tar.
+        crc32c: Its CRC32C in base64, as Google Cloud Storage reports it.
+        sha256: Its SHA-256, hexadecimal.
+        first_id: The id of its first sample in the split.
+        index: `path`, `num_bytes` and `crc32c` of its index.
+    """
 
     path: str
     num_samples: Count

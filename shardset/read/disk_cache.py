@@ -1,8 +1,4 @@
-"""A cache on a local disk of bytes read from a bucket: within a budget, shared by the processes of
-a host.
-
-    Stream("gs://bucket/imagenet", ..., disk_cache=DiskCache(folder="/mnt/ssd/cache", num_bytes=200
-    << 30))
+"""A cache on a local disk of bytes read from a bucket, shared by the processes of a host.
 
 Each shard has one sparse file: as many bytes as the shard, then a flag byte per sample that says
 whether it is there. It counts with its full size from the start. Samples are compared with their
@@ -45,7 +41,26 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskCache:
-    """A folder on a local disk that may take up `num_bytes`; streams and processes may share it."""
+    """A folder on a local disk that keeps what streams read from a bucket.
+
+    All processes of a host and all later runs may share it. A Stream raises ConfigError if its set
+    is on a local disk already, if the disk lacks the room, or if `num_bytes` is less than one
+    shard.
+
+    Args:
+        folder: The path of the folder; it is made if it is missing.
+        num_bytes: The most bytes that the folder may use.
+
+    Raises:
+        ConfigError: `folder` is an address, not a local path.
+
+    Examples:
+        >>> import shardset
+        >>> cache = shardset.DiskCache(folder="cache", num_bytes=200_000_000)
+        >>> stream = shardset.Stream(
+        ...     "memory://bucket/shards", "train", batch_size=8, image_size=32, disk_cache=cache
+        ... )
+    """
 
     folder: str
     num_bytes: int

@@ -56,8 +56,12 @@ _ADVICE = {
 class Stat(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a stored object that need no read of it.
 
-    `generation` changes whenever the content is replaced. `crc32c` is base64 as GCS reports it;
-    None on a local disk, which keeps none.
+    Attributes:
+        name: Relative to the folder.
+        num_bytes: The size.
+        generation: Changes whenever the content is replaced.
+        crc32c: In base64 as Google Cloud Storage reports it; None on a local disk, which keeps
+            none.
     """
 
     name: str
@@ -78,22 +82,24 @@ class ObjectWriter(Protocol):
 
 
 class Storage(Protocol):
-    """A folder of objects. Names are relative, use `/`, and can't leave the folder (ConfigError).
+    """A folder of objects, on a disk, in a bucket or in memory; `open_storage` makes one.
 
-    Instances pickle, because clients and file handles are opened on first use. Threads may share an
-    instance.
+    Names are relative, use `/`, and can't leave the folder (ConfigError). Instances pickle, because
+    clients and file handles are opened on first use. Threads may share an instance.
     """
 
     @property
     def url(self) -> str:
-        """The folder as a user types it, without a trailing slash; an absolute path unless
-        `is_remote`.
+        """The folder as a user types it, without a trailing slash.
+
+        It is an absolute path unless `is_remote`.
         """
 
     @property
     def is_remote(self) -> bool:
-        """Whether the objects are not files of this machine: they have no path, no lock and nothing
-        to sync.
+        """Whether the objects are not files of this machine.
+
+        Then they have no path, no lock and nothing to sync.
         """
 
     @property
@@ -106,56 +112,110 @@ class Storage(Protocol):
 
     @property
     def is_throttled(self) -> bool:
-        """Whether reads were refused within a minute because there were too many: no time to add
-        any.
+        """Whether reads were refused within a minute because there were too many.
+
+        Then it is no time to add any.
         """
         return False
 
     def stat(self, name: str) -> Stat:
-        """The facts about an object; raises NotFound."""
+        """The facts about an object.
+
+        Args:
+            name: The name of the object.
+
+        Returns:
+            `name`, `num_bytes`, `generation` and `crc32c` (base64; None on a local disk).
+
+        Raises:
+            NotFound: There is no such object.
+        """
 
     def read(
         self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None
     ) -> bytes:
-        """All the bytes [start, stop) of an object; raises TransientError if some are still missing
-        after retries.
+        """All the bytes [start, stop) of an object.
 
-        Raises StorageError for a range that ends after the object. With `generation`, raises
-        PreconditionFailed or NotFound if the object was replaced or deleted.
+        Args:
+            name: The name of the object.
+            start: The first byte.
+            stop: The byte after the last one; None for the end of the object.
+            generation: The generation that must be stored; None for any.
+
+        Raises:
+            NotFound: There is no such object, or that generation of it is gone.
+            PreconditionFailed: Another generation is stored.
+            StorageError: The range ends after the object.
+            TransientError: Some bytes are still missing after retries.
         """
 
     def read_with_stat(
         self, name: str, start: int = 0, stop: int | None = None
     ) -> tuple[bytes, Stat]:
-        """`read`, and the facts about the object that the bytes are of: one request where the
-        storage sends both.
+        """The bytes of an object, and the facts about the object that they are of.
+
+        It is one request if the storage sends both.
+
+        Args:
+            name: The name of the object.
+            start: The first byte.
+            stop: The byte after the last one; None for the end of the object.
+
+        Raises:
+            StorageError: As for `read`.
         """
         stat = self.stat(name)
         return self.read(name, start, stop, generation=stat.generation), stat
 
     def list(self, prefix: str = "") -> Iterator[Stat]:
-        """Objects whose names start with `prefix`, recursively, in the order of `utf8`; no
-        temporary files.
+        """The objects of the folder, recursively, in the order of their UTF-8 names.
 
-        Lists nothing for a folder that does not exist.
+        It lists nothing for a folder that does not exist, and no temporary files.
+
+        Args:
+            prefix: How the names begin.
+
+        Yields:
+            The facts about each object, as `stat` gives them.
         """
 
     def writer(self, name: str, *, if_generation: str | None = None) -> ObjectWriter:
-        """Creates or replaces an object atomically.
+        """Creates or replaces an object atomically: it appears when the `with` block ends.
 
-        With `if_generation`, only if that generation is stored now.
+        Args:
+            name: The name of the object.
+            if_generation: Writes only if this generation is stored at the end of the block; "0" if
+                there must be no object. None replaces whatever there is.
 
-        If another one is stored, the end of the block raises PreconditionFailed, unless it has the
-        same size and CRC32C: then a retry or another worker wrote the same bytes, which is success.
+        Returns:
+            A context manager with `write(data)`. An exception in its block leaves no object.
+
+        Raises:
+            PreconditionFailed: Another generation is stored, unless it has the same size and
+                CRC32C: then a retry or another worker wrote the same bytes, which is success.
         """
 
     def write(self, name: str, data: bytes, *, if_generation: str | None = None) -> None:
-        """A `writer` that gets all bytes at once."""
+        """A `writer` that gets all bytes at once.
+
+        Args:
+            name: The name of the object.
+            data: Its content.
+            if_generation: As for `writer`.
+
+        Raises:
+            PreconditionFailed: As for `writer`.
+        """
         with self.writer(name, if_generation=if_generation) as out:
             out.write(data)
 
     def delete(self, name: str, *, generation: str | None = None) -> None:
-        """Deletes an object, or only that generation of it; does nothing if it is absent."""
+        """Deletes an object; does nothing if there is none.
+
+        Args:
+            name: The name of the object.
+            generation: Deletes only this generation; None for any.
+        """
 
     def sweep(self) -> None:
         """Deletes the temporary files of killed writers; keeps those of living ones.
@@ -165,8 +225,10 @@ class Storage(Protocol):
         return
 
     def on_retry(self, tell: Callable[[], None]) -> Self:
-        """The same folder; its requests, if any is tried again, call `tell` before each pause
-        between retries.
+        """The same folder, whose requests tell when they are tried again.
+
+        Args:
+            tell: Is called before each pause between retries.
         """
         return self
 

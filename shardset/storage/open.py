@@ -25,10 +25,24 @@ _REGION = re.compile(r"[a-z]+-[a-z]+[0-9]+")
 
 
 def open_storage(url: str) -> Storage:
-    """The storage of a folder: a local path or an address.
+    """The storage of a folder, by its path or address.
 
-    `gs://bucket/prefix`, `s3://...`, `az://container/prefix`, `https://host/folder`,
-    `memory://name/prefix`. ConfigError otherwise.
+    Args:
+        url: A local path, `gs://bucket/prefix`, `s3://bucket/prefix`, `az://container/prefix`,
+            `https://host/folder` (to read) or `memory://name/prefix` (in this process).
+
+    Returns:
+        The Storage. Nothing is read or created before its first use.
+
+    Raises:
+        ConfigError: The address has another form.
+        MissingLibrary: The library for `s3://` and `az://` is not installed.
+
+    Examples:
+        >>> import shardset
+        >>> storage = shardset.open_storage("shards")
+        >>> storage.stat("manifest.json").num_bytes > 0
+        True
     """
     scheme, separator, rest = url.partition("://")
     if separator and scheme not in _CLASSES:

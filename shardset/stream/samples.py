@@ -1,8 +1,4 @@
-"""Single samples of a split, by id or key: a map-style dataset.
-
-samples = open("gs://bucket/photos", "train")
-samples[17].image, samples["cat/001"].label, len(samples)
-"""
+"""Single samples of a split, by id or key: a map-style dataset."""
 
 import builtins
 import operator
@@ -30,7 +26,13 @@ from shardset.read.pending import PendingSamples, SampleReader
 class Sample:
     """One stored sample.
 
-    `label` is -1 and `class_name` empty if it has no label; `fields` are its bytes by name.
+    Attributes:
+        id: Its number in the split.
+        key: Its name, unique in the set.
+        label: The number of its class; -1 if it has none.
+        class_name: The name of its class; empty if it has none.
+        fields: Its stored bytes by field, such as "jpg", "cls", "json".
+        where: Shard, key and byte offset: how each message about the sample begins.
     """
 
     id: int
@@ -39,11 +41,15 @@ class Sample:
     class_name: str
     fields: dict[str, bytes] = field(repr=False)
     where: str
-    """Shard, key and byte offset: how each message about the sample begins."""
 
     @cached_property
     def image(self) -> np.ndarray:
-        """The decoded image: uint8 [height, width, 3], RGB; raises UndecodableImage."""
+        """The decoded image: uint8 [height, width, 3], RGB.
+
+        Raises:
+            UndecodableImage: There is no image, or its bytes are none.
+            MissingLibrary: The decoders of `pip install 'shardset[read]'` are missing.
+        """
         with brought_by("read"):  # late, as the bytes of samples need no decoder
             from shardset.decode.image import decode
         try:
@@ -53,7 +59,11 @@ class Sample:
 
     @property
     def bytes(self) -> builtins.bytes:
-        """The encoded image as it is stored; raises UndecodableImage if there is none."""
+        """The encoded image as it is stored.
+
+        Raises:
+            UndecodableImage: No field is an image.
+        """
         for name, content in self.fields.items():
             if name in FIELD_OF_EXTENSION:
                 return content
@@ -63,11 +73,18 @@ class Sample:
 class SampleSet:
     """The samples of a split by number or key, each read when it is asked for.
 
-    The number of a sample is its id; in a view, it counts the samples of the view. With
-    `transform`, what that returns for each Sample. Works as a map-style dataset in DataLoader
-    workers. Every access is a read of its own: for whole epochs a Stream is many times faster.
-    Raises IndexError and KeyError for what is not there, DamagedShard for bytes that differ from
-    their checksum.
+    `shardset.open` makes one. The number of a sample is its id; in a view, it counts the samples of
+    the view. It works as a map-style dataset in DataLoader workers. Every access is a read of its
+    own: for whole epochs a Stream is many times faster.
+
+    Args:
+        loaded: The set, from `shardset.load`.
+        split: The name of the split.
+        transform: Changes each Sample; the set gives its result.
+
+    Attributes:
+        manifest: The Manifest of the set.
+        split: The Split that is read.
     """
 
     def __init__(
@@ -94,14 +111,35 @@ class SampleSet:
         self._close_with_set()
 
     def __len__(self) -> int:
+        """Samples of the split or view."""
         return self.view.selection.num_kept
 
     def __getitem__(self, index: int | str) -> Any:
-        """A sample by number (negative from the end) or key."""
+        """A sample by number or key.
+
+        Args:
+            index: A number, negative from the end, or a key.
+
+        Returns:
+            The Sample, or the result of `transform` for it.
+
+        Raises:
+            IndexError: There is no such number.
+            KeyError: There is no such key.
+            DamagedShard: Stored bytes differ from their checksum.
+            StorageError: The storage refused or failed, after retries.
+        """
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indexes: Sequence[int | str]) -> list[Any]:
-        """Several samples, which are read from a bucket at the same time."""
+        """Several samples, which are read from a bucket at the same time.
+
+        Args:
+            indexes: Numbers and keys.
+
+        Returns:
+            A list of what `samples[index]` gives for each.
+        """
         ids = [
             self.id_of(index) if isinstance(index, str) else self._checked(index)
             for index in indexes
@@ -134,7 +172,14 @@ class SampleSet:
         return [info.name for info in self.manifest.classes]
 
     def id_of(self, key: str) -> int:
-        """The id of a key; the first call reads all indexes of the split. Raises KeyError."""
+        """The id of a key; the first call reads all indexes of the split.
+
+        Args:
+            key: The key of the sample.
+
+        Raises:
+            KeyError: There is no such key.
+        """
         found = self._find(key)
         if found is None:
             raise KeyError(
@@ -204,9 +249,28 @@ def open(
     *,
     transform: Callable[[Sample], Any] | None = None,
 ) -> SampleSet:
-    """The samples of a split by number or key; `split` may be left out where there is only one.
+    """The samples of a split by number or key.
 
-    Raises ManifestError where there is no whole shard set or no such split.
+    Args:
+        manifest_url: The set, as in `Stream`.
+        split: The name of the split; may be left out if there is only one.
+        transform: Changes each Sample; the set gives its result.
+
+    Returns:
+        A SampleSet, which also works as a map-style dataset in DataLoader workers.
+
+    Raises:
+        ManifestError: There is no complete shard set or no such split.
+        ConfigError: There are several splits and none is named.
+
+    Examples:
+        >>> import shardset
+        >>> samples = shardset.open("shards", "train")
+        >>> sample = samples[17]
+        >>> len(samples), sample.id, sample.image.shape
+        (20, 17, (40, 50, 3))
+        >>> samples[sample.key].id
+        17
     """
     loaded = load_set(manifest_url)
     if split is None:

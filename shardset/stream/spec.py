@@ -28,19 +28,17 @@ _NUMBERS = (
     *_OPTIONAL_NUMBERS,
 )
 
+# No TypedDict, which would refuse the names that fields, columns and a transform bring.
+# No TypedDict, which would refuse the names that fields, columns and a transform bring.
 Batch = dict[str, Any]
-"""One batch: arrays and lists by name, which the stream's options decide; their shapes and types
-are in docs/explanation/reader.md.
-"""
+"""One batch: a dict of arrays and lists by name. `Stream.__iter__` lists the names."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 BadSamples = Literal["raise", "mask"]
 
 RowTransform = Callable[[dict[str, Any], np.random.Generator], Mapping[str, Any]]
-"""The caller's own change of a row: gets it and its random numbers, returns what goes into the
-batch.
-"""
+"""A change of a row, `transform(row, rng)`; `Stream` says what it gets and what it may return."""
 
 
 class MixedOptions(TypedDict, total=False):

@@ -37,7 +37,7 @@ class Stream:
 
     Iterate over it for one epoch; each further iteration is the next epoch. `state_dict` and
     `load_state_dict` save and restore the position. `epoch`, `epochs` and `run` give the batches
-    that you name and leave the position alone. `Batch` lists the arrays of a batch.
+    that you name and leave the position alone. `__iter__` lists the arrays of a batch.
 
     Args:
         manifest_url: The folder of the set or its manifest, on disk or in a bucket;
@@ -164,11 +164,23 @@ class Stream:
     def __iter__(self) -> Generator[Batch, None, None]:
         """The batches of the epoch at which the stream is.
 
-        After its last batch, or after a `break`, the next iteration gives the next epoch.
+        After its last batch, or after a `break`, the next iteration gives the next epoch. A batch
+        is a dict. Its names depend on the options; n is `batch_size`:
+
+        - `image`: uint8 [n, size, size, 3], RGB, not normalized; not with `image=None`.
+        - `label`: int64 [n]; -1 for a sample without one.
+        - `weight`: float32 [n]; 1, or 0 for a slot that must not count. The weights of an epoch add
+          up to its number of samples, or to the weights of the view.
+        - `id`: int64 [n]; the number of each sample in its split.
+        - `flip`: bool [n]; the images that your device must mirror, with `ImageSpec(flip=True)`.
+        - `key`: n str in a list, with `with_key=True`.
+        - each of `fields`: n bytes in a list; None if a sample lacks the field.
+        - each of `columns`: an array [n, ...], or n bytes in a list; NaN or `b""` for a missing
+          value.
+        - each name that `transform` returns: an array [n, ...], or n values in a list.
 
         Yields:
-            A Batch: `image` uint8 [n, size, size, 3], `label` int64 [n], `weight` float32 [n], `id`
-            int64 [n], and the names that the options add. n is `batch_size`.
+            A Batch.
 
         Raises:
             DamagedShard: Stored bytes differ from their checksum, at the batch that needs them.
@@ -427,7 +439,7 @@ class StreamAdapter(ABC):
         """The batches of one epoch, converted; each further iteration is the next epoch.
 
         Yields:
-            A dict with the names of `Batch`.
+            A dict with the names of a Batch, as `Stream.__iter__` lists them.
         """
         return (self.converted(batch) for batch in self.stream)
 

@@ -31,8 +31,14 @@ class View:
 class LoadedSet(NamedTuple):
     """A manifest and the storage that its paths are relative to: read once and handed on.
 
-    With a view, `manifest` has the view's splits. Each has the shards and totals of the whole split
-    that it is of.
+    Give it to `Stream` or `open` in place of the address. With a view, `manifest` has the view's
+    splits. Each has the shards and totals of the complete split that it is of.
+
+    Attributes:
+        manifest: The Manifest.
+        storage: The Storage of the set's folder.
+        view: The view that was loaded: its head, its splits and the manifest of the complete set.
+            None without one.
     """
 
     manifest: Manifest
@@ -40,7 +46,11 @@ class LoadedSet(NamedTuple):
     view: View | None = None
 
     def without_view(self) -> "LoadedSet":
-        """The whole set."""
+        """The complete set that a view is of; itself without a view.
+
+        Returns:
+            A LoadedSet whose `view` is None.
+        """
         return self if self.view is None else LoadedSet(self.view.whole, self.storage)
 
     @property
@@ -49,12 +59,23 @@ class LoadedSet(NamedTuple):
         return self.manifest.digest if self.view is None else self.view.head.digest
 
     def part(self, split: str) -> ViewSplit:
-        """What the view takes of a split; all of it without one."""
+        """The samples that the view has of a split; all of them without a view.
+
+        Args:
+            split: The name of the split.
+
+        Raises:
+            ManifestError: There is no such split.
+        """
         whole = ViewSplit(Selection(self.manifest.split(split).num_samples))
         return whole if self.view is None else self.view.splits.get(split, whole)
 
     def stored_split(self, split: str) -> str:
-        """The split of the whole set that a split is of."""
+        """The name of the split in the complete set that a split is of.
+
+        Args:
+            split: The name of the split, perhaps in the view.
+        """
         return split if self.view is None or split not in self.view.splits else self.view.head.split
 
 
@@ -68,12 +89,27 @@ def load_set(url: SetUrl) -> LoadedSet:
 
 
 def load(url: str) -> LoadedSet:
-    """The manifest at `url` (the file or its folder) and the storage that its paths are relative
-    to.
+    """Reads the manifest of a set; no shard and no index.
 
-    For a `.parquet`, the view in it and the set that it is of. `URL@TAG` and `URL@N` are an older
-    version of the set in a folder, unless a folder of that very name holds any file. Raises
-    ManifestError if there is no such set or version.
+    Args:
+        url: The folder of the set or its manifest; `FOLDER@TAG` or `FOLDER@NUMBER` for an older
+            version, unless a folder of that very name holds a file; or a view (`.parquet`).
+
+    Returns:
+        The manifest and the storage of its folder.
+
+    Raises:
+        ManifestError: There is no complete set, no such version, or the manifest is damaged.
+        ConfigError: The address has a form that is not known, or a view does not fit its set.
+        StorageError: The storage refused or failed.
+
+    Examples:
+        >>> import shardset
+        >>> loaded = shardset.load("shards")
+        >>> split = loaded.manifest.split("train")
+        >>> split.num_samples, len(split.shards), split.shards[0].path
+        (20, 3, 'train/train-000000.tar')
+        >>> stream = shardset.Stream(loaded, "train", batch_size=8, image_size=32)
     """
     if url.endswith(".parquet"):
         return _load_view(url)

@@ -19,7 +19,13 @@ VERSION: Final = 1
 
 
 class ClassInfo(Record, frozen=True, kw_only=True):
-    """One class: its 0-based label, its name, and its WordNet id if it has one."""
+    """One class.
+
+    Attributes:
+        label: Its number, from 0.
+        name: Its name.
+        wnid: Its WordNet id; None if it has none.
+    """
 
     label: Count
     name: str
@@ -27,12 +33,20 @@ class ClassInfo(Record, frozen=True, kw_only=True):
 
 
 class Split(Record, frozen=True, kw_only=True):
-    """All shards of one split, in id order.
+    """All shards of one split, in the order of ids.
 
-    `fields` are all that occur, in the order of the index's columns.
-
-    `shards` makes each shard when it is asked for; in the file they are `groups`. `class_totals`
-    has the samples of each class, by label.
+    Attributes:
+        num_samples: Stored samples: `num_source_samples - num_dropped + num_repeats`.
+        num_source_samples: Raw samples that could be used.
+        num_dropped: Usable raw samples that are not stored.
+        num_repeats: Stored samples that repeat another one.
+        num_content_bytes: Bytes of all fields, without tar headers and padding.
+        num_tar_bytes: Bytes of all tars.
+        max_tar_bytes: Bytes of the largest tar.
+        max_index_bytes: Bytes of the largest index.
+        fields: All fields that occur, in the order of the index's columns.
+        class_totals: The number of samples of each class, by label.
+        shards: A sequence of Shard, each made when it is asked for. In the file they are `groups`.
     """
 
     num_samples: Count
@@ -69,8 +83,12 @@ class Split(Record, frozen=True, kw_only=True):
         return sizes
 
     def index_fields(self, shard: int) -> Sequence[str]:
-        """The fields in the index of a shard: those of its group, which may lack some that came to
-        the split later.
+        """The fields in the index of a shard.
+
+        They are those of its group, which may lack some that came to the split later.
+
+        Args:
+            shard: The number of the shard in the split.
         """
         return self.shards.group_of(shard).fields or self.fields
 
@@ -101,10 +119,19 @@ class Provenance(Record, frozen=True, kw_only=True):
 
 @prepared
 class Manifest(Record, frozen=True, kw_only=True):
-    """A shard set. Present means complete: it is written after everything it lists.
+    """A shard set. If it is there, the set is complete: it is written after all that it lists.
 
-    `version` is that of the format, `number` that of the set: a build makes 1, and each change adds
-    one. `forgotten` has a hash of each key that a compaction dropped.
+    Attributes:
+        kind: Always "shardset".
+        version: Of the format: 1.
+        digest: SHA-256 (hexadecimal) of the set: equal digests mean equal sets.
+        number: The version of the set: a build makes 1, and each change adds one.
+        classes: A record for each class, by label: `label`, `name`, `wnid`.
+        splits: A Split by name.
+        quarantine: `count` of rejected raw samples, and the `path` of their list.
+        fixes: How many raw samples were fixed, by the kind of fix.
+        provenance: Where the set comes from: `tool`, `source`, `options`, `libraries`, `notes`, ...
+        forgotten: A hash of each key that a compaction dropped.
     """
 
     kind: Literal["shardset"]
@@ -119,7 +146,14 @@ class Manifest(Record, frozen=True, kw_only=True):
     forgotten: list[Count] = msgspec.field(default_factory=list)
 
     def class_name(self, label: int) -> str:
-        """The name of the class with that label; "" if there is none."""
+        """The name of the class with that label.
+
+        Args:
+            label: The number of the class.
+
+        Returns:
+            The name; "" if there is no such class.
+        """
         return self.classes[label].name if 0 <= label < len(self.classes) else ""
 
     @property
@@ -139,13 +173,21 @@ class Manifest(Record, frozen=True, kw_only=True):
 
     @property
     def seed(self) -> int:
-        """The seed of the order in which the build stored the samples; of the first one, if shards
-        were added.
+        """The seed of the order in which the build stored the samples.
+
+        If shards were added, it is the seed of the first build.
         """
         return next(iter(self.splits.values())).groups[0].seed
 
     def split(self, name: str) -> Split:
-        """The split of that name; raises ManifestError naming those that exist."""
+        """The split of that name.
+
+        Args:
+            name: The name of the split, such as "train".
+
+        Raises:
+            ManifestError: There is no such split; the message names those that exist.
+        """
         if name not in self.splits:
             raise ManifestError(
                 f"no split {name!r} in this shard set; it has {', '.join(sorted(self.splits))}"
