@@ -9,7 +9,9 @@ from shardset.errors import ShardsetError
 
 REPOSITORY = Path(__file__).parent.parent
 API = {
-    "Read a dataset": "Stream Batch MixedStream Share DiskCache open SampleSet Sample",
+    "Read a dataset": (
+        "Stream Batch StreamOptions MixedStream Share DiskCache open SampleSet Sample"
+    ),
     "Images and augmentation": (
         "ImageSpec RandomResizedCrop CenterCrop PadCrop"
         " RandAugment TrivialAugment RandomErasing Chain"
@@ -18,15 +20,27 @@ API = {
     "Look at a dataset": "load LoadedSet Manifest Split Shard open_storage Storage",
 }
 """The public names in the order of the page; those that are missing here come at the end."""
+FULL_PATH = "    options:\n      show_root_full_path: true\n"
+NO_MEMBERS = FULL_PATH + "      members: false\n"
 API_HEAD = """\
 # Python API
 
-These names are public: `shardset.NAME`, the modules of `shardset.adapters`, and the errors of
-`shardset.errors`. Names and options that this page lists change only with a line in the
-[change log](../changelog.md). Everything else may change at any time.
+**What is public.** The names on this page: `shardset.NAME`, the modules of `shardset.adapters`,
+`shardset.testing.StorageTests` and the errors of `shardset.errors`, with the parameters, attributes
+and methods that are listed here.
+
+**What may change.** Until version 1.0, any version may rename, remove or redefine a public name.
+The [change log](../changelog.md) then says so and names the replacement. New names, and options
+with a default, may come at any time. The text of a message may change. Everything else,
+including the modules of `pipelines` and `trainer`, is internal and changes without notice. The
+[format on disk](format.md) and the [order of an epoch](../explanation/order.md) have separate
+version numbers. A stream refuses a state that was saved with another order.
 
 `pip install 'shardset[read]'` brings the decoders that `Stream` needs. `import shardset` imports
 neither torch nor Beam.
+
+A test runs the examples as they are, on datasets `shards` and `others` of 20 JPEGs of 40 x 50
+pixels. The [quickstart](../tutorials/quickstart.md) makes a dataset `shards` of your images.
 """
 
 
@@ -43,7 +57,8 @@ def api_page() -> str:
         )
     modules = sorted(path.stem for path in (REPOSITORY / "shardset/adapters").glob("[a-z]*.py"))
     text += "\n## Adapters\n\n"
-    text += "".join(f"::: shardset.adapters.{name}\n\n" for name in modules)
+    text += "".join(f"::: shardset.adapters.{name}\n{FULL_PATH}\n" for name in modules)
+    text += f"\n## Test a storage\n\n::: shardset.testing.StorageTests\n{NO_MEMBERS}\n"
     return text + "\n## Errors\n\n" + "\n".join(errors_below(ShardsetError, 0)) + "\n"
 
 

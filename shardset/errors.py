@@ -84,11 +84,11 @@ class DamagedShard(ShardsetError):
 
 
 class MissingLibrary(ShardsetError, ModuleNotFoundError):
-    """A library that an extra of the distribution installs is not there."""
+    """A library that an extra installs is missing; also a ModuleNotFoundError."""
 
 
 class UndecodableImage(SourceError):
-    """The bytes give no image that can be a sample.
+    """The bytes give no image that can be a sample; `reason` says why.
 
     Attributes:
         reason: Short and stable: the build counts images by it.
@@ -125,10 +125,10 @@ class TransientError(StorageError):
 
 
 class Throttled(TransientError):
-    """The server refuses a request because there are too many (429, 503).
+    """The server refuses a request because there are too many; it asks for `retry_after_s` seconds.
 
     Attributes:
-        retry_after_s: The pause in seconds that it asks for.
+        retry_after_s: The pause in seconds that the server asks for (429, 503).
     """
 
     def __init__(self, message: str, retry_after_s: float = 0.0) -> None:

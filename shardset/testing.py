@@ -131,7 +131,17 @@ class ReadOnlyStorageTests:
 
 
 class StorageTests(ReadOnlyStorageTests):
-    """What storages promise that write and list, too."""
+    """The tests of a storage that can be read, listed and written; subclass it to test yours.
+
+    It needs pytest and a fixture `storage`, which gives an empty storage for each test:
+
+    ```py
+    class TestMyStorage(StorageTests):
+        @pytest.fixture
+        def storage(self, tmp_path):
+            return MyStorage(tmp_path)
+    ```
+    """
 
     def test_bytes_appear_at_the_end_from_any_number_of_writes(self, storage: Storage) -> None:
         with storage.writer("parts") as writer:

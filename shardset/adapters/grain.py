@@ -45,15 +45,7 @@ class StreamIterDataset(grain.IterDataset[Batch]):
         self.stream, self.num_epochs = stream, num_epochs
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
-        """Raises ConfigError: `mp_prefetch` would divide the stream over its workers.
-
-        Args:
-            sl: The slice of a worker.
-            sequential_slice: Unused.
-
-        Raises:
-            ConfigError: Always.
-        """
+        """Raises ConfigError: `mp_prefetch` would divide the stream over its workers."""
         raise ConfigError(
             "mp_prefetch and other stages that divide a dataset can't divide a stream, whose"
             " batches are of all its samples; leave it out: the stream decodes in threads"

@@ -19,8 +19,8 @@ class GlobalBatches(StreamAdapter):
 
     Each process brings its part. Iterate over it and save it like the stream. Arrays become
     jax.Arrays whose first axis is the global batch: `image` uint8 [global batch, size, size, 3],
-    `label`, `weight` and `id` [global batch]. Lists (keys, stored fields) stay those of this
-    process. Without jax_enable_x64, JAX holds `id` and `label` as int32.
+    `label`, `weight` and `id` [global batch]. Lists (keys, stored fields) hold the samples
+    of this process. Without jax_enable_x64, JAX holds `id` and `label` as int32.
 
     Args:
         stream: The Stream, with `rank=jax.process_index()` and `world_size=jax.process_count()`.
@@ -28,8 +28,8 @@ class GlobalBatches(StreamAdapter):
         axis: The name of the axis of the mesh.
 
     Raises:
-        ConfigError: Rank and world size are not those of JAX, the mesh has no such axis, the global
-            batch does not divide over it, or ids need more than 32 bits.
+        ConfigError: Rank and world size differ from those in JAX, the mesh has no such axis, the
+            global batch does not divide over it, or ids need more than 32 bits.
 
     Examples:
         >>> import jax

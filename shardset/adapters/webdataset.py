@@ -22,15 +22,14 @@ with brought_by("webdataset"):
     from shardset.stream.spec import StreamOptions
     from shardset.stream.stream import Stream
 
-ROW_SIZE = 64
-"""Samples of a process that are read together."""
+ROW_SIZE = 64  # samples of a process that are read together
 
 
 class SamplePipeline(webdataset.DataPipeline, webdataset.FluidInterface):
     """A DataPipeline whose first stage is a SampleDataset; `pipeline` makes one.
 
     `.decode()`, `.map()` and the other stages return another SamplePipeline. `set_epoch`,
-    `state_dict` and `load_state_dict` are those of the SampleDataset: the position is after the
+    `state_dict` and `load_state_dict` belong to the SampleDataset: the position is after the
     samples that later stages have taken, which is exact unless a stage holds some back, as
     `shuffle` does.
 

@@ -64,8 +64,7 @@ def share_lanes(weights: Sequence[float], num_lanes: int) -> list[int]:
 class MixedStream:
     """One process's part of batches that hold the exact share of every shard set.
 
-    Each set has epochs of its own length. The options after `budget_bytes` mean the same as in
-    `Stream`.
+    The epochs of each set are as long as the set.
 
     Args:
         shares: The splits and their weights.
@@ -78,17 +77,7 @@ class MixedStream:
         num_lanes: Lanes of all sets together, a divisor of the global batch size.
         budget_bytes: Memory of this process for all sets together; each gets an equal part of it,
             whatever its weight.
-        fields: See `Stream`.
-        columns: See `Stream`.
-        with_key: See `Stream`.
-        block_size: See `Stream`.
-        window: See `Stream`.
-        augment_repeats: See `Stream`.
-        bad_samples: See `Stream`.
-        num_threads: See `Stream`.
-        prefetch: See `Stream`.
-        disk_cache: See `Stream`.
-        transform: See `Stream`.
+        **options: Those that follow mean the same as in `Stream`.
 
     Attributes:
         streams: The Stream of each set, in the order of the shares.
@@ -225,7 +214,7 @@ class MixedStream:
         Yields:
             (step, Batch). The batch has the names of a Stream's: `image` uint8 [n, size, size, 3],
             `label`, `weight`, `id`, ..., and `source` int64 [n], the number of the share. The
-            samples of a set are next to each other, and `id` and `label` are those of the set.
+            samples of a set are next to each other, and `id` and `label` count in the set.
 
         Raises:
             DamagedShard: Stored bytes differ from their checksum.

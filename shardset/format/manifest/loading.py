@@ -108,7 +108,7 @@ def load(url: str) -> LoadedSet:
         >>> loaded = shardset.load("shards")
         >>> split = loaded.manifest.split("train")
         >>> split.num_samples, len(split.shards), split.shards[0].path
-        (20, 3, 'train/train-000000.tar')
+        (20, 2, 'train/train-000000.tar')
         >>> stream = shardset.Stream(loaded, "train", batch_size=8, image_size=32)
     """
     if url.endswith(".parquet"):

@@ -85,7 +85,7 @@ class Split(Record, frozen=True, kw_only=True):
     def index_fields(self, shard: int) -> Sequence[str]:
         """The fields in the index of a shard.
 
-        They are those of its group, which may lack some that came to the split later.
+        A group of shards may lack fields that came to the split later.
 
         Args:
             shard: The number of the shard in the split.
