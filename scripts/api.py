@@ -64,7 +64,7 @@ def api_page() -> str:
 
 def home_of(name: str) -> str:
     """The module of a public name below `shardset`, with a dot after it."""
-    lazily = {name: module for module, names in shardset._READER.items() for name in names}
+    lazily = {name: module for module, names in shardset._READER.items() for name in names.split()}
     module = getattr(getattr(shardset, name), "__module__", "shardset").removeprefix("shardset")
     return f"{lazily.get(name, module.lstrip('.'))}."
 

@@ -58,21 +58,21 @@ __all__ = [
 ]
 
 _READER = {
-    "decode.augment": ("Chain", "RandAugment", "RandomErasing", "TrivialAugment"),
-    "decode.crops": ("CenterCrop", "PadCrop", "RandomResizedCrop"),
-    "decode.image": ("ImageSpec",),
-    "read.disk_cache": ("DiskCache",),
-    "stream.mixture": ("MixedStream", "Share"),
-    "stream.samples": ("Sample", "SampleSet", "open"),
-    "stream.spec": ("Batch", "StreamOptions"),
-    "stream.stream": ("Stream",),
-    "writer": ("Writer",),
+    "decode.augment": "Chain RandAugment RandomErasing TrivialAugment",
+    "decode.crops": "CenterCrop PadCrop RandomResizedCrop",
+    "decode.image": "ImageSpec",
+    "read.disk_cache": "DiskCache",
+    "stream.mixture": "MixedStream Share",
+    "stream.samples": "Sample SampleSet open",
+    "stream.spec": "Batch StreamOptions",
+    "stream.stream": "Stream",
+    "writer": "Writer",
 }
 """The names of each module that needs more than the base requirements."""
 
 
 def __getattr__(name: str) -> Any:
-    module = next((module for module, names in _READER.items() if name in names), None)
+    module = next((module for module, names in _READER.items() if name in names.split()), None)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with brought_by("read"):

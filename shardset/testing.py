@@ -1,14 +1,4 @@
-"""Test classes for whoever implements a protocol of shardset.
-
-A new storage is a class and a fixture:
-
-    class TestMyStorage(StorageTests):
-        @pytest.fixture
-        def storage(self, tmp_path):
-            return MyStorage(tmp_path)  # empty for each test
-
-They need pytest, and nothing else here imports them.
-"""
+"""Test classes for whoever implements a protocol of shardset; nothing else here imports them."""
 
 import pickle
 import threading
