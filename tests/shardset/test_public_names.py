@@ -2,63 +2,44 @@
 lacks.
 """
 
-import subprocess
+import inspect
+import re
 import sys
-from pathlib import Path
 
 import pytest
 
 import shardset
+from tests.makers.documented import REPOSITORY, start
 
-ROOT = Path(__file__).parents[2]
-DECODERS = ("cv2", "kornia_rs", "pyspng", "simplejpeg")
-EXTRAS = (
-    *DECODERS,
-    "apache_beam",
-    "jinja2",
-    "jpegio",
-    "scipy",
-    "timm",
-    "torch",
-    "torchvision",
-    "webdataset",
+DECODERS = ["cv2", "kornia_rs", "pyspng", "simplejpeg"]
+OTHERS = ["apache_beam", "jinja2", "jpegio", "scipy", "timm", "torch", "torchvision", "webdataset"]
+LACKS = r".*\nshardset.errors.MissingLibrary: the library .*`pip install 'shardset\[read\]'`.*"
+
+
+@pytest.mark.parametrize(
+    ("missing", "names", "error"),
+    [
+        (DECODERS + OTHERS, "Manifest, open_storage", ""),
+        (OTHERS, "Stream, ImageSpec", ""),
+        (DECODERS, "Stream", LACKS),
+        (DECODERS, "ImageSpec", LACKS),
+    ],
 )
+def test_the_library_needs_the_base_requirements_and_the_reader_its_extra(missing, names, error):
+    block = f"import sys; sys.modules.update(dict.fromkeys({missing}))"
+    done = start([sys.executable, "-c", f"{block}; from shardset import {names}"], REPOSITORY)
+    assert re.fullmatch(error, done.stderr, re.S), done.stderr
 
 
-def run_without(libraries: tuple[str, ...], code: str) -> subprocess.CompletedProcess[str]:
-    """What a fresh interpreter prints that can import none of the libraries."""
-    block = f"import sys; sys.modules.update(dict.fromkeys({libraries!r}))"
-    return subprocess.run(
-        [sys.executable, "-c", f"{block}\n{code}"], cwd=ROOT, capture_output=True, text=True
-    )
-
-
-def test_importing_the_library_needs_the_base_requirements_only():
-    done = run_without(
-        EXTRAS, "import shardset; print(shardset.Manifest, shardset.open_storage('memory://a').url)"
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith(" memory://a\n")
-
-
-def test_the_reader_comes_with_its_extra_and_without_the_others():
-    others = tuple(name for name in EXTRAS if name not in DECODERS)
-    done = run_without(others, "import shardset; print(shardset.Stream, shardset.ImageSpec)")
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("name", ["Stream", "ImageSpec"])
-def test_without_a_decoder_the_reader_names_the_extra(name):
-    done = run_without(DECODERS, f"from shardset import {name}")
-    last = done.stderr.splitlines()[-1]
-    assert done.returncode == 1
-    assert last.startswith("shardset.errors.MissingLibrary: the library ")
-    assert "`pip install 'shardset[read]'`" in last
-
-
-@pytest.mark.parametrize("name", shardset.__all__)
-def test_every_public_name_is_there(name):
-    assert getattr(shardset, name) is not None
+@pytest.mark.parametrize(
+    "name", sorted({*shardset.__all__} - {"Batch", "StreamOptions", "__version__"})
+)
+def test_every_public_name_documents_its_arguments(name):
+    value = getattr(shardset, name)
+    documented = re.findall(r"\n    \*{0,2}(\w+): ", inspect.getdoc(value))
+    found = inspect.signature(value).parameters.keys()
+    # MixedStream has `**options`, which Stream documents.
+    assert found <= {*documented, "args", "kwargs"} or "options" in documented
 
 
 def test_an_unknown_name_is_an_attribute_error():

@@ -1,4 +1,5 @@
-"""The Python lines of two pages, run in their order as they stand, with smaller batches and images.
+"""The Python lines of two pages, run in their order as they stand, with smaller batches and images,
+and the examples of docstrings.
 
 They run in a process of their own: JAX starts threads, which the forks of later tests would not
 survive. The lines for DALI need another library: tests/peers runs them.
@@ -48,6 +49,20 @@ for url, sizes in {sets}.items():
     new_set({{split: jpeg_samples(split, size, height=40, width=50)
         for split, size in sizes.items()}}, url)
 """
+EXAMPLES = """
+import doctest, importlib, shardset
+library = [*shardset._READER, "format.manifest.loading", "storage.open"]
+adapters = ["adapters.grain", "adapters.jax", "adapters.torch", "adapters.webdataset"]
+for name in {part}:
+    found = doctest.testmod(importlib.import_module("shardset." + name), globs={{}})
+    assert found.attempted and not found.failed
+"""
+
+
+@pytest.mark.parametrize("part", ["library", pytest.param("adapters", marks=pytest.mark.slow)])
+def test_the_examples_of_public_docstrings_work(part, tmp_path):
+    sets = {url: {"train": 20} for url in ("shards", "others", BUCKET)}
+    run([sys.executable, "-c", (WRITE_SETS + EXAMPLES).format(sets=sets, part=part)], tmp_path)
 
 
 @pytest.mark.parametrize(
