@@ -94,7 +94,7 @@ def short(value: float) -> str:
 
 def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
     """About `wanted` round numbers, at least two, that span [low, high]."""
-    if not high > low:
+    if not high - low > 1e-9 * abs(low):
         high = low + (abs(low) or 1.0)
     rough = (high - low) / (wanted - 1)
     size = 10.0 ** math.floor(math.log10(rough))

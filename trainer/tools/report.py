@@ -4,6 +4,8 @@ See `docs/how-to/check.md`.
 """
 
 import json
+import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +36,8 @@ from trainer.telemetry.metrics import (
 )
 
 MAX_ROWS = 200
+SMOOTHING = 0.9
+"""The weight of the points before in the curves of training: an exponential moving mean."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +46,12 @@ class RunRecord:
 
     If a resumed run took a step again, only the newest record of the step counts.
 
-    `final` is None if the run is running or was stopped. `num_damaged` counts the damaged lines of
-    metrics.jsonl.
+    `started` is the day of the first record. `final` is None if the run is running or was stopped.
+    `num_damaged` counts the damaged lines of metrics.jsonl.
     """
+
+    url: str
+    started: str
 
     steps: list[StepRecord]
     epochs: list[EpochRecord]
@@ -79,9 +86,10 @@ def write(url: str, output: str | None = None) -> tuple[RunRecord, str, int]:
 def read(storage: Storage) -> RunRecord:
     """Reads everything on the page from a run folder."""
     try:
-        lines, config = storage.read(METRICS).splitlines(), configs.recorded(storage)
+        data, config = storage.read(METRICS), configs.recorded(storage)
     except NotFound as error:
         raise configs.not_a_run(storage, METRICS, configs.RECORD) from error
+    lines = data.splitlines()
     written = [record for line in lines if (record := _record_of(line)) is not None]
     if not written:
         raise ConfigError(
@@ -91,7 +99,10 @@ def read(storage: Storage) -> RunRecord:
     records = sorted(newest, key=lambda record: record.global_step)
     last_step = records[-1].global_step
     ends = [one for one in records if isinstance(one, FinalRecord)]
+    day = re.search(rb'"time": "([\d-]+)', data)
     return RunRecord(
+        url=storage.url,
+        started=day[1].decode() if day else "",
         steps=[one for one in records if isinstance(one, StepRecord)],
         epochs=[one for one in records if isinstance(one, EpochRecord)],
         evaluations=[one for one in records if isinstance(one, EvalRecord)],
@@ -130,18 +141,25 @@ def _record_of(line: bytes) -> Record | None:
 
 def render(run: RunRecord) -> bytes:
     """The page as HTML."""
-    devices = [*(one.device for one in run.steps), *(one.device for one in run.epochs)]
+    config, devices = run.config, [one.device for one in (*run.steps, *run.epochs)]
+    facts = (run.url, *devices[-1:], count(run.last_step, "step"), run.started)
+    settings = [(key, value_text(value)) for key, value in values_of(config).items()]
+    usual = {key: value_text(value) for key, value in values_of(TrainConfig()).items()}
+    # A column that says nothing is left out: what only accelerators count, top-5 of few classes.
+    counts = any(one.compilations or one.busy_percent for one in run.epochs)
+    top5 = any(one.top5 < 1 for one in run.evaluations)
+    best = max((one.top1 for one in run.evaluations), default=None)
     return page.render(
         "trainer.tools",
         "report.html",
-        title=f"Training run of {run.config.model.name}",
-        subtitle=count(run.last_step, "step") + (f" on {devices[-1]}" if devices else ""),
+        title=f"{config.model.name.rpartition(':')[2]} on {config.manifest or ', '.join(config.mix or ())}",
+        subtitle=" · ".join(filter(None, facts)),
         sections=[
             (anchor, anchor.capitalize())
-            for anchor in ("curves", "epochs", "worst", "configuration")
+            for anchor in ("summary", "curves", "epochs", "worst", "configuration")
         ],
-        closing="Made from the run folder, without scripts or outside links. A curve of more than "
-        f"{plots.MAX_POINTS} points is drawn from means of neighbouring points.",
+        closing="Made from the run folder, without scripts or outside links. Curves of training "
+        f"are smoothed (exponential moving mean, {SMOOTHING}).",
         tiles=_tiles(run),
         findings=list(_findings(run)),
         plots=_plots(run),
@@ -154,8 +172,7 @@ def render(run: RunRecord) -> bytes:
                 _percent(one.top1),
                 f"{one.reduced_global_rate:,.0f}",
                 f"{one.input_wait_percent:.1f} %",
-                f"{one.busy_percent:.1f} %",
-                one.compilations,
+                *((f"{one.busy_percent:.1f} %", one.compilations) if counts else ()),
             )
             for one in run.epochs
         ],
@@ -166,14 +183,17 @@ def render(run: RunRecord) -> bytes:
                 one.global_step,
                 one.samples,
                 f"{one.loss:.4f}",
-                _percent(one.top1),
-                _percent(one.top5),
+                _percent(one.top1) + " (best)" * (one.top1 == best),
+                *((_percent(one.top5),) if top5 else ()),
                 f"{one.seconds:.1f} s",
             )
             for one in run.evaluations
         ],
         worst=run.worst,
-        settings=[(key, value_text(value)) for key, value in values_of(run.config).items()],
+        counts=counts,
+        top5=top5,
+        changed=[(key, text) for key, text in settings if text != usual[key]],
+        settings=[(key, text) for key, text in settings if text == usual[key]],
         max_rows=MAX_ROWS,
     )
 
@@ -182,7 +202,7 @@ def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
     tiles = []
     if run.evaluations:
         best, newest = max(run.evaluations, key=lambda one: one.top1), run.evaluations[-1]
-        top5 = f"top-5 {_percent(newest.top5)}"
+        top5 = f"top-5 {_percent(newest.top5)}" if newest.top5 < 1 else ""
         tiles = [
             (f"best {best.split} accuracy", _percent(best.top1), f"after epoch {best.epoch + 1}"),
             (f"last {newest.split} accuracy", _percent(newest.top1), top5),
@@ -191,7 +211,8 @@ def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
         tiles.append(("last training loss", f"{step.loss:.4g}", f"at step {step.global_step:,}"))
     for last in run.epochs[-1:]:
         tiles.append(("samples/s", f"{last.reduced_global_rate:,.0f}", "all hosts, last epoch"))
-        tiles.append(("samples/s per device", f"{last.rate_per_device:,.1f}", "last epoch"))
+        if round(last.rate_per_device) < round(last.reduced_global_rate):
+            tiles.append(("samples/s per device", f"{last.rate_per_device:,.0f}", "last epoch"))
         share = _percent(last.input_wait_percent / 100)
         tiles.append(("waiting for data", share, "of the time, last epoch"))
     if run.final:
@@ -222,27 +243,45 @@ def _findings(run: RunRecord) -> Iterable[Finding]:
 
 def _plots(run: RunRecord) -> list[Plot]:
     steps, epochs = run.steps, run.epochs
+    per_epoch = epochs[0].global_step / (epochs[0].epoch + 1) if epochs else 1.0
+
+    def points(records: Sequence[Any], name: str, scale: float = 1.0) -> list[plots.Point]:
+        return [(one.global_step / per_epoch, scale * getattr(one, name)) for one in records]
+
+    def smooth(name: str, scale: float = 1.0) -> list[plots.Point]:
+        found, mean, weight = [], 0.0, 0.0
+        for x, y in points(steps, name, scale):
+            if math.isfinite(y):
+                mean = SMOOTHING * mean + (1 - SMOOTHING) * y
+                weight = SMOOTHING * weight + 1 - SMOOTHING
+                found.append((x, mean / weight))
+        return found
+
     # a run that resumes may take another one
     splits = dict.fromkeys(one.split for one in run.evaluations)
     of_split = {name: [one for one in run.evaluations if one.split == name] for name in splits}
     series_by_title = {
         "Loss": (
-            {"training": _points(steps, "loss")}
-            | {name: _points(of, "loss") for name, of in of_split.items()}
+            {"training": smooth("loss")}
+            | {name: points(of, "loss") for name, of in of_split.items()}
         ),
-        "Accuracy": (
-            {"training": _points(steps, "top1")}
-            | {name: _points(of, "top1") for name, of in of_split.items()}
-            | {f"{name}, top-5": _points(of, "top5") for name, of in of_split.items()}
+        "Accuracy, %": (
+            {"training": smooth("top1", 100)}
+            | {name: points(of, "top1", 100) for name, of in of_split.items()}
+            | {
+                f"{name}, top-5": points(of, "top5", 100)
+                for name, of in of_split.items()
+                if any(one.top5 < 1 for one in of)
+            }
         ),
-        "Learning rate": {"learning rate": _points(steps, "learning_rate")},
-        "Samples a second of the first host": {
-            "now": _points(steps, "rate"),
-            "since the epoch began": _points(steps, "global_rate"),
+        "Learning rate": {"learning rate": points(steps, "learning_rate")},
+        "Samples per second of the first host": {
+            "now": points(steps, "rate"),
+            "since the epoch began": points(steps, "global_rate"),
         },
-        "Percent of the time of an epoch": {
-            "waiting for data": _points(epochs, "input_wait_percent"),
-            "device busy": _points(epochs, "busy_percent"),
+        "Time of an epoch, %": {
+            "waiting for data": points(epochs, "input_wait_percent"),
+            "device busy": [point for point in points(epochs, "busy_percent") if point[1]],
         },
     }
     drawn = {
@@ -250,12 +289,10 @@ def _plots(run: RunRecord) -> list[Plot]:
         for title, series in series_by_title.items()
     }
     return [
-        plots.curves(title, series, x_label="step") for title, series in drawn.items() if series
+        plots.curves(title, series, x_label="epoch" if epochs else "step")
+        for title, series in drawn.items()
+        if series
     ]
-
-
-def _points(records: Sequence[Any], name: str) -> list[plots.Point]:
-    return [(one.global_step, getattr(one, name)) for one in records]
 
 
 def _percent(share: float) -> str:

@@ -20,6 +20,9 @@ FRAME = {
     "plots": [],
     "epochs": [],
     "evaluations": [],
+    "counts": False,
+    "top5": False,
+    "changed": [],
     "settings": [],
     "worst": [],
 }
