@@ -55,6 +55,7 @@ class ReportData:
     samples by label.
     """
 
+    url: str
     manifest: Manifest
     catalog: Catalog
     num_chosen: int
@@ -94,6 +95,7 @@ def collect(loaded: LoadedSet, *, max_images: int, max_samples: int = MAX_SAMPLE
     )
     rejected, damaged_list = check_quarantine(storage, manifest.quarantine)
     return ReportData(
+        url=loaded.storage.url,
         manifest=manifest,
         catalog=catalog,
         num_chosen=len(chosen),

@@ -125,7 +125,10 @@ def render(data: ReportData) -> bytes:
                 f"{info.label} {info.name} {info.wnid or ''}",
                 [split.class_totals[info.label] for split in splits.values()],
             )
-            for info in manifest.classes[:MAX_CLASSES]
+            for info in sorted(
+                manifest.classes[:MAX_CLASSES],
+                key=lambda info: -sum(split.class_totals[info.label] for split in splits.values()),
+            )
         ],
         class_sheets=[_sheet(data, label, samples) for label, samples in data.by_class.items()],
         sizes=list(_sizes(data)),
@@ -137,10 +140,7 @@ def render(data: ReportData) -> bytes:
             )
             for group in data.duplicates[:MAX_SHOWN]
         ],
-        near_duplicates=[
-            (f"{pair.alike:.3f} alike", _captioned(data, [pair.left, pair.right]), 0)
-            for pair in data.near_duplicates[:MAX_SHOWN]
-        ],
+        near_duplicates=list(_pairs(data))[:MAX_SHOWN],
         damage=[astuple(each) for each in data.damage[:MAX_ROWS]],
         reasons=_reasons(data.rejected),
         rejected=[
@@ -174,13 +174,25 @@ def _sheet(data: ReportData, label: int, samples: Sequence[int]) -> tuple[str, l
 
 
 def _captioned(data: ReportData, samples: Sequence[int]) -> list[Shown]:
-    """Samples of a contact sheet, with their class, key and shard."""
+    """Samples of a contact sheet, with their class, key and split."""
     shown: list[Shown] = []
     for sample in samples:
         key = data.catalog.key(sample)
         label = _class_name(data.manifest, int(data.catalog.rows["label"][sample]))
-        shown.append((data.pictures.get(sample), key, [label, key, data.catalog.path(sample)]))
+        path = data.catalog.path(sample)
+        name = f"{key} in {path}"
+        shown.append((data.pictures.get(sample), name, [label, key, path.partition("/")[0]]))
     return shown
+
+
+def _pairs(data: ReportData) -> Iterator[tuple[str, list[Shown], int]]:
+    """Images that look much alike, those under different labels first."""
+    labels = data.catalog.rows["label"]
+    for words, is_same in ((", different labels", False), ("", True)):
+        for pair in data.near_duplicates:
+            if (labels[pair.left] == labels[pair.right]) == is_same:
+                shown = _captioned(data, [pair.left, pair.right])
+                yield f"{pair.alike:.3f} alike{words}", shown, 0
 
 
 def _spread(group: alike.DuplicateGroup) -> str:

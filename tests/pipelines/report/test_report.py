@@ -76,9 +76,8 @@ def text_of(data: collect.ReportData) -> str:
 
 
 def test_the_page_is_beside_the_manifest_disturbs_nothing_and_is_always_the_same():
-    pages = []
+    pages, (storage, _) = [], stored(train=range(12), test=range(20, 26))
     for _ in range(2):
-        storage, _ = stored(train=range(12), test=range(20, 26))
         before = storage.read(naming.MANIFEST)
         written = report.write(storage.url)
         assert written.path == f"{storage.url}/report.html"
