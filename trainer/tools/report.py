@@ -141,8 +141,11 @@ def _record_of(line: bytes) -> Record | None:
 
 def render(run: RunRecord) -> bytes:
     """The page as HTML."""
-    config, devices = run.config, [one.device for one in (*run.steps, *run.epochs)]
+    config = run.config
+    devices = [*(one.device for one in run.steps), *(one.device for one in run.epochs)]
     facts = (run.url, *devices[-1:], count(run.last_step, "step"), run.started)
+    addresses = [one.partition("=")[0] for one in config.mix or [config.manifest or ""]]
+    sets = ["/".join(address.split("/")[-2:]) for address in addresses]
     settings = [(key, value_text(value)) for key, value in values_of(config).items()]
     usual = {key: value_text(value) for key, value in values_of(TrainConfig()).items()}
     # A column that says nothing is left out: what only accelerators count, top-5 of few classes.
@@ -152,7 +155,7 @@ def render(run: RunRecord) -> bytes:
     return page.render(
         "trainer.tools",
         "report.html",
-        title=f"{config.model.name.rpartition(':')[2]} on {config.manifest or ', '.join(config.mix or ())}",
+        title=f"{config.model.name.rpartition(':')[2]} on {' and '.join(sets)}",
         subtitle=" · ".join(filter(None, facts)),
         sections=[
             (anchor, anchor.capitalize())
