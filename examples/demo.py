@@ -23,7 +23,7 @@ def write_digits(folder: Path) -> Path:
     """The 1,797 handwritten digits that scikit-learn ships, as 8x8 PNG files in class folders;
     written once.
 
-    Files that were written anew would be another input than that of the shards that stand.
+    If they were written again, the finished shards would belong to another input.
     """
     import numpy as np
     from PIL import Image
@@ -65,16 +65,16 @@ def fetch_cifar10(folder: Path) -> Path:
 
 
 def commands(data: str, raw: Path, folder: Path) -> list[list[str]]:
-    """What a user would type, one list of words a command."""
+    """What a user would type, one list of words per command."""
     shards, run = str(folder / "shards"), str(folder / "run")
     source = ["folder", "--holdout", "test=0.2"] if data == "digits" else ["cifar10"]
     recipe = "digits_smoke" if data == "digits" else "cifar10_resnet18"
     return [
-        ["pipelines", "build", "--input", str(raw), "--output", shards, "--source", *source],
-        ["pipelines", "verify", shards, "--deep"],
-        ["pipelines", "inspect", shards],
-        ["trainer", "train", "--recipe", recipe, "--manifest", shards, "--run-dir", run],
-        ["trainer", "report", run, "--output", str(folder / "run.html")],
+        ["shardset", "build", "--input", str(raw), "--output", shards, "--source", *source],
+        ["shardset", "verify", shards, "--deep"],
+        ["shardset", "inspect", shards],
+        ["shardset", "train", "--recipe", recipe, "--manifest", shards, "--run-dir", run],
+        ["shardset", "report", run, "--output", str(folder / "run.html")],
     ]
 
 
@@ -108,9 +108,8 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     for command in commands(args.data, raw, folder):
-        words = ["python", "-m", *command]
-        print(f"\n$ {shlex.join(words)}", flush=True)
-        code = follow([sys.executable, *words[1:]])
+        print(f"\n$ {shlex.join(command)}", flush=True)
+        code = follow([sys.executable, "-m", *command])
         if code:
             return code
     print(f"\nthe set: {folder / 'shards' / 'report.html'}\nthe run: {folder / 'run.html'}")

@@ -20,7 +20,7 @@ from pipelines.estimate.reading import (
 )
 from pipelines.estimate.stored import StoredSet, StoredSplit
 from pipelines.split_table import split_table
-from shardset.errors import ConfigError
+from shardset.errors import DOCS, ConfigError
 from shardset.order.budget import DEFAULT_WINDOW, Memory, fit_memory, fit_order
 from shardset.order.epoch import Order
 from shardset.order.lanes import check_world, rank_part, read_factor
@@ -118,7 +118,7 @@ def show(found: Estimate, console: Console) -> None:
         f"{found.split}, read in batches of {reading.global_batch_size:,} by {replicas} on {hosts}"
         f" ({readers})"
     )
-    console.print(f"\n{heading}", highlight=False)
+    console.print(f"\n{heading}\n({DOCS}/how-to/check.md#estimate)", highlight=False)
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
@@ -141,11 +141,7 @@ def _rows(found: Estimate) -> Iterator[tuple[str, str]]:
     if (view := stored.splits[found.split].view) and view.digest:
         yield "view", f"{view.num_kept:,} of {view.num_ids:,} samples"
     yield "steps", f"{steps.num_steps:,} an epoch{last}"
-    yield (
-        "order",
-        f"L = {order.num_lanes} lanes, q = {order.block_size}, w = {order.window}"
-        " (docs/explanation/order.md)",
-    )
+    yield "order", f"L = {order.num_lanes} lanes, q = {order.block_size}, w = {order.window}"
     if mixing := found.mixing:
         yield (
             "shuffle",

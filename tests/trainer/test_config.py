@@ -30,7 +30,7 @@ def test_an_unknown_recipe_is_refused_with_the_nearest_one() -> None:
 def test_the_settings_of_imagenet_are_those_of_the_paper() -> None:
     plain = recipes.imagenet_resnet50()
     assert plain.optimizer.learning_rate / plain.global_batch_size * 256 == pytest.approx(0.1)
-    assert plain.global_batch_size // 32 == 128  # for each core of a v3-32
+    assert plain.global_batch_size // 32 == 128  # for each of 32 devices
     assert all(
         group["nesterov"]
         for group in build.optimizer(plain.optimizer, nn.Linear(2, 2)).param_groups

@@ -167,7 +167,7 @@ def test_classes_that_come_one_after_the_other_are_mixed_in_every_shard():
         assert max(seen.values()) < 30
 
 
-def test_cifar_upsampled_to_1280000_gives_640_shards_of_2000():
+def test_cifar_repeated_to_1280000_gives_640_shards_of_2000():
     sizing = Sizing(samples_per_shard=2000, target_samples=1_280_000)
     plan = a_plan([0] * 50_000, sizing, "none")
     assert (plan.num_shards, plan.num_stored, plan.num_repeats) == (640, 1_280_000, 1_230_000)
