@@ -121,8 +121,9 @@ def test_each_way_of_migrating_works_in_its_order(title: str, tmp_path: Path) ->
         )
     if title == "MosaicML Streaming":
         run([peers_python(), "-c", WRITE_MDS], tmp_path)
-    assert len(python_of(section_of(title))) >= 2
     run_steps(section_of(title), tmp_path)
+    [made] = tmp_path.glob("shards-from-*")
+    list(stream(str(made)))
 
 
 @pytest.mark.parametrize("name", LOOPS)

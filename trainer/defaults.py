@@ -229,8 +229,8 @@ def table(chosen: Settings, facts: "SetFacts", machine: Machine) -> str:
     processes = f", {machine.num_processes} processes" if machine.num_processes > 1 else ""
     title = (
         f"chosen for {facts.num_samples:,} {what} of {about}{facts.side} pixels in"
-        f" {facts.num_classes} classes, on {machine.name}{processes}; these flags would say the"
-        " same, and change it:"
+        f" {facts.num_classes} classes, on {machine.name}{processes}; give a flag to change its"
+        " value:"
     )
     return "\n".join([title, *flags])
 
