@@ -22,7 +22,7 @@ assert num_samples == 21
 assert again.state_dict() == again.state(1, 1)
 assert len(np.unique([next(part.epoch(0))["id"] for part in parts])) == 16
 larger = shardset.Stream("photos", "train", batch_size=16, image_size=288)
-larger.load_state_dict(saved)  # progressive resizing
+larger.load_state_dict(again.state_dict())  # progressive resizing
 assert next(iter(larger))["image"].shape == (16, 288, 288, 3)
 assert images_NHWC.shape == (16, 32, 32, 3)
 assert sample.id == 17
