@@ -1,4 +1,4 @@
-"""From nothing to a prediction, timed: install, pictures, shards, training, prediction.
+"""From nothing to a prediction, timed: install, images, shards, training, prediction.
 
 python -m examples.ten_minutes --folder ten-minutes
 python -m examples.ten_minutes --skip-install --pictures photos
@@ -57,7 +57,7 @@ def steps(
         "write the digits", [python, "-c", WRITE_DIGITS, str(folder / "pictures")], REPOSITORY
     )
     build = ["build", "--source", "folder", "--output", "shards", "--holdout", "test=0.1"]
-    train = ["trainer", "train", "--manifest", "shards", "--run-dir", "run"]
+    train = ["shardset", "train", "--manifest", "shards", "--run-dir", "run"]
     if epochs:
         train += ["--epochs", str(epochs)]
     return [
@@ -65,7 +65,7 @@ def steps(
         *([] if pictures else [digits]),
         Step(
             "build",
-            [python, "-m", "pipelines", *build, "--input", str(pictures or "pictures")],
+            [python, "-m", "shardset", *build, "--input", str(pictures or "pictures")],
             folder,
         ),
         Step("train", [python, "-m", *train], folder),
@@ -73,7 +73,7 @@ def steps(
 
 
 def predict(python: str, folder: Path, pictures: Path) -> Step:
-    """The classes of one picture of each of the first three class folders."""
+    """The classes of one image of each of the first three class folders."""
     classes = sorted(path for path in pictures.iterdir() if path.is_dir())
     firsts = [
         next(iter(sorted(one.rglob("*.png")) + sorted(one.rglob("*.jp*g"))), None)
@@ -84,7 +84,7 @@ def predict(python: str, folder: Path, pictures: Path) -> Step:
         raise StepFailed(
             f"{pictures}: no .png or .jpg in its class folders; expected CLASS/.../picture.png"
         )
-    return Step("predict", [python, "-m", "trainer", "predict", "--from", "run", *images], folder)
+    return Step("predict", [python, "-m", "shardset", "predict", "--from", "run", *images], folder)
 
 
 def seconds_of(step: Step, environment: dict[str, str]) -> float:
