@@ -37,7 +37,7 @@ from shardset.version import __version__
 
 
 def prepare(config: BuildConfig, output: Storage) -> PreparedBuild:
-    """Surveys the input, then writes the files that workers start from, or finds those of an
+    """Surveys the input, then writes the files that workers start from, or finds the files of an
     earlier build.
     """
     source = sources.open_source(config)
@@ -233,7 +233,7 @@ class _Start:
 
 
 def _describe(config: BuildConfig, survey: Survey, digest: str) -> BuildFile:
-    """What this build writes into `plan/build.json`; `digest` is that of the survey's units."""
+    """What this build writes into `plan/build.json`; `digest` covers the survey's units."""
     return BuildFile(
         tool=f"shardset {__version__}, plan {PLAN_VERSION}",
         libraries=libraries(config.image),

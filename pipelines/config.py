@@ -201,7 +201,7 @@ class BuildConfig:
         )
 
     def writes_images(self, fixes: Collection[str]) -> bool:
-        """Whether images are written anew, so that libraries decide their bytes; `fixes` are those
+        """Whether images are re-encoded, so that libraries decide their bytes; `fixes` are the ones
         of the plan.
         """
         plain = ImageOptions(

@@ -31,7 +31,7 @@ class Holdout:
 
     Empty: all samples go to `train`.
 
-    `class_bounds` are those of the classes that the fractions alone would leave without a split:
+    `class_bounds` belong to the classes that the fractions alone would leave without a split:
     see `by_class`. Raises ConfigError unless the names can name splits and the fractions are above
     0 and below 1 in sum.
     """

@@ -20,7 +20,7 @@ MAX_ROWS = 20
 
 
 class SplitNumbers(msgspec.Struct, frozen=True, kw_only=True):
-    """A split that is stored or planned; `num_bytes` are those of its tars, or of its input before
+    """A split that is stored or planned; `num_bytes` counts its tars, or its input before
     these are written.
     """
 

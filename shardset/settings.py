@@ -146,7 +146,7 @@ def setting(
 
 
 def required(help: str, **flag: Any) -> Any:
-    """A field like those of `setting`, without a default."""
+    """A field as `setting` makes it, without a default."""
     return setting(dataclasses.MISSING, help, **flag)
 
 

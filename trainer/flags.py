@@ -47,7 +47,7 @@ GROUPS = {
         "compile",
     ),
 }
-"""The settings that have a flag; an evaluation has none of those of training.
+"""The settings that have a flag; an evaluation has none of the training ones.
 
 `--set KEY=VALUE` changes any setting.
 """
@@ -107,7 +107,7 @@ def add_config_flags(
 ) -> None:
     """Adds the flags of these settings, with their help lines.
 
-    Without a recipe the settings are those of `base`.
+    Without a recipe the settings come from `base`.
     """
     for title, names in GROUPS.items():
         if named := [key for key in names if key in keys]:

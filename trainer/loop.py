@@ -67,8 +67,8 @@ def evaluate(
     """Sums over every sample of a split, each once, for any number of replicas; None if asked to
     stop on the way.
 
-    `must_stop` is asked after each fetch, `gives_up` while there is no batch; `num_rows` is that of
-    a DeviceFeed, as is `with_ids`, by which the Totals have the samples.
+    `must_stop` is asked after each fetch, `gives_up` while there is no batch; `num_rows` comes from
+    a DeviceFeed, as does `with_ids`, by which the Totals have the samples.
     """
     totals, rows = Totals(), []
     steps = steps_of(stream, 0, len(stream))

@@ -30,7 +30,7 @@ _REBUILD = "rebuild the shard with --only-shards"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardTask:
-    """One shard to check; `fields` and `num_source_samples` are those of its split, `is_own` of its
+    """One shard to check; `fields` and `num_source_samples` belong to its split, `is_own` to its
     group. Pickles.
 
     `image` are the options to decode its images with.

@@ -59,7 +59,7 @@ class VerifyReport:
 
 
 ShowProgress = Callable[[int, int, int], None]
-"""Takes the shards that were checked, those of the whole set, and the bytes that were read."""
+"""Receives the numbers of shards that were checked, of all shards, and of bytes that were read."""
 
 
 def verify(url: str, *, deep: bool, progress: ShowProgress | None = None) -> VerifyReport:

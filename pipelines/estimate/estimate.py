@@ -33,7 +33,7 @@ class Estimate:
 
     `refusal` says why a run would be refused, else "": then `memory` is None.
 
-    `read_bytes` are those of an epoch by all readers, which is `amplification` times the bytes of
+    `read_bytes` counts an epoch by all readers, which is `amplification` times the bytes of
     its samples.
     """
 

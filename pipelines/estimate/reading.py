@@ -106,7 +106,7 @@ def steps_of(order: Order) -> Steps:
 
 
 def gap_factor(order: Order) -> float:
-    """The bytes that the reads of a view bring for each of its own, measured at the beginning of an
+    """The bytes that the reads of a view bring for each byte of its samples, at the beginning of an
     epoch.
     """
     if not order.selection.digest:

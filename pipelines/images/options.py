@@ -17,7 +17,7 @@ Verify = Literal["decode", "header", "none"]
 ImageFormat = Literal["keep", "jpg", "png", "ppm", "webp"]
 
 CMYK_TO_RGB = "cmyk-to-rgb"
-"""The fix of a CMYK image, which is written anew."""
+"""The fix of a CMYK image, which is re-encoded."""
 
 _REWRITTEN_AS = {
     "gif": "png",

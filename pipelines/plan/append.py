@@ -30,7 +30,7 @@ class Addition(msgspec.Struct, frozen=True, kw_only=True):
     """How a build appends to the version of a set that has the digest `base`.
 
     `labels` has the label in the set of each class of the input, and is empty where all stay the
-    same. The version has `num_classes`. `num_source_samples` are those of the version, by split.
+    same. The version has `num_classes`. `num_source_samples` are the version's, by split.
     `known` says which samples of the input to skip.
     """
 
@@ -51,7 +51,7 @@ def base_of(files: PlanFiles, addition: Addition | None) -> Manifest | None:
 def extended_classes(
     old: Sequence[ClassInfo], new: Sequence[ClassInfo] | None
 ) -> tuple[Sequence[ClassInfo] | None, list[int]]:
-    """The classes of a set with those of an input, and the labels that these get, as in `Addition`.
+    """The classes of a set and of an input together, and the input's labels, as in `Addition`.
 
     Classes are the same if their wnids are, or their names where one has no wnid; further ones
     follow. Without names of the input its labels mean the classes of the set, and may go beyond

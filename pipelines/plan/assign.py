@@ -79,7 +79,7 @@ def plan_group(
     """Writes the references of every shard of a group, in their final order; yields the shard
     numbers.
 
-    `suffix` is that of the shards' folder.
+    `suffix` is the suffix of the shards' folder.
     """
     placed = tables.concat(
         [tables.placements_from_bytes(data) for data in read_slices(files.output, slices)]

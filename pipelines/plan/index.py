@@ -83,7 +83,7 @@ def index_unit(
 
 
 def fields_of(sample: RawSample) -> list[tuple[str, Extent | bytes]]:
-    """The stored fields in member order: those of the sample, and its label as `cls`."""
+    """The stored fields in member order: the sample's, and its label as `cls`."""
     fields = list(sample.fields.items())
     if sample.label >= 0 and "cls" not in sample.fields:
         after = 1 + [*sample.fields].index(sample.image) if sample.image in sample.fields else 0

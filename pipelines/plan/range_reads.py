@@ -60,7 +60,7 @@ def coalesce(ranges: Sequence[tuple[int, int]], *, max_gap: int, max_bytes: int)
 
     `ranges` are half-open (start, stop), ascending by start. Neighbours share a request if they are
     at most `max_gap` bytes apart and the request stays within `max_bytes`; a longer range is a
-    request of its own.
+    separate request.
     """
     first, end = 0, 0
     for number, (start, stop) in enumerate(ranges):

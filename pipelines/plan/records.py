@@ -28,11 +28,11 @@ class BuildFile(msgspec.Struct, frozen=True, kw_only=True):
 
     An unfinished build resumes only if it is the same.
 
-    `appends` says to what it adds, None if it makes a set of its own. `libraries` are the installed
+    `appends` says to what it adds, None if it makes a new set. `libraries` are the installed
     ones, whether or not a byte depends on them. A build that replaces others becomes `ready` once
     their files are removed; `before` holds their suffixes, and later only its own if they had that
     too. `claim` is the launcher that prepared the output: of several with one command, one does.
-    `looked_for` is that of the survey.
+    `looked_for` is the survey's.
     """
 
     tool: str

@@ -62,7 +62,7 @@ class UnitSummary:
     """A unit, or all units, in a few numbers: counts and fields by split, fixes, reasons of
     rejected samples, a digest.
 
-    `fields` are those of `count_fields`.
+    `fields` come from `count_fields`.
     """
 
     unit: int
@@ -203,5 +203,5 @@ def refuse_too_many_bad(total: UnitSummary, max_bad_fraction: float) -> None:
 
 
 def _examples(reasons: Iterable[str]) -> list[str]:
-    """A few of them, first those of halves of samples: the advice on these differs."""
+    """A few of them, halves of samples first: the advice on these differs."""
     return sorted(reasons, key=lambda reason: APART not in reason)[:MAX_REASONS]

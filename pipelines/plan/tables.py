@@ -2,7 +2,7 @@
 stored sample.
 
 A unit's table lists the samples of the unit. A shard's table, its references, lists the sample at
-each position and the extents of its bytes. Each row is one binary value beside the numbers that
+each position and the extents of its bytes. Each row is one binary value next to the numbers that
 planning needs: rows are moved three times between the two tables, and text columns would make that
 slow.
 """

@@ -141,7 +141,7 @@ def read_images(
 
     Calls `use` in threads.
 
-    Neighbours are read together, and an image that is not that of the index a second time.
+    Neighbours are read together, and an image that differs from the index a second time.
     """
     ends = np.flatnonzero(np.diff(catalog.rows["shard"][samples])) + 1
     by_shard = [group.tolist() for group in np.split(samples, ends) if len(group)]

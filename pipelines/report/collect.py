@@ -120,8 +120,8 @@ def choose_images(catalog: Catalog, max_images: int) -> np.ndarray:
 
 
 def _ranked(catalog: Catalog, samples: np.ndarray, column: str) -> tuple[np.ndarray, np.ndarray]:
-    """The samples by a column, then in random order; and the number of each among those of the same
-    value.
+    """The samples by a column, then in random order; and the number of each among the samples of
+    the same value.
     """
     order = samples[np.lexsort((catalog.rows["random"][samples], catalog.rows[column][samples]))]
     return order, ranks(catalog.rows[column][order])

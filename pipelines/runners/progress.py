@@ -70,7 +70,7 @@ def _watch(
 
 
 def _line(output: Storage, num_units: int, writes: bool, seconds: float) -> str:
-    """The progress in words: rates and time left are those of the whole run."""
+    """The progress in words, with rates and time left of the complete run."""
     plan = files.find_record(output, paths.PLAN, PlanFile) if writes else None
     if plan is None:
         return f"indexed {sum(1 for _ in output.list(paths.UNITS))}/{num_units} units"

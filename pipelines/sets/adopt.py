@@ -1,4 +1,4 @@
-"""Makes a shard set of tars that others made, where they are: an index beside each tar, and a
+"""Makes a shard set of tars that others made, where they are: an index next to each tar, and a
 manifest.
 """
 

@@ -32,7 +32,7 @@ def write_catalog(url: str) -> list[str]:
     """Writes the files that are missing or of other tars, each with one read of its tar; returns
     their paths.
 
-    Raises ManifestError without a set, DamagedShard for a tar that is not that of the manifest.
+    Raises ManifestError without a set, DamagedShard for a tar that differs from the manifest.
     """
     loaded = manifests.load_whole(url)
     options = options_to_read(loaded.manifest)

@@ -1,5 +1,5 @@
 """Writes a column: a value for each sample of a set,
-in tars with the keys and the cuts of its own.
+in tars with the same keys and shard boundaries.
 """
 
 from collections.abc import Sequence

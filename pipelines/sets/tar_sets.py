@@ -64,7 +64,7 @@ class TarRecord(msgspec.Struct, frozen=True, kw_only=True):
     """`plan/tars/...`: a tar with its index, the samples of each label, and its lines of the
     quarantine list.
 
-    `fields` are those of `count_fields`; a column needs neither labels nor fields. `num_values` are
+    `fields` come from `count_fields`; a column needs neither labels nor fields. `num_values` are
     the samples that have a value in a column, `kinds` the dtypes and shapes of its arrays.
     """
 

@@ -47,7 +47,7 @@ class Extent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The bytes [offset, offset + num_bytes) of one generation of one object.
 
     `object` is a name in the input folder, an absolute URL or path, or SPOOL for the unit's own
-    spool. `crc32c` is that of the bytes, or UNREAD until the source or the build has read them.
+    spool. `crc32c` covers the bytes, or is UNREAD until the source or the build has read them.
     """
 
     object: str
@@ -76,7 +76,7 @@ class RawSample(msgspec.Struct, frozen=True, kw_only=True):
 
     `seen` are byte ranges of the input that decided what this says, with the CRC32C of what the
     source read there. The build reads them again, as it does extents that have a CRC32C, and
-    indexes the unit anew if a bit was flipped.
+    indexes the unit again if a bit was flipped.
     """
 
     name: str
@@ -93,7 +93,7 @@ class Rejected:
     """Something that can't become a sample: its name, the reason, and where its bytes are, if they
     can be located.
 
-    `seen` is that of `RawSample`.
+    `seen` is as in `RawSample`.
     """
 
     name: str
@@ -113,7 +113,7 @@ class Survey:
     where they are many. `num_bytes` is the size of the samples where `objects` do not hold them.
     `all_tars` says that the input is every tar below the folder, including one that is written
     there later. `looked_for` says in words where labels are expected, for a note on samples without
-    one. `refusal` says why the labels can't be those of a new set, "" if they can.
+    one. `refusal` says why a new set can't have the labels, "" if it can.
     """
 
     units: Units

@@ -43,8 +43,8 @@ class Folder:
     """Images in class folders below `input`; classes get labels in the order of their sorted names.
 
     An image is of the class that the first `class_depth` folders below its split name, however deep
-    it is: with 1 that of the first folder, as in torchvision's ImageFolder. The first folders are
-    splits if one of them is named like a split and has no images of its own. `holdout` is for
+    it is: with 1 the first folder, as in torchvision's ImageFolder. The first folders are
+    splits if one of them is named like a split and holds no images directly. `holdout` is for
     folders without splits; a key is the path without its extension.
     """
 

@@ -30,7 +30,7 @@ def load_in_worker(url: str, digest: str) -> LoadedSet:
 
 @dataclass(frozen=True, slots=True)
 class ExistingSet:
-    """The samples of a set or a view, by its address; those of a view with its splits and labels.
+    """The samples of a set or a view, by its address; a view's with its splits and labels.
 
     A unit per tar.
     """

@@ -49,7 +49,7 @@ class Synsets:
 def read_devkit(file: IO[bytes], where: str) -> Synsets:
     """The synsets of `ILSVRC2012_devkit_t12.tar.gz`; raises SourceError for any other file.
 
-    A validation label there is an ILSVRC2012_ID; their order is not that of the wnids.
+    A validation label there is an ILSVRC2012_ID; they are not in the order of the wnids.
     """
     wanted = (_META, _TRUTH)
     contents = read_members(file, where, wanted)

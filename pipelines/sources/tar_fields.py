@@ -14,13 +14,13 @@ MAX_FRAMES = 32
 """So many fields that differ by a number alone may be frames of fewer samples."""
 
 _NUMBER = re.compile(r"\d+(?=.*\.)|(?<![^.])\d+$", re.ASCII)
-"""Not that of an extension: `mp4`."""
+"""Not in an extension: `mp4`."""
 
 
 def count_fields(samples: Iterable[Iterable[str]]) -> dict[str, int]:
     """The number of samples with each field, in the order in which they come.
 
-    Under a name with `#` for its numbers, that of samples with any field that differs by them
+    Under a name with `#` for its numbers, the number of samples with any field that differs by them
     alone.
     """
     counts = Counter[str]()

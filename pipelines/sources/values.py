@@ -34,7 +34,7 @@ class Values(NamedTuple):
 
     `identity` changes with them.
 
-    `read` gives those in some rows. A row is that of the sample with its key in `rows`, or else
+    `read` gives the values in some rows. A sample's row is the one of its key in `rows`, or else
     with its id.
     """
 

@@ -223,7 +223,7 @@ class TarGroupMember(NamedTuple):
     decides on the sample.
 
     A CRC32C is UNREAD where the walk does not read the bytes, and on a disk, which is trusted. An
-    extension header has no checksum of its own.
+    extension header has no checksum.
     """
 
     name: str

@@ -79,7 +79,7 @@ def publish(storage: Storage, base: Manifest, manifest: Manifest) -> None:
 
 
 def appended(base: Manifest, added: Manifest) -> Manifest:
-    """The version after `base`: its groups, then those of `added`, whose labels are those of the
+    """The version after `base`: its groups, then the groups of `added`, with the labels of the
     larger class list.
     """
     classes = max(base.classes, added.classes, key=len)

@@ -61,7 +61,7 @@ def newest_of(url: str) -> tuple[Manifest, Storage]:
 
 def unfinished_files(output: Storage) -> set[str]:
     """The files that the build in `plan/` may have written,
-    and those of the set that it replaces.
+    and of the set that it replaces.
     """
     names = set[str]()
     if file := plan_files.find(output, paths.REPLACED):

@@ -3,7 +3,7 @@
 simplejpeg decodes JPEG (`jpeg`), kornia_rs and pyspng 8-bit PNG (`png`), Pillow everything else.
 Transparent pixels are put on a background whatever the decoder
 (`shardset.format.images.background`); `crops` fills the row. `docs/reference/images.md` states how
-far the result may be from that of Pillow and torchvision.
+far the result may be from Pillow's and torchvision's.
 """
 
 from contextlib import AbstractContextManager, nullcontext

@@ -2,7 +2,7 @@
 
 The blocks between two restart markers, a run, can be decoded alone. If each row of blocks is a
 whole number of runs, the runs of a window make a smaller JPEG with the same header, whose pixels
-are those of the window in the whole image (`shardset build --jpeg-restart` writes such
+equal the window in the complete image (`shardset build --jpeg-restart` writes such
 JPEGs). Without markers, only the rows below the window can be left out: a decoder stops at the last
 row of blocks that the header claims.
 """

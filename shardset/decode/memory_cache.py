@@ -23,7 +23,7 @@ class MemoryCache:
         self.filled = np.zeros(num_samples, dtype=bool)
 
     def put(self, ids: int | np.ndarray, images_NHWC: np.ndarray, labels: int | np.ndarray) -> None:
-        """Keeps one image or several of one size; ignores those of another size than the wanted
+        """Keeps one image or several of one size; ignores images of another size than the wanted
         one.
         """
         if images_NHWC.shape[-3:-1] != (self.size, self.size):

@@ -17,7 +17,7 @@ Apply = Callable[[Image.Image, float], Image.Image]
 Value = Callable[[float, int], float]
 
 FILL = (128, 128, 128)
-"""The color of what a geometric operation leaves empty: that of the paper's code."""
+"""The color of areas that a geometric operation leaves empty, as in the paper's code."""
 
 
 @dataclass(frozen=True, slots=True)

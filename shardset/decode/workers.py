@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from shardset.decode.image import ImageSpec
 
 _NO_ALGEBRA = {"OPENBLAS_NUM_THREADS": "1"}
-"""Keeps NumPy from starting threads of its own, which would be a third of a worker's start."""
+"""Keeps NumPy from starting threads, which would be a third of a worker's start."""
 
 _COMMAND = (
     sys.executable,

@@ -1,4 +1,4 @@
-"""The catalogue of a shard: a Parquet file beside the tar with a row for each sample, in the order
+"""The catalogue of a shard: a Parquet file next to the tar with a row for each sample, in the order
 of the tar.
 
 It is made from the tar, so it is in no digest. Its footer names the SHA-256 of that tar, and its
@@ -39,7 +39,7 @@ SCHEMA: Final = pa.schema(
 def read_rows(
     storage: Storage, shard: Shard, columns: Sequence[str] = SCHEMA.names
 ) -> pa.Table | None:
-    """The rows of a shard; None if there are none, or damaged ones, or those of another tar."""
+    """The rows of a shard; None if there are none, if they are damaged or of another tar."""
 
     def read() -> pa.Table:
         with parquet_errors(ManifestError):

@@ -1,4 +1,4 @@
-"""Columns of a shard set: one more value for each sample, in a set of its own below
+"""Columns of a shard set: one more value for each sample, in a separate set below
 `columns/NAME/`.
 
 Such a set has the shards of its parent: the same numbers, sizes and keys, so a sample has the same

@@ -29,7 +29,7 @@ def index_dtype(fields: Sequence[str], key_bytes: int) -> np.dtype:
     """One row of an index.
 
     `offset` of the first header, `crc32c` over the contents of the fields in member order,
-    `image_crc32c` over that of the first image alone (0 if there is none), `label`, `source`,
+    `image_crc32c` over the first image alone (0 if there is none), `label`, `source`,
     `copy`, `key` (ASCII), then for each field of the split a column `.jpg`, `.cls`, ... with the
     pair (`offset`, `num_bytes`) of its content; (0, 0) where the sample has no such field. Last the
     `check` of the row (see `shardset.format.table`).

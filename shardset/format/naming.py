@@ -31,7 +31,7 @@ _BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
 def is_key(key: str) -> bool:
-    """Whether `key` can be that of a raw sample: ASCII letters, digits and `_+=-/`, at most 72
+    """Whether a raw sample can have the key `key`: ASCII letters, digits and `_+=-/`, at most 72
     bytes.
 
     No dot (a key ends at the first), no space, no empty part; `@` is reserved for copies of a
@@ -110,12 +110,12 @@ def shard_path(folder: str, split: str, number: int) -> str:
 
 
 def index_path(shard: str) -> str:
-    """The index beside a shard: `train/train-000012.idx.npy`."""
+    """The index next to a shard: `train/train-000012.idx.npy`."""
     return shard.removesuffix(".tar") + ".idx.npy"
 
 
 def catalog_of(shard: str) -> str:
-    """The catalogue beside the shard with that path: `train/train-000012.parquet`."""
+    """The catalogue next to the shard with that path: `train/train-000012.parquet`."""
     return shard.removesuffix(".tar") + ".parquet"
 
 

@@ -1,4 +1,4 @@
-"""The names of samples in the raw input, from the plan beside the manifest, as long as that is
+"""The names of samples in the raw input, from the plan next to the manifest, as long as that is
 kept.
 
 The plan's tables are Arrow IPC streams, in files with a frame: a line behind the content with the
@@ -118,7 +118,7 @@ def read_origins(
     """The origins of the samples in a tar, or of those at `positions`; None if the plan is gone or
     has other keys.
 
-    `shard` is the path of the tar. `keys` are those of the samples, None to skip the comparison.
+    `shard` is the path of the tar. `keys` are the samples' keys, None to skip the comparison.
     Raises DamagedShard for anything but a plan.
     """
     path = naming.references_of(shard)

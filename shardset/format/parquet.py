@@ -40,7 +40,7 @@ def open_table(data: bytes) -> parquet.ParquetFile:
 
 
 def table_to_bytes(table: pa.Table, **options: Any) -> bytes:
-    """The file of a table; `options` are those of `pyarrow.parquet.write_table`."""
+    """The file of a table; `options` go to `pyarrow.parquet.write_table`."""
     out = io.BytesIO()
     parquet.write_table(table, out, write_page_checksum=True, **{"compression": "zstd"} | options)
     return out.getvalue()

@@ -1,4 +1,4 @@
-"""The shards of a split, in groups: the manifest describes each group, and a table beside it has a
+"""The shards of a split, in groups: the manifest describes each group, and a table next to it has a
 row a shard.
 
 A build writes one group. Where the shards of a group are equal, their sizes and first ids follow

@@ -36,7 +36,7 @@ class ViewHead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """What a view is of: a set, by an absolute address or one relative to the view's folder, and
     one of its splits.
 
-    `digest` is that of the view (see `view_digest`); "" leaves it unchecked.
+    `digest` is the view's (see `view_digest`); "" leaves it unchecked.
     """
 
     parent: str

@@ -47,7 +47,7 @@ def write_shard(
     """Writes the tar of some samples and its index, and returns what they are and the label of each
     sample.
 
-    `fields` are those of the split. `first_id` of the shard is 0, because it follows from the
+    `fields` are the split's. `first_id` of the shard is 0, because it follows from the
     shards before.
     """
     builder = TarBuilder(fields)

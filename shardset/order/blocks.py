@@ -13,7 +13,7 @@ from shardset.order.permutation import Purpose, hash64, hash64_on
 from shardset.order.selection import Selection
 
 GAP_SHARE = 0.3
-"""Most samples between those of a read that it brings for nothing, for each one that is wanted."""
+"""Most unwanted samples that a read may bring for each wanted one."""
 
 _BLOCKS_AT_ONCE = 1 << 16  # bounds the memory of hashing all blocks of an epoch
 _IDS_AT_ONCE = 1 << 18
@@ -143,7 +143,7 @@ class BlockLayout:
         """(start, stop, first, num_samples) of the read that brings each position.
 
         Reads go on over the smallest gaps of their block first, as many as GAP_SHARE allows.
-        `first` and `num_samples` are those of the whole block, `numbers` what turns its positions
+        `first` and `num_samples` describe the complete block, `numbers` what turns its positions
         into numbers of taken ids.
         """
         _, once, owners = np.unique(first, return_index=True, return_inverse=True)

@@ -105,7 +105,7 @@ def fit_order(
     """The order of a split whose tars hold `stored_bytes`; chooses L, q and w by the budget where
     they are None.
 
-    L and w are those of a split of any size where all of it fits into the budget for raw bytes,
+    L and w suit a split of any size that fits into the budget for raw bytes,
     which is 9/16 of the budget, so that four readers of ImageNet's images (116 KB) have the full
     window. q makes reads of about 4 MiB. Raises ConfigError where the numbers can't make an order.
     """
@@ -144,7 +144,7 @@ def fit_memory(
     """The memory of the reader of a part of each global batch; raises BudgetTooSmall, which names a
     sufficient budget.
 
-    `image_bytes` is the size of one decoded image, `cache_bytes` that of all together (None if they
+    `image_bytes` is the size of one decoded image, `cache_bytes` of all together (None if they
     can't be kept); they are kept where the rest of the budget has room for all.
     """
     num_samples, budget_bytes = int(order.first_ids[-1]), options.budget_bytes

@@ -18,7 +18,7 @@ _NONE = np.zeros(0, np.int64)
 class Selection:
     """Some of the ids 0 to `num_ids` - 1: if `keeps` those in `ids`, else all others; `ids` ascend.
 
-    `digest` is that of the view that chose them, "" if none did.
+    `digest` belongs to the view that chose them, "" if none did.
     """
 
     num_ids: int

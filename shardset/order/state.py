@@ -43,7 +43,7 @@ States = OrderState | list[OrderState]
 
 
 def states_from_json(text: str | bytes) -> States:
-    """A state, or those of a mixture, from JSON; raises ConfigError for
+    """A state, or the states of a mixture, from JSON; raises ConfigError for
     anything else.
     """
     return _decode(text, States)  # type: ignore[arg-type]
@@ -56,7 +56,7 @@ def values_of_state(state: OrderState) -> dict[str, Any]:
 
 
 def state_from_values(values: Mapping[str, Any] | OrderState, kind: type[StateT]) -> StateT:
-    """A state from plain values, whose numbers may be those of NumPy or a tensor, or from a state
+    """A state from plain values, whose numbers may come from NumPy or a tensor, or from a state
     that was read; raises ConfigError for others.
     """
     try:
@@ -94,7 +94,7 @@ _CAUSES = {
 
 
 def check_same_order(here: OrderState, saved: OrderState) -> None:
-    """Raises ConfigError with the first difference between the order of this run and that of a
+    """Raises ConfigError with the first difference between the order of this run and the order of a
     saved state.
     """
     for name, cause in _CAUSES.items():

@@ -60,7 +60,7 @@ class BlockSampleReader(SampleReader):
     def prepare(self, epoch: int, slots: Slots) -> None:
         """See SampleReader.
 
-        The rows of a block are one request; before the first batch, those of each sample are.
+        The rows of a block are one request; before the first batch, the rows of each sample are.
         """
         if not self.table.reads_rows or not self._begun:
             return

@@ -75,7 +75,7 @@ def read_rows(
     """The index rows of some samples of a shard, in the order asked for; reads only their range,
     and checks it.
 
-    `fields` are those of its index. Raises NotFound or StorageError, or DamagedShard if two reads
+    `fields` are its index's. Raises NotFound or StorageError, or DamagedShard if two reads
     find other rows.
     """
     first, index, num_samples = min(positions), shard.index, shard.num_samples
@@ -273,7 +273,7 @@ class ShardTable:
         return index
 
     def _missing(self, shard: int, index: ShardIndex, positions: Positions) -> list[range]:
-        """The rows to read of an index, for those of some samples."""
+        """The rows to read of an index, which include the rows of some samples."""
         if index.is_whole:
             return []
         whole = range(len(index.rows))

@@ -12,7 +12,7 @@ from shardset.read.pending import Contents, PendingSamples, SampleReader
 
 
 class JoinedReader(SampleReader):
-    """A reader of samples whose contents are followed by those of the same samples in other tables;
+    """A reader of samples, each followed by the contents of the same sample in other tables;
     a SampleReader.
     """
 

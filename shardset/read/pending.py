@@ -107,7 +107,7 @@ class SampleReader(ABC):
 
     @abstractmethod
     def read_single(self, addresses: SampleAddresses) -> PendingSamples:
-        """Requests samples outside the order of the steps, each with a read of its own."""
+        """Requests samples outside the order of the steps, each with a separate read."""
 
     def within_budget(self) -> bool:
         """Whether memory is left for another step."""

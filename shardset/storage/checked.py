@@ -29,7 +29,7 @@ def read_twice(
     fits: Callable[[T], bool] = lambda found: True,
     error: type[Exception] = SourceError,
 ) -> T:
-    """The result of `read`; if it doesn't fit, or `read` raises `error`, that of a second `read`.
+    """The result of `read`, or of a second one if it doesn't fit or `read` raises `error`.
 
     Damage in transfer does not repeat; damage in storage does.
     """

@@ -102,7 +102,7 @@ class S3Storage(ServedFolder):
                     self._client(_PAGE_BYTES), folder, offset=last or None, chunk_size=_PAGE_SIZE
                 )
             )
-            pages = None  # after an error the listing begins anew, behind the last name
+            pages = None  # after an error the listing starts again, behind the last name
             page, pages = list(next(at, [])), at
             return page
 

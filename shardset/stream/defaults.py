@@ -59,7 +59,7 @@ def choose_image(image: ImageChoice, image_size: int | None, seed: int | None) -
 def choose_global_batch(
     batch_size: int | None, global_batch_size: int | None, world_size: int
 ) -> int:
-    """Samples of a step over all processes, from that number or from those of one process.
+    """Samples of a step over all processes, from that number or from the number per process.
 
     Raises ConfigError unless exactly one is given.
     """

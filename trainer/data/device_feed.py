@@ -144,7 +144,7 @@ def filled_up(arrays: dict[str, np.ndarray], num_rows: int) -> dict[str, np.ndar
     """The arrays with at least `num_rows` rows: samples are repeated, first ones first, with weight
     0.
 
-    Repeats, because BatchNorm sees every row: its statistics stay those of real images.
+    Repeats, because BatchNorm sees every row: its statistics then cover real images only.
     """
     size = len(arrays["weight"])
     if size >= num_rows:

@@ -42,7 +42,7 @@ class Mixture:
     of MixedStream.
 
     An epoch has as many samples as all sets together, in whole batches. Where the weights change,
-    each set begins an order of its own anew. Raises ConfigError where the weights do not fit the
+    each set starts a new epoch. Raises ConfigError where the weights do not fit the
     batch, at any step.
     """
 

@@ -2,7 +2,7 @@
 
 A row begins with the sums of `SUMS` over the samples of the batch, each with its weight. If the
 run asks what became of each sample, its `COLUMNS` follow, sample by sample. All of it is float32,
-and rows of replicas are added up: `Runtime.of_all` gives each sample a place of its own.
+and rows of replicas are added up: `Runtime.of_all` gives each sample a separate place.
 """
 
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ ID_BASE = 1 << 24
 
 
 def ids_as_floats(ids: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Ids as float32 [n, 2], the lower digit to `ID_BASE` first; those of pads become -1."""
+    """Ids as float32 [n, 2], the lower digit to `ID_BASE` first; pads become -1."""
     return np.stack(np.divmod(np.where(weights > 0, ids, -1), ID_BASE)[::-1], 1).astype(np.float32)
 
 
@@ -36,7 +36,7 @@ def sums_of(
 def samples_of(
     ids: torch.Tensor, losses: torch.Tensor, best: torch.Tensor, labels: torch.Tensor
 ) -> torch.Tensor:
-    """The `COLUMNS` of the samples of one pass; `ids` are those of `ids_as_floats`."""
+    """The `COLUMNS` of the samples of one pass; `ids` come from `ids_as_floats`."""
     return torch.cat([ids, torch.stack([losses, labels.float(), best[:, 0].float()], 1)], 1)
 
 
@@ -65,7 +65,7 @@ class Totals:
         return np.concatenate([np.empty(0, OUTCOME), *self.outcomes])
 
     def add(self, rows: torch.Tensor) -> "Totals":
-        """These sums plus those of some steps, given as their fetched rows."""
+        """These sums plus the sums of some steps, given as their fetched rows."""
         new = rows[:, : len(SUMS)].sum(0).tolist()
         sums = np.add(self.sums, new).tolist()
         outcomes = [_outcomes_of(rows)] if rows.shape[1] > len(SUMS) else []

@@ -28,7 +28,7 @@ It is recorded, so it must never change.
 
 
 NUM_SAMPLES, NUM_EVAL_SAMPLES = 1_281_167, 50_000
-"""Samples of a synthetic epoch and evaluation: those of ImageNet. `--max-steps` stops earlier."""
+"""Samples of a synthetic epoch and evaluation, as in ImageNet. `--max-steps` stops earlier."""
 
 TUNING_SPLITS = ("val", "validation", "valid", "dev")
 """The split to evaluate on while a run is tuned, where there is also one for the final test."""
@@ -222,7 +222,7 @@ def check_split(setting: str, name: str, loaded: LoadedSet, url: str) -> None:
         )
     split, labels = splits[name], loaded.part(name).labels
     num_samples, num_labelled = split.num_samples, sum(split.class_totals)
-    if labels is not None:  # those of a view are read in place of the stored ones
+    if labels is not None:  # a view's labels are read in place of the stored ones
         num_samples, num_labelled = len(labels), int(np.count_nonzero(labels >= 0))
     if missing := num_samples - num_labelled:
         raise ConfigError(
@@ -258,7 +258,7 @@ def eval_split_of(config: TrainConfig, manifest: Manifest) -> str:
 
 
 def _num_classes_of(config: TrainConfig, manifest: Manifest) -> int:
-    """The number of classes of the model: that of the config if it suffices, else that of the
+    """The number of classes of the model: the config's if it suffices, else the
     manifest.
     """
     wanted, stored = config.model.num_classes, len(manifest.classes)

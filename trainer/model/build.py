@@ -78,7 +78,7 @@ def optimizer(
 
     Raises ConfigError for an unknown name.
 
-    `of_device` are the options that suit the device (see `optimizers.options_for`); those of the
+    `of_device` are the options that suit the device (see `optimizers.options_for`); options of the
     config go first.
     """
     if config.name in list_optimizers() and get_optimizer_info(config.name).second_order:
@@ -143,7 +143,7 @@ def check_logits(logits: Any, name: str, num_classes: int) -> None:
 
 
 def tiny_resnet(num_classes: int) -> nn.Module:
-    """A ResNet of three blocks and 78 thousand weights for pictures of 8 to 32 pixels."""
+    """A ResNet of three blocks and 78 thousand weights for images of 8 to 32 pixels."""
     block: Any = BasicBlock
     model: Any = ResNet(
         block=block, layers=(1, 1, 1, 1), num_classes=num_classes, channels=(16, 32, 64, 64)

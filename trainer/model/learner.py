@@ -173,7 +173,7 @@ class Learner:
     def _pass(
         self, batch: TensorBatch, total: float | torch.Tensor
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Forward and backward of a part; the gradient is that of the mean over all samples of all
+        """Forward and backward of a part; the gradient belongs to the mean over all samples of all
         replicas.
         """
         images, partners = self._images(batch)

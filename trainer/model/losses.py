@@ -22,7 +22,7 @@ class Partners(NamedTuple):
 def losses_of(
     config: RegularizeConfig, logits: torch.Tensor, labels: torch.Tensor, partners: Partners | None
 ) -> torch.Tensor:
-    """float32 [B]; `partners` are those of mixed images."""
+    """float32 [B]; `partners` belong to mixed images."""
     if config.loss == "bce":
         targets = _one_class(labels, logits.shape[1], config.label_smoothing)
         if partners is not None:

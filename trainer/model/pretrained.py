@@ -1,4 +1,4 @@
-"""Weights to start from: timm's own, or those of a file;
+"""Weights to start from: timm's own, or a file's;
 and the images that they were trained on.
 """
 
@@ -93,7 +93,7 @@ def check(config: ModelConfig) -> None:
 
 
 def load_file(model: nn.Module, path: str) -> None:
-    """Loads the weights of a file; those of a last layer for another number of classes stay out.
+    """Loads the weights of a file, except a last layer for another number of classes.
 
     Raises ConfigError.
     """

@@ -2,7 +2,7 @@
 
 A checkpoint is the folder `checkpoints/step-000000123/` with a state file (see checkpoint_state.py)
 and `commit.json`, which is written once the stored state has been verified. A folder without a
-commit mark does not count. Each save has a name of its own for its state, so saving a step again
+commit mark does not count. Each save has a separate name for its state, so saving a step again
 replaces nothing but the mark.
 
 A run that was paused may find its folder taken by another one. So every change is made in three

@@ -57,7 +57,7 @@ def merged_logs(storage: Storage) -> list[str]:
 
     Raises ConfigError if there are no logs.
 
-    A line without a time takes that of the line before it.
+    A line without a time gets the time of the line before it.
     """
     logs = [
         (match[1], stat.name)

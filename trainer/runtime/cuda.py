@@ -1,4 +1,4 @@
-"""What makes CUDA devices fast: flags of the process, kernels of torch.compile, and copies beside
+"""What makes CUDA devices fast: flags of the process, kernels of torch.compile, and copies during
 the computation.
 """
 
@@ -51,7 +51,7 @@ class CopiedBatch(dict[str, torch.Tensor]):
 
 
 class PinnedCopies:
-    """Copies batches to a CUDA device, and the rows of steps back, on streams of their own beside
+    """Copies batches to a CUDA device, and the rows of steps back, on separate streams during
     the steps.
 
     Batches go through pinned memory that is allocated once. No step waits on the host. The thread

@@ -26,7 +26,7 @@ from trainer.runtime.heartbeat import AGAIN, Address, HeartbeatServer
 BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "cpu": "gloo", "tpu": torchtpu.BACKEND}
 """The back ends of torch.distributed for each type of device.
 
-Hosts agree on numbers by gloo, beside the device.
+Hosts agree on numbers by gloo, not on the device.
 """
 
 SERVER_KEY = "heartbeat server"
@@ -195,7 +195,7 @@ class Ddp(Runtime):
     def _peer_errors(self) -> Iterator[None]:
         """Turns torch's errors about a lost process into PeerLost.
 
-        Those of gloo have no class of their own.
+        Gloo's have no separate class.
         """
         try:
             yield

@@ -25,7 +25,7 @@ from shardset.prepared import JSON_ERRORS, prepared
 from trainer.errors import Preempted
 
 PORT = 8490
-"""Port of the server on the first worker of a TPU slice, beside those of libtpu (8471, and 8476
+"""Port of the server on the first worker of a TPU slice; libtpu uses others (8471, and 8476
 onwards).
 """
 

@@ -62,7 +62,7 @@ class PreemptionNotice:
         return is_asked or (path is not None and Path(path).exists())
 
     def _await(self, name: str) -> None:
-        etag = "NONE"  # is never that of an answer, so the first one comes at once
+        etag = "NONE"  # no answer has it, so the first one comes at once
         while not self._left.is_set() and not self._requested.is_set():
             query = f"wait_for_change=true&timeout_sec={_WAIT_S}&last_etag={etag}"
             request = urllib.request.Request(

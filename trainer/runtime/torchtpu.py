@@ -1,4 +1,4 @@
-"""TorchTPU, the device type `tpu` of PyTorch: what its devices and processes need beside
+"""TorchTPU, the device type `tpu` of PyTorch: what its devices and processes need in addition to
 torch.distributed.
 
 `import torch` loads its package, torch_tpu, by itself where that is installed and the machine has a

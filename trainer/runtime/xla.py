@@ -169,7 +169,7 @@ class Spmd(Xla):
     """One process for each host, all devices of all hosts in one mesh; the compiler partitions the
     program.
 
-    The numbers are those of one device with the whole global batch, BatchNorm statistics included.
+    The numbers equal one device's with the complete global batch, BatchNorm statistics included.
     """
 
     strategy = "spmd"
@@ -204,7 +204,7 @@ class Spmd(Xla):
             self._spmd.mark_sharding(tensor, self._mesh, (None,) * tensor.dim())
 
     def of_all(self, rows: torch.Tensor) -> torch.Tensor:
-        # Whole on each device: otherwise fetching them would be a graph of its own, after the steps
+        # Complete on each device: otherwise fetching them would be another graph, after the steps
         # under way.
         self._spmd.mark_sharding(rows, self._mesh, (None, None))
         return rows
@@ -259,7 +259,7 @@ class Replica(Xla):
 
     def mark_replicated(self, tensors: Iterable[torch.Tensor]) -> None:
         # Equal scalars that were sent, such as Adam's step counts, become a constant of the graph
-        # or one shared input. After the first step each would be an input of its own, which is
+        # or one shared input. After the first step each would be a separate input, which is
         # another graph. Adding 0 separates them now.
         with torch.no_grad():
             for tensor in tensors:
@@ -297,7 +297,7 @@ class Replica(Xla):
 
     def compiled(self, step: Step, name: str) -> Step:
         def run(*args: Any) -> torch.Tensor:
-            # Summed in the step's graph: a graph of its own would run after the steps that are
+            # Summed in the step's graph: a separate graph would run after the steps that are
             # under way.
             result = self.sum_replicas(step(*args))
             self._torch_xla.sync()

@@ -67,7 +67,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
 
 @prepared
 class EpochRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="epoch"):
-    """One epoch. `samples` and `key_digest` are those of all hosts and equal the expected ones.
+    """One epoch. `samples` and `key_digest` cover all hosts and equal the expected ones.
 
     `rate_per_device` is `reduced_global_rate` over all devices.
     """

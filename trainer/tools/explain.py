@@ -103,7 +103,7 @@ def opened(url: str) -> tuple[TrainConfig, Stream | Mixture]:
 
 
 def timetable_of(config: TrainConfig, stream: Stream) -> Timetable:
-    """The timetable of a set of a run; that of a mixture repeats its sets without end."""
+    """The timetable of a set of a run; a mixture's repeats its sets without end."""
     return Timetable(
         loaded=stream.source.loaded,
         split_name=config.train_split,

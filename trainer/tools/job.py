@@ -95,7 +95,7 @@ def compute_of(text: str) -> Compute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One training on GKE; `arguments` are those of `train`."""
+    """One training on GKE; `arguments` are the arguments of `train`."""
 
     name: str
     queue: str

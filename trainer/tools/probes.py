@@ -81,7 +81,7 @@ def local_devices(strategy: str) -> Devices:
     from trainer.runtime import launch
 
     chosen = launch.choose(strategy)  # type: ignore[arg-type]
-    # `replica` starts processes of its own; `spmd` sees the same devices in this one.
+    # `replica` starts processes; `spmd` sees the same devices in this one.
     with launch.running("spmd" if chosen == "replica" else chosen, "fp32") as running:
         running.join(DEVICES_TIMEOUT_S)
         return Devices(

@@ -84,7 +84,7 @@ def _of_export(folder: Storage) -> tuple[ModelFacts, dict[str, torch.Tensor]]:
 
 def _classes_of(folder: Storage, config: TrainConfig) -> list[str]:
     """The names that the run recorded; numbers for classes without a name,
-    as those of fake data.
+    as with fake data.
     """
     try:
         names: list[str] = read_json(folder, CLASSES)

@@ -189,7 +189,7 @@ Label = int | str
 """The number or the name of a class, or NO_LABEL."""
 
 OTHERS = ("split", "key")
-"""Columns with a meaning of their own."""
+"""Columns with a special meaning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,8 +275,8 @@ def label_in(value: Any, where: str) -> Label:
 
 
 def class_names(rows: Mapping[Label, str], where: str) -> tuple[list[str], str]:
-    """The names of the classes in the order of their labels, and why these can't be those of a new
-    set, or "".
+    """The names of the classes in the order of their labels, and why a new set can't have them,
+    or "".
 
     `rows` has the first row of each label. Raises SourceError if some are numbers and some are
     names.

@@ -105,7 +105,7 @@ class _Unpickler(pickle._Unpickler):
         raise _refused(self._where, f"the name {whole}")
 
     def _encode(self, text: str, encoding: str) -> bytes:
-        """How Python 3 writes bytes for Python 2: each from a text of its own in the file."""
+        """How Python 3 writes bytes for Python 2: each from a separate text in the file."""
         self._bytes_to_make -= len(text)
         if self._bytes_to_make < 0 or encoding not in ("latin1", b"latin1"):
             raise ValueError("bytes in another encoding than latin1, or more than the file has")

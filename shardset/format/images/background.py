@@ -1,8 +1,8 @@
 """Transparent images on a background: the one place where a transparent pixel gets its colour.
 
 The build and every decoder of the reader call it, so that the same bytes give the same pixels
-everywhere: those of Pillow's `alpha_composite` on an opaque background. It works in strips of rows,
-so that beside a large image only its result is held.
+everywhere, as Pillow's `alpha_composite` does on an opaque background. It works in strips of rows,
+so that a large image needs only the memory of its result in addition.
 """
 
 import re

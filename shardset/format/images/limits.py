@@ -111,7 +111,7 @@ def png_chunks(png: bytes) -> Iterator[tuple[bytes, int, int]]:
 
 
 def room(needed: int, budget: int) -> AbstractContextManager[None]:
-    """A context to decode an image of so many bytes in; waits until it fits beside those being
+    """A context to decode an image of so many bytes in; waits until it fits next to those being
     decoded.
 
     A thread must not enter a second one.

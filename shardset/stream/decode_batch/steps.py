@@ -103,8 +103,7 @@ class StepPlanner:
         image, seed = self._source.spec.image, self._source.spec.seed
         drawn = np.zeros((len(slots.ids), 0))
         if image is not None and image.is_random and seed is not None:
-            # Rows are counted apart for each repeat; with one of each sample they are those of the
-            # order.
+            # Rows are counted apart for each repeat; with one of each sample they are the order's.
             rows = slots.rows * self._source.order.augment_repeats + slots.repeats
             drawn = draws(image, seed, epoch, rows, slots.lanes)
         if self._cache is not None and (addresses is None or self._cache.holds(slots.ids)):
