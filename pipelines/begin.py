@@ -62,7 +62,7 @@ def prepare(config: BuildConfig, output: Storage) -> PreparedBuild:
 
 
 class _Found(StrEnum):
-    """What a build that begins finds at its output."""
+    """The state of the output when a build begins."""
 
     VERSION = "the version to append to, and no unfinished build"
     SET = "another shard set"
@@ -233,7 +233,7 @@ class _Start:
 
 
 def _describe(config: BuildConfig, survey: Survey, digest: str) -> BuildFile:
-    """What this build writes into `plan/build.json`; `digest` covers the survey's units."""
+    """The content of `plan/build.json`; `digest` covers the survey's units."""
     return BuildFile(
         tool=f"shardset {__version__}, plan {PLAN_VERSION}",
         libraries=libraries(config.image),

@@ -37,8 +37,8 @@ Show = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a build did; `published` is the head of its manifest, None after a dry run or a build of
-    some shards.
+    """The result of a build; `published` is the head of its manifest, None after a dry run or a
+    build of some shards.
 
     After a dry run, which leaves no list, `rejected` holds the first rejected samples and why.
 

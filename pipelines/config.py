@@ -1,4 +1,4 @@
-"""What a build is asked to do, complete and checked before anything runs."""
+"""The options of a build, complete and checked before anything runs."""
 
 import sys
 from collections.abc import Collection
@@ -191,7 +191,7 @@ class BuildConfig:
         return self.balance == "stratified"
 
     def sizing(self, split: str) -> Sizing:
-        """What is asked of one split's size."""
+        """The requested size of one split."""
         return Sizing(
             num_shards=_of(self.num_shards, split),
             samples_per_shard=_of(self.samples_per_shard, split),

@@ -34,7 +34,7 @@ def printable(text: str) -> str:
 
 
 DOCS = "https://github.com/shardset/shardset/blob/main/docs"
-"""What leads to a page that a message names."""
+"""The address of the pages that messages name."""
 
 
 class ShardsetError(Exception):

@@ -1,5 +1,5 @@
-"""What each process makes for itself, because a fork breaks it: locks that another thread held,
-threads that are not there, connections that two processes would share.
+"""Objects that each process makes for itself, because a fork breaks them: locks that another
+thread held, threads that don't exist, connections that two processes would share.
 """
 
 import os

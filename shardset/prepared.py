@@ -12,7 +12,7 @@ import msgspec
 T = TypeVar("T")
 
 JSON_ERRORS = (msgspec.MsgspecError, UnicodeError, RecursionError)
-"""What decoding raises: JSON of another type, other bytes, bytes that are not UTF-8, too many
+"""The errors of decoding: JSON of another type, other bytes, bytes that are not UTF-8, too many
 brackets.
 """
 

@@ -57,7 +57,7 @@ class Setting:
 
     @property
     def expected(self) -> str:
-        """What it accepts, in words."""
+        """The accepted values, in words."""
         return _in_words(inspect.type_info(self.hint))
 
     def convert(self, value: Any, *, text: str | None = None, strict: bool = True) -> Any:
@@ -166,7 +166,7 @@ def add_flags(
 
 
 def texts_of(args: argparse.Namespace, names: Iterable[str]) -> dict[str, str]:
-    """What the parsed flags of these settings say: text by name, without those not given."""
+    """The values of the parsed flags of these settings: text by name, without flags not given."""
     given = {name: getattr(args, name, None) for name in names}
     return {
         name: ";".join(value) if isinstance(value, list) else value_text(value)

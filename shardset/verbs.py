@@ -53,7 +53,7 @@ GROUPS: dict[str, dict[str, str]] = {
 """For each verb the line that help shows."""
 
 OF_BOTH = ("export", "report")
-"""What these are given, a set or a run, says whose they are."""
+"""Their argument, a set or a run, decides which program runs them."""
 
 RUN = "config.json"
 """The file of a run folder by which it is known as one."""
@@ -114,5 +114,5 @@ def main() -> int:
 
 
 def program() -> NoReturn:
-    """What a shell runs as `shardset`."""
+    """The program `shardset` of a shell."""
     run_program(lambda: run_verb(main, debug="--debug" in sys.argv), "pipelines")

@@ -7,7 +7,7 @@ from trainer.runtime import preemption
 
 
 def program() -> NoReturn:
-    """What a shell runs."""
+    """The program of a shell."""
     if sys.argv[1:2] == ["train"]:
         preemption.listen()
     try:

@@ -1,4 +1,4 @@
-"""What must agree before a run starts: config and devices, all hosts, and a run with its
+"""The values that must agree before a run starts: config and devices, all hosts, and a run with its
 checkpoint.
 """
 
@@ -34,7 +34,7 @@ def check_batch_size(config: TrainConfig, runtime: Runtime) -> None:
 
 
 def identity_of(config: TrainConfig, data: Data) -> dict[str, Any]:
-    """What a checkpoint must have in common with the run that resumes from it."""
+    """The values that a checkpoint must share with the run that resumes from it."""
     return {
         "manifest digest": data.manifest_digest,
         "mix": [weights for _, weights in mixed_sets(config.mix)],
@@ -48,13 +48,13 @@ def identity_of(config: TrainConfig, data: Data) -> dict[str, Any]:
 
 
 def model_identity_of(model: ModelConfig, num_classes: int) -> dict[str, Any]:
-    """What a checkpoint must have in common with an evaluation of it."""
+    """The values that a checkpoint must share with an evaluation of it."""
     return {"model": f"{model.name} stem={model.stem} norm={model.norm} classes={num_classes}"}
 
 
 def facts_of(config: TrainConfig, data: Data, num_hosts: int) -> dict[str, Any]:
-    """What all hosts of a run must have in common, by name; each may have its own copy of the shard
-    set.
+    """The values that all hosts of a run must share, by name; each may have its own copy of the
+    shard set.
     """
     settings = {
         key: value for key, value in values_of(config).items() if key not in ("manifest", "mix")
@@ -81,7 +81,7 @@ def doubts_about(
     plan: Schedule,
     resumed: CheckpointState | None,
 ) -> Iterator[str]:
-    """What a run can do, but hardly should, and what changed since its checkpoint."""
+    """Warnings: odd settings of a run, and the changes since its checkpoint."""
     size = config.global_batch_size
     trained, evaluated = data.weight_of_step(0, size), data.num_eval_samples
     for split, number in {config.train_split: trained, data.eval_split: evaluated}.items():

@@ -340,5 +340,5 @@ def _check_run_dir(run_dir: str) -> None:
 
 
 def program() -> NoReturn:
-    """What a shell runs."""
+    """The program of a shell."""
     run_program(main, "trainer")

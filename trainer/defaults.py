@@ -111,7 +111,7 @@ def _crop(facts: "SetFacts", settings: Settings) -> Settings:
 
 
 def steps_of(num_samples: int, given: Mapping[str, Any], num_processes: int = 1) -> Settings:
-    """Batch size and epochs: at least about 20 steps an epoch, more epochs for small sets, and 500
+    """Batch size and epochs: at least about 20 steps per epoch, more epochs for small sets, and 500
     steps to fine-tune.
 
     The batch divides over the processes and holds each image as often as asked.

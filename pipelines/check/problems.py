@@ -1,4 +1,4 @@
-"""What is wrong with a file of a shard set, and the list of raw samples that a build rejected,
+"""The problems of a file of a shard set, and the list of raw samples that a build rejected,
 `quarantine.jsonl`.
 """
 

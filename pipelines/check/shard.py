@@ -49,7 +49,7 @@ class ShardTask:
 
 @dataclass(slots=True, kw_only=True)
 class ShardFindings:
-    """What the check of one shard found.
+    """The findings of the check of one shard.
 
     `key_hashes` is uint64, one per sample in index order; `labels` counts the samples of each
     label, -1 for none.

@@ -37,7 +37,7 @@ MIN_PROCESS_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyReport:
-    """What was verified and every problem, in manifest order.
+    """The verified shards and every problem, in manifest order.
 
     `num_samples`, `num_images` and `num_bytes` count what was read: without `deep` no image, and no
     byte of an object whose storage keeps a CRC32C.
@@ -149,7 +149,7 @@ def _executor(tasks: list[ShardTask]) -> Executor:
 
 
 def _table_problems(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
-    """What differs from the manifest in the tables of shards,
+    """Differences from the manifest in the tables of shards,
     whose rows have fitted their checks.
     """
     for name, split in manifest.splits.items():

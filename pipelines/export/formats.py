@@ -94,7 +94,7 @@ def _features_of(manifest: Manifest) -> list[dict[str, Any]] | None:
 
 
 FORMATS = {"wids": wids_files, "hf": hf_files}
-"""What makes the files of a reader from a manifest and the prefix that leads to its tars."""
+"""Functions that make a reader's files from a manifest and the prefix that leads to its tars."""
 
 TAKE_URLS = ("wids",)
 """The readers that take URLs of tars, not only paths relative to their files."""

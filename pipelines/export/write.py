@@ -72,7 +72,7 @@ def lines(exported: Sequence[ExportedFile]) -> list[str]:
 
 
 def _prefix(url: str, output: str, name: str) -> str:
-    """What leads from the folder `output` to the tars of the set at `url`; ConfigError if nothing
+    """The prefix that leads from the folder `output` to the tars of `url`; ConfigError if nothing
     that the format takes does.
     """
     if output == url:
@@ -89,7 +89,7 @@ def _prefix(url: str, output: str, name: str) -> str:
 
 
 def _outcome(target: Storage, path: str, content: bytes) -> Outcome:
-    """What writing the file would do."""
+    """The effect of writing the file."""
     try:
         return "unchanged" if target.read(path) == content else "replaced"
     except NotFound:

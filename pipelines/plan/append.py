@@ -1,4 +1,4 @@
-"""What a build that appends takes from the set: the labels of its classes, and its keys."""
+"""The part of a set that an appending build needs: the labels of its classes, and its keys."""
 
 import threading
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ Hashes = NDArray[np.uint64]
 
 _reading = threading.Lock()
 _read: dict[str, Hashes] = {}
-"""What this process has read, by build: a runner may have a dozen threads."""
+"""The files that this process has read, by build: a runner may have a dozen threads."""
 
 
 class Addition(msgspec.Struct, frozen=True, kw_only=True):

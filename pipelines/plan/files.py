@@ -45,7 +45,7 @@ _SIGNS_OF_ANOTHER_BUILD = (NotFound, PreconditionFailed, ConfigError, ManifestEr
 
 @prepared
 class _Claimed(msgspec.Struct):
-    """What matters here of a BuildFile."""
+    """The part of a BuildFile that matters here."""
 
     claim: str = ""
 

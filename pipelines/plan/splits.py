@@ -35,7 +35,7 @@ _NOTES = {
         " readers may not"
     ),
 }
-"""What the summary says of images with a mark that is no fix."""
+"""The words of the summary for images with a mark that isn't a fix."""
 
 
 def make_plan(files: PlanFiles, config: BuildConfig, build: BuildFile) -> PlanFile:

@@ -161,7 +161,7 @@ def unit_from_bytes(data: bytes | memoryview, *columns: str) -> pa.RecordBatch:
 
 def references_to_bytes(table: pa.RecordBatch) -> memoryview:
     """The bytes of a shard's references, not compressed."""
-    # Compression would save about 110 bytes a sample and take a quarter of the time of planning.
+    # Compression would save about 110 bytes per sample and take a quarter of the time of planning.
     return table_to_bytes(table)
 
 

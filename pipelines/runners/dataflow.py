@@ -95,7 +95,7 @@ def set_threads(options: PipelineOptions) -> None:
 
 
 def started(options: PipelineOptions, result: Any) -> str:
-    """What to tell the user once a job runs: its console page, and the threads of its workers.
+    """The message once a job runs: its console page, and the threads of its workers.
 
     The launcher of a flex template only writes the job to `--template_location`, from where
     Dataflow starts it.

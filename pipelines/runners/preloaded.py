@@ -1,4 +1,4 @@
-"""What a worker process needs, imported once: workers are forked from a process that has imported
+"""The imports of a worker process, made once: workers are forked from a process that has imported
 this.
 """
 

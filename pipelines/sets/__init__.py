@@ -1,3 +1,3 @@
-"""What becomes of finished sets: catalogues, views, columns, versions; and sets of tars that others
+"""Changes of finished sets: catalogues, views, columns, versions; and sets of tars that others
 made.
 """

@@ -106,7 +106,7 @@ def _open(config: ColumnConfig) -> tuple[LoadedSet, dict[str, Split], Storage, V
 def _checked(
     config: ColumnConfig, num_samples: int, records: Sequence[TarRecord]
 ) -> dict[str, object]:
-    """What the manifest says about the values; ConfigError if they don't fit."""
+    """The manifest's words about the values; ConfigError if they don't fit."""
     found = sum(record.num_values for record in records)
     kinds = sorted({kind for one in records for kind in one.kinds})
     if not found:

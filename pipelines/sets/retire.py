@@ -31,7 +31,7 @@ _TAR = re.compile(rb'"([!#-~]+\.tar)"')
 
 
 class Compacted(msgspec.Struct, frozen=True, kw_only=True):
-    """What a compaction did: the newest version, its lost samples, and the shards that held them.
+    """The result of a compaction: the newest version, its lost samples, and their former shards.
 
     `waiting` files of older versions are removed by the same call from `after` (ISO 8601) on;
     `removed` counts those that were, by folder, with `num_bytes`. `tags` name versions that go with

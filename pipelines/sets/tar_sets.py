@@ -47,7 +47,7 @@ class Task(NamedTuple):
 
     @property
     def name(self) -> tuple[str, str, int, int]:
-        """What is before and after the number in the name of the tar, the digits and the value of
+        """The text before and after the number in the name of the tar, the digits and the value of
         the number.
         """
         found = _NAME.fullmatch(self.path)

@@ -105,7 +105,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """What a source knows without reading samples.
+    """The facts that a source knows without reading samples.
 
     `classes` is None if only the samples tell; labels are then 0 to the largest one seen. `notes`
     are sentences for the user and the manifest ("no validation archive: only split train").

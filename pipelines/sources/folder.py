@@ -172,7 +172,7 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """What the folders on an image's path mean."""
+    """The meaning of the folders on an image's path."""
 
     has_splits: bool
     class_depth: int
@@ -204,7 +204,7 @@ class _Layout:
 
 @dataclass(slots=True)
 class _Listed:
-    """What is in a folder: name, bytes and generation of each image, one image of each folder,
+    """The content of a folder: name, bytes and generation of each image, one image of each folder,
     other files by type.
 
     `firsts` has the first of the other files of each folder and type.

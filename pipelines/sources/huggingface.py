@@ -277,8 +277,8 @@ def _file(stat: Stat) -> _File:
 
 @dataclass(frozen=True, slots=True)
 class ImageTable:
-    """What a schema says: the columns, any class names, the columns that go into `json`, and the
-    rest.
+    """The content of a schema: the columns, any class names, the columns that go into `json`, and
+    the rest.
     """
 
     columns: Columns
@@ -336,7 +336,7 @@ class ImageTable:
 
 
 def _features(schema: pa.Schema) -> dict[str, dict[str, Any]]:
-    """What the library datasets notes about each column;
+    """The notes of the library datasets about each column;
     nothing if another program wrote the file.
     """
     try:

@@ -101,7 +101,7 @@ class ImageNet:
 
 
 def _survey(storage: Storage, archives: dict[str, Stat], root: str) -> Survey:
-    """What the archives say, or else the tree below `root`."""
+    """The facts from the archives, or else from the tree below `root`."""
     synsets = _synsets(storage)
     if archives:
         where = f"{storage.url}/{TRAIN_TAR}"
@@ -246,7 +246,7 @@ def _in_folder(storage: Storage, unit: Unit) -> Iterator[_Found]:
 
 
 def _synsets(storage: Storage) -> Synsets:
-    """What the devkit or else Kaggle's tables say, as far as they are there."""
+    """The facts from the devkit, or else from Kaggle's tables, if they exist."""
     if stat := stat_or_none(storage, DEVKIT):
         return read_twice(lambda: read_devkit(RangeFile(storage, stat), f"{storage.url}/{DEVKIT}"))
     mapping = storage.read(MAPPING) if stat_or_none(storage, MAPPING) else b""

@@ -1,4 +1,4 @@
-"""What is in an input folder, and what a path there tells about an image."""
+"""The content of an input folder, and what a path there tells about an image."""
 
 import os
 import re
@@ -29,7 +29,7 @@ _ADVICE = {
     r"\.tar": "tars: read by --source webdataset if they have samples, or unpack them",
     rf"\.({'|'.join(FIELD_OF_EXTENSION)})": "images: class folders are --source folder",
 }
-"""What to do about files by the end of their names, if another source is meant; the first that fits
+"""Advice on files by the end of their names, if another source is meant; the first that fits
 counts.
 """
 

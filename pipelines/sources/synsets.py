@@ -33,7 +33,7 @@ _BROKEN = (
     struct.error,
     zlib.error,
 )
-"""What loadmat raises for a file that is not a table."""
+"""The errors of loadmat for a file that is not a table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ _ODD_NAME = re.compile(r"[^ -~]|\\|^__[^/]*__(/|$)|.{1025}")
 that would make the key column of the index wide.
 """
 _PIECE = 1 << 20
-"""What stays in the processor's caches while it is hashed; a bucket is read in larger windows."""
+"""It stays in the processor's caches while it is hashed; a bucket is read in larger windows."""
 
 
 def index_tar(

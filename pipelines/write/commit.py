@@ -112,7 +112,7 @@ class Committer:
         )
 
     def _written(self, plan: PlanFile, split: str) -> Iterator[WrittenShard]:
-        """What the records of a split's shards say, in order, read one at a time."""
+        """The records of a split's shards, in order, read one at a time."""
         numbers = range(plan.splits[split].num_shards)
         names = [paths.record_path(split, number) for number in numbers]
         records = self.files.read_records(names, ShardRecord)

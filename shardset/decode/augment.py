@@ -34,7 +34,7 @@ _FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "p": ("probability", float),
     "inc": ("increasing", "1".__eq__),
 }
-"""What the letters of timm's text mean: the field of RandAugment, and how its value is read."""
+"""The letters in timm's text: the field of RandAugment, and how its value is read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

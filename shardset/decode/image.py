@@ -43,7 +43,7 @@ _UNLIMITED: AbstractContextManager[None] = nullcontext()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSpec:
-    """What each image becomes: uint8 [size, size, 3], RGB.
+    """The form of each decoded image: uint8 [size, size, 3], RGB.
 
     Args:
         size: Height and width of the result, in pixels.

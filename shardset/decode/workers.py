@@ -270,7 +270,7 @@ class Worker:
         self._socket.close()
 
     def _answer(self, *request: Any) -> Any:
-        """What the process says next, after a request if there is one."""
+        """The next answer of the process, after a request if there is one."""
         try:
             if request:
                 _send(self._stream, request)

@@ -60,7 +60,7 @@ def read_rows(
 def read_names(
     storage: Storage, shard: Shard, keys: np.ndarray | None, positions: Sequence[int] | None = None
 ) -> list[str] | None:
-    """What the samples of a shard, or those at `positions`, were called in the raw input.
+    """The names in the raw input of a shard's samples, or of the ones at `positions`.
 
     By the plan, as `read_origins` reads it with `keys`; where that is gone, by the catalogue; None
     if neither has them.

@@ -1,4 +1,4 @@
-"""The index of a shard: a table with a row a sample."""
+"""The index of a shard: a table with a row per sample."""
 
 import re
 from collections.abc import Sequence

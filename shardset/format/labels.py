@@ -1,4 +1,4 @@
-"""What is plainly a label, and what is said of samples without one: one answer for all sources and
+"""The test for labels, and the note on samples without one: one answer for all sources and
 the writer.
 """
 

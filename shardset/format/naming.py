@@ -87,7 +87,7 @@ DOTS = (
     "a field is what follows the first dot of a file's name, so rename files with dots in their"
     " keys, such as 22.05.png to 22_05.png"
 )
-"""What to do about fields that are parts of keys."""
+"""Advice on fields that are parts of keys."""
 
 
 def is_shard_file(path: str) -> bool:

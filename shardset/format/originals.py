@@ -22,7 +22,7 @@ from shardset.storage.base import Storage
 _MARK = b"\nshardset "
 _BUILD_BYTES, _LENGTH_BYTES, _CRC_BYTES = 16, 16, 8
 NUM_BYTES = len(_MARK) + _BUILD_BYTES + 1 + _LENGTH_BYTES + 1 + _CRC_BYTES + 1
-"""What a frame adds to a file."""
+"""The bytes that a frame adds to a file."""
 
 REFERENCE = pa.schema(
     [("row", pa.binary()), ("occurrence", pa.int32()), ("source", pa.int64()), ("copy", pa.int32())]

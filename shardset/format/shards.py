@@ -1,5 +1,5 @@
 """The shards of a split, in groups: the manifest describes each group, and a table next to it has a
-row a shard.
+row per shard.
 
 A build writes one group. Where the shards of a group are equal, their sizes and first ids follow
 from the manifest, and only the rows that are touched are read.

@@ -62,7 +62,7 @@ def sealed(rows: Rows, first: int = 0) -> Rows:
 
 
 def checks(rows: Rows, first: int = 0) -> NDArray[np.uint32]:
-    """What the `check` of each row has to be."""
+    """The right `check` of each row."""
     data, size, value = rows.tobytes(), rows.dtype.itemsize, google_crc32c.value
     found = (
         value(data[start : start + size - _CHECK_BYTES] + number.to_bytes(8, "little"))

@@ -117,7 +117,7 @@ class TarBuilder:
         return self.count(END)
 
     def take_index(self) -> np.ndarray:
-        """One record a sample, of which no other copy is kept; see
+        """One record per sample, of which no other copy is kept; see
         `shardset.format.index.index_dtype`.
         """
         rows, self._rows = self._rows, []

@@ -22,7 +22,7 @@ ORDER_VERSION = 1
 
 
 class Purpose(IntEnum):
-    """What a hash of (seed, epoch, purpose, ...) decides, so that no two decisions share bits."""
+    """The purpose of a hash of (seed, epoch, purpose, ...), so that no two decisions share bits."""
 
     PHASE = 1
     BLOCK = 2

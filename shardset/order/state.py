@@ -36,7 +36,7 @@ class OrderState(
 
 
 ORDER_NAMES = ("num_lanes", "block_size", "window")
-"""What a state holds of an order whose numbers follow from the first run: L, q and w."""
+"""The numbers of an order that follow from the first run and stand in a state: L, q and w."""
 
 States = OrderState | list[OrderState]
 """The state of a stream, or of each set of a mixture."""
@@ -90,7 +90,7 @@ _CAUSES = {
     "block_size": _CHOSEN,
     "window": _CHOSEN,
 }
-"""What two orders of one version have in common, and why that may differ."""
+"""The values that two orders of one version share, and why they may differ."""
 
 
 def check_same_order(here: OrderState, saved: OrderState) -> None:

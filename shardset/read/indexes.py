@@ -263,7 +263,7 @@ class ShardTable:
         return SampleAddresses(rows.view(dtype), shards, positions, names)
 
     def _find(self, shard: int) -> ShardIndex:
-        """What is held of an index; at first nothing."""
+        """The held part of an index; at first nothing."""
         with self._lock():
             index = self._held.get(shard)
             if index is None:

@@ -42,7 +42,8 @@ def read_twice(
 
 
 def read_same_twice(read: Callable[[], bytes], where: str) -> bytes:
-    """What two calls of `read` return; raises TransientError if three calls return three results.
+    """The result on which two calls of `read` agree; raises TransientError if three calls return
+    three results.
 
     For bytes that have no checksum, such as a range of an object.
     """

@@ -54,7 +54,7 @@ BROKEN = (urllib3.exceptions.HTTPError, TransportError, ConnectionError, Timeout
 """Exceptions of a broken connection, while a request is sent or its response is read."""
 
 _TOKEN = re.compile(rb'"access_?[tT]oken"')
-"""What a token server answers; which of the two names it uses depends on the kind of credentials.
+"""The answer of a token server; which of the two names it uses depends on the kind of credentials.
 """
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 

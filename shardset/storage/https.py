@@ -167,7 +167,7 @@ def _facts(response: requests.Response, name: str, start: int, where: str) -> tu
 
 
 def _reason(error: BaseException) -> str:
-    """What the system said, or the name of the first error."""
+    """The system's message, or the name of the first error."""
     while context := error.__cause__ or error.__context__:
         error = context
     return getattr(error, "strerror", None) or type(error).__name__

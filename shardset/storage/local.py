@@ -173,7 +173,7 @@ def _sorted_entries(path: str, *, is_optional: bool) -> list[os.DirEntry[str]]:
 
 
 def _facts(entry: os.DirEntry[str]) -> os.stat_result | None:
-    """What a directory entry leads to; None if it was removed meanwhile; raises StorageError for a
+    """The target of a directory entry; None if it was removed meanwhile; raises StorageError for a
     dangling link.
     """
     with os_errors_as_storage_errors(entry.path):

@@ -1,4 +1,4 @@
-"""What storages of remote folders share: names and reads.
+"""The common part of storages of remote folders: names and reads.
 
 And a writer that keeps an object whole.
 """

@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 FIRST_PER_S, FEWEST_PER_S = 64.0, 0.5
 GAIN = 0.05
-"""What an answer adds to the rate, as a share of the rate after the last cut."""
+"""The increase of the rate by an answer, as a share of the rate after the last cut."""
 MAY_BE_REFUSED = 0.1
 """The share of the latest requests; servers refuse some at any load, which is no reason to slow
 down.

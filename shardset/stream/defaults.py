@@ -19,7 +19,7 @@ _EVAL_SHARE = 0.875
 
 
 def preset(name: ImagePreset, size: int) -> ImageSpec:
-    """What timm does to images of a size.
+    """The preset of timm for images of a size.
 
     `train` takes a random crop of 8 to 100 % of the area and mirrors half of the crops; `eval`
     resizes the shorter side to `size / 0.875` and takes the centre.

@@ -34,7 +34,7 @@ T = TypeVar("T")
 _Decoding: TypeAlias = tuple[PlannedStep, Sequence[Future[None]]]
 """A step whose batch is full when the futures are done."""
 _Item: TypeAlias = T | BaseException | None
-"""What a thread passes on: a value, the failure that ended it, or None at the end."""
+"""An item that a thread passes on: a value, the failure that ended it, or None at the end."""
 
 
 def _open_reader(source: StreamSource) -> SampleReader:
@@ -145,7 +145,7 @@ class Pipeline:
             return
 
     def _received(self, source: "queue.Queue[_Item[T]]") -> Iterator[T]:
-        """What a thread puts into a queue; raises the failure that ended it."""
+        """The items of a queue; raises the failure that ended it."""
         while not self._stopped.is_set():
             try:
                 item = source.get(timeout=POLL_S)

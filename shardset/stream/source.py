@@ -33,7 +33,7 @@ MIN_DECODED = 20_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSource:
-    """What a stream reads from: the split of a manifest, the order of its samples and where their
+    """The source of a stream: the split of a manifest, the order of its samples and where their
     bytes are.
     """
 
@@ -64,7 +64,7 @@ class StreamSource:
 
 @dataclass(frozen=True, slots=True)
 class DecodeAids:
-    """What makes small images faster, for the life of a stream: a cache of all of them, and
+    """Aids for small images, for the life of a stream: a cache of all of them, and
     processes that decode.
     """
 

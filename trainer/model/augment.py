@@ -1,4 +1,4 @@
-"""What happens to a batch between the stream and the model: every random choice comes from a key.
+"""The steps of a batch between the stream and the model: every random choice comes from a key.
 
 On the host: how a batch is mixed (the stream has cropped the images and says which ones to mirror).
 On the device: uint8 NHWC to normalised float NCHW, the mirroring and the mixing.
@@ -18,8 +18,8 @@ PLAIN = ImageConfig()
 
 
 def mix_of(config: TrainConfig) -> Callable[[dict[str, Any], int, int], dict[str, Any]]:
-    """What adds `mix` (float32 [B, 5], see `mix_row`) to a batch of (epoch, step), if mixup or
-    cutmix is asked for.
+    """A function that adds `mix` (float32 [B, 5], see `mix_row`) to a batch of (epoch, step), for
+    mixup and cutmix.
 
     The choice depends on (seed, epoch, step), never on the replica; see `partners`.
     """

@@ -25,7 +25,7 @@ from trainer.runtime.base import Runtime, TensorBatch
 from trainer.runtime.optimizers import options_for
 
 COUNTERS = ("step", "lookahead_step")
-"""What optimizers of timm call a count of steps that all weights have in common: lamb, adan,
+"""The names in timm's optimizers of a count of steps that all weights have in common: lamb, adan,
 lookahead.
 """
 
@@ -226,7 +226,7 @@ def _seen(
 
 
 def step_key(seed: int, epoch: int, step: int) -> int:
-    """What the randomness inside the model depends on in a step."""
+    """The seed of the randomness inside the model in a step."""
     return derive_key(seed, "inside the model", epoch, step)
 
 

@@ -11,7 +11,7 @@ from trainer.config import RegularizeConfig
 
 
 class Partners(NamedTuple):
-    """What mixed images show: how much is their own, float32 [B], and the label of the rest, int64
+    """The content of mixed images: their own share, float32 [B], and the label of the rest, int64
     [B].
     """
 

@@ -285,7 +285,7 @@ class Runtime:
     # --- agreeing ---------------------------------------------------------------------------------
 
     def fetch(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
-        """What steps returned, summed over replicas: float64 [rows, columns] on the CPU.
+        """The results of steps, summed over replicas: float64 [rows, columns] on the CPU.
 
         Awaits these steps, but none after them, so the device stays busy with the next one.
         """

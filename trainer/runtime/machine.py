@@ -1,4 +1,4 @@
-"""What this machine offers a process of a run: processors, memory, devices."""
+"""The resources of this machine for a process of a run: processors, memory, devices."""
 
 import os
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ REFUSED = ("XLA_USE_BF16", "XLA_DOWNCAST_BF16")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What a run without a recipe takes into account: the same in every process of a run on equal
+    """The machine as a run without a recipe sees it: the same in every process of a run on equal
     machines.
     """
 

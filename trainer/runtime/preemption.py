@@ -14,7 +14,7 @@ RELAY = "TRAINER_PREEMPTION_FILE"
 """
 
 ANNOUNCEMENTS = {"preempted": "TRUE", "maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE"}
-"""What the metadata server says of this machine before its end: of a Spot machine 30 s before."""
+"""The metadata server's words before this machine ends: 30 s before, on a Spot machine."""
 
 _PAUSE_S = 2.0
 """Between two requests, which the server holds until its answer changes, or for `_WAIT_S`."""

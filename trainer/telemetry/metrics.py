@@ -50,7 +50,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
 
     Loss and accuracy are means over the samples of all replicas.
 
-    `rate` and `global_rate` are samples a second of this host, without the time for compiling,
+    `rate` and `global_rate` are samples per second of this host, without the time for compiling,
     evaluating and saving.
     """
 

@@ -42,7 +42,7 @@ class CheckResult:
 def run_checks(config: TrainConfig, wanted_rate: float | None) -> Iterator[CheckResult]:
     """Yields the result of each check of this machine for this run as soon as it is known.
 
-    `wanted_rate` is in images a second, of all hosts.
+    `wanted_rate` is in images per second, of all hosts.
     """
     num_chips = machine.num_chips()
     yield check_versions(probes.versions(), num_chips)
@@ -178,7 +178,7 @@ def summary_of(manifest: Manifest) -> str:
 def check_rate(
     rate: float, wanted: float | None, num_hosts: int, global_batch_size: int
 ) -> CheckResult:
-    """The images a second that all hosts decode, of `rate` on each, compared with the rate of the
+    """The images per second that all hosts decode, of `rate` on each, compared with the rate of the
     devices.
     """
     total = rate * num_hosts

@@ -172,7 +172,7 @@ def _port(address: tuple[str, int], timeout_s: float) -> PortState:
 
 
 def decode_rate(config: TrainConfig, duration_s: float = RATE_S) -> float:
-    """Training images a second that this host reads and decodes after the first batch.
+    """Training images per second that this host reads and decodes after the first batch.
 
     Raises ShardsetError.
     """

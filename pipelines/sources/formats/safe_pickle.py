@@ -34,7 +34,7 @@ _INSTRUCTIONS = """
     BINPUT LONG_BINPUT MEMOIZE BINGET LONG_BINGET
 """
 _BROKEN = (pickle.UnpicklingError, EOFError, AttributeError, LookupError, TypeError, ValueError)
-"""What the unpickler raises for bytes that are not a whole pickle."""
+"""The errors of the unpickler for bytes that are not a complete pickle."""
 
 
 def loads(data: bytes, where: str) -> dict[str, Any]:

@@ -32,13 +32,13 @@ _MAGIC = (b"ustar\x0000", b"ustar  \0")
 _BROKEN = (tarfile.TarError, ValueError, OverflowError, RecursionError)
 
 MAX_UNPACKED_BYTES = 512 << 20
-"""What a .tar.gz may unpack to: more than any published one does."""
+"""The most that a .tar.gz may unpack to: more than any published one does."""
 
 _GzipFile: Any = igzip.GzipFile  # isal does not type its methods
 """The standard library's over ISA-L, which unpacks in 0.5 to 0.6 of zlib's time."""
 
 _BROKEN_GZIP = (igzip.BadGzipFile, cast(type[Exception], isal_zlib.error), EOFError)
-"""What igzip raises for bytes that are truncated or damaged."""
+"""The errors of igzip for bytes that are truncated or damaged."""
 
 
 def header_window(storage: Storage) -> int:

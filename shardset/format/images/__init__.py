@@ -1,4 +1,4 @@
-"""What the build and the reader agree on about images: extensions, formats and the pixel limit."""
+"""The rules for images that build and reader share: extensions, formats and the pixel limit."""
 
 import re
 
@@ -79,7 +79,7 @@ def format_of(data: bytes) -> str:
 
 
 def other_file(data: bytes, expected: str) -> str:
-    """What a file is instead of what was expected, and what to do; "" if its first bytes don't
+    """A file's kind instead of the expected one, and advice; "" if its first bytes don't
     tell.
     """
     start = data[:64].lstrip(b"\xef\xbb\xbf \t\r\n")

@@ -86,7 +86,7 @@ def shards_of(kind: type, groups: Any) -> StoredShards:
 
 
 def _problems(manifest: Manifest, where: str) -> Iterator[str]:
-    """What is wrong with the file of a manifest, in words; `where` begins each sentence."""
+    """The faults of a manifest's file, in words; `where` begins each sentence."""
     num_classes = len(manifest.classes)
     if [info.label for info in manifest.classes] != list(range(num_classes)):
         yield f"{where}: class labels are not 0 to {num_classes - 1} in order"

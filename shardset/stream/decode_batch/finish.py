@@ -1,4 +1,4 @@
-"""What happens to a filled batch where it was decoded: images are mirrored, rows go through the
+"""The last steps of a filled batch, where it was decoded: images are mirrored, rows go through the
 caller's transform.
 """
 
@@ -18,7 +18,7 @@ from shardset.stream.decode_batch.steps import PlannedStep
 from shardset.stream.spec import Batch, RowTransform, StreamSpec
 
 KEPT_NAMES = ("id", "weight")
-"""What a transform can't change: which sample a slot holds, and whether it counts."""
+"""Arrays that a transform can't change: which sample a slot holds, and whether it counts."""
 
 _TYPES = {bool: np.dtype(np.bool_), int: np.dtype(np.int64), float: np.dtype(np.float64)}
 """What Python's numbers become, however large they are."""
@@ -110,8 +110,8 @@ class KeyedGenerator:
 
 
 class StackedRows:
-    """What a transform returns for the rows of a batch, stacked by name into the batch; any thread
-    may put a row.
+    """The results of a transform for the rows of a batch, stacked by name into the batch; any
+    thread may put a row.
     """
 
     def __init__(self, batch: Batch, rows: Batch) -> None:
