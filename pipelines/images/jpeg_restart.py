@@ -43,7 +43,7 @@ def add_restart_markers(jpeg: bytes, *, segment_pixels: tuple[int, int] = SEGMEN
     The result has one scan and optimised Huffman tables. It is 2 to 3 % smaller than a JPEG with
     standard tables, and up to 2 % larger than one with optimised tables. Marker segments (EXIF,
     colour profile, comment) stay. Returns a JPEG unchanged that can't be written in this form or
-    would decode to other pixels; readers decode it whole. Raises ConfigError if jpegio is not
+    would decode to other pixels; readers decode it completely. Raises ConfigError if jpegio is not
     installed.
     """
     jpegio = _library()

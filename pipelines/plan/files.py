@@ -1,6 +1,6 @@
 """Reads and writes the files below `plan/`.
 
-A whole file ends with a frame, which is checked before the file is used.
+A complete file ends with a frame, which is checked before the file is used.
 
 The frame holds the digest of the build that wrote the file, the length and the CRC32C. Files that
 are read by range have no frame: the ByteRange, UnitRef or Extent holds the length and the CRC32C.
@@ -64,7 +64,7 @@ class PlanFiles:
     claim: str = ""
 
     def write(self, name: str, content: bytes | memoryview) -> None:
-        """Writes one whole file; never replaces one of a build that has started since."""
+        """Writes one complete file; never replaces one of a build that has started since."""
         try:
             write(self.output, name, self.build, content, if_generation=ABSENT)
         except PreconditionFailed:
@@ -147,7 +147,7 @@ def write(
     *,
     if_generation: str | None = None,
 ) -> None:
-    """Writes one whole file of a build."""
+    """Writes one complete file of a build."""
     with output.writer(name, if_generation=if_generation) as out:
         out.write(content)
         out.write(frame(build, content))

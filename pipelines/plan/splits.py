@@ -168,7 +168,7 @@ def _quarantine_lines(files: PlanFiles, build: BuildFile) -> Iterator[bytes]:
 
 
 def _notes(total: UnitSummary, config: BuildConfig) -> Iterator[str]:
-    """A sentence for each mark that is no fix, and on the samples that were skipped."""
+    """A sentence for each mark that isn't a fix, and on the samples that were skipped."""
     for mark, note in _NOTES.items():
         if number := total.fixes.get(mark, 0):
             yield note.format(count(number, "image"), "is" if number == 1 else "are")

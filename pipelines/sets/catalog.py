@@ -25,7 +25,7 @@ from shardset.read.indexes import read_index
 from shardset.storage.checked import read_object
 
 THREADS = 4
-"""Each holds a whole tar."""
+"""Each holds a complete tar."""
 
 
 def write_catalog(url: str) -> list[str]:

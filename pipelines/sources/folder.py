@@ -246,7 +246,7 @@ def _folder_of(name: str) -> str:
 
 
 def _is_binary(storage: Storage, stat: Stat) -> bool:
-    """Whether a file is no text, by its first bytes; an SVG is a drawing."""
+    """Whether a file isn't text, by its first bytes; an SVG is a drawing."""
     head = storage.read(stat.name, 0, min(_HEAD_BYTES, stat.num_bytes), generation=stat.generation)
     return b"\0" in head or b"<svg" in head
 

@@ -75,7 +75,7 @@ class Listing:
     `path_column` and `label_column` name the columns, None takes those with usual names; a
     `label_column` of "" means that there are no labels. A path is relative to `input`, absolute, or
     a gs:// URL. Labels are either all numbers, taken as they are, or all names, numbered in sorted
-    order; `7`, `7.0` and texts of them are numbers, and an empty cell is no label. `holdout` is for
+    order; `7`, `7.0` and texts of them are numbers, and an empty cell isn't a label. `holdout` is for
     listings without splits; it goes by `key` or, without one, by the image's name below `input`,
     without its extension. Raises ConfigError if the name of `file` has none of the known
     extensions.
@@ -99,7 +99,7 @@ class Listing:
         """Reads the listing and asks the storage for each image's size and generation, 32 at a
         time.
 
-        Raises SourceError for a row that is not what is expected. A missing image is no error here:
+        Raises SourceError for an unexpected row. A missing image isn't an error here:
         `index` rejects it.
         """
         listing = stat_or_none(self.input, self.file)

@@ -1,4 +1,4 @@
-"""JPEGs to RGB pixels by simplejpeg (libjpeg-turbo): whole, at a reduced size, or only around a
+"""JPEGs to RGB pixels by simplejpeg (libjpeg-turbo): complete, at a reduced size, or only around a
 window.
 
 A JPEG whose blocks come row by row is decoded down to the last row that a crop needs; with restart
@@ -39,7 +39,7 @@ def decode(data: bytes, least: tuple[int, int]) -> np.ndarray | None:
 
 
 def decode_window(data: bytes, grid: Grid, box: Box, least: tuple[int, int]) -> np.ndarray | None:
-    """The pixels of a box, the same as in the whole image at `least`, but decoded from a part of
+    """The pixels of a box, the same as in the complete image at `least`, but decoded from a part of
     the JPEG.
 
     None if that part can't be cut out or decoded.

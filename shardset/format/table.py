@@ -72,7 +72,7 @@ def checks(rows: Rows, first: int = 0) -> NDArray[np.uint32]:
 
 
 def to_bytes(rows: Rows) -> bytes:
-    """A whole table, with the checks of its rows."""
+    """A complete table, with the checks of its rows."""
     return header(rows.dtype, len(rows)) + sealed(rows).tobytes()
 
 

@@ -104,7 +104,7 @@ def view_digest(parent_digest: str, splits: Mapping[str, ViewRows]) -> str:
 
 def read_view(storage: Storage, name: str) -> tuple[ViewHead | None, dict[str, ViewRows]]:
     """The head, None without one, and the rows of each split of a stored view; ManifestError for
-    what is no view.
+    anything that isn't a view.
 
     Without a column `split`, all rows are of the split that the head names, "" without a head.
     """

@@ -194,7 +194,7 @@ class ShardTable:
             raise DamagedShard(f"{self.url(shard)}: {num_bytes} bytes, expected {expected}; {CUT}")
 
     def index(self, shard: int) -> ShardIndex:
-        """The whole index of a shard; raises DamagedShard if it is missing or differs from the
+        """The complete index of a shard; raises DamagedShard if it is missing or differs from the
         manifest.
         """
         return self._index_with(shard, np.arange(self.split.shards.sizes[shard]))

@@ -1,6 +1,6 @@
 """The common part of storages of remote folders: names and reads.
 
-And a writer that keeps an object whole.
+And a writer that holds a complete object.
 """
 
 import io

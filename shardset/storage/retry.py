@@ -29,7 +29,7 @@ FIRST_PER_S, FEWEST_PER_S = 64.0, 0.5
 GAIN = 0.05
 """The increase of the rate by an answer, as a share of the rate after the last cut."""
 MAY_BE_REFUSED = 0.1
-"""The share of the latest requests; servers refuse some at any load, which is no reason to slow
+"""The share of the latest requests; servers refuse some at any load, which isn't a reason to slow
 down.
 """
 LATEST = 64
@@ -37,7 +37,7 @@ CALM_S = 60.0
 SLOWEST_PER_S = 1 << 16
 """Bytes a second, for each of the requests that share a line."""
 PROGRESS_BYTES = 1 << 12
-"""How many more bytes give an operation its whole patience again."""
+"""How many more bytes give an operation its full patience again."""
 
 
 def _nothing() -> None: ...
@@ -170,7 +170,7 @@ def persist(
             refused_since, broken_since = refused_since + busy_s, broken_since + busy_s
             pause = policy.pause_s(failures)
             if isinstance(error, Throttled):
-                broken_since = math.inf  # the link is whole
+                broken_since = math.inf  # the link works again
                 refused_since = since = min(refused_since, now)
                 pause = max(pause, error.retry_after_s)
                 patience = policy.throttled_give_up_after_s

@@ -75,7 +75,7 @@ class DecodeAids:
 def open_source(spec: StreamSpec) -> StreamSource:
     """Opens the split of a spec and fits order and memory to its budget.
 
-    Raises ConfigError where the spec does not fit the split, ManifestError where there is no whole
+    Raises ConfigError where the spec does not fit the split, ManifestError if there is no complete
     shard set.
     """
     loaded = load_set(spec.manifest_url)
@@ -101,7 +101,7 @@ def open_source(spec: StreamSpec) -> StreamSource:
         cache_bytes=split.num_samples * image_bytes if spec.keeps_images else None,
         prefetch=spec.prefetch,
     )
-    # The disk cache looks up samples by their place in a shard, for which it needs whole indexes.
+    # The disk cache looks up samples by their place in a shard, for which it needs complete indexes.
     table = ShardTable(storage, split, with_keys=spec.with_key, by_rows=disk_cache is None)
     return StreamSource(
         spec=spec,

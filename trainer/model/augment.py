@@ -38,7 +38,7 @@ def mix_row(mixup: float, cutmix: float, size: int, key: int) -> np.ndarray:
     """One batch's mixing: float32 (share of the own image outside the box, top, bottom, left,
     right).
 
-    Mixup is a share and no box; cutmix is the whole own image outside a box that shows the partner.
+    Mixup is a share and no box; cutmix is the image itself outside a box that shows the partner.
     Where both are asked for, a keyed coin takes one.
     """
     draw = np.random.Generator(np.random.Philox(key=key))
@@ -94,7 +94,7 @@ def mixed(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Each image mixed with its partner's, and the own share of each: float32 [B].
 
-    All tensors, no numbers: a share or a box that changes is no new graph.
+    All tensors, no numbers: a share or a box that changes doesn't make a new graph.
     """
     rows = torch.arange(images_NCHW.shape[2], device=mix.device).view(1, -1, 1)
     columns = torch.arange(images_NCHW.shape[3], device=mix.device).view(1, 1, -1)

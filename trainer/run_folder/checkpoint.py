@@ -1,4 +1,4 @@
-"""Checkpoints: independent of the devices, committed as a whole, written in the background.
+"""Checkpoints: independent of the devices, committed in one step, written in the background.
 
 A checkpoint is the folder `checkpoints/step-000000123/` with a state file (see checkpoint_state.py)
 and `commit.json`, which is written once the stored state has been verified. A folder without a

@@ -18,7 +18,7 @@ from trainer.run_folder.lock import UNRIVALLED, RunLock
 from trainer.run_folder.names import LOGS, METRICS, from_anywhere, log_name, steps
 
 UPLOAD_EVERY_S, UPLOAD_BYTES_PER_S = 30.0, 128 << 10
-"""How often growing files are copied to a bucket; large ones, always whole, less often."""
+"""How often growing files are copied to a bucket; large ones, always completely, less often."""
 
 
 class RunFolder:
@@ -49,7 +49,7 @@ class RunFolder:
             self._thread.start()
 
     def write(self, name: str, content: str | bytes) -> None:
-        """Writes a whole file. Raises StorageError if the disk can't take it."""
+        """Writes a complete file. Raises StorageError if the disk can't take it."""
         with open_storage(str(self.local)).writer(name) as writer:
             writer.write(content.encode() if isinstance(content, str) else content)
 

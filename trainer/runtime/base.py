@@ -78,7 +78,7 @@ class Runtime:
 
     @property
     def num_devices(self) -> int:
-        """Devices of the whole run. A global batch must be a multiple of it."""
+        """Devices of the complete run. A global batch must be a multiple of it."""
         return self.num_hosts
 
     @property

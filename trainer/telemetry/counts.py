@@ -229,7 +229,7 @@ class Telemetry:
         self._log.note(f"{epoch}: {self.epoch_totals}; {self._eval_split}: {totals}")
 
     def log_final(self, position: Position, seconds: float) -> None:
-        """Logs the whole run."""
+        """Logs the complete run."""
         self._log.record(
             FinalRecord(
                 split=self._eval_split,

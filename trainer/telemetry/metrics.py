@@ -103,7 +103,7 @@ class EvalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
 
 @prepared
 class FinalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="final"):
-    """The whole run, as seen by the process that ended it.
+    """The complete run, as seen by the process that ended it.
 
     `accuracy` is the top-1 of the last evaluation.
     """

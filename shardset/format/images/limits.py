@@ -24,7 +24,7 @@ MAX_SCANS = 100
 """Scans of a JPEG: encoders write about ten, and each takes as long as decoding the image once."""
 
 # With the result: libwebp holds two canvases, Pillow a copy; a single strip of a TIFF may be the
-# whole image.
+# complete image.
 _BYTES_PER_PIXEL = {"webp": 20, "tif": 12, "avif": 20, "jp2": 28}
 _OTHERS, _MANY_SCANS = 8, 12
 _FREE_BYTES = 32 * 2**20  # images up to this size don't wait for others

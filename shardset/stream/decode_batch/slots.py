@@ -62,7 +62,7 @@ class SlotWriter:
                 slot += 1
 
     def write(self, step: PlannedStep, samples: Iterable[StoredContents]) -> None:
-        """Writes samples into their slots; treats one that is no image as `bad_samples` says."""
+        """Writes samples into their slots; treats one that isn't an image as `bad_samples` says."""
         assert step.pending is not None
         for slot, contents in samples:
             if self.stopped.is_set():
