@@ -122,7 +122,7 @@ class BuildConfig:
         {}, "shards of each split; or give --samples-per-shard", **_BY_SPLIT
     )
     samples_per_shard: dict[str, Count] = setting(
-        {}, "default: about 128 MiB a shard; up to 4 shards of 100 samples or more", **_BY_SPLIT
+        {}, "default: about 128 MiB per shard; up to 4 shards of 100 samples or more", **_BY_SPLIT
     )
     target_samples: dict[str, Count] = setting(
         {}, "store N samples, repeating where there are fewer", **_BY_SPLIT
@@ -139,7 +139,7 @@ class BuildConfig:
     )
     holdout: dict[str, float] = setting(
         {},
-        "move this fraction of each class, at least one image of two, into its own split by the"
+        "hold out about this fraction of each class, at least one image of two, by a hash of the"
         " keys of the samples",
         metavar="SPLIT=FRACTION",
     )
@@ -236,7 +236,7 @@ class AdoptConfig:
 
     input: str = required("a folder of tars, one tar, or a pattern", metavar="PATH")
     output: str | None = setting(
-        None, "the folder of the manifest: that of the tars (default) or above it", metavar="URL"
+        None, "the folder of the manifest: with the tars (default) or above them", metavar="URL"
     )
     split: str | None = setting(
         None, "the split of all tars (default: as their folders or names say)", metavar="NAME"
@@ -250,7 +250,7 @@ class ColumnConfig:
     set: str
     name: str
     source: str = required(
-        ".npy: a row a sample, by id; .parquet: by key; a set of tars: by key",
+        ".npy: a row per sample, by id; .parquet: by key; a set of tars: by key",
         flag="--from",
         metavar="PATH",
     )

@@ -124,12 +124,12 @@ class ImageConfig:
     )
     eval_size: Count | None = setting(None, "width and height in an evaluation; none: image.size")
     pad: Size = setting(4, "black pixels around an image, for train_crop=pad")
-    flip: bool = setting(True, "mirror half of the images, drawn anew in each epoch")
+    flip: bool = setting(True, "mirror a random half of the images, another in each epoch")
     auto_augment: str | None = setting(
         None, "trivial, or RandAugment as timm writes it: rand-m9-mstd0.5-inc1"
     )
     augment_repeats: Count = setting(
-        1, "slots of its batch that each training image takes, augmented anew in each"
+        1, "repeated augmentation: copies of each training image per batch"
     )
     erase: Annotated[float, Meta(ge=0, le=1)] = setting(
         0.0, "share of training images with a random box of noise"
@@ -240,7 +240,7 @@ class TrainConfig:
         "fp32", "bf16, fp16: compute in 16 bits where autocast does; fp16 scales the loss"
     )
     compile: bool | None = setting(
-        None, "compile the model with torch.compile; none does so on GPUs and with TorchTPU"
+        None, "compile the model with torch.compile; none: on GPUs and with TorchTPU"
     )
     tf32: bool = setting(
         True,
@@ -255,7 +255,7 @@ class TrainConfig:
     log_every_steps: Count = setting(10, "steps between two lines of the log")
     wandb: bool = setting(False, "send the numbers to Weights & Biases too")
     record_losses: bool = setting(False, "write the loss of each sample to RUN_DIR/losses")
-    show_steps: bool = setting(False, "print step lines too, beside a line for each epoch")
+    show_steps: bool = setting(False, "print a line per logged step, not only per epoch")
     checkpoint_every_steps: Count | None = setting(
         None, "steps between two checkpoints; none saves after each epoch"
     )

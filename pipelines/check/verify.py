@@ -1,4 +1,4 @@
-"""Verifies a complete shard set: each shard, and all of them against the manifest and the folders."""
+"""Verifies a whole shard set: each shard, and all of them against the manifest and the folders."""
 
 import hashlib
 import multiprocessing
@@ -24,7 +24,7 @@ from shardset.storage.base import Storage
 from shardset.storage.checked import read_object
 
 MEMORY_BYTES = 2 * 2**30
-"""Memory for deep verification, which holds one complete tar per worker: limits the number of workers.
+"""Memory for deep verification, which holds one whole tar per worker: limits the number of workers.
 """
 
 _RESTORE = "restore or rebuild the shard set"

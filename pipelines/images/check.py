@@ -54,7 +54,7 @@ def examine(data: bytes, *, field: str, verify: Verify, options: ImageOptions) -
     """Examines an image with the extension `field`; raises UndecodableImage if it can't be a
     sample.
 
-    `decode` decodes the complete image, the only way to find truncation (0.8 ms for a JPEG of 110 KB).
+    `decode` decodes the whole image, the only way to find truncation (0.8 ms for a JPEG of 110 KB).
     `header` parses the header (0.03 ms) and takes an alpha channel for transparency. `none` reads
     only the first bytes, finds neither CMYK nor transparency nor orientation, and trusts `field` if
     `data` is empty.

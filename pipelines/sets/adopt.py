@@ -31,8 +31,8 @@ def adopt(
     """Indexes the tars and publishes their manifest, of which it returns the head; a rerun keeps
     finished indexes.
 
-    `quarantine.jsonl` lists everything that isn't a sample. Raises SourceError for a tar that can't be read to
-    its end, and for fields that are parts of keys.
+    `quarantine.jsonl` lists everything that isn't a sample. Raises SourceError for a tar that can't
+    be read to its end, and for fields that are parts of keys.
     """
     storage, tasks = _find(config)
     num_bytes = sum(task.source.num_bytes for task in tasks)

@@ -35,10 +35,10 @@ class Choice:
     )
     ids: str | None = setting(None, "a Parquet file with id, maybe label, weight, split", **_FILE)
     where: str | None = setting(
-        None, "what SQL says of a row of the catalogue, as `width > 200`", metavar="SQL"
+        None, "rows of the catalogue that match this SQL, as `width > 200`", metavar="SQL"
     )
-    keys: str | None = setting(None, "a text with a key a line", **_FILE)
-    drop_keys: str | None = setting(None, "all but the keys in a text", **_FILE)
+    keys: str | None = setting(None, "the keys in a text file, one per line", **_FILE)
+    drop_keys: str | None = setting(None, "all but the keys in a text file", **_FILE)
     drop_duplicates: bool = setting(False, "of samples with the same image, the first")
     per_class: Count | None = setting(
         None, "at most N samples of each class, at random", metavar="N"

@@ -75,7 +75,7 @@ class Listing:
     `path_column` and `label_column` name the columns, None takes those with usual names; a
     `label_column` of "" means that there are no labels. A path is relative to `input`, absolute, or
     a gs:// URL. Labels are either all numbers, taken as they are, or all names, numbered in sorted
-    order; `7`, `7.0` and texts of them are numbers, and an empty cell isn't a label. `holdout` is for
+    order; `7`, `7.0` and texts of them are numbers; an empty cell isn't a label. `holdout` is for
     listings without splits; it goes by `key` or, without one, by the image's name below `input`,
     without its extension. Raises ConfigError if the name of `file` has none of the known
     extensions.

@@ -96,7 +96,7 @@ def open_values(config: ColumnConfig, split_sizes: Sequence[int]) -> Values:
 
 
 def _table(file: RangeFile, config: ColumnConfig) -> tuple[str, Read, dict[str, int]]:
-    """Bytes, texts or lists of numbers by `key`; null isn't a value. The table is held in memory."""
+    """Bytes, texts or lists of numbers by `key`; null isn't a value. The table stays in memory."""
     with parquet_errors(config.source):
         table = open_parquet(file, config.source).read()
         for at, kind in enumerate(table.schema.types):

@@ -155,7 +155,7 @@ class DecodeCrops:
 class WorkerPool:
     """Up to `num_processes` worker processes; any thread may borrow an idle one.
 
-    With `kept`, workers write complete images there, each at its own number. Without it, they crop by
+    With `kept`, workers write whole images there, each at its own number. Without it, they crop by
     `spec` into buffers of `num_images` images, which the next request overwrites. A worker is lent
     out once it has loaded its libraries; `start` replaces lost ones. A forked
     process starts its own.

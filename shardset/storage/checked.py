@@ -67,7 +67,7 @@ def read_small(storage: Storage, name: str) -> bytes:
 
 
 def read_object(storage: Storage, name: str, num_bytes: int, crc32c: str, advice: str) -> bytes:
-    """A complete object that has the size and CRC32C of the manifest; reads it a second time if they
+    """A whole object that has the size and CRC32C of the manifest; reads it a second time if they
     differ.
 
     Raises DamagedObject with `advice` if the second read differs too, and the errors of

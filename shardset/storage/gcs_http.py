@@ -205,7 +205,7 @@ class BucketFacts(msgspec.Struct, frozen=True, rename="camel"):
 def json_object(
     policy: RetryPolicy, response: urllib3.BaseHTTPResponse, where: str, kind: type[T]
 ) -> T:
-    """The JSON object in a response, which it closes; TransientError unless it arrived completely and
+    """The JSON object in a response, which it closes; TransientError unless it arrived whole and
     is of that kind.
 
     Accepts numbers in strings: Google sends 64-bit numbers so.

@@ -101,7 +101,7 @@ def open_source(spec: StreamSpec) -> StreamSource:
         cache_bytes=split.num_samples * image_bytes if spec.keeps_images else None,
         prefetch=spec.prefetch,
     )
-    # The disk cache looks up samples by their place in a shard, for which it needs complete indexes.
+    # The disk cache looks up samples by their place in a shard, for which it needs whole indexes.
     table = ShardTable(storage, split, with_keys=spec.with_key, by_rows=disk_cache is None)
     return StreamSource(
         spec=spec,

@@ -41,7 +41,7 @@ class Mixture:
     """The training batches of a run on several sets (see epochs.BatchSource); `options` are those
     of MixedStream.
 
-    An epoch has as many samples as all sets together, in complete batches. Where the weights change,
+    An epoch has as many samples as all sets together, in whole batches. Where the weights change,
     each set starts a new epoch. Raises ConfigError where the weights do not fit the
     batch, at any step.
     """

@@ -66,7 +66,7 @@ def register(verbs: Any) -> None:
         added[commands_of] = verb
     flag("name", "name of the TPU VM")
     flag("--zone", "zone, for example europe-west4-a", required=True)
-    flag("--project", "project (default: that of gcloud)")
+    flag("--project", "project (default: gcloud's)")
     text = "further flag of gcloud, for example --gcloud=--internal-ip"
     flag("--gcloud", text, action="append", default=[], metavar="FLAG")
     flag("--dry-run", "only print the commands", action="store_true")
