@@ -224,7 +224,7 @@ class Worker:
         self._stream = self._socket.makefile("rwb")
         given = theirs.fileno(), images.fd, self.images_NHWC.shape[1], task
         paths = sys.path if _ROOT in sys.path else [_ROOT, *sys.path]
-        # In a session of its own, so that Ctrl-C or a signal to the group reaches the stream's
+        # In a separate session, so that Ctrl-C or a signal to the group reaches the stream's
         # process only.
         self.process = subprocess.Popen(
             [*_COMMAND, pickle.dumps(given).hex()],

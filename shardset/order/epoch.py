@@ -142,8 +142,8 @@ class Order:
         """Rows [start, stop) of some lanes: positions in the sequence, and whether a sample is
         there.
 
-        Both are [len(lanes), stop - start]. Past the end of a lane the position is that of its last
-        row (for an empty lane, a neighbour's sample). Costs O(len(lanes) * (stop - start + 2 *
+        Both are [len(lanes), stop - start]. Past the end of a lane the position is its last row's
+        (for an empty lane, a neighbour's sample). Costs O(len(lanes) * (stop - start + 2 *
         window)).
         """
         lanes = np.asarray(lanes, dtype=np.int64)[:, None]

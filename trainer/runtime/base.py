@@ -270,7 +270,7 @@ class Runtime:
 
     def of_all(self, rows: torch.Tensor) -> torch.Tensor:
         """Rows [n, columns] of this replica at their place among zeros: summed over replicas, they
-        are those of all.
+        are the rows of all.
 
         On the device, as part of a step: [replicas * n, columns].
         """

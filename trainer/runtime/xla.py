@@ -233,7 +233,7 @@ class Spmd(Xla):
         return self._counted(self._torch_xla.compile(step, full_graph=True, name=name), name)
 
     def _shard(self, tensor: torch.Tensor) -> torch.Tensor:
-        # Every tensor needs a spec of its own rank: torch_xla silently leaves it whole if the rank
+        # Every tensor needs a spec with its rank: torch_xla silently leaves it whole if the rank
         # differs.
         dimensions = ("data",) + (None,) * (tensor.dim() - 1)
         return self._send(
