@@ -9,20 +9,22 @@ import atexit
 import gc
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 from rich.console import Console
 
 from pipelines.config import SIZES, AdoptConfig, BareNumbers, BuildConfig, ColumnConfig
 from pipelines.images.options import ImageOptions
 from pipelines.parsers import parser
-from pipelines.terminal import on_standard_output, quiet_workers
+from pipelines.terminal import quiet_workers, say_beam
 from shardset.errors import ConfigError
-from shardset.program import FAILED, OK, USAGE, count, run_program, run_verb
+from shardset.program import FAILED, OK, USAGE, count, next_step, run_program, run_verb
 from shardset.settings import record_of, texts_of
+from shardset.terminal import on_standard_output
 
 if TYPE_CHECKING:
     from pipelines.estimate.stored import StoredSet
@@ -71,7 +73,8 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
             config = _append_config(args)
         else:
             config = record_of(BuildConfig, args, image=record_of(ImageOptions, args))
-        _say_beam(console)
+        _refuse_early(args, config, beam_flags)
+        say_beam(console)
         from pipelines.runners import fork_server
 
         if fork_server.may_be_needed(beam_flags):
@@ -101,13 +104,25 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     summary.show(config, result, on_standard_output())
     if report:
         print(f"report: {report}")
+    if result.published:
+        print(next_step("verify", config.output))
     return OK
+
+
+def _refuse_early(args: argparse.Namespace, config: BuildConfig, beam_flags: Sequence[str]) -> None:
+    """Raises ConfigError for what is wrong whatever Beam says, before Beam is imported."""
+    from pipelines.sources import open_source
+
+    if not args.wait and not any("dataflow" in flag.lower() for flag in beam_flags):
+        raise ConfigError(
+            "--no-wait is for --runner DataflowRunner: elsewhere a build ends with this command"
+        )
+    open_source(config)
 
 
 def _publish(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     """The verbs `adopt` and `column`."""
     with quiet_workers(show=args.debug) as console:
-        _say_beam(console)
         from pipelines.sets import adopt, column
 
         verbs: dict[str, Any] = {
@@ -115,22 +130,27 @@ def _publish(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
             "column": (ColumnConfig, column.column),
         }
         kind, run = verbs[args.verb]
-        manifest = run(record_of(kind, args), beam_flags, console.print)
-    answer = {f"samples of {name}": split.num_samples for name, split in manifest.splits.items()}
-    answer |= {
-        "quarantined": manifest.quarantine.count,
-        "digest": manifest.digest,
-        **manifest.provenance.options,
-    }
-    if manifest.provenance.notes:
-        answer["note"] = "; ".join(manifest.provenance.notes)
-    return _show(args, answer, [f"{name}: {value}" for name, value in answer.items()])
+        manifest, storage, _ = run(record_of(kind, args), beam_flags, console)
+    counts = {name: split.num_samples for name, split in manifest.splits.items()}
+    facts, notes = manifest.provenance.options, manifest.provenance.notes
+    answer = {f"samples of {name}": number for name, number in counts.items()}
+    answer |= {"quarantined": manifest.quarantine.count, "digest": manifest.digest, **facts}
+    if notes:
+        answer["note"] = "; ".join(notes)
+    lines = [_set_line(args.verb, storage.url, counts, manifest.digest)]
+    if "num_values" in facts:
+        kind = f" of {np.dtype(facts['dtype'])} {facts['shape']}" if "dtype" in facts else ""
+        lines.append(f"values: {facts['num_values']:,}{kind}")
+    if rejected := manifest.quarantine.count:
+        lines.append(f"quarantined: {rejected:,}: see {storage.url}/{manifest.quarantine.path}")
+    lines += [f"note: {note}" for note in notes]
+    return _show(args, answer, [*lines, next_step("verify", storage.url)])
 
 
-def _say_beam(console: Console) -> None:
-    """Says what takes the next seconds, unless nobody waits."""
-    if console.is_terminal:
-        console.print("starting Apache Beam")
+def _set_line(verb: str, url: str, counts: Mapping[str, int], digest: str) -> str:
+    """The samples of each split of a set that a verb has made."""
+    listed = ", ".join(f"{name} {number:,}" for name, number in counts.items())
+    return f"{verb} {url}: {listed}; digest {digest[:12]}"
 
 
 def _append_config(args: argparse.Namespace) -> BuildConfig:
@@ -159,7 +179,7 @@ def _versions(args: argparse.Namespace, _: Sequence[str]) -> int:
     found: Any
     if args.verb == "tag":
         found = versions.tag(args.set, args.name)
-        lines = [f"{args.name} is version {found.version}, digest {found.digest}"]
+        lines = [f"{args.name} is version {found.version}, digest {found.digest[:12]}"]
     elif args.verb == "log":
         found = versions.log(args.set)
         lines = versions.log_lines(found)
@@ -175,6 +195,8 @@ def _versions(args: argparse.Namespace, _: Sequence[str]) -> int:
             side_files=args.side_files,
         )
         lines = compact.lines(found)
+        if not found.waiting:
+            lines.append(next_step("verify", args.set))
     return _show(args, found, lines)
 
 
@@ -222,8 +244,9 @@ def _catalog(args: argparse.Namespace, _: Sequence[str]) -> int:
     from pipelines.sets import catalog
 
     written = catalog.write_catalog(args.manifest)
-    line = f"catalogue: {count(len(written), 'file')} written"
-    return _show(args, {"written": written}, [line])
+    line = f"catalogue: {count(len(written), 'file')} written next to the tars of {args.manifest}"
+    step = next_step("view", "OUT.parquet", "--of", args.manifest, "--where", "width > 200")
+    return _show(args, {"written": written}, [line, step])
 
 
 def _view(args: argparse.Namespace, _: Sequence[str]) -> int:
@@ -231,9 +254,9 @@ def _view(args: argparse.Namespace, _: Sequence[str]) -> int:
 
     made = view.make_view(args.output, args.of, record_of(view.Choice, args))
     counts = {name: part.selection.num_kept for name, part in made.splits.items()}
-    listed = ", ".join(f"{name} {number:,}" for name, number in counts.items())
     facts = {"view": args.output, "num_samples": counts, **msgspec.to_builtins(made.head)}
-    return _show(args, facts, [f"view {args.output}: {listed}; digest {made.head.digest[:12]}"])
+    line = _set_line("view", args.output, counts, made.head.digest)
+    return _show(args, facts, [line, next_step("inspect", args.output)])
 
 
 def _estimate(args: argparse.Namespace, _: Sequence[str]) -> int:

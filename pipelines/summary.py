@@ -9,12 +9,15 @@ from pipelines.config import BuildConfig
 from pipelines.plan import files, paths
 from pipelines.plan.records import BuildFile
 from pipelines.split_table import of_plan, split_table
-from pipelines.terminal import plain
 from shardset.program import count
 from shardset.storage.open import open_storage
+from shardset.terminal import plain
 
 if TYPE_CHECKING:  # Beam takes a second to import, and `estimate` draws its table without it
     from pipelines.build import Result
+
+RATED = 10_000
+"""A build of fewer images is mostly its start, so its rate says nothing."""
 
 
 def show(config: BuildConfig, result: "Result", console: Console) -> None:
@@ -58,22 +61,18 @@ def sentences(config: BuildConfig, result: "Result") -> list[str]:
         lines += [f"  and {more:,} more"] if result.rejected and more else []
     if counters.get("shards_written"):
         written, size = counters.get("samples_written", 0), counters.get("bytes_written", 0)
+        rate = f" ({written / result.seconds:,.0f} images/s)" if written >= RATED else ""
         lines.append(
             f"wrote {count(counters['shards_written'], 'shard')}, {count(written, 'sample')},"
-            f" {size / 1e6:,.1f} MB in {result.seconds:.1f} s ({written / result.seconds:,.0f}"
-            " images/s)"
+            f" {size / 1e6:,.1f} MB in {result.seconds:.1f} s{rate}"
         )
     if counters.get("shards_skipped"):
         lines.append(f"complete already: {count(counters['shards_skipped'], 'shard')}")
-    lines.append(
-        f"plan: {count(plan.num_units, 'unit')} of input, {result.plan_bytes / 1e6:,.1f} MB in"
-        " plan/"
-    )
     if result.published:
         version = f"version {result.published.number}, " if config.append else ""
         lines.append(
             f"manifest: {config.output.rstrip('/')}/manifest.json, {version}digest"
-            f" {result.published.digest[:16]}…"
+            f" {result.published.digest[:12]}"
         )
     return lines
 

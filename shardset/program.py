@@ -6,6 +6,7 @@ import argparse
 import difflib
 import io
 import os
+import shlex
 import sys
 import warnings
 from collections.abc import Callable, Collection
@@ -50,8 +51,13 @@ class Parser(argparse.ArgumentParser):
         return did_you_mean(flag, self.flags)
 
     def error(self, message: str) -> NoReturn:
-        """Exits with the usage and the message."""
-        super().error(masked(message))
+        """Exits with the message, and where the usage is."""
+        self.exit(USAGE, f"{self.prog}: {masked(message)}; see `{self.prog} --help`\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuses a value that is none of the choices, with a hint at the nearest."""
+        if action.choices is not None and value not in action.choices:
+            raise argparse.ArgumentError(action, unknown("choice", value, [*action.choices]))
 
 
 def program_parser(module: str, **options: Any) -> Parser:
@@ -73,11 +79,26 @@ def did_you_mean(name: str, names: Collection[str]) -> str:
 
 
 def nearest(name: str, names: Collection[str]) -> str | None:
-    """The nearest name, else the one whose last part is nearest; None if none is near."""
-    last_parts = {known.rpartition(".")[2]: known for known in names}
-    near = difflib.get_close_matches(name, names, n=1)
-    near = near or [last_parts[part] for part in difflib.get_close_matches(name, last_parts, n=1)]
-    return near[0] if near else None
+    """The nearest name, else the one whose last part or beginning is nearest; None if none is
+    near.
+    """
+    parts = [
+        {known: known for known in names},
+        {known.rpartition(".")[2]: known for known in names},
+        {known[: len(name)]: known for known in names},
+    ]
+    found = ((part, difflib.get_close_matches(name, part, n=1)) for part in parts)
+    return next((part[near[0]] for part, near in found if near), None)
+
+
+def unknown(what: str, name: str, names: Collection[str]) -> str:
+    """The sentence that refuses a name, with those that there are."""
+    return f"no {what} {name!r}{did_you_mean(name, names)}; there are {', '.join(names)}"
+
+
+def next_step(*words: str) -> str:
+    """The line that names the command to go on with."""
+    return f"next: shardset {shlex.join(words)}"
 
 
 def run_program(main: Callable[[], int], extra: str) -> NoReturn:

@@ -10,12 +10,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from shardset.errors import DOCS, ConfigError, DamagedShard, ManifestError, NotFound, StorageError
-from shardset.program import OK, PREEMPTED, Parser, count, program_parser, run_program, run_verb
+from shardset.program import (
+    OK,
+    PREEMPTED,
+    Parser,
+    count,
+    next_step,
+    program_parser,
+    run_program,
+    run_verb,
+)
 from shardset.settings import help_text
+from shardset.storage.base import stat_or_none
 from shardset.storage.open import is_address, open_storage
 from shardset.verbs import HELP
 from trainer import defaults, recipes
-from trainer.config import RECORD, TrainConfig, check_addresses, not_a_run, recorded
+from trainer.config import RECORD, SIDECAR, TrainConfig, check_addresses, not_a_run, recorded
 from trainer.errors import Preempted
 from trainer.flags import EVALUATION, add_config_flags, config_flags, near_miss
 from trainer.tpu import cli as tpu
@@ -51,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    if options.command in WITH_TORCH and sys.stderr.isatty() and os.environ.get("RANK", "0") == "0":
+    if options.command in WITH_TORCH and sys.stderr.isatty() and _is_first():
         print("loading torch", file=sys.stderr)
     try:
         options.command(options)
@@ -205,9 +215,10 @@ def _add_predict(verbs: "Verbs") -> None:
 
 def _train(options: argparse.Namespace) -> None:
     config, about = defaults.resolve(config_flags(options))
-    if os.environ.get("RANK", "0") == "0":
+    if _is_first():
         for text in filter(None, (about, defaults.note(config))):
             print(text, flush=True)
+    _check_data(config)
     try:
         from trainer import loop
         from trainer.runtime.launch import launch
@@ -216,6 +227,8 @@ def _train(options: argparse.Namespace) -> None:
     except KeyboardInterrupt:
         text = "; the same command resumes at the last checkpoint, or begins again if there is none"
         raise KeyboardInterrupt(text) from None
+    if _is_first():
+        print(next_step("evaluate", "--run-dir", config.run_dir))
 
 
 def _evaluate(options: argparse.Namespace) -> None:
@@ -225,10 +238,21 @@ def _evaluate(options: argparse.Namespace) -> None:
     )
     if options.run_dir and config.manifest is None and not config.fake_data:
         raise not_a_run(open_storage(options.run_dir), RECORD)
+    _check_data(config)
     from trainer import loop
     from trainer.runtime.launch import launch
 
     launch(config, loop.evaluate_checkpoint)
+    if _is_first() and options.run_dir:
+        print(next_step("report", options.run_dir))
+
+
+def _check_data(config: TrainConfig) -> None:
+    """Raises ConfigError, before torch is imported, if there is no set to read."""
+    if not config.fake_data:
+        from trainer.data.splits import set_of
+
+        set_of(config)
 
 
 def recorded_config(run_dir: str) -> TrainConfig:
@@ -312,19 +336,20 @@ def _make_report(options: argparse.Namespace) -> None:
 
 
 def _export_model(options: argparse.Namespace) -> None:
+    _check_run_dir(options.run_dir, RECORD, SIDECAR)
     from trainer.tools import export, trained
 
-    _check_run_dir(options.run_dir)
     files = export.write(trained.opened(options.run_dir), options.output, onnx=options.onnx)
     print(f"wrote {', '.join(files)} to {options.output}")
+    print(next_step("predict", "--from", options.output, "IMAGE"))
 
 
 def _predict(options: argparse.Namespace) -> None:
-    from trainer.tools import predict, trained
-
     if options.top < 1:
         raise ConfigError(f"--top {options.top}: expected 1 or more classes for each image")
-    _check_run_dir(options.model)
+    _check_run_dir(options.model, RECORD, SIDECAR)
+    from trainer.tools import predict, trained
+
     predict.report(
         trained.opened(options.model), options.images, top=options.top, as_json=options.json
     )
@@ -334,9 +359,18 @@ WITH_TORCH = (_train, _evaluate, _predict, _export_model, _bench_input, _doctor)
 """The verbs that load torch, which takes seconds."""
 
 
-def _check_run_dir(run_dir: str) -> None:
+def _is_first() -> bool:
+    """Whether this is the process of a run that talks to people."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _check_run_dir(run_dir: str, *names: str) -> None:
+    """Raises ConfigError for a folder that is not there, or has none of these files."""
     if not is_address(run_dir) and not Path(run_dir).is_dir():
         raise ConfigError(f"{run_dir}: no such run folder")
+    folder = open_storage(run_dir)
+    if names and not any(stat_or_none(folder, name) for name in names):
+        raise not_a_run(folder, names[0])
 
 
 def program() -> NoReturn:

@@ -53,6 +53,9 @@ RECORD, CLASSES, ORDER = RUN, "classes.json", "order.json"
 order of training.
 """
 
+SIDECAR = "model.json"
+"""The file of an exported model that says how images are prepared and what the classes are."""
+
 
 def mixed_sets(mix: str | None) -> list[tuple[str, Weights]]:
     """The sets of `config.mix`, such as `A=3;B=1,0.5@1000`, and their weights.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from shardset.errors import ConfigError
-from shardset.program import did_you_mean
+from shardset.program import unknown
 from trainer.config import (
     ImageConfig,
     ModelConfig,
@@ -106,7 +106,5 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
 def recipe(name: str) -> TrainConfig:
     """The recipe of that name; raises ConfigError naming the nearest one."""
     if name not in RECIPES:
-        raise ConfigError(
-            f"no recipe {name!r}{did_you_mean(name, RECIPES)}; there are {', '.join(RECIPES)}"
-        )
+        raise ConfigError(unknown("recipe", name, RECIPES))
     return RECIPES[name]()

@@ -6,8 +6,8 @@ from typing import Any
 from rich.console import Group, RenderableType
 
 from pipelines.check.inspect import NO_NAMES, SampleInfo
-from pipelines.split_table import split_table, table
-from pipelines.terminal import plain
+from pipelines.split_table import split_table
+from shardset.terminal import plain, table
 
 
 def render(answer: dict[str, Any] | Sequence[SampleInfo]) -> RenderableType:
@@ -18,22 +18,20 @@ def render(answer: dict[str, Any] | Sequence[SampleInfo]) -> RenderableType:
 def render_overview(overview: dict[str, Any]) -> RenderableType:
     """The overview as tables: splits, classes, shards, and lines for the rest."""
     splits = overview["splits"]
-    tables = [
-        split_table("splits", splits),
-        table(
-            "classes",
-            ["label#", "name", "wnid", *(f"{split.name}#" for split in splits)],
-            [
-                (row["label"], row["name"], row["wnid"] or "", *row["counts"].values())
-                for row in overview["classes"]
-            ],
-        ),
-        table(
-            "shards",
-            ["split", "shard#", "path", "samples#", "bytes#", "first id#"],
-            [tuple(row.values()) for row in overview["shards"]],
-        ),
-    ]
+    classes = table(
+        "classes",
+        ["label#", "name", "wnid", *(f"{split.name}#" for split in splits)],
+        [
+            (row["label"], row["name"], row["wnid"] or "", *row["counts"].values())
+            for row in overview["classes"]
+        ],
+    )
+    shards = table(
+        "shards",
+        ["split", "shard#", "path", "samples#", "bytes#", "first id#"],
+        [tuple(row.values()) for row in overview["shards"]],
+    )
+    tables = [split_table("splits", splits), *(one for one in (classes, shards) if one.rows)]
     fixes = ", ".join(f"{name} {count:,}" for name, count in overview["fixes"].items())
     lines = [
         (

@@ -118,10 +118,10 @@ def lines(report: VerifyReport, *, max_problems: int = 100) -> list[str]:
     """
     problems = lines_of(report.problems, max_problems, " (all of them with --json)")
     outcome = count(len(report.problems), "problem") if report.problems else "no problem"
-    images = f", {report.num_images:,} images decoded" if report.deep else ""
+    images = f", {count(report.num_images, 'image')} decoded" if report.num_images else ""
     read = (
-        f"{report.num_shards:,} shards, {report.num_samples:,} samples, {report.num_bytes:,} bytes"
-        f" read{images}"
+        f"{count(report.num_shards, 'shard')}, {count(report.num_samples, 'sample')},"
+        f" {report.num_bytes:,} bytes read{images}"
     )
     return [*problems, f"verified {read}: {outcome}"]
 

@@ -55,8 +55,8 @@ def compact(
     Files wait for `grace`, since readers that began on an older version end on it; the same call
     removes them later, or finishes one that was killed. Lines of quarantine lists that name the
     keys go too, and with `side_files` columns and exports with removed tars. With nothing written,
-    raises SourceError for a key that no version ever had; ConfigError without keys, if no sample
-    would be left, or for an unfinished build.
+    raises ConfigError for a key that no version ever had, without keys, if no sample would be left,
+    or for an unfinished build.
     """
     newest, storage = replace.newest_of(url)
     refuse_unfinished(storage, newest)
@@ -141,10 +141,9 @@ def lines(done: Compacted) -> list[str]:
             f"may still name dropped samples: {', '.join(done.side_files)}; --side-files removes "
             "them, once nothing waits"
         )
-    for folder, number in done.removed.items():
-        found.append(f"removed from {folder or 'the set'}: {count(number, 'file')}")
     if done.removed:
-        found += [f"removed {done.num_bytes / 1e6:,.1f} MB", NOT_REACHED]
+        files = count(sum(done.removed.values()), "file")
+        found += [f"removed {files}, {done.num_bytes / 1e6:,.1f} MB", NOT_REACHED]
     return found
 
 

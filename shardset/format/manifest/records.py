@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from shardset.errors import ManifestError
+from shardset.errors import MissingSet
 from shardset.format import naming
 from shardset.format.shards import Count, Group, Positive, Record, Sha256, Shard, StoredShards
 from shardset.order.permutation import hash_text
@@ -145,9 +145,9 @@ class Manifest(Record, frozen=True, kw_only=True):
         return next(iter(self.splits.values())).groups[0].seed
 
     def split(self, name: str) -> Split:
-        """The split of that name; raises ManifestError naming those that exist."""
+        """The split of that name; raises MissingSet naming those that exist."""
         if name not in self.splits:
-            raise ManifestError(
+            raise MissingSet(
                 f"no split {name!r} in this shard set; it has {', '.join(sorted(self.splits))}"
             )
         return self.splits[name]
