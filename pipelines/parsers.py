@@ -18,13 +18,9 @@ from pipelines.sets.view import Choice
 from shardset.errors import DOCS
 from shardset.program import Parser, program_parser
 from shardset.settings import add_flags
-from shardset.verbs import HELP
+from shardset.verbs import add_verb
 
 SIZES_TITLE = "sizes"
-EXIT_CODES = (
-    "exit codes: 0 done; 1 failed, or the data is damaged; 2 wrong command line; 130 stopped by"
-    " Ctrl-C"
-)
 
 _SOURCES = "\n".join(
     textwrap.fill(
@@ -50,8 +46,6 @@ examples:
 Flags of Apache Beam (--runner, --project, --region, --temp_location, --direct_num_workers, ...)
 pass through; without --runner the build runs here, on all cores. To resume a build that was
 stopped, give the same command again.
-
-{EXIT_CODES}
 """
 
 ESTIMATE_EPILOG = f"""\
@@ -67,8 +61,6 @@ explains every number. Numbers that a run would refuse are printed as `refused`,
 is 2.
 For raw files, `build --dry-run --verify none` prints how they would divide, from names and sizes
 where those tell it.
-
-{EXIT_CODES}
 """
 
 
@@ -78,21 +70,13 @@ def parser() -> argparse.ArgumentParser:
     Its result holds the chosen verb in `verb` and that verb's parser in `verb_parser`.
     """
     top = program_parser(
-        "pipelines", epilog=EXIT_CODES,
+        "pipelines",
         description="Turns raw image files into exact, reproducible WebDataset shards.",
-    )  # fmt: skip
+    )
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
 
-    def verb(name: str, description: str, epilog: str = EXIT_CODES) -> Parser:
-        added = verbs.add_parser(
-            name, help=HELP[name], description=description, epilog=epilog, allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )  # fmt: skip
-        added.add_argument(
-            "--debug",
-            action="store_true",
-            help="show tracebacks, Beam's log and warnings of libraries",
-        )
+    def verb(name: str, description: str, examples: str = "") -> Parser:
+        added = add_verb(verbs, name, description, examples)
         added.add_argument(
             "--json", action="store_true", help="print the result as JSON on standard output"
         )

@@ -19,6 +19,10 @@ from shardset.storage.retry import while_someone_waits
 from shardset.version import __version__
 
 OK, FAILED, USAGE, PREEMPTED, INTERRUPTED = 0, 1, 2, 3, 130
+EXIT_CODES = """\
+exit codes: 0 done; 1 failed, or the data is damaged; 2 wrong command line; 3 asked to stop, and
+saved everything; 130 stopped by Ctrl-C. After 3 and 130 the same command continues.
+"""
 
 
 class Parser(argparse.ArgumentParser):
@@ -65,6 +69,7 @@ def program_parser(module: str, **options: Any) -> Parser:
     is_module = Path(sys.argv[0]).parts[-2:] == (module, "__main__.py")
     parser = Parser(
         prog=f"python -m {module}" if is_module else "shardset",
+        epilog=EXIT_CODES,
         allow_abbrev=False,
         **options,
     )

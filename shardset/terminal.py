@@ -16,7 +16,7 @@ _NO_LIMIT = 100_000
 _MIN_WIDTH = 5
 """A column of texts never becomes narrower."""
 
-MAX_ROWS = 20
+MAX_ROWS = 40
 """Longer tables are cut on a terminal, with a note; the JSON is complete."""
 
 
@@ -39,14 +39,12 @@ def table(
     title: str,
     columns: Sequence[str],
     rows: Sequence[Sequence[Any]],
-    max_rows: int | None = None,
     more: str = "more (all of them with --json)",
 ) -> Table:
     """The first rows as a table, without columns that are empty; `#` ends the name of a column of
     numbers.
     """
-    max_rows = max_rows or MAX_ROWS
-    left_out = len(rows) - max_rows
+    left_out = len(rows) - MAX_ROWS
     shown = [at for at in range(len(columns)) if any(row[at] != "" for row in rows)]
     made = Table(
         title=plain(title, style="table.title") if title else None,
@@ -65,7 +63,7 @@ def table(
             made.add_column(plain(name[:-1]), justify="right", overflow="ellipsis", no_wrap=True)
         else:
             made.add_column(plain(name), overflow="fold", min_width=_MIN_WIDTH)
-    for row in rows[:max_rows]:
+    for row in rows[:MAX_ROWS]:
         cells = (row[at] for at in shown)
         made.add_row(*(f"{cell:,}" if isinstance(cell, int) else plain(cell) for cell in cells))
     return made

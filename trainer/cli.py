@@ -23,7 +23,7 @@ from shardset.program import (
 from shardset.settings import help_text
 from shardset.storage.base import stat_or_none
 from shardset.storage.open import is_address, open_storage
-from shardset.verbs import HELP
+from shardset.verbs import add_verb
 from trainer import defaults, recipes
 from trainer.config import RECORD, SIDECAR, TrainConfig, check_addresses, not_a_run, recorded
 from trainer.errors import Preempted
@@ -32,14 +32,6 @@ from trainer.tpu import cli as tpu
 
 if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[Parser]
-
-EXIT_CODES = """exit codes:
-  0  done
-  1  failed; the last line on stderr says why
-  2  wrong usage
-  3  asked to stop (SIGTERM) and saved everything; the same command resumes there
-  130  stopped by Ctrl-C; train resumes at the last checkpoint, or begins again if there is none
-"""
 
 RUN_DIR_HELP = "run folder: local, gs://, s3:// or az://"
 
@@ -79,8 +71,6 @@ def parser() -> Parser:
     top = program_parser(
         "trainer",
         description="Trains on a shard set, with plain PyTorch or PyTorch/XLA.",
-        epilog=EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     verbs = top.add_subparsers(required=True, metavar="COMMAND")
     verb = _add_verb(verbs, "train", _train)
@@ -115,28 +105,15 @@ def _add_verb(
     name: str,
     command: Callable[[argparse.Namespace], None],
     text: str = "",
-    epilog: str = EXIT_CODES,
+    example: str = "",
 ) -> Parser:
-    verb = verbs.add_parser(
-        name,
-        help=HELP[name],
-        description=text or HELP[name],
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    verb.add_argument(
-        "--debug", action="store_true", help="show tracebacks and warnings of libraries"
-    )
+    verb = add_verb(verbs, name, text, example)
     verb.set_defaults(command=command)
     return verb
 
 
 def _add_explain(verbs: "Verbs") -> None:
-    text = (
-        "print the samples of a step of a run, the steps of a sample, or the samples learnt worst"
-    )
-    verb = _add_verb(verbs, "explain", _explain, text)
+    verb = _add_verb(verbs, "explain", _explain)
     verb.add_argument("--run-dir", required=True, help=RUN_DIR_HELP)
     asked = verb.add_mutually_exclusive_group(required=True)
     asked.add_argument(
@@ -176,8 +153,7 @@ def _add_job(verbs: "Verbs") -> None:
 
 
 def _add_report(verbs: "Verbs") -> None:
-    text = "make one HTML page that shows a run: curves, epochs, checkpoints, hosts, configuration"
-    verb = _add_verb(verbs, "report", _make_report, text)
+    verb = _add_verb(verbs, "report", _make_report)
     verb.add_argument("run_dir", metavar="RUN", help=RUN_DIR_HELP)
     verb.add_argument("--output", metavar="FILE", help="default: report.html in the run folder")
 
@@ -195,7 +171,7 @@ def _add_export(verbs: "Verbs") -> None:
 
 def _add_predict(verbs: "Verbs") -> None:
     example = "example: shardset predict --from run cat.jpg dog.png"
-    verb = _add_verb(verbs, "predict", _predict, epilog=example)
+    verb = _add_verb(verbs, "predict", _predict, example=example)
     verb.add_argument(
         "images",
         nargs="+",

@@ -87,4 +87,4 @@ def _sample_table(sample: SampleInfo) -> RenderableType:
             for field, (offset, size) in sample.byte_ranges.items()
         ),
     ]
-    return table("sample", ["", ""], facts, len(facts))
+    return table("sample", ["", ""], facts)

@@ -14,6 +14,7 @@ from pipelines.plan.layout import SplitPlan, units_per_batch
 from shardset.format.manifest import ClassInfo
 from shardset.format.write import WrittenShard
 from shardset.prepared import prepared
+from shardset.settings import value_text
 
 PLAN_VERSION = 14
 """Increase it when the format of a file below `plan/` changes, or what the same input and options
@@ -125,7 +126,8 @@ class ShardRecord(msgspec.Struct, frozen=True, kw_only=True):
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
     for name in sorted({*old, *new}):
         if old.get(name) != new.get(name):
-            yield f"{name} was {old.get(name)!r} and is {new.get(name)!r}"
+            was, now = (value_text(one.get(name)) or "none" for one in (old, new))
+            yield f"{name} was {was} and is {now}"
 
 
 def _base_of(build: BuildFile) -> str | None:

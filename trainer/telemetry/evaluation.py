@@ -17,7 +17,6 @@ WORST = "worst.json"
 """The samples of highest loss in the newest evaluation of a run folder: see `worst_of`."""
 
 NUM_WORST = 48
-MAX_ROWS = 40
 SIDE = 96
 """Pixels of a picture."""
 
@@ -40,7 +39,7 @@ def by_class(outcomes: np.ndarray, names: Sequence[str]) -> Table:
         mistakes = ", ".join(f"{names[one]} ({row[one]})" for one in others)
         cells.append((f"{accuracy[label]:.2%}", row.total(), label, names[label], mistakes))
     columns = ["right#", "samples#", "label#", "class", "mistakes"]
-    return table("", columns, cells, MAX_ROWS, "more accurate")
+    return table("", columns, cells, "more accurate")
 
 
 def worst_of(outcomes: np.ndarray, loaded: LoadedSet, split: str, names: Sequence[str]) -> Worst:

@@ -27,9 +27,6 @@ from trainer.data.mixture import Mixture
 from trainer.data.splits import open_data
 from trainer.telemetry.losses import read_losses
 
-MAX_ROWS = 40
-"""The most rows of a table on a terminal. JSON holds everything."""
-
 
 class Question(NamedTuple):
     """What is asked about a run: one of the four."""
@@ -200,7 +197,7 @@ def _show(answer: Explanation) -> None:
     ]
     console = on_standard_output()
     console.print(plain(answer.sentence))
-    console.print(table("", columns, [[*_cells(row)] for row in answer.rows], MAX_ROWS))
+    console.print(table("", columns, [[*_cells(row)] for row in answer.rows]))
 
 
 def _cells(row: dict[str, Any]) -> Iterable[str]:
