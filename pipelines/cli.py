@@ -9,8 +9,10 @@ import atexit
 import gc
 import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,7 +24,7 @@ from pipelines.images.options import ImageOptions
 from pipelines.parsers import parser
 from pipelines.terminal import quiet_workers, say_beam
 from shardset.errors import ConfigError
-from shardset.program import FAILED, OK, USAGE, count, next_step, run_program, run_verb
+from shardset.program import FAILED, OK, USAGE, count, run_program, run_verb
 from shardset.settings import record_of, texts_of
 from shardset.terminal import on_standard_output
 
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 WITH_BEAM = ("build", "append", "adopt", "column")
 """The verbs that take the flags of Beam too."""
+
+_DATAFLOW = re.compile(r"--runner[= ](\S*\.)?dataflow(runner)?(\s|$)", re.IGNORECASE)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,7 +77,13 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
             config = _append_config(args)
         else:
             config = record_of(BuildConfig, args, image=record_of(ImageOptions, args))
-        _refuse_early(args, config, beam_flags)
+        if not args.wait and not _DATAFLOW.search(" ".join(beam_flags)):
+            raise ConfigError(
+                "--no-wait is for --runner DataflowRunner: elsewhere a build ends with this command"
+            )
+        from pipelines import sources
+
+        sources.open_source(config)  # refuses what it can before the seconds of Beam's import
         say_beam(console)
         from pipelines.runners import fork_server
 
@@ -105,19 +115,8 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     if report:
         print(f"report: {report}")
     if result.published:
-        print(next_step("verify", config.output))
+        print(f"next: shardset verify {quote(config.output)}")
     return OK
-
-
-def _refuse_early(args: argparse.Namespace, config: BuildConfig, beam_flags: Sequence[str]) -> None:
-    """Raises ConfigError for what is wrong whatever Beam says, before Beam is imported."""
-    from pipelines.sources import open_source
-
-    if not args.wait and not any("dataflow" in flag.lower() for flag in beam_flags):
-        raise ConfigError(
-            "--no-wait is for --runner DataflowRunner: elsewhere a build ends with this command"
-        )
-    open_source(config)
 
 
 def _publish(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
@@ -125,26 +124,24 @@ def _publish(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     with quiet_workers(show=args.debug) as console:
         from pipelines.sets import adopt, column
 
-        verbs: dict[str, Any] = {
-            "adopt": (AdoptConfig, adopt.adopt),
-            "column": (ColumnConfig, column.column),
-        }
-        kind, run = verbs[args.verb]
-        manifest, storage, _ = run(record_of(kind, args), beam_flags, console)
+        if args.verb == "adopt":
+            made = adopt.adopt(record_of(AdoptConfig, args), beam_flags, console)
+        else:
+            made = column.column(record_of(ColumnConfig, args), beam_flags, console)
+    manifest, storage, _ = made
     counts = {name: split.num_samples for name, split in manifest.splits.items()}
     facts, notes = manifest.provenance.options, manifest.provenance.notes
-    answer = {f"samples of {name}": number for name, number in counts.items()}
-    answer |= {"quarantined": manifest.quarantine.count, "digest": manifest.digest, **facts}
-    if notes:
-        answer["note"] = "; ".join(notes)
+    rejected = manifest.quarantine.count
+    answer = {"set": storage.url, "num_samples": counts, "digest": manifest.digest}
+    answer |= {"quarantined": rejected, "notes": notes, **facts}
     lines = [_set_line(args.verb, storage.url, counts, manifest.digest)]
     if "num_values" in facts:
         kind = f" of {np.dtype(facts['dtype'])} {facts['shape']}" if "dtype" in facts else ""
         lines.append(f"values: {facts['num_values']:,}{kind}")
-    if rejected := manifest.quarantine.count:
+    if rejected:
         lines.append(f"quarantined: {rejected:,}: see {storage.url}/{manifest.quarantine.path}")
     lines += [f"note: {note}" for note in notes]
-    return _show(args, answer, [*lines, next_step("verify", storage.url)])
+    return _show(args, answer, [*lines, f"next: shardset verify {quote(storage.url)}"])
 
 
 def _set_line(verb: str, url: str, counts: Mapping[str, int], digest: str) -> str:
@@ -196,7 +193,7 @@ def _versions(args: argparse.Namespace, _: Sequence[str]) -> int:
         )
         lines = compact.lines(found)
         if not found.waiting:
-            lines.append(next_step("verify", args.set))
+            lines.append(f"next: shardset verify {quote(args.set)}")
     return _show(args, found, lines)
 
 
@@ -245,7 +242,7 @@ def _catalog(args: argparse.Namespace, _: Sequence[str]) -> int:
 
     written = catalog.write_catalog(args.manifest)
     line = f"catalogue: {count(len(written), 'file')} written next to the tars of {args.manifest}"
-    step = next_step("view", "OUT.parquet", "--of", args.manifest, "--where", "width > 200")
+    step = f"next: shardset view OUT.parquet --of {quote(args.manifest)} --where 'width > 200'"
     return _show(args, {"written": written}, [line, step])
 
 
@@ -256,7 +253,7 @@ def _view(args: argparse.Namespace, _: Sequence[str]) -> int:
     counts = {name: part.selection.num_kept for name, part in made.splits.items()}
     facts = {"view": args.output, "num_samples": counts, **msgspec.to_builtins(made.head)}
     line = _set_line("view", args.output, counts, made.head.digest)
-    return _show(args, facts, [line, next_step("inspect", args.output)])
+    return _show(args, facts, [line, f"next: shardset inspect {quote(args.output)}"])
 
 
 def _estimate(args: argparse.Namespace, _: Sequence[str]) -> int:

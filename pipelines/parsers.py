@@ -64,6 +64,26 @@ where those tell it.
 """
 
 
+DESCRIPTIONS = {
+    "build": "Plans, writes, then commits: the manifest appears last, or not at all.",
+    "append": "Writes raw files as further shards and publishes the next version of the set.",
+    "adopt": "Reads each tar once, and writes an index next to it and a manifest; copies nothing.",
+    "column": "Writes columns/NAME/ below the set: tars with its keys, for Stream(columns=...).",
+    "inspect": "Shows splits, shards and classes; finds a sample by its key or its original name.",
+    "report": "Makes a page: totals, classes, sizes, pictures, duplicates, bad input, provenance.",
+    "verify": "Compares sizes and checksums of every file; with --deep every sample too.",
+    "estimate": "Samples, shards, steps, mixing, memory and bytes, from a manifest or numbers.",
+    "view": "Writes chosen samples down as a view, which is read like a set; copies no sample.",
+    "catalog": "Writes a Parquet file next to each tar, for DuckDB, Polars and `view --where`.",
+    "tag": "Names the newest version, or SET@N, for addresses such as gs://bucket/set@NAME.",
+    "log": "Lists the versions of a set, the newest first.",
+    "diff": "Compares keys, classes and images of two sets or versions (gs://bucket/set@3).",
+    "compact": "Writes the next version without some samples, and removes the old files later.",
+    "export": "Writes the side files of other readers from manifest and indexes; never a tar.",
+}
+"""What the help of each verb says first."""
+
+
 def parser() -> argparse.ArgumentParser:
     """The parser of the program.
 
@@ -75,37 +95,23 @@ def parser() -> argparse.ArgumentParser:
     )
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
 
-    def verb(name: str, description: str, examples: str = "") -> Parser:
-        added = add_verb(verbs, name, description, examples)
+    def verb(name: str, examples: str = "") -> Parser:
+        added = add_verb(verbs, name, DESCRIPTIONS[name], examples)
         added.add_argument(
             "--json", action="store_true", help="print the result as JSON on standard output"
         )
         return added
 
-    text = "Plans, writes, then commits: the manifest appears last, or not at all."
-    add_build(verb("build", text, BUILD_EPILOG))
-    text = (
-        "Writes raw files as further shards, then publishes the next version; nothing that exists"
-        " is touched."
-    )
-    _add_append(verb("append", text))
-    text = (
-        "Names the newest version, or that of SET@N, for addresses such as gs://bucket/set@NAME; a"
-        " name never moves."
-    )
-    tag = verb("tag", text)
+    add_build(verb("build", BUILD_EPILOG))
+    _add_append(verb("append"))
+    tag = verb("tag")
     _add_set(tag)
     tag.add_argument("name", metavar="NAME", help="letters, digits, ., _ and -; not only digits")
-    _add_set(verb("log", "Lists the versions of a set, the newest first."))
-    text = (
-        "Compares keys, classes and images of two sets or versions (gs://bucket/set@3), from their"
-        " indexes."
-    )
-    diff = verb("diff", text)
+    _add_set(verb("log"))
+    diff = verb("diff")
     diff.add_argument("old", metavar="OLD", help="a set, or SET@VERSION")
     diff.add_argument("new", metavar="NEW", help="a set, or SET@VERSION")
-    text = "Writes the next version without some samples, and removes the old files later."
-    compact = verb("compact", text)
+    compact = verb("compact")
     _add_set(compact)
     compact.add_argument(
         "--drop-keys", required=True, metavar="FILE", help="a text file with a key in each line"
@@ -123,57 +129,42 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="also remove columns and side files of other readers with removed tars",
     )
-    text = "Reads each tar once, and writes an index beside it and a manifest; copies nothing."
-    adopt = verb("adopt", text)
+    adopt = verb("adopt")
     add_flags(adopt, AdoptConfig)
-    text = (
-        "Writes columns/NAME/ below the set: tars with its keys and cuts, read by"
-        " Stream(columns=...)."
-    )
-    column = verb("column", text)
-    column.add_argument("set", metavar="SET", help="the manifest or its folder, local or gs://")
+    column = verb("column")
+    _add_set(column)
     column.add_argument(
         "name", metavar="NAME", help="the name of the column: up to 12 of a-z, 0-9, _ and -"
     )
     add_flags(column, ColumnConfig)
-    text = "Compares sizes and checksums of every file; with --deep every sample too."
-    verify = verb("verify", text)
-    _add_manifest(verify)
+    verify = verb("verify")
+    _add_set(verify, "manifest")
     verify.add_argument(
         "--deep",
         action="store_true",
         help="also decode every image and compare every label and key",
     )
-    text = (
-        "Shows tables of splits, shards and classes; finds a sample by its key or its original"
-        " name."
+    _add_inspect(verb("inspect"))
+    _add_export(verb("export"))
+    _add_estimate(verb("estimate", ESTIMATE_EPILOG))
+    report = verb("report")
+    _add_set(report, "manifest")
+    report.add_argument("--output", metavar="FILE", help="default: report.html beside the manifest")
+    report.add_argument(
+        "--images",
+        type=int,
+        default=100_000,
+        metavar="N",
+        help="decode at most N images for sizes and near-duplicates (default 100000)",
     )
-    _add_inspect(verb("inspect", text))
-    text = "Writes the side files of other readers, from the manifest and the indexes; never a tar."
-    _add_export(verb("export", text))
-    text = "Samples, shards, steps, mixing, memory and bytes, from a manifest or numbers."
-    _add_estimate(verb("estimate", text, ESTIMATE_EPILOG))
-    text = (
-        "Makes a page of totals, classes, sizes, contact sheets, duplicates, bad input and"
-        " provenance."
-    )
-    _add_report(verb("report", text))
-    text = "Writes a Parquet file beside each tar, for DuckDB, Polars, pandas and `view --where`."
-    _add_manifest(verb("catalog", text))
-    text = (
-        "Writes chosen samples down as a view, which is taken wherever a shard set is; copies no"
-        " sample."
-    )
-    _add_view(verb("view", text))
-    return top
-
-
-def _add_view(view: Parser) -> None:
+    _add_set(verb("catalog"), "manifest")
+    view = verb("view")
     view.add_argument("output", metavar="OUT", help="the view, a .parquet file")
     view.add_argument(
         "--of", required=True, metavar="SET", help="the set, or a view to choose from"
     )
     add_flags(view.add_argument_group("choices, applied in this order"), Choice)
+    return top
 
 
 def add_build(build: Parser) -> None:
@@ -199,12 +190,12 @@ def add_build(build: Parser) -> None:
     add_flags(image, ImageOptions)
 
 
-def _add_set(verb: Parser) -> None:
-    verb.add_argument("set", metavar="SET", help="the folder of the shard set, local or gs://")
+def _add_set(verb: Parser, dest: str = "set") -> None:
+    verb.add_argument(dest, metavar="SET", help="the set: its folder or manifest, local or remote")
 
 
 def _add_append(append: Parser) -> None:
-    append.add_argument("output", metavar="SET", help="the folder of the shard set, local or gs://")
+    _add_set(append, "output")
     where = append.add_argument_group("what")
     _add_input(append, where)
     add_flags(where, BuildConfig, ("append",))
@@ -222,7 +213,7 @@ def _add_input(build: Parser, where: argparse._ArgumentGroup) -> None:
 
 
 def _add_inspect(inspect: Parser) -> None:
-    _add_manifest(inspect)
+    _add_set(inspect, "manifest")
     inspect.add_argument("--split", help="only this split")
     one = inspect.add_mutually_exclusive_group()
     one.add_argument("--shard", type=int, metavar="N", help="the samples of one shard")
@@ -236,7 +227,7 @@ def _add_inspect(inspect: Parser) -> None:
 
 
 def _add_export(export: Parser) -> None:
-    _add_manifest(export)
+    _add_set(export, "manifest")
     export.add_argument(
         "--to",
         required=True,
@@ -252,24 +243,6 @@ def _add_export(export: Parser) -> None:
     )
     export.add_argument(
         "--overwrite", action="store_true", help="replace existing files that differ"
-    )
-
-
-def _add_report(report: Parser) -> None:
-    _add_manifest(report)
-    report.add_argument("--output", metavar="FILE", help="default: report.html beside the manifest")
-    report.add_argument(
-        "--images",
-        type=int,
-        default=100_000,
-        metavar="N",
-        help="decode at most N images for sizes and near-duplicates (default 100000)",
-    )
-
-
-def _add_manifest(verb: Parser) -> None:
-    verb.add_argument(
-        "manifest", metavar="MANIFEST", help="the manifest or its folder, local or remote"
     )
 
 

@@ -6,11 +6,8 @@ import msgspec
 from rich.console import Console
 
 from pipelines.config import BuildConfig
-from pipelines.plan import files, paths
-from pipelines.plan.records import BuildFile
 from pipelines.split_table import of_plan, split_table
 from shardset.program import count
-from shardset.storage.open import open_storage
 from shardset.terminal import plain
 
 if TYPE_CHECKING:  # Beam takes a second to import, and `estimate` draws its table without it
@@ -22,26 +19,15 @@ RATED = 10_000
 
 def show(config: BuildConfig, result: "Result", console: Console) -> None:
     """Prints a table of the splits and a few sentences."""
-    stored = stored_bytes(config, result)
+    stored = {}
+    if result.published and not config.append:  # an append's are of all versions
+        written = result.published.splits.items()
+        stored = {name: split.num_tar_bytes for name, split in written}
     splits = [of_plan(plan, stored.get(name)) for name, plan in sorted(result.plan.splits.items())]
     title = f"{config.source}: {config.input} → {config.output}"
     console.print(split_table(title, splits, "size" if stored else "input size"))
     for line in sentences(config, result):
         console.print(plain(line), highlight=False)
-
-
-def stored_bytes(config: BuildConfig, result: "Result") -> dict[str, int]:
-    """The bytes of the tars of each split of a published set."""
-    # Listed, because a manifest may be too large to load.
-    if result.published is None:
-        return {}
-    output = open_storage(config.output)
-    build = files.find_record(output, paths.BUILD, BuildFile)
-    folders = {name: f"{name}{build.suffix if build else ''}/" for name in result.plan.splits}
-    return {
-        name: sum(stat.num_bytes for stat in output.list(folder) if stat.name.endswith(".tar"))
-        for name, folder in folders.items()
-    }
 
 
 def sentences(config: BuildConfig, result: "Result") -> list[str]:

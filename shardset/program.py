@@ -6,7 +6,6 @@ import argparse
 import difflib
 import io
 import os
-import shlex
 import sys
 import warnings
 from collections.abc import Callable, Collection
@@ -61,7 +60,11 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Refuses a value that is none of the choices, with a hint at the nearest."""
         if action.choices is not None and value not in action.choices:
-            raise argparse.ArgumentError(action, unknown("choice", value, [*action.choices]))
+            raise argparse.ArgumentError(
+                action,
+                f"no choice {value!r}{did_you_mean(value, [*action.choices])}; there are"
+                f" {', '.join(action.choices)}",
+            )
 
 
 def program_parser(module: str, **options: Any) -> Parser:
@@ -87,23 +90,11 @@ def nearest(name: str, names: Collection[str]) -> str | None:
     """The nearest name, else the one whose last part or beginning is nearest; None if none is
     near.
     """
-    parts = [
-        {known: known for known in names},
-        {known.rpartition(".")[2]: known for known in names},
-        {known[: len(name)]: known for known in names},
-    ]
-    found = ((part, difflib.get_close_matches(name, part, n=1)) for part in parts)
-    return next((part[near[0]] for part, near in found if near), None)
-
-
-def unknown(what: str, name: str, names: Collection[str]) -> str:
-    """The sentence that refuses a name, with those that there are."""
-    return f"no {what} {name!r}{did_you_mean(name, names)}; there are {', '.join(names)}"
-
-
-def next_step(*words: str) -> str:
-    """The line that names the command to go on with."""
-    return f"next: shardset {shlex.join(words)}"
+    for part in (str, lambda known: known.rpartition(".")[2], lambda known: known[: len(name)]):
+        parts = {part(known): known for known in names}
+        if near := difflib.get_close_matches(name, parts, n=1):
+            return parts[near[0]]
+    return None
 
 
 def run_program(main: Callable[[], int], extra: str) -> NoReturn:

@@ -56,16 +56,6 @@ class Setting:
         return str(self.options.get("flag", f"--{name}"))
 
     @property
-    def choices(self) -> tuple[str, ...]:
-        """The texts that it may be, if its type lists them."""
-        literals = [hint for hint in self._hints if typing.get_origin(hint) is typing.Literal]
-        return typing.get_args(literals[0]) if literals else ()
-
-    @property
-    def _hints(self) -> tuple[Any, ...]:
-        return self.hint, *typing.get_args(self.hint)
-
-    @property
     def expected(self) -> str:
         """What it accepts, in words."""
         return _in_words(inspect.type_info(self.hint))
@@ -78,9 +68,8 @@ class Setting:
         try:
             return msgspec.convert(value, self.hint, strict=strict)
         except msgspec.ValidationError as error:
-            given = str(value if text is None else text)
-            near = did_you_mean(given, self.choices)
-            raise ConfigError(f"{self.key} is {given}, expected {self.expected}{near}") from error
+            given = value if text is None else text
+            raise ConfigError(f"{self.key} is {given}, expected {self.expected}") from error
 
     def parse(self, text: str) -> Any:
         """The value that a text means, by the type of the field. Raises ConfigError.
@@ -89,9 +78,10 @@ class Setting:
         """
         if read := self.options.get("read"):
             return read(text)
-        if type(None) in self._hints and text.lower() == "none":
+        hints = (self.hint, *typing.get_args(self.hint))
+        if type(None) in hints and text.lower() == "none":
             return None
-        origins = [typing.get_origin(hint) for hint in self._hints]
+        origins = [typing.get_origin(hint) for hint in hints]
         if dict in origins:
             return self.convert(self._pairs(text), text=text)
         value = text.split(":") if tuple in origins else text
@@ -110,13 +100,14 @@ class Setting:
 
     def add_to(self, group: argparse._ActionsContainer, *, shows_default: bool) -> None:
         """Adds its flag to a parser. What it means is read later, by `texts_of` and `parse`."""
-        origins = [typing.get_origin(hint) for hint in self._hints]
+        hints = (self.hint, *typing.get_args(self.hint))
+        origins = {typing.get_origin(hint): typing.get_args(hint) for hint in hints}
         options: dict[str, Any] = {"metavar": self.flag.rpartition("-")[2].upper()}
         notes = [self.expected] if shows_default else []
-        if bool in self._hints:
+        if bool in hints:
             options, notes = {"action": argparse.BooleanOptionalAction}, []
-        elif self.choices:
-            options, notes = {"choices": self.choices}, []
+        elif typing.Literal in origins:
+            options, notes = {"choices": origins[typing.Literal]}, []
         elif dict in origins:
             options["action"] = "append"
         if shows_default and type(self.default) in (int, float, str):

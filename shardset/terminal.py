@@ -13,9 +13,6 @@ from shardset.errors import printable
 
 _NO_LIMIT = 100_000
 
-_MIN_WIDTH = 5
-"""A column of texts never becomes narrower."""
-
 MAX_ROWS = 40
 """Longer tables are cut on a terminal, with a note; the JSON is complete."""
 
@@ -62,7 +59,7 @@ def table(
         if name.endswith("#"):
             made.add_column(plain(name[:-1]), justify="right", overflow="ellipsis", no_wrap=True)
         else:
-            made.add_column(plain(name), overflow="fold", min_width=_MIN_WIDTH)
+            made.add_column(plain(name), overflow="fold", min_width=5)
     for row in rows[:MAX_ROWS]:
         cells = (row[at] for at in shown)
         made.add_row(*(f"{cell:,}" if isinstance(cell, int) else plain(cell) for cell in cells))

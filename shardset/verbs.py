@@ -46,7 +46,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "train": {
         "train": "train a model on a shard set, or resume the run in the run folder",
-        "evaluate": "print the accuracy of a run's best checkpoint",
+        "evaluate": "print the accuracy of a run's best checkpoint, or of --resume URL",
         "predict": "print the most probable classes of images",
         "export": "write the side files of other readers, or the model of a run",
     },
@@ -77,7 +77,9 @@ examples:
 """
 
 
-def add_verb(verbs: Any, name: str, description: str = "", examples: str = "") -> Parser:
+def add_verb(
+    verbs: Any, name: str, description: str = "", examples: str = "", **defaults: Any
+) -> Parser:
     """Adds the parser of a verb to those of its program."""
     verb: Parser = verbs.add_parser(
         name,
@@ -90,6 +92,7 @@ def add_verb(verbs: Any, name: str, description: str = "", examples: str = "") -
     verb.add_argument(
         "--debug", action="store_true", help="show tracebacks, logs and warnings of libraries"
     )
+    verb.set_defaults(**defaults)
     return verb
 
 

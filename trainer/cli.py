@@ -4,9 +4,9 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, NoReturn
 
 from shardset.errors import DOCS, ConfigError, DamagedShard, ManifestError, NotFound, StorageError
@@ -15,14 +15,13 @@ from shardset.program import (
     PREEMPTED,
     Parser,
     count,
-    next_step,
     program_parser,
     run_program,
     run_verb,
 )
 from shardset.settings import help_text
 from shardset.storage.base import stat_or_none
-from shardset.storage.open import is_address, open_storage
+from shardset.storage.open import open_storage
 from shardset.verbs import add_verb
 from trainer import defaults, recipes
 from trainer.config import RECORD, SIDECAR, TrainConfig, check_addresses, not_a_run, recorded
@@ -73,23 +72,21 @@ def parser() -> Parser:
         description="Trains on a shard set, with plain PyTorch or PyTorch/XLA.",
     )
     verbs = top.add_subparsers(required=True, metavar="COMMAND")
-    verb = _add_verb(verbs, "train", _train)
+    verb = add_verb(verbs, "train", command=_train)
     verb.usage = "%(prog)s --manifest SET [--run-dir DIR] [FLAG ...]"
     add_config_flags(verb)
     settings = f"settings for --set, as in the recipe `default`:\n{help_text(recipes.default())}"
     text = "list all settings for --set and exit"
     verb.add_argument("--help-settings", action="version", version=settings, help=text)
-    text = "print the accuracy of a run folder's best checkpoint, or of --resume URL"
-    add_config_flags(
-        _add_verb(verbs, "evaluate", _evaluate, text), EVALUATION, "are those in the run folder"
-    )
-    add_config_flags(_add_verb(verbs, "bench-input", _bench_input))
-    verb = _add_verb(verbs, "doctor", _doctor)
+    verb = add_verb(verbs, "evaluate", command=_evaluate)
+    add_config_flags(verb, EVALUATION, "are those in the run folder")
+    add_config_flags(add_verb(verbs, "bench-input", command=_bench_input))
+    verb = add_verb(verbs, "doctor", command=_doctor)
     add_config_flags(verb)
     text = "the rate that the whole run should read at"
     verb.add_argument("--want-images-per-second", type=float, metavar="N", help=text)
     verb.add_argument("--json", action="store_true", help="print the findings as JSON")
-    verb = _add_verb(verbs, "merge-logs", _merge_logs)
+    verb = add_verb(verbs, "merge-logs", command=_merge_logs)
     verb.add_argument("--run-dir", required=True, help=RUN_DIR_HELP)
     _add_explain(verbs)
     _add_job(verbs)
@@ -100,20 +97,8 @@ def parser() -> Parser:
     return top
 
 
-def _add_verb(
-    verbs: "Verbs",
-    name: str,
-    command: Callable[[argparse.Namespace], None],
-    text: str = "",
-    example: str = "",
-) -> Parser:
-    verb = add_verb(verbs, name, text, example)
-    verb.set_defaults(command=command)
-    return verb
-
-
 def _add_explain(verbs: "Verbs") -> None:
-    verb = _add_verb(verbs, "explain", _explain)
+    verb = add_verb(verbs, "explain", command=_explain)
     verb.add_argument("--run-dir", required=True, help=RUN_DIR_HELP)
     asked = verb.add_mutually_exclusive_group(required=True)
     asked.add_argument(
@@ -135,7 +120,7 @@ def _add_job(verbs: "Verbs") -> None:
         "example: shardset job --compute-type v6e-16 --image IMAGE --manifest gs://B/set"
         " --run-dir gs://B/r"
     )
-    verb = _add_verb(verbs, "job", _job, text, example)
+    verb = add_verb(verbs, "job", text, example, command=_job)
     text = (
         "accelerators and the number of all their chips or GPUs, for example v6e-16, v5e-64 or"
         " h100-80gb-16"
@@ -153,7 +138,7 @@ def _add_job(verbs: "Verbs") -> None:
 
 
 def _add_report(verbs: "Verbs") -> None:
-    verb = _add_verb(verbs, "report", _make_report)
+    verb = add_verb(verbs, "report", command=_make_report)
     verb.add_argument("run_dir", metavar="RUN", help=RUN_DIR_HELP)
     verb.add_argument("--output", metavar="FILE", help="default: report.html in the run folder")
 
@@ -161,7 +146,7 @@ def _add_report(verbs: "Verbs") -> None:
 def _add_export(verbs: "Verbs") -> None:
     text = "write a trained model as files: weights, classes and how images are prepared"
     example = "example: shardset export run --output model --onnx"
-    verb = _add_verb(verbs, "export", _export_model, text, example)
+    verb = add_verb(verbs, "export", text, example, command=_export_model)
     verb.add_argument("run_dir", metavar="RUN", help=RUN_DIR_HELP)
     verb.add_argument(
         "--output", required=True, metavar="FOLDER", help="folder for the files, local or gs://"
@@ -171,7 +156,7 @@ def _add_export(verbs: "Verbs") -> None:
 
 def _add_predict(verbs: "Verbs") -> None:
     example = "example: shardset predict --from run cat.jpg dog.png"
-    verb = _add_verb(verbs, "predict", _predict, example=example)
+    verb = add_verb(verbs, "predict", examples=example, command=_predict)
     verb.add_argument(
         "images",
         nargs="+",
@@ -204,7 +189,7 @@ def _train(options: argparse.Namespace) -> None:
         text = "; the same command resumes at the last checkpoint, or begins again if there is none"
         raise KeyboardInterrupt(text) from None
     if _is_first():
-        print(next_step("evaluate", "--run-dir", config.run_dir))
+        print(f"next: shardset evaluate --run-dir {quote(config.run_dir)}")
 
 
 def _evaluate(options: argparse.Namespace) -> None:
@@ -220,7 +205,7 @@ def _evaluate(options: argparse.Namespace) -> None:
 
     launch(config, loop.evaluate_checkpoint)
     if _is_first() and options.run_dir:
-        print(next_step("report", options.run_dir))
+        print(f"next: shardset report {quote(options.run_dir)}")
 
 
 def _check_data(config: TrainConfig) -> None:
@@ -279,7 +264,6 @@ def _doctor(options: argparse.Namespace) -> None:
 def _explain(options: argparse.Namespace) -> None:
     from trainer.tools import explain
 
-    _check_run_dir(options.run_dir)
     question = explain.Question(options.step, options.key, options.id, options.worst)
     explain.report(options.run_dir, question, as_json=options.json)
 
@@ -296,7 +280,6 @@ def _job(options: argparse.Namespace) -> None:
 def _merge_logs(options: argparse.Namespace) -> None:
     from trainer.run_folder.names import merged_logs
 
-    _check_run_dir(options.run_dir)
     for line in merged_logs(open_storage(options.run_dir)):
         print(line)
 
@@ -306,24 +289,23 @@ def _make_report(options: argparse.Namespace) -> None:
 
     from trainer.tools import report
 
-    _check_run_dir(options.run_dir)
     run, url, num_bytes = report.write(options.run_dir, options.output)
     print(f"report: {url} ({decimal(num_bytes)}, {count(run.last_step, 'step')})")
 
 
 def _export_model(options: argparse.Namespace) -> None:
-    _check_run_dir(options.run_dir, RECORD, SIDECAR)
+    _check_trained(options.run_dir)
     from trainer.tools import export, trained
 
     files = export.write(trained.opened(options.run_dir), options.output, onnx=options.onnx)
     print(f"wrote {', '.join(files)} to {options.output}")
-    print(next_step("predict", "--from", options.output, "IMAGE"))
+    print(f"next: shardset predict --from {quote(options.output)} IMAGE")
 
 
 def _predict(options: argparse.Namespace) -> None:
     if options.top < 1:
         raise ConfigError(f"--top {options.top}: expected 1 or more classes for each image")
-    _check_run_dir(options.model, RECORD, SIDECAR)
+    _check_trained(options.model)
     from trainer.tools import predict, trained
 
     predict.report(
@@ -340,13 +322,11 @@ def _is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _check_run_dir(run_dir: str, *names: str) -> None:
-    """Raises ConfigError for a folder that is not there, or has none of these files."""
-    if not is_address(run_dir) and not Path(run_dir).is_dir():
-        raise ConfigError(f"{run_dir}: no such run folder")
-    folder = open_storage(run_dir)
-    if names and not any(stat_or_none(folder, name) for name in names):
-        raise not_a_run(folder, names[0])
+def _check_trained(url: str) -> None:
+    """Raises ConfigError, before torch is imported, unless the folder has a trained model."""
+    folder = open_storage(url)
+    if not any(stat_or_none(folder, name) for name in (RECORD, SIDECAR)):
+        raise not_a_run(folder, RECORD)
 
 
 def program() -> NoReturn:

@@ -191,8 +191,6 @@ def resolve(flags: ConfigFlags) -> tuple[TrainConfig, str]:
             from trainer.data.survey import survey
 
             split = given.get("train_split", TrainConfig().train_split)
-            if given.get("eval_split") is not None:
-                load_once(given["manifest"]).manifest.split(given["eval_split"])
             sets = [load_once(url) for url, _ in mixed_sets(given.get("mix"))] or [
                 load_once(given["manifest"])
             ]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from shardset.errors import ConfigError
-from shardset.program import unknown
+from shardset.program import did_you_mean
 from trainer.config import (
     ImageConfig,
     ModelConfig,
@@ -106,5 +106,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
 def recipe(name: str) -> TrainConfig:
     """The recipe of that name; raises ConfigError naming the nearest one."""
     if name not in RECIPES:
-        raise ConfigError(unknown("recipe", name, RECIPES))
+        raise ConfigError(
+            f"no recipe {name!r}{did_you_mean(name, RECIPES)}; there are {', '.join(RECIPES)}"
+        )
     return RECIPES[name]()

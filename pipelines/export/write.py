@@ -8,7 +8,7 @@ from typing import Literal
 from pipelines.export.formats import FORMATS, TAKE_URLS
 from shardset.errors import ConfigError, NotFound
 from shardset.format import manifest as manifests
-from shardset.program import unknown
+from shardset.program import did_you_mean
 from shardset.storage.base import ABSENT, Storage
 from shardset.storage.open import is_address, open_storage
 
@@ -35,7 +35,9 @@ def export(
     """
     for name in formats:
         if name not in FORMATS:
-            raise ConfigError(unknown("format", name, FORMATS))
+            raise ConfigError(
+                f"no format {name!r}{did_you_mean(name, FORMATS)}; there are {', '.join(FORMATS)}"
+            )
     loaded = manifests.load_whole(url)
     manifest, storage = loaded.manifest, loaded.storage
     target = storage if output is None else open_storage(output)

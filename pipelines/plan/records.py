@@ -126,8 +126,10 @@ class ShardRecord(msgspec.Struct, frozen=True, kw_only=True):
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
     for name in sorted({*old, *new}):
         if old.get(name) != new.get(name):
-            was, now = (value_text(one.get(name)) or "none" for one in (old, new))
-            yield f"{name} was {was} and is {now}"
+            yield (
+                f"{name} was {value_text(old.get(name)) or 'none'} and is"
+                f" {value_text(new.get(name)) or 'none'}"
+            )
 
 
 def _base_of(build: BuildFile) -> str | None:

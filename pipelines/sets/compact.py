@@ -128,11 +128,15 @@ def lines(done: Compacted) -> list[str]:
         f"{count(done.num_shards, 'shard')} written again"
     ]
     if done.same_images:
-        keys = ", ".join(done.same_images)
-        found.append(f"the same images stay under other keys: {keys}; drop these keys too")
+        found.append(
+            f"the same images stay under other keys: {', '.join(done.same_images)}; drop these keys"
+            " too"
+        )
     if done.waiting:
-        files = count(done.waiting, "old file")
-        found.append(f"{files} wait: give the same command again after {done.after}")
+        found.append(
+            f"{count(done.waiting, 'old file')} wait: give the same command again after"
+            f" {done.after}"
+        )
     if done.tags:
         what = "wait" if done.waiting else "were removed"
         found.append(f"tags of versions that {what}: {', '.join(done.tags)}")
@@ -142,8 +146,10 @@ def lines(done: Compacted) -> list[str]:
             "them, once nothing waits"
         )
     if done.removed:
-        files = count(sum(done.removed.values()), "file")
-        found += [f"removed {files}, {done.num_bytes / 1e6:,.1f} MB", NOT_REACHED]
+        found += [
+            f"removed {count(sum(done.removed.values()), 'file')}, {done.num_bytes / 1e6:,.1f} MB",
+            NOT_REACHED,
+        ]
     return found
 
 

@@ -117,7 +117,7 @@ class Folder:
     def _layout(self, listed: "_Listed") -> "_Layout":
         where = self.input.url
         if not listed.folders:
-            files = f"only {_others(listed)}" if listed.others else "no files there"
+            files = f"only {_counts(listed.others)}" if listed.others else "no files there"
             raise SourceError(
                 f"{where}: {files}; {_LAYOUTS} ({', '.join(FIELD_OF_EXTENSION)})" + self._advice
             )
@@ -253,18 +253,20 @@ def _is_binary(storage: Storage, stat: Stat) -> bool:
 
 def _others_notes(listed: _Listed) -> Iterator[str]:
     if listed.others:
-        yield f"skipped {_others(listed)}"
+        yield (
+            f"skipped {_counts(listed.others)}, such as"
+            f" {objects.printable(next(iter(listed.firsts.values())).name)}"
+        )
     if listed.num_hidden:
         yield f"skipped {count(listed.num_hidden, 'hidden file')}"
 
 
-def _others(listed: _Listed) -> str:
-    """The number of the files that are not images; the name of the only one, else their types."""
+def _counts(others: Counter[str]) -> str:
     each = [
         f"{number} {'.' + name if name else 'without extension'}"
-        for name, number in sorted(listed.others.items())
+        for name, number in sorted(others.items())
     ]
-    if (total := listed.others.total()) == 1:
-        each = [objects.printable(stat.name) for stat in listed.firsts.values()]
-    more = ", ..." * (len(each) > _MAX_TYPES)
-    return f"{count(total, 'non-image file')}: {', '.join(each[:_MAX_TYPES])}{more}"
+    return (
+        f"{count(others.total(), 'non-image file')}"
+        f" ({', '.join(each[:_MAX_TYPES])}{', ...' * (len(each) > _MAX_TYPES)})"
+    )

@@ -77,7 +77,7 @@ def test_a_budget_that_is_too_small_is_refused_with_one_that_is_enough(
         (["train"], USAGE, "--manifest"),
         (["train", "--manifest", "memory://nothing/here"], USAGE, "no manifest there"),
         (["train", "--strategy", "ddp", "--fake-data"], USAGE, "torchrun"),
-        (["merge-logs", "--run-dir", "/no/such/folder"], USAGE, "no such run folder"),
+        (["merge-logs", "--run-dir", "/no/such/folder"], USAGE, "no logs/host-000.log"),
         (
             ["merge-logs", "--run-dir", "memory://no-run"],
             USAGE,

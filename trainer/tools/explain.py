@@ -202,5 +202,10 @@ def _show(answer: Explanation) -> None:
 
 def _cells(row: dict[str, Any]) -> Iterable[str]:
     for name, value in row.items():
-        text = f"{value:.4f}" if isinstance(value, float) else str(value)
-        yield str(value + 1) if name == "epoch" else "" if value is None else text
+        if name == "epoch":
+            yield str(value + 1)
+        elif name == "shard":
+            yield value.rpartition("/")[2]
+        else:
+            text = f"{value:.4f}" if isinstance(value, float) else str(value)
+            yield "" if value is None or value is False else text
