@@ -131,9 +131,8 @@ def _publish(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     manifest, storage, _ = made
     counts = {name: split.num_samples for name, split in manifest.splits.items()}
     facts, notes = manifest.provenance.options, manifest.provenance.notes
-    rejected = manifest.quarantine.count
-    answer = {"set": storage.url, "num_samples": counts, "digest": manifest.digest}
-    answer |= {"quarantined": rejected, "notes": notes, **facts}
+    rejected, answer = manifest.quarantine.count, {"set": storage.url, "num_samples": counts}
+    answer |= {"digest": manifest.digest, "quarantined": rejected, "notes": notes, **facts}
     lines = [_set_line(args.verb, storage.url, counts, manifest.digest)]
     if "num_values" in facts:
         kind = f" of {np.dtype(facts['dtype'])} {facts['shape']}" if "dtype" in facts else ""
