@@ -131,15 +131,16 @@ def _publish(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     manifest, storage, _ = made
     counts = {name: split.num_samples for name, split in manifest.splits.items()}
     facts, notes = manifest.provenance.options, manifest.provenance.notes
-    rejected, answer = manifest.quarantine.count, {"set": storage.url, "num_samples": counts}
-    answer |= {"digest": manifest.digest, "quarantined": rejected, "notes": notes, **facts}
-    lines = [_set_line(args.verb, storage.url, counts, manifest.digest)]
+    rejected, digest = manifest.quarantine.count, manifest.digest
+    answer = dict(set=storage.url, num_samples=counts, digest=digest, quarantined=rejected)
+    lines = [_set_line(args.verb, storage.url, counts, digest)]
     if "num_values" in facts:
         kind = f" of {np.dtype(facts['dtype'])} {facts['shape']}" if "dtype" in facts else ""
         lines.append(f"values: {facts['num_values']:,}{kind}")
     if rejected:
         lines.append(f"quarantined: {rejected:,}: see {storage.url}/{manifest.quarantine.path}")
     lines += [f"note: {note}" for note in notes]
+    answer |= {"notes": notes, **facts}
     return _show(args, answer, [*lines, f"next: shardset verify {quote(storage.url)}"])
 
 

@@ -44,7 +44,7 @@ def table(
     left_out = len(rows) - MAX_ROWS
     shown = [at for at in range(len(columns)) if any(row[at] != "" for row in rows)]
     made = Table(
-        title=plain(title, style="table.title") if title else None,
+        title=plain(title, style="table.title"),
         title_justify="left",
         caption=f"... and {left_out:,} {more}" if left_out > 0 else None,
         caption_justify="left",

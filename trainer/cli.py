@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from shlex import quote
-from typing import TYPE_CHECKING, NoReturn
+from typing import Any, NoReturn
 
 from shardset.errors import DOCS, ConfigError, DamagedShard, ManifestError, NotFound, StorageError
 from shardset.program import (
@@ -29,9 +29,6 @@ from trainer.errors import Preempted
 from trainer.flags import EVALUATION, add_config_flags, config_flags, near_miss
 from trainer.tpu import cli as tpu
 
-if TYPE_CHECKING:
-    Verbs = argparse._SubParsersAction[Parser]
-
 RUN_DIR_HELP = "run folder: local, gs://, s3:// or az://"
 
 
@@ -52,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    if options.command in WITH_TORCH and sys.stderr.isatty() and _is_first():
+    if options.command in WITH_TORCH and sys.stderr.isatty() and os.environ.get("RANK", "0") == "0":
         print("loading torch", file=sys.stderr)
     try:
         options.command(options)
@@ -75,7 +72,10 @@ def parser() -> Parser:
     verb = add_verb(verbs, "train", command=_train)
     verb.usage = "%(prog)s --manifest SET [--run-dir DIR] [FLAG ...]"
     add_config_flags(verb)
-    settings = f"settings for --set, as in the recipe `default`:\n{help_text(recipes.default())}"
+    settings = (
+        "settings for --set, as in the recipe `default`; those with `auto` follow from the data if"
+        f" no recipe is given:\n{help_text(recipes.default())}"
+    )
     text = "list all settings for --set and exit"
     verb.add_argument("--help-settings", action="version", version=settings, help=text)
     verb = add_verb(verbs, "evaluate", command=_evaluate)
@@ -91,13 +91,22 @@ def parser() -> Parser:
     _add_explain(verbs)
     _add_job(verbs)
     tpu.register(verbs)
-    _add_report(verbs)
-    _add_export(verbs)
+    verb = add_verb(verbs, "report", command=_make_report)
+    verb.add_argument("run_dir", metavar="RUN", help=RUN_DIR_HELP)
+    verb.add_argument("--output", metavar="FILE", help="default: report.html in the run folder")
+    text = "write a trained model as files: weights, classes and how images are prepared"
+    example = "example: shardset export run --output model --onnx"
+    verb = add_verb(verbs, "export", text, example, command=_export_model)
+    verb.add_argument("run_dir", metavar="RUN", help=RUN_DIR_HELP)
+    verb.add_argument(
+        "--output", required=True, metavar="FOLDER", help="folder for the files, local or gs://"
+    )
+    verb.add_argument("--onnx", action="store_true", help="write a graph for ONNX, too")
     _add_predict(verbs)
     return top
 
 
-def _add_explain(verbs: "Verbs") -> None:
+def _add_explain(verbs: Any) -> None:
     verb = add_verb(verbs, "explain", command=_explain)
     verb.add_argument("--run-dir", required=True, help=RUN_DIR_HELP)
     asked = verb.add_mutually_exclusive_group(required=True)
@@ -114,7 +123,7 @@ def _add_explain(verbs: "Verbs") -> None:
     verb.add_argument("--json", action="store_true", help="print everything as one JSON object")
 
 
-def _add_job(verbs: "Verbs") -> None:
+def _add_job(verbs: Any) -> None:
     text = "print a JobSet that runs `train` on GKE with Kueue, on TPUs or GPUs; nothing is applied"
     example = (
         "example: shardset job --compute-type v6e-16 --image IMAGE --manifest gs://B/set"
@@ -137,24 +146,7 @@ def _add_job(verbs: "Verbs") -> None:
     add_config_flags(verb)
 
 
-def _add_report(verbs: "Verbs") -> None:
-    verb = add_verb(verbs, "report", command=_make_report)
-    verb.add_argument("run_dir", metavar="RUN", help=RUN_DIR_HELP)
-    verb.add_argument("--output", metavar="FILE", help="default: report.html in the run folder")
-
-
-def _add_export(verbs: "Verbs") -> None:
-    text = "write a trained model as files: weights, classes and how images are prepared"
-    example = "example: shardset export run --output model --onnx"
-    verb = add_verb(verbs, "export", text, example, command=_export_model)
-    verb.add_argument("run_dir", metavar="RUN", help=RUN_DIR_HELP)
-    verb.add_argument(
-        "--output", required=True, metavar="FOLDER", help="folder for the files, local or gs://"
-    )
-    verb.add_argument("--onnx", action="store_true", help="write a graph for ONNX, too")
-
-
-def _add_predict(verbs: "Verbs") -> None:
+def _add_predict(verbs: Any) -> None:
     example = "example: shardset predict --from run cat.jpg dog.png"
     verb = add_verb(verbs, "predict", examples=example, command=_predict)
     verb.add_argument(
@@ -176,7 +168,7 @@ def _add_predict(verbs: "Verbs") -> None:
 
 def _train(options: argparse.Namespace) -> None:
     config, about = defaults.resolve(config_flags(options))
-    if _is_first():
+    if os.environ.get("RANK", "0") == "0":
         for text in filter(None, (about, defaults.note(config))):
             print(text, flush=True)
     _check_data(config)
@@ -188,8 +180,6 @@ def _train(options: argparse.Namespace) -> None:
     except KeyboardInterrupt:
         text = "; the same command resumes at the last checkpoint, or begins again if there is none"
         raise KeyboardInterrupt(text) from None
-    if _is_first():
-        print(f"next: shardset evaluate --run-dir {quote(config.run_dir)}")
 
 
 def _evaluate(options: argparse.Namespace) -> None:
@@ -204,8 +194,6 @@ def _evaluate(options: argparse.Namespace) -> None:
     from trainer.runtime.launch import launch
 
     launch(config, loop.evaluate_checkpoint)
-    if _is_first() and options.run_dir:
-        print(f"next: shardset report {quote(options.run_dir)}")
 
 
 def _check_data(config: TrainConfig) -> None:
@@ -238,10 +226,9 @@ def _bench_input(options: argparse.Namespace) -> None:
     for _, _, batch in stream.run(iter([(0, range(limit))])):
         num_samples += int((batch["weight"] > 0).sum())
     seconds = time.perf_counter() - start
-    rate = num_samples / seconds
     print(
-        f"{num_samples} samples in {limit} steps and {seconds:.2f} s: {rate:.0f} samples/s on this"
-        " host"
+        f"{num_samples} samples in {limit} steps and {seconds:.2f} s:"
+        f" {num_samples / seconds:.0f} samples/s on this host"
     )
 
 
@@ -315,11 +302,6 @@ def _predict(options: argparse.Namespace) -> None:
 
 WITH_TORCH = (_train, _evaluate, _predict, _export_model, _bench_input, _doctor)
 """The verbs that load torch, which takes seconds."""
-
-
-def _is_first() -> bool:
-    """Whether this is the process of a run that talks to people."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def _check_trained(url: str) -> None:

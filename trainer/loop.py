@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from shlex import quote
 
 import msgspec
 
@@ -134,6 +135,7 @@ def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
                     writer.write(msgspec.json.encode(worst))
             except StorageError as error:
                 print(f"note: the samples of highest loss are not kept ({error})")
+            print(f"next: shardset report {quote(config.run_dir)}")
 
 
 def _end_epoch(run: Run) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from shlex import quote
 from types import TracebackType
 
 import numpy as np
@@ -299,6 +300,7 @@ class Run:
         """The last report, checkpoint and line."""
         self._save_rest()
         self._telemetry.log_final(self.position, self._seconds())
+        self._log.note(f"next: shardset evaluate --run-dir {quote(self.config.run_dir)}")
 
     def _save_rest(self) -> None:
         """Ends a trace, and saves what is not saved."""

@@ -33,17 +33,16 @@ def render_overview(overview: dict[str, Any]) -> RenderableType:
     )
     tables = [split_table("splits", splits), *(one for one in (classes, shards) if one.rows)]
     fixes = ", ".join(f"{name} {count:,}" for name, count in overview["fixes"].items())
-    lines = [
-        (
-            f"{overview['url']}: from {overview['source']}, seed {overview['seed']}, digest"
-            f" {overview['digest'][:12]}"
-        ),
+    first = (
+        f"{overview['url']}: from {overview['source']}, seed {overview['seed']}, digest"
+        f" {overview['digest'][:12]}"
+    )
+    others = [
         f"quarantined: {overview['num_quarantined']:,}",
         f"fixed: {fixes or 'none'}",
         *(f"note: {note}" for note in overview["notes"]),
     ]
-    first, *others = (plain(line) for line in lines)
-    return Group(first, *tables, *others)
+    return Group(plain(first), *tables, *map(plain, others))
 
 
 def render_samples(samples: Sequence[SampleInfo]) -> RenderableType:

@@ -119,11 +119,11 @@ def lines(report: VerifyReport, *, max_problems: int = 100) -> list[str]:
     problems = lines_of(report.problems, max_problems, " (all of them with --json)")
     outcome = count(len(report.problems), "problem") if report.problems else "no problem"
     images = f", {count(report.num_images, 'image')} decoded" if report.num_images else ""
-    read = (
-        f"{count(report.num_shards, 'shard')}, {count(report.num_samples, 'sample')},"
-        f" {report.num_bytes:,} bytes read{images}"
-    )
-    return [*problems, f"verified {read}: {outcome}"]
+    return [
+        *problems,
+        f"verified {count(report.num_shards, 'shard')}, {count(report.num_samples, 'sample')},"
+        f" {report.num_bytes:,} bytes read{images}: {outcome}",
+    ]
 
 
 def _check_all(tasks: list[ShardTask], progress: ShowProgress | None) -> list[ShardFindings]:

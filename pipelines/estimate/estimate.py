@@ -112,13 +112,12 @@ def show(found: Estimate, console: Console) -> None:
         split_table(found.stored.title, [split.numbers for split in found.stored.splits.values()])
     )
     reading = found.reading
-    replicas, hosts = count(reading.num_replicas, "replica"), count(reading.num_hosts, "host")
-    readers = f"{reading.strategy}: {count(reading.num_readers, 'reader')}"
-    heading = (
-        f"{found.split}, read in batches of {reading.global_batch_size:,} by {replicas} on {hosts}"
-        f" ({readers})"
+    console.print(
+        f"\n{found.split}, read in batches of {reading.global_batch_size:,} by"
+        f" {count(reading.num_replicas, 'replica')} on {count(reading.num_hosts, 'host')}"
+        f" ({reading.strategy}: {count(reading.num_readers, 'reader')})",
+        highlight=False,
     )
-    console.print(f"\n{heading}", highlight=False)
     console.print(table("", ["", ""], [*_rows(found)]))
     for sentence in found.advice:
         console.print(Text(f"\n- {sentence}"))
